@@ -1,0 +1,81 @@
+"""The shape of the package: which module may import which, and that each has its tests."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+SOURCE = pathlib.Path(__file__).parent.parent / "src" / "dropbayes"
+
+# A module imports only from modules of a lower rank (docs/design.md, section 3).
+RANK = {
+    "precision": 0,
+    "likelihoods": 0,
+    "variational": 0,
+    "covariances": 0,
+    "masks": 0,
+    "information": 0,
+    "scores": 0,
+    "processes": 1,
+    "layers": 1,
+    "recurrent": 1,
+    "calibration": 1,
+    "decisions": 1,
+    "conversion": 2,
+    "objective": 2,
+    "sites": 2,
+    "sampling": 3,
+    "predictive": 4,
+    "training": 4,
+    "population": 4,
+    "storage": 4,
+    "estimators": 5,
+    "plots": 5,
+    "experiments": 6,
+    "report": 7,
+    "cli": 7,
+    "__init__": 8,
+    "__main__": 8,
+}
+
+
+def module_name(path: pathlib.Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_modules(path: pathlib.Path) -> set[str]:
+    """The dropbayes modules imported at module scope or inside functions, type-checking blocks included."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("dropbayes.")}
+        elif isinstance(node, ast.ImportFrom) and node.module == "dropbayes":
+            names |= {alias.name for alias in node.names if alias.name in RANK}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dropbayes."):
+            names.add(node.module.split(".")[1])
+    return names
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_point_one_way(path):
+    name = module_name(path)
+    assert name in RANK, f"give {name} a rank"
+    upward = {other for other in imported_modules(path) if other != name and RANK[other] >= RANK[name]}
+    assert not upward, f"{name} (rank {RANK[name]}) imports {upward}"
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.glob("[a-z]*.py")), ids=lambda p: p.stem)
+def test_every_module_has_its_tests(path):
+    assert (pathlib.Path(__file__).parent / f"test_{path.stem}.py").exists()
+
+
+def test_import_loads_torch_and_numpy_only():
+    script = (
+        "import sys, torch, numpy; before = set(sys.modules); import dropbayes; "
+        "print(sorted({m.split('.')[0] for m in set(sys.modules) - before if not m.startswith('_')}))"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    third_party = set(ast.literal_eval(out.stdout)) - set(sys.stdlib_module_names) - {"dropbayes", "torch", "numpy"}
+    assert not third_party, third_party
