@@ -191,8 +191,8 @@ def _stream(plan: Plan, inputs: Inputs, offset: int, wishes: Wishes, collected: 
 
 def _warn_if_certain(prediction: Prediction) -> None:
     """Warns of a network whose masks change nothing: its uncertainty is zero, but hardly its error."""
-    largest = [float(v.amax()) for v in torch.utils._pytree.tree_leaves(prediction.epistemic) if isinstance(v, Tensor)]
-    if prediction.n_draws != 1 and not any(value > 0 for value in largest):
+    variances = torch.utils._pytree.tree_leaves(prediction.epistemic)
+    if prediction.n_draws != 1 and not any(v.any() for v in variances if isinstance(v, Tensor)):
         warnings.warn(
             "every draw of the network gave the same output: its dropout does not reach the output for these rows, so the "
             "epistemic variance is 0. Look at dropbayes.sites(net, x).",

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dropbayes.masks import SAMPLERS, Keys, keep_mask, uniform
 from dropbayes.operations import Interception, Noise
-from dropbayes.sequential import Perceptron, PerceptronDraws, compact_draw, perceptron
+from dropbayes.sequential import Perceptron, compact_draw, perceptron, prepared_draws
 from dropbayes.sites import Anatomy, anatomy, checked_network, eagerly, view
 from dropbayes.trees import Inputs, as_inputs, split
 
@@ -30,11 +30,12 @@ MASKS = ("shared", "row")
 # Tile sizes. A lone row is padded to a whole tile, so a tile's work is bounded by what the calls that evaluate it cost
 # anyway, counted in operations. Measured, not derived; any value gives right results.
 _FREE_OPERATIONS = {"cpu": 4e7, "cuda": 4e9}
-_FREE_OPERATIONS_DIRECT = {"cpu": 4e6, "cuda": 4e9}
+_FREE_OPERATIONS_DIRECT = {"cpu": 2e6, "cuda": 4e9}
 _MOST_ROWS = 256
 _FEWEST_PAIRS = 8
 _WORKING_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
 _LIVE_TENSORS = 4  # as many tensors of the largest size are alive at once
+_DIRECT_ROWS = 64  # the direct path does so many rows at once: few enough for the cache
 _MACRO_ROWS = 1024  # the direct path hands its tiles on in batches of this many rows
 
 
@@ -160,7 +161,6 @@ class Plan:
     draws: range
     way: str
     compact: bool = False
-    _prepared: PerceptronDraws | None = None
 
     @classmethod
     def of(
@@ -231,7 +231,7 @@ class Plan:
         step = self._rows_at_once()
         for start in range(0, inputs.n_rows, step):
             stop = min(start + step, inputs.n_rows)
-            leaves = inputs.rows(self._padded(start, stop))
+            leaves = inputs.padded_rows(start, stop, 1 if self.compact else self.tile_rows)
             position = self.draws.start
             while position < self.draws.stop:
                 chunk = range(position, min(position + self.tile_draws, self.draws.stop))
@@ -253,12 +253,6 @@ class Plan:
         blocks = max(1, min(_MACRO_ROWS, 2**18 // self.tile_draws) // self.tile_rows)
         return blocks * self.tile_rows
 
-    def _padded(self, start: int, stop: int) -> Tensor:
-        """The rows from `start` to `stop`, the last one repeated to fill the last tile: padding adds nothing new."""
-        unit = 1 if self.compact else self.tile_rows
-        length = math.ceil((stop - start) / unit) * unit
-        return torch.arange(start, start + length).clamp_(max=stop - 1)
-
     def arranged(self, tensors: list[Tensor], *, leading: int) -> list[Tensor]:
         """The tensors with their row axis, which stands after `leading` axes, where the network has it."""
         pairs = zip(tensors, self.anatomy.row_axes, strict=True)
@@ -278,15 +272,15 @@ class Plan:
         assert self.direct is not None
         if self.compact:
             return [torch.stack([compact_draw(self.direct, x, keys=self.keys, draw=draw) for draw in chunk])], None
-        if self._prepared is None or self._prepared.draws != chunk or self._prepared.keys != self.keys:
-            self._prepared = PerceptronDraws(
-                self.direct, self.keys, chunk, per_row=self.per_row, integrate=self.integrate, like=x
-            )
-        blocks = x.split(self.tile_rows)
-        results = [self._prepared(block, first + place * self.tile_rows) for place, block in enumerate(blocks)]
-        outputs = torch.cat([out for out, _ in results], dim=1)[:, :real]
+        prepared = prepared_draws(
+            self.direct, self.keys, chunk, block=self.tile_rows, per_row=self.per_row, integrate=self.integrate, like=x
+        )
+        size = max(self.tile_rows, _DIRECT_ROWS)
+        parts = x.split(size)
+        results = [prepared(part, first + place * size) for place, part in enumerate(parts)]
+        outputs = _joined_rows([out for out, _ in results], real)
         variances = [variance for _, variance in results if variance is not None]
-        return [outputs], [torch.cat(variances, dim=1)[:, :real]] if variances else None
+        return [outputs], [_joined_rows(variances, real)] if variances else None
 
     def _mapped(
         self, own: nn.Module, inputs: Inputs, leaves: list[Any], chunk: range, rows: range, real: int
@@ -303,6 +297,10 @@ class Plan:
             else:
                 _ways_that_worked[self.net] = self.way
                 return outputs
+
+
+def _joined_rows(parts: list[Tensor], real: int) -> Tensor:
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))[:, :real]
 
 
 def _check_random(found: Anatomy) -> None:
