@@ -29,10 +29,11 @@ MASKS = ("shared", "row")
 
 # Tile sizes. A lone row is padded to a whole tile, so a tile's work is bounded by what the calls that evaluate it cost
 # anyway, counted in operations. Measured, not derived; any value gives right results.
-_FREE_OPERATIONS = {"cpu": 4e7, "cuda": 4e9}
+_FREE_OPERATIONS = {"cpu": 8e7, "cuda": 8e9}
 _FREE_OPERATIONS_DIRECT = {"cpu": 2e6, "cuda": 4e9}
 _MOST_ROWS = 256
 _FEWEST_PAIRS = 8
+_FEWEST_PAIRS_DIRECT = {"shared": 64, "row": 512}  # a layer that is one product needs more rows to be fast
 _WORKING_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
 _LIVE_TENSORS = 4  # as many tensors of the largest size are alive at once
 _DIRECT_ROWS = 64  # the direct path does so many rows at once: few enough for the cache
@@ -201,7 +202,8 @@ class Plan:
         direct = perceptron(net) if plain else None
         # Rows with masks of their own cannot share products, only calls.
         free = _FREE_OPERATIONS_DIRECT if direct is not None and masks == "shared" else _FREE_OPERATIONS
-        rows, chunk = _tile_shape(found, len(wanted), inputs.device.type, free, max_bytes)
+        pairs = _FEWEST_PAIRS if direct is None else _FEWEST_PAIRS_DIRECT[masks]
+        rows, chunk = _tile_shape(found, wanted, keys.n_draws, inputs.device.type, free, pairs, max_bytes)
         way = "direct" if direct is not None else _ways_that_worked.get(net, _WAYS[0])
         compact = direct is not None and not exact_rows and masks == "shared" and direct.is_wide
         if compact:
@@ -316,22 +318,27 @@ def _check_random(found: Anatomy) -> None:
 
 
 def _tile_shape(
-    found: Anatomy, n_draws: int, device: str, free: dict[str, float], max_bytes: int | None
+    found: Anatomy,
+    wanted: range,
+    n_draws: int,
+    device: str,
+    free: dict[str, float],
+    fewest_pairs: int,
+    max_bytes: int | None,
 ) -> tuple[int, int]:
     """The rows and draws of a tile: from the network and the number of draws alone (and a memory bound, if it binds)."""
-    a_row = found.prefix_cost + n_draws * found.suffix_cost
+    a_row = found.prefix_cost + len(wanted) * found.suffix_cost
     affordable = free.get(device, free["cuda"]) / max(a_row, 1.0)
     rows = 2 ** int(math.log2(min(max(affordable, 1.0), _MOST_ROWS)))
-    # Where nearly all work is shared by the draws, four rows of it are still far below the draws one by one.
-    if found.prefix_cost > n_draws * found.suffix_cost and n_draws >= 32:
-        rows = max(rows, 4)
-    rows = max(rows, 2 ** math.ceil(math.log2(_FEWEST_PAIRS / min(n_draws, _FEWEST_PAIRS))))
+    if a_row < n_draws * (found.prefix_cost + found.suffix_cost) / 16:
+        rows = max(rows, 4)  # nearly all work is shared: four rows of it are far below one row drawn one by one
+    elif len(wanted) < fewest_pairs:
+        rows = max(rows, 2 ** math.ceil(math.log2(fewest_pairs / len(wanted))))
     limit = max_bytes if max_bytes is not None else _WORKING_BYTES.get(device, _WORKING_BYTES["cuda"])
     pairs = max(1, limit // max(found.pair_bytes * _LIVE_TENSORS, 1))
     rows = min(rows, 2 ** int(math.log2(pairs)))
-    most = max(1, pairs // rows)
-    chunks = math.ceil(n_draws / most)
-    return rows, math.ceil(n_draws / chunks)
+    chunks = math.ceil(len(wanted) / max(1, pairs // rows))
+    return rows, math.ceil(len(wanted) / chunks)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -30,6 +30,8 @@ _FOLDED_ELEMENTS = 2**20  # masked copies of a weight matrix, one a draw, are ma
 _COMPACT_WIDTH = 256  # leaving units out pays for its copying from this width,
 _COMPACT_DROP_PROB = 0.25  # and from this share of dropped units
 
+_LARGE_WEIGHTS = 2**14
+
 Step = Callable[[Tensor], Tensor]
 
 
@@ -143,10 +145,17 @@ class PerceptronDraws:
         size = self.block * flat.shape[0] // h.shape[0]
         if self.per_row or size == flat.shape[0]:
             return flat @ weight
-        out = flat.new_empty(flat.shape[0], weight.shape[1])
-        for part, result in zip(flat.split(size), out.split(size), strict=True):
-            torch.mm(part, weight, out=result)
-        return out
+        if weight.is_contiguous():
+            out = flat.new_empty(flat.shape[0], weight.shape[1])
+            for part, result in zip(flat.split(size), out.split(size), strict=True):
+                torch.mm(part, weight, out=result)
+            return out
+        return torch.cat([part @ weight for part in flat.split(size)])
+
+    @staticmethod
+    def _transposed(weight: Tensor) -> Tensor:
+        """The weights as the right factor, laid out for the faster kernel: rows first only where they are few."""
+        return weight.t() if weight.numel() >= _LARGE_WEIGHTS else weight.t().contiguous()
 
     def _mask(self, site: int, drop_prob: float, width: int, rows: range | None) -> Tensor:
         shape = (1, width)  # one row's shape in any other path: the words of a mask are counted in it
@@ -198,7 +207,7 @@ class PerceptronDraws:
         return step
 
     def _linear(self, layer: nn.Linear) -> Step:
-        transposed = layer.weight.t().contiguous()
+        transposed = self._transposed(layer.weight)
 
         def step(h: Tensor) -> Tensor:
             out = self._product(h, transposed)
@@ -210,7 +219,7 @@ class PerceptronDraws:
 
     def _integrated(self, drop_prob: float, layer: nn.Linear) -> Step:
         # Var[W (h ∘ z / keep_prob)] = (W ∘ W)(h ∘ h) drop_prob / keep_prob for z ~ Bernoulli(keep_prob)
-        squares = (layer.weight.square() * (drop_prob / (1 - drop_prob))).t().contiguous()
+        squares = self._transposed(layer.weight.square() * (drop_prob / (1 - drop_prob)))
         mean = self._linear(layer)
 
         def step(h: Tensor) -> Tensor:
