@@ -175,7 +175,12 @@ def is_weight_layer(module: nn.Module) -> bool:
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)):
         return True
     weight = module._parameters.get("weight")
-    return weight is not None and weight.dim() >= 2
+    return isinstance(weight, nn.UninitializedParameter) or (weight is not None and weight.dim() >= 2)
+
+
+def is_bias(parameter: str) -> bool:
+    """Whether a weight layer adds its parameter of this name rather than multiplying by it (`bias_hh_l0`)."""
+    return "bias" in parameter.split(".")[-1]
 
 
 def weight_layers(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -240,8 +245,8 @@ def _parameter_keep_prob(module: Any, parameter: str, keep_prob: float) -> float
             return 1.0
         # torch applies an RNN's own dropout between its stacked layers: to the inputs of every layer but the first.
         return keep_prob if parameter.startswith("weight_ih_l0") else 1.0 - float(module.dropout)
-    is_bias = parameter.split(".")[-1].startswith("bias")
-    return 1.0 if is_bias or parameter.startswith("weight_hh") else keep_prob
+    # Dropout before an attention reaches its input projections only; a cell's hidden state is not its input.
+    return 1.0 if is_bias(parameter) or parameter in ("weight_hh", "out_proj.weight") else keep_prob
 
 
 def kl_coefficients(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None) -> dict[str, float]:
@@ -274,7 +279,7 @@ def kl_coefficients(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, fl
             p = _parameter_keep_prob(module, parameter, by_layer[layer])
             if p is None:
                 continue
-            if parameter.split(".")[-1].startswith("bias"):
+            if is_bias(parameter):
                 scale = prior.of_bias(layer, parameter=parameter)
             else:
                 fan_in = _fan_in(module, value)
