@@ -262,9 +262,9 @@ class Bernoulli(Family):
 class Concrete(Family):
     r"""Dropout whose drop probability is learnt, through the concrete relaxation (Gal, Hron and Kendall 2017).
 
-    A row's draw is $(1 - \tilde d)\,\mathbf m$ with logit $\tilde d = (\mathrm{logit}\,d + \mathrm{logit}\,u)/t$ for $u$
-    uniform: differentiable in the drop probability $d$, and Bernoulli as $t \to 0$. Mean, variance and KL are
-    those of that limit.
+    A row's draw is $(1 - \tilde d)\,\mathbf m$ with $\mathrm{logit}\,\tilde d = (\mathrm{logit}\,d + \epsilon)/t$ and
+    $\epsilon$ logistic: differentiable in the drop probability $d$, and Bernoulli as $t \to 0$. Mean, variance and KL
+    are those of that limit.
 
     Args:
         kept: $\mathbf M$, `[row, column]`.
