@@ -195,7 +195,7 @@ def test_stochastic_operations_are_shown_to_a_mode_once_and_only_in_evaluation()
     layer = Linear(4, 3, noise=BernoulliNoise(0.3, std=0.2)).eval()
     with Watch():
         layer(torch.zeros(2, 4))
-    assert seen == [False, ("rand", (1, 1, 4, 1)), ("randn", (1, 1, 4, 3)), False, ("randn", (2, 3))]
+    assert seen == [False, ("rand", (4, 1)), ("randn", (4, 3)), False, ("randn", (2, 3))]
 
 
 # --- their KL and the bound ----------------------------------------------------------------------------------------

@@ -41,8 +41,7 @@ def drawn(sample: Callable[[], Tensor], mean: Tensor, *, training: bool) -> Tens
     """`sample()` in training mode, `mean` otherwise: a stochastic operation that a torch function mode can switch on.
 
     In evaluation mode the call is shown to any active `TorchFunctionMode`, which may answer with
-    `drawn(sample, mean, training=True)`; the draws inside then come from `torch.rand` and `torch.randn`, shaped
-    `[row, ...]` where every row has its own and `[1, 1, ...]` where one draw serves all rows.
+    `drawn(sample, mean, training=True)`; the draws inside then come from `torch.rand` and `torch.randn`.
     """
     if training:
         return sample()
@@ -53,6 +52,15 @@ def drawn(sample: Callable[[], Tensor], mean: Tensor, *, training: bool) -> Tens
 
 STOCHASTIC = (drawn,)
 """The operations of this module that are random when `training` is true."""
+
+
+def _in_training(layer: nn.Module) -> bool:
+    """Whether `layer` is in training mode, where every row has its own draw.
+
+    A function apart, because what draws from networks may raise the flag of classes whose code reads it: here that
+    would give products drawn row by row, which are draws of no one function.
+    """
+    return layer.training
 
 
 # --- the families, as modules that hold their own parameters -------------------------------------------------------
@@ -68,6 +76,7 @@ class Noise(nn.Module, ABC):
     keep_prob: float | None = None
     drop_bias = False
     std = 0.0
+    bias_is_fixed = True
 
     def attach(self, rows: int, columns: int) -> None:
         """Makes the parameters this family needs beyond the stored weight."""
@@ -113,6 +122,7 @@ class BernoulliNoise(Noise):
         self.drop_prob, self.std, self.drop_bias = drop_prob, std, drop_bias
         self.keep_prob = 1.0 - drop_prob
         self.on_units = std == 0
+        self.bias_is_fixed = std == 0 and not drop_bias
 
     def posterior(self, weight: Tensor) -> Bernoulli:
         assert self.keep_prob is not None
@@ -286,15 +296,16 @@ class WeightLayer(nn.Module, ABC):
         """One weight for all rows: the mean in evaluation mode, a draw where that is intercepted."""
         matrix = self.matrix()
         q = self.noise.posterior(matrix)
-        return self.weight_of(drawn(lambda: q.sample(1, 1)[0, 0], self.noise.mean(matrix), training=False))
+        return self.weight_of(drawn(q.sample, self.noise.mean(matrix), training=False))
 
     def _drop_units(self, x: Tensor, axis: int) -> Tensor:
         """`x` with its units (`axis`) masked: one mask per row, the same at all positions."""
-        if x.dim() <= 2 and isinstance(self.noise, BernoulliNoise):
-            return F.dropout(x, self.noise.drop_prob, self.training)
+        noise = self.noise
+        if x.dim() <= 2 and isinstance(noise, BernoulliNoise):
+            return F.dropout(x, noise.drop_prob, _in_training(self))
         shape = [1] * x.dim()
         shape[0], shape[axis] = x.shape[0], x.shape[axis]
-        return x * self.noise.mask(*shape, like=x, training=self.training)
+        return x * noise.mask(*shape, like=x, training=_in_training(self))
 
     def _add_bias(self, output: Tensor, axis: int) -> Tensor:
         """`output` plus the bias along `axis`, itself a draw where the family says so."""
@@ -305,18 +316,14 @@ class WeightLayer(nn.Module, ABC):
         bias = self.bias.view(shape)
         shape[0], shape[axis] = output.shape[0], self.bias.numel()
         if self.noise.drop_bias:
-            bias = bias * self.noise.mask(*shape, like=output, training=self.training)
+            bias = bias * self.noise.mask(*shape, like=output, training=_in_training(self))
         if self.noise.std > 0:
             bias = bias + self.noise.std * drawn(
                 lambda: torch.randn(shape, dtype=bias.dtype, device=bias.device),
                 torch.zeros_like(bias),
-                training=self.training,
+                training=_in_training(self),
             )
         return output + bias
-
-    @property
-    def _bias_is_fixed(self) -> bool:
-        return not self.noise.drop_bias and self.noise.std == 0
 
 
 class Linear(WeightLayer, nn.Linear):
@@ -342,12 +349,13 @@ class Linear(WeightLayer, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """`[row, ..., unit]` to `[row, ..., out_features]`: axes between row and unit share a row's draw."""
-        if self.noise.on_units:
+        noise = self.noise
+        if noise.on_units:
             dropped = self._drop_units(input, -1)
-            if self._bias_is_fixed:
+            if noise.bias_is_fixed:
                 return F.linear(dropped, self.weight, self.bias)
             return self._add_bias(F.linear(dropped, self.weight), -1)
-        if not self.training:
+        if not _in_training(self):
             output = F.linear(input, self._drawn_weight())
         elif input.dim() <= 2:
             output = self.posterior().product(input)
@@ -377,10 +385,10 @@ class _Convolution(WeightLayer):
     def forward(self, input: Tensor) -> Tensor:
         if self.noise.on_units:
             dropped = self._drop_units(input, 1)
-            if self._bias_is_fixed:
+            if self.noise.bias_is_fixed:
                 return self._conv_forward(dropped, self.weight, self.bias)  # type: ignore[operator]
             return self._add_bias(self._conv_forward(dropped, self.weight, None), 1)  # type: ignore[operator]
-        if not self.training:
+        if not _in_training(self):
             return self._add_bias(self._conv_forward(input, self._drawn_weight(), None), 1)  # type: ignore[operator]
         weights = self.weight_of(self.posterior().sample(len(input)))
         one_row: Any = lambda row, weight: self._conv_forward(row[None], weight, None)[0]  # type: ignore[operator]  # noqa: E731
@@ -417,10 +425,10 @@ class Embedding(WeightLayer, nn.Embedding):
         if self.noise.on_units:
 
             def mask(*shape: int) -> Tensor:
-                return self.noise.mask(*shape, like=self.weight, training=self.training)
+                return self.noise.mask(*shape, like=self.weight, training=_in_training(self))
 
             return nn.Embedding.forward(self, input) * row_mask(input, self.num_embeddings, mask)
-        if not self.training:
+        if not _in_training(self):
             return F.embedding(input, self._drawn_weight(), self.padding_idx)
         rows = input.reshape(input.shape[0] if input.dim() else 1, -1)
         draws = self.posterior().at(rows.flatten()).sample().unflatten(0, rows.shape)

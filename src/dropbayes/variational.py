@@ -112,7 +112,7 @@ class DiagonalGaussian(Family):
         return self.std.square().expand_as(self.loc)
 
     def sample(self, *n: int, generator: torch.Generator | None = None) -> Tensor:
-        return self.loc + self.std * _normal(self.loc, *n, *self.loc.shape, generator=generator)
+        return torch.addcmul(self.loc, self.std, _normal(self.loc, *n, *self.loc.shape, generator=generator))
 
     def product(self, x: Tensor) -> Tensor:
         mean, variance = x @ self.loc, x.square() @ self.variance
@@ -189,7 +189,7 @@ class Bernoulli(Family):
         if self.std == 0:
             return kept
         # Both components have the same σε: z(M + σε) + (1 - z)σε = zM + σε.
-        return kept + self.std * _normal(self.kept, *kept.shape, generator=generator)
+        return kept.add(_normal(self.kept, *kept.shape, generator=generator), alpha=self.std)
 
     def product(self, x: Tensor) -> Tensor:
         output = (x * self._masks(*x.shape)) @ self.kept
@@ -360,25 +360,25 @@ class Mixture(Family):
         return torch.einsum("l,lqk->qk", self.probs, self._component_variance + (self.locs - self.mean).square())
 
     def _choices(self, *shape: int, generator: torch.Generator | None = None) -> Tensor:
-        """One-hot component choices, `[*shape, component]`, from one uniform each."""
+        """The chosen component of each unit, from one uniform each."""
         uniform = torch.rand((*shape, 1), generator=generator, dtype=self.locs.dtype, device=self.locs.device)
-        index = (uniform >= self.probs.detach().cumsum(0)[:-1]).sum(-1)
-        return torch.nn.functional.one_hot(index, len(self.probs)).to(self.locs.dtype)
+        return (uniform >= self.probs.detach().cumsum(0)[:-1]).sum(-1)
 
     def sample(self, *n: int, generator: torch.Generator | None = None) -> Tensor:
         _, rows, columns = self.locs.shape
-        choice = self._choices(*n, rows, generator=generator)
-        draw = torch.einsum("...ql,lqk->...qk", choice, self.locs)
-        stds = torch.einsum("...ql,lqk->...qk", choice, self.stds.expand_as(self.locs))
-        draw = draw + stds * _normal(self.locs, *n, rows, columns, generator=generator)
+        choice, row = self._choices(*n, rows, generator=generator), torch.arange(rows, device=self.locs.device)
+        stds = self.stds.expand(len(self.locs), rows, -1)[choice, row]
+        draw = torch.addcmul(self.locs[choice, row], stds, _normal(self.locs, *n, rows, columns, generator=generator))
         if self.factors is None:
             return draw
         shared = _normal(self.locs, *n, rows, self.factors.shape[-1], generator=generator)
-        return draw + torch.einsum("...ql,lqkr,...qr->...qk", choice, self.factors, shared)
+        for rank, factor in enumerate(self.factors.unbind(-1)):
+            draw = torch.addcmul(draw, factor[choice, row], shared[..., rank, None])
+        return draw
 
     def product(self, x: Tensor) -> Tensor:
-        choice = self._choices(*x.shape)
-        chosen = (x[..., None] * choice).movedim(-1, 0)  # component i sees the units that chose it
+        chosen = torch.nn.functional.one_hot(self._choices(*x.shape), len(self.probs)).to(x.dtype)
+        chosen = (x[..., None] * chosen).movedim(-1, 0)  # component i sees the units that chose it
         mean = (chosen @ self.locs).sum(0)
         variance = (chosen.square() @ self.stds.square().expand_as(self.locs)).sum(0)
         output = mean + _sqrt(variance) * torch.randn_like(mean)
