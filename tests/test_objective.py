@@ -246,10 +246,13 @@ def test_every_row_has_a_mask_of_its_own():
 
 # --- the page that ties them together ------------------------------------------------------------------------------
 
-LABELS = """NN:reg NN:class L:dropout generative_model_reg generative_model_class predictive_dist L:VI
-generative_model_approx cond-prob-with-aux variaitonal_dist_1 variaitonal_dist_2 variaitonal_dist_3 L:GP-VI reparam_reg
-L:GP-MC L:GP-MC-reg reparam_class weightdecay_tau_relation tau_weightdecay_relation L:GP-MC-reg-lengthscale
-L:GP-MC-reg-SVI predictive_dist_reg""".split()
+LABELS = [
+    *("NN:reg", "NN:class", "L:dropout", "generative_model_reg", "generative_model_class", "predictive_dist", "L:VI"),
+    *("generative_model_approx", "cond-prob-with-aux", "variaitonal_dist_1", "variaitonal_dist_2"),
+    *("variaitonal_dist_3", "L:GP-VI", "reparam_reg", "L:GP-MC", "L:GP-MC-reg", "reparam_class"),
+    *("weightdecay_tau_relation", "tau_weightdecay_relation", "L:GP-MC-reg-lengthscale", "L:GP-MC-reg-SVI"),
+    "predictive_dist_reg",
+]
 PROPOSITIONS = ["KL_mixture_of_Gaussians", "lower_bound_class", "mean", "var"]
 
 

@@ -207,6 +207,18 @@ def test_proposition_one_errs_less_as_columns_grow_and_never_by_more_than_the_en
     assert gaps[0.2, 1] > 0.1 and gaps[1.0, 1] > 0.7 and gaps[1.0, 4] > 0.3
 
 
+def test_proposition_one_errs_less_as_columns_grow_for_three_components_too():
+    entropy, gaps = math.log(3), []
+    for columns in (1, 4, 32):
+        q = Mixture(
+            torch.full((3,), 1 / 3, dtype=DTYPE), matrix(3, 50, columns), torch.full((1, 1, 1), 0.7, dtype=DTYPE)
+        )
+        estimate, error = kl_monte_carlo(q, length_scale=1.0, n_draws=2000)
+        gaps.append((estimate - q.kl(1.0)).item() / (50 * entropy))
+        assert -4 * error.item() / (50 * entropy) < gaps[-1] < 1
+    assert gaps[0] > 0.5 > gaps[1] > 0.05 > 0.01 > abs(gaps[2])
+
+
 def test_displayed_kl_of_the_paper_lacks_a_half():
     # The paper prints QK(σ² - log σ² - 1) + p/2 Σ mᵀm; the derivation gives half of the first term.
     kept, std, keep = 6 * torch.nn.functional.normalize(matrix(3, 5), dim=1), 0.3, 0.7

@@ -31,10 +31,10 @@ class InputDropout:
         return 1.0 - self.drop_prob
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        if args:
-            return (self.drop(layer, args[0]), *args[1:]), kwargs
-        name = next(iter(kwargs))
-        return args, kwargs | {name: self.drop(layer, kwargs[name])}
+        n_inputs = 2 if isinstance(layer, nn.Bilinear) else 1  # what follows the inputs (states, sizes) is not dropped
+        names = list(kwargs)[: max(n_inputs - len(args), 0)]
+        dropped = (self.drop(layer, x) for x in args[:n_inputs])
+        return (*dropped, *args[n_inputs:]), kwargs | {name: self.drop(layer, kwargs[name]) for name in names}
 
     def drop(self, layer: nn.Module, x: Any) -> Any:
         if isinstance(layer, nn.RNNBase):
