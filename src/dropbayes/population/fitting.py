@@ -26,6 +26,7 @@ from dropbayes.population.records import (
     select,
     stacked_table,
 )
+from dropbayes.precision import weight_decay
 
 # Members that have finished stay in the stack, their results set aside, until this share of it is idle: cutting the
 # stack costs a copy, and on a CUDA device a new capture.
@@ -141,7 +142,9 @@ def _decays(member: Member, keep: Sequence[float], n_rows: int, y_scale: Tensor)
         return [member.weight_decay] * len(keep)
     # Standardised targets have the precision τ·scale²; with several outputs their mean stands for all.
     precision = member.precision * float(y_scale.square().mean())
-    return [p * member.length_scale**2 / (2 * n_rows * precision) for p in keep]
+    return [
+        weight_decay(precision=precision, keep_prob=p, length_scale=member.length_scale, n_data=n_rows) for p in keep
+    ]
 
 
 def _program(
@@ -170,7 +173,7 @@ def _program(
         steps.append(member.epochs * randomness.steps_per_epoch(n_rows, batch_size))
 
     def placed(values: Any, kind: torch.dtype = torch.float64) -> Tensor:
-        return torch.as_tensor(values).to(device, kind)
+        return torch.tensor(values, dtype=kind, device=device)
 
     drop_prob, length_scale = placed(drops), placed([m.length_scale for m in members])
     kl_scale = None
@@ -204,13 +207,13 @@ def _empty_population(
 ) -> Population:
     device, tasks = program.rows.device, torch.tensor([m.task for m in members])
     y_scale = table.y_scale[tasks].to(device)
-    given = torch.tensor([float("nan") if m.precision is None else m.precision for m in members], device=device)
+    given = y_scale.new_tensor([float("nan") if m.precision is None else m.precision for m in members])
     return Population(
         members=tuple(members),
         weights=tuple(w.detach().clone() for w in program.weights),
         biases=tuple(b.detach().clone() for b in program.biases),
         drop_prob=program.drop_prob.clone(),
-        precision=torch.where(given.isnan()[:, None], y_scale**-2, given[:, None].double()),
+        precision=torch.where(given.isnan()[:, None], y_scale**-2, given[:, None]),
         x_mean=table.x_mean[tasks].to(device),
         x_scale=table.x_scale[tasks].to(device),
         y_mean=table.y_mean[tasks].to(device),
