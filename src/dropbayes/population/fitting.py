@@ -46,6 +46,8 @@ def train(
     learn_drop_prob: bool = False,
     check_every: int | None = None,
     patience: int = 5,
+    start: Population | None = None,
+    n_classes: int | None = None,
     device: str | torch.device = "auto",
     dtype: torch.dtype = torch.float32,
     progress: bool | None = None,
@@ -71,6 +73,8 @@ def train(
         check_every: Steps between checks of the held-out log-likelihood (its τ re-fitted); None trains to the last
             epoch.
         patience: Checks without improvement after which a member stops. It returns to its best check either way.
+        start: Networks to go on from, member for member: their parameters and their standardisation. Adam starts anew.
+        n_classes: The number of classes, when the tasks may lack the last ones.
         device: "auto" (CUDA where there is one), "cpu", "cuda" ...
         dtype: The type of parameters and data.
         progress: Shows a bar; by default when standard error is a terminal.
@@ -83,10 +87,13 @@ def train(
     """
     _check(tasks, members, hidden, activation, likelihood, check_every)
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    table = stacked_table(tasks, likelihood, dtype)
+    table = stacked_table(tasks, likelihood, dtype, start=start, n_classes=n_classes)
     program = _program(
         table, members, hidden, likelihood, activation, batch_size, schedule, learn_drop_prob, device, dtype
     )
+    if start is not None:
+        for target, values in zip(program.parameters, (*start.weights, *start.biases), strict=False):
+            target.data.copy_(values)
     n_steps = program.n_steps.long().cpu()
     run = _Run(_empty_population(table, members, program, likelihood, activation), n_steps)
     sizes, held_out, step = sorted(set(table.n_rows)), [task.held_out for task in tasks], 0

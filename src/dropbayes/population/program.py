@@ -28,7 +28,7 @@ class _Affine(torch.autograd.Function):
         return torch.baddbmm(bias, h, weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         h, weight = ctx.saved_tensors
         to_h = torch.bmm(gradient, weight.transpose(1, 2).contiguous()) if ctx.needs_input_grad[1] else None
         return gradient.sum(1, keepdim=True), to_h, torch.bmm(h.transpose(1, 2), gradient)

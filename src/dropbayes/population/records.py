@@ -178,8 +178,23 @@ def _moments(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return mean, torch.where(constant, torch.ones_like(scale), scale)
 
 
-def stacked_table(tasks: Sequence[Task], likelihood: Head, dtype: torch.dtype) -> Table:
-    """The table of all tasks' rows, each task standardised by its own (weighted) means and deviations."""
+def _start_moments(start: Population, task: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    member = next(i for i, m in enumerate(start.members) if m.task == task)
+    x_mean, x_scale, y_mean, y_scale = (
+        part[member].cpu() for part in (start.x_mean, start.x_scale, start.y_mean, start.y_scale)
+    )
+    return x_mean, x_scale, y_mean, y_scale
+
+
+def stacked_table(
+    tasks: Sequence[Task],
+    likelihood: Head,
+    dtype: torch.dtype,
+    *,
+    start: Population | None = None,
+    n_classes: int | None = None,
+) -> Table:
+    """The table of all tasks' rows, each standardised by its own (weighted) moments or those of its start."""
     xs, ys, weights, moments = [], [], [], []
     for number, task in enumerate(tasks):
         x, y = torch.as_tensor(task.x).double(), as_columns(task.y, likelihood, torch.float64)
@@ -191,11 +206,14 @@ def stacked_table(tasks: Sequence[Task], likelihood: Head, dtype: torch.dtype) -
         weight = (
             torch.ones(len(x), dtype=torch.float64) if task.weight is None else torch.as_tensor(task.weight).double()
         )
-        x_mean, x_scale = _moments(x, weight)
-        if likelihood == "categorical":
-            y_mean, y_scale = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+        if start is not None:
+            x_mean, x_scale, y_mean, y_scale = _start_moments(start, number)
         else:
-            y_mean, y_scale = _moments(y, weight)
+            x_mean, x_scale = _moments(x, weight)
+            y_mean, y_scale = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+            if likelihood != "categorical":
+                y_mean, y_scale = _moments(y, weight)
+        if likelihood != "categorical":
             y = (y - y_mean) / y_scale
         xs.append(((x - x_mean) / x_scale).to(dtype))
         ys.append(y if likelihood == "categorical" else y.to(dtype))
@@ -210,7 +228,8 @@ def stacked_table(tasks: Sequence[Task], likelihood: Head, dtype: torch.dtype) -
     n_rows = [len(x) for x in xs]
     pad_x, pad_y = xs[0].new_zeros(1, xs[0].shape[1]), ys[0].new_zeros(1, ys[0].shape[1])
     stack = [torch.stack(part) for part in zip(*moments, strict=True)]
-    n_classes = int(max(y.max() for y in ys)) + 1 if likelihood == "categorical" else 0
+    if likelihood == "categorical" and n_classes is None:
+        n_classes = int(max(y.max() for y in ys)) + 1
     return Table(
         torch.cat([*xs, pad_x]),
         torch.cat([*ys, pad_y]),
@@ -221,5 +240,5 @@ def stacked_table(tasks: Sequence[Task], likelihood: Head, dtype: torch.dtype) -
         stack[1],
         stack[2],
         stack[3],
-        n_classes or ys[0].shape[1],
+        n_classes if likelihood == "categorical" and n_classes else ys[0].shape[1],
     )
