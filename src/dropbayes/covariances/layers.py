@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 import torch
@@ -139,7 +139,7 @@ class Layer(Covariance):
 
     def _preactivations(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Standard deviations of u and v, the sine and the cosine of their angle; a right angle if one is constant."""
-        length, bias = self.length_scale, torch.as_tensor(self.bias_scale).to(pairs.product)
+        length, bias = self.length_scale, torch.as_tensor(self.bias_scale, dtype=pairs.product.dtype)
         std_u, std_v = hypotenuse(pairs.norm_x / length, bias), hypotenuse(pairs.norm_y / length, bias)
         both = std_u * std_v
         constant = both == 0
@@ -276,8 +276,9 @@ class Sigmoid(Layer):
 class Quadrature(Layer):
     r"""The covariance of units with any non-linearity, by Gauss quadrature.
 
-    Exact to about 1e-9 with the default nodes for a function that is smooth but for a kink or jump at zero, while the
-    pre-activations' standard deviations are of the order of one; to 1e-5 for a sigmoid at any scale.
+    For a function that is smooth but for a kink or jump at zero, exact to about 1e-9 of the prior variance while the
+    pre-activations' standard deviations are below 10; to 1e-6 for a sigmoid at any scale. A kink elsewhere, or a
+    function that oscillates over one standard deviation, costs digits.
 
     Args:
         function: $\sigma$, an elementwise function of tensors.
@@ -289,8 +290,8 @@ class Quadrature(Layer):
         True
     """
 
-    function: Callable[[Tensor], Tensor] = torch.tanh
-    nodes: int = 48
+    function: Callable[[Tensor], Tensor] = field(kw_only=True)
+    nodes: int = field(default=48, kw_only=True)
 
     def nonlinearity(self, u: Tensor) -> Tensor:
         return self.function(u)
