@@ -11,6 +11,9 @@ from torch import Tensor
 from dropbayes.covariances import Features
 from dropbayes.processes.exact import Process, checked_data
 
+DRAW_STREAM = 0x64726177
+"""Sets the random numbers of draws apart from those of features with the same seed ("draw" in ASCII)."""
+
 
 @dataclass(frozen=True)
 class FiniteRankProcess(Process):
@@ -50,7 +53,8 @@ class FiniteRankProcess(Process):
         return self._spread(x).square().sum(-1)
 
     def draws(self, x: Tensor, *, n_draws: int, seed: int = 0) -> Tensor:
-        generator = torch.Generator().manual_seed(seed)
+        # A stream of its own: with the features' seed, the noise would be their weights over again.
+        generator = torch.Generator().manual_seed(seed ^ DRAW_STREAM)
         noise = torch.randn(n_draws, *self.weights.shape, generator=generator, dtype=x.dtype)
         spread = torch.einsum("nk,sk...->sn...", self._spread(x), noise)
         return self.mean(x) + spread
