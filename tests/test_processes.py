@@ -415,7 +415,7 @@ def trained_dropout_network(x, y, *, width, keep_prob, precision, n_steps, outpu
     generator = torch.Generator().manual_seed(seed)
     shapes = [(1, width), (width,), (width, 1)]
     parameters = [torch.randn(s, dtype=x.dtype, generator=generator).requires_grad_() for s in shapes]
-    optimizer = torch.optim.Adam(parameters, lr=0.02)
+    optimizer = torch.optim.Adam(parameters, lr=0.1)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, n_steps)
     for _ in range(n_steps):
         masks = (torch.rand(len(x), width, generator=generator) < keep_prob).to(x.dtype)
@@ -504,6 +504,17 @@ def test_trained_variational_network_underestimates_the_variance_of_the_process(
     assert ratio.max() < 0.5
 
 
+def test_variational_network_is_sure_in_a_gap_where_the_process_is_not():
+    x = torch.cat([torch.linspace(-2.2, -0.6, 12), torch.linspace(0.8, 2.0, 9)]).double()[:, None]
+    y = torch.sin(2 * x[:, 0])
+    parameters = trained_dropout_network(x, y, width=100, keep_prob=0.9, precision=100.0, n_steps=800)
+    gap = torch.linspace(-0.5, 0.7, 13, dtype=torch.float64)[:, None]
+    process = exact_process(ReLU(), x, y, precision=100.0)
+    assert process.variance(gap).mean() > 3 * process.variance(x).mean()
+    assert dropout_moments(parameters, gap, 0.9)[1].mean() < 0.5 * process.variance(gap).mean()
+    assert dropout_moments(parameters, x, 0.9)[1].mean() > process.variance(x).mean()  # but not at the data
+
+
 @pytest.mark.parametrize("kind", ["exact", "finite rank"])
 def test_output_bias_is_the_mean_function(kind):
     x, y = toy_data()
@@ -563,6 +574,13 @@ def test_an_indefinite_kernel_is_an_error():
 
 
 X, Y = toy_data(6)
+
+
+@pytest.mark.parametrize("kind", [exact_process, finite_rank_process])
+def test_arrays_are_refused_by_name(kind):
+    model = ReLU() if kind is exact_process else ReLU().features(1, 5)
+    with pytest.raises(TypeError, match=r"`x` must be a tensor; got ndarray. torch.as_tensor makes one"):
+        kind(model, X.numpy(), Y, precision=1.0)
 
 
 @pytest.mark.parametrize(

@@ -109,16 +109,15 @@ class Layer(Covariance):
     def with_scales(self, values: Mapping[str, float | Tensor]) -> Self:
         return replace(self, **values)
 
-    def features(self, n_inputs: int, width: int, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Features:
+    def features(self, n_inputs: int, width: int, *, seed: int = 0) -> Features:
         r"""`width` Monte Carlo terms of the covariance, $\mathbf w_k \sim p(\mathbf w)$, $b_k \sim p(b)$.
 
-        [GG16, eq:generative_model_approx]. The weights are drawn in float64, so that every dtype gets the same ones.
+        [GG16, eq:generative_model_approx].
 
         Args:
             n_inputs: $Q$, the inputs of a unit.
             width: $K$, the units.
             seed: Names the draw.
-            dtype: That of the inputs the features will be evaluated at.
 
         Example:
             >>> x = torch.linspace(-1, 1, 3, dtype=torch.float64)[:, None]
@@ -135,7 +134,7 @@ class Layer(Covariance):
             bias = 2 * math.pi * torch.rand(width, generator=generator, dtype=torch.float64)
         else:
             bias = torch.randn(width, generator=generator, dtype=torch.float64) * self.bias_scale
-        return Features(self, weights.to(dtype), bias.to(dtype))
+        return Features(self, weights, bias)
 
     def _preactivations(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Standard deviations of u and v, the sine and the cosine of their angle; a right angle if one is constant."""
@@ -325,10 +324,10 @@ class Features:
         return self.bias.shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
-        r"""The feature matrix $\Phi$, `[row, unit]`."""
+        r"""The feature matrix $\Phi$, `[row, unit]`, in the dtype and on the device of `x`."""
         x = checked_inputs(x, "x")
         if x.shape[-1] != self.weights.shape[0]:
             raise ValueError(
                 f"`x` must have the {self.weights.shape[0]} inputs the features were drawn for; got {tuple(x.shape)}."
             )
-        return self.layer.nonlinearity(x @ self.weights + self.bias) * self.width**-0.5
+        return self.layer.nonlinearity(x @ self.weights.to(x) + self.bias.to(x)) * self.width**-0.5

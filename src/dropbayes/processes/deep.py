@@ -109,7 +109,7 @@ def network_prior_draws(
         seeds = torch.randint(2**62, (len(layers),), generator=generator).tolist()
         phi = x
         for layer, width, layer_seed in zip(layers, widths, seeds, strict=True):
-            phi = layer.features(phi.shape[-1], width, seed=layer_seed, dtype=x.dtype)(phi)
-        weights = torch.randn(phi.shape[-1], n_outputs, generator=generator, dtype=torch.float64).to(x.dtype)
+            phi = layer.features(phi.shape[-1], width, seed=layer_seed)(phi)
+        weights = torch.randn(phi.shape[-1], n_outputs, generator=generator, dtype=torch.float64).to(x)
         draws.append(phi @ weights + output_bias)
     return torch.stack(draws)

@@ -21,6 +21,10 @@ JITTERS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
 is GPyTorch's default in float64."""
 
 
+def _array(z: Tensor) -> np.ndarray:
+    return z.detach().to("cpu", torch.float64).numpy()
+
+
 class Process(ABC):
     r"""A posterior over functions given data, $p(\mathbf f \mid \mathbf X, \mathbf Y)$."""
 
@@ -48,6 +52,9 @@ class Process(ABC):
 
 def checked_data(x: Tensor, y: Tensor, precision: float, *, noise_free: bool) -> None:
     """Raises on data or a precision that regression cannot use."""
+    for name, z in (("x", x), ("y", y)):
+        if not isinstance(z, Tensor):
+            raise TypeError(f"`{name}` must be a tensor; got {type(z).__name__}. torch.as_tensor makes one.")
     if x.dim() != 2 or 0 in x.shape:
         raise ValueError(
             f"`x` must be [row, input] with at least one of each; got shape {tuple(x.shape)}. "
@@ -83,30 +90,30 @@ class ExactProcess(Process):
             raise ValueError(f"`x` must be [row, {n_inputs}], as the data was; got shape {tuple(x.shape)}.")
         if not torch.isfinite(x).all():
             raise ValueError(f"`x` must be finite; got {int((~torch.isfinite(x)).sum())} NaN or infinite entries.")
-        return x.detach().to(torch.float64).numpy()
+        return _array(x)
 
     def mean(self, x: Tensor) -> Tensor:
         mean = torch.as_tensor(self.regressor.predict(self._inputs(x)))
         if self.regressor.y_train_.ndim == 2:
             mean = mean.reshape(len(x), -1)  # scikit-learn drops the axis of a single output
-        return (mean + self.output_bias).to(x.dtype)
+        return (mean + self.output_bias).to(x)
 
     def covariance(self, x: Tensor) -> Tensor:
         covariance = torch.as_tensor(self.regressor.predict(self._inputs(x), return_cov=True)[1])
-        return (covariance[..., 0] if covariance.dim() == 3 else covariance).to(x.dtype)
+        return (covariance[..., 0] if covariance.dim() == 3 else covariance).to(x)
 
     def variance(self, x: Tensor) -> Tensor:
         with warnings.catch_warnings():
             # The variance at noise-free data is zero, and less by rounding: scikit-learn clips it and says so.
             warnings.filterwarnings("ignore", message="Predicted variances smaller than 0")
             std = torch.as_tensor(self.regressor.predict(self._inputs(x), return_std=True)[1])
-        return (std[..., 0] if std.dim() == 2 else std).square().to(x.dtype)
+        return (std[..., 0] if std.dim() == 2 else std).square().to(x)
 
     def draws(self, x: Tensor, *, n_draws: int, seed: int = 0) -> Tensor:
         samples = torch.as_tensor(self.regressor.sample_y(self._inputs(x), n_samples=n_draws, random_state=seed))
         if self.regressor.y_train_.ndim == 2:
             samples = samples.reshape(len(x), -1, n_draws)
-        return (samples.movedim(-1, 0) + self.output_bias).to(x.dtype)
+        return (samples.movedim(-1, 0) + self.output_bias).to(x)
 
     @property
     def log_marginal_likelihood(self) -> float:
@@ -138,8 +145,8 @@ def exact_process(
     """
     checked_data(x, y, precision, noise_free=True)
     kernel = NetworkKernel(covariance) if isinstance(covariance, Covariance) else covariance
-    inputs = x.detach().to(torch.float64).numpy()
-    targets = y.detach().to(torch.float64).numpy() - output_bias
+    inputs = _array(x)
+    targets = _array(y) - output_bias
     unit = float(np.mean(kernel.diag(inputs)))
     for jitter in (0.0, *JITTERS):
         regressor = GaussianProcessRegressor(kernel, alpha=1 / precision + jitter * unit, optimizer=None)
@@ -180,7 +187,7 @@ def tuned(
     regressor = GaussianProcessRegressor(
         NetworkKernel(covariance), alpha=1 / precision, n_restarts_optimizer=n_restarts, random_state=seed
     )
-    regressor.fit(x.detach().to(torch.float64).numpy(), y.detach().to(torch.float64).numpy())
+    regressor.fit(_array(x), _array(y))
     return regressor.kernel_.covariance
 
 
@@ -196,8 +203,8 @@ def prior_draws(covariance: Covariance | Kernel, x: Tensor, *, n_draws: int, see
     checked_data(x, torch.zeros(len(x)), 1.0, noise_free=True)
     kernel = NetworkKernel(covariance) if isinstance(covariance, Covariance) else covariance
     regressor = GaussianProcessRegressor(kernel)
-    samples = regressor.sample_y(x.detach().to(torch.float64).numpy(), n_samples=n_draws, random_state=seed)
-    return torch.as_tensor(samples).mT.to(x.dtype)
+    samples = regressor.sample_y(_array(x), n_samples=n_draws, random_state=seed)
+    return torch.as_tensor(samples).mT.to(x)
 
 
 def gaussian_process_classifier(covariance: Covariance | Kernel, *, tune: bool = False) -> GaussianProcessClassifier:

@@ -55,7 +55,7 @@ class FiniteRankProcess(Process):
     def draws(self, x: Tensor, *, n_draws: int, seed: int = 0) -> Tensor:
         # A stream of its own: with the features' seed, the noise would be their weights over again.
         generator = torch.Generator().manual_seed(seed ^ DRAW_STREAM)
-        noise = torch.randn(n_draws, *self.weights.shape, generator=generator, dtype=x.dtype)
+        noise = torch.randn(n_draws, *self.weights.shape, generator=generator, dtype=torch.float64).to(x)
         spread = torch.einsum("nk,sk...->sn...", self._spread(x), noise)
         return self.mean(x) + spread
 
@@ -77,7 +77,7 @@ def finite_rank_process(
     make it a ridge regression, solved here as the least squares problem of $\Phi$ stacked on $\tau^{-1/2} \mathbf I_K$.
 
     Args:
-        features: $\boldsymbol\phi$, from `Layer.features`, in the dtype of `x`.
+        features: $\boldsymbol\phi$, from `Layer.features`.
         x: $\mathbf X$, `[row, input]`.
         y: $\mathbf Y$, `[row]` or `[row, output]`.
         precision: $\tau$.
@@ -93,10 +93,10 @@ def finite_rank_process(
     checked_data(x, y, precision, noise_free=False)
     phi = features(x)
     if y.dtype != phi.dtype:
-        raise ValueError(f"`y` must have the dtype of the features; got {y.dtype} and {phi.dtype}.")
+        raise ValueError(f"`y` must have the dtype of `x`; got {y.dtype} and {x.dtype}.")
     targets = (y - output_bias).reshape(len(y), -1)
     n_rows, n_units = phi.shape
-    ridge = torch.eye(n_units, dtype=phi.dtype) * precision**-0.5
+    ridge = torch.eye(n_units, dtype=phi.dtype, device=phi.device) * precision**-0.5
     # Orthogonal factors of the stacked matrix keep the digits that forming ΦᵀΦ would square away.
     basis, root = torch.linalg.qr(torch.cat([phi, ridge]))
     weights = torch.linalg.solve_triangular(root, basis[:n_rows].T @ targets, upper=True)
