@@ -174,6 +174,9 @@ def exact_value(covariance, x, y, bias_scale):
     s_u, s_v, c = (sum(p * q for p, q in zip(a, b, strict=True)) + bias**2 for a, b in ((x, x), (y, y), (x, y)))
     if covariance is Identity:
         return c
+    if covariance is Cosine:
+        squares = [sum((p + sign * q) ** 2 for p, q in zip(x, y, strict=True)) for sign in (-1, 1)]
+        return mpmath.exp(-squares[0] / 2) + mpmath.exp(-squares[1] / 2 - 2 * bias**2)
     if covariance is Erf:
         return 2 / mpmath.pi * mpmath.asin(2 * c / mpmath.sqrt((1 + 2 * s_u) * (1 + 2 * s_v)))
     if s_u * s_v == 0:
@@ -207,6 +210,19 @@ def test_hard_inputs_have_the_covariance_of_sixty_digits(covariance, bias_scale,
                 scale *= mpmath.sqrt(exact_value(covariance, column, column, bias_scale))
                 error = abs(mpmath.mpf(matrix[i, j].item()) - exact)
                 assert error <= 10 * torch.finfo(dtype).eps * scale, (i, j)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("magnitude", [1e-8, 1.0, 1e8])
+@pytest.mark.parametrize("bias_scale", [0.0, 0.4])
+def test_hard_inputs_have_the_cosine_covariance_of_sixty_digits(bias_scale, magnitude, dtype):
+    x = hard_inputs(magnitude, dtype)
+    matrix = Cosine(1.0, bias_scale)(x)
+    with mpmath.workdps(60):
+        exact = [[float(exact_value(Cosine, row, column, bias_scale)) for column in x] for row in x]
+    # An opposite input is told apart by the difference of the norms, which rounds at eps times their magnitude.
+    tolerance = 10 * torch.finfo(dtype).eps if magnitude <= 1 else 1e-7
+    torch.testing.assert_close(matrix, torch.tensor(exact, dtype=torch.float64).to(dtype), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -334,6 +334,18 @@ def test_deep_rectifiers_without_bias_forget_the_angle():
     assert correlations == sorted(correlations) and 0.8 < correlations[2] < 0.97 < correlations[3] < 1
 
 
+@pytest.mark.parametrize("magnitude", [1e-8, 1.0, 1e8])
+@pytest.mark.parametrize("last", [ReLU, Step, Erf, TanH])
+def test_deep_covariance_of_hard_inputs_is_positive_semi_definite_and_smooth(last, magnitude):
+    x = torch.cat([GRID, GRID[:2], -GRID[:2], 0 * GRID[:2]]) * magnitude
+    x.requires_grad_()
+    matrix = Deep((ReLU(bias_scale=0.0), Erf(), last()))(x)
+    (slope,) = torch.autograd.grad(matrix.sum(), x)
+    assert slope.isfinite().all()
+    eigenvalues = torch.linalg.eigvalsh(matrix.detach())
+    assert eigenvalues[0] > -1e-7 * eigenvalues[-1]
+
+
 def test_wide_deep_network_draws_have_the_deep_covariance():
     x = GRID[::4]
     layers = [TanH(0.7, 0.5), ReLU(1.0, 0.4)]

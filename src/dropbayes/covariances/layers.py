@@ -232,7 +232,15 @@ class Cosine(Layer):
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
         stationary = torch.exp(-0.5 * (pairs.distance / self.length_scale).square())
-        squared_sum = (pairs.norm_x.square() + pairs.norm_y.square() + 2 * pairs.product) / self.length_scale**2
+        if not torch.is_tensor(self.bias_scale) and self.bias_scale == math.inf:
+            return stationary
+        # |x + y|² = (|x| - |y|)² + 2(|x||y| + x'y), whose last term cancels for opposite inputs: there it is the
+        # squared area over |x||y| - x'y.
+        both = pairs.norm_x * pairs.norm_y
+        opposite = pairs.product < 0
+        gap = torch.where(opposite, both - pairs.product, torch.ones_like(both))
+        remainder = torch.where(opposite, (pairs.area / gap.sqrt()).square(), both + pairs.product)
+        squared_sum = ((pairs.norm_x - pairs.norm_y).square() + 2 * remainder) / self.length_scale**2
         return stationary + torch.exp(-0.5 * squared_sum - 2 * self.bias_scale**2)
 
 
