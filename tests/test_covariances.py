@@ -247,6 +247,13 @@ def test_tanh_and_sigmoid_have_their_limits_at_extreme_inputs(dtype):
     torch.testing.assert_close(TanH(bias_scale=0.0)(huge)[-1], torch.zeros(len(huge), dtype=dtype), **tolerance)
 
 
+@pytest.mark.parametrize("covariance", ALL)
+def test_all_zero_inputs_without_bias_have_the_covariance_of_a_constant_unit(covariance):
+    layer, x = covariance(1.0, 0.0), torch.zeros(2, 3, dtype=torch.float64)
+    at_zero = layer.nonlinearity(torch.zeros(())) ** 2
+    torch.testing.assert_close(layer(x), torch.full((2, 2), float(at_zero)).double(), rtol=0, atol=1e-6)
+
+
 # Derivatives
 
 
