@@ -1,6 +1,9 @@
 """Tests of the Gaussian processes, and of the paper's equivalence between them and a dropout network."""
 
 import math
+import os
+import pathlib
+import subprocess
 import sys
 import warnings
 
@@ -553,6 +556,16 @@ def test_output_bias_of_the_network_shifts_its_training_and_nothing_else():
     biased = trained_dropout_network(x, y + 7.0, output_bias=7.0, **settings)
     for one, other in zip(centred, biased, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_gallery_page_draws_its_figures(tmp_path):
+    root = pathlib.Path(__file__).parent.parent
+    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "MPLBACKEND": "Agg"}
+    script = root / "examples" / "plot_gaussian_processes.py"
+    subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, env=environment)
+    names = ("covariance", "convergence", "prior", "posterior", "variance_ratio", "deep")
+    assert {f.name for f in tmp_path.iterdir()} == {f"gaussian_processes_{name}.png" for name in names}
 
 
 # Bad input

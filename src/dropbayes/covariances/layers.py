@@ -79,8 +79,8 @@ class Layer(Covariance):
 
     Args:
         length_scale: $l > 0$ of the weights, $\mathbf w \sim \mathcal N(0, l^{-2} \mathbf I)$.
-        bias_scale: $\beta \ge 0$ of the bias, $b \sim \mathcal N(0, \beta^2)$: the paper's $1 / l'$. (A tensor may
-            hold one scale for each pair.)
+        bias_scale: $\beta \ge 0$ of the bias, $b \sim \mathcal N(0, \beta^2)$: the paper's $1 / l'$. Scalar tensors
+            where the scales are to be differentiated.
     """
 
     length_scale: float | Tensor = 1.0
@@ -138,7 +138,8 @@ class Layer(Covariance):
 
     def _preactivations(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Standard deviations of u and v, the sine and the cosine of their angle; a right angle if one is constant."""
-        length, bias = self.length_scale, torch.as_tensor(self.bias_scale, dtype=pairs.product.dtype)
+        like = pairs.product
+        length, bias = self.length_scale, torch.as_tensor(self.bias_scale, dtype=like.dtype, device=like.device)
         std_u, std_v = hypotenuse(pairs.norm_x / length, bias), hypotenuse(pairs.norm_y / length, bias)
         both = std_u * std_v
         constant = both == 0
