@@ -72,11 +72,12 @@ def draws(
     keys = checked_keys(n_draws, seed, sampler)
     plan = Plan.of(net, inputs, keys=keys, masks=masks, max_bytes=max_bytes)
     results: list[Tensor] = []
-    for tile in plan.tiles(inputs):
-        if not results:
-            results = [out.new_empty((keys.n_draws, inputs.n_rows, *out.shape[2:])) for out in tile.outputs]
-        for result, out in zip(results, tile.outputs, strict=True):
-            result[tile.draws.start : tile.draws.stop, tile.rows.start : tile.rows.stop] = out
+    with torch.no_grad():
+        for tile in plan.tiles(inputs):
+            if not results:
+                results = [out.new_empty((keys.n_draws, inputs.n_rows, *out.shape[2:])) for out in tile.outputs]
+            for result, out in zip(results, tile.outputs, strict=True):
+                result[tile.draws.start : tile.draws.stop, tile.rows.start : tile.rows.stop] = out
     return plan.anatomy.structure.build(plan.arranged(results, leading=1))
 
 
