@@ -161,6 +161,16 @@ def test_bernoulli_linear_is_dropout_then_linear_bit_for_bit():
     assert torch.equal(layer(x), expected)
 
 
+@pytest.mark.parametrize("name", NOISES)
+def test_a_convolution_takes_a_row_without_its_axis(name):
+    for layer, x in layers(NOISES[name]):
+        if isinstance(layer, (Conv1d, Conv2d, Conv3d)):
+            torch.manual_seed(1)
+            expected = layer(x[None])[0]
+            torch.manual_seed(1)
+            torch.testing.assert_close(layer(x), expected)
+
+
 def test_state_dicts_of_torch_layers_load():
     Linear(4, 3).load_state_dict(nn.Linear(4, 3).state_dict())
     Conv2d(4, 3, 2, groups=1).load_state_dict(nn.Conv2d(4, 3, 2).state_dict())
