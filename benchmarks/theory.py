@@ -17,6 +17,9 @@ import torch
 from torch import nn
 
 from dropbayes.layers import BernoulliNoise, Linear
+from dropbayes.likelihoods import Gaussian
+from dropbayes.objective import negative_elbo
+from dropbayes.precision import Prior
 from dropbayes.recurrent import LSTM
 from dropbayes.variational import Bernoulli, Concrete, Mixture, multiplicative_gaussian
 
@@ -94,6 +97,21 @@ def training_costs() -> dict[str, dict[str, float]]:
     plain = nn.Sequential(nn.Dropout(0.1), nn.Linear(8, 50), nn.ReLU(), nn.Dropout(0.1), nn.Linear(50, 1))
     sequences = torch.randn(32, 35, 128)
 
+    def elbo_step(net: nn.Module, x: torch.Tensor) -> Callable[[], None]:
+        def step() -> None:
+            net.zero_grad()
+            loss = negative_elbo(net, net(x), y, likelihood=Gaussian(1.0), prior=Prior(), n_data=1000)
+            loss.backward()
+
+        return step
+
+    def loss_step(net: nn.Module, x: torch.Tensor) -> Callable[[], None]:
+        def step() -> None:
+            net.zero_grad()
+            (net(x) - y).square().mean().backward()
+
+        return step
+
     def recurrent_step(net: nn.Module) -> Callable[[], None]:
         def step() -> None:
             net.zero_grad()
@@ -107,6 +125,12 @@ def training_costs() -> dict[str, dict[str, float]]:
         ),
         "training step, layers.Linear / nn.Dropout + nn.Linear (8-50-1)": ratio(
             training_step(small, small_x, y), training_step(plain, small_x, y), repeats=401
+        ),
+        "gradient of negative_elbo / of the squared error alone (1024)": ratio(
+            elbo_step(theirs, x), loss_step(theirs, x)
+        ),
+        "gradient of negative_elbo / of the squared error alone (8-50-1)": ratio(
+            elbo_step(plain, small_x), loss_step(plain, small_x), repeats=401
         ),
         "training step, recurrent.LSTM / nn.LSTM without dropout (128, 35 steps, 32 rows)": ratio(
             recurrent_step(LSTM(128, 128, batch_first=True)), recurrent_step(nn.LSTM(128, 128, batch_first=True))

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+import dropbayes
 from dropbayes.conversion import add_dropout
 from dropbayes.precision import Prior, keep_probs_by_order, kl_coefficients
 
@@ -238,3 +239,12 @@ def test_hugging_face_models_are_unchanged_in_evaluation_and_random_in_every_wei
         used = [p for p in dropout_calls(bayesian, **batch) if p > 0]
         assert used == [0.2] * len(keep_probs_by_order(bayesian)), type(net).__name__
         assert set(keep_probs_by_order(bayesian).values()) == {0.8}
+
+
+def test_converted_hugging_face_models_can_be_drawn_from():
+    for net, batch in hugging_face_models():
+        bayesian = add_dropout(net.eval(), 0.2)
+        logits = dropbayes.draws(bayesian, batch, n_draws=4, seed=0).logits
+        assert (logits.std(0) > 0).all()
+        draw = dropbayes.function_draw(bayesian, index=2, n_draws=4, seed=0)
+        torch.testing.assert_close(draw(batch).logits, logits[2])

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import dropbayes
+from dropbayes import operations
 from dropbayes.layers import (
     STOCHASTIC,
     BernoulliNoise,
@@ -157,6 +159,16 @@ def test_bernoulli_linear_is_dropout_then_linear_bit_for_bit():
     expected = plain(x)
     torch.manual_seed(1)
     assert torch.equal(layer(x), expected)
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_a_convolution_takes_a_row_without_its_axis(name):
+    for layer, x in layers(NOISES[name]):
+        if isinstance(layer, (Conv1d, Conv2d, Conv3d)):
+            torch.manual_seed(1)
+            expected = layer(x[None])[0]
+            torch.manual_seed(1)
+            torch.testing.assert_close(layer(x), expected)
 
 
 def test_state_dicts_of_torch_layers_load():
@@ -333,3 +345,34 @@ def test_noise_is_copied_so_that_layers_share_no_parameters():
 def test_impossible_noises_are_refused(make, rule):
     with pytest.raises(ValueError, match=rule):
         make()
+
+
+# --- drawn from by the engine --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_a_draw_is_one_function_and_rows_can_have_their_own(name):
+    """A linear layer without bias is linear in every draw: f(a) + f(b) = f(a + b), whatever the family."""
+    if name not in ("bernoulli", "dropped bias") and drawn not in operations._HANDLERS:
+        pytest.skip("the engine does not intercept `layers.STOCHASTIC`")
+    layer = Linear(4, 3, bias=False, noise=NOISES[name]).to(DTYPE).eval()
+    a, b = torch.randn(2, 4, dtype=DTYPE)
+    x = torch.stack([a, b, a + b, a])
+    draws = dropbayes.draws(layer, x, n_draws=200, seed=0)
+    torch.testing.assert_close(draws[:, 0] + draws[:, 1], draws[:, 2])
+    torch.testing.assert_close(draws[:, 0], draws[:, 3])
+    by_row = dropbayes.draws(layer, x, n_draws=200, seed=0, masks="row")
+    assert (by_row[:, 0] - by_row[:, 3]).abs().amax(0).min() > 0
+    mean, variance = exact_moments(layer, a)
+    for sample in (draws[:, 0], by_row[:, 0]):
+        assert ((sample.mean(0) - mean).abs() < 4.5 * (variance / 200).sqrt()).all()
+        assert (sample.var(0) / variance - 1).abs().max() < 0.5
+
+
+def test_a_draw_drops_a_word_type_in_all_rows():
+    layer = Embedding(6, 3, noise=BernoulliNoise(0.5)).to(DTYPE).eval()
+    words = torch.tensor([[0, 1, 2], [2, 0, 0], [5, 2, 1]])
+    draws = dropbayes.draws(layer, words, n_draws=50, seed=0)
+    for word in (0, 1, 2):
+        places = draws[:, words == word]
+        torch.testing.assert_close(places, places[:, :1].expand_as(places))

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import dropbayes
 from dropbayes.precision import Prior, kl_coefficients
 from dropbayes.recurrent import GRU, LSTM
 
@@ -129,3 +130,16 @@ def test_bad_arguments_are_refused():
     packed = nn.utils.rnn.pack_sequence([torch.zeros(3, 2)])
     with pytest.raises(TypeError, match="Pad the sequences"):
         GRU(2, 3)(packed)
+
+
+@pytest.mark.parametrize("ours", [LSTM, GRU])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_draw_is_one_function_of_the_sequence(ours, batch_first):
+    """A row's result under a draw is the same beside other rows as alone: what `predict` means by a function."""
+    layer = ours(3, 4, drop_prob=0.4, num_layers=2, batch_first=batch_first).to(DTYPE).eval()
+    x = torch.randn(5, 5, 3, dtype=DTYPE)
+    axis = 0 if batch_first else 1
+    both = dropbayes.draws(layer, x, n_draws=20, seed=0, row_axis=axis)[0]
+    alone = dropbayes.draws(layer, x.narrow(axis, 2, 1), n_draws=20, seed=0, row_axis=axis)[0]
+    torch.testing.assert_close(both.narrow(axis + 1, 2, 1), alone)
+    assert (both.std(0) > 0).all()

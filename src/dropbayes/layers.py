@@ -383,6 +383,8 @@ class _Convolution(WeightLayer):
         return weight.reshape(*lead, *self.weight.shape)
 
     def forward(self, input: Tensor) -> Tensor:
+        if input.dim() == self.weight.dim() - 1:  # one row without its axis, as torch allows
+            return self.forward(input[None])[0]
         if self.noise.on_units:
             dropped = self._drop_units(input, 1)
             if self.noise.bias_is_fixed:

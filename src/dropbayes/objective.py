@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.likelihoods import Likelihood
-from dropbayes.precision import Prior, kl_coefficients, weight_layers
+from dropbayes.precision import Prior, kl_coefficients, kl_is_weight_decay, weight_layers
 
 __all__ = ["kl_divergence", "negative_elbo"]
 
@@ -28,19 +28,24 @@ def kl_divergence(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, floa
         keep_probs: Keep probabilities by module name where the structure does not tell.
     """
     terms: list[Tensor] = []
-    module: Any
+    weights: list[float] = []
     stated: set[str] = set()
+    module: Any
     for position, (layer, module) in enumerate(weight_layers(net)):
-        if not getattr(module, "kl_is_weight_decay", True):
+        if not kl_is_weight_decay(module):
             terms.append(module.kl(prior, name=layer, first=position == 0))
+            weights.append(1.0)
             stated.update(f"{layer}.{parameter}".lstrip(".") for parameter, _ in module.named_parameters())
     parameters = dict(net.named_parameters(remove_duplicate=False))  # a tied weight under any of its names
     for name, coefficient in kl_coefficients(net, prior=prior, keep_probs=keep_probs).items():
-        if name not in stated and coefficient:
-            terms.append(0.5 * coefficient * parameters[name].square().sum())
+        if name not in stated:
+            flat = parameters[name].flatten()
+            terms.append(flat @ flat)
+            weights.append(0.5 * coefficient)
     if not terms:
         raise ValueError("`net` must have a weight layer to put the prior on; got a network without one.")
-    return torch.stack(terms).sum()
+    values = torch.stack(terms)
+    return values @ values.new_tensor(weights)
 
 
 def negative_elbo(

@@ -170,7 +170,8 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropo
 
 def is_weight_layer(module: nn.Module) -> bool:
     """Whether `module` multiplies its input by a weight matrix of its own (linear, convolution, recurrent, table)."""
-    if hasattr(module, "parameter_keep_probs"):
+    # Asked of the class: on a module, an attribute that is not there is slow to miss.
+    if hasattr(type(module), "parameter_keep_probs"):
         return True
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)):
         return True
@@ -178,6 +179,11 @@ def is_weight_layer(module: nn.Module) -> bool:
         return False
     weight = module._parameters.get("weight")
     return isinstance(weight, nn.UninitializedParameter) or (weight is not None and weight.dim() >= 2)
+
+
+def kl_is_weight_decay(module: Any) -> bool:
+    """Whether a weight layer's KL is, up to a constant, a multiple of its squared weights: all but some of `layers`."""
+    return module.kl_is_weight_decay if hasattr(type(module), "kl_is_weight_decay") else True
 
 
 def is_bias(parameter: str) -> bool:
@@ -197,11 +203,8 @@ def weight_layers(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _own_keep_prob(module: nn.Module) -> float | None:
     """The keep probability a layer states itself or one of its hooks (`add_dropout`) states for it."""
     hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    for source in (module, *hooks):
-        keep_prob = getattr(source, "keep_prob", None)
-        if isinstance(keep_prob, float):
-            return keep_prob
-    return None
+    sources: tuple[Any, ...] = (module, *hooks)
+    return next((source.keep_prob for source in sources if hasattr(type(source), "keep_prob")), None)
 
 
 def keep_probs_by_order(net: nn.Module) -> dict[str, float]:
@@ -237,12 +240,12 @@ def _fan_in(module: nn.Module, weight: torch.Tensor) -> int:
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return 1  # a lookup adds up one row
     # A class outside torch.nn (the Conv1D of GPT-2) may keep its matrix as inputs x outputs, and then says nf.
-    return weight.shape[0] if hasattr(module, "nf") else weight[0].numel()
+    return weight.shape[0] if "nf" in module.__dict__ else weight[0].numel()
 
 
 def _parameter_keep_prob(module: Any, parameter: str, keep_prob: float) -> float | None:
     """The keep probability of one parameter of a weight layer; None for a parameter without a prior."""
-    if hasattr(module, "parameter_keep_probs"):
+    if hasattr(type(module), "parameter_keep_probs"):
         return module.parameter_keep_probs().get(parameter)
     if isinstance(module, nn.RNNBase) and parameter.startswith("weight"):
         if parameter.startswith("weight_hh"):
@@ -324,7 +327,7 @@ def parameter_groups(
     _check_positive("precision", precision)
     _check_n_data(n_data)
     for name, module in weight_layers(net):
-        if not getattr(module, "kl_is_weight_decay", True):
+        if not kl_is_weight_decay(module):
             raise ValueError(
                 f"`net` must hold layers whose KL is a weight decay; got {type(module).__name__} {name!r}. "
                 "Add the KL to the loss instead: negative_elbo(net, output, y, likelihood=..., prior=..., n_data=...)."
