@@ -15,7 +15,9 @@ CPU = torch.device("cpu")
 
 def mask(keys, site=0, drop_prob=0.3, draws=None, rows=None, shape=(5,)):
     draws = range(keys.n_draws) if draws is None else draws
-    return keep_mask(keys, site, drop_prob=drop_prob, draws=draws, rows=rows, shape=shape, dtype=torch.float32, device=CPU)
+    return keep_mask(
+        keys, site, drop_prob=drop_prob, draws=draws, rows=rows, shape=shape, dtype=torch.float32, device=CPU
+    )
 
 
 @pytest.mark.parametrize("sampler", masks.SAMPLERS)
@@ -38,7 +40,11 @@ def test_first_independent_draws_do_not_depend_on_how_many_follow():
 def test_seeds_sites_and_replicates_give_different_masks():
     shape = (64,)
     base = mask(Keys(0, 10), shape=shape)
-    others = [mask(Keys(1, 10), shape=shape), mask(Keys(0, 10), site=1, shape=shape), mask(Keys(0, 10, replicate=1), shape=shape)]
+    others = [
+        mask(Keys(1, 10), shape=shape),
+        mask(Keys(0, 10), site=1, shape=shape),
+        mask(Keys(0, 10, replicate=1), shape=shape),
+    ]
     for other in others:
         agreement = float((base == other).double().mean())
         assert abs(agreement - (0.7**2 + 0.3**2)) < 0.1
@@ -71,7 +77,9 @@ def test_units_are_independent_in_pairs_within_a_draw(sampler):
 
 def test_rows_with_masks_of_their_own_are_independent_within_a_draw():
     drop_prob, seeds = 0.3, 3000
-    draws = np.stack([(mask(Keys(s, 9), rows=range(2), drop_prob=drop_prob, shape=(1,))[4] == 0).numpy() for s in range(seeds)])
+    draws = np.stack(
+        [(mask(Keys(s, 9), rows=range(2), drop_prob=drop_prob, shape=(1,))[4] == 0).numpy() for s in range(seeds)]
+    )
     both = int((draws[:, 0, 0] & draws[:, 1, 0]).sum())
     assert stats.binomtest(both, seeds, drop_prob**2).pvalue > 1e-4
 

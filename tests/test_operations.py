@@ -74,7 +74,13 @@ def test_attention_is_torchs_own_when_nothing_is_dropped():
     q, k, v = torch.randn(3, 2, 4, 5, 8, dtype=torch.float64)
     mask = torch.rand(5, 5) > 0.3
     mask[:, 0] = True
-    for kwargs in ({}, {"attn_mask": mask}, {"attn_mask": torch.randn(5, 5).double()}, {"is_causal": True}, {"scale": 0.3}):
+    for kwargs in (
+        {},
+        {"attn_mask": mask},
+        {"attn_mask": torch.randn(5, 5).double()},
+        {"is_causal": True},
+        {"scale": 0.3},
+    ):
         with Interception(Whole()):
             ours = F.scaled_dot_product_attention(q, k, v, dropout_p=0.3, **kwargs)
         torch.testing.assert_close(ours, F.scaled_dot_product_attention(q, k, v, **kwargs))
@@ -92,7 +98,9 @@ def test_grouped_attention_repeats_its_keys():
 
 
 def test_random_numbers_have_the_asked_distribution_and_dtype():
-    out, noise = intercepted(lambda: (torch.rand(3, 2), torch.randn((4,), dtype=torch.float64), torch.rand_like(torch.ones(2))))
+    out, noise = intercepted(
+        lambda: (torch.rand(3, 2), torch.randn((4,), dtype=torch.float64), torch.rand_like(torch.ones(2)))
+    )
     assert out[0].shape == (3, 2) and out[1].dtype == torch.float64
     assert out[1].tolist() == pytest.approx(torch.special.ndtri(torch.linspace(0.05, 0.95, 4).double()).tolist())
     assert [kind for kind, _, _ in noise.kinds] == ["rand", "randn", "rand"]
@@ -113,7 +121,9 @@ def test_in_place_random_numbers_are_written():
     assert d.tolist() == pytest.approx((-torch.log(torch.tensor([0.05, 0.35, 0.65, 0.95]))).tolist())
 
 
-@pytest.mark.parametrize("draw", [lambda: torch.randint(0, 5, (2,)), lambda: torch.multinomial(torch.ones(3), 1), lambda: torch.randperm(3)])
+@pytest.mark.parametrize(
+    "draw", [lambda: torch.randint(0, 5, (2,)), lambda: torch.multinomial(torch.ones(3), 1), lambda: torch.randperm(3)]
+)
 def test_randomness_that_cannot_be_keyed_is_refused(draw):
     with pytest.raises(NotImplementedError, match="cannot be keyed"):
         intercepted(draw)

@@ -41,8 +41,15 @@ class Convolutional(nn.Module):
 PERCEPTRON = made(0, nn.Sequential(nn.Dropout(0.1), nn.Linear(5, 24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 2)))
 NETS = {
     "perceptron": (PERCEPTRON, (5,)),
-    "mapped perceptron": (made(0, Module(lambda m, x: m.b(m.d(torch.tanh(m.a(x)))), a=nn.Linear(5, 24), b=nn.Linear(24, 2),
-                                         d=nn.Dropout(0.2))), (5,)),  # fmt: skip
+    "mapped perceptron": (
+        made(
+            0,
+            Module(
+                lambda m, x: m.b(m.d(torch.tanh(m.a(x)))), a=nn.Linear(5, 24), b=nn.Linear(24, 2), d=nn.Dropout(0.2)
+            ),
+        ),
+        (5,),
+    ),  # fmt: skip
     "convolution": (made(1, Convolutional()), (1, 8, 8)),
     "attention": (made(2, nn.TransformerEncoderLayer(8, 2, 16, 0.2, batch_first=True)), (4, 8)),
     "scaled attention": (made(3, ScaledAttention()), (4, 8)),
@@ -73,7 +80,12 @@ def test_a_row_has_the_same_bits_alone_in_a_batch_permuted_or_split(name, n_rows
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(name=st.sampled_from(sorted(NETS)), n_rows=st.integers(1, 12), kilobytes=st.integers(1, 400), masks=st.sampled_from(sampling.MASKS))
+@given(
+    name=st.sampled_from(sorted(NETS)),
+    n_rows=st.integers(1, 12),
+    kilobytes=st.integers(1, 400),
+    masks=st.sampled_from(sampling.MASKS),
+)
 def test_a_memory_limit_changes_no_draw(name, n_rows, kilobytes, masks):
     net, shape = NETS[name]
     x = torch.randn((n_rows, *shape), generator=torch.Generator().manual_seed(n_rows))
@@ -196,7 +208,9 @@ def test_another_process_and_another_number_of_threads_give_the_same_bits():
     root = pathlib.Path(__file__).parent.parent
     environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"}
     outputs = [
-        subprocess.run([sys.executable, "-c", SCRIPT, threads], capture_output=True, text=True, check=True, env=environment)
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT, threads], capture_output=True, text=True, check=True, env=environment
+        )
         for threads in ("1", "2")
     ]
     digest = hashlib.sha256()
@@ -211,7 +225,13 @@ def test_another_process_and_another_number_of_threads_give_the_same_bits():
 class Interrupted(nn.Module):
     def __init__(self, error):
         super().__init__()
-        self.a, self.norm, self.drop, self.error, self.calls = nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.5), error, 0
+        self.a, self.norm, self.drop, self.error, self.calls = (
+            nn.Linear(3, 3),
+            nn.BatchNorm1d(3),
+            nn.Dropout(0.5),
+            error,
+            0,
+        )
 
     def forward(self, x):
         self.calls += 1
@@ -225,7 +245,11 @@ class Interrupted(nn.Module):
 def test_an_interrupted_forward_leaves_everything_as_it_was(error):
     net = Interrupted(None).train()
     db.predict(net, torch.ones(2, 3), n_draws=3)
-    before = ({k: v.clone() for k, v in net.state_dict().items()}, [m.training for m in net.modules()], torch.get_rng_state())
+    before = (
+        {k: v.clone() for k, v in net.state_dict().items()},
+        [m.training for m in net.modules()],
+        torch.get_rng_state(),
+    )
     net.error = error
     with pytest.raises(type(error)):
         db.predict(net, torch.ones(2, 3), n_draws=3)

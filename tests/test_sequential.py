@@ -73,7 +73,15 @@ def test_weights_changed_behind_autograds_back_are_noticed():
 @pytest.mark.parametrize("first", [True, False])
 def test_leaving_dropped_units_out_changes_nothing_but_rounding(first):
     torch.manual_seed(0)
-    layers = [nn.Linear(3, 300), nn.ReLU(), nn.Dropout(0.5), nn.Linear(300, 256), nn.Tanh(), nn.Dropout(0.3), nn.Linear(256, 2)]
+    layers = [
+        nn.Linear(3, 300),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(300, 256),
+        nn.Tanh(),
+        nn.Dropout(0.3),
+        nn.Linear(256, 2),
+    ]
     net = nn.Sequential(*([nn.Dropout(0.4)] if first else []), *layers).eval()
     x = torch.randn(9, 3)
     compact = db.predict(net, x, n_draws=12, exact_rows=False, keep_draws=True)

@@ -29,7 +29,10 @@ def test_shared_prefix_is_the_share_of_work_before_the_first_site():
     assert db.sites(early, torch.zeros(1, 50)).prefix_share == 0
 
 
-@pytest.mark.parametrize("name, count", [("bert_sdpa", 8), ("bert_eager", 8), ("gpt2", 7), ("t5", 24), ("transformer_encoder", 8), ("lstm_with_states", 2)])
+@pytest.mark.parametrize(
+    "name, count",
+    [("bert_sdpa", 8), ("bert_eager", 8), ("gpt2", 7), ("t5", 24), ("transformer_encoder", 8), ("lstm_with_states", 2)],
+)
 def test_all_sites_of_larger_networks_are_found(name, count):
     net, x = build(name)
     assert len(db.sites(net, x)) == count
@@ -93,7 +96,9 @@ def test_networks_under_ddp_are_drawn_from(tmp_path):
     try:
         net = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Linear(8, 1))
         x = torch.randn(3, 2)
-        assert torch.equal(db.draws(nn.parallel.DistributedDataParallel(net), x, n_draws=5), db.draws(net, x, n_draws=5))
+        assert torch.equal(
+            db.draws(nn.parallel.DistributedDataParallel(net), x, n_draws=5), db.draws(net, x, n_draws=5)
+        )
     finally:
         torch.distributed.destroy_process_group()
 

@@ -65,7 +65,9 @@ def dropout_only_before_last_layer():
 
 @specimen()
 def nested_sequential():
-    return nn.Sequential(nn.Sequential(nn.Linear(6, 8), nn.GELU()), nn.Sequential(nn.Dropout(0.4), nn.Linear(8, 2))), flat()
+    return nn.Sequential(
+        nn.Sequential(nn.Linear(6, 8), nn.GELU()), nn.Sequential(nn.Dropout(0.4), nn.Linear(8, 2))
+    ), flat()
 
 
 @specimen()
@@ -75,7 +77,9 @@ def dropout1d():
 
 @specimen()
 def dropout2d():
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout2d(0.4), nn.Flatten(), nn.Linear(16, 2)), torch.randn(3, 1, 4, 4)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout2d(0.4), nn.Flatten(), nn.Linear(16, 2)), torch.randn(
+        3, 1, 4, 4
+    )
 
 
 @specimen()
@@ -118,7 +122,9 @@ def in_place_result_ignored():
 @specimen()
 def module_used_twice():
     drop = nn.Dropout(0.3)
-    return Module(lambda m, x: m.b(m.drop(F.relu(m.a(m.drop(x))))), a=nn.Linear(6, 8), b=nn.Linear(8, 2), drop=drop), flat()
+    return Module(
+        lambda m, x: m.b(m.drop(F.relu(m.a(m.drop(x))))), a=nn.Linear(6, 8), b=nn.Linear(8, 2), drop=drop
+    ), flat()
 
 
 @specimen(always=True)
@@ -131,17 +137,23 @@ def dropout_made_in_forward():
 
 @specimen()
 def functional_dropout():
-    return Module(lambda m, x: m.b(F.dropout(F.relu(m.a(x)), 0.3, m.training)), a=nn.Linear(6, 8), b=nn.Linear(8, 2)), flat()
+    return Module(
+        lambda m, x: m.b(F.dropout(F.relu(m.a(x)), 0.3, m.training)), a=nn.Linear(6, 8), b=nn.Linear(8, 2)
+    ), flat()
 
 
 @specimen(always=True)
 def functional_dropout_hard_coded():
-    return Module(lambda m, x: m.b(F.dropout(F.relu(m.a(x)), 0.3, training=True)), a=nn.Linear(6, 8), b=nn.Linear(8, 2)), flat()
+    return Module(
+        lambda m, x: m.b(F.dropout(F.relu(m.a(x)), 0.3, training=True)), a=nn.Linear(6, 8), b=nn.Linear(8, 2)
+    ), flat()
 
 
 @specimen()
 def torch_dropout():
-    return Module(lambda m, x: m.b(torch.dropout(m.a(x), 0.3, m.training)), a=nn.Linear(6, 8), b=nn.Linear(8, 2)), flat()
+    return Module(
+        lambda m, x: m.b(torch.dropout(m.a(x), 0.3, m.training)), a=nn.Linear(6, 8), b=nn.Linear(8, 2)
+    ), flat()
 
 
 @specimen()
@@ -216,7 +228,10 @@ def transformer_encoder():
 
 @specimen()
 def transformer_decoder_layer():
-    return nn.TransformerDecoderLayer(8, 2, 16, dropout=0.2, batch_first=True), (torch.randn(3, 4, 8), torch.randn(3, 5, 8))
+    return nn.TransformerDecoderLayer(8, 2, 16, dropout=0.2, batch_first=True), (
+        torch.randn(3, 4, 8),
+        torch.randn(3, 5, 8),
+    )
 
 
 @specimen(row_axis=1)
@@ -316,7 +331,9 @@ def drop_path_rand():
 
 @specimen(raw=True)
 def gaussian_noise():
-    return Module(lambda m, x: m.b(m.a(x) + 0.3 * torch.randn_like(m.a(x))), a=nn.Linear(6, 8), b=nn.Linear(8, 2)), flat()
+    return Module(
+        lambda m, x: m.b(m.a(x) + 0.3 * torch.randn_like(m.a(x))), a=nn.Linear(6, 8), b=nn.Linear(8, 2)
+    ), flat()
 
 
 @specimen(raw=True)
@@ -331,7 +348,9 @@ def noise_in_a_buffer():
 
 @specimen(raw=True)
 def bernoulli_of_probabilities():
-    return Module(lambda m, x: m.b(torch.bernoulli(torch.sigmoid(m.a(x)))), a=nn.Linear(6, 8), b=nn.Linear(8, 2)), flat()
+    return Module(
+        lambda m, x: m.b(torch.bernoulli(torch.sigmoid(m.a(x)))), a=nn.Linear(6, 8), b=nn.Linear(8, 2)
+    ), flat()
 
 
 @specimen(raw=True)
@@ -368,7 +387,9 @@ def embedding_bag_of_words():
     def forward(m, x):
         return m.head(m.drop(m.emb(x)).mean(1))
 
-    return Module(forward, emb=nn.Embedding(10, 6), head=nn.Linear(6, 2), drop=nn.Dropout(0.3)), torch.randint(0, 10, (4, 5))
+    return Module(forward, emb=nn.Embedding(10, 6), head=nn.Linear(6, 2), drop=nn.Dropout(0.3)), torch.randint(
+        0, 10, (4, 5)
+    )
 
 
 @specimen()
@@ -496,14 +517,18 @@ def bert_eager():
 @specimen(heavy=True)
 def gpt2():
     hf = huggingface()
-    config = hf.GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=16, bos_token_id=1, eos_token_id=2)
+    config = hf.GPT2Config(
+        vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=16, bos_token_id=1, eos_token_id=2
+    )
     return hf.GPT2Model(config), {"input_ids": ids(), "use_cache": False}
 
 
 @specimen(heavy=True)
 def distilbert():
     hf = huggingface()
-    config = hf.DistilBertConfig(vocab_size=50, dim=16, n_layers=2, n_heads=2, hidden_dim=32, max_position_embeddings=16)
+    config = hf.DistilBertConfig(
+        vocab_size=50, dim=16, n_layers=2, n_heads=2, hidden_dim=32, max_position_embeddings=16
+    )
     return hf.DistilBertModel(config), {"input_ids": ids()}
 
 
@@ -518,7 +543,9 @@ def vit():
 @specimen(heavy=True)
 def t5():
     hf = huggingface()
-    config = hf.T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0)
+    config = hf.T5Config(
+        vocab_size=50, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0
+    )
     return hf.T5Model(config), {"input_ids": ids(), "decoder_input_ids": ids(), "use_cache": False}
 
 

@@ -1,4 +1,4 @@
-r"""A network judged against outcomes: log-likelihood, error and calibration of its predictive distribution, streamed."""
+"""A network judged against outcomes: the log-likelihood, error and calibration of its predictions, streamed."""
 
 from __future__ import annotations
 
@@ -111,18 +111,20 @@ def _pairs(net: nn.Module, x: Any, y: Any, row_axis: int, progress: bool | None)
         raise TypeError("`y` must hold the outcomes unless `x` is a DataLoader of pairs; got None.")
     for batch in batches(net, x, progress=progress, title="evaluate"):
         if streamed and (not isinstance(batch, (tuple, list)) or len(batch) != 2):
-            raise TypeError(f"`x` must be a DataLoader of pairs (input, outcome); got batches of {type(batch).__name__}.")
+            raise TypeError(
+                f"`x` must be a DataLoader of pairs (input, outcome); got batches of {type(batch).__name__}."
+            )
         arguments, targets = batch if streamed else (batch, y)
         inputs = as_inputs(arguments, row_axis=row_axis)
         targets = torch.as_tensor(targets).to(inputs.device)
         if targets.dim() == 0 or len(targets) != inputs.n_rows:
-            raise ValueError(f"`y` must have one entry a row; got shape {tuple(targets.shape)} for {inputs.n_rows} rows.")
+            raise ValueError(
+                f"`y` must have one entry a row; got shape {tuple(targets.shape)} for {inputs.n_rows} rows."
+            )
         yield inputs, targets
 
 
-def _stream(
-    plan: Plan, inputs: Inputs, y: Tensor, offset: int, wishes: Wishes, collected: Collected
-) -> list[Tensor]:
+def _stream(plan: Plan, inputs: Inputs, y: Tensor, offset: int, wishes: Wishes, collected: Collected) -> list[Tensor]:
     """Collects the moments of the rows; returns their log-likelihoods."""
     likelihood = wishes.likelihood
     assert likelihood is not None

@@ -17,7 +17,9 @@ def recurrence(func: Callable[..., Any], args: tuple[Any, ...], between: Callabl
         args: Its arguments, in the form for padded or for packed sequences.
         between: Maps a layer's output and the drop probability to the next layer's input.
     """
-    packed = isinstance(args[3], (list, tuple))  # (data, batch_sizes, hx, weights, ...) against (input, hx, weights, ...)
+    packed = isinstance(
+        args[3], (list, tuple)
+    )  # (data, batch_sizes, hx, weights, ...) against (input, hx, weights, ...)
     input, batch_sizes = (args[0], args[1]) if packed else (args[0], None)
     hx, weights, has_biases, n_layers, drop_prob, _, bidirectional = args[2:9] if packed else args[1:8]
     batch_first = False if packed else args[8]
@@ -45,7 +47,7 @@ class _Layer(torch.autograd.Function):
     """One fused recurrent layer; under vmap the mapped axis becomes part of the sequence batch."""
 
     @staticmethod
-    def forward(flags: tuple[Any, ...], input: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(flags: tuple[Any, ...], input: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         func, has_biases, bidirectional, batch_first, n_states = flags
         states, weights = list(tensors[:n_states]), list(tensors[n_states:])
         hx = states if n_states > 1 else states[0]
@@ -58,7 +60,7 @@ class _Layer(torch.autograd.Function):
         ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         with torch.enable_grad():  # run again: the fused forward keeps nothing for a backward of its own
             inputs = [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in ctx.saved_tensors]
             outputs = _Layer.forward(ctx.flags, *inputs)
@@ -66,7 +68,7 @@ class _Layer(torch.autograd.Function):
         return (None, *grads)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], flags: tuple[Any, ...], input: Tensor, *tensors: Tensor) -> Any:  # type: ignore[override]
+    def vmap(info: Any, in_dims: tuple[Any, ...], flags: tuple[Any, ...], input: Tensor, *tensors: Tensor) -> Any:
         _, _, _, batch_first, n_states = flags
         if any(dim is not None for dim in in_dims[2 + n_states :]):
             raise RuntimeError("vmap: recurrent weights that differ between draws run one draw at a time")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dropbayes.fused_recurrence import recurrence
+from dropbayes.layers import STOCHASTIC
 
 
 class Noise(ABC):
@@ -30,7 +31,9 @@ class Noise(ABC):
         """The 0/1 mask of the next site, broadcastable to `shape`; None to keep everything, unscaled."""
 
     @abstractmethod
-    def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
+    def uniform(
+        self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device
+    ) -> Tensor | None:
         """Uniforms of the next site in float64; None for the expectation of whatever is made of them."""
 
     def integrate(self, x: Tensor, drop_prob: float) -> Tensor | None:
@@ -42,7 +45,8 @@ class Noise(ABC):
         return None
 
     def passed(self, func: Callable[..., Any], args: tuple[Any, ...], result: Any) -> None:
-        """Told of every operation and what it gave."""
+        """Told of every operation and what it gave; most need not know."""
+        return
 
 
 class Interception(TorchFunctionMode):
@@ -133,7 +137,9 @@ def _masked(input: Tensor, keep: Tensor | None, drop_prob: float, inplace: bool)
     return input * factor
 
 
-def _native_dropout(mode: Interception, func: Any, input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+def _native_dropout(
+    mode: Interception, func: Any, input: Tensor, p: float, train: bool | None
+) -> tuple[Tensor, Tensor]:
     keep = mode.noise.keep("dropout", p, tuple(input.shape), input) if p > 0 else None
     mask = torch.ones_like(input) if keep is None else keep.expand(input.shape)
     return _masked(input, keep, p, False), mask.bool()
@@ -270,6 +276,15 @@ def _exponential_(mode: Interception, func: Any, input: Tensor, lambd: float = 1
     return input.copy_(-torch.log(_standard_uniform(mode, "rand", input)) / lambd)
 
 
+def _drawn(
+    mode: Interception, func: Any, sample: Callable[[], Tensor], mean: Tensor, *, training: bool = False
+) -> Tensor:
+    """A layer of ours: it draws its weights when told to, with random numbers that are seen here."""
+    del training
+    with mode:
+        return func(sample, mean, training=True)
+
+
 def _unkeyed(mode: Interception, func: Any, *args: Any, **kwargs: Any) -> Any:
     raise NotImplementedError(
         f"`net` draws random numbers with torch's {func.__name__}, which cannot be keyed to a seed. "
@@ -293,7 +308,9 @@ _HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.feature_dropout_: functools.partial(_feature_dropout, inplace=True),
     **dict.fromkeys((F.alpha_dropout, torch.alpha_dropout), _alpha_dropout),
     torch.alpha_dropout_: functools.partial(_alpha_dropout, inplace=True),
-    **dict.fromkeys((F.feature_alpha_dropout, torch.feature_alpha_dropout), functools.partial(_alpha_dropout, features=True)),
+    **dict.fromkeys(
+        (F.feature_alpha_dropout, torch.feature_alpha_dropout), functools.partial(_alpha_dropout, features=True)
+    ),
     torch.feature_alpha_dropout_: functools.partial(_alpha_dropout, features=True, inplace=True),
     F.scaled_dot_product_attention: _attention,
     F.multi_head_attention_forward: _multi_head_attention,
@@ -308,6 +325,7 @@ _HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.normal: _normal,
     Tensor.exponential_: _exponential_,
     F.gumbel_softmax: _inside,
+    **dict.fromkeys(STOCHASTIC, _drawn),
     F.rrelu: _rrelu,
     **dict.fromkeys(
         (

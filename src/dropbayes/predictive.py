@@ -110,7 +110,7 @@ def predict(
         x: Its input: a tensor, a tuple of positional or a dict of named arguments, or a DataLoader of such batches.
         n_draws: The number of draws $T$, or "auto" to draw until `tolerance` is met.
         seed: With `n_draws`, fixes every mask: the same seed gives the same prediction.
-        likelihood: What the output means: None for the bare output, `Gaussian`, `HeteroscedasticGaussian`, `Categorical`.
+        likelihood: What the output means: `Gaussian`, `HeteroscedasticGaussian`, `Categorical`; None for the bare output.
         masks: "shared" for one mask per draw, "row" for fresh masks for every row.
         sampler: "stratified" or "independent".
         row_axis: The axis of the rows in the inputs, 1 for sequence-first networks.
@@ -181,7 +181,7 @@ def _stream(plan: Plan, inputs: Inputs, offset: int, wishes: Wishes, collected: 
     for tile in plan.tiles(inputs, offset=offset):
         if tile.draws.start == plan.draws.start:
             statistics = [RowStatistics(wishes) for _ in tile.outputs]
-        variances = tile.variances or [None] * len(tile.outputs)
+        variances: Sequence[Tensor | None] = tile.variances or [None] * len(tile.outputs)
         for one, output, variance in zip(statistics, tile.outputs, variances, strict=True):
             one.add(output, variance)
         if tile.draws.stop == plan.draws.stop:
@@ -194,8 +194,8 @@ def _warn_if_certain(prediction: Prediction) -> None:
     variances, _ = split(prediction.epistemic)
     if prediction.n_draws != 1 and not any(bool(variance.any()) for variance in variances):
         warnings.warn(
-            "every draw of the network gave the same output: its dropout does not reach the output for these rows, so the "
-            "epistemic variance is 0. Look at dropbayes.sites(net, x).",
+            "every draw of the network gave the same output: its dropout does not reach the output for these rows, so "
+            "the epistemic variance is 0. Look at dropbayes.sites(net, x).",
             UncertaintyWarning,
             stacklevel=3,
         )
@@ -211,7 +211,8 @@ def _check_automatic(n_draws: Any, tolerance: float, wishes: Wishes) -> None:
         raise ValueError(f"`tolerance` must be a positive number; got {tolerance!r}. Try tolerance=0.05.")
     if wishes.quantiles or wishes.keep_draws:
         raise ValueError(
-            '`n_draws` "auto" gives each row its own number of draws: quantiles and kept draws need a number; got "auto".'
+            '`n_draws` "auto" gives each row its own number of draws: quantiles and kept draws need a number. '
+            "Try n_draws=1000."
         )
 
 

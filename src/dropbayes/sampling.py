@@ -200,7 +200,7 @@ class Plan:
         if integrate and sum(site.is_random for site in found.sites) == 1:
             wanted = range(1)  # nothing is left to draw
         plain = len(inputs.leaves) == 1 and inputs.leaves[0].dim() == 2 and inputs.row_axis == 0
-        direct = perceptron(net) if plain else None
+        direct = perceptron(net) if plain and only is None else None  # its products cannot be differentiated
         # Rows with masks of their own cannot share products, only calls.
         free = _FREE_OPERATIONS_DIRECT if direct is not None and masks == "shared" else _FREE_OPERATIONS
         pairs = _FEWEST_PAIRS if direct is None else _FEWEST_PAIRS_DIRECT[masks]
@@ -309,7 +309,9 @@ def _joined_rows(parts: list[Tensor], real: int) -> Tensor:
 def _check_random(found: Anatomy) -> None:
     if any(site.is_random for site in found.sites):
         return
-    seen = ", ".join(f"{s.path or 'network'} (drop_prob {s.drop_prob:g})" for s in found.sites if s.drop_prob is not None)
+    seen = ", ".join(
+        f"{s.path or 'network'} (drop_prob {s.drop_prob:g})" for s in found.sites if s.drop_prob is not None
+    )
     what = f"its dropout is switched off: {seen}" if seen else "it has no dropout"
     raise ValueError(
         f"`net` must have dropout to be a distribution over functions, but {what}: every draw would be the same. "
@@ -411,7 +413,7 @@ class _KeyedNoise(Noise):
 
 # functorch's own primitive: a real tensor seen as batched along one axis at a level of vmap.
 _add_batch_dim: Callable[[Tensor, int, int], Tensor] = torch._C._functorch._add_batch_dim
-_current_level: Callable[[], int] = torch._C._functorch.maybe_current_level
+_current_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 
 
 def _map_draws(

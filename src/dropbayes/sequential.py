@@ -24,7 +24,11 @@ _ACTIVATIONS = (
     nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh,
     nn.ReLU6, nn.Softsign, nn.Identity,
 )  # fmt: skip
-_IN_PLACE: dict[type, Callable[[Tensor], Tensor]] = {nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_, nn.Sigmoid: torch.sigmoid_}
+_IN_PLACE: dict[type, Callable[[Tensor], Tensor]] = {
+    nn.ReLU: torch.relu_,
+    nn.Tanh: torch.tanh_,
+    nn.Sigmoid: torch.sigmoid_,
+}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _FOLDED_ELEMENTS = 2**20  # masked copies of a weight matrix, one a draw, are made up to this size
 _COMPACT_WIDTH = 256  # leaving units out pays for its copying from this width,
@@ -59,7 +63,7 @@ def perceptron(net: nn.Module) -> Perceptron | None:
         if any(getattr(module, name) for name in _HOOKS) or module._compiled_call_impl is not None:
             return None
         if type(module) is nn.Sequential:
-            pending.extend(reversed(module._modules.values()))  # type: ignore[arg-type]
+            pending.extend(reversed(module._modules.values()))
         elif type(module) is nn.Dropout:
             layers += [module] if module.p > 0 else []
         elif type(module) is nn.Linear or type(module) in _ACTIVATIONS:
@@ -277,7 +281,8 @@ def compact_draw(net: Perceptron, x: Tensor, *, keys: Keys, draw: int) -> Tensor
                 h = h * _scale(layer.p)
             site += 1
         elif isinstance(layer, nn.Linear):
-            weight, bias = layer.weight, layer.bias
+            weight: Tensor = layer.weight
+            bias: Tensor | None = layer.bias
             if kept is not None:
                 weight = weight.index_select(1, kept)
             kept, rows = _wanted(keys, net, place, site, draw, layer)

@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -90,7 +90,9 @@ class Sites:
         widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *body)]
         lines.insert(1, "  ".join("-" * width for width in widths))
-        count = f"{len(self)} site{'' if len(self) == 1 else 's'}" if self.entries else "no site: nothing here is random"
+        count = (
+            f"{len(self)} site{'' if len(self) == 1 else 's'}" if self.entries else "no site: nothing here is random"
+        )
         lines.append(f"{count}; {100 * self.prefix_share:.0f} % of a forward pass is shared by all draws")
         return "\n".join(line.rstrip() for line in lines)
 
@@ -140,7 +142,7 @@ def view(net: nn.Module, raised: frozenset[type] = frozenset()) -> nn.Module:
         if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             return copy(module.module)
         if hasattr(module, "_orig_mod"):
-            return copy(module._orig_mod)
+            return copy(cast(nn.Module, module._orig_mod))
         if id(module) in seen:
             return seen[id(module)]
         clone = object.__new__(type(module))
@@ -212,7 +214,9 @@ class _Seen:
     def agrees_with(self, other: _Seen) -> bool:
         """Whether the outputs are the same but for rounding."""
         return self.fits(other) and all(
-            torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-3 * float(b.double().abs().mean()), equal_nan=True)
+            torch.allclose(
+                a.double(), b.double(), rtol=1e-3, atol=1e-3 * float(b.double().abs().mean()), equal_nan=True
+            )
             for a, b in zip(self.tensors, other.tensors, strict=True)
         )
 

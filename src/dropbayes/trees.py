@@ -62,7 +62,7 @@ class Inputs:
     @property
     def signature(self) -> tuple[Any, ...]:
         """What the shape of the computation depends on: everything but the number and the values of the rows."""
-        described = []
+        described: list[tuple[Any, ...]] = []
         for leaf, row in zip(self.leaves, self.is_row, strict=True):
             if isinstance(leaf, Tensor):
                 shape = list(leaf.shape)
