@@ -72,9 +72,7 @@ class Gaussian(Likelihood):
 
     def log_density(self, output: Tensor, y: Tensor) -> Tensor:
         _check_targets(output, y)
-        per_element = 0.5 * (
-            math.log(self.precision) - math.log(2 * math.pi) - self.precision * (y - output).square()
-        )
+        per_element = 0.5 * (math.log(self.precision) - math.log(2 * math.pi) - self.precision * (y - output).square())
         return _sum_events(per_element, y)
 
     def sample(self, output: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
@@ -104,9 +102,7 @@ class HeteroscedasticGaussian(Likelihood):
     def log_density(self, output: Tensor, y: Tensor) -> Tensor:
         mean, log_variance = self._split(output)
         _check_targets(mean, y)
-        per_element = -0.5 * (
-            math.log(2 * math.pi) + log_variance + (y - mean).square() * torch.exp(-log_variance)
-        )
+        per_element = -0.5 * (math.log(2 * math.pi) + log_variance + (y - mean).square() * torch.exp(-log_variance))
         return _sum_events(per_element, y)
 
     def sample(self, output: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
