@@ -215,8 +215,8 @@ class Outcomes:
     r"""The joint labels $\mathbf y$ a batch of rows may get, and what each would teach about the function.
 
     A batch grows one row at a time by the chain rule
-    $I[\mathbf y, y'; \omega] = I[\mathbf y; \omega] + \mathbb E_{\mathbf y} I[y'; \omega \mid \mathbf y]$: `information`
-    is the second term, `extended` adds the row.
+    $I[\mathbf y, y'; \omega] = I[\mathbf y; \omega] + \mathbb E_{\mathbf y} I[y'; \omega \mid \mathbf y]$:
+    `information` is the second term, `extended` adds the row.
 
     Args:
         probability: $p(\mathbf y)$ of each outcome, `[outcome]`.
