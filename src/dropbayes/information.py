@@ -31,7 +31,9 @@ def _class_last(
     probabilities: Array, class_axis: int, *, name: str = "probability_draws", draws: bool = True
 ) -> Tensor:
     """The checked probabilities as a floating tensor with the class axis last."""
-    tensor = probabilities if isinstance(probabilities, Tensor) else torch.tensor(np.ascontiguousarray(probabilities))
+    tensor = (
+        probabilities if isinstance(probabilities, Tensor) else torch.from_numpy(np.array(probabilities, order="C"))
+    )
     if not tensor.is_floating_point() or tensor.dim() < 1 + draws or tensor.numel() == 0:
         expected = "[draw, row, class]" if draws else "[row, class]"
         raise ValueError(

@@ -25,7 +25,7 @@ def float_tensor(array: Array | float) -> Tensor:
         >>> float_tensor(np.array([1, 2]))
         tensor([1., 2.], dtype=torch.float64)
     """
-    tensor = array if isinstance(array, Tensor) else torch.tensor(np.ascontiguousarray(array))
+    tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.array(array, order="C"))
     return tensor if tensor.is_floating_point() else tensor.double()
 
 
@@ -234,7 +234,7 @@ def _check_level(level: float) -> None:
 
 def _classified(probabilities: Array, labels: Array) -> tuple[Tensor, Tensor]:
     predicted = float_tensor(probabilities)
-    truth = labels if isinstance(labels, Tensor) else torch.tensor(np.ascontiguousarray(labels))
+    truth = labels if isinstance(labels, Tensor) else torch.from_numpy(np.array(labels, order="C"))
     if predicted.dim() != 2 or truth.shape != predicted.shape[:1] or truth.is_floating_point():
         raise ValueError(
             "`probabilities` must be [row, class] and `labels` integers [row]; got "
@@ -380,8 +380,9 @@ def auroc(uncertainty: Array, event: Array) -> Tensor:
     """
     scores, events = _detected(uncertainty, event)
     _, group, sizes = scores.unique(return_inverse=True, return_counts=True)
+    sizes = sizes.double()
     midranks = sizes.cumsum(0) - (sizes - 1) / 2  # the mean rank, from 1, of each group of ties
-    n_events, n_others = events.sum(), (~events).sum()
+    n_events, n_others = events.double().sum(), (~events).double().sum()
     area = (midranks[group][events].sum() - n_events * (n_events + 1) / 2) / (n_events * n_others)
     return area.to(scores.dtype)
 
@@ -415,7 +416,7 @@ def average_precision(uncertainty: Array, event: Array) -> Tensor:
 
 def _detected(uncertainty: Array, event: Array) -> tuple[Tensor, Tensor]:
     scores = float_tensor(uncertainty)
-    events = (event if isinstance(event, Tensor) else torch.tensor(np.ascontiguousarray(event))).bool()
+    events = (event if isinstance(event, Tensor) else torch.from_numpy(np.array(event, order="C"))).bool()
     if scores.dim() != 1 or scores.shape != events.shape:
         raise ValueError(
             f"`uncertainty` and `event` must both be [row]; got {tuple(scores.shape)} and {tuple(events.shape)}."
