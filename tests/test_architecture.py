@@ -23,6 +23,7 @@ RANK = {
     "recurrent": 1,
     "calibration": 1,
     "decisions": 1,
+    "acquisition": 1,
     "conversion": 2,
     "objective": 2,
     "sites": 2,
