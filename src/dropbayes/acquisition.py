@@ -60,17 +60,29 @@ def batch_bald_queries(
         >>> batch_bald_queries(torch.stack([sure, sure, other], 1), 2)  # row 1 repeats row 0
         tensor([0, 2])
     """
-    first = mutual_information(probability_draws)  # also checks that these are probabilities
+    gain = mutual_information(probability_draws).double()  # which also checks that these are probabilities
     draws = float_tensor(probability_draws).double()
     generator = torch.Generator().manual_seed(seed)
-    outcomes, gain, chosen = Outcomes.of_no_rows(draws), first.double(), list[int]()
+    outcomes, chosen = Outcomes.of_no_rows(draws), list[int]()
     for _ in range(_checked_count(n_queries, draws.shape[1])):
         if chosen:
-            gain = outcomes.information(draws)
-        gain[chosen] = -math.inf
+            outcomes = outcomes.extended(draws[:, chosen[-1]], max_outcomes=max_outcomes, generator=generator)
+            gain[chosen[-1]] = -math.inf
+            _refresh_leaders(gain, lambda rows, known=outcomes: known.information(draws[:, rows]))
         chosen.append(int(gain.argmax()))
-        outcomes = outcomes.extended(draws[:, chosen[-1]], max_outcomes=max_outcomes, generator=generator)
     return torch.tensor(chosen)
+
+
+def _refresh_leaders(gain: Tensor, value: Callable[[Tensor], Tensor], *, block: int = 32) -> None:
+    """Updates `gain` where it matters: gains only fall as a batch grows, so rows whose old gain is below the best
+    new one cannot lead.
+    """
+    best = -math.inf
+    for rows in gain.argsort(descending=True).split(block):
+        if gain[rows[0]] < best:
+            return
+        gain[rows] = torch.where(gain[rows] == -math.inf, -math.inf, value(rows))
+        best = max(best, gain[rows].max().item())
 
 
 def variance_queries(draws: Array, n_queries: int, *, noise_variance: float) -> Tensor:

@@ -174,7 +174,7 @@ def cascade_frontier(
 ) -> CascadeFrontier:
     r"""The frontier of cost and loss when the costly network answers only where the cheap one is unsure.
 
-    At threshold $\theta$ the cost is $c_\text{cheap} + P(u > \theta)\, c_\text{costly}$ (every row pays for the cheap one),
+    At threshold $\theta$ the cost is $c_\text{cheap} + P(u > \theta)\, c_\text{costly}$ (every row pays for the cheap),
     the loss $\mathbb E[\ell_\text{cheap} \mathbb 1(u \le \theta) + \ell_\text{costly} \mathbb 1(u > \theta)]$.
 
     Args:
