@@ -1,6 +1,5 @@
-"""Small dropout networks trained on scikit-learn's bundled data, and draws from them with explicit masks."""
+"""Small dropout networks and the bundled data of scikit-learn to train them on."""
 
-from collections.abc import Callable
 from itertools import pairwise
 
 import sklearn.datasets
@@ -40,33 +39,3 @@ def trained(net: nn.Sequential, x: Tensor, y: Tensor, *, steps: int, lr: float =
         loss.backward()
         optimiser.step()
     return net
-
-
-def function_draw(net: nn.Sequential, seed: int) -> Callable[[Tensor], Tensor]:
-    """One draw as a function: a mask per site, the same for every row and every call."""
-    generator = torch.Generator().manual_seed(seed)
-    widths = [layer.out_features for layer in net if isinstance(layer, nn.Linear)]
-    rates = [layer.p for layer in net if isinstance(layer, nn.Dropout)]
-    masks = [torch.rand(w, generator=generator).ge(rate) / (1 - rate) for w, rate in zip(widths, rates, strict=False)]
-
-    def draw(x: Tensor) -> Tensor:
-        sites = iter(masks)
-        for layer in net:
-            x = x * next(sites) if isinstance(layer, nn.Dropout) else layer(x)
-        return x
-
-    return draw
-
-
-def shared_draws(net: nn.Sequential, x: Tensor, n_draws: int, *, seed: int = 0) -> Tensor:
-    """Draws of the network's output with one mask per draw for all rows, `[draw, row, output]`."""
-    with torch.no_grad():
-        return torch.stack([function_draw(net, seed * 1_000_003 + index)(x) for index in range(n_draws)])
-
-
-def row_draws(net: nn.Sequential, x: Tensor, n_draws: int, *, seed: int = 0) -> Tensor:
-    """Draws of the network's output with a fresh mask for every row, `[draw, row, output]`."""
-    torch.manual_seed(seed)
-    net.train()
-    with torch.no_grad():
-        return torch.stack([net(x) for _ in range(n_draws)])

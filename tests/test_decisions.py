@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dropbayes import calibration, decisions, information, scores
+import dropbayes as db
+from dropbayes import calibration, decisions, scores
 from tests import small_networks
 
 
@@ -85,18 +86,17 @@ def test_a_row_without_a_number_is_deferred():
 
 @pytest.fixture(scope="module")
 def digits():
-    """600 training rows; the rest halved into held-out and test rows, with 50 draws of a network on each."""
+    """Rows of digits, 600 for training, and a network's prediction for the others: 600 held out, 597 for testing."""
     x, y = small_networks.standardised("digits")
     order = torch.randperm(len(x), generator=generator())
     x, y = x[order], y[order]
     net = small_networks.trained(small_networks.network(64, 128, 128, 10, drop_prob=0.5), x[:600], y[:600], steps=500)
-    draws = small_networks.row_draws(net, x[600:], 50).softmax(-1)
-    return x, y, draws
+    return x, y, db.predict(net, x[600:], n_draws=50, likelihood=db.Categorical())
 
 
 def test_deferring_a_tenth_of_digits_by_mutual_information_removes_most_errors(digits):
-    _, y, draws = digits
-    uncertainty, wrong = information.mutual_information(draws), draws.mean(0).argmax(-1) != y[600:]
+    _, y, prediction = digits
+    uncertainty, wrong = prediction.mutual_information, prediction.mean.argmax(-1) != y[600:]
     rule = decisions.deferral_for_workload(uncertainty[:600], fraction=0.1)
     deferred, wrong = rule.defers(uncertainty[600:]), wrong[600:]
     assert wrong.sum() >= 10
@@ -105,8 +105,8 @@ def test_deferring_a_tenth_of_digits_by_mutual_information_removes_most_errors(d
 
 
 def test_deferral_for_error_keeps_digits_under_two_percent_wrong(digits):
-    _, y, draws = digits
-    uncertainty, wrong = information.mutual_information(draws), draws.mean(0).argmax(-1) != y[600:]
+    _, y, prediction = digits
+    uncertainty, wrong = prediction.mutual_information, prediction.mean.argmax(-1) != y[600:]
     rule = decisions.deferral_for_error(uncertainty[:600], wrong[:600], target=0.02)
     kept = ~rule.defers(uncertainty[600:])
     assert wrong[600:].double().mean() > 0.02
@@ -156,11 +156,11 @@ def test_cascade_on_digits_reaches_the_large_network_at_under_half_its_cost(digi
     )
 
     def cheap(rows):
-        draws = small_networks.row_draws(cheap_net, rows, 20).softmax(-1)
-        return draws.mean(0), information.predictive_entropy(draws)
+        prediction = db.predict(cheap_net, rows, n_draws=20, likelihood=db.Categorical())
+        return prediction.mean, prediction.entropy
 
     def costly(rows):
-        return small_networks.row_draws(costly_net, rows, 50).softmax(-1).mean(0)
+        return db.predict(costly_net, rows, n_draws=50, likelihood=db.Categorical()).mean
 
     def multiplications(net, n_draws):
         return n_draws * sum(weight.numel() for weight in net.parameters() if weight.dim() == 2)
@@ -231,7 +231,7 @@ def regret_of_treating_tumours(policy, seed, *, steps=400, warm_up=20):
 
 def thompson(net, state, seed):
     with torch.no_grad():
-        return decisions.thompson_action(small_networks.function_draw(net, seed), state)[0]
+        return decisions.thompson_action(db.function_draw(net, index=0, n_draws=1, seed=seed), state)[0]
 
 
 def epsilon_greedy(net, state, seed):
@@ -287,7 +287,7 @@ def test_weighing_costs_on_breast_cancer_costs_less_than_the_most_probable_class
         net = small_networks.trained(
             small_networks.network(30, 64, 64, 2, drop_prob=0.5, seed=seed), x[train], y[train], steps=200
         )
-        probabilities = small_networks.row_draws(net, x[test], 100).softmax(-1).mean(0)
+        probabilities = db.predict(net, x[test], n_draws=50, likelihood=db.Categorical()).mean
         paid["most probable"] += cost[y[test], probabilities.argmax(-1)].mean().item() / 3
         paid["least cost"] += cost[y[test], decisions.least_cost_action(probabilities, cost)].mean().item() / 3
         action = decisions.least_cost_action(probabilities, with_referral)
@@ -309,8 +309,8 @@ def test_recalibration_and_conformal_intervals_mend_overconfidence_on_diabetes()
         net = small_networks.trained(
             small_networks.network(10, 50, 50, 1, drop_prob=0.2, seed=seed), x[train], y[train], steps=300, lr=1e-3
         )
-        draws = small_networks.row_draws(net, x, 100).squeeze(-1)
-        mean, std = draws.mean(0), draws.std(0)
+        prediction = db.predict(net, x, n_draws=50)
+        mean, std = prediction.mean.squeeze(-1), prediction.std.squeeze(-1)
         scale = calibration.std_scale(mean[held_out], std[held_out], y[held_out])
         for name, factor in (("raw", 1.0), ("scaled", scale)):
             half = 1.6449 * factor * std[test]
