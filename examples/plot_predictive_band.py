@@ -1,9 +1,8 @@
-"""
-Predictive band with draws
+"""Predictive band with draws
 ==========================
 
-A network with dropout is a distribution over functions. Its mean and its band say where it is unsure; its draws, each one
-function, say what it considers possible there.
+A network with dropout is a distribution over functions. Its mean and its band say where it is unsure; its draws, each
+one function, say what it considers possible there.
 """
 
 # %%
@@ -43,7 +42,7 @@ figure, ax = plt.subplots(figsize=(7, 3.8), layout="constrained")
 plots.predictive_band(
     grid, prediction.mean.squeeze(), std=prediction.std.squeeze(), draws=draws, observed=(x, y), ax=ax
 )
-ax.set_title("Unsure in the gap and beyond the data")
+ax.set_title("The band, and six of the functions it stands for")
 ax.legend(frameon=False, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize="small")
 
 # %%

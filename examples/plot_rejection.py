@@ -1,5 +1,4 @@
-"""
-Deferring to a person
+"""Deferring to a person
 =====================
 
 A person can look at a tenth of the images. Which tenth, and how many of the network's errors do they catch?

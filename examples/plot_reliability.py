@@ -1,5 +1,4 @@
-"""
-Reliability diagram
+"""Reliability diagram
 ===================
 
 When a classifier says 80 %, is it right four times in five? The diagram sets claim against frequency; the bars show two
@@ -7,8 +6,7 @@ standard errors, so that chance is not read as a fault.
 """
 
 # %%
-# A network for the handwritten digits of scikit-learn, fitted to 300 images, a third of their labels corrupted so that
-# there is something to be unsure of.
+# A network for the handwritten digits of scikit-learn, seen through noise so that there is something to be unsure of.
 import pathlib
 import sys
 
@@ -22,11 +20,9 @@ from dropbayes import calibration, plots, scores
 
 torch.manual_seed(0)
 images, labels = (torch.tensor(array) for array in load_digits(return_X_y=True))
-x = (images / 16).float()
-order = torch.randperm(len(x))
-x, y = x[order], labels[order]
-corrupted = torch.rand(len(y)) < 0.3
-y = torch.where(corrupted, torch.randint(10, y.shape), y)
+order = torch.randperm(len(labels))
+x, y = (images / 16).float()[order], labels[order]
+x = x + 0.4 * torch.randn(x.shape)
 train, held_out, test = slice(0, 500), slice(500, 900), slice(900, None)
 
 net = nn.Sequential(
@@ -40,8 +36,8 @@ for _ in range(250):
 net.eval()
 
 # %%
-# Three claims of the same network: its plain output, the mean over draws, and the draws after fitting one temperature on
-# held-out images.
+# Three claims of the same network: its plain output, the mean over draws, and the mean over draws after fitting one
+# temperature on held-out images.
 with torch.no_grad():
     plain = net(x[test]).softmax(-1)
 logits = db.draws(net, x, n_draws=100)
@@ -58,7 +54,7 @@ for name, probabilities in claims.items():
     plots.reliability_diagram(
         calibration.class_reliability(probabilities, y[test]), label=f"{name}: ECE {error:.3f}", ax=ax
     )
-ax.set_title("Digits with a third of the labels wrong")
+ax.set_title("Digits seen through noise")
 
 # %%
 if __name__ == "__main__":

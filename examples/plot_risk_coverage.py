@@ -1,9 +1,8 @@
-"""
-Risk against coverage
+"""Risk against coverage
 =====================
 
-Keep the rows the network is surest of: how wrong is it on those? The curve shows every choice at once, and its area ranks
-uncertainties by how well they know the errors.
+Keep the rows the network is surest of: how wrong is it on those? The curve shows every choice at once, and its area
+ranks uncertainties by how well they know the errors.
 """
 
 # %%

@@ -1,5 +1,4 @@
-"""
-The percentile of an uncertainty
+"""The percentile of an uncertainty
 ================================
 
 A standard deviation of 5: is that much? The paper's answer is to fit a simple distribution to the uncertainties of the
@@ -52,9 +51,9 @@ narrow, wide = 0.2 + 1.8 * torch.rand(300), 10 + 5 * torch.rand(300)
 for training, look in ((narrow, "-"), (wide, "--")):
     fitted = calibration.uncertainty_reference(training)
     grid = torch.linspace(0.01, 18, 800)
-    five = fitted.percentile(torch.tensor(5.0)).item()
+    five = plots.percentile_text(fitted.percentile(torch.tensor(5.0)).item())
     right.hist(training, bins=15, density=True, color="0.88", edgecolor="0.6", lw=0.5)
-    right.plot(grid, fitted.density(grid), color="black", ls=look, label=f"std 5 is at percentile {five:.1f}")
+    right.plot(grid, fitted.density(grid), color="black", ls=look, label=f"here 5 is {five}")
 right.axvline(5, color="#c04a00", lw=1.2, ls="-.")
 right.set(title="The paper's example: std 5", xlabel="uncertainty", ylabel="density", xlim=(0, 18))
 right.legend(frameon=False)

@@ -67,6 +67,16 @@ def test_mutual_information_keeps_its_digits_when_draws_almost_agree():
     torch.testing.assert_close(info.mutual_information(draws)[0], expected, rtol=1e-6, atol=0.0)
 
 
+@pytest.mark.parametrize("sharpness", [1.0, 10.0, 40.0, 200.0])
+def test_single_precision_agrees_with_double_however_saturated_the_probabilities(sharpness):
+    draws = random_draws(20, 50, 4, sharpness=sharpness)  # at 40, many are 1e-20 beside 1; at 200, exactly 0
+    for quantity in (info.predictive_entropy, info.expected_entropy, info.mutual_information):
+        exact = quantity(draws)
+        torch.testing.assert_close(quantity(draws.float()).double(), exact, rtol=1e-5, atol=1e-6)
+    difference = info.predictive_entropy(draws) - info.expected_entropy(draws)
+    torch.testing.assert_close(info.mutual_information(draws), difference, rtol=1e-10, atol=1e-13)
+
+
 def test_a_class_that_no_draw_considers_changes_nothing():
     draws = random_draws(9, 4, 3)
     padded = torch.cat([draws, torch.zeros(9, 4, 1, dtype=torch.float64)], -1)

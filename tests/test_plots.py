@@ -4,6 +4,11 @@ import matplotlib
 
 matplotlib.use("Agg")
 
+import os
+import pathlib
+import subprocess
+import sys
+
 import matplotlib.colors
 import matplotlib.pyplot as plt
 import numpy as np
@@ -91,8 +96,8 @@ def test_uncertainty_histogram_marks_new_points_with_their_percentile(ax):
     reference = calibration.uncertainty_reference(training)
     plots.uncertainty_histogram(training, reference=reference, new=torch.tensor([1.0, 5.0]), ax=ax)
     expected = reference.percentile(torch.tensor(1.0, dtype=torch.float64)).item()
-    texts = [text.get_text() for text in ax.texts]
-    assert texts == [f"percentile {expected:.1f}", "above the 99.9th percentile"]
+    texts = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert texts[-2:] == [f"new point 1: percentile {expected:.1f}", "new point 5: above percentile 99.9"]
     area = sum(patch.get_width() * patch.get_height() for patch in ax.patches)
     assert area == pytest.approx(1.0)
 
@@ -101,3 +106,18 @@ def test_new_axes_are_made_when_none_are_given():
     axes = plots.reliability_diagram(calibration.quantile_reliability(values(200)))
     assert axes.figure is not None
     plt.close(axes.figure)
+
+
+GALLERY = sorted((pathlib.Path(__file__).parent.parent / "examples").glob("plot_*.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", GALLERY, ids=lambda path: path.stem)
+def test_gallery_script_writes_a_figure_into_the_folder_given(script, tmp_path):
+    environment = os.environ | {"MPLBACKEND": "Agg", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, script, tmp_path], check=True, env=environment, capture_output=True)
+    figures = list(tmp_path.glob("*.png"))
+    assert figures
+    for figure in figures:
+        image = plt.imread(figure)
+        assert image.std() > 0.05  # not blank

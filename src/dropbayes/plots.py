@@ -107,7 +107,7 @@ def risk_coverage_diagram(curve: RiskCoverage, *, label: str | None = None, ax: 
     name = f"{label or 'uncertainty'} (area {curve.area.item():.3g})"
     ax.plot(coverage, risk, gid="curve", lw=1.5, ms=4, markevery=0.125, mfc="white", label=name, **style)
     ax.set(xlim=(0, 1), xlabel="coverage: share of rows kept", ylabel="risk: mean loss of the rows kept")
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(0, max(ax.get_ylim()[1], 1.7 * risk.max()))  # room for the legend above the curves
     return _with_legend(ax, loc="upper left")
 
 
@@ -163,23 +163,26 @@ def uncertainty_histogram(
     end = 1.05 * max(training.max(), *points.tolist(), 0.0)
     grid = torch.linspace(end / 2000, end, 1000, dtype=torch.float64)
     ax.plot(grid, reference.density(grid), color="black", lw=1.5, label=f"fitted {reference.family}")
-    top = ax.get_ylim()[1]
     for index, point in enumerate(points):
         percentile = reference.percentile(torch.tensor(point, dtype=torch.float64)).item()
-        ax.axvline(point, color="#c04a00", lw=1.2, ls="--", label=None if index else "new points")
-        ax.annotate(
-            _percentile_text(percentile), (point, top * 0.97), xytext=(3, 0), textcoords="offset points", rotation=90,
-            va="top",
-        )  # fmt: skip
+        style = _CURVES[1 + index % (len(_CURVES) - 1)]
+        name = f"new point {point:.3g}: {percentile_text(percentile)}"
+        ax.axvline(point, color=style["color"], ls=style["linestyle"], lw=1.5, label=name)
+    top = (1.3 + 0.1 * len(points)) * ax.get_ylim()[1]  # room for the legend above the bars
     ax.set(xlim=(0, end), ylim=(0, top), xlabel="uncertainty", ylabel="density")
-    ax.legend(frameon=False, loc="best")
-    return ax
+    return _with_legend(ax, loc="upper right")
 
 
-def _percentile_text(percentile: float) -> str:
+def percentile_text(percentile: float) -> str:
+    """The percentile in words, without a claim of digits no fit can have.
+
+    Examples:
+        >>> percentile_text(99.98), percentile_text(12.34)
+        ('above percentile 99.9', 'percentile 12.3')
+    """
     if percentile > 99.9:
-        return "above the 99.9th percentile"
-    return f"percentile {percentile:.1f}" if percentile >= 0.1 else "below the 0.1th percentile"
+        return "above percentile 99.9"
+    return f"percentile {percentile:.1f}" if percentile >= 0.1 else "below percentile 0.1"
 
 
 def _axes(ax: Axes | None) -> Axes:
@@ -203,5 +206,5 @@ def _next_curve(ax: Axes) -> dict[str, Any]:
 
 
 def _with_legend(ax: Axes, *, loc: str) -> Axes:
-    ax.legend(frameon=False, loc=loc)
+    ax.legend(loc=loc, facecolor="white", edgecolor="none", framealpha=0.9)
     return ax
