@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 import dropbayes as db
@@ -62,6 +63,20 @@ def test_error_rule_of_a_coin_flip_would_be_broken_by_a_naive_threshold():
         naive = uncertainty.sort().values[(curve.risk <= 0.06).nonzero().max()]
         broken += naive**2 / 6 > 0.06
     assert broken / 200 > 0.4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_error_rule_takes_the_largest_cut_whose_clopper_pearson_bound_is_below_the_target(seed):
+    uncertainty = uniform(300, seed=seed)
+    wrong = uniform(300, seed=50 + seed) < uncertainty**2 / 2
+    certified = [-math.inf]
+    for j in range(1, 11):
+        cut = math.inf if j == 10 else uncertainty.sort().values[30 * j - 1].item()
+        errors, kept = int(wrong[uncertainty < cut].sum()), int((uncertainty < cut).sum())
+        if scipy.stats.beta.ppf(1 - 0.1 / 10, errors + 1, kept - errors) <= 0.1:
+            certified.append(math.nextafter(cut, -math.inf))
+    rule = decisions.deferral_for_error(uncertainty, wrong, target=0.1, confidence=0.9, n_candidates=10)
+    assert rule.threshold == max(certified) > -math.inf
 
 
 def test_error_rule_keeps_exactly_the_rows_it_counted():
