@@ -1,6 +1,7 @@
 """The shape of the package: which module may import which, and that each has its tests."""
 
 import ast
+import os
 import pathlib
 import subprocess
 import sys
@@ -18,27 +19,34 @@ RANK = {
     "masks": 0,
     "information": 0,
     "scores": 0,
+    "trees": 0,
+    "streaming": 0,
+    "fused_recurrence": 0,
     "processes": 1,
     "layers": 1,
-    "recurrent": 1,
+    "recurrent": 2,
     "calibration": 1,
     "decisions": 1,
     "acquisition": 1,
+    "operations": 2,
+    "sequential": 2,
     "conversion": 2,
-    "objective": 2,
-    "sites": 2,
-    "sampling": 3,
-    "predictive": 4,
-    "training": 4,
-    "population": 4,
-    "storage": 4,
-    "estimators": 5,
-    "plots": 5,
-    "experiments": 6,
-    "report": 7,
-    "cli": 7,
-    "__init__": 8,
-    "__main__": 8,
+    "objective": 3,
+    "sites": 3,
+    "sampling": 4,
+    "statistics": 5,
+    "predictive": 6,
+    "evaluation": 7,
+    "training": 7,
+    "population": 7,
+    "storage": 7,
+    "estimators": 8,
+    "plots": 8,
+    "experiments": 9,
+    "report": 10,
+    "cli": 10,
+    "__init__": 11,
+    "__main__": 11,
 }
 
 
@@ -77,6 +85,7 @@ def test_import_loads_torch_and_numpy_only():
         "import sys, torch, numpy; before = set(sys.modules); import dropbayes; "
         "print(sorted({m.split('.')[0] for m in set(sys.modules) - before if not m.startswith('_')}))"
     )
-    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
     third_party = set(ast.literal_eval(out.stdout)) - set(sys.stdlib_module_names) - {"dropbayes", "torch", "numpy"}
     assert not third_party, third_party

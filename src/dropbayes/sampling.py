@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dropbayes.masks import SAMPLERS, Keys, keep_mask, uniform
 from dropbayes.operations import Interception, Noise
-from dropbayes.sequential import Perceptron, PerceptronDraws, compact_draw, perceptron
+from dropbayes.sequential import Perceptron, compact_draw, perceptron, prepared_draws
 from dropbayes.sites import Anatomy, anatomy, checked_network, eagerly, view
 from dropbayes.trees import Inputs, as_inputs, split
 
@@ -29,12 +29,14 @@ MASKS = ("shared", "row")
 
 # Tile sizes. A lone row is padded to a whole tile, so a tile's work is bounded by what the calls that evaluate it cost
 # anyway, counted in operations. Measured, not derived; any value gives right results.
-_FREE_OPERATIONS = {"cpu": 4e7, "cuda": 4e9}
-_FREE_OPERATIONS_DIRECT = {"cpu": 4e6, "cuda": 4e9}
+_FREE_OPERATIONS = {"cpu": 8e7, "cuda": 8e9}
+_FREE_OPERATIONS_DIRECT = {"cpu": 2e6, "cuda": 4e9}
 _MOST_ROWS = 256
 _FEWEST_PAIRS = 8
+_FEWEST_PAIRS_DIRECT = {"shared": 64, "row": 512}  # a layer that is one product needs more rows to be fast
 _WORKING_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
 _LIVE_TENSORS = 4  # as many tensors of the largest size are alive at once
+_DIRECT_ROWS = 64  # the direct path does so many rows at once: few enough for the cache
 _MACRO_ROWS = 1024  # the direct path hands its tiles on in batches of this many rows
 
 
@@ -70,11 +72,12 @@ def draws(
     keys = checked_keys(n_draws, seed, sampler)
     plan = Plan.of(net, inputs, keys=keys, masks=masks, max_bytes=max_bytes)
     results: list[Tensor] = []
-    for tile in plan.tiles(inputs):
-        if not results:
-            results = [out.new_empty((keys.n_draws, inputs.n_rows, *out.shape[2:])) for out in tile.outputs]
-        for result, out in zip(results, tile.outputs, strict=True):
-            result[tile.draws.start : tile.draws.stop, tile.rows.start : tile.rows.stop] = out
+    with torch.no_grad():
+        for tile in plan.tiles(inputs):
+            if not results:
+                results = [out.new_empty((keys.n_draws, inputs.n_rows, *out.shape[2:])) for out in tile.outputs]
+            for result, out in zip(results, tile.outputs, strict=True):
+                result[tile.draws.start : tile.draws.stop, tile.rows.start : tile.rows.stop] = out
     return plan.anatomy.structure.build(plan.arranged(results, leading=1))
 
 
@@ -160,7 +163,6 @@ class Plan:
     draws: range
     way: str
     compact: bool = False
-    _prepared: PerceptronDraws | None = None
 
     @classmethod
     def of(
@@ -201,7 +203,8 @@ class Plan:
         direct = perceptron(net) if plain else None
         # Rows with masks of their own cannot share products, only calls.
         free = _FREE_OPERATIONS_DIRECT if direct is not None and masks == "shared" else _FREE_OPERATIONS
-        rows, chunk = _tile_shape(found, len(wanted), inputs.device.type, free, max_bytes)
+        pairs = _FEWEST_PAIRS if direct is None else _FEWEST_PAIRS_DIRECT[masks]
+        rows, chunk = _tile_shape(found, wanted, keys.n_draws, inputs.device.type, free, pairs, max_bytes)
         way = "direct" if direct is not None else _ways_that_worked.get(net, _WAYS[0])
         compact = direct is not None and not exact_rows and masks == "shared" and direct.is_wide
         if compact:
@@ -231,7 +234,7 @@ class Plan:
         step = self._rows_at_once()
         for start in range(0, inputs.n_rows, step):
             stop = min(start + step, inputs.n_rows)
-            leaves = inputs.rows(self._padded(start, stop))
+            leaves = inputs.padded_rows(start, stop, 1 if self.compact else self.tile_rows)
             position = self.draws.start
             while position < self.draws.stop:
                 chunk = range(position, min(position + self.tile_draws, self.draws.stop))
@@ -253,12 +256,6 @@ class Plan:
         blocks = max(1, min(_MACRO_ROWS, 2**18 // self.tile_draws) // self.tile_rows)
         return blocks * self.tile_rows
 
-    def _padded(self, start: int, stop: int) -> Tensor:
-        """The rows from `start` to `stop`, the last one repeated to fill the last tile: padding adds nothing new."""
-        unit = 1 if self.compact else self.tile_rows
-        length = math.ceil((stop - start) / unit) * unit
-        return torch.arange(start, start + length).clamp_(max=stop - 1)
-
     def arranged(self, tensors: list[Tensor], *, leading: int) -> list[Tensor]:
         """The tensors with their row axis, which stands after `leading` axes, where the network has it."""
         pairs = zip(tensors, self.anatomy.row_axes, strict=True)
@@ -278,15 +275,15 @@ class Plan:
         assert self.direct is not None
         if self.compact:
             return [torch.stack([compact_draw(self.direct, x, keys=self.keys, draw=draw) for draw in chunk])], None
-        if self._prepared is None or self._prepared.draws != chunk or self._prepared.keys != self.keys:
-            self._prepared = PerceptronDraws(
-                self.direct, self.keys, chunk, per_row=self.per_row, integrate=self.integrate, like=x
-            )
-        blocks = x.split(self.tile_rows)
-        results = [self._prepared(block, first + place * self.tile_rows) for place, block in enumerate(blocks)]
-        outputs = torch.cat([out for out, _ in results], dim=1)[:, :real]
+        prepared = prepared_draws(
+            self.direct, self.keys, chunk, block=self.tile_rows, per_row=self.per_row, integrate=self.integrate, like=x
+        )
+        size = max(self.tile_rows, _DIRECT_ROWS)
+        parts = x.split(size)
+        results = [prepared(part, first + place * size) for place, part in enumerate(parts)]
+        outputs = _joined_rows([out for out, _ in results], real)
         variances = [variance for _, variance in results if variance is not None]
-        return [outputs], [torch.cat(variances, dim=1)[:, :real]] if variances else None
+        return [outputs], [_joined_rows(variances, real)] if variances else None
 
     def _mapped(
         self, own: nn.Module, inputs: Inputs, leaves: list[Any], chunk: range, rows: range, real: int
@@ -305,6 +302,10 @@ class Plan:
                 return outputs
 
 
+def _joined_rows(parts: list[Tensor], real: int) -> Tensor:
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))[:, :real]
+
+
 def _check_random(found: Anatomy) -> None:
     if any(site.is_random for site in found.sites):
         return
@@ -318,22 +319,27 @@ def _check_random(found: Anatomy) -> None:
 
 
 def _tile_shape(
-    found: Anatomy, n_draws: int, device: str, free: dict[str, float], max_bytes: int | None
+    found: Anatomy,
+    wanted: range,
+    n_draws: int,
+    device: str,
+    free: dict[str, float],
+    fewest_pairs: int,
+    max_bytes: int | None,
 ) -> tuple[int, int]:
     """The rows and draws of a tile: from the network and the number of draws alone (and a memory bound, if it binds)."""
-    a_row = found.prefix_cost + n_draws * found.suffix_cost
+    a_row = found.prefix_cost + len(wanted) * found.suffix_cost
     affordable = free.get(device, free["cuda"]) / max(a_row, 1.0)
     rows = 2 ** int(math.log2(min(max(affordable, 1.0), _MOST_ROWS)))
-    # Where nearly all work is shared by the draws, four rows of it are still far below the draws one by one.
-    if found.prefix_cost > n_draws * found.suffix_cost and n_draws >= 32:
-        rows = max(rows, 4)
-    rows = max(rows, 2 ** math.ceil(math.log2(_FEWEST_PAIRS / min(n_draws, _FEWEST_PAIRS))))
+    if a_row < n_draws * (found.prefix_cost + found.suffix_cost) / 16:
+        rows = max(rows, 4)  # nearly all work is shared: four rows of it are far below one row drawn one by one
+    elif len(wanted) < fewest_pairs:
+        rows = max(rows, 2 ** math.ceil(math.log2(fewest_pairs / len(wanted))))
     limit = max_bytes if max_bytes is not None else _WORKING_BYTES.get(device, _WORKING_BYTES["cuda"])
     pairs = max(1, limit // max(found.pair_bytes * _LIVE_TENSORS, 1))
     rows = min(rows, 2 ** int(math.log2(pairs)))
-    most = max(1, pairs // rows)
-    chunks = math.ceil(n_draws / most)
-    return rows, math.ceil(n_draws / chunks)
+    chunks = math.ceil(len(wanted) / max(1, pairs // rows))
+    return rows, math.ceil(len(wanted) / chunks)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

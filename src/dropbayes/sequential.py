@@ -7,8 +7,12 @@ layers can be left out of the products.
 
 from __future__ import annotations
 
+import functools
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +29,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _FOLDED_ELEMENTS = 2**20  # masked copies of a weight matrix, one a draw, are made up to this size
 _COMPACT_WIDTH = 256  # leaving units out pays for its copying from this width,
 _COMPACT_DROP_PROB = 0.25  # and from this share of dropped units
+
+_LARGE_WEIGHTS = 2**14
 
 Step = Callable[[Tensor], Tensor]
 
@@ -64,31 +70,37 @@ def perceptron(net: nn.Module) -> Perceptron | None:
 
 
 class PerceptronDraws:
-    """Some draws of a perceptron, prepared once and then evaluated on one block of rows after another."""
+    """Some draws of a perceptron, prepared once and then evaluated on rows in blocks of one size.
 
-    def __init__(self, net: Perceptron, keys: Keys, draws: range, *, per_row: bool, integrate: bool, like: Tensor) -> None:
+    Matrix products are made block by block, so that a row has the same bits whatever rows it comes with; all else is
+    done for many blocks at once.
+    """
+
+    def __init__(
+        self, net: Perceptron, keys: Keys, draws: range, *, block: int, per_row: bool, integrate: bool, like: Tensor
+    ) -> None:
         """Prepares the draws.
 
         Args:
             net: The layers.
             keys: Seed, number of draws and sampler.
             draws: Which draws.
+            block: The number of rows in a product.
             per_row: Whether each row has masks of its own.
             integrate: Leave the last dropout out and give its variance; it must stand right before the last layer.
             like: The rows: their dtype and device are those of the masks.
         """
-        self.keys, self.draws, self.per_row, self.like = keys, draws, per_row, like
+        self.keys, self.draws, self.block, self.per_row, self.like = keys, draws, block, per_row, like
         self.variance: Tensor | None = None
         self._first_row = 0
-        self._n_rows = 0
         # Until the first site there is no draw axis. Then it stands after the rows where masks are shared (the product
         # with the folded weights of all draws has it there), and before them where each row has its own.
         self._drawn = False
         self.steps = self._steps(net.layers, integrate)
 
     def __call__(self, x: Tensor, first_row: int) -> tuple[Tensor, Tensor | None]:
-        """The outputs `[draw, row, out]` of a block of rows, and their variances over the integrated site."""
-        self._first_row, self._n_rows = first_row, x.shape[0]
+        """The outputs `[draw, row, out]` of whole blocks of rows, and their variances over the integrated site."""
+        self._first_row = first_row
         h = x
         for step in self.steps:
             h = step(h)
@@ -102,28 +114,48 @@ class PerceptronDraws:
     def _steps(self, layers: tuple[nn.Module, ...], integrate: bool) -> list[Step]:
         steps: list[Step] = []
         sites = [place for place, layer in enumerate(layers) if isinstance(layer, nn.Dropout)]
-        skip = -1
+        done = -1  # the last layer that a step has taken in
         for place, layer in enumerate(layers):
-            if place == skip:
+            if place <= done:
                 continue
+            done = place
             if isinstance(layer, nn.Dropout):
                 site, after = sites.index(place), layers[place + 1] if place + 1 < len(layers) else None
                 if integrate and place == sites[-1]:
                     assert isinstance(after, nn.Linear)
                     steps.append(self._integrated(layer.p, after))
-                    skip = place + 1
-                elif isinstance(after, nn.Linear) and self._folds(after):
+                    done = place + 1
+                    continue
+                if isinstance(after, nn.Linear) and self._folds(after):
                     steps.append(self._folded(site, layer.p, after))
-                    skip, self._drawn = place + 1, True
+                    done = place + 1
                 else:
                     steps.append(self._dropped_rows(site, layer.p) if self.per_row else self._dropped(site, layer.p))
-                    self._drawn = True
+                self._drawn = True
             elif isinstance(layer, nn.Linear):
                 steps.append(self._linear(layer))
             else:
-                # The first draws may still be views of the rows given: only later tensors are written over.
+                # The first tensors may still be views of the rows given: only later ones are written over.
                 steps.append(_IN_PLACE.get(type(layer), layer) if self._drawn else layer)
         return steps
+
+    def _product(self, h: Tensor, weight: Tensor) -> Tensor:
+        """h @ weight for `[row, (draw,) feature]`, a block of rows at a time (all at once for per-row masks)."""
+        flat = h.reshape(-1, h.shape[-1])
+        size = self.block * flat.shape[0] // h.shape[0]
+        if self.per_row or size == flat.shape[0]:
+            return flat @ weight
+        if weight.is_contiguous():
+            out = flat.new_empty(flat.shape[0], weight.shape[1])
+            for part, result in zip(flat.split(size), out.split(size), strict=True):
+                torch.mm(part, weight, out=result)
+            return out
+        return torch.cat([part @ weight for part in flat.split(size)])
+
+    @staticmethod
+    def _transposed(weight: Tensor) -> Tensor:
+        """The weights as the right factor, laid out for the faster kernel: rows first only where they are few."""
+        return weight.t() if weight.numel() >= _LARGE_WEIGHTS else weight.t().contiguous()
 
     def _mask(self, site: int, drop_prob: float, width: int, rows: range | None) -> Tensor:
         shape = (1, width)  # one row's shape in any other path: the words of a mask are counted in it
@@ -131,60 +163,106 @@ class PerceptronDraws:
             self.keys, site, drop_prob=drop_prob, draws=self.draws, rows=rows, shape=shape, dtype=self.like.dtype,
             device=self.like.device,
         )  # fmt: skip
-        return mask.reshape(len(self.draws), -1, width)
+        return mask.view(len(self.draws), -1, width)
 
     def _folds(self, layer: nn.Linear) -> bool:
         return not self._drawn and not self.per_row and layer.weight.numel() * len(self.draws) <= _FOLDED_ELEMENTS
 
     def _folded(self, site: int, drop_prob: float, layer: nn.Linear) -> Step:
         """(x ∘ z_t) Wᵀ + b = x (z_t ∘ W)ᵀ + b: one product with the masked weights of all draws side by side."""
-        mask = self._mask(site, drop_prob, layer.in_features, None).flatten(1)
         n_draws, width = len(self.draws), layer.out_features
+        mask = self._mask(site, drop_prob, layer.in_features, None)[:, 0].t()
         scaled = (layer.weight * _scale(drop_prob)).t()
-        weights = (scaled[:, None, :] * mask.t()[:, :, None]).view(layer.in_features, n_draws * width)
-        if layer.bias is None:
-            return lambda h: (h @ weights).view(-1, n_draws, width)
-        bias = layer.bias.repeat(n_draws)
-        return lambda h: torch.addmm(bias, h, weights).view(-1, n_draws, width)
+        # A last row for the bias, read by a column of ones: a product with a bias added takes a slower kernel.
+        weights = scaled.new_empty(layer.in_features + (layer.bias is not None), n_draws, width)
+        torch.mul(scaled[:, None, :], mask[:, :, None], out=weights[: layer.in_features])
+        if layer.bias is not None:
+            weights[-1] = layer.bias
+        flat = weights.view(len(weights), -1)
+
+        def step(h: Tensor) -> Tensor:
+            if layer.bias is not None:
+                h = torch.cat([h, h.new_ones(h.shape[0], 1)], dim=1)
+            return self._product(h, flat).view(-1, n_draws, width)
+
+        return step
 
     def _dropped(self, site: int, drop_prob: float) -> Step:
-        cached: dict[int, Tensor] = {}
+        masks: dict[int, Tensor] = {}
 
         def step(h: Tensor) -> Tensor:
             width = h.shape[-1]
-            if width not in cached:
-                cached[width] = self._mask(site, drop_prob, width, None)[:, 0] * _scale(drop_prob)
-            return h * cached[width] if h.dim() == 3 else h[:, None] * cached[width]
+            if width not in masks:
+                masks[width] = self._mask(site, drop_prob, width, None)[:, 0] * _scale(drop_prob)
+            return h * masks[width] if h.dim() == 3 else h[:, None] * masks[width]
 
         return step
 
     def _dropped_rows(self, site: int, drop_prob: float) -> Step:
         def step(h: Tensor) -> Tensor:
-            rows = range(self._first_row, self._first_row + self._n_rows)
+            rows = range(self._first_row, self._first_row + h.shape[-2])
             mask = self._mask(site, drop_prob, h.shape[-1], rows)
             return mask.mul_(h * _scale(drop_prob))  # the mask is as large as the result, and nobody else's
 
         return step
 
     def _linear(self, layer: nn.Linear) -> Step:
-        transposed = layer.weight.t().contiguous()
+        transposed = self._transposed(layer.weight)
 
         def step(h: Tensor) -> Tensor:
-            flat = h.reshape(-1, h.shape[-1])
-            out = flat @ transposed if layer.bias is None else torch.addmm(layer.bias, flat, transposed)
+            out = self._product(h, transposed)
+            if layer.bias is not None:
+                out += layer.bias
             return out.view(*h.shape[:-1], -1)
 
         return step
 
     def _integrated(self, drop_prob: float, layer: nn.Linear) -> Step:
         # Var[W (h ∘ z / keep_prob)] = (W ∘ W)(h ∘ h) drop_prob / keep_prob for z ~ Bernoulli(keep_prob)
-        squares = layer.weight.square() * (drop_prob / (1 - drop_prob))
+        squares = self._transposed(layer.weight.square() * (drop_prob / (1 - drop_prob)))
+        mean = self._linear(layer)
 
         def step(h: Tensor) -> Tensor:
-            self.variance = linear(h.square(), squares)
-            return linear(h, layer.weight, layer.bias)
+            result = mean(h)
+            self.variance = self._product(h.square_() if self._drawn else h.square(), squares).view_as(result)
+            return result
 
         return step
+
+
+_prepared: OrderedDict[tuple[Any, ...], PerceptronDraws] = OrderedDict()
+_PREPARED_ENTRIES, _PREPARED_WEIGHTS = 8, 2**14
+
+
+def prepared_draws(
+    net: Perceptron, keys: Keys, draws: range, *, block: int, per_row: bool, integrate: bool, like: Tensor
+) -> PerceptronDraws:
+    """The prepared draws, remembered for small networks: one row after another with one seed prepares only once.
+
+    What is remembered is looked up by the values of the weights, so no way of changing them can go unnoticed.
+    """
+    parameters = [p for layer in net.layers for p in layer.parameters()]
+    small = sum(p.numel() for p in parameters) <= _PREPARED_WEIGHTS and like.device.type == "cpu"
+    make = functools.partial(
+        PerceptronDraws, net, keys, draws, block=block, per_row=per_row, integrate=integrate, like=like[:0]
+    )
+    if not small or like.dtype not in (torch.float32, torch.float64):
+        return make()
+    kinds = tuple(_settings(layer) for layer in net.layers)
+    values = tuple(p.detach().numpy().tobytes() for p in parameters)
+    key = (kinds, values, keys, draws, block, per_row, integrate, like.dtype, threading.get_ident())
+    found = _prepared.get(key)
+    if found is None:
+        found = _prepared[key] = make()
+        while len(_prepared) > _PREPARED_ENTRIES:
+            _prepared.popitem(last=False)
+    return found
+
+
+def _settings(layer: nn.Module) -> tuple[Any, ...]:
+    """What a layer does besides its weights."""
+    plain = [value for name, value in vars(layer).items() if not name.startswith("_") and name != "training"]
+    return (type(layer), *plain)
 
 
 def compact_draw(net: Perceptron, x: Tensor, *, keys: Keys, draw: int) -> Tensor:

@@ -59,7 +59,6 @@ class RowStatistics:
 
     def add(self, output: Tensor, variance: Tensor | None) -> None:
         """Counts in outputs `[draw, row, ...]`, with their variances over an integrated last layer."""
-        check_finite(output)
         likelihood = self.wishes.likelihood
         if self.wishes.keep_draws or self.wishes.quantiles:
             self.kept.append(output)
@@ -77,6 +76,7 @@ class RowStatistics:
         """The statistics by name, `[row, ...]`."""
         for grouped in (self.moments, self.within, self.entropies):
             grouped.finish()
+        _check_finite(self.moments.mean)
         likelihood, mean, epistemic = self.wishes.likelihood, self.moments.mean, self.moments.variance
         if integrated:
             epistemic = epistemic + self.within.value  # the law of total variance over the last layer's masks
@@ -110,10 +110,9 @@ def _entropy(probabilities: Tensor) -> Tensor:
     return -torch.special.xlogy(probabilities, probabilities).sum(-1)
 
 
-def check_finite(output: Tensor) -> None:
-    """Refuses outputs whose statistics would be meaningless."""
-    # One sum finds any NaN or infinity; an overflow of the sum alone is told apart below.
-    if output.is_floating_point() and not torch.isfinite(output.sum()) and not torch.isfinite(output).all():
+def _check_finite(mean: Tensor) -> None:
+    # One NaN or infinity among the draws makes their mean so, too.
+    if not torch.isfinite(mean).all():
         raise ValueError(
             "`net` gave NaN or infinite outputs. Check the input rows and the weights for NaN, or predict in float32."
         )

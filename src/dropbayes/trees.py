@@ -26,6 +26,24 @@ class Inputs:
         pairs = zip(self.leaves, self.is_row, strict=True)
         return [leaf.index_select(self.row_axis, index.to(leaf.device)) if row else leaf for leaf, row in pairs]
 
+    def padded_rows(self, start: int, stop: int, unit: int) -> list[Any]:
+        """The leaves with the rows from `start` to `stop`, the last repeated up to a multiple of `unit`.
+
+        A repeated row adds nothing new: no overflow, no NaN that the real rows do not have.
+        """
+        missing = -(stop - start) % unit
+        axis = self.row_axis
+
+        def cut(leaf: Tensor) -> Tensor:
+            own = leaf.narrow(axis, start, stop - start)
+            if not missing:
+                return own
+            shape = list(leaf.shape)
+            shape[axis] = missing
+            return torch.cat([own, leaf.narrow(axis, stop - 1, 1).expand(shape)], dim=axis)
+
+        return [cut(leaf) if row else leaf for leaf, row in zip(self.leaves, self.is_row, strict=True)]
+
     def block(self, start: int, stop: int) -> Inputs:
         """The rows from `start` to `stop` as inputs of their own."""
         return dataclasses.replace(self, leaves=tuple(self.rows(torch.arange(start, stop))), n_rows=stop - start)

@@ -1,0 +1,87 @@
+"""Inner products of inputs, computed so that nearly equal and nearly opposite ones keep their digits."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+def checked_inputs(x: Tensor, name: str) -> Tensor:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise TypeError(f"`{name}` must be a floating-point tensor; got {getattr(x, 'dtype', type(x).__name__)}.")
+    if x.dim() < 2 or x.shape[-1] == 0 or x.shape[-2] == 0:
+        raise ValueError(
+            f"`{name}` must be [row, input] with at least one of each; got shape {tuple(x.shape)}. "
+            "A single input column is x[:, None]."
+        )
+    if not torch.isfinite(x).all():
+        raise ValueError(f"`{name}` must be finite; got {int((~torch.isfinite(x)).sum())} NaN or infinite entries.")
+    return x
+
+
+def hypotenuse(a: Tensor, b: Tensor) -> Tensor:
+    r"""$\sqrt{a^2 + b^2}$ with the subgradient 0 at the origin, where autograd would give NaN."""
+    a, b = torch.broadcast_tensors(a, b)
+    origin = (a == 0) & (b == 0)
+    return torch.hypot(a.masked_fill(origin, 1.0), b).masked_fill(origin, 0.0)
+
+
+def root(square: Tensor) -> Tensor:
+    """The square root, 0 with a subgradient of 0 where rounding left nothing or less."""
+    return square.masked_fill(square <= 0, 1.0).sqrt().masked_fill(square <= 0, 0.0)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    r"""The inner products of two sets of inputs: all that an isotropic Gaussian over the weights sees of them.
+
+    `distance` and `area` follow from the other fields, but not to machine precision when $\mathbf x \approx
+    \pm\mathbf y$; so they are stored.
+
+    Args:
+        norm_x: $\|\mathbf x\|$, `[..., x row, 1]`.
+        norm_y: $\|\mathbf y\|$, `[..., 1, y row]`.
+        product: $\mathbf x^T \mathbf y$, `[..., x row, y row]`.
+        distance: $\|\mathbf x - \mathbf y\|$, likewise.
+        area: $(\|\mathbf x\|^2 \|\mathbf y\|^2 - (\mathbf x^T \mathbf y)^2)^{1/2}$, likewise.
+    """
+
+    norm_x: Tensor
+    norm_y: Tensor
+    product: Tensor
+    distance: Tensor
+    area: Tensor
+
+    @classmethod
+    def of_inputs(cls, x: Tensor, y: Tensor) -> Self:
+        """The pairs of every row of `x` with every row of `y`."""
+        norm_x, norm_y = (torch.linalg.vector_norm(z, dim=-1, keepdim=True) for z in (x, y))
+        unit_x, unit_y = (z / norm.masked_fill(norm == 0, 1.0) for z, norm in ((x, norm_x), (y, norm_y)))
+        # Distances by differences: the matrix-product form loses half the digits of nearly equal inputs.
+        distance = functools.partial(torch.cdist, compute_mode="donot_use_mm_for_euclid_dist")
+        norm_y = norm_y.mT
+        # sin θ = 2 sin(θ/2) cos(θ/2), and the two halves are the half-distances of the unit vectors.
+        area = 0.5 * distance(unit_x, unit_y) * distance(unit_x, -unit_y) * norm_x * norm_y
+        return cls(norm_x, norm_y, x @ y.mT, distance(x, y), area)
+
+    @classmethod
+    def of_process(cls, variance_x: Tensor, covariance: Tensor, variance_y: Tensor) -> Self:
+        """The pairs of a Gaussian process's values at x and y: its covariances are their inner products."""
+        squared_distance = variance_x + variance_y - 2 * covariance
+        squared_area = variance_x * variance_y - covariance.square()
+        return cls(
+            norm_x=root(variance_x),
+            norm_y=root(variance_y),
+            product=covariance,
+            distance=root(squared_distance),
+            area=root(squared_area),
+        )
+
+    @classmethod
+    def of_identical(cls, norm: Tensor) -> Self:
+        """The pairs of inputs with themselves, elementwise."""
+        return cls(norm, norm, norm.square(), torch.zeros_like(norm), torch.zeros_like(norm))

@@ -1,0 +1,149 @@
+r"""Expected products $\mathbb E[\sigma(u) \sigma(v)]$ of any non-linearity over a Gaussian pair."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+ElementwiseFunction = Callable[[Tensor], Tensor]
+
+HERMITE_TERMS = 256
+r"""Terms of the Hermite series: enough for TanH up to $s = 3$ at any angle, and for any $\sigma$ beyond 25 degrees."""
+
+SERIES_TOLERANCE = 1e-10
+"""The largest remainder of the Hermite series that is let pass, relative to the prior variances."""
+
+NEGLIGIBLE_TERM = 1e-19
+"""A term of the series this small beside the largest is left out: 256 of them do not reach float64's last digit."""
+
+POLAR_BLOCK = 2**19
+"""Nodes, over all pairs, evaluated at once in polar quadrature: 4 MB in float64."""
+
+SERIES_BLOCK = 2**14
+"""Pairs summed at once in the series: differentiated, it keeps two values for each term and pair, 64 MB in float64."""
+
+POLAR_RADIUS, HERMITE_RADIUS = 9.0, 12.0
+r"""Where the integrals end: $e^{-9^2/2}$ and $e^{-12^2/4}$ (a Hermite function's tail) are below 3e-16."""
+
+
+def expected_product(
+    function: ElementwiseFunction, std_u: Tensor, std_v: Tensor, angle: Tensor, *, nodes: int = 48
+) -> Tensor:
+    r"""The expectation $\mathbb E[\sigma(u) \sigma(v)]$ of Gaussians $u$, $v$ with correlation $\cos\theta$.
+
+    A Hermite series calls $\sigma$ for each row and node. The pairs for which it has not converged (nearly equal
+    directions of a saturated or kinked $\sigma$) are integrated in polar coordinates, for each pair and node.
+
+    Args:
+        function: $\sigma$, elementwise.
+        std_u: $s_u$, `[..., x row, 1]`.
+        std_v: $s_v$, `[..., 1, y row]`.
+        angle: $\theta$, `[..., x row, y row]`.
+        nodes: Nodes of the polar rule, along the radius and along each arc.
+    """
+    terms_u, rest_u = hermite_coefficients(function, std_u)
+    terms_v, rest_v = hermite_coefficients(function, std_v)
+    cosine = angle.cos()
+    total = _by_rows(_hermite_series, max(1, SERIES_BLOCK // angle.shape[-1]), terms_u, terms_v, cosine)
+    remainder = (rest_u * rest_v).sqrt() * cosine.detach().abs() ** HERMITE_TERMS
+    left = remainder > SERIES_TOLERANCE
+    if left.any():
+        pairs = [z.expand(angle.shape)[left].unsqueeze(-1) for z in (std_u, std_v, angle)]
+        polar = functools.partial(polar_quadrature, function, nodes)
+        total = total.masked_scatter(left, _by_rows(polar, max(1, POLAR_BLOCK // nodes**2), *pairs))
+    return total
+
+
+def hermite_coefficients(function: ElementwiseFunction, std: Tensor) -> tuple[Tensor, Tensor]:
+    r"""The coefficients $a_k = \mathbb E[\sigma(s z) h_k(z)]$ of $\sigma$ in normalised Hermite polynomials.
+
+    Returns:
+        $a_k$ on a new first axis, and the share $1 - \sum_k a_k^2 / \mathbb E[\sigma^2]$ of the second moment that they
+        leave out: by Cauchy and Schwarz it bounds the remainder of the series.
+    """
+    points, weights, polynomials = (torch.as_tensor(z).to(std.device) for z in _hermite_rule())
+    values = function(std.to(torch.float64).unsqueeze(-1) * points)  # in float64, or rounding would hide the rest
+    coefficients = (values * weights) @ polynomials
+    square = values.detach().square() @ weights
+    rest = (square - coefficients.detach().square().sum(-1)).abs() / square.masked_fill(square == 0, 1.0)
+    return coefficients.movedim(-1, 0).to(std.dtype).contiguous(), rest
+
+
+def _hermite_series(terms_u: Tensor, terms_v: Tensor, cosine: Tensor) -> Tensor:
+    r"""Mehler's series $\sum_k a_k(s_u) a_k(s_v) \cos^k\theta$, by Horner's rule."""
+    largest = [terms.detach().abs().flatten(1).amax(1) for terms in (terms_u, terms_v)]
+    matters = largest[0] * largest[1] > NEGLIGIBLE_TERM * largest[0].max() * largest[1].max()
+    orders = matters.nonzero().flatten().tolist()  # an odd σ has no even terms, a smooth one no high terms
+    powers = {step: cosine**step for step in {*np.diff([0, *orders]).tolist()}}
+    total = torch.zeros_like(cosine)
+    for order, lower in zip(reversed(orders), [*reversed(orders[:-1]), 0], strict=False):  # none where σ is zero
+        total = (total + terms_u[order] * terms_v[order]) * powers[order - lower]
+    return total
+
+
+def polar_quadrature(function: ElementwiseFunction, nodes: int, std_u: Tensor, std_v: Tensor, angle: Tensor) -> Tensor:
+    r"""The integral in the polar coordinates of two independent standard normals.
+
+    $u$ and $v$ change sign on two lines that cut the circle into arcs of $\pi - \theta$ (equal signs) and $\theta$
+    (opposite signs), each twice. With $\alpha$ for an arc and $\pm$ for its sign,
+
+    $$\frac{1}{2\pi} \sum_{\alpha, s = \pm 1} \alpha \int_0^1 dt \int_0^\infty \rho e^{-\rho^2/2} d\rho \;
+    \sigma\big(s s_u \rho \sin \alpha (1 - t)\big) \, \sigma\big(\pm s s_v \rho \sin \alpha t\big).$$
+
+    A Gauss-Hermite product rule would have a kink or jump of $\sigma$ at zero, or the steep middle of a saturated
+    sigmoid, inside its domain and lose its accuracy there; here both lie on the arcs' ends.
+    """
+    arc, arc_weight, radius, radius_weight = (torch.as_tensor(z).to(angle) for z in _polar_rule(nodes))
+    std_u, std_v, angle = (z.unsqueeze(-1) for z in (std_u, std_v, angle))
+    total = torch.zeros_like(angle.squeeze(-1))
+    for length, sign in ((math.pi - angle, 1.0), (angle, -1.0)):
+        # 1 - t is t read backwards: the rule is symmetric, and 1 - t would lose the digits of a small t.
+        u = (std_u * torch.sin(length * arc.flip(0))).unsqueeze(-1) * radius
+        v = (std_v * torch.sin(length * arc)).unsqueeze(-1) * (sign * radius)
+        products = function(u) * function(v) + function(-u) * function(-v)
+        total = total + length.squeeze(-1) * ((products @ radius_weight) @ arc_weight)
+    return total / (2 * math.pi)
+
+
+def _by_rows(formula: Callable[..., Tensor], n_rows: int, *tensors: Tensor) -> Tensor:
+    """The formula over blocks of `n_rows` rows (axis -2), its intermediates made again in the backward pass."""
+    differentiated = torch.is_grad_enabled() and any(z.requires_grad for z in tensors)
+    blocks = []
+    for start in range(0, max(z.shape[-2] for z in tensors), n_rows):
+        block = [z if z.shape[-2] == 1 else z[..., start : start + n_rows, :] for z in tensors]
+        blocks.append(checkpoint(formula, *block, use_reentrant=False) if differentiated else formula(*block))
+    return torch.cat(blocks, dim=-2)
+
+
+@functools.cache
+def _polar_rule(nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Gauss-Legendre nodes and weights, drawn towards the arc's two ends and towards the centre."""
+    if nodes < 2:
+        raise ValueError(f"`nodes` must be at least 2; got {nodes}.")
+    points, weights = np.polynomial.legendre.leggauss(nodes)
+    points, weights = (points + 1) / 2, weights / 2
+    arc = points**3 * (10 - 15 * points + 6 * points**2)  # the smooth step whose two derivatives vanish at both ends
+    arc_weight = weights * 30 * points**2 * (1 - points) ** 2
+    radius = POLAR_RADIUS * points**2
+    radius_weight = weights * POLAR_RADIUS * 2 * points * radius * np.exp(-(radius**2) / 2)
+    return arc, arc_weight, radius, radius_weight
+
+
+@functools.cache
+def _hermite_rule() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A Gauss-Legendre rule for the standard normal on each half-line, and the Hermite polynomials at its nodes."""
+    # Three times as many nodes as polynomials: with as many, every function would look fully expanded.
+    points, weights = np.polynomial.legendre.leggauss(3 * HERMITE_TERMS // 2)
+    points, weights = HERMITE_RADIUS * (points + 1) / 2, HERMITE_RADIUS * weights / 2
+    weights = weights * np.exp(-(points**2) / 2) / math.sqrt(2 * math.pi)
+    points, weights = np.concatenate([-points[::-1], points]), np.concatenate([weights[::-1], weights])
+    polynomials = [np.ones_like(points), points]
+    for k in range(2, HERMITE_TERMS):
+        polynomials.append((points * polynomials[-1] - math.sqrt(k - 1) * polynomials[-2]) / math.sqrt(k))
+    return points, weights, np.stack(polynomials, axis=-1)

@@ -1,0 +1,336 @@
+r"""The training of a population: members enter together, each leaves at its own last step or early-stopping point."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from dropbayes.population import randomness
+from dropbayes.population.evaluation import evaluate, fit_precision
+from dropbayes.population.program import Program
+from dropbayes.population.records import (
+    ACTIVATIONS,
+    Activation,
+    Head,
+    Member,
+    Population,
+    Table,
+    Task,
+    per_layer,
+    select,
+    stacked_table,
+)
+from dropbayes.precision import weight_decay
+
+# Members that have finished stay in the stack, their results set aside, until this share of it is idle: cutting the
+# stack costs a copy, and on a CUDA device a new capture.
+_IDLE_SHARE = 0.25
+_CHECK_DRAWS = 32
+
+
+def train(
+    tasks: Sequence[Task],
+    members: Sequence[Member],
+    *,
+    hidden: Sequence[int] = (50,),
+    likelihood: Head = "gaussian",
+    activation: Activation = "relu",
+    batch_size: int = 128,
+    schedule: Literal["constant", "cosine"] = "constant",
+    learn_drop_prob: bool = False,
+    check_every: int | None = None,
+    patience: int = 5,
+    start: Population | None = None,
+    n_classes: int | None = None,
+    device: str | torch.device = "auto",
+    dtype: torch.dtype = torch.float32,
+    progress: bool | None = None,
+) -> Population:
+    r"""The members, each trained by Adam on its own task, all as one tensor program.
+
+    Member b minimises $\tfrac1N \sum_n E(\mathbf y_n, \widehat{\mathbf y}_n) + \sum_i \lambda_{bi} \|\mathbf M_i\|^2$
+    on its standardised rows [GG16, eq:L:dropout], with $E = \tfrac12 \|\mathbf y - \widehat{\mathbf y}\|^2$ for the
+    Gaussian and the negative log-likelihood for the others; a fresh mask for every row of every step. (Code that
+    minimises the squared error without the ½ has the same minimiser at half its λ.)
+
+    Args:
+        tasks: The data sets; all with the same numbers of features and outputs.
+        members: The networks, each with the number of its task.
+        hidden: The widths of the hidden layers, common to all.
+        likelihood: "gaussian", "heteroscedastic" (the network also gives $\log \sigma^2$) or "categorical".
+        activation: "relu" or "tanh".
+        batch_size: Rows of a step, common to all. A task with fewer rows uses all of them at each step.
+        schedule: "constant" learning rate, or "cosine" to zero over the member's own steps.
+        learn_drop_prob: Learns each layer's drop probability (concrete dropout) from the member's as the start. The
+            weight of the KL term follows from the member's precision, or from its weight decay [GG16,
+            eq:tau_weightdecay_relation].
+        check_every: Steps between checks of the held-out log-likelihood (its τ re-fitted); None trains to the last
+            epoch.
+        patience: Checks without improvement after which a member stops. It returns to its best check either way.
+        start: Networks to go on from, member for member: their parameters and their standardisation. Adam starts anew.
+        n_classes: The number of classes, when the tasks may lack the last ones.
+        device: "auto" (CUDA where there is one), "cpu", "cuda" ...
+        dtype: The type of parameters and data.
+        progress: Shows a bar; by default when standard error is a terminal.
+
+    Example:
+        >>> x = torch.linspace(-1, 1, 64)[:, None]
+        >>> trained = train([Task(x, x.sin())], [Member(epochs=2, seed=s) for s in range(3)], device="cpu")
+        >>> trained.weights[0].shape
+        torch.Size([3, 1, 50])
+    """
+    _check(tasks, members, hidden, activation, likelihood, check_every)
+    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    table = stacked_table(tasks, likelihood, dtype, start=start, n_classes=n_classes)
+    program = _program(
+        table, members, hidden, likelihood, activation, batch_size, schedule, learn_drop_prob, device, dtype
+    )
+    if start is not None:
+        for target, values in zip(program.parameters, (*start.weights, *start.biases), strict=False):
+            target.data.copy_(values)
+    n_steps = program.n_steps.long().cpu()
+    run = _Run(_empty_population(table, members, program, likelihood, activation), n_steps)
+    sizes, held_out, step = sorted(set(table.n_rows)), [task.held_out for task in tasks], 0
+    with _fast_matmul(device), _bar(int(n_steps.max()), len(members), progress) as bar:
+        while bool(run.training.any()):
+            chunk, place = divmod(step, randomness.STEPS_PER_CHUNK)
+            if program.loaded != chunk:
+                program.load(chunk, *randomness.batches(chunk, batch_size, sizes, max(sizes)))
+                program.place.fill_(place)
+            next_check = (step // check_every + 1) * check_every if check_every else run.next_end(step)
+            count = min(run.next_end(step), next_check, (chunk + 1) * randomness.STEPS_PER_CHUNK) - step
+            program.run(count)
+            step += count
+            bar.update(count)
+            if check_every and (step == next_check or step in run.n_steps[run.training]):
+                run.check(program, step, held_out, patience)
+            run.retire(program, step, early_stopping=bool(check_every))
+    return run.result()
+
+
+def _check(
+    tasks: Sequence[Task],
+    members: Sequence[Member],
+    hidden: Sequence[int],
+    activation: str,
+    likelihood: str,
+    check_every: int | None,
+) -> None:
+    if not members or not tasks:
+        raise ValueError(f"`members` and `tasks` must not be empty; got {len(members)} and {len(tasks)}.")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"`activation` must be one of {sorted(ACTIVATIONS)}; got {activation!r}.")
+    if likelihood not in ("gaussian", "heteroscedastic", "categorical"):
+        raise ValueError(f"`likelihood` must be 'gaussian', 'heteroscedastic' or 'categorical'; got {likelihood!r}.")
+    if any(width < 1 for width in hidden):
+        raise ValueError(f"`hidden` must hold positive widths; got {tuple(hidden)}.")
+    for number, member in enumerate(members):
+        if not 0 <= member.task < len(tasks):
+            raise ValueError(f"`members` must name a task below {len(tasks)}; member {number} names {member.task}.")
+        if member.epochs < 1 or member.learning_rate <= 0 or member.weight_decay < 0 or member.seed < 0:
+            raise ValueError(
+                "`members` need epochs >= 1, learning_rate > 0, weight_decay >= 0 and seed >= 0; "
+                f"member {number} is {member}."
+            )
+        if check_every and tasks[member.task].held_out is None:
+            raise ValueError(
+                f"`check_every` needs held-out rows for every task; task {member.task} has none. Give it `held_out=`."
+            )
+
+
+def _decays(member: Member, keep: Sequence[float], n_rows: int, y_scale: Tensor) -> list[float]:
+    if member.precision is None:
+        return [member.weight_decay] * len(keep)
+    # Standardised targets have the precision τ·scale²; with several outputs their mean stands for all.
+    precision = member.precision * float(y_scale.square().mean())
+    return [
+        weight_decay(precision=precision, keep_prob=p, length_scale=member.length_scale, n_data=n_rows) for p in keep
+    ]
+
+
+def _program(
+    table: Table,
+    members: Sequence[Member],
+    hidden: Sequence[int],
+    likelihood: Head,
+    activation: Activation,
+    batch_size: int,
+    schedule: str,
+    learn_drop_prob: bool,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Program:
+    widths = [table.x.shape[1], *hidden, table.n_outputs * (2 if likelihood == "heteroscedastic" else 1)]
+    n_layers, sizes = len(widths) - 1, sorted(set(table.n_rows))
+    rows = torch.full((len(members), max(sizes) + 1), len(table.x) - 1)
+    decays, drops, pads, weights, steps = [], [], [], [], []
+    for b, member in enumerate(members):
+        n_rows = table.n_rows[member.task]
+        rows[b, :n_rows] = table.first[member.task] + randomness.member_order(member.seed, n_rows)
+        drops.append(per_layer(member.drop_prob, n_layers, name="drop_prob"))
+        decays.append(_decays(member, [1 - p for p in drops[-1]], n_rows, table.y_scale[member.task]))
+        pads.append(randomness.member_pad(member.seed, widths))
+        weights.append(randomness.initial_weights(member.seed, widths, dtype))
+        steps.append(member.epochs * randomness.steps_per_epoch(n_rows, batch_size))
+
+    def placed(values: Any, kind: torch.dtype = torch.float64) -> Tensor:
+        return torch.tensor(values, dtype=kind, device=device)
+
+    drop_prob, length_scale = placed(drops), placed([m.length_scale for m in members])
+    kl_scale = None
+    if learn_drop_prob:
+        drop_prob = drop_prob.clamp(1e-3, 0.9)
+        # λ = p l² / (2 N τ), so 1/(N τ) = 2 λ / (p l²), taken at the first layer.
+        kl_scale = 2 * placed(decays)[:, 0] / ((1 - drop_prob[:, 0]) * length_scale.square())
+    return Program(
+        data=(table.x.to(device), table.y.to(device), table.weight.to(device)),
+        rows=rows.to(device),
+        group=placed([sizes.index(table.n_rows[m.task]) for m in members], torch.long),
+        weights=[torch.stack(layer).to(device) for layer in zip(*weights, strict=True)],
+        biases=[torch.zeros(len(members), 1, width, dtype=dtype, device=device) for width in widths[1:]],
+        pads=[torch.stack(layer).to(device) for layer in zip(*pads, strict=True)],
+        drop_prob=drop_prob,
+        weight_decay=placed(decays, dtype),
+        kl_scale=None if kl_scale is None else kl_scale.to(dtype),
+        length_scale=length_scale.to(dtype),
+        learning_rate=placed([m.learning_rate for m in members]),
+        n_steps=placed(steps),
+        n_groups=len(sizes),
+        batch_size=batch_size,
+        likelihood=likelihood,
+        activation=activation,
+        schedule=schedule,
+    )
+
+
+def _empty_population(
+    table: Table, members: Sequence[Member], program: Program, likelihood: Head, activation: Activation
+) -> Population:
+    device, tasks = program.rows.device, torch.tensor([m.task for m in members])
+    y_scale = table.y_scale[tasks].to(device)
+    given = y_scale.new_tensor([float("nan") if m.precision is None else m.precision for m in members])
+    return Population(
+        members=tuple(members),
+        weights=tuple(w.detach().clone() for w in program.weights),
+        biases=tuple(b.detach().clone() for b in program.biases),
+        drop_prob=program.drop_prob.clone(),
+        precision=torch.where(given.isnan()[:, None], y_scale**-2, given[:, None]),
+        x_mean=table.x_mean[tasks].to(device),
+        x_scale=table.x_scale[tasks].to(device),
+        y_mean=table.y_mean[tasks].to(device),
+        y_scale=y_scale,
+        epochs=torch.zeros(len(members), dtype=torch.long, device=device),
+        diverged=torch.zeros(len(members), dtype=torch.bool, device=device),
+        history=torch.empty(0, len(members), dtype=torch.float64, device=device),
+        likelihood=likelihood,
+        activation=activation,
+    )
+
+
+@dataclass(eq=False)
+class _Run:
+    """The results so far, and which members still train; kept on the host, so that the device is never waited for."""
+
+    best: Population
+    n_steps: Tensor
+    places: Tensor = field(init=False)  # the member in each place of the stack
+    training: Tensor = field(init=False)
+    score: Tensor = field(init=False)
+    waited: Tensor = field(init=False)
+    history: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        n = len(self.best)
+        self.places, self.training = torch.arange(n), torch.ones(n, dtype=torch.bool)
+        self.score = torch.full((n,), -torch.inf, dtype=torch.float64)
+        self.waited = torch.zeros(n, dtype=torch.long)
+
+    def next_end(self, step: int) -> int:
+        """The first step at which a member in training finishes."""
+        return int(self.n_steps[self.training & (self.n_steps > step)].min())
+
+    def _store(self, program: Program, where: Tensor, step: int) -> None:
+        """Takes over the parameters of the marked places that are finite; the others are marked as diverged."""
+        finite = torch.stack([p.detach().flatten(1).isfinite().all(1) for p in program.parameters]).all(0).cpu()
+        self.best.diverged[self.places[where & ~finite]] = True
+        where = where & finite
+        members, source = self.places[where].to(self.best.device), where.to(self.best.device)
+        for target, values in zip(
+            (*self.best.weights, *self.best.biases), (*program.weights, *program.biases), strict=True
+        ):
+            target[members] = values.detach()[source]
+        self.best.drop_prob[members] = program.learned_drop_prob[source]
+        epochs = torch.tensor([m.epochs for m in self.best.members])[members.cpu()]
+        reached = (step * epochs / self.n_steps[members.cpu()]).round().long()
+        self.best.epochs[members] = reached.to(members.device)
+
+    def check(self, program: Program, step: int, held_out: Sequence[Any], patience: int) -> None:
+        """Scores all members on their held-out rows, keeps the improved ones, retires the patient ones."""
+        weights, biases = (tuple(p.detach() for p in group) for group in (program.weights, program.biases))
+        current = replace(
+            select(self.best, self.places), weights=weights, biases=biases, drop_prob=program.learned_drop_prob
+        )
+        # τ is re-fitted at each check, so that the score is the one the member would be chosen by.
+        current = fit_precision(current, held_out, n_draws=_CHECK_DRAWS)
+        score = evaluate(current, held_out, n_draws=_CHECK_DRAWS).log_likelihood.nan_to_num(nan=-torch.inf).cpu()
+        training = self.training[self.places]
+        better = training & (score > self.score[self.places])
+        self._store(program, better, step)
+        self.score[self.places[better]] = score[better]
+        self.waited[self.places] = torch.where(better, 0, self.waited[self.places] + 1)
+        line = torch.full_like(self.score, torch.nan)
+        line[self.places[training]] = score[training]
+        self.history.append(line)
+        self.training[self.places] &= self.waited[self.places] < patience
+
+    def retire(self, program: Program, step: int, *, early_stopping: bool) -> None:
+        """Sets aside the members that have made their last step and cuts the stack when enough of it is idle."""
+        done = self.training[self.places] & (self.n_steps[self.places] <= step)
+        if done.any() and not early_stopping:
+            self._store(program, done, step)
+        self.training[self.places[done]] = False
+        training = self.training[self.places]
+        if 0 < int(training.sum()) <= (1 - _IDLE_SHARE) * len(training):
+            self.places = self.places[training]
+            program.keep(training.nonzero()[:, 0].to(self.best.device))
+
+    def result(self) -> Population:
+        """The population at its members' last steps or best checks."""
+        if not self.history:
+            return self.best
+        return replace(self.best, history=torch.stack(self.history).to(self.best.device))
+
+
+@contextlib.contextmanager
+def _fast_matmul(device: torch.device) -> Iterator[None]:
+    """Lets CUDA use TF32 products, then restores the caller's choice."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextlib.contextmanager
+def _bar(total: int, n_members: int, progress: bool | None) -> Iterator[Any]:
+    """A progress bar, or something that ignores updates."""
+    if progress or (progress is None and sys.stderr.isatty()):
+        from tqdm.auto import tqdm
+
+        with tqdm(total=total, desc=f"{n_members} networks", unit="step") as bar:
+            yield bar
+    else:
+        yield _Silent()
+
+
+class _Silent:
+    def update(self, count: int) -> None:
+        del count

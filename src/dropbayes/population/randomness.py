@@ -1,0 +1,100 @@
+r"""The random words, row orders and initial weights of a population: each a function of seed and step alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# A word is 16 bits: a mask element is dropped when its word lies below the threshold.
+WORD_VALUES = 2**16
+# The words and row orders of this many steps are drawn at once; part of the definition of a seed's masks.
+STEPS_PER_CHUNK = 64
+_INITIAL, _PAD, _ORDER, _EPOCH_ORDER, _WORDS, _DITHER = range(6)
+
+
+def generator(*key: int) -> torch.Generator:
+    """A CPU generator for a tuple of non-negative integers; unequal tuples give unrelated streams."""
+    seed = int(np.random.SeedSequence(key).generate_state(1, np.uint32)[0])
+    return torch.Generator().manual_seed(seed)
+
+
+def words(shape: Sequence[int], source: torch.Generator) -> Tensor:
+    """Uniform 16-bit words, four from each 64-bit random number."""
+    n = int(np.prod(shape))
+    quads = torch.empty((n + 3) // 4, dtype=torch.int64, device=source.device).random_(-(2**63), None, generator=source)
+    return quads.view(torch.int16)[:n].view(*shape)
+
+
+def thresholds(drop_prob: Tensor, dither: Tensor | float) -> Tensor:
+    r"""Thresholds $\lfloor 2^{16} p + v \rfloor - 2^{15}$: with v uniform, exactly p of the words lie below."""
+    return (drop_prob * WORD_VALUES + dither).floor().sub(WORD_VALUES // 2).to(torch.int16)
+
+
+def initial_weights(seed: int, widths: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
+    """Glorot-uniform weights `[in, out]`, one per layer, as in the reference implementation of [GG16]'s experiments."""
+    source = generator(_INITIAL, seed)
+    return [
+        (torch.rand(n_in, n_out, generator=source, dtype=torch.float64) * 2 - 1)
+        .mul((6 / (n_in + n_out)) ** 0.5)
+        .to(dtype)
+        for n_in, n_out in itertools.pairwise(widths)
+    ]
+
+
+def member_pad(seed: int, widths: Sequence[int]) -> list[Tensor]:
+    """The words a member combines with the shared ones, one for each unit before each weight layer."""
+    source = generator(_PAD, seed)
+    return [words((1, width), source) for width in widths[:-1]]
+
+
+def member_order(seed: int, n_rows: int) -> Tensor:
+    """The member's own shuffle of its rows."""
+    return torch.randperm(n_rows, generator=generator(_ORDER, seed))
+
+
+def shared_words(chunk: int, batch_size: int, widths: Sequence[int]) -> list[Tensor]:
+    """The shared words of one chunk of steps, `[step, row, unit]` for each weight layer."""
+    return [
+        words((STEPS_PER_CHUNK, batch_size, width), generator(_WORDS, chunk, layer))
+        for layer, width in enumerate(widths[:-1])
+    ]
+
+
+def dithers(chunk: int, n_layers: int) -> Tensor:
+    """The uniform thresholds' dithers of one chunk of steps, `[step, layer]`."""
+    return torch.rand(STEPS_PER_CHUNK, n_layers, generator=generator(_DITHER, chunk), dtype=torch.float64)
+
+
+@lru_cache(maxsize=256)
+def _epoch_order(n_rows: int, epoch: int) -> Tensor:
+    return torch.randperm(n_rows, generator=generator(_EPOCH_ORDER, n_rows, epoch))
+
+
+def steps_per_epoch(n_rows: int, batch_size: int) -> int:
+    """Batches in one pass over the rows, the last one smaller where they do not divide."""
+    return -(-n_rows // batch_size)
+
+
+def batches(chunk: int, batch_size: int, sizes: Sequence[int], padding: int) -> tuple[Tensor, Tensor]:
+    """Positions of each step's rows in a member's own order, `[step, size, row]`, and the numbers of true rows.
+
+    Args:
+        chunk: The number of the chunk of steps.
+        batch_size: Rows in a batch.
+        sizes: The distinct numbers of rows of the tasks.
+        padding: The position that fills an epoch's last, smaller batch.
+    """
+    positions = torch.full((STEPS_PER_CHUNK, len(sizes), batch_size), padding)
+    counts = torch.empty(STEPS_PER_CHUNK, len(sizes))
+    for place in range(STEPS_PER_CHUNK):
+        for group, n_rows in enumerate(sizes):
+            epoch, batch = divmod(chunk * STEPS_PER_CHUNK + place, steps_per_epoch(n_rows, batch_size))
+            taken = _epoch_order(n_rows, epoch)[batch * batch_size : (batch + 1) * batch_size]
+            positions[place, group, : len(taken)] = taken
+            counts[place, group] = len(taken)
+    return positions, counts

@@ -1,0 +1,244 @@
+r"""The records of a population: the data sets, the members' settings, the stacked parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Head = Literal["gaussian", "heteroscedastic", "categorical"]
+Activation = Literal["relu", "tanh"]
+ACTIVATIONS: dict[str, tuple[Any, type[nn.Module]]] = {"relu": (torch.relu, nn.ReLU), "tanh": (torch.tanh, nn.Tanh)}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A data set in its own units: the rows to learn and, where there are any, rows held out from learning.
+
+    Args:
+        x: Inputs `[row, feature]`.
+        y: Targets `[row]` or `[row, output]`; integer class numbers `[row]` for the categorical likelihood.
+        weight: The weight of each row in the objective (a row of weight 2 counts as two); all one by default.
+        held_out: `(x, y)` of rows that early stopping may look at.
+    """
+
+    x: Any
+    y: Any
+    weight: Any = None
+    held_out: tuple[Any, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Member:
+    r"""The settings of one network of a population.
+
+    Args:
+        task: The number of the task it learns.
+        drop_prob: The probability of dropping a unit before each weight layer: one number, or one per layer.
+        weight_decay: $\lambda$ in $\lambda \|\mathbf M_i\|^2$ beside the mean of $\tfrac12 \|\mathbf y -
+            \widehat{\mathbf y}\|^2$ (or of the negative log-likelihood) of standardised rows.
+        precision: $\tau$ in units of 1/y². When given, it sets the weight decay of each layer to
+            $\lambda_i = p_i l^2 / (2 N \tau)$ with $p_i$ the keep probability [GG16, eq:weightdecay_tau_relation].
+        length_scale: The prior length-scale $l$, of standardised inputs.
+        learning_rate: Adam's step size.
+        epochs: Passes over the task's rows.
+        seed: The seed of its initial weights, its batches and its masks.
+    """
+
+    task: int = 0
+    drop_prob: float | tuple[float, ...] = 0.05
+    weight_decay: float = 1e-6
+    precision: float | None = None
+    length_scale: float = 1e-2
+    learning_rate: float = 1e-3
+    epochs: int = 100
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """Trained networks of one architecture, stacked; axis 0 of every tensor is the member.
+
+    Attributes:
+        members: The settings each was trained with.
+        weights: One `[member, in, out]` tensor per weight layer.
+        biases: One `[member, 1, out]` tensor per weight layer.
+        drop_prob: `[member, layer]`, learned or given.
+        precision: `[member, output]`: τ in units of 1/y² (for a heteroscedastic head: the factor on its own
+            precision, over the squared scale of y). `fit_precision` sets it from held-out draws.
+        x_mean, x_scale, y_mean, y_scale: The standardisation, `[member, feature]` and `[member, output]`.
+        epochs: The epoch each member's parameters are from (its early-stopping point).
+        diverged: Members whose parameters overflowed. They hold their initial weights and score −∞.
+        history: Held-out log-likelihood at each check of early stopping, `[check, member]` (NaN where not checked).
+        likelihood, activation: The head and the non-linearity.
+    """
+
+    members: tuple[Member, ...]
+    weights: tuple[Tensor, ...]
+    biases: tuple[Tensor, ...]
+    drop_prob: Tensor
+    precision: Tensor
+    x_mean: Tensor
+    x_scale: Tensor
+    y_mean: Tensor
+    y_scale: Tensor
+    epochs: Tensor
+    diverged: Tensor
+    history: Tensor
+    likelihood: Head = "gaussian"
+    activation: Activation = "relu"
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters live."""
+        return self.weights[0].device
+
+
+_STACKED = ("drop_prob", "precision", "x_mean", "x_scale", "y_mean", "y_scale", "epochs", "diverged")
+
+
+def select(population: Population, index: Sequence[int] | Tensor) -> Population:
+    """The sub-population of the numbered members, in that order."""
+    chosen = torch.as_tensor(index, dtype=torch.long, device=population.device)
+    return replace(
+        population,
+        members=tuple(population.members[i] for i in chosen.tolist()),
+        weights=tuple(weight[chosen] for weight in population.weights),
+        biases=tuple(bias[chosen] for bias in population.biases),
+        history=population.history[:, chosen],
+        **{name: getattr(population, name)[chosen] for name in _STACKED},
+    )
+
+
+def network(population: Population, index: int) -> nn.Sequential:
+    """The numbered member as a torch network of standardised inputs and outputs, dropout before every layer."""
+    layers: list[nn.Module] = []
+    for depth, (weight, bias) in enumerate(zip(population.weights, population.biases, strict=True)):
+        if depth:
+            layers.append(ACTIVATIONS[population.activation][1]())
+        layers.append(nn.Dropout(float(population.drop_prob[index, depth])))
+        linear = nn.Linear(weight.shape[1], weight.shape[2], device=weight.device, dtype=weight.dtype)
+        with torch.no_grad():
+            linear.weight.copy_(weight[index].T)
+            linear.bias.copy_(bias[index, 0])
+        layers.append(linear)
+    return nn.Sequential(*layers)
+
+
+def as_columns(y: Any, likelihood: Head, dtype: torch.dtype) -> Tensor:
+    """Targets as `[row, output]`, class numbers kept as integers."""
+    column = torch.as_tensor(y)
+    column = column[:, None] if column.dim() == 1 else column
+    return column.long() if likelihood == "categorical" else column.to(dtype)
+
+
+def per_layer(value: float | tuple[float, ...], n_layers: int, *, name: str) -> list[float]:
+    """One number for each weight layer."""
+    values = list(value) if isinstance(value, tuple) else [value] * n_layers
+    if len(values) != n_layers:
+        raise ValueError(
+            f"`{name}` must be one number or one per weight layer ({n_layers} here, the output layer counted); "
+            f"got {len(values)}. Give {n_layers} numbers or change `hidden`."
+        )
+    if name == "drop_prob" and not all(0 <= p <= 0.999 for p in values):
+        raise ValueError(
+            f"`drop_prob` must lie in [0, 0.999]; got {values}. It is the share of units dropped, not kept."
+        )
+    return values
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """All tasks' standardised training rows end to end, with one padding row of weight 0 after the last."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    first: list[int]
+    n_rows: list[int]
+    x_mean: Tensor
+    x_scale: Tensor
+    y_mean: Tensor
+    y_scale: Tensor
+    n_outputs: int
+
+
+def _moments(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    share = (weight / weight.sum())[:, None].to(values.dtype)
+    mean = (share * values).sum(0)
+    scale = (share * (values - mean).square()).sum(0).sqrt()
+    # A constant column carries nothing: leave it unscaled. Its computed scale is rounding, not exactly zero.
+    constant = scale <= 1e-10 * (1 + mean.abs())
+    return mean, torch.where(constant, torch.ones_like(scale), scale)
+
+
+def _start_moments(start: Population, task: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    member = next(i for i, m in enumerate(start.members) if m.task == task)
+    x_mean, x_scale, y_mean, y_scale = (
+        part[member].cpu() for part in (start.x_mean, start.x_scale, start.y_mean, start.y_scale)
+    )
+    return x_mean, x_scale, y_mean, y_scale
+
+
+def stacked_table(
+    tasks: Sequence[Task],
+    likelihood: Head,
+    dtype: torch.dtype,
+    *,
+    start: Population | None = None,
+    n_classes: int | None = None,
+) -> Table:
+    """The table of all tasks' rows, each standardised by its own (weighted) moments or those of its start."""
+    xs, ys, weights, moments = [], [], [], []
+    for number, task in enumerate(tasks):
+        x, y = torch.as_tensor(task.x).double(), as_columns(task.y, likelihood, torch.float64)
+        if x.dim() != 2 or len(x) != len(y) or not len(x):
+            raise ValueError(
+                f"`tasks` must hold x [row, feature] and y with as many rows, at least one; task {number} has x "
+                f"{tuple(x.shape)} and y {tuple(y.shape)}."
+            )
+        weight = (
+            torch.ones(len(x), dtype=torch.float64) if task.weight is None else torch.as_tensor(task.weight).double()
+        )
+        if start is not None:
+            x_mean, x_scale, y_mean, y_scale = _start_moments(start, number)
+        else:
+            x_mean, x_scale = _moments(x, weight)
+            y_mean, y_scale = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+            if likelihood != "categorical":
+                y_mean, y_scale = _moments(y, weight)
+        if likelihood != "categorical":
+            y = (y - y_mean) / y_scale
+        xs.append(((x - x_mean) / x_scale).to(dtype))
+        ys.append(y if likelihood == "categorical" else y.to(dtype))
+        weights.append((weight / weight.mean()).to(dtype))
+        moments.append((x_mean, x_scale, y_mean, y_scale))
+    if len({x.shape[1] for x in xs}) > 1 or len({y.shape[1] for y in ys}) > 1:
+        raise ValueError(
+            "`tasks` of one population must share their numbers of features and outputs; got "
+            f"{sorted({x.shape[1] for x in xs})} features and {sorted({y.shape[1] for y in ys})} outputs. Train one "
+            "population for each."
+        )
+    n_rows = [len(x) for x in xs]
+    pad_x, pad_y = xs[0].new_zeros(1, xs[0].shape[1]), ys[0].new_zeros(1, ys[0].shape[1])
+    stack = [torch.stack(part) for part in zip(*moments, strict=True)]
+    if likelihood == "categorical" and n_classes is None:
+        n_classes = int(max(y.max() for y in ys)) + 1
+    return Table(
+        torch.cat([*xs, pad_x]),
+        torch.cat([*ys, pad_y]),
+        torch.cat([*weights, weights[0].new_zeros(1)]),
+        [sum(n_rows[:i]) for i in range(len(n_rows))],
+        n_rows,
+        stack[0],
+        stack[1],
+        stack[2],
+        stack[3],
+        n_classes if likelihood == "categorical" and n_classes else ys[0].shape[1],
+    )

@@ -1,0 +1,120 @@
+r"""The choice of drop probability, precision and the rest: every candidate trained at once, scored on held-out rows."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dropbayes.population.evaluation import evaluate, fit_precision
+from dropbayes.population.fitting import train
+from dropbayes.population.records import Member, Population, Task
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The outcome of a search.
+
+    Attributes:
+        best: The chosen settings.
+        population: Its members, trained on all rows, τ re-fitted on the held-out draws of the search.
+        log_likelihood: The held-out log-likelihood of each candidate, a mean over rows.
+        precision: The τ of each candidate in standardised units, from its held-out draws.
+    """
+
+    best: Member
+    population: Population
+    log_likelihood: Tensor
+    precision: Tensor
+
+
+def candidates(*, budget: int | None = None, seed: int = 0, **choices: Sequence[Any]) -> list[Member]:
+    """The members of a grid, or a random `budget` of them.
+
+    Args:
+        budget: How many to keep; all by default.
+        seed: The seed of the random choice.
+        choices: For each field of `Member` to vary, its values.
+
+    Example:
+        >>> len(candidates(drop_prob=[0.01, 0.1], weight_decay=[1e-6, 1e-4], epochs=[40]))
+        4
+    """
+    grid = [
+        Member(**dict(zip(choices, values, strict=True))) for values in itertools.product(*map(list, choices.values()))
+    ]
+    return grid if budget is None or budget >= len(grid) else random.Random(seed).sample(grid, budget)
+
+
+def folds(n_rows: int, n_folds: int, *, seed: int = 0, holdout: float = 0.2) -> list[tuple[Tensor, Tensor]]:
+    """Rows to learn and rows held out: `n_folds` disjoint folds, or for one fold a single split."""
+    order = torch.randperm(n_rows, generator=torch.Generator().manual_seed(seed))
+    if n_folds == 1:
+        held = max(1, round(holdout * n_rows))
+        return [(order[held:], order[:held])]
+    parts = order.tensor_split(n_folds)
+    return [(torch.cat([*parts[:k], *parts[k + 1 :]]), parts[k]) for k in range(n_folds)]
+
+
+def choose(
+    x: Any,
+    y: Any,
+    grid: Sequence[Member],
+    *,
+    n_folds: int = 5,
+    weight: Any = None,
+    n_members: int = 1,
+    n_draws: int = 100,
+    seed: int = 0,
+    **settings: Any,
+) -> Choice:
+    r"""The candidate with the best held-out predictive log-likelihood, trained again on all rows.
+
+    All candidates on all folds are one population. The τ of each candidate is the maximiser of its held-out
+    log-likelihood (see `fit_precision`), which is also its score; the winner's members are trained on all rows and
+    keep that τ.
+
+    Args:
+        x: Inputs `[row, feature]`.
+        y: Targets.
+        grid: The candidates (see `candidates`); their `task` and `seed` are set here.
+        n_folds: Folds; 1 for a single split with a fifth of the rows held out.
+        weight: Row weights.
+        n_members: Networks of the chosen kind to train on all rows, with different seeds.
+        n_draws: Draws per held-out row.
+        seed: The seed of folds and networks.
+        settings: Passed to `train`: `hidden`, `likelihood`, `batch_size`, `learn_drop_prob` ...
+    """
+    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    weight = None if weight is None else torch.as_tensor(weight)
+    parts = folds(len(x), n_folds, seed=seed)
+    tasks = [
+        Task(x[fit], y[fit], None if weight is None else weight[fit], held_out=(x[held], y[held]))
+        for fit, held in parts
+    ]
+    members = [replace(c, task=k, seed=seed) for c in grid for k in range(len(tasks))]
+    trained = train(tasks, members, **settings)
+    held_out = [task.held_out for task in tasks]
+    group = torch.arange(len(grid)).repeat_interleave(len(tasks))
+    trained = fit_precision(trained, held_out, n_draws=n_draws, groups=group)
+    scores = evaluate(trained, held_out, n_draws=n_draws)
+    per_row = torch.where(scores.valid, scores.log_density, 0).sum(1).view(len(grid), -1).sum(1)
+    log_likelihood = (per_row / len(torch.cat([held for _, held in parts]))).nan_to_num(nan=-torch.inf)
+    precision = (trained.precision * trained.y_scale.square())[:: len(tasks), 0]
+    winner = int(log_likelihood.argmax())
+    if not bool(log_likelihood[winner].isfinite()):
+        raise ValueError(
+            "`grid` has no candidate whose training stayed finite. Lower the learning rates, and look for extreme "
+            "values in x and y."
+        )
+    settings = {k: v for k, v in settings.items() if k not in ("check_every", "patience")}
+    reached = trained.epochs.view(len(grid), -1)[winner].double().median()
+    best = replace(grid[winner], epochs=max(1, int(reached)), seed=seed)
+    final = train([Task(x, y, weight)], [replace(best, task=0, seed=seed + i) for i in range(n_members)], **settings)
+    final = replace(final, precision=precision[winner] * final.y_scale**-2)
+    return Choice(best, final, log_likelihood.cpu(), precision.cpu())

@@ -1,0 +1,32 @@
+"""Gaussian processes behind a network: exact, of finite rank, and deep.
+
+The engines are scikit-learn's `GaussianProcessRegressor` and `GaussianProcessClassifier`, and GPyTorch for thousands of
+rows; what is here are the paper's covariances as their kernels, and the paper's own steps between them.
+"""
+
+from dropbayes.processes.deep import Deep, network_prior_draws
+from dropbayes.processes.exact import (
+    ExactProcess,
+    Process,
+    exact_process,
+    gaussian_process_classifier,
+    prior_draws,
+    tuned,
+)
+from dropbayes.processes.finite_rank import FiniteRankProcess, finite_rank_process
+from dropbayes.processes.kernels import NetworkKernel, gpytorch_kernel
+
+__all__ = [
+    "Deep",
+    "ExactProcess",
+    "FiniteRankProcess",
+    "NetworkKernel",
+    "Process",
+    "exact_process",
+    "finite_rank_process",
+    "gaussian_process_classifier",
+    "gpytorch_kernel",
+    "network_prior_draws",
+    "prior_draws",
+    "tuned",
+]

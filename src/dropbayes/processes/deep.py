@@ -1,0 +1,117 @@
+r"""The deep Gaussian process of the paper: its prior and the covariance it tends to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from dropbayes.covariances import Covariance, Layer, Pairs
+
+
+def _checked_layers(layers: Sequence[Layer]) -> None:
+    if not layers or not all(isinstance(layer, Layer) for layer in layers):
+        raise ValueError(f"`layers` must be one or more covariances of a layer, first layer first; got {layers!r}.")
+
+
+@dataclass(frozen=True)
+class Deep(Covariance):
+    r"""The covariance of a deep network's output as all its widths grow [GG16, sect:going_deep].
+
+    $$\mathbf K_i(\mathbf x, \mathbf y) = \mathbb E[\sigma_i(u) \sigma_i(v)], \quad
+    \operatorname{Cov}(u, v) = l_i^{-2} \mathbf K_{i-1}(\mathbf x, \mathbf y) + \beta_i^2,$$
+
+    with $\mathbf K_0 = \mathbf x^T \mathbf y$: the paper's $\mathbf K_2$ averaged over $\mathbf F_1$.
+
+    From the second layer on, inputs are told apart by differences of covariances, to half the digits of the dtype:
+    `Step` shows this for nearly equal inputs, and `Cosine` for a variance below it of 1e8 or more (1e4 in float32).
+
+    Args:
+        layers: The covariance of each hidden layer, first layer first. (The paper has $l_i = 1$ after the first.)
+
+    Example:
+        >>> from dropbayes.covariances import ReLU
+        >>> layer = ReLU(bias_scale=0.0)
+        >>> round(Deep((layer, layer))(torch.tensor([[2.0]])).item(), 6)  # each rectifier halves the variance
+        1.0
+    """
+
+    layers: tuple[Layer, ...]
+
+    def __post_init__(self) -> None:
+        _checked_layers(self.layers)
+
+    def of_pairs(self, pairs: Pairs) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            covariance = layer.of_pairs(pairs)
+            if i + 1 < len(self.layers):
+                variance_x, variance_y = (
+                    layer.of_pairs(Pairs.of_identical(norm)) for norm in (pairs.norm_x, pairs.norm_y)
+                )
+                pairs = Pairs.of_process(variance_x, covariance, variance_y)
+        return covariance
+
+    @property
+    def scales(self) -> dict[str, float | Tensor]:
+        return {
+            f"layer{i}_{name}": value
+            for i, layer in enumerate(self.layers, start=1)
+            for name, value in layer.scales.items()
+        }
+
+    def with_scales(self, values: Mapping[str, float | Tensor]) -> Self:
+        layers = []
+        for i, layer in enumerate(self.layers, start=1):
+            own = {name: values[f"layer{i}_{name}"] for name in layer.scales if f"layer{i}_{name}" in values}
+            layers.append(layer.with_scales(own))
+        return type(self)(tuple(layers))
+
+
+def network_prior_draws(
+    layers: Sequence[Layer],
+    x: Tensor,
+    *,
+    widths: Sequence[int],
+    n_draws: int,
+    n_outputs: int = 1,
+    output_bias: float = 0.0,
+    seed: int = 0,
+) -> Tensor:
+    r"""Functions drawn from the prior of the network, which is the deep Gaussian process: `[draw, row, output]`.
+
+    [GG16, sect:going_deep], for any number $L$ of hidden layers:
+    $\phi_{1,nk} = K_1^{-1/2} \sigma_1(\mathbf w_{1,k}^T \mathbf x_n + b_{1,k})$,
+    $\mathbf F_i = \Phi_i \mathbf W_{i+1} \sim \mathcal N(0, \widehat{\mathbf K}_i)$,
+    $\phi_{i,nk} = K_i^{-1/2} \sigma_i(f_{i-1,nk} + b_{i,k})$; the output is $\mathbf F_L + \mathbf b_L$. Every draw
+    has weights and biases of its own.
+
+    Args:
+        layers: The covariance of each hidden layer, whose priors $p(\mathbf w)$, $p(b)$ and $\sigma$ are used.
+        x: $\mathbf X$, `[row, input]`.
+        widths: $K_1, \dots, K_L$.
+        n_draws: How many functions.
+        n_outputs: $D$.
+        output_bias: $\mathbf b_L$, the mean function.
+        seed: Names the draws.
+
+    Example:
+        >>> from dropbayes.covariances import ReLU
+        >>> network_prior_draws([ReLU(), ReLU()], torch.ones(5, 3), widths=[20, 30], n_draws=7).shape
+        torch.Size([7, 5, 1])
+    """
+    _checked_layers(layers)
+    if len(widths) != len(layers) or min(widths) < 1:
+        raise ValueError(f"`widths` must be one positive width for each of the {len(layers)} layers; got {widths!r}.")
+    generator = torch.Generator().manual_seed(seed)
+    draws = []
+    for _ in range(n_draws):
+        seeds = torch.randint(2**62, (len(layers),), generator=generator).tolist()
+        phi = x
+        for layer, width, layer_seed in zip(layers, widths, seeds, strict=True):
+            phi = layer.features(phi.shape[-1], width, seed=layer_seed)(phi)
+        weights = torch.randn(phi.shape[-1], n_outputs, generator=generator, dtype=torch.float64).to(x)
+        draws.append(phi @ weights + output_bias)
+    return torch.stack(draws)

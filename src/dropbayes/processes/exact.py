@@ -1,0 +1,221 @@
+r"""Exact Gaussian process regression and classification with a network's covariance."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import Kernel
+from torch import Tensor
+
+from dropbayes.covariances import Covariance
+from dropbayes.processes.kernels import NetworkKernel
+
+JITTERS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
+"""What is added to the diagonal in turn, in units of the mean prior variance, until the matrix factorises: the first
+is GPyTorch's default in float64."""
+
+
+def _array(z: Tensor) -> np.ndarray:
+    return z.detach().to("cpu", torch.float64).numpy()
+
+
+class Process(ABC):
+    r"""A posterior over functions given data, $p(\mathbf f \mid \mathbf X, \mathbf Y)$."""
+
+    @abstractmethod
+    def mean(self, x: Tensor) -> Tensor:
+        r"""The posterior mean $\mathbb E[\mathbf f(\mathbf x^*)]$, `[row]` or `[row, output]` as the data's `y`."""
+
+    @abstractmethod
+    def covariance(self, x: Tensor) -> Tensor:
+        r"""The posterior covariance of $\mathbf f$ between rows, `[row, row]`: the same for every output."""
+
+    @abstractmethod
+    def variance(self, x: Tensor) -> Tensor:
+        r"""The epistemic variance of $\mathbf f(\mathbf x^*)$, `[row]`; that of an observation has $\tau^{-1}$ more."""
+
+    @abstractmethod
+    def draws(self, x: Tensor, *, n_draws: int, seed: int = 0) -> Tensor:
+        r"""Functions drawn from the posterior, at `x`: `[draw, row]` or `[draw, row, output]`."""
+
+    @property
+    @abstractmethod
+    def log_marginal_likelihood(self) -> float:
+        r"""The log evidence $\log p(\mathbf Y \mid \mathbf X)$, summed over independent outputs."""
+
+
+def checked_data(x: Tensor, y: Tensor, precision: float, *, noise_free: bool) -> None:
+    """Raises on data or a precision that regression cannot use."""
+    for name, z in (("x", x), ("y", y)):
+        if not isinstance(z, Tensor):
+            raise TypeError(f"`{name}` must be a tensor; got {type(z).__name__}. torch.as_tensor makes one.")
+    if x.dim() != 2 or 0 in x.shape:
+        raise ValueError(
+            f"`x` must be [row, input] with at least one of each; got shape {tuple(x.shape)}. "
+            "A single input column is x[:, None]."
+        )
+    if y.dim() not in (1, 2) or len(y) != len(x) or 0 in y.shape:
+        raise ValueError(
+            f"`y` must be [row] or [row, output] with the rows of `x`; got {tuple(y.shape)} for x {tuple(x.shape)}."
+        )
+    for name, z in (("x", x), ("y", y)):
+        if not torch.isfinite(z).all():
+            raise ValueError(f"`{name}` must be finite; got {int((~torch.isfinite(z)).sum())} NaN or infinite entries.")
+    if not precision > 0 or (precision == math.inf and not noise_free):
+        allowed = "positive (math.inf for data without noise)" if noise_free else "positive and finite"
+        raise ValueError(f"`precision` (τ) must be {allowed}; got {precision!r}.")
+
+
+@dataclass(frozen=True)
+class ExactProcess(Process):
+    r"""The posterior of a Gaussian process with mean function $\mu(\mathbf x) = \mathbf b_L$.
+
+    Args:
+        regressor: The fitted scikit-learn regressor of $\mathbf Y - \mathbf b_L$, the engine.
+        output_bias: The constant $\mathbf b_L$.
+    """
+
+    regressor: GaussianProcessRegressor
+    output_bias: float
+
+    def _inputs(self, x: Tensor) -> np.ndarray:
+        n_inputs = self.regressor.X_train_.shape[1]
+        if x.dim() != 2 or x.shape[1] != n_inputs or len(x) == 0:
+            raise ValueError(f"`x` must be [row, {n_inputs}], as the data was; got shape {tuple(x.shape)}.")
+        if not torch.isfinite(x).all():
+            raise ValueError(f"`x` must be finite; got {int((~torch.isfinite(x)).sum())} NaN or infinite entries.")
+        return _array(x)
+
+    def mean(self, x: Tensor) -> Tensor:
+        mean = torch.as_tensor(self.regressor.predict(self._inputs(x)))
+        if self.regressor.y_train_.ndim == 2:
+            mean = mean.reshape(len(x), -1)  # scikit-learn drops the axis of a single output
+        return (mean + self.output_bias).to(x)
+
+    def covariance(self, x: Tensor) -> Tensor:
+        covariance = torch.as_tensor(self.regressor.predict(self._inputs(x), return_cov=True)[1])
+        return (covariance[..., 0] if covariance.dim() == 3 else covariance).to(x)
+
+    def variance(self, x: Tensor) -> Tensor:
+        with warnings.catch_warnings():
+            # The variance at noise-free data is zero, and less by rounding: scikit-learn clips it and says so.
+            warnings.filterwarnings("ignore", message="Predicted variances smaller than 0")
+            std = torch.as_tensor(self.regressor.predict(self._inputs(x), return_std=True)[1])
+        return (std[..., 0] if std.dim() == 2 else std).square().to(x)
+
+    def draws(self, x: Tensor, *, n_draws: int, seed: int = 0) -> Tensor:
+        samples = torch.as_tensor(self.regressor.sample_y(self._inputs(x), n_samples=n_draws, random_state=seed))
+        if self.regressor.y_train_.ndim == 2:
+            samples = samples.reshape(len(x), -1, n_draws)
+        return (samples.movedim(-1, 0) + self.output_bias).to(x)
+
+    @property
+    def log_marginal_likelihood(self) -> float:
+        return float(self.regressor.log_marginal_likelihood_value_)
+
+
+def exact_process(
+    covariance: Covariance | Kernel, x: Tensor, y: Tensor, *, precision: float, output_bias: float = 0.0
+) -> ExactProcess:
+    r"""The posterior of the Gaussian process $\mathbf F \sim \mathcal N(\mathbf b_L, \mathbf K)$ given data.
+
+    $\mathbf Y \mid \mathbf F \sim \mathcal N(\mathbf F, \tau^{-1} \mathbf I_N)$ [GG16, eq:generative_model_reg], in
+    float64 and $\mathcal O(N^3)$. A matrix that cannot be factorised (duplicate rows without noise) gets the smallest
+    jitter on its diagonal that helps, and a warning.
+
+    Args:
+        covariance: $\mathbf K$, or a scikit-learn kernel made of it (a scaled one, a sum).
+        x: $\mathbf X$, `[row, input]`.
+        y: $\mathbf Y$, `[row]` or `[row, output]`; outputs are independent with one covariance.
+        precision: $\tau$; `math.inf` for data without noise.
+        output_bias: The constant mean function, the bias of the network's output layer.
+
+    Example:
+        >>> from dropbayes.covariances import Cosine
+        >>> x = torch.tensor([[0.0]])
+        >>> process = exact_process(Cosine(), x, torch.tensor([2.0]), precision=1.0)
+        >>> process.mean(x), process.variance(x)
+        (tensor([1.]), tensor([0.5000]))
+    """
+    checked_data(x, y, precision, noise_free=True)
+    kernel = NetworkKernel(covariance) if isinstance(covariance, Covariance) else covariance
+    inputs = _array(x)
+    targets = _array(y) - output_bias
+    unit = float(np.mean(kernel.diag(inputs)))
+    for jitter in (0.0, *JITTERS):
+        regressor = GaussianProcessRegressor(kernel, alpha=1 / precision + jitter * unit, optimizer=None)
+        try:
+            regressor.fit(inputs, targets)
+        except np.linalg.LinAlgError:
+            continue
+        pivots = np.diagonal(regressor.L_) ** 2
+        if pivots.min() > len(x) * np.finfo(np.float64).eps * unit:  # below, the factor is rounding error
+            if jitter:
+                warnings.warn(
+                    f"The covariance of the data is singular (duplicate rows without noise?): added {jitter:.0e} of "
+                    "the mean prior variance to its diagonal. Lower `precision` to say how noisy the data is.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            return ExactProcess(regressor, output_bias)
+    raise ValueError(
+        f"`covariance` must be positive semi-definite at the data; got a {len(x)} x {len(x)} matrix that "
+        f"{JITTERS[-1]:.0e} of its mean variance on the diagonal does not make so."
+    )
+
+
+def tuned(
+    covariance: Covariance, x: Tensor, y: Tensor, *, precision: float, n_restarts: int = 0, seed: int = 0
+) -> Covariance:
+    r"""The covariance whose scales have the largest log marginal likelihood, found by scikit-learn from its own.
+
+    Args:
+        covariance: Where the search starts; scales that are zero or infinite stay.
+        x: $\mathbf X$, `[row, input]`.
+        y: $\mathbf Y$, `[row]` or `[row, output]`.
+        precision: $\tau$, held fixed.
+        n_restarts: Further searches from random scales.
+        seed: Names the random scales.
+    """
+    checked_data(x, y, precision, noise_free=False)
+    regressor = GaussianProcessRegressor(
+        NetworkKernel(covariance), alpha=1 / precision, n_restarts_optimizer=n_restarts, random_state=seed
+    )
+    regressor.fit(_array(x), _array(y))
+    return regressor.kernel_.covariance
+
+
+def prior_draws(covariance: Covariance | Kernel, x: Tensor, *, n_draws: int, seed: int = 0) -> Tensor:
+    r"""Functions drawn from the prior $\mathcal N(0, \mathbf K(\mathbf X, \mathbf X))$, `[draw, row]`.
+
+    Args:
+        covariance: $\mathbf K$.
+        x: Where, `[row, input]`.
+        n_draws: How many.
+        seed: Names the draws.
+    """
+    checked_data(x, torch.zeros(len(x)), 1.0, noise_free=True)
+    kernel = NetworkKernel(covariance) if isinstance(covariance, Covariance) else covariance
+    regressor = GaussianProcessRegressor(kernel)
+    samples = regressor.sample_y(_array(x), n_samples=n_draws, random_state=seed)
+    return torch.as_tensor(samples).mT.to(x)
+
+
+def gaussian_process_classifier(covariance: Covariance | Kernel, *, tune: bool = False) -> GaussianProcessClassifier:
+    r"""A scikit-learn classifier with this covariance, to compare a network's with.
+
+    The logistic likelihood of [GG16, eq:generative_model_class] for two classes, by Laplace's approximation; one
+    against the rest for more.
+
+    Args:
+        covariance: $\mathbf K$.
+        tune: Whether `fit` searches the scales too.
+    """
+    kernel = NetworkKernel(covariance) if isinstance(covariance, Covariance) else covariance
+    return GaussianProcessClassifier(kernel, optimizer="fmin_l_bfgs_b" if tune else None)

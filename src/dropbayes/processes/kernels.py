@@ -1,0 +1,148 @@
+"""Network covariances as kernels of scikit-learn and of GPyTorch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.gaussian_process.kernels import Hyperparameter, Kernel
+from torch import Tensor
+
+from dropbayes.covariances import Covariance
+
+
+def _tunable(covariance: Covariance) -> dict[str, float]:
+    """The scales whose logarithm a search can move: zero or infinite stays as it is."""
+    values = {name: float(value) for name, value in covariance.scales.items()}
+    return {name: value for name, value in values.items() if 0 < value < math.inf}
+
+
+class NetworkKernel(Kernel):
+    r"""The scikit-learn kernel of a network covariance: it clones, composes, prints and tunes as kernels do.
+
+    Its hyperparameters are the covariance's scales that are neither zero nor infinite (those stay as given); the
+    gradient with respect to their logarithms is exact.
+
+    Args:
+        covariance: The covariance function $\mathbf K$, with its scales as the values to start from.
+        bounds: The lower and upper bound of every scale in a search, or "fixed".
+
+    Example:
+        >>> from sklearn.gaussian_process.kernels import ConstantKernel
+        >>> from dropbayes.covariances import ReLU
+        >>> ConstantKernel(2.0) * NetworkKernel(ReLU(length_scale=0.5))
+        1.41**2 * ReLU(length_scale=0.5, bias_scale=1)
+    """
+
+    def __init__(self, covariance: Covariance, bounds: tuple[float, float] | str = (1e-3, 1e3)) -> None:
+        self.covariance = covariance
+        self.bounds_of_scales = bounds
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The constructor's arguments, by name."""
+        del deep  # a covariance is a value, not an estimator with parameters of its own
+        return {"covariance": self.covariance, "bounds": self.bounds_of_scales}
+
+    def set_params(self, **params: Any) -> NetworkKernel:
+        """Replaces constructor arguments in place, as scikit-learn's search does."""
+        unknown = params.keys() - {"covariance", "bounds"}
+        if unknown:
+            raise ValueError(f"`set_params` takes covariance and bounds; got {sorted(unknown)}.")
+        self.covariance = params.get("covariance", self.covariance)
+        self.bounds_of_scales = params.get("bounds", self.bounds_of_scales)
+        return self
+
+    @property
+    def hyperparameters(self) -> list[Hyperparameter]:
+        """One numeric hyperparameter for each scale that can be tuned."""
+        return [Hyperparameter(name, "numeric", self.bounds_of_scales) for name in _tunable(self.covariance)]
+
+    @property
+    def theta(self) -> np.ndarray:
+        """The logarithms of the scales that are not fixed."""
+        if self.bounds_of_scales == "fixed":
+            return np.array([])
+        return np.log(list(_tunable(self.covariance).values()))
+
+    @theta.setter
+    def theta(self, theta: np.ndarray) -> None:
+        names = _tunable(self.covariance) if self.bounds_of_scales != "fixed" else {}
+        values = dict(zip(names, np.exp(theta).tolist(), strict=True))
+        self.covariance = self.covariance.with_scales(values)
+
+    def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False) -> Any:
+        """The covariance matrix, and with `eval_gradient` its derivative by each element of theta on a last axis."""
+        if eval_gradient and Y is not None:
+            raise ValueError("`eval_gradient` needs `Y` left out; got both.")
+        x = torch.as_tensor(np.atleast_2d(X), dtype=torch.float64)
+        y = None if Y is None else torch.as_tensor(np.atleast_2d(Y), dtype=torch.float64)
+        if not eval_gradient:
+            return self.covariance(x, y).numpy()
+
+        def matrix(theta: Tensor) -> Tensor:
+            names = [parameter.name for parameter in self.hyperparameters if not parameter.fixed]
+            return self.covariance.with_scales(dict(zip(names, theta.exp(), strict=True)))(x)
+
+        theta = torch.as_tensor(self.theta, dtype=torch.float64)
+        slopes = [torch.func.jvp(matrix, (theta,), (unit,))[1] for unit in torch.eye(len(theta), dtype=theta.dtype)]
+        empty = torch.empty(len(x), len(x), 0, dtype=theta.dtype)
+        return self.covariance(x).numpy(), (torch.stack(slopes, -1) if slopes else empty).numpy()
+
+    def diag(self, X: Any) -> np.ndarray:
+        """The prior variances of the rows of `X`."""
+        return self.covariance.diagonal(torch.as_tensor(np.atleast_2d(X), dtype=torch.float64)).numpy()
+
+    def is_stationary(self) -> bool:
+        """Whether the kernel depends on differences alone: not in general."""
+        return False
+
+    def __repr__(self) -> str:
+        scales = ", ".join(f"{name}={float(value):.3g}" for name, value in self.covariance.scales.items())
+        return f"{type(self.covariance).__name__}({scales})"
+
+
+def gpytorch_kernel(covariance: Covariance) -> Any:
+    r"""A GPyTorch kernel of a network covariance, for thousands of rows (needs the extra `gp`).
+
+    Its learnable parameters are the covariance's scales that are neither zero nor infinite, kept positive.
+
+    Args:
+        covariance: The covariance function $\mathbf K$, with its scales as the values to start from.
+
+    Example:
+        >>> from dropbayes.covariances import ReLU
+        >>> kernel = gpytorch_kernel(ReLU())
+        >>> kernel(torch.ones(2, 3)).to_dense().shape
+        torch.Size([2, 2])
+    """
+    try:
+        import gpytorch
+    except ImportError as error:
+        raise ImportError("`gpytorch_kernel` needs GPyTorch: pip install 'dropbayes[gp]'.") from error
+
+    class _NetworkKernel(gpytorch.kernels.Kernel):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, value in _tunable(covariance).items():
+                positive = gpytorch.constraints.Positive()
+                raw = positive.inverse_transform(torch.tensor(value, dtype=torch.get_default_dtype()))
+                self.register_parameter(f"raw_{name}", torch.nn.Parameter(raw))
+                self.register_constraint(f"raw_{name}", positive)
+
+        @property
+        def covariance(self) -> Covariance:
+            """The covariance with its scales as learned so far."""
+            return covariance.with_scales(
+                {
+                    name: getattr(self, f"raw_{name}_constraint").transform(getattr(self, f"raw_{name}"))
+                    for name in _tunable(covariance)
+                }
+            )
+
+        def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
+            del params  # GPyTorch's deprecated last_dim_is_batch
+            return self.covariance.diagonal(x1) if diag else self.covariance(x1, x2)
+
+    return _NetworkKernel()

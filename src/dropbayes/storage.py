@@ -1,0 +1,134 @@
+r"""Model files: tensors and settings in one safetensors file that is whole or refused.
+
+The file is an ordinary safetensors file. Its metadata hold a JSON description (format number, kind of model, versions,
+settings) and the SHA-256 of the whole file, computed with the digest's own 64 characters as zeros. Reading checks the
+digest before anything is interpreted; nothing in a file is ever executed. A file of format n loads in every later
+version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["FORMAT", "ModelFile", "load", "save"]
+
+FORMAT = 1
+_BLANK = "0" * 64
+_LARGEST_HEADER = 100_000_000  # safetensors' own limit
+
+
+@dataclass(frozen=True, eq=False)
+class ModelFile:
+    """The contents of a model file.
+
+    Attributes:
+        kind: What the model is; the reader names the kinds it knows.
+        tensors: Its arrays by name.
+        settings: Everything else, as JSON values.
+        versions: The library and torch that wrote it.
+    """
+
+    kind: str
+    tensors: dict[str, Tensor]
+    settings: dict[str, Any]
+    versions: dict[str, str]
+
+
+def save(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], *, kind: str, settings: Mapping[str, Any], version: str
+) -> None:
+    """Writes a model file, atomically: a reader finds the old file or the new one, never a part.
+
+    Args:
+        path: The file.
+        tensors: Arrays by name.
+        kind: What the model is.
+        settings: JSON values only: text, finite numbers, booleans, None, lists, and dicts with text keys.
+        version: The library's version.
+    """
+    from safetensors.torch import save as serialise
+
+    description = {
+        "format": FORMAT,
+        "kind": kind,
+        "versions": {"dropbayes": version, "torch": torch.__version__},
+        "settings": dict(settings),
+    }
+    try:
+        text = json.dumps(description, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"`settings` must hold finite JSON values only; {error}.") from None
+    # One metadata entry, so that its place in the header does not depend on a hash order.
+    blank = json.dumps({"model": text, "sha256": _BLANK})
+    arrays = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    contents = serialise(arrays, {"dropbayes": blank})
+    escaped = json.dumps(f'"sha256": "{_BLANK}"')[1:-1].encode()
+    digest = hashlib.sha256(contents).hexdigest()
+    place = contents.rindex(escaped, 0, 8 + int.from_bytes(contents[:8], "little"))
+    signed = contents[:place] + escaped.replace(_BLANK.encode(), digest.encode()) + contents[place + len(escaped) :]
+    target = pathlib.Path(path)
+    part = target.with_name(target.name + ".part")
+    with part.open("wb") as file:
+        file.write(signed)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, target)
+
+
+def load(path: str | os.PathLike[str], *, kinds: Collection[str]) -> ModelFile:
+    """The contents of a model file of one of the given kinds.
+
+    Raises:
+        ValueError: The file is damaged, cut short, of another format or of an unknown kind. No other error is raised
+            for any contents.
+    """
+    return parsed(pathlib.Path(path).read_bytes(), kinds=kinds)
+
+
+def parsed(contents: bytes, *, kinds: Collection[str]) -> ModelFile:
+    """The model in the bytes of a file; see `load`."""
+    try:
+        model = _verified(contents)
+    except Exception:
+        raise ValueError(
+            "`path` must name a whole model file; this one is damaged, cut short or not a dropbayes "
+            "model. Save it again."
+        ) from None
+    if model["format"] not in range(1, FORMAT + 1):
+        raise ValueError(
+            f"`path` has the format {model['format']!r}; this version reads 1 to {FORMAT}. Upgrade dropbayes."
+        )
+    if model["kind"] not in kinds:
+        raise ValueError(f"`path` holds a {model['kind']!r}; expected one of {sorted(kinds)}.")
+    from safetensors.torch import load as deserialise
+
+    return ModelFile(model["kind"], deserialise(contents), model["settings"], model["versions"])
+
+
+def _verified(contents: bytes) -> dict[str, Any]:
+    """The description of a file whose digest is right; an exception of any class for all others."""
+    length = int.from_bytes(contents[:8], "little")
+    if length > min(_LARGEST_HEADER, len(contents) - 8):
+        raise ValueError
+    header = contents[8 : 8 + length]
+    outer = json.loads(json.loads(header.decode())["__metadata__"]["dropbayes"])
+    digest = outer["sha256"]
+    if len(digest) != 64:
+        raise ValueError
+    place = 8 + header.rindex(digest.encode())
+    blank = contents[:place] + _BLANK.encode() + contents[place + 64 :]
+    if hashlib.sha256(blank).hexdigest() != digest:
+        raise ValueError
+    description: dict[str, Any] = json.loads(outer["model"])
+    if not {"format", "kind", "settings", "versions"} <= description.keys():
+        raise ValueError
+    return description
