@@ -1,0 +1,312 @@
+r"""Entropy, mutual information and variation ratio of class probabilities drawn from a distribution over functions.
+
+Every function reads *probability draws* `[draw, row, class]`: axis 0 holds the draws $\omega_t \sim q(\omega)$, and the
+class axis sums to one. With $\bar p = \frac1T \sum_t p_t$ the total uncertainty splits as
+
+$$\underbrace{H[\bar p]}_{\text{predictive}} = \underbrace{\tfrac1T \sum_t H[p_t]}_{\text{expected: aleatoric}}
++ \underbrace{I[y; \omega]}_{\text{mutual information: epistemic}}.$$
+
+Quantities are in nats. NumPy arrays are accepted; tensors are returned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Array = Tensor | npt.NDArray[Any]
+
+OUTCOME_LIMIT = 10_000
+"""The most joint labels of a batch to enumerate (batches of 4 for 10 classes, of 13 for 2); more are sampled."""
+
+_CHUNK_ELEMENTS = 2**22  # of the [outcome, row, class] product: 32 MiB in float64
+
+
+def _class_last(
+    probabilities: Array, class_axis: int, *, name: str = "probability_draws", draws: bool = True
+) -> Tensor:
+    """The checked probabilities as a floating tensor with the class axis last."""
+    tensor = (
+        probabilities if isinstance(probabilities, Tensor) else torch.from_numpy(np.array(probabilities, order="C"))
+    )
+    if not tensor.is_floating_point() or tensor.dim() < 1 + draws or tensor.numel() == 0:
+        expected = "[draw, row, class]" if draws else "[row, class]"
+        raise ValueError(
+            f"`{name}` must be a non-empty floating array shaped {expected}; got shape {tuple(tensor.shape)} "
+            f"and dtype {tensor.dtype}."
+        )
+    tensor = tensor.movedim(class_axis, -1)
+    totals = tensor.sum(-1)
+    tolerance = 1e-2 if tensor.dtype in (torch.float16, torch.bfloat16) else 1e-4
+    if not (tensor.min() >= 0 and (totals - 1).abs().max() <= tolerance):
+        raise ValueError(
+            f"`{name}` must be probabilities: at least 0 and summing to 1 over the class axis; got values from "
+            f"{tensor.min().item():.3g} to {tensor.max().item():.3g} and sums from {totals.min().item():.3g} to "
+            f"{totals.max().item():.3g}. Apply softmax to logits first."
+        )
+    return tensor
+
+
+def entropy(probabilities: Array, *, class_axis: int = -1) -> Tensor:
+    r"""The entropy $H[p] = -\sum_c p_c \log p_c$ of each row's class probabilities, with $0 \log 0 = 0$.
+
+    Args:
+        probabilities: Class probabilities `[..., class]`.
+        class_axis: The axis of the classes.
+
+    Returns:
+        The entropy in nats, `probabilities` without its class axis.
+
+    Examples:
+        >>> entropy(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
+        tensor([0.6931, 0.0000])
+    """
+    return torch.special.entr(_class_last(probabilities, class_axis, name="probabilities", draws=False)).sum(-1)
+
+
+def predictive_entropy(probability_draws: Array, *, class_axis: int = -1) -> Tensor:
+    r"""The entropy of the predictive distribution, $H\big[\tfrac1T \sum_t p_t\big]$: total uncertainty.
+
+    Args:
+        probability_draws: Class probabilities of each draw, `[draw, row, class]`.
+        class_axis: The axis of the classes.
+
+    Returns:
+        The predictive entropy in nats, `[row]`.
+
+    Examples:
+        >>> predictive_entropy(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))  # the draws disagree
+        tensor([0.6931])
+    """
+    return torch.special.entr(_class_last(probability_draws, class_axis).mean(0)).sum(-1)
+
+
+def expected_entropy(probability_draws: Array, *, class_axis: int = -1) -> Tensor:
+    r"""The mean entropy of the draws, $\tfrac1T \sum_t H[p_t]$: aleatoric uncertainty.
+
+    Args:
+        probability_draws: Class probabilities of each draw, `[draw, row, class]`.
+        class_axis: The axis of the classes.
+
+    Returns:
+        The expected entropy in nats, `[row]`.
+
+    Examples:
+        >>> expected_entropy(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))  # yet each is sure
+        tensor([0.])
+    """
+    return torch.special.entr(_class_last(probability_draws, class_axis)).sum(-1).mean(0)
+
+
+def mutual_information(probability_draws: Array, *, class_axis: int = -1) -> Tensor:
+    r"""The mutual information of label and function (BALD), $I[y; \omega] = H[\bar p] - \tfrac1T \sum_t H[p_t]$.
+
+    Computed as the mean divergence $\tfrac1T \sum_t \mathrm{KL}(p_t \,\|\, \bar p)$, the same number without the
+    cancellation: it is never negative and keeps its digits when the draws almost agree.
+
+    Args:
+        probability_draws: Class probabilities of each draw, `[draw, row, class]`.
+        class_axis: The axis of the classes.
+
+    Returns:
+        The mutual information in nats, `[row]`, between 0 and $\log T$.
+
+    Examples:
+        >>> mutual_information(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
+        tensor([0.6931])
+        >>> mutual_information(torch.tensor([[[0.5, 0.5]], [[0.5, 0.5]]]))  # noisy, but nothing to learn
+        tensor([0.])
+    """
+    draws = _class_last(probability_draws, class_axis)
+    mean = draws.mean(0)
+    deviation = draws - mean
+    # p log(p / m) - (p - m) has the same sum over draws and classes, and every term is at least 0. log1p keeps the
+    # digits where p is close to m; elsewhere (p - m) / m may round to -1, and the difference of logarithms is right.
+    ratio = torch.where(mean > 0, deviation / mean, 0)
+    log_ratio = torch.where(ratio.abs() < 0.5, ratio.log1p(), draws.log() - mean.log())
+    divergence = torch.where(draws > 0, draws * log_ratio, 0) - deviation
+    return divergence.clamp_min(0).sum(-1).mean(0)
+
+
+def variation_ratio(probability_draws: Array, *, class_axis: int = -1) -> Tensor:
+    r"""The share of draws that vote against the most voted class, $1 - f_{\max} / T$.
+
+    Args:
+        probability_draws: Class probabilities of each draw, `[draw, row, class]`.
+        class_axis: The axis of the classes.
+
+    Returns:
+        The variation ratio, `[row]`, between 0 and $1 - 1/C$.
+
+    Examples:
+        >>> draws = torch.tensor([[[0.9, 0.1]], [[0.6, 0.4]], [[0.2, 0.8]], [[0.7, 0.3]]])
+        >>> variation_ratio(draws)
+        tensor([0.2500])
+    """
+    draws = _class_last(probability_draws, class_axis)
+    return 1 - _votes(draws).to(draws.dtype).amax(-1) / draws.shape[0]
+
+
+def _votes(draws: Tensor) -> Tensor:
+    return torch.stack([(draws.argmax(-1) == label).sum(0) for label in range(draws.shape[-1])], dim=-1)
+
+
+@dataclass(frozen=True)
+class InformationSums:
+    r"""Sums over draws from which every quantity of this module follows: streaming in memory independent of $T$.
+
+    Sums of disjoint chunks of draws add up, in any order: `InformationSums.of(first) + InformationSums.of(rest)`.
+
+    Args:
+        n_draws: The number of draws $T$ summed.
+        probability: $\sum_t p_t$, `[row, class]` in float64.
+        entropy: $\sum_t H[p_t]$, `[row]` in float64.
+        votes: How many draws prefer each class, `[row, class]`.
+
+    Examples:
+        >>> draws = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
+        >>> sums = InformationSums.of(draws[:1]) + InformationSums.of(draws[1:])
+        >>> sums.mutual_information, sums.variation_ratio
+        (tensor([0.6931], dtype=torch.float64), tensor([0.5000], dtype=torch.float64))
+    """
+
+    n_draws: int
+    probability: Tensor
+    entropy: Tensor
+    votes: Tensor
+
+    @staticmethod
+    def of(probability_draws: Array, *, class_axis: int = -1) -> InformationSums:
+        """The sums of one chunk of draws `[draw, row, class]`."""
+        draws = _class_last(probability_draws, class_axis).double()
+        return InformationSums(draws.shape[0], draws.sum(0), torch.special.entr(draws).sum((0, -1)), _votes(draws))
+
+    def __add__(self, other: InformationSums) -> InformationSums:
+        return InformationSums(
+            self.n_draws + other.n_draws,
+            self.probability + other.probability,
+            self.entropy + other.entropy,
+            self.votes + other.votes,
+        )
+
+    @property
+    def predictive_entropy(self) -> Tensor:
+        """`predictive_entropy` of all draws so far."""
+        return torch.special.entr(self.probability / self.n_draws).sum(-1)
+
+    @property
+    def expected_entropy(self) -> Tensor:
+        """`expected_entropy` of all draws so far."""
+        return self.entropy / self.n_draws
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """`mutual_information` of all draws so far, here a difference of entropies clamped at 0."""
+        return (self.predictive_entropy - self.expected_entropy).clamp_min(0)
+
+    @property
+    def variation_ratio(self) -> Tensor:
+        """`variation_ratio` of all draws so far."""
+        return 1 - self.votes.double().amax(-1) / self.n_draws
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    r"""The joint labels $\mathbf y$ a batch of rows may get, and what each would teach about the function.
+
+    A batch grows one row at a time by the chain rule
+    $I[\mathbf y, y'; \omega] = I[\mathbf y; \omega] + \mathbb E_{\mathbf y} I[y'; \omega \mid \mathbf y]$:
+    `information` is the second term, `extended` adds the row.
+
+    Args:
+        probability: $p(\mathbf y)$ of each outcome, `[outcome]`.
+        draw_weights: $p(\omega_t \mid \mathbf y)$, the draws' posterior after seeing the outcome, `[outcome, draw]`.
+    """
+
+    probability: Tensor
+    draw_weights: Tensor
+
+    @staticmethod
+    def of_no_rows(probability_draws: Tensor) -> Outcomes:
+        """The one outcome of an empty batch: certain, and every draw as likely as before."""
+        n_draws = probability_draws.shape[0]
+        return Outcomes(
+            probability_draws.new_ones(1, dtype=torch.float64),
+            probability_draws.new_full((1, n_draws), 1 / n_draws, dtype=torch.float64),
+        )
+
+    def information(self, probability_draws: Tensor) -> Tensor:
+        r"""The information a further row would add, $\mathbb E_{\mathbf y} I[y'; \omega \mid \mathbf y]$, `[row]`."""
+        draws = probability_draws.double()
+        n_draws, n_rows, n_classes = draws.shape
+        entropy_of_draws = torch.special.entr(draws).sum(-1)
+        total = draws.new_zeros(n_rows)
+        chunk = max(1, _CHUNK_ELEMENTS // (n_rows * n_classes))
+        for probability, weights in zip(self.probability.split(chunk), self.draw_weights.split(chunk), strict=True):
+            given = (weights @ draws.reshape(n_draws, -1)).reshape(-1, n_rows, n_classes)
+            # Both terms under the same weights: each outcome's information is at least 0, sampled or not.
+            total += probability @ (torch.special.entr(given).sum(-1) - weights @ entropy_of_draws)
+        return total.clamp_min(0)
+
+    def extended(self, row_draws: Tensor, *, max_outcomes: int, generator: torch.Generator) -> Outcomes:
+        """The outcomes with one more row `[draw, class]`: all of them, or `max_outcomes` sampled if there are more."""
+        row_draws = row_draws.double()
+        given = self.draw_weights @ row_draws  # p(y' | outcome): [outcome, class]
+        joint = (self.probability[:, None] * given).flatten()
+        if joint.numel() <= max_outcomes:
+            chosen = joint.nonzero().squeeze(1)
+            probability = joint[chosen]
+        else:
+            # Systematic sampling: unbiased for every expectation over outcomes, less noisy than independent samples.
+            offset = torch.rand(1, generator=generator, dtype=torch.float64).to(joint.device)
+            grid = (torch.arange(max_outcomes, dtype=torch.float64, device=joint.device) + offset) / max_outcomes
+            cumulative = joint.cumsum(0)
+            chosen = torch.searchsorted(cumulative, grid * cumulative[-1]).clamp_max(joint.numel() - 1)
+            probability = joint.new_full((max_outcomes,), 1 / max_outcomes)
+        outcome, label = chosen // given.shape[1], chosen % given.shape[1]
+        likelihood = self.draw_weights[outcome] * row_draws.T[label]
+        return Outcomes(probability, likelihood / likelihood.sum(1, keepdim=True))
+
+
+def joint_mutual_information(
+    probability_draws: Array, *, max_outcomes: int = OUTCOME_LIMIT, class_axis: int = -1, seed: int = 0
+) -> Tensor:
+    r"""The mutual information of a whole batch's labels and the function, $I[y_1, \dots, y_B; \omega]$ (BatchBALD).
+
+    $$I[\mathbf y; \omega] = H\Big[\tfrac1T \sum_t \prod_b p_t(y_b)\Big] - \sum_b \tfrac1T \sum_t H[p_t(y_b)]$$
+
+    Two rows that would teach the same thing count once, which the sum of their own informations does not see. The
+    product needs draws that are *functions*: take them with `masks="shared"`. The value is exact while the joint labels
+    number at most `max_outcomes`, an unbiased Monte Carlo estimate beyond, and never above $\log T$: take
+    $T \gg e^{I}$ draws.
+
+    Args:
+        probability_draws: Class probabilities `[draw, row, class]`, the same function along each draw.
+        max_outcomes: The most joint labels to enumerate, and the sample size beyond.
+        class_axis: The axis of the classes.
+        seed: The seed of the sampled labels.
+
+    Returns:
+        The information in nats, a scalar.
+
+    Examples:
+        >>> once = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
+        >>> twice = once.repeat(1, 2, 1)  # a duplicated row teaches nothing more
+        >>> mutual_information(twice).sum(), joint_mutual_information(twice)
+        (tensor(1.3863), tensor(0.6931, dtype=torch.float64))
+    """
+    draws = _class_last(probability_draws, class_axis)
+    if draws.dim() != 3:
+        raise ValueError(f"`probability_draws` must be shaped [draw, row, class]; got {tuple(draws.shape)}.")
+    generator = torch.Generator().manual_seed(seed)
+    outcomes = Outcomes.of_no_rows(draws)
+    total = draws.new_zeros((), dtype=torch.float64)
+    for row in range(draws.shape[1]):
+        total = total + outcomes.information(draws[:, row : row + 1])[0]
+        outcomes = outcomes.extended(draws[:, row], max_outcomes=max_outcomes, generator=generator)
+    return total

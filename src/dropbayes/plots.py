@@ -1,0 +1,210 @@
+"""Pictures of uncertainty: bands, reliability, risk against coverage, percentiles (needs the extra `plot`).
+
+Every function draws on `ax` (by default, new axes) and returns it. Curves differ in line style and marker and fills in
+lightness, so that each picture reads in black and white.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+import torch
+
+from dropbayes.calibration import ReliabilityCurve, UncertaintyReference
+from dropbayes.scores import Array, RiskCoverage, float_tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_CURVES = (
+    {"color": "black", "linestyle": "-", "marker": "o"},
+    {"color": "#0060a8", "linestyle": "--", "marker": "s"},
+    {"color": "#c04a00", "linestyle": "-.", "marker": "^"},
+    {"color": "#5b8c2a", "linestyle": (0, (1, 1)), "marker": "D"},
+)
+_BAND, _INNER_BAND, _DRAW, _REFERENCE = "#dbe6f2", "#a3bfdd", "#56789c", "0.45"
+
+
+def predictive_band(
+    x: Array,
+    mean: Array,
+    *,
+    std: Array,
+    draws: Array | None = None,
+    observed: tuple[Array, Array] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """The predictive mean with bands of one and two standard deviations, sample paths and the data.
+
+    Args:
+        x: One coordinate per row, `[row]`; rows are drawn in its order.
+        mean: The predictive mean, `[row]`.
+        std: The predictive standard deviation, `[row]`.
+        draws: Sample paths `[draw, row]`; take them with `masks="shared"`, or they are not paths.
+        observed: The data as (x, y).
+        ax: The axes to draw on.
+    """
+    ax = _axes(ax)
+    order = float_tensor(x).flatten().argsort()
+    place, centre, spread = (_values(array)[order.numpy()] for array in (x, mean, std))
+    for width, colour, name in ((2, _BAND, "± 2 std"), (1, _INNER_BAND, "± 1 std")):
+        ax.fill_between(place, centre - width * spread, centre + width * spread, color=colour, lw=0, label=name)
+    if draws is not None:
+        paths = float_tensor(draws).detach().cpu().numpy()[:, order.numpy()]
+        for index, path in enumerate(paths):
+            ax.plot(place, path, color=_DRAW, lw=0.7, ls=(0, (4, 1.5)), label=None if index else "draws")
+    ax.plot(place, centre, color="black", lw=1.8, label="mean")
+    if observed is not None:
+        known, y = (_values(array) for array in observed)
+        ax.plot(known, y, ls="none", marker="o", ms=4, mfc="white", mec="black", mew=1, label="data")
+    ax.margins(x=0)
+    ax.set(xlabel="x", ylabel="y")
+    ax.legend(frameon=False)
+    return ax
+
+
+def reliability_diagram(curve: ReliabilityCurve, *, label: str | None = None, ax: Axes | None = None) -> Axes:
+    """Claimed probability against observed frequency, with the scatter a calibrated model would show.
+
+    The bars at each point span two standard errors of a frequency whose claim is true: a point whose bar misses the
+    diagonal is evidence, not chance. Call again with the same `ax` to compare models.
+
+    Args:
+        curve: The curve (`calibration.class_reliability`, `quantile_reliability`, `interval_reliability`).
+        label: The model's name in the legend.
+        ax: The axes to draw on.
+    """
+    ax = _axes(ax)
+    style = _next_curve(ax)
+    if not _drawn(ax):
+        ax.plot([0, 1], [0, 1], color=_REFERENCE, lw=1, ls=":", label="calibrated")
+    claimed, seen, error = (_values(array) for array in (curve.claimed, curve.observed, curve.standard_error))
+    few = len(claimed) <= 20  # on a dense curve, markers and bars would only smear
+    ax.plot(
+        claimed, seen, gid="curve", ms=5, mfc="white", lw=1.5, label=label, **style | ({} if few else {"marker": ""})
+    )
+    if few:
+        ax.errorbar(claimed, seen, yerr=2 * error, fmt="none", ecolor=style["color"], elinewidth=0.8, capsize=2)
+    ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="claimed probability", ylabel="observed frequency", aspect="equal")
+    return _with_legend(ax, loc="upper left")
+
+
+def risk_coverage_diagram(curve: RiskCoverage, *, label: str | None = None, ax: Axes | None = None) -> Axes:
+    """The risk of the rows kept against the share kept, and the least risk any ranking could have.
+
+    Args:
+        curve: The curve (`scores.risk_coverage`).
+        label: The ranking's name in the legend; its area (AURC) is added.
+        ax: The axes to draw on; call again with the same to compare rankings.
+    """
+    ax = _axes(ax)
+    style = _next_curve(ax)
+    coverage, risk, oracle = (_values(array) for array in (curve.coverage, curve.risk, curve.oracle_risk))
+    if not _drawn(ax):
+        ax.axhline(risk[-1], color=_REFERENCE, lw=1, ls=":", label="no ranking")
+        ax.fill_between(coverage, 0, oracle, color="0.88", lw=0, label="ranked by the true loss")
+    name = f"{label or 'uncertainty'} (area {curve.area.item():.3g})"
+    ax.plot(coverage, risk, gid="curve", lw=1.5, ms=4, markevery=0.125, mfc="white", label=name, **style)
+    ax.set(xlim=(0, 1), xlabel="coverage: share of rows kept", ylabel="risk: mean loss of the rows kept")
+    ax.set_ylim(0, max(ax.get_ylim()[1], 1.7 * risk.max()))  # room for the legend above the curves
+    return _with_legend(ax, loc="upper left")
+
+
+def rejection_diagram(
+    curve: RiskCoverage, *, label: str | None = None, deferred: float | None = None, ax: Axes | None = None
+) -> Axes:
+    """The share of the total loss that remains against the share of rows deferred to a person.
+
+    Deferring at random removes loss in proportion (the dotted diagonal); a good uncertainty removes it sooner.
+
+    Args:
+        curve: The curve (`scores.risk_coverage`).
+        label: The ranking's name in the legend.
+        deferred: A share of rows to read off, marked with what remains.
+        ax: The axes to draw on; call again with the same to compare rankings.
+    """
+    ax = _axes(ax)
+    style = _next_curve(ax)
+    total = curve.risk[-1]
+    rejected = _values(1 - curve.coverage)
+    remaining, oracle = (_values(risk * curve.coverage / total) for risk in (curve.risk, curve.oracle_risk))
+    if not _drawn(ax):
+        ax.plot([0, 1], [1, 0], color=_REFERENCE, lw=1, ls=":", label="at random")
+        ax.fill_between(rejected, 0, oracle, color="0.88", lw=0, label="by the true loss")
+    ax.plot(rejected, remaining, gid="curve", lw=1.5, ms=4, markevery=0.125, mfc="white", label=label, **style)
+    if deferred is not None:
+        left = float(remaining[abs(rejected - deferred).argmin()])
+        ax.plot([deferred, deferred, 0], [0, left, left], color=style["color"], lw=0.8, ls="-")
+        ax.annotate(
+            f"defer {deferred:.0%}: {left:.0%} remains", (deferred, left), xytext=(10, 14), textcoords="offset points"
+        )
+    ax.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="share of rows deferred", ylabel="share of the loss that remains")
+    return _with_legend(ax, loc="upper right")
+
+
+def uncertainty_histogram(
+    training_uncertainty: Array, *, reference: UncertaintyReference, new: Array | None = None, ax: Axes | None = None
+) -> Axes:
+    """The training points' uncertainty, the distribution fitted to it, and the percentile of new points.
+
+    [GG16, section Model Calibration].
+
+    Args:
+        training_uncertainty: The training points' uncertainties.
+        reference: The distribution fitted to them (`calibration.uncertainty_reference`).
+        new: Uncertainties of a few new points, marked with their percentiles.
+        ax: The axes to draw on.
+    """
+    ax = _axes(ax)
+    training = _values(training_uncertainty)
+    ax.hist(training, bins="auto", density=True, color="0.85", edgecolor="0.55", lw=0.6, label="training points")
+    points = _values(new) if new is not None else training[:0]
+    end = 1.05 * max(training.max(), *points.tolist(), 0.0)
+    grid = torch.linspace(end / 2000, end, 1000, dtype=torch.float64)
+    ax.plot(grid, reference.density(grid), color="black", lw=1.5, label=f"fitted {reference.family}")
+    for index, point in enumerate(points):
+        percentile = reference.percentile(torch.tensor(point, dtype=torch.float64)).item()
+        style = _CURVES[1 + index % (len(_CURVES) - 1)]
+        name = f"new point {point:.3g}: {percentile_text(percentile)}"
+        ax.axvline(point, color=style["color"], ls=style["linestyle"], lw=1.5, label=name)
+    top = (1.3 + 0.1 * len(points)) * ax.get_ylim()[1]  # room for the legend above the bars
+    ax.set(xlim=(0, end), ylim=(0, top), xlabel="uncertainty", ylabel="density")
+    return _with_legend(ax, loc="upper right")
+
+
+def percentile_text(percentile: float) -> str:
+    """The percentile in words, without a claim of digits no fit can have.
+
+    Examples:
+        >>> percentile_text(99.98), percentile_text(12.34)
+        ('above percentile 99.9', 'percentile 12.3')
+    """
+    if percentile > 99.9:
+        return "above percentile 99.9"
+    return f"percentile {percentile:.1f}" if percentile >= 0.1 else "below percentile 0.1"
+
+
+def _axes(ax: Axes | None) -> Axes:
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(layout="constrained")[1]
+
+
+def _values(array: Array) -> npt.NDArray[Any]:
+    return float_tensor(array).detach().cpu().double().flatten().numpy()
+
+
+def _drawn(ax: Axes) -> int:
+    return sum(line.get_gid() == "curve" for line in ax.lines)
+
+
+def _next_curve(ax: Axes) -> dict[str, Any]:
+    return _CURVES[_drawn(ax) % len(_CURVES)]
+
+
+def _with_legend(ax: Axes, *, loc: str) -> Axes:
+    ax.legend(loc=loc, facecolor="white", edgecolor="none", framealpha=0.9)
+    return ax
