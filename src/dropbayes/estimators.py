@@ -145,7 +145,7 @@ class _DropoutEstimator(BaseEstimator):
         warm = self.warm_start and hasattr(self, "population_")
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         if warm:
-            self._continue(x, y, weight, self._epochs(len(x)))
+            self._continue(x, y, weight, self._epochs(len(x)), "cosine")
             return
         searched, best = self._search(x, y, weight, n_classes)
         self.search_scores_ = searched.log_likelihood.numpy()
@@ -162,8 +162,8 @@ class _DropoutEstimator(BaseEstimator):
         rows = np.random.RandomState(self.seed_).permutation(len(x))[:n_rows]
         n_folds = (5 if n_rows < 3000 else 1) if self.n_folds == "auto" else int(self.n_folds)
         choice = choose(
-            torch.as_tensor(x[rows]),
-            torch.as_tensor(y[rows]),
+            torch.tensor(x[rows]),
+            torch.tensor(y[rows]),
             self._grid(n_rows),
             n_folds=min(n_folds, n_rows),
             weight=None if weight is None else torch.as_tensor(weight[rows]),
@@ -179,13 +179,13 @@ class _DropoutEstimator(BaseEstimator):
         members = [replace(member, task=0, seed=self.seed_ + i) for i in range(int(self.n_networks))]
         return train([Task(x, y, weight)], members, n_classes=n_classes, **self._settings(len(x)))
 
-    def _continue(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, epochs: int) -> None:
+    def _continue(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, epochs: int, schedule: str) -> None:
         """More steps from the present weights, τ re-fitted on the new rows before they are learned from."""
         start = self.population_
-        ahead = fit_precision(start, (torch.as_tensor(x), torch.as_tensor(y)), n_draws=50)
+        ahead = fit_precision(start, (torch.tensor(x), torch.tensor(y)), n_draws=50)
         self.seed_ += 1  # fresh batches and masks
         members = [replace(m, epochs=epochs, seed=self.seed_ + i) for i, m in enumerate(start.members)]
-        settings = self._settings(len(x))
+        settings = self._settings(len(x)) | {"schedule": schedule}
         going_on = train([Task(x, y, weight)], members, start=start, n_classes=self._n_classes(), **settings)
         self.population_ = replace(going_on, precision=ahead.precision)
         self._refuse_divergence()
@@ -220,7 +220,7 @@ class _DropoutEstimator(BaseEstimator):
             weights=tuple(w.double() for w in self.population_.weights),
             biases=tuple(b.double() for b in self.population_.biases),
         )
-        mean, variance = draws(network, torch.as_tensor(x), n_draws=int(self.n_draws), seed=self.seed_, masks="shared")
+        mean, variance = draws(network, torch.tensor(x), n_draws=int(self.n_draws), seed=self.seed_, masks="shared")
         return mean.flatten(0, 1).cpu(), variance.flatten(0, 1).cpu()
 
     # --- storage --------------------------------------------------------------------------------------------------
@@ -432,7 +432,7 @@ class DropoutRegressor(RegressorMixin, _DropoutEstimator):
             member = replace(_middle(self._grid(len(x))), epochs=1)
             self.population_ = self._trained(x, y, weight, member, None)
         else:
-            self._continue(x, y, weight, 1)
+            self._continue(x, y, weight, 1, "constant")
         return self
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
@@ -451,8 +451,8 @@ class DropoutRegressor(RegressorMixin, _DropoutEstimator):
             means.append(mean.mean(0))
             if return_std:
                 variances.append(mean.var(0, unbiased=False) + noise.mean(0))
-        mean = self._shaped(torch.cat(means))
-        return (mean, self._shaped(torch.cat(variances).sqrt())) if return_std else mean
+        result = self._shaped(torch.cat(means))
+        return (result, self._shaped(torch.cat(variances).sqrt())) if return_std else result
 
     def _shaped(self, columns: Tensor) -> np.ndarray:
         return columns[..., 0].numpy() if self._one_column else columns.numpy()
@@ -569,7 +569,7 @@ class DropoutClassifier(ClassifierMixin, _DropoutEstimator):
             member = replace(_middle(self._grid(len(x))), epochs=1)
             self.population_ = self._trained(x, codes, weight, member, len(self.classes_))
         else:
-            self._continue(x, codes, weight, 1)
+            self._continue(x, codes, weight, 1, "constant")
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -604,7 +604,7 @@ def _as_array(values: Any) -> Any:
 def _canonical_rows(x: Any, y: Any, weight: Any) -> tuple[Any, Any, Any]:
     """The rows sorted, whole-number weights written out as repetitions.
 
-    So that what is learned does not depend on the order of the rows, and a row of weight 2 is exactly a row given twice.
+    So what is learned does not depend on the order of the rows, and a row of weight 2 is exactly a row given twice.
     """
     if weight is not None:
         x, y, weight = x[weight > 0], y[weight > 0], weight[weight > 0]
