@@ -199,6 +199,12 @@ def test_a_transformer_encoder_is_unchanged_in_evaluation_with_padding():
     torch.testing.assert_close(got[~padding], expected[~padding], rtol=1e-4, atol=1e-5)
 
 
+def test_keyword_inputs_and_both_inputs_of_a_bilinear_layer_are_dropped():
+    assert dropout_calls(add_dropout(nn.Linear(2, 2), 0.3), input=torch.ones(1, 2)) == [0.3]
+    bilinear, x = add_dropout(nn.Bilinear(2, 3, 4), 0.3), (torch.ones(1, 2), torch.ones(1, 3))
+    assert dropout_calls(bilinear, *x) == dropout_calls(bilinear, x[0], input2=x[1]) == [0.3, 0.3]
+
+
 @pytest.mark.parametrize("drop_prob", [-0.1, 1.0, float("nan")])
 def test_invalid_drop_probs_are_refused(drop_prob):
     with pytest.raises(ValueError, match=r"`drop_prob` must lie in \[0, 1\)"):

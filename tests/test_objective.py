@@ -1,12 +1,17 @@
 """Tests of the evidence lower bound: against the dropout loss, its own expectation, and the exact evidence."""
 
+import copy
+import importlib
 import itertools
 import math
+import pathlib
+import re
 
 import pytest
 import torch
 from torch import nn
 
+from dropbayes.layers import GaussianNoise, Linear
 from dropbayes.likelihoods import Categorical, Gaussian
 from dropbayes.objective import kl_divergence, negative_elbo
 from dropbayes.precision import Prior, weight_decay
@@ -151,3 +156,115 @@ def test_n_data_counts_the_training_set():
         negative_elbo(net, net(x), y, likelihood=Gaussian(1.0), prior=PRIOR, n_data=5)
     with pytest.raises(ValueError, match="`n_data` must be at least 1"):
         negative_elbo(net, net(x), y, likelihood=Gaussian(1.0), prior=PRIOR, n_data=0)
+
+
+# --- against the exact evidence ------------------------------------------------------------------------------------
+
+
+def bayesian_linear_regression():
+    """One weight, 8 rows: the prior N(0, l⁻²), the exact posterior and the log evidence, in closed form."""
+    x, length_scale, tau = torch.randn(8, 1, dtype=DTYPE), 0.8, 2.0
+    y = 1.5 * x + torch.randn(8, 1, dtype=DTYPE) / math.sqrt(tau)
+    covariance = x @ x.T / length_scale**2 + torch.eye(8, dtype=DTYPE) / tau
+    zero = torch.zeros(8, dtype=DTYPE)
+    evidence = torch.distributions.MultivariateNormal(zero, covariance).log_prob(y[:, 0])
+    precision = (length_scale**2 + tau * x.square().sum()).item()
+    mean = (tau * (x * y).sum()).item() / precision
+    return x, y, length_scale, tau, evidence.item(), mean, precision**-0.5
+
+
+@pytest.mark.parametrize(("shift", "widen"), [(0.0, 1.0), (0.5, 1.0), (0.0, 3.0)])
+def test_the_regression_bound_meets_the_evidence_at_the_posterior_and_lies_below_elsewhere(shift, widen):
+    # [GG16, eq:L:VI, eq:L:GP-VI]: log p(Y|X) - L = KL(q ‖ posterior), here between two Gaussians.
+    x, y, length_scale, tau, evidence, mean, std = bayesian_linear_regression()
+    q_mean, q_std = mean + shift, widen * std
+    net = Linear(1, 1, bias=False, noise=GaussianNoise(q_std / abs(q_mean))).to(DTYPE)
+    nn.init.constant_(net.weight, q_mean)
+    prior = Prior(length_scale=length_scale)
+    outputs = net(x.expand(20_000, 8, 1).reshape(-1, 1)).reshape(20_000, 8, 1)  # [draw, row, 1], distinct masks
+    bound = -8 * negative_elbo(net, outputs, y, likelihood=Gaussian(tau), prior=prior, n_data=8)
+    per_draw = Gaussian(tau).log_density(outputs, y).sum(1)
+    standard_error = per_draw.std().item() / math.sqrt(20_000)
+    normal = torch.distributions.Normal
+    gap = torch.distributions.kl_divergence(normal(q_mean, q_std), normal(mean, std)).item()
+    assert abs(bound.item() - (evidence - gap)) < 4 * standard_error
+    assert gap > 0 or (shift, widen) == (0.0, 1.0)
+
+
+def test_the_classification_bound_lies_below_the_evidence_and_near_it():
+    # [GG16, prop:lower_bound_class], two weights: the evidence by integrating over a grid.
+    x, labels = torch.tensor([[1.0], [2.0], [-1.0]], dtype=DTYPE), torch.tensor([0, 0, 1])
+    grid = torch.linspace(-8, 8, 401, dtype=DTYPE)
+    weights = torch.cartesian_prod(grid, grid)
+    outputs = torch.einsum("ni,go->gno", x, weights)
+    log_prior = torch.distributions.Normal(torch.zeros((), dtype=DTYPE), 1.0).log_prob(weights).sum(1)
+    joint = Categorical().log_density(outputs, labels).sum(1) + log_prior
+    evidence = (joint.logsumexp(0) + 2 * math.log(grid[1] - grid[0])).item()
+    posterior = joint.softmax(0)
+    mean = posterior @ weights
+    std = (posterior @ (weights - mean).square()).sqrt().mean()
+    net = Linear(1, 2, bias=False, noise=GaussianNoise((std / mean.abs().mean()).item())).to(DTYPE)
+    with torch.no_grad():
+        net.weight.copy_(mean[:, None])
+    draws = net(x.repeat(20_000, 1)).reshape(20_000, 3, 2)
+    bound = -3 * negative_elbo(net, draws, labels, likelihood=Categorical(), prior=Prior(length_scale=1.0), n_data=3)
+    assert evidence - 0.5 < bound.item() < evidence
+
+
+def test_auxiliary_weights_integrate_to_the_finite_rank_process():
+    # [GG16, eq:cond-prob-with-aux], by p(y) = p(y|w) p(w) / p(w|y) at any w.
+    features, tau = torch.relu(torch.randn(5, 3, dtype=DTYPE)) / math.sqrt(3), 2.0
+    y, w = torch.randn(5, dtype=DTYPE), torch.randn(3, dtype=DTYPE)
+    eye = torch.eye(5, dtype=DTYPE)
+    normal = torch.distributions.MultivariateNormal
+    precision = torch.eye(3, dtype=DTYPE) + tau * features.T @ features
+    posterior = normal(tau * torch.linalg.solve(precision, features.T @ y), precision_matrix=precision)
+    likelihood = Gaussian(tau).log_density((features @ w)[:, None], y[:, None]).sum()
+    prior = normal(torch.zeros(3, dtype=DTYPE), torch.eye(3, dtype=DTYPE)).log_prob(w)
+    marginal = normal(torch.zeros(5, dtype=DTYPE), features @ features.T + eye / tau).log_prob(y)
+    torch.testing.assert_close(likelihood + prior - posterior.log_prob(w), marginal)
+
+
+def test_scaling_by_the_root_of_k_is_the_same_as_the_prior_of_following_layers():
+    # [GG16, eq:L:GP-MC-reg-lengthscale]: √(1/K) σ(·) W with W ~ N(0, I) is σ(·) W' with W' ~ N(0, K⁻¹ I), l² = K.
+    net, x, y = net_and_data(outputs=2)
+    scaled = copy.deepcopy(net)
+    with torch.no_grad():
+        scaled[4].weight *= math.sqrt(8)
+    losses = []
+    for each, factor, following in ((net, 1.0, "fan_in"), (scaled, math.sqrt(1 / 8), 1.0)):
+        torch.manual_seed(3)
+        prior = Prior(length_scale=0.7, following_length_scale=following)
+        losses.append(negative_elbo(each, factor * each(x), y, likelihood=Gaussian(2.0), prior=prior, n_data=40))
+    torch.testing.assert_close(*losses)
+
+
+def test_every_row_has_a_mask_of_its_own():
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(20, 1, bias=False)).to(DTYPE)
+    assert net(torch.ones(50, 20, dtype=DTYPE)).unique().numel() > 40
+
+
+# --- the page that ties them together ------------------------------------------------------------------------------
+
+LABELS = [
+    *("NN:reg", "NN:class", "L:dropout", "generative_model_reg", "generative_model_class", "predictive_dist", "L:VI"),
+    *("generative_model_approx", "cond-prob-with-aux", "variaitonal_dist_1", "variaitonal_dist_2"),
+    *("variaitonal_dist_3", "L:GP-VI", "reparam_reg", "L:GP-MC", "L:GP-MC-reg", "reparam_class"),
+    *("weightdecay_tau_relation", "tau_weightdecay_relation", "L:GP-MC-reg-lengthscale", "L:GP-MC-reg-SVI"),
+    "predictive_dist_reg",
+]
+PROPOSITIONS = ["KL_mixture_of_Gaussians", "lower_bound_class", "mean", "var"]
+
+
+def test_the_theory_page_has_every_equation_and_names_only_tests_and_code_that_exist():
+    tests = pathlib.Path(__file__).parent
+    page = (tests.parent / "docs" / "theory.md").read_text()
+    for label in [f"eq:{name}" for name in LABELS] + [f"prop:{name}" for name in PROPOSITIONS]:
+        assert f"`{label}`" in page, label
+    written = "\n".join(path.read_text() for path in tests.glob("test_*.py"))
+    for name in set(re.findall(r"`(test_\w+)`", page)):
+        assert f"def {name}(" in written, name
+    for module, name in set(
+        re.findall(r"`(likelihoods|objective|precision|variational|layers|recurrent)\.(\w+)", page)
+    ):
+        assert hasattr(importlib.import_module(f"dropbayes.{module}"), name), (module, name)

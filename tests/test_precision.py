@@ -150,3 +150,14 @@ def test_fan_in_counts_what_a_convolution_adds_up():
     assert got["0.weight"] == 1.0
     assert got["1.weight"] == pytest.approx(2 * 9)
     assert got["2.weight"] == pytest.approx(6 * 9)
+
+
+def test_what_multiplies_element_by_element_is_no_weight_layer():
+    net = nn.Sequential(nn.LayerNorm([3, 4]), nn.RMSNorm([3, 4]), nn.PReLU(), nn.BatchNorm1d(3))
+    assert kl_coefficients(net, prior=Prior()) == {}
+    assert [g["weight_decay"] for g in parameter_groups(net, precision=1.0, prior=Prior(), n_data=1)] == [0.0]
+
+
+def test_an_embedding_adds_up_one_row():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Embedding(9, 4))
+    assert kl_coefficients(net, prior=Prior(following_length_scale="fan_in"))["1.weight"] == 1.0

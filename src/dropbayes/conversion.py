@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from dropbayes.layers import row_mask
 from dropbayes.precision import is_bias, weight_layers
 
 __all__ = ["add_dropout"]
@@ -30,10 +31,10 @@ class InputDropout:
         return 1.0 - self.drop_prob
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        if args:
-            return (self.drop(layer, args[0]), *args[1:]), kwargs
-        name = next(iter(kwargs))
-        return args, kwargs | {name: self.drop(layer, kwargs[name])}
+        n_inputs = 2 if isinstance(layer, nn.Bilinear) else 1  # what follows the inputs (states, sizes) is not dropped
+        names = list(kwargs)[: max(n_inputs - len(args), 0)]
+        dropped = (self.drop(layer, x) for x in args[:n_inputs])
+        return (*dropped, *args[n_inputs:]), kwargs | {name: self.drop(layer, kwargs[name]) for name in names}
 
     def drop(self, layer: nn.Module, x: Any) -> Any:
         if isinstance(layer, nn.RNNBase):
@@ -60,17 +61,14 @@ class RowDropout:
     def keep_prob(self) -> float:
         return 1.0 - self.drop_prob
 
-    def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+    def __call__(self, layer: nn.Embedding, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
         indices = args[0] if args else kwargs["input"]
-        return output * row_mask(indices, layer.num_embeddings, self.drop_prob, layer.training, like=output)
 
+        def mask(*shape: int) -> Tensor:
+            ones = torch.ones(shape, dtype=output.dtype, device=output.device)
+            return F.dropout(ones, self.drop_prob, layer.training)
 
-def row_mask(indices: Tensor, n_embeddings: Any, drop_prob: float, training: bool, *, like: Tensor) -> Tensor:
-    """The mask of each looked-up row, `[*indices.shape, 1]`: one mask over the table for every row of `indices`."""
-    rows = indices.reshape(indices.shape[0] if indices.dim() else 1, -1)
-    table = torch.ones(1, int(n_embeddings), dtype=like.dtype, device=like.device).expand(len(rows), -1)
-    table = F.dropout(table, drop_prob, training)
-    return table.gather(1, rows).reshape(*indices.shape, 1)
+        return output * row_mask(indices, layer.num_embeddings, mask)
 
 
 class DroppedAttention(nn.MultiheadAttention):

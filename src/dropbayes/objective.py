@@ -17,8 +17,8 @@ __all__ = ["kl_divergence", "negative_elbo"]
 def kl_divergence(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None) -> Tensor:
     r"""The divergence $\mathrm{KL}(q(\omega) \| p(\omega))$ of a network's weights from their prior, a scalar.
 
-    A layer of `dropbayes.layers` or `dropbayes.recurrent` that knows its own divergence (`kl(prior)`) states it. Any
-    other weight layer is dropout in the limit $\sigma \to 0$, for which proposition 1 leaves, up to a constant,
+    A layer of `dropbayes.layers` whose divergence is not a weight decay (a learnt drop probability, a mixture) states
+    its own. Any other weight layer is dropout, for which proposition 1 leaves, up to a constant,
     $\tfrac{l^2 p}{2} \|\mathbf M\|^2$ for weights and $\tfrac{l'^2}{2} \|\mathbf m\|^2$ for biases
     [GG16, prop:KL_mixture_of_Gaussians, eq:L:GP-MC, eq:L:GP-MC-reg-lengthscale].
 
@@ -31,7 +31,7 @@ def kl_divergence(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, floa
     module: Any
     stated: set[str] = set()
     for position, (layer, module) in enumerate(weight_layers(net)):
-        if hasattr(module, "kl"):
+        if not getattr(module, "kl_is_weight_decay", True):
             terms.append(module.kl(prior, name=layer, first=position == 0))
             stated.update(f"{layer}.{parameter}".lstrip(".") for parameter, _ in module.named_parameters())
     parameters = dict(net.named_parameters(remove_duplicate=False))  # a tied weight under any of its names
@@ -66,8 +66,8 @@ def negative_elbo(
 
     $$\tau \Big( E + \sum_i \lambda_i \|\mathbf M_i\|^2 \Big) + \frac D2 \log \frac{2\pi}{\tau},$$
 
-    and for `Categorical` it is $E + \sum_i \lambda_i \|\mathbf M_i\|^2$ with $\tau = 1$. The KL leaves out the
-    constants of dropout's $\sigma \to 0$ limit; layers of `dropbayes.layers` with their own `kl` put in all of theirs.
+    and for `Categorical` it is $E + \sum_i \lambda_i \|\mathbf M_i\|^2$ with $\tau = 1$. The KL leaves out what is
+    constant for dropout of fixed probability and $\sigma$; layers whose KL is no weight decay put in all of theirs.
 
     Args:
         net: The network that gave `output`.

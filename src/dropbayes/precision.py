@@ -174,6 +174,8 @@ def is_weight_layer(module: nn.Module) -> bool:
         return True
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)):
         return True
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):  # whose weights, of any shape, multiply element by element
+        return False
     weight = module._parameters.get("weight")
     return isinstance(weight, nn.UninitializedParameter) or (weight is not None and weight.dim() >= 2)
 
@@ -232,6 +234,8 @@ def _fan_in(module: nn.Module, weight: torch.Tensor) -> int:
     """The paper's K: how many inputs each unit of the layer adds up."""
     if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
         return weight.shape[0] // module.groups * weight[0, 0].numel()
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return 1  # a lookup adds up one row
     # A class outside torch.nn (the Conv1D of GPT-2) may keep its matrix as inputs x outputs, and then says nf.
     return weight.shape[0] if hasattr(module, "nf") else weight[0].numel()
 

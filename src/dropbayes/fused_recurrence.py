@@ -1,0 +1,86 @@
+"""Torch's fused recurrent layers run one layer at a time, so that what happens between layers can be drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def recurrence(func: Callable[..., Any], args: tuple[Any, ...], between: Callable[[Tensor, float], Tensor]) -> Any:
+    """The result of `torch.lstm`, `gru` or `rnn_*` called with `args`, with `between` applied between its layers.
+
+    Args:
+        func: The fused function, as `nn.LSTM` and its like call it.
+        args: Its arguments, in the form for padded or for packed sequences.
+        between: Maps a layer's output and the drop probability to the next layer's input.
+    """
+    packed = isinstance(args[3], (list, tuple))  # (data, batch_sizes, hx, weights, ...) against (input, hx, weights, ...)
+    input, batch_sizes = (args[0], args[1]) if packed else (args[0], None)
+    hx, weights, has_biases, n_layers, drop_prob, _, bidirectional = args[2:9] if packed else args[1:8]
+    batch_first = False if packed else args[8]
+    states = [hx] if isinstance(hx, Tensor) else list(hx)
+    directions = 2 if bidirectional else 1
+    per_layer = len(weights) // n_layers
+    finals: list[list[Tensor]] = []
+    for layer in range(n_layers):
+        if layer > 0 and drop_prob > 0:
+            input = between(input, drop_prob)
+        own = [state[layer * directions : (layer + 1) * directions] for state in states]
+        own_weights = weights[layer * per_layer : (layer + 1) * per_layer]
+        flags = (func, has_biases, bidirectional, batch_first, len(own))
+        if packed:
+            result = func(input, batch_sizes, own if len(own) > 1 else own[0], own_weights, has_biases, 1, 0.0, False,
+                          bidirectional)  # fmt: skip
+        else:
+            result = _Layer.apply(flags, input, *own, *own_weights)
+        input, last = result[0], list(result[1:])
+        finals.append(last)
+    return (input, *(torch.cat(parts) for parts in zip(*finals, strict=True)))
+
+
+class _Layer(torch.autograd.Function):
+    """One fused recurrent layer; under vmap the mapped axis becomes part of the sequence batch."""
+
+    @staticmethod
+    def forward(flags: tuple[Any, ...], input: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        func, has_biases, bidirectional, batch_first, n_states = flags
+        states, weights = list(tensors[:n_states]), list(tensors[n_states:])
+        hx = states if n_states > 1 else states[0]
+        result: tuple[Tensor, ...] = func(input, hx, weights, has_biases, 1, 0.0, False, bidirectional, batch_first)
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.flags = inputs[0]
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        with torch.enable_grad():  # run again: the fused forward keeps nothing for a backward of its own
+            inputs = [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in ctx.saved_tensors]
+            outputs = _Layer.forward(ctx.flags, *inputs)
+            grads = torch.autograd.grad(outputs, inputs, grad_outputs, allow_unused=True)
+        return (None, *grads)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], flags: tuple[Any, ...], input: Tensor, *tensors: Tensor) -> Any:  # type: ignore[override]
+        _, _, _, batch_first, n_states = flags
+        if any(dim is not None for dim in in_dims[2 + n_states :]):
+            raise RuntimeError("vmap: recurrent weights that differ between draws run one draw at a time")
+        rows = 0 if batch_first else 1
+        folded = [_fold(input, in_dims[1], rows, info.batch_size)]
+        folded += [_fold(s, d, 1, info.batch_size) for s, d in zip(tensors[:n_states], in_dims[2:], strict=False)]
+        outputs = _Layer.apply(flags, *folded, *tensors[n_states:])
+        axes = (rows, *(1,) * n_states)
+        unfolded = tuple(out.unflatten(axis, (info.batch_size, -1)) for out, axis in zip(outputs, axes, strict=True))
+        return unfolded, axes
+
+
+def _fold(tensor: Tensor, mapped: int | None, axis: int, size: int) -> Tensor:
+    """The mapped axis merged into `axis`, which stands right after it."""
+    if mapped is None:
+        tensor, mapped = tensor.unsqueeze(0).expand(size, *tensor.shape), 0
+    return tensor.movedim(mapped, axis).flatten(axis, axis + 1)

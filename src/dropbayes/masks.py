@@ -1,0 +1,196 @@
+r"""Keyed random masks: a pure function of seed, site, draw and row, the same bits however the work is cut.
+
+Every random word is a hash of its coordinates (SplitMix64 over integer tensors), so any tile of draws and rows can be
+generated alone, on any device, by any thread, without a generator's state.
+
+The *stratified* sampler gives each unit of a site $T$ uniforms that form a randomly shifted, permuted lattice,
+$u_t = \mathrm{frac}(\pi(t)/T + s)$. The shift $s$ is uniform and independent between units (and rows), so every single
+draw is an exact, independent Bernoulli mask; over the $T$ draws each unit is dropped as near to $T \cdot$ `drop_prob`
+times as integers allow, which is what removes most of the Monte Carlo error of a mean. The *independent* sampler hashes
+every draw on its own; its first draws do not depend on how many follow.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SAMPLERS = ("stratified", "independent")
+
+_WORD = 2**64
+# SplitMix64 (Steele, Lea and Flood 2014): the golden-ratio increment, then the shifts and multipliers of its finaliser.
+_INCREMENT = 0x9E3779B97F4A7C15
+_ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+_PERMUTATION_KEY = 0x6D61736B73  # any constant: the table of permutations is the same for every seed
+_TABLE_ENTRIES = 2**20  # bounds the table's memory (8 MB) and the time to sort it
+_MOST_PERMUTATIONS = 256
+_REMEMBERED_ELEMENTS = 2**15  # masks up to this size are kept: at most 256 of 128 kB
+
+_UNIT, _ROW, _DRAW = 1, 2, 3  # streams of one site
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What the masks of one prediction depend on besides their coordinates."""
+
+    seed: int
+    n_draws: int
+    sampler: str = "stratified"
+    replicate: int = 0  # sets of draws that are independent of each other
+
+    def stream(self, site: int, purpose: int) -> int:
+        """The 64-bit key of one of a site's streams of words."""
+        return _fold(self.seed % _WORD, self.replicate, site, purpose)
+
+
+def keep_mask(
+    keys: Keys,
+    site: int,
+    *,
+    drop_prob: float,
+    draws: range,
+    rows: range | None,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """The 0/1 masks of one site, shaped `[draw, *shape]`, or `[draw, row, *shape]` when `rows` is given.
+
+    Args:
+        keys: Seed, number of draws and sampler.
+        site: The site's index in the order of execution.
+        drop_prob: The probability of a zero, resolved to 2⁻³².
+        draws: Which draws of `range(keys.n_draws)`.
+        rows: Which rows get masks of their own; None for one mask shared by all rows.
+        shape: The shape of one mask.
+        dtype: The floating dtype of the result.
+        device: Where the result is made.
+    """
+    if rows is None and len(draws) * math.prod(shape) <= _REMEMBERED_ELEMENTS:
+        return _remembered_mask(keys, site, drop_prob, draws, shape, dtype, device)
+    return _new_mask(keys, site, drop_prob, draws, rows, shape, dtype, device)
+
+
+def _new_mask(
+    keys: Keys,
+    site: int,
+    drop_prob: float,
+    draws: range,
+    rows: range | None,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    words = _words(keys, site, draws, rows, math.prod(shape), device)
+    threshold = min(round(drop_prob * 2**32), 2**32 - 1) - 2**31
+    mask = torch.empty(words.shape, dtype=dtype, device=device)
+    torch.ge(words, threshold, out=mask)
+    return mask.reshape(*words.shape[:-1], *shape)
+
+
+@functools.lru_cache(maxsize=256)
+def _remembered_mask(
+    keys: Keys,
+    site: int,
+    drop_prob: float,
+    draws: range,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    # Small masks are asked for again by the next row block and the next call with the same seed; never written to.
+    return _new_mask(keys, site, drop_prob, draws, None, shape, dtype, device)
+
+
+def uniform(
+    keys: Keys, site: int, *, draws: range, rows: range | None, shape: tuple[int, ...], device: torch.device
+) -> Tensor:
+    """Uniforms in (0, 1) in float64, `[draw, *shape]` or `[draw, row, *shape]`, keyed as `keep_mask` is."""
+    words = _words(keys, site, draws, rows, math.prod(shape), device)
+    return ((words.double() + (2**31 + 0.5)) * 2.0**-32).reshape(*words.shape[:-1], *shape)
+
+
+def _words(keys: Keys, site: int, draws: range, rows: range | None, units: int, device: torch.device) -> Tensor:
+    """Signed 32-bit words, uniform over their range: `[draw, unit]` or `[draw, row, unit]`."""
+    if keys.sampler == "independent":
+        return _independent_words(keys, site, draws, rows, units, device)
+    # One hash a unit picks its permutation and offset and, where all rows share it, its shift.
+    choice = _hash(keys.stream(site, _UNIT), 0, units, device)
+    lattice = _lattice(keys, draws, choice)
+    if rows is None:
+        return lattice + choice.to(torch.int32)  # int32 wraps around: this is the fractional part
+    return lattice[:, None, :] + _hash_rows(keys.stream(site, _ROW), rows, units, device)
+
+
+def _independent_words(
+    keys: Keys, site: int, draws: range, rows: range | None, units: int, device: torch.device
+) -> Tensor:
+    streams = _hash(keys.stream(site, _DRAW), draws.start, draws.stop, device)[:, None]
+    words = _hash_rows(streams, rows or range(1), units, device)
+    return words if rows is None else words.reshape(len(draws), len(rows), units)
+
+
+def _lattice(keys: Keys, draws: range, choice: Tensor) -> Tensor:
+    r"""The permuted lattice $\pi_k(t)/T$ of every unit $k$ as 32-bit words, `[draw, unit]`."""
+    table = _permuted_lattices(keys.n_draws, choice.device)
+    high = _shift_right(choice, 32)  # the low half is the shift
+    windows = table.unfold(1, len(draws), 1)
+    chosen = windows[(high & 0xFFFF) % table.shape[0], (high >> 16) % keys.n_draws + draws.start]
+    return chosen.t().contiguous()
+
+
+@functools.lru_cache(maxsize=32)
+def _permuted_lattices(n_draws: int, device: torch.device) -> Tensor:
+    """Random permutations of the lattice of `n_draws` points, each written twice over so that offsets never wrap."""
+    count = max(1, min(_MOST_PERMUTATIONS, _TABLE_ENTRIES // n_draws))
+    order = _hash(_PERMUTATION_KEY, 0, count * n_draws, torch.device("cpu")).reshape(count, n_draws).argsort(dim=1)
+    points = (order * 2**32) // n_draws - 2**31
+    return torch.cat([points, points], dim=1).to(torch.int32).to(device)
+
+
+def _hash_rows(key: int | Tensor, rows: range, units: int, device: torch.device) -> Tensor:
+    """Hashed 32-bit words of `units` units for each row, `[(stream,) row, unit]`: two words from each 64-bit hash."""
+    per_row = (units + 1) // 2
+    words = _hash(key, rows.start * per_row, rows.stop * per_row, device).view(torch.int32)
+    return words.reshape(-1, 2 * per_row)[:, :units]
+
+
+def _hash(key: int | Tensor, first: int, last: int, device: torch.device) -> Tensor:
+    """SplitMix64's outputs `first` to `last` of the stream `key` (or of each stream of a column), as int64."""
+    if device.type == "cpu":  # NumPy's unsigned words: the same bits at a fraction of the cost of a call into torch
+        stream = np.uint64(key) if isinstance(key, int) else key.numpy().view(np.uint64)
+        state = np.arange(first, last, dtype=np.uint64) * np.uint64(_INCREMENT) + stream
+        for shift, multiplier in _ROUNDS:
+            state = (state ^ (state >> np.uint64(shift))) * np.uint64(multiplier)
+        return torch.from_numpy((state ^ (state >> np.uint64(31))).view(np.int64))
+    words = torch.arange(first, last, device=device) * _signed(_INCREMENT)
+    words = words + (_signed(key) if isinstance(key, int) else key)
+    for shift, multiplier in _ROUNDS:
+        words = (words ^ _shift_right(words, shift)) * _signed(multiplier)
+    return words ^ _shift_right(words, 31)
+
+
+def _shift_right(words: Tensor, bits: int) -> Tensor:
+    """The logical right shift: torch's own drags the sign bit along."""
+    return (words >> bits) & (2 ** (64 - bits) - 1)
+
+
+def _fold(key: int, *coordinates: int) -> int:
+    """A 64-bit key from a key and more coordinates, by the same hash on Python integers."""
+    for coordinate in coordinates:
+        state = (key + (coordinate + 1) * _INCREMENT) % _WORD
+        for shift, multiplier in _ROUNDS:
+            state = ((state ^ (state >> shift)) * multiplier) % _WORD
+        key = state ^ (state >> 31)
+    return key
+
+
+def _signed(word: int) -> int:
+    """The 64-bit word as the signed integer torch stores."""
+    word %= _WORD
+    return word - _WORD if word >= _WORD // 2 else word

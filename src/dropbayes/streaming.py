@@ -1,0 +1,135 @@
+r"""Statistics of draws that arrive a few at a time: moments, class statistics and log-likelihoods in float64.
+
+Draws are gathered into groups of fixed size before they are counted in, so that a statistic has the same bits however
+the draws were chunked on their way.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+_LARGE_ELEMENTS = 2**16  # up to this many elements a draw, groups are large: fewer, longer sums
+_LARGE_GROUP, _SMALL_GROUP = 128, 16
+
+
+class _Groups(ABC):
+    """Draws counted in by groups of a size that depends on nothing but the size of a draw."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._waiting: list[Tensor] = []
+        self._n_waiting = 0
+
+    def add(self, draws: Tensor) -> None:
+        """Counts in draws `[draw, ...]`, in order."""
+        size = draws.shape[0]
+        group = _LARGE_GROUP if draws.numel() <= _LARGE_ELEMENTS * size else _SMALL_GROUP
+        self._waiting.append(draws)
+        self._n_waiting += size
+        if self._n_waiting < group:
+            return
+        joined = self._joined()
+        whole = self._n_waiting - self._n_waiting % group
+        for part in joined[:whole].split(group):
+            self._count_in(part)
+        self._waiting = [joined[whole:]] if whole < self._n_waiting else []
+        self._n_waiting -= whole
+
+    def finish(self) -> None:
+        """Counts in what is left of the last group."""
+        if self._waiting:
+            self._count_in(self._joined())
+            self._waiting, self._n_waiting = [], 0
+
+    def _joined(self) -> Tensor:
+        return torch.cat(self._waiting) if len(self._waiting) > 1 else self._waiting[0]
+
+    @abstractmethod
+    def _count_in(self, draws: Tensor) -> None: ...
+
+
+class Moments(_Groups):
+    """The mean and variance over draws, by Chan's pairwise update (Welford's, a group at a time)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: Tensor
+        self._squares: Tensor  # sum of squared deviations from the mean
+
+    @property
+    def variance(self) -> Tensor:
+        r"""The variance over draws, $\frac1T\sum_t \widehat y_t^2 - (\frac1T\sum_t \widehat y_t)^2$ [GG16, prop:var]."""
+        return self._squares / self.count
+
+    def _count_in(self, draws: Tensor) -> None:
+        draws = draws.double()
+        size = draws.shape[0]
+        mean = draws.mean(0)
+        squares = (draws - mean).square_().sum(0)
+        if self.count == 0:
+            self.count, self.mean, self._squares = size, mean, squares
+            return
+        total = self.count + size
+        step = mean - self.mean
+        self._squares = self._squares + squares + step.square() * (self.count * size / total)
+        self.mean = self.mean + step * (size / total)
+        self.count = total
+
+
+class Mean(_Groups):
+    """The mean over draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sum: Tensor
+
+    @property
+    def value(self) -> Tensor:
+        """The mean."""
+        return self._sum / self.count
+
+    def _count_in(self, draws: Tensor) -> None:
+        total = draws.sum(0, dtype=torch.float64)
+        self._sum = total if self.count == 0 else self._sum + total
+        self.count += draws.shape[0]
+
+
+class LogMean(_Groups):
+    r"""The running $\log \frac1T \sum_t e^{\ell_t}$ of log-densities, safe from under- and overflow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._log_sum: Tensor
+
+    @property
+    def value(self) -> Tensor:
+        """The log of the mean density."""
+        return self._log_sum - math.log(self.count)
+
+    def _count_in(self, draws: Tensor) -> None:
+        log_sum = draws.double().logsumexp(0)
+        self._log_sum = log_sum if self.count == 0 else torch.logaddexp(self._log_sum, log_sum)
+        self.count += draws.shape[0]
+
+
+class Votes:
+    """How often each class was the most probable one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._votes: Tensor
+
+    def add(self, probabilities: Tensor) -> None:
+        """Counts in class probabilities `[draw, ..., class]`."""
+        winners = torch.nn.functional.one_hot(probabilities.argmax(-1), probabilities.shape[-1]).sum(0)
+        self._votes = winners if self.count == 0 else self._votes + winners
+        self.count += probabilities.shape[0]
+
+    @property
+    def variation_ratio(self) -> Tensor:
+        """The share of draws that disagree with the class most of them chose."""
+        return 1 - self._votes.max(-1).values.double() / self.count

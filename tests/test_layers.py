@@ -1,0 +1,335 @@
+"""Tests of the layers that draw weights: their mean in evaluation, a distinct draw per row in training."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dropbayes.layers import (
+    STOCHASTIC,
+    BernoulliNoise,
+    ConcreteNoise,
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    Embedding,
+    GaussianNoise,
+    Linear,
+    MixtureNoise,
+    drawn,
+)
+from dropbayes.likelihoods import Gaussian
+from dropbayes.objective import kl_divergence, negative_elbo
+from dropbayes.precision import Prior, kl_coefficients, parameter_groups
+
+DTYPE = torch.float64
+NOISES = {
+    "bernoulli": BernoulliNoise(0.3),
+    "dropped bias": BernoulliNoise(0.3, drop_bias=True),
+    "non-diminishing": BernoulliNoise(0.3, std=0.2),
+    "non-diminishing, dropped bias": BernoulliNoise(0.3, std=0.2, drop_bias=True),
+    "concrete": ConcreteNoise(0.3, temperature=1e-3),
+    "gaussian": GaussianNoise(0.5),
+    "mixture": MixtureNoise(3, std=0.3),
+    "low-rank mixture": MixtureNoise(3, rank=2, std=0.3),
+}
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+class Draws(torch.overrides.TorchFunctionMode):
+    """A minimal interceptor: switches every stochastic operation on, in evaluation mode."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func is F.dropout or func in STOCHASTIC:
+            kwargs["training"] = True
+        return func(*args, **kwargs)
+
+
+def layers(noise):
+    yield Linear(4, 3, noise=noise), torch.randn(4)
+    yield Linear(4, 3, noise=noise, bias=False), torch.randn(2, 4)
+    yield Conv1d(4, 6, 2, noise=noise, groups=2), torch.randn(4, 3)
+    yield Conv2d(2, 3, 2, noise=noise, stride=2, padding=1), torch.randn(2, 3, 4)
+    yield Conv3d(2, 2, 2, noise=noise), torch.randn(2, 2, 2, 3)
+    yield Embedding(5, 3, noise=noise), torch.tensor([1, 4, 1, 2])
+
+
+def exact_moments(layer, x):
+    """Mean and variance of the output's elements for one row, from the variance of each weight and bias."""
+    q = layer.posterior()
+    noise = layer.noise
+    bias = getattr(layer, "bias", None)
+    bias_variance = 0 if bias is None else torch.full_like(bias, noise.std**2)
+    if bias is not None and noise.drop_bias:
+        bias_variance = bias_variance + noise.drop_prob / noise.keep_prob * bias.square()
+    mean = layer.noise.mean(layer.matrix())
+    if isinstance(layer, Embedding):
+        return mean[x], q.variance[x]
+    if isinstance(layer, Linear):
+        second = F.linear(x.square(), layer.weight_of(q.variance))
+        return F.linear(x, layer.weight_of(mean), bias), second + bias_variance
+    # One row's mask takes a whole channel, so the variance is that of explicit matrices (tested below).
+    return layer._conv_forward(x[None], layer.weight_of(mean), bias)[0], None
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_evaluation_computes_with_the_mean_weights(name):
+    for layer, x in layers(NOISES[name]):
+        layer, x = layer.to(DTYPE).eval(), x.to(DTYPE) if x.is_floating_point() else x
+        torch.testing.assert_close(layer(x[None])[0], exact_moments(layer, x)[0])
+        torch.testing.assert_close(layer.noise.mean(layer.matrix()), layer.posterior().mean)
+
+
+@pytest.mark.parametrize("mode", ["training", "intercepted"])
+@pytest.mark.parametrize("name", NOISES)
+def test_draws_have_the_moments_of_q(name, mode):
+    n = 4000
+    for layer, x in layers(NOISES[name]):
+        layer, x = layer.to(DTYPE), x.to(DTYPE) if x.is_floating_point() else x
+        with torch.no_grad():
+            if mode == "training":
+                draws = layer.train()(x.expand(n, *x.shape))
+            elif layer.noise.on_units:
+                with Draws():
+                    draws = layer.eval()(x.expand(n, *x.shape))
+            else:  # one weight per call serves all rows
+                with Draws():
+                    draws = torch.stack([layer.eval()(x[None])[0] for _ in range(n // 20)])
+        mean, variance = exact_moments(layer, x)
+        error = draws.std(0) / math.sqrt(len(draws))
+        assert ((draws.mean(0) - mean).abs() <= 4.8 * error + 1e-9).all()
+        if variance is not None:
+            squares = (draws - mean).square()
+            assert ((squares.mean(0) - variance).abs() <= 4.8 * squares.std(0) / math.sqrt(len(draws)) + 1e-9).all()
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_one_weight_serves_all_positions_of_a_row(name):
+    """Equal inputs at two time steps of a row give equal outputs; two rows differ."""
+    layer = Linear(4, 3, noise=NOISES[name]).to(DTYPE)
+    x = torch.randn(4, dtype=DTYPE).expand(8, 5, 4)
+    y = layer(x)
+    torch.testing.assert_close(y, y[:, :1].expand_as(y))
+    assert (y[:, 0].std(0) > 0).all()
+    words = torch.tensor([[0, 1, 0, 2, 0]]).expand(8, 5)
+    vectors = Embedding(3, 2, noise=NOISES[name]).to(DTYPE)(words)
+    torch.testing.assert_close(vectors[:, 0], vectors[:, 2])
+    torch.testing.assert_close(vectors[:, 0], vectors[:, 4])
+    assert vectors[:, 0].std(0).max() > 0
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_a_row_of_a_convolution_has_one_kernel_at_all_positions(name):
+    layer = Conv1d(3, 2, 2, noise=NOISES[name]).to(DTYPE)
+    x = torch.randn(3, 1, dtype=DTYPE).expand(6, 3, 5)
+    y = layer(x)
+    torch.testing.assert_close(y, y[:, :, :1].expand_as(y))
+    assert (y[:, 0, 0].std() > 0).all()
+
+
+@pytest.mark.parametrize("name", ["bernoulli", "concrete", "gaussian", "low-rank mixture"])
+def test_a_convolution_is_distributed_as_one_with_a_sampled_matrix(name):
+    layer = Conv1d(4, 6, 2, groups=2, bias=False, noise=NOISES[name]).to(DTYPE)
+    x, n = torch.randn(4, 3, dtype=DTYPE), 4000
+    with torch.no_grad():
+        draws = layer(x.expand(n, 4, 3))
+        kernels = layer.weight_of(layer.posterior().sample(n))
+        explicit = torch.stack([F.conv1d(x, kernel, groups=2) for kernel in kernels])
+    for statistic in (torch.square, lambda y: y[..., :1] * y[..., 1:], lambda y: y[:, :1] * y[:, 1:]):
+        a, b = statistic(draws), statistic(explicit)
+        assert ((a.mean(0) - b.mean(0)).abs() < 4.8 * ((a.var(0) + b.var(0)) / n).sqrt() + 1e-9).all()
+
+
+def test_bernoulli_linear_is_dropout_then_linear_bit_for_bit():
+    layer = Linear(4, 3, noise=BernoulliNoise(0.3))
+    plain = nn.Sequential(nn.Dropout(0.3), nn.Linear(4, 3))
+    plain[1].load_state_dict(layer.state_dict())
+    x = torch.randn(50, 4)
+    torch.manual_seed(1)
+    expected = plain(x)
+    torch.manual_seed(1)
+    assert torch.equal(layer(x), expected)
+
+
+def test_state_dicts_of_torch_layers_load():
+    Linear(4, 3).load_state_dict(nn.Linear(4, 3).state_dict())
+    Conv2d(4, 3, 2, groups=1).load_state_dict(nn.Conv2d(4, 3, 2).state_dict())
+    Embedding(4, 3).load_state_dict(nn.Embedding(4, 3).state_dict())
+
+
+def test_the_matrix_of_a_grouped_convolution_has_a_row_for_each_input_channel():
+    layer = Conv1d(4, 6, 2, groups=2).to(DTYPE)
+    torch.testing.assert_close(layer.weight_of(layer.matrix()), layer.weight)
+    torch.testing.assert_close(layer.weight_of(layer.matrix().expand(2, -1, -1))[1], layer.weight)
+    for channel in range(4):
+        matrix = layer.matrix().clone()
+        matrix[channel] = 0
+        x = torch.randn(1, 4, 5, dtype=DTYPE)
+        silenced = x.clone()
+        silenced[:, channel] = 0
+        expected = F.conv1d(silenced, layer.weight, layer.bias, groups=2)
+        torch.testing.assert_close(F.conv1d(x, layer.weight_of(matrix), layer.bias, groups=2), expected)
+
+
+def test_stochastic_operations_are_shown_to_a_mode_once_and_only_in_evaluation():
+    seen = []
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func is drawn:
+                seen.append(kwargs["training"])
+                with self:  # as an interceptor that keys the draws inside must do
+                    return func(*args, **{**kwargs, "training": True})
+            if func in (torch.randn, torch.rand):
+                seen.append((func.__name__, tuple(args[0])))
+            return func(*args, **(kwargs or {}))
+
+    layer = Linear(4, 3, noise=BernoulliNoise(0.3, std=0.2)).eval()
+    with Watch():
+        layer(torch.zeros(2, 4))
+    assert seen == [False, ("rand", (4, 1)), ("randn", (4, 3)), False, ("randn", (2, 3))]
+
+
+# --- their KL and the bound ----------------------------------------------------------------------------------------
+
+
+def test_bernoulli_layers_give_the_bound_of_dropout_networks():
+    x, y = torch.randn(6, 3, dtype=DTYPE), torch.randn(6, 2, dtype=DTYPE)
+    ours = nn.Sequential(Linear(3, 5, noise=BernoulliNoise(0.1)), nn.ReLU(), Linear(5, 2, noise=BernoulliNoise(0.4)))
+    theirs = nn.Sequential(nn.Dropout(0.1), nn.Linear(3, 5), nn.ReLU(), nn.Dropout(0.4), nn.Linear(5, 2))
+    ours, theirs = ours.to(DTYPE), theirs.to(DTYPE)
+    theirs[1].load_state_dict(ours[0].state_dict())
+    theirs[4].load_state_dict(ours[2].state_dict())
+    for describes in ("mean", "kept"):
+        prior = Prior(length_scale=0.7, bias_length_scale=0.3, following_length_scale="fan_in", describes=describes)
+        losses = []
+        for net in (ours, theirs):
+            torch.manual_seed(2)
+            losses.append(negative_elbo(net, net(x), y, likelihood=Gaussian(3.0), prior=prior, n_data=50))
+        torch.testing.assert_close(*losses)
+        decays = [sorted(g["weight_decay"] for g in parameter_groups(n, precision=3.0, prior=prior, n_data=50))
+                  for n in (ours, theirs)]  # fmt: skip
+        assert decays[0] == pytest.approx(decays[1])
+
+
+@pytest.mark.parametrize("name", ["bernoulli", "dropped bias", "non-diminishing", "non-diminishing, dropped bias"])
+def test_a_bernoulli_layers_own_kl_is_its_weight_decay_up_to_a_constant(name):
+    layer = Linear(4, 3, noise=NOISES[name]).to(DTYPE)
+    prior = Prior(length_scale=1.3, bias_length_scale=0.6)
+
+    def gap():
+        return layer.kl(prior) - kl_divergence(layer, prior=prior)
+
+    before = gap()
+    nn.init.normal_(layer.weight)
+    nn.init.normal_(layer.bias)
+    torch.testing.assert_close(gap(), before)
+    if name == "dropped bias":
+        assert kl_coefficients(layer, prior=prior)["bias"] == pytest.approx(0.36 * 0.7)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "mixture", "low-rank mixture", "concrete"])
+def test_other_families_put_their_own_kl_in_the_bound_and_refuse_to_be_a_decay(name):
+    net = nn.Sequential(nn.Linear(2, 4), Linear(4, 3, noise=NOISES[name])).to(DTYPE)
+    prior = Prior(length_scale=1.3, bias_length_scale=0.6, following_length_scale=0.9)
+    first = 0.5 * 1.3**2 * net[0].weight.square().sum() + 0.5 * 0.36 * net[0].bias.square().sum()
+    second = net[1].posterior().kl(0.9) + 0.5 * 0.36 * net[1].bias.square().sum()
+    torch.testing.assert_close(kl_divergence(net, prior=prior), first + second)
+    with pytest.raises(ValueError, match="whose KL is a weight decay"):
+        parameter_groups(net, precision=1.0, prior=prior, n_data=10)
+
+
+def test_concrete_kl_is_the_authors_formula():
+    # Their regulariser, for twice the loss: l²/N ΣW²/(1-p) + 2/N K(p log p + (1-p) log(1-p)), p the drop probability.
+    layer = Linear(4, 3, bias=False, noise=ConcreteNoise(0.2)).to(DTYPE)
+    length_scale, n_data, drop = 1e-2, 100, 0.2
+    theirs = length_scale**2 / n_data * layer.weight.square().sum() / (1 - drop)
+    theirs = theirs + 2 / n_data * 4 * (drop * math.log(drop) + (1 - drop) * math.log(1 - drop))
+    torch.testing.assert_close(2 * layer.kl(Prior(length_scale=length_scale)) / n_data, theirs, rtol=1e-6, atol=1e-9)
+
+
+def test_concrete_drop_probability_falls_as_data_grow():
+    """The more the data say, the less is dropped (Gal, Hron and Kendall 2017, figure 2)."""
+    learnt = []
+    for n in (10, 300):
+        torch.manual_seed(0)
+        x = torch.randn(n, 1)
+        y = 2 * x + 0.1 * torch.randn(n, 1)
+        net = nn.Sequential(Linear(1, 16, noise=ConcreteNoise(0.3)), nn.ReLU(), Linear(16, 1, noise=ConcreteNoise(0.3)))
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.04)
+        for _ in range(150):
+            optimizer.zero_grad()
+            prior = Prior(length_scale=0.1)
+            negative_elbo(net, net(x), y, likelihood=Gaussian(4.0), prior=prior, n_data=n).backward()
+            optimizer.step()
+        learnt.append(net[2].noise.drop_prob)
+    assert learnt[1] < learnt[0]
+
+
+def test_the_output_bias_can_be_the_mean_function_of_the_process():
+    # A GP mean function μ(x) = b has no prior: shifting the data shifts b at no cost. Without it, biases are penalised.
+    net = nn.Sequential(Linear(2, 3), nn.ReLU(), Linear(3, 1)).to(DTYPE)
+    free, pinned = Prior(per_layer={"2.bias": 0.0}), Prior()
+    before = kl_divergence(net, prior=free), kl_divergence(net, prior=pinned)
+    with torch.no_grad():
+        net[2].bias += 5.0
+    torch.testing.assert_close(kl_divergence(net, prior=free), before[0])
+    assert kl_divergence(net, prior=pinned) > before[1] + 5
+    assert Linear(2, 1, bias=False).bias is None
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_layers_differentiate_in_all_their_parameters(name):
+    noise = ConcreteNoise(0.3, temperature=0.5) if name == "concrete" else NOISES[name]
+    for layer, x in layers(noise):
+        layer, x = layer.to(DTYPE), x.to(DTYPE) if x.is_floating_point() else x
+        names, values = zip(*layer.named_parameters(), strict=True)
+
+        def output(*parameters, layer=layer, names=names, x=x):
+            torch.manual_seed(1)
+            return torch.func.functional_call(
+                layer, dict(zip(names, parameters, strict=True)), (x.expand(2, *x.shape),)
+            )
+
+        values = tuple(value.detach().clone().requires_grad_() for value in values)
+        assert torch.autograd.gradcheck(output, values, fast_mode=True)
+
+
+@pytest.mark.parametrize("drop_prob", [1e-6, 1 - 1e-6])
+def test_extreme_drop_probabilities_train(drop_prob):
+    for noise in (BernoulliNoise(drop_prob), BernoulliNoise(drop_prob, std=1e-30), ConcreteNoise(drop_prob)):
+        layer = Linear(4, 3, noise=noise)
+        (layer(torch.randn(5, 4)).square().sum() + layer.kl(Prior())).backward()
+        assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+def test_noise_is_copied_so_that_layers_share_no_parameters():
+    noise = ConcreteNoise(0.2)
+    first, second = Linear(2, 2, noise=noise), Linear(2, 2, noise=noise)
+    assert first.noise.drop_logit is not second.noise.drop_logit
+    twin = copy.deepcopy(first)
+    assert twin.noise.drop_prob == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [
+        (lambda: BernoulliNoise(1.0), r"`drop_prob` must lie in \[0, 1\)"),
+        (lambda: BernoulliNoise(-0.1), r"`drop_prob` must lie in \[0, 1\)"),
+        (lambda: BernoulliNoise(0.1, std=-1.0), "`std`"),
+        (lambda: ConcreteNoise(0.0), "must be positive to be learnt"),
+        (lambda: GaussianNoise(0.0), "`noise_std`"),
+        (lambda: MixtureNoise(1), "`n_components`"),
+    ],
+)
+def test_impossible_noises_are_refused(make, rule):
+    with pytest.raises(ValueError, match=rule):
+        make()
