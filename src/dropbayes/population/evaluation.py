@@ -74,7 +74,7 @@ def draws(population: Population, x: Any, *, n_draws: int, seed: int = 0, masks:
     """
     inputs, _ = _task_rows(population, x)
     parts = list(_chunks(population, inputs, n_draws, seed, masks))
-    means, variances = ([_in_units(population, part)[i] for part in parts] for i in (0, 1))
+    means, variances = ([in_units(population, part)[i] for part in parts] for i in (0, 1))
     return torch.cat(means), torch.cat(variances)
 
 
@@ -116,7 +116,7 @@ def _streamed(
     log_sum = torch.full(y.shape[:2], -torch.inf, dtype=torch.float64, device=y.device)
     centre = None
     for outputs in _chunks(population, inputs, n_draws, seed, masks):
-        mean, variance = _in_units(population, outputs)
+        mean, variance = in_units(population, outputs)
         centre = mean[0] if centre is None else centre  # sums about a first guess lose no digits to a large mean
         total = total + (mean - centre).sum(0)
         squares = squares + (mean - centre).square().sum(0)
@@ -194,7 +194,7 @@ def fit_precision(
     errors, logs = [], []
     for index in _member_groups(population, inputs.shape[1] * max(1, n_draws // 8)):
         part = select(unit, index)
-        outputs = [_in_units(part, o) for o in _chunks(part, inputs, n_draws, seed, "row")]
+        outputs = [in_units(part, o) for o in _chunks(part, inputs, n_draws, seed, "row")]
         mean, variance = torch.cat([m for m, _ in outputs]), torch.cat([v for _, v in outputs])
         errors.append(((y[task[index]] - mean).square() / variance).sum(-1).float())
         logs.append((-0.5 * variance.log()).sum(-1).float())
@@ -258,7 +258,7 @@ def _member_groups(population: Population, n_rows: int) -> Iterator[Tensor]:
     yield from torch.arange(len(population), device=population.device).split(size)
 
 
-def _in_units(population: Population, output: Tensor) -> tuple[Tensor, Tensor]:
+def in_units(population: Population, output: Tensor) -> tuple[Tensor, Tensor]:
     """Means and noise variances in the units of y, in float64, from outputs `[draw, member, row, output]`."""
     output = output.double()
     if population.likelihood == "categorical":

@@ -32,6 +32,8 @@ from dropbayes.precision import weight_decay
 # stack costs a copy, and on a CUDA device a new capture.
 _IDLE_SHARE = 0.25
 _CHECK_DRAWS = 32
+# Of standardised data no sane weight comes near this; beyond it products overflow.
+_LARGEST_WEIGHT = 1e8
 # The noise that learned drop probabilities assume when a member states none: a tenth of the targets' variance.
 _CONCRETE_PRECISION = 10.0
 
@@ -264,8 +266,9 @@ class _Run:
         return int(self.n_steps[self.training & (self.n_steps > step)].min())
 
     def _store(self, program: Program, where: Tensor, step: int) -> None:
-        """Takes over the parameters of the marked places that are finite; the others are marked as diverged."""
-        finite = torch.stack([p.detach().flatten(1).isfinite().all(1) for p in program.parameters]).all(0).cpu()
+        """Takes over the parameters of the marked places that are sound; the others are marked as diverged."""
+        sound = [(p.detach().flatten(1).abs() < _LARGEST_WEIGHT).all(1) for p in program.parameters]
+        finite = torch.stack(sound).all(0).cpu()
         self.best.diverged[self.places[where & ~finite]] = True
         where = where & finite
         members, source = self.places[where].to(self.best.device), where.to(self.best.device)
