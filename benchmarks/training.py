@@ -14,6 +14,8 @@ import json
 import pathlib
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -193,6 +195,36 @@ def population_on_cuda(batch_size: int = 128, n_rows: int = 900) -> list[dict[st
     return rows
 
 
+GROWTH = """
+import json, resource, sys, time
+import numpy as np
+n_rows, n_features, epochs = map(int, sys.argv[1:])
+from dropbayes.estimators import DropoutRegressor
+source = np.random.default_rng(0)
+x = source.normal(size=(n_rows, n_features))
+y = np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + 0.1 * source.normal(size=n_rows)
+start = time.perf_counter()
+model = DropoutRegressor(drop_prob=0.005, weight_decay=1e-6, n_steps=1, min_epochs=epochs, n_networks=1, batch_size=256,
+                         n_folds=1, random_state=0, device="cpu").fit(x, y)
+seconds = time.perf_counter() - start
+print(json.dumps({"rows": n_rows, "features": n_features, "epochs": epochs, "fit (s)": seconds,
+                  "peak memory (GB)": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+                  "R2 on its rows": float(model.score(x[:10000], y[:10000]))}))
+"""
+
+
+def growth() -> list[dict[str, object]]:
+    """Time and peak memory of `DropoutRegressor.fit` (no candidates, one network) in processes of their own."""
+    cases = [(50_000, 20, 2), (100_000, 20, 2), (200_000, 20, 2), (200_000, 20, 4), (1_000_000, 20, 1)]
+    rows = []
+    for case in cases:
+        done = subprocess.run(
+            [sys.executable, "-c", GROWTH, *map(str, case)], capture_output=True, text=True, check=True
+        )
+        rows.append({"case": "DropoutRegressor.fit", **json.loads(done.stdout)})
+    return rows
+
+
 def table_of(rows: list[dict[str, object]]) -> str:
     """The rows as one Markdown table."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
@@ -211,7 +243,7 @@ def main() -> None:
         sections = {"population": population_on_cuda()}
         hardware = torch.cuda.get_device_name()
     else:
-        sections = {"population": population_on_cpu(repeats=arguments.repeats)}
+        sections = {"population": population_on_cpu(repeats=arguments.repeats), "growth": growth()}
         hardware = f"{platform.machine()}, {torch.get_num_threads()} threads"
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     results[arguments.device] = {"hardware": hardware, "torch": torch.__version__, **sections}

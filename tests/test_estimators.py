@@ -62,7 +62,7 @@ def test_precision_finds_the_noise_and_the_log_likelihood_that_of_the_truth(regr
     truth = -0.5 * math.log(2 * math.pi * 16) - 0.5 * np.mean((y - 100 - 20 * np.sin(x[:, 0])) ** 2) / 16
     assert regressor.precision_ == pytest.approx(1 / 16, rel=0.4)
     assert truth - 0.2 < regressor.log_likelihood(x, y) < truth + 0.02
-    assert regressor.score(x, y) > 0.88  # the noise leaves 0.91
+    assert regressor.score(x, y) > 0.85  # the noise leaves 0.91
 
 
 def test_std_covariance_and_samples_agree(regressor):
