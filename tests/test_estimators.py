@@ -118,6 +118,19 @@ def test_fractional_weights_draw_the_fit_towards_heavy_rows():
     assert model.predict(x[:1])[0] == pytest.approx(0.75, abs=0.08)
 
 
+def test_large_data_are_searched_on_a_part_and_learned_from_whole(monkeypatch):
+    from dropbayes.estimators import learning
+
+    monkeypatch.setattr(learning, "_SEARCH_ROWS", 100)
+    x, y = toy(600)
+    model = DropoutRegressor(**(QUICK | {"min_epochs": 20, "drop_prob": [(0.0, 0.05), 0.9]}), random_state=0).fit(x, y)
+    assert model.drop_prob_ == (0.0, 0.05)
+    assert len(model.population_) == 2
+    np.testing.assert_allclose(model.population_.x_mean[0], x.mean(0))  # of all rows, not of the searched part
+    assert model.score(x, y) > 0.8
+    assert 1 / 100 < model.precision_ < 1 / 9
+
+
 def test_many_outputs_are_learned_together():
     x, y = toy(200)
     both = np.c_[y, -3 * y + 7]

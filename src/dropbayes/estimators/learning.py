@@ -150,8 +150,8 @@ class DropoutEstimator(BaseEstimator, ABC):
         if len(x) > _SEARCH_ROWS:
             member = replace(searched.best, epochs=self._epochs(len(x)))
             self.population_ = self._trained(x, y, weight, member, n_classes)
-            tau = searched.population.precision * searched.population.y_scale.square()
-            self.population_ = replace(self.population_, precision=tau[:1] * self.population_.y_scale**-2)
+            tau = searched.precision[searched.log_likelihood.argmax()].to(self.population_.device)
+            self.population_ = replace(self.population_, precision=tau * self.population_.y_scale**-2)
         self._refuse_divergence()
 
     def _search(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, n_classes: int | None) -> Choice:
@@ -164,7 +164,7 @@ class DropoutEstimator(BaseEstimator, ABC):
             self._grid(n_rows),
             n_folds=min(n_folds, n_rows),
             weight=None if weight is None else torch.as_tensor(weight[rows]),
-            n_members=int(self.n_networks) if len(x) <= _SEARCH_ROWS else 1,
+            n_members=int(self.n_networks) if len(x) <= _SEARCH_ROWS else 0,
             n_draws=100,
             seed=self.seed_,
             n_classes=n_classes,

@@ -213,9 +213,8 @@ class Program:
     def _penalty(self) -> Tensor:
         r"""The prior's term of each member: $\sum_i \lambda_i \|\mathbf M_i\|^2$ [GG16, eq:L:dropout].
 
-        With learned drop probabilities: $\tfrac{1}{N\tau} \sum_i \big(\tfrac{l^2}{2 p_i} \|\mathbf W_i\|^2 - K_i
-            H(p_i)\big)$, the KL of
-        concrete dropout for weights that multiply inverted masks.
+        With learned drop probabilities it is the KL of concrete dropout, for weights that multiply inverted masks:
+        $\tfrac{1}{N\tau} \sum_i \big(\tfrac{l^2}{2 p_i} \|\mathbf W_i\|^2 - K_i H(p_i)\big)$.
         """
         norms = torch.stack([weight.square().sum((1, 2)) for weight in self.weights], 1)
         if self.kl_scale is None:
