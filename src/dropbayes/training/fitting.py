@@ -139,7 +139,7 @@ def fit(
     descent = made_optimizer(net, optimizer, learning_rate, momentum)
     objective = batch_objective(net, likelihood, prior or Prior(), keep_probs, n_rows)
     scale = 1 / likelihood.precision if isinstance(likelihood, Gaussian) else 1.0
-    step = Step(net, objective, scale, data, autocast, wants_graph(net, cuda_graph, device))
+    step = Step(net, objective, scale, data, autocast, wants_graph(net, cuda_graph, device), bool(cuda_graph))
     base_rates = [group["lr"] for group in descent.param_groups]
     fingerprint = fingerprint_of(net, y, likelihood, prior, batch_size, descent, schedule, seed)
     run = resumed(net, descent, checkpoint, fingerprint)

@@ -103,6 +103,7 @@ class Step:
     rows: Rows
     autocast: torch.dtype | None
     graphed: bool
+    demanded: bool
     replay: dict[tuple[int, ...], Callable[[Any, Tensor, Tensor | None], Tensor]] = field(default_factory=dict)
 
     def __call__(self, chosen: Tensor) -> Tensor:
@@ -111,7 +112,13 @@ class Step:
             return self._eager(x, y, weight)
         shape = tuple(y.shape)
         if shape not in self.replay:
-            self.replay[shape] = self._captured(x, y, weight)
+            try:
+                self.replay[shape] = self._captured(x, y, weight)
+            except RuntimeError:
+                if self.demanded:
+                    raise
+                self.graphed = False  # the network synchronises with the host, or its shapes depend on data
+                return self._eager(x, y, weight)
         return self.replay[shape](x, y, weight)
 
     def _eager(self, x: Any, y: Tensor, weight: Tensor | None) -> Tensor:
@@ -129,18 +136,20 @@ class Step:
         static = (moved(_cloned(x), y.device), y.clone(), None if weight is None else weight.clone())
         stream = torch.cuda.Stream(y.device)
         stream.wait_stream(torch.cuda.current_stream(y.device))
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self._eager(*static)
-        torch.cuda.current_stream(y.device).wait_stream(stream)
-        self.net.zero_grad(set_to_none=True)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            loss = self._eager(*static)
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    self._eager(*static)
+            torch.cuda.current_stream(y.device).wait_stream(stream)
+            self.net.zero_grad(set_to_none=True)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                loss = self._eager(*static)
+        finally:
+            for buffer, value in buffers:
+                buffer.copy_(value)
+            torch.cuda.set_rng_state(state, y.device)
         gradients = [p.grad for p in self.net.parameters()]
-        for buffer, value in buffers:
-            buffer.copy_(value)
-        torch.cuda.set_rng_state(state, y.device)
 
         def replay(x: Any, y: Tensor, weight: Tensor | None) -> Tensor:
             for target, values in zip(_tensors(static[0]), _tensors(x), strict=True):
