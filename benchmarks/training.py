@@ -10,6 +10,7 @@ Competitors are timed alternately in one process; a figure is a median.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pathlib
 import platform
@@ -22,8 +23,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from dropbayes.likelihoods import Gaussian
 from dropbayes.population import Member, Task, fitting, randomness, train
 from dropbayes.population.records import stacked_table
+from dropbayes.training import fit
 
 CHUNK = randomness.STEPS_PER_CHUNK
 RUN_EPOCHS = 100
@@ -195,6 +198,43 @@ def population_on_cuda(batch_size: int = 128, n_rows: int = 900) -> list[dict[st
     return rows
 
 
+def single_on_cuda() -> list[dict[str, object]]:
+    """`fit` of the CO2 network (five layers of 1024, all 272 rows at each step): eager against CUDA graphs."""
+    x, y = torch.randn(272, 1), torch.randn(272, 1)
+
+    def run(epochs: int, graph: bool) -> None:
+        widths = [1, 1024, 1024, 1024, 1024, 1024]
+        layers: list[nn.Module] = []
+        for n_in, n_out in itertools.pairwise(widths):
+            layers += [nn.Linear(n_in, n_out), nn.ReLU(), nn.Dropout(0.1)]
+        net = nn.Sequential(*layers, nn.Linear(1024, 1))
+        fit(
+            net,
+            x,
+            y,
+            likelihood=Gaussian(precision=10.0),
+            epochs=epochs,
+            batch_size=272,
+            cuda_graph=graph,
+            device="cuda",
+        )
+
+    times = interleaved(
+        {
+            f"{name} {epochs}": lambda epochs=epochs, graph=graph: run(epochs, graph)
+            for name, graph in (("eager", False), ("graph", True))
+            for epochs in (100, 400)
+        },
+        3,
+        "cuda",
+    )
+    steps = {name: (times[f"{name} 400"] - times[f"{name} 100"]) / 300 for name in ("eager", "graph")}
+    return [
+        {"case": f"fit of 1-1024x5-1, 272 rows, {name}", "step (us)": step * 1e6, "ratio": steps["eager"] / step}
+        for name, step in steps.items()
+    ]
+
+
 GROWTH = """
 import json, resource, sys, time
 import numpy as np
@@ -240,7 +280,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     if arguments.device == "cuda":
-        sections = {"population": population_on_cuda()}
+        sections = {"population": population_on_cuda(), "one network": single_on_cuda()}
         hardware = torch.cuda.get_device_name()
     else:
         sections = {"population": population_on_cpu(repeats=arguments.repeats), "growth": growth()}
