@@ -10,18 +10,23 @@ Competitors are timed alternately in one process; a figure is a median.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pathlib
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
+from dropbayes.likelihoods import Gaussian
 from dropbayes.population import Member, Task, fitting, randomness, train
 from dropbayes.population.records import stacked_table
+from dropbayes.training import fit
 
 CHUNK = randomness.STEPS_PER_CHUNK
 RUN_EPOCHS = 100
@@ -193,6 +198,73 @@ def population_on_cuda(batch_size: int = 128, n_rows: int = 900) -> list[dict[st
     return rows
 
 
+def single_on_cuda() -> list[dict[str, object]]:
+    """`fit` of the CO2 network (five layers of 1024, all 272 rows at each step): eager against CUDA graphs."""
+    x, y = torch.randn(272, 1), torch.randn(272, 1)
+
+    def run(epochs: int, graph: bool) -> None:
+        widths = [1, 1024, 1024, 1024, 1024, 1024]
+        layers: list[nn.Module] = []
+        for n_in, n_out in itertools.pairwise(widths):
+            layers += [nn.Linear(n_in, n_out), nn.ReLU(), nn.Dropout(0.1)]
+        net = nn.Sequential(*layers, nn.Linear(1024, 1))
+        fit(
+            net,
+            x,
+            y,
+            likelihood=Gaussian(precision=10.0),
+            epochs=epochs,
+            batch_size=272,
+            cuda_graph=graph,
+            device="cuda",
+        )
+
+    times = interleaved(
+        {
+            f"{name} {epochs}": lambda epochs=epochs, graph=graph: run(epochs, graph)
+            for name, graph in (("eager", False), ("graph", True))
+            for epochs in (100, 400)
+        },
+        3,
+        "cuda",
+    )
+    steps = {name: (times[f"{name} 400"] - times[f"{name} 100"]) / 300 for name in ("eager", "graph")}
+    return [
+        {"case": f"fit of 1-1024x5-1, 272 rows, {name}", "step (us)": step * 1e6, "ratio": steps["eager"] / step}
+        for name, step in steps.items()
+    ]
+
+
+GROWTH = """
+import json, resource, sys, time
+import numpy as np
+n_rows, n_features, epochs = map(int, sys.argv[1:])
+from dropbayes.estimators import DropoutRegressor
+source = np.random.default_rng(0)
+x = source.normal(size=(n_rows, n_features))
+y = np.sin(x[:, 0]) + x[:, 1] * x[:, 2] + 0.1 * source.normal(size=n_rows)
+start = time.perf_counter()
+model = DropoutRegressor(drop_prob=0.005, weight_decay=1e-6, n_steps=1, min_epochs=epochs, n_networks=1, batch_size=256,
+                         n_folds=1, random_state=0, device="cpu").fit(x, y)
+seconds = time.perf_counter() - start
+print(json.dumps({"rows": n_rows, "features": n_features, "epochs": epochs, "fit (s)": seconds,
+                  "peak memory (GB)": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+                  "R2 on its rows": float(model.score(x[:10000], y[:10000]))}))
+"""
+
+
+def growth() -> list[dict[str, object]]:
+    """Time and peak memory of `DropoutRegressor.fit` (no candidates, one network) in processes of their own."""
+    cases = [(50_000, 20, 2), (100_000, 20, 2), (200_000, 20, 2), (200_000, 20, 4), (1_000_000, 20, 1)]
+    rows = []
+    for case in cases:
+        done = subprocess.run(
+            [sys.executable, "-c", GROWTH, *map(str, case)], capture_output=True, text=True, check=True
+        )
+        rows.append({"case": "DropoutRegressor.fit", **json.loads(done.stdout)})
+    return rows
+
+
 def table_of(rows: list[dict[str, object]]) -> str:
     """The rows as one Markdown table."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
@@ -208,10 +280,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     if arguments.device == "cuda":
-        sections = {"population": population_on_cuda()}
+        sections = {"population": population_on_cuda(), "one network": single_on_cuda()}
         hardware = torch.cuda.get_device_name()
     else:
-        sections = {"population": population_on_cpu(repeats=arguments.repeats)}
+        sections = {"population": population_on_cpu(repeats=arguments.repeats), "growth": growth()}
         hardware = f"{platform.machine()}, {torch.get_num_threads()} threads"
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     results[arguments.device] = {"hardware": hardware, "torch": torch.__version__, **sections}

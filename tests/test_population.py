@@ -337,3 +337,24 @@ def test_gaussian_scores_agree_with_the_likelihood_of_the_library():
     density = likelihood.log_density(mean[:, 0, :, 0], y)
     expected = (density.logsumexp(0) - math.log(30)).mean()
     torch.testing.assert_close(evaluate(one, (x, y), n_draws=30).log_likelihood[0], expected)
+
+
+def test_training_goes_on_from_given_networks_with_their_standardisation():
+    x, y = toy(60)
+    member = Member(drop_prob=0.0, epochs=3, seed=1)
+    first = train([Task(x[:30], y[:30])], [member], hidden=(5,), **F64)
+    again = train([Task(x[30:], y[30:])], [member], hidden=(5,), start=first, **F64)
+    torch.testing.assert_close(again.x_mean, first.x_mean)
+    assert not torch.equal(again.weights[0], first.weights[0])
+    still = train([Task(x[30:], y[30:])], [replace(member, learning_rate=1e-300)], hidden=(5,), start=first, **F64)
+    torch.testing.assert_close(still.weights[0], first.weights[0])
+    torch.testing.assert_close(still.biases[1], first.biases[1])
+
+
+def test_draws_do_not_depend_on_the_other_rows_when_masks_are_shared():
+    population, tasks = trained_population()
+    x = torch.randn(3000, 3, dtype=torch.float64)
+    many, _ = draws(population, x, n_draws=30, masks="shared")
+    few, _ = draws(population, x[:2], n_draws=30, masks="shared")
+    torch.testing.assert_close(many[:, :, :2], few, rtol=1e-12, atol=1e-12)
+    assert tasks

@@ -74,7 +74,7 @@ def draws(population: Population, x: Any, *, n_draws: int, seed: int = 0, masks:
     """
     inputs, _ = _task_rows(population, x)
     parts = list(_chunks(population, inputs, n_draws, seed, masks))
-    means, variances = ([_in_units(population, part)[i] for part in parts] for i in (0, 1))
+    means, variances = ([in_units(population, part)[i] for part in parts] for i in (0, 1))
     return torch.cat(means), torch.cat(variances)
 
 
@@ -116,7 +116,7 @@ def _streamed(
     log_sum = torch.full(y.shape[:2], -torch.inf, dtype=torch.float64, device=y.device)
     centre = None
     for outputs in _chunks(population, inputs, n_draws, seed, masks):
-        mean, variance = _in_units(population, outputs)
+        mean, variance = in_units(population, outputs)
         centre = mean[0] if centre is None else centre  # sums about a first guess lose no digits to a large mean
         total = total + (mean - centre).sum(0)
         squares = squares + (mean - centre).square().sum(0)
@@ -194,7 +194,7 @@ def fit_precision(
     errors, logs = [], []
     for index in _member_groups(population, inputs.shape[1] * max(1, n_draws // 8)):
         part = select(unit, index)
-        outputs = [_in_units(part, o) for o in _chunks(part, inputs, n_draws, seed, "row")]
+        outputs = [in_units(part, o) for o in _chunks(part, inputs, n_draws, seed, "row")]
         mean, variance = torch.cat([m for m, _ in outputs]), torch.cat([v for _, v in outputs])
         errors.append(((y[task[index]] - mean).square() / variance).sum(-1).float())
         logs.append((-0.5 * variance.log()).sum(-1).float())
@@ -258,7 +258,7 @@ def _member_groups(population: Population, n_rows: int) -> Iterator[Tensor]:
     yield from torch.arange(len(population), device=population.device).split(size)
 
 
-def _in_units(population: Population, output: Tensor) -> tuple[Tensor, Tensor]:
+def in_units(population: Population, output: Tensor) -> tuple[Tensor, Tensor]:
     """Means and noise variances in the units of y, in float64, from outputs `[draw, member, row, output]`."""
     output = output.double()
     if population.likelihood == "categorical":
@@ -280,8 +280,6 @@ def _chunks(population: Population, inputs: Tensor, n_draws: int, seed: int, mas
     task = torch.tensor([m.task if len(inputs) > 1 else 0 for m in population.members], device=device)
     x = ((inputs[task] - population.x_mean[:, None]) / population.x_scale[:, None]).to(dtype)
     n_rows, widths = x.shape[1], [w.shape[1] for w in population.weights] + [0]
-    source = torch.Generator(device)
-    source.manual_seed(randomness.generator(_EVALUATION, seed).initial_seed())
     pads = [
         torch.stack(layer).to(device)[:, None]
         for layer in zip(*[randomness.member_pad(m.seed, widths) for m in population.members], strict=True)
@@ -289,16 +287,36 @@ def _chunks(population: Population, inputs: Tensor, n_draws: int, seed: int, mas
     keep = (1 - population.drop_prob).to(dtype)
     scaled = [w / keep[:, layer, None, None] for layer, w in enumerate(population.weights)]
     size = max(1, min(n_draws, _ELEMENTS[device.type] // (n_members * n_rows * max(widths))))
-    mask_rows = n_rows if masks == "row" else 1
+    sources = [
+        _Words(seed, layer, n_rows if masks == "row" else 1, width, device) for layer, width in enumerate(widths[:-1])
+    ]
     for start in range(0, n_draws, size):
         count = min(size, n_draws - start)
         layers: list[Tensor | None] = []
-        for layer, pad in enumerate(pads):
-            words = randomness.words((count, mask_rows, widths[layer]), source)
-            dither = torch.rand((), generator=source, device=device, dtype=torch.float64)
-            below = randomness.thresholds(population.drop_prob[:, layer, None, None, None], dither)
+        for layer, (pad, source) in enumerate(zip(pads, sources, strict=True)):
+            words, dither = source.next(count)
+            below = randomness.thresholds(population.drop_prob[:, layer, None, None, None], dither[:, None, None])
             mask = (torch.bitwise_xor(words, pad) >= below).to(dtype)
             layers.append(mask.expand(-1, -1, n_rows, -1).reshape(n_members, count * n_rows, -1))
         repeated = x[:, None].expand(-1, count, -1, -1).reshape(n_members, count * n_rows, -1)
         output = forward(scaled, population.biases, repeated, layers, population.activation)
         yield output.view(n_members, count, n_rows, -1).transpose(0, 1)
+
+
+class _Words:
+    """The stream of one layer's mask words, draw by draw: the same on a CPU however the draws are cut into chunks."""
+
+    def __init__(self, seed: int, layer: int, n_rows: int, width: int, device: torch.device) -> None:
+        # Masks shared by all rows are few and always drawn on the host, so that a draw is the same function everywhere.
+        self.device, self.shape = device, (n_rows, width)
+        place = device if n_rows > 1 else torch.device("cpu")
+        self.words, self.dithers = torch.Generator(place), randomness.generator(_EVALUATION, seed, layer, 1)
+        self.words.manual_seed(randomness.generator(_EVALUATION, seed, layer, 0).initial_seed())
+
+    def next(self, count: int) -> tuple[Tensor, Tensor]:
+        """Words `[draw, row, unit]` and threshold dithers `[draw]` of the next draws."""
+        n = self.shape[0] * self.shape[1]
+        padded = -(-n // 4) * 4  # a whole number of 64-bit words for each draw
+        words = randomness.words((count, padded), self.words)[:, :n].reshape(count, *self.shape)
+        dither = torch.rand(count, generator=self.dithers, dtype=torch.float64)
+        return words.to(self.device), dither.to(self.device)

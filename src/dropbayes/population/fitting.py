@@ -32,6 +32,10 @@ from dropbayes.precision import weight_decay
 # stack costs a copy, and on a CUDA device a new capture.
 _IDLE_SHARE = 0.25
 _CHECK_DRAWS = 32
+# Of standardised data no sane weight comes near this; beyond it products overflow.
+_LARGEST_WEIGHT = 1e8
+# The noise that learned drop probabilities assume when a member states none: a tenth of the targets' variance.
+_CONCRETE_PRECISION = 10.0
 
 
 def train(
@@ -68,8 +72,8 @@ def train(
         batch_size: Rows of a step, common to all. A task with fewer rows uses all of them at each step.
         schedule: "constant" learning rate, or "cosine" to zero over the member's own steps.
         learn_drop_prob: Learns each layer's drop probability (concrete dropout) from the member's as the start. The
-            weight of the KL term follows from the member's precision, or from its weight decay [GG16,
-            eq:tau_weightdecay_relation].
+            entropy in the KL term is weighted by 1/(Nτ) with the member's precision (without one: 10 in standardised
+            units for the Gaussian), by 1/N for the other likelihoods.
         check_every: Steps between checks of the held-out log-likelihood (its τ re-fitted); None trains to the last
             epoch.
         patience: Checks without improvement after which a member stops. It returns to its best check either way.
@@ -154,6 +158,15 @@ def _decays(member: Member, keep: Sequence[float], n_rows: int, y_scale: Tensor)
     ]
 
 
+def _entropy_weight(member: Member, table: Table, likelihood: Head) -> float:
+    r"""The $1 / (N \tau)$ that weighs the KL beside the data term (τ = 1 where that is the log-likelihood itself)."""
+    precision = 1.0
+    if likelihood == "gaussian":
+        scale = float(table.y_scale[member.task].square().mean())
+        precision = _CONCRETE_PRECISION if member.precision is None else member.precision * scale
+    return 1 / (table.n_rows[member.task] * precision)
+
+
 def _program(
     table: Table,
     members: Sequence[Member],
@@ -182,12 +195,10 @@ def _program(
     def placed(values: Any, kind: torch.dtype = torch.float64) -> Tensor:
         return torch.tensor(values, dtype=kind, device=device)
 
-    drop_prob, length_scale = placed(drops), placed([m.length_scale for m in members])
-    kl_scale = None
+    drop_prob, kl_scale = placed(drops), None
     if learn_drop_prob:
         drop_prob = drop_prob.clamp(1e-3, 0.9)
-        # λ = p l² / (2 N τ), so 1/(N τ) = 2 λ / (p l²), taken at the first layer.
-        kl_scale = 2 * placed(decays)[:, 0] / ((1 - drop_prob[:, 0]) * length_scale.square())
+        kl_scale = placed([_entropy_weight(m, table, likelihood) for m in members], dtype)
     return Program(
         data=(table.x.to(device), table.y.to(device), table.weight.to(device)),
         rows=rows.to(device),
@@ -197,8 +208,7 @@ def _program(
         pads=[torch.stack(layer).to(device) for layer in zip(*pads, strict=True)],
         drop_prob=drop_prob,
         weight_decay=placed(decays, dtype),
-        kl_scale=None if kl_scale is None else kl_scale.to(dtype),
-        length_scale=length_scale.to(dtype),
+        kl_scale=kl_scale,
         learning_rate=placed([m.learning_rate for m in members]),
         n_steps=placed(steps),
         n_groups=len(sizes),
@@ -256,8 +266,9 @@ class _Run:
         return int(self.n_steps[self.training & (self.n_steps > step)].min())
 
     def _store(self, program: Program, where: Tensor, step: int) -> None:
-        """Takes over the parameters of the marked places that are finite; the others are marked as diverged."""
-        finite = torch.stack([p.detach().flatten(1).isfinite().all(1) for p in program.parameters]).all(0).cpu()
+        """Takes over the parameters of the marked places that are sound; the others are marked as diverged."""
+        sound = [(p.detach().flatten(1).abs() < _LARGEST_WEIGHT).all(1) for p in program.parameters]
+        finite = torch.stack(sound).all(0).cpu()
         self.best.diverged[self.places[where & ~finite]] = True
         where = where & finite
         members, source = self.places[where].to(self.best.device), where.to(self.best.device)

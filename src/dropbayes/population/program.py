@@ -84,7 +84,6 @@ class Program:
         drop_prob: Tensor,
         weight_decay: Tensor,
         kl_scale: Tensor | None,
-        length_scale: Tensor,
         learning_rate: Tensor,
         n_steps: Tensor,
         n_groups: int,
@@ -96,12 +95,7 @@ class Program:
         self.data, self.likelihood, self.activation, self.schedule = data, likelihood, activation, schedule
         self.batch_size, self.n_groups = batch_size, n_groups
         self.rows, self.group, self.pads = rows, group, pads
-        self.drop_prob, self.weight_decay, self.kl_scale, self.length_scale = (
-            drop_prob,
-            weight_decay,
-            kl_scale,
-            length_scale,
-        )
+        self.drop_prob, self.weight_decay, self.kl_scale = drop_prob, weight_decay, kl_scale
         self.learning_rate, self.n_steps = learning_rate, n_steps
         device, dtype, n_layers = rows.device, weights[0].dtype, len(weights)
         self.widths = [weight.shape[1] for weight in weights] + [weights[-1].shape[2]]
@@ -159,7 +153,7 @@ class Program:
 
     def keep(self, index: Tensor) -> None:
         """Drops all members but the numbered ones."""
-        for name in ("rows", "group", "drop_prob", "weight_decay", "length_scale", "learning_rate", "n_steps"):
+        for name in ("rows", "group", "drop_prob", "weight_decay", "learning_rate", "n_steps"):
             setattr(self, name, getattr(self, name)[index].contiguous())
         self.kl_scale = None if self.kl_scale is None else self.kl_scale[index]
         self.pads = [pad[index] for pad in self.pads]
@@ -219,9 +213,8 @@ class Program:
     def _penalty(self) -> Tensor:
         r"""The prior's term of each member: $\sum_i \lambda_i \|\mathbf M_i\|^2$ [GG16, eq:L:dropout].
 
-        With learned drop probabilities: $\tfrac{1}{N\tau} \sum_i \big(\tfrac{l^2}{2 p_i} \|\mathbf W_i\|^2 - K_i
-            H(p_i)\big)$, the KL of
-        concrete dropout for weights that multiply inverted masks.
+        With learned drop probabilities it is the KL of concrete dropout, for weights that multiply inverted masks:
+        $\tfrac{1}{N\tau} \sum_i \big(\tfrac{l^2}{2 p_i} \|\mathbf W_i\|^2 - K_i H(p_i)\big)$.
         """
         norms = torch.stack([weight.square().sum((1, 2)) for weight in self.weights], 1)
         if self.kl_scale is None:
@@ -229,8 +222,9 @@ class Program:
         logit = self.parameters[-1]
         drop = logit.sigmoid()
         entropy = -(drop * torch.nn.functional.logsigmoid(logit) + (1 - drop) * torch.nn.functional.logsigmoid(-logit))
-        kl = 0.5 * self.length_scale[:, None].square() * norms / (1 - drop) - self.fan_in * entropy
-        return (self.kl_scale[:, None] * kl).sum(1)
+        # λ holds the keep probability the member began with: λ / p₀ = l² / (2 N τ).
+        quadratic = self.weight_decay * norms / ((1 - self.drop_prob.to(norms.dtype)) * (1 - drop))
+        return (quadratic - self.kl_scale[:, None] * self.fan_in * entropy).sum(1)
 
     def step(self) -> None:
         """One Adam step of every member on its own batch."""

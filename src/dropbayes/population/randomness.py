@@ -70,7 +70,7 @@ def dithers(chunk: int, n_layers: int) -> Tensor:
     return torch.rand(STEPS_PER_CHUNK, n_layers, generator=generator(_DITHER, chunk), dtype=torch.float64)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4)  # an order of a million rows is 8 MB
 def _epoch_order(n_rows: int, epoch: int) -> Tensor:
     return torch.randperm(n_rows, generator=generator(_EPOCH_ORDER, n_rows, epoch))
 
@@ -91,8 +91,8 @@ def batches(chunk: int, batch_size: int, sizes: Sequence[int], padding: int) -> 
     """
     positions = torch.full((STEPS_PER_CHUNK, len(sizes), batch_size), padding)
     counts = torch.empty(STEPS_PER_CHUNK, len(sizes))
-    for place in range(STEPS_PER_CHUNK):
-        for group, n_rows in enumerate(sizes):
+    for group, n_rows in enumerate(sizes):
+        for place in range(STEPS_PER_CHUNK):
             epoch, batch = divmod(chunk * STEPS_PER_CHUNK + place, steps_per_epoch(n_rows, batch_size))
             taken = _epoch_order(n_rows, epoch)[batch * batch_size : (batch + 1) * batch_size]
             positions[place, group, : len(taken)] = taken

@@ -38,8 +38,8 @@ class Member:
     Args:
         task: The number of the task it learns.
         drop_prob: The probability of dropping a unit before each weight layer: one number, or one per layer.
-        weight_decay: $\lambda$ in $\lambda \|\mathbf M_i\|^2$ beside the mean of $\tfrac12 \|\mathbf y -
-            \widehat{\mathbf y}\|^2$ (or of the negative log-likelihood) of standardised rows.
+        weight_decay: $\lambda$ in $\lambda \|\mathbf M_i\|^2$ beside the mean over rows of half the squared error (or
+            the negative log-likelihood), in standardised units. Biases are not penalised.
         precision: $\tau$ in units of 1/y². When given, it sets the weight decay of each layer to
             $\lambda_i = p_i l^2 / (2 N \tau)$ with $p_i$ the keep probability [GG16, eq:weightdecay_tau_relation].
         length_scale: The prior length-scale $l$, of standardised inputs.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dropbayes.population.evaluation import evaluate, fit_precision
 from dropbayes.population.fitting import train
-from dropbayes.population.records import Member, Population, Task
+from dropbayes.population.records import Member, Population, Task, select
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,8 @@ def choose(
         grid: The candidates (see `candidates`); their `task` and `seed` are set here.
         n_folds: Folds; 1 for a single split with a fifth of the rows held out.
         weight: Row weights.
-        n_members: Networks of the chosen kind to train on all rows, with different seeds.
+        n_members: Networks of the chosen kind to train on all rows, with different seeds; 0 leaves the winner's fold
+            networks as they are.
         n_draws: Draws per held-out row.
         seed: The seed of folds and networks.
         settings: Passed to `train`: `hidden`, `likelihood`, `batch_size`, `learn_drop_prob` ...
@@ -112,6 +113,9 @@ def choose(
             "`grid` has no candidate whose training stayed finite. Lower the learning rates, and look for extreme "
             "values in x and y."
         )
+    if not n_members:
+        folded = select(trained, range(winner * len(tasks), (winner + 1) * len(tasks)))
+        return Choice(replace(grid[winner], seed=seed), folded, log_likelihood.cpu(), precision.cpu())
     settings = {k: v for k, v in settings.items() if k not in ("check_every", "patience")}
     reached = trained.epochs.view(len(grid), -1)[winner].double().median()
     best = replace(grid[winner], epochs=max(1, int(reached)), seed=seed)

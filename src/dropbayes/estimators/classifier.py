@@ -1,0 +1,103 @@
+r"""The scikit-learn classifier."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import ClassifierMixin
+from sklearn.utils import check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, validate_data
+
+from dropbayes.estimators.learning import DropoutEstimator, as_array, middle
+from dropbayes.population.records import Head
+
+
+class DropoutClassifier(ClassifierMixin, DropoutEstimator):
+    """Classification by a dropout network whose probabilities are averaged over draws [GG16].
+
+    The parameters are those of `DropoutRegressor`, without `noise`; the weight decay stands beside the mean
+    cross-entropy.
+
+    Attributes:
+        classes_: The labels, sorted.
+        population_: The trained networks.
+        search_scores_: The held-out log-likelihood of each candidate.
+
+    Example:
+        >>> x = np.linspace(-2, 2, 40)[:, None]
+        >>> model = DropoutClassifier(drop_prob=0.05, weight_decay=1e-4, n_steps=50, random_state=0)
+        >>> model.fit(x, x[:, 0] > 0).predict_proba(x).shape
+        (40, 2)
+    """
+
+    _likelihood: Head = "categorical"
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DropoutClassifier:
+        """Searches and trains; see `DropoutRegressor.fit`."""
+        x, labels, weight = self._validated(X, y, sample_weight, reset=True)
+        self.classes_, codes = np.unique(labels, return_inverse=True)
+        present = codes if weight is None else codes[weight > 0]
+        if len(np.unique(present)) < 2:
+            raise ValueError(f"`y` must have at least 2 classes; got {len(np.unique(present))} class.")
+        self._learn(x, codes.astype(np.int64), weight, len(self.classes_))
+        return self
+
+    def _validated(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
+        x, y = validate_data(self, as_array(X), as_array(y), reset=reset, dtype=np.float64)
+        check_classification_targets(y)
+        labels = column_or_1d(y, warn=True)
+        weight = None if sample_weight is None else _check_sample_weight(sample_weight, x)
+        return x, labels, weight
+
+    def _n_classes(self) -> int | None:
+        return len(self.classes_)
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> DropoutClassifier:
+        """One pass over more rows from the present weights; the first call needs all `classes` and does not search."""
+        first = not hasattr(self, "population_")
+        x, labels, weight = self._validated(X, y, sample_weight, reset=first)
+        self._check_parameters()
+        if first:
+            if classes is None:
+                raise ValueError("`classes` must be passed on the first call to partial_fit.")
+            self.classes_ = np.unique(np.asarray(classes))
+            self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
+        elif classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
+            raise ValueError(f"`classes` must be those of the first call, {self.classes_}; got {classes}.")
+        unknown = np.setdiff1d(labels, self.classes_)
+        if len(unknown):
+            raise ValueError(f"`y` must hold only the `classes` {self.classes_}; got {unknown}.")
+        codes = np.searchsorted(self.classes_, labels)
+        if first:
+            member = replace(middle(self._grid(len(x))), epochs=1)
+            self.population_ = self._trained(x, codes, weight, member, len(self.classes_))
+        else:
+            self._continue(x, codes, weight, 1, "constant")
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The class probabilities, a mean over draws, `[row, class]`."""
+        x = self._inputs(X)
+        return torch.cat([mean.mean(0) for _, mean, _ in self._blocks(x)]).numpy()
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of each row."""
+        probabilities = self.predict_proba(X)
+        return np.asarray(self.classes_[probabilities.argmax(1)])
+
+    def log_likelihood(self, X: Any, y: Any) -> float:
+        """The mean log-probability of the true classes."""
+        probabilities = self.predict_proba(X)
+        codes = np.searchsorted(self.classes_, np.asarray(as_array(y)))
+        return float(np.log(probabilities[np.arange(len(codes)), codes]).mean())
+
+    def _own_state(self) -> dict[str, Any]:
+        return {"classes": self.classes_.tolist(), "classes_dtype": self.classes_.dtype.str}
+
+    def _set_own_state(self, settings: dict[str, Any]) -> None:
+        dtype = np.dtype(settings["classes_dtype"])
+        self.classes_ = np.asarray(settings["classes"], dtype=dtype)

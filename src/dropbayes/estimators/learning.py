@@ -1,0 +1,275 @@
+r"""What the estimators share: their settings, the search that sets the rest, and the draws they predict from."""
+
+from __future__ import annotations
+
+import numbers
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from dropbayes import sampling
+from dropbayes.estimators import files
+from dropbayes.population import Choice, Member, Population, Task, candidates, choose, fit_precision, network, train
+from dropbayes.population import draws as population_draws
+from dropbayes.population.evaluation import in_units
+from dropbayes.population.records import Head
+
+# The search of the defaults: drop probabilities around those the reference implementation of [GG16] chose on the UCI
+# sets, and a weak and a stronger prior.
+_DROP_PROBS = (0.005, 0.05, 0.1)
+_WEIGHT_DECAYS = (1e-6, 1e-4)
+# Searching on more rows than this changes the choice little and the time much.
+_SEARCH_ROWS = 50_000
+# Larger weights are left to the objective: written out as repetitions they would cost memory.
+_REPEATED_WEIGHT = 10
+# Rows predicted at a time: bounds the memory of the draws.
+_BLOCK_ROWS = 4096
+
+
+class DropoutEstimator(BaseEstimator, ABC):
+    """What the regressor and the classifier share; see them for the parameters."""
+
+    _likelihood: Head
+    population_: Population
+    seed_: int
+
+    def __init__(
+        self,
+        hidden: tuple[int, ...] = (50, 50),
+        *,
+        drop_prob: Any = "search",
+        weight_decay: Any = "search",
+        learn_drop_prob: bool = False,
+        activation: Literal["relu", "tanh"] = "relu",
+        n_networks: int = 4,
+        n_steps: int = 2000,
+        min_epochs: int = 10,
+        learning_rate: float = 0.01,
+        batch_size: int | Literal["auto"] = "auto",
+        n_folds: int | Literal["auto"] = "auto",
+        n_draws: int = 50,
+        warm_start: bool = False,
+        device: str = "auto",
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.hidden = hidden
+        self.drop_prob = drop_prob
+        self.weight_decay = weight_decay
+        self.learn_drop_prob = learn_drop_prob
+        self.activation = activation
+        self.n_networks = n_networks
+        self.n_steps = n_steps
+        self.min_epochs = min_epochs
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.n_folds = n_folds
+        self.n_draws = n_draws
+        self.warm_start = warm_start
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # --- learning -------------------------------------------------------------------------------------------------
+
+    def _batch_size(self, n_rows: int) -> int:
+        if self.batch_size != "auto":
+            return min(int(self.batch_size), n_rows)
+        return min(n_rows, 64 if n_rows < 3000 else 128 if n_rows < 100_000 else 512)
+
+    def _epochs(self, n_rows: int) -> int:
+        per_epoch = -(-n_rows // self._batch_size(n_rows))
+        return max(self.min_epochs, round(self.n_steps / per_epoch))
+
+    def _settings(self, n_rows: int) -> dict[str, Any]:
+        return {
+            "hidden": tuple(self.hidden),
+            "likelihood": self._head(),
+            "activation": self.activation,
+            "batch_size": self._batch_size(n_rows),
+            "schedule": "cosine",
+            "learn_drop_prob": self.learn_drop_prob,
+            "device": self.device,
+            "progress": None if self.verbose else False,
+        }
+
+    def _head(self) -> Head:
+        return self._likelihood
+
+    def _check_parameters(self) -> None:
+        for name in ("n_networks", "n_steps", "min_epochs", "n_draws"):
+            value = getattr(self, name)
+            if not isinstance(value, numbers.Integral) or value < 1:
+                raise ValueError(f"`{name}` must be a positive integer; got {value!r}.")
+        if not (isinstance(self.learning_rate, numbers.Real) and self.learning_rate > 0):
+            raise ValueError(f"`learning_rate` must be a positive number; got {self.learning_rate!r}.")
+        for name in ("batch_size", "n_folds"):
+            value = getattr(self, name)
+            if value != "auto" and not (isinstance(value, numbers.Integral) and value >= 1):
+                raise ValueError(f"`{name}` must be 'auto' or a positive integer; got {value!r}.")
+        for name in ("drop_prob", "weight_decay"):
+            value = getattr(self, name)
+            if isinstance(value, str) and value != "search":
+                raise ValueError(f"`{name}` must be 'search', a number, or a list of numbers to try; got {value!r}.")
+
+    def _grid(self, n_rows: int) -> list[Member]:
+        def values(setting: Any, default: tuple[float, ...]) -> list[Any]:
+            if isinstance(setting, str):
+                return list(default)
+            return list(setting) if isinstance(setting, list) else [setting]
+
+        return candidates(
+            drop_prob=values(self.drop_prob, _DROP_PROBS),
+            weight_decay=values(self.weight_decay, _WEIGHT_DECAYS),
+            learning_rate=[float(self.learning_rate)],
+            epochs=[self._epochs(n_rows)],
+        )
+
+    def _learn(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, n_classes: int | None = None) -> None:
+        self._check_parameters()
+        if len(x) < 2:
+            raise ValueError(f"Found n_samples={len(x)}: at least 2 rows are needed, to learn and to hold out.")
+        x, y, weight = _canonical_rows(x, y, weight)
+        warm = self.warm_start and hasattr(self, "population_")
+        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
+        if warm:
+            self._continue(x, y, weight, self._epochs(len(x)), "cosine")
+            return
+        searched = self._search(x, y, weight, n_classes)
+        self.search_scores_ = searched.log_likelihood.numpy()
+        self.population_ = searched.population
+        if len(x) > _SEARCH_ROWS:
+            member = replace(searched.best, epochs=self._epochs(len(x)))
+            self.population_ = self._trained(x, y, weight, member, n_classes)
+            tau = searched.precision[searched.log_likelihood.argmax()].to(self.population_.device)
+            self.population_ = replace(self.population_, precision=tau * self.population_.y_scale**-2)
+        self._refuse_divergence()
+
+    def _search(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, n_classes: int | None) -> Choice:
+        n_rows = min(len(x), _SEARCH_ROWS)
+        rows = np.random.RandomState(self.seed_).permutation(len(x))[:n_rows]
+        n_folds = (5 if n_rows < 3000 else 1) if self.n_folds == "auto" else int(self.n_folds)
+        return choose(
+            torch.tensor(x[rows]),
+            torch.tensor(y[rows]),
+            self._grid(n_rows),
+            n_folds=min(n_folds, n_rows),
+            weight=None if weight is None else torch.as_tensor(weight[rows]),
+            n_members=int(self.n_networks) if len(x) <= _SEARCH_ROWS else 0,
+            n_draws=100,
+            seed=self.seed_,
+            n_classes=n_classes,
+            **self._settings(n_rows),
+        )
+
+    def _trained(self, x: np.ndarray, y: np.ndarray, weight: Any, member: Member, n_classes: int | None) -> Population:
+        members = [replace(member, task=0, seed=self.seed_ + i) for i in range(int(self.n_networks))]
+        return train([Task(x, y, weight)], members, n_classes=n_classes, **self._settings(len(x)))
+
+    def _continue(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, epochs: int, schedule: str) -> None:
+        """More steps from the present weights, τ re-fitted on the new rows before they are learned from."""
+        start = self.population_
+        ahead = fit_precision(start, (torch.tensor(x), torch.tensor(y)), n_draws=50)
+        self.seed_ += 1  # fresh batches and masks
+        members = [replace(m, epochs=epochs, seed=self.seed_ + i) for i, m in enumerate(start.members)]
+        settings = self._settings(len(x)) | {"schedule": schedule}
+        going_on = train([Task(x, y, weight)], members, start=start, n_classes=self._n_classes(), **settings)
+        self.population_ = replace(going_on, precision=ahead.precision)
+        self._refuse_divergence()
+
+    def _n_classes(self) -> int | None:
+        return None
+
+    def _refuse_divergence(self) -> None:
+        if bool(self.population_.diverged.any()):
+            raise FloatingPointError(
+                f"Training diverged. Try learning_rate={self.learning_rate / 10:.3g} instead of "
+                f"{self.learning_rate:.3g}, and look for extreme values in X and y."
+            )
+
+    # --- prediction -----------------------------------------------------------------------------------------------
+
+    def _inputs(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        return validate_data(self, as_array(X), reset=False, dtype=np.float64)
+
+    def _blocks(self, x: np.ndarray) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Draws of all networks for some rows at a time: their means and noise variances, `[draw, row, output]`."""
+        for start in range(0, len(x), _BLOCK_ROWS):
+            rows = slice(start, start + _BLOCK_ROWS)
+            mean, variance = self._draws(x[rows])
+            yield rows, mean, variance
+
+    def _draws(self, x: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Means and noise variances, in the units of y; a draw is a function, the same whatever its rows are."""
+        population = self.population_
+        if not bool((population.drop_prob > 0).any()):  # nothing is random but the choice of the network
+            mean, variance = population_draws(population, torch.tensor(x), n_draws=1, masks="shared")
+            return mean.flatten(0, 1).cpu(), variance.flatten(0, 1).cpu()
+        sampled = []
+        for i in range(len(population)):
+            inputs = (torch.tensor(x) - population.x_mean[i].cpu()) / population.x_scale[i].cpu()
+            net = network(population, i)
+            inputs = inputs.to(population.device, population.weights[0].dtype)
+            with torch.no_grad():
+                sampled.append(sampling.draws(net, inputs, n_draws=int(self.n_draws), seed=self.seed_ + i))
+        mean, variance = in_units(population, torch.stack(sampled, 1))
+        return mean.flatten(0, 1).cpu(), variance.flatten(0, 1).cpu()
+
+    # --- storage --------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the fitted estimator to one file (see `dropbayes.storage`); `load` reads it back."""
+        check_is_fitted(self)
+        files.save(self, path, own=self._own_state())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Any:
+        """The estimator a file holds, fitted.
+
+        Raises:
+            ValueError: The file is damaged, or holds something else.
+        """
+        estimator, settings = files.load(cls, path)
+        estimator._set_own_state(settings)
+        return estimator
+
+    @abstractmethod
+    def _own_state(self) -> dict[str, Any]:
+        """What a file must hold besides what all estimators have, as JSON values."""
+
+    @abstractmethod
+    def _set_own_state(self, settings: dict[str, Any]) -> None:
+        """Takes back what `_own_state` gave."""
+
+
+def as_array(values: Any) -> Any:
+    """Torch tensors as numpy arrays; everything else scikit-learn reads itself."""
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+
+
+def _canonical_rows(x: Any, y: Any, weight: Any) -> tuple[Any, Any, Any]:
+    """The rows sorted, whole-number weights written out as repetitions.
+
+    So what is learned does not depend on the order of the rows, and a row of weight 2 is exactly a row given twice.
+    """
+    if weight is not None:
+        x, y, weight = x[weight > 0], y[weight > 0], weight[weight > 0]
+        if len(weight) and np.all(weight == np.round(weight)) and weight.max() <= _REPEATED_WEIGHT:
+            times = weight.astype(np.int64) // np.gcd.reduce(weight.astype(np.int64))
+            x, y, weight = np.repeat(x, times, axis=0), np.repeat(y, times, axis=0), None
+    order = np.lexsort(np.vstack([x.T, y.reshape(len(y), -1).T]))
+    return x[order], y[order], None if weight is None else weight[order]
+
+
+def middle(grid: list[Member]) -> Member:
+    return grid[len(grid) // 2]
