@@ -304,8 +304,8 @@ def _row_axes(net: nn.Module, inputs: Inputs, seen: _Seen) -> tuple[int | None, 
 _SHAPE_ONLY: frozenset[Callable[..., Any]] = frozenset(
     {
         Tensor.view, Tensor.reshape, Tensor.flatten, Tensor.transpose, Tensor.permute, Tensor.contiguous,
-        Tensor.squeeze, Tensor.unsqueeze, Tensor.to, Tensor.clone, torch.flatten, torch.reshape, torch.transpose, torch.permute,
-        torch.squeeze, torch.unsqueeze, torch.movedim, Tensor.movedim,
+        Tensor.squeeze, Tensor.unsqueeze, Tensor.to, Tensor.clone, torch.flatten, torch.reshape, torch.transpose,
+        torch.permute, torch.squeeze, torch.unsqueeze, torch.movedim, Tensor.movedim,
     }
 )  # fmt: skip
 _CONVOLUTIONS: frozenset[Callable[..., Any]] = frozenset(
