@@ -69,7 +69,7 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         learn_drop_prob: bool = False,
         activation: Literal["relu", "tanh"] = "relu",
         n_networks: int = 4,
-        n_steps: int = 2000,
+        n_steps: int = 4000,
         min_epochs: int = 10,
         learning_rate: float = 0.01,
         batch_size: int | Literal["auto"] = "auto",
