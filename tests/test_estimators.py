@@ -110,6 +110,17 @@ def test_the_order_of_rows_does_not_matter_and_weights_are_repetitions():
     np.testing.assert_array_equal(weighted, clone(model).fit(x.repeat(weight, 0), y.repeat(weight)).predict(x))
 
 
+def test_copies_of_a_row_are_never_learned_from_and_held_out_at_once():
+    # Noise alone: were copies on both sides of a split, the held-out noise would look predictable and τ too large.
+    source = np.random.default_rng(0)
+    x, y = source.normal(size=(60, 8)), source.normal(size=60)
+    settings = QUICK | {"hidden": (100,), "drop_prob": 0.005, "weight_decay": 1e-6, "n_steps": 600}
+    once = DropoutRegressor(**settings, random_state=0).fit(x, y)
+    thrice = DropoutRegressor(**settings, random_state=0).fit(x.repeat(3, 0), y.repeat(3))
+    assert once.precision_ < 1.2
+    assert thrice.precision_ < 1.2
+
+
 def test_fractional_weights_draw_the_fit_towards_heavy_rows():
     x = np.zeros((200, 1))
     y = np.r_[np.zeros(100), np.ones(100)]
@@ -182,6 +193,14 @@ def test_partial_fit_learns_a_stream_and_follows_its_noise():
         model.partial_fit(x[rows], y[rows])
     assert model.score(*toy(500, seed=5)) > 0.8  # the noise leaves 0.91
     assert model.precision_ == pytest.approx(1 / 16, rel=0.6)
+
+
+def test_a_stream_of_single_rows_keeps_a_sane_noise():
+    x, y = toy(60)
+    model = DropoutRegressor(**QUICK, random_state=0).partial_fit(x[:40], y[:40])
+    for row in range(40, 60):
+        model.partial_fit(x[[row]], y[[row]])
+    assert 1 / y.var() / 4 < model.precision_ < 20 / y.var()
 
 
 def test_classifier_learns_a_stream_with_all_classes_named_first():

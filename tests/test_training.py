@@ -100,8 +100,10 @@ def test_a_run_depends_on_its_seed_and_leaves_the_callers_randomness_alone():
 def test_mode_and_given_optimiser_are_respected():
     x, y = toy()
     net = network().eval()
+    net[1].train()
     optimizer = torch.optim.RMSprop(net.parameters(), lr=1e-3)
     fit(net, x, y, likelihood=db.Gaussian(4.0), epochs=2, optimizer=optimizer, device="cpu")
+    assert [module.training for module in net] == [False, True, False, False]
     assert not net.training
     assert optimizer.state
 
@@ -209,6 +211,8 @@ def test_a_checkpoint_of_another_run_is_refused_and_a_longer_run_continues(tmp_p
     fit(short, x, y, likelihood=db.Gaussian(4.0), epochs=3, checkpoint=path, device="cpu")
     with pytest.raises(ValueError, match=r"`checkpoint` .* belongs to another run"):
         fit(network(), x, y, likelihood=db.Gaussian(4.0), epochs=3, checkpoint=path, seed=5, device="cpu")
+    with pytest.raises(ValueError, match=r"`checkpoint` .* belongs to another run"):
+        fit(network(), x + 1, y, likelihood=db.Gaussian(4.0), epochs=3, checkpoint=path, device="cpu")
     fit(short, x, y, likelihood=db.Gaussian(4.0), epochs=6, checkpoint=path, device="cpu")
     fit(long, x, y, likelihood=db.Gaussian(4.0), epochs=6, device="cpu")
     assert torch.equal(short[0].weight, long[0].weight)

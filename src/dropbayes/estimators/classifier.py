@@ -2,17 +2,16 @@ r"""The scikit-learn classifier."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
-from sklearn.utils import check_random_state, column_or_1d
+from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
-from dropbayes.estimators.learning import DropoutEstimator, as_array, middle
+from dropbayes.estimators.learning import DropoutEstimator, as_array
 from dropbayes.population.records import Head
 
 
@@ -65,18 +64,13 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
             if classes is None:
                 raise ValueError("`classes` must be passed on the first call to partial_fit.")
             self.classes_ = np.unique(np.asarray(classes))
-            self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         elif classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
             raise ValueError(f"`classes` must be those of the first call, {self.classes_}; got {classes}.")
         unknown = np.setdiff1d(labels, self.classes_)
         if len(unknown):
             raise ValueError(f"`y` must hold only the `classes` {self.classes_}; got {unknown}.")
         codes = np.searchsorted(self.classes_, labels)
-        if first:
-            member = replace(middle(self._grid(len(x))), epochs=1)
-            self.population_ = self._trained(x, codes, weight, member, len(self.classes_))
-        else:
-            self._continue(x, codes, weight, 1, "constant")
+        self._take_in(x, codes, weight)
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:

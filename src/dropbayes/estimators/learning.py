@@ -19,7 +19,6 @@ from torch import Tensor
 from dropbayes import sampling
 from dropbayes.estimators import files
 from dropbayes.population import Choice, Member, Population, Task, candidates, choose, fit_precision, network, train
-from dropbayes.population import draws as population_draws
 from dropbayes.population.evaluation import in_units
 from dropbayes.population.records import Head
 
@@ -31,6 +30,8 @@ _WEIGHT_DECAYS = (1e-6, 1e-4)
 _SEARCH_ROWS = 50_000
 # Larger weights are left to the objective: written out as repetitions they would cost memory.
 _REPEATED_WEIGHT = 10
+# Rows whose noise a stream remembers.
+_REMEMBERED_ROWS = 1000
 # Rows predicted at a time: bounds the memory of the draws.
 _BLOCK_ROWS = 4096
 
@@ -41,6 +42,7 @@ class DropoutEstimator(BaseEstimator, ABC):
     _likelihood: Head
     population_: Population
     seed_: int
+    rows_tested_: int
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class DropoutEstimator(BaseEstimator, ABC):
         learn_drop_prob: bool = False,
         activation: Literal["relu", "tanh"] = "relu",
         n_networks: int = 4,
-        n_steps: int = 2000,
+        n_steps: int = 4000,
         min_epochs: int = 10,
         learning_rate: float = 0.01,
         batch_size: int | Literal["auto"] = "auto",
@@ -136,13 +138,13 @@ class DropoutEstimator(BaseEstimator, ABC):
 
     def _learn(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, n_classes: int | None = None) -> None:
         self._check_parameters()
+        x, y, weight = _canonical_rows(x, y, weight)
         if len(x) < 2:
             raise ValueError(f"Found n_samples={len(x)}: at least 2 rows are needed, to learn and to hold out.")
-        x, y, weight = _canonical_rows(x, y, weight)
         warm = self.warm_start and hasattr(self, "population_")
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         if warm:
-            self._continue(x, y, weight, self._epochs(len(x)), "cosine")
+            self._continue(x, y, weight, self._epochs(len(x)), "cosine")  # and the τ of the first search
             return
         searched = self._search(x, y, weight, n_classes)
         self.search_scores_ = searched.log_likelihood.numpy()
@@ -162,7 +164,8 @@ class DropoutEstimator(BaseEstimator, ABC):
             torch.tensor(x[rows]),
             torch.tensor(y[rows]),
             self._grid(n_rows),
-            n_folds=min(n_folds, n_rows),
+            n_folds=n_folds,
+            groups=_row_groups(x[rows], y[rows]),
             weight=None if weight is None else torch.as_tensor(weight[rows]),
             n_members=int(self.n_networks) if len(x) <= _SEARCH_ROWS else 0,
             n_draws=100,
@@ -176,15 +179,31 @@ class DropoutEstimator(BaseEstimator, ABC):
         return train([Task(x, y, weight)], members, n_classes=n_classes, **self._settings(len(x)))
 
     def _continue(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, epochs: int, schedule: str) -> None:
-        """More steps from the present weights, τ re-fitted on the new rows before they are learned from."""
+        """More steps from the present weights."""
         start = self.population_
-        ahead = fit_precision(start, (torch.tensor(x), torch.tensor(y)), n_draws=50)
         self.seed_ += 1  # fresh batches and masks
         members = [replace(m, epochs=epochs, seed=self.seed_ + i) for i, m in enumerate(start.members)]
         settings = self._settings(len(x)) | {"schedule": schedule}
         going_on = train([Task(x, y, weight)], members, start=start, n_classes=self._n_classes(), **settings)
-        self.population_ = replace(going_on, precision=ahead.precision)
+        self.population_ = replace(going_on, precision=start.precision)
         self._refuse_divergence()
+
+    def _take_in(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
+        """The step of `partial_fit`: the first rows set up the networks, later ones test τ before they are learned."""
+        if not hasattr(self, "population_"):
+            self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
+            member = replace(_middle(self._grid(len(x))), epochs=1)
+            self.population_, self.rows_tested_ = self._trained(x, y, weight, member, self._n_classes()), 1
+            self._refuse_divergence()
+            return
+        rows, one_noise = (torch.tensor(x), torch.tensor(y)), [0] * len(self.population_)
+        ahead = fit_precision(self.population_, rows, n_draws=50, groups=one_noise)
+        # A running mean of the noise variance, so that a call with a single row cannot upset it.
+        total = self.rows_tested_ + len(x)
+        variance = (self.rows_tested_ / self.population_.precision + len(x) / ahead.precision) / total
+        self.population_ = replace(self.population_, precision=1 / variance)
+        self.rows_tested_ = min(total, _REMEMBERED_ROWS)
+        self._continue(x, y, weight, 1, "constant")
 
     def _n_classes(self) -> int | None:
         return None
@@ -203,27 +222,27 @@ class DropoutEstimator(BaseEstimator, ABC):
         return validate_data(self, as_array(X), reset=False, dtype=np.float64)
 
     def _blocks(self, x: np.ndarray) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Draws of all networks for some rows at a time: their means and noise variances, `[draw, row, output]`."""
+        """Draws of all networks for some rows at a time: their means and noise variances, `[draw, row, output]`.
+
+        In the units of y. A draw is a function, the same whatever rows it is asked for.
+        """
+        population = self.population_
+        nets = [network(population, i) for i in range(len(population))]
+        random = bool((population.drop_prob > 0).any())  # else only the choice of the network is
         for start in range(0, len(x), _BLOCK_ROWS):
             rows = slice(start, start + _BLOCK_ROWS)
-            mean, variance = self._draws(x[rows])
-            yield rows, mean, variance
-
-    def _draws(self, x: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Means and noise variances, in the units of y; a draw is a function, the same whatever its rows are."""
-        population = self.population_
-        if not bool((population.drop_prob > 0).any()):  # nothing is random but the choice of the network
-            mean, variance = population_draws(population, torch.tensor(x), n_draws=1, masks="shared")
-            return mean.flatten(0, 1).cpu(), variance.flatten(0, 1).cpu()
-        sampled = []
-        for i in range(len(population)):
-            inputs = (torch.tensor(x) - population.x_mean[i].cpu()) / population.x_scale[i].cpu()
-            net = network(population, i)
-            inputs = inputs.to(population.device, population.weights[0].dtype)
+            inputs = torch.tensor(x[rows]).to(population.device)
+            sampled = []
             with torch.no_grad():
-                sampled.append(sampling.draws(net, inputs, n_draws=int(self.n_draws), seed=self.seed_ + i))
-        mean, variance = in_units(population, torch.stack(sampled, 1))
-        return mean.flatten(0, 1).cpu(), variance.flatten(0, 1).cpu()
+                for i, net in enumerate(nets):
+                    standard = ((inputs - population.x_mean[i]) / population.x_scale[i]).to(population.weights[0].dtype)
+                    if random:
+                        output = sampling.draws(net, standard, n_draws=int(self.n_draws), seed=self.seed_ + i)
+                    else:
+                        output = net.eval()(standard)[None]
+                    sampled.append(output)
+            mean, variance = in_units(population, torch.stack(sampled, 1))
+            yield rows, mean.flatten(0, 1).cpu(), variance.flatten(0, 1).cpu()
 
     # --- storage --------------------------------------------------------------------------------------------------
 
@@ -265,11 +284,18 @@ def _canonical_rows(x: Any, y: Any, weight: Any) -> tuple[Any, Any, Any]:
     if weight is not None:
         x, y, weight = x[weight > 0], y[weight > 0], weight[weight > 0]
         if len(weight) and np.all(weight == np.round(weight)) and weight.max() <= _REPEATED_WEIGHT:
-            times = weight.astype(np.int64) // np.gcd.reduce(weight.astype(np.int64))
+            times = weight.astype(np.int64)
             x, y, weight = np.repeat(x, times, axis=0), np.repeat(y, times, axis=0), None
     order = np.lexsort(np.vstack([x.T, y.reshape(len(y), -1).T]))
     return x[order], y[order], None if weight is None else weight[order]
 
 
-def middle(grid: list[Member]) -> Member:
+def _row_groups(x: np.ndarray, y: np.ndarray) -> Any:
+    """A number for each distinct row: copies of a row must not be learned from and held out at once."""
+    table = np.column_stack([x, y.reshape(len(y), -1)])
+    groups = np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)
+    return groups if groups.max() > 0 else None  # one distinct row alone: nothing better than to split its copies
+
+
+def _middle(grid: list[Member]) -> Member:
     return grid[len(grid) // 2]

@@ -3,7 +3,6 @@ r"""The scikit-learn regressor."""
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +12,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor
 
-from dropbayes.estimators.learning import DropoutEstimator, as_array, middle
+from dropbayes.estimators.learning import DropoutEstimator, as_array
 from dropbayes.population.records import Head
 
 
@@ -69,7 +68,7 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         learn_drop_prob: bool = False,
         activation: Literal["relu", "tanh"] = "relu",
         n_networks: int = 4,
-        n_steps: int = 2000,
+        n_steps: int = 4000,
         min_epochs: int = 10,
         learning_rate: float = 0.01,
         batch_size: int | Literal["auto"] = "auto",
@@ -145,17 +144,11 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> DropoutRegressor:
         """One pass over more rows, from the present weights; the first call standardises and does not search.
 
-        τ is re-fitted on each call's rows before they are learned from, as they come: held-out rows for free.
+        Each call's rows test the noise before they are learned from: τ follows a running mean of what they say.
         """
-        first = not hasattr(self, "population_")
-        x, y, weight = self._validated(X, y, sample_weight, reset=first)
+        x, y, weight = self._validated(X, y, sample_weight, reset=not hasattr(self, "population_"))
         self._check_parameters()
-        if first:
-            self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
-            member = replace(middle(self._grid(len(x))), epochs=1)
-            self.population_ = self._trained(x, y, weight, member, None)
-        else:
-            self._continue(x, y, weight, 1, "constant")
+        self._take_in(x, y, weight)
         return self
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:

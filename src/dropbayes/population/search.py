@@ -51,14 +51,23 @@ def candidates(*, budget: int | None = None, seed: int = 0, **choices: Sequence[
     return grid if budget is None or budget >= len(grid) else random.Random(seed).sample(grid, budget)
 
 
-def folds(n_rows: int, n_folds: int, *, seed: int = 0, holdout: float = 0.2) -> list[tuple[Tensor, Tensor]]:
-    """Rows to learn and rows held out: `n_folds` disjoint folds, or for one fold a single split."""
-    order = torch.randperm(n_rows, generator=torch.Generator().manual_seed(seed))
+def folds(groups: Tensor, n_folds: int, *, seed: int = 0, holdout: float = 0.2) -> list[tuple[Tensor, Tensor]]:
+    """Rows to learn and rows held out: `n_folds` disjoint folds, or for one fold a single split.
+
+    Args:
+        groups: The group number of each row; the rows of a group stay together.
+        n_folds: How many, at most the number of groups.
+        seed: The seed of the random choice.
+        holdout: The share of groups held out by a single split.
+    """
+    numbers = groups.unique()
+    order = numbers[torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))]
     if n_folds == 1:
-        held = max(1, round(holdout * n_rows))
-        return [(order[held:], order[:held])]
-    parts = order.tensor_split(n_folds)
-    return [(torch.cat([*parts[:k], *parts[k + 1 :]]), parts[k]) for k in range(n_folds)]
+        parts = [order[: max(1, round(holdout * len(order)))]]
+    else:
+        parts = list(order.tensor_split(min(n_folds, len(order))))
+    held = [torch.isin(groups, part) for part in parts]
+    return [((~mask).nonzero()[:, 0], mask.nonzero()[:, 0]) for mask in held]
 
 
 def choose(
@@ -67,6 +76,7 @@ def choose(
     grid: Sequence[Member],
     *,
     n_folds: int = 5,
+    groups: Any = None,
     weight: Any = None,
     n_members: int = 1,
     n_draws: int = 100,
@@ -84,6 +94,8 @@ def choose(
         y: Targets.
         grid: The candidates (see `candidates`); their `task` and `seed` are set here.
         n_folds: Folds; 1 for a single split with a fifth of the rows held out.
+        groups: The group number of each row; rows of a group are never on both sides of a split. Each row its own by
+            default.
         weight: Row weights.
         n_members: Networks of the chosen kind to train on all rows, with different seeds; 0 leaves the winner's fold
             networks as they are.
@@ -93,7 +105,10 @@ def choose(
     """
     x, y = torch.as_tensor(x), torch.as_tensor(y)
     weight = None if weight is None else torch.as_tensor(weight)
-    parts = folds(len(x), n_folds, seed=seed)
+    groups = torch.arange(len(x)) if groups is None else torch.as_tensor(groups)
+    if len(groups.unique()) < 2:
+        raise ValueError("`groups` must have at least 2 groups, one to learn from and one to hold out; got 1.")
+    parts = folds(groups, n_folds, seed=seed)
     tasks = [
         Task(x[fit], y[fit], None if weight is None else weight[fit], held_out=(x[held], y[held]))
         for fit, held in parts

@@ -49,7 +49,7 @@ class Run:
 
 def fingerprint_of(
     net: nn.Module,
-    y: Tensor,
+    data: list[Tensor],
     likelihood: Likelihood,
     prior: Prior | None,
     batch_size: int,
@@ -60,11 +60,14 @@ def fingerprint_of(
     """A digest of what makes a run the same run; its number of epochs may grow."""
     groups = [{k: v for k, v in g.items() if k != "params"} for g in descent.param_groups]
     shapes = [(name, tuple(value.shape)) for name, value in net.state_dict().items()]
-    target = y.detach().cpu().contiguous().double()
     policy = schedule if is_dataclass(schedule) else getattr(schedule, "__qualname__", None)
-    settings = (shapes, likelihood, prior, batch_size, type(descent).__name__, groups, policy, seed, tuple(y.shape))
-    data = target.reshape(-1)[:: max(1, target.numel() // 10_000)].numpy().tobytes()
-    return hashlib.sha256(repr(settings).encode() + data).hexdigest()
+    sizes = [tuple(part.shape) for part in data]
+    settings = (shapes, likelihood, prior, batch_size, type(descent).__name__, groups, policy, seed, sizes)
+    digest = hashlib.sha256(repr(settings).encode())
+    for part in data:  # at most ten thousand values of each: another data set differs in some of them
+        flat = part.detach().reshape(-1)
+        digest.update(flat[:: max(1, flat.numel() // 10_000)].cpu().double().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def write(path: pathlib.Path, net: nn.Module, descent: torch.optim.Optimizer, run: Run, fingerprint: str) -> None:

@@ -28,6 +28,7 @@ from dropbayes.training.steps import (
     moved,
     output_of,
     run_epoch,
+    tensors_of,
     wants_graph,
 )
 
@@ -132,7 +133,7 @@ def fit(
     """
     n_rows = len(y)
     _check(n_rows, epochs=epochs, batch_size=batch_size, patience=patience, autocast=autocast, schedule=schedule)
-    home, mode = next(net.parameters()).device, net.training
+    home, modes = next(net.parameters()).device, [(module, module.training) for module in net.modules()]
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     data = Rows(x, y, weight, device)
     net.to(device)
@@ -141,7 +142,7 @@ def fit(
     scale = 1 / likelihood.precision if isinstance(likelihood, Gaussian) else 1.0
     step = Step(net, objective, scale, data, autocast, wants_graph(net, cuda_graph, device), bool(cuda_graph))
     base_rates = [group["lr"] for group in descent.param_groups]
-    fingerprint = fingerprint_of(net, y, likelihood, prior, batch_size, descent, schedule, seed)
+    fingerprint = fingerprint_of(net, [*tensors_of(x), y], likelihood, prior, batch_size, descent, schedule, seed)
     run = resumed(net, descent, checkpoint, fingerprint)
     try:
         with _own_randomness(device), _bar(epochs, progress) as bar:
@@ -165,7 +166,9 @@ def fit(
         if run.best is not None:
             net.load_state_dict(run.best)
     finally:
-        net.to(home).train(mode)
+        net.to(home)
+        for module, training in modes:
+            module.training = training
     return run.history if run.history.stopped else replace(run.history, stopped="epochs")
 
 

@@ -26,7 +26,7 @@ def _pick(x: Any, rows: Tensor | slice) -> Any:
     return tuple(part[rows] for part in x)
 
 
-def _tensors(x: Any) -> list[Tensor]:
+def tensors_of(x: Any) -> list[Tensor]:
     return [x] if isinstance(x, Tensor) else list(x.values() if isinstance(x, Mapping) else x)
 
 
@@ -53,7 +53,7 @@ class Rows:
     device: torch.device
 
     def __post_init__(self) -> None:
-        parts = [*_tensors(self.x), self.y]
+        parts = [*tensors_of(self.x), self.y]
         if any(len(part) != len(self.y) for part in parts):
             raise ValueError(f"`x` and `y` must have the same number of rows; got {[len(part) for part in parts]}.")
         if sum(part.nbytes for part in parts) <= _RESIDENT_BYTES:
@@ -152,7 +152,7 @@ class Step:
         gradients = [p.grad for p in self.net.parameters()]
 
         def replay(x: Any, y: Tensor, weight: Tensor | None) -> Tensor:
-            for target, values in zip(_tensors(static[0]), _tensors(x), strict=True):
+            for target, values in zip(tensors_of(static[0]), tensors_of(x), strict=True):
                 target.copy_(values)
             static[1].copy_(y)
             if weight is not None and static[2] is not None:
