@@ -2,8 +2,8 @@ r"""Our method for the UCI sets: small ensembles of two-layer dropout networks w
 
 Per split, all inside its training rows:
 
-1. Every candidate drop probability is trained on all but one fold of the training rows and scored on that fold: the
-   log-likelihood with τ re-fitted on held-out draws.
+1. Every candidate (drop probabilities and a length of training) learns all but one fold of the training rows and is scored
+   on that fold: the log-likelihood with τ re-fitted on held-out draws.
 2. Three places of an ensemble are given to candidates one after the other, each to the one that adds most to the
    held-out log-likelihood of the mixture (a candidate may win several places).
 3. The chosen ones are trained on all training rows, several seeds each, and once more on the folds; the held-out draws
@@ -34,7 +34,8 @@ class Settings:
     """The configuration space, the same for every set.
 
     Attributes:
-        drop_probs: Candidate drop probabilities before the hidden and the output layers; inputs are not dropped.
+        candidates: The drop probability of the inputs, that before all other layers, and the share of the steps; a
+            short training costs little and is another guard against over-fitting.
         hidden: Widths of the hidden layers.
         learning_rate: Adam's first step size; it falls to zero along a cosine.
         weight_decay: λ of the squared weights, beside half the squared error of standardised targets.
@@ -45,9 +46,13 @@ class Settings:
         n_places: Places of the ensemble.
         n_seeds: Networks trained on all rows for each place.
         selection_draws, noise_draws, test_draws: Draws of each network for the three uses.
+        noise_steps: Steps of the noise model's fit.
     """
 
-    drop_probs: tuple[float, ...] = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2)
+    candidates: tuple[tuple[float, float, float], ...] = (
+        *((0.0, 0.0, 1.0), (0.0, 0.01, 1.0), (0.0, 0.05, 1.0), (0.02, 0.05, 1.0), (0.05, 0.1, 1.0), (0.1, 0.2, 1.0)),
+        *((0.0, 0.05, 0.1), (0.05, 0.1, 0.1), (0.1, 0.2, 0.1)),
+    )
     hidden: tuple[int, ...] = (100, 100)
     learning_rate: float = 5e-3
     weight_decay: float = 1e-6
@@ -61,16 +66,19 @@ class Settings:
     selection_draws: int = 64
     noise_draws: int = 16
     test_draws: int = 200
+    noise_steps: int = 400
 
 
 QUICK = {
-    "drop_probs": (0.005, 0.05, 0.15),
+    "candidates": ((0.0, 0.01, 1.0), (0.0, 0.05, 1.0), (0.05, 0.1, 1.0)),
     "hidden": (50, 50),
     "steps": 3000,
     "steps_per_row": 0.0,
     "n_places": 2,
     "n_seeds": 2,
+    "noise_draws": 2,
     "test_draws": 100,
+    "noise_steps": 150,
 }
 
 
@@ -93,7 +101,8 @@ def network_steps(dataset: Dataset, n_splits: int, settings: Settings | None = N
     settings = settings or settings_for(dataset)
     n_train = len(dataset.splits[0][0])
     n_folds = len(_folds(settings, n_train))
-    networks = len(settings.drop_probs) * n_folds + settings.n_places * (n_folds + settings.n_seeds)
+    shares = sum(share for _, _, share in settings.candidates)
+    networks = shares * n_folds + settings.n_places * (n_folds + settings.n_seeds)
     return float(networks * _n_steps(settings, n_train) * n_splits)
 
 
@@ -115,30 +124,27 @@ class _Plan:
         """The numbers of the fold tasks of one split."""
         return range(s * self.n_folds, (s + 1) * self.n_folds)
 
-    def outcomes(self, task: int) -> np.ndarray:
-        """The targets of the held-out rows of a task."""
-        held_out = self.tasks[task].held_out
-        assert held_out is not None
-        y: np.ndarray = held_out[1]
-        return y
+    def held_out(self, task: int) -> tuple[np.ndarray, ...]:
+        """The inputs and targets a task does not learn."""
+        return self.tasks[task].held_out or ()
 
-    def member(self, task: int, drop_prob: float, seed: int) -> Member:
-        """A network for a task, with as many epochs as make up the steps."""
-        settings = self.settings
+    def member(self, task: int, number: int, seed: int) -> Member:
+        """A network of the numbered candidate for a task, with as many epochs as make up the steps."""
+        settings, (inputs, drop_prob, share) = self.settings, self.settings.candidates[number]
         per_epoch = -(-len(self.tasks[task].y) // settings.batch_size)
         return Member(
             task=task,
-            drop_prob=(0.0, *[drop_prob] * len(settings.hidden)),
+            drop_prob=(inputs, *[drop_prob] * len(settings.hidden)),
             weight_decay=settings.weight_decay,
             learning_rate=settings.learning_rate,
-            epochs=max(1, round(self.n_steps / per_epoch)),
+            epochs=max(1, round(share * self.n_steps / per_epoch)),
             seed=seed,
         )
 
     def train(self, members: Sequence[Member], device: str, progress: bool | None) -> Population:
         """The members, trained."""
         return train(
-            self.tasks,
+            self.tasks[: 1 + max(member.task for member in members)],
             members,
             hidden=self.settings.hidden,
             batch_size=self.settings.batch_size,
@@ -187,8 +193,8 @@ def results(
     plan = _plan(dataset, splits, settings)
     searched = plan.train(
         [
-            plan.member(task, drop_prob, 1000 * splits[task // plan.n_folds] + number)
-            for number, drop_prob in enumerate(settings.drop_probs)
+            plan.member(task, number, 1000 * splits[task // plan.n_folds] + number)
+            for number in range(len(settings.candidates))
             for task in range(plan.n_fold_tasks)
         ],
         device,
@@ -198,24 +204,24 @@ def results(
     members = []
     for s, split in enumerate(splits):
         for place, number in enumerate(places[s]):
-            drop_prob, seed = settings.drop_probs[number], 1000 * split + 100 * (1 + place)
-            members += [plan.member(task, drop_prob, seed) for task in plan.fold_tasks(s)]
-            members += [plan.member(plan.n_fold_tasks + s, drop_prob, seed + 1 + i) for i in range(settings.n_seeds)]
+            seed, full = 1000 * split + 100 * (1 + place), plan.n_fold_tasks + s
+            members += [plan.member(task, number, seed) for task in plan.fold_tasks(s)]
+            members += [plan.member(full, number, seed + 1 + i) for i in range(settings.n_seeds)]
     trained = plan.train(members, device, progress)
     return _scored(plan, splits, searched, trained, places)
 
 
 def _places(searched: Population, plan: _Plan) -> list[list[int]]:
     """The candidates in the places of each split's ensemble, each the best addition to the mixture of those before."""
-    n_candidates, n_tasks = len(plan.settings.drop_probs), plan.n_fold_tasks
+    n_candidates = len(plan.settings.candidates)
     rows = [task.held_out for task in plan.tasks]
     # The folds of one candidate of one split share their τ.
     group = torch.arange(len(searched)) // plan.n_folds
     searched = fit_precision(searched, rows, n_draws=plan.settings.selection_draws, groups=group)
     scores = evaluate(searched, rows, n_draws=plan.settings.selection_draws)
     density = torch.where(scores.valid, scores.log_density, 0.0).nan_to_num(nan=-torch.inf)
-    # [candidate, split, fold, row]; a padded row has log-density 0 for every candidate and decides nothing
-    density = density.view(n_candidates, plan.n_splits, n_tasks // plan.n_splits, -1).flatten(2)
+    # [candidate, split, rows of all folds]; a padded row has log-density 0 for every candidate and decides nothing.
+    density = density.view(n_candidates, plan.n_splits, -1)
     chosen: list[list[int]] = []
     for s in range(plan.n_splits):
         places: list[int] = []
@@ -230,11 +236,13 @@ def _places(searched: Population, plan: _Plan) -> list[list[int]]:
 
 def _draws_by_task(population: Population, plan: _Plan, n_draws: int) -> dict[int, Tensor]:
     """Draws `[member, draw, row]` of the held-out rows of each task, of all members that learned it, in their order."""
-    sampled, _ = draws(population, [task.held_out[0] for task in plan.tasks if task.held_out], n_draws=n_draws)
+    sampled, _ = draws(population, [plan.held_out(task)[0] for task in range(len(plan.tasks))], n_draws=n_draws)
     of_task: dict[int, list[int]] = {}
     for index, member in enumerate(population.members):
         of_task.setdefault(member.task, []).append(index)
-    return {task: sampled[:, index, : len(plan.outcomes(task)), 0].transpose(0, 1) for task, index in of_task.items()}
+    return {
+        task: sampled[:, index, : len(plan.held_out(task)[1]), 0].transpose(0, 1) for task, index in of_task.items()
+    }
 
 
 def _scored(
@@ -249,28 +257,26 @@ def _scored(
 
     held_out, tested, moments = [], [], []
     for s in range(plan.n_splits):
-        full = plan.tasks[plan.n_fold_tasks + s]
-        scale = _Standard(full, device)
+        full = plan.n_fold_tasks + s
+        moments.append(_Standard(plan.tasks[full], device))
         per_fold = [
             torch.cat([search[task][places[s]].flatten(0, 1), again[task].flatten(0, 1)]) for task in plan.fold_tasks(s)
         ]
-        rows = [plan.tasks[task].held_out for task in plan.fold_tasks(s)]
-        x, y = (np.concatenate([row[i] for row in rows if row]) for i in (0, 1))
-        held_out.append((scale.x(x), scale.y(torch.cat(per_fold, 1)), scale.y(y)))
-        draws_of_test = test[plan.n_fold_tasks + s].flatten(0, 1)
-        tested.append((scale.x(full.held_out[0]), scale.y(draws_of_test), scale.y(full.held_out[1])))
-        moments.append(scale)
-    x, sampled, y = (torch.stack(part).float() for part in zip(*held_out, strict=True))
-    noise, _ = fit_noise(sampled, features(x, sampled), y)
-    x, sampled, y = (torch.stack(part).float() for part in zip(*tested, strict=True))
-    density = log_density(noise, sampled, features(x, sampled), y).double().mean(1)
+        rows = [plan.held_out(task) for task in plan.fold_tasks(s)]
+        joined = tuple(np.concatenate(part) for part in zip(*rows, strict=True))
+        held_out.append(moments[s].rows(joined, torch.cat(per_fold, 1)))
+        tested.append(moments[s].rows(plan.held_out(full), test[full].flatten(0, 1)))
+    sampled, z, y = _stacked(held_out)
+    noise, _ = fit_noise(sampled, z, y, n_steps=settings.noise_steps)
+    sampled, z, y = _stacked(tested)
+    density = log_density(noise, sampled, z, y).double().mean(1)
     error = (sampled.double().mean(1) - y.double()).square().mean(1).sqrt()
     return [
         {
             "split": split,
             "rmse": float(error[s] * moments[s].y_scale),
             "log_likelihood": float(density[s] - math.log(moments[s].y_scale)),
-            "drop_prob": [settings.drop_probs[number] for number in places[s]],
+            "candidates": [settings.candidates[number] for number in places[s]],
             "shrink": float(noise.log_shrink[s].exp()),
             "tail": float(1 + noise.log_tail[s].exp()),
         }
@@ -287,8 +293,14 @@ class _Standard:
         self.x_scale = np.where(x_scale <= 1e-10 * (1 + np.abs(self.x_mean)), 1.0, x_scale)
         self.y_mean, self.y_scale = float(task.y.mean()), float(task.y.std())
 
-    def x(self, values: np.ndarray) -> Tensor:
-        return torch.as_tensor((values - self.x_mean) / self.x_scale, device=self.device)
+    def rows(self, rows: tuple[np.ndarray, ...], sampled: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs, draws and outcomes of rows, standardised."""
+        x = torch.as_tensor((rows[0] - self.x_mean) / self.x_scale, device=self.device)
+        y = torch.as_tensor((rows[1] - self.y_mean) / self.y_scale, device=self.device)
+        return x.float(), ((sampled - self.y_mean) / self.y_scale).float(), y.float()
 
-    def y(self, values: np.ndarray | Tensor) -> Tensor:
-        return (torch.as_tensor(values, device=self.device) - self.y_mean) / self.y_scale
+
+def _stacked(parts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    """The draws, noise features and outcomes of all splits, one group each."""
+    x, sampled, y = (torch.stack(part) for part in zip(*parts, strict=True))
+    return sampled, features(x, sampled), y

@@ -1,11 +1,11 @@
-r"""A noise model fitted to held-out draws: heavy tails, a scale that varies over inputs, and how far to trust the draws.
+r"""A noise model fitted to held-out draws: heavy tails, a scale that varies, a measure of trust in the draws.
 
 Given T draws $f_t(\mathbf x)$ with mean $m(\mathbf x)$ for rows that the networks have not learned,
 $$p(y \mid \mathbf x) = \tfrac1T \sum_t \mathcal T_\nu\big(y;\; m + \kappa (f_t - m),\; \sigma(\mathbf z)\big),$$
 the predictive mixture of [GG16, eq:predictive_dist] with Student's t for the noise, the spread of the draws rescaled by
 κ, and $\log \sigma$ a small network of $\mathbf z$ = (inputs, mean, logarithm of the draws' deviation). With $\nu \to
-\infty$, κ = 1 and constant σ this is the paper's predictive density with $\tau = \sigma^{-2}$. The rows are held out from
-the networks that made the draws, so their likelihood can be maximised without rewarding over-fitting; how much σ
+\infty$, κ = 1 and constant σ this is the paper's predictive density with $\tau = \sigma^{-2}$. The rows are held out
+from the networks that made the draws, so their likelihood can be maximised without rewarding over-fitting; how much σ
 may vary is chosen by cross-validation among those rows.
 """
 
@@ -47,7 +47,7 @@ class Noise:
 
 
 def features(x: Tensor, draws: Tensor) -> Tensor:
-    """The inputs of the noise model `[group, row, feature]` from inputs `[group, row, ...]` and draws `[group, draw, row]`."""
+    """The noise model's inputs `[group, row, feature]`: x, and mean and log-spread of draws `[group, draw, row]`."""
     spread = draws.std(1, unbiased=False).clamp(min=1e-6).log()
     return torch.cat([x, draws.mean(1)[..., None], spread[..., None]], -1)
 
@@ -56,7 +56,7 @@ def log_scale(noise: Noise, z: Tensor) -> Tensor:
     r"""$\log \sigma$ of each row `[group, row]`."""
     standard = ((z - noise.feature_mean) / noise.feature_scale).clamp(-_FEATURE_LIMIT, _FEATURE_LIMIT)
     hidden = torch.tanh(standard @ noise.first + noise.first_bias)
-    return (hidden @ noise.second + noise.second_bias)[..., 0]
+    return (hidden * noise.second).sum(-1) + noise.second_bias
 
 
 def log_density(noise: Noise, draws: Tensor, z: Tensor, y: Tensor) -> Tensor:
@@ -127,8 +127,8 @@ def _initial(draws: Tensor, z: Tensor, y: Tensor, source: torch.Generator) -> No
     return Noise(
         first=first.expand(n_groups, -1, -1).clone(),
         first_bias=zeros[:, None, None].expand(-1, 1, N_HIDDEN).clone(),
-        second=zeros[:, None, None].expand(-1, N_HIDDEN, 1).clone(),
-        second_bias=(residual - 0.3)[:, None, None].clone(),  # the core of a heavy-tailed residual is narrower
+        second=zeros[:, None, None].expand(-1, 1, N_HIDDEN).clone(),
+        second_bias=(residual - 0.3)[:, None].clone(),  # the core of a heavy-tailed residual is narrower
         log_shrink=zeros - 0.5,
         log_tail=zeros + 1.5,
         feature_mean=z.mean(1, keepdim=True),
