@@ -2,7 +2,7 @@ r"""Our method for the UCI sets: small ensembles of two-layer dropout networks w
 
 Per split, all inside its training rows:
 
-1. Every candidate (drop probabilities and a length of training) learns all but one fold of the training rows and is scored
+1. Every candidate (drop probabilities, a length of training) learns all but one fold of the training rows and is scored
    on that fold: the log-likelihood with τ re-fitted on held-out draws.
 2. Three places of an ensemble are given to candidates one after the other, each to the one that adds most to the
    held-out log-likelihood of the mixture (a candidate may win several places).
@@ -52,6 +52,7 @@ class Settings:
     candidates: tuple[tuple[float, float, float], ...] = (
         *((0.0, 0.0, 1.0), (0.0, 0.01, 1.0), (0.0, 0.05, 1.0), (0.02, 0.05, 1.0), (0.05, 0.1, 1.0), (0.1, 0.2, 1.0)),
         *((0.0, 0.05, 0.1), (0.05, 0.1, 0.1), (0.1, 0.2, 0.1)),
+        *((0.0, 0.05, 0.03), (0.0, 0.1, 0.03), (0.05, 0.1, 0.03)),
     )
     hidden: tuple[int, ...] = (100, 100)
     learning_rate: float = 5e-3
@@ -70,7 +71,7 @@ class Settings:
 
 
 QUICK = {
-    "candidates": ((0.0, 0.01, 1.0), (0.0, 0.05, 1.0), (0.05, 0.1, 1.0)),
+    "candidates": ((0.0, 0.01, 1.0), (0.0, 0.05, 1.0), (0.05, 0.1, 1.0), (0.05, 0.1, 0.3)),
     "hidden": (50, 50),
     "steps": 3000,
     "steps_per_row": 0.0,
