@@ -29,12 +29,12 @@ _ways_that_worked: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDi
 
 # Tile sizes. A lone row is padded to a whole tile, so a tile's work is bounded by what the calls that evaluate it cost
 # anyway, counted in operations. Measured, not derived; any value gives right results.
-_FREE_OPERATIONS = {"cpu": 8e7, "cuda": 8e9}
-_FREE_OPERATIONS_DIRECT = {"cpu": 2e6, "cuda": 4e9}
-_MOST_ROWS = 256
+_FREE_OPERATIONS = {"cpu": 8e7, "cuda": 3e10}
+_FREE_OPERATIONS_DIRECT = {"cpu": 2e6, "cuda": 2e10}
+_MOST_ROWS = {"cpu": 256, "cuda": 4096}
 _FEWEST_PAIRS = 8
 _FEWEST_PAIRS_DIRECT = {"shared": 64, "row": 512}  # a layer that is one product needs more rows to be fast
-_WORKING_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
+_WORKING_BYTES = {"cpu": 64 * 2**20, "cuda": 4 * 2**30}
 _LIVE_TENSORS = 4  # as many tensors of the largest size are alive at once
 _DIRECT_ROWS = 64  # the direct path does so many rows at once: few enough for the cache
 _MACRO_ROWS = 1024  # the direct path hands its tiles on in batches of this many rows
@@ -206,7 +206,8 @@ class Plan:
         pairs = _FEWEST_PAIRS if direct is None else _FEWEST_PAIRS_DIRECT[masks]
         rows, chunk = _tile_shape(found, wanted, keys.n_draws, inputs.device.type, free, pairs, max_bytes)
         way = "direct" if direct is not None else _ways_that_worked.get(net, _WAYS[0])
-        compact = direct is not None and not exact_rows and masks == "shared" and direct.is_wide
+        on_cpu = inputs.device.type == "cpu"  # elsewhere, finding the units to leave out costs more than it saves
+        compact = direct is not None and not exact_rows and masks == "shared" and direct.is_wide and on_cpu
         if compact:
             integrate, wanted, way = False, range(keys.n_draws) if only is None else wanted, "direct, compacted"
         return cls(net, found, keys, masks == "row", integrate, rows, chunk, direct, wanted, way, compact)
@@ -253,7 +254,7 @@ class Plan:
             return self.tile_rows
         if self.compact:
             return _MACRO_ROWS
-        blocks = max(1, min(_MACRO_ROWS, 2**18 // self.tile_draws) // self.tile_rows)
+        blocks = max(1, min(_MACRO_ROWS, 2**18 // self.tile_draws) // self.tile_rows)  # bounds the draws held at once
         return blocks * self.tile_rows
 
     def arranged(self, tensors: list[Tensor], *, leading: int) -> list[Tensor]:
@@ -332,13 +333,14 @@ def _tile_shape(
 ) -> tuple[int, int]:
     """The rows and draws of a tile: from the network and the number of draws alone (and a memory bound that binds)."""
     a_row = found.prefix_cost + len(wanted) * found.suffix_cost
-    affordable = free.get(device, free["cuda"]) / max(a_row, 1.0)
-    rows = 2 ** int(math.log2(min(max(affordable, 1.0), _MOST_ROWS)))
+    device = device if device in free else "cuda"
+    affordable = free[device] / max(a_row, 1.0)
+    rows = 2 ** int(math.log2(min(max(affordable, 1.0), _MOST_ROWS[device])))
     if a_row < n_draws * (found.prefix_cost + found.suffix_cost) / 16:
         rows = max(rows, 4)  # nearly all work is shared: four rows of it are far below one row drawn one by one
     elif len(wanted) < fewest_pairs:
         rows = max(rows, 2 ** math.ceil(math.log2(fewest_pairs / len(wanted))))
-    limit = max_bytes if max_bytes is not None else _WORKING_BYTES.get(device, _WORKING_BYTES["cuda"])
+    limit = max_bytes if max_bytes is not None else _WORKING_BYTES[device]
     pairs = max(1, limit // max(found.pair_bytes * _LIVE_TENSORS, 1))
     rows = min(rows, 2 ** int(math.log2(pairs)))
     chunks = math.ceil(len(wanted) / max(1, pairs // rows))
