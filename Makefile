@@ -10,10 +10,10 @@ demo: $(READY)
 	$(BIN)/python examples/co2_demo.py
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow"
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -q -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -122,7 +122,7 @@ def test_identity_is_scikit_learns_linear_kernel():
         (Cosine(2.0), lambda s: torch.ones_like(s)),
         (Erf(2.0, 0.5), lambda s: 2 / math.pi * torch.asin(2 * s / (1 + 2 * s))),
     ],
-    ids=repr,
+    ids=["ReLU", "Step", "Identity", "Cosine", "Erf"],
 )
 def test_prior_variance_is_the_textbook_one(layer, variance_of):
     x = inputs()
