@@ -82,4 +82,4 @@ def test_unequal_rows_and_missing_outcomes_are_refused():
     with pytest.raises(TypeError, match="pairs"):
         db.evaluate(net, DataLoader(TensorDataset(x)), likelihood=likelihood, progress=False)
     with pytest.raises(AttributeError, match="an evaluation has"):
-        db.evaluate(net, x, torch.zeros(5, 1), likelihood=likelihood).accuracy
+        _ = db.evaluate(net, x, torch.zeros(5, 1), likelihood=likelihood).accuracy

@@ -8,6 +8,7 @@ import pytest
 import scipy.stats
 import torch
 
+import dropbayes as db
 from dropbayes import information as info
 
 
@@ -173,3 +174,20 @@ def test_numpy_arrays_are_accepted_and_tensors_returned():
 def test_logits_are_refused_with_the_remedy(bad):
     with pytest.raises(ValueError, match=r"`probability_draws` must be probabilities.*softmax"):
         info.mutual_information(bad)
+
+
+def test_predictions_of_a_network_report_the_information_of_its_draws():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(16, 4)
+    ).double()
+    x = 3 * torch.randn(20, 3, dtype=torch.float64)
+    draws = db.draws(net, x, n_draws=30, seed=1).softmax(-1)
+    prediction = db.predict(net, x, n_draws=30, seed=1, likelihood=db.Categorical())
+    for ours, theirs in (
+        (info.predictive_entropy, prediction.entropy),
+        (info.expected_entropy, prediction.expected_entropy),
+        (info.mutual_information, prediction.mutual_information),
+        (info.variation_ratio, prediction.variation_ratio),
+    ):
+        torch.testing.assert_close(ours(draws), theirs, rtol=1e-8, atol=1e-10)

@@ -145,7 +145,7 @@ def test_quantiles_and_draws_come_in_the_networks_structure():
 def test_sequence_first_results_have_rows_where_the_network_has_them():
     net, x = build("lstm_sequence_first")
     p = db.predict(net, x, n_draws=5, row_axis=1)
-    assert p.mean.shape == x.shape[:2] + (5,)
+    assert p.mean.shape == (*x.shape[:2], 5)
     states, x = build("lstm_with_states")
     mean = db.predict(states, x, n_draws=5).mean
     assert mean[0].shape == (4, 6, 5) and mean[1][0].shape == (3, 4, 5)

@@ -49,7 +49,7 @@ NETS = {
             ),
         ),
         (5,),
-    ),  # fmt: skip
+    ),
     "convolution": (made(1, Convolutional()), (1, 8, 8)),
     "attention": (made(2, nn.TransformerEncoderLayer(8, 2, 16, 0.2, batch_first=True)), (4, 8)),
     "scaled attention": (made(3, ScaledAttention()), (4, 8)),

@@ -49,7 +49,10 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(flags: tuple[Any, ...], input: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         func, has_biases, bidirectional, batch_first, n_states = flags
-        states, weights = list(tensors[:n_states]), list(tensors[n_states:])
+        states, weights = [state.contiguous() for state in tensors[:n_states]], list(tensors[n_states:])
+        if input.is_cuda and not has_biases:
+            # cuDNN's weights without biases are looked for in the buffer of all layers, and the wrong ones found.
+            weights = [weight.clone() for weight in weights]
         hx = states if n_states > 1 else states[0]
         result: tuple[Tensor, ...] = func(input, hx, weights, has_biases, 1, 0.0, False, bidirectional, batch_first)
         return result

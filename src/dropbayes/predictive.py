@@ -110,7 +110,7 @@ def predict(
         x: Its input: a tensor, a tuple of positional or a dict of named arguments, or a DataLoader of such batches.
         n_draws: The number of draws $T$, or "auto" to draw until `tolerance` is met.
         seed: With `n_draws`, fixes every mask: the same seed gives the same prediction.
-        likelihood: What the output means: `Gaussian`, `HeteroscedasticGaussian`, `Categorical`; None for the bare output.
+        likelihood: What the output means: `Gaussian`, `HeteroscedasticGaussian`, `Categorical`; None for the bare one.
         masks: "shared" for one mask per draw, "row" for fresh masks for every row.
         sampler: "stratified" or "independent".
         row_axis: The axis of the rows in the inputs, 1 for sequence-first networks.
@@ -234,8 +234,8 @@ def _block_until(
 ) -> tuple[list[dict[str, Tensor]], Tensor]:
     """The statistics of a block of rows, each stopped by its own error whatever its neighbours still need.
 
-    The draws come in replicates: sets of a few stratified draws, independent of each other. The spread of the replicates'
-    means is a valid standard error for any sampler; that of stratified draws is not.
+    The draws come in replicates: sets of a few stratified draws, independent of each other. The spread of their means
+    is a valid standard error for any sampler; that of stratified draws is not.
     """
     statistics: list[RowStatistics] = []
     replicates: list[Moments] = []

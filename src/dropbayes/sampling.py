@@ -1,14 +1,11 @@
 """The draws of a network: its outputs under fixed masks, evaluated in tiles of rows and draws.
 
-A row is always evaluated as a batch of one, whatever batch it came in. Rows and draws are then mapped over together
-(`torch.func.vmap`), so what comes before the first site is computed once for all draws. The size of a tile follows from
-the network and the number of draws, never from the batch: a row takes part in products of the same shape whether it
-comes alone or among a million, and so has the same bits.
+The size of a tile follows from the network and the number of draws, never from the batch: a row takes part in products
+of the same shape whether it comes alone or among a million, and so has the same bits.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 import weakref
@@ -19,22 +16,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes.masks import SAMPLERS, Keys, keep_mask, uniform
-from dropbayes.operations import Interception, Noise
+from dropbayes.mapping import BY_WAY, Randomness
+from dropbayes.masks import SAMPLERS, Keys
 from dropbayes.sequential import Perceptron, compact_draw, perceptron, prepared_draws
-from dropbayes.sites import Anatomy, anatomy, checked_network, eagerly, view
-from dropbayes.trees import Inputs, as_inputs, split
+from dropbayes.sites import Anatomy, anatomy, checked_network, view
+from dropbayes.trees import Inputs, as_inputs
 
 MASKS = ("shared", "row")
 
+_WAYS = tuple(BY_WAY)
+_ways_that_worked: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+
 # Tile sizes. A lone row is padded to a whole tile, so a tile's work is bounded by what the calls that evaluate it cost
 # anyway, counted in operations. Measured, not derived; any value gives right results.
-_FREE_OPERATIONS = {"cpu": 8e7, "cuda": 8e9}
-_FREE_OPERATIONS_DIRECT = {"cpu": 2e6, "cuda": 4e9}
-_MOST_ROWS = 256
+_FREE_OPERATIONS = {"cpu": 8e7, "cuda": 3e10}
+_FREE_OPERATIONS_DIRECT = {"cpu": 2e6, "cuda": 2e10}
+_MOST_ROWS = {"cpu": 256, "cuda": 4096}
 _FEWEST_PAIRS = 8
 _FEWEST_PAIRS_DIRECT = {"shared": 64, "row": 512}  # a layer that is one product needs more rows to be fast
-_WORKING_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
+_WORKING_BYTES = {"cpu": 64 * 2**20, "cuda": 4 * 2**30}
 _LIVE_TENSORS = 4  # as many tensors of the largest size are alive at once
 _DIRECT_ROWS = 64  # the direct path does so many rows at once: few enough for the cache
 _MACRO_ROWS = 1024  # the direct path hands its tiles on in batches of this many rows
@@ -51,7 +51,7 @@ def draws(
     row_axis: int = 0,
     max_bytes: int | None = None,
 ) -> Any:
-    r"""The outputs of `n_draws` draws of the network, $\widehat{\mathbf y}_t(\mathbf x)$: its own structure, draws first.
+    r"""The outputs of `n_draws` draws, $\widehat{\mathbf y}_t(\mathbf x)$: the network's own structure, draws first.
 
     Args:
         net: Any network with dropout; it is not changed.
@@ -206,7 +206,8 @@ class Plan:
         pairs = _FEWEST_PAIRS if direct is None else _FEWEST_PAIRS_DIRECT[masks]
         rows, chunk = _tile_shape(found, wanted, keys.n_draws, inputs.device.type, free, pairs, max_bytes)
         way = "direct" if direct is not None else _ways_that_worked.get(net, _WAYS[0])
-        compact = direct is not None and not exact_rows and masks == "shared" and direct.is_wide
+        on_cpu = inputs.device.type == "cpu"  # elsewhere, finding the units to leave out costs more than it saves
+        compact = direct is not None and not exact_rows and masks == "shared" and direct.is_wide and on_cpu
         if compact:
             integrate, wanted, way = False, range(keys.n_draws) if only is None else wanted, "direct, compacted"
         return cls(net, found, keys, masks == "row", integrate, rows, chunk, direct, wanted, way, compact)
@@ -253,7 +254,7 @@ class Plan:
             return self.tile_rows
         if self.compact:
             return _MACRO_ROWS
-        blocks = max(1, min(_MACRO_ROWS, 2**18 // self.tile_draws) // self.tile_rows)
+        blocks = max(1, min(_MACRO_ROWS, 2**18 // self.tile_draws) // self.tile_rows)  # bounds the draws held at once
         return blocks * self.tile_rows
 
     def arranged(self, tensors: list[Tensor], *, leading: int) -> list[Tensor]:
@@ -289,9 +290,10 @@ class Plan:
         self, own: nn.Module, inputs: Inputs, leaves: list[Any], chunk: range, rows: range, real: int
     ) -> list[Tensor]:
         """The draws by the fastest way that this network allows; the one that worked is taken again."""
+        randomness = Randomness(self.anatomy, self.keys, self.per_row, self.integrate)
         while True:
             try:
-                outputs = _BY_WAY[self.way](self, own, inputs, leaves, chunk, rows, real)
+                outputs = BY_WAY[self.way](randomness, own, inputs, leaves, chunk, rows, real)
             except (RuntimeError, ValueError, TypeError) as error:
                 if _is_out_of_memory(error) or self.way == _WAYS[-1]:
                     raise
@@ -315,8 +317,8 @@ def _check_random(found: Anatomy) -> None:
     what = f"its dropout is switched off: {seen}" if seen else "it has no dropout"
     raise ValueError(
         f"`net` must have dropout to be a distribution over functions, but {what}: every draw would be the same. "
-        "Make a network that has it with dropbayes.add_dropout(net, drop_prob=0.1); dropbayes.sites(net, x) lists what is "
-        "random."
+        "Make a network that has it with dropbayes.add_dropout(net, drop_prob=0.1); dropbayes.sites(net, x) lists what "
+        "is random."
     )
 
 
@@ -329,15 +331,16 @@ def _tile_shape(
     fewest_pairs: int,
     max_bytes: int | None,
 ) -> tuple[int, int]:
-    """The rows and draws of a tile: from the network and the number of draws alone (and a memory bound, if it binds)."""
+    """The rows and draws of a tile: from the network and the number of draws alone (and a memory bound that binds)."""
     a_row = found.prefix_cost + len(wanted) * found.suffix_cost
-    affordable = free.get(device, free["cuda"]) / max(a_row, 1.0)
-    rows = 2 ** int(math.log2(min(max(affordable, 1.0), _MOST_ROWS)))
+    device = device if device in free else "cuda"
+    affordable = free[device] / max(a_row, 1.0)
+    rows = 2 ** int(math.log2(min(max(affordable, 1.0), _MOST_ROWS[device])))
     if a_row < n_draws * (found.prefix_cost + found.suffix_cost) / 16:
         rows = max(rows, 4)  # nearly all work is shared: four rows of it are far below one row drawn one by one
     elif len(wanted) < fewest_pairs:
         rows = max(rows, 2 ** math.ceil(math.log2(fewest_pairs / len(wanted))))
-    limit = max_bytes if max_bytes is not None else _WORKING_BYTES.get(device, _WORKING_BYTES["cuda"])
+    limit = max_bytes if max_bytes is not None else _WORKING_BYTES[device]
     pairs = max(1, limit // max(found.pair_bytes * _LIVE_TENSORS, 1))
     rows = min(rows, 2 ** int(math.log2(pairs)))
     chunks = math.ceil(len(wanted) / max(1, pairs // rows))
@@ -348,174 +351,3 @@ def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-
-
-class _KeyedNoise(Noise):
-    """The masks of some draws and rows; axes that are mapped over are hidden from the network."""
-
-    def __init__(self, plan: Plan, chunk: range, rows: range) -> None:
-        self.plan, self.chunk = plan, chunk
-        self.rows = rows if plan.per_row else None
-        self.n_rows = len(rows)
-        self.draw_level: int | None = None
-        self.row_level: int | None = None
-        self.site = 0
-        self.variance: Tensor | None = None
-        self._pending: tuple[Tensor, float] | None = None
-
-    def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        mask = keep_mask(
-            self.plan.keys, self._next(), drop_prob=drop_prob, draws=self.chunk, rows=self.rows, shape=shape,
-            dtype=like.dtype, device=like.device,
-        )  # fmt: skip
-        return self._hidden(mask)
-
-    def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        words = uniform(self.plan.keys, self._next(), draws=self.chunk, rows=self.rows, shape=shape, device=device)
-        return self._hidden(words)
-
-    def integrate(self, x: Tensor, drop_prob: float) -> Tensor | None:
-        if not self.plan.integrate or self.site != len(self.plan.anatomy.sites) - 1:
-            return None
-        self._next()
-        alias = x.view_as(x)
-        self._pending = (alias, drop_prob)
-        return alias
-
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        if self._pending is None or x is not self._pending[0]:
-            return None
-        drop_prob = self._pending[1]
-        # Var[W (h ∘ z / keep_prob)] = (W ∘ W)(h ∘ h) drop_prob / keep_prob for z ~ Bernoulli(keep_prob)
-        self.variance = nn.functional.linear(x.square(), weight.square()) * (drop_prob / (1 - drop_prob))
-        return nn.functional.linear(x, weight, bias)
-
-    def spread(self, tensor: Tensor) -> Tensor:
-        """A copy of `tensor` for every draw and row that is mapped over."""
-        levels = [(self.draw_level, len(self.chunk)), (self.row_level, self.n_rows)]
-        for level, size in levels:
-            if level is not None:
-                zero = _add_batch_dim(torch.zeros(size, dtype=tensor.dtype, device=tensor.device), 0, level)
-                tensor = tensor | zero if tensor.dtype == torch.bool else tensor + zero
-        return tensor
-
-    def _next(self) -> int:
-        self.site += 1
-        return self.site - 1
-
-    def _hidden(self, value: Tensor) -> Tensor:
-        """`[draw, (row,) ...]` as the network sees it: one row of one draw."""
-        value = value[0] if self.draw_level is None else _add_batch_dim(value, 0, self.draw_level)
-        if self.rows is not None:
-            value = value[0] if self.row_level is None else _add_batch_dim(value, 0, self.row_level)
-        return value
-
-
-# functorch's own primitive: a real tensor seen as batched along one axis at a level of vmap.
-_add_batch_dim: Callable[[Tensor, int, int], Tensor] = torch._C._functorch._add_batch_dim
-_current_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
-
-
-def _map_draws(
-    plan: Plan, own: nn.Module, inputs: Inputs, leaves: list[Any], chunk: range, rows: range, whole: bool = False
-) -> list[Tensor]:
-    """All draws of all rows at once, `[draw, row, ...]` of each tensor.
-
-    With `whole`, inputs and newly made tensors differ between rows and draws from the start, so that they can be
-    written to; without, all that does not depend on the draw is computed once.
-    """
-    noise = _KeyedNoise(plan, chunk, rows)
-    places = [place for place, is_row in enumerate(inputs.is_row) if is_row]
-    axis = inputs.row_axis
-    mode: Interception = _WholeInterception(noise) if whole else Interception(noise)
-
-    def one_row(*tensors: Tensor) -> tuple[Tensor, ...]:
-        arguments = list(leaves)
-        for place, tensor in zip(places, tensors, strict=True):
-            arguments[place] = tensor.unsqueeze(axis)
-        if whole:
-            arguments = [noise.spread(a) if isinstance(a, Tensor) else a for a in arguments]
-        noise.site = 0
-        with mode:
-            output, _ = split(eagerly(inputs.call)(own, arguments))
-        if plan.integrate:
-            assert noise.variance is not None
-            output = [*output, noise.variance]
-        axes = (*plan.anatomy.row_axes, 0) if plan.integrate else plan.anatomy.row_axes
-        return tuple(out if a is None else out.squeeze(a) for out, a in zip(output, axes, strict=True))
-
-    def all_rows() -> tuple[Tensor, ...]:
-        tensors = [leaves[place] for place in places]
-        if len(rows) == 1:
-            return tuple(out.unsqueeze(0) for out in one_row(*(t.select(axis, 0) for t in tensors)))
-
-        def mapped(*row: Tensor) -> tuple[Tensor, ...]:
-            noise.row_level = _current_level()
-            return one_row(*row)
-
-        return torch.func.vmap(mapped, in_dims=axis)(*tensors)
-
-    if len(chunk) == 1:
-        return [out.unsqueeze(0) for out in all_rows()]
-
-    def mapped_draw(_: Tensor) -> tuple[Tensor, ...]:
-        noise.draw_level = _current_level()
-        return all_rows()
-
-    return list(torch.func.vmap(mapped_draw)(torch.empty(len(chunk))))
-
-
-_FACTORIES: frozenset[Callable[..., Any]] = frozenset(
-    {
-        torch.empty, torch.zeros, torch.ones, torch.full, torch.empty_like, torch.zeros_like, torch.ones_like,
-        torch.full_like, Tensor.new_empty, Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, torch.tensor,
-    }
-)  # fmt: skip
-
-
-class _WholeInterception(Interception):
-    """The mode in which new tensors, too, differ between rows and draws."""
-
-    noise: _KeyedNoise
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = super().__torch_function__(func, types, args, kwargs)
-        return self.noise.spread(result) if func in _FACTORIES else result
-
-
-def _map_row_by_row(
-    plan: Plan, own: nn.Module, inputs: Inputs, leaves: list[Any], chunk: range, rows: range, real: int,
-    *, whole: bool = False, one_draw: bool = False,
-) -> list[Tensor]:  # fmt: skip
-    """The draws of one row after another; with `one_draw`, also draw after draw, which is the oracle of all others."""
-    per_row: list[list[Tensor]] = []
-    for place in range(real):
-        index = torch.tensor([place])
-        row = range(rows[place], rows[place] + 1)
-        own_leaves = [
-            leaf.index_select(inputs.row_axis, index.to(leaf.device)) if is_row else leaf
-            for leaf, is_row in zip(leaves, inputs.is_row, strict=True)
-        ]
-        parts = [range(draw, draw + 1) for draw in chunk] if one_draw else [chunk]
-        # A network may write into its input: every run has its own.
-        runs = [_map_draws(plan, own, inputs, _cloned(own_leaves), part, row, whole) for part in parts]
-        per_row.append([torch.cat(outputs) for outputs in zip(*runs, strict=True)])
-    return [torch.cat(outputs, dim=1) for outputs in zip(*per_row, strict=True)]
-
-
-def _cloned(leaves: list[Any]) -> list[Any]:
-    return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-
-
-# From the fastest to the one that always works.
-_BY_WAY: dict[str, Callable[..., list[Tensor]]] = {
-    "mapped": lambda *args: _map_draws(*args[:-1]),
-    "mapped whole": lambda *args: _map_draws(*args[:-1], whole=True),
-    "row by row": _map_row_by_row,
-    "row by row, whole": functools.partial(_map_row_by_row, whole=True),
-    "one by one": functools.partial(_map_row_by_row, one_draw=True),
-}
-_WAYS = tuple(_BY_WAY)
-_ways_that_worked: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()

@@ -41,7 +41,7 @@ Step = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Perceptron:
-    """The layers of a multi-layer perceptron in order, nested sequences flattened, dropout of probability 0 left out."""
+    """The layers of a multi-layer perceptron in order, sequences flattened, dropout of probability 0 left out."""
 
     layers: tuple[nn.Module, ...]
 

@@ -118,7 +118,7 @@ def sites(net: nn.Module, x: Any, *, row_axis: int = 0) -> Sites:
 
 
 def checked_network(net: Any) -> nn.Module:
-    """The plain module behind `net`, out of its parallel or compiled hull; an error where nothing can be intercepted."""
+    """The plain module behind `net`, out of its parallel or compiled hull; an error where it cannot be looked into."""
     if not isinstance(net, nn.Module):
         raise TypeError(f"`net` must be a torch.nn.Module; got {type(net).__name__}.")
     if isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
@@ -128,8 +128,8 @@ def checked_network(net: Any) -> nn.Module:
     scripted = [name or "(network)" for name, m in net.named_modules() if isinstance(m, torch.jit.ScriptModule)]
     if scripted:
         raise TypeError(
-            f"`net` must be an ordinary module: {scripted[0]} is scripted or traced, which hides its operations (and its "
-            "dropout). Pass the module it was made from."
+            f"`net` must be an ordinary module: {scripted[0]} is scripted or traced, which hides its operations (and "
+            "its dropout). Pass the module it was made from."
         )
     return net
 
@@ -303,9 +303,9 @@ def _row_axes(net: nn.Module, inputs: Inputs, seen: _Seen) -> tuple[int | None, 
 
 _SHAPE_ONLY: frozenset[Callable[..., Any]] = frozenset(
     {
-        Tensor.view, Tensor.reshape, Tensor.flatten, Tensor.transpose, Tensor.permute, Tensor.contiguous, Tensor.squeeze,
-        Tensor.unsqueeze, Tensor.to, Tensor.clone, torch.flatten, torch.reshape, torch.transpose, torch.permute,
-        torch.squeeze, torch.unsqueeze, torch.movedim, Tensor.movedim,
+        Tensor.view, Tensor.reshape, Tensor.flatten, Tensor.transpose, Tensor.permute, Tensor.contiguous,
+        Tensor.squeeze, Tensor.unsqueeze, Tensor.to, Tensor.clone, torch.flatten, torch.reshape, torch.transpose,
+        torch.permute, torch.squeeze, torch.unsqueeze, torch.movedim, Tensor.movedim,
     }
 )  # fmt: skip
 _CONVOLUTIONS: frozenset[Callable[..., Any]] = frozenset(

@@ -41,8 +41,8 @@ class Wishes:
         n_tensors = len(plan.anatomy.row_axes)
         if self.likelihood is not None and n_tensors != 1:
             raise ValueError(
-                f"`likelihood` needs an output of one tensor; the network gives {n_tensors}. Pass a network that returns "
-                "the one to judge, or leave the likelihood out."
+                f"`likelihood` needs an output of one tensor; the network gives {n_tensors}. Pass a network that "
+                "returns the one to judge, or leave the likelihood out."
             )
 
 

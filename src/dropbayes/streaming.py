@@ -62,7 +62,7 @@ class Moments(_Groups):
 
     @property
     def variance(self) -> Tensor:
-        r"""The variance over draws, $\frac1T\sum_t \widehat y_t^2 - (\frac1T\sum_t \widehat y_t)^2$ [GG16, prop:var]."""
+        r"""The variance, $\frac1T\sum_t \widehat y_t^2 - (\frac1T\sum_t \widehat y_t)^2$ [GG16, prop:var]."""
         return self._squares / self.count
 
     def _count_in(self, draws: Tensor) -> None:

@@ -257,7 +257,9 @@ class Program:
         torch._foreach_mul_(self.second, beta2)
         torch._foreach_addcmul_(self.second, gradients, gradients, 1 - beta2)
         scale = torch._foreach_sqrt(self.second)
-        torch._foreach_add_(scale, (ADAM_EPSILON * root).to(dtype))
+        epsilon = (ADAM_EPSILON * root).to(dtype)
+        for part in scale:  # the foreach form would read epsilon on the host, which a CUDA graph cannot hold
+            part.add_(epsilon)
         update = torch._foreach_div(self.first, scale)
         torch._foreach_mul_(update, [rate.view(-1, *[1] * (p.dim() - 1)) for p in self.parameters])
         torch._foreach_sub_(self.parameters, update)

@@ -1,0 +1,233 @@
+"""How fast a prediction is, against what others do: the plain loop of forwards, and the batch repeated.
+
+Every figure is a ratio of times taken alternately in one process, on one thread; the median of several. Run
+`python -m benchmarks.prediction [case ...]`; it prints a Markdown table and writes `benchmarks/results/prediction.json`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dropbayes as db
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+DRAWS = 100
+
+
+# The networks ---------------------------------------------------------------------------------------------------------
+
+
+def perceptron(drop_prob: float = 0.1) -> nn.Module:
+    return nn.Sequential(nn.Dropout(drop_prob), nn.Linear(13, 50), nn.ReLU(), nn.Dropout(drop_prob), nn.Linear(50, 1))
+
+
+def wide(drop_prob: float) -> nn.Module:
+    layers: list[nn.Module] = [nn.Linear(2, 1024), nn.ReLU(), nn.Dropout(drop_prob)]
+    for _ in range(4):
+        layers += [nn.Linear(1024, 1024), nn.ReLU(), nn.Dropout(drop_prob)]
+    return nn.Sequential(*layers, nn.Linear(1024, 1))
+
+
+class LeNet(nn.Module):
+    def __init__(self, *, every_layer: bool) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 20, 5), nn.Conv2d(20, 50, 5)
+        self.fc1, self.fc2 = nn.Linear(800, 500), nn.Linear(500, 10)
+        self.early, self.late = nn.Dropout(0.5 if every_layer else 0.0), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.early(F.max_pool2d(self.conv1(x), 2))
+        h = self.early(F.max_pool2d(self.conv2(h), 2))
+        return self.fc2(self.late(F.relu(self.fc1(h.flatten(1)))))
+
+
+class Block(nn.Module):
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width_in, width, 3, stride, 1, bias=False)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
+        same = stride == 1 and width_in == width
+        self.skip = nn.Identity() if same else nn.Conv2d(width_in, width, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x))))) + self.skip(x))
+
+
+def resnet(width: int = 32) -> nn.Module:
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    width_in = width
+    for factor, stride in ((1, 1), (2, 2), (4, 2), (8, 2)):
+        layers += [Block(width_in, width * factor, stride), Block(width * factor, width * factor, 1)]
+        width_in = width * factor
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(width_in, 10))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(32, 128, 2, dropout=0.3, batch_first=True), nn.Linear(128, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+def transformer() -> nn.Module:
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True), 6)
+
+
+# name: (network, rows, draws, repeats, keywords of predict, the goal)
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int, dict[str, Any], float]] = {
+    "MLP 13-50-1, N=1": (perceptron, (1, 13), DRAWS, 31, {}, 20),
+    "MLP 13-50-1, N=100": (perceptron, (100, 13), DRAWS, 21, {}, 14),
+    "MLP 13-50-1, N=1000": (perceptron, (1000, 13), DRAWS, 11, {}, 6),
+    "MLP 13-50-1, N=10000": (perceptron, (10_000, 13), DRAWS, 5, {}, 4.3),
+    "MLP 13-50-1, N=1000, draws only": (perceptron, (1000, 13), DRAWS, 11, {"analytic": False}, 6),
+    "MLP 13-50-1, N=10000, draws only": (perceptron, (10_000, 13), DRAWS, 5, {"analytic": False}, 4.3),
+    "MLP 13-50-1, N=1000, row masks": (perceptron, (1000, 13), DRAWS, 11, {"masks": "row"}, 1),
+    "MLP 2-1024x5-1, N=200, row masks": (lambda: wide(0.1), (200, 2), DRAWS, 2, {"masks": "row"}, 1.3),
+    "MLP 2-1024x5-1, p=.5, N=200, shared": (lambda: wide(0.5), (200, 2), DRAWS, 2, {}, 1),
+    "MLP 2-1024x5-1, p=.5, N=200, compacted": (lambda: wide(0.5), (200, 2), DRAWS, 2, {"exact_rows": False}, 4),
+    "MLP 2-1024x5-1, p=.5, N=1": (lambda: wide(0.5), (1, 2), DRAWS, 3, {}, 1),
+    "LeNet, last layer, N=32": (lambda: LeNet(every_layer=False), (32, 1, 28, 28), DRAWS, 3, {}, 60),
+    "LeNet, last layer, softmax": (lambda: LeNet(every_layer=False), (32, 1, 28, 28), DRAWS, 3, {"likelihood": db.Categorical()}, 1),
+    "LeNet, every layer, N=32": (lambda: LeNet(every_layer=True), (32, 1, 28, 28), DRAWS, 3, {}, 2.2),
+    "LeNet, every layer, N=1": (lambda: LeNet(every_layer=True), (1, 1, 28, 28), DRAWS, 5, {}, 1),
+    "ResNet18-like, one dropout, N=4": (resnet, (4, 3, 32, 32), DRAWS, 3, {}, 90),
+    "Transformer 6x256, S=64, N=4": (transformer, (4, 64, 256), 12, 3, {}, 1.1),
+    "LSTM 2x128, S=50, N=16": (Recurrent, (16, 50, 32), DRAWS, 3, {}, 2.5),
+}  # fmt: skip
+
+
+# What others do -------------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def plain_loop(net: nn.Module, x: Tensor, n_draws: int) -> tuple[Tensor, Tensor]:
+    draws = torch.stack([net(x) for _ in range(n_draws)])
+    return draws.mean(0), draws.var(0)
+
+
+@torch.inference_mode()
+def repeated_batch(net: nn.Module, x: Tensor, n_draws: int) -> tuple[Tensor, Tensor]:
+    draws = net(x.repeat(n_draws, *(1,) * (x.dim() - 1))).unflatten(0, (n_draws, -1))
+    return draws.mean(0), draws.var(0)
+
+
+def in_training(net: nn.Module) -> nn.Module:
+    """What others run: dropout on, normalisation frozen."""
+    net = copy.deepcopy(net).train()
+    for module in net.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            module.eval()
+    return net
+
+
+def measure(name: str) -> dict[str, Any]:
+    make, shape, n_draws, repeats, keywords, goal = CASES[name]
+    torch.manual_seed(0)
+    net, x = make().eval(), torch.randn(shape)
+    noisy = in_training(net)
+    fits = shape[0] * n_draws <= 100_000
+    ways: dict[str, Callable[[], Any]] = {
+        "loop": lambda: plain_loop(noisy, x, n_draws),
+        "ours": lambda: db.predict(net, x, n_draws=n_draws, **keywords),
+    }
+    if fits:
+        ways["repeat"] = lambda: repeated_batch(noisy, x, n_draws)
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    method = db.predict(net, x, n_draws=n_draws, **keywords).method
+    for _ in range(repeats):
+        for way, run in ways.items():
+            start = time.perf_counter()
+            run()
+            times[way].append(time.perf_counter() - start)
+    medians = {way: statistics.median(values) for way, values in times.items()}
+    return {
+        "case": name,
+        "draws": n_draws,
+        "goal": goal,
+        "against_loop": medians["loop"] / medians["ours"],
+        "against_repeat": medians["repeat"] / medians["ours"] if fits else None,
+        "loop_ms": 1e3 * medians["loop"],
+        "ours_ms": 1e3 * medians["ours"],
+        "method": method,
+    }
+
+
+# Memory and accuracy --------------------------------------------------------------------------------------------------
+
+MEMORY = """
+import resource, torch, dropbayes as db
+from benchmarks.prediction import perceptron
+torch.set_num_threads(1)
+net, x = perceptron().eval(), torch.randn(100_000, 13)
+db.predict(net, x[:2000], n_draws=100)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+db.predict(net, x, n_draws=1000)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+def peak_memory() -> float:
+    """MB of resident memory that a prediction of 100,000 rows with 1000 draws adds."""
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def accuracy(drop_prob: float, *, repeats: int = 60) -> dict[str, float]:
+    """How many times smaller the error variance of a mean of 100 draws is than with independent draws."""
+    torch.manual_seed(0)
+    net, x = perceptron(drop_prob).eval(), torch.randn(32, 13)
+    truth = db.predict(net, x, n_draws=200_000, sampler="independent").mean
+    errors = {}
+    for name, keywords in {
+        "independent": {"sampler": "independent", "analytic": False},
+        "stratified": {"analytic": False},
+        "stratified, last layer integrated": {},
+    }.items():
+        means = [db.predict(net, x, n_draws=100, seed=seed, **keywords).mean for seed in range(1, repeats + 1)]  # type: ignore[arg-type]
+        errors[name] = float((torch.stack(means) - truth).square().mean())
+    return {name: errors["independent"] / error for name, error in errors.items()}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    wanted = sys.argv[1:] or list(CASES)
+    rows = []
+    print("| case | against the loop | against the repeated batch | goal | method |\n|---|---|---|---|---|")
+    for name in wanted:
+        if name not in CASES:
+            continue
+        row = measure(name)
+        rows.append(row)
+        repeat = "-" if row["against_repeat"] is None else f"{row['against_repeat']:.1f}x"
+        print(f"| {name} | {row['against_loop']:.1f}x | {repeat} | {row['goal']:g}x | {row['method']} |", flush=True)
+    if sys.argv[1:]:
+        return
+    memory = peak_memory()
+    print(f"\nMemory added by T=1000, N=100,000: {memory:.0f} MB (goal: at most 50).")
+    gains = {str(p): accuracy(p) for p in (0.5, 0.2, 0.05)}
+    for p, gain in gains.items():
+        print(f"Error variance at drop_prob {p}: " + ", ".join(f"{k} 1/{v:.1f}" for k, v in gain.items()) + ".")
+    RESULTS.mkdir(exist_ok=True)
+    about = {"torch": torch.__version__, "machine": platform.machine(), "threads": 1}
+    document = {"about": about, "speed": rows, "memory_mb": memory, "error_variance_gain": gains}
+    (RESULTS / "prediction.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""The UCI table of the paper: reproduced with the authors' protocol (`faithful`), then with our own method (`best`).
+
+    python -m dropbayes.experiments.uci --method faithful --device cuda --out out/uci
+    python -m dropbayes.experiments.uci --method best --sets yacht,boston --splits 0-4
+    python -m dropbayes.experiments.uci --quick
+    python -m dropbayes.experiments.uci --csv my.csv --target y --method best
+
+Results are one JSON file per method and set. A run that was interrupted goes on with the splits that are missing;
+`python -m dropbayes.experiments.uci_report` turns the files into a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.util
+import json
+import pathlib
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dropbayes.experiments import uci_best, uci_data, uci_faithful
+from dropbayes.experiments.uci_report import result_line
+
+METHODS: dict[str, Any] = {"faithful": uci_faithful, "best": uci_best}
+QUICK_SETS, QUICK_SPLITS = ("yacht", "boston", "energy", "concrete", "wine"), 5
+
+
+def split_numbers(text: str, n_splits: int) -> list[int]:
+    """The splits a command line names: "all", a number of first ones, "a-b" or a list with commas.
+
+    Example:
+        >>> split_numbers("3", 20), split_numbers("2-4", 20), split_numbers("0,7", 20)
+        ([0, 1, 2], [2, 3, 4], [0, 7])
+    """
+    if text == "all":
+        return list(range(n_splits))
+    if text.isdigit():
+        return list(range(min(int(text), n_splits)))
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or (last and not last.isdigit()):
+            raise ValueError(f"`splits` must be 'all', a count, a range as 0-4 or a list as 0,7; got {text!r}.")
+        numbers += range(int(first), int(last or first) + 1)
+    return [n for n in dict.fromkeys(numbers) if n < n_splits]
+
+
+def read_results(path: pathlib.Path) -> dict[str, Any]:
+    """The results of a file, or empty ones."""
+    if path.exists():
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+    return {"splits": [], "seconds": 0.0}
+
+
+def write_results(path: pathlib.Path, results: dict[str, Any]) -> None:
+    """Writes a results file in one move, so that an interruption leaves the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(results, indent=1) + "\n")
+    partial.replace(path)
+
+
+def hardware(device: str) -> str:
+    """The processor the networks run on, in words."""
+    if device != "cpu" and torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def run_set(
+    dataset: uci_data.Dataset,
+    method: str,
+    splits: Sequence[int],
+    *,
+    out: pathlib.Path,
+    device: str = "auto",
+    settings: Any = None,
+    splits_per_chunk: int | None = None,
+    progress: bool | None = None,
+) -> dict[str, Any]:
+    """The results of one method on one set; only the splits that are not in its file yet are run.
+
+    Args:
+        dataset: The set.
+        method: "faithful" or "best".
+        splits: Which of its splits.
+        out: The folder of the results.
+        device: "auto", "cpu", "cuda" ...
+        settings: The method's settings; its own for the set by default.
+        splits_per_chunk: Splits trained at once, then written; all by default.
+        progress: Shows a bar.
+    """
+    path = out / f"{method}-{dataset.name}.json"
+    results = read_results(path)
+    settings = settings or METHODS[method].settings_for(dataset)
+    if results["splits"] and results["settings"] != json.loads(json.dumps(vars(settings))):
+        raise ValueError(
+            f"{path} holds results of other settings. Name another folder with --out, or delete the file to start anew."
+        )
+    done = {entry["split"] for entry in results["splits"]}
+    missing = [split for split in splits if split not in done]
+    size = splits_per_chunk or max(1, len(missing))
+    for start in range(0, len(missing), size):
+        begun = time.perf_counter()
+        chunk = missing[start : start + size]
+        new = METHODS[method].results(dataset, chunk, settings=settings, device=device, progress=progress)
+        results = {
+            "method": method,
+            "set": dataset.name,
+            "settings": vars(settings),
+            "hardware": hardware(device),
+            "torch": torch.__version__,
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "command": "python -m dropbayes.experiments.uci " + shlex.join(sys.argv[1:]),
+            "seconds": results["seconds"] + time.perf_counter() - begun,
+            "splits": sorted([*results["splits"], *new], key=lambda entry: entry["split"]),
+        }
+        write_results(path, results)
+    return results
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="dropbayes.experiments.uci", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--method", choices=sorted(METHODS), default="faithful")
+    parser.add_argument("--sets", help="names with commas; by default all nine, the smallest first")
+    parser.add_argument("--splits", help="'all', a count, a range as 0-4 or a list as 0,7")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=pathlib.Path, help="the folder of the results; by default out/uci")
+    parser.add_argument("--budget-seconds", type=float, default=float("inf"), help="start no set that would overrun it")
+    parser.add_argument("--splits-per-chunk", type=int, help="write the results after this many splits; default all")
+    parser.add_argument("--quick", action="store_true", help="the five small sets, 5 splits, fewer draws and steps")
+    parser.add_argument("--csv", type=pathlib.Path, help="a table of your own instead of the nine sets")
+    parser.add_argument("--target", help="the column of --csv to predict")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the experiment from the command line."""
+    arguments = _arguments(argv)
+    if (arguments.csv is None) != (arguments.target is None):
+        raise SystemExit("`--csv` and `--target` go together: name the file and the column to predict.")
+    method = METHODS[arguments.method]
+    if arguments.csv:
+        names: list[str] = [arguments.csv.stem]
+    else:
+        names = (arguments.sets or ",".join(QUICK_SETS if arguments.quick else uci_data.SMALLEST_FIRST)).split(",")
+    out = arguments.out or pathlib.Path("out") / ("uci-quick" if arguments.quick else "uci")
+    progress = None if importlib.util.find_spec("tqdm") else False
+    began, rate = time.perf_counter(), 0.0
+    for name in names:
+        dataset = uci_data.from_csv(arguments.csv, target=arguments.target) if arguments.csv else uci_data.load(name)
+        splits = split_numbers(
+            arguments.splits or (str(QUICK_SPLITS) if arguments.quick else "all"), len(dataset.splits)
+        )
+        settings = method.settings_for(dataset)
+        if arguments.quick:
+            settings = replace(settings, **method.QUICK)
+        elapsed = time.perf_counter() - began
+        cost = method.network_steps(dataset, len(splits), settings)
+        if elapsed + rate * cost > arguments.budget_seconds:
+            print(f"{name}: left out, {elapsed:.0f} s are spent and it may take {rate * cost:.0f} s more", flush=True)
+            continue
+        start = time.perf_counter()
+        results = run_set(
+            dataset,
+            arguments.method,
+            splits,
+            out=out,
+            device=arguments.device,
+            settings=settings,
+            splits_per_chunk=arguments.splits_per_chunk,
+            progress=progress,
+        )
+        rate = max(time.perf_counter() - start, 1e-3) / cost
+        print(result_line(results), flush=True)
+
+
+if __name__ == "__main__":
+    main()
