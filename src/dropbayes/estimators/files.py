@@ -27,6 +27,7 @@ def save(estimator: Any, path: str | os.PathLike[str], *, own: dict[str, Any]) -
         "parameters": _as_json(parameters),
         "members": [_as_json(asdict(member)) for member in population.members],
         "seed": estimator.seed_,
+        "rows_tested": int(estimator.rows_tested_),
         "n_features": int(estimator.n_features_in_),
         "feature_names": None if names is None else [str(name) for name in names],
         "search_scores": [float(s) if np.isfinite(s) else None for s in getattr(estimator, "search_scores_", [])],
@@ -68,6 +69,7 @@ def _restored(kind: type, file: storage.ModelFile) -> Any:
         activation=parameters["activation"],
     )
     estimator.seed_, estimator.n_features_in_ = settings["seed"], settings["n_features"]
+    estimator.rows_tested_ = settings["rows_tested"]
     estimator.search_scores_ = np.asarray([-np.inf if s is None else s for s in settings["search_scores"]])
     if settings["feature_names"] is not None:
         estimator.feature_names_in_ = np.asarray(settings["feature_names"], dtype=object)

@@ -146,6 +146,7 @@ class DropoutEstimator(BaseEstimator, ABC):
         if warm:
             self._continue(x, y, weight, self._epochs(len(x)), "cosine")  # and the τ of the first search
             return
+        self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # should rows be streamed in later
         searched = self._search(x, y, weight, n_classes)
         self.search_scores_ = searched.log_likelihood.numpy()
         self.population_ = searched.population

@@ -3,6 +3,7 @@ r"""The random words, row orders and initial weights of a population: each a fun
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -25,7 +26,7 @@ def generator(*key: int) -> torch.Generator:
 
 def words(shape: Sequence[int], source: torch.Generator) -> Tensor:
     """Uniform 16-bit words, four from each 64-bit random number."""
-    n = int(np.prod(shape))
+    n = math.prod(shape)
     quads = torch.empty((n + 3) // 4, dtype=torch.int64, device=source.device).random_(-(2**63), None, generator=source)
     return quads.view(torch.int16)[:n].view(*shape)
 
@@ -39,8 +40,10 @@ def initial_weights(seed: int, widths: Sequence[int], dtype: torch.dtype) -> lis
     """Glorot-uniform weights `[in, out]`, one per layer, as in the reference implementation of [GG16]'s experiments."""
     source = generator(_INITIAL, seed)
     return [
-        (torch.rand(n_in, n_out, generator=source, dtype=torch.float64) * 2 - 1)
-        .mul((6 / (n_in + n_out)) ** 0.5)
+        torch.rand(n_in, n_out, generator=source, dtype=torch.float64)
+        .mul_(2)
+        .sub_(1)
+        .mul_((6 / (n_in + n_out)) ** 0.5)
         .to(dtype)
         for n_in, n_out in itertools.pairwise(widths)
     ]
