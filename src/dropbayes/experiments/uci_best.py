@@ -60,7 +60,7 @@ class Settings:
     learning_rate: float = 5e-3
     weight_decay: float = 1e-6
     batch_size: int = 128
-    steps: int = 30_000
+    steps: int = 20_000
     steps_per_row: float = 6.0
     n_folds: int = 5
     few_rows: int = 2000
