@@ -53,6 +53,10 @@ def split_numbers(text: str, n_splits: int) -> list[int]:
     return [n for n in dict.fromkeys(numbers) if n < n_splits]
 
 
+def _path(out: pathlib.Path, method: str, name: str) -> pathlib.Path:
+    return out / f"{method}-{name}.json"
+
+
 def read_results(path: pathlib.Path) -> dict[str, Any]:
     """The results of a file, or empty ones."""
     if path.exists():
@@ -99,7 +103,7 @@ def run_set(
         splits_per_chunk: Splits trained at once, then written; all by default.
         progress: Shows a bar.
     """
-    path = out / f"{method}-{dataset.name}.json"
+    path = _path(out, method, dataset.name)
     results = read_results(path)
     settings = settings or METHODS[method].settings_for(dataset)
     if results["splits"] and results["settings"] != json.loads(json.dumps(vars(settings))):
@@ -150,28 +154,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = _arguments(argv)
     if (arguments.csv is None) != (arguments.target is None):
         raise SystemExit("`--csv` and `--target` go together: name the file and the column to predict.")
-    method = METHODS[arguments.method]
-    if arguments.csv:
-        names: list[str] = [arguments.csv.stem]
-    else:
-        names = (arguments.sets or ",".join(QUICK_SETS if arguments.quick else uci_data.SMALLEST_FIRST)).split(",")
-    out = arguments.out or pathlib.Path("out") / ("uci-quick" if arguments.quick else "uci")
+    method, quick = METHODS[arguments.method], arguments.quick
+    names = (arguments.sets or ",".join(QUICK_SETS if quick else uci_data.SMALLEST_FIRST)).split(",")
+    out = arguments.out or pathlib.Path("out") / ("uci-quick" if quick else "uci")
     progress = None if importlib.util.find_spec("tqdm") else False
     began, rate = time.perf_counter(), 0.0
-    for name in names:
+    for name in [arguments.csv.stem] if arguments.csv else names:
         dataset = uci_data.from_csv(arguments.csv, target=arguments.target) if arguments.csv else uci_data.load(name)
-        splits = split_numbers(
-            arguments.splits or (str(QUICK_SPLITS) if arguments.quick else "all"), len(dataset.splits)
-        )
+        splits = split_numbers(arguments.splits or (str(QUICK_SPLITS) if quick else "all"), len(dataset.splits))
         settings = method.settings_for(dataset)
-        if arguments.quick:
-            settings = replace(settings, **method.QUICK)
-        elapsed = time.perf_counter() - began
-        cost = method.network_steps(dataset, len(splits), settings)
-        if elapsed + rate * cost > arguments.budget_seconds:
-            print(f"{name}: left out, {elapsed:.0f} s are spent and it may take {rate * cost:.0f} s more", flush=True)
-            continue
+        settings = replace(settings, **method.QUICK) if quick else settings
+        done = {entry["split"] for entry in read_results(_path(out, arguments.method, name))["splits"]}
+        cost = method.network_steps(dataset, len(set(splits) - done), settings)
         start = time.perf_counter()
+        if start - began + rate * cost > arguments.budget_seconds:
+            print(f"{name}: left out, {start - began:.0f} s spent and {rate * cost:.0f} s expected", flush=True)
+            continue
         results = run_set(
             dataset,
             arguments.method,
@@ -182,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             splits_per_chunk=arguments.splits_per_chunk,
             progress=progress,
         )
-        rate = max(time.perf_counter() - start, 1e-3) / cost
+        rate = (time.perf_counter() - start) / cost if cost else rate
         print(result_line(results), flush=True)
 
 

@@ -37,6 +37,7 @@ class Settings:
         candidates: The drop probability of the inputs, that before all other layers, and the share of the steps; a
             short training costs little and is another guard against over-fitting.
         hidden: Widths of the hidden layers.
+        wide_rows: Sets with at least so many training rows have hidden layers twice as wide.
         learning_rate: Adam's first step size; it falls to zero along a cosine.
         weight_decay: λ of the squared weights, beside half the squared error of standardised targets.
         batch_size: Rows of a step.
@@ -50,16 +51,17 @@ class Settings:
     """
 
     candidates: tuple[tuple[float, float, float], ...] = (
-        *((0.0, 0.0, 1.0), (0.0, 0.01, 1.0), (0.0, 0.05, 1.0), (0.02, 0.05, 1.0), (0.05, 0.1, 1.0), (0.1, 0.2, 1.0)),
+        *((0.0, 0.0, 1.0), (0.0, 0.01, 1.0), (0.0, 0.05, 1.0), (0.0, 0.1, 1.0), (0.02, 0.05, 1.0), (0.05, 0.1, 1.0)),
         *((0.0, 0.05, 0.1), (0.05, 0.1, 0.1), (0.1, 0.2, 0.1)),
         *((0.0, 0.05, 0.03), (0.0, 0.1, 0.03), (0.05, 0.1, 0.03)),
     )
     hidden: tuple[int, ...] = (100, 100)
+    wide_rows: int = 20_000
     learning_rate: float = 5e-3
     weight_decay: float = 1e-6
     batch_size: int = 128
-    steps: int = 30_000
-    steps_per_row: float = 8.0
+    steps: int = 20_000
+    steps_per_row: float = 6.0
     n_folds: int = 5
     few_rows: int = 2000
     n_places: int = 3
@@ -115,6 +117,7 @@ class _Plan:
     n_splits: int
     n_folds: int
     n_steps: int
+    hidden: tuple[int, ...]
     settings: Settings
 
     @property
@@ -147,7 +150,7 @@ class _Plan:
         return train(
             self.tasks[: 1 + max(member.task for member in members)],
             members,
-            hidden=self.settings.hidden,
+            hidden=self.hidden,
             batch_size=self.settings.batch_size,
             schedule="cosine",
             device=device,
@@ -165,8 +168,9 @@ def _plan(dataset: Dataset, splits: Sequence[int], settings: Settings) -> _Plan:
             learned = np.concatenate([part for i, part in enumerate(parts) if i != k])
             fold_tasks.append(_task(dataset, learned, parts[k]))
         full_tasks.append(_task(dataset, rows, test))
-    n_folds = len(_folds(settings, n_train))
-    return _Plan(fold_tasks + full_tasks, len(splits), n_folds, _n_steps(settings, n_train), settings)
+    hidden = tuple(width * (2 if n_train >= settings.wide_rows else 1) for width in settings.hidden)
+    n_folds, n_steps = len(_folds(settings, n_train)), _n_steps(settings, n_train)
+    return _Plan(fold_tasks + full_tasks, len(splits), n_folds, n_steps, hidden, settings)
 
 
 def _task(dataset: Dataset, learned: np.ndarray, held_out: np.ndarray) -> Task:

@@ -58,7 +58,7 @@ SETTINGS = {
 }
 
 
-QUICK = {"n_draws": 1000, "epochs": 1000}
+QUICK = {"n_draws": 1000, "epochs": 2000}
 
 
 def settings_for(dataset: Dataset) -> Settings:
