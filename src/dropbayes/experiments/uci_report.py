@@ -260,6 +260,11 @@ places of an ensemble go to the candidates that add most to the held-out likelih
 all training rows with three seeds. The noise (`dropbayes.experiments.uci_noise`) is fitted to held-out draws alone:
 Student's t whose scale depends on the inputs, the predictive mean and the spread of the draws.
 
+Two things to know when comparing. A drop probability of 0 is among the candidates: on sets with next to no noise some
+or all places of the ensemble go to networks without dropout (the result files name every choice). And the
+configuration space itself was settled by looking at held-out rows inside the training rows of the first three splits,
+which are test rows of other splits; everything chosen per split is chosen inside that split.
+
 "Better than" names the published columns our mean beats; bold beats the best mark of any of them, each mark from the
 method that has it. The paired difference is ours minus the authors' clean result of the same split, with the p-value of
 a sign-flip test.
