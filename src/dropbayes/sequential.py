@@ -245,7 +245,7 @@ def prepared_draws(
 
     What is remembered is looked up by the values of the weights, so no way of changing them can go unnoticed.
     """
-    parameters = [p for layer in net.layers for p in layer.parameters()]
+    parameters = [p for layer in net.layers for p in layer._parameters.values() if p is not None]
     small = sum(p.numel() for p in parameters) <= _PREPARED_WEIGHTS and like.device.type == "cpu"
     make = functools.partial(
         PerceptronDraws, net, keys, draws, block=block, per_row=per_row, integrate=integrate, like=like[:0]
@@ -265,8 +265,7 @@ def prepared_draws(
 
 def _settings(layer: nn.Module) -> tuple[Any, ...]:
     """What a layer does besides its weights."""
-    plain = [value for name, value in vars(layer).items() if not name.startswith("_") and name != "training"]
-    return (type(layer), *plain)
+    return (type(layer), layer.p if isinstance(layer, nn.Dropout) else layer.extra_repr())
 
 
 def compact_draw(net: Perceptron, x: Tensor, *, keys: Keys, draw: int) -> Tensor:

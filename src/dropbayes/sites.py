@@ -167,10 +167,18 @@ def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
 _anatomies: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Anatomy]] = weakref.WeakKeyDictionary()
 
 
+def _modules(net: nn.Module) -> list[nn.Module]:
+    """Every module of the network, a shared one as often as it is used; as `modules()` but quicker."""
+    found = [net]
+    for module in found:  # grows while it is walked
+        found.extend(child for child in module._modules.values() if child is not None)
+    return found
+
+
 def anatomy(net: Any, inputs: Inputs) -> tuple[nn.Module, Anatomy]:
     """The plain module behind `net` and its anatomy, remembered for inputs of this form until its modules change."""
     if isinstance(net, nn.Module) and not hasattr(net, "_orig_mod"):
-        modules = list(net.modules())
+        modules = _modules(net)
         drop_probs = [m.p for m in modules if isinstance(m, nn.modules.dropout._DropoutNd)]
         key = (inputs.signature, tuple(map(type, modules)), tuple(drop_probs))
         known = _anatomies.get(net)
