@@ -191,7 +191,7 @@ def _figure(data: datasets.Series, results: dict[str, Arrays], process: Arrays, 
         ax.plot(data.x[:, 0], data.y[:, 0], color=bands.OBSERVED, lw=0.8, label="observed")
         ax.plot(data.x_hidden[:, 0], data.y_hidden[:, 0], color=bands.HIDDEN, lw=0.8, label="what followed")
         ax.axvline(end, color="0.4", lw=0.8, ls="--")
-        ax.set(title=title, xlim=(grid[0], grid[-1]), ylim=(-6, 14))
+        ax.set(title=title, xlim=(grid[0], grid[-1]), ylim=(-5, 9))
     for ax in list(axes)[len(panels) :]:
         ax.set_visible(False)
     figure.axes[0].legend(loc="upper left")

@@ -33,6 +33,7 @@ class Settings:
         hidden: Units before the last layer.
         n_train: The training images that are 100 %.
         n_steps: Steps of batches of 64.
+        learning_rate: The base rate; scikit-learn's digits, which are blurred, take a lower one.
         n_test: Test images.
         n_draws: Draws of each prediction.
         seeds: Runs of each network.
@@ -45,6 +46,7 @@ class Settings:
     hidden: int = 500
     n_train: int = 60_000
     n_steps: int = 100_000
+    learning_rate: float = 0.01
     n_test: int = 10_000
     n_draws: int = 100
     seeds: int = 5
@@ -52,13 +54,13 @@ class Settings:
     @classmethod
     def quick(cls) -> Settings:
         """scikit-learn's digits and a narrower LeNet."""
-        return cls(images="digits", channels=(8, 16), hidden=128, n_train=1297, n_steps=500, n_test=500, seeds=2)
+        return cls(images="digits", learning_rate=0.003, channels=(6, 12), hidden=64, n_train=1297, n_steps=300, n_test=500, n_draws=50, seeds=2)
 
     @classmethod
     def tiny(cls) -> Settings:
         """For tests."""
         return cls(
-            images="digits", shares=(0.1,), networks=("none", "all"), channels=(8, 16), hidden=64, n_train=1297,
+            images="digits", learning_rate=0.003, shares=(0.1,), networks=("none", "all"), channels=(8, 16), hidden=64, n_train=1297,
             n_steps=300, n_test=300, n_draws=30, seeds=1,
         )  # fmt: skip
 
@@ -85,7 +87,7 @@ def _stage(
     order = torch.randperm(min(settings.n_train, len(data.y)), generator=torch.Generator().manual_seed(seed))
     chosen = order[: math.ceil(share * len(order))]
     net = lenet(sites, channels=settings.channels, hidden=settings.hidden, seed=seed)
-    train(net, data.x[chosen], data.y[chosen], n_steps=settings.n_steps, seed=seed, device=device)
+    train(net, data.x[chosen], data.y[chosen], n_steps=settings.n_steps, learning_rate=settings.learning_rate, seed=seed, device=device)
     x, y = data.x_test[: settings.n_test].to(device), data.y_test[: settings.n_test].to(device)
     with torch.no_grad():
         averaged = torch.cat([net(part) for part in x.split(256)]).double().softmax(-1)

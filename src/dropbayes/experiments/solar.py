@@ -160,7 +160,7 @@ def _figure(data: datasets.Series, results: dict[str, Arrays], grid: Array) -> A
             for edge in (x[0], x[-1]):
                 ax.axvline(edge, color="0.4", lw=0.7, ls="--")
         ax.set(title=name, xlim=(grid[0], grid[-1]))
-    axes[0].legend(loc="lower right", ncols=3)
+    axes[0].legend(loc="upper center", ncols=3)
     axes[-1].set_xlabel("year, standardised")
     figure.supylabel("irradiance, standardised", fontsize=9)
     return figure
