@@ -86,7 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     print(f"# {findings.title}\n")
     print("\n\n".join([*findings.sentences, *findings.tables.values()]))
-    print(f"\n{time.perf_counter() - start:.0f} s; files in {pathlib.Path(options.out) / options.name}", file=sys.stderr)
+    print(
+        f"\n{time.perf_counter() - start:.0f} s; files in {pathlib.Path(options.out) / options.name}", file=sys.stderr
+    )
     return 0
 
 

@@ -64,8 +64,8 @@ class Settings:
     def tiny(cls) -> Settings:
         """For tests."""
         return cls(
-            images="digits", learning_rate=0.003, channels=(8, 16), hidden=64, n_train=1297, n_steps=250, strengths=(0.05, 0.15), n_test=60,
-            n_draws=20,
+            images="digits", learning_rate=0.003, channels=(8, 16), hidden=64, n_train=1297, n_steps=250,
+            strengths=(0.05, 0.15), n_test=60, n_draws=20,
         )  # fmt: skip
 
 
@@ -112,7 +112,16 @@ def _stage(settings: Settings, record: Record, data: datasets.Images, device: to
 
     net = lenet("all", channels=settings.channels, hidden=settings.hidden, seed=settings.seed)
     x, y = data.x[: settings.n_train], data.y[: settings.n_train]
-    train(net, x, y, n_steps=settings.n_steps, learning_rate=settings.learning_rate, seed=settings.seed, device=device, checkpoint=record.checkpoint("lenet"))
+    train(
+        net,
+        x,
+        y,
+        n_steps=settings.n_steps,
+        learning_rate=settings.learning_rate,
+        seed=settings.seed,
+        device=device,
+        checkpoint=record.checkpoint("lenet"),
+    )
     x, y = data.x_test[: settings.n_test].to(device), data.y_test[: settings.n_test].to(device)
     shape = (len(ATTACKS), len(settings.strengths) + 1)
     arrays: Arrays = {f"auroc_{name}": np.full(shape, 0.5) for name in MEASURES}

@@ -98,8 +98,8 @@ def run(settings: Settings, record: Record, *, device: torch.device) -> Findings
 
         results[name] = record.stage(name, trained, key=key)
     try:
-        key = (settings.n_grid, data.source)
-        process = record.stage("process", lambda: bands.process_bands(data.x, data.y, places), key=key)
+        made_of = (settings.n_grid, data.source)
+        process = record.stage("process", lambda: bands.process_bands(data.x, data.y, places), key=made_of)
     except ModuleNotFoundError:
         process = {}  # a machine with torch alone; run again where scikit-learn is
     return _findings(settings, data, results, process, grid[:, 0].numpy())

@@ -54,14 +54,24 @@ class Settings:
     @classmethod
     def quick(cls) -> Settings:
         """scikit-learn's digits and a narrower LeNet."""
-        return cls(images="digits", learning_rate=0.003, channels=(6, 12), hidden=64, n_train=1297, n_steps=300, n_test=500, n_draws=50, seeds=2)
+        return cls(
+            images="digits",
+            learning_rate=0.003,
+            channels=(6, 12),
+            hidden=64,
+            n_train=1297,
+            n_steps=300,
+            n_test=500,
+            n_draws=50,
+            seeds=2,
+        )
 
     @classmethod
     def tiny(cls) -> Settings:
         """For tests."""
         return cls(
-            images="digits", learning_rate=0.003, shares=(0.1,), networks=("none", "all"), channels=(8, 16), hidden=64, n_train=1297,
-            n_steps=300, n_test=300, n_draws=30, seeds=1,
+            images="digits", learning_rate=0.003, shares=(0.1,), networks=("none", "all"), channels=(8, 16), hidden=64,
+            n_train=1297, n_steps=300, n_test=300, n_draws=30, seeds=1,
         )  # fmt: skip
 
 
@@ -74,7 +84,7 @@ def run(settings: Settings, record: Record, *, device: torch.device) -> Findings
             results[sites, share] = [
                 record.stage(
                     f"{sites}-{share:g}-{seed}",
-                    lambda sites=sites, share=share, seed=seed: _stage(settings, data, sites, share, seed, device),  # type: ignore[misc]
+                    lambda sites=sites, share=share, seed=seed: _stage(settings, data, sites, share, seed, device),
                 )
                 for seed in range(settings.seeds)
             ]
@@ -87,7 +97,15 @@ def _stage(
     order = torch.randperm(min(settings.n_train, len(data.y)), generator=torch.Generator().manual_seed(seed))
     chosen = order[: math.ceil(share * len(order))]
     net = lenet(sites, channels=settings.channels, hidden=settings.hidden, seed=seed)
-    train(net, data.x[chosen], data.y[chosen], n_steps=settings.n_steps, learning_rate=settings.learning_rate, seed=seed, device=device)
+    train(
+        net,
+        data.x[chosen],
+        data.y[chosen],
+        n_steps=settings.n_steps,
+        learning_rate=settings.learning_rate,
+        seed=seed,
+        device=device,
+    )
     x, y = data.x_test[: settings.n_test].to(device), data.y_test[: settings.n_test].to(device)
     with torch.no_grad():
         averaged = torch.cat([net(part) for part in x.split(256)]).double().softmax(-1)
@@ -109,9 +127,7 @@ def _scores(probabilities: torch.Tensor, y: torch.Tensor) -> Arrays:
     }
 
 
-def _findings(
-    settings: Settings, data: datasets.Images, results: dict[tuple[Sites, float], list[Arrays]]
-) -> Findings:
+def _findings(settings: Settings, data: datasets.Images, results: dict[tuple[Sites, float], list[Arrays]]) -> Findings:
     rows: list[dict[str, Any]] = []
     metrics: dict[str, Any] = {}
     for kind, name in (("averaged", "averaged weights"), ("mc", "MC dropout")):
@@ -153,7 +169,11 @@ def _figure(settings: Settings, metrics: dict[str, Any]) -> Any:
     colours = {"none": "#c53030", "last": "#dd6b20", "all": "#2b6cb0"}
     for name, by_share in metrics.items():
         sites, kind = name.split(", ")
-        style: dict[str, Any] = {"color": colours[sites], "ls": "-" if kind == "mc" or sites == "none" else ":", "ms": 4}
+        style: dict[str, Any] = {
+            "color": colours[sites],
+            "ls": "-" if kind == "mc" or sites == "none" else ":",
+            "ms": 4,
+        }
         label = NAMES[sites] + ("" if sites == "none" else ", draws" if kind == "mc" else ", averaged weights")
         left.plot(shares, [100 * v["error"] for v in by_share.values()], "o", label=label, **style)
         right.plot(shares, [v["log_likelihood"] for v in by_share.values()], "o", label=label, **style)

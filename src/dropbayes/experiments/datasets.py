@@ -125,13 +125,18 @@ def solar_irradiance() -> Series:
     y = np.sqrt(sunspots.load_pandas().data["SUNACTIVITY"].to_numpy())  # the root steadies their spread
     index = np.arange(len(y), dtype=float)
     hidden = np.isin(index, [row for segment in SOLAR_SEGMENTS for row in segment])
-    standard = [(z - z.mean()) / z.std() for z in (index, y)]
-    return _series(*standard, hidden, "yearly sunspot numbers (square roots), in place of the paper's data")
+    return _series(
+        (index - index.mean()) / index.std(),
+        (y - y.mean()) / y.std(),
+        hidden,
+        "yearly sunspot numbers (square roots), in place of the paper's data",
+    )
 
 
 def _series(x: Array, y: Array, hidden: Array, source: str) -> Series:
-    columns = [torch.tensor(z[rows], dtype=torch.float32)[:, None] for rows in (~hidden, hidden) for z in (x, y)]
-    return Series(*columns, source=source)
+    x_column, y_column = (torch.tensor(z, dtype=torch.float32)[:, None] for z in (x, y))
+    seen = torch.tensor(~hidden)
+    return Series(x_column[seen], y_column[seen], x_column[~seen], y_column[~seen], source)
 
 
 # --- images --------------------------------------------------------------------------------------------------------
@@ -167,7 +172,7 @@ def digits(kind: Literal["auto", "mnist", "digits"] = "auto") -> Images:
 
 
 def unrelated_images(known: Images, *, seed: int = 0) -> tuple[Tensor, str]:
-    """Images of no digit at all: Fashion-MNIST's where the data folder has it, else digits with their pixels shuffled."""
+    """Images of no digit at all: Fashion-MNIST's where the data folder has it, else digits with shuffled pixels."""
     if known.source == "MNIST" and _found("fashion_mnist/t10k-images-idx3-ubyte.gz"):
         return _idx("fashion_mnist/t10k-images-idx3-ubyte")[:, None].float() / 256, "Fashion-MNIST"
     order = torch.randperm(known.x_test[0].numel(), generator=torch.Generator().manual_seed(seed))
@@ -205,6 +210,6 @@ def _downloaded(name: str) -> bytes:
 
 def _no_data(what: str, relative: str, remedy: str) -> FileNotFoundError:
     return FileNotFoundError(
-        f"`DROPBAYES_DATA` must name a folder that holds {relative!r} for {what}; got {os.environ.get('DROPBAYES_DATA')!r}. "
-        f"Set it, or {remedy}."
+        f"`DROPBAYES_DATA` must name a folder that holds {relative!r} for {what}; got "
+        f"{os.environ.get('DROPBAYES_DATA')!r}. Set it, or {remedy}."
     )

@@ -49,7 +49,7 @@ class Network:
 
 
 def module(network: Network, *, seed: int = 0) -> nn.Sequential:
-    r"""The untrained network as a module: weights $\mathcal U[-\sqrt{3/\text{fan-in}}, \sqrt{3/\text{fan-in}}]$, biases 0.
+    r"""The untrained network as a module: weights in $\pm\sqrt{3/\text{fan-in}}$, uniformly, and biases 0.
 
     Example:
         >>> net = module(Network(2, 8, "relu", 0.1, learning_rate=0.01, weight_decay=1e-6))
@@ -102,7 +102,7 @@ def descend(
         program = _Program(network, net, x.to(device), y.to(device))
         stamp = repr((network, seed, tuple(x.shape), float(y.double().sum())))
         done = _resume(program, checkpoint, stamp)
-        call = _recorded(program) if device.type == "cuda" else program.call
+        call = _Recorded(program) if device.type == "cuda" else program.call
         n_blocks = math.ceil(n_steps / STEPS_PER_BLOCK)
         for block in counted(n_blocks, f"{network.activation}, blocks of {STEPS_PER_BLOCK} steps", start=done):
             torch.manual_seed(seed * 1_000_003 + block)
@@ -187,9 +187,7 @@ class _Program:
             if layer:
                 upstream = self.deltas[layer] @ self.square[layer - 1].T
         of_biases = (self.ones @ self.deltas).flatten()  # a product: sums over an inner axis are slow on CPU
-        gradient = torch.cat(
-            [self.x[:, 0] @ self.deltas[0], error @ self.inputs[-1], of_biases, error.sum()[None]]
-        )
+        gradient = torch.cat([self.x[:, 0] @ self.deltas[0], error @ self.inputs[-1], of_biases, error.sum()[None]])
         self._update(gradient, rate)
 
     def _through_activation(self, upstream: Tensor, active: Tensor, out: Tensor) -> None:
@@ -229,7 +227,7 @@ class _Program:
             linear[-1].bias.copy_(last_bias)
 
 
-class _recorded:  # noqa: N801 - reads as the call it replaces
+class _Recorded:
     """`program.call` as a CUDA graph; what warming up changed is put back."""
 
     def __init__(self, program: _Program) -> None:

@@ -39,7 +39,9 @@ class Foraging(gymnasium.Env[Observation, np.int64]):
         self._world = foraging.Worlds(1)
         self._view = self._world.view()
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
         """A new world and what its agent sees; `options` is not used."""
         super().reset(seed=seed, options=options)
         self._world = foraging.Worlds(1, seed=int(self.np_random.integers(2**31)))

@@ -1,4 +1,4 @@
-"""What an experiment leaves behind: saved stages it resumes from, figures, metrics and a page that states the finding."""
+"""What an experiment leaves behind: saved stages it resumes from, figures, metrics and a page with its findings."""
 
 from __future__ import annotations
 
@@ -157,7 +157,8 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _cell(value: Any) -> str:
     if not isinstance(value, (float, np.floating)):
         return str(value)
-    return "–" if not np.isfinite(value) else f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    number = float(value)
+    return "–" if not np.isfinite(number) else f"{number:.4g}" if abs(number) < 1000 else f"{number:,.0f}"
 
 
 def device_of(name: str) -> torch.device:

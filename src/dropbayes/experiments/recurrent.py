@@ -132,9 +132,7 @@ def windows(ppm: Array, window: int, horizon: int) -> Windows:
     offset = len(pieces) - len(whole)
     start = shift + window - 12
     back[offset:] = whole[:, start : start + horizon] - whole[:, start - 1 : start]
-    return Windows(
-        ((pieces[:, :window] - last) / PPM)[..., None], (pieces[:, window:] - last) / PPM, back / PPM
-    )
+    return Windows(((pieces[:, :window] - last) / PPM)[..., None], (pieces[:, window:] - last) / PPM, back / PPM)
 
 
 def run(settings: Settings, record: Record, *, device: torch.device) -> Findings:
@@ -149,7 +147,7 @@ def run(settings: Settings, record: Record, *, device: torch.device) -> Findings
     results: dict[Kind, list[Arrays]] = {
         kind: [
             record.stage(
-                f"{kind}-{seed}", lambda kind=kind, seed=seed: _stage(settings, kind, seed, train, tune, test, device)  # type: ignore[misc]
+                f"{kind}-{seed}", lambda kind=kind, seed=seed: _stage(settings, kind, seed, train, tune, test, device)
             )
             for seed in range(settings.seeds)
         ]
@@ -216,8 +214,8 @@ def _findings(settings: Settings, source: str, results: dict[Kind, list[Arrays]]
     ]
     sentences = [
         f"Data: {source}; {settings.window} months seen, {settings.horizon} foretold, {len(test.y)} windows of later "
-        f"years for test; means of {settings.seeds} runs. The noise is tuned on windows between the two. Repeating last "
-        f"year's change has a test RMSE of {seasonal:.3f} ppm.",
+        f"years for test; means of {settings.seeds} runs. The noise is tuned on windows between the two. Repeating "
+        f"last year's change has a test RMSE of {seasonal:.3f} ppm.",
     ]
     if {"naive", "variational"} <= set(results):
         ratio = metrics["variational"]["epistemic_test_ppm"] / metrics["naive"]["epistemic_test_ppm"]

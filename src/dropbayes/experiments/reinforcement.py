@@ -83,7 +83,10 @@ class Settings:
 
 
 def epsilon(age: int, settings: Settings) -> float:
-    r"""$\epsilon = \min(1, \max(\epsilon_{min}, 1 - \frac{\text{age} - \text{burn-in}}{\text{total} - \text{burn-in}}))$.
+    r"""The chance of a random action [GG16, section "Model Uncertainty in Reinforcement Learning"].
+
+    $\epsilon = \min(1, \max(\epsilon_{min}, 1 - \frac{\text{age} - \text{burn-in}}{\text{total} - \text{burn-in}}))$,
+    with the text's burn-in of 3,000 and total of 200,000 steps.
 
     Example:
         >>> epsilon(101_500, Settings())
@@ -304,7 +307,7 @@ def passing_step(rewards: Array, settings: Settings) -> Array:
 
 
 def _findings(settings: Settings, curves: dict[Policy, Array]) -> Findings:
-    metrics: dict[str, Any] = {}
+    metrics: dict[Policy, Any] = {}
     rows = []
     for policy, rewards in curves.items():
         smooth, passed = running_mean(rewards), passing_step(rewards, settings)
@@ -346,7 +349,7 @@ def _findings(settings: Settings, curves: dict[Policy, Array]) -> Findings:
     return Findings(
         title="Reinforcement learning: Thompson sampling against ε-greedy",
         sentences=sentences,
-        metrics=metrics,
+        metrics={**metrics},
         tables={"Rewards": markdown_table(rows)},
         figures={"reinforcement": lambda: _figure(settings, curves)},
     )

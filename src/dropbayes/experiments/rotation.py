@@ -65,8 +65,8 @@ class Settings:
     def tiny(cls) -> Settings:
         """For tests."""
         return cls(
-            images="digits", learning_rate=0.003, channels=(8, 16), hidden=64, n_train=1297, n_steps=250, n_angles=4, largest_angle=90.0,
-            n_draws=30, n_test=150, n_turned=20,
+            images="digits", learning_rate=0.003, channels=(8, 16), hidden=64, n_train=1297, n_steps=250,
+            n_angles=4, largest_angle=90.0, n_draws=30, n_test=150, n_turned=20,
         )  # fmt: skip
 
 
@@ -80,7 +80,10 @@ def turned(image: Tensor, degrees: Tensor) -> Tensor:
         0
     """
     angle = torch.deg2rad(degrees)
-    rows = [torch.stack([angle.cos(), -angle.sin(), 0 * angle], -1), torch.stack([angle.sin(), angle.cos(), 0 * angle], -1)]
+    rows = [
+        torch.stack([angle.cos(), -angle.sin(), 0 * angle], -1),
+        torch.stack([angle.sin(), angle.cos(), 0 * angle], -1),
+    ]
     shape = [len(degrees), *image.shape]
     grid = nn.functional.affine_grid(torch.stack(rows, 1).to(image.dtype), shape, align_corners=False)
     return nn.functional.grid_sample(image.expand(shape), grid, align_corners=False)
@@ -91,7 +94,7 @@ def run(settings: Settings, record: Record, *, device: torch.device) -> Findings
     data = datasets.digits(settings.images)
     angles = torch.linspace(0, settings.largest_angle, settings.n_angles)
     results = {
-        sites: record.stage(sites, lambda sites=sites: _stage(settings, record, data, angles, sites, device))  # type: ignore[misc]
+        sites: record.stage(sites, lambda sites=sites: _stage(settings, record, data, angles, sites, device))
         for sites in settings.networks
     }
     return _findings(data, angles.numpy(), results)
@@ -102,7 +105,16 @@ def _stage(
 ) -> Arrays:
     net = lenet(sites, channels=settings.channels, hidden=settings.hidden, seed=settings.seed)
     x, y = data.x[: settings.n_train], data.y[: settings.n_train]
-    train(net, x, y, n_steps=settings.n_steps, learning_rate=settings.learning_rate, seed=settings.seed, device=device, checkpoint=record.checkpoint(sites))
+    train(
+        net,
+        x,
+        y,
+        n_steps=settings.n_steps,
+        learning_rate=settings.learning_rate,
+        seed=settings.seed,
+        device=device,
+        checkpoint=record.checkpoint(sites),
+    )
     one = data.x_test[data.y_test == 1][0]
     with torch.no_grad():
         logits = db.draws(net, turned(one, angles).to(device), n_draws=settings.n_draws)
@@ -171,7 +183,9 @@ def _findings(data: datasets.Images, angles: Array, results: dict[Sites, Arrays]
         }
         for sites, m in metrics.items()
     ]
-    sentences = [f"Data: {data.source}; unrelated images: {other}. Angles: {', '.join(f'{a:.0f}' for a in angles)} degrees."]
+    sentences = [
+        f"Data: {data.source}; unrelated images: {other}. Angles: {', '.join(f'{a:.0f}' for a in angles)} degrees."
+    ]
     sentences += [
         f"{NAMES[sites].capitalize()}: the turned digit 1 is read as {m['predicted'].tolist()}; over many digits the "
         f"mutual information rises from {m['mutual_information'][0]:.3f} upright to "

@@ -76,8 +76,8 @@ def run(settings: Settings, record: Record, *, device: torch.device) -> Findings
 
         results[f"MC dropout, rates of the {name}"] = record.stage(name, trained, key=key)
     try:
-        key = (settings.n_grid, data.source)
-        process = record.stage("process", lambda: bands.process_bands(data.x, data.y, places), key=key)
+        made_of = (settings.n_grid, data.source)
+        process = record.stage("process", lambda: bands.process_bands(data.x, data.y, places), key=made_of)
         results = {"Gaussian process, squared exponential": process, **results}
     except ModuleNotFoundError:
         pass  # a machine with torch alone; run again where scikit-learn is
@@ -125,8 +125,9 @@ def _findings(data: datasets.Series, results: dict[str, Arrays], grid: Array) ->
         "An interval is ±1.96 deviations; the noise in it is what the model shows on the observed points (the process "
         "learns its own), except where the model's deviation stands alone.",
         *(
-            f"{name}: the deviation in the gaps is {s['epistemic_gaps'] / s['epistemic_observed']:.2f} times that at the "
-            f"observed points, and it alone covers {100 * s['coverage_95_without_noise_gaps']:.0f} % of the missing values."
+            f"{name}: the deviation in the gaps is {s['epistemic_gaps'] / s['epistemic_observed']:.2f} times that "
+            f"at the observed points, and it alone covers {100 * s['coverage_95_without_noise_gaps']:.0f} % of the "
+            "missing values."
             for name, s in metrics.items()
         ),
     ]

@@ -1,4 +1,4 @@
-r"""Three small pictures: $y = x \sin x$ from 20 points, noise that depends on $x$, and a drop probability that is learnt.
+r"""Three small pictures: $y = x \sin x$ from 20 points, noise that depends on $x$, a drop probability that is learnt.
 
 The authors' demonstration; its heteroscedastic sequel, whose last four points jump up and down; and Concrete dropout
 (Gal, Hron and Kendall 2017), whose learnt drop probability should fall as the data grow.
@@ -56,8 +56,10 @@ class Settings:
     @classmethod
     def quick(cls) -> Settings:
         """Fewer steps and a narrower network."""
-        return cls(n_steps=6000, heteroscedastic_hidden=50, n_data=(10, 100, 1000), concrete_hidden=64, concrete_steps=1500,
-                   concrete_rate=3e-3)  # fmt: skip
+        return cls(
+            n_steps=6000, heteroscedastic_hidden=50, n_data=(10, 100, 1000), concrete_hidden=64, concrete_steps=1500,
+            concrete_rate=3e-3,
+        )  # fmt: skip
 
     @classmethod
     def tiny(cls) -> Settings:
@@ -122,8 +124,8 @@ def _heteroscedastic(settings: Settings) -> Arrays:
     net = _perceptron(settings.heteroscedastic_hidden, 2, nn.ReLU(), DEMO_DROP, settings.seed)
     likelihood = db.HeteroscedasticGaussian()
     fit(
-        net, x / 5, y, likelihood=likelihood, prior=Prior(length_scale=0.1), epochs=settings.n_steps // 2, batch_size=12,
-        learning_rate=3e-3, device="cpu", seed=settings.seed,
+        net, x / 5, y, likelihood=likelihood, prior=Prior(length_scale=0.1), epochs=settings.n_steps // 2,
+        batch_size=12, learning_rate=3e-3, device="cpu", seed=settings.seed,
     )  # fmt: skip
     at = torch.linspace(-8, 14, 221)[:, None]
     found = db.predict(net, at / 5, n_draws=settings.n_draws, likelihood=likelihood)
@@ -131,7 +133,7 @@ def _heteroscedastic(settings: Settings) -> Arrays:
 
 
 def _line(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """The data of the Concrete dropout notebook: $y = 2x + 8 + \\mathcal N(0, 1)$ with standard normal $x$."""
+    r"""The data of the Concrete dropout notebook: $y = 2x + 8 + \mathcal N(0, 1)$ with standard normal $x$."""
     source = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 1, generator=source)
     return x, LINE_SLOPE * x + LINE_LEVEL + LINE_NOISE * torch.randn(n, 1, generator=source)
@@ -190,11 +192,11 @@ def _findings(settings: Settings, demo: Arrays, jumps: Arrays, concrete: Arrays)
         )
     ]
     sentences = [
-        f"x sin x: among the 20 points the draws deviate by {metrics['demo']['epistemic_among_points']:.2f} on average, "
-        f"beyond |x| = 7 by {metrics['demo']['epistemic_beyond']:.2f}; the weight decay implies a precision of "
-        f"{metrics['demo']['precision']:.1f}.",
-        f"Predicted noise: its deviation is {metrics['heteroscedastic']['aleatoric_smooth']:.2f} where the points lie on a "
-        f"smooth curve and {metrics['heteroscedastic']['aleatoric_jumps']:.2f} where they jump.",
+        f"x sin x: among the 20 points the draws deviate by {metrics['demo']['epistemic_among_points']:.2f} on "
+        f"average, beyond |x| = 7 by {metrics['demo']['epistemic_beyond']:.2f}; the weight decay implies a precision "
+        f"of {metrics['demo']['precision']:.1f}.",
+        f"Predicted noise: its deviation is {metrics['heteroscedastic']['aleatoric_smooth']:.2f} where the points lie "
+        f"on a smooth curve and {metrics['heteroscedastic']['aleatoric_jumps']:.2f} where they jump.",
         "Learnt drop probability: mean over layers "
         + ", ".join(f"{p:.3f} with {n}" for p, n in zip(concrete["drop_prob"].mean(1), settings.n_data, strict=True))
         + " points.",
@@ -220,7 +222,9 @@ def _figure(settings: Settings, demo: Arrays, jumps: Arrays, concrete: Arrays) -
     first.legend(loc="upper center", ncols=3, fontsize=7)
     total = np.hypot(jumps["epistemic"], jumps["aleatoric"])
     bands.draw_band(second, jumps["at"], jumps["mean"], total)
-    second.plot(jumps["at"], jumps["mean"] + 2 * jumps["aleatoric"], "--", color="0.35", lw=0.8, label="noise alone (±2)")
+    second.plot(
+        jumps["at"], jumps["mean"] + 2 * jumps["aleatoric"], "--", color="0.35", lw=0.8, label="noise alone (±2)"
+    )
     second.plot(jumps["at"], jumps["mean"] - 2 * jumps["aleatoric"], "--", color="0.35", lw=0.8)
     second.plot(jumps["x"], jumps["y"], "o", color=bands.OBSERVED, ms=3)
     second.set(title="Predicted noise", xlabel="x", ylim=(-25, 25), xlim=(-8, 14))
