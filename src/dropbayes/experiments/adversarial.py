@@ -64,7 +64,7 @@ class Settings:
     def tiny(cls) -> Settings:
         """For tests."""
         return cls(
-            images="digits", learning_rate=0.003, channels=(8, 16), hidden=64, n_train=1297, n_steps=250,
+            images="digits", learning_rate=0.005, channels=(6, 12), hidden=64, n_train=1297, n_steps=250,
             strengths=(0.05, 0.15), n_test=60, n_draws=20,
         )  # fmt: skip
 

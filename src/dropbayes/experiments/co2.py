@@ -69,7 +69,7 @@ class Settings:
     @classmethod
     def tiny(cls) -> Settings:
         """For tests."""
-        return cls(networks=("relu-5", "tanh-0.1"), width=32, n_steps=1000, rate_factor=5.0, n_draws=100, n_grid=60)
+        return cls(networks=("relu-5", "tanh-0.1"), width=32, n_steps=800, rate_factor=5.0, n_draws=100, n_grid=60)
 
     def network(self, name: str) -> Network:
         """The network of this name at these settings' size."""

@@ -70,8 +70,8 @@ class Settings:
     def tiny(cls) -> Settings:
         """For tests."""
         return cls(
-            images="digits", learning_rate=0.003, shares=(0.1,), networks=("none", "all"), channels=(8, 16), hidden=64,
-            n_train=1297, n_steps=300, n_test=300, n_draws=30, seeds=1,
+            images="digits", learning_rate=0.003, shares=(0.1,), networks=("none", "all"), channels=(6, 12), hidden=64,
+            n_train=1297, n_steps=200, n_test=200, n_draws=30, seeds=1,
         )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ class Settings:
     def tiny(cls) -> Settings:
         """For tests: a short random phase and larger steps."""
         return cls(
-            n_seeds=12, n_steps=2400, learning_starts=200, random_steps=400, learning_rate=0.01, replay=2000,
+            n_seeds=10, n_steps=2000, learning_starts=200, random_steps=400, learning_rate=0.01, replay=2000,
             epsilon_burn_in=400, epsilon_total=16_000,
         )  # fmt: skip
 
@@ -307,7 +307,7 @@ def passing_step(rewards: Array, settings: Settings) -> Array:
 
 
 def _findings(settings: Settings, curves: dict[Policy, Array]) -> Findings:
-    metrics: dict[Policy, Any] = {}
+    metrics: dict[str, Any] = {}
     rows = []
     for policy, rewards in curves.items():
         smooth, passed = running_mean(rewards), passing_step(rewards, settings)
@@ -342,14 +342,14 @@ def _findings(settings: Settings, curves: dict[Policy, Array]) -> Findings:
                 if np.isfinite(m["step_mean_passes_1"])
                 else f"does not pass 1 within {(settings.n_steps - burn_in) / BLOCK:.0f} blocks after burn-in."
             )
-            for policy, m in metrics.items()
+            for policy, m in ((policy, metrics[policy]) for policy in curves)
         ),
         "(The paper, one agent each: 25 blocks for Thompson sampling, 175 for ε-greedy.)",
     ]
     return Findings(
         title="Reinforcement learning: Thompson sampling against ε-greedy",
         sentences=sentences,
-        metrics={**metrics},
+        metrics=metrics,
         tables={"Rewards": markdown_table(rows)},
         figures={"reinforcement": lambda: _figure(settings, curves)},
     )

@@ -65,7 +65,7 @@ class Settings:
     def tiny(cls) -> Settings:
         """For tests."""
         return cls(
-            images="digits", learning_rate=0.003, channels=(8, 16), hidden=64, n_train=1297, n_steps=250,
+            images="digits", networks=("last",), channels=(4, 8), hidden=64, n_train=1297, n_steps=400,
             n_angles=4, largest_angle=90.0, n_draws=30, n_test=150, n_turned=20,
         )  # fmt: skip
 
@@ -226,7 +226,7 @@ def _scatter(angles: Array, results: dict[Sites, Arrays]) -> Any:
         for angle, image in zip(angles, next(iter(results.values()))["images"], strict=True):
             width = 0.9 / len(angles)
             place = (angle - angles[0] + spread) / (angles[-1] - angles[0] + 2 * spread)
-            inset = ax.inset_axes((place * 0.955 + 0.0225 - width / 2, -0.42, width, 0.25))
+            inset = ax.inset_axes((place * 0.955 + 0.0225 - width / 2, -0.36, width, 0.25))
             inset.imshow(image, cmap="gray_r")
             inset.axis("off")
         ax.set_xlim(angles[0] - 2 * spread, angles[-1] + 2 * spread)
