@@ -267,12 +267,13 @@ def test_the_environment_passes_gymnasiums_checker():
 # --- the agents -------------------------------------------------------------------------------------------------------
 
 
-def test_learning_step_is_that_of_autograd():
+@pytest.mark.parametrize("n_agents", [3, 9])  # few and many take their products in different ways
+def test_learning_step_is_that_of_autograd(n_agents):
     settings = reinforcement.Settings(batch_size=16, learning_starts=0, learning_rate=0.1, weight_decay=0.5, replay=40)
-    agents = reinforcement.Agents(3, "thompson", settings)
+    agents = reinforcement.Agents(n_agents, "thompson", settings)
     for name in ("weights", "biases"):
         setattr(agents, name, [value.double() for value in getattr(agents, name)])
-    states, upstream = torch.randn(3, 16, 27).double(), torch.randn(3, 16, 5).double()
+    states, upstream = torch.randn(n_agents, 16, 27).double(), torch.randn(n_agents, 16, 5).double()
     masks = [mask.double() for mask in agents.masks(16)]
     parameters = [value.clone().requires_grad_() for value in (*agents.weights, *agents.biases)]
     h = states

@@ -1,8 +1,8 @@
 """Recurrent networks: one mask per sequence against fresh masks at every step, on forecasts of CO2.
 
 From 24 months an LSTM foretells the next 12. Dropping the same units at every step is a draw of the weights (Gal and
-Ghahramani 2016, variational RNN); fresh masks at every step are noise that the sequence averages away. Without dropout,
-with fresh masks and with one mask: what does the forecast of later years look like?
+Ghahramani 2016, variational RNN); fresh masks at every step are a draw of none. Without dropout, with fresh masks and
+with one mask: which forecasts later years best, and how far do the draws spread?
 """
 
 from __future__ import annotations
@@ -240,12 +240,14 @@ def _figure(settings: Settings, results: dict[Kind, list[Arrays]]) -> Any:
         mean, std = PPM * arrays["test_mean"][0], PPM * arrays["test_std"][0]
         bands.draw_band(ax, months, mean, std if kind != "none" else None)
         ax.plot(months, PPM * arrays["test_y"][0], color=bands.HIDDEN, lw=1.2, label="what followed")
-        ax.set(title=NAMES[kind].capitalize(), xlabel="months ahead", ylim=(-8, 8))
-    axes[0].legend(loc="upper right", fontsize=8)
+        ax.set(title=NAMES[kind].capitalize(), xlabel="months ahead", ylim=(-4, 10))
+    axes[0].legend(loc="lower center", fontsize=8)
     axes[0].set_ylabel("change of CO$_2$ (ppm)")
     for kind, runs in results.items():
         error = np.mean([np.sqrt(np.mean((a["test_mean"] - a["test_y"]) ** 2, 0)) for a in runs], 0)
         axes[-1].plot(months, PPM * error, "o-", ms=3, label=NAMES[kind])
     axes[-1].set(title="RMSE by months ahead (ppm)", xlabel="months ahead", ylim=(0, None))
     axes[-1].legend(loc="lower right", fontsize=8)
+    for ax in axes:
+        ax.set_xticks(months[months % 3 == 0])
     return figure

@@ -96,6 +96,13 @@ def epsilon(age: int, settings: Settings) -> float:
     return min(1.0, max(settings.epsilon_least, 1 - fallen))
 
 
+def products(left: Tensor, right: Tensor) -> Tensor:
+    """The matrix products of two stacks; on CPU by NumPy, whose loop over small matrices costs less than torch's."""
+    if left.is_cuda or len(left) < 8:
+        return torch.bmm(left, right)
+    return torch.from_numpy(np.matmul(left.numpy(), right.numpy()))
+
+
 class Agents:
     """Agents of one kind, each with its own network, replay and chances, learning together.
 
@@ -153,7 +160,7 @@ class Agents:
             x = x if masks is None else x * masks[layer]
             inputs.append(x)
             # For one row a product of stacked matrices costs more in calls than in arithmetic.
-            x = (x.mT * weight).sum(1, keepdim=True) if x.shape[1] == 1 else torch.bmm(x, weight)
+            x = (x.mT * weight).sum(1, keepdim=True) if x.shape[1] == 1 else products(x, weight)
             x += bias
             if layer < 2:
                 x.relu_()
@@ -212,11 +219,10 @@ class Agents:
         for layer in (2, 1, 0):
             below = None
             if layer:
-                # Contiguous: some CPU kernels are many times slower on a transposed second factor.
-                below = torch.bmm(upstream, self.weights[layer].mT.contiguous())
+                below = products(upstream, self.weights[layer].mT)
                 # Where a unit is dropped or inactive its input is 0; elsewhere the mask is `scale`.
                 below = torch.ops.aten.threshold_backward(below, inputs[layer], 0).mul_(scale)
-            self.weights[layer].baddbmm_(inputs[layer].mT, upstream, beta=shrink, alpha=-rate)
+            self.weights[layer].mul_(shrink).sub_(products(inputs[layer].mT, upstream), alpha=rate)
             self.biases[layer].sub_(upstream.sum(1, keepdim=True), alpha=rate)
             if below is not None:
                 upstream = below
