@@ -10,10 +10,23 @@ import torch
 
 import dropbayes as db
 from dropbayes.experiments import (
-    adversarial, bands, co2, convolution, datasets, descent, foraging, lenet, recurrent, reinforcement, rotation, solar, toy,
-)  # fmt: skip
-from dropbayes.experiments.__main__ import changed, main, reproduce
+    adversarial,
+    bands,
+    co2,
+    convolution,
+    datasets,
+    descent,
+    foraging,
+    lenet,
+    recurrent,
+    reinforcement,
+    rotation,
+    solar,
+    toy,
+)
+from dropbayes.experiments.__main__ import main
 from dropbayes.experiments.record import Findings, Record, markdown_table
+from dropbayes.experiments.reproduction import changed, reproduce
 
 
 @pytest.fixture(autouse=True)

@@ -193,7 +193,7 @@ def _figure(settings: Settings, arrays: Arrays) -> Any:
             ax.plot(strengths, arrays[f"auroc_{name}"][row], "o-", ms=3, label=f"AUROC, {name.replace('_', ' ')}")
         ax.plot(strengths, arrays["accuracy_mc"][row], "k--", lw=1, label="accuracy, MC dropout")
         ax.axhline(0.5, color="0.7", lw=0.8, zorder=0)
-        ax.set(title=attack, xlabel="largest change of a pixel", ylim=(-0.03, 1.03))
+        ax.set(title=attack[0].upper() + attack[1:], xlabel="largest change of a pixel", ylim=(-0.03, 1.03))
     top.axes[-1].legend(loc="lower left", fontsize=8)
     shown = bottom.subplots(len(ATTACKS), len(strengths), squeeze=False)
     for row, attack in enumerate(ATTACKS):

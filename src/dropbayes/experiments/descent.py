@@ -164,8 +164,7 @@ class _Program:
         self.words.random_(-(2**63), None)
         threshold = round(self.network.drop_prob * 2**16) - 2**15
         words = self.words.view(torch.int16)[: self.masks.numel()].view(self.masks.shape)
-        torch.ge(words, threshold, out=self.masks)
-        self.masks.mul_(1 / (1 - self.network.drop_prob))
+        torch.mul(words >= threshold, 1 / (1 - self.network.drop_prob), out=self.masks)
 
     def step(self, masks: Tensor, rate: Tensor) -> None:
         """One step with the given masks `[layer, row, unit]`."""

@@ -77,7 +77,8 @@ def run(settings: Settings, record: Record, *, device: torch.device) -> Findings
         results[f"MC dropout, rates of the {name}"] = record.stage(name, trained, key=key)
     try:
         made_of = (settings.n_grid, data.source)
-        process = record.stage("process", lambda: bands.process_bands(data.x, data.y, places), key=made_of)
+        seconds_only = replace(record, saved_only=False)  # so short that it is also made where only figures are wanted
+        process = seconds_only.stage("process", lambda: bands.process_bands(data.x, data.y, places), key=made_of)
         results = {"Gaussian process, squared exponential": process, **results}
     except ModuleNotFoundError:
         pass  # a machine with torch alone; run again where scikit-learn is
