@@ -120,7 +120,7 @@ def windows(ppm: Array, window: int, horizon: int) -> Windows:
     """All windows of the series, in order of time.
 
     Example:
-        >>> windows(np.arange(60.0), 24, 12).y[0, 0].item() * PPM
+        >>> round(windows(np.arange(60.0), 24, 12).y[0, 0].item() * PPM, 3)
         1.0
     """
     series = torch.tensor(ppm, dtype=torch.float32)
