@@ -253,6 +253,16 @@ def test_rewards_are_openness_and_bonus_and_what_was_eaten(bad, worth):
     assert not world.present[0, 0]
 
 
+def test_doubled_openness_is_at_most_one():
+    reward = []
+    for factor in (1.0, 2.0):
+        world = one_world(angle=-math.pi / 2)  # before a wall
+        world.openness_factor = factor
+        view = world.view()
+        reward.append(world.act(torch.tensor([3]), view).item())
+    assert reward[1] == pytest.approx(min(1.0, 2 * reward[0]))
+
+
 def test_worlds_together_are_worlds_alone():
     together = foraging.Worlds(3, seed=1)
     alone = []

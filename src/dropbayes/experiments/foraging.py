@@ -86,11 +86,16 @@ class Worlds:
     Args:
         n_worlds: How many.
         seed: Of items and chances.
+        openness_factor: The reward for an open view is this many times its openness, at most 1. The authors' file has
+            1; the demonstration by Karpathy it starts from has 2.
         device: Where to compute.
     """
 
-    def __init__(self, n_worlds: int, *, seed: int = 0, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, n_worlds: int, *, seed: int = 0, openness_factor: float = 1.0, device: torch.device | str = "cpu"
+    ) -> None:
         self.device = torch.device(device)
+        self.openness_factor = openness_factor
         self.source = torch.Generator(self.device).manual_seed(seed)
         self.walls = torch.tensor(WALLS, device=self.device)
         self.turns = torch.tensor(ACTIONS, device=self.device)
@@ -140,7 +145,7 @@ class Worlds:
         self._move(self.turns[actions])
         eaten = self._eat()
         self._renew()
-        openness = view.openness()
+        openness = (self.openness_factor * view.openness()).clamp(max=1.0)
         bonus = FORWARD_BONUS * openness * ((actions == FORWARD) & (openness > CLEAR_VIEW))
         return openness + bonus + eaten
 

@@ -49,6 +49,7 @@ class Settings:
         epsilon_total: The step at which ε reaches its least value.
         epsilon_burn_in: The step from which ε falls.
         epsilon_least: The least ε.
+        openness_factor: Of the reward for an open view: 1 in the authors' file; 2 in the demonstration it starts from.
         seed: The first seed.
     """
 
@@ -66,6 +67,7 @@ class Settings:
     epsilon_total: int = 200_000
     epsilon_burn_in: int = 3000
     epsilon_least: float = 0.05
+    openness_factor: float = 1.0
     seed: int = 0
 
     @classmethod
@@ -243,7 +245,9 @@ def simulate(
     policy: Policy, settings: Settings, *, device: torch.device | str = "cpu", checkpoint: pathlib.Path | None = None
 ) -> Array:
     """The mean rewards of every block of steps, `[agent, block]`; with `checkpoint`, a broken run goes on."""
-    worlds = Worlds(settings.n_seeds, seed=settings.seed, device=device)
+    worlds = Worlds(
+        settings.n_seeds, seed=settings.seed, openness_factor=settings.openness_factor, device=device
+    )  # fmt: skip
     agents = Agents(settings.n_seeds, policy, settings, seed=settings.seed, device=device)
     n_blocks = settings.n_steps // BLOCK
     stamp = repr((policy, settings))
