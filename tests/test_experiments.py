@@ -452,6 +452,12 @@ def test_a_stage_is_computed_once_for_its_key(tmp_path):
         Record(tmp_path, {"size": 3}, saved_only=True).stage("one", compute)
 
 
+def test_other_settings_have_another_checkpoint(tmp_path):
+    one, other = (Record(tmp_path, {"size": size}).checkpoint("net") for size in (1, 2))
+    assert one != other
+    assert one == Record(tmp_path, {"size": 1}).checkpoint("net")
+
+
 def test_the_page_states_findings_and_command(tmp_path):
     table = markdown_table([{"a": 1, "b": 0.123456}])
     findings = Findings("A title", ["It is so."], {"x": float("nan"), "y": np.float32(1.5)}, {"Numbers": table})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pathlib
@@ -81,9 +82,10 @@ class Record:
         return arrays
 
     def checkpoint(self, name: str) -> pathlib.Path:
-        """The file in which a long training of this name keeps its state."""
+        """The file in which a long training of this name keeps its state, another one for other settings."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        return self.folder / f"{name}.checkpoint"
+        digest = hashlib.sha256(_stamp(self.settings).encode()).hexdigest()[:8]
+        return self.folder / f"{name}-{digest}.checkpoint"
 
     def write(self, findings: Findings, *, command: str) -> list[str]:
         """Writes figures, `metrics.json` and `page.md`; returns the names of the figures, none without matplotlib."""
