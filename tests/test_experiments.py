@@ -190,7 +190,7 @@ def test_divergence_is_an_error():
 
 def one_world(*, items=(), poison=(), position=(50.0, 250.0), angle=0.0):
     """A world with the given items alone, the agent where it is said to be."""
-    world = foraging.Worlds(1)
+    world = foraging.Worlds(1, openness_factor=1.0)
     world.present[:] = False
     for slot, (place, bad) in enumerate(zip(items, poison, strict=True)):
         world.items[0, slot] = torch.tensor(place)

@@ -60,7 +60,7 @@ class Settings:
             channels=(6, 12),
             hidden=64,
             n_train=1297,
-            n_steps=300,
+            n_steps=2000,
             n_test=500,
             n_draws=50,
             seeds=2,

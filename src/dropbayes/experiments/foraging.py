@@ -86,13 +86,13 @@ class Worlds:
     Args:
         n_worlds: How many.
         seed: Of items and chances.
-        openness_factor: The reward for an open view is this many times its openness, at most 1. The authors' file has
-            1; the demonstration by Karpathy it starts from has 2.
+        openness_factor: The reward for an open view is this many times its openness, at most 1: 2 in the
+            demonstration the paper builds on, 1 in the authors' later file.
         device: Where to compute.
     """
 
     def __init__(
-        self, n_worlds: int, *, seed: int = 0, openness_factor: float = 1.0, device: torch.device | str = "cpu"
+        self, n_worlds: int, *, seed: int = 0, openness_factor: float = 2.0, device: torch.device | str = "cpu"
     ) -> None:
         self.device = torch.device(device)
         self.openness_factor = openness_factor
