@@ -56,14 +56,14 @@ class Settings:
         """scikit-learn's digits and a narrower LeNet."""
         return cls(
             images="digits",
-            learning_rate=0.003,
+            learning_rate=0.005,
             channels=(6, 12),
             hidden=64,
             n_train=1297,
-            n_steps=2000,
+            n_steps=600,
             n_test=500,
             n_draws=50,
-            seeds=2,
+            seeds=1,
         )
 
     @classmethod

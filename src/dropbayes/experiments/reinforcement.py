@@ -73,8 +73,8 @@ class Settings:
 
     @classmethod
     def quick(cls) -> Settings:
-        """The first quarter, in which the two part."""
-        return cls(n_steps=50_000)
+        """The first tenth, in which the two part."""
+        return cls(n_steps=20_000)
 
     @classmethod
     def tiny(cls) -> Settings:
