@@ -146,7 +146,7 @@ def _findings(settings: Settings, data: datasets.Images, results: dict[tuple[Sit
             rows.append(row)
     least = f"{settings.shares[0]:g}"
     sentences = [
-        f"Data: {data.source}; means of {settings.seeds} runs of {settings.n_steps} steps on the same test images.",
+        f"Data: {data.source}; {settings.n_steps} steps, {settings.seeds} seed(s), the same test images throughout.",
         f"With {100 * settings.shares[0]:g} % of the training images the test log-likelihood is "
         f"{metrics['none, averaged'][least]['log_likelihood']:.3f} without dropout and "
         f"{metrics['all, mc'][least]['log_likelihood']:.3f} with dropout before every layer and draws.",
