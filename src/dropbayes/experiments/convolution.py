@@ -179,5 +179,5 @@ def _figure(settings: Settings, metrics: dict[str, Any]) -> Any:
         right.plot(shares, [v["log_likelihood"] for v in by_share.values()], "o", label=label, **style)
     left.set(title="Test error (%)", xlabel="share of the training images (%)", xticks=shares, ylim=(0, None))
     right.set(title="Test log-likelihood (nats)", xlabel="share of the training images (%)", xticks=shares)
-    right.legend(loc="lower right", fontsize=8)
+    left.legend(loc="upper right", fontsize=8)
     return figure
