@@ -1,0 +1,277 @@
+r"""The paper's long training of deep one-dimensional networks: full-batch descent with a million cheap steps.
+
+A step writes its gradients out by hand: three stacked products and about thirty small operations, which on CUDA are
+recorded once, several steps to a graph, and replayed. Nothing in a step waits for the host; the learning rate is
+computed on the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pathlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dropbayes.experiments.record import steps as counted
+
+__all__ = ["Network", "descend", "module"]
+
+STEPS_PER_CALL = 10
+"""Steps recorded in one CUDA graph, whose masks are drawn together."""
+STEPS_PER_BLOCK = 5000
+"""Steps between two checks that all is finite; a block's masks depend on the seed and its number alone."""
+BLOCKS_PER_CHECKPOINT = 10
+
+
+@dataclass(frozen=True)
+class Network:
+    r"""A network with dropout after each hidden layer, and its descent, in the terms of the authors' files.
+
+    The loss is $\frac{1}{2N}\sum_n (y_n - \widehat y_n)^2 + \frac w2 \|\theta\|^2$, biases included, the learning rate
+    $\text{base}\,(1 + \gamma\,\text{iteration})^{-\text{power}}$, doubled for biases.
+    """
+
+    hidden_layers: int
+    width: int
+    activation: Literal["relu", "tanh"]
+    drop_prob: float
+    learning_rate: float
+    weight_decay: float
+    gamma: float = 1e-4
+    power: float = 0.25
+    momentum: float = 0.9
+
+
+def module(network: Network, *, seed: int = 0) -> nn.Sequential:
+    r"""The untrained network as a module: weights in $\pm\sqrt{3/\text{fan-in}}$, uniformly, and biases 0.
+
+    Example:
+        >>> net = module(Network(2, 8, "relu", 0.1, learning_rate=0.01, weight_decay=1e-6))
+        >>> [type(layer).__name__ for layer in net][:3]
+        ['Linear', 'ReLU', 'Dropout']
+    """
+    source = torch.Generator().manual_seed(seed)
+    layers: list[nn.Module] = []
+    for n_in in [1] + [network.width] * (network.hidden_layers - 1):
+        layers += [nn.Linear(n_in, network.width), nn.ReLU() if network.activation == "relu" else nn.Tanh()]
+        layers += [nn.Dropout(network.drop_prob)]
+    net = nn.Sequential(*layers, nn.Linear(network.width, 1))
+    for layer in net:
+        if isinstance(layer, nn.Linear):
+            bound = math.sqrt(3 / layer.in_features)
+            nn.init.uniform_(layer.weight, -bound, bound, generator=source)
+            nn.init.zeros_(layer.bias)
+    return net
+
+
+def descend(
+    network: Network,
+    x: Tensor,
+    y: Tensor,
+    *,
+    n_steps: int,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    checkpoint: pathlib.Path | None = None,
+) -> nn.Sequential:
+    """The trained network, on the CPU; with `checkpoint`, a broken run goes on to the same weights.
+
+    Args:
+        network: The network and its descent.
+        x: Inputs, `[row, 1]`.
+        y: Targets, `[row, 1]`.
+        n_steps: The number of steps; a multiple of `STEPS_PER_CALL`.
+        seed: Of weights and masks.
+        device: Where to compute.
+        checkpoint: The file that keeps the state.
+
+    Raises:
+        FloatingPointError: A weight is no longer finite.
+    """
+    if n_steps < 1 or n_steps % STEPS_PER_CALL:
+        raise ValueError(f"`n_steps` must be a positive multiple of {STEPS_PER_CALL}; got {n_steps!r}.")
+    device = torch.device(device)
+    net = module(network, seed=seed)
+    with _tensor_cores(device), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        program = _Program(network, net, x.to(device), y.to(device))
+        stamp = repr((network, seed, tuple(x.shape), float(y.double().sum())))
+        done = _resume(program, checkpoint, stamp)
+        call = _Recorded(program) if device.type == "cuda" else program.call
+        n_blocks = math.ceil(n_steps / STEPS_PER_BLOCK)
+        for block in counted(n_blocks, f"{network.activation}, blocks of {STEPS_PER_BLOCK} steps", start=done):
+            torch.manual_seed(seed * 1_000_003 + block)
+            for _ in range(min(STEPS_PER_BLOCK, n_steps - block * STEPS_PER_BLOCK) // STEPS_PER_CALL):
+                call()
+            program.check_finite(block)
+            if checkpoint is not None and ((block + 1) % BLOCKS_PER_CHECKPOINT == 0 or block + 1 == n_blocks):
+                _save(program, checkpoint, stamp, block + 1)
+        program.store(net)
+    return net.eval()
+
+
+class _Program:
+    """The step as a program over a few tensors that stay in place.
+
+    The square matrices between hidden layers are one tensor `[layer, in, out]`; all other parameters one vector.
+    """
+
+    def __init__(self, network: Network, net: nn.Sequential, x: Tensor, y: Tensor) -> None:
+        linear = [layer for layer in net if isinstance(layer, nn.Linear)]
+        n_rows, width, n_hidden = len(x), network.width, network.hidden_layers
+        device, dtype = x.device, x.dtype
+        self.network, self.x, self.y = network, x, y[:, 0].contiguous()
+        middle = [layer.weight.detach().T for layer in linear[1:-1]]
+        self.square = torch.stack(middle).to(device, dtype) if middle else torch.empty(0, width, width, device=device)
+        parts = [linear[0].weight.detach()[:, 0], linear[-1].weight.detach()[0]]
+        parts += [layer.bias.detach() for layer in linear]
+        self.rest = torch.cat(parts).to(device, dtype)
+        self.sizes = [width, width, n_hidden * width, 1]
+        rates = [1.0, 1.0, 2.0, 2.0]  # a bias learns twice as fast
+        self.rate_factors = torch.cat([x.new_full((n,), -r) for n, r in zip(self.sizes, rates, strict=True)])
+        self.square_velocity, self.rest_velocity = torch.zeros_like(self.square), torch.zeros_like(self.rest)
+        self.iteration = torch.zeros((), device=device, dtype=torch.float64)
+        self.count = torch.arange(STEPS_PER_CALL, device=device, dtype=torch.float64)
+        shape = (STEPS_PER_CALL, n_hidden, n_rows, width)
+        # Four 16-bit words from each 64-bit random number: a unit is dropped when its word lies below the threshold.
+        self.words = torch.empty((math.prod(shape) + 3) // 4, device=device, dtype=torch.int64)
+        self.masks = torch.empty(shape, device=device, dtype=dtype)
+        self.inputs = torch.empty(shape[1:], device=device, dtype=dtype)
+        self.deltas = torch.empty_like(self.inputs)
+        self.ones = x.new_ones(n_hidden, 1, n_rows)
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """All that a step changes."""
+        names = ("square", "rest", "square_velocity", "rest_velocity", "iteration")
+        return {name: getattr(self, name) for name in names}
+
+    def call(self) -> None:
+        """`STEPS_PER_CALL` steps."""
+        self.draw_masks()
+        decay = (1 + self.network.gamma * (self.iteration + self.count)) ** -self.network.power
+        rates = (self.network.learning_rate * decay).to(self.rest.dtype)
+        for masks, rate in zip(self.masks, rates, strict=True):
+            self.step(masks, rate)
+        self.iteration += STEPS_PER_CALL
+
+    def draw_masks(self) -> None:
+        self.words.random_(-(2**63), None)
+        threshold = round(self.network.drop_prob * 2**16) - 2**15
+        words = self.words.view(torch.int16)[: self.masks.numel()].view(self.masks.shape)
+        torch.mul(words >= threshold, 1 / (1 - self.network.drop_prob), out=self.masks)
+
+    def step(self, masks: Tensor, rate: Tensor) -> None:
+        """One step with the given masks `[layer, row, unit]`."""
+        first, last, biases, last_bias = self.rest.split(self.sizes)
+        n_hidden = self.network.hidden_layers
+        biases = biases.view(n_hidden, -1)
+        activate = torch.relu if self.network.activation == "relu" else torch.tanh
+        active = []
+        z = torch.addcmul(biases[0], self.x, first)
+        for layer in range(n_hidden):
+            active.append(activate(z))
+            torch.mul(active[layer], masks[layer], out=self.inputs[layer])
+            if layer + 1 < n_hidden:
+                z = torch.addmm(biases[layer + 1], self.inputs[layer], self.square[layer])
+        error = (torch.mv(self.inputs[-1], last) + last_bias - self.y) / len(self.y)
+        upstream = error[:, None] * last
+        for layer in reversed(range(n_hidden)):
+            self._through_activation(upstream * masks[layer], active[layer], self.deltas[layer])
+            if layer:
+                upstream = self.deltas[layer] @ self.square[layer - 1].T
+        of_biases = (self.ones @ self.deltas).flatten()  # a product: sums over an inner axis are slow on CPU
+        gradient = torch.cat([self.x[:, 0] @ self.deltas[0], error @ self.inputs[-1], of_biases, error.sum()[None]])
+        self._update(gradient, rate)
+
+    def _through_activation(self, upstream: Tensor, active: Tensor, out: Tensor) -> None:
+        if self.network.activation == "relu":
+            torch.ops.aten.threshold_backward.grad_input(upstream, active, 0, grad_input=out)
+        else:
+            torch.ops.aten.tanh_backward.grad_input(upstream, active, grad_input=out)
+
+    def _update(self, gradient: Tensor, rate: Tensor) -> None:
+        """Velocity and parameters, as in `torch.optim.SGD`."""
+        momentum, decay = self.network.momentum, self.network.weight_decay
+        if len(self.square):
+            self.square_velocity.baddbmm_(self.inputs[:-1].mT, self.deltas[1:], beta=momentum)
+            self.square_velocity.add_(self.square, alpha=decay)
+            self.square.addcmul_(self.square_velocity, -rate)
+        self.rest_velocity.mul_(momentum).add_(gradient).add_(self.rest, alpha=decay)
+        self.rest.addcmul_(self.rest_velocity, self.rate_factors * rate)
+
+    def check_finite(self, block: int) -> None:
+        if not all(bool(value.isfinite().all()) for value in self.state.values()):
+            raise FloatingPointError(
+                f"Training diverged within {(block + 1) * STEPS_PER_BLOCK} steps at a learning rate of "
+                f"{self.network.learning_rate}. Take a lower one."
+            )
+
+    def store(self, net: nn.Sequential) -> None:
+        """Copies the parameters into the module."""
+        first, last, biases, last_bias = self.rest.split(self.sizes)
+        linear = [layer for layer in net if isinstance(layer, nn.Linear)]
+        with torch.no_grad():
+            linear[0].weight.copy_(first[:, None])
+            for layer, matrix in zip(linear[1:-1], self.square, strict=True):
+                layer.weight.copy_(matrix.T)
+            for layer, bias in zip(linear, biases.view(len(linear) - 1, -1), strict=False):
+                layer.bias.copy_(bias)
+            linear[-1].weight.copy_(last[None])
+            linear[-1].bias.copy_(last_bias)
+
+
+class _Recorded:
+    """`program.call` as a CUDA graph; what warming up changed is put back."""
+
+    def __init__(self, program: _Program) -> None:
+        before = {name: value.clone() for name, value in program.state.items()}
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                program.call()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            program.call()
+        for name, value in program.state.items():
+            value.copy_(before[name])
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
+@contextlib.contextmanager
+def _tensor_cores(device: torch.device) -> Iterator[None]:
+    """Products in TF32 on CUDA, for this training alone."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _save(program: _Program, path: pathlib.Path, stamp: str, blocks: int) -> None:
+    part = path.with_name(path.name + ".part")
+    torch.save({"stamp": stamp, "blocks": blocks, "state": program.state}, part)
+    os.replace(part, path)
+
+
+def _resume(program: _Program, path: pathlib.Path | None, stamp: str) -> int:
+    """Loads the state of a broken run of the same kind; returns the blocks it had done."""
+    if path is None or not path.exists():
+        return 0
+    saved = torch.load(path, map_location=program.x.device, weights_only=True)
+    if saved["stamp"] != stamp:
+        return 0
+    for name, value in program.state.items():
+        value.copy_(saved["state"][name])
+    return int(saved["blocks"])

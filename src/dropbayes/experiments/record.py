@@ -1,0 +1,178 @@
+"""What an experiment leaves behind: saved stages it resumes from, figures, metrics and a page with its findings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["Array", "Arrays", "Findings", "Record", "device_of", "markdown_table", "steps"]
+
+Array = npt.NDArray[Any]
+Arrays = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What an experiment found.
+
+    Attributes:
+        title: What was done, in a few words.
+        sentences: What came out, for the page.
+        metrics: Numbers by name, nested at will; they go to `metrics.json`.
+        tables: Markdown tables by heading.
+        figures: Functions that draw, by file name: called only where matplotlib is installed.
+    """
+
+    title: str
+    sentences: Sequence[str]
+    metrics: Mapping[str, Any]
+    tables: Mapping[str, str] = field(default_factory=dict)
+    figures: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Record:
+    """A folder of results. What a stage has computed is kept in it, so a broken run goes on where it stopped.
+
+    Args:
+        folder: Where everything goes.
+        settings: The experiment's settings.
+        saved_only: Whether to draw from saved stages alone: a missing one is then an error.
+    """
+
+    folder: pathlib.Path
+    settings: Any
+    saved_only: bool = False
+
+    def stage(self, name: str, compute: Callable[[], Arrays], *, key: Any = None) -> Arrays:
+        """The arrays `compute` returns, from the folder if a run with the same `key` left them there.
+
+        Args:
+            name: The stage's name, also of its file.
+            compute: Makes the arrays.
+            key: What the arrays depend on; the experiment's settings by default.
+        """
+        path = self.folder / f"{name}.npz"
+        stamp = _stamp(self.settings if key is None else key)
+        if path.exists():
+            with np.load(path) as saved:
+                if str(saved["stamp"]) == stamp:
+                    return {key: saved[key] for key in saved.files if key != "stamp"}
+        if self.saved_only:
+            raise FileNotFoundError(
+                f"{str(path)!r} must hold the stage {name!r} of these settings; it is missing or of others. Run the "
+                "experiment without --figures-only, with the same --quick and --set options."
+            )
+        arrays = compute()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part.npz")
+        np.savez_compressed(part, stamp=np.array(stamp), **arrays)  # type: ignore[arg-type]
+        os.replace(part, path)
+        return arrays
+
+    def checkpoint(self, name: str) -> pathlib.Path:
+        """The file in which a long training of this name keeps its state, another one for other settings."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256(_stamp(self.settings).encode()).hexdigest()[:8]
+        return self.folder / f"{name}-{digest}.checkpoint"
+
+    def write(self, findings: Findings, *, command: str) -> list[str]:
+        """Writes figures, `metrics.json` and `page.md`; returns the names of the figures, none without matplotlib."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        drawn = _draw(self.folder, findings)
+        report = {
+            "settings": _plain(self.settings),
+            "metrics": _plain(findings.metrics),
+            "torch": torch.__version__,
+            "machine": platform.machine(),
+        }
+        (self.folder / "metrics.json").write_text(json.dumps(report, indent=1) + "\n")
+        (self.folder / "page.md").write_text(_page(findings, drawn, command))
+        return drawn
+
+
+def _stamp(key: Any) -> str:
+    return json.dumps(_plain(key), sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    """`value` in the types JSON knows, numbers to 6 digits."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [_plain(part) for part in value]
+    if isinstance(value, (float, np.floating)):
+        return float(f"{value:.6g}") if np.isfinite(value) else None
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _draw(folder: pathlib.Path, findings: Findings) -> list[str]:
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        print("No figures: matplotlib is not installed. Later: the same command with --figures-only.", file=sys.stderr)
+        return []
+    style = {
+        "font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False,
+        "legend.frameon": False, "axes.titlelocation": "left",
+    }  # fmt: skip
+    with matplotlib.rc_context(style):
+        for name, make in findings.figures.items():
+            make().savefig(folder / f"{name}.png", dpi=140)
+    return list(findings.figures)
+
+
+def _page(findings: Findings, figures: Iterable[str], command: str) -> str:
+    parts = [f"# {findings.title}", " ".join(findings.sentences)]
+    parts += [f"## {heading}\n\n{table}" for heading, table in findings.tables.items()]
+    parts += [f"![{name}]({name}.png)" for name in figures]
+    return "\n\n".join([*parts, f"Made by `{command}`."]) + "\n"
+
+
+def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown table of `rows`, columns named by the first.
+
+    Example:
+        >>> print(markdown_table([{"network": "ReLU", "error": 0.25}]))
+        | network | error |
+        |---|---|
+        | ReLU | 0.25 |
+    """
+    names = list(rows[0])
+    lines = [names, ["---"] * len(names), *([_cell(row[name]) for name in names] for row in rows)]
+    return "\n".join("|---" * len(names) + "|" if line[0] == "---" else f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    if not isinstance(value, (float, np.floating)):
+        return str(value)
+    number = float(value)
+    return "–" if not np.isfinite(number) else f"{number:.4g}" if abs(number) < 1000 else f"{number:,.0f}"
+
+
+def device_of(name: str) -> torch.device:
+    """The device of this name; "auto" is CUDA where there is one."""
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+def steps(total: int, title: str, *, start: int = 0) -> Iterator[int]:
+    """The numbers from `start` up to `total`, with a progress bar where standard error is a terminal."""
+    if not sys.stderr.isatty():
+        yield from range(start, total)
+        return
+    from tqdm.auto import tqdm
+
+    yield from tqdm(range(start, total), desc=title, initial=start, total=total)

@@ -1,0 +1,62 @@
+"""The running of an experiment by name: its settings changed, its files written."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pathlib
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from dropbayes.experiments.record import Findings, Record, device_of
+
+__all__ = ["NAMES", "changed", "reproduce"]
+
+NAMES = ("adversarial", "co2", "convolution", "reinforcement", "recurrent", "rotation", "solar", "toy")
+
+
+def reproduce(
+    name: str,
+    *,
+    settings: Any = None,
+    out: str | pathlib.Path = "out",
+    device: str = "auto",
+    figures_only: bool = False,
+    command: str | None = None,
+) -> Findings:
+    """The findings of one experiment, whose files are written to the folder `out/name`.
+
+    Args:
+        name: One of `NAMES`.
+        settings: The module's `Settings`; the full size by default.
+        out: The folder that holds a folder for each experiment.
+        device: "auto", "cpu", "cuda" ...
+        figures_only: Draw from saved stages without computing any.
+        command: What to name on the page.
+    """
+    if name not in NAMES:
+        raise ValueError(f"`name` must be one of {', '.join(NAMES)}; got {name!r}.")
+    module = importlib.import_module(f"dropbayes.experiments.{name}")
+    settings = module.Settings() if settings is None else settings
+    record = Record(pathlib.Path(out) / name, settings, saved_only=figures_only)
+    findings: Findings = module.run(settings, record, device=device_of(device))
+    record.write(findings, command=command or f"python -m dropbayes.experiments {name}")
+    return findings
+
+
+def changed(settings: Any, changes: Sequence[str]) -> Any:
+    """`settings` with fields set from texts `KEY=VALUE`, values in JSON (a bare word is a string)."""
+    known = {field.name for field in fields(settings)}
+    for change in changes:
+        key, _, text = change.partition("=")
+        if key not in known:
+            raise ValueError(f"`--set` must name one of {', '.join(sorted(known))}; got {key!r}.")
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        if isinstance(getattr(settings, key), tuple):
+            value = tuple(value) if isinstance(value, list) else (value,)
+        settings = replace(settings, **{key: value})
+    return settings
