@@ -30,7 +30,7 @@ _ways_that_worked: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDi
 # Tile sizes. A lone row is padded to a whole tile, so a tile's work is bounded by what the calls that evaluate it cost
 # anyway, counted in operations. Measured, not derived; any value gives right results.
 _FREE_OPERATIONS = {"cpu": 8e7, "cuda": 3e10}
-_FREE_OPERATIONS_DIRECT = {"cpu": 2e6, "cuda": 2e10}
+_FREE_OPERATIONS_DIRECT = {"cpu": 4e6, "cuda": 2e10}
 _MOST_ROWS = {"cpu": 256, "cuda": 4096}
 _FEWEST_PAIRS = 8
 _FEWEST_PAIRS_DIRECT = {"shared": 64, "row": 512}  # a layer that is one product needs more rows to be fast

@@ -282,11 +282,12 @@ def compact_draw(net: Perceptron, x: Tensor, *, keys: Keys, draw: int) -> Tensor
         elif isinstance(layer, nn.Linear):
             weight: Tensor = layer.weight
             bias: Tensor | None = layer.bias
-            if kept is not None:
-                weight = weight.index_select(1, kept)
-            kept, rows = _wanted(keys, net, place, site, draw, layer)
-            if rows is not None:  # the next dropout keeps only these units: no others are computed
-                weight, bias = weight.index_select(0, rows), None if bias is None else bias.index_select(0, rows)
+            read = kept
+            kept = _wanted(keys, net, place, site, draw, layer)
+            if kept is not None:  # the next dropout keeps only these units: no others are computed
+                weight, bias = weight.index_select(0, kept), None if bias is None else bias.index_select(0, kept)
+            if read is not None:  # last, on the rows that are left: picking columns is the slower of the two
+                weight = weight.index_select(1, read)
             h = linear(h, weight, bias)
         else:
             h = layer(h)
@@ -298,17 +299,14 @@ def _kept(keys: Keys, site: int, draw: int, drop_prob: float, h: Tensor) -> tupl
     return units, h.index_select(-1, units) * _scale(drop_prob)
 
 
-def _wanted(
-    keys: Keys, net: Perceptron, place: int, site: int, draw: int, layer: nn.Linear
-) -> tuple[Tensor | None, Tensor | None]:
+def _wanted(keys: Keys, net: Perceptron, place: int, site: int, draw: int, layer: nn.Linear) -> Tensor | None:
     """The units of this layer that the next dropout keeps, if only activations stand between."""
     for later in net.layers[place + 1 :]:
         if isinstance(later, nn.Dropout):
-            units = _units(keys, site, draw, later.p, layer.out_features, layer.weight)
-            return units, units
+            return _units(keys, site, draw, later.p, layer.out_features, layer.weight)
         if isinstance(later, nn.Linear):
             break
-    return None, None
+    return None
 
 
 def _units(keys: Keys, site: int, draw: int, drop_prob: float, width: int, like: Tensor) -> Tensor:
