@@ -171,14 +171,23 @@ def measure(name: str) -> dict[str, Any]:
 # Memory and accuracy --------------------------------------------------------------------------------------------------
 
 MEMORY = """
-import resource, torch, dropbayes as db
+import gc, threading, time, psutil, torch, dropbayes as db
 from benchmarks.prediction import perceptron
 torch.set_num_threads(1)
 net, x = perceptron().eval(), torch.randn(100_000, 13)
-db.predict(net, x[:2000], n_draws=100)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+gc.collect()
+process, seen, done = psutil.Process(), [], threading.Event()
+before = process.memory_info().rss
+def watch():
+    while not done.is_set():
+        seen.append(process.memory_info().rss)
+        time.sleep(0.002)
+thread = threading.Thread(target=watch)
+thread.start()
 db.predict(net, x, n_draws=1000)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+done.set()
+thread.join()
+print((max(seen) - before) / 2**20)
 """
 
 

@@ -149,12 +149,13 @@ class PerceptronDraws:
         size = self.block * flat.shape[0] // h.shape[0]
         if self.per_row or size == flat.shape[0]:
             return flat @ weight
+        parts = flat.view(-1, size, flat.shape[1]).unbind()
         if weight.is_contiguous():
             out = flat.new_empty(flat.shape[0], weight.shape[1])
-            for part, result in zip(flat.split(size), out.split(size), strict=True):
+            for part, result in zip(parts, out.view(-1, size, weight.shape[1]).unbind(), strict=True):
                 torch.mm(part, weight, out=result)
             return out
-        return torch.cat([part @ weight for part in flat.split(size)])
+        return torch.cat([part @ weight for part in parts])
 
     @staticmethod
     def _transposed(weight: Tensor) -> Tensor:
