@@ -20,6 +20,7 @@ RANK = {
     "information": 0,
     "scores": 0,
     "trees": 0,
+    "views": 0,
     "streaming": 0,
     "fused_recurrence": 0,
     "processes": 1,

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dropbayes as db
-from dropbayes.sites import _anatomies, view
+from dropbayes.sites import _anatomies
 from tests.zoo import Module, build
 
 
@@ -101,23 +101,6 @@ def test_networks_under_ddp_are_drawn_from(tmp_path):
         )
     finally:
         torch.distributed.destroy_process_group()
-
-
-@pytest.mark.parametrize("net", [lambda x: x, "net", None])
-def test_what_is_no_module_is_refused(net):
-    with pytest.raises(TypeError, match=r"`net` must be a torch\.nn\.Module"):
-        db.predict(net, torch.zeros(1, 2))
-
-
-def test_a_view_shares_tensors_and_hooks_but_no_flags():
-    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).train()
-    seen = []
-    net[0].register_forward_hook(lambda *_: seen.append(1))
-    copy = view(net)
-    copy(torch.ones(2, 2))
-    assert seen == [1]
-    assert copy[0].weight is net[0].weight and net.training and not copy[1].training
-    assert int(net[1].num_batches_tracked) == 0
 
 
 def test_hooks_of_the_user_run_during_a_prediction():

@@ -12,8 +12,9 @@ from torch.utils import _pytree as pytree
 
 import dropbayes as db
 from dropbayes import sampling
-from dropbayes.sites import _look, checked_network, examine
+from dropbayes.sites import _look, examine
 from dropbayes.trees import as_inputs, split
+from dropbayes.views import checked_network
 from tests.zoo import ZOO, build
 
 NORMS = (nn.modules.batchnorm._NormBase,)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dropbayes import scores
 from dropbayes.likelihoods import Categorical, Gaussian, Likelihood
 from dropbayes.predictive import batches
 from dropbayes.sampling import Plan, checked_keys
@@ -20,10 +21,7 @@ from dropbayes.trees import Inputs, as_inputs
 COVERAGES = (0.5, 0.8, 0.95)
 """The nominal coverages whose observed counterparts are reported."""
 
-BINS = 15
-"""The number of equal-width confidence bins of the calibration error."""
-
-__all__ = ["BINS", "COVERAGES", "Evaluation", "Gaussian", "evaluate"]
+__all__ = ["COVERAGES", "Evaluation", "Gaussian", "evaluate"]
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,8 @@ def evaluate(
         outcomes.append(targets)
     per_row, targets = torch.cat(densities), torch.cat(outcomes)
     judge = _class_scores if isinstance(likelihood, Categorical) else _regression_scores
-    scores = judge(collected, targets, likelihood)
-    return Evaluation(float(per_row.mean()), scores, per_row, len(targets), keys.n_draws)
+    found = judge(collected, targets, likelihood)
+    return Evaluation(float(per_row.mean()), found, per_row, len(targets), keys.n_draws)
 
 
 def _pairs(net: nn.Module, x: Any, y: Any, row_axis: int, progress: bool | None) -> Iterator[tuple[Inputs, Tensor]]:
@@ -146,25 +144,19 @@ def _stream(plan: Plan, inputs: Inputs, y: Tensor, offset: int, wishes: Wishes, 
 def _regression_scores(collected: Collected, y: Tensor, likelihood: Likelihood) -> dict[str, float]:
     mean = collected.joined("mean")
     deviation = (collected.joined("epistemic") + collected.joined("aleatoric")).sqrt()
-    error = y.double() - mean
-    scores = {"rmse": float(error.square().mean().sqrt()), "mae": float(error.abs().mean())}
+    found = {"rmse": float(scores.rmse(mean, y)), "mae": float(scores.mae(mean, y))}
     for level in COVERAGES:  # of the Gaussian with the predictive moments
-        half_width = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
-        scores[f"coverage_{round(100 * level)}"] = float((error.abs() <= half_width * deviation).double().mean())
-    return scores
+        half = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) * deviation
+        found[f"coverage_{round(100 * level)}"] = float(scores.coverage(mean - half, mean + half, y).mean())
+    return found
 
 
 def _class_scores(collected: Collected, y: Tensor, likelihood: Likelihood) -> dict[str, float]:
     assert isinstance(likelihood, Categorical)
     probabilities = collected.joined("mean").movedim(likelihood.class_axis, -1)
     probabilities, labels = probabilities.reshape(-1, probabilities.shape[-1]), y.long().reshape(-1)
-    confidence, chosen = probabilities.max(-1)
-    right = (chosen == labels).double()
-    one_hot = torch.nn.functional.one_hot(labels, probabilities.shape[-1]).double()
-    bins = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
-    gap = torch.zeros(BINS, dtype=torch.float64, device=bins.device).index_add_(0, bins, right - confidence)
     return {
-        "accuracy": float(right.mean()),
-        "brier": float((probabilities - one_hot).square().sum(-1).mean()),
-        "calibration_error": float(gap.abs().sum() / len(labels)),
+        "accuracy": float(scores.accuracy(probabilities, labels)),
+        "brier": float(scores.brier_score(probabilities, labels).mean()),
+        "calibration_error": float(scores.expected_calibration_error(probabilities, labels)),
     }

@@ -107,6 +107,7 @@ class RowStatistics:
 
 
 def _entropy(probabilities: Tensor) -> Tensor:
+    # `information.entropy` without its checks: these are softmaxes, a tile at a time
     return -torch.special.xlogy(probabilities, probabilities).sum(-1)
 
 
