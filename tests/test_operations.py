@@ -97,6 +97,20 @@ def test_grouped_attention_repeats_its_keys():
     torch.testing.assert_close(ours, F.scaled_dot_product_attention(q, k, k, enable_gqa=True))
 
 
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (2, 3, 4, 4)])
+def test_normalisation_in_evaluation_is_torchs_own(shape, affine):
+    torch.manual_seed(0)
+    norm = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)](3, affine=affine).double()
+    norm.train()(torch.randn(shape, dtype=torch.float64) * 3 + 1)
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    norm.eval()
+    x = torch.randn(shape, dtype=torch.float64)
+    out, _ = intercepted(norm, x)
+    torch.testing.assert_close(out, norm(x))
+
+
 def test_random_numbers_have_the_asked_distribution_and_dtype():
     out, noise = intercepted(
         lambda: (torch.rand(3, 2), torch.randn((4,), dtype=torch.float64), torch.rand_like(torch.ones(2)))
