@@ -172,9 +172,14 @@ def test_a_convolution_takes_a_row_without_its_axis(name):
 
 
 def test_state_dicts_of_torch_layers_load():
-    Linear(4, 3).load_state_dict(nn.Linear(4, 3).state_dict())
-    Conv2d(4, 3, 2, groups=1).load_state_dict(nn.Conv2d(4, 3, 2).state_dict())
-    Embedding(4, 3).load_state_dict(nn.Embedding(4, 3).state_dict())
+    pairs = [
+        (Linear(4, 3), nn.Linear(4, 3)),
+        (Conv2d(4, 3, 2), nn.Conv2d(4, 3, 2)),
+        (Embedding(4, 3), nn.Embedding(4, 3)),
+    ]
+    for ours, theirs in pairs:
+        ours.load_state_dict(theirs.state_dict())
+        assert torch.equal(ours.weight, theirs.weight)
 
 
 def test_the_matrix_of_a_grouped_convolution_has_a_row_for_each_input_channel():

@@ -19,7 +19,6 @@ class Specimen:
     always: bool = False  # random in evaluation, too
     row_axis: int = 0
     alone: bool = False  # looks at its whole batch: plain PyTorch must run its rows one at a time, as draws do
-    heavy: bool = False
 
 
 ZOO: dict[str, Specimen] = {}
@@ -504,17 +503,17 @@ def bert(attention: str) -> tuple[nn.Module, Any]:
     return hf.BertForSequenceClassification(config), {"input_ids": ids(), "attention_mask": mask}
 
 
-@specimen(heavy=True)
+@specimen()
 def bert_sdpa():
     return bert("sdpa")
 
 
-@specimen(heavy=True)
+@specimen()
 def bert_eager():
     return bert("eager")
 
 
-@specimen(heavy=True)
+@specimen()
 def gpt2():
     hf = huggingface()
     config = hf.GPT2Config(
@@ -523,7 +522,7 @@ def gpt2():
     return hf.GPT2Model(config), {"input_ids": ids(), "use_cache": False}
 
 
-@specimen(heavy=True)
+@specimen()
 def distilbert():
     hf = huggingface()
     config = hf.DistilBertConfig(
@@ -532,7 +531,7 @@ def distilbert():
     return hf.DistilBertModel(config), {"input_ids": ids()}
 
 
-@specimen(heavy=True)
+@specimen()
 def vit():
     hf = huggingface()
     config = hf.ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=8,
@@ -540,7 +539,7 @@ def vit():
     return hf.ViTForImageClassification(config), {"pixel_values": torch.randn(3, 3, 8, 8)}
 
 
-@specimen(heavy=True)
+@specimen()
 def t5():
     hf = huggingface()
     config = hf.T5Config(

@@ -116,7 +116,7 @@ def predict(
         row_axis: The axis of the rows in the inputs, 1 for sequence-first networks.
         analytic: Integrate over the last layer's dropout exactly where the network allows it.
         exact_rows: Whether a row's result must have the same bits alone and in any batch. False lets wide perceptrons
-            leave dropped units out of their products, up to 4 times faster, with results equal up to rounding.
+            leave dropped units out of their products, which is faster, with results equal up to rounding.
         tolerance: For "auto": the standard error of the mean to reach, as a share of the predictive standard deviation.
         quantiles: Probabilities in (0, 1) whose quantiles over draws are wanted; keeps the draws of a tile of rows.
         keep_draws: Also return all draws, `[draw, row, ...]`.
