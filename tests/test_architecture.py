@@ -33,7 +33,7 @@ RANK = {
     "sequential": 2,
     "conversion": 2,
     "objective": 3,
-    "sites": 3,
+    "anatomy": 3,
     "mapping": 4,
     "sampling": 5,
     "statistics": 6,
@@ -45,10 +45,11 @@ RANK = {
     "estimators": 9,
     "plots": 9,
     "experiments": 10,
+    "tables": 10,
     "report": 11,
-    "cli": 11,
-    "__init__": 12,
-    "__main__": 12,
+    "cli": 12,
+    "__init__": 13,
+    "__main__": 13,
 }
 
 
@@ -82,12 +83,32 @@ def test_every_module_has_its_tests(path):
     assert (pathlib.Path(__file__).parent / f"test_{path.stem}.py").exists()
 
 
-def test_import_loads_torch_and_numpy_only():
+def test_all_but_the_estimators_load_torch_and_numpy_only():
     script = (
         "import sys, torch, numpy; before = set(sys.modules); import dropbayes; "
+        "[getattr(dropbayes, name) for name in dropbayes.__all__ if not name.startswith('Dropout')]; "
         "print(sorted({m.split('.')[0] for m in set(sys.modules) - before if not m.startswith('_')}))"
     )
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
     third_party = set(ast.literal_eval(out.stdout)) - set(sys.stdlib_module_names) - {"dropbayes", "torch", "numpy"}
     assert not third_party, third_party
+
+
+def test_every_public_name_is_found_and_no_module_hides_one():
+    import dropbayes
+
+    modules = {path.stem for path in SOURCE.iterdir()}
+    assert all(callable(getattr(dropbayes, name)) for name in dropbayes.__all__ if not name.startswith("_"))
+    assert not modules & set(dropbayes.__all__)
+    assert set(dropbayes.__all__) <= set(dir(dropbayes))
+    assert dropbayes.calibration.__name__ == "dropbayes.calibration"
+    with pytest.raises(AttributeError, match="no attribute 'sampel'"):
+        _ = dropbayes.sampel
+
+
+def test_import_waits_for_nothing():
+    script = "import sys, dropbayes; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
+    assert out.stdout.split() == ["False", "False"]

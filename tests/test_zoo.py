@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 import dropbayes as db
 from dropbayes import sampling
-from dropbayes.sites import _look, examine
+from dropbayes.anatomy import _look, examine
 from dropbayes.trees import as_inputs, split
 from dropbayes.views import checked_network
 from tests.zoo import ZOO, build

@@ -9,19 +9,19 @@ prediction.mean, prediction.std
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from dropbayes.conversion import add_dropout
-from dropbayes.evaluation import Evaluation, evaluate
-from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
-from dropbayes.objective import negative_elbo
-from dropbayes.precision import Prior, model_precision, parameter_groups, weight_decay
-from dropbayes.predictive import Prediction, UncertaintyWarning, predict
-from dropbayes.sampling import draws, function_draw
-from dropbayes.sites import Site, Sites, sites
-
 if TYPE_CHECKING:
+    from dropbayes.anatomy import Site, Sites, sites
+    from dropbayes.conversion import add_dropout
     from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+    from dropbayes.evaluation import Evaluation, evaluate
+    from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+    from dropbayes.objective import negative_elbo
+    from dropbayes.precision import Prior, model_precision, parameter_groups, weight_decay
+    from dropbayes.predictive import Prediction, UncertaintyWarning, predict
+    from dropbayes.sampling import draws, function_draw
     from dropbayes.training import fit
 
 __version__ = "0.1.0"
@@ -53,11 +53,32 @@ __all__ = [
     "weight_decay",
 ]
 
-# Loaded on first use: scikit-learn alone takes longer to import than all of this.
-_LAZY = {"DropoutClassifier": "estimators", "DropoutRegressor": "estimators", "fit": "training"}
+# Loaded on first use: the command line answers `--help` before torch could be imported, and scikit-learn takes
+# longer to import than all of this. No module bears the name of a public function, so importing one hides none.
+_HOME = {
+    "anatomy": ("Site", "Sites", "sites"),
+    "conversion": ("add_dropout",),
+    "estimators": ("DropoutClassifier", "DropoutRegressor"),
+    "evaluation": ("Evaluation", "evaluate"),
+    "likelihoods": ("Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood"),
+    "objective": ("negative_elbo",),
+    "precision": ("Prior", "model_precision", "parameter_groups", "weight_decay"),
+    "predictive": ("Prediction", "UncertaintyWarning", "predict"),
+    "sampling": ("draws", "function_draw"),
+    "training": ("fit",),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(f"dropbayes.{_LAZY[name]}"), name)
+    for module, names in _HOME.items():
+        if name in names:
+            found = getattr(importlib.import_module(f"dropbayes.{module}"), name)
+            globals()[name] = found
+            return found
+    if not name.startswith("_") and importlib.util.find_spec(f"dropbayes.{name}"):
+        return importlib.import_module(f"dropbayes.{name}")
     raise AttributeError(f"module 'dropbayes' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

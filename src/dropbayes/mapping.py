@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dropbayes.masks import Keys, keep_mask, uniform
 from dropbayes.operations import Interception, Noise
-from dropbayes.sites import Anatomy
+from dropbayes.anatomy import Anatomy
 from dropbayes.trees import Inputs, split
 from dropbayes.views import eagerly
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dropbayes.mapping import BY_WAY, Randomness
 from dropbayes.masks import SAMPLERS, Keys
 from dropbayes.sequential import Perceptron, compact_draw, perceptron, prepared_draws
-from dropbayes.sites import Anatomy, anatomy
+from dropbayes.anatomy import Anatomy, anatomy
 from dropbayes.trees import Inputs, as_inputs
 from dropbayes.views import checked_network, view
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dropbayes.likelihoods import Gaussian, Likelihood
 from dropbayes.precision import Prior
 from dropbayes.sampling import draws
-from dropbayes.sites import sites
+from dropbayes.anatomy import sites
 from dropbayes.training.checkpoints import History, Run, fingerprint_of, resumed, write
 from dropbayes.training.steps import (
     Rows,

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dropbayes as db
-from dropbayes.sites import _anatomies
+from dropbayes.anatomy import _anatomies
 from tests.zoo import Module, build
 
 
