@@ -6,8 +6,8 @@ from torch import nn
 
 import dropbayes as db
 from dropbayes import sampling
-from dropbayes.mapping import BY_WAY, Randomness
 from dropbayes.anatomy import anatomy
+from dropbayes.mapping import BY_WAY, Randomness
 from dropbayes.trees import as_inputs
 from dropbayes.views import view
 from tests.zoo import build

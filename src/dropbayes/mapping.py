@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dropbayes.anatomy import Anatomy
 from dropbayes.masks import Keys, keep_mask, uniform
 from dropbayes.operations import Interception, Noise
-from dropbayes.anatomy import Anatomy
 from dropbayes.trees import Inputs, split
 from dropbayes.views import eagerly
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dropbayes.anatomy import Anatomy, anatomy
 from dropbayes.mapping import BY_WAY, Randomness
 from dropbayes.masks import SAMPLERS, Keys
 from dropbayes.sequential import Perceptron, compact_draw, perceptron, prepared_draws
-from dropbayes.anatomy import Anatomy, anatomy
 from dropbayes.trees import Inputs, as_inputs
 from dropbayes.views import checked_network, view
 
