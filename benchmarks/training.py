@@ -170,7 +170,7 @@ def population_on_cuda(batch_size: int = 128, n_rows: int = 900) -> list[dict[st
 
             def steps(program: fitting.Program = program) -> None:
                 for number in range(8):
-                    program.load(number, *randomness.batches(number, batch_size, [n_rows], n_rows))
+                    program.load(number, randomness.chunk_of(number, batch_size, [n_rows], program.widths, pinned=True))
                     program.place.zero_()
                     program.run(CHUNK)
 

@@ -1,6 +1,9 @@
 """Tests of populations: against the same network trained alone, torch's optimiser, closed forms."""
 
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -358,3 +361,49 @@ def test_draws_do_not_depend_on_the_other_rows_when_masks_are_shared():
     few, _ = draws(population, x[:2], n_draws=30, masks="shared")
     torch.testing.assert_close(many[:, :, :2], few, rtol=1e-12, atol=1e-12)
     assert tasks
+
+
+FUSED = """
+import torch
+from dropbayes.population import Member, Task, fitting, fused, randomness
+from dropbayes.population.records import stacked_table
+
+source = torch.Generator().manual_seed(0)
+for activation, schedule, n_features, width, batch_size in (
+    ("relu", "constant", 13, 50, 32), ("tanh", "cosine", 3, 20, 70), ("relu", "cosine", 20, 100, 128)
+):
+    tasks = [Task(torch.randn(n, n_features, generator=source), torch.randn(n, 1, generator=source)) for n in (90, 71)]
+    members = [
+        Member(task=s % 2, epochs=3, seed=s, drop_prob=(0.05 * s, 0.1 * s), weight_decay=1e-2 * s, learning_rate=0.01)
+        for s in range(4)
+    ]
+    table = stacked_table(tasks, "gaussian", torch.float32)
+    programs = []
+    for _ in range(2):
+        program = fitting._program(
+            table, members, (width,), "gaussian", activation, batch_size, schedule, False, DEVICE, torch.float32
+        )
+        program.load(0, randomness.chunk_of(0, batch_size, sorted(set(table.n_rows)), program.widths))
+        programs.append(program)
+    stacked, kernel = programs
+    assert fused.suits(kernel)
+    for _ in range(4):
+        stacked.step()
+    fused.advance(kernel, 3)
+    fused.advance(kernel, 1)
+    assert stacked.place == kernel.place and stacked.step_number == kernel.step_number
+    for name in ("parameters", "first", "second"):
+        for a, b in zip(getattr(stacked, name), getattr(kernel, name)):
+            torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-4, atol=1e-6)
+print("equal")
+"""
+
+
+def test_the_kernel_takes_the_same_steps_as_the_stacked_operations():
+    pytest.importorskip("triton", reason="the kernel needs Triton, which comes with torch's CUDA builds")
+    on_device = torch.cuda.is_available()
+    # Without a CUDA device Triton's interpreter runs the kernel's own source, block by block.
+    environment = os.environ | ({} if on_device else {"TRITON_INTERPRET": "1"})
+    script = FUSED.replace("DEVICE", "torch.device('cuda')" if on_device else "torch.device('cpu')")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "equal", done.stderr

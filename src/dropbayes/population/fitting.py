@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ from dropbayes.precision import weight_decay
 # stack costs a copy, and on a CUDA device a new capture.
 _IDLE_SHARE = 0.25
 _CHECK_DRAWS = 32
+_PREPARING_THREADS = 6  # so many keep an H200 supplied
 # Of standardised data no sane weight comes near this; beyond it products overflow.
 _LARGEST_WEIGHT = 1e8
 # The noise that learned drop probabilities assume when a member states none: a tenth of the targets' variance.
@@ -101,11 +103,15 @@ def train(
     n_steps = program.n_steps.long().cpu()
     run = _Run(_empty_population(table, members, program, likelihood, activation), n_steps)
     sizes, held_out, step = sorted(set(table.n_rows)), [task.held_out for task in tasks], 0
-    with _fast_matmul(device), _bar(int(n_steps.max()), len(members), progress) as bar:
+    with (
+        _fast_matmul(device),
+        _bar(int(n_steps.max()), len(members), progress) as bar,
+        _prepared(batch_size, sizes, program.widths, device) as prepared,
+    ):
         while bool(run.training.any()):
             chunk, place = divmod(step, randomness.STEPS_PER_CHUNK)
             if program.loaded != chunk:
-                program.load(chunk, *randomness.batches(chunk, batch_size, sizes, max(sizes)))
+                program.load(chunk, prepared(chunk))
                 program.place.fill_(place)
             next_check = (step // check_every + 1) * check_every if check_every else run.next_end(step)
             count = min(run.next_end(step), next_check, (chunk + 1) * randomness.STEPS_PER_CHUNK) - step
@@ -316,6 +322,27 @@ class _Run:
         if not self.history:
             return self.best
         return replace(self.best, history=torch.stack(self.history).to(self.best.device))
+
+
+@contextlib.contextmanager
+def _prepared(
+    batch_size: int, sizes: Sequence[int], widths: Sequence[int], device: torch.device
+) -> Iterator[Callable[[int], list[Tensor]]]:
+    """A function from a chunk's number to its parts; for a CUDA device the chunks that follow are made meanwhile."""
+    if device.type != "cuda":
+        yield lambda chunk: randomness.chunk_of(chunk, batch_size, sizes, widths)
+        return
+    ahead: dict[int, Future[list[Tensor]]] = {}
+    with ThreadPoolExecutor(_PREPARING_THREADS) as pool:
+
+        def chunk_of(chunk: int) -> list[Tensor]:
+            for number in range(chunk, chunk + 2 * _PREPARING_THREADS):
+                if number not in ahead:
+                    ahead[number] = pool.submit(randomness.chunk_of, number, batch_size, sizes, widths, pinned=True)
+            return ahead.pop(chunk).result()
+
+        yield chunk_of
+        pool.shutdown(cancel_futures=True)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@ r"""One training step of many networks as a fixed sequence of tensor operations.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from dropbayes.population import randomness
 from dropbayes.population.records import ACTIVATIONS, Activation, Head
 
 ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8  # Kingma and Ba (2015), the settings of the reference implementation
+_HAS_TRITON = importlib.util.find_spec("triton") is not None  # comes with torch's CUDA builds for Linux
 CONCRETE_TEMPERATURE = 0.1  # Gal, Hron and Kendall (2017)
 
 
@@ -141,13 +143,10 @@ class Program:
         """The drop probabilities as they stand, `[member, layer]`."""
         return self.drop_prob if self.kl_scale is None else self.parameters[-1].detach().sigmoid().double()
 
-    def load(self, chunk: int, positions: Tensor, counts: Tensor) -> None:
-        """Puts the batches and words of a chunk of steps in place."""
-        dithers = randomness.dithers(chunk, len(self.widths) - 1)
-        source = [dithers, positions, counts, *randomness.shared_words(chunk, self.batch_size, self.widths)]
-        for target, values in zip([self.dithers, self.positions, self.counts, *self.words], source, strict=True):
-            # From pinned memory, so that the host prepares the next chunk while the device still computes.
-            target.copy_(values.pin_memory() if target.is_cuda else values, non_blocking=True)
+    def load(self, chunk: int, parts: Sequence[Tensor]) -> None:
+        """Puts the parts of a chunk of steps (`randomness.chunk_of`) in place."""
+        for target, values in zip([self.dithers, self.positions, self.counts, *self.words], parts, strict=True):
+            target.copy_(values, non_blocking=True)
         self.thresholds.copy_(randomness.thresholds(self.drop_prob.T, self.dithers[..., None])[..., None, None])
         self.loaded = chunk
 
@@ -163,6 +162,12 @@ class Program:
 
     def run(self, steps: int) -> None:
         """Advances every member by a number of steps within the loaded chunk."""
+        if self.rows.is_cuda and _HAS_TRITON:
+            from dropbayes.population import fused
+
+            if fused.suits(self):
+                fused.advance(self, steps)
+                return
         if self.rows.is_cuda and self.graph is None:
             self._capture()
         for _ in range(steps):
@@ -244,20 +249,25 @@ class Program:
             self._adam(gradients)
             self.place += 1
 
-    def _adam(self, gradients: tuple[Tensor, ...]) -> None:
+    def adam_rates(self, steps: int) -> tuple[Tensor, Tensor]:
+        """The learning rates `[step, member]` and epsilons `[step]` of the next steps, which are counted as taken."""
         (beta1, beta2), dtype = ADAM_BETAS, self.parameters[0].dtype
-        fraction = self.step_number / self.n_steps
-        self.step_number += 1
-        rate = self.learning_rate
+        number = self.step_number + torch.arange(steps, dtype=torch.float64, device=self.rows.device)
+        rate = self.learning_rate.expand(steps, -1)
         if self.schedule == "cosine":
-            rate = rate * 0.5 * (1 + torch.cos(math.pi * fraction.clamp(max=1)))
-        root = (1 - beta2**self.step_number).sqrt()
-        rate = (rate * (root / (1 - beta1**self.step_number))).to(dtype)
+            rate = rate * 0.5 * (1 + torch.cos(math.pi * (number[:, None] / self.n_steps).clamp(max=1)))
+        # Both moments' bias corrections, as in the second form of Kingma and Ba's algorithm.
+        root = (1 - beta2 ** (number + 1)).sqrt()
+        self.step_number += steps
+        return (rate * (root / (1 - beta1 ** (number + 1)))[:, None]).to(dtype), (ADAM_EPSILON * root).to(dtype)
+
+    def _adam(self, gradients: tuple[Tensor, ...]) -> None:
+        beta1, beta2 = ADAM_BETAS
+        (rate,), (epsilon,) = self.adam_rates(1)
         torch._foreach_lerp_(self.first, gradients, 1 - beta1)
         torch._foreach_mul_(self.second, beta2)
         torch._foreach_addcmul_(self.second, gradients, gradients, 1 - beta2)
         scale = torch._foreach_sqrt(self.second)
-        epsilon = (ADAM_EPSILON * root).to(dtype)
         for part in scale:  # the foreach form would read epsilon on the host, which a CUDA graph cannot hold
             part.add_(epsilon)
         update = torch._foreach_div(self.first, scale)

@@ -73,7 +73,7 @@ def dithers(chunk: int, n_layers: int) -> Tensor:
     return torch.rand(STEPS_PER_CHUNK, n_layers, generator=generator(_DITHER, chunk), dtype=torch.float64)
 
 
-@lru_cache(maxsize=4)  # an order of a million rows is 8 MB
+@lru_cache(maxsize=8)  # an order of a million rows is 8 MB
 def _epoch_order(n_rows: int, epoch: int) -> Tensor:
     return torch.randperm(n_rows, generator=generator(_EPOCH_ORDER, n_rows, epoch))
 
@@ -92,12 +92,25 @@ def batches(chunk: int, batch_size: int, sizes: Sequence[int], padding: int) -> 
         sizes: The distinct numbers of rows of the tasks.
         padding: The position that fills an epoch's last, smaller batch.
     """
-    positions = torch.full((STEPS_PER_CHUNK, len(sizes), batch_size), padding)
-    counts = torch.empty(STEPS_PER_CHUNK, len(sizes))
-    for group, n_rows in enumerate(sizes):
-        for place in range(STEPS_PER_CHUNK):
-            epoch, batch = divmod(chunk * STEPS_PER_CHUNK + place, steps_per_epoch(n_rows, batch_size))
-            taken = _epoch_order(n_rows, epoch)[batch * batch_size : (batch + 1) * batch_size]
-            positions[place, group, : len(taken)] = taken
-            counts[place, group] = len(taken)
-    return positions, counts
+    first = chunk * STEPS_PER_CHUNK
+    positions, counts = [], []
+    for n_rows in sizes:
+        per_epoch = steps_per_epoch(n_rows, batch_size)
+        (first_epoch, skipped), last_epoch = divmod(first, per_epoch), (first + STEPS_PER_CHUNK - 1) // per_epoch
+        # An epoch is its order, padded to whole batches; a chunk is a window on the epochs it touches.
+        fill = torch.full((per_epoch * batch_size - n_rows,), padding)
+        orders = [(_epoch_order(n_rows, epoch), fill) for epoch in range(first_epoch, last_epoch + 1)]
+        window = torch.cat([part for pair in orders for part in pair]).view(-1, batch_size)
+        positions.append(window[skipped : skipped + STEPS_PER_CHUNK])
+        is_last = (first + torch.arange(STEPS_PER_CHUNK)) % per_epoch == per_epoch - 1
+        counts.append(torch.where(is_last, n_rows - (per_epoch - 1) * batch_size, batch_size).float())
+    return torch.stack(positions, 1), torch.stack(counts, 1)
+
+
+def chunk_of(
+    chunk: int, batch_size: int, sizes: Sequence[int], widths: Sequence[int], *, pinned: bool = False
+) -> list[Tensor]:
+    """Dithers, batch positions, row counts and mask words of one chunk of steps, in pinned memory where asked."""
+    positions, counts = batches(chunk, batch_size, sizes, max(sizes))
+    parts = [dithers(chunk, len(widths) - 1), positions, counts, *shared_words(chunk, batch_size, widths)]
+    return [part.pin_memory() for part in parts] if pinned else parts

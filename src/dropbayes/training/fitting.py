@@ -150,7 +150,7 @@ def fit(
             while len(run.history.loss) < epochs and not run.history.stopped:
                 epoch = len(run.history.loss)
                 good = _state_copy(net)
-                _seed(seed, epoch)
+                _seed(device, seed, epoch)
                 net.train()
                 loss = run_epoch(step, descent, base_rates, schedule, n_rows, batch_size, epoch)
                 _check_finite(net, good, loss, epoch, descent)
@@ -244,7 +244,8 @@ def _state_copy(net: nn.Module) -> dict[str, Tensor]:
 def _check_finite(
     net: nn.Module, good: dict[str, Tensor], loss: float, epoch: int, descent: torch.optim.Optimizer
 ) -> None:
-    if math.isfinite(loss) and all(bool(p.isfinite().all()) for p in net.parameters()):
+    largest = torch.stack(torch._foreach_norm(list(net.parameters()), math.inf))  # one wait for the device, not many
+    if math.isfinite(loss) and bool(largest.isfinite().all()):
         return
     net.load_state_dict(good)
     rate = descent.param_groups[0]["lr"]
@@ -262,8 +263,12 @@ def _own_randomness(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _seed(*key: int) -> None:
-    torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint32)[0]))
+def _seed(device: torch.device, *key: int) -> None:
+    """Seeds the generators in use; `torch.manual_seed` takes longer, for it also asks after devices not in use."""
+    seed = int(np.random.SeedSequence(key).generate_state(1, np.uint32)[0])
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or torch.cuda.current_device()].manual_seed(seed)
 
 
 @contextlib.contextmanager

@@ -149,7 +149,7 @@ class Step:
             for buffer, value in buffers:
                 buffer.copy_(value)
             torch.cuda.set_rng_state(state, y.device)
-        gradients = [p.grad for p in self.net.parameters()]
+        gradients = [(p, p.grad) for p in self.net.parameters()]
 
         def replay(x: Any, y: Tensor, weight: Tensor | None) -> Tensor:
             for target, values in zip(tensors_of(static[0]), tensors_of(x), strict=True):
@@ -158,7 +158,7 @@ class Step:
             if weight is not None and static[2] is not None:
                 static[2].copy_(weight)
             graph.replay()
-            for parameter, gradient in zip(self.net.parameters(), gradients, strict=True):
+            for parameter, gradient in gradients:
                 parameter.grad = gradient
             return loss.clone()
 
