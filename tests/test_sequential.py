@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import dropbayes as db
+from dropbayes import sequential
 from dropbayes.sequential import perceptron
 from tests.zoo import Module
 
@@ -109,3 +110,37 @@ def test_exact_moments_are_those_of_all_masks(activation):
     assert prediction.method == "exact" and prediction.n_draws == 0
     torch.testing.assert_close(prediction.mean, mean.detach())
     torch.testing.assert_close(prediction.epistemic, variance.detach())
+
+
+@pytest.mark.parametrize("products_agree", [True, False])
+@pytest.mark.parametrize("name", NETS)
+def test_a_row_has_the_same_bits_in_batches_of_any_size(name, products_agree, monkeypatch):
+    # Where products of several sizes do not agree, rows are padded to blocks of one size instead.
+    sequential._prepared.clear()
+    if not products_agree:
+        monkeypatch.setattr(sequential, "_agrees", lambda weight, multiple: False)
+    net, general = pair(name)
+    x = torch.randn(203, 3)
+    whole = db.predict(net, x, n_draws=30)
+    for size in (1, 2, 3, 5, 17, 36, 64, 100, 131):
+        part = db.predict(net, x[:size], n_draws=30)
+        last = db.predict(net, x[-size:], n_draws=30)
+        assert torch.equal(part.mean, whole.mean[:size]) and torch.equal(part.epistemic, whole.epistemic[:size])
+        assert torch.equal(last.mean, whole.mean[-size:]) and torch.equal(last.epistemic, whole.epistemic[-size:])
+    torch.testing.assert_close(whole.variance, db.predict(general, x, n_draws=30).variance)
+    sequential._prepared.clear()
+
+
+def test_products_that_sum_in_another_order_are_noticed(monkeypatch):
+    affine = sequential._affine
+
+    def reordered(x, weight, bias):  # the small sizes sum from the last feature to the first
+        if len(x) > 8:
+            return affine(x, weight, bias)
+        return sum(x[:, [k]] * weight[[k]] for k in reversed(range(len(weight)))) + (0 if bias is None else bias)
+
+    weight = torch.randn(24, 3)
+    sequential._tried.cache_clear()
+    monkeypatch.setattr(sequential, "_affine", reordered)
+    assert not sequential._agrees(weight, 1)
+    sequential._tried.cache_clear()

@@ -11,7 +11,7 @@ def statistics(wishes, draws, variances=None, chunk=7):
     rows = RowStatistics(wishes)
     parts = [None] * len(draws.split(chunk)) if variances is None else variances.split(chunk)
     for part, variance in zip(draws.split(chunk), parts, strict=True):
-        rows.add(part, variance)
+        rows.add(part, None if variance is None else variance.mean(0))
     return rows.results(integrated=variances is not None, dtype=torch.float64)
 
 

@@ -191,7 +191,7 @@ def _stream(plan: Plan, inputs: Inputs, offset: int, wishes: Wishes, collected: 
 
 def _warn_if_certain(prediction: Prediction) -> None:
     """Warns of a network whose masks change nothing: its uncertainty is zero, but hardly its error."""
-    variances, _ = split(prediction.epistemic)
+    variances = [prediction.epistemic] if isinstance(prediction.epistemic, Tensor) else split(prediction.epistemic)[0]
     if prediction.n_draws != 1 and not any(bool(variance.any()) for variance in variances):
         warnings.warn(
             "every draw of the network gave the same output: its dropout does not reach the output for these rows, so "
@@ -250,7 +250,8 @@ def _block_until(
         replicates = replicates or [Moments() for _ in tiles[0].outputs]
         for place, (one, means) in enumerate(zip(statistics, replicates, strict=True)):
             outputs = torch.cat([tile.outputs[place] for tile in tiles])
-            one.add(outputs, torch.cat([t.variances[place] for t in tiles if t.variances]) if plan.integrate else None)
+            shares = [t.variances[place] * (len(t.draws) / len(outputs)) for t in tiles if t.variances]
+            one.add(outputs, torch.stack(shares).sum(0) if shares else None)
             seen = outputs if wishes.likelihood is None else wishes.likelihood.mean(outputs)
             means.add(seen.double().mean(0, keepdim=True))
         if count not in (check_at, most):

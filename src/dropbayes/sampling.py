@@ -37,7 +37,6 @@ _FEWEST_PAIRS = 8
 _FEWEST_PAIRS_DIRECT = {"shared": 64, "row": 512}  # a layer that is one product needs more rows to be fast
 _WORKING_BYTES = {"cpu": 64 * 2**20, "cuda": 4 * 2**30}
 _LIVE_TENSORS = 4  # as many tensors of the largest size are alive at once
-_DIRECT_ROWS = 64  # the direct path does so many rows at once: few enough for the cache
 _MACRO_ROWS = 1024  # the direct path hands its tiles on in batches of this many rows
 
 
@@ -141,7 +140,10 @@ def checked_keys(n_draws: int, seed: int, sampler: str) -> Keys:
 
 @dataclass(frozen=True)
 class Tile:
-    """The outputs of some draws for some rows, `[draw, row, ...]`, and the variances over an integrated last layer."""
+    """The outputs of some draws for some rows, `[draw, row, ...]`.
+
+    Where the last layer is integrated over, also the mean over these draws of its variance, `[row, ...]`.
+    """
 
     rows: range
     draws: range
@@ -236,7 +238,7 @@ class Plan:
         step = self._rows_at_once()
         for start in range(0, inputs.n_rows, step):
             stop = min(start + step, inputs.n_rows)
-            leaves = inputs.padded_rows(start, stop, 1 if self.compact else self.tile_rows)
+            leaves = inputs.padded_rows(start, stop, self.tile_rows if self.direct is None else 1)
             position = self.draws.start
             while position < self.draws.stop:
                 chunk = range(position, min(position + self.tile_draws, self.draws.stop))
@@ -266,26 +268,22 @@ class Plan:
     def _evaluate(
         self, own: nn.Module, inputs: Inputs, leaves: list[Any], chunk: range, first: int, real: int
     ) -> tuple[list[Tensor], list[Tensor] | None]:
-        """The outputs of a tile and their variances over the last layer; of its rows, the first `real` are wanted."""
+        """The outputs of a tile and their mean variance over the last layer; its first `real` rows are wanted."""
         if self.direct is not None:
-            return self._direct(leaves[0], chunk, first, real)
+            return self._direct(leaves[0], chunk, first)
         rows = range(first, first + self.tile_rows)
         outputs = [out[:, :real] for out in self._mapped(own, inputs, leaves, chunk, rows, real)]
-        return (outputs[:-1], outputs[-1:]) if self.integrate else (outputs, None)
+        return (outputs[:-1], [outputs[-1].mean(0, dtype=torch.float64)]) if self.integrate else (outputs, None)
 
-    def _direct(self, x: Tensor, chunk: range, first: int, real: int) -> tuple[list[Tensor], list[Tensor] | None]:
+    def _direct(self, x: Tensor, chunk: range, first: int) -> tuple[list[Tensor], list[Tensor] | None]:
         assert self.direct is not None
         if self.compact:
             return [torch.stack([compact_draw(self.direct, x, keys=self.keys, draw=draw) for draw in chunk])], None
         prepared = prepared_draws(
             self.direct, self.keys, chunk, block=self.tile_rows, per_row=self.per_row, integrate=self.integrate, like=x
         )
-        size = max(self.tile_rows, _DIRECT_ROWS)
-        parts = x.split(size)
-        results = [prepared(part, first + place * size) for place, part in enumerate(parts)]
-        outputs = _joined_rows([out for out, _ in results], real)
-        variances = [variance for _, variance in results if variance is not None]
-        return [outputs], [_joined_rows(variances, real)] if variances else None
+        outputs, variance = prepared(x, first)
+        return [outputs], None if variance is None else [variance]
 
     def _mapped(
         self, own: nn.Module, inputs: Inputs, leaves: list[Any], chunk: range, rows: range, real: int
@@ -303,10 +301,6 @@ class Plan:
             else:
                 _ways_that_worked[self.net] = self.way
                 return outputs
-
-
-def _joined_rows(parts: list[Tensor], real: int) -> Tensor:
-    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))[:, :real]
 
 
 def _check_random(found: Anatomy) -> None:

@@ -31,6 +31,8 @@ _IN_PLACE: dict[type, Callable[[Tensor], Tensor]] = {
 }
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _FOLDED_ELEMENTS = 2**20  # masked copies of a weight matrix, one a draw, are made up to this size
+_TOGETHER = (64, 32, 16, 8, 4)  # rows of one product where a row's bits are the same in each of these sizes
+_TESTED_OPERATIONS = 2e8  # larger products are not tried out: they lose little by being made in blocks of one size
 _COMPACT_WIDTH = 256  # leaving units out pays for its copying from this width,
 _COMPACT_DROP_PROB = 0.25  # and from this share of dropped units
 
@@ -74,10 +76,11 @@ def perceptron(net: nn.Module) -> Perceptron | None:
 
 
 class PerceptronDraws:
-    """Some draws of a perceptron, prepared once and then evaluated on rows in blocks of one size.
+    """Some draws of a perceptron, prepared once and then evaluated on rows.
 
-    Matrix products are made block by block, so that a row has the same bits whatever rows it comes with; all else is
-    done for many blocks at once.
+    A row must have the same bits whatever rows it comes with. Where this machine's products of these shapes are seen
+    to give a row the same bits in any of a few sizes, rows are taken in parts of those sizes; elsewhere products are
+    made in blocks of one size, to which rows are padded.
     """
 
     def __init__(
@@ -100,15 +103,40 @@ class PerceptronDraws:
         # Until the first site there is no draw axis. Then it stands after the rows where masks are shared (the product
         # with the folded weights of all draws has it there), and before them where each row has its own.
         self._drawn = False
+        self._factors: list[tuple[Tensor, int]] = []  # right factors, and the rows of the left one for each of x
         self.steps = self._steps(net.layers, integrate)
+        self._together = not per_row and like.device.type == "cpu" and all(_agrees(*factor) for factor in self._factors)
 
     def __call__(self, x: Tensor, first_row: int) -> tuple[Tensor, Tensor | None]:
-        """The outputs `[draw, row, out]` of whole blocks of rows, and their variances over the integrated site."""
-        self._first_row = first_row
-        h = x
-        for step in self.steps:
-            h = step(h)
-        return self._draws_first(h), None if self.variance is None else self._draws_first(self.variance)
+        """The outputs `[draw, row, out]`, and the mean over draws of their variances over the integrated site."""
+        n_rows, results, variances = x.shape[0], [], []
+        for part in self._parts(x):
+            self._first_row = first_row
+            h = part
+            for step in self.steps:
+                h = step(h)
+            results.append(self._draws_first(h))
+            if self.variance is not None:
+                variances.append(self.variance)
+            first_row += part.shape[0]
+        if len(results) == 1:
+            variance = variances[0][:n_rows] if variances else None
+            return results[0][:, :n_rows], variance
+        return torch.cat(results, 1)[:, :n_rows], torch.cat(variances)[:n_rows] if variances else None
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, ...] | list[Tensor]:
+        """The rows, padded, in parts that are evaluated one after another and small enough for the cache."""
+        n_rows, size = x.shape[0], _TOGETHER[-1] if self._together else self.block
+        missing = -n_rows % size
+        if missing:
+            x = torch.cat([x, x.new_zeros(missing, x.shape[1])])
+        if not self._together:
+            return x.split(max(self.block, _TOGETHER[0]))
+        sizes, left = [], n_rows + missing
+        for size in _TOGETHER:
+            count, left = divmod(left, size)
+            sizes += [size] * count
+        return x.split(sizes) if len(sizes) > 1 else [x]
 
     def _draws_first(self, h: Tensor) -> Tensor:
         if h.dim() == 2:
@@ -143,19 +171,13 @@ class PerceptronDraws:
                 steps.append(_IN_PLACE.get(type(layer), layer) if self._drawn else layer)
         return steps
 
-    def _product(self, h: Tensor, weight: Tensor) -> Tensor:
-        """h @ weight for `[row, (draw,) feature]`, a block of rows at a time (all at once for per-row masks)."""
+    def _product(self, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """h @ weight + bias for `[row, (draw,) feature]`, in blocks of rows where that matters for a row's bits."""
         flat = h.reshape(-1, h.shape[-1])
         size = self.block * flat.shape[0] // h.shape[0]
-        if self.per_row or size == flat.shape[0]:
-            return flat @ weight
-        parts = flat.view(-1, size, flat.shape[1]).unbind()
-        if weight.is_contiguous():
-            out = flat.new_empty(flat.shape[0], weight.shape[1])
-            for part, result in zip(parts, out.view(-1, size, weight.shape[1]).unbind(), strict=True):
-                torch.mm(part, weight, out=result)
-            return out
-        return torch.cat([part @ weight for part in parts])
+        if self._together or self.per_row or size == flat.shape[0]:
+            return _affine(flat, weight, bias)
+        return torch.cat([_affine(part, weight, bias) for part in flat.split(size)])
 
     @staticmethod
     def _transposed(weight: Tensor) -> Tensor:
@@ -178,17 +200,12 @@ class PerceptronDraws:
         n_draws, width = len(self.draws), layer.out_features
         mask = self._mask(site, drop_prob, layer.in_features, None)[:, 0].t()
         scaled = (layer.weight * _scale(drop_prob)).t()
-        # A last row for the bias, read by a column of ones: a product with a bias added takes a slower kernel.
-        weights = scaled.new_empty(layer.in_features + (layer.bias is not None), n_draws, width)
-        torch.mul(scaled[:, None, :], mask[:, :, None], out=weights[: layer.in_features])
-        if layer.bias is not None:
-            weights[-1] = layer.bias
-        flat = weights.view(len(weights), -1)
+        flat = (scaled[:, None, :] * mask[:, :, None]).contiguous().view(layer.in_features, -1)
+        bias = None if layer.bias is None else layer.bias.repeat(n_draws)
+        self._factors.append((flat, 1))
 
         def step(h: Tensor) -> Tensor:
-            if layer.bias is not None:
-                h = torch.cat([h, h.new_ones(h.shape[0], 1)], dim=1)
-            return self._product(h, flat).view(-1, n_draws, width)
+            return self._product(h, flat, bias).view(-1, n_draws, width)
 
         return step
 
@@ -213,26 +230,65 @@ class PerceptronDraws:
 
     def _linear(self, layer: nn.Linear) -> Step:
         transposed = self._transposed(layer.weight)
+        self._factors.append((transposed, len(self.draws) if self._drawn else 1))
 
         def step(h: Tensor) -> Tensor:
-            out = self._product(h, transposed)
-            if layer.bias is not None:
-                out += layer.bias
-            return out.view(*h.shape[:-1], -1)
+            return self._product(h, transposed, layer.bias).view(*h.shape[:-1], -1)
 
         return step
 
     def _integrated(self, drop_prob: float, layer: nn.Linear) -> Step:
         # Var[W (h ∘ z / keep_prob)] = (W ∘ W)(h ∘ h) drop_prob / keep_prob for z ~ Bernoulli(keep_prob)
-        squares = self._transposed(layer.weight.square() * (drop_prob / (1 - drop_prob)))
-        mean = self._linear(layer)
+        squares = layer.weight.square().t() * (drop_prob / (1 - drop_prob))
+        mean, n_draws = self._linear(layer), len(self.draws)
+        if self._drawn and not self.per_row:  # only the mean over draws is wanted: one sum over draws and units
+            squares = (squares / n_draws).repeat(n_draws, 1)
+        squares = squares.contiguous()
+        self._factors.append((squares, 1))
 
         def step(h: Tensor) -> Tensor:
             result = mean(h)
-            self.variance = self._product(h.square_() if self._drawn else h.square(), squares).view_as(result)
+            h = h.square_() if self._drawn else h.square()
+            if self._drawn and self.per_row:
+                self.variance = self._product(h, squares).view_as(result).mean(0, dtype=torch.float64)
+            else:
+                self.variance = self._product(h.view(h.shape[0], -1), squares)
             return result
 
         return step
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if bias is None:
+        return torch.mm(x, weight)
+    # With a factor laid out by columns, a product with a bias takes a slower kernel than the two operations.
+    return torch.addmm(bias, x, weight) if weight.is_contiguous() else torch.mm(x, weight).add_(bias)
+
+
+def _agrees(weight: Tensor, multiple: int) -> bool:
+    """Whether a row of a product with such a factor has the same bits in every one of the sizes `_TOGETHER`.
+
+    The order in which a product sums depends on its shape and not on its values, so that random ones show it.
+    """
+    return _tried(tuple(weight.shape), weight.stride(), weight.dtype, multiple, torch.get_num_threads())
+
+
+@functools.lru_cache(maxsize=256)
+def _tried(shape: tuple[int, int], stride: tuple[int, ...], dtype: torch.dtype, multiple: int, threads: int) -> bool:
+    del threads  # of the key only: more threads may cut a product elsewhere
+    most = _TOGETHER[0] * multiple
+    if 2.0 * most * shape[0] * shape[1] > _TESTED_OPERATIONS or dtype not in (torch.float32, torch.float64):
+        return False
+    source = torch.Generator().manual_seed(0)
+    weight = torch.empty_strided(shape, stride, dtype=dtype).normal_(generator=source)
+    rows = torch.randn(most, shape[0], dtype=dtype, generator=source)
+    for bias in (None, torch.randn(shape[1], dtype=dtype, generator=source)):
+        whole = _affine(rows, weight, bias)
+        for size in _TOGETHER:
+            for part in (slice(size * multiple), slice(most - size * multiple, most)):
+                if not torch.equal(_affine(rows[part], weight, bias), whole[part]):
+                    return False
+    return True
 
 
 _prepared: OrderedDict[tuple[Any, ...], PerceptronDraws] = OrderedDict()
@@ -247,14 +303,15 @@ def prepared_draws(
     What is remembered is looked up by the values of the weights, so no way of changing them can go unnoticed.
     """
     parameters = [p for layer in net.layers for p in layer._parameters.values() if p is not None]
-    small = sum(p.numel() for p in parameters) <= _PREPARED_WEIGHTS and like.device.type == "cpu"
-    make = functools.partial(
-        PerceptronDraws, net, keys, draws, block=block, per_row=per_row, integrate=integrate, like=like[:0]
-    )
-    if not small or like.dtype not in (torch.float32, torch.float64):
+
+    def make() -> PerceptronDraws:
+        return PerceptronDraws(net, keys, draws, block=block, per_row=per_row, integrate=integrate, like=like[:0])
+
+    small = sum([p.numel() for p in parameters]) <= _PREPARED_WEIGHTS
+    if not small or like.device.type != "cpu" or like.dtype not in (torch.float32, torch.float64):
         return make()
-    kinds = tuple(_settings(layer) for layer in net.layers)
-    values = tuple(p.detach().numpy().tobytes() for p in parameters)
+    kinds = tuple(map(_settings, net.layers))
+    values = tuple([p.detach().numpy().tobytes() for p in parameters])
     key = (kinds, values, keys, draws, block, per_row, integrate, like.dtype, threading.get_ident())
     found = _prepared.get(key)
     if found is None:
@@ -266,7 +323,10 @@ def prepared_draws(
 
 def _settings(layer: nn.Module) -> tuple[Any, ...]:
     """What a layer does besides its weights."""
-    return (type(layer), layer.p if isinstance(layer, nn.Dropout) else layer.extra_repr())
+    kind = type(layer)
+    if kind is nn.Linear:
+        return (kind, layer.weight.shape)
+    return (kind, layer.p if kind is nn.Dropout else None if kind in _IN_PLACE else layer.extra_repr())
 
 
 def compact_draw(net: Perceptron, x: Tensor, *, keys: Keys, draw: int) -> Tensor:

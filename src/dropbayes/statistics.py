@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,19 +53,21 @@ class RowStatistics:
     def __init__(self, wishes: Wishes) -> None:
         self.wishes = wishes
         self.moments = Moments()
-        self.within = Mean()  # of the variance given the draw: the likelihood's, or that of an integrated last layer
+        self.within = Mean()  # of the likelihood's variance given the draw
+        self.integrated: Tensor | None = None  # the sum over draws of the variance over an integrated last layer
         self.entropies = Mean()
         self.votes = Votes()
         self.kept: list[Tensor] = []
 
     def add(self, output: Tensor, variance: Tensor | None) -> None:
-        """Counts in outputs `[draw, row, ...]`, with their variances over an integrated last layer."""
+        """Counts in outputs `[draw, row, ...]`, with their mean variance `[row, ...]` over an integrated last layer."""
         likelihood = self.wishes.likelihood
         if self.wishes.keep_draws or self.wishes.quantiles:
             self.kept.append(output)
         self.moments.add(output if likelihood is None else likelihood.mean(output))
         if variance is not None:
-            self.within.add(variance)
+            added = variance.double() * len(output)
+            self.integrated = added if self.integrated is None else self.integrated + added
         elif likelihood is not None and not isinstance(likelihood, Gaussian):
             self.within.add(likelihood.variance(output))
         if isinstance(likelihood, Categorical):
@@ -79,10 +82,13 @@ class RowStatistics:
         _check_finite(self.moments.mean)
         likelihood, mean, epistemic = self.wishes.likelihood, self.moments.mean, self.moments.variance
         if integrated:
-            epistemic = epistemic + self.within.value  # the law of total variance over the last layer's masks
+            assert self.integrated is not None
+            epistemic = (
+                epistemic + self.integrated / self.moments.count
+            )  # the law of total variance over the last layer's masks
         if isinstance(likelihood, Gaussian):
             aleatoric = torch.full_like(mean, 1 / likelihood.precision)
-        elif self.within.count and not integrated:
+        elif self.within.count:
             aleatoric = self.within.value
         else:
             aleatoric = torch.zeros_like(mean)
@@ -112,8 +118,8 @@ def _entropy(probabilities: Tensor) -> Tensor:
 
 
 def _check_finite(mean: Tensor) -> None:
-    # One NaN or infinity among the draws makes their mean so, too.
-    if not torch.isfinite(mean).all():
+    # One NaN or infinity among the draws makes their mean so, too, and the sum of all means.
+    if not math.isfinite(mean.sum()):
         raise ValueError(
             "`net` gave NaN or infinite outputs. Check the input rows and the weights for NaN, or predict in float32."
         )

@@ -66,8 +66,8 @@ class Moments(_Groups):
         return self._squares / self.count
 
     def _count_in(self, draws: Tensor) -> None:
-        draws = draws.double()
         size = draws.shape[0]
+        draws = draws.double()
         mean = draws.mean(0)
         squares = (draws - mean).square_().sum(0)
         if self.count == 0:
