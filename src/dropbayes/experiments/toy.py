@@ -159,11 +159,9 @@ def _concrete(settings: Settings) -> Arrays:
             batch_size=CONCRETE_BATCH, learning_rate=settings.concrete_rate, device="cpu", seed=settings.seed,
         )  # fmt: skip
         learnt.append([layer.noise.drop_prob for layer in net if isinstance(layer, Linear)])
-        with torch.no_grad(), torch.random.fork_rng():
-            torch.manual_seed(settings.seed)
-            draws = torch.stack([net.train()(x_test) for _ in range(settings.n_draws)])
-        rmse.append((likelihood.mean(draws).mean(0) - y_test).square().mean().sqrt().item())
-        aleatoric.append(likelihood.variance(draws).mean().sqrt().item())
+        found = db.predict(net, x_test, n_draws=settings.n_draws, likelihood=likelihood)
+        rmse.append((found.mean - y_test).square().mean().sqrt().item())
+        aleatoric.append(found.aleatoric.mean().sqrt().item())
     return {"drop_prob": np.array(learnt), "rmse": np.array(rmse), "aleatoric": np.array(aleatoric)}
 
 
