@@ -6,6 +6,7 @@ heavy is imported before a command needs it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     with warnings.catch_warnings():
-        warnings.showwarning = _noted
+        warnings.showwarning = _noted  # type: ignore[assignment]
         previous = _end_in_order()
         try:
             code = _run(command(), arguments)
@@ -66,7 +67,9 @@ def _run(command: Any, arguments: list[str]) -> int:
     except typer.Abort:
         raise KeyboardInterrupt from None
     except typer.Exit as error:
-        return int(error.exit_code)
+        found = error.exit_code
+    if found == 130:  # typer's word for an interruption
+        raise KeyboardInterrupt
     return found if isinstance(found, int) else 0
 
 
@@ -90,10 +93,8 @@ def _noted(message: Any, category: Any, *_: Any) -> None:
 
 def _leave_quietly() -> int:
     """For a reader that has gone (`| head`): no message, and none from the interpreter's last flush either."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):
-        pass
     return 1
 
 

@@ -100,9 +100,15 @@ def bench(*, n_draws: int, repeats: int, as_json: bool) -> None:
         print_json({**about, "n_draws": n_draws, "repeats": repeats, "cases": rows})
         return
     cells = [
-        [r["case"], f"{r['predict_ms']:.1f} ms", f"{r['against_loop']:.1f}×", f"{r['against_repeated_batch']:.1f}×", r["method"]]
-        for r in rows
-    ]  # fmt: skip
+        [
+            row["case"],
+            f"{row['predict_ms']:.1f} ms",
+            f"{row['against_loop']:.1f}×",
+            f"{row['against_repeated_batch']:.1f}×",
+            row["method"],
+        ]
+        for row in rows
+    ]
     heads = ["network and input", "predict", "than a loop", "than a repeated batch", "how"]
     console = out()
     console.print(table(f"Times faster with {n_draws} draws", heads, cells, numbers=(1, 2, 3)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import pathlib
@@ -28,6 +29,8 @@ _debug = False
 
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON document on standard output.")]
 Delimiter = Annotated[str, typer.Option(help="What separates the fields of a CSV file.", metavar="CHAR")]
+Data = Annotated[str, typer.Argument(metavar="DATA", help="A CSV or Parquet file; - is CSV from standard input.")]
+Outcomes = Annotated[str, typer.Argument(metavar="DATA", help="Such a file with the target in it.")]
 ModelFolder = Annotated[str, typer.Argument(metavar="MODEL", help="The folder that `dropbayes fit` wrote.")]
 Draws = Annotated[
     int | None, typer.Option(help="Draws of each network; by default those of the fit.", min=1, metavar="N")
@@ -35,7 +38,9 @@ Draws = Annotated[
 Seed = Annotated[
     int | None, typer.Option(help="The seed of the draws; by default that of the fit.", min=0, metavar="N")
 ]
-AllowNew = Annotated[bool, typer.Option("--allow-new", metavar="", help="Take categories that training lacked as none of those it had.")]  # fmt: skip
+AllowNew = Annotated[
+    bool, typer.Option("--allow-new", metavar="", help="Take categories that training lacked as none of those it had.")
+]
 BlockRows = Annotated[
     int | None, typer.Option(help="Rows read at a time; never changes the result.", min=1, metavar="N")
 ]
@@ -46,7 +51,12 @@ def command() -> Any:
     global _debug
     _debug = False
     # Rich takes longer to import than all of this; in a pipe its frames are in the way.
-    app.rich_markup_mode = "rich" if sys.stdout.isatty() else None
+    return _command(sys.stdout.isatty())
+
+
+@functools.cache
+def _command(framed: bool) -> Any:
+    app.rich_markup_mode = "rich" if framed else None
     return typer.main.get_command(app)
 
 
@@ -66,8 +76,10 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _all(
     debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show where an error arose.")] = False,
-    version: Annotated[bool, typer.Option("--version", metavar="", help="Print the version.", callback=_version, is_eager=True)] = False,
-) -> None:  # fmt: skip
+    version: Annotated[
+        bool, typer.Option("--version", metavar="", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
     global _debug
     _debug = debug
 
@@ -90,14 +102,14 @@ def _hidden(text: str) -> tuple[int, ...]:
     return tuple(int(value) for value in found)
 
 
-def _searched(text: str, option: str, *, below: float) -> Any:
-    """ "search", a number, or a list to try."""
+def _searched(text: str, option: str, *, probability: bool) -> Any:
+    """The word "search", a number, or a list to try."""
     if text == "search":
         return text
     found = _numbers(text, option)
-    if not all(0 <= value < below for value in found):
-        rule = "in [0, 1)" if below == 1 else "0 or more"
-        raise typer.BadParameter(f"must lie {rule}; got {text!r}" if below == 1 else f"must be {rule}; got {text!r}", param_hint=f"'{option}'")  # fmt: skip
+    if not all(value >= 0 and (value < 1 or not probability) for value in found):
+        rule = "must lie in [0, 1)" if probability else "must be 0 or more"
+        raise typer.BadParameter(f"{rule}; got {text!r}", param_hint=f"'{option}'")
     return found[0] if len(found) == 1 else found
 
 
@@ -115,37 +127,60 @@ def _not_both_on_stdout(output: str, as_json: bool) -> None:
 
 @app.command()
 def fit(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A CSV or Parquet file; - reads CSV from standard input.")],
+    data: Data,
     target: Annotated[str, typer.Option(help="The column to predict.", metavar="COLUMN")],
-    folder: Annotated[str, typer.Option("--out", "-o", help="The folder to write; a model in it is replaced.", metavar="FOLDER")],
-    task: Annotated[Literal["regression", "classification"] | None, typer.Option(help="By default, numbers are regressed and texts are classes.")] = None,
-    ignore: Annotated[list[str] | None, typer.Option(help="A column to leave out; may be given again.", metavar="COLUMN")] = None,
-    categorical: Annotated[list[str] | None, typer.Option(help="A column of numbers that are categories; may be given again.", metavar="COLUMN")] = None,
-    missing: Annotated[list[str] | None, typer.Option(help="One more text that means 'no value'; may be given again.", metavar="TEXT")] = None,
+    folder: Annotated[
+        str, typer.Option("--out", "-o", help="The folder to write; a model in it is replaced.", metavar="FOLDER")
+    ],
+    task: Annotated[
+        Literal["regression", "classification"] | None,
+        typer.Option(help="By default, numbers are regressed and texts are classes."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="A column to leave out; may be given again.", metavar="COLUMN")
+    ] = None,
+    categorical: Annotated[
+        list[str] | None,
+        typer.Option(help="A column of numbers that are categories; may be given again.", metavar="COLUMN"),
+    ] = None,
+    missing: Annotated[
+        list[str] | None, typer.Option(help="One more text that means 'no value'; may be given again.", metavar="TEXT")
+    ] = None,
     max_categories: Annotated[int, typer.Option(help="The most categories of a column.", min=2, metavar="N")] = 100,
-    quick: Annotated[bool, typer.Option("--quick", metavar="", help="A tenth of the steps, one network, one split.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", metavar="", help="A tenth of the steps, one network, one split.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="The seed of everything.", min=0, max=2**32 - 1, metavar="N")] = 0,
     hidden: Annotated[str, typer.Option(help="The widths of the hidden layers.", metavar="WIDTHS")] = "50,50",
     drop_prob: Annotated[str, typer.Option(help="Drop probability, or several to try.", metavar="NUMBERS")] = "search",
     weight_decay: Annotated[str, typer.Option(help="Weight decay λ, or several to try.", metavar="NUMBERS")] = "search",
-    noise: Annotated[Literal["constant", "heteroscedastic"], typer.Option(help="Whether the noise of a regression depends on the input.")] = "constant",
-    learn_drop_prob: Annotated[bool, typer.Option("--learn-drop-prob", metavar="", help="Learn each layer's drop probability.")] = False,
+    noise: Annotated[
+        Literal["constant", "heteroscedastic"],
+        typer.Option(help="Whether the noise of a regression depends on the input."),
+    ] = "constant",
+    learn_drop_prob: Annotated[
+        bool, typer.Option("--learn-drop-prob", metavar="", help="Learn each layer's drop probability.")
+    ] = False,
     activation: Annotated[Literal["relu", "tanh"], typer.Option(help="The non-linearity.")] = "relu",
-    n_networks: Annotated[int | None, typer.Option(help="Networks whose draws are pooled (by default 4).", min=1, metavar="N")] = None,
-    n_steps: Annotated[int | None, typer.Option(help="Steps of training on small data (by default 4000).", min=1, metavar="N")] = None,
+    n_networks: Annotated[
+        int | None, typer.Option(help="Networks whose draws are pooled (by default 4).", min=1, metavar="N")
+    ] = None,
+    n_steps: Annotated[
+        int | None, typer.Option(help="Steps of training on small data (by default 4000).", min=1, metavar="N")
+    ] = None,
     n_draws: Annotated[int, typer.Option(help="Draws of each network per prediction.", min=1, metavar="N")] = 50,
     learning_rate: Annotated[float, typer.Option(help="Adam's first step size.", min=1e-12, metavar="X")] = 0.01,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...", metavar="NAME")] = "auto",
     delimiter: Delimiter = ",",
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Fit a model to a table and write it to a folder."""
     from dropbayes.cli import fitting
 
     settings: dict[str, Any] = {
         "hidden": _hidden(hidden),
-        "drop_prob": _searched(drop_prob, "--drop-prob", below=1),
-        "weight_decay": _searched(weight_decay, "--weight-decay", below=math.inf),
+        "drop_prob": _searched(drop_prob, "--drop-prob", probability=True),
+        "weight_decay": _searched(weight_decay, "--weight-decay", probability=False),
         "noise": noise,
         "learn_drop_prob": learn_drop_prob,
         "activation": activation,
@@ -168,18 +203,30 @@ def fit(
 @app.command()
 def predict(
     model: ModelFolder,
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A CSV or Parquet file; - reads CSV from standard input.")],
-    output: Annotated[str, typer.Option("--output", "-o", help="A .csv or .parquet file; - writes CSV to standard output.", metavar="FILE")],
-    coverage: Annotated[float, typer.Option(help="The probability that an interval holds the outcome.", metavar="X")] = 0.95,
+    data: Data,
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", help="A .csv or .parquet file; - writes CSV to standard output.", metavar="FILE"
+        ),
+    ],
+    coverage: Annotated[
+        float, typer.Option(help="The probability that an interval holds the outcome.", metavar="X")
+    ] = 0.95,
     n_draws: Draws = None,
     seed: Seed = None,
-    keep: Annotated[str, typer.Option(help="Which input columns to keep: all, none, or names with commas.", metavar="COLUMNS")] = "all",
-    prefix: Annotated[str | None, typer.Option(help="What the new columns' names begin with (by default the target and _).", metavar="TEXT")] = None,
+    keep: Annotated[
+        str, typer.Option(help="Which input columns to keep: all, none, or names with commas.", metavar="COLUMNS")
+    ] = "all",
+    prefix: Annotated[
+        str | None,
+        typer.Option(help="What the new columns' names begin with (by default the target and _).", metavar="TEXT"),
+    ] = None,
     allow_new: AllowNew = False,
     block_rows: BlockRows = None,
     delimiter: Delimiter = ",",
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Predict the rows of a table, with uncertainty.
 
     Adds mean, std, epistemic, aleatoric, lower and upper for numbers; the predicted class, class probabilities, entropy
@@ -199,14 +246,14 @@ def predict(
 @app.command()
 def evaluate(
     model: ModelFolder,
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A CSV or Parquet file with the target; - is standard input.")],
+    data: Outcomes,
     n_draws: Draws = None,
     seed: Seed = None,
     allow_new: AllowNew = False,
     block_rows: BlockRows = None,
     delimiter: Delimiter = ",",
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Score a model against the outcomes in a table."""
     from dropbayes.cli import evaluating
 
@@ -230,15 +277,17 @@ def explain(model: ModelFolder, as_json: Json = False) -> None:
 @app.command()
 def report(
     model: ModelFolder,
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A CSV or Parquet file with the target; - is standard input.")],
-    output: Annotated[str, typer.Option("--output", "-o", help="The HTML file to write; - is standard output.", metavar="FILE")],
+    data: Outcomes,
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="The HTML file to write; - is standard output.", metavar="FILE")
+    ],
     title: Annotated[str | None, typer.Option(help="What stands above the page.", metavar="TEXT")] = None,
     n_draws: Draws = None,
     seed: Seed = None,
     allow_new: AllowNew = False,
     delimiter: Delimiter = ",",
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Write a page about a model's predictions for a table."""
     _not_both_on_stdout(output, as_json)
     from dropbayes.cli import reporting
@@ -256,10 +305,14 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", metavar="", help="A small version, minutes on two cores.")] = False,
     out: Annotated[str | None, typer.Option(help="The folder for results (by default out).", metavar="FOLDER")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...", metavar="NAME")] = "auto",
-    change: Annotated[list[str] | None, typer.Option("--set", help="Change one setting; may be given again.", metavar="KEY=VALUE")] = None,
-    figures_only: Annotated[bool, typer.Option("--figures-only", metavar="", help="Draw from what an earlier run saved.")] = False,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", help="Change one setting; may be given again.", metavar="KEY=VALUE")
+    ] = None,
+    figures_only: Annotated[
+        bool, typer.Option("--figures-only", metavar="", help="Draw from what an earlier run saved.")
+    ] = False,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Run an experiment of the paper.
 
     reproduce uci also takes --method faithful|best, --sets, --splits, --budget-seconds, --splits-per-chunk, and --csv

@@ -49,17 +49,16 @@ def evaluate(
 ) -> None:
     """Scores a model against outcomes; see `dropbayes evaluate --help`."""
     model = prepared(folders.load(model_path), n_draws=n_draws, seed=seed)
-    source = open_table(data, delimiter=delimiter)
     judged = _judged_numbers if model.schema.task == "regression" else _judged_classes
     parts: list[dict[str, Tensor]] = []
     n_absent = 0
-    for window in windows(
-        model, source, block_rows=block_rows, allow_new=allow_new, title="evaluate", with_target=True
-    ):
-        y, present = targets(model, window, source)
-        n_absent += int((~present).sum())
-        if present.any():
-            parts.append(judged(model, window, y[present], window.x[present], source))
+    options = {"block_rows": block_rows, "allow_new": allow_new, "title": "evaluate", "with_target": True}
+    with open_table(data, delimiter=delimiter) as source:
+        for window in windows(model, source, **options):  # type: ignore[arg-type]
+            y, present = targets(model, window, source)
+            n_absent += int((~present).sum())
+            if present.any():
+                parts.append(judged(model, window, y, present, source))
     if not parts:
         raise ValueError(f"{source.label}, column {shown(model.schema.target)}: no row has a value to score against.")
     if n_absent:
@@ -91,11 +90,11 @@ def targets(model: folders.Model, window: Window, source: Source) -> tuple[Any, 
     return codes, codes >= 0
 
 
-def _judged_numbers(model: folders.Model, window: Window, y: Any, x: Any, source: Source) -> dict[str, Tensor]:
+def _judged_numbers(model: folders.Model, window: Window, y: Any, present: Any, source: Source) -> dict[str, Tensor]:
     """What the scores of regression need of each row."""
-    means, noises = (part[..., 0] for part in draws(model.estimator, x))
+    means, noises = (part[..., 0] for part in draws(model.estimator, window.x))
     check_finite([means.mean(0).numpy()], window, source)
-    outcome = torch.from_numpy(y)
+    means, noises, outcome = means[:, present], noises[:, present], torch.from_numpy(y[present])
     density = -0.5 * ((outcome - means).square() / noises + noises.log() + math.log(2 * math.pi))
     return {
         "y": outcome,
@@ -118,10 +117,10 @@ def _number_scores(rows: dict[str, Tensor]) -> dict[str, float]:
     return found
 
 
-def _judged_classes(model: folders.Model, window: Window, y: Any, x: Any, source: Source) -> dict[str, Tensor]:
-    probabilities = draws(model.estimator, x)[0].mean(0)
+def _judged_classes(model: folders.Model, window: Window, y: Any, present: Any, source: Source) -> dict[str, Tensor]:
+    probabilities = draws(model.estimator, window.x)[0].mean(0)
     check_finite([probabilities.sum(1).numpy()], window, source)
-    return {"probabilities": probabilities, "y": torch.from_numpy(y)}
+    return {"probabilities": probabilities[present], "y": torch.from_numpy(y[present])}
 
 
 def _class_scores(rows: dict[str, Tensor]) -> dict[str, float]:

@@ -51,20 +51,17 @@ def fit(
     """Fits a model to a table and writes its folder; see `dropbayes fit --help`."""
     path = pathlib.Path(folder)
     folders.check_place(pathlib.Path(path.absolute()))
-    source = open_table(data, delimiter=delimiter)
-    with reading(source, "read") as bar:
-        blocks = []
-        for block in source.blocks():
-            blocks.append(block)
-            bar.at(source.position)
-    if not blocks or not sum(block.num_rows for block in blocks):
-        raise ValueError(f"{source.label}: has a header but no rows.")
-    training = prepared(
-        pa.concat_tables(blocks), source, target=target, task=task, ignore=ignore, categorical=categorical,
-        missing=missing, max_categories=max_categories,
-    )  # fmt: skip
+    with open_table(data, delimiter=delimiter) as source:
+        training = prepared(
+            _whole(source), source, target=target, task=task, ignore=ignore, categorical=categorical, missing=missing,
+            max_categories=max_categories,
+        )  # fmt: skip
+    estimator = _unfitted(training.schema, settings)
     begun = time.perf_counter()
-    estimator = _fitted(training, settings)
+    try:
+        estimator.fit(training.x, training.y)
+    finally:
+        estimator.verbose = False
     seconds = time.perf_counter() - begun
     origin = {
         "file": source.label,
@@ -75,6 +72,18 @@ def fit(
     model = folders.Model(estimator, training.schema, origin, path)
     folders.save(model)
     _say(model, training, seconds, as_json=as_json)
+
+
+def _whole(source: Source) -> pa.Table:
+    """All rows of a table."""
+    blocks = []
+    with reading(source, "read") as bar:
+        for block in source.blocks():
+            blocks.append(block)
+            bar.at(source.position)
+    if not sum(block.num_rows for block in blocks):
+        raise ValueError(f"{source.label}: has a header but no rows.")
+    return pa.concat_tables(blocks)
 
 
 def prepared(
@@ -111,7 +120,7 @@ def prepared(
 
     rows = rows if len(kept) == rows.num_rows else rows.take(pa.array(kept))
     columns: list[Column] = []
-    left_out = {name: "asked for" for name in ignore}
+    left_out = dict.fromkeys(ignore, "asked for")
     for name in source.names:
         if name == target or name in left_out:
             continue
@@ -163,20 +172,15 @@ def _target(
     return task, y, present  # type: ignore[return-value]
 
 
-def _fitted(training: Training, settings: dict[str, Any]) -> Any:
+def _unfitted(schema: Schema, settings: dict[str, Any]) -> Any:
     from rich.console import Console
 
     from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 
-    kind: Any = DropoutRegressor
-    if training.schema.task == "classification":
-        kind = DropoutClassifier
-        settings = {name: value for name, value in settings.items() if name != "noise"}
-    estimator = kind(**settings, verbose=Console(stderr=True).is_terminal)
-    try:
-        return estimator.fit(training.x, training.y)
-    finally:
-        estimator.verbose = False
+    verbose = Console(stderr=True).is_terminal
+    if schema.task == "regression":
+        return DropoutRegressor(**settings, verbose=verbose)
+    return DropoutClassifier(**{name: value for name, value in settings.items() if name != "noise"}, verbose=verbose)
 
 
 # --- what is said --------------------------------------------------------------------------------------------------
@@ -210,7 +214,7 @@ def _say(model: folders.Model, training: Training, seconds: float, *, as_json: b
     for line in _results(model):
         console.print(line)
     console.print(f"\nwritten to [bold]{escape(str(model.path))}[/bold] after {seconds:.1f} s of training")
-    distinct = np.unique(training.y) if schema.task == "regression" else []
+    distinct: Any = np.unique(training.y) if schema.task == "regression" else []
     if 0 < len(distinct) <= 10 and np.all(distinct == np.round(distinct)):
         note(f"{schema.target!r} has only {len(distinct)} whole values; if they are classes use --task classification.")
 

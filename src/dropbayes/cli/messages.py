@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ __all__ = ["complain", "note", "one_line", "out", "print_json", "progress", "rea
 
 
 def one_line(text: object) -> str:
-    """The text on one line, without characters that would steer a terminal.
+    r"""The text on one line, without characters that would steer a terminal.
 
     Example:
-        >>> one_line("a\\n  b\\x1b[31m")
+        >>> one_line("a\n  b\x1b[31m")
         'a b�[31m'
     """
     joined = " ".join(str(text).split())
@@ -93,7 +93,7 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, nu
     return made
 
 
-class progress:  # noqa: N801  (used as a context, like a function)
+class progress:
     """A bar on standard error for the time of a context; nothing where that is no terminal.
 
     Args:
@@ -126,8 +126,6 @@ class progress:  # noqa: N801  (used as a context, like a function)
         self._bar.stop()
 
 
-@contextlib.contextmanager
-def reading(source: Source, title: str) -> Iterator[progress]:
+def reading(source: Source, title: str) -> progress:
     """A bar that follows the reading of a table."""
-    with progress(title, source.size, unit="rows" if type(source).__name__ == "_ParquetSource" else "bytes") as bar:
-        yield bar
+    return progress(title, source.size, unit=source.unit)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,18 +42,17 @@ def predict(
     """Writes the predictions of a model for a table; see `dropbayes predict --help`."""
     sink = Sink(output, delimiter=delimiter)
     model = prepared(folders.load(model_path), n_draws=n_draws, seed=seed)
-    source = open_table(data, delimiter=delimiter)
-    kept = _kept(keep, source)
     added = column_names(model, f"{model.schema.target}_" if prefix is None else prefix)
-    _refuse_collision(kept, added)
     n_rows = 0
-    parts = windows(model, source, block_rows=block_rows, allow_new=allow_new, title="predict")
-    with contextlib.closing(parts), sink:  # type: ignore[type-var]
-        for window in parts:
-            columns = _columns(model, window.x, coverage)
-            check_finite(columns, window, source)
-            sink.write(_joined(window, kept, added, columns, model.schema, typed=sink.as_parquet))
-            n_rows += len(window.x)
+    with open_table(data, delimiter=delimiter) as source:
+        kept = _kept(keep, source)
+        _refuse_collision(kept, added)
+        with sink:
+            for window in windows(model, source, block_rows=block_rows, allow_new=allow_new, title="predict"):
+                columns = _columns(model, window.x, coverage)
+                check_finite(columns, window, source)
+                sink.write(_joined(window, kept, added, columns, model.schema, typed=sink.as_parquet))
+                n_rows += len(window.x)
     _say(model, n_rows, added, output, coverage, as_json=as_json)
 
 

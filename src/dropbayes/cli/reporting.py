@@ -32,19 +32,19 @@ def report(
 ) -> None:
     """Writes a report; see `dropbayes report --help`."""
     model = prepared(folders.load(model_path), n_draws=n_draws, seed=seed)
-    source = open_table(data, delimiter=delimiter)
     xs: list[Any] = []
     ys: list[Any] = []
-    shown_columns: dict[str, list[Any]] = {name: [] for name in source.names if name != model.schema.target}
     n_absent = 0
-    for window in windows(model, source, block_rows=None, allow_new=allow_new, title="read", with_target=True):
-        y, present = targets(model, window, source)
-        n_absent += int((~present).sum())
-        xs.append(window.x[present])
-        ys.append(y[present])
-        rows = window.table.filter(present)
-        for name, values in shown_columns.items():
-            values.extend(rows[name].to_pylist())
+    with open_table(data, delimiter=delimiter) as source:
+        shown_columns: dict[str, list[Any]] = {name: [] for name in source.names if name != model.schema.target}
+        for window in windows(model, source, block_rows=None, allow_new=allow_new, title="read", with_target=True):
+            y, present = targets(model, window, source)
+            n_absent += int((~present).sum())
+            xs.append(window.x[present])
+            ys.append(y[present])
+            rows = window.table.filter(present)
+            for name, values in shown_columns.items():
+                values.extend(rows[name].to_pylist())
     x, y = np.concatenate(xs), np.concatenate(ys)
     if not len(x):
         raise ValueError(f"{source.label}, column {shown(model.schema.target)}: no row has a value to score against.")
@@ -80,7 +80,7 @@ def _done(
     versions = {"dropbayes": importlib.metadata.version("dropbayes"), **origin.get("versions", {})}
     return {
         "data": f"{label}, {n_rows:,} rows",
-        "model": f"{model.schema.task} of {model.schema.target}, fitted on {origin['n_rows']:,} rows of {origin['file']}",
+        "model": f"{model.schema.task}, fitted on {origin['n_rows']:,} rows of {origin['file']}",
         "settings": ", ".join(f"{name}={value}" for name, value in origin.get("settings", {}).items()),
         "draws": f"{int(model.estimator.n_draws)} of each of {len(model.estimator.population_)} networks",
         "seed": str(model.estimator.seed_),

@@ -264,14 +264,14 @@ def inferred(
         categories = sorted(pc.unique(texts.drop_null()).to_pylist())
         if len(categories) > max_categories:
             raise ValueError(
-                f"{_table(at)}, column {shown(name)}: has {len(categories)} different texts, more than {max_categories}; "
-                "if it is an identifier leave it out with --ignore, else raise --max-categories."
+                f"{_table(at)}, column {shown(name)}: has {len(categories)} different texts, more than "
+                f"{max_categories}; if it is an identifier leave it out with --ignore, else raise --max-categories."
             )
         absent = bool(texts.null_count)
         if len(categories) + absent < 2:
             return "no value in any row" if not categories else f"{shown(categories[0])} in every row"
         return Column(name, "category", categories=tuple(categories), flagged=absent)
-    found = (_booleans if kind == "boolean" else numbers)(values, name, at=at, missing=missing)  # type: ignore[operator]
+    found = (_booleans if kind == "boolean" else numbers)(values, name, at=at, missing=missing)
     present = found[~np.isnan(found)]
     absent = len(present) < len(found)
     if not len(present):
@@ -298,8 +298,8 @@ def _kind(values: Any, name: str, at: Place, missing: Collection[str]) -> Kind:
         return "boolean"
     if pc.mean(pc.match_substring_regex(present, _DATE)).as_py() > 0.5:
         raise ValueError(
-            f"{_table(at)}, column {shown(name)}: holds dates such as {shown(present[0].as_py())}, which no model reads; "
-            "turn them into numbers (a year, days since the first) or leave the column out with --ignore."
+            f"{_table(at)}, column {shown(name)}: holds dates such as {shown(present[0].as_py())}, which no model "
+            "reads; turn them into numbers (a year, days since the first) or leave the column out with --ignore."
         )
     if pc.mean(pc.match_substring_regex(present, _NUMBER)).as_py() > 0.5:
         row = _first_failure(texts)
@@ -349,7 +349,7 @@ def encoded(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = Fal
                 new[column.name] = n_new
         else:
             read = _booleans if column.kind == "boolean" else numbers
-            found = read(values, column.name, at=at, missing=schema.missing)  # type: ignore[operator]
+            found = read(values, column.name, at=at, missing=schema.missing)
             absent = np.isnan(found)
             part[:, 0] = np.where(absent, column.fill, found)
         if column.flagged:

@@ -7,12 +7,17 @@ the model that reads it. Bytes are checked before they are parsed, so that a wro
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import io
 import os
 import pathlib
+import select
+import signal
+import socket
 import stat
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
@@ -60,18 +65,20 @@ def regrouped(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
 
 
 class Source(ABC):
-    """A table that is read once, from its first row to its last.
+    """A table that is read once, from its first row to its last; a context that closes it.
 
     Attributes:
         label: What to call it in messages.
         names: Its columns.
-        size: What `position` ends at: bytes of a CSV file, rows of a Parquet file; None if unknown.
+        size: What `position` ends at; None if unknown.
+        unit: What both count: "bytes" of a CSV file, "rows" of a Parquet file.
         delimiter: What separates the fields of a CSV file.
     """
 
     label: str
     names: tuple[str, ...]
     size: int | None
+    unit: str = "bytes"
     delimiter: str = ","
 
     @abstractmethod
@@ -86,6 +93,16 @@ class Source(ABC):
     @abstractmethod
     def place(self, row: int) -> str:
         """Where a row (counted from 0, the header not counted) is found, in words."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends reading, whether or not all rows were read."""
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self.close()
 
 
 def open_table(path: str | os.PathLike[str], *, delimiter: str = ",") -> Source:
@@ -102,7 +119,7 @@ def open_table(path: str | os.PathLike[str], *, delimiter: str = ",") -> Source:
     if len(delimiter) != 1 or delimiter in '"\r\n' or ord(delimiter) > 127:
         raise ValueError(f"`delimiter` must be one plain character, such as ',' or ';' or a tab; got {delimiter!r}.")
     if str(path) == "-":
-        return _CsvSource(sys.stdin.buffer, "standard input", None, delimiter)
+        return _CsvSource(_standard_input(), "standard input", None, delimiter)
     path = pathlib.Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder; name a CSV or Parquet file in it.")
@@ -146,19 +163,28 @@ def shown(value: object, *, most: int = 40) -> str:
     return repr(text if len(text) <= most else text[: most - 1] + "…")
 
 
+def _refuse_foreign(start: bytes, label: str) -> None:
+    for magic, what in _FOREIGN.items():
+        if start.startswith(magic):
+            raise ValueError(f"{label} is {what}.")
+    if start.startswith(b"PAR1"):
+        raise ValueError(f"{label} is Parquet, which cannot be read from a stream; name the file instead.")
+
+
 # --- CSV -----------------------------------------------------------------------------------------------------------
 
 
 class _CheckedBytes(io.RawIOBase):
     """A stream whose bytes are made sure to be UTF-8 text as they pass."""
 
-    def __init__(self, stream: BinaryIO, label: str) -> None:
+    def __init__(self, stream: Any, label: str) -> None:
         self.stream, self.label = stream, label
         self.pushed_back = b""
         self.n_bytes, self.n_lines = 0, 1
         self.last = [b"", b""]  # enough to see how the file ends
         self.decoder = codecs.getincrementaldecoder("utf-8")()
         self.error: ValueError | None = None
+        self.ended = False
 
     def readable(self) -> bool:
         return True
@@ -169,7 +195,7 @@ class _CheckedBytes(io.RawIOBase):
             if 0 <= size < len(data):
                 data, self.pushed_back = data[:size], data[size:]
             return data
-        data = self.stream.read(size)
+        data = b"" if self.ended else self.stream.read(size)
         try:
             self._check(data)
         except ValueError as error:
@@ -178,6 +204,8 @@ class _CheckedBytes(io.RawIOBase):
         return data
 
     def _check(self, data: bytes) -> None:
+        if not self.n_bytes:
+            _refuse_foreign(data, self.label)
         pending = len(self.decoder.getstate()[0])
         try:
             self.decoder.decode(data, final=not data)
@@ -204,23 +232,56 @@ class _CheckedBytes(io.RawIOBase):
         return self.pushed_back
 
 
+class _InterruptibleInput:
+    """A pipe read by a thread of the parser, which a signal to the waiting main thread ends.
+
+    While the main thread waits inside the parser no handler of Python's runs; but the signal is written to a descriptor
+    at once, and the reading thread listens to that, too.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.signalled, wake = socket.socketpair()
+        wake.setblocking(False)
+        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        self._wake = wake  # kept open
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake.send(b"\0")
+
+    def read(self, size: int) -> bytes:
+        parts: list[bytes] = []
+        while size > 0:
+            ready, _, _ = select.select([self.descriptor, self.signalled], [], [])
+            if self.signalled in ready:
+                raise InterruptedError("interrupted")
+            data = os.read(self.descriptor, size)
+            if not data:
+                break
+            parts.append(data)
+            size -= len(data)
+        return b"".join(parts)
+
+
+def _standard_input() -> Any:
+    in_main = threading.current_thread() is threading.main_thread()
+    try:
+        descriptor = sys.stdin.fileno()
+    except (OSError, ValueError):  # no file: a test's
+        return sys.stdin.buffer
+    return _InterruptibleInput(descriptor) if in_main and os.name == "posix" else sys.stdin.buffer
+
+
 class _CsvSource(Source):
-    def __init__(self, stream: BinaryIO, label: str, path: pathlib.Path | None, delimiter: str) -> None:
+    def __init__(self, stream: Any, label: str, path: pathlib.Path | None, delimiter: str) -> None:
         self.label, self.delimiter, self._path = label, delimiter, path
         self.size = None if path is None else os.fstat(stream.fileno()).st_size
         self._bytes = _CheckedBytes(stream, label)
-        self._refuse_foreign(stream)
+        self._reader: Any = None
         head = self._bytes.first(BLOCK_BYTES)
         self._raw_names, self._has_rows = self._header(head)
         self.names = _checked_names(self._raw_names, label)
-
-    def _refuse_foreign(self, stream: BinaryIO) -> None:
-        start = stream.peek(4)[:4] if hasattr(stream, "peek") else b""
-        for magic, what in _FOREIGN.items():
-            if start.startswith(magic):
-                raise ValueError(f"{self.label} is {what}.")
-        if start == b"PAR1":
-            raise ValueError(f"{self.label} is Parquet, which cannot be read from a stream; name the file instead.")
 
     def _header(self, head: bytes) -> tuple[list[str], bool]:
         """The names in the first record, and whether another one follows."""
@@ -244,8 +305,8 @@ class _CsvSource(Source):
                 if other != self.delimiter and other in names[0]:
                     option = "$'\\t'" if other == "\t" else f"'{other}'"
                     raise ValueError(
-                        f"{self.label}: the header has no {self.delimiter!r}; its fields seem to be separated by {word}. "
-                        f"Say so with --delimiter {option}."
+                        f"{self.label}: the header has no {self.delimiter!r}; its fields seem to be separated by "
+                        f"{word}. Say so with --delimiter {option}."
                     )
         return names, has_rows
 
@@ -269,7 +330,7 @@ class _CsvSource(Source):
             return "error"
 
         try:
-            reader = arrow_csv.open_csv(
+            self._reader = arrow_csv.open_csv(
                 self._bytes,
                 read_options=arrow_csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
                 parse_options=arrow_csv.ParseOptions(
@@ -279,10 +340,10 @@ class _CsvSource(Source):
                     column_types=dict.fromkeys(self._raw_names, pa.string()), strings_can_be_null=False
                 ),
             )
-            if reader.schema.names != self._raw_names:
+            if self._reader.schema.names != self._raw_names:
                 raise ValueError(f"{self.label}, line 1: the header cannot be read; check its quotation marks.")
             n_rows = 0
-            for batch in reader:
+            for batch in self._reader:
                 n_rows += batch.num_rows
                 if batch.num_rows:
                     last_cell = batch.column(batch.num_columns - 1)[-1].as_py()
@@ -293,6 +354,18 @@ class _CsvSource(Source):
             if isinstance(error, OSError) and not isinstance(error, pa.ArrowException) and self._bytes.error is None:
                 raise
             raise self._explained(error, ragged) from None
+
+    def close(self) -> None:
+        """Ends reading; a thread of the parser that is still at it must be done before the interpreter can end."""
+        self._bytes.ended = True
+        if isinstance(self._bytes.stream, _InterruptibleInput):
+            self._bytes.stream.close()
+        if self._reader is not None:
+            with contextlib.suppress(pa.ArrowException, OSError, ValueError):
+                for _ in self._reader:
+                    pass
+        if self._path is not None:
+            self._bytes.stream.close()
 
     def _ends_open(self, last_cell: str) -> bool:
         """Whether the file ends inside a quoted field, which then has swallowed all rows after its first."""
@@ -355,6 +428,8 @@ def _records(lines: Iterable[str], delimiter: str) -> Any:
 
 
 class _ParquetSource(Source):
+    unit = "rows"
+
     def __init__(self, path: pathlib.Path) -> None:
         from pyarrow import parquet
 
@@ -380,6 +455,9 @@ class _ParquetSource(Source):
 
     def place(self, row: int) -> str:
         return f"{self.label}, row {row + 1}"
+
+    def close(self) -> None:
+        self._file.close(force=True)
 
 
 def _first_sentence(error: BaseException) -> str:
