@@ -150,7 +150,9 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_block_size(models, tmp_
     assert expected.count(b"\n") == 4201
     for rows in (1, 7, 1000):
         out = tmp_path / "out.csv"
-        assert run("predict", models / name, tmp_path / "many.csv", "-o", out, "--seed", 3, "--block-rows", rows).code == 0
+        assert (
+            run("predict", models / name, tmp_path / "many.csv", "-o", out, "--seed", 3, "--block-rows", rows).code == 0
+        )
         assert out.read_bytes() == expected
     assert run("predict", models / name, tmp_path / "many.csv", "-o", "-", "--seed", 4).out != expected
 
@@ -191,7 +193,9 @@ def test_keep_and_prefix_choose_columns(models):
 
 
 def test_draws_may_be_more_than_in_the_fit(models):
-    found = json.loads(run("predict", models / "numbers", models / "new.csv", "-o", os.devnull, "--n-draws", 20, "--json").text)
+    found = json.loads(
+        run("predict", models / "numbers", models / "new.csv", "-o", os.devnull, "--n-draws", 20, "--json").text
+    )
     assert found["n_draws"] == 40 and found["n_rows"] == 40 and found["coverage"] == 0.95
 
 
@@ -284,7 +288,10 @@ def test_explain_states_the_identity_of_precision_weight_decay_and_length_scale(
 def test_the_precision_of_classes_is_one(models):
     layer = facts(folders.load(models / "classes"))["layers"][0]
     tau = model_precision(
-        weight_decay=layer["weight_decay"], keep_prob=1 - layer["drop_prob"], length_scale=layer["length_scale"], n_data=60
+        weight_decay=layer["weight_decay"],
+        keep_prob=1 - layer["drop_prob"],
+        length_scale=layer["length_scale"],
+        n_data=60,
     )
     assert tau == pytest.approx(1)
 
@@ -343,8 +350,13 @@ def test_reproduce_uci_passes_every_argument_on(monkeypatch):
 
     seen = []
     monkeypatch.setattr(uci, "main", seen.append)
-    assert run("reproduce", "uci", "--csv", "my.csv", "--target", "y", "--method", "best", "--quick", "--out", "o").code == 0
-    assert seen == [["--quick", "--out", "o", "--device", "auto", "--csv", "my.csv", "--target", "y", "--method", "best"]]
+    assert (
+        run("reproduce", "uci", "--csv", "my.csv", "--target", "y", "--method", "best", "--quick", "--out", "o").code
+        == 0
+    )
+    assert seen == [
+        ["--quick", "--out", "o", "--device", "auto", "--csv", "my.csv", "--target", "y", "--method", "best"]
+    ]
 
 
 def test_reproduce_uci_reports_wrong_arguments():

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dropbayes.cli import folders
 from dropbayes.cli.messages import note, out, print_json, reading, table
-from dropbayes.tables import Column, Schema, Source, encoded, inferred, labels, numbers, open_table
+from dropbayes.tables import MISSING, Column, Schema, Source, encoded, inferred, kind_of, labels, numbers, open_table
 from dropbayes.tables.reading import shown
 
 __all__ = ["fit"]
@@ -105,8 +105,6 @@ def prepared(
                 raise ValueError(f"{source.label}: has no column {shown(name)} ({option}); it has {have}.")
     if target in ignore:
         raise ValueError(f"--ignore must not name the target {shown(target)}.")
-    from dropbayes.tables import MISSING
-
     tokens = tuple(dict.fromkeys([*MISSING, *missing]))
     task, y, present = _target(rows[target], target, source, task, tokens)
     kept = np.flatnonzero(present)
@@ -149,8 +147,7 @@ def _target(
         return source.label if row < 0 else source.place(row)
 
     if task is None:
-        column = inferred(values, name, at=at, missing=tokens, max_categories=2**62)
-        task = "regression" if isinstance(column, str) or column.kind == "number" else "classification"
+        task = "regression" if kind_of(values, name, at=at, missing=tokens) == "number" else "classification"
     if task == "regression":
         y = numbers(values, name, at=at, missing=tokens)
         present = ~np.isnan(y)

@@ -1,4 +1,4 @@
-"""Columns as numbers: what each column of a table means, and how its cells become inputs of a network.
+"""Columns as inputs of a network: what each means, and how its cells are encoded.
 
 A column is a number, a boolean or a category. A missing number is replaced by the training median and, where training
 rows lacked it too, flagged by an input of its own; a category has one input for each text seen in training (one-hot).
@@ -6,8 +6,7 @@ rows lacked it too, flagged by an input of its own; a category has one input for
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,21 +15,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dropbayes.tables import cells
+from dropbayes.tables.cells import MISSING, NUMBER, Floats, Place
 from dropbayes.tables.reading import shown
 
-__all__ = [
-    "MISSING", "Column", "Encoded", "Schema", "check_columns", "encoded", "inferred", "labels", "numbers",
-]  # fmt: skip
-
-MISSING = ("", "NA", "N/A", "NaN", "nan", "NAN", "null", "NULL", "?")
-"""The cells that mean "no value", spaces around them not counted."""
+__all__ = ["Column", "Encoded", "Schema", "check_columns", "encoded", "inferred", "kind_of"]
 
 Kind = Literal["number", "boolean", "category"]
-Floats = npt.NDArray[np.float64]
 
-# Beyond it a number standardised to single precision may overflow whatever the others are.
-_LARGEST = 1e100
-_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _DATE = (
     r"^([0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([T ][0-9:.]+(Z|[+-][0-9:]+)?)?|[0-9]{1,2}[./][0-9]{1,2}[./][0-9]{2,4}.*"
     r"|[0-9]{4}/[0-9]{1,2}/[0-9]{1,2}.*)$"
@@ -95,144 +87,6 @@ class Encoded:
     new: dict[str, int]
 
 
-Place = Callable[[int], str]
-
-
-# --- cells ---------------------------------------------------------------------------------------------------------
-
-
-def _is_text(values: Any) -> bool:
-    t = pa.types
-    return bool(t.is_string(values.type) or t.is_large_string(values.type) or t.is_string_view(values.type))
-
-
-def _plain(values: Any, name: str, at: Place) -> Any:
-    """The column as text, numbers or booleans; other types are refused with a remedy."""
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    t = pa.types
-    if t.is_dictionary(values.type):
-        values = pc.cast(values, values.type.value_type)
-    if t.is_null(values.type):
-        return pc.cast(values, pa.string())
-    if _is_text(values):
-        return pc.cast(values, pa.string())
-    if t.is_boolean(values.type) or t.is_integer(values.type) or t.is_floating(values.type):
-        return values
-    if t.is_decimal(values.type):
-        return pc.cast(values, pa.float64())
-    what = "dates or times" if t.is_temporal(values.type) else f"values of type {values.type}"
-    raise ValueError(
-        f"{_table(at)}, column {shown(name)}: holds {what}, which no model reads; turn them into numbers (a year, days "
-        f"since the first) or leave the column out with --ignore."
-    )
-
-
-def _table(at: Place) -> str:
-    return at(-1)
-
-
-def _trimmed(values: Any, missing: Collection[str]) -> Any:
-    """The texts without spaces around them, those that mean "no value" as nulls."""
-    texts = pc.utf8_trim_whitespace(values)
-    absent = pc.is_in(texts, value_set=pa.array(list(missing), pa.string()))
-    return pc.if_else(absent, pa.scalar(None, pa.string()), texts)
-
-
-def _first_failure(texts: Any) -> int:
-    """The index of the first text that is no number, by halving."""
-    low, high = 0, len(texts)
-    while high - low > 1:
-        middle = (low + high) // 2
-        try:
-            pc.cast(texts.slice(low, middle - low), pa.float64())
-            low = middle
-        except pa.ArrowInvalid:
-            high = middle
-    return low
-
-
-def numbers(values: Any, name: str, *, at: Place, missing: Collection[str] = MISSING) -> Floats:
-    """The numbers of a column, NaN where there is none.
-
-    Args:
-        values: An arrow array of numbers or texts.
-        name: The column's name, for messages.
-        at: Where a row of this array is found, in words; -1 for the table itself.
-        missing: The texts that mean "no value".
-
-    Example:
-        >>> numbers(pa.array([" 1.5", "NA"]), "a", at=str)
-        array([1.5, nan])
-    """
-    values = _plain(values, name, at)
-    if _is_text(values):
-        texts = _trimmed(values, missing)
-        try:
-            values = pc.cast(texts, pa.float64())
-        except pa.ArrowInvalid:
-            row = _first_failure(texts)
-            text = texts[row].as_py()
-            hint = " (a decimal comma? write 1.5)" if re.fullmatch(r"[+-]?[0-9]+,[0-9]+", text) else ""
-            raise ValueError(f"{at(row)}, column {shown(name)}: must be a number; got {shown(text)}{hint}.") from None
-        found = values.to_numpy(zero_copy_only=False).astype(np.float64)
-        wrong = ~(np.abs(found) <= _LARGEST) & texts.is_valid().to_numpy(zero_copy_only=False)
-    else:
-        found = pc.cast(values, pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
-        wrong = np.abs(found) > _LARGEST
-        texts = values
-    if wrong.any():
-        row = int(wrong.argmax())
-        rule = f"a finite number of at most {_LARGEST:g}; got {shown(texts[row].as_py())}"
-        raise ValueError(f"{at(row)}, column {shown(name)}: must be {rule}. Correct it, or leave the cell empty.")
-    return found
-
-
-def _booleans(values: Any, name: str, at: Place, missing: Collection[str]) -> Floats:
-    values = _plain(values, name, at)
-    if _is_text(values):
-        texts = pc.utf8_lower(_trimmed(values, missing))
-        known = pc.is_in(texts, value_set=pa.array(["true", "false", None], pa.string()))
-        if not pc.all(known).as_py():
-            row = pc.index(known, False).as_py()
-            raise ValueError(
-                f"{at(row)}, column {shown(name)}: must be true or false, as in training; got "
-                f"{shown(values[row].as_py())}."
-            )
-        values = pc.equal(texts, "true")
-    return numbers(values, name, at=at, missing=missing)
-
-
-def _texts(values: Any, name: str, at: Place, missing: Collection[str]) -> Any:
-    """The cells as texts, null where there is none."""
-    values = _plain(values, name, at)
-    if pa.types.is_floating(values.type):
-        values = pa.array([None if v is None or v != v else f"{v:.15g}" for v in values.to_pylist()], pa.string())
-    return _trimmed(pc.cast(values, pa.string()), missing)
-
-
-def labels(values: Any, name: str, *, at: Place, missing: Collection[str] = MISSING) -> list[str | None]:
-    """The classes of a target column as texts, whole numbers without a fraction; None where there is none.
-
-    Example:
-        >>> labels(pa.array([1.0, 2.5, None]), "a", at=str)
-        ['1', '2.5', None]
-    """
-    texts: list[str | None] = _texts(values, name, at, missing).to_pylist()
-    return [_canonical(text) for text in texts]
-
-
-def _canonical(text: str | None) -> str | None:
-    """One spelling for a class that is a number or a boolean, however the file writes it."""
-    if text is None:
-        return None
-    if text.lower() in ("true", "false"):
-        return text.lower()
-    if re.match(_NUMBER, text) and float(text).is_integer() and abs(float(text)) < 1e15:
-        return str(int(float(text)))
-    return text
-
-
 # --- what columns mean ---------------------------------------------------------------------------------------------
 
 
@@ -257,21 +111,21 @@ def inferred(
         categorical: Whether to take even numbers as categories.
         max_categories: The most categories that are no sign of an identifier.
     """
-    values = _plain(values, name, at)
-    kind = "category" if categorical else _kind(values, name, at, missing)
+    values = cells.plain(values, name, at)
+    kind = "category" if categorical else kind_of(values, name, at=at, missing=missing)
     if kind == "category":
-        texts = _texts(values, name, at, missing)
+        texts = cells.texts(values, name, at, missing)
         categories = sorted(pc.unique(texts.drop_null()).to_pylist())
         if len(categories) > max_categories:
             raise ValueError(
-                f"{_table(at)}, column {shown(name)}: has {len(categories)} different texts, more than "
+                f"{at(-1)}, column {shown(name)}: has {len(categories)} different texts, more than "
                 f"{max_categories}; if it is an identifier leave it out with --ignore, else raise --max-categories."
             )
         absent = bool(texts.null_count)
         if len(categories) + absent < 2:
             return "no value in any row" if not categories else f"{shown(categories[0])} in every row"
         return Column(name, "category", categories=tuple(categories), flagged=absent)
-    found = (_booleans if kind == "boolean" else numbers)(values, name, at=at, missing=missing)
+    found = (cells.booleans if kind == "boolean" else cells.numbers)(values, name, at=at, missing=missing)
     present = found[~np.isnan(found)]
     absent = len(present) < len(found)
     if not len(present):
@@ -282,10 +136,12 @@ def inferred(
     return Column(name, kind, fill=fill, flagged=absent)
 
 
-def _kind(values: Any, name: str, at: Place, missing: Collection[str]) -> Kind:
-    if not _is_text(values):
+def kind_of(values: Any, name: str, *, at: Place, missing: Collection[str] = MISSING) -> Kind:
+    """Whether a column holds numbers, booleans or categories; see `inferred`."""
+    values = cells.plain(values, name, at)
+    if not cells.is_text(values):
         return "boolean" if pa.types.is_boolean(values.type) else "number"
-    texts = _trimmed(values, missing)
+    texts = cells.trimmed(values, missing)
     present = texts.drop_null()
     if not len(present):
         return "number"
@@ -298,11 +154,11 @@ def _kind(values: Any, name: str, at: Place, missing: Collection[str]) -> Kind:
         return "boolean"
     if pc.mean(pc.match_substring_regex(present, _DATE)).as_py() > 0.5:
         raise ValueError(
-            f"{_table(at)}, column {shown(name)}: holds dates such as {shown(present[0].as_py())}, which no model "
+            f"{at(-1)}, column {shown(name)}: holds dates such as {shown(present[0].as_py())}, which no model "
             "reads; turn them into numbers (a year, days since the first) or leave the column out with --ignore."
         )
-    if pc.mean(pc.match_substring_regex(present, _NUMBER)).as_py() > 0.5:
-        row = _first_failure(texts)
+    if pc.mean(pc.match_substring_regex(present, NUMBER)).as_py() > 0.5:
+        row = cells.first_failure(texts)
         raise ValueError(
             f"{at(row)}, column {shown(name)}: {shown(texts[row].as_py())} among numbers; correct it, leave the cell "
             "empty, name it with --missing, or take the column as categories with --categorical."
@@ -348,7 +204,7 @@ def encoded(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = Fal
             if n_new:
                 new[column.name] = n_new
         else:
-            read = _booleans if column.kind == "boolean" else numbers
+            read = cells.booleans if column.kind == "boolean" else cells.numbers
             found = read(values, column.name, at=at, missing=schema.missing)
             absent = np.isnan(found)
             part[:, 0] = np.where(absent, column.fill, found)
@@ -363,7 +219,7 @@ def encoded(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = Fal
 def _fill_categories(
     part: Floats, column: Column, values: Any, at: Place, missing: Collection[str], allow_new: bool
 ) -> tuple[npt.NDArray[np.bool_], int]:
-    texts = _texts(values, column.name, at, missing)
+    texts = cells.texts(values, column.name, at, missing)
     codes = pc.index_in(texts.drop_null(), value_set=pa.array(column.categories, pa.string()))
     present = texts.is_valid().to_numpy(zero_copy_only=False)
     rows = np.flatnonzero(present)

@@ -253,8 +253,8 @@ class _InterruptibleInput:
     def read(self, size: int) -> bytes:
         parts: list[bytes] = []
         while size > 0:
-            ready, _, _ = select.select([self.descriptor, self.signalled], [], [])
-            if self.signalled in ready:
+            ready, _, _ = select.select([self.descriptor, self.signalled.fileno()], [], [])
+            if self.signalled.fileno() in ready:
                 raise InterruptedError("interrupted")
             data = os.read(self.descriptor, size)
             if not data:
