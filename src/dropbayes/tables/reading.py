@@ -321,7 +321,7 @@ class _CsvSource(Source):
     def _tables(self) -> Iterator[pa.Table]:
         from pyarrow import csv as arrow_csv
 
-        if not self._has_rows:
+        if not self._has_rows or self._bytes.ended:
             return
         ragged: list[Any] = []
 
