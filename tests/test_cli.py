@@ -265,7 +265,7 @@ def test_evaluate_leaves_out_rows_without_target_and_prints_a_table(models, tmp_
     short = re.sub(r",-?[\d.]+,(\w+)\n", r",,\1\n", text, count=3)
     (tmp_path / "t.csv").write_text(short)
     result = run("evaluate", models / "numbers", tmp_path / "t.csv")
-    assert "37 rows" in result.text and "rmse" in result.text
+    assert "37 rows" in result.text and "RMSE" in result.text
     assert "3 rows without a target left out" in result.err
 
 
@@ -380,7 +380,7 @@ def test_bench_prints_ratios():
     found = json.loads(run("bench", "--n-draws", 2, "--repeats", 1, "--json").text)
     assert len(found["cases"]) == 5
     assert all(case["against_loop"] > 0 and case["against_repeated_batch"] > 0 for case in found["cases"])
-    assert "Times faster with 2 draws" in run("bench", "--n-draws", 2, "--repeats", 1).text
+    assert "How many times faster, with 2 draws" in run("bench", "--n-draws", 2, "--repeats", 1).text
 
 
 # --- help, streams and signals ---------------------------------------------------------------------------------------

@@ -40,11 +40,11 @@ def _transformer() -> nn.Module:
 
 # name: the network and the shape of its input
 _CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "perceptron 13-50-50-1, 1 row": (_perceptron, (1, 13)),
-    "perceptron 13-50-50-1, 100 rows": (_perceptron, (100, 13)),
-    "perceptron 13-50-50-1, 1000 rows": (_perceptron, (1000, 13)),
-    "convolutions, dropout before the last layer, 32 images": (_convolution, (32, 1, 28, 28)),
-    "transformer layer, 16 sequences": (_transformer, (16, 16, 64)),
+    "perceptron, 1 row": (_perceptron, (1, 13)),
+    "perceptron, 100 rows": (_perceptron, (100, 13)),
+    "perceptron, 1000 rows": (_perceptron, (1000, 13)),
+    "convolutions, 32 images": (_convolution, (32, 1, 28, 28)),
+    "transformer, 16 sequences": (_transformer, (16, 16, 64)),
 }
 
 
@@ -109,10 +109,10 @@ def bench(*, n_draws: int, repeats: int, as_json: bool) -> None:
         ]
         for row in rows
     ]
-    heads = ["network and input", "predict", "than a loop", "than a repeated batch", "how"]
+    heads = ["network", "predict", "against a loop", "against a repeated batch", "how"]
     console = out()
-    console.print(table(f"Times faster with {n_draws} draws", heads, cells, numbers=(1, 2, 3)))
+    console.print(table(f"How many times faster, with {n_draws} draws", heads, cells, numbers=(1, 2, 3)))
     console.print(
-        f"\nmedians of {repeats} runs in turns; torch {about['torch']}, {about['threads']} threads, {about['machine']}",
+        f"\nmedians of {repeats} runs in turns; torch {about['torch']}, threads: {about['threads']}, {about['machine']}",
         style="dim",
     )

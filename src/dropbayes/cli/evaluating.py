@@ -21,18 +21,18 @@ __all__ = ["evaluate", "targets"]
 
 COVERAGES = (0.5, 0.8, 0.95)
 
-# What each score says, and which way is better.
+# What each score is called and says, and which way is better.
 _MEANINGS = {
-    "log_likelihood": "nats a row, higher is better",
-    "rmse": "in units of the target, lower is better",
-    "mae": "in units of the target, lower is better",
-    "sharpness": "root mean predictive variance, in units of the target",
-    "coverage_50": "share of outcomes inside the 50 % interval",
-    "coverage_80": "share of outcomes inside the 80 % interval",
-    "coverage_95": "share of outcomes inside the 95 % interval",
-    "accuracy": "share of rows with the right class, higher is better",
-    "brier": "0 to 2, lower is better",
-    "calibration_error": "mean gap of confidence and accuracy over 15 bins, lower is better",
+    "log_likelihood": ("log-likelihood", "nats a row, higher is better"),
+    "rmse": ("RMSE", "root mean squared error, in units of the target"),
+    "mae": ("MAE", "mean absolute error, in units of the target"),
+    "sharpness": ("sharpness", "root mean predictive variance, in units of the target"),
+    "coverage_50": ("coverage of 50 %", "share of outcomes inside their 50 % interval"),
+    "coverage_80": ("coverage of 80 %", "share of outcomes inside their 80 % interval"),
+    "coverage_95": ("coverage of 95 %", "share of outcomes inside their 95 % interval"),
+    "accuracy": ("accuracy", "share of rows whose most probable class is right"),
+    "brier": ("Brier score", "0 to 2, lower is better"),
+    "calibration_error": ("calibration error", "mean gap of confidence and accuracy over 15 bins, lower is better"),
 }
 
 
@@ -143,5 +143,5 @@ def _say(model: folders.Model, source: Source, n_rows: int, found: dict[str, flo
     console = out()
     about = f"[bold]{escape(model.schema.target)}[/bold] in {escape(source.label)}: {n_rows:,} rows, {n_draws} draws"
     console.print(about + "\n")
-    rows = [[name.replace("_", " "), f"{value:.4f}", _MEANINGS[name]] for name, value in found.items()]
+    rows = [[_MEANINGS[name][0], f"{value:.4g}", _MEANINGS[name][1]] for name, value in found.items()]
     console.print(table("", ["score", "value", "meaning"], rows, numbers=(1,)))

@@ -83,7 +83,7 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, nu
     from rich.text import Text
 
     made = Table(
-        title=Text(title) if title else None, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold",
+        title=Text(title, style="bold not italic") if title else None, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold",
         header_style="bold cyan", pad_edge=False, show_edge=False,
     )  # fmt: skip
     for place, head in enumerate(heads):
