@@ -423,7 +423,7 @@ def test_an_interruption_leaves_the_previous_file(models, tmp_path):
     out.write_text("previous")
     child = process("predict", models / "numbers", "-", "-o", out, stdin=subprocess.PIPE)
     text = table(2000, seed=3)
-    child.stdin.write((text + text[text.index("\n") + 1 :] * 160).encode())  # more than is read at once, and no end
+    child.stdin.write((text + text[text.index("\n") + 1 :] * 60).encode())  # more than is read at once, and no end
     child.stdin.flush()
     deadline = time.monotonic() + 60
     while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:

@@ -88,7 +88,7 @@ WRONG_ROWS = {
     "a name with a line break": (b'"a\nb",size\n1,2\n', "lacks the columns 'city', 'new'"),
     "a column it would add": (b"size,city,new,price_mean\n1,Oslo,true,5\n", "has a column 'price_mean', which the prediction"),
     "a gigantic field": (HEAD + b"1," + b"x" * 10**6 + b",true\n", "column 'city': 'xxx.*…' was not seen in training"),
-    "a row longer than a block": (HEAD + b"1," + b"x" * 9 * 10**6 + b",true\n", "a row is longer than 4 MB"),
+    "a row longer than a block": (HEAD + b"1," + b"x" * 3 * 10**6 + b",true\n", "a row is longer than 1 MB"),
     "binary rubbish": (bytes(range(1, 256)) * 4, "t.csv"),
 }  # fmt: skip
 

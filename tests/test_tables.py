@@ -68,12 +68,12 @@ def test_every_cell_is_read_as_the_text_it_is(tmp_path_factory, rows):
 
 
 def test_a_type_is_not_guessed_from_the_first_rows(tmp_path):
-    (tmp_path / "t.csv").write_text("a\n" + "1\n" * 1_500_000 + "x\n")  # what comes late is in another block of bytes
+    (tmp_path / "t.csv").write_text("a\n" + "1\n" * 800_000 + "x\n")  # what comes late is in another block of bytes
     with open_table(tmp_path / "t.csv") as source:
         last = None
         for last in source.blocks(100_000):
             assert last.schema.field("a").type == pa.string()
-        assert last["a"][-1].as_py() == "x" and source.place(1_500_000) == "t.csv, line 1500002"
+        assert last["a"][-1].as_py() == "x" and source.place(800_000) == "t.csv, line 800002"
 
 
 def test_places_are_lines_of_the_file(tmp_path):
@@ -86,7 +86,7 @@ def test_places_are_lines_of_the_file(tmp_path):
 
 
 def test_reading_may_end_early(tmp_path):
-    (tmp_path / "t.csv").write_text("a\n" + "123456789\n" * 2_000_000)
+    (tmp_path / "t.csv").write_text("a\n" + "123456789\n" * 500_000)
     with open_table(tmp_path / "t.csv") as source:
         assert next(iter(source.blocks(5))).num_rows == 5
     assert list(source.blocks()) == []

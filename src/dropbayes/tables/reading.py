@@ -26,7 +26,7 @@ import pyarrow as pa
 
 __all__ = ["BLOCK_BYTES", "Source", "open_table", "regrouped"]
 
-BLOCK_BYTES = 4 * 2**20
+BLOCK_BYTES = 2**20
 """The bytes of a CSV file parsed at a time; no row may be longer."""
 
 _FOREIGN = {
