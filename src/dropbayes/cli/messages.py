@@ -50,7 +50,7 @@ def out() -> Console:
 
     console = Console(highlight=False, soft_wrap=False)
     if not console.is_terminal:  # a file or a pipe has no width to fit
-        console.width = max(console.width, 120)
+        console.width = max(console.width, 200)
     return console
 
 

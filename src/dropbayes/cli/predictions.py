@@ -138,7 +138,7 @@ def regression_columns(estimator: Any, x: Array, *, coverage: float) -> list[Arr
     std = (epistemic + aleatoric).sqrt()
     scales = noises.sqrt()
     ends = [mixture_quantile(means, scales, level) for level in ((1 - coverage) / 2, (1 + coverage) / 2)]
-    return [column.numpy() for column in (mean, std, epistemic, aleatoric, *ends)]
+    return [_rounded(column) for column in (mean, std, epistemic, aleatoric, *ends)]
 
 
 def class_columns(estimator: Any, x: Array) -> list[Array]:
@@ -146,7 +146,12 @@ def class_columns(estimator: Any, x: Array) -> list[Array]:
     probabilities, _ = draws(estimator, x)
     mean = probabilities.mean(0)
     uncertainty = information.entropy(mean), information.mutual_information(probabilities)
-    return [estimator.classes_[mean.argmax(1).numpy()], *mean.T.numpy(), *(part.numpy() for part in uncertainty)]
+    return [estimator.classes_[mean.argmax(1).numpy()], *(_rounded(part) for part in (*mean.T, *uncertainty))]
+
+
+def _rounded(column: Tensor) -> Array:
+    """The numbers to 12 digits: more than a network of single precision has, and easier to read."""
+    return np.array([float(f"{value:.12g}") for value in column.tolist()])
 
 
 def mixture_quantile(mean: Tensor, scale: Tensor, level: float) -> Tensor:
