@@ -109,10 +109,8 @@ def bench(*, n_draws: int, repeats: int, as_json: bool) -> None:
         ]
         for row in rows
     ]
-    heads = ["network", "predict", "against a loop", "against a repeated batch", "how"]
+    heads = ["network", "predict", "a loop", "a repeated batch", "how"]
     console = out()
-    console.print(table(f"How many times faster, with {n_draws} draws", heads, cells, numbers=(1, 2, 3)))
-    console.print(
-        f"\nmedians of {repeats} runs in turns; torch {about['torch']}, threads: {about['threads']}, {about['machine']}",
-        style="dim",
-    )
+    console.print(table(f"How many times faster than ..., with {n_draws} draws", heads, cells, numbers=(1, 2, 3)))
+    where = f"torch {about['torch']}, threads: {about['threads']}, {about['machine']}"
+    console.print(f"\nmedians of {repeats} runs in turns; {where}", style="dim")

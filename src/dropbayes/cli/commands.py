@@ -229,8 +229,9 @@ def predict(
 ) -> None:
     """Predict the rows of a table, with uncertainty.
 
-    Adds mean, std, epistemic, aleatoric, lower and upper for numbers; the predicted class, class probabilities, entropy
-    and mutual information for classes. Epistemic and aleatoric are variances.
+    Adds for numbers: mean, std, epistemic and aleatoric variance, lower, upper.
+
+    Adds for classes: predicted, probabilities, entropy, mutual information.
     """
     if not 0 < coverage < 1:
         raise typer.BadParameter(f"must lie between 0 and 1; got {coverage:g}", param_hint="'--coverage'")
@@ -315,8 +316,8 @@ def reproduce(
 ) -> None:
     """Run an experiment of the paper.
 
-    reproduce uci also takes --method faithful|best, --sets, --splits, --budget-seconds, --splits-per-chunk, and --csv
-    with --target for a table of your own.
+    uci also takes --method faithful|best, --sets, --splits, --budget-seconds,
+    --splits-per-chunk, and --csv with --target for a table of your own.
     """
     from dropbayes.cli import reproducing
 

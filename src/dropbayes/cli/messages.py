@@ -82,10 +82,9 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, nu
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(
-        title=Text(title, style="bold not italic") if title else None, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold",
-        header_style="bold cyan", pad_edge=False, show_edge=False,
-    )  # fmt: skip
+    made = Table(box=box.SIMPLE_HEAD, title_justify="left", header_style="bold cyan", pad_edge=False, show_edge=False)
+    if title:
+        made.title = Text(title, style="bold not italic")
     for place, head in enumerate(heads):
         made.add_column(Text(head), justify="right" if place in numbers else "left", overflow="fold")
     for row in rows:
