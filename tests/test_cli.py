@@ -296,6 +296,17 @@ def test_the_precision_of_classes_is_one(models):
     assert tau == pytest.approx(1)
 
 
+def test_a_model_without_dropout_is_explained_and_warned_of(models, tmp_path):
+    options = ["--hidden", "4", "--n-steps", "5", "--n-networks", "1", "--drop-prob", "0", "--weight-decay", "0"]
+    result = run(
+        "fit", models / "train.csv", "--target", "price", "--ignore", "kind", "--out", tmp_path / "m", *options
+    )
+    assert result.code == 0 and "nothing is dropped" in result.err
+    assert "nothing before layer 1" in run("explain", tmp_path / "m").text
+    rows = rows_of(run("predict", tmp_path / "m", models / "new.csv", "-o", "-").text)
+    assert set(column(rows, "price_epistemic")) == {0.0}
+
+
 @pytest.mark.parametrize("name", ["numbers", "classes"])
 def test_report_hands_over_rows_outcomes_and_what_was_done(models, tmp_path, monkeypatch, name):
     seen = {}
@@ -407,6 +418,11 @@ def test_help_imports_neither_torch_nor_arrow():
 def test_every_command_has_help(name):
     result = run(name, "--help")
     assert result.code == 0 and f"Usage: dropbayes {name}" in result.text
+
+
+def test_nothing_asked_is_answered_with_help():
+    result = run()
+    assert result.code == 2 and "Usage: dropbayes" in result.text and result.err == ""
 
 
 def test_the_module_runs_and_the_first_lines_can_be_taken_from_a_pipe(models, tmp_path):

@@ -58,6 +58,9 @@ def _run(command: Any, arguments: list[str]) -> int:
     import typer
 
     usage_error: Any = typer.BadParameter.__base__
+    if not arguments:
+        _run(command, ["--help"])
+        return 2
     try:
         found = command.main(args=arguments, prog_name="dropbayes", standalone_mode=False)
     except usage_error as error:

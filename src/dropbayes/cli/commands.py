@@ -20,7 +20,6 @@ app = typer.Typer(
     help="How sure is my network? Fit dropout networks to tables, and predict with honest uncertainty.",
     epilog="Exit codes: 0 it worked, 1 the work failed, 2 it was called wrongly, 130 it was interrupted.",
     add_completion=False,
-    no_args_is_help=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )

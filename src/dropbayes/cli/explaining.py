@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch import nn
 
 from dropbayes.anatomy import sites
 from dropbayes.cli import folders
@@ -43,14 +44,17 @@ def facts(model: folders.Model) -> dict[str, Any]:
     constant = regression and estimator.noise == "constant"
     standard = float(population.precision[0, 0] * population.y_scale[0, 0] ** 2) if constant else 1.0
     decay = float(population.members[0].weight_decay)
-    for site in sites(net, example):
-        keep_prob = 1 - (site.drop_prob or 0.0)
-        layer = net.get_submodule(site.before or "")
-        layers.append({
-            "site": site.path, "kind": site.kind, "drop_prob": site.drop_prob, "weight_layer": site.before,
-            "n_inputs": layer.in_features, "n_outputs": layer.out_features, "weight_decay": decay,
-            "length_scale": math.sqrt(2 * n_data * decay * standard / keep_prob),
-        })  # fmt: skip
+    found_sites = {site.before: site for site in sites(net, example)}
+    for name, layer in net.named_children():
+        if isinstance(layer, nn.Linear):
+            site = found_sites.get(name)  # none where nothing is dropped
+            drop_prob = 0.0 if site is None else float(site.drop_prob or 0.0)
+            layers.append({
+                "site": None if site is None else site.path, "kind": None if site is None else site.kind,
+                "drop_prob": drop_prob, "weight_layer": name,
+                "n_inputs": layer.in_features, "n_outputs": layer.out_features, "weight_decay": decay,
+                "length_scale": math.sqrt(2 * n_data * decay * standard / (1 - drop_prob)),
+            })  # fmt: skip
     found: dict[str, Any] = {
         "task": model.schema.task,
         "target": model.schema.target,
@@ -101,10 +105,16 @@ def _show(model: folders.Model, found: dict[str, Any]) -> None:
     console.print(table("", ["what", "value"], rows))
     console.print()
     layers = [
-        [str(i), f"{e['kind']} before layer {i}", f"{e['drop_prob']:.4g}", f"{e['n_inputs']} → {e['n_outputs']}",
-         f"{e['weight_decay']:.3g}", f"{e['length_scale']:.3g}"]
-        for i, e in enumerate(found["layers"], start=1)
-    ]  # fmt: skip
+        [
+            str(i),
+            f"{entry['kind'] or 'nothing'} before layer {i}",
+            f"{entry['drop_prob']:.4g}",
+            f"{entry['n_inputs']} → {entry['n_outputs']}",
+            f"{entry['weight_decay']:.3g}",
+            f"{entry['length_scale']:.3g}",
+        ]
+        for i, entry in enumerate(found["layers"], start=1)
+    ]
     heads = ["layer", "site", "drop probability", "sizes", "weight decay λ", "length-scale l"]
     console.print(table("Sites: where a draw is random", heads, layers, numbers=(0, 2, 4, 5)))
     console.print()

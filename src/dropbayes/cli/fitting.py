@@ -211,6 +211,10 @@ def _say(model: folders.Model, training: Training, seconds: float, *, as_json: b
     for line in _results(model):
         console.print(line)
     console.print(f"\nwritten to [bold]{escape(str(model.path))}[/bold] after {seconds:.1f} s of training")
+    if not bool((estimator.population_.drop_prob > 0).any()):
+        note(
+            "nothing is dropped, so that draws differ only between networks; the epistemic variance will be too small."
+        )
     distinct: Any = np.unique(training.y) if schema.task == "regression" else []
     if 0 < len(distinct) <= 10 and np.all(distinct == np.round(distinct)):
         note(f"{schema.target!r} has only {len(distinct)} whole values; if they are classes use --task classification.")
@@ -235,9 +239,10 @@ def _short(texts: list[str], most: int = 4) -> str:
 def _results(model: folders.Model) -> list[str]:
     estimator = model.estimator
     member = estimator.population_.members[0]
-    drop = member.drop_prob if isinstance(member.drop_prob, tuple) else (member.drop_prob,)
+    each = [f"{drop_prob:.4g}" for drop_prob in estimator.population_.drop_prob[0].tolist()]
+    drop = each[0] if len(set(each)) == 1 else ", ".join(each)
     lines = [
-        f"drop probability {', '.join(f'{p:g}' for p in drop)}; weight decay {member.weight_decay:g}"
+        f"drop probability {drop}; weight decay {member.weight_decay:g}"
         + (
             f" (the best of {len(estimator.search_scores_)} on held-out rows)"
             if len(estimator.search_scores_) > 1

@@ -435,7 +435,7 @@ class _ParquetSource(Source):
 
         self.label, self._row = path.name, 0
         try:
-            self._file = parquet.ParquetFile(path, pre_buffer=False)
+            self._file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=BLOCK_BYTES)  # in parts
         except pa.ArrowException as error:
             raise ValueError(f"{self.label} is not a whole Parquet file ({_first_sentence(error)}).") from None
         self.size = self._file.metadata.num_rows

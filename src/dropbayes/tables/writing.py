@@ -21,6 +21,8 @@ __all__ = ["Sink", "neutral", "replaced", "write_whole"]
 _FORMULA = r"^[=+\-@\t\r\n＝＋－＠]"
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
+_GROUP_ROWS = 65_536  # of a Parquet file; many small groups are slow to read
+
 
 def neutral(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """The texts with a single quote before each that a spreadsheet would run as a formula; numbers stay.
@@ -60,6 +62,7 @@ class Sink:
         self._writer: Any = None
         self._file: Any = None
         self._started = False
+        self._waiting: list[pa.Table] = []
 
     def __enter__(self) -> Sink:
         self._context = contextlib.nullcontext(sys.stdout.buffer) if self.to_stdout else replaced(self.path)
@@ -78,7 +81,14 @@ class Sink:
             from pyarrow import parquet
 
             self._writer = parquet.ParquetWriter(_Plain(self._file), table.schema)
-        self._writer.write_table(table)
+        self._waiting.append(table)
+        if sum(part.num_rows for part in self._waiting) >= _GROUP_ROWS:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        if self._waiting:
+            self._writer.write_table(pa.concat_tables(self._waiting))
+            self._waiting = []
 
     def _write_csv(self, table: pa.Table) -> None:
         if not self._started:
@@ -95,6 +105,7 @@ class Sink:
         try:
             if self._writer is not None:
                 if failure[0] is None:
+                    self._write_group()
                     self._writer.close()
                 else:  # what it still holds is not wanted; a full disk would only fail again
                     with contextlib.suppress(Exception):
