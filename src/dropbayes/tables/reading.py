@@ -6,38 +6,24 @@ the model that reads it. Bytes are checked before they are parsed, so that a wro
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import csv
 import io
 import os
 import pathlib
-import select
-import signal
-import socket
 import stat
-import sys
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+from dropbayes.tables.streams import CheckedBytes, InterruptibleInput, interruptible, standard_input
+
 __all__ = ["BLOCK_BYTES", "Source", "open_table", "regrouped"]
 
 BLOCK_BYTES = 2**20
 """The bytes of a CSV file parsed at a time; no row may be longer."""
-
-_FOREIGN = {
-    b"\xff\xfe": "UTF-16 text: save it as UTF-8",
-    b"\xfe\xff": "UTF-16 text: save it as UTF-8",
-    b"\x1f\x8b": "compressed: unpack it first (gzip -dc FILE | dropbayes ... -)",
-    b"PK\x03\x04": "a zip archive or a spreadsheet: save the sheet as CSV",
-    b"\xd0\xcf\x11\xe0": "a spreadsheet: save the sheet as CSV",
-    b"%PDF": "a PDF: a table as CSV or Parquet is needed",
-    b"\x28\xb5\x2f\xfd": "compressed: unpack it first (zstd -dc FILE | dropbayes ... -)",
-}
 
 
 def regrouped(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
@@ -119,7 +105,7 @@ def open_table(path: str | os.PathLike[str], *, delimiter: str = ",") -> Source:
     if len(delimiter) != 1 or delimiter in '"\r\n' or ord(delimiter) > 127:
         raise ValueError(f"`delimiter` must be one plain character, such as ',' or ';' or a tab; got {delimiter!r}.")
     if str(path) == "-":
-        return _CsvSource(_standard_input(), "standard input", None, delimiter)
+        return _CsvSource(standard_input(), "standard input", None, delimiter)
     path = pathlib.Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder; name a CSV or Parquet file in it.")
@@ -129,7 +115,9 @@ def open_table(path: str | os.PathLike[str], *, delimiter: str = ",") -> Source:
         if regular and _is_parquet(path, stream):
             stream.close()
             return _ParquetSource(path)
-        return _CsvSource(stream, path.name, path if regular else None, delimiter)
+        if regular:
+            return _CsvSource(stream, path.name, path, delimiter)
+        return _CsvSource(interruptible(stream), path.name, None, delimiter)
     except BaseException:
         stream.close()
         raise
@@ -163,125 +151,21 @@ def shown(value: object, *, most: int = 40) -> str:
     return repr(text if len(text) <= most else text[: most - 1] + "…")
 
 
-def _refuse_foreign(start: bytes, label: str) -> None:
-    for magic, what in _FOREIGN.items():
-        if start.startswith(magic):
-            raise ValueError(f"{label} is {what}.")
-    if start.startswith(b"PAR1"):
-        raise ValueError(f"{label} is Parquet, which cannot be read from a stream; name the file instead.")
-
-
 # --- CSV -----------------------------------------------------------------------------------------------------------
-
-
-class _CheckedBytes(io.RawIOBase):
-    """A stream whose bytes are made sure to be UTF-8 text as they pass."""
-
-    def __init__(self, stream: Any, label: str) -> None:
-        self.stream, self.label = stream, label
-        self.pushed_back = b""
-        self.n_bytes, self.n_lines = 0, 1
-        self.last = [b"", b""]  # enough to see how the file ends
-        self.decoder = codecs.getincrementaldecoder("utf-8")()
-        self.error: ValueError | None = None
-        self.ended = False
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        if self.pushed_back:
-            data, self.pushed_back = self.pushed_back, b""
-            if 0 <= size < len(data):
-                data, self.pushed_back = data[:size], data[size:]
-            return data
-        data = b"" if self.ended else self.stream.read(size)
-        try:
-            self._check(data)
-        except ValueError as error:
-            self.error = error  # kept: a parser that asked for the bytes may wrap what it catches
-            raise
-        return data
-
-    def _check(self, data: bytes) -> None:
-        if not self.n_bytes:
-            _refuse_foreign(data, self.label)
-        pending = len(self.decoder.getstate()[0])
-        try:
-            self.decoder.decode(data, final=not data)
-        except UnicodeDecodeError as error:
-            at = max(0, error.start - pending)
-            line = self.n_lines + data.count(b"\n", 0, at)
-            what = f"byte {self.n_bytes + error.start - pending + 1} (0x{error.object[error.start]:02x})"
-            raise ValueError(f"{self.label}, line {line}: {what} is not UTF-8 text; save the file as UTF-8.") from None
-        if b"\0" in data:
-            line = self.n_lines + data.count(b"\n", 0, data.index(b"\0"))
-            raise ValueError(f"{self.label}, line {line}: holds a NUL byte; this is no text file, or a damaged one.")
-        self.n_bytes += len(data)
-        self.n_lines += data.count(b"\n")
-        if data:
-            self.last = [self.last[1], data]
-
-    def first(self, size: int) -> bytes:
-        """The first bytes, which will be read again."""
-        parts, left = [], size
-        while left and (data := self.read(left)):
-            parts.append(data)
-            left -= len(data)
-        self.pushed_back = b"".join(parts)
-        return self.pushed_back
-
-
-class _InterruptibleInput:
-    """A pipe read by a thread of the parser, which a signal to the waiting main thread ends.
-
-    While the main thread waits inside the parser no handler of Python's runs; but the signal is written to a descriptor
-    at once, and the reading thread listens to that, too.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self.signalled, wake = socket.socketpair()
-        wake.setblocking(False)
-        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-        self._wake = wake  # kept open
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._wake.send(b"\0")
-
-    def read(self, size: int) -> bytes:
-        parts: list[bytes] = []
-        while size > 0:
-            ready, _, _ = select.select([self.descriptor, self.signalled.fileno()], [], [])
-            if self.signalled.fileno() in ready:
-                raise InterruptedError("interrupted")
-            data = os.read(self.descriptor, size)
-            if not data:
-                break
-            parts.append(data)
-            size -= len(data)
-        return b"".join(parts)
-
-
-def _standard_input() -> Any:
-    in_main = threading.current_thread() is threading.main_thread()
-    try:
-        descriptor = sys.stdin.fileno()
-    except (OSError, ValueError):  # no file: a test's
-        return sys.stdin.buffer
-    return _InterruptibleInput(descriptor) if in_main and os.name == "posix" else sys.stdin.buffer
 
 
 class _CsvSource(Source):
     def __init__(self, stream: Any, label: str, path: pathlib.Path | None, delimiter: str) -> None:
         self.label, self.delimiter, self._path = label, delimiter, path
         self.size = None if path is None else os.fstat(stream.fileno()).st_size
-        self._bytes = _CheckedBytes(stream, label)
+        self._bytes = CheckedBytes(stream, label)
         self._reader: Any = None
-        head = self._bytes.first(BLOCK_BYTES)
-        self._raw_names, self._has_rows = self._header(head)
-        self.names = _checked_names(self._raw_names, label)
+        try:
+            self._raw_names, self._has_rows = self._header(self._bytes.first(BLOCK_BYTES))
+            self.names = _checked_names(self._raw_names, label)
+        except BaseException:
+            self.close()
+            raise
 
     def _header(self, head: bytes) -> tuple[list[str], bool]:
         """The names in the first record, and whether another one follows."""
@@ -358,14 +242,15 @@ class _CsvSource(Source):
     def close(self) -> None:
         """Ends reading; a thread of the parser that is still at it must be done before the interpreter can end."""
         self._bytes.ended = True
-        if isinstance(self._bytes.stream, _InterruptibleInput):
-            self._bytes.stream.close()
+        stream = self._bytes.stream
+        if isinstance(stream, InterruptibleInput):
+            stream.wake()
         if self._reader is not None:
             with contextlib.suppress(pa.ArrowException, OSError, ValueError):
                 for _ in self._reader:
                     pass
-        if self._path is not None:
-            self._bytes.stream.close()
+        if self._path is not None or isinstance(stream, InterruptibleInput):
+            stream.close()
 
     def _ends_open(self, last_cell: str) -> bool:
         """Whether the file ends inside a quoted field, which then has swallowed all rows after its first."""
