@@ -1,0 +1,112 @@
+"""The command line: `dropbayes fit`, `predict`, `evaluate`, `explain`, `report`, `reproduce`, `demo`, `bench`.
+
+Exit codes: 0 it worked, 1 the work failed (data, model, disk), 2 it was called wrongly, 130 it was interrupted. Nothing
+heavy is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from dropbayes.cli.messages import complain, note
+
+__all__ = ["main"]
+
+# What data, models and machines do; anything else is a mistake in the program.
+_EXPECTED = (ValueError, OSError, FloatingPointError, MemoryError, ImportError)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code.
+
+    Args:
+        argv: The arguments; those of the process by default.
+    """
+    from dropbayes.cli.commands import command, debugging
+
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    with warnings.catch_warnings():
+        warnings.showwarning = _noted  # type: ignore[assignment]
+        previous = _end_in_order()
+        try:
+            code = _run(command(), arguments)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            code = _leave_quietly()
+        except KeyboardInterrupt:
+            complain("interrupted; nothing was left half-written.")
+            code = 130
+        except Exception as error:
+            if debugging():
+                raise
+            complain(_described(error))
+            code = 1
+        finally:
+            if previous is not None:
+                signal.signal(signal.SIGTERM, previous)
+    return code
+
+
+def _run(command: Any, arguments: list[str]) -> int:
+    import typer
+
+    usage_error: Any = typer.BadParameter.__base__
+    if not arguments:
+        _run(command, ["--help"])
+        return 2
+    try:
+        found = command.main(args=arguments, prog_name="dropbayes", standalone_mode=False)
+    except usage_error as error:
+        name = error.ctx.command_path if error.ctx is not None else "dropbayes"
+        complain(f"{error.format_message().rstrip('.')}. See {name} --help.")
+        return 2
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except typer.Exit as error:
+        found = error.exit_code
+    if found == 130:  # typer's word for an interruption
+        raise KeyboardInterrupt
+    return found if isinstance(found, int) else 0
+
+
+def _described(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        subject = "" if error.filename is None else f"{str(error.filename)!r}: "
+        return f"{subject}{error.strerror}."
+    if isinstance(error, MemoryError):
+        return "not enough memory; try fewer rows, or a smaller --block-rows or --n-draws."
+    if isinstance(error, ImportError) and error.name and not error.name.startswith("dropbayes"):
+        return f"the package {error.name!r} is needed for this: pip install {error.name}."
+    if isinstance(error, _EXPECTED) and str(error):
+        return str(error)
+    return f"unexpected {type(error).__name__}: {error}. Set DROPBAYES_DEBUG=1 to see where it arose."
+
+
+def _noted(message: Any, category: Any, *_: Any) -> None:
+    if not issubclass(category, (DeprecationWarning, FutureWarning)):
+        note(message)
+
+
+def _leave_quietly() -> int:
+    """For a reader that has gone (`| head`): no message, and none from the interpreter's last flush either."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+def _end_in_order() -> Any:
+    """Lets a polite end (SIGTERM) remove what is half-written, as an interruption does."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+
+    def leave(*_: Any) -> None:
+        raise SystemExit(143)
+
+    return signal.signal(signal.SIGTERM, leave)

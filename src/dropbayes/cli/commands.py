@@ -1,0 +1,366 @@
+"""The commands with their options; each imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import pathlib
+import sys
+from typing import Annotated, Any, Literal
+
+import typer
+
+from dropbayes.cli.reproducing import NAMES
+
+__all__ = ["app", "command", "debugging"]
+
+app = typer.Typer(
+    name="dropbayes",
+    help="How sure is my network? Fit dropout networks to tables, and predict with honest uncertainty.",
+    epilog="Exit codes: 0 it worked, 1 the work failed, 2 it was called wrongly, 130 it was interrupted.",
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_debug = False
+
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON document on standard output.")]
+Delimiter = Annotated[str, typer.Option(help="What separates the fields of a CSV file.", metavar="CHAR")]
+Data = Annotated[str, typer.Argument(metavar="DATA", help="A CSV or Parquet file; - is CSV from standard input.")]
+Outcomes = Annotated[str, typer.Argument(metavar="DATA", help="Such a file with the target in it.")]
+ModelFolder = Annotated[str, typer.Argument(metavar="MODEL", help="The folder that `dropbayes fit` wrote.")]
+Draws = Annotated[
+    int | None, typer.Option(help="Draws of each network; by default those of the fit.", min=1, metavar="N")
+]
+Seed = Annotated[
+    int | None, typer.Option(help="The seed of the draws; by default that of the fit.", min=0, metavar="N")
+]
+AllowNew = Annotated[
+    bool, typer.Option("--allow-new", metavar="", help="Take categories that training lacked as none of those it had.")
+]
+BlockRows = Annotated[
+    int | None, typer.Option(help="Rows read at a time; never changes the result.", min=1, metavar="N")
+]
+
+
+def command() -> Any:
+    """The command with all subcommands."""
+    global _debug
+    _debug = False
+    # Rich takes longer to import than all of this; in a pipe its frames are in the way.
+    return _command(sys.stdout.isatty())
+
+
+@functools.cache
+def _command(framed: bool) -> Any:
+    app.rich_markup_mode = "rich" if framed else None
+    return typer.main.get_command(app)
+
+
+def debugging() -> bool:
+    """Whether errors shall show where they arose."""
+    return _debug or os.environ.get("DROPBAYES_DEBUG", "") not in ("", "0")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from dropbayes import __version__
+
+        print(f"dropbayes {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _all(
+    debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show where an error arose.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", metavar="", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    global _debug
+    _debug = debug
+
+
+def _numbers(text: str, option: str) -> list[float]:
+    """The numbers in a text with commas."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [math.nan]
+    if not all(math.isfinite(value) for value in found):
+        raise typer.BadParameter(f"must be a number, or several with commas; got {text!r}", param_hint=f"'{option}'")
+    return found
+
+
+def _hidden(text: str) -> tuple[int, ...]:
+    found = _numbers(text, "--hidden")
+    if not all(value >= 1 and value.is_integer() for value in found):
+        raise typer.BadParameter(f"must be widths of layers such as 50,50; got {text!r}", param_hint="'--hidden'")
+    return tuple(int(value) for value in found)
+
+
+def _searched(text: str, option: str, *, probability: bool) -> Any:
+    """The word "search", a number, or a list to try."""
+    if text == "search":
+        return text
+    found = _numbers(text, option)
+    if not all(value >= 0 and (value < 1 or not probability) for value in found):
+        rule = "must lie in [0, 1)" if probability else "must be 0 or more"
+        raise typer.BadParameter(f"{rule}; got {text!r}", param_hint=f"'{option}'")
+    return found[0] if len(found) == 1 else found
+
+
+def _one_character(delimiter: str) -> str:
+    delimiter = {"\\t": "\t", "tab": "\t"}.get(delimiter, delimiter)
+    if len(delimiter) != 1 or delimiter in '"\r\n' or ord(delimiter) > 127:
+        raise typer.BadParameter(f"must be one plain character; got {delimiter!r}", param_hint="'--delimiter'")
+    return delimiter
+
+
+def _not_both_on_stdout(output: str, as_json: bool) -> None:
+    if output == "-" and as_json:
+        raise typer.BadParameter("cannot go to standard output together with --json; name a file", param_hint="'-o'")
+
+
+@app.command()
+def fit(
+    data: Data,
+    target: Annotated[str, typer.Option(help="The column to predict.", metavar="COLUMN")],
+    folder: Annotated[
+        str, typer.Option("--out", "-o", help="The folder to write; a model in it is replaced.", metavar="FOLDER")
+    ],
+    task: Annotated[
+        Literal["regression", "classification"] | None,
+        typer.Option(help="By default, numbers are regressed and texts are classes."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="A column to leave out; may be given again.", metavar="COLUMN")
+    ] = None,
+    categorical: Annotated[
+        list[str] | None,
+        typer.Option(help="A column of numbers that are categories; may be given again.", metavar="COLUMN"),
+    ] = None,
+    missing: Annotated[
+        list[str] | None, typer.Option(help="One more text that means 'no value'; may be given again.", metavar="TEXT")
+    ] = None,
+    max_categories: Annotated[int, typer.Option(help="The most categories of a column.", min=2, metavar="N")] = 100,
+    quick: Annotated[
+        bool, typer.Option("--quick", metavar="", help="A tenth of the steps, one network, one split.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="The seed of everything.", min=0, max=2**32 - 1, metavar="N")] = 0,
+    hidden: Annotated[str, typer.Option(help="The widths of the hidden layers.", metavar="WIDTHS")] = "50,50",
+    drop_prob: Annotated[str, typer.Option(help="Drop probability, or several to try.", metavar="NUMBERS")] = "search",
+    weight_decay: Annotated[str, typer.Option(help="Weight decay λ, or several to try.", metavar="NUMBERS")] = "search",
+    noise: Annotated[
+        Literal["constant", "heteroscedastic"],
+        typer.Option(help="Whether the noise of a regression depends on the input."),
+    ] = "constant",
+    learn_drop_prob: Annotated[
+        bool, typer.Option("--learn-drop-prob", metavar="", help="Learn each layer's drop probability.")
+    ] = False,
+    activation: Annotated[Literal["relu", "tanh"], typer.Option(help="The non-linearity.")] = "relu",
+    n_networks: Annotated[
+        int | None, typer.Option(help="Networks whose draws are pooled (by default 4).", min=1, metavar="N")
+    ] = None,
+    n_steps: Annotated[
+        int | None, typer.Option(help="Steps of training on small data (by default 4000).", min=1, metavar="N")
+    ] = None,
+    n_draws: Annotated[int, typer.Option(help="Draws of each network per prediction.", min=1, metavar="N")] = 50,
+    learning_rate: Annotated[float, typer.Option(help="Adam's first step size.", min=1e-12, metavar="X")] = 0.01,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...", metavar="NAME")] = "auto",
+    delimiter: Delimiter = ",",
+    as_json: Json = False,
+) -> None:
+    """Fit a model to a table and write it to a folder."""
+    from dropbayes.cli import fitting
+
+    settings: dict[str, Any] = {
+        "hidden": _hidden(hidden),
+        "drop_prob": _searched(drop_prob, "--drop-prob", probability=True),
+        "weight_decay": _searched(weight_decay, "--weight-decay", probability=False),
+        "noise": noise,
+        "learn_drop_prob": learn_drop_prob,
+        "activation": activation,
+        "n_networks": n_networks or (1 if quick else 4),
+        "n_steps": n_steps or (400 if quick else 4000),
+        "min_epochs": 1 if quick else 10,
+        "n_folds": 1 if quick else "auto",
+        "n_draws": n_draws,
+        "learning_rate": learning_rate,
+        "device": device,
+        "random_state": seed,
+    }
+    fitting.fit(
+        data, target=target, folder=folder, task=task, ignore=ignore or [], categorical=categorical or [],
+        missing=missing or [], max_categories=max_categories, delimiter=_one_character(delimiter), settings=settings,
+        as_json=as_json,
+    )  # fmt: skip
+
+
+@app.command()
+def predict(
+    model: ModelFolder,
+    data: Data,
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", help="A .csv or .parquet file; - writes CSV to standard output.", metavar="FILE"
+        ),
+    ],
+    coverage: Annotated[
+        float, typer.Option(help="The probability that an interval holds the outcome.", metavar="X")
+    ] = 0.95,
+    n_draws: Draws = None,
+    seed: Seed = None,
+    keep: Annotated[
+        str, typer.Option(help="Which input columns to keep: all, none, or names with commas.", metavar="COLUMNS")
+    ] = "all",
+    prefix: Annotated[
+        str | None,
+        typer.Option(help="What the new columns' names begin with (by default the target and _).", metavar="TEXT"),
+    ] = None,
+    allow_new: AllowNew = False,
+    block_rows: BlockRows = None,
+    delimiter: Delimiter = ",",
+    as_json: Json = False,
+) -> None:
+    """Predict the rows of a table, with uncertainty.
+
+    Adds for numbers: mean, std, epistemic and aleatoric variance, lower, upper.
+
+    Adds for classes: predicted, probabilities, entropy, mutual information.
+    """
+    if not 0 < coverage < 1:
+        raise typer.BadParameter(f"must lie between 0 and 1; got {coverage:g}", param_hint="'--coverage'")
+    _not_both_on_stdout(output, as_json)
+    from dropbayes.cli import predicting
+
+    predicting.predict(
+        model, data, output=output, coverage=coverage, n_draws=n_draws, seed=seed, keep=keep, prefix=prefix,
+        delimiter=_one_character(delimiter), block_rows=block_rows, allow_new=allow_new, as_json=as_json,
+    )  # fmt: skip
+
+
+@app.command()
+def evaluate(
+    model: ModelFolder,
+    data: Outcomes,
+    n_draws: Draws = None,
+    seed: Seed = None,
+    allow_new: AllowNew = False,
+    block_rows: BlockRows = None,
+    delimiter: Delimiter = ",",
+    as_json: Json = False,
+) -> None:
+    """Score a model against the outcomes in a table."""
+    from dropbayes.cli import evaluating
+
+    evaluating.evaluate(
+        model, data, n_draws=n_draws, seed=seed, delimiter=_one_character(delimiter), block_rows=block_rows,
+        allow_new=allow_new, as_json=as_json,
+    )  # fmt: skip
+
+
+@app.command()
+def explain(model: ModelFolder, as_json: Json = False) -> None:
+    """Say what a model is.
+
+    Its sites with their drop probabilities, precision τ, length-scales l, training rows N, sizes and columns.
+    """
+    from dropbayes.cli import explaining
+
+    explaining.explain(model, as_json=as_json)
+
+
+@app.command()
+def report(
+    model: ModelFolder,
+    data: Outcomes,
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="The HTML file to write; - is standard output.", metavar="FILE")
+    ],
+    title: Annotated[str | None, typer.Option(help="What stands above the page.", metavar="TEXT")] = None,
+    n_draws: Draws = None,
+    seed: Seed = None,
+    allow_new: AllowNew = False,
+    delimiter: Delimiter = ",",
+    as_json: Json = False,
+) -> None:
+    """Write a page about a model's predictions for a table."""
+    _not_both_on_stdout(output, as_json)
+    from dropbayes.cli import reporting
+
+    reporting.report(
+        model, data, output=output, title=title, n_draws=n_draws, seed=seed, delimiter=_one_character(delimiter),
+        allow_new=allow_new, as_json=as_json,
+    )  # fmt: skip
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def reproduce(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"{', '.join(NAMES)}; or uci.")],
+    quick: Annotated[bool, typer.Option("--quick", metavar="", help="A small version, minutes on two cores.")] = False,
+    out: Annotated[str | None, typer.Option(help="The folder for results (by default out).", metavar="FOLDER")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...", metavar="NAME")] = "auto",
+    change: Annotated[
+        list[str] | None, typer.Option("--set", help="Change one setting; may be given again.", metavar="KEY=VALUE")
+    ] = None,
+    figures_only: Annotated[
+        bool, typer.Option("--figures-only", metavar="", help="Draw from what an earlier run saved.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment of the paper.
+
+    uci also takes --method faithful|best, --sets, --splits, --budget-seconds,
+    --splits-per-chunk, and --csv with --target for a table of your own.
+    """
+    from dropbayes.cli import reproducing
+
+    if name == "uci":
+        if change or figures_only or as_json:
+            raise typer.BadParameter("uci has no --set, --figures-only or --json", param_hint="NAME")
+        own = [*(["--quick"] if quick else []), *(["--out", out] if out else []), "--device", device]
+        raise typer.Exit(reproducing.reproduce_uci([*own, *context.args]))
+    if context.args:
+        raise typer.BadParameter(f"only uci takes further arguments; got {' '.join(context.args)}", param_hint="NAME")
+    if name not in NAMES:
+        raise typer.BadParameter(f"must be one of {', '.join(NAMES)}, uci; got {name!r}", param_hint="NAME")
+    reproducing.reproduce(
+        name, quick=quick, folder=out or "out", device=device, changes=change or [], figures_only=figures_only,
+        as_json=as_json,
+    )  # fmt: skip
+
+
+@app.command()
+def demo(
+    out: Annotated[str, typer.Option(help="The folder for results.", metavar="FOLDER")] = "out",
+    as_json: Json = False,
+) -> None:
+    """Fit, predict and report on atmospheric CO2, in under a minute."""
+    from rich.console import Console
+
+    from dropbayes.cli import messages
+    from dropbayes.cli.demo import demo as run
+
+    written = run(out=pathlib.Path(out), console=Console(stderr=True) if as_json else messages.out())
+    if as_json:
+        messages.print_json({"report": str(written)})
+
+
+@app.command()
+def bench(
+    n_draws: Annotated[int, typer.Option(help="Draws of each prediction.", min=1, metavar="N")] = 100,
+    repeats: Annotated[int, typer.Option(help="Runs of which the median counts.", min=1, metavar="N")] = 7,
+    as_json: Json = False,
+) -> None:
+    """Measure how fast predictions are here.
+
+    Against a loop of forward passes and against one pass over a repeated batch, in turns in one process.
+    """
+    from dropbayes.cli import bench as measuring
+
+    measuring.bench(n_draws=n_draws, repeats=repeats, as_json=as_json)

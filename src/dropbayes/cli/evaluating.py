@@ -1,0 +1,147 @@
+"""`dropbayes evaluate`: a model's predictions against the outcomes in a table."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dropbayes import scores
+from dropbayes.calibration import mixture_pit
+from dropbayes.cli import folders
+from dropbayes.cli.messages import note, out, print_json, table
+from dropbayes.cli.predictions import Window, check_finite, draws, prepared, windows
+from dropbayes.tables import Source, labels, numbers, open_table
+from dropbayes.tables.reading import shown
+
+__all__ = ["evaluate", "targets"]
+
+COVERAGES = (0.5, 0.8, 0.95)
+
+# What each score is called and says, and which way is better.
+_MEANINGS = {
+    "log_likelihood": ("log-likelihood", "nats a row, higher is better"),
+    "rmse": ("RMSE", "root mean squared error, in units of the target"),
+    "mae": ("MAE", "mean absolute error, in units of the target"),
+    "sharpness": ("sharpness", "root mean predictive variance, in units of the target"),
+    "coverage_50": ("coverage of 50 %", "share of outcomes inside their 50 % interval"),
+    "coverage_80": ("coverage of 80 %", "share of outcomes inside their 80 % interval"),
+    "coverage_95": ("coverage of 95 %", "share of outcomes inside their 95 % interval"),
+    "accuracy": ("accuracy", "share of rows whose most probable class is right"),
+    "brier": ("Brier score", "0 to 2, lower is better"),
+    "calibration_error": ("calibration error", "mean gap of confidence and accuracy over 15 bins, lower is better"),
+}
+
+
+def evaluate(
+    model_path: str,
+    data: str,
+    *,
+    n_draws: int | None,
+    seed: int | None,
+    delimiter: str,
+    block_rows: int | None,
+    allow_new: bool,
+    as_json: bool,
+) -> None:
+    """Scores a model against outcomes; see `dropbayes evaluate --help`."""
+    model = prepared(folders.load(model_path), n_draws=n_draws, seed=seed)
+    judged = _judged_numbers if model.schema.task == "regression" else _judged_classes
+    parts: list[dict[str, Tensor]] = []
+    n_absent = 0
+    options = {"block_rows": block_rows, "allow_new": allow_new, "title": "evaluate", "with_target": True}
+    with open_table(data, delimiter=delimiter) as source:
+        for window in windows(model, source, **options):  # type: ignore[arg-type]
+            y, present = targets(model, window, source)
+            n_absent += int((~present).sum())
+            if present.any():
+                parts.append(judged(model, window, y, present, source))
+    if not parts:
+        raise ValueError(f"{source.label}, column {shown(model.schema.target)}: no row has a value to score against.")
+    if n_absent:
+        note(f"{n_absent} rows without a target left out.")
+    rows = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    found = (_number_scores if model.schema.task == "regression" else _class_scores)(rows)
+    _say(model, source, len(next(iter(rows.values()))), found, as_json=as_json)
+
+
+def targets(model: folders.Model, window: Window, source: Source) -> tuple[Any, Any]:
+    """The outcomes of a window's rows (class numbers for classes), and which rows have one."""
+    name, missing = model.schema.target, model.schema.missing
+
+    def at(row: int) -> str:
+        return source.label if row < 0 else source.place(window.first + row)
+
+    if model.schema.task == "regression":
+        y = numbers(window.table[name], name, at=at, missing=missing)
+        return y, ~np.isnan(y)
+    texts = labels(window.table[name], name, at=at, missing=missing)
+    known = {str(label): code for code, label in enumerate(model.estimator.classes_.tolist())}
+    for row, text in enumerate(texts):
+        if text is not None and text not in known:
+            seen = ", ".join(map(shown, list(known)[:5])) + (", …" if len(known) > 5 else "")
+            raise ValueError(
+                f"{at(row)}, column {shown(name)}: the class {shown(text)} was not seen in training ({seen})."
+            )
+    codes = np.array([-1 if text is None else known[text] for text in texts], dtype=np.int64)
+    return codes, codes >= 0
+
+
+def _judged_numbers(model: folders.Model, window: Window, y: Any, present: Any, source: Source) -> dict[str, Tensor]:
+    """What the scores of regression need of each row."""
+    means, noises = (part[..., 0] for part in draws(model.estimator, window.x))
+    check_finite([means.mean(0).numpy()], window, source)
+    means, noises, outcome = means[:, present], noises[:, present], torch.from_numpy(y[present])
+    density = -0.5 * ((outcome - means).square() / noises + noises.log() + math.log(2 * math.pi))
+    return {
+        "y": outcome,
+        "mean": means.mean(0),
+        "std": (means.var(0, unbiased=False) + noises.mean(0)).sqrt(),
+        "log_likelihood": scores.mixture_log_likelihood(density),
+        "pit": mixture_pit(means, outcome, noise_variance=noises),
+    }
+
+
+def _number_scores(rows: dict[str, Tensor]) -> dict[str, float]:
+    found = {
+        "log_likelihood": float(rows["log_likelihood"].mean()),
+        "rmse": float(scores.rmse(rows["mean"], rows["y"])),
+        "mae": float(scores.mae(rows["mean"], rows["y"])),
+        "sharpness": float(scores.sharpness(rows["std"])),
+    }
+    for level in COVERAGES:  # a row is inside the central interval when its percentile is
+        found[f"coverage_{level * 100:.0f}"] = float(((2 * rows["pit"] - 1).abs() <= level).double().mean())
+    return found
+
+
+def _judged_classes(model: folders.Model, window: Window, y: Any, present: Any, source: Source) -> dict[str, Tensor]:
+    probabilities = draws(model.estimator, window.x)[0].mean(0)
+    check_finite([probabilities.sum(1).numpy()], window, source)
+    return {"probabilities": probabilities[present], "y": torch.from_numpy(y[present])}
+
+
+def _class_scores(rows: dict[str, Tensor]) -> dict[str, float]:
+    probabilities, y = rows["probabilities"], rows["y"]
+    return {
+        "log_likelihood": float(scores.class_log_likelihood(probabilities, y).mean()),
+        "accuracy": float(scores.accuracy(probabilities, y)),
+        "brier": float(scores.brier_score(probabilities, y).mean()),
+        "calibration_error": float(scores.expected_calibration_error(probabilities, y)),
+    }
+
+
+def _say(model: folders.Model, source: Source, n_rows: int, found: dict[str, float], *, as_json: bool) -> None:
+    n_draws = int(model.estimator.n_draws) * len(model.estimator.population_)
+    if as_json:
+        print_json({"model": str(model.path), "data": source.label, "n_rows": n_rows, "n_draws": n_draws, **found})
+        return
+    from rich.markup import escape
+
+    console = out()
+    about = f"[bold]{escape(model.schema.target)}[/bold] in {escape(source.label)}: {n_rows:,} rows, {n_draws} draws"
+    console.print(about + "\n")
+    rows = [[_MEANINGS[name][0], f"{value:.4g}", _MEANINGS[name][1]] for name, value in found.items()]
+    console.print(table("", ["score", "value", "meaning"], rows, numbers=(1,)))

@@ -1,0 +1,123 @@
+r"""`dropbayes explain`: what a model is, from its columns to its sites."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from dropbayes.anatomy import sites
+from dropbayes.cli import folders
+from dropbayes.cli.messages import out, print_json, table
+from dropbayes.population import network
+
+__all__ = ["explain", "facts"]
+
+
+def explain(model_path: str, *, as_json: bool) -> None:
+    """Says what a model is; see `dropbayes explain --help`."""
+    model = folders.load(model_path)
+    found = facts(model)
+    if as_json:
+        print_json({"model": str(model.path), **found})
+    else:
+        _show(model, found)
+
+
+def facts(model: folders.Model) -> dict[str, Any]:
+    r"""The numbers that define a model.
+
+    The weight decay λ stands beside half the mean squared error of standardised targets (for classes, beside the mean
+    negative log-likelihood: τ = 1). With N rows and the precision τ in standardised units, the prior length-scale it
+    amounts to is $l = \sqrt{2 N \lambda \tau / p}$, the inverse of [GG16, eq:weightdecay_tau_relation].
+    """
+    estimator, population = model.estimator, model.estimator.population_
+    n_data = int(model.origin["n_rows"])
+    net = network(population, 0).eval()
+    example = torch.zeros(
+        1, population.weights[0].shape[1], dtype=population.weights[0].dtype, device=population.device
+    )
+    layers = []
+    regression = model.schema.task == "regression"
+    constant = regression and estimator.noise == "constant"
+    standard = float(population.precision[0, 0] * population.y_scale[0, 0] ** 2) if constant else 1.0
+    decay = float(population.members[0].weight_decay)
+    found_sites = {site.before: site for site in sites(net, example)}
+    for name, layer in net.named_children():
+        if isinstance(layer, nn.Linear):
+            site = found_sites.get(name)  # none where nothing is dropped
+            drop_prob = 0.0 if site is None else float(site.drop_prob or 0.0)
+            layers.append({
+                "site": None if site is None else site.path, "kind": None if site is None else site.kind,
+                "drop_prob": drop_prob, "weight_layer": name,
+                "n_inputs": layer.in_features, "n_outputs": layer.out_features, "weight_decay": decay,
+                "length_scale": math.sqrt(2 * n_data * decay * standard / (1 - drop_prob)),
+            })  # fmt: skip
+    found: dict[str, Any] = {
+        "task": model.schema.task,
+        "target": model.schema.target,
+        "n_data": n_data,
+        "n_networks": len(population),
+        "n_draws": int(estimator.n_draws) * len(population),
+        "hidden": list(estimator.hidden),
+        "activation": population.activation,
+        "n_weights": sum(
+            w[0].numel() + b[0].numel() for w, b in zip(population.weights, population.biases, strict=True)
+        ),
+        "layers": layers,
+        "columns": [{"name": c.name, "kind": c.kind, "inputs": list(c.inputs)} for c in model.schema.columns],
+        "left_out": model.schema.left_out,
+        "held_out_log_likelihood": float(estimator.search_scores_.max()) if len(estimator.search_scores_) else None,
+        "origin": model.origin,
+    }
+    if regression:
+        found["noise"] = estimator.noise
+        found["precision"] = float(population.precision[0, 0]) if constant else None
+    else:
+        found["classes"] = [str(label) for label in estimator.classes_]
+    return found
+
+
+def _show(model: folders.Model, found: dict[str, Any]) -> None:
+    from rich.markup import escape
+
+    console = out()
+    sizes = "-".join(str(n) for n in (len(model.schema.inputs), *found["hidden"], found["layers"][-1]["n_outputs"]))
+    console.print(f"[bold]{found['task']}[/bold] of [bold]{escape(found['target'])}[/bold]", end="")
+    console.print(f", fitted on {found['n_data']:,} rows of {escape(str(model.origin.get('file', 'a table')))}\n")
+    rows = [
+        ["networks", f"{found['n_networks']} of {sizes}, {found['activation']}; {found['n_weights']:,} weights each"],
+        ["draws", f"{found['n_draws']} a prediction, {found['n_draws'] // found['n_networks']} of each network"],
+    ]
+    if found["task"] == "classification":
+        rows.append(["classes", ", ".join(found["classes"])])
+    elif found["precision"] is None:
+        rows.append(["noise", "depends on the input (heteroscedastic)"])
+    else:
+        rows.append(
+            ["precision τ", f"{found['precision']:.4g}: noise of standard deviation {found['precision'] ** -0.5:.4g}"]
+        )
+    rows.append(["training rows N", f"{found['n_data']:,}"])
+    if found["held_out_log_likelihood"] is not None:
+        rows.append(["held-out log-likelihood", f"{found['held_out_log_likelihood']:.4g} nats a row"])
+    console.print(table("", ["what", "value"], rows))
+    console.print()
+    layers = [
+        [
+            str(i),
+            f"{entry['kind'] or 'nothing'} before layer {i}",
+            f"{entry['drop_prob']:.4g}",
+            f"{entry['n_inputs']} → {entry['n_outputs']}",
+            f"{entry['weight_decay']:.3g}",
+            f"{entry['length_scale']:.3g}",
+        ]
+        for i, entry in enumerate(found["layers"], start=1)
+    ]
+    heads = ["layer", "site", "drop probability", "sizes", "weight decay λ", "length-scale l"]
+    console.print(table("Sites: where a draw is random", heads, layers, numbers=(0, 2, 4, 5)))
+    console.print()
+    columns = [[c["name"], c["kind"], str(len(c["inputs"])), ", ".join(c["inputs"])] for c in found["columns"]]
+    columns += [[name, "left out", "0", reason] for name, reason in found["left_out"].items()]
+    console.print(table("Columns: what it reads", ["column", "kind", "inputs", "as"], columns, numbers=(2,)))

@@ -1,0 +1,130 @@
+"""What the command line says: results on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from dropbayes.tables import Source
+
+__all__ = ["complain", "note", "one_line", "out", "print_json", "progress", "reading", "table"]
+
+
+def one_line(text: object) -> str:
+    r"""The text on one line, without characters that would steer a terminal.
+
+    Example:
+        >>> one_line("a\n  b\x1b[31m")
+        'a b�[31m'
+    """
+    joined = " ".join(str(text).split())
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in joined)
+
+
+def complain(text: object) -> None:
+    """Says on standard error what went wrong."""
+    _say(f"dropbayes: error: {one_line(text)}")
+
+
+def note(text: object) -> None:
+    """Says on standard error what the user should know."""
+    _say(f"dropbayes: note: {one_line(text)}")
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # nobody may be listening
+        print(line, file=sys.stderr, flush=True)
+
+
+def out() -> Console:
+    """The console of standard output."""
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=False)
+    if not console.is_terminal:  # a file or a pipe has no width to fit
+        console.width = max(console.width, 200)
+    return console
+
+
+def print_json(values: Mapping[str, Any]) -> None:
+    """Prints one JSON document; numbers that JSON does not know become null."""
+    print(json.dumps(_plain(values), indent=1, ensure_ascii=False), flush=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = ()) -> Table:
+    """A table to print.
+
+    Args:
+        title: What stands above it.
+        heads: The names of its columns.
+        rows: Its cells; never read as markup.
+        numbers: Which columns are numbers, to be aligned at the right.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=box.SIMPLE_HEAD, title_justify="left", header_style="bold cyan", pad_edge=False, show_edge=False)
+    if title:
+        made.title = Text(title, style="bold not italic")
+    for place, head in enumerate(heads):
+        made.add_column(Text(head), justify="right" if place in numbers else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(one_line(cell)) for cell in row))
+    return made
+
+
+class progress:
+    """A bar on standard error for the time of a context; nothing where that is no terminal.
+
+    Args:
+        title: What is going on.
+        total: What `at` ends at; None if unknown.
+        unit: "rows", or "bytes" to show them as sizes.
+    """
+
+    def __init__(self, title: str, total: int | None, *, unit: str = "rows") -> None:
+        from rich import progress as bars
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        shown = bars.DownloadColumn() if unit == "bytes" else bars.MofNCompleteColumn()
+        self._bar = bars.Progress(
+            bars.TextColumn("{task.description}"), bars.BarColumn(), shown, bars.TimeRemainingColumn(),
+            console=console, transient=True, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task(title, total=total)
+
+    def __enter__(self) -> progress:
+        self._bar.start()
+        return self
+
+    def at(self, position: int) -> None:
+        """Moves the bar."""
+        self._bar.update(self._task, completed=position)
+
+    def __exit__(self, *failure: Any) -> None:
+        self._bar.stop()
+
+
+def reading(source: Source, title: str) -> progress:
+    """A bar that follows the reading of a table."""
+    return progress(title, source.size, unit=source.unit)

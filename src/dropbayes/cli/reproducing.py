@@ -1,0 +1,59 @@
+"""`dropbayes reproduce`: an experiment of the paper."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Sequence
+
+from dropbayes.cli.messages import complain, out, print_json
+
+__all__ = ["NAMES", "reproduce", "reproduce_uci"]
+
+NAMES = ("adversarial", "co2", "convolution", "reinforcement", "recurrent", "rotation", "solar", "toy")
+"""The experiments besides "uci"; a copy of `experiments.reproduction.NAMES`, for which torch need not be imported."""
+
+
+def reproduce(
+    name: str, *, quick: bool, folder: str, device: str, changes: Sequence[str], figures_only: bool, as_json: bool
+) -> None:
+    """Runs one experiment; see `dropbayes reproduce --help`."""
+    from dropbayes.experiments import reproduction
+
+    module = importlib.import_module(f"dropbayes.experiments.{name}")
+    settings = reproduction.changed(module.Settings.quick() if quick else module.Settings(), changes)
+    command = " ".join(["dropbayes reproduce", name, *(["--quick"] if quick else [])])
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        findings = reproduction.reproduce(
+            name, settings=settings, out=folder, device=device, figures_only=figures_only, command=command
+        )
+    if as_json:
+        print_json({"name": name, "title": findings.title, "metrics": findings.metrics, "folder": f"{folder}/{name}"})
+        return
+    from rich.markdown import Markdown
+    from rich.markup import escape
+
+    console = out()
+    console.print(f"[bold]{escape(findings.title)}[/bold]\n")
+    for sentence in findings.sentences:
+        console.print(Markdown(sentence))
+        console.print()
+    for heading, text in findings.tables.items():
+        console.print(f"[bold]{escape(heading)}[/bold]")
+        console.print(Markdown(text))
+    console.print(f"files in [bold]{escape(folder)}/{name}[/bold]")
+
+
+def reproduce_uci(arguments: Sequence[str]) -> int:
+    """Runs the table of the UCI sets with its own arguments; returns the exit code."""
+    from dropbayes.experiments import uci
+
+    try:
+        uci.main(list(arguments))
+    except SystemExit as ended:  # argparse has said what was wrong; the module itself ends with a sentence
+        if isinstance(ended.code, str):
+            complain(ended.code)
+            return 2
+        return int(ended.code or 0)
+    return 0

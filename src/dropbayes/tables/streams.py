@@ -1,0 +1,149 @@
+"""Streams of bytes on their way to a parser: checked to be text, and open to interruption."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+__all__ = ["CheckedBytes", "InterruptibleInput", "interruptible", "standard_input"]
+
+_FOREIGN = {
+    b"\xff\xfe": "UTF-16 text: save it as UTF-8",
+    b"\xfe\xff": "UTF-16 text: save it as UTF-8",
+    b"\x1f\x8b": "compressed: unpack it first (gzip -dc FILE | dropbayes ... -)",
+    b"PK\x03\x04": "a zip archive or a spreadsheet: save the sheet as CSV",
+    b"\xd0\xcf\x11\xe0": "a spreadsheet: save the sheet as CSV",
+    b"%PDF": "a PDF: a table as CSV or Parquet is needed",
+    b"\x28\xb5\x2f\xfd": "compressed: unpack it first (zstd -dc FILE | dropbayes ... -)",
+}
+
+
+class CheckedBytes(io.RawIOBase):
+    """A stream whose bytes are made sure to be UTF-8 text as they pass."""
+
+    def __init__(self, stream: Any, label: str) -> None:
+        self.stream, self.label = stream, label
+        self.pushed_back = b""
+        self.n_bytes, self.n_lines = 0, 1
+        self.last = [b"", b""]  # enough to see how the file ends
+        self.decoder = codecs.getincrementaldecoder("utf-8")()
+        self.error: ValueError | None = None
+        self.ended = False
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if self.pushed_back:
+            data, self.pushed_back = self.pushed_back, b""
+            if 0 <= size < len(data):
+                data, self.pushed_back = data[:size], data[size:]
+            return data
+        data = b"" if self.ended else self.stream.read(size)
+        try:
+            self._check(data)
+        except ValueError as error:
+            self.error = error  # kept: a parser that asked for the bytes may wrap what it catches
+            raise
+        return data
+
+    def _check(self, data: bytes) -> None:
+        if not self.n_bytes:
+            _refuse_foreign(data, self.label)
+        pending = len(self.decoder.getstate()[0])
+        try:
+            self.decoder.decode(data, final=not data)
+        except UnicodeDecodeError as error:
+            at = max(0, error.start - pending)
+            line = self.n_lines + data.count(b"\n", 0, at)
+            what = f"byte {self.n_bytes + error.start - pending + 1} (0x{error.object[error.start]:02x})"
+            raise ValueError(f"{self.label}, line {line}: {what} is not UTF-8 text; save the file as UTF-8.") from None
+        if b"\0" in data:
+            line = self.n_lines + data.count(b"\n", 0, data.index(b"\0"))
+            raise ValueError(f"{self.label}, line {line}: holds a NUL byte; this is no text file, or a damaged one.")
+        self.n_bytes += len(data)
+        self.n_lines += data.count(b"\n")
+        if data:
+            self.last = [self.last[1], data]
+
+    def first(self, size: int) -> bytes:
+        """The first bytes, which will be read again."""
+        parts, left = [], size
+        while left and (data := self.read(left)):
+            parts.append(data)
+            left -= len(data)
+        self.pushed_back = b"".join(parts)
+        return self.pushed_back
+
+
+def _refuse_foreign(start: bytes, label: str) -> None:
+    for magic, what in _FOREIGN.items():
+        if start.startswith(magic):
+            raise ValueError(f"{label} is {what}.")
+    if start.startswith(b"PAR1"):
+        raise ValueError(f"{label} is Parquet, which cannot be read from a stream; name the file instead.")
+
+
+class InterruptibleInput:
+    """A pipe read by a thread of the parser, which a signal to the waiting main thread ends.
+
+    While the main thread waits inside the parser no handler of Python's runs; but the signal is written to a descriptor
+    at once, and the reading thread listens to that, too.
+
+    Args:
+        file: What is read, by its descriptor.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self._woken, self._wake = socket.socketpair()
+        self._wake.setblocking(False)
+        self._previous = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+
+    def wake(self) -> None:
+        """Ends the reading that is going on."""
+        with contextlib.suppress(OSError):
+            self._wake.send(b"\0")
+
+    def close(self) -> None:
+        """Listens to signals no longer."""
+        signal.set_wakeup_fd(self._previous)
+        self._wake.close()
+        self._woken.close()
+
+    def read(self, size: int) -> bytes:
+        """As many bytes as asked for, or all that are left."""
+        parts: list[bytes] = []
+        while size > 0:
+            ready, _, _ = select.select([self.file.fileno(), self._woken.fileno()], [], [])
+            if self._woken.fileno() in ready:
+                raise InterruptedError("interrupted")
+            data = os.read(self.file.fileno(), size)
+            if not data:
+                break
+            parts.append(data)
+            size -= len(data)
+        return b"".join(parts)
+
+
+def interruptible(stream: Any) -> Any:
+    """A stream that is no file on disk, readable by a thread without deaf ears for signals, where that can be."""
+    in_main = threading.current_thread() is threading.main_thread()
+    return InterruptibleInput(stream) if in_main and os.name == "posix" else stream
+
+
+def standard_input() -> Any:
+    """The bytes of standard input."""
+    try:
+        sys.stdin.fileno()
+    except (OSError, ValueError):  # no true stream: nothing to wait for
+        return sys.stdin.buffer
+    return interruptible(sys.stdin.buffer)
