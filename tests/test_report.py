@@ -440,6 +440,60 @@ def test_the_scatter_of_deferring_is_that_of_a_random_choice():
     assert words._scatter_of_deferring(found, 10) == pytest.approx(np.std(means), rel=0.05)
 
 
+def test_standard_errors_are_those_of_resampled_rows():
+    rng = np.random.default_rng(0)
+    mean, y = np.zeros(300), rng.standard_t(8, size=300)
+    rmse, mae = evidence._errors(mean, y)
+    again = [rng.choice(y, 300) for _ in range(2000)]
+    assert rmse.error == pytest.approx(np.std([np.sqrt((a**2).mean()) for a in again]), rel=0.1)
+    assert mae.error == pytest.approx(np.std([np.abs(a).mean() for a in again]), rel=0.1)
+
+
+def test_the_error_of_the_mean_rank_is_that_of_uniform_ranks(regressor):
+    x, y = regression_rows(40, seed=5)
+    error = evidence.regression(regressor, x, y).scores["Mean PIT"].error
+    ranks = np.random.default_rng(0).uniform(size=(20_000, 40)).mean(1)
+    assert error == pytest.approx(ranks.std(), rel=0.02)
+
+
+@pytest.mark.parametrize(("shift", "word"), [(-2.0, "low"), (2.0, "high"), (0.0, "")])
+def test_predictions_below_the_truth_are_said_to_run_low(regressor, shift, word):
+    x, _ = regression_rows(60, seed=5)
+    found = evidence.regression(regressor, x, regressor.predict(x) - shift)
+    assert words.lean(found) == word
+    if word:
+        assert f"Predictions run {word}" in words.regression_answers(found, target="t")[2].text
+
+
+def test_the_curves_drawn_are_the_librarys(classifier, regressor):
+    x, y = regression_rows(150, seed=5)
+    found = evidence.regression(regressor, x, y)
+    for figure, expected in (
+        (pictures.coverage(found.reliability), (found.reliability.claimed, found.reliability.observed)),
+        (pictures.risk_coverage(found.risk, loss="l", percent=False), (found.risk.coverage, found.risk.risk)),
+    ):
+        svg = charts.drawn(figure, width=900, height=400)
+        horizontal, vertical = scales_of(svg)
+        path = re.search(r'class="measured" d="M([^"]*)"', svg)[1]
+        pixels = np.array([[float(v) for v in pair.split()] for pair in path.split("L")])
+        np.testing.assert_allclose(horizontal.inverse(pixels[:, 0]), expected[0], atol=2e-4)
+        np.testing.assert_allclose(vertical.inverse(pixels[:, 1]), expected[1], atol=2e-3)
+
+
+def test_a_square_of_the_confusion_is_the_share_of_its_true_class():
+    labels = np.array([0, 0, 0, 0, 1, 1])
+    predicted = np.array([0, 0, 0, 1, 1, 0])
+    found = evidence.Classification(labels, np.eye(2)[predicted], *[np.zeros(6)] * 3, None, None, {}, 1)
+    svg = charts.drawn(pictures.confusion(found, ["a", "b"]), width=450, height=400)
+    x, y = scales_of(svg)
+    squares = {
+        (int(y.inverse(float(top) + 5)), int(x.inverse(float(left) + 5))): float(opacity)
+        for left, top, opacity in re.findall(r'class="tile" x="([\d.]+)" y="([\d.]+)".*?fill-opacity="([\d.]+)"', svg)
+    }
+    assert squares == {(0, 0): 0.75, (0, 1): 0.25, (1, 0): 0.5, (1, 1): 0.5}  # (true, predicted), row 0 on top
+    assert re.findall(r'class="cell[^>]*>(\d)<', svg) == ["3", "1", "1", "1"]
+
+
 # -------------------------------------------------------------------------------------------------------- safety
 
 
@@ -505,7 +559,7 @@ def test_every_class_name_is_shown_as_text_only():
     assert "<script>alert(1)</script>"[:11] in page.text
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.text(max_size=60))
 def test_a_name_is_never_empty_never_steers_and_never_breaks_a_line(text):
     shown = words.name(text, most=30)
