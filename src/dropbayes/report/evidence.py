@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,9 @@ LEVEL = 0.95
 
 CRPS_ROWS = 2000
 """The rows whose CRPS is computed (its cost grows with the square of the draws): beyond them, an even selection."""
+
+_ELEMENTS = 2**21
+"""Numbers of draws held at a time: 16 MiB."""
 
 ENOUGH_ROWS = 30
 """Below this many rows the report does not judge calibration."""
@@ -172,9 +176,13 @@ def entropies(model: Any, x: Numbers) -> Numbers:
     return torch.cat([information.predictive_entropy(p) for _, p, _ in _draws(model, x)]).numpy()
 
 
-def _draws(model: Any, x: Numbers) -> Any:
-    for rows, mean, noise in model._blocks(x):  # the draws that `predict` itself averages
-        yield rows, mean.double(), noise.double()
+def _draws(model: Any, x: Numbers) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """The draws that `predict` itself averages, for so few rows at a time that copies of them cost little memory."""
+    population = model.population_
+    n_rows = max(1, _ELEMENTS // (int(model.n_draws) * len(population) * population.weights[-1].shape[-1]))
+    for start in range(0, len(x), n_rows):
+        for rows, mean, noise in model._blocks(x[start : start + n_rows]):
+            yield slice(start + rows.start, start + rows.start + mean.shape[1]), mean.double(), noise.double()
 
 
 # ------------------------------------------------------------------------------------------------ regression
