@@ -433,11 +433,33 @@ def test_the_calibration_error_of_chance_is_what_calibrated_models_show():
     assert evidence.chance_error(torch.tensor(p)) == pytest.approx(np.mean(seen), rel=0.05)
 
 
-def test_the_scatter_of_deferring_is_that_of_a_random_choice():
+def test_a_gain_of_deferring_is_called_real_where_random_rows_would_rarely_bring_it():
     found = calibrated_regression(1.0, n=100)
     rng, loss = np.random.default_rng(0), np.abs(found.y)
-    means = [rng.permutation(loss)[10:].mean() for _ in range(4000)]
-    assert words._scatter_of_deferring(found, 10) == pytest.approx(np.std(means), rel=0.05)
+    scatter = np.std([rng.permutation(loss)[10:].mean() for _ in range(4000)])
+    assert words._gain_is_real(found, 10, 2.2 * scatter) and not words._gain_is_real(found, 10, 1.8 * scatter)
+
+
+@pytest.mark.parametrize(("n_wrong", "caught", "real"), [(1, 1, False), (2, 2, True), (10, 4, True), (10, 2, False)])
+def test_the_errors_caught_by_deferring_are_weighed_against_a_random_choice(n_wrong, caught, real):
+    uncertainty = np.arange(100.0)
+    wrong = np.zeros(100, dtype=np.int64)
+    wrong[[*range(n_wrong - caught), *range(100 - caught, 100)]] = 1  # the most uncertain rows come last
+    found = evidence.Classification(
+        wrong, np.eye(2)[np.zeros(100, dtype=int)], *[uncertainty] * 3, None,
+        scores.risk_coverage(uncertainty, wrong.astype(float)), {}, 1,
+    )  # fmt: skip
+    assert words._gain_is_real(found, 10, math.nan) == real
+    chosen = [np.random.default_rng(k).permutation(wrong)[:10].sum() >= caught for k in range(2000)]
+    assert (np.mean(chosen) <= 0.025) == real
+
+
+def test_what_was_done_is_not_said_twice_and_commands_look_like_commands(regressor):
+    x, y = regression_rows(10)
+    done = {"draws": "as many as needed", "versions": "dropbayes 9.9, torch", "command": "dropbayes report m t.csv"}
+    text = report(regressor, x, y, target="t", done=done)
+    assert text.count("<bdi>Draws</bdi>") == 1 and "functions drawn" not in text
+    assert "<code>dropbayes report m t.csv</code>" in text and "<code>dropbayes 9.9" not in text
 
 
 def test_standard_errors_are_those_of_resampled_rows():

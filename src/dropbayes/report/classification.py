@@ -9,7 +9,7 @@ from dropbayes.report import evidence, pictures, sections, words
 from dropbayes.report.evidence import Classification
 from dropbayes.report.layout import HALF, Chart, Column, Part
 from dropbayes.report.subject import Subject
-from dropbayes.report.words import name, number, percent
+from dropbayes.report.words import name, number, percent, times
 
 
 def class_parts(subject: Subject) -> tuple[Markup, list[Part]]:
@@ -47,8 +47,8 @@ def _probability_charts(found: Classification, classes: list[str]) -> list[Chart
     sure = found.confidence > 0.9
     among = f", {percent(float(right[sure].mean()))} of them rightly" if sure.any() else ""
     caption = (
-        f"{int(sure.sum()):,} of {len(right):,} rows are given more than 90 %{among}; {int((~right).sum()):,} rows are "
-        "wrong in all."
+        f"{int(sure.sum()):,} of {times(len(right), 'row')} are given more than 90 %{among}; in all, "
+        f"{int((~right).sum()):,} are wrong."
     )
     worst = _most_confused(found, classes)
     if len(classes) > pictures.CONFUSION_CLASSES:
@@ -66,7 +66,7 @@ def _most_confused(found: Classification, classes: list[str]) -> str:
     if not count.any():
         return "No row is predicted wrongly."
     i, j = np.unravel_index(count.argmax(), count.shape)
-    return f"The commonest mistake: {classes[i]} taken for {classes[j]}, {count[i, j]:,} times."
+    return f"The commonest mistake: {classes[i]} taken for {classes[j]} ({times(int(count[i, j]), 'row')})."
 
 
 def _class_reliability_chart(found: Classification) -> Chart:

@@ -51,7 +51,7 @@ def done_part(subject: Subject, found: Regression | Classification) -> Part:
     kind = "regressor" if isinstance(found, Regression) else "classifier"
     drops = ", ".join(f"{p:.3g}" for p in model.population_.drop_prob[0].tolist())
     facts = [
-        ("Model", f"dropout {kind}: {len(model.population_)} networks with hidden layers {tuple(model.hidden)}", False),
+        ("Networks", f"{len(model.population_)} dropout {kind}s with hidden layers {tuple(model.hidden)}", False),
         ("Drop probabilities", f"{drops} (before each weight layer)", False),
         ("Draws", f"{found.n_draws:,} functions drawn from the networks, the same for every row", False),
         ("Rows judged", f"{len(found.uncertainty):,}, features: {subject.x.shape[1]:,}", False),
@@ -59,7 +59,9 @@ def done_part(subject: Subject, found: Regression | Classification) -> Part:
     if isinstance(found, Regression) and model.noise == "constant":
         tau = float(model.precision_)
         facts.insert(2, ("Noise", f"standard deviation {number(tau**-0.5)} (precision τ = {number(tau)})", False))
-    return Part("done", "What was done, and how to repeat it", facts=[*subject.done, *facts])
+    said = {label.casefold() for label, _, _ in subject.done}
+    more = [fact for fact in facts if fact[0].casefold() not in said]
+    return Part("done", "What was done, and how to repeat it", facts=[*subject.done, *more])
 
 
 # ---------------------------------------------------------------------------------------- the most uncertain rows
@@ -93,7 +95,7 @@ def uncertain_part(
     percentiles, among = _percentiles(subject, found)
     shown = subject.shown[:SHOWN_COLUMNS]
     columns = [Column("row")]
-    columns += [Column(label, number=_is_number(values[0])) for label, values in shown]
+    columns += [Column(label, number=all(_is_number(values[row]) for row in order)) for label, values in shown]
     columns += [*own, Column("epistemic share", share=True), Column("percentile")]
     rows = []
     for row in map(int, order):
@@ -128,7 +130,11 @@ def _percentile_cell(percentile: float) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    """Whether the value reads as a number: it is then set to the right."""
+    try:
+        return not isinstance(value, bool) and math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
 
 
 def _cell(value: Any) -> str:

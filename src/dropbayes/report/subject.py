@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from sklearn.utils.validation import check_is_fitted
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.report import evidence
 from dropbayes.report.words import name
+
+_COMMAND = re.compile(r"(dropbayes|python) [a-z-]")
 
 Numbers = npt.NDArray[np.float64]
 
@@ -159,7 +162,5 @@ def _facts(done: Any) -> list[tuple[str, str, bool]]:
         return []
     if not isinstance(done, Mapping):
         raise TypeError(f"`done` must map labels to texts; got {type(done).__name__}.")
-    return [
-        (name(label), name(text, most=1000), str(text).startswith(("dropbayes ", "python ")))
-        for label, text in done.items()
-    ]
+    facts = [(name(label), name(text, most=1000)) for label, text in done.items()]
+    return [(label[:1].upper() + label[1:], text, bool(_COMMAND.match(text))) for label, text in facts]

@@ -74,6 +74,16 @@ def fixed(value: float, *, spread: float) -> str:
     return f"{value:,.{decimals}f}".replace("-", "−")
 
 
+def times(count: int, what: str) -> str:
+    """The count with its noun, in the plural where it is one.
+
+    Examples:
+        >>> times(1, "row"), times(1200, "row")
+        ('1 row', '1,200 rows')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def percent(share: float) -> str:
     """The share in percent, with a digit after the point only where it matters.
 
@@ -228,7 +238,8 @@ def lean(found: Regression) -> str:
     score = found.scores["Mean PIT"]
     if len(found.y) < ENOUGH_ROWS or abs(score.value - 0.5) <= 2 * (score.error or math.inf):
         return ""
-    return "low" if score.value > 0.5 else "high"
+    slightly = "slightly " if abs(score.value - 0.5) < 0.05 else ""
+    return slightly + ("low" if score.value > 0.5 else "high")
 
 
 def _opening(verdict: Verdict) -> str:
@@ -303,7 +314,7 @@ def _advice(found: Regression | Classification, risk: float, loss: str) -> tuple
     use = _use(found)
     if not deferred or risk == 0:
         return "Use it", use, "plain"
-    if risk - remains > 2 * _scatter_of_deferring(found, deferred):
+    if _gain_is_real(found, deferred, risk - remains):
         text = Markup(
             "Handing the {} most uncertain rows (10 %) to a person lowers the {} of the rest from {} to {}."
         ).format(f"{deferred:,}", loss, show(risk), show(remains))
@@ -315,14 +326,22 @@ def _advice(found: Regression | Classification, risk: float, loss: str) -> tuple
     return "Keep all rows", use + " " + text, "plain"
 
 
-def _scatter_of_deferring(found: Regression | Classification, deferred: int) -> float:
-    r"""The standard deviation of the remaining mean loss had $d$ rows been deferred at random.
+def _gain_is_real(found: Regression | Classification, deferred: int, gain: float) -> bool:
+    r"""Whether deferring the $d$ most uncertain of $N$ rows lowers the mean loss more than $d$ rows at random would.
 
-    $s \sqrt{\tfrac{d}{N (N - d)}}$, the standard error of a sample without replacement.
+    For errors, the number among $d$ random rows is hypergeometric; it must reach the number deferred with a probability
+    of at most 2.5 %. For losses of standard deviation $s$ the gain must exceed $2 s \sqrt{d / (N (N - d))}$, twice the
+    standard error of a mean of $N - d$ rows drawn without replacement.
     """
-    loss = np.abs(found.y - found.mean) if isinstance(found, Regression) else found.predicted != found.labels
-    n = len(loss)
-    return float(np.std(loss, ddof=1)) * math.sqrt(deferred / n / (n - deferred))
+    if isinstance(found, Regression):
+        loss = np.abs(found.y - found.mean)
+        n = len(loss)
+        return gain > 2 * float(np.std(loss, ddof=1)) * math.sqrt(deferred / n / (n - deferred))
+    import scipy.stats
+
+    n, wrong = len(found.labels), int((found.predicted != found.labels).sum())
+    caught = round(wrong - (n - deferred) * float(found.risk.risk[n - 1 - deferred]))
+    return bool(scipy.stats.hypergeom.sf(caught - 1, n, wrong, deferred) <= 0.025)
 
 
 def _use(found: Regression | Classification) -> Markup:
