@@ -782,11 +782,15 @@ def test_a_browser_shows_the_page_without_errors_requests_or_sideways_scrolling(
         context.close()
 
 
-def test_a_page_prints_on_white_with_the_wide_charts(browser, written, tmp_path):
+@pytest.mark.parametrize("name", ["classes.html", "sorted.html"])
+def test_a_page_prints_on_white_with_the_wide_charts(browser, written, tmp_path, name):
     context = browser.new_context(color_scheme="dark")
     tab = context.new_page()
-    tab.goto((written / "classes.html").as_uri())
+    tab.set_viewport_size({"width": 700, "height": 1000})  # about the width of a sheet of paper
+    tab.goto((written / name).as_uri())
     tab.emulate_media(media="print", color_scheme="dark")
+    wide = "[...document.querySelectorAll('body *')].filter(e => !e.closest('svg, thead') && e.getBoundingClientRect().right > 701)"
+    assert tab.evaluate(f"{wide}.length") == 0  # paper does not scroll
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert tab.evaluate("getComputedStyle(document.querySelector('h2')).color") == "rgb(0, 0, 0)"
     assert tab.locator(".on-wide:visible").count() == tab.locator("figure").count()

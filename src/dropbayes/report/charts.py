@@ -171,8 +171,8 @@ def upright(place: float, *, kind: str, text: str = "") -> Mark:
         rule = _path(f"M{x(place):.1f} {y.start:.1f}V{y.end:.1f}", kind)
         room = x.end - x(place) > _LETTER * len(text)
         anchor, shift = ("start", 5) if room else ("end", -5)
-        words = f'<text x="{x(place) + shift:.1f}" y="{y.end + 12:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-        return rule + (words if text else "")
+        where = f'x="{x(place) + shift:.1f}" y="{y.end + 12:.1f}" text-anchor="{anchor}"'
+        return rule + (f'<text class="note" {where}>{escape(text)}</text>' if text else "")
 
     return drawn_rule
 

@@ -19,6 +19,9 @@ Numbers = npt.NDArray[np.float64]
 BAND_POINTS, SHOWN_POINTS, SHOWN_INTERVALS = 1200, 1500, 150
 """The most vertices of a band, points of a scatter, and intervals side by side."""
 
+FEW_POINTS = 120
+"""More points are drawn smaller."""
+
 CONFUSION_CLASSES = 20
 """With more classes the confusion matrix would be a texture."""
 
@@ -55,11 +58,16 @@ def band_along(
     legend = [("mean", "predicted mean"), ("inner", "50 % interval"), ("outer", "95 % interval")]
     if known is not None:
         some = charts.thinned(*known, most=SHOWN_POINTS)
-        marks.append(charts.dots(known[0][some], known[1][some], kind="known"))
+        dense = "known" if len(some) <= FEW_POINTS else "known many"
+        marks.append(charts.dots(known[0][some], known[1][some], kind=dense))
         legend.append(("known", "trained on"))
         if known[0].max() < place.min():
             marks.append(charts.upright(float(known[0].max()), kind="edge", text="new rows →"))
-    marks += [charts.dots(place[held], value[held], kind="truth"), charts.dots(place[~held], value[~held], kind="miss")]
+    size = "" if len(place) <= FEW_POINTS else " many"
+    marks += [
+        charts.dots(place[held], value[held], kind=f"truth{size}"),
+        charts.dots(place[~held], value[~held], kind=f"miss{size}"),
+    ]
     legend += [("truth", "truth, inside 95 %"), ("miss", "truth, outside")]
     return Figure(
         "band", f"Predictions of {target} along {feature}",
