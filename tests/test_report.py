@@ -853,6 +853,34 @@ def test_models_that_cannot_be_reported_on_are_refused(classifier):
         report(classifier, class_rows(2)[0], ["ant", "dog"], target="t")
 
 
+def test_frames_and_shuffled_series_are_read_by_position_without_a_warning(recwarn):
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    x, y = regression_rows(40)
+    frame = pandas.DataFrame(x, columns=["a", "b", "c"], index=np.arange(40)[::-1])
+    model = DropoutRegressor(**QUICK, random_state=0).fit(frame, y)
+    page = Page(
+        report(
+            model,
+            frame,
+            pandas.Series(y),
+            target="t",
+            shown={"a": frame["a"], "n": pandas.Series(range(40), index=frame.index)},
+        )
+    )
+    assert page.column("n") == [str(int(row) - 1) for row in page.column("row")]
+    assert not recwarn.list and list(model.feature_names_in_) == ["a", "b", "c"]
+    assert page.column("a") == Page(report(model, x, y, target="t")).column("a")  # the model's own names
+
+
+def test_a_missing_class_and_an_endless_prediction_are_refused(regressor, classifier):
+    with pytest.raises(ValueError, match="only the classes the model was fitted to; got 'None'"):
+        report(classifier, class_rows(2)[0], np.array(["ant", None], dtype=object), target="t")
+    with pytest.raises(ValueError, match="row 1 does not"):
+        report(regressor, np.array([[0.0, 0, 0], [1e300, 0, 0]]), np.zeros(2), target="t")
+    with pytest.raises(ValueError, match="row 0 does not"):
+        report(classifier, np.array([[1e300, 0, 0, 0], [0.0, 0, 0, 0]]), ["ant", "bee"], target="t")
+
+
 def test_the_page_needs_neither_matplotlib_nor_pandas():
     script = (
         "import sys; import numpy as np; from dropbayes.report import report; from dropbayes.estimators import *; "

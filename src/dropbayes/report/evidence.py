@@ -147,6 +147,7 @@ def with_draws(model: Any, *, n_draws: int | None, seed: int | None) -> Any:
     view = copy.copy(model)
     view.n_draws = model.n_draws if n_draws is None else n_draws
     view.seed_ = model.seed_ if seed is None else seed
+    vars(view).pop("feature_names_in_", None)  # rows come as plain arrays: no warning that they bear no names
     return view
 
 
@@ -182,6 +183,10 @@ def _draws(model: Any, x: Numbers) -> Iterator[tuple[slice, Tensor, Tensor]]:
     n_rows = max(1, _ELEMENTS // (int(model.n_draws) * len(population) * population.weights[-1].shape[-1]))
     for start in range(0, len(x), n_rows):
         for rows, mean, noise in model._blocks(x[start : start + n_rows]):
+            endless = (~mean.isfinite()).any(-1).any(0)
+            if endless.any():
+                row = start + rows.start + int(endless.int().argmax())
+                raise ValueError(f"`x` must lie where the model predicts finite numbers; row {row} does not.")
             yield slice(start + rows.start, start + rows.start + mean.shape[1]), mean.double(), noise.double()
 
 

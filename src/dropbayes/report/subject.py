@@ -111,10 +111,11 @@ def _outcomes(model: Any, y: Any, n_rows: int, label: str) -> Any:
         raise ValueError(f"`{label}` must hold one truth for each of the {n_rows} rows; got shape {truth.shape}.")
     if isinstance(model, DropoutClassifier):
         codes = {value: code for code, value in enumerate(model.classes_.tolist())}
-        unseen = next((value for value in truth.tolist() if value not in codes), None)
-        if unseen is not None:
+        unseen = [value for value in truth.tolist() if value not in codes]
+        if unseen:
             raise ValueError(
-                f"`{label}` must hold only the classes the model was fitted to; got {unseen!r}. Leave those rows out."
+                f"`{label}` must hold only the classes the model was fitted to; got {str(unseen[0])[:80]!r}. Leave "
+                "those rows out."
             )
         return np.array([codes[value] for value in truth.tolist()], dtype=np.int64)
     try:
@@ -154,7 +155,11 @@ def _shown(shown: Any, x: Numbers, names: list[str]) -> list[tuple[str, Sequence
             raise ValueError(
                 f"`shown` must have one value for each of the {len(x)} rows; {str(label)[:80]!r} has {len(values)}."
             )
-    return [(name(label, most=40), values) for label, values in shown.items()]
+    # A pandas series would take a row number for a label of its index.
+    return [
+        (name(label, most=40), values if isinstance(values, list | tuple | np.ndarray) else list(values))
+        for label, values in shown.items()
+    ]
 
 
 def _facts(done: Any) -> list[tuple[str, str, bool]]:
