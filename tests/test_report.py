@@ -355,6 +355,16 @@ def test_percentiles_are_among_the_training_rows_where_those_are_given(regressor
     assert f"among the training rows ({reference.family} fitted" in page.text
 
 
+def test_a_classifiers_percentiles_are_of_its_entropy_among_the_training_rows(classifier):
+    (known, labels), (x, new) = class_rows(90), class_rows(40, seed=9)
+    names = np.array(["ant", "bee", "cat"])
+    page = Page(report(classifier, x, names[new], target="animal", training=(known, names[labels])))
+    entropy, training = (information.predictive_entropy(draws_of(classifier, rows)[0]) for rows in (x, known))
+    expected = calibration.uncertainty_reference(training).percentile(entropy.sort(descending=True).values[:10])
+    for text, percentile in zip(page.column("percentile"), expected.tolist(), strict=True):
+        assert text == "> 99.9" if percentile > 99.9 else float(text) == pytest.approx(percentile, abs=0.06)
+
+
 def test_deferring_is_told_as_the_risk_curve_has_it(classifier):
     x, labels = class_rows(80, seed=4)
     names = np.array(["ant", "bee", "cat"])[labels]
