@@ -134,7 +134,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether stated certainty and observed truth agree: "calibrated", "over", "under", "uneven" or "few" rows."""
+    """Whether stated certainty and observed truth agree: "calibrated", "over", "under", "uneven" or "few" (rows)."""
 
     kind: str
     text: str
@@ -157,7 +157,7 @@ def regression_verdict(found: Regression) -> Verdict:
     gap = (found.reliability.observed - found.reliability.claimed)[claims].numpy()
     sigmas = gap / found.reliability.standard_error[claims].numpy()
     if np.abs(sigmas).max() <= _JOINT_SIGMAS:
-        return Verdict("calibrated", f"no departure beyond chance in {n:,} rows")
+        return Verdict("calibrated", f"as far as {n:,} rows can tell, it is calibrated")
     if sigmas.min() < -_JOINT_SIGMAS and sigmas.max() > _JOINT_SIGMAS:
         return Verdict("uneven", "uneven: its intervals are too wide at some levels and too narrow at others")
     worst = int(np.abs(sigmas).argmax())
@@ -181,9 +181,9 @@ def regression_answers(found: Regression, *, target: str) -> list[Answer]:
 def _how_good(found: Regression, target: str) -> Answer:
     rmse, mae = found.scores["RMSE"].value, found.scores["MAE"].value
     spread = float(found.y.std())
-    start = Markup("On {} rows the predicted <b>{}</b> is off by {} on average (root mean square {}). ").format(
-        f"{len(found.y):,}", target, number(mae), number(rmse)
-    )
+    start = Markup(
+        "On {} rows the predicted <b><bdi>{}</bdi></b> is off by {} on average (root mean square {}). "
+    ).format(f"{len(found.y):,}", target, number(mae), number(rmse))
     if spread == 0:
         return Answer("How good is it?", f"± {number(mae)}", start + "The truth is the same in all rows.")
     if rmse + 2 * (found.scores["RMSE"].error or 0.0) < spread:
@@ -191,8 +191,9 @@ def _how_good(found: Regression, target: str) -> Answer:
             number(spread), percent(1 - (rmse / spread) ** 2)
         )
         return Answer("How good is it?", f"± {number(mae)}", start + text, "good")
-    text = Markup("Guessing the mean of these rows would be off by {} (RMS): no gain beyond chance.").format(
-        number(spread)
+    worse = rmse - 2 * (found.scores["RMSE"].error or 0.0) > spread
+    text = Markup("Guessing the mean of these rows would be off by {} (RMS): {}.").format(
+        number(spread), "that is better" if worse else "no gain beyond chance"
     )
     return Answer("How good is it?", f"± {number(mae)}", start + text, "warn")
 
@@ -216,9 +217,9 @@ def _how_sure(found: Regression) -> Answer:
 
 def _how_true(found: Regression) -> Answer:
     verdict = regression_verdict(found)
-    text = Markup("The 95 % intervals hold {} of the truths, the 50 % intervals {}. {} {}.").format(
+    text = Markup("The 95 % intervals hold {} of the truths, the 50 % intervals {}. {}").format(
         percent(found.scores["95 % interval holds"].value), percent(found.scores["50 % interval holds"].value),
-        _opening(verdict), verdict.text,
+        _sentence(verdict),
     )  # fmt: skip
     bias = lean(found)
     if bias:
@@ -242,8 +243,10 @@ def lean(found: Regression) -> str:
     return slightly + ("low" if score.value > 0.5 else "high")
 
 
-def _opening(verdict: Verdict) -> str:
-    return {"calibrated": "Well calibrated:", "few": "Not judged:"}.get(verdict.kind, "The model is")
+def _sentence(verdict: Verdict) -> str:
+    if verdict.kind in ("calibrated", "few"):
+        return verdict.text[:1].upper() + verdict.text[1:] + "."
+    return f"The model is {verdict.text}."
 
 
 # -------------------------------------------------------------------------------------------- classification
@@ -271,7 +274,8 @@ def class_verdict(found: Classification) -> Verdict:
             "uneven", f"right on the whole but not at every level: ECE {percent(seen)}, chance {percent(chance)}"
         )
     return Verdict(
-        "calibrated", f"no departure beyond chance in {n:,} rows (ECE {percent(seen)}, chance {percent(chance)})"
+        "calibrated",
+        f"as far as {n:,} rows can tell, it is calibrated (ECE {percent(seen)}, chance {percent(chance)})",
     )
 
 
@@ -280,8 +284,8 @@ def class_answers(found: Classification, *, target: str) -> list[Answer]:
     accuracy, confidence = found.scores["Accuracy"].value, found.scores["Mean confidence"].value
     most_common = np.bincount(found.labels).max() / len(found.labels)
     good = Markup(
-        "On {} rows the most probable <b>{}</b> is right in {}. Always guessing the commonest class would be right "
-        "in {}."
+        "On {} rows the most probable <b><bdi>{}</bdi></b> is right in {}. Always guessing the commonest class would "
+        "be right in {}."
     ).format(f"{len(found.labels):,}", target, percent(accuracy), percent(float(most_common)))
     verdict = class_verdict(found)
     sure = Markup(
@@ -295,9 +299,7 @@ def class_answers(found: Classification, *, target: str) -> list[Answer]:
         Answer(
             "Can its certainty be trusted?",
             f"{percent(confidence)} → {percent(accuracy)}",
-            Markup("Claimed {}, observed {}. {} {}.").format(
-                percent(confidence), percent(accuracy), _opening(verdict), verdict.text
-            ),
+            Markup("Claimed {}, observed {}. {}").format(percent(confidence), percent(accuracy), _sentence(verdict)),
             verdict.mood,
         ),
         Answer("What to do with it?", *_advice(found, 1 - accuracy, "error rate")),
@@ -312,8 +314,10 @@ def _advice(found: Regression | Classification, risk: float, loss: str) -> tuple
     deferred, remains = risk_after_deferring(found.risk, 0.1)
     show = percent if isinstance(found, Classification) else number
     use = _use(found)
-    if not deferred or risk == 0:
-        return "Use it", use, "plain"
+    if len(found.uncertainty) < ENOUGH_ROWS:
+        return "Judge more rows", use, "plain"
+    if risk == 0:
+        return "Use it", use, "good"
     if _gain_is_real(found, deferred, risk - remains):
         text = Markup(
             "Handing the {} most uncertain rows (10 %) to a person lowers the {} of the rest from {} to {}."
