@@ -1,0 +1,128 @@
+"""The sections on a regression: the band, the reliability of its intervals, the spread of its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup
+
+from dropbayes.report import charts, evidence, pictures, sections, words
+from dropbayes.report.evidence import Regression
+from dropbayes.report.layout import HALF, Chart, Column, Part
+from dropbayes.report.subject import Subject
+from dropbayes.report.words import fixed, number, percent
+
+Numbers = npt.NDArray[np.float64]
+
+
+def regression_parts(subject: Subject) -> tuple[Markup, list[Part]]:
+    found = evidence.regression(subject.model, subject.x, subject.y)
+    lede = Markup(
+        "Predictions of <b><bdi>{}</bdi></b> for {} rows with a known truth, each with its uncertainty."
+    ).format(subject.target, f"{len(found.y):,}")
+    unit = float(np.median(found.std))
+    own = [Column(label) for label in ("predicted", "95 % interval", "truth", "σ", "epistemic σ", "aleatoric σ")]
+
+    def cells(row: int) -> list[str]:
+        lower, upper, mean, truth = (
+            fixed(part[row], spread=unit) for part in (found.lower, found.upper, found.mean, found.y)
+        )
+        spread = (number(part[row]) for part in (found.std, found.epistemic, found.aleatoric))
+        return [mean, f"{lower} to {upper}", truth, *spread]
+
+    return lede, [
+        Part("summary", "In short", answers=words.regression_answers(found, target=subject.target)),
+        Part("predictions", "Predictions and truths", charts=[_band_chart(subject, found)]),
+        Part(
+            "reliability", "Are the intervals right?",
+            "An interval that claims 80 % should hold 80 % of the truths, at every level.",
+            charts=_reliability_charts(found),
+        ),
+        sections.scores_part(found),
+        sections.uncertain_part(subject, found, own, cells, "variance"),
+        sections.deferral_part(found, loss="mean absolute error"),
+        sections.done_part(subject, found),
+    ]  # fmt: skip
+
+
+def _reliability_charts(found: Regression) -> list[Chart]:
+    held = {p: percent(found.scores[f"{p} % interval holds"].value) for p in (50, 80, 95)}
+    verdict = words.regression_verdict(found)
+    judged = "the curve should follow the diagonal" if verdict.kind == "few" else verdict.text
+    caption = (
+        f"Intervals that claim 50 %, 80 % and 95 % hold {held[50]}, {held[80]} and {held[95]} of the truths: {judged}."
+    )
+    score = found.scores["Mean PIT"]
+    bias = f"predictions run {words.lean(found)}" if words.lean(found) else "no bias beyond chance"
+    rank = f"Flat bars are ideal; the mean rank of the truth is {score.value:.2f}: {bias}."
+    return [
+        Chart(pictures.coverage(found.reliability), caption, HALF, "Claimed and observed coverage"),
+        Chart(pictures.transforms(found.pit), rank, HALF, "Where in its prediction the truth falls"),
+    ]
+
+
+def _band_chart(subject: Subject, found: Regression) -> Chart:
+    n, held = len(found.y), (found.lower <= found.y) & (found.y <= found.upper)
+    counted = f"{int(held.sum()):,} of {n:,} truths ({percent(float(held.mean()))}) lie inside their 95 % interval"
+    along = 0 if subject.x.shape[1] == 1 else subject.along
+    if along is None or np.ptp(_everywhere(subject)[:, along]) == 0:
+        order = np.argsort(found.mean, kind="stable")
+        picked = charts.thinned(
+            found.mean[order], found.y[order], found.lower[order], found.upper[order], most=pictures.SHOWN_INTERVALS
+        )
+        rows = order[picked]
+        inner = subject.model.predict_interval(subject.x[rows], coverage=0.5)
+        some = f" ({len(rows):,} of the rows are drawn)" if len(rows) < n else ""
+        widths = found.upper - found.lower
+        caption = (
+            f"{counted}{some}; the intervals are {number(float(widths.min()))} to {number(float(widths.max()))} wide."
+        )
+        return Chart(pictures.sorted_intervals(found, inner, rows, target=subject.target), caption)
+    band = _band(subject, along)
+    known = None if subject.training is None else (subject.training[0][:, along], subject.training[1])
+    figure = pictures.band_along(
+        band, feature=subject.names[along], target=subject.target,
+        truths=(subject.x[:, along], found.y, held), known=known,
+    )  # fmt: skip
+    return Chart(figure, f"{counted}. {_widening(band, known)}")
+
+
+def _widening(band: pictures.Band, known: tuple[Numbers, Any] | None) -> str:
+    width = band.outer[1] - band.outer[0]
+    if known is None:
+        narrow, wide = int(width.argmin()), int(width.argmax())
+        return (
+            f"The 95 % interval is narrowest at {_place(band.place[narrow])} ({number(width[narrow])}) and "
+            f"widest at {_place(band.place[wide])} ({number(width[wide])})."
+        )
+    inside = (band.place >= known[0].min()) & (band.place <= known[0].max())
+    if inside.all() or not inside.any():
+        return f"The 95 % interval is {number(float(width.mean()))} wide on average."
+    farthest = np.abs(band.place - np.median(known[0])).argmax()
+    return (
+        f"The 95 % interval is {number(float(width[inside].mean()))} wide on average over the rows trained on and "
+        f"{number(float(width[farthest]))} at {_place(band.place[farthest])}, farthest from them."
+    )
+
+
+def _place(value: float) -> str:
+    return f"{value:.6g}".replace("-", "−")  # no thousands marks: it may be a year
+
+
+def _everywhere(subject: Subject) -> Numbers:
+    """The rows to draw a band over: judged, trained on and unknown."""
+    more = [] if subject.training is None else [subject.training[0]]
+    return np.concatenate([subject.x, *more, *([] if subject.unknown is None else [subject.unknown])])
+
+
+def _band(subject: Subject, along: int) -> pictures.Band:
+    rows = _everywhere(subject)
+    if rows.shape[1] == 1:  # nothing but this feature: an even grid shows the function between the rows
+        rows = np.linspace(rows.min(), rows.max(), 300)[:, None]
+    rows = rows[np.argsort(rows[:, along], kind="stable")]
+    rows = rows[charts.thinned(rows[:, along], most=pictures.BAND_POINTS)]
+    mean = np.asarray(subject.model.predict(rows), dtype=np.float64)
+    inner, outer = (subject.model.predict_interval(rows, coverage=level) for level in (0.5, evidence.LEVEL))
+    return pictures.Band(rows[:, along], mean, inner, outer)

@@ -1,0 +1,146 @@
+"""The sections that regressions and classifiers share: scores, the most uncertain rows, deferral, what was done."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dropbayes import calibration
+from dropbayes.plots import percentile_text
+from dropbayes.report import evidence, pictures, words
+from dropbayes.report.evidence import Classification, Regression
+from dropbayes.report.layout import Chart, Column, Part, Table
+from dropbayes.report.subject import Subject
+from dropbayes.report.words import name, number, score_text
+
+UNCERTAIN_ROWS = 10
+"""The most uncertain rows that are shown."""
+
+SHOWN_COLUMNS = 4
+"""The most of the data's own columns shown beside them."""
+
+
+def scores_part(found: Regression | Classification) -> Part:
+    """The table of scores."""
+    n = len(found.uncertainty)
+    return Part(
+        "scores",
+        "Scores",
+        scores=[(score, score_text(score)) for score in found.scores.values()],
+        caption=f"Scores on {n:,} rows. After ± stands one standard error over the rows, taken as independent.",
+    )
+
+
+def deferral_part(found: Regression | Classification, *, loss: str) -> Part:
+    """The risk-coverage curve and what deferring would buy."""
+    figure = pictures.risk_coverage(found.risk, loss=loss, percent=isinstance(found, Classification))
+    return Part(
+        "deferral",
+        "What deferring would buy",
+        "If the most uncertain rows go to a person, how wrong is the model on the rest?",
+        charts=[Chart(figure, words.risk_caption(found, loss=loss))],
+    )
+
+
+def done_part(subject: Subject, found: Regression | Classification) -> Part:
+    """What the caller did, and what the model is."""
+    model = subject.model
+    kind = "regressor" if isinstance(found, Regression) else "classifier"
+    drops = ", ".join(f"{p:.3g}" for p in model.population_.drop_prob[0].tolist())
+    facts = [
+        ("Networks", f"{len(model.population_)} dropout {kind}s with hidden layers {tuple(model.hidden)}", False),
+        ("Drop probabilities", f"{drops} (before each weight layer)", False),
+        ("Draws", f"{found.n_draws:,} functions drawn from the networks, the same for every row", False),
+        ("Rows judged", f"{len(found.uncertainty):,}, features: {subject.x.shape[1]:,}", False),
+    ]
+    if isinstance(found, Regression) and model.noise == "constant":
+        tau = float(model.precision_)
+        facts.insert(2, ("Noise", f"standard deviation {number(tau**-0.5)} (precision τ = {number(tau)})", False))
+    said = {label.casefold() for label, _, _ in subject.done}
+    more = [fact for fact in facts if fact[0].casefold() not in said]
+    return Part("done", "What was done, and how to repeat it", facts=[*subject.done, *more])
+
+
+# ---------------------------------------------------------------------------------------- the most uncertain rows
+
+
+def _percentiles(subject: Subject, found: Regression | Classification) -> tuple[Any, str]:
+    """The percentile of each row's uncertainty, and among what."""
+    if subject.training is None:
+        return calibration.empirical_percentile(found.uncertainty, found.uncertainty), "among the rows of this report"
+    if isinstance(found, Regression):
+        _, epistemic, aleatoric = evidence.spreads(subject.model, subject.training[0])
+        known = np.sqrt(epistemic**2 + aleatoric**2)
+    else:
+        known = evidence.entropies(subject.model, subject.training[0])
+    try:
+        fitted = calibration.uncertainty_reference(known)
+        return fitted.percentile(found.uncertainty), f"among the training rows ({fitted.family} fitted to theirs)"
+    except ValueError:  # too few, or all alike
+        return calibration.empirical_percentile(found.uncertainty, known), "among the training rows"
+
+
+def uncertain_part(
+    subject: Subject,
+    found: Regression | Classification,
+    own: list[Column],
+    cells: Callable[[int], list[str]],
+    unit: str,
+) -> Part:
+    """The table of the most uncertain rows; `cells(row)` are the texts under the model's `own` columns."""
+    order = np.argsort(-found.uncertainty, kind="stable")[:UNCERTAIN_ROWS]
+    percentiles, among = _percentiles(subject, found)
+    shown = subject.shown[:SHOWN_COLUMNS]
+    columns = [Column("row")]
+    columns += [Column(label, number=all(_is_number(values[row]) for row in order)) for label, values in shown]
+    columns += [*own, Column("epistemic share", share=True), Column("percentile")]
+    rows = []
+    for row in map(int, order):
+        share = _share(found, row)
+        place = _percentile_cell(float(percentiles[row]))
+        rows.append(
+            [f"{row + 1:,}", *(_cell(values[row]) for _, values in shown), *cells(row), f"{100 * share:.0f} %", place]
+        )
+    left_out = len(subject.shown) - len(shown)
+    more = f" {left_out:,} more columns are not shown." if left_out > 0 else ""
+    top = int(order[0])
+    intro = (
+        f"The row the model is least sure about is row {top + 1:,}; {100 * _share(found, top):.0f} % of its {unit} is "
+        "epistemic, which more data like it would shrink. The rest is noise."
+    )
+    caption = (
+        f"The {len(rows)} most uncertain of {len(found.uncertainty):,} rows. The percentile is that of the row's total "
+        f"uncertainty {among}.{more}"
+    )
+    return Part("uncertain", "The most uncertain rows", intro, table=Table(caption, columns, rows))
+
+
+def _share(found: Regression | Classification, row: int) -> float:
+    if isinstance(found, Regression):
+        return float(found.epistemic[row] ** 2 / found.std[row] ** 2)
+    return float(np.clip(found.epistemic[row] / max(found.entropy[row], 1e-300), 0, 1))
+
+
+def _percentile_cell(percentile: float) -> str:
+    text = percentile_text(percentile).replace("percentile ", "")
+    return text.replace("above ", "> ").replace("below ", "< ")
+
+
+def _is_number(value: Any) -> bool:
+    """Whether the value reads as a number: it is then set to the right."""
+    try:
+        return not isinstance(value, bool) and math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
+
+
+def _cell(value: Any) -> str:
+    value = value.item() if isinstance(value, np.generic) else value
+    if value is None:
+        return "(missing)"
+    if isinstance(value, float):  # no thousands marks: it may be a year
+        return "(missing)" if math.isnan(value) else f"{value:.6g}".replace("-", "−")
+    return name(value, most=60)

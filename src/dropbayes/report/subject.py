@@ -1,0 +1,171 @@
+"""What a report is about: the arguments of `report`, each refused with one clear error where it is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.utils.validation import check_is_fitted
+
+from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+from dropbayes.report import evidence
+from dropbayes.report.words import name
+
+_COMMAND = re.compile(r"(dropbayes|python) [a-z-]")
+
+Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """The checked arguments of a report, its names made harmless.
+
+    Args:
+        model: The model, predicting from the draws asked for.
+        x: The inputs.
+        y: The truths; class numbers for a classifier.
+        target: The name of what is predicted.
+        shown: Columns to show beside the most uncertain rows.
+        title: The document's title.
+        done: Labels and texts of what was done, and whether the text is a command.
+        names: The names of the features.
+        along: The feature over which to draw the band.
+        training: Inputs and truths the model was fitted to.
+        unknown: Inputs without a truth.
+    """
+
+    model: Any
+    x: Numbers
+    y: Any
+    target: str
+    shown: list[tuple[str, Sequence[object]]]
+    title: str
+    done: list[tuple[str, str, bool]]
+    names: list[str]
+    along: int | None
+    training: tuple[Numbers, Any] | None
+    unknown: Numbers | None
+
+    @classmethod
+    def checked(
+        cls, model: Any, x: Any, y: Any, target: Any, shown: Any, title: Any, done: Any, n_draws: Any, seed: Any,
+        names: Any, along: Any, training: Any, unknown: Any,
+    ) -> Subject:  # fmt: skip
+        """The arguments, each refused with one clear error where it is wrong."""
+        if not isinstance(model, DropoutRegressor | DropoutClassifier):
+            raise TypeError(f"`model` must be a DropoutRegressor or DropoutClassifier; got {type(model).__name__}.")
+        check_is_fitted(model)
+        if isinstance(model, DropoutRegressor) and not model._one_column:
+            raise ValueError(
+                f"`model` must predict one output; it predicts {model.population_.y_mean.shape[-1]}. "
+                "Fit one model per output and report on each."
+            )
+        for label, text in (("target", target), ("title", title)):
+            if not isinstance(text, str):
+                raise TypeError(f"`{label}` must be text; got {type(text).__name__}.")
+        if n_draws is not None and not (_is_integer(n_draws) and n_draws >= 1):
+            raise ValueError(f"`n_draws` must be a positive integer or None; got {n_draws!r}.")
+        if seed is not None and not (_is_integer(seed) and seed >= 0):
+            raise ValueError(f"`seed` must be a non-negative integer or None; got {seed!r}.")
+        rows = _inputs(model, x, "x", at_least=2)
+        truth = _outcomes(model, y, len(rows), "y")
+        columns = _columns(model, names, rows.shape[1])
+        if along is not None and not (_is_integer(along) and 0 <= along < rows.shape[1]):
+            raise ValueError(f"`along` must number a column of `x`, 0 to {rows.shape[1] - 1}; got {along!r}.")
+        return cls(
+            evidence.with_draws(model, n_draws=n_draws, seed=seed), rows, truth, name(target),
+            _shown(shown, rows, columns),
+            name(title, most=160), _facts(done), columns, None if along is None else int(along),
+            _pair(model, training), None if unknown is None else _inputs(model, unknown, "unknown", at_least=1),
+        )  # fmt: skip
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _inputs(model: Any, x: Any, label: str, *, at_least: int) -> Numbers:
+    try:
+        rows = np.asarray(x, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"`{label}` must be a matrix of numbers [row, feature].") from None
+    if rows.ndim != 2 or rows.shape[1] != model.n_features_in_ or len(rows) < at_least:
+        raise ValueError(
+            f"`{label}` must be [row, feature] with at least {at_least} rows and the {model.n_features_in_} features "
+            f"the model was fitted to; got shape {rows.shape}."
+        )
+    if not np.isfinite(rows).all():
+        raise ValueError(
+            f"`{label}` must hold finite numbers; row {int((~np.isfinite(rows)).any(1).argmax())} does not."
+        )
+    return rows
+
+
+def _outcomes(model: Any, y: Any, n_rows: int, label: str) -> Any:
+    truth = np.asarray(y)
+    if truth.shape != (n_rows,):
+        raise ValueError(f"`{label}` must hold one truth for each of the {n_rows} rows; got shape {truth.shape}.")
+    if isinstance(model, DropoutClassifier):
+        codes = {value: code for code, value in enumerate(model.classes_.tolist())}
+        unseen = [value for value in truth.tolist() if value not in codes]
+        if unseen:
+            raise ValueError(
+                f"`{label}` must hold only the classes the model was fitted to; got {str(unseen[0])[:80]!r}. Leave "
+                "those rows out."
+            )
+        return np.array([codes[value] for value in truth.tolist()], dtype=np.int64)
+    try:
+        values = truth.astype(np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"`{label}` must hold numbers for a DropoutRegressor; got {truth.dtype}.") from None
+    if not np.isfinite(values).all():
+        raise ValueError(f"`{label}` must hold finite numbers; row {int((~np.isfinite(values)).argmax())} does not.")
+    return values
+
+
+def _pair(model: Any, training: Any) -> tuple[Numbers, Any] | None:
+    if training is None:
+        return None
+    if not isinstance(training, tuple) or len(training) != 2:
+        raise TypeError(f"`training` must be a pair (x, y); got {type(training).__name__}.")
+    rows = _inputs(model, training[0], "training", at_least=1)
+    return rows, _outcomes(model, training[1], len(rows), "training")
+
+
+def _columns(model: Any, names: Any, n_features: int) -> list[str]:
+    known = getattr(model, "feature_names_in_", None) if names is None else names
+    if known is None:
+        return [f"feature {k + 1}" for k in range(n_features)]
+    if isinstance(known, str) or len(known) != n_features:
+        raise ValueError(f"`names` must name each of the {n_features} columns of `x`; got {len(known)}.")
+    return [name(label) for label in known]
+
+
+def _shown(shown: Any, x: Numbers, names: list[str]) -> list[tuple[str, Sequence[object]]]:
+    if shown is None:
+        return list(zip(names, x.T, strict=True))
+    if not isinstance(shown, Mapping):
+        raise TypeError(f"`shown` must map column names to values; got {type(shown).__name__}.")
+    for label, values in shown.items():
+        if isinstance(values, str) or len(values) != len(x):
+            raise ValueError(
+                f"`shown` must have one value for each of the {len(x)} rows; {str(label)[:80]!r} has {len(values)}."
+            )
+    # A pandas series would take a row number for a label of its index.
+    return [
+        (name(label, most=40), values if isinstance(values, list | tuple | np.ndarray) else list(values))
+        for label, values in shown.items()
+    ]
+
+
+def _facts(done: Any) -> list[tuple[str, str, bool]]:
+    if done is None:
+        return []
+    if not isinstance(done, Mapping):
+        raise TypeError(f"`done` must map labels to texts; got {type(done).__name__}.")
+    facts = [(name(label), name(text, most=1000)) for label, text in done.items()]
+    return [(label[:1].upper() + label[1:], text, bool(_COMMAND.match(text))) for label, text in facts]
