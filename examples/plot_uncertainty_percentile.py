@@ -58,8 +58,10 @@ right.axvline(5, color="#c04a00", lw=1.2, ls="-.")
 right.set(title="The paper's example: std 5", xlabel="uncertainty", ylabel="density", xlim=(0, 18))
 right.legend(frameon=False)
 
-# %%
-if __name__ == "__main__":
+# sphinx_gallery_start_ignore
+# Run as a script, the figure goes to a folder; the gallery collects it itself.
+if "sphinx_gallery" not in sys.modules:
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "out")
     folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / "uncertainty_percentile.png", dpi=120)
+# sphinx_gallery_end_ignore
