@@ -25,19 +25,37 @@ extensions = [
     "docstrings",
     "mathml",
 ]
-exclude_patterns = ["_build", "_ext", "gallery/**/*.py", "gallery/*.py", "gallery/*.ipynb"]
+exclude_patterns = [
+    "_build",
+    "_ext",
+    "gallery/**/*.py",
+    "gallery/*.py",
+    "gallery/*.ipynb",
+]
 nitpicky = True
 nitpick_ignore_regex = [
     # Types of other libraries: their documentation is not fetched, so nothing here could be linked to.
-    (r"py:.*", r"(torch|nn|np|numpy|sklearn|gpytorch|matplotlib|pathlib|os|argparse|botorch|gymnasium)(\..*)?"),
+    (
+        r"py:.*",
+        r"(torch|nn|np|numpy|sklearn|gpytorch|matplotlib|pathlib|os|argparse|botorch|gymnasium)(\..*)?",
+    ),
     (r"py:.*", r"(Tensor|Axes|Figure|Device|Generator|EnsembleModel)"),
     # The standard library's.
     (r"py:.*", r"(collections\.abc|typing|types)\..*"),
-    (r"py:class", r"(Any|Array|Callable|Collection|Iterator|Literal|Mapping|Sequence|optional|range|_.*|dropbayes\.experiments\.foraging\.View)"),
+    (
+        r"py:class",
+        r"(Any|Array|Callable|Collection|Iterator|Literal|Mapping|Sequence|optional|range|_.*|dropbayes\.experiments\.foraging\.View)",
+    ),
 ]
 
 # Text ---------------------------------------------------------------------------------------------------------------
-myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath", "fieldlist"]
+myst_enable_extensions = [
+    "attrs_block",
+    "colon_fence",
+    "deflist",
+    "dollarmath",
+    "fieldlist",
+]
 myst_heading_anchors = 3
 myst_dmath_double_inline = True
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
@@ -90,6 +108,12 @@ html_math_renderer = "mathml"
 pygments_style = "friendly"
 pygments_dark_style = "native"
 html_theme_options = {
-    "light_css_variables": {"color-brand-primary": "#1f5f99", "color-brand-content": "#1f5f99"},
-    "dark_css_variables": {"color-brand-primary": "#7cb7ee", "color-brand-content": "#7cb7ee"},
+    "light_css_variables": {
+        "color-brand-primary": "#1f5f99",
+        "color-brand-content": "#1f5f99",
+    },
+    "dark_css_variables": {
+        "color-brand-primary": "#7cb7ee",
+        "color-brand-content": "#7cb7ee",
+    },
 }

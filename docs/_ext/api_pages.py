@@ -30,7 +30,12 @@ HANDED_ON = {"predictive": ["Gaussian"], "evaluation": ["Gaussian"]}
 
 def modules():
     """The modules of the table that are there."""
-    return [name for names in GROUPS.values() for name in names if importlib.util.find_spec(f"dropbayes.{name}")]
+    return [
+        name
+        for names in GROUPS.values()
+        for name in names
+        if importlib.util.find_spec(f"dropbayes.{name}")
+    ]
 
 
 def summary(name):
@@ -44,7 +49,9 @@ def summary(name):
 def parts(name):
     """The modules of a package that has no names of its own: the experiments and the commands."""
     folder = SOURCE / name
-    listed = "__all__" in (folder / "__init__.py").read_text() if folder.is_dir() else True
+    listed = (
+        "__all__" in (folder / "__init__.py").read_text() if folder.is_dir() else True
+    )
     return [] if listed else sorted(p.stem for p in folder.glob("[a-z]*.py"))
 
 
@@ -67,20 +74,49 @@ def index():
     """The reST of the page that lists them all."""
     from docstrings import PLACES, converted
 
-    lines = ["API", "===", "", "Everything of the first table is at the top level: ``import dropbayes as db``. The rest "
-             "lives in its module.", "", ".. list-table::", "   :widths: 30 70", "   :class: api", ""]  # fmt: skip
+    lines = [
+        "API",
+        "===",
+        "",
+        "The first table is at the top level: ``import dropbayes as db``. The rest lives in its module.",
+    ]
+    names = []
     for name, place in sorted(PLACES.items(), key=lambda pair: pair[0].lower()):
         first = (getattr(dropbayes, name).__doc__ or "").strip().split("\n\n")[0]
-        text = " ".join(converted(first.split("\n"), here=place)).strip()
-        lines += [f"   * - :py:obj:`db.{name} <{place}>`", f"     - {text}"]
-    for group, names in GROUPS.items():
-        present = [name for name in names if importlib.util.find_spec(f"dropbayes.{name}")]
-        lines += ["", group, "-" * len(group), "", ".. list-table::", "   :widths: 30 70", "   :class: api", ""]
-        for name in present:
-            text = " ".join(converted([summary(name)]))
-            lines += [f"   * - :doc:`dropbayes.{name} <{name}>`", f"     - {text}"]
-        lines += ["", ".. toctree::", "   :hidden:", "", *(f"   {name}" for name in present)]
+        names.append(
+            (
+                f":py:obj:`db.{name} <{place}>`",
+                " ".join(converted(first.split("\n"), here=place)).strip(),
+            )
+        )
+    lines += _table(names)
+    for group, members in GROUPS.items():
+        present = [name for name in members if name in modules()]
+        lines += ["", group, "-" * len(group)]
+        lines += _table(
+            [
+                (
+                    f":doc:`dropbayes.{name} <{name}>`",
+                    " ".join(converted([summary(name)])),
+                )
+                for name in present
+            ]
+        )
+        lines += [
+            "",
+            ".. toctree::",
+            "   :hidden:",
+            "",
+            *(f"   {name}" for name in present),
+        ]
     return "\n".join(lines) + "\n"
+
+
+def _table(rows):
+    cells = [
+        line for left, right in rows for line in (f"   * - {left}", f"     - {right}")
+    ]
+    return ["", ".. list-table::", "   :widths: 30 70", "   :class: api", "", *cells]
 
 
 def write(app=None):
