@@ -2,7 +2,6 @@
 
 import pathlib
 import sys
-import warnings
 
 HERE = pathlib.Path(__file__).parent
 sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent / "src")]
@@ -25,27 +24,20 @@ extensions = [
     "docstrings",
     "mathml",
 ]
-exclude_patterns = [
-    "_build",
-    "_ext",
-    "gallery/**/*.py",
-    "gallery/*.py",
-    "gallery/*.ipynb",
-]
+exclude_patterns = ["_build", "_ext", "gallery/*.py", "gallery/*.ipynb"]
 nitpicky = True
 nitpick_ignore_regex = [
     # Types of other libraries: their documentation is not fetched, so nothing here could be linked to.
     (
         r"py:.*",
-        r"(torch|nn|np|numpy|sklearn|gpytorch|matplotlib|pathlib|os|argparse|botorch|gymnasium)(\..*)?",
+        r"(torch|nn|np|numpy|sklearn|gpytorch|botorch|gymnasium|matplotlib)(\..*)?",
     ),
     (r"py:.*", r"(Tensor|Axes|Figure|Device|Generator|EnsembleModel)"),
     # The standard library's.
-    (r"py:.*", r"(collections\.abc|typing|types)\..*"),
-    (
-        r"py:class",
-        r"(Any|Array|Callable|Collection|Iterator|Literal|Mapping|Sequence|optional|range|_.*|dropbayes\.experiments\.foraging\.View)",
-    ),
+    (r"py:.*", r"(argparse|collections\.abc|os|pathlib|types|typing)\..*"),
+    (r"py:class", r"(Any|Callable|Collection|Iterator|Literal|Mapping|Sequence|range)"),
+    # Our own aliases of types, and private classes.
+    (r"py:class", r"(Array|optional|_.*|dropbayes\.experiments\.foraging\.View)"),
 ]
 
 # Text ---------------------------------------------------------------------------------------------------------------
@@ -88,12 +80,7 @@ sphinx_gallery_conf = {
     "min_reported_time": 10_000,
     "within_subsection_order": "ExampleTitleSortKey",
     "image_srcset": ["2x"],
-    "default_thumb_file": str(HERE / "images" / "co2.png"),
-    "abort_on_example_error": False,
 }
-# sphinx-gallery's settings hold nothing that could not be pickled, but Sphinx looks before they are resolved.
-suppress_warnings = ["config.cache"]
-warnings.filterwarnings("ignore", message="FigureCanvasAgg is non-interactive")
 
 # Looks ----------------------------------------------------------------------------------------------------------------
 html_theme = "furo"

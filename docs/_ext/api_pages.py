@@ -30,12 +30,7 @@ HANDED_ON = {"predictive": ["Gaussian"], "evaluation": ["Gaussian"]}
 
 def modules():
     """The modules of the table that are there."""
-    return [
-        name
-        for names in GROUPS.values()
-        for name in names
-        if importlib.util.find_spec(f"dropbayes.{name}")
-    ]
+    return [name for names in GROUPS.values() for name in names if importlib.util.find_spec(f"dropbayes.{name}")]
 
 
 def summary(name):
@@ -48,11 +43,10 @@ def summary(name):
 
 def parts(name):
     """The modules of a package that has no names of its own: the experiments and the commands."""
-    folder = SOURCE / name
-    listed = (
-        "__all__" in (folder / "__init__.py").read_text() if folder.is_dir() else True
-    )
-    return [] if listed else sorted(p.stem for p in folder.glob("[a-z]*.py"))
+    start = SOURCE / name / "__init__.py"
+    if not start.exists() or "__all__" in start.read_text():
+        return []
+    return sorted(path.stem for path in start.parent.glob("[a-z]*.py"))
 
 
 def page(name):
@@ -74,48 +68,27 @@ def index():
     """The reST of the page that lists them all."""
     from docstrings import PLACES, converted
 
+    names = []
+    for name, place in sorted(PLACES.items(), key=lambda pair: pair[0].lower()):
+        first = (getattr(dropbayes, name).__doc__ or "").strip().split("\n\n")[0]
+        names.append((f":py:obj:`db.{name} <{place}>`", " ".join(converted(first.split("\n"), here=place)).strip()))
     lines = [
         "API",
         "===",
         "",
-        "The first table is at the top level: ``import dropbayes as db``. The rest lives in its module.",
+        "The first table is at the top level, ``import dropbayes as db``; the rest is in its module.",
     ]
-    names = []
-    for name, place in sorted(PLACES.items(), key=lambda pair: pair[0].lower()):
-        first = (getattr(dropbayes, name).__doc__ or "").strip().split("\n\n")[0]
-        names.append(
-            (
-                f":py:obj:`db.{name} <{place}>`",
-                " ".join(converted(first.split("\n"), here=place)).strip(),
-            )
-        )
     lines += _table(names)
     for group, members in GROUPS.items():
         present = [name for name in members if name in modules()]
-        lines += ["", group, "-" * len(group)]
-        lines += _table(
-            [
-                (
-                    f":doc:`dropbayes.{name} <{name}>`",
-                    " ".join(converted([summary(name)])),
-                )
-                for name in present
-            ]
-        )
-        lines += [
-            "",
-            ".. toctree::",
-            "   :hidden:",
-            "",
-            *(f"   {name}" for name in present),
-        ]
+        rows = [(f":doc:`dropbayes.{name} <{name}>`", converted([summary(name)])[0]) for name in present]
+        lines += ["", group, "-" * len(group), *_table(rows)]
+        lines += ["", ".. toctree::", "   :hidden:", "", *(f"   {name}" for name in present)]
     return "\n".join(lines) + "\n"
 
 
 def _table(rows):
-    cells = [
-        line for left, right in rows for line in (f"   * - {left}", f"     - {right}")
-    ]
+    cells = [line for left, right in rows for line in (f"   * - {left}", f"     - {right}")]
     return ["", ".. list-table::", "   :widths: 30 70", "   :class: api", "", *cells]
 
 

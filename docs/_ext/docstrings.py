@@ -6,11 +6,7 @@ import re
 import dropbayes
 
 # Where each public name is described, for `name` in a docstring to lead there.
-PLACES = {
-    name: f"dropbayes.{module}.{name}"
-    for module, names in dropbayes._HOME.items()
-    for name in names
-}
+PLACES = {name: f"dropbayes.{module}.{name}" for module, names in dropbayes._HOME.items() for name in names}
 
 _MARKUP = re.compile(
     r"(?P<indent>^ *)?(?P<display>\$\$.+?\$\$)"
@@ -35,18 +31,12 @@ def converted(lines, *, here=""):
             return f":doc:`{_one_line(found['citation'])} </theory>`"
         if found["code"]:
             place = PLACES.get(found["code"].removeprefix("dropbayes."))
-            return (
-                f":py:obj:`{found['code']} <{place}>`"
-                if place and place != here
-                else f"``{found['code']}``"
-            )
+            return f":py:obj:`{found['code']} <{place}>`" if place and place != here else f"``{found['code']}``"
         return found[0]
 
     runs = itertools.groupby(_marked(lines), key=lambda pair: pair[0])
     texts = [(verbatim, "\n".join(line for _, line in run)) for verbatim, run in runs]
-    return "\n".join(
-        text if verbatim else _MARKUP.sub(rest, text) for verbatim, text in texts
-    ).split("\n")
+    return "\n".join(text if verbatim else _MARKUP.sub(rest, text) for verbatim, text in texts).split("\n")
 
 
 def _one_line(text):
@@ -58,20 +48,11 @@ def _marked(lines):
     in_doctest, code_indent, previous = False, None, ""
     for place, line in enumerate(lines):
         indent = len(line) - len(line.lstrip())
-        in_doctest = bool(line.strip()) and (
-            in_doctest or line.lstrip().startswith(">>>")
-        )
+        in_doctest = bool(line.strip()) and (in_doctest or line.lstrip().startswith(">>>"))
         if code_indent is not None and line.strip() and indent < code_indent:
             code_indent = None
-        announced = previous.endswith(":") and not previous.startswith(
-            " "
-        )  # the titles of sections have no empty line
-        if (
-            line.strip() == ""
-            and announced
-            and lines[place + 1 : place + 2]
-            and lines[place + 1].startswith("    ")
-        ):
+        announced = previous.endswith(":") and not previous.startswith(" ")  # the titles of sections have no empty line
+        if line.strip() == "" and announced and lines[place + 1 : place + 2] and lines[place + 1].startswith("    "):
             code_indent = 4
             yield False, "\n::"
         previous = line
@@ -89,15 +70,11 @@ def _process(app, what, name, obj, options, lines):
 
 def _skip(app, what, name, obj, skip, options):
     """Leaves out what scikit-learn gives to every estimator, and what a class lists under Attributes itself."""
-    learned = isinstance(obj, property) and name.endswith(
-        "_"
-    )  # scikit-learn's mark of what `fit` has set
+    learned = isinstance(obj, property) and name.endswith("_")  # scikit-learn's mark of what `fit` has set
     return True if learned or re.fullmatch(r"set_\w+_request", name) else None
 
 
 def setup(app):
     app.connect("autodoc-skip-member", _skip)
-    app.connect(
-        "autodoc-process-docstring", _process, priority=400
-    )  # before napoleon reads the sections
+    app.connect("autodoc-process-docstring", _process, priority=400)  # before napoleon reads the sections
     return {"parallel_read_safe": True, "parallel_write_safe": True}
