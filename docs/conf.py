@@ -22,6 +22,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "api_pages",
     "docstrings",
+    "long_names",
     "mathml",
 ]
 exclude_patterns = ["_build", "_ext", "gallery/*.py", "gallery/*.ipynb"]

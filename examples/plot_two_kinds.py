@@ -30,7 +30,8 @@ net = nn.Sequential(
     nn.Linear(1, 100), nn.ReLU(), nn.Dropout(0.05), nn.Linear(100, 100), nn.ReLU(), nn.Dropout(0.05), nn.Linear(100, 2)
 )
 likelihood = db.HeteroscedasticGaussian()
-db.fit(net, x, y, likelihood=likelihood, prior=db.Prior(length_scale=0.1), epochs=300, learning_rate=3e-3, seed=0)
+prior = db.Prior(length_scale=0.1)
+history = db.fit(net, x, y, likelihood=likelihood, prior=prior, epochs=300, learning_rate=3e-3)
 
 # %%
 # One prediction has both parts. Their variances add up to the total.

@@ -87,7 +87,7 @@ def extensions():
     """The modules under docs/_ext."""
     sys.path.insert(0, str(DOCS / "_ext"))
     try:
-        yield {name: importlib.import_module(name) for name in ("api_pages", "docstrings", "mathml")}
+        yield {name: importlib.import_module(name) for name in ("api_pages", "docstrings", "long_names", "mathml")}
     finally:
         sys.path.remove(str(DOCS / "_ext"))
 
@@ -152,6 +152,14 @@ def documented(path):
 def test_the_index_of_a_hat_stands_beside_it(extensions):
     formula = extensions["mathml"].mathml(r"\widehat{\mathbf y}_t", block=False)
     assert "munder" not in formula and "<msub>" in formula
+
+
+def test_long_names_may_be_broken_and_short_ones_not(extensions):
+    page = '<span class="pre">test_a_name_that_would_not_fit</span> <span class="pre">a_b</span>'
+    expected = page.replace(
+        "test_a_name_that_would_not_fit", "test_<wbr>a_<wbr>name_<wbr>that_<wbr>would_<wbr>not_<wbr>fit"
+    )
+    assert extensions["long_names"].breakable(page) == expected
 
 
 # Pages and links ------------------------------------------------------------------------------------------------------------
