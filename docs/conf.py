@@ -31,7 +31,7 @@ nitpick_ignore_regex = [
     # Types of other libraries: their documentation is not fetched, so nothing here could be linked to.
     (
         r"py:.*",
-        r"(torch|nn|np|numpy|sklearn|gpytorch|botorch|gymnasium|matplotlib)(\..*)?",
+        r"(torch|nn|np|numpy|sklearn|gpytorch|botorch|gymnasium|matplotlib|pyarrow|rich|typer)(\..*)?",
     ),
     (r"py:.*", r"(Tensor|Axes|Figure|Device|Generator|EnsembleModel)"),
     # The standard library's.
