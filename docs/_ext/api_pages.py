@@ -81,7 +81,10 @@ def index():
     lines += _table(names)
     for group, members in GROUPS.items():
         present = [name for name in members if name in modules()]
-        rows = [(f":doc:`dropbayes.{name} <{name}>`", converted([summary(name)])[0]) for name in present]
+        rows = [
+            (f":doc:`dropbayes.{name} <{name}>`", converted([summary(name)], here=f"dropbayes.{name}")[0])
+            for name in present
+        ]
         lines += ["", group, "-" * len(group), *_table(rows)]
         lines += ["", ".. toctree::", "   :hidden:", "", *(f"   {name}" for name in present)]
     return "\n".join(lines) + "\n"

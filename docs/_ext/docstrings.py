@@ -31,7 +31,8 @@ def converted(lines, *, here=""):
             return f":doc:`{_one_line(found['citation'])} </theory>`"
         if found["code"]:
             place = PLACES.get(found["code"].removeprefix("dropbayes."))
-            return f":py:obj:`{found['code']} <{place}>`" if place and place != here else f"``{found['code']}``"
+            linked = place not in (None, here) and not here.startswith("dropbayes.cli")  # there, names are commands
+            return f":py:obj:`{found['code']} <{place}>`" if linked else f"``{found['code']}``"
         return found[0]
 
     runs = itertools.groupby(_marked(lines), key=lambda pair: pair[0])
