@@ -25,7 +25,7 @@ extensions = [
     "long_names",
     "mathml",
 ]
-exclude_patterns = ["_build", "_ext", "gallery/*.py", "gallery/*.ipynb"]
+exclude_patterns = ["_build", "_ext", "gallery/*.py", "gallery/*.ipynb", "**/sg_*"]
 nitpicky = True
 nitpick_ignore_regex = [
     # Types of other libraries: their documentation is not fetched, so nothing here could be linked to.
@@ -79,6 +79,7 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "show_signature": False,
     "min_reported_time": 10_000,
+    "write_computation_times": False,
     "within_subsection_order": "ExampleTitleSortKey",
     "image_srcset": ["2x"],
 }
