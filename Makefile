@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+MINIMUM := .venv-minimum
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow test-minimum lint bench docs build-check clean
 
 demo: $(READY)
 	$(BIN)/python examples/co2_demo.py
@@ -23,10 +24,26 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks.prediction
 
+docs: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet -b html docs docs/_build/html
+	@echo "Open docs/_build/html/index.html"
+
+test-minimum: $(MINIMUM)/.ready
+	OMP_NUM_THREADS=1 $(MINIMUM)/bin/python -m pytest -q -n 2 -m "not slow" --ignore=tests/test_docs.py
+
+build-check: $(READY)
+	$(BIN)/python -m pytest -q -m slow tests/test_packaging.py
+
 clean:
-	rm -rf $(VENV) out
+	rm -rf $(VENV) $(MINIMUM) out build dist docs/_build docs/api docs/gallery docs/sg_execution_times.rst
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
+
+$(MINIMUM)/.ready: pyproject.toml constraints-minimum.txt
+	test -x $(MINIMUM)/bin/python || $(PYTHON) -m venv $(MINIMUM)
+	$(MINIMUM)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-minimum.txt \
+	  --editable '.[plot,gp,hf,optimise,conformal,experiments,test]'
+	touch $@

@@ -261,14 +261,12 @@ for axis, depth in zip(axes[1:], (1, 4), strict=True):
     axis.set(xlabel="input $x$", ylabel="$f(x)$", ylim=(-3, 3))
     axis.set_title(f"Draws, {depth} hidden layer{'s'[: depth > 1]} of 200 TanH units", fontsize=10)
 
-# %%
+# sphinx_gallery_start_ignore
 # Run as a script, the figures go to a folder; the gallery collects them itself.
-
 if "sphinx_gallery" not in sys.modules:
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "out")
     folder.mkdir(parents=True, exist_ok=True)
     names = ("covariance", "convergence", "prior", "posterior", "variance_ratio", "deep")
     for number, name in zip(plt.get_fignums(), names, strict=True):
         plt.figure(number).savefig(folder / f"gaussian_processes_{name}.png")
-else:
-    plt.show()
+# sphinx_gallery_end_ignore

@@ -45,8 +45,10 @@ plots.predictive_band(
 ax.set_title("The band, and six of the functions it stands for")
 ax.legend(frameon=False, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize="small")
 
-# %%
-if __name__ == "__main__":
+# sphinx_gallery_start_ignore
+# Run as a script, the figure goes to a folder; the gallery collects it itself.
+if "sphinx_gallery" not in sys.modules:
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "out")
     folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / "predictive_band.png", dpi=120)
+# sphinx_gallery_end_ignore

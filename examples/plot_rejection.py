@@ -51,8 +51,10 @@ curve = scores.risk_coverage(uncertainty[500:], wrong[500:].double())
 plots.rejection_diagram(curve, label="by mutual information", deferred=0.1, ax=ax)
 ax.set_title("Errors left when the most uncertain digits go to a person")
 
-# %%
-if __name__ == "__main__":
+# sphinx_gallery_start_ignore
+# Run as a script, the figure goes to a folder; the gallery collects it itself.
+if "sphinx_gallery" not in sys.modules:
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "out")
     folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / "rejection.png", dpi=120)
+# sphinx_gallery_end_ignore

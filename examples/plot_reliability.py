@@ -56,8 +56,10 @@ for name, probabilities in claims.items():
     )
 ax.set_title("Digits seen through noise")
 
-# %%
-if __name__ == "__main__":
+# sphinx_gallery_start_ignore
+# Run as a script, the figure goes to a folder; the gallery collects it itself.
+if "sphinx_gallery" not in sys.modules:
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "out")
     folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / "reliability.png", dpi=120)
+# sphinx_gallery_end_ignore

@@ -48,8 +48,10 @@ for name, uncertainty in uncertainties.items():
     plots.risk_coverage_diagram(scores.risk_coverage(uncertainty, wrong), label=name, ax=ax)
 ax.set_title(f"{wrong.mean():.1%} of {len(wrong)} digits are wrong")
 
-# %%
-if __name__ == "__main__":
+# sphinx_gallery_start_ignore
+# Run as a script, the figure goes to a folder; the gallery collects it itself.
+if "sphinx_gallery" not in sys.modules:
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "out")
     folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / "risk_coverage.png", dpi=120)
+# sphinx_gallery_end_ignore

@@ -1,0 +1,114 @@
+"""The pages of the programming interface: one for each module, written from the table below before a build."""
+
+import ast
+import importlib.util
+import pathlib
+
+import dropbayes
+
+DOCS = pathlib.Path(__file__).parent.parent
+SOURCE = pathlib.Path(dropbayes.__file__).parent
+
+# Every public module, under the question it answers. tests/test_docs.py fails if one is missing.
+GROUPS = {
+    "Uncertainty of a network": [
+        "predictive", "sampling", "anatomy", "evaluation", "likelihoods", "conversion",
+    ],
+    "A table": ["estimators", "tables", "report", "cli"],
+    "The theory": ["precision", "objective", "variational", "layers", "recurrent", "covariances", "processes"],
+    "Judging and acting": ["scores", "information", "calibration", "decisions", "acquisition", "plots"],
+    "Training and files": ["training", "population", "storage"],
+    "The paper's experiments": ["experiments"],
+    "The engine, for those who extend it": [
+        "masks", "operations", "views", "trees", "mapping", "sequential", "fused_recurrence", "statistics", "streaming",
+    ],
+}  # fmt: skip
+
+# Names that a module hands on from another one, where they are described.
+HANDED_ON = {"predictive": ["Gaussian"], "evaluation": ["Gaussian"]}
+
+
+def modules():
+    """The modules of the table that are there."""
+    return [name for names in GROUPS.values() for name in names if importlib.util.find_spec(f"dropbayes.{name}")]
+
+
+def summary(name):
+    """The first line of a module's docstring."""
+    path = SOURCE / name.replace(".", "/")
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    text = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0]
+    return " ".join(text.split())
+
+
+def parts(name):
+    """The modules of a package that has no names of its own: the experiments and the commands."""
+    start = SOURCE / name / "__init__.py"
+    if not start.exists() or "__all__" in start.read_text():
+        return []
+    return sorted(path.stem for path in start.parent.glob("[a-z]*.py"))
+
+
+def page(name):
+    """The reST of one module's page."""
+    title = f"dropbayes.{name}"
+    lines = [title, "=" * len(title), ""]
+    for one in [name, *(f"{name}.{part}" for part in parts(name))]:
+        if one != name:
+            short = one.split(".")[-1]
+            lines += [short, "-" * len(short), ""]
+        lines += [f".. automodule:: dropbayes.{one}", "   :members:"]
+        if name in HANDED_ON:
+            lines.append(f"   :exclude-members: {', '.join(HANDED_ON[name])}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def index():
+    """The reST of the page that lists them all."""
+    from docstrings import PLACES, converted
+
+    names = []
+    for name, place in sorted(PLACES.items(), key=lambda pair: pair[0].lower()):
+        first = (getattr(dropbayes, name).__doc__ or "").strip().split("\n\n")[0]
+        names.append((f":py:obj:`db.{name} <{place}>`", " ".join(converted(first.split("\n"), here=place)).strip()))
+    lines = [
+        "API",
+        "===",
+        "",
+        "The first table is at the top level, ``import dropbayes as db``; the rest is in its module.",
+    ]
+    lines += _table(names)
+    for group, members in GROUPS.items():
+        present = [name for name in members if name in modules()]
+        rows = [
+            (f":doc:`dropbayes.{name} <{name}>`", converted([summary(name)], here=f"dropbayes.{name}")[0])
+            for name in present
+        ]
+        lines += ["", group, "-" * len(group), *_table(rows)]
+        lines += ["", ".. toctree::", "   :hidden:", "", *(f"   {name}" for name in present)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows):
+    cells = [line for left, right in rows for line in (f"   * - {left}", f"     - {right}")]
+    return ["", ".. list-table::", "   :widths: 30 70", "   :class: api", "", *cells]
+
+
+def write(app=None):
+    """Writes the pages; one that has not changed is left alone, so that it need not be built again."""
+    folder = DOCS / "api"
+    folder.mkdir(exist_ok=True)
+    pages = {"index": index(), **{name: page(name) for name in modules()}}
+    for name, text in pages.items():
+        path = folder / f"{name}.rst"
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+    for path in folder.glob("*.rst"):
+        if path.stem not in pages:
+            path.unlink()
+
+
+def setup(app):
+    app.connect("builder-inited", write)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,108 @@
+"""The settings of the documentation; `make docs` builds it. Nothing is fetched while building or reading."""
+
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).parent
+sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent / "src")]
+
+import dropbayes  # noqa: E402
+
+project = "dropbayes"
+author = "The dropbayes developers"
+copyright = author
+release = version = dropbayes.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
+    "api_pages",
+    "docstrings",
+    "long_names",
+    "mathml",
+]
+exclude_patterns = ["_build", "_ext", "gallery/*.py", "gallery/*.ipynb", "**/sg_*"]
+nitpicky = True
+nitpick_ignore_regex = [
+    # Types of other libraries: their documentation is not fetched, so nothing here could be linked to.
+    (
+        r"py:.*",
+        r"(torch|nn|np|numpy|sklearn|gpytorch|botorch|gymnasium|matplotlib|pyarrow|rich|typer)(\..*)?",
+    ),
+    (r"py:.*", r"(Tensor|Axes|Figure|Device|Generator|EnsembleModel)"),
+    # The standard library's.
+    (r"py:.*", r"(argparse|collections\.abc|os|pathlib|types|typing)\..*"),
+    (r"py:class", r"(Any|Callable|Collection|Iterator|Literal|Mapping|Sequence|range)"),
+    # Our own aliases of types, and private classes.
+    (r"py:class", r"(Array|optional|_.*|dropbayes\.experiments\.foraging\.View)"),
+]
+
+# Text ---------------------------------------------------------------------------------------------------------------
+myst_enable_extensions = [
+    "attrs_block",
+    "colon_fence",
+    "deflist",
+    "dollarmath",
+    "fieldlist",
+]
+myst_heading_anchors = 3
+myst_dmath_double_inline = True
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+# The programming interface --------------------------------------------------------------------------------------------
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autoclass_content = "class"
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+autodoc_inherit_docstrings = False
+python_maximum_signature_line_length = 88
+python_use_unqualified_type_names = True
+add_module_names = False
+toc_object_entries_show_parents = "hide"
+
+# The gallery ----------------------------------------------------------------------------------------------------------
+sphinx_gallery_conf = {
+    "examples_dirs": str(HERE.parent / "examples"),
+    "gallery_dirs": "gallery",
+    "filename_pattern": r"/plot_",
+    "ignore_pattern": r"(co2_demo|__init__)\.py",
+    "remove_config_comments": True,
+    "download_all_examples": False,
+    "show_memory": False,
+    "show_signature": False,
+    "min_reported_time": 10_000,
+    "write_computation_times": False,
+    "within_subsection_order": "ExampleTitleSortKey",
+    "image_srcset": ["2x"],
+}
+
+# Looks ----------------------------------------------------------------------------------------------------------------
+html_theme = "furo"
+html_title = "dropbayes"
+html_static_path = ["_static"]
+html_css_files = ["dropbayes.css"]
+html_show_sphinx = False
+html_show_copyright = False
+html_copy_source = False
+html_show_sourcelink = False
+html_math_renderer = "mathml"
+pygments_style = "friendly"
+pygments_dark_style = "native"
+html_theme_options = {
+    "light_css_variables": {
+        "color-brand-primary": "#1f5f99",
+        "color-brand-content": "#1f5f99",
+    },
+    "dark_css_variables": {
+        "color-brand-primary": "#7cb7ee",
+        "color-brand-content": "#7cb7ee",
+    },
+}
