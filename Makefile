@@ -8,7 +8,7 @@ MINIMUM := .venv-minimum
 .PHONY: demo test test-slow test-minimum lint bench docs build-check clean
 
 demo: $(READY)
-	$(BIN)/python examples/co2_demo.py
+	$(BIN)/dropbayes demo --out out
 
 test: $(READY) lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow"
