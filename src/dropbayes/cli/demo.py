@@ -24,8 +24,10 @@ Numbers = npt.NDArray[np.float64]
 TRAINED_UNTIL, HORIZON = 1985.0, 2015.0
 """The series is learned before the one year and predicted until the other; it is on record until the end of 2001."""
 
-# In a rehearsal, trained until 1975 with these settings, 98 % of the ten years after lay in the 95 % intervals. No
-# dropout before the first layer: its inputs are time and season, and nobody doubts those.
+# In a rehearsal, trained until 1975 with these settings, 98 % of the ten years after lay in the 95 % intervals. A dozen
+# settings were looked at there, and four also on the years held out (subtracting a linear trend first left 65 to 79 %
+# of those inside), so the scores demonstrate the report and are no benchmark. No dropout before the first layer: its
+# inputs are time and season, and nobody doubts those.
 SETTINGS: dict[str, Any] = {
     "drop_prob": (0.0, 0.05, 0.05),
     "weight_decay": 1e-5,
@@ -35,6 +37,9 @@ SETTINGS: dict[str, Any] = {
     "device": "cpu",
     "random_state": 0,
 }
+
+
+CAUTION = "the settings were picked with a look at the held-out years too: a demonstration, not a benchmark"
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,7 +289,7 @@ def _done(case: Case) -> dict[str, str]:
         "Settings": ", ".join(f"{name}={value}" for name, value in SETTINGS.items()),
         "Versions": f"dropbayes {dropbayes.__version__}, torch {torch.__version__}, numpy {np.__version__}",
         "To repeat": "dropbayes demo",
-    }
+    } | ({"Caution": CAUTION} if case.name == "co2" else {})
 
 
 def _write_csv(path: pathlib.Path, case: Case, predictions: dict[str, Numbers]) -> None:
