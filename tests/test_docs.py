@@ -21,12 +21,17 @@ ROOT = pathlib.Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 SOURCE = ROOT / "src" / "dropbayes"
 PAGES = sorted(DOCS.glob("*.md"))
-FENCE = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<shown>.*?)^```\n)?", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(
+    r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<shown>(?!\$ ).*?)^```\n)?", re.DOTALL | re.MULTILINE
+)
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
 def examples(page):
-    """The Python examples of a page, each a match with its `code` and the output `shown` right below it."""
+    """The Python examples of a page, each a match with its `code` and the output `shown` right below it.
+
+    A block that starts with `$` is a session of a shell, not the output of Python.
+    """
     return list(FENCE.finditer(page.read_text()))
 
 
