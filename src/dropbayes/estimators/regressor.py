@@ -209,7 +209,7 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
     def log_likelihood(self, X: Any, y: Any) -> float:
         r"""The mean of $\log \tfrac1T \sum_t \mathcal N(\mathbf y; \widehat{\mathbf y}_t, \tau^{-1})$ over the rows."""
         x = self._inputs(X)
-        targets = torch.as_tensor(np.asarray(as_array(y), dtype=np.float64).reshape(len(x), -1))
+        targets = torch.from_numpy(np.array(as_array(y), dtype=np.float64).reshape(len(x), -1))
         total = 0.0
         for rows, mean, noise in self._blocks(x):
             density = -0.5 * ((targets[rows] - mean).square() / noise + noise.log() + math.log(2 * math.pi)).sum(-1)
