@@ -325,8 +325,6 @@ def test_scikit_learn_estimator_check_with_the_default_settings(estimator, check
 
 
 def test_a_read_only_column_is_judged_without_a_word(recwarn):
-    import pandas as pd
-
     x, y = np.linspace(-1, 1, 40)[:, None], np.linspace(-1, 1, 40) ** 2
     model = DropoutRegressor(drop_prob=0.05, weight_decay=1e-4, n_steps=20, n_networks=1, random_state=0).fit(x, y)
     column = pd.DataFrame({"y": y})["y"]
