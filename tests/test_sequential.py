@@ -118,7 +118,7 @@ def test_a_row_has_the_same_bits_in_batches_of_any_size(name, products_agree, mo
     # Where products of several sizes do not agree, rows are padded to blocks of one size instead.
     sequential._prepared.clear()
     if not products_agree:
-        monkeypatch.setattr(sequential, "_agrees", lambda weight, multiple: False)
+        monkeypatch.setattr(sequential, "_agrees", lambda weight, multiple, sizes: False)
     net, general = pair(name)
     x = torch.randn(203, 3)
     whole = db.predict(net, x, n_draws=30)
@@ -142,5 +142,5 @@ def test_products_that_sum_in_another_order_are_noticed(monkeypatch):
     weight = torch.randn(24, 3)
     sequential._tried.cache_clear()
     monkeypatch.setattr(sequential, "_affine", reordered)
-    assert not sequential._agrees(weight, 1)
+    assert not sequential._agrees(weight, 1, (64, 16, 4))
     sequential._tried.cache_clear()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dropbayes.anatomy import Anatomy, anatomy
 from dropbayes.mapping import BY_WAY, Randomness
 from dropbayes.masks import SAMPLERS, Keys
-from dropbayes.sequential import Perceptron, compact_draws, perceptron, prepared_draws
+from dropbayes.sequential import Perceptron, compact_draw, perceptron, prepared_draws
 from dropbayes.trees import Inputs, as_inputs
 from dropbayes.views import checked_network, view
 
@@ -278,7 +278,7 @@ class Plan:
     def _direct(self, x: Tensor, chunk: range, first: int) -> tuple[list[Tensor], list[Tensor] | None]:
         assert self.direct is not None
         if self.compact:
-            return [compact_draws(self.direct, x, keys=self.keys, draws=chunk)], None
+            return [torch.stack([compact_draw(self.direct, x, keys=self.keys, draw=draw) for draw in chunk])], None
         prepared = prepared_draws(
             self.direct, self.keys, chunk, block=self.tile_rows, per_row=self.per_row, integrate=self.integrate, like=x
         )

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from dropbayes.masks import Keys, keep_mask
 
@@ -30,7 +31,8 @@ _IN_PLACE: dict[type, Callable[[Tensor], Tensor]] = {
 }
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _FOLDED_ELEMENTS = 2**20  # masked copies of a weight matrix, one a draw, are made up to this size
-_TOGETHER = (64, 32, 16, 8, 4)  # rows of one product where a row's bits are the same in each of these sizes
+_TOGETHER = (64, 32, 16, 8, 4)  # rows of one product where a row's bits are the same in each of these sizes,
+_TOGETHER_ELEMENTS = 2**19  # of those that keep a layer of all draws within the cache
 _TESTED_OPERATIONS = 2e8  # larger products are not tried out: they lose little by being made in blocks of one size
 _COMPACT_WIDTH = 256  # leaving units out pays for its copying from this width,
 _COMPACT_DROP_PROB = 0.25  # and from this share of dropped units
@@ -104,7 +106,10 @@ class PerceptronDraws:
         self._drawn = False
         self._factors: list[tuple[Tensor, int]] = []  # right factors, and the rows of the left one for each of x
         self.steps = self._steps(net.layers, integrate)
-        self._together = not per_row and like.device.type == "cpu" and all(_agrees(*factor) for factor in self._factors)
+        widest = len(draws) * max(layer.out_features for layer in net.layers if isinstance(layer, nn.Linear))
+        self._sizes = tuple(size for size in _TOGETHER[:-1] if size * widest <= _TOGETHER_ELEMENTS) + _TOGETHER[-1:]
+        on_cpu = like.device.type == "cpu"
+        self._together = on_cpu and not per_row and all(_agrees(*factor, self._sizes) for factor in self._factors)
 
     def __call__(self, x: Tensor, first_row: int) -> tuple[Tensor, Tensor | None]:
         """The outputs `[draw, row, out]`, and the mean over draws of their variances over the integrated site."""
@@ -125,14 +130,14 @@ class PerceptronDraws:
 
     def _parts(self, x: Tensor) -> tuple[Tensor, ...] | list[Tensor]:
         """The rows, padded, in parts that are evaluated one after another and small enough for the cache."""
-        n_rows, size = x.shape[0], _TOGETHER[-1] if self._together else self.block
+        n_rows, size = x.shape[0], self._sizes[-1] if self._together else self.block
         missing = -n_rows % size
         if missing:
             x = torch.cat([x, x.new_zeros(missing, x.shape[1])])
         if not self._together:
             return x.split(max(self.block, _TOGETHER[0]))
         sizes, left = [], n_rows + missing
-        for size in _TOGETHER:
+        for size in self._sizes:
             count, left = divmod(left, size)
             sizes += [size] * count
         return x.split(sizes) if len(sizes) > 1 else [x]
@@ -264,18 +269,19 @@ def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.addmm(bias, x, weight) if weight.is_contiguous() else torch.mm(x, weight).add_(bias)
 
 
-def _agrees(weight: Tensor, multiple: int) -> bool:
-    """Whether a row of a product with such a factor has the same bits in every one of the sizes `_TOGETHER`.
+def _agrees(weight: Tensor, multiple: int, sizes: tuple[int, ...]) -> bool:
+    """Whether a row of a product with such a factor has the same bits in all these numbers of rows.
 
     The order in which a product sums depends on its shape and not on its values, so that random ones show it.
     """
-    return _tried(tuple(weight.shape), weight.stride(), weight.dtype, multiple, torch.get_num_threads())
+    return _tried(tuple(weight.shape), weight.stride(), weight.dtype, multiple, sizes, torch.get_num_threads())
 
 
 @functools.lru_cache(maxsize=256)
-def _tried(shape: tuple[int, int], stride: tuple[int, ...], dtype: torch.dtype, multiple: int, threads: int) -> bool:
-    del threads  # of the key only: more threads may cut a product elsewhere
-    most = _TOGETHER[0] * multiple
+def _tried(
+    shape: tuple[int, int], stride: tuple[int, ...], dtype: torch.dtype, multiple: int, sizes: tuple[int, ...], _: int
+) -> bool:
+    most = sizes[0] * multiple
     if 2.0 * most * shape[0] * shape[1] > _TESTED_OPERATIONS or dtype not in (torch.float32, torch.float64):
         return False
     source = torch.Generator().manual_seed(0)
@@ -283,7 +289,7 @@ def _tried(shape: tuple[int, int], stride: tuple[int, ...], dtype: torch.dtype, 
     rows = torch.randn(most, shape[0], dtype=dtype, generator=source)
     for bias in (None, torch.randn(shape[1], dtype=dtype, generator=source)):
         whole = _affine(rows, weight, bias)
-        for size in _TOGETHER:
+        for size in sizes:
             for part in (slice(size * multiple), slice(most - size * multiple, most)):
                 if not torch.equal(_affine(rows[part], weight, bias), whole[part]):
                     return False
@@ -328,14 +334,8 @@ def _settings(layer: nn.Module) -> tuple[Any, ...]:
     return (kind, layer.p if kind is nn.Dropout else None if kind in _IN_PLACE else layer.extra_repr())
 
 
-def compact_draws(net: Perceptron, x: Tensor, *, keys: Keys, draws: range) -> Tensor:
-    """Draws of a wide perceptron for all rows, `[draw, row, out]`, dropped units left out of the products."""
-    # By input first: picking rows of such a matrix and then columns gives the product its faster layout.
-    weights = {layer: layer.weight.t().contiguous() for layer in net.layers if isinstance(layer, nn.Linear)}
-    return torch.stack([_compact_draw(net, weights, x, keys, draw) for draw in draws])
-
-
-def _compact_draw(net: Perceptron, weights: dict[nn.Linear, Tensor], x: Tensor, keys: Keys, draw: int) -> Tensor:
+def compact_draw(net: Perceptron, x: Tensor, *, keys: Keys, draw: int) -> Tensor:
+    """One draw of a wide perceptron for all rows, `[row, out]`, with its dropped units left out of the products."""
     h, kept = x, None  # kept: which units of the layer before h holds, scaled
     site = 0
     for place, layer in enumerate(net.layers):
@@ -346,14 +346,15 @@ def _compact_draw(net: Perceptron, weights: dict[nn.Linear, Tensor], x: Tensor, 
                 h = h * _scale(layer.p)
             site += 1
         elif isinstance(layer, nn.Linear):
-            weight = weights[layer]
+            weight: Tensor = layer.weight
             bias: Tensor | None = layer.bias
-            if kept is not None:
-                weight = weight.index_select(0, kept)
+            read = kept
             kept = _wanted(keys, net, place, site, draw, layer)
             if kept is not None:  # the next dropout keeps only these units: no others are computed
-                weight, bias = weight.index_select(1, kept), None if bias is None else bias.index_select(0, kept)
-            h = _affine(h, weight, bias)
+                weight, bias = weight.index_select(0, kept), None if bias is None else bias.index_select(0, kept)
+            if read is not None:  # last, on the rows that are left: picking columns is the slower of the two
+                weight = weight.index_select(1, read)
+            h = linear(h, weight, bias)
         else:
             h = layer(h)
     return h
