@@ -64,7 +64,7 @@ def test_the_predictions_are_those_of_the_model_that_was_saved(quick):
     lower, upper = model.predict_interval(case.x)
     for name, values in {"mean": mean, "std": std, "lower": lower, "upper": upper, "truth": case.truth}.items():
         np.testing.assert_allclose(numbers(rows, name), values, rtol=1e-6, err_msg=name)
-    parts = numbers(rows, "epistemic") ** 2 + numbers(rows, "aleatoric") ** 2
+    parts = numbers(rows, "epistemic_std") ** 2 + numbers(rows, "aleatoric_std") ** 2
     np.testing.assert_allclose(parts, numbers(rows, "std") ** 2, rtol=1e-6)
     assert [row["part"] for row in rows] == case.part
 
@@ -82,7 +82,7 @@ def test_what_is_printed_is_what_was_written(quick):
         row = rows[index]
         shown = lines[f"{float(row['year']):.1f}"]
         assert [float(v) for v in shown[1:5]] == [
-            pytest.approx(float(row[name]), abs=0.0051) for name in ("mean", "std", "epistemic", "aleatoric")
+            pytest.approx(float(row[name]), abs=0.0051) for name in ("mean", "std", "epistemic_std", "aleatoric_std")
         ]
         assert float(shown[5]) == pytest.approx(float(row["lower"]), abs=0.051)
         assert float(shown[7]) == pytest.approx(float(row["upper"]), abs=0.051)

@@ -223,7 +223,8 @@ def _predictions(model: DropoutRegressor, case: Case) -> dict[str, Numbers]:
     mean, epistemic, aleatoric = spreads(model, case.x)
     lower, upper = model.predict_interval(case.x, coverage=0.95)
     std = np.sqrt(epistemic**2 + aleatoric**2)
-    return {"mean": mean, "std": std, "epistemic": epistemic, "aleatoric": aleatoric, "lower": lower, "upper": upper}
+    parts = {"epistemic_std": epistemic, "aleatoric_std": aleatoric}
+    return {"mean": mean, "std": std, **parts, "lower": lower, "upper": upper}
 
 
 def _print_table(console: Console, case: Case, predictions: dict[str, Numbers]) -> None:
@@ -239,7 +240,7 @@ def _print_table(console: Console, case: Case, predictions: dict[str, Numbers]) 
     x, truths, parts = case.x, case.truth, case.part
     for row in case.picked:
         place = f"{row + 1}" if case.along is None else f"{x[row, case.along]:.1f}"
-        moments = [f"{predictions[name][row]:.2f}" for name in ("mean", "std", "epistemic", "aleatoric")]
+        moments = [f"{predictions[name][row]:.2f}" for name in ("mean", "std", "epistemic_std", "aleatoric_std")]
         interval = f"{predictions['lower'][row]:.1f} to {predictions['upper'][row]:.1f}"
         truth = "" if np.isnan(truths[row]) else f"{truths[row]:.2f}"
         style = {"trained on": "dim", "unknown": "cyan"}.get(parts[row], "")
