@@ -231,10 +231,11 @@ def _print_table(console: Console, case: Case, predictions: dict[str, Numbers]) 
     from rich import box
     from rich.table import Table
 
-    table = Table(title=f"Predicted {case.target}", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    title = f"Predicted {case.target}, spreads as standard deviations"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     table.padding, table.pad_edge = (0, 1, 0, 0), False  # fits 80 letters
     table.add_column("row" if case.along is None else case.features[case.along], justify="right", no_wrap=True)
-    for name in ("mean", "std", "epistemic σ", "aleatoric σ", "95 % interval", "truth"):
+    for name in ("mean", "std", "epistemic", "aleatoric", "95 % interval", "truth"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     x, truths, parts = case.x, case.truth, case.part
