@@ -187,9 +187,12 @@ def test_the_wheel_works_alone(installed, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("dropbayes.cli") is None, reason="there is no command line")
-def test_the_command_is_installed(installed, tmp_path):
+def test_the_command_runs_its_demonstration_without_extras(installed, tmp_path):
     assert "fit" in run(installed.parent / "dropbayes", "--help", cwd=tmp_path)
+    printed = run(installed.parent / "dropbayes", "demo", "--out", "out", cwd=tmp_path)
+    assert "diabetes" in printed.lower() and "95 % interval" in printed  # CO2 comes with statsmodels, which is an extra
+    assert (tmp_path / "out" / "report.html").read_text().startswith("<!doctype html>")
+    assert "drop" in run(installed.parent / "dropbayes", "explain", "out/model", cwd=tmp_path)
 
 
 @pytest.mark.slow
