@@ -13,6 +13,7 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor
 
 from dropbayes.estimators.learning import DropoutEstimator, as_array
+from dropbayes.estimators.mixtures import mixture_quantile
 from dropbayes.population.records import Head
 
 
@@ -191,7 +192,7 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         x = self._inputs(X)
         ends = []
         for _, mean, noise in self._blocks(x):
-            ends.append([_mixture_quantile(mean, noise.sqrt(), q) for q in ((1 - coverage) / 2, (1 + coverage) / 2)])
+            ends.append([mixture_quantile(mean, noise.sqrt(), q) for q in ((1 - coverage) / 2, (1 + coverage) / 2)])
         lower, upper = (torch.cat(part) for part in zip(*ends, strict=True))
         return self._shaped(lower), self._shaped(upper)
 
@@ -221,14 +222,3 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
 
     def _set_own_state(self, settings: dict[str, Any]) -> None:
         self._one_column = settings["one_column"]
-
-
-def _mixture_quantile(mean: Tensor, scale: Tensor, level: float) -> Tensor:
-    """The quantile of an equally weighted mixture of Gaussians over axis 0, by bisection."""
-    z = float(torch.special.ndtri(torch.tensor(level, dtype=torch.float64)))
-    low, high = (mean + z * scale).amin(0), (mean + z * scale).amax(0)  # a mixture's quantile lies between its parts'
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        below = torch.special.ndtr((middle - mean) / scale).mean(0) < level
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return 0.5 * (low + high)
