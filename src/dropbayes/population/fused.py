@@ -7,14 +7,11 @@ the last, and only batches and mask words are read. The stacked tensor operation
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 
-if TYPE_CHECKING:
-    from dropbayes.population.program import Program
+from dropbayes.population.program import ADAM_BETAS, Program
 
 WIDEST_INPUT, WIDEST_HIDDEN = 64, 128
 _ROWS_AT_ONCE = 64
@@ -48,15 +45,16 @@ def advance(program: Program, steps: int) -> None:
         FEATURES=max(16, triton.next_power_of_2(n_features)), UNITS=max(16, triton.next_power_of_2(width)),
         LINES=min(_ROWS_AT_ONCE, max(16, triton.next_power_of_2(program.batch_size))),
         TANH=program.activation == "tanh", PRECISION="ieee" if exact else "tf32",
+        BETA1=ADAM_BETAS[0], BETA2=ADAM_BETAS[1],
         num_warps=4 if width <= 64 else 8,
     )  # fmt: skip
     program.place += steps
 
 
 @triton.jit
-def _adam(parameter, first, second, gradient, rate, epsilon):
-    first += (gradient - first) * 0.1
-    second = second * 0.999 + gradient * gradient * 0.001
+def _adam(parameter, first, second, gradient, rate, epsilon, BETA1: tl.constexpr, BETA2: tl.constexpr):
+    first += (gradient - first) * (1 - BETA1)
+    second = second * BETA2 + gradient * gradient * (1 - BETA2)
     return parameter - rate * first / (tl.sqrt(second) + epsilon), first, second
 
 
@@ -67,7 +65,7 @@ def _steps(
     w1_at, w2_at, b1_at, b2_at, fw1_at, fw2_at, fb1_at, fb2_at, sw1_at, sw2_at, sb1_at, sb2_at,
     n_steps, n_members, row_stride, n_groups,
     N_FEATURES: tl.constexpr, WIDTH: tl.constexpr, BATCH: tl.constexpr, FEATURES: tl.constexpr, UNITS: tl.constexpr,
-    LINES: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr,
+    LINES: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr, BETA1: tl.constexpr, BETA2: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(0).to(tl.int64)
     feature, unit = tl.arange(0, FEATURES), tl.arange(0, UNITS)
@@ -120,10 +118,10 @@ def _steps(
             gb1 += tl.sum(delta, 0)
             gw1 += tl.dot(tl.trans(x), delta, input_precision=PRECISION)
         rate, epsilon = tl.load(rates_at + step * n_members + member), tl.load(epsilons_at + step)
-        w1, fw1, sw1 = _adam(w1, fw1, sw1, gw1, rate, epsilon)
-        w2, fw2, sw2 = _adam(w2, fw2, sw2, gw2, rate, epsilon)
-        b1, fb1, sb1 = _adam(b1, fb1, sb1, gb1, rate, epsilon)
-        b2, fb2, sb2 = _adam(b2, fb2, sb2, gb2, rate, epsilon)
+        w1, fw1, sw1 = _adam(w1, fw1, sw1, gw1, rate, epsilon, BETA1, BETA2)
+        w2, fw2, sw2 = _adam(w2, fw2, sw2, gw2, rate, epsilon, BETA1, BETA2)
+        b1, fb1, sb1 = _adam(b1, fb1, sb1, gb1, rate, epsilon, BETA1, BETA2)
+        b2, fb2, sb2 = _adam(b2, fb2, sb2, gb2, rate, epsilon, BETA1, BETA2)
     tl.store(w1_at + matrix, w1, mask=in_matrix)
     tl.store(w2_at + vector, w2, mask=is_unit)
     tl.store(b1_at + vector, b1, mask=is_unit)
