@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dropbayes as db
+from dropbayes.cli.bench import plain_loop, repeated_batch
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 DRAWS = 100
@@ -116,18 +117,6 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int, dict[
 
 
 # What others do -------------------------------------------------------------------------------------------------------
-
-
-@torch.inference_mode()
-def plain_loop(net: nn.Module, x: Tensor, n_draws: int) -> tuple[Tensor, Tensor]:
-    draws = torch.stack([net(x) for _ in range(n_draws)])
-    return draws.mean(0), draws.var(0)
-
-
-@torch.inference_mode()
-def repeated_batch(net: nn.Module, x: Tensor, n_draws: int) -> tuple[Tensor, Tensor]:
-    draws = net(x.repeat(n_draws, *(1,) * (x.dim() - 1))).unflatten(0, (n_draws, -1))
-    return draws.mean(0), draws.var(0)
 
 
 def in_training(net: nn.Module) -> nn.Module:

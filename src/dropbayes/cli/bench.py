@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dropbayes.cli.messages import out, print_json, progress, table
 from dropbayes.predictive import predict
 
-__all__ = ["bench"]
+__all__ = ["bench", "plain_loop", "repeated_batch"]
 
 
 def _perceptron(width: int = 50) -> nn.Module:
@@ -49,13 +49,15 @@ _CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 @torch.inference_mode()
-def _loop(net: nn.Module, x: Tensor, n_draws: int) -> tuple[Tensor, Tensor]:
+def plain_loop(net: nn.Module, x: Tensor, n_draws: int) -> tuple[Tensor, Tensor]:
+    """The moments of one forward after another, the way most people write it."""
     draws = torch.stack([net(x) for _ in range(n_draws)])
     return draws.mean(0), draws.var(0)
 
 
 @torch.inference_mode()
-def _repeated(net: nn.Module, x: Tensor, n_draws: int) -> tuple[Tensor, Tensor]:
+def repeated_batch(net: nn.Module, x: Tensor, n_draws: int) -> tuple[Tensor, Tensor]:
+    """The moments of one forward of the batch repeated, the way of other libraries."""
     draws = net(x.repeat(n_draws, *(1,) * (x.dim() - 1))).unflatten(0, (n_draws, -1))
     return draws.mean(0), draws.var(0)
 
@@ -68,8 +70,8 @@ def _measured(name: str, n_draws: int, repeats: int) -> dict[str, Any]:
     noisy = copy.deepcopy(net).train()  # what the usual ways run
     ways: dict[str, Callable[[], Any]] = {
         "predict": lambda: predict(net, x, n_draws=n_draws),
-        "loop": lambda: _loop(noisy, x, n_draws),
-        "repeated": lambda: _repeated(noisy, x, n_draws),
+        "loop": lambda: plain_loop(noisy, x, n_draws),
+        "repeated": lambda: repeated_batch(noisy, x, n_draws),
     }
     method = predict(net, x, n_draws=n_draws).method  # also a first run, which no way is timed on
     times: dict[str, list[float]] = {way: [] for way in ways}
