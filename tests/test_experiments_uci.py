@@ -14,7 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from dropbayes.experiments import uci, uci_best, uci_data, uci_faithful, uci_noise, uci_report
+from dropbayes.experiments.uci import best as uci_best
+from dropbayes.experiments.uci import data as uci_data
+from dropbayes.experiments.uci import faithful as uci_faithful
+from dropbayes.experiments.uci import noise as uci_noise
+from dropbayes.experiments.uci import page as uci_report
+from dropbayes.experiments.uci import run as uci
 
 # SHA-256 (first half) of the published index files of each set, all splits in order, as little-endian uint16.
 SHIPPED_SPLITS = {

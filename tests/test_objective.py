@@ -77,7 +77,7 @@ def test_classification_bound_is_the_softmax_dropout_loss_in_value_and_gradient(
 
 
 def test_a_weight_decayed_optimiser_takes_the_same_step_as_the_bound():
-    from dropbayes.precision import parameter_groups
+    from dropbayes.weight_layers import parameter_groups
 
     net, x, y = net_and_data(outputs=2)
     tau, n_data = 5.0, 12

@@ -289,7 +289,7 @@ def _page(model: DropoutRegressor, case: Case) -> str:
 def _done(case: Case) -> dict[str, str]:
     import torch
 
-    import dropbayes
+    from dropbayes.version import __version__
 
     ahead = f"; {len(case.unknown)} more predicted whose truth is not on record" if len(case.unknown) else ""
     return {
@@ -297,7 +297,7 @@ def _done(case: Case) -> dict[str, str]:
         "Rows": f"{len(case.training[0])} trained on, {len(case.held_out[0])} held out{ahead}",
         "Features": ", ".join(case.features),
         "Settings": ", ".join(f"{name}={value}" for name, value in SETTINGS.items()),
-        "Versions": f"dropbayes {dropbayes.__version__}, torch {torch.__version__}, numpy {np.__version__}",
+        "Versions": f"dropbayes {__version__}, torch {torch.__version__}, numpy {np.__version__}",
         "To repeat": "dropbayes demo",
     } | ({"Caution": CAUTION} if case.name == "co2" else {})
 

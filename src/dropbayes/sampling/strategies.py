@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes.anatomy import Anatomy
-from dropbayes.masks import Keys, keep_mask, uniform
-from dropbayes.operations import Interception, Noise
-from dropbayes.trees import Inputs, split
-from dropbayes.views import eagerly
+from dropbayes.sampling.anatomy import Anatomy
+from dropbayes.sampling.masks import Keys, keep_mask, uniform
+from dropbayes.sampling.operations import Interception, Noise
+from dropbayes.sampling.trees import Inputs, split
+from dropbayes.sampling.views import eagerly
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.views import view
+from dropbayes.sampling.views import view
 
 
 @pytest.mark.parametrize("net", [lambda x: x, "net", None])

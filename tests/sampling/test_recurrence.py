@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropbayes.operations import Interception, Noise
+from dropbayes.sampling.operations import Interception, Noise
 
 
 class KeepAll(Noise):

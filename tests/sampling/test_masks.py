@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from dropbayes import masks
-from dropbayes.masks import Keys, keep_mask, uniform
+from dropbayes.sampling import masks
+from dropbayes.sampling.masks import Keys, keep_mask, uniform
 
 CPU = torch.device("cpu")
 

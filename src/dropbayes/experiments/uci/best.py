@@ -7,7 +7,7 @@ Per split, all inside its training rows:
 2. Three places of an ensemble are given to candidates one after the other, each to the one that adds most to the
    held-out log-likelihood of the mixture (a candidate may win several places).
 3. The chosen ones are trained on all training rows, several seeds each, and once more on the folds; the held-out draws
-   of these fit the noise model (`dropbayes.experiments.uci_noise`).
+   of these fit the noise model (`dropbayes.experiments.uci.noise`).
 
 The test rows are predicted by the mixture over all draws of the networks of step 3, and scored as in the paper: RMSE of
 the predictive mean, mean log predictive density. One configuration space for all sets.
@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dropbayes.experiments.uci_data import Dataset
-from dropbayes.experiments.uci_noise import features, fit_noise, log_density
+from dropbayes.experiments.uci.data import Dataset
+from dropbayes.experiments.uci.noise import features, fit_noise, log_density
 from dropbayes.population import Member, Population, Task, draws, evaluate, fit_precision, select, train
 
 

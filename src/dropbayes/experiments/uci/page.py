@@ -1,6 +1,6 @@
 r"""The UCI results as a table beside the published figures.
 
-python -m dropbayes.experiments.uci_report out/uci --out docs/reproduction.md
+python -m dropbayes.experiments.uci.page out/uci --out docs/reproduction.md
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dropbayes.experiments.uci_data import SETS, data_folder
+from dropbayes.experiments.uci.data import SETS, data_folder
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def page(results: Mapping[tuple[str, str], Any], reference: Mapping[str, Any]) -
 
 _HEAD = """# The UCI table, reproduced and then improved
 
-This page is written by `python -m dropbayes.experiments.uci_report`. Figures are means over the random 90/10 splits of
+This page is written by `python -m dropbayes.experiments.uci.page`. Figures are means over the random 90/10 splits of
 Hernandez-Lobato and Adams ± the standard error over splits, in the units of the target (20 splits are published, 5 for
 protein; the column says how many were run). No test row chooses anything: all choices are made inside the training rows
 of the split.
@@ -254,10 +254,10 @@ error.
 """
 _BEST = """## Our method
 
-One method and one configuration space for all sets (`dropbayes.experiments.uci_best`). Two hidden layers; drop
+One method and one configuration space for all sets (`dropbayes.experiments.uci.best`). Two hidden layers; drop
 probabilities (of inputs and of units) and the length of training are searched on folds of the training rows; three
 places of an ensemble go to the candidates that add most to the held-out likelihood of the mixture; each is trained on
-all training rows with three seeds. The noise (`dropbayes.experiments.uci_noise`) is fitted to held-out draws alone:
+all training rows with three seeds. The noise (`dropbayes.experiments.uci.noise`) is fitted to held-out draws alone:
 Student's t whose scale depends on the inputs, the predictive mean and the spread of the draws.
 
 Two things to know when comparing. A drop probability of 0 is among the candidates: on sets with next to no noise some
@@ -273,7 +273,7 @@ a sign-flip test.
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Writes the page from a folder of results."""
-    parser = argparse.ArgumentParser(prog="dropbayes.experiments.uci_report", description="The UCI results as a page.")
+    parser = argparse.ArgumentParser(prog="dropbayes.experiments.uci.page", description="The UCI results as a page.")
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--out", type=pathlib.Path, help="the Markdown file; by default standard output")
     arguments = parser.parse_args(argv)

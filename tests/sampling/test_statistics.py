@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dropbayes as db
-from dropbayes.statistics import RowStatistics, Wishes
+from dropbayes.sampling.statistics import RowStatistics, Wishes
 
 
 def statistics(wishes, draws, variances=None, chunk=7):

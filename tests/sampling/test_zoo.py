@@ -11,11 +11,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import dropbayes as db
-from dropbayes import sampling
-from dropbayes.anatomy import _look, examine
-from dropbayes.trees import as_inputs, split
-from dropbayes.views import checked_network
-from tests.zoo import ZOO, build
+from dropbayes.sampling import plan as sampling
+from dropbayes.sampling.anatomy import _look, examine
+from dropbayes.sampling.trees import as_inputs, split
+from dropbayes.sampling.views import checked_network
+from tests.sampling.zoo import ZOO, build
 
 NORMS = (nn.modules.batchnorm._NormBase,)
 N_DRAWS = 200

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes.anatomy import Anatomy, anatomy
-from dropbayes.mapping import BY_WAY, Randomness
-from dropbayes.masks import SAMPLERS, Keys
-from dropbayes.sequential import Perceptron, compact_draw, perceptron, prepared_draws
-from dropbayes.trees import Inputs, as_inputs
-from dropbayes.views import checked_network, view
+from dropbayes.sampling.anatomy import Anatomy, anatomy
+from dropbayes.sampling.masks import SAMPLERS, Keys
+from dropbayes.sampling.perceptron import Perceptron, compact_draw, perceptron, prepared_draws
+from dropbayes.sampling.strategies import BY_WAY, Randomness
+from dropbayes.sampling.trees import Inputs, as_inputs
+from dropbayes.sampling.views import checked_network, view
 
 MASKS = ("shared", "row")
 
@@ -59,7 +59,7 @@ def draws(
         n_draws: The number of draws $T$.
         seed: With `n_draws` and `sampler`, fixes every mask.
         masks: "shared" for one mask per draw, so that a draw is a function; "row" for a fresh mask for every row.
-        sampler: "stratified" or "independent" (see `dropbayes.masks`).
+        sampler: "stratified" or "independent" (see `dropbayes.sampling.masks`).
         row_axis: The axis of the rows in the inputs.
         max_bytes: A bound on working memory, the result not counted.
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import dropbayes as db
-from dropbayes.anatomy import _anatomies
-from tests.zoo import Module, build
+from dropbayes.sampling.anatomy import _anatomies
+from tests.sampling.zoo import Module, build
 
 
 def test_sites_tell_what_where_and_before_which_layer():

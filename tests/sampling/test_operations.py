@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dropbayes.operations import Interception, Noise
+from dropbayes.sampling.operations import Interception, Noise
 
 
 class Fixed(Noise):

@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes import sampling
-from dropbayes.anatomy import anatomy
-from dropbayes.mapping import BY_WAY, Randomness
-from dropbayes.trees import as_inputs
-from dropbayes.views import view
-from tests.zoo import build
+from dropbayes.sampling import plan as sampling
+from dropbayes.sampling.anatomy import anatomy
+from dropbayes.sampling.strategies import BY_WAY, Randomness
+from dropbayes.sampling.trees import as_inputs
+from dropbayes.sampling.views import view
+from tests.sampling.zoo import build
 
 
 def run(way, net, x, *, per_row):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from dropbayes.trees import as_inputs, map_tensors, split
+from dropbayes.sampling.trees import as_inputs, map_tensors, split
 
 
 def test_rows_are_cut_from_tensors_of_the_batch_size_only():

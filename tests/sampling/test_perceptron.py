@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes import sequential
-from dropbayes.sequential import perceptron
-from tests.zoo import Module
+from dropbayes.sampling import perceptron as sequential
+from dropbayes.sampling.perceptron import perceptron
+from tests.sampling.zoo import Module
 
 NETS = {
     "input and hidden": [nn.Dropout(0.2), nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2)],

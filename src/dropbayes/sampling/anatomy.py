@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dropbayes.operations import Interception, Noise
-from dropbayes.trees import Inputs, Structure, as_inputs, split
-from dropbayes.views import checked_network, eagerly, view
+from dropbayes.sampling.operations import Interception, Noise
+from dropbayes.sampling.trees import Inputs, Structure, as_inputs, split
+from dropbayes.sampling.views import checked_network, eagerly, view
 
 
 @dataclass(frozen=True)

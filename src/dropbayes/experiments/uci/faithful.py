@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dropbayes.experiments.uci_data import Dataset
+from dropbayes.experiments.uci.data import Dataset
 from dropbayes.population import Evaluation, Member, Population, Task, evaluate, train
 
 

@@ -6,7 +6,7 @@
     python -m dropbayes.experiments.uci --csv my.csv --target y --method best
 
 Results are one JSON file per method and set. A run that was interrupted goes on with the splits that are missing;
-`python -m dropbayes.experiments.uci_report` turns the files into a table.
+`python -m dropbayes.experiments.uci.page` turns the files into a table.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from typing import Any
 
 import torch
 
-from dropbayes.experiments import uci_best, uci_data, uci_faithful
-from dropbayes.experiments.uci_report import result_line
+from dropbayes.experiments.uci import best as uci_best
+from dropbayes.experiments.uci import data as uci_data
+from dropbayes.experiments.uci import faithful as uci_faithful
+from dropbayes.experiments.uci.page import result_line
 
 METHODS: dict[str, Any] = {"faithful": uci_faithful, "best": uci_best}
 QUICK_SETS, QUICK_SPLITS = ("yacht", "boston", "energy", "concrete", "wine"), 5
@@ -182,7 +184,3 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         rate = (time.perf_counter() - start) / cost if cost else rate
         print(result_line(results), flush=True)
-
-
-if __name__ == "__main__":
-    main()

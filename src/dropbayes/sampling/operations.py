@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dropbayes.fused_recurrence import recurrence
 from dropbayes.layers import STOCHASTIC
+from dropbayes.sampling.recurrence import recurrence
 
 
 class Noise(ABC):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dropbayes.likelihoods import Categorical, Gaussian, Likelihood
-from dropbayes.sampling import Plan
-from dropbayes.streaming import Mean, Moments, Votes
+from dropbayes.sampling.plan import Plan
+from dropbayes.sampling.streaming import Mean, Moments, Votes
 
 
 @dataclass(frozen=True)

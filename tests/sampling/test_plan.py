@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import dropbayes as db
-from dropbayes import sampling
-from dropbayes.trees import as_inputs
-from tests.zoo import Module, ScaledAttention, build
+from dropbayes.sampling import plan as sampling
+from dropbayes.sampling.trees import as_inputs
+from tests.sampling.zoo import Module, ScaledAttention, build
 
 
 def made(seed, net):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dropbayes.streaming import LogMean, Mean, Moments, Votes
+from dropbayes.sampling.streaming import LogMean, Mean, Moments, Votes
 
 
 def chunks(total, size):
