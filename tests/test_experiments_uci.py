@@ -444,5 +444,5 @@ def _with_source():
     import os
     import pathlib
 
-    source = pathlib.Path(uci.__file__).parents[2]
+    source = pathlib.Path(uci.__file__).parents[3]
     return {**os.environ, "PYTHONPATH": str(source)}

@@ -193,7 +193,7 @@ SCRIPT = """
 import hashlib, sys, torch
 torch.set_num_threads(int(sys.argv[1]))
 import dropbayes as db
-from tests.test_sampling import NETS
+from tests.sampling.test_plan import NETS
 digest = hashlib.sha256()
 for name in sorted(NETS):
     net, shape = NETS[name]
@@ -205,7 +205,7 @@ print(digest.hexdigest())
 
 
 def test_another_process_and_another_number_of_threads_give_the_same_bits():
-    root = pathlib.Path(__file__).parent.parent
+    root = pathlib.Path(__file__).parent.parent.parent
     environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"}
     outputs = [
         subprocess.run(
