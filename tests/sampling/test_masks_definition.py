@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from dropbayes.masks import Keys, keep_mask, uniform
+from dropbayes.sampling.masks import Keys, keep_mask, uniform
 
-PAGE = pathlib.Path(__file__).parent.parent / "docs" / "masks.md"
+PAGE = pathlib.Path(__file__).parent.parent.parent / "docs" / "masks.md"
 VALUES = PAGE.with_suffix(".json")
 CPU = torch.device("cpu")
 
