@@ -45,6 +45,7 @@ RANK = {
     "plots": 6,
     "experiments": 7,
     "tables": 7,
+    "folders": 8,
     "report": 8,
     "cli": 9,
     "__init__": 10,

@@ -14,7 +14,7 @@ GROUPS = {
     "Uncertainty of a network": [
         "predictive", "sampling", "evaluation", "likelihoods", "conversion",
     ],
-    "A table": ["estimators", "tables", "report", "cli"],
+    "A table": ["estimators", "tables", "folders", "report", "cli"],
     "The theory": [
         "precision", "weight_layers", "objective", "variational", "layers", "recurrent", "covariances", "processes",
     ],

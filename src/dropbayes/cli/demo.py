@@ -203,7 +203,7 @@ def _fitted(case: Case, folder: pathlib.Path) -> DropoutRegressor:
     """The fitted model, which is also written to the folder."""
     import torch
 
-    from dropbayes.cli import folders
+    from dropbayes import folders
     from dropbayes.estimators import DropoutRegressor
     from dropbayes.tables import Schema
     from dropbayes.tables.columns import Column
