@@ -26,7 +26,7 @@ def one_fit(name: str, split: int, threads: int) -> dict[str, object]:
     import torch
 
     from dropbayes.estimators import DropoutRegressor
-    from dropbayes.experiments import uci_data
+    from dropbayes.experiments.uci import data as uci_data
 
     torch.set_num_threads(threads)
     data = uci_data.load(name)
@@ -46,7 +46,7 @@ def one_fit(name: str, split: int, threads: int) -> dict[str, object]:
 
 def table(entries: list[dict[str, object]]) -> str:
     """Means over splits beside the published ones."""
-    from dropbayes.experiments import uci_report
+    from dropbayes.experiments.uci import page as uci_report
 
     lines = [
         "| set | splits | log-likelihood | Table 1 | reached | RMSE | Table 1 | fit (s) |",
@@ -67,7 +67,7 @@ def table(entries: list[dict[str, object]]) -> str:
 
 
 def main() -> None:
-    from dropbayes.experiments import uci_data
+    from dropbayes.experiments.uci import data as uci_data
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", default=",".join(uci_data.SMALLEST_FIRST))

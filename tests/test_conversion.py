@@ -12,7 +12,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import dropbayes
 from dropbayes.conversion import add_dropout
-from dropbayes.precision import Prior, keep_probs_by_order, kl_coefficients
+from dropbayes.precision import Prior
+from dropbayes.weight_layers import keep_probs_by_order, kl_coefficients
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,6 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
-from dropbayes.estimators.mixtures import mixture_quantile
 
 QUICK = {
     "hidden": (20,), "drop_prob": 0.05, "weight_decay": 1e-4, "n_steps": 100, "n_folds": 2, "n_draws": 20,
@@ -332,14 +331,3 @@ def test_a_read_only_column_is_judged_without_a_word(recwarn):
     recwarn.clear()
     assert model.log_likelihood(x, column) == model.log_likelihood(x, y)
     assert not [w for w in recwarn if "writable" in str(w.message)]
-
-
-@pytest.mark.parametrize("level", [0.005, 0.3, 0.5, 0.975])
-def test_the_distribution_function_of_a_mixture_at_its_quantile_is_the_level(level):
-    source = torch.Generator().manual_seed(0)
-    mean = 50 + 7 * torch.randn(40, 30, 2, dtype=torch.float64, generator=source)
-    scale = 0.1 + 5 * torch.rand(40, 30, 2, dtype=torch.float64, generator=source)
-    quantile = mixture_quantile(mean, scale, level)
-    assert quantile.shape == (30, 2)
-    reached = torch.distributions.Normal(mean, scale).cdf(quantile).mean(0)
-    torch.testing.assert_close(reached, torch.full_like(reached, level), rtol=0, atol=1e-9)

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import dropbayes
-from dropbayes import operations
 from dropbayes.layers import (
     STOCHASTIC,
     BernoulliNoise,
@@ -25,7 +24,9 @@ from dropbayes.layers import (
 )
 from dropbayes.likelihoods import Gaussian
 from dropbayes.objective import kl_divergence, negative_elbo
-from dropbayes.precision import Prior, kl_coefficients, parameter_groups
+from dropbayes.precision import Prior
+from dropbayes.sampling import operations
+from dropbayes.weight_layers import kl_coefficients, parameter_groups
 
 DTYPE = torch.float64
 NOISES = {

@@ -77,7 +77,7 @@ def test_classification_bound_is_the_softmax_dropout_loss_in_value_and_gradient(
 
 
 def test_a_weight_decayed_optimiser_takes_the_same_step_as_the_bound():
-    from dropbayes.precision import parameter_groups
+    from dropbayes.weight_layers import parameter_groups
 
     net, x, y = net_and_data(outputs=2)
     tau, n_data = 5.0, 12
@@ -261,10 +261,10 @@ def test_the_theory_page_has_every_equation_and_names_only_tests_and_code_that_e
     page = (tests.parent / "docs" / "theory.md").read_text()
     for label in [f"eq:{name}" for name in LABELS] + [f"prop:{name}" for name in PROPOSITIONS]:
         assert f"`{label}`" in page, label
-    written = "\n".join(path.read_text() for path in tests.glob("test_*.py"))
+    written = "\n".join(path.read_text() for path in tests.rglob("test_*.py"))
     for name in set(re.findall(r"`(test_\w+)`", page)):
         assert f"def {name}(" in written, name
     for module, name in set(
-        re.findall(r"`(likelihoods|objective|precision|variational|layers|recurrent)\.(\w+)", page)
+        re.findall(r"`(likelihoods|objective|precision|weight_layers|variational|layers|recurrent)\.(\w+)", page)
     ):
         assert hasattr(importlib.import_module(f"dropbayes.{module}"), name), (module, name)

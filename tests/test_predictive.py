@@ -9,9 +9,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dropbayes as db
 from dropbayes import predictive
-from dropbayes.sampling import Plan, checked_keys
-from dropbayes.trees import as_inputs
-from tests.zoo import Module, build
+from dropbayes.sampling.plan import Plan, checked_keys
+from dropbayes.sampling.trees import as_inputs
+from tests.sampling.zoo import Module, build
 
 
 def perceptron(drop_prob=0.2, width=50, outputs=1, seed=0):

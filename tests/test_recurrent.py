@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import dropbayes
-from dropbayes.precision import Prior, kl_coefficients
+from dropbayes.precision import Prior
 from dropbayes.recurrent import GRU, LSTM
+from dropbayes.weight_layers import kl_coefficients
 
 DTYPE = torch.float64
 PAIRS = [(LSTM, nn.LSTM), (GRU, nn.GRU)]

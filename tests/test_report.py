@@ -243,7 +243,7 @@ def test_texts_along_an_axis_do_not_touch():
 
 
 def draws_of(model, x):
-    parts = list(model._blocks(x))
+    parts = list(model.draw_blocks(x))
     return torch.cat([m for _, m, _ in parts], 1).double(), torch.cat([v for _, _, v in parts], 1).double()
 
 

@@ -11,8 +11,9 @@ from torch import nn
 
 import dropbayes as db
 from dropbayes.objective import negative_elbo
-from dropbayes.precision import Prior, parameter_groups
+from dropbayes.precision import Prior
 from dropbayes.training import InverseDecay, Progress, fit
+from dropbayes.weight_layers import parameter_groups
 
 SOURCE = pathlib.Path(__file__).parent.parent / "src"
 

@@ -12,15 +12,19 @@ SOURCE = pathlib.Path(dropbayes.__file__).parent
 # Every public module, under the question it answers. tests/test_docs.py fails if one is missing.
 GROUPS = {
     "Uncertainty of a network": [
-        "predictive", "sampling", "anatomy", "evaluation", "likelihoods", "conversion",
+        "predictive", "sampling", "evaluation", "likelihoods", "conversion",
     ],
-    "A table": ["estimators", "tables", "report", "cli"],
-    "The theory": ["precision", "objective", "variational", "layers", "recurrent", "covariances", "processes"],
-    "Judging and acting": ["scores", "information", "calibration", "decisions", "acquisition", "plots"],
-    "Training and files": ["training", "population", "storage"],
+    "A table": ["estimators", "tables", "folders", "report", "cli"],
+    "The theory": [
+        "precision", "weight_layers", "objective", "variational", "layers", "recurrent", "covariances", "processes",
+    ],
+    "Judging and acting": ["scores", "information", "calibration", "decisions", "acquisition", "mixtures", "plots"],
+    "Training and files": ["training", "population", "storage", "files", "validation"],
     "The paper's experiments": ["experiments"],
     "The engine, for those who extend it": [
-        "masks", "operations", "views", "trees", "mapping", "sequential", "fused_recurrence", "statistics", "streaming",
+        "sampling.masks", "sampling.operations", "sampling.views", "sampling.trees", "sampling.anatomy",
+        "sampling.plan", "sampling.strategies", "sampling.perceptron", "sampling.recurrence", "sampling.statistics",
+        "sampling.streaming",
     ],
 }  # fmt: skip
 

@@ -12,19 +12,19 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
+from dropbayes.version import __version__
+
 if TYPE_CHECKING:
-    from dropbayes.anatomy import Site, Sites, sites
     from dropbayes.conversion import add_dropout
     from dropbayes.estimators import DropoutClassifier, DropoutRegressor
     from dropbayes.evaluation import Evaluation, evaluate
     from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
     from dropbayes.objective import negative_elbo
-    from dropbayes.precision import Prior, model_precision, parameter_groups, weight_decay
+    from dropbayes.precision import Prior, model_precision, weight_decay
     from dropbayes.predictive import Prediction, UncertaintyWarning, predict
-    from dropbayes.sampling import draws, function_draw
+    from dropbayes.sampling import Site, Sites, draws, function_draw, sites
     from dropbayes.training import fit
-
-__version__ = "0.1.0"
+    from dropbayes.weight_layers import parameter_groups
 
 __all__ = [
     "Categorical",
@@ -56,16 +56,16 @@ __all__ = [
 # Loaded on first use: the command line answers `--help` before torch could be imported, and scikit-learn takes
 # longer to import than all of this. No module bears the name of a public function, so importing one hides none.
 _HOME = {
-    "anatomy": ("Site", "Sites", "sites"),
     "conversion": ("add_dropout",),
     "estimators": ("DropoutClassifier", "DropoutRegressor"),
     "evaluation": ("Evaluation", "evaluate"),
     "likelihoods": ("Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood"),
     "objective": ("negative_elbo",),
-    "precision": ("Prior", "model_precision", "parameter_groups", "weight_decay"),
+    "precision": ("Prior", "model_precision", "weight_decay"),
     "predictive": ("Prediction", "UncertaintyWarning", "predict"),
-    "sampling": ("draws", "function_draw"),
+    "sampling": ("Site", "Sites", "draws", "function_draw", "sites"),
     "training": ("fit",),
+    "weight_layers": ("parameter_groups",),
 }
 
 

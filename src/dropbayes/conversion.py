@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from dropbayes.layers import row_mask
-from dropbayes.precision import is_bias, weight_layers
+from dropbayes.weight_layers import is_bias, weight_layers
 
 __all__ = ["add_dropout"]
 

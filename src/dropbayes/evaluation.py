@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from dropbayes import scores
 from dropbayes.likelihoods import Categorical, Gaussian, Likelihood
 from dropbayes.predictive import batches
-from dropbayes.sampling import Plan, checked_keys
-from dropbayes.statistics import Collected, RowStatistics, Wishes
-from dropbayes.streaming import LogMean
-from dropbayes.trees import Inputs, as_inputs
+from dropbayes.sampling.plan import Plan, checked_keys
+from dropbayes.sampling.statistics import Collected, RowStatistics, Wishes
+from dropbayes.sampling.streaming import LogMean
+from dropbayes.sampling.trees import Inputs, as_inputs
 
 COVERAGES = (0.5, 0.8, 0.95)
 """The nominal coverages whose observed counterparts are reported."""

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.likelihoods import Likelihood
-from dropbayes.precision import Prior, kl_coefficients, kl_is_weight_decay, weight_layers
+from dropbayes.precision import Prior
+from dropbayes.weight_layers import kl_coefficients, kl_is_weight_decay, weight_layers
 
 __all__ = ["kl_divergence", "negative_elbo"]
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.likelihoods import Gaussian, Likelihood
-from dropbayes.sampling import Plan, checked_keys
-from dropbayes.statistics import Collected, RowStatistics, Wishes, result_dtype
-from dropbayes.streaming import Moments
-from dropbayes.trees import Inputs, as_inputs, map_tensors, split
+from dropbayes.sampling.plan import Plan, checked_keys
+from dropbayes.sampling.statistics import Collected, RowStatistics, Wishes, result_dtype
+from dropbayes.sampling.streaming import Moments
+from dropbayes.sampling.trees import Inputs, as_inputs, map_tensors, split
 
 MOST_DRAWS = 10_000
 """The most draws that `n_draws="auto"` spends on a row."""

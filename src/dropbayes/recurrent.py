@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dropbayes.precision import is_bias
+from dropbayes.weight_layers import is_bias
 
 __all__ = ["GRU", "LSTM"]
 

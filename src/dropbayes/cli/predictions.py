@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from dropbayes import information
-from dropbayes.cli.folders import Model
 from dropbayes.cli.messages import note, reading
-from dropbayes.estimators.mixtures import mixture_quantile
+from dropbayes.folders import Model
+from dropbayes.mixtures import mixture_quantile
 from dropbayes.tables import Schema, Source, check_columns, encoded, regrouped
 
 __all__ = ["Window", "class_columns", "column_names", "prepared", "regression_columns", "window_rows", "windows"]
@@ -115,7 +115,7 @@ def _values(count: int) -> str:
 
 def draws(estimator: Any, x: Array) -> tuple[Tensor, Tensor]:
     """The draws of all networks for a window of rows and their noise variances, `[draw, row, output]`, in y's units."""
-    parts = [(mean, noise) for _, mean, noise in estimator._blocks(estimator._inputs(x))]
+    parts = [(mean, noise) for _, mean, noise in estimator.draw_blocks(estimator.validated_inputs(x))]
     return torch.cat([m for m, _ in parts], 1), torch.cat([v for _, v in parts], 1)
 
 

@@ -47,7 +47,7 @@ def reproduce(
 
 def reproduce_uci(arguments: Sequence[str]) -> int:
     """Runs the table of the UCI sets with its own arguments; returns the exit code."""
-    from dropbayes.experiments import uci
+    from dropbayes.experiments.uci import run as uci
 
     try:
         uci.main(list(arguments))

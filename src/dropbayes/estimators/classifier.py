@@ -75,8 +75,8 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The class probabilities, a mean over draws, `[row, class]`."""
-        x = self._inputs(X)
-        return torch.cat([mean.mean(0) for _, mean, _ in self._blocks(x)]).numpy()
+        x = self.validated_inputs(X)
+        return torch.cat([mean.mean(0) for _, mean, _ in self.draw_blocks(x)]).numpy()
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row."""

@@ -218,11 +218,11 @@ class DropoutEstimator(BaseEstimator, ABC):
 
     # --- prediction -----------------------------------------------------------------------------------------------
 
-    def _inputs(self, X: Any) -> np.ndarray:
+    def validated_inputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         return validate_data(self, as_array(X), reset=False, dtype=np.float64)
 
-    def _blocks(self, x: np.ndarray) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    def draw_blocks(self, x: np.ndarray) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Draws of all networks for some rows at a time: their means and noise variances, `[draw, row, output]`.
 
         In the units of y. A draw is a function, the same whatever rows it is asked for.

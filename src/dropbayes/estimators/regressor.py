@@ -13,7 +13,7 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor
 
 from dropbayes.estimators.learning import DropoutEstimator, as_array
-from dropbayes.estimators.mixtures import mixture_quantile
+from dropbayes.mixtures import mixture_quantile
 from dropbayes.population.records import Head
 
 
@@ -114,7 +114,7 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
     def precision_(self) -> Any:
         """τ in units of 1/y²: a number, or one per output."""
         precision = self.population_.precision[0].cpu().numpy()
-        return float(precision[0]) if self._one_column else precision
+        return float(precision[0]) if self.one_column else precision
 
     @property
     def drop_prob_(self) -> tuple[float, ...]:
@@ -138,7 +138,7 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
             self, as_array(X), as_array(y), reset=reset, dtype=np.float64, multi_output=True, y_numeric=True
         )
         y = np.asarray(y, dtype=np.float64)
-        self._one_column = y.ndim == 1
+        self.one_column = y.ndim == 1
         weight = None if sample_weight is None else _check_sample_weight(sample_weight, x)
         return x, y, weight
 
@@ -160,11 +160,11 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         """
         if return_std and return_cov:
             raise RuntimeError("At most one of return_std or return_cov can be requested.")
-        x = self._inputs(X)
+        x = self.validated_inputs(X)
         if return_cov:
             return self._mean_and_covariance(x)
         means, variances = [], []
-        for _, mean, noise in self._blocks(x):
+        for _, mean, noise in self.draw_blocks(x):
             means.append(mean.mean(0))
             if return_std:
                 variances.append(mean.var(0, unbiased=False) + noise.mean(0))
@@ -172,10 +172,10 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         return (result, self._shaped(torch.cat(variances).sqrt())) if return_std else result
 
     def _shaped(self, columns: Tensor) -> np.ndarray:
-        return columns[..., 0].numpy() if self._one_column else columns.numpy()
+        return columns[..., 0].numpy() if self.one_column else columns.numpy()
 
     def _mean_and_covariance(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        parts = [(mean, noise) for _, mean, noise in self._blocks(x)]
+        parts = [(mean, noise) for _, mean, noise in self.draw_blocks(x)]
         mean, noise = torch.cat([m for m, _ in parts], 1), torch.cat([v for _, v in parts], 1)
         centred = mean - mean.mean(0)
         covariance = torch.einsum("tnd,tmd->nmd", centred, centred) / len(mean)
@@ -189,36 +189,36 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         """
         if not 0 < coverage < 1:
             raise ValueError(f"`coverage` must lie in (0, 1); got {coverage!r}.")
-        x = self._inputs(X)
+        x = self.validated_inputs(X)
         ends = []
-        for _, mean, noise in self._blocks(x):
+        for _, mean, noise in self.draw_blocks(x):
             ends.append([mixture_quantile(mean, noise.sqrt(), q) for q in ((1 - coverage) / 2, (1 + coverage) / 2)])
         lower, upper = (torch.cat(part) for part in zip(*ends, strict=True))
         return self._shaped(lower), self._shaped(upper)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Samples of outcomes, `[row, sample]` or `[row, output, sample]`: function draws with noise added."""
-        x = self._inputs(X)
+        x = self.validated_inputs(X)
         source = check_random_state(random_state)
-        parts = [(mean, noise) for _, mean, noise in self._blocks(x)]
+        parts = [(mean, noise) for _, mean, noise in self.draw_blocks(x)]
         centres, noises = (torch.cat(part, 1).numpy() for part in zip(*parts, strict=True))
         chosen = source.randint(len(centres), size=n_samples)
         samples = centres[chosen] + np.sqrt(noises[chosen]) * source.standard_normal(centres[chosen].shape)
         samples = np.moveaxis(samples, 0, -1)
-        return samples[:, 0] if self._one_column else samples
+        return samples[:, 0] if self.one_column else samples
 
     def log_likelihood(self, X: Any, y: Any) -> float:
         r"""The mean of $\log \tfrac1T \sum_t \mathcal N(\mathbf y; \widehat{\mathbf y}_t, \tau^{-1})$ over the rows."""
-        x = self._inputs(X)
+        x = self.validated_inputs(X)
         targets = torch.from_numpy(np.array(as_array(y), dtype=np.float64).reshape(len(x), -1))
         total = 0.0
-        for rows, mean, noise in self._blocks(x):
+        for rows, mean, noise in self.draw_blocks(x):
             density = -0.5 * ((targets[rows] - mean).square() / noise + noise.log() + math.log(2 * math.pi)).sum(-1)
             total += float((density.logsumexp(0) - math.log(len(mean))).sum())
         return total / len(x)
 
     def _own_state(self) -> dict[str, Any]:
-        return {"one_column": bool(self._one_column)}
+        return {"one_column": bool(self.one_column)}
 
     def _set_own_state(self, settings: dict[str, Any]) -> None:
-        self._one_column = settings["one_column"]
+        self.one_column = settings["one_column"]

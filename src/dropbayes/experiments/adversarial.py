@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import dropbayes as db
 from dropbayes.experiments import datasets
 from dropbayes.experiments.lenet import lenet, train
 from dropbayes.experiments.record import Arrays, Findings, Record, markdown_table
+from dropbayes.likelihoods import Categorical
+from dropbayes.predictive import predict
 
 MEASURES = ("entropy", "mutual_information", "variation_ratio")
 PGD_STEPS = 10
@@ -127,12 +128,12 @@ def _stage(settings: Settings, record: Record, data: datasets.Images, device: to
     arrays: Arrays = {f"auroc_{name}": np.full(shape, 0.5) for name in MEASURES}
     arrays |= {f"mean_{name}": np.zeros(shape) for name in MEASURES}
     arrays |= {"accuracy_averaged": np.zeros(shape), "accuracy_mc": np.zeros(shape)}
-    clean = db.predict(net, x, n_draws=settings.n_draws, likelihood=db.Categorical())
+    clean = predict(net, x, n_draws=settings.n_draws, likelihood=Categorical())
     examples = []
     for row, attack in enumerate(ATTACKS.values()):
         for column, strength in enumerate((0.0, *settings.strengths)):
             moved = attack(net, x, y, strength=strength) if strength else x
-            found = db.predict(net, moved, n_draws=settings.n_draws, likelihood=db.Categorical()) if strength else clean
+            found = predict(net, moved, n_draws=settings.n_draws, likelihood=Categorical()) if strength else clean
             examples.append(moved[0, 0].cpu().numpy())
             with torch.no_grad():
                 right = net(moved).argmax(-1) == y

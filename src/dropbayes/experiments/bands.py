@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import dropbayes as db
 from dropbayes.experiments.record import Array, Arrays
+from dropbayes.predictive import predict
 
 __all__ = ["draw_band", "gaussian_scores", "network_bands", "process_bands"]
 
@@ -22,7 +22,7 @@ def network_bands(net: nn.Module, places: dict[str, Tensor], *, n_draws: int, de
     net = net.to(device)
     arrays: Arrays = {}
     for name, x in places.items():
-        prediction = db.predict(net, x.to(device), n_draws=n_draws)
+        prediction = predict(net, x.to(device), n_draws=n_draws)
         with torch.no_grad():
             averaged = net.eval()(x.to(device))
         for kind, value in (

@@ -13,10 +13,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-import dropbayes as db
 from dropbayes.experiments import datasets
 from dropbayes.experiments.lenet import Sites, lenet, train
 from dropbayes.experiments.record import Arrays, Findings, Record, markdown_table
+from dropbayes.likelihoods import Categorical
+from dropbayes.predictive import predict
 
 NAMES = {"none": "no dropout", "last": "dropout before the last layer", "all": "dropout before every layer"}
 
@@ -111,7 +112,7 @@ def _stage(
         averaged = torch.cat([net(part) for part in x.split(256)]).double().softmax(-1)
     arrays = {f"averaged_{name}": value for name, value in _scores(averaged, y).items()}
     if sites != "none":
-        found = db.predict(net, x, n_draws=settings.n_draws, likelihood=db.Categorical())
+        found = predict(net, x, n_draws=settings.n_draws, likelihood=Categorical())
         arrays |= {f"mc_{name}": value for name, value in _scores(found.mean.double(), y).items()}
     return arrays
 

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import dropbayes as db
 from dropbayes.experiments import bands, datasets
 from dropbayes.experiments.record import Array, Arrays, Findings, Record, markdown_table
+from dropbayes.likelihoods import Gaussian
 from dropbayes.precision import Prior
+from dropbayes.predictive import predict
 from dropbayes.recurrent import LSTM
 from dropbayes.training import fit
 
@@ -163,7 +164,7 @@ def _stage(
         torch.manual_seed(seed)
         net = Forecaster(kind, hidden=settings.hidden, horizon=settings.horizon, drop_prob=settings.drop_prob)
     history = fit(
-        net, train.x, train.y, likelihood=db.Gaussian(precision=100.0), prior=Prior(length_scale=0.1),
+        net, train.x, train.y, likelihood=Gaussian(precision=100.0), prior=Prior(length_scale=0.1),
         epochs=settings.epochs, batch_size=64, learning_rate=settings.learning_rate, device=device, seed=seed,
     )  # fmt: skip
     arrays: Arrays = {"loss": np.array(history.loss)}
@@ -173,7 +174,7 @@ def _stage(
                 mean = net.eval()(part.x)
             std = torch.zeros_like(mean)
         else:
-            found = db.predict(net, part.x, n_draws=settings.n_draws)
+            found = predict(net, part.x, n_draws=settings.n_draws)
             mean, std = found.mean, found.epistemic.sqrt()
         arrays[f"{name}_mean"], arrays[f"{name}_std"] = mean.numpy(), std.numpy()
         arrays[f"{name}_y"] = part.y.numpy()

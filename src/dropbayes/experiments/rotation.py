@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import dropbayes as db
 from dropbayes.experiments import datasets
 from dropbayes.experiments.lenet import Sites, lenet, train
 from dropbayes.experiments.record import Array, Arrays, Findings, Record, markdown_table
+from dropbayes.likelihoods import Categorical
+from dropbayes.predictive import Prediction, predict
+from dropbayes.sampling import draws
 
 MEASURES = ("entropy", "mutual_information", "variation_ratio")
 NAMES = {"last": "dropout before the last layer", "all": "dropout before every layer"}
@@ -117,7 +119,7 @@ def _stage(
     )
     one = data.x_test[data.y_test == 1][0]
     with torch.no_grad():
-        logits = db.draws(net, turned(one, angles).to(device), n_draws=settings.n_draws)
+        logits = draws(net, turned(one, angles).to(device), n_draws=settings.n_draws)
     arrays: Arrays = {"logits": logits.cpu().numpy(), "images": turned(one, angles)[:, 0].numpy()}
     arrays |= _test_scores(net, data, settings, device)
     several = torch.stack([turned(image, angles) for image in data.x_test[: settings.n_turned]], 1)
@@ -130,8 +132,8 @@ def _stage(
     return arrays
 
 
-def _predicted(net: nn.Module, x: Tensor, n_draws: int, device: torch.device) -> db.Prediction:
-    return db.predict(net, x.to(device), n_draws=n_draws, likelihood=db.Categorical())
+def _predicted(net: nn.Module, x: Tensor, n_draws: int, device: torch.device) -> Prediction:
+    return predict(net, x.to(device), n_draws=n_draws, likelihood=Categorical())
 
 
 def _test_scores(net: nn.Module, data: datasets.Images, settings: Settings, device: torch.device) -> Arrays:

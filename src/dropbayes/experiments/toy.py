@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import dropbayes as db
 from dropbayes.experiments import bands
 from dropbayes.experiments.record import Arrays, Findings, Record, markdown_table
 from dropbayes.layers import ConcreteNoise, Linear
+from dropbayes.likelihoods import Gaussian, HeteroscedasticGaussian
 from dropbayes.precision import Prior, model_precision
+from dropbayes.predictive import Prediction, predict
 from dropbayes.training import fit
 
 DEMO_DROP, DEMO_DECAY, DEMO_SQUARED_SCALE, DEMO_POINTS = 0.05, 1e-5, 0.005, 20  # the authors' demonstration
@@ -100,19 +101,19 @@ def _demo(settings: Settings) -> Arrays:
         weight_decay=DEMO_DECAY, keep_prob=1 - DEMO_DROP, length_scale=scale, n_data=DEMO_POINTS
     )  # fmt: skip
     net = _perceptron(settings.hidden, 1, nn.Sigmoid(), DEMO_DROP, settings.seed)
-    likelihood = db.Gaussian(precision=precision)
+    likelihood = Gaussian(precision=precision)
     fit(
         net, x, y, likelihood=likelihood, prior=Prior(length_scale=scale), epochs=settings.n_steps // 2, batch_size=10,
         optimizer="sgd", learning_rate=0.01, device="cpu", seed=settings.seed,
     )  # fmt: skip
     at = torch.linspace(-10, 10, 201)[:, None]
-    found = db.predict(net, at, n_draws=settings.n_draws, likelihood=likelihood)
-    seen = db.predict(net, x, n_draws=settings.n_draws)
+    found = predict(net, at, n_draws=settings.n_draws, likelihood=likelihood)
+    seen = predict(net, x, n_draws=settings.n_draws)
     arrays = _moments(found) | {"x": x[:, 0].numpy(), "y": y[:, 0].numpy(), "at": at[:, 0].numpy()}
     return arrays | {"seen_mean": seen.mean[:, 0].numpy(), "precision": np.array(precision)}
 
 
-def _moments(found: db.Prediction) -> Arrays:
+def _moments(found: Prediction) -> Arrays:
     kinds = {"mean": found.mean, "epistemic": found.epistemic.sqrt(), "aleatoric": found.aleatoric.sqrt()}
     return {name: value[:, 0].numpy() for name, value in kinds.items()}
 
@@ -122,13 +123,13 @@ def _heteroscedastic(settings: Settings) -> Arrays:
     points = torch.cat([torch.stack([smooth, smooth * smooth.sin()], 1), torch.tensor(JUMPS)])
     x, y = points[:, :1], points[:, 1:]
     net = _perceptron(settings.heteroscedastic_hidden, 2, nn.ReLU(), DEMO_DROP, settings.seed)
-    likelihood = db.HeteroscedasticGaussian()
+    likelihood = HeteroscedasticGaussian()
     fit(
         net, x / 5, y, likelihood=likelihood, prior=Prior(length_scale=0.1), epochs=settings.n_steps // 2,
         batch_size=12, learning_rate=3e-3, device="cpu", seed=settings.seed,
     )  # fmt: skip
     at = torch.linspace(-8, 14, 221)[:, None]
-    found = db.predict(net, at / 5, n_draws=settings.n_draws, likelihood=likelihood)
+    found = predict(net, at / 5, n_draws=settings.n_draws, likelihood=likelihood)
     return _moments(found) | {"x": x[:, 0].numpy(), "y": y[:, 0].numpy(), "at": at[:, 0].numpy()}
 
 
@@ -152,14 +153,14 @@ def _concrete(settings: Settings) -> Arrays:
                 layers += [Linear(width, n_out, noise=ConcreteNoise(CONCRETE_START)), nn.ReLU()]
             net = nn.Sequential(*layers[:-1])
         x, y = _line(n_data, settings.seed)
-        likelihood = db.HeteroscedasticGaussian()
+        likelihood = HeteroscedasticGaussian()
         epochs = max(1, settings.concrete_steps // math.ceil(n_data / CONCRETE_BATCH))
         fit(
             net, x, y, likelihood=likelihood, prior=Prior(length_scale=CONCRETE_SCALE), epochs=epochs,
             batch_size=CONCRETE_BATCH, learning_rate=settings.concrete_rate, device="cpu", seed=settings.seed,
         )  # fmt: skip
         learnt.append([layer.noise.drop_prob for layer in net if isinstance(layer, Linear)])
-        found = db.predict(net, x_test, n_draws=settings.n_draws, likelihood=likelihood)
+        found = predict(net, x_test, n_draws=settings.n_draws, likelihood=likelihood)
         rmse.append((found.mean - y_test).square().mean().sqrt().item())
         aleatoric.append(found.aleatoric.mean().sqrt().item())
     return {"drop_prob": np.array(learnt), "rmse": np.array(rmse), "aleatoric": np.array(aleatoric)}

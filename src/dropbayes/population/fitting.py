@@ -3,6 +3,7 @@ r"""The training of a population: members enter together, each leaves at its own
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -115,13 +116,25 @@ def train(
                 program.place.fill_(place)
             next_check = (step // check_every + 1) * check_every if check_every else run.next_end(step)
             count = min(run.next_end(step), next_check, (chunk + 1) * randomness.STEPS_PER_CHUNK) - step
-            program.run(count)
+            advance(program, count)
             step += count
             bar.update(count)
             if check_every and (step == next_check or step in run.n_steps[run.training]):
                 run.check(program, step, held_out, patience)
             run.retire(program, step, early_stopping=bool(check_every))
     return run.result()
+
+
+def advance(program: Program, steps: int) -> None:
+    """Advances every member by a number of steps within the loaded chunk: as one kernel where there is one for it."""
+    # Triton comes with torch's CUDA builds for Linux and is imported only where its kernel can run.
+    if program.rows.is_cuda and importlib.util.find_spec("triton") is not None:
+        from dropbayes.population import fused
+
+        if fused.suits(program):
+            fused.advance(program, steps)
+            return
+    program.run(steps)
 
 
 def _check(

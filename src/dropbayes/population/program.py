@@ -2,7 +2,6 @@ r"""One training step of many networks as a fixed sequence of tensor operations.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,6 @@ from dropbayes.population import randomness
 from dropbayes.population.records import ACTIVATIONS, Activation, Head
 
 ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8  # Kingma and Ba (2015), the settings of the reference implementation
-_HAS_TRITON = importlib.util.find_spec("triton") is not None  # comes with torch's CUDA builds for Linux
 CONCRETE_TEMPERATURE = 0.1  # Gal, Hron and Kendall (2017)
 
 
@@ -162,12 +160,6 @@ class Program:
 
     def run(self, steps: int) -> None:
         """Advances every member by a number of steps within the loaded chunk."""
-        if self.rows.is_cuda and _HAS_TRITON:
-            from dropbayes.population import fused
-
-            if fused.suits(self):
-                fused.advance(self, steps)
-                return
         if self.rows.is_cuda and self.graph is None:
             self._capture()
         for _ in range(steps):

@@ -182,7 +182,7 @@ def _draws(model: Any, x: Numbers) -> Iterator[tuple[slice, Tensor, Tensor]]:
     population = model.population_
     n_rows = max(1, _ELEMENTS // (int(model.n_draws) * len(population) * population.weights[-1].shape[-1]))
     for start in range(0, len(x), n_rows):
-        for rows, mean, noise in model._blocks(x[start : start + n_rows]):
+        for rows, mean, noise in model.draw_blocks(x[start : start + n_rows]):
             endless = (~mean.isfinite()).any(-1).any(0)
             if endless.any():
                 row = start + rows.start + int(endless.int().argmax())

@@ -10,11 +10,11 @@ from importlib.resources import files
 import jinja2
 from markupsafe import Markup, escape
 
-import dropbayes
 from dropbayes.report import charts
 from dropbayes.report.charts import Figure
 from dropbayes.report.evidence import Score
 from dropbayes.report.words import Answer
+from dropbayes.version import __version__
 
 WHOLE, HALF, TELEPHONE = (900, 400), (450, 400), (346, 300)
 """The sizes of charts: over the whole width, two side by side, and on a telephone."""
@@ -104,7 +104,7 @@ def rendered(title: str, lede: str | Markup, parts: list[Part]) -> str:
     environment.filters["unbroken"] = _unbroken
     template = environment.from_string(folder.joinpath("page.html").read_text(encoding="utf-8"))
     style = Markup(folder.joinpath("style.css").read_text(encoding="utf-8").strip())
-    return template.render(title=title, lede=lede, parts=parts, style=style, version=dropbayes.__version__) + "\n"
+    return template.render(title=title, lede=lede, parts=parts, style=style, version=__version__) + "\n"
 
 
 def _unbroken(text: str | Markup) -> Markup:

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dropbayes.anatomy import sites
 from dropbayes.likelihoods import Gaussian, Likelihood
 from dropbayes.precision import Prior
-from dropbayes.sampling import draws
+from dropbayes.sampling import draws, sites
 from dropbayes.training.checkpoints import History, Run, fingerprint_of, resumed, write
 from dropbayes.training.steps import (
     Rows,

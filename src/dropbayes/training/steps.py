@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from dropbayes.likelihoods import Likelihood
 from dropbayes.objective import kl_divergence
-from dropbayes.precision import Prior, kl_coefficients
+from dropbayes.precision import Prior
+from dropbayes.weight_layers import kl_coefficients
 
 # Larger networks keep the device busy by themselves; larger data stay on the host and travel batch by batch.
 _GRAPH_PARAMETERS, _RESIDENT_BYTES = 20_000_000, 2**31

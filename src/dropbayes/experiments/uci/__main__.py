@@ -1,0 +1,6 @@
+"""`python -m dropbayes.experiments.uci`."""
+
+from dropbayes.experiments.uci.run import main
+
+if __name__ == "__main__":
+    main()

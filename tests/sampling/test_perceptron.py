@@ -1,0 +1,146 @@
+"""The direct path of perceptrons against the general one."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import dropbayes as db
+from dropbayes.sampling import perceptron as sequential
+from dropbayes.sampling.perceptron import perceptron
+from tests.sampling.zoo import Module
+
+NETS = {
+    "input and hidden": [nn.Dropout(0.2), nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2)],
+    "hidden only": [nn.Linear(3, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 2)],
+    "deep": [nn.Linear(3, 8), nn.GELU(), nn.Dropout(0.3), nn.Linear(8, 8, bias=False), nn.SELU(), nn.Dropout(0.5), nn.Linear(8, 2)],
+    "dropout last": [nn.Linear(3, 8), nn.Sigmoid(), nn.Dropout(0.3), nn.Linear(8, 2), nn.Dropout(0.1)],
+    "twice": [nn.Dropout(0.2), nn.Dropout(0.3), nn.Linear(3, 4), nn.LeakyReLU(0.1), nn.Dropout(0.0), nn.Linear(4, 1)],
+}  # fmt: skip
+
+
+def pair(name):
+    torch.manual_seed(0)
+    net = nn.Sequential(*NETS[name]).eval()
+    return net, Module(lambda m, x: m.inner(x), inner=net)
+
+
+@pytest.mark.parametrize("masks", ["shared", "row"])
+@pytest.mark.parametrize("name", NETS)
+def test_draws_are_those_of_the_general_path(name, masks):
+    net, general = pair(name)
+    x = torch.randn(70, 3)
+    torch.testing.assert_close(db.draws(net, x, n_draws=17, masks=masks), db.draws(general, x, n_draws=17, masks=masks))
+
+
+@pytest.mark.parametrize("masks", ["shared", "row"])
+@pytest.mark.parametrize("name", NETS)
+def test_moments_are_those_of_the_general_path(name, masks):
+    net, general = pair(name)
+    x = torch.randn(20, 3)
+    ours, theirs = db.predict(net, x, n_draws=30, masks=masks), db.predict(general, x, n_draws=30, masks=masks)
+    assert "direct" in ours.method or ours.method == "exact"
+    assert "direct" not in theirs.method
+    torch.testing.assert_close(ours.mean, theirs.mean)
+    torch.testing.assert_close(ours.variance, theirs.variance)
+
+
+def test_networks_that_do_more_are_not_taken_for_perceptrons():
+    assert perceptron(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))) is None
+    assert perceptron(nn.Sequential(nn.Dropout(0.1))) is None
+    hooked = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
+    hooked[0].register_forward_hook(lambda *_: None)
+    assert perceptron(hooked) is None
+
+    class Own(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * 2
+
+    assert perceptron(nn.Sequential(Own(2, 2), nn.Dropout(0.1))) is None
+
+
+def test_weights_changed_behind_autograds_back_are_noticed():
+    net = nn.Sequential(nn.Dropout(0.2), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    x = torch.ones(1, 3)
+    before = db.predict(net, x).mean
+    net[1].weight.data.mul_(2)
+    net[3].bias.data.add_(10)
+    after = db.predict(net, x).mean
+    torch.testing.assert_close(after, db.predict(Module(lambda m, v: m.inner(v), inner=net), x).mean)
+    assert (after - before).abs() > 5
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_leaving_dropped_units_out_changes_nothing_but_rounding(first):
+    torch.manual_seed(0)
+    layers = [
+        nn.Linear(3, 300),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(300, 256),
+        nn.Tanh(),
+        nn.Dropout(0.3),
+        nn.Linear(256, 2),
+    ]
+    net = nn.Sequential(*([nn.Dropout(0.4)] if first else []), *layers).eval()
+    x = torch.randn(9, 3)
+    compact = db.predict(net, x, n_draws=12, exact_rows=False, keep_draws=True)
+    assert compact.method == "direct, compacted"
+    torch.testing.assert_close(compact.draws, db.draws(net, x, n_draws=12), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", [nn.Identity(), nn.ReLU()])
+def test_exact_moments_are_those_of_all_masks(activation):
+    # One site before the last layer of 6 units: the 64 masks can be enumerated with their probabilities.
+    torch.manual_seed(0)
+    drop_prob = 0.3
+    net = nn.Sequential(nn.Linear(2, 6), activation, nn.Dropout(drop_prob), nn.Linear(6, 2)).double().eval()
+    x = torch.randn(3, 2, dtype=torch.float64)
+    hidden = activation(net[0](x))
+    outputs, weights = [], []
+    for keep in itertools.product((0.0, 1.0), repeat=6):
+        mask = torch.tensor(keep, dtype=torch.float64)
+        outputs.append(net[3](hidden * mask / (1 - drop_prob)))
+        weights.append((1 - drop_prob) ** sum(keep) * drop_prob ** (6 - sum(keep)))
+    weights = torch.tensor(weights, dtype=torch.float64)[:, None, None]
+    mean = (torch.stack(outputs) * weights).sum(0)
+    variance = (torch.stack(outputs).square() * weights).sum(0) - mean.square()
+    prediction = db.predict(net, x)
+    assert prediction.method == "exact" and prediction.n_draws == 0
+    torch.testing.assert_close(prediction.mean, mean.detach())
+    torch.testing.assert_close(prediction.epistemic, variance.detach())
+
+
+@pytest.mark.parametrize("products_agree", [True, False])
+@pytest.mark.parametrize("name", NETS)
+def test_a_row_has_the_same_bits_in_batches_of_any_size(name, products_agree, monkeypatch):
+    # Where products of several sizes do not agree, rows are padded to blocks of one size instead.
+    sequential._prepared.clear()
+    if not products_agree:
+        monkeypatch.setattr(sequential, "_agrees", lambda weight, multiple, sizes: False)
+    net, general = pair(name)
+    x = torch.randn(203, 3)
+    whole = db.predict(net, x, n_draws=30)
+    for size in (1, 2, 3, 5, 17, 36, 64, 100, 131):
+        part = db.predict(net, x[:size], n_draws=30)
+        last = db.predict(net, x[-size:], n_draws=30)
+        assert torch.equal(part.mean, whole.mean[:size]) and torch.equal(part.epistemic, whole.epistemic[:size])
+        assert torch.equal(last.mean, whole.mean[-size:]) and torch.equal(last.epistemic, whole.epistemic[-size:])
+    torch.testing.assert_close(whole.variance, db.predict(general, x, n_draws=30).variance)
+    sequential._prepared.clear()
+
+
+def test_products_that_sum_in_another_order_are_noticed(monkeypatch):
+    affine = sequential._affine
+
+    def reordered(x, weight, bias):  # the small sizes sum from the last feature to the first
+        if len(x) > 8:
+            return affine(x, weight, bias)
+        return sum(x[:, [k]] * weight[[k]] for k in reversed(range(len(weight)))) + (0 if bias is None else bias)
+
+    weight = torch.randn(24, 3)
+    sequential._tried.cache_clear()
+    monkeypatch.setattr(sequential, "_affine", reordered)
+    assert not sequential._agrees(weight, 1, (64, 16, 4))
+    sequential._tried.cache_clear()

@@ -1,0 +1,307 @@
+"""Draws: reproducible, independent of how the work is cut, and safe to make from many threads."""
+
+import hashlib
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import dropbayes as db
+from dropbayes.sampling import plan as sampling
+from dropbayes.sampling.trees import as_inputs
+from tests.sampling.zoo import Module, ScaledAttention, build
+
+
+def made(seed, net):
+    torch.manual_seed(seed)
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, 0, 0.4)
+    return net.eval()
+
+
+class Convolutional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 6, 3), nn.Linear(6 * 4, 3)
+        self.drop, self.norm = nn.Dropout(0.3), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        h = self.drop(F.relu(self.norm(self.a(x))))
+        return self.c(self.drop(F.max_pool2d(self.b(h), 2).flatten(1)))
+
+
+PERCEPTRON = made(0, nn.Sequential(nn.Dropout(0.1), nn.Linear(5, 24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 2)))
+NETS = {
+    "perceptron": (PERCEPTRON, (5,)),
+    "mapped perceptron": (
+        made(
+            0,
+            Module(
+                lambda m, x: m.b(m.d(torch.tanh(m.a(x)))), a=nn.Linear(5, 24), b=nn.Linear(24, 2), d=nn.Dropout(0.2)
+            ),
+        ),
+        (5,),
+    ),
+    "convolution": (made(1, Convolutional()), (1, 8, 8)),
+    "attention": (made(2, nn.TransformerEncoderLayer(8, 2, 16, 0.2, batch_first=True)), (4, 8)),
+    "scaled attention": (made(3, ScaledAttention()), (4, 8)),
+}
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(
+    name=st.sampled_from(sorted(NETS)),
+    n_rows=st.integers(1, 40),
+    data=st.data(),
+    n_draws=st.sampled_from([5, 20, 33]),
+    seed=st.integers(0, 5),
+)
+def test_a_row_has_the_same_bits_alone_in_a_batch_permuted_or_split(name, n_rows, data, n_draws, seed):
+    net, shape = NETS[name]
+    x = torch.randn((n_rows, *shape), generator=torch.Generator().manual_seed(n_rows))
+    whole = db.predict(net, x, n_draws=n_draws, seed=seed)
+    order = torch.tensor(data.draw(st.permutations(range(n_rows))))
+    permuted = db.predict(net, x[order], n_draws=n_draws, seed=seed)
+    assert torch.equal(permuted.mean, whole.mean[order]) and torch.equal(permuted.epistemic, whole.epistemic[order])
+    cut = data.draw(st.integers(0, n_rows - 1))
+    alone = db.predict(net, x[cut : cut + 1], n_draws=n_draws, seed=seed)
+    assert torch.equal(alone.mean[0], whole.mean[cut]) and torch.equal(alone.epistemic[0], whole.epistemic[cut])
+    if cut:
+        parts = [db.predict(net, part, n_draws=n_draws, seed=seed) for part in (x[:cut], x[cut:])]
+        assert torch.equal(torch.cat([part.std for part in parts]), whole.std)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    name=st.sampled_from(sorted(NETS)),
+    n_rows=st.integers(1, 12),
+    kilobytes=st.integers(1, 400),
+    masks=st.sampled_from(sampling.MASKS),
+)
+def test_a_memory_limit_changes_no_draw(name, n_rows, kilobytes, masks):
+    net, shape = NETS[name]
+    x = torch.randn((n_rows, *shape), generator=torch.Generator().manual_seed(n_rows))
+    limited = db.draws(net, x, n_draws=20, masks=masks, max_bytes=kilobytes * 1024)
+    torch.testing.assert_close(limited, db.draws(net, x, n_draws=20, masks=masks), rtol=1e-5, atol=1e-6)
+
+
+def test_recurrent_rows_depend_on_their_batch_by_rounding_only():
+    net = nn.LSTM(3, 16, 2, dropout=0.3, batch_first=True).eval()
+    x = torch.randn(20, 7, 3)
+    whole, alone = db.draws(net, x, n_draws=10)[0], db.draws(net, x[4:5], n_draws=10)[0]
+    assert (whole[:, 4] - alone[:, 0]).abs().max() < 1e-6
+
+
+def test_independent_draws_do_not_depend_on_how_many_follow():
+    x = torch.randn(3, 5)
+    few, many = (db.draws(PERCEPTRON, x, n_draws=n, sampler="independent") for n in (50, 100))
+    torch.testing.assert_close(few, many[:50], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["dropout_mlp", "dropout2d", "transformer_encoder", "lstm", "gpt2", "drop_connect"])
+@pytest.mark.parametrize("sampler", ["stratified", "independent"])
+def test_function_draw_is_the_draw_of_its_index(name, sampler):
+    net, x = build(name)
+    every = db.draws(net, x, n_draws=6, seed=9, sampler=sampler)
+    for index in (0, 5):
+        one = db.function_draw(net, index, n_draws=6, seed=9, sampler=sampler)(x)
+        pairs = zip(torch.utils._pytree.tree_leaves(one), torch.utils._pytree.tree_leaves(every), strict=True)
+        for a, b in pairs:
+            torch.testing.assert_close(a, b[index], rtol=1e-4, atol=1e-5)
+
+
+def test_function_draw_is_a_differentiable_function():
+    f = db.function_draw(PERCEPTRON, 2, n_draws=10)
+    x = torch.randn(4, 5, requires_grad=True)
+    (gradient,) = torch.autograd.grad(f(x).sum(), x)
+    step = 1e-3
+    for place in range(5):
+        moved = x.detach().clone()
+        moved[:, place] += step
+        difference = (f(moved) - f(x)).sum(-1) / step
+        torch.testing.assert_close(difference.detach(), gradient[:, place], rtol=0.05, atol=2e-2)
+    recurrent = db.function_draw(nn.LSTM(3, 4, 2, dropout=0.3, batch_first=True), 1, n_draws=3)
+    sequence = torch.randn(2, 5, 3, requires_grad=True)
+    assert torch.autograd.grad(recurrent(sequence)[0].sum(), sequence)[0].abs().sum() > 0
+
+
+def test_rows_share_a_mask_only_when_told_to():
+    x = torch.ones(8, 5)
+    shared, own = (db.draws(PERCEPTRON, x, n_draws=6, masks=masks) for masks in sampling.MASKS)
+    assert torch.equal(shared, shared[:, :1].expand_as(shared))
+    assert (own != own[:, :1]).any()
+
+
+def test_running_out_of_memory_halves_the_chunk_and_changes_nothing(monkeypatch):
+    net, x = build("transformer_encoder")
+    expected = db.predict(net, x, n_draws=40)
+    original, refused = sampling.Plan._evaluate, []
+
+    def scarce(self, own, inputs, leaves, chunk, first, real):
+        if len(chunk) > 6:
+            refused.append(len(chunk))
+            raise torch.OutOfMemoryError("too large")
+        return original(self, own, inputs, leaves, chunk, first, real)
+
+    monkeypatch.setattr(sampling.Plan, "_evaluate", scarce)
+    ours = db.predict(net, x, n_draws=40)
+    assert refused == [40, 20, 10]
+    torch.testing.assert_close(ours.mean, expected.mean, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(ours.epistemic, expected.epistemic, rtol=1e-5, atol=1e-7)
+
+
+def test_memory_that_never_suffices_is_an_error(monkeypatch):
+    def scarce(*_):
+        raise torch.OutOfMemoryError("too large")
+
+    monkeypatch.setattr(sampling.Plan, "_evaluate", scarce)
+    with pytest.raises(torch.OutOfMemoryError):
+        db.predict(PERCEPTRON, torch.ones(2, 5))
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 8, 32])
+def test_threads_that_predict_and_threads_that_call_are_all_right(n_threads):
+    net, x = build("convnet_with_batch_norm")
+    plain, drawn = net(x).detach(), db.draws(net, x, n_draws=4)
+    wrong: list[str] = []
+
+    def work(place: int) -> None:
+        for _ in range(64 // n_threads):
+            if place % 2:
+                with torch.no_grad():
+                    wrong.extend(["plain call"] if not torch.equal(net(x), plain) else [])
+            else:
+                wrong.extend(["draws"] if not torch.equal(db.draws(net, x, n_draws=4), drawn) else [])
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(n_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+SCRIPT = """
+import hashlib, sys, torch
+torch.set_num_threads(int(sys.argv[1]))
+import dropbayes as db
+from tests.sampling.test_plan import NETS
+digest = hashlib.sha256()
+for name in sorted(NETS):
+    net, shape = NETS[name]
+    x = torch.randn((9, *shape), generator=torch.Generator().manual_seed(0))
+    prediction = db.predict(net, x, n_draws=20, seed=4)
+    digest.update(prediction.mean.numpy().tobytes() + prediction.std.numpy().tobytes())
+print(digest.hexdigest())
+"""
+
+
+def test_another_process_and_another_number_of_threads_give_the_same_bits():
+    root = pathlib.Path(__file__).parent.parent.parent
+    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"}
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT, threads], capture_output=True, text=True, check=True, env=environment
+        )
+        for threads in ("1", "2")
+    ]
+    digest = hashlib.sha256()
+    for name in sorted(NETS):
+        net, shape = NETS[name]
+        x = torch.randn((9, *shape), generator=torch.Generator().manual_seed(0))
+        prediction = db.predict(net, x, n_draws=20, seed=4)
+        digest.update(prediction.mean.numpy().tobytes() + prediction.std.numpy().tobytes())
+    assert {out.stdout.strip() for out in outputs} == {digest.hexdigest()}
+
+
+class Interrupted(nn.Module):
+    def __init__(self, error):
+        super().__init__()
+        self.a, self.norm, self.drop, self.error, self.calls = (
+            nn.Linear(3, 3),
+            nn.BatchNorm1d(3),
+            nn.Dropout(0.5),
+            error,
+            0,
+        )
+
+    def forward(self, x):
+        self.calls += 1
+        h = self.drop(self.norm(self.a(x)))
+        if self.error is not None:
+            raise self.error
+        return h
+
+
+@pytest.mark.parametrize("error", [RuntimeError("own"), KeyboardInterrupt(), ValueError("own")])
+def test_an_interrupted_forward_leaves_everything_as_it_was(error):
+    net = Interrupted(None).train()
+    db.predict(net, torch.ones(2, 3), n_draws=3)
+    before = (
+        {k: v.clone() for k, v in net.state_dict().items()},
+        [m.training for m in net.modules()],
+        torch.get_rng_state(),
+    )
+    net.error = error
+    with pytest.raises(type(error)):
+        db.predict(net, torch.ones(2, 3), n_draws=3)
+    assert all(torch.equal(value, before[0][key]) for key, value in net.state_dict().items())
+    assert [m.training for m in net.modules()] == before[1]
+    assert torch.equal(torch.get_rng_state(), before[2]) and torch.is_grad_enabled()
+    assert len(torch.overrides._get_current_function_mode_stack()) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["perceptron", "convolution", "attention"])
+def test_networks_of_every_floating_dtype_are_drawn_from(name, dtype):
+    net, shape = NETS[name]
+    x = torch.randn((3, *shape), generator=torch.Generator().manual_seed(0))
+    import copy
+
+    ours = db.predict(copy.deepcopy(net).to(dtype), x.to(dtype), n_draws=20)
+    full = db.predict(copy.deepcopy(net).double(), x.double(), n_draws=20)
+    assert ours.mean.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    tolerance = {torch.float16: 2e-2, torch.bfloat16: 1e-1, torch.float32: 1e-5, torch.float64: 1e-12}[dtype]
+    torch.testing.assert_close(ours.mean.double(), full.mean, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "arguments, error, words",
+    [
+        ({"n_draws": 0}, ValueError, "`n_draws` must be at least 1; got 0"),
+        ({"n_draws": -1}, ValueError, "`n_draws` must be at least 1; got -1"),
+        ({"n_draws": 1.5}, TypeError, "`n_draws` must be a whole number; got 1.5"),
+        ({"n_draws": True}, TypeError, "`n_draws`"),
+        ({"seed": "a"}, TypeError, "`seed` must be a whole number"),
+        ({"sampler": "sobol"}, ValueError, "`sampler` must be one of 'stratified', 'independent'; got 'sobol'"),
+        ({"masks": "all"}, ValueError, "`masks` must be one of 'shared', 'row'; got 'all'"),
+        ({"max_bytes": 0}, ValueError, "`max_bytes` must be a positive number"),
+    ],
+)
+@pytest.mark.parametrize("call", [db.draws, db.predict])
+def test_bad_arguments_are_named_with_the_rule_and_the_value(call, arguments, error, words):
+    with pytest.raises(error, match=words.replace("'", ".")):
+        call(PERCEPTRON, torch.ones(2, 5), **arguments)
+
+
+def test_function_draw_refuses_an_index_outside_its_draws():
+    with pytest.raises(ValueError, match=r"`index` must be one of the 5 draws, 0 to 4; got 5"):
+        db.function_draw(PERCEPTRON, 5, n_draws=5)
+
+
+def test_tiles_never_depend_on_the_batch():
+    for net, shape in NETS.values():
+        sizes = set()
+        for n_rows in (1, 7, 300):
+            inputs = as_inputs(torch.zeros(n_rows, *shape))
+            plan = sampling.Plan.of(net, inputs, keys=sampling.checked_keys(50, 0, "stratified"), masks="shared")
+            sizes.add((plan.tile_rows, plan.tile_draws))
+        assert len(sizes) == 1

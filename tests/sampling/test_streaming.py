@@ -1,0 +1,54 @@
+"""Streamed statistics against their definitions, whatever the chunks."""
+
+import pytest
+import torch
+
+from dropbayes.sampling.streaming import LogMean, Mean, Moments, Votes
+
+
+def chunks(total, size):
+    return [range(start, min(start + size, total)) for start in range(0, total, size)]
+
+
+@pytest.mark.parametrize("size", [1, 7, 128, 300])
+def test_moments_are_those_of_all_draws_bitwise_for_every_chunking(size):
+    draws = torch.randn(300, 4, 2) * 3 + 1e4
+    reference, streamed = Moments(), Moments()
+    reference.add(draws)
+    for chunk in chunks(300, size):
+        streamed.add(draws[chunk.start : chunk.stop])
+    reference.finish(), streamed.finish()
+    assert torch.equal(reference.mean, streamed.mean)
+    assert torch.equal(reference.variance, streamed.variance)
+    torch.testing.assert_close(streamed.mean, draws.double().mean(0), rtol=1e-12, atol=0)
+    torch.testing.assert_close(streamed.variance, draws.double().var(0, correction=0), rtol=1e-9, atol=0)
+
+
+def test_variance_survives_a_large_mean():
+    # Sums of squares would lose every digit here.
+    draws = torch.randn(500, 3, dtype=torch.float64) + 1e9
+    moments = Moments()
+    for part in draws.split(11):
+        moments.add(part)
+    moments.finish()
+    torch.testing.assert_close(moments.variance, draws.var(0, correction=0), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("size", [1, 9, 200])
+def test_mean_and_log_mean_are_those_of_all_draws(size):
+    values = torch.randn(200, 5) * 400  # exp overflows and underflows
+    mean, log_mean = Mean(), LogMean()
+    for chunk in chunks(200, size):
+        mean.add(values[chunk.start : chunk.stop])
+        log_mean.add(values[chunk.start : chunk.stop])
+    mean.finish(), log_mean.finish()
+    torch.testing.assert_close(mean.value, values.double().mean(0))
+    expected = values.double().logsumexp(0) - torch.log(torch.tensor(200.0, dtype=torch.float64))
+    torch.testing.assert_close(log_mean.value, expected)
+
+
+def test_variation_ratio_is_the_share_against_the_majority():
+    probabilities = torch.eye(3)[torch.tensor([[0, 1], [0, 1], [0, 2], [1, 2], [2, 1]])]  # [draw, row, class]
+    votes = Votes()
+    votes.add(probabilities[:2]), votes.add(probabilities[2:])
+    assert votes.variation_ratio.tolist() == pytest.approx([1 - 3 / 5, 1 - 3 / 5])

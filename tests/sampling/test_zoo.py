@@ -1,0 +1,154 @@
+"""Every mechanism of randomness, checked against what plain PyTorch does in training mode."""
+
+import copy
+import hashlib
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import dropbayes as db
+from dropbayes.sampling import plan as sampling
+from dropbayes.sampling.anatomy import _look, examine
+from dropbayes.sampling.trees import as_inputs, split
+from dropbayes.sampling.views import checked_network
+from tests.sampling.zoo import ZOO, build
+
+NORMS = (nn.modules.batchnorm._NormBase,)
+N_DRAWS = 200
+
+
+def call(net, x):
+    if isinstance(x, dict):
+        return net(**x)
+    return net(*x) if isinstance(x, tuple) else net(x)
+
+
+def train_mode_draws(name, net, x):
+    """The draws that plain PyTorch makes: training mode, normalisation frozen, one forward after another."""
+    net = copy.deepcopy(net).train()
+    for module in net.modules():
+        if isinstance(module, NORMS):
+            module.eval()
+    if name == "auxiliary_output_in_training":  # only its dropout is wanted from training mode
+        net.training = False
+    torch.manual_seed(1)
+    batches = [x[place : place + 1] for place in range(len(x))] if ZOO[name].alone else [x]
+    with torch.no_grad():
+        parts = [[torch.stack(t).double() for t in zip(*(one_draw(net, batch) for _ in range(N_DRAWS)), strict=True)]
+                 for batch in batches]  # fmt: skip
+    return [torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True)]
+
+
+def one_draw(net, x):
+    return split(call(net, pytree.tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, x)))[0]
+
+
+def moments(draws):
+    mean, variance = draws.mean(0), draws.var(0)
+    fourth = (draws - mean).pow(4).mean(0)
+    return mean, variance, (variance / len(draws)).sqrt(), ((fourth - variance**2).clamp(min=0) / len(draws)).sqrt()
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_moments_are_those_of_training_mode(name):
+    net, x = build(name)
+    expected = train_mode_draws(name, net, x)
+    ours = db.draws(net, x, n_draws=N_DRAWS, sampler="independent", masks="row", row_axis=ZOO[name].row_axis)
+    ours = [tensor.double() for tensor in split(ours)[0]]
+    assert len(ours) == len(expected)
+    for own, reference in zip(ours, expected, strict=True):
+        assert own.shape == reference.shape
+        mean, variance, mean_error, variance_error = moments(own)
+        their_mean, their_variance, their_mean_error, their_variance_error = moments(reference)
+        tiny = 1e-5 * reference.abs().max()
+        assert ((mean - their_mean).abs() <= 5 * (mean_error**2 + their_mean_error**2).sqrt() + tiny).all()
+        spread = (variance_error**2 + their_variance_error**2).sqrt()
+        assert ((variance - their_variance).abs() <= 6 * spread + tiny**2 + 0.02 * their_variance).all()
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_draws_differ(name):
+    net, x = build(name)
+    prediction = db.predict(net, x, n_draws=20, row_axis=ZOO[name].row_axis)
+    largest = max(float(v.max()) for v in split(prediction.std)[0])
+    assert largest > 0
+    assert all(torch.isfinite(v).all() for v in split(prediction.mean)[0])
+
+
+@pytest.mark.parametrize("masks", ["shared", "row"])
+@pytest.mark.parametrize("name", ZOO)
+def test_every_way_gives_the_draws_of_one_by_one(name, masks):
+    net, x = build(name)
+    inputs = as_inputs(x, row_axis=ZOO[name].row_axis)
+    keys = sampling.checked_keys(8, 3, "stratified")
+
+    def gather(way):
+        plan = sampling.Plan.of(net, inputs, keys=keys, masks=masks)
+        if way is not None:
+            plan.direct, plan.way = None, way
+        with torch.no_grad():
+            tiles = list(plan.tiles(inputs))
+        return [torch.cat([tile.outputs[place] for tile in tiles], dim=1) for place in range(len(tiles[0].outputs))]
+
+    fast, oracle = gather(None), gather("one by one")
+    sampling._ways_that_worked.pop(net, None)
+    for one, other in zip(fast, oracle, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in ZOO if not ZOO[name].raw and not ZOO[name].always])
+def test_network_without_its_masks_is_the_network_in_evaluation(name):
+    net, x = build(name)
+    net = checked_network(net)
+    inputs = as_inputs(x, row_axis=ZOO[name].row_axis)
+    found = examine(net, inputs)
+    row = inputs.rows(torch.zeros(1, dtype=torch.long))
+    with torch.no_grad():
+        seen = _look(net, inputs, row, found.raised)
+        expected = split(inputs.call(net, [r.clone() if isinstance(r, torch.Tensor) else r for r in row]))[0]
+    for one, other in zip(seen.tensors, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def fingerprint(net):
+    """Everything of a network and of the process that a prediction must leave as it was."""
+    digest = hashlib.sha256()
+    for name, tensor in net.state_dict().items():
+        digest.update(name.encode() + tensor.numpy().tobytes())
+    modules = [(type(m), m.training, id(m), sorted(vars(m)), len(m._forward_hooks), len(m._forward_pre_hooks))
+               for m in net.modules()]  # fmt: skip
+    switches = (torch.is_grad_enabled(), torch.backends.mha.get_fastpath_enabled(), torch.get_default_dtype(),
+                torch.are_deterministic_algorithms_enabled(), torch.get_num_threads())  # fmt: skip
+    grads = [(p.requires_grad, p.grad) for p in net.parameters()]
+    states = (hashlib.sha256(torch.get_rng_state().numpy().tobytes()).digest(), random.getstate(),
+              np.random.get_state()[1].tobytes())  # fmt: skip
+    return digest.digest(), modules, switches, grads, states
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", ZOO)
+def test_nothing_is_changed_by_a_prediction(name, training):
+    net, x = build(name)
+    net.train(training)
+    before, given = fingerprint(net), copy.deepcopy(x)
+    db.predict(net, x, n_draws=4, row_axis=ZOO[name].row_axis)
+    assert fingerprint(net) == before
+    leaves = zip(pytree.tree_leaves(given), pytree.tree_leaves(x), strict=True)
+    assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in leaves)
+
+
+@pytest.mark.parametrize("name", ["dropout_mlp", "convnet_with_batch_norm", "functional_dropout", "lstm", "bert_sdpa"])
+def test_training_flags_do_not_change_a_prediction(name):
+    net, x = build(name)
+    evaluated = db.draws(net.eval(), x, n_draws=5)
+    trained = db.draws(net.train(), x, n_draws=5)
+    for one, other in zip(split(evaluated)[0], split(trained)[0], strict=True):
+        assert torch.equal(one, other)
+
+
+def test_zoo_has_forty_networks():
+    assert len(ZOO) >= 40
