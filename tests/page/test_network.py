@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.masks import Keys, keep_mask
+from dropbayes.sampling.masks import Keys, keep_mask
 from dropbayes.precision import Prior
 from tests.page.javascript import call, needs_node
 

@@ -1,8 +1,8 @@
 /**
  * Keyed masks: the generator of docs/masks.md, step by step, bit for bit the masks of dropbayes in Python.
  *
- * JavaScript has no 64-bit integers that are fast, so a word is two unsigned halves. The hash leaves its result in
- * `high` and `low`: a returned pair would be an allocation for every word.
+ * JavaScript has no 64-bit integers that are fast, so a word is two halves of 32 bits. The hash leaves its result in
+ * one array: a returned pair would be an allocation for every word.
  */
 
 /**
@@ -20,11 +20,11 @@ const MOST_PERMUTATIONS = 256;
 /** The key of the permutations, 0x6D61736B73. */
 const PERMUTATION_KEY = { high: 0x6d, low: 0x61736b73 };
 
-let high = 0;
-let low = 0;
+/** The last hash: its high and its low half. An array, because variables above 2^31 would be boxed numbers. */
+const last = new Uint32Array(2);
 
 /**
- * The upper half of the product of two 32-bit words.
+ * The upper half of the product of two 32-bit words, from products of their 16-bit halves.
  * @param {number} a @param {number} b
  */
 function upperProduct(a, b) {
@@ -32,46 +32,32 @@ function upperProduct(a, b) {
   const a1 = a >>> 16;
   const b0 = b & 0xffff;
   const b1 = b >>> 16;
-  const middle = a0 * b1 + ((a0 * b0) >>> 16);
-  const other = a1 * b0 + (middle & 0xffff);
-  return (a1 * b1 + (middle >>> 16) + (other >>> 16)) >>> 0;
+  const middle = (Math.imul(a0, b1) + (Math.imul(a0, b0) >>> 16)) | 0;
+  const other = (Math.imul(a1, b0) + (middle & 0xffff)) | 0;
+  return (Math.imul(a1, b1) + (middle >>> 16) + (other >>> 16)) | 0;
 }
 
 /**
- * (high, low) times the constant, modulo 2^64.
- * @param {number} constantHigh @param {number} constantLow
- */
-function multiply(constantHigh, constantLow) {
-  const upper = upperProduct(low, constantLow);
-  high = (upper + Math.imul(high, constantLow) + Math.imul(low, constantHigh)) >>> 0;
-  low = Math.imul(low, constantLow) >>> 0;
-}
-
-/**
- * (high, low) ^= (high, low) >> shift, for a shift below 32.
- * @param {number} shift
- */
-function xorShifted(shift) {
-  low = (low ^ ((low >>> shift) | (high << (32 - shift)))) >>> 0;
-  high = (high ^ (high >>> shift)) >>> 0;
-}
-
-/**
- * Step 1: SplitMix64's output `n` of the stream `key`, left in `high` and `low`.
+ * Step 1: SplitMix64's output `n` of the stream `key`, left in `last`.
  * @param {number} keyHigh @param {number} keyLow @param {number} n a non-negative safe integer
  */
 function hash(keyHigh, keyLow, n) {
-  low = n >>> 0;
-  high = Math.floor(n / 4294967296) >>> 0;
-  multiply(0x9e3779b9, 0x7f4a7c15);
-  low += keyLow;
-  high = (high + keyHigh + (low >= 4294967296 ? 1 : 0)) >>> 0;
-  low >>>= 0;
-  xorShifted(30);
-  multiply(0xbf58476d, 0x1ce4e5b9);
-  xorShifted(27);
-  multiply(0x94d049bb, 0x133111eb);
-  xorShifted(31);
+  const nLow = n | 0;
+  let high = (upperProduct(nLow, 0x7f4a7c15) + Math.imul(nLow, 0x9e3779b9)) | 0;
+  if (n > 0xffffffff) high = (high + Math.imul(Math.floor(n / 4294967296), 0x7f4a7c15)) | 0;
+  const product = Math.imul(nLow, 0x7f4a7c15);
+  let low = (product + keyLow) | 0;
+  high = (high + keyHigh + (low >>> 0 < product >>> 0 ? 1 : 0)) | 0; // the sum wrapped around: carry
+  low ^= (low >>> 30) | (high << 2);
+  high ^= high >>> 30;
+  high = (upperProduct(low, 0x1ce4e5b9) + Math.imul(high, 0x1ce4e5b9) + Math.imul(low, 0xbf58476d)) | 0;
+  low = Math.imul(low, 0x1ce4e5b9);
+  low ^= (low >>> 27) | (high << 5);
+  high ^= high >>> 27;
+  high = (upperProduct(low, 0x133111eb) + Math.imul(high, 0x133111eb) + Math.imul(low, 0x94d049bb)) | 0;
+  low = Math.imul(low, 0x133111eb);
+  last[0] = high ^ (high >>> 31);
+  last[1] = low ^ ((low >>> 31) | (high << 1));
 }
 
 /**
@@ -81,7 +67,7 @@ function hash(keyHigh, keyLow, n) {
  */
 export function hashWord(key, n) {
   hash(key.high, key.low, n);
-  return { high, low };
+  return { high: last[0], low: last[1] };
 }
 
 /**
@@ -106,8 +92,8 @@ function fillHalves(key, row, words, flip) {
   const perRow = (units + 1) >>> 1;
   for (let pair = 0; pair < perRow; pair += 1) {
     hash(key.high, key.low, row * perRow + pair);
-    words[2 * pair] = low ^ flip;
-    if (2 * pair + 1 < units) words[2 * pair + 1] = high ^ flip;
+    words[2 * pair] = last[1] ^ flip;
+    if (2 * pair + 1 < units) words[2 * pair + 1] = last[0] ^ flip;
   }
 }
 
@@ -120,7 +106,7 @@ export function rank(permutation, nDraws) {
   const keys = new BigInt64Array(nDraws);
   for (let j = 0; j < nDraws; j += 1) {
     hash(PERMUTATION_KEY.high, PERMUTATION_KEY.low, permutation * nDraws + j);
-    keys[j] = (BigInt(high | 0) << 32n) | BigInt(low);
+    keys[j] = (BigInt(last[0] | 0) << 32n) | BigInt(last[1]);
   }
   return Uint32Array.from(keys.keys()).sort((a, b) => (keys[a] < keys[b] ? -1 : 1));
 }
@@ -163,9 +149,9 @@ export function words(keys, site, draw, row, units) {
   if (row !== null) fillHalves(stream(keys, site, ROW), row, result, 0);
   for (let unit = 0; unit < units; unit += 1) {
     hash(key.high, key.low, unit);
-    const shift = row === null ? low : result[unit];
-    const start = (high >>> 16) % nDraws;
-    const lattice = points((high & 0xffff) % permutations, nDraws);
+    const shift = row === null ? last[1] : result[unit];
+    const start = (last[0] >>> 16) % nDraws;
+    const lattice = points((last[0] & 0xffff) % permutations, nDraws);
     result[unit] = lattice[(start + draw) % nDraws] + shift;
   }
   return result;
@@ -205,7 +191,7 @@ export function uniforms(seed, site) {
   return () => {
     hash(key.high, key.low, n);
     n += 1;
-    return (high + 0.5) / 4294967296;
+    return (last[0] + 0.5) / 4294967296;
   };
 }
 
