@@ -5,7 +5,7 @@
  * that is a draw of its own [GG16, section "Reinforcement Learning"].
  */
 import { fillRowMasks, uniforms } from "./masks.js";
-import { layer } from "./network.js";
+import { addProduct, layer } from "./network.js";
 import { ACTIONS, N_INPUTS, viewInputs } from "./world.js";
 
 /** @typedef {import("./world.js").World} World */
@@ -164,17 +164,9 @@ export class Agent {
       const [nIn, nOut, weight, bias, input] = [WIDTHS[at], WIDTHS[at + 1], this.weights[at], this.biases[at], passed[at]];
       const below = new Float64Array(rows * nIn);
       const step = new Float64Array(weight.length);
-      for (let row = 0; row < rows; row += 1) {
-        for (let o = 0; o < nOut; o += 1) {
-          const slope = upstream[row * nOut + o];
-          if (slope === 0) continue;
-          bias[o] -= rate * slope;
-          for (let i = 0; i < nIn; i += 1) {
-            below[row * nIn + i] += slope * weight[o * nIn + i];
-            step[o * nIn + i] += slope * input[row * nIn + i];
-          }
-        }
-      }
+      for (let k = 0; k < upstream.length; k += 1) bias[k % nOut] -= rate * upstream[k];
+      addProduct(below, upstream, { a: nOut, k: 1 }, weight, rows, nOut, nIn);
+      addProduct(step, upstream, { a: 1, k: nOut }, input, nOut, rows, nIn);
       for (let k = 0; k < weight.length; k += 1) weight[k] = shrink * weight[k] - rate * step[k];
       for (let k = 0; k < below.length; k += 1) below[k] = input[k] > 0 ? scale * below[k] : 0;
       upstream = below;

@@ -111,6 +111,35 @@ export function layer(x, rows, nIn, weight, bias, nOut, activation, result) {
 }
 
 /**
+ * Adds a product of matrices, result[a, i] += sum_k left[a, k] right[k, i]; the strides of `left` say how it is stored.
+ * @param {Float64Array} result `[a, i]` @param {Float64Array} left @param {{a: number, k: number}} strides of `left`
+ * @param {Float32Array | Float64Array} right `[k, i]` @param {number} nA @param {number} nK @param {number} nI
+ */
+export function addProduct(result, left, strides, right, nA, nK, nI) {
+  const blocked = nK - (nK % 4);
+  for (let a = 0; a < nA; a += 1) {
+    const to = a * nI;
+    for (let k = 0; k < nK; k += k < blocked ? 4 : 1) {
+      const from = a * strides.a + k * strides.k;
+      const at = k * nI;
+      if (k >= blocked) {
+        for (let i = 0; i < nI; i += 1) result[to + i] += left[from] * right[at + i];
+        continue;
+      }
+      const l0 = left[from];
+      const l1 = left[from + strides.k];
+      const l2 = left[from + 2 * strides.k];
+      const l3 = left[from + 3 * strides.k];
+      if (l0 === 0 && l1 === 0 && l2 === 0 && l3 === 0) continue; // units that are off
+      for (let i = 0; i < nI; i += 1) {
+        const r = at + i;
+        result[to + i] += l0 * right[r] + l1 * right[r + nI] + l2 * right[r + 2 * nI] + l3 * right[r + 3 * nI];
+      }
+    }
+  }
+}
+
+/**
  * The units a mask keeps.
  * @param {Uint8Array} masks @param {number} draw @param {number} units
  */

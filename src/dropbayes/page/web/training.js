@@ -7,7 +7,7 @@
  * of every step has its own masks: words of the independent sampler, whose draw is the step.
  */
 import { fillRowMasks, uniforms } from "./masks.js";
-import { layer } from "./network.js";
+import { addProduct, layer } from "./network.js";
 
 /** @typedef {import("./network.js").Network} Network */
 
@@ -152,14 +152,8 @@ export class Training {
     const biasDecay = this.objective.lengthScale ** 2 / nData;
     const weight = Float64Array.from(weights[at], (value) => decay * value);
     const bias = Float64Array.from(biases[at], (value) => biasDecay * value);
-    for (let row = 0; row < rows; row += 1) {
-      for (let o = 0; o < nOut; o += 1) {
-        const slope = upstream[row * nOut + o];
-        if (slope === 0) continue;
-        bias[o] += slope;
-        for (let i = 0; i < nIn; i += 1) weight[o * nIn + i] += slope * input[row * nIn + i];
-      }
-    }
+    for (let k = 0; k < upstream.length; k += 1) bias[k % nOut] += upstream[k];
+    addProduct(weight, upstream, { a: 1, k: nOut }, input, nOut, rows, nIn);
     return { weight, bias };
   }
 
@@ -172,13 +166,7 @@ export class Training {
     const { widths, weights, activation } = this.network;
     const [nIn, nOut] = [widths[at], widths[at + 1]];
     const result = new Float64Array(rows * nIn);
-    for (let row = 0; row < rows; row += 1) {
-      for (let o = 0; o < nOut; o += 1) {
-        const slope = upstream[row * nOut + o];
-        if (slope === 0) continue;
-        for (let i = 0; i < nIn; i += 1) result[row * nIn + i] += slope * weights[at][o * nIn + i];
-      }
-    }
+    addProduct(result, upstream, { a: nOut, k: 1 }, weights[at], rows, nOut, nIn);
     for (let k = 0; k < result.length; k += 1) {
       if (mask[k] === 0) result[k] = 0;
       else if (activation === "tanh") result[k] *= mask[k] * (1 - (input[k] / mask[k]) ** 2);
