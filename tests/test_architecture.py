@@ -18,6 +18,7 @@ TESTS = pathlib.Path(__file__).parent
 RANK = {
     "version": 0,
     "validation": 0,
+    "files": 0,
     "likelihoods": 0,
     "variational": 0,
     "covariances": 0,
