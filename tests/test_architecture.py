@@ -18,6 +18,7 @@ TESTS = pathlib.Path(__file__).parent
 RANK = {
     "version": 0,
     "validation": 0,
+    "files": 0,
     "likelihoods": 0,
     "variational": 0,
     "covariances": 0,
@@ -44,6 +45,7 @@ RANK = {
     "plots": 6,
     "experiments": 7,
     "tables": 7,
+    "folders": 8,
     "report": 8,
     "cli": 9,
     "__init__": 10,
