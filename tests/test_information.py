@@ -195,17 +195,17 @@ def test_predictions_of_a_network_report_the_information_of_its_draws():
 
 def test_nan_is_refused():
     with pytest.raises(ValueError, match="`probability_draws` must be finite"):
-        information.mutual_information(torch.full((2, 2, 2), float("nan")))
+        info.mutual_information(torch.full((2, 2, 2), float("nan")))
 
 
 def test_the_gradient_of_the_mutual_information_is_finite_and_right_at_saturated_softmaxes():
     logits = torch.tensor([[[200.0, 0.0]], [[0.0, 0.3]]], requires_grad=True)
-    information.mutual_information(logits.softmax(-1)).sum().backward()
+    info.mutual_information(logits.softmax(-1)).sum().backward()
     assert logits.grad.isfinite().all()
     moderate = torch.tensor([[[2.0, 0.0]], [[0.0, 0.3]]], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda z: information.mutual_information(z.softmax(-1)), moderate)
+    assert torch.autograd.gradcheck(lambda z: info.mutual_information(z.softmax(-1)), moderate)
 
 
 def test_no_joint_labels_to_enumerate_is_refused():
     with pytest.raises(ValueError, match="`max_outcomes` must be a whole number, at least 1"):
-        information.joint_mutual_information(torch.full((2, 2, 2), 0.5), max_outcomes=0)
+        info.joint_mutual_information(torch.full((2, 2, 2), 0.5), max_outcomes=0)
