@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import pathlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from dropbayes import files
 from dropbayes.experiments.record import steps as counted
 
 __all__ = ["Network", "descend", "module"]
@@ -260,9 +260,8 @@ def _tensor_cores(device: torch.device) -> Iterator[None]:
 
 
 def _save(program: _Program, path: pathlib.Path, stamp: str, blocks: int) -> None:
-    part = path.with_name(path.name + ".part")
-    torch.save({"stamp": stamp, "blocks": blocks, "state": program.state}, part)
-    os.replace(part, path)
+    with files.replacement(path) as file:
+        torch.save({"stamp": stamp, "blocks": blocks, "state": program.state}, file)
 
 
 def _resume(program: _Program, path: pathlib.Path | None, stamp: str) -> int:
