@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dropbayes.scores import Array, confidence_and_correctness, float_tensor
+from dropbayes.runtime.arrays import Array, float_tensor
+from dropbayes.scores import confidence_and_correctness
 
 # ------------------------------------------------------------------------------- the paper's percentiles
 

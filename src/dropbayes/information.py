@@ -12,14 +12,11 @@ Quantities are in nats. NumPy arrays are accepted; tensors are returned.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Array = Tensor | npt.NDArray[Any]
+from dropbayes.runtime.arrays import Array, to_tensor
 
 OUTCOME_LIMIT = 10_000
 """The most joint labels of a batch to enumerate (batches of 4 for 10 classes, of 13 for 2); more are sampled."""
@@ -31,9 +28,7 @@ def _class_last(
     probabilities: Array, class_axis: int, *, name: str = "probability_draws", draws: bool = True
 ) -> Tensor:
     """The checked probabilities as a floating tensor with the class axis last."""
-    tensor = (
-        probabilities if isinstance(probabilities, Tensor) else torch.from_numpy(np.array(probabilities, order="C"))
-    )
+    tensor = to_tensor(probabilities, name=name)
     if not tensor.is_floating_point() or tensor.dim() < 1 + draws or tensor.numel() == 0:
         expected = "[draw, row, class]" if draws else "[row, class]"
         raise ValueError(

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import torch
 
 from dropbayes.calibration import ReliabilityCurve, UncertaintyReference
-from dropbayes.scores import Array, RiskCoverage, float_tensor
+from dropbayes.runtime.arrays import Array, float_tensor
+from dropbayes.scores import RiskCoverage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

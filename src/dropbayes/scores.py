@@ -8,25 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Array = Tensor | npt.NDArray[Any]
-
-
-def float_tensor(array: Array | float) -> Tensor:
-    """The array as a floating tensor: NumPy arrays copied (they may be read-only), integers as float64.
-
-    Examples:
-        >>> float_tensor(np.array([1, 2]))
-        tensor([1., 2.], dtype=torch.float64)
-    """
-    tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.array(array, order="C"))
-    return tensor if tensor.is_floating_point() else tensor.double()
+from dropbayes.runtime.arrays import Array, float_tensor, to_tensor
 
 
 def _matched(y: Array, prediction: Array, *, draws: bool = False) -> tuple[Tensor, Tensor]:
@@ -234,7 +220,7 @@ def _check_level(level: float) -> None:
 
 def _classified(probabilities: Array, labels: Array) -> tuple[Tensor, Tensor]:
     predicted = float_tensor(probabilities)
-    truth = labels if isinstance(labels, Tensor) else torch.from_numpy(np.array(labels, order="C"))
+    truth = to_tensor(labels, name="labels")
     if predicted.dim() != 2 or truth.shape != predicted.shape[:1] or truth.is_floating_point():
         raise ValueError(
             "`probabilities` must be [row, class] and `labels` integers [row]; got "
@@ -416,7 +402,7 @@ def average_precision(uncertainty: Array, event: Array) -> Tensor:
 
 def _detected(uncertainty: Array, event: Array) -> tuple[Tensor, Tensor]:
     scores = float_tensor(uncertainty)
-    events = (event if isinstance(event, Tensor) else torch.from_numpy(np.array(event, order="C"))).bool()
+    events = to_tensor(event, name="event").bool()
     if scores.dim() != 1 or scores.shape != events.shape:
         raise ValueError(
             f"`uncertainty` and `event` must both be [row]; got {tuple(scores.shape)} and {tuple(events.shape)}."

@@ -1,0 +1,46 @@
+"""Arrays of NumPy, pandas and plain lists as tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+__all__ = ["Array", "Numbers", "float_tensor", "to_tensor"]
+
+Array = Tensor | npt.NDArray[Any]
+Numbers = npt.NDArray[np.float64]
+
+
+def to_tensor(array: Any, *, name: str = "array") -> Tensor:
+    """A tensor as it is; anything else that NumPy reads as real numbers or truth values, copied.
+
+    The copy is deliberate: arrays of pandas are often read-only, and a tensor would write through them.
+
+    Example:
+        >>> to_tensor([[1, 2], [3, 4]])
+        tensor([[1, 2],
+                [3, 4]])
+    """
+    if isinstance(array, Tensor):
+        return array
+    values = np.array(array, order="C")
+    if values.dtype.kind not in "biuf":
+        raise TypeError(f"`{name}` must hold real numbers; got {type(array).__name__} of dtype {values.dtype}.")
+    return torch.from_numpy(values.astype(values.dtype.newbyteorder("="), copy=False))
+
+
+def float_tensor(array: Any, *, name: str = "array") -> Tensor:
+    """The array as a floating tensor: NumPy arrays copied (they may be read-only), integers as float64.
+
+    Example:
+        >>> float_tensor(np.array([1, 2]))
+        tensor([1., 2.], dtype=torch.float64)
+    """
+    tensor = to_tensor(array, name=name)
+    if tensor.is_complex():
+        raise TypeError(f"`{name}` must hold real numbers; got a tensor of dtype {tensor.dtype}.")
+    return tensor if tensor.is_floating_point() else tensor.double()
