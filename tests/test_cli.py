@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv as arrow_csv
 
-from dropbayes.cli import folders
+from dropbayes import folders
 from dropbayes.cli.explaining import facts
 from dropbayes.precision import model_precision
 from dropbayes.tables import encoded, open_table

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dropbayes.cli import folders, predicting
+from dropbayes import folders
+from dropbayes.cli import predicting
 from tests.command_line import TINY, make_models, run, table
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.cli.messages import out, print_json, table
-from dropbayes.runtime.progress import ProgressBar
 from dropbayes.predictive import predict
+from dropbayes.runtime.progress import ProgressBar
 
 __all__ = ["bench", "plain_loop", "repeated_batch"]
 

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dropbayes import scores
+from dropbayes import folders, scores
 from dropbayes.calibration import mixture_pit
-from dropbayes.cli import folders
 from dropbayes.cli.messages import note, out, print_json, table
 from dropbayes.cli.predictions import Window, check_finite, draws, prepared, windows
 from dropbayes.tables import Source, labels, numbers, open_table

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dropbayes.cli import folders
+from dropbayes import folders
 from dropbayes.cli.messages import note, out, print_json, reading, table
 from dropbayes.tables import MISSING, Column, Schema, Source, encoded, inferred, kind_of, labels, numbers, open_table
 from dropbayes.tables.reading import shown

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dropbayes.cli import folders
+from dropbayes import folders
 from dropbayes.cli.messages import out, print_json
 from dropbayes.cli.predictions import (
     Window,

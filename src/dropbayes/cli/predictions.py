@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from dropbayes import information
-from dropbayes.cli.folders import Model
 from dropbayes.cli.messages import note, reading
+from dropbayes.folders import Model
 from dropbayes.mixtures import mixture_quantile
 from dropbayes.tables import Schema, Source, check_columns, encoded, regrouped
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dropbayes.cli import folders
+from dropbayes import folders
 from dropbayes.cli.evaluating import targets
 from dropbayes.cli.messages import note, out, print_json
 from dropbayes.cli.predictions import prepared, windows

@@ -114,7 +114,7 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
     def precision_(self) -> Any:
         """τ in units of 1/y²: a number, or one per output."""
         precision = self.population_.precision[0].cpu().numpy()
-        return float(precision[0]) if self.one_column else precision
+        return float(precision[0]) if self.one_column_ else precision
 
     @property
     def drop_prob_(self) -> tuple[float, ...]:
@@ -138,7 +138,7 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
             self, as_array(X), as_array(y), reset=reset, dtype=np.float64, multi_output=True, y_numeric=True
         )
         y = np.asarray(y, dtype=np.float64)
-        self.one_column = y.ndim == 1
+        self.one_column_ = y.ndim == 1
         weight = None if sample_weight is None else _check_sample_weight(sample_weight, x)
         return x, y, weight
 
@@ -172,7 +172,7 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         return (result, self._shaped(torch.cat(variances).sqrt())) if return_std else result
 
     def _shaped(self, columns: Tensor) -> np.ndarray:
-        return columns[..., 0].numpy() if self.one_column else columns.numpy()
+        return columns[..., 0].numpy() if self.one_column_ else columns.numpy()
 
     def _mean_and_covariance(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         parts = [(mean, noise) for _, mean, noise in self.draw_blocks(x)]
@@ -205,7 +205,7 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         chosen = source.randint(len(centres), size=n_samples)
         samples = centres[chosen] + np.sqrt(noises[chosen]) * source.standard_normal(centres[chosen].shape)
         samples = np.moveaxis(samples, 0, -1)
-        return samples[:, 0] if self.one_column else samples
+        return samples[:, 0] if self.one_column_ else samples
 
     def log_likelihood(self, X: Any, y: Any) -> float:
         r"""The mean of $\log \tfrac1T \sum_t \mathcal N(\mathbf y; \widehat{\mathbf y}_t, \tau^{-1})$ over the rows."""
@@ -218,7 +218,7 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         return total / len(x)
 
     def _own_state(self) -> dict[str, Any]:
-        return {"one_column": bool(self.one_column)}
+        return {"one_column": bool(self.one_column_)}
 
     def _set_own_state(self, settings: dict[str, Any]) -> None:
-        self.one_column = settings["one_column"]
+        self.one_column_ = settings["one_column"]

@@ -7,17 +7,15 @@ computed on the device.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import pathlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from dropbayes import files
 from dropbayes.runtime.devices import capture_graph, tensor_cores
 from dropbayes.runtime.progress import ProgressBar
 
@@ -107,7 +105,9 @@ def descend(
         if device.type == "cuda":
             call = capture_graph(program.call, list(program.state.values()), device)[0].replay
         n_blocks = math.ceil(n_steps / STEPS_PER_BLOCK)
-        with ProgressBar(f"{network.activation} network", n_steps, initial=min(n_steps, done * STEPS_PER_BLOCK)) as progress:
+        with ProgressBar(
+            f"{network.activation} network", n_steps, initial=min(n_steps, done * STEPS_PER_BLOCK)
+        ) as progress:
             for block in range(done, n_blocks):
                 torch.manual_seed(seed * 1_000_003 + block)
                 for _ in range(min(STEPS_PER_BLOCK, n_steps - block * STEPS_PER_BLOCK) // STEPS_PER_CALL):
@@ -232,9 +232,8 @@ class _Program:
 
 
 def _save(program: _Program, path: pathlib.Path, stamp: str, blocks: int) -> None:
-    part = path.with_name(path.name + ".part")
-    torch.save({"stamp": stamp, "blocks": blocks, "state": program.state}, part)
-    os.replace(part, path)
+    with files.replacement(path) as file:
+        torch.save({"stamp": stamp, "blocks": blocks, "state": program.state}, file)
 
 
 def _resume(program: _Program, path: pathlib.Path | None, stamp: str) -> int:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pathlib
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from dropbayes import files
 
 __all__ = ["Array", "Arrays", "Findings", "Record", "markdown_table"]
 
@@ -76,9 +77,8 @@ class Record:
             )
         arrays = compute()
         self.folder.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part.npz")
-        np.savez_compressed(part, stamp=np.array(stamp), **arrays)  # type: ignore[arg-type]
-        os.replace(part, path)
+        with files.replacement(path) as file:
+            np.savez_compressed(file, stamp=np.array(stamp), **arrays)  # type: ignore[arg-type]
         return arrays
 
     def checkpoint(self, name: str) -> pathlib.Path:
@@ -97,8 +97,8 @@ class Record:
             "torch": torch.__version__,
             "machine": platform.machine(),
         }
-        (self.folder / "metrics.json").write_text(json.dumps(report, indent=1) + "\n")
-        (self.folder / "page.md").write_text(_page(findings, drawn, command))
+        files.write_text(self.folder / "metrics.json", json.dumps(report, indent=1) + "\n")
+        files.write_text(self.folder / "page.md", _page(findings, drawn, command))
         return drawn
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
-import os
 import pathlib
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dropbayes import files
 from dropbayes.experiments.foraging import ACTIONS, N_INPUTS, Worlds
 from dropbayes.experiments.record import Array, Arrays, Findings, Record, markdown_table
 from dropbayes.runtime.progress import ProgressBar
@@ -266,13 +266,12 @@ def simulate(
 
 
 def _save(worlds: Worlds, agents: Agents, path: pathlib.Path, stamp: str, curve: list[Tensor]) -> None:
-    part = path.with_name(path.name + ".part")
     state = {}
     for name, thing in (("worlds", worlds), ("agents", agents)):
         kept = {k: v for k, v in vars(thing).items() if isinstance(v, (Tensor, int, list, tuple)) or v is None}
         state[name] = {**kept, "source": thing.source.get_state()}
-    torch.save({"stamp": stamp, "curve": curve, **state}, part)
-    os.replace(part, path)
+    with files.replacement(path) as file:
+        torch.save({"stamp": stamp, "curve": curve, **state}, file)
 
 
 def _resume(worlds: Worlds, agents: Agents, path: pathlib.Path | None, stamp: str) -> list[Tensor]:

@@ -1,1 +1,1 @@
-"""What surrounds the mathematics: devices, progress displays, arrays of other libraries. Nothing here knows of dropout."""
+"""What surrounds the mathematics: devices, progress displays, arrays of other libraries."""

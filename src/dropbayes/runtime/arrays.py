@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ def to_tensor(array: Any, *, name: str = "array") -> Tensor:
     if isinstance(array, Tensor):
         return array
     values = np.array(array, order="C")
+    if values.dtype == object and all(isinstance(value, numbers.Real) for value in values.flat):
+        values = values.astype(np.float64)  # a frame whose columns have several dtypes
     if values.dtype.kind not in "biuf":
         raise TypeError(f"`{name}` must hold real numbers; got {type(array).__name__} of dtype {values.dtype}.")
     return torch.from_numpy(values.astype(values.dtype.newbyteorder("="), copy=False))
