@@ -7,7 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["mixture_quantile"]
+__all__ = ["mixture_quantile", "row_mean"]
+
+_SUMMED_DRAWS = 2**14  # torch divides longer sums of a lone row among threads
 
 
 def mixture_quantile(mean: Tensor, scale: Tensor, level: float) -> Tensor:
@@ -22,10 +24,10 @@ def mixture_quantile(mean: Tensor, scale: Tensor, level: float) -> Tensor:
         tensor([1.9600], dtype=torch.float64)
     """
     shape = mean.shape[1:]
-    mean, scale = mean.flatten(1), scale.flatten(1)
-    centre = mean.mean(0)
-    spread = (mean.var(0, unbiased=False) + scale.square().mean(0)).sqrt()
-    places, widths = (mean - centre) / spread, scale / spread
+    mean, scale = mean.flatten(1).T.contiguous(), scale.flatten(1).T.contiguous()  # [row, draw]
+    centre = row_mean(mean)
+    spread = (row_mean((mean - centre[:, None]).square()) + row_mean(scale.square())).sqrt()
+    places, widths = (mean - centre[:, None]) / spread[:, None], scale / spread[:, None]
     z = float(torch.special.ndtri(torch.tensor(level, dtype=torch.float64)))
     rough = _root(places.float(), widths.float(), level, torch.full_like(centre, z).float())
     root = _root(places, widths, level, rough.double())
@@ -36,15 +38,15 @@ def _root(places: Tensor, widths: Tensor, level: float, start: Tensor) -> Tensor
     """The root by Newton's method, inside a bracket that bisection narrows: a step that would leave it is halved."""
     z = float(torch.special.ndtri(torch.tensor(level, dtype=torch.float64)))
     ends = places + z * widths
-    low, high = ends.amin(0), ends.amax(0)  # a mixture's quantile lies between those of its parts
+    low, high = ends.amin(1), ends.amax(1)  # a mixture's quantile lies between those of its parts
     root = start.clamp(low, high)
     rows = torch.arange(len(root))  # those not yet settled
     near = 1e-7 if root.dtype == torch.float64 else 1e-4  # from here one step, just made, squares the error
     for _ in range(60):
         at = root[rows]
-        standard = (at - places) / widths
-        excess = 0.5 + 0.5 * _row_mean(torch.erf(standard * math.sqrt(0.5))) - level
-        density = _row_mean(torch.exp(-0.5 * standard.square()) / widths) / math.sqrt(2 * math.pi)
+        standard = (at[:, None] - places) / widths
+        excess = 0.5 + 0.5 * row_mean(torch.erf(standard * math.sqrt(0.5))) - level
+        density = row_mean(torch.exp(-0.5 * standard.square()) / widths) / math.sqrt(2 * math.pi)
         low, high = torch.where(excess < 0, at, low), torch.where(excess < 0, high, at)
         step = at - excess / density
         step = torch.where((step >= low) & (step <= high), step, 0.5 * (low + high))  # also where it is NaN
@@ -54,9 +56,13 @@ def _root(places: Tensor, widths: Tensor, level: float, start: Tensor) -> Tensor
             break
         if len(moving) < len(rows):
             rows, low, high = rows[moving], low[moving], high[moving]
-            places, widths = places[:, moving], widths[:, moving]
+            places, widths = places[moving], widths[moving]
     return root
 
 
-def _row_mean(values: Tensor) -> Tensor:
-    return values.new_full((len(values),), 1 / len(values)) @ values  # a product is faster than a mean over axis 0
+def row_mean(values: Tensor) -> Tensor:
+    """The mean of each row of `[row, draw]`, with bits that do not depend on the other rows or on their number.
+
+    A mean over axis 0, or a product, adds up in an order that follows from the shape of the whole array.
+    """
+    return sum(part.sum(-1) for part in values.contiguous().split(_SUMMED_DRAWS, -1)) / values.shape[-1]

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from dropbayes.runtime.arrays import Array, float_tensor, to_tensor
+from dropbayes.validation import Array, float_tensor
 
 
 def _matched(y: Array, prediction: Array, *, draws: bool = False) -> tuple[Tensor, Tensor]:
@@ -220,7 +221,7 @@ def _check_level(level: float) -> None:
 
 def _classified(probabilities: Array, labels: Array) -> tuple[Tensor, Tensor]:
     predicted = float_tensor(probabilities)
-    truth = to_tensor(labels, name="labels")
+    truth = labels if isinstance(labels, Tensor) else torch.from_numpy(np.array(labels, order="C"))
     if predicted.dim() != 2 or truth.shape != predicted.shape[:1] or truth.is_floating_point():
         raise ValueError(
             "`probabilities` must be [row, class] and `labels` integers [row]; got "
@@ -402,7 +403,7 @@ def average_precision(uncertainty: Array, event: Array) -> Tensor:
 
 def _detected(uncertainty: Array, event: Array) -> tuple[Tensor, Tensor]:
     scores = float_tensor(uncertainty)
-    events = to_tensor(event, name="event").bool()
+    events = (event if isinstance(event, Tensor) else torch.from_numpy(np.array(event, order="C"))).bool()
     if scores.dim() != 1 or scores.shape != events.shape:
         raise ValueError(
             f"`uncertainty` and `event` must both be [row]; got {tuple(scores.shape)} and {tuple(events.shape)}."

@@ -5,12 +5,12 @@ import pandas as pd
 import pytest
 import torch
 
-from dropbayes.runtime.arrays import float_tensor, to_tensor
+from dropbayes.runtime.arrays import to_tensor
 
 
 def test_a_tensor_is_returned_as_it_is():
     x = torch.ones(2, requires_grad=True)
-    assert to_tensor(x) is x and float_tensor(x) is x
+    assert to_tensor(x) is x
 
 
 def test_a_read_only_array_is_copied():
@@ -34,20 +34,17 @@ def test_a_read_only_array_is_copied():
     ids=["list", "column order", "byte order", "negative strides", "frame", "nullable frame"],
 )
 def test_every_layout_gives_the_same_numbers(array):
-    assert float_tensor(array).tolist() == [[1, 2], [3, 4]]
+    assert to_tensor(array).tolist() == [[1, 2], [3, 4]]
 
 
-def test_truth_values_stay_and_become_numbers_only_as_floats():
+def test_truth_values_and_whole_numbers_keep_their_kind():
     assert to_tensor(pd.Series([True, False])).dtype == torch.bool
-    assert float_tensor([True, False]).tolist() == [1, 0]
+    assert to_tensor([1, 2]).dtype == torch.int64
 
 
-@pytest.mark.parametrize("array", [["a", "b"], [1 + 2j], [None, 1.0], np.array(["2020-01-01"], dtype="datetime64[D]")])
+@pytest.mark.parametrize(
+    "array", [["a", "b"], [[1], [2, 3]], [1 + 2j], [None, 1.0], np.array(["2020-01-01"], dtype="datetime64[D]")]
+)
 def test_what_is_no_real_number_is_refused_by_name(array):
-    with pytest.raises(TypeError, match="`weight` must hold real numbers"):
-        float_tensor(array, name="weight")
-
-
-def test_a_complex_tensor_does_not_lose_its_imaginary_part():
-    with pytest.raises(TypeError, match="complex64"):
-        float_tensor(torch.tensor([1j]))
+    with pytest.raises(TypeError, match="`weight` must be a tensor or an array of numbers; got "):
+        to_tensor(array, name="weight")

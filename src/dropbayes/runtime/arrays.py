@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["Array", "Numbers", "float_tensor", "to_tensor"]
+__all__ = ["Array", "Numbers", "to_tensor"]
 
 Array = Tensor | npt.NDArray[Any]
 Numbers = npt.NDArray[np.float64]
@@ -28,22 +28,13 @@ def to_tensor(array: Any, *, name: str = "array") -> Tensor:
     """
     if isinstance(array, Tensor):
         return array
-    values = np.array(array, order="C")
+    refusal = f"`{name}` must be a tensor or an array of numbers; got {type(array).__name__}"
+    try:
+        values = np.array(array, order="C")
+    except ValueError:
+        raise TypeError(f"{refusal} whose parts differ in length.") from None
     if values.dtype == object and all(isinstance(value, numbers.Real) for value in values.flat):
         values = values.astype(np.float64)  # a frame whose columns have several dtypes
     if values.dtype.kind not in "biuf":
-        raise TypeError(f"`{name}` must hold real numbers; got {type(array).__name__} of dtype {values.dtype}.")
+        raise TypeError(f"{refusal} of dtype {values.dtype}.")
     return torch.from_numpy(values.astype(values.dtype.newbyteorder("="), copy=False))
-
-
-def float_tensor(array: Any, *, name: str = "array") -> Tensor:
-    """The array as a floating tensor: NumPy arrays copied (they may be read-only), integers as float64.
-
-    Example:
-        >>> float_tensor(np.array([1, 2]))
-        tensor([1., 2.], dtype=torch.float64)
-    """
-    tensor = to_tensor(array, name=name)
-    if tensor.is_complex():
-        raise TypeError(f"`{name}` must hold real numbers; got a tensor of dtype {tensor.dtype}.")
-    return tensor if tensor.is_floating_point() else tensor.double()
