@@ -13,7 +13,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from dropbayes.scores import Array, crps, float_tensor, mixture_log_likelihood
+from dropbayes.scores import crps, mixture_log_likelihood
+from dropbayes.validation import Array, float_tensor
 
 __all__ = ["Mixture", "draw_mean"]
 
