@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from dropbayes.runtime.arrays import Array, to_tensor
 
 __all__ = [
     "Array",
@@ -31,8 +32,6 @@ __all__ = [
     "row_values",
     "row_weights",
 ]
-
-Array = Tensor | npt.NDArray[Any]
 
 # Probabilities may be off by rounding: of a half-precision softmax over many classes, or to three printed digits.
 _HALF_TOLERANCE, _TOLERANCE = 1e-2, 1e-3
@@ -88,21 +87,12 @@ def float_tensor(array: Array | float, *, name: str = "array") -> Tensor:
         >>> float_tensor(np.array([1, 2]))
         tensor([1., 2.], dtype=torch.float64)
     """
-    tensor = _tensor(name, array)
+    tensor = to_tensor(array, name=name)
     if tensor.is_complex():
         raise ValueError(f"`{name}` must hold real numbers; got {tensor.dtype}.")
     if tensor.dtype in (torch.float16, torch.bfloat16):
         return tensor.float()
     return tensor if tensor.is_floating_point() else tensor.double()
-
-
-def _tensor(name: str, array: Any) -> Tensor:
-    if isinstance(array, Tensor):
-        return array
-    try:
-        return torch.from_numpy(np.array(array, order="C"))  # a copy: the original may be read-only
-    except (TypeError, ValueError):
-        raise TypeError(f"`{name}` must be a tensor or an array of numbers; got {type(array).__name__}.") from None
 
 
 def finite_tensor(name: str, array: Array | float, *, axes: str | None = None, infinite: bool = False) -> Tensor:
@@ -227,7 +217,7 @@ _HALF = (torch.float16, torch.bfloat16, np.dtype("float16"))
 
 def class_labels(labels: Array, *, n_rows: int, n_classes: int, device: torch.device | None = None) -> Tensor:
     """The class indices as int64, `[row]`: whole numbers from 0 to `n_classes` - 1."""
-    indices = _tensor("labels", labels)
+    indices = to_tensor(labels, name="labels")
     if indices.is_floating_point() or indices.is_complex() or indices.dim() != 1 or len(indices) != n_rows:
         raise ValueError(
             f"`labels` must be integers, one class index for each of the {n_rows} rows; got shape "
@@ -242,7 +232,7 @@ def class_labels(labels: Array, *, n_rows: int, n_classes: int, device: torch.de
 
 def events(name: str, array: Array, *, n_rows: int) -> Tensor:
     """True where something happened, `[row]`, from booleans or from zeros and ones."""
-    tensor = _tensor(name, array)
+    tensor = to_tensor(array, name=name)
     binary = tensor.dtype == torch.bool or bool(((tensor == 0) | (tensor == 1)).all())
     if tensor.dim() != 1 or len(tensor) != n_rows or not binary:
         raise ValueError(
