@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dropbayes import calibration, scores
-from dropbayes.mixtures import mixture_quantile
+from dropbayes.mixtures import Mixture
 from tests.scores.samples import normal
 
 
@@ -25,8 +25,8 @@ def test_coverage_is_that_of_the_mixtures_central_interval(mixture):
     draws, y = mixture
     values = scores.regression_scores(outcomes(draws, y))
     for level in scores.COVERAGE_LEVELS:
-        scale = torch.full_like(draws, 0.5).sqrt()
-        low, high = (mixture_quantile(draws, scale, 0.5 + sign * level / 2) for sign in (-1, 1))
+        distribution = Mixture(draws, torch.tensor(0.5).sqrt())
+        low, high = (distribution.quantile(0.5 + sign * level / 2) for sign in (-1, 1))
         assert values[f"coverage_{100 * level:.0f}"] == pytest.approx(scores.coverage(low, high, y).item())
 
 
