@@ -47,9 +47,10 @@ RANK = {
     "tables": 7,
     "folders": 8,
     "report": 8,
-    "cli": 9,
-    "__init__": 10,
-    "__main__": 10,
+    "predictor": 9,
+    "cli": 11,
+    "__init__": 12,
+    "__main__": 12,
 }
 MOST_ENTRIES = 40
 

@@ -16,13 +16,11 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from dropbayes import information
 from dropbayes.cli.messages import note, reading
 from dropbayes.folders import Model
-from dropbayes.mixtures import mixture_quantile
 from dropbayes.tables import Schema, Source, check_columns, encoded, regrouped
 
-__all__ = ["Window", "class_columns", "column_names", "prepared", "regression_columns", "window_rows", "windows"]
+__all__ = ["Window", "check_finite", "draws", "prepared", "window_rows", "windows"]
 
 Array = npt.NDArray[Any]
 
@@ -117,41 +115,6 @@ def draws(estimator: Any, x: Array) -> tuple[Tensor, Tensor]:
     """The draws of all networks for a window of rows and their noise variances, `[draw, row, output]`, in y's units."""
     parts = [(mean, noise) for _, mean, noise in estimator.draw_blocks(estimator.validated_inputs(x))]
     return torch.cat([m for m, _ in parts], 1), torch.cat([v for _, v in parts], 1)
-
-
-def column_names(model: Model, prefix: str) -> list[str]:
-    """The names of the columns a prediction adds."""
-    if model.schema.task == "regression":
-        return [prefix + name for name in ("mean", "std", "epistemic", "aleatoric", "lower", "upper")]
-    classes = [f"probability_{label}" for label in model.estimator.classes_.tolist()]
-    return [prefix + name for name in ("predicted", *classes, "entropy", "mutual_information")]
-
-
-def regression_columns(estimator: Any, x: Array, *, coverage: float) -> list[Array]:
-    r"""Mean, standard deviation, epistemic and aleatoric variance, and the ends of the central interval of each row.
-
-    The variance is $\tau^{-1}$ plus that of the draws [GG16, prop:var]; the interval is one of the predictive
-    distribution itself, the mixture of the draws' Gaussians.
-    """
-    means, noises = (part[..., 0] for part in draws(estimator, x))
-    mean, epistemic, aleatoric = means.mean(0), means.var(0, unbiased=False), noises.mean(0)
-    std = (epistemic + aleatoric).sqrt()
-    scales = noises.sqrt()
-    ends = [mixture_quantile(means, scales, level) for level in ((1 - coverage) / 2, (1 + coverage) / 2)]
-    return [_rounded(column) for column in (mean, std, epistemic, aleatoric, *ends)]
-
-
-def class_columns(estimator: Any, x: Array) -> list[Array]:
-    """The most probable class of each row, all class probabilities, entropy and mutual information in nats."""
-    probabilities, _ = draws(estimator, x)
-    mean = probabilities.mean(0)
-    uncertainty = information.entropy(mean), information.mutual_information(probabilities)
-    return [estimator.classes_[mean.argmax(1).numpy()], *(_rounded(part) for part in (*mean.T, *uncertainty))]
-
-
-def _rounded(column: Tensor) -> Array:
-    """The numbers to 12 digits: more than a network of single precision has, and easier to read."""
-    return np.array([float(f"{value:.12g}") for value in column.tolist()])
 
 
 def check_finite(columns: list[Array], window: Window, source: Source) -> None:
