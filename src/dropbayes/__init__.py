@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from dropbayes.conversion import add_dropout
     from dropbayes.estimators import DropoutClassifier, DropoutRegressor
     from dropbayes.evaluation import Evaluation, evaluate
-    from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+    from dropbayes.likelihoods import (
+        Bernoulli,
+        Categorical,
+        Gaussian,
+        HeteroscedasticGaussian,
+        Likelihood,
+        Poisson,
+        Quantiles,
+        StudentT,
+    )
     from dropbayes.objective import negative_elbo
     from dropbayes.precision import Prior, model_precision, weight_decay
     from dropbayes.predictive import Prediction, UncertaintyWarning, predict
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
     from dropbayes.weight_layers import parameter_groups
 
 __all__ = [
+    "Bernoulli",
     "Categorical",
     "DropoutClassifier",
     "DropoutRegressor",
@@ -35,11 +45,14 @@ __all__ = [
     "Gaussian",
     "HeteroscedasticGaussian",
     "Likelihood",
+    "Poisson",
     "Prediction",
     "Predictor",
     "Prior",
+    "Quantiles",
     "Site",
     "Sites",
+    "StudentT",
     "UncertaintyWarning",
     "__version__",
     "add_dropout",
@@ -61,7 +74,16 @@ _HOME = {
     "conversion": ("add_dropout",),
     "estimators": ("DropoutClassifier", "DropoutRegressor"),
     "evaluation": ("Evaluation", "evaluate"),
-    "likelihoods": ("Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood"),
+    "likelihoods": (
+        "Bernoulli",
+        "Categorical",
+        "Gaussian",
+        "HeteroscedasticGaussian",
+        "Likelihood",
+        "Poisson",
+        "Quantiles",
+        "StudentT",
+    ),
     "objective": ("negative_elbo",),
     "precision": ("Prior", "model_precision", "weight_decay"),
     "predictive": ("Prediction", "UncertaintyWarning", "predict"),

@@ -81,7 +81,7 @@ def windows(
                     total[name] = total.get(name, 0) + count
             yield Window(table, found.x, first)
             first += table.num_rows
-            bar.at(source.position)
+            bar.advance_to(source.position)
     if not first:
         raise ValueError(f"{source.label}: has a header but no rows.")
     _say_what_was_done(model.schema, missing, new)
