@@ -187,7 +187,7 @@ def planted(root: pathlib.Path, **files: str) -> pathlib.Path:
 def test_a_planted_upward_or_lazy_import_is_seen(tmp_path):
     lazy = "def f():\n    from dropbayes.cli import commands\n"
     assert upward_imports(planted(tmp_path, scores=lazy, cli__commands="")) == [
-        "scores (rank 1) imports cli.commands (rank 9)"
+        f"scores (rank {RANK['scores']}) imports cli.commands (rank {RANK['cli']})"
     ]
     assert len(upward_imports(planted(tmp_path, scores="import dropbayes", cli__commands=""))) == 1
 
