@@ -99,26 +99,23 @@ def test_a_table_has_a_column_for_each_class(models, columns):
 def test_the_moments_of_a_regression_are_those_of_the_draws(models, columns):
     model = folders.load(models / "numbers")
     predictor = db.Predictor(model, interval=0.8)
-    x = predictor.encode(columns)
+    mixture = model.estimator.predictive(predictor.encode(columns))
     found = predictor(columns)
-    mean, noise = (torch.cat(parts, 1)[..., 0] for parts in list(zip(*model.estimator.draw_blocks(x), strict=True))[1:])
-    np.testing.assert_allclose(found["mean"], mean.mean(0), rtol=1e-10)
-    np.testing.assert_allclose(found["epistemic"], mean.var(0, correction=0), rtol=1e-9)
-    np.testing.assert_allclose(found["aleatoric"], noise.mean(0), rtol=1e-10)
+    np.testing.assert_allclose(found["mean"], mixture.location.mean(0), rtol=1e-10)
+    np.testing.assert_allclose(found["epistemic"], mixture.location.var(0, correction=0), rtol=1e-9)
+    np.testing.assert_allclose(found["aleatoric"], mixture.scale.square().mean(0), rtol=1e-10)
     np.testing.assert_allclose(found["std"] ** 2, found["epistemic"] + found["aleatoric"], rtol=1e-10)
-    mixture = torch.distributions.Normal(mean, noise.sqrt())
-    inside = mixture.cdf(torch.tensor(found["upper"])).mean(0) - mixture.cdf(torch.tensor(found["lower"])).mean(0)
+    inside = mixture.pit(found["upper"]) - mixture.pit(found["lower"])
     np.testing.assert_allclose(inside, 0.8, atol=1e-8)
 
 
 def test_the_information_of_classes_is_that_of_the_draws(models, columns):
-    predictor = db.Predictor.load(models / "classes")
+    predictor, model = db.Predictor.load(models / "classes"), folders.load(models / "classes")
     found = predictor(columns)
-    blocks = predictor._model.draws(predictor.encode(columns), predictor.n_draws, predictor.seed)[0]
-    np.testing.assert_allclose(found["probabilities"], blocks.mean(0), rtol=1e-6)
-    np.testing.assert_allclose(found["mutual_information"], information.mutual_information(blocks.double()), atol=1e-9)
-    best = predictor.classes[found["probabilities"].argmax(1)]
-    assert np.array_equal(found["predicted"], best)
+    draws = model.estimator.draws(predictor.encode(columns))
+    np.testing.assert_allclose(found["probabilities"], draws.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(found["mutual_information"], information.mutual_information(draws.double()), atol=1e-9)
+    assert np.array_equal(found["predicted"], predictor.classes[found["probabilities"].argmax(1)])
 
 
 def test_settings_change_the_draws_and_leave_the_first_predictor_as_it_was(predictor, columns):

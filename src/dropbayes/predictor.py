@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dropbayes import information, sampling
 from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
-from dropbayes.mixtures import mixture_quantile, row_mean
+from dropbayes.mixtures import Mixture, draw_mean
 
 if TYPE_CHECKING:
     from dropbayes.tables import Schema
@@ -189,12 +189,7 @@ class Predictor:
 
     def _block(self, x: Array) -> dict[str, Array]:
         rows = x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype)  # no rows have the shapes of one
-        draws, noise = self._model.draws(rows, self.n_draws, self.seed)
-        if self._model.has_classes:
-            found = _information(draws, self._model.classes)
-        else:
-            found = _moments(draws, noise, self.interval)
-        found = {name: self._model.rounded(values) for name, values in found.items()}
+        found = self._model.statistics(rows, self.n_draws, self.seed, self.interval)
         return found if len(x) else {name: values[:0] for name, values in found.items()}
 
 
@@ -225,29 +220,26 @@ def _settings(
 # --- statistics ----------------------------------------------------------------------------------------------------
 
 
-def _moments(draws: Tensor, noise: Tensor, interval: float) -> dict[str, Array]:
-    r"""The moments of each row's mixture of Gaussians, and the ends of its central interval.
-
-    The variance is that of the draws plus the mean noise, $\tau^{-1}$ [GG16, prop:var].
-    """
-    shape = draws.shape[1:]
-    means, noises = draws.double().flatten(1), noise.double().flatten(1)
-    by_row = means.T.contiguous()
-    mean = row_mean(by_row)
-    epistemic, aleatoric = row_mean((by_row - mean[:, None]).square()), row_mean(noises.T)
-    ends = [mixture_quantile(means, noises.sqrt(), level) for level in ((1 - interval) / 2, (1 + interval) / 2)]
-    found = (mean, (epistemic + aleatoric).sqrt(), epistemic, aleatoric, *ends)
-    return {name: values.view(shape).numpy() for name, values in zip(_REGRESSION, found, strict=True)}
+def _moments(mixture: Mixture, interval: float) -> dict[str, Array]:
+    """The moments of each row's predictive distribution, and the ends of its central interval."""
+    found = (mixture.mean, mixture.std, mixture.epistemic, mixture.aleatoric, *mixture.interval(interval))
+    return {name: values.numpy() for name, values in zip(_REGRESSION, found, strict=True)}
 
 
 def _information(probabilities: Tensor, classes: Array | None) -> dict[str, Array]:
     """The most probable class of each row, all class probabilities, entropy and mutual information."""
-    probabilities = probabilities.double()
-    mean = row_mean(probabilities.flatten(1).T).view(probabilities.shape[1:])
+    mean = draw_mean(probabilities)
     best = mean.argmax(-1).numpy()
     predicted = best if classes is None else classes[best]
     found = predicted, mean, information.entropy(mean), information.mutual_information(probabilities)
     return {name: np.asarray(values) for name, values in zip(_CLASSIFICATION, found, strict=True)}
+
+
+def _rounded(values: Array) -> Array:
+    """The numbers to 12 digits: more than a network of single precision has, and easier to read."""
+    if values.dtype.kind != "f":
+        return values
+    return np.array([float(f"{value:.12g}") for value in values.ravel().tolist()]).reshape(values.shape)
 
 
 # --- models --------------------------------------------------------------------------------------------------------
@@ -307,18 +299,14 @@ class _TableModel:
             raise ValueError(f"`{MATRIX}` must be shaped [row, {self.estimator.n_features_in_}]; got {list(x.shape)}.")
         return x
 
-    def draws(self, x: Array, n_draws: int, seed: int) -> tuple[Tensor, Tensor]:
-        estimator = copy.copy(self.estimator)  # the one that others see keeps its settings
-        estimator.n_draws, estimator.seed_ = n_draws, seed
-        blocks = [(mean, noise) for _, mean, noise in estimator.draw_blocks(x)]
-        mean, noise = (torch.cat(part, 1) for part in zip(*blocks, strict=True))
-        return (mean[..., 0], noise[..., 0]) if mean.shape[-1] == 1 else (mean, noise)
-
-    def rounded(self, values: Array) -> Array:
-        """The numbers to 12 digits: more than a network of single precision has, and easier to read."""
-        if values.dtype.kind != "f":
-            return values
-        return np.array([float(f"{value:.12g}") for value in values.ravel().tolist()]).reshape(values.shape)
+    def statistics(self, x: Array, n_draws: int, seed: int, interval: float) -> dict[str, Array]:
+        estimator = self.estimator.with_draws(n_draws=n_draws, seed=seed)
+        vars(estimator).pop("feature_names_in_", None)  # the names were looked at when the columns were put in order
+        if self.has_classes:
+            found = _information(estimator.draws(x), self.classes)
+        else:
+            found = _moments(estimator.predictive(x), interval)
+        return {name: _rounded(values) for name, values in found.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,25 +340,29 @@ class _NetworkModel:
             return np.asarray(_matrix(columns))
         return np.column_stack([_numbers(values, name) for name, values in _by_name(columns, self.columns).items()])
 
-    def draws(self, x: Array, n_draws: int, seed: int) -> tuple[Tensor, Tensor]:
+    def statistics(self, x: Array, n_draws: int, seed: int, interval: float) -> dict[str, Array]:
+        output = self._draws(x, n_draws, seed)
+        mean = self.likelihood.mean(output).double()
+        if isinstance(self.likelihood, Categorical):
+            return _information(mean.movedim(self.likelihood.class_axis, -1), None)
+        scale = self.likelihood.variance(output).double().sqrt()
+        shape = mean.shape[1:]
+        moments = _moments(Mixture(mean.reshape(n_draws, -1), scale.reshape(n_draws, -1)), interval)
+        return {name: values.reshape(shape) for name, values in moments.items()}
+
+    def _draws(self, x: Array, n_draws: int, seed: int) -> Tensor:
         like = next(self.net.parameters(), torch.empty(0))
         inputs = torch.tensor(x, device=like.device)
         inputs = inputs.to(like.dtype) if inputs.is_floating_point() else inputs
         output = sampling.draws(self.net, inputs, n_draws=n_draws, seed=seed)
         if not isinstance(output, Tensor):
             raise TypeError(f"`model` must return one tensor; got {type(output).__name__}. Wrap it to return that one.")
-        mean = self.likelihood.mean(output)
-        if isinstance(self.likelihood, Categorical):
-            mean = mean.movedim(self.likelihood.class_axis, -1)
-        return mean.cpu(), self.likelihood.variance(output).cpu()
-
-    def rounded(self, values: Array) -> Array:
-        return values
+        return output.cpu()
 
 
 def _table_model(model: Any) -> _TableModel:
     estimator = getattr(model, "estimator", model)
-    if not hasattr(estimator, "draw_blocks"):
+    if not hasattr(estimator, "with_draws"):
         kind = type(model).__name__
         raise TypeError(f"`model` must be a dropout estimator, the model of a folder or a network; got {kind}.")
     from sklearn.utils.validation import check_is_fitted

@@ -13,20 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
-from torch import Tensor
 
 from dropbayes.cli.messages import note, reading
 from dropbayes.folders import Model
 from dropbayes.tables import Schema, Source, check_columns, encoded, regrouped
 
-__all__ = ["Window", "check_finite", "draws", "prepared", "window_rows", "windows"]
+__all__ = ["Window", "check_finite", "windows", "with_draws"]
 
 Array = npt.NDArray[Any]
-
-# Numbers of draws held at once: what they take is a few times eight bytes each.
-_HELD = 2**20
-_MOST_ROWS = 4096  # as many as the estimators take at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,21 +32,9 @@ class Window:
     first: int
 
 
-def prepared(model: Model, *, n_draws: int | None, seed: int | None) -> Model:
-    """The model with another number of draws or seed of prediction, where one is asked for."""
-    estimator = model.estimator
-    if n_draws is not None:
-        estimator.n_draws = n_draws
-    if seed is not None:
-        estimator.seed_ = seed
-    return replace(model, estimator=estimator)
-
-
-def window_rows(estimator: Any) -> int:
-    """The rows predicted at once: from the model and its draws alone, never from the file."""
-    n_outputs = estimator.population_.weights[-1].shape[-1]
-    held = int(estimator.n_draws) * len(estimator.population_) * n_outputs
-    return max(16, min(_MOST_ROWS, _HELD // held))
+def with_draws(model: Model, *, n_draws: int | None, seed: int | None) -> Model:
+    """The model predicting from another number of draws or another seed, where one is asked for."""
+    return replace(model, estimator=model.estimator.with_draws(n_draws=n_draws, seed=seed))
 
 
 def windows(
@@ -73,7 +55,7 @@ def windows(
     new: dict[str, int] = {}
     first = 0
     with reading(source, title) as bar:
-        for table in regrouped(source.blocks(block_rows), window_rows(model.estimator)):
+        for table in regrouped(source.blocks(block_rows), model.estimator.block_rows):
             at = _place(source, first)
             found = encoded(model.schema, table, at=at, allow_new=allow_new)
             for total, part in ((missing, found.missing), (new, found.new)):
@@ -106,15 +88,6 @@ def _say_what_was_done(schema: Schema, missing: dict[str, int], new: dict[str, i
 
 def _values(count: int) -> str:
     return "value" if count == 1 else "values"
-
-
-# --- statistics ----------------------------------------------------------------------------------------------------
-
-
-def draws(estimator: Any, x: Array) -> tuple[Tensor, Tensor]:
-    """The draws of all networks for a window of rows and their noise variances, `[draw, row, output]`, in y's units."""
-    parts = [(mean, noise) for _, mean, noise in estimator.draw_blocks(estimator.validated_inputs(x))]
-    return torch.cat([m for m, _ in parts], 1), torch.cat([v for _, v in parts], 1)
 
 
 def check_finite(columns: list[Array], window: Window, source: Source) -> None:
