@@ -25,7 +25,7 @@ RANK = {
     "covariances": 0,
     "information": 1,
     "scores": 1,
-    "mixtures": 0,
+    "mixtures": 2,
     "precision": 1,
     "processes": 1,
     "calibration": 2,
