@@ -48,9 +48,10 @@ RANK = {
     "tables": 7,
     "folders": 8,
     "report": 8,
-    "cli": 9,
-    "__init__": 10,
-    "__main__": 10,
+    "predictor": 9,
+    "cli": 11,
+    "__init__": 12,
+    "__main__": 12,
 }
 MOST_ENTRIES = 40
 
@@ -186,7 +187,7 @@ def planted(root: pathlib.Path, **files: str) -> pathlib.Path:
 def test_a_planted_upward_or_lazy_import_is_seen(tmp_path):
     lazy = "def f():\n    from dropbayes.cli import commands\n"
     assert upward_imports(planted(tmp_path, scores=lazy, cli__commands="")) == [
-        "scores (rank 1) imports cli.commands (rank 9)"
+        f"scores (rank {RANK['scores']}) imports cli.commands (rank {RANK['cli']})"
     ]
     assert len(upward_imports(planted(tmp_path, scores="import dropbayes", cli__commands=""))) == 1
 

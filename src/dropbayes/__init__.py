@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dropbayes.objective import negative_elbo
     from dropbayes.precision import Prior, model_precision, weight_decay
     from dropbayes.predictive import Prediction, UncertaintyWarning, predict
+    from dropbayes.predictor import Predictor
     from dropbayes.sampling import Site, Sites, draws, function_draw, sites
     from dropbayes.training import fit
     from dropbayes.weight_layers import parameter_groups
@@ -46,6 +47,7 @@ __all__ = [
     "Likelihood",
     "Poisson",
     "Prediction",
+    "Predictor",
     "Prior",
     "Quantiles",
     "Site",
@@ -85,6 +87,7 @@ _HOME = {
     "objective": ("negative_elbo",),
     "precision": ("Prior", "model_precision", "weight_decay"),
     "predictive": ("Prediction", "UncertaintyWarning", "predict"),
+    "predictor": ("Predictor",),
     "sampling": ("Site", "Sites", "draws", "function_draw", "sites"),
     "training": ("fit",),
     "weight_layers": ("parameter_groups",),

@@ -13,15 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from torch import Tensor
 
-from dropbayes import information
 from dropbayes.cli.messages import note, reading
 from dropbayes.folders import Model
-from dropbayes.mixtures import draw_mean
 from dropbayes.tables import Schema, Source, check_columns, encoded, regrouped
 
-__all__ = ["Window", "class_columns", "column_names", "regression_columns", "windows", "with_draws"]
+__all__ = ["Window", "check_finite", "windows", "with_draws"]
 
 Array = npt.NDArray[Any]
 
@@ -91,41 +88,6 @@ def _say_what_was_done(schema: Schema, missing: dict[str, int], new: dict[str, i
 
 def _values(count: int) -> str:
     return "value" if count == 1 else "values"
-
-
-# --- statistics ----------------------------------------------------------------------------------------------------
-
-
-def column_names(model: Model, prefix: str) -> list[str]:
-    """The names of the columns a prediction adds."""
-    if model.schema.task == "regression":
-        return [prefix + name for name in ("mean", "std", "epistemic", "aleatoric", "lower", "upper")]
-    classes = [f"probability_{label}" for label in model.estimator.classes_.tolist()]
-    return [prefix + name for name in ("predicted", *classes, "entropy", "mutual_information")]
-
-
-def regression_columns(estimator: Any, x: Array, *, coverage: float) -> list[Array]:
-    r"""Mean, standard deviation, epistemic and aleatoric variance, and the ends of the central interval of each row.
-
-    The variance is that of the noise plus that of the draws [GG16, prop:var]; the interval is one of the predictive
-    distribution itself, the mixture over the draws.
-    """
-    mixture = estimator.predictive(x)
-    moments = (mixture.mean, mixture.std, mixture.epistemic, mixture.aleatoric)
-    return [_rounded(column) for column in (*moments, *mixture.interval(coverage))]
-
-
-def class_columns(estimator: Any, x: Array) -> list[Array]:
-    """The most probable class of each row, all class probabilities, entropy and mutual information in nats."""
-    probabilities = estimator.draws(x)
-    mean = draw_mean(probabilities)
-    uncertainty = information.entropy(mean), information.mutual_information(probabilities)
-    return [estimator.classes_[mean.argmax(1).numpy()], *(_rounded(part) for part in (*mean.T, *uncertainty))]
-
-
-def _rounded(column: Tensor) -> Array:
-    """The numbers to 12 digits: more than a network of single precision has, and easier to read."""
-    return np.array([float(f"{value:.12g}") for value in column.tolist()])
 
 
 def check_finite(columns: list[Array], window: Window, source: Source) -> None:
