@@ -15,7 +15,9 @@ def word(text):
 
 def keys(case):
     names = {"nDraws": "n_draws", "sampler": "sampler", "replicate": "replicate"}
-    return {"seed": {"$bigint": case["seed"]}} | {ours: case[theirs] for ours, theirs in names.items() if theirs in case}
+    return {"seed": {"$bigint": case["seed"]}} | {
+        ours: case[theirs] for ours, theirs in names.items() if theirs in case
+    }
 
 
 def test_the_page_hashes_as_published():
@@ -40,7 +42,9 @@ def test_the_page_rounds_drop_probabilities_as_published():
 
 def test_the_page_draws_the_published_words():
     cases = PUBLISHED["words"]
-    calls = [("masks.js", "words", keys(case), case["site"], case["draw"], case["row"], case["units"]) for case in cases]
+    calls = [
+        ("masks.js", "words", keys(case), case["site"], case["draw"], case["row"], case["units"]) for case in cases
+    ]
     assert call_all(calls) == [case["value"] for case in cases]
 
 

@@ -14,9 +14,8 @@ LAYERS = {"relu": ReLU, "erf": Erf, "tanh": TanH}
 
 
 def ours(kind, depth, length_scale, bias_scale):
-    if kind == "cosine":
-        return Deep(tuple(Cosine(l) for l in (length_scale, *[1.0] * (depth - 1))))
-    return Deep(tuple(LAYERS[kind](l, bias_scale) for l in (length_scale, *[1.0] * (depth - 1))))
+    scales = (length_scale, *[1.0] * (depth - 1))
+    return Deep(tuple(Cosine(s) if kind == "cosine" else LAYERS[kind](s, bias_scale) for s in scales))
 
 
 def setting(kind, depth, length_scale, bias_scale):
@@ -27,7 +26,9 @@ def setting(kind, depth, length_scale, bias_scale):
 @pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("kind", ["relu", "erf", "cosine", "tanh"])
 def test_covariances_are_those_of_the_library(kind, depth, length_scale):
-    values = np.array(call("covariances.js", "covarianceMatrix", setting(kind, depth, length_scale, 0.7), X.tolist(), Y.tolist()))
+    values = np.array(
+        call("covariances.js", "covarianceMatrix", setting(kind, depth, length_scale, 0.7), X.tolist(), Y.tolist())
+    )
     expected = ours(kind, depth, length_scale, 0.7)(torch.tensor(X)[:, None], torch.tensor(Y)[:, None]).numpy()
     tolerance = 1e-4 if kind == "tanh" else 1e-7  # the page ends the Hermite series of a saturated TanH early
     assert np.abs(values.reshape(expected.shape) - expected).max() < tolerance * max(1, np.abs(expected).max())

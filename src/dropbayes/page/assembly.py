@@ -60,12 +60,14 @@ def _as_function(name: str, text: str) -> str:
     body = _EXPORT.sub(r"\1", _IMPORT.sub(r"const {\1} = $\2;\n", _COMMENT.sub("", text)))
     unknown = _MODULE_SYNTAX.search(body)
     if unknown:
-        raise ValueError(f'{name}.js must import as `import {{ a }} from "./b.js";` and export declarations; got {unknown[0]!r}.')
+        raise ValueError(
+            f'{name}.js must import as `import {{ a }} from "./b.js";` and export declarations; got {unknown[0]!r}.'
+        )
     return f"const ${name} = (() => {{\n{body.strip()}\nreturn {{ {', '.join(exports)} }};\n}})();\n"
 
 
 def content_policy(*, script: str, style: str) -> str:
-    """The content security policy of the page: its own script and style by digest, a worker made of them, no request."""
+    """The content security policy: the page's own script and style by digest, a worker made of them, no request."""
 
     def digest(text: str) -> str:
         return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
