@@ -7,6 +7,7 @@ being mask, perceptron, attention and compaction; it prints one line per measure
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import statistics
@@ -24,32 +25,33 @@ from dropbayes.sampling.masks import Keys, keep_mask
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 SAMPLERS = ("stratified", "independent")
+SECONDS, CALLS = 0.15, 25  # of one measurement
 
 
-def milliseconds(run: Callable[[], Any], *, seconds: float = 0.15) -> float:
+def milliseconds(run: Callable[..., Any], *arguments: Any, **keywords: Any) -> float:
     """The median time of a call on the device, launch gaps included."""
-    run()
+    run(*arguments, **keywords)
     torch.cuda.synchronize()
     times: list[float] = []
     began = time.perf_counter()
-    while len(times) < 5 or (time.perf_counter() - began < seconds and len(times) < 200):
+    while len(times) < 5 or (time.perf_counter() - began < SECONDS and len(times) < 200):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
-        run()
+        run(*arguments, **keywords)
         last.record()
         last.synchronize()
         times.append(first.elapsed_time(last))
     return statistics.median(times)
 
 
-def wall_milliseconds(run: Callable[[], Any], *, calls: int = 100) -> float:
+def wall_milliseconds(run: Callable[..., Any], *arguments: Any, **keywords: Any) -> float:
     """The median time of a call as a caller sees it, until its result is there."""
-    run()
+    run(*arguments, **keywords)
     times = []
-    for _ in range(calls):
+    for _ in range(CALLS):
         torch.cuda.synchronize()
         began = time.perf_counter()
-        run()
+        run(*arguments, **keywords)
         torch.cuda.synchronize()
         times.append(1e3 * (time.perf_counter() - began))
     return statistics.median(times)
@@ -68,17 +70,17 @@ def mask(report: Callable[..., None]) -> None:
         (item, dtype) for item in shapes.items() for dtype in (torch.float32, torch.bfloat16)
     ):
         x = torch.randn(n_draws, n_rows, inner, broadcast, device="cuda").to(dtype)
-        dropout = milliseconds(lambda x=x: F.dropout(x, 0.1, True))
+        dropout = milliseconds(F.dropout, x, 0.1, True)
         for sampler in SAMPLERS:
             for rows in (None, range(n_rows)):
                 keys = Keys(3, n_draws, sampler)
                 arguments = {"drop_prob": 0.1, "draws": range(n_draws), "rows": rows, "outer": 1, "inner": inner, "broadcast": broadcast}  # fmt: skip
                 y = masked(x, keys, 0, **arguments)[0]
-                few = range(0, 2)
+                few = range(2)
                 kept = keep_mask(keys, 0, drop_prob=0.1, draws=few, rows=rows, shape=(inner,), dtype=dtype, device=x.device)  # fmt: skip
                 kept = kept if rows else kept[:, None]
                 equal = torch.equal(y[:2].view(2, n_rows, inner, broadcast), x[:2] * (kept * (1 / 0.9))[..., None])
-                took = milliseconds(lambda: masked(x, keys, 0, **arguments))
+                took = milliseconds(masked, x, keys, 0, **arguments)
                 report(
                     "mask", f"{name} {str(dtype)[6:]} {sampler} {'row' if rows else 'shared'}", right=equal,
                     ms=took, of_dropout=took / dropout,
@@ -91,7 +93,7 @@ def perceptron(report: Callable[..., None]) -> None:
 
     def small(*widths: int) -> nn.Sequential:
         layers: list[nn.Module] = []
-        for before, after in zip(widths, widths[1:], strict=False):
+        for before, after in itertools.pairwise(widths):
             layers += [nn.Dropout(0.1), nn.Linear(before, after), nn.ReLU()]
         return nn.Sequential(*layers[:-1]).cuda().eval()
 
@@ -101,9 +103,8 @@ def perceptron(report: Callable[..., None]) -> None:
         for n_rows in (1, 1000, 100_000) if widths == (13, 50, 1) else (1000, 20_000):
             x = torch.randn(n_rows, widths[0], device="cuda")
             repeated = x.repeat(n_draws, 1)
-            noisy = small(*widths).train()
-            dense = wall_milliseconds(lambda net=net, r=repeated: net(r), calls=20)
-            repeat = wall_milliseconds(lambda net=noisy, r=repeated: net(r).view(n_draws, -1).var(0), calls=20)
+            dense = wall_milliseconds(net, repeated)
+            repeat = wall_milliseconds(repeated_variance, small(*widths).train(), repeated, n_draws)
             for sampler in SAMPLERS:
                 for rows in (None, range(n_rows)):
                     for integrate in (True, False):
@@ -111,9 +112,7 @@ def perceptron(report: Callable[..., None]) -> None:
                         arguments = {"draws": range(n_draws), "rows": rows, "integrate_last": integrate}
                         name = f"{'-'.join(map(str, widths))} N={n_rows} {sampler} {'row' if rows else 'shared'}{' integrated' if integrate else ''}"  # fmt: skip
                         try:
-                            took = wall_milliseconds(
-                                lambda: perceptron_moments(affines, x, keys, **arguments), calls=20
-                            )
+                            took = wall_milliseconds(perceptron_moments, affines, x, keys, **arguments)
                         except Exception as error:
                             report("perceptron", name, error=f"{type(error).__name__}: {error}"[:200])
                             continue
@@ -129,10 +128,14 @@ def perceptron(report: Callable[..., None]) -> None:
             module._PAIRS, module._RESIDENT = pairs, resident
             module._programs.cache_clear()
             try:
-                took = milliseconds(lambda: perceptron_moments(affine_layers(list(net)), x, Keys(3, 100), draws=range(100), rows=None, integrate_last=True))  # noqa: E501  # fmt: skip
+                took = milliseconds(perceptron_moments, affine_layers(list(net)), x, Keys(3, 100), draws=range(100), rows=None, integrate_last=True)  # fmt: skip
                 report("perceptron", f"pairs={pairs} resident={resident}", ms=took)
             except Exception as error:
                 report("perceptron", f"pairs={pairs} resident={resident}", error=f"{type(error).__name__}: {error}"[:200])  # fmt: skip
+
+
+def repeated_variance(net: nn.Module, x: Tensor, n_draws: int) -> Tensor:
+    return net(x).view(n_draws, -1).var(0)
 
 
 def moments_of_draws(
@@ -145,7 +148,7 @@ def moments_of_draws(
             squares = layers[-1].weight.double().square()
             integrated = (h.square() @ squares.t()).mean(0) * layer.p / (1 - layer.p)
         elif isinstance(layer, nn.Dropout):
-            kept = keep_mask(keys, site, drop_prob=layer.p, draws=draws, rows=rows, shape=(h.shape[-1],), dtype=h.dtype, device=h.device)  # noqa: E501  # fmt: skip
+            kept = keep_mask(keys, site, drop_prob=layer.p, draws=draws, rows=rows, shape=(h.shape[-1],), dtype=h.dtype, device=h.device)  # fmt: skip
             h, site = h * (kept if rows else kept[:, None]) / (1 - layer.p), site + 1
         elif isinstance(layer, nn.Linear):
             h = h @ layer.weight.double().t() + layer.bias.double()
@@ -171,19 +174,19 @@ def attention(report: Callable[..., None]) -> None:
         q, k, v = (
             torch.randn(n_draws * n_rows, steps, heads, 64, device="cuda").to(dtype).transpose(1, 2) for _ in range(3)
         )
-        plain = milliseconds(lambda: F.scaled_dot_product_attention(q, k, v))
-        dropout = milliseconds(lambda: F.scaled_dot_product_attention(q, k, v, dropout_p=0.1))
+        plain = milliseconds(F.scaled_dot_product_attention, q, k, v)
+        dropout = milliseconds(F.scaled_dot_product_attention, q, k, v, dropout_p=0.1)
         for sampler in SAMPLERS:
             for rows in (None, range(n_rows)):
                 keys = Keys(3, n_draws, sampler)
                 arguments: dict[str, Any] = {"keys": keys, "site": 1, "drop_prob": 0.1, "rows": rows, "draws": range(n_draws)}  # fmt: skip
                 y = kernels.attention(q, k, v, **arguments)[:n_rows]
-                kept = keep_mask(keys, 1, drop_prob=0.1, draws=range(1), rows=rows, shape=(heads, steps, steps), dtype=torch.float32, device=q.device)  # noqa: E501  # fmt: skip
+                kept = keep_mask(keys, 1, drop_prob=0.1, draws=range(1), rows=rows, shape=(heads, steps, steps), dtype=torch.float32, device=q.device)  # fmt: skip
                 kept = kept[0] if rows else kept
                 few = [t[:n_rows].double() for t in (q, k, v)]
                 weights = (few[0] @ few[1].transpose(-2, -1) / 8).softmax(-1) * kept / 0.9
-                bits = milliseconds(lambda: module.keep_bits(keys, 1, drop_prob=0.1, draws=range(n_draws), rows=rows, lines=heads * steps, length=steps, device=q.device))  # noqa: E501  # fmt: skip
-                took = milliseconds(lambda: kernels.attention(q, k, v, **arguments))
+                bits = milliseconds(module.keep_bits, keys, 1, drop_prob=0.1, draws=range(n_draws), rows=rows, lines=heads * steps, length=steps, device=q.device)  # fmt: skip
+                took = milliseconds(kernels.attention, q, k, v, **arguments)
                 report(
                     "attention", f"{name} {str(dtype)[6:]} {sampler} {'row' if rows else 'shared'}",
                     error=relative_error(y, weights @ few[2]), ms=took, bits_ms=bits, speed=plain / took,
@@ -193,7 +196,7 @@ def attention(report: Callable[..., None]) -> None:
         for sizes in blocks[dtype]:
             module._blocks = lambda *_, sizes=sizes: sizes
             try:
-                took = milliseconds(lambda: kernels.attention(q, k, v, **arguments)) - bits
+                took = milliseconds(kernels.attention, q, k, v, **arguments) - bits
                 report("attention", f"{name} {str(dtype)[6:]} blocks={sizes}", ms_without_bits=took, plain_ms=plain)
             except Exception as error:
                 report("attention", f"{name} {str(dtype)[6:]} blocks={sizes}", error=f"{type(error).__name__}"[:200])
@@ -206,12 +209,12 @@ def compaction(report: Callable[..., None]) -> None:
         layers += [nn.Linear(1024, 1024), nn.ReLU(), nn.Dropout(0.5)]
     net = nn.Sequential(*layers, nn.Linear(1024, 1)).cuda().eval()
     x, keys = torch.randn(400, 2, device="cuda"), Keys(3, 100)
-    dense = milliseconds(lambda: net(x.repeat(100, 1)))
+    dense = milliseconds(net, x.repeat(100, 1))
     reference, _ = moments_of_draws(list(net), x[:16], keys, range(100), None, False)
     outputs, _ = compact_draws(list(net), x[:16], keys, draws=range(100), integrate_last=False)
     error = relative_error(outputs.mean(0), reference)
     for integrate in (True, False):
-        took = wall_milliseconds(lambda: compact_draws(list(net), x, keys, draws=range(100), integrate_last=integrate), calls=20)  # noqa: E501  # fmt: skip
+        took = wall_milliseconds(compact_draws, list(net), x, keys, draws=range(100), integrate_last=integrate)  # fmt: skip
         report("compaction", f"integrate={integrate}", ms=took, of_dense=took / dense, dense_ms=dense, error=error)
 
 
