@@ -65,7 +65,6 @@ UNDIVIDED = {
     "processes",
     "report",
     "tables",
-    "training",
 }
 
 
