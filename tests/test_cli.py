@@ -138,7 +138,7 @@ def test_predict_agrees_with_the_classifier(models):
     assert [row["kind_predicted"] for row in rows] == model.estimator.predict(x).tolist()
     entropy = -(probabilities * np.log(probabilities)).sum(1)
     np.testing.assert_allclose(column(rows, "kind_entropy"), entropy, rtol=1e-9)
-    draws = np.concatenate([mean.numpy() for _, mean, _ in model.estimator.draw_blocks(x)], axis=1)
+    draws = model.estimator.draws(x).numpy()
     expected = -(draws * np.log(draws)).sum(-1).mean(0)
     np.testing.assert_allclose(column(rows, "kind_mutual_information"), entropy - expected, atol=1e-12)
 
@@ -414,7 +414,9 @@ def test_help_imports_neither_torch_nor_arrow():
     assert "Usage: dropbayes" in out.stdout and "dropbayes 0." in out.stdout
 
 
-@pytest.mark.parametrize("name", ["fit", "predict", "evaluate", "explain", "report", "reproduce", "demo", "bench"])
+@pytest.mark.parametrize(
+    "name", ["fit", "predict", "evaluate", "explain", "report", "reproduce", "demo", "page", "bench"]
+)
 def test_every_command_has_help(name):
     result = run(name, "--help")
     assert result.code == 0 and f"Usage: dropbayes {name}" in result.text
