@@ -11,7 +11,7 @@ import shutil
 from dataclasses import dataclass
 from typing import Any
 
-from dropbayes import files
+from dropbayes.runtime import files
 from dropbayes.tables import Schema
 from dropbayes.tables.columns import as_json, from_json
 

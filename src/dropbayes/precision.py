@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dropbayes.validation import check_keep_prob, check_n_data, check_positive
+from dropbayes.runtime.validation import check_keep_prob, check_n_data, check_positive
 
 __all__ = [
     "Prior",

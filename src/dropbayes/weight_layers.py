@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dropbayes.precision import Prior
-from dropbayes.validation import check_keep_prob, check_n_data, check_positive
+from dropbayes.runtime.validation import check_keep_prob, check_n_data, check_positive
 
 __all__ = [
     "is_bias",

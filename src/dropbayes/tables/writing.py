@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dropbayes import files
+from dropbayes.runtime import files
 
 __all__ = ["Sink", "neutral", "write_whole"]
 
