@@ -14,9 +14,9 @@ from dropbayes.cli.predictions import (
     check_finite,
     class_columns,
     column_names,
-    prepared,
     regression_columns,
     windows,
+    with_draws,
 )
 from dropbayes.tables import Schema, Sink, Source, numbers, open_table
 from dropbayes.tables.reading import shown
@@ -41,7 +41,7 @@ def predict(
 ) -> None:
     """Writes the predictions of a model for a table; see `dropbayes predict --help`."""
     sink = Sink(output, delimiter=delimiter)
-    model = prepared(folders.load(model_path), n_draws=n_draws, seed=seed)
+    model = with_draws(folders.load(model_path), n_draws=n_draws, seed=seed)
     added = column_names(model, f"{model.schema.target}_" if prefix is None else prefix)
     n_rows = 0
     with open_table(data, delimiter=delimiter) as source:
