@@ -139,9 +139,8 @@ def booleans(values: Any, name: str, at: Place, missing: Collection[str]) -> Flo
     wrong = pc.and_(lowered.is_valid(), pc.invert(codes.is_valid()))
     if pc.any(wrong).as_py():
         row = pc.index(wrong, True).as_py()
-        raise ValueError(
-            f"{at(row)}, column {quoted(name)}: must be true or false, as in training; got {quoted(values[row].as_py())}."
-        )
+        got = quoted(values[row].as_py())
+        raise ValueError(f"{at(row)}, column {quoted(name)}: must be true or false, as in training; got {got}.")
     table = np.array([*BOOLEANS.values(), np.nan])
     return table[pc.fill_null(codes, len(BOOLEANS)).to_numpy(zero_copy_only=False)]
 

@@ -53,7 +53,7 @@ class Column:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The names of the inputs it becomes."""
-        names = (self.name,)
+        names: tuple[str, ...] = (self.name,)
         if self.kind == "category":
             names = tuple(f"{self.name} = {text}" for text in self.categories)
         elif self.kind == "date":

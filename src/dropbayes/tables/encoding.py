@@ -17,7 +17,7 @@ from dropbayes.tables.columns import Column, Schema, listed
 from dropbayes.tables.dates import date_inputs, days_of
 from dropbayes.tables.reading import quoted
 
-__all__ = ["Encoded", "encode"]
+__all__ = ["Encoded", "column_values", "encode"]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -70,7 +70,7 @@ def encode(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = Fals
             if unknown.any():
                 new[column.name] = int(unknown.sum())
         else:
-            values = _values(column, table[column.name], at, schema.missing)
+            values = column_values(column, table[column.name], at, schema.missing)
             absent = np.isnan(values)
             filled = np.where(absent, column.fill, values)
             n_own = width - column.flagged
@@ -88,7 +88,7 @@ def encode(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = Fals
     return Encoded(x, missing, new, outside)
 
 
-def _values(column: Column, cells_of_column: Any, at: Place, missing: Collection[str]) -> Floats:
+def column_values(column: Column, cells_of_column: Any, at: Place, missing: Collection[str]) -> Floats:
     """The numbers, booleans or days of a column, NaN where there is none."""
     if column.kind == "boolean":
         return cells.booleans(cells_of_column, column.name, at, missing)
@@ -124,7 +124,7 @@ def _fill_categories(
         row = int(rows[known.argmin()])
         raise ValueError(
             f"{at(row)}, column {quoted(column.name)}: {quoted(texts[row].as_py())} was not seen in training "
-            f"({listed(column.categories, most=5)}); correct it, or encode new categories as all zeros with `allow_new`."
+            f"({listed(column.categories, most=5)}); correct it, or encode new ones as all zeros with `allow_new`."
         )
     inputs[rows[known], codes.drop_null().to_numpy(zero_copy_only=False)] = 1.0
     unknown = np.zeros(len(present), dtype=bool)

@@ -80,7 +80,7 @@ def column_of(
 def kind_of(
     values: Any, *, at: Place, missing: Collection[str] = MISSING, decimal: str | None = None
 ) -> Kind | Problem:
-    """Whether a column holds numbers, booleans, dates or categories; a problem if it is mostly, but not all, numbers."""
+    """Whether a column holds numbers, booleans, dates or categories; a problem if only most are numbers."""
     values = cells.plain(values)
     if pa.types.is_temporal(values.type):
         return "date"

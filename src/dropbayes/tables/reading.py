@@ -174,7 +174,8 @@ class _CsvSource(Source):
     ) -> None:
         self.label, self._path, self._encoding = label, path, encoding
         self.size = None if path is None else os.fstat(stream.fileno()).st_size
-        self._stream, self._reader = stream, None
+        self._stream = stream
+        self._reader: Any = None
         text, compressed = as_utf8(stream, label, encoding=encoding)
         self._file = stream if compressed and path is not None else None  # tells how far reading has come
         self._bytes = CheckedBytes(text, label)
