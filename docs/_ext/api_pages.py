@@ -15,6 +15,7 @@ GROUPS = {
         "predictive", "sampling", "evaluation", "likelihoods", "conversion",
     ],
     "A table": ["estimators", "tables", "folders", "report", "cli"],
+    "Serving and scaling": ["predictor", "serving", "distributed"],
     "The theory": [
         "precision", "weight_layers", "objective", "variational", "layers", "recurrent", "covariances", "processes",
     ],

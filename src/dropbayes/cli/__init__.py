@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception as error:
             if debugging():
                 raise
-            complain(_described(error))
+            complain(_described(error), [_as_options(line) for line in getattr(error, "__notes__", ())])
             code = 1
         finally:
             if previous is not None:

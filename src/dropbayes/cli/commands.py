@@ -284,7 +284,8 @@ def predict(
 
     predicting.predict(
         model, data, output=output, coverage=coverage, n_draws=n_draws, seed=seed, keep=keep, prefix=prefix,
-        delimiter=_one_character(delimiter), encoding=encoding, block_rows=block_rows, allow_new=allow_new, as_json=as_json,
+        delimiter=_one_character(delimiter), encoding=encoding, block_rows=block_rows, allow_new=allow_new,
+        as_json=as_json,
     )  # fmt: skip
 
 
@@ -304,8 +305,8 @@ def evaluate(
     from dropbayes.cli import evaluating
 
     evaluating.evaluate(
-        model, data, n_draws=n_draws, seed=seed, delimiter=_one_character(delimiter), encoding=encoding, block_rows=block_rows,
-        allow_new=allow_new, as_json=as_json,
+        model, data, n_draws=n_draws, seed=seed, delimiter=_one_character(delimiter), encoding=encoding,
+        block_rows=block_rows, allow_new=allow_new, as_json=as_json,
     )  # fmt: skip
 
 

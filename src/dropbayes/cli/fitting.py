@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import importlib.metadata
 import pathlib
@@ -50,7 +49,6 @@ def fit(
     origin = {
         "file": source.label,
         **_fingerprint(data),
-        "fitted": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": shlex.join(command),
         "settings": settings,
         "versions": _versions(),
@@ -93,9 +91,8 @@ def _training_rows(
         if target in error.problems:
             raise
         ignored = [part for name in error.problems for part in ("--ignore", name)]
-        raise ValueError(
-            f"{error}\nto fit without {_them(len(error.problems))}: {shlex.join([*command, *ignored])}"
-        ) from None
+        error.add_note(f"to fit without {_them(len(error.problems))}: {shlex.join([*command, *ignored])}")
+        raise
 
 
 def _them(n_columns: int) -> str:

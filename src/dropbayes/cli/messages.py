@@ -31,10 +31,9 @@ def one_line(text: object) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in joined)
 
 
-def complain(text: object) -> None:
-    """Says on standard error what went wrong; lines of a list are indented below the first."""
-    first, *rest = str(text).split("\n")
-    _say("\n".join([f"dropbayes: error: {one_line(first)}", *(f"  {one_line(line)}" for line in rest)]))
+def complain(text: object, details: Sequence[str] = ()) -> None:
+    """Says on standard error what went wrong, with the details on indented lines below."""
+    _say("\n".join([f"dropbayes: error: {one_line(text)}", *(f"  {one_line(line)}" for line in details)]))
 
 
 def note(text: object) -> None:

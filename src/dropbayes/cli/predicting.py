@@ -11,6 +11,7 @@ import pyarrow as pa
 from dropbayes import folders
 from dropbayes.cli.messages import out, print_json
 from dropbayes.cli.predictions import Window, check_finite, windows
+from dropbayes.predictor import Predictor
 from dropbayes.tables import Schema, Sink, Source, numbers, open_table, quoted
 from dropbayes.tables.training import check_name
 
@@ -35,7 +36,8 @@ def predict(
 ) -> None:
     """Writes the predictions of a model for a table; see `dropbayes predict --help`."""
     Sink(output)  # a wrong name is refused before a model is read
-    model = folders.load(model_path).with_draws(n_draws=n_draws, seed=seed)
+    model = folders.load(model_path)
+    predictor = Predictor(model, n_draws=n_draws, seed=seed, interval=coverage, allow_new=allow_new)
     added = folders.column_names(model.estimator, f"{model.schema.target}_" if prefix is None else prefix)
     n_rows = n_outside = 0
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
@@ -43,14 +45,16 @@ def predict(
         _refuse_collision(kept, added)
         with Sink(output, delimiter=source.delimiter) as sink:
             for window in windows(model, source, block_rows=block_rows, allow_new=allow_new, title="predict"):
-                columns = folders.prediction_columns(model.estimator, window.x, coverage=coverage)
+                prediction = predictor.predict_inputs(window.x)
+                columns = list(predictor.flat_columns(prediction).values())
                 check_finite(columns, window, source)
                 outside = window.encoded.outside_names()
+                columns += folders.label_sets(model.estimator, prediction, coverage=coverage)
                 columns.append(np.array(outside, dtype=np.str_))
                 sink.write(_joined(window, kept, added, columns, model.schema, typed=sink.as_parquet))
                 n_rows += len(window.x)
                 n_outside += sum(map(bool, outside))
-    _say(model, n_rows, n_outside, added, output, coverage, as_json=as_json)
+    _say(model, predictor, n_rows, n_outside, added, output, as_json=as_json)
 
 
 def _kept_columns(keep: str, source: Source) -> list[str]:
@@ -88,13 +92,14 @@ def _joined(
 
 
 def _say(
-    model: folders.Model, n_rows: int, n_outside: int, added: list[str], output: str, coverage: float, *, as_json: bool
-) -> None:
+    model: folders.Model, predictor: Predictor, n_rows: int, n_outside: int, added: list[str], output: str,
+    *, as_json: bool,
+) -> None:  # fmt: skip
     if as_json:
-        interval = {"coverage": coverage} if model.schema.task == "regression" else {}
-        draws = int(model.estimator.n_draws) * len(model.estimator.population_)
+        interval = {"coverage": predictor.interval} if model.schema.task == "regression" else {}
         print_json({
-            "output": output, "n_rows": n_rows, "n_outside": n_outside, "columns": added, "n_draws": draws, **interval,
+            "output": output, "n_rows": n_rows, "n_outside": n_outside, "columns": added,
+            "n_draws": predictor.total_draws, **interval,
             "calibration": model.origin.get("calibration", {}).get("method"),
         })  # fmt: skip
     elif output != "-":

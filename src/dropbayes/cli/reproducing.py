@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import sys
 from collections.abc import Sequence
 
@@ -40,7 +41,7 @@ def _meanings(docstring: str) -> dict[str, str]:
     """The sentences that a docstring gives each of its arguments."""
     found: dict[str, str] = {}
     name = ""
-    for line in docstring.partition("Args:")[2].splitlines():
+    for line in re.split(r"(?:Args|Attributes):\n", docstring, maxsplit=1)[-1].splitlines():
         text = line.strip()
         indent = len(line) - len(line.lstrip())
         if indent == 4 and ":" in text:

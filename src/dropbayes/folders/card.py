@@ -71,7 +71,7 @@ def _cell(text: str) -> str:
 
 def _facts(origin: dict[str, Any]) -> dict[str, str]:
     facts = {"data": f"{origin.get('file', 'unknown')}, {origin.get('n_rows', 0):,} rows"}
-    for name in ("sha256", "fitted", "command"):
+    for name in ("sha256", "command"):
         if name in origin:
             label = "SHA-256 of the data" if name == "sha256" else name
             facts[label] = f"`{origin[name]}`" if name == "command" else str(origin[name])

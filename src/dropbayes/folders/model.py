@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pathlib
 from dataclasses import dataclass, replace
@@ -106,7 +107,9 @@ class Model:
             raise ValueError(
                 f"`frame` must hold the {estimator.n_features_in_} inputs of the estimator; got {len(schema.inputs)}."
             )
-        return cls(estimator, schema, {"file": "a data frame", "n_rows": table.num_rows})
+        view = copy.copy(estimator)
+        vars(view).pop("feature_names_in_", None)  # the schema has the names; rows come as plain arrays
+        return cls(view, schema, {"file": "a data frame", "n_rows": table.num_rows})
 
     def with_draws(self, *, n_draws: int | None, seed: int | None) -> Model:
         """The model predicting from another number of draws or another seed, where one is asked for."""

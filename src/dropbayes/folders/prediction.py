@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from dropbayes import information
 from dropbayes.estimators import DropoutRegressor
 from dropbayes.mixtures import draw_mean
 
-__all__ = ["column_names", "prediction_columns"]
+__all__ = ["column_names", "label_sets", "prediction_columns"]
 
 Array = npt.NDArray[Any]
 
@@ -22,7 +23,8 @@ NUMBERS = ("mean", "std", "epistemic_std", "aleatoric_std", "lower", "upper")
 def has_label_sets(estimator: Any) -> bool:
     """Whether the calibration of a classifier gives each row a set of labels."""
     recalibration = getattr(estimator, "recalibration", None)
-    return recalibration is not None and recalibration.method == "conformal"
+    conformal = recalibration is not None and recalibration.method == "conformal"
+    return conformal and not isinstance(estimator, DropoutRegressor)
 
 
 def column_names(estimator: Any, prefix: str = "") -> list[str]:
@@ -52,13 +54,18 @@ def prediction_columns(estimator: Any, x: Array, *, coverage: float) -> list[Arr
     mean = draw_mean(probabilities)
     uncertainty = information.entropy(mean), information.mutual_information(probabilities)
     columns = [estimator.classes_[mean.argmax(1).numpy()], *(_rounded(column) for column in (*mean.T, *uncertainty))]
-    if has_label_sets(estimator):
-        inside = estimator.recalibration.label_sets(mean, coverage).numpy()
-        labels = [str(label) for label in estimator.classes_.tolist()]
-        columns.append(np.array(["; ".join(np.array(labels)[row]) for row in inside]))
-    return columns
+    return columns + label_sets(estimator, {"probabilities": mean}, coverage=coverage)
+
+
+def label_sets(estimator: Any, prediction: Mapping[str, Any], *, coverage: float) -> list[Array]:
+    """The column of the labels that hold the truth with the given probability, if the model was calibrated so."""
+    if not has_label_sets(estimator):
+        return []
+    inside = estimator.recalibration.label_sets(prediction["probabilities"], coverage).numpy()
+    labels = np.array([str(label) for label in estimator.classes_.tolist()])
+    return [np.array(["; ".join(labels[row]) for row in inside])]
 
 
 def _rounded(column: Tensor) -> Array:
-    """The numbers to 8 digits: what single precision has, and easier to read."""
-    return np.array([float(f"{value:.8g}") for value in column.tolist()])
+    """The numbers to 12 digits: more than a network of single precision has, and easier to read."""
+    return np.array([float(f"{value:.12g}") for value in column.tolist()])

@@ -29,7 +29,7 @@ _REMEDIES = {
 
 
 class ColumnProblems(ValueError):
-    """Columns that nobody but the user can decide about, all in one message.
+    """Columns that nobody but the user can decide about, one note for each of several.
 
     Attributes:
         problems: What is wrong with each column.
@@ -38,8 +38,10 @@ class ColumnProblems(ValueError):
     def __init__(self, label: str, problems: dict[str, Problem]) -> None:
         self.problems = problems
         lines = [f"column {quoted(name)} {p.message}; {_REMEDIES[p.remedy]}." for name, p in problems.items()]
-        head = f"{label}: {len(lines)} columns need a decision:" if len(lines) > 1 else f"{label}:"
-        super().__init__("\n".join([head, *lines]) if len(lines) > 1 else f"{head} {lines[0]}")
+        super().__init__(f"{label}: " + (lines[0] if len(lines) == 1 else f"{len(lines)} columns need a decision."))
+        if len(lines) > 1:
+            for line in lines:
+                self.add_note(line)
 
 
 @dataclass(frozen=True)
