@@ -39,7 +39,7 @@ def test_help_imports_neither_torch_nor_arrow():
 
 
 @pytest.mark.parametrize(
-    "name", ["fit", "predict", "evaluate", "calibrate", "explain", "report", "reproduce", "demo", "bench"]
+    "name", ["fit", "predict", "evaluate", "calibrate", "explain", "report", "reproduce", "demo", "page", "bench"]
 )
 def test_every_command_has_help(name):
     result = run(name, "--help")
