@@ -1,4 +1,4 @@
-"""The command line: `fit`, `predict`, `evaluate`, `calibrate`, `explain`, `report`, `reproduce`, `demo`, `page`, `bench`.
+"""The command line: fit, predict, evaluate, calibrate, explain, report, reproduce, demo, page, bench.
 
 Exit codes: 0 success, 1 failure (data, model, disk), 2 wrong usage, 130 interrupted. Nothing heavy is imported before a
 command needs it.
