@@ -19,7 +19,7 @@ RANK = {
     "version": 0,
     "validation": 0,
     "likelihoods": 0,
-    "variational": 0,
+    "variational": 1,
     "covariances": 0,
     "information": 0,
     "scores": 0,

@@ -26,6 +26,7 @@ from dropbayes.likelihoods import Gaussian
 from dropbayes.objective import kl_divergence, negative_elbo
 from dropbayes.precision import Prior
 from dropbayes.sampling import operations
+from dropbayes.variational import Bernoulli, DiagonalGaussian, kl_monte_carlo
 from dropbayes.weight_layers import kl_coefficients, parameter_groups
 
 DTYPE = torch.float64
@@ -68,11 +69,12 @@ def layers(noise):
 def exact_moments(layer, x):
     """Mean and variance of the output's elements for one row, from the variance of each weight and bias."""
     q = layer.posterior()
-    noise = layer.noise
     bias = getattr(layer, "bias", None)
-    bias_variance = 0 if bias is None else torch.full_like(bias, noise.std**2)
-    if bias is not None and noise.drop_bias:
-        bias_variance = bias_variance + noise.drop_prob / noise.keep_prob * bias.square()
+    bias_variance = 0
+    if bias is not None and isinstance(layer.noise, BernoulliNoise):
+        bias_variance = torch.full_like(bias, layer.noise.std**2)
+        if layer.noise.drop_bias:
+            bias_variance = bias_variance + layer.noise.drop_prob / layer.noise.keep_prob * bias.square()
     mean = layer.noise.mean(layer.matrix())
     if isinstance(layer, Embedding):
         return mean[x], q.variance[x]
@@ -100,7 +102,7 @@ def test_draws_have_the_moments_of_q(name, mode):
         with torch.no_grad():
             if mode == "training":
                 draws = layer.train()(x.expand(n, *x.shape))
-            elif layer.noise.on_units:
+            elif layer.noise.on_units and name != "dropped bias":
                 with Draws():
                     draws = layer.eval()(x.expand(n, *x.shape))
             else:  # one weight per call serves all rows
@@ -213,7 +215,7 @@ def test_stochastic_operations_are_shown_to_a_mode_once_and_only_in_evaluation()
     layer = Linear(4, 3, noise=BernoulliNoise(0.3, std=0.2)).eval()
     with Watch():
         layer(torch.zeros(2, 4))
-    assert seen == [False, ("rand", (4, 1)), ("randn", (4, 3)), False, ("randn", (2, 3))]
+    assert seen == [False, ("rand", (4, 1)), ("randn", (4, 3)), False, ("randn", (3, 1))]
 
 
 # --- their KL and the bound ----------------------------------------------------------------------------------------
@@ -238,20 +240,28 @@ def test_bernoulli_layers_give_the_bound_of_dropout_networks():
         assert decays[0] == pytest.approx(decays[1])
 
 
-@pytest.mark.parametrize("name", ["bernoulli", "dropped bias", "non-diminishing", "non-diminishing, dropped bias"])
-def test_a_bernoulli_layers_own_kl_is_its_weight_decay_up_to_a_constant(name):
+@pytest.mark.parametrize("describes", ["mean", "kept"])
+@pytest.mark.parametrize("name", ["bernoulli", "dropped bias"])
+def test_a_dropout_layers_own_kl_is_its_weight_decay_and_its_constant(name, describes):
     layer = Linear(4, 3, noise=NOISES[name]).to(DTYPE)
-    prior = Prior(length_scale=1.3, bias_length_scale=0.6)
+    prior = Prior(length_scale=1.3, bias_length_scale=0.6, describes=describes)
+    torch.testing.assert_close(layer.kl(prior), kl_divergence(layer, prior=prior))
+    coefficient = {"bernoulli": 0.36, "dropped bias": 0.36 * 0.7 if describes == "mean" else 0.36 / 0.7}[name]
+    assert kl_coefficients(layer, prior=prior)["bias"] == pytest.approx(coefficient)
 
-    def gap():
-        return layer.kl(prior) - kl_divergence(layer, prior=prior)
 
-    before = gap()
-    nn.init.normal_(layer.weight)
-    nn.init.normal_(layer.bias)
-    torch.testing.assert_close(gap(), before)
-    if name == "dropped bias":
-        assert kl_coefficients(layer, prior=prior)["bias"] == pytest.approx(0.36 * 0.7)
+@pytest.mark.parametrize("drop_bias", [True, False])
+def test_a_layer_of_positive_std_states_its_exact_kl(drop_bias):
+    layer = Linear(2, 1, noise=BernoulliNoise(0.3, std=0.4, drop_bias=drop_bias)).to(DTYPE)
+    bias = layer.bias[:, None].detach()
+    q_bias = Bernoulli(bias / 0.7, 0.7, 0.4) if drop_bias else DiagonalGaussian(bias, torch.tensor(0.4, dtype=DTYPE))
+    estimates = [kl_monte_carlo(layer.posterior(), length_scale=1.3, n_draws=100_000),
+                 kl_monte_carlo(q_bias, length_scale=0.6, n_draws=100_000)]  # fmt: skip
+    prior = Prior(length_scale=1.3, bias_length_scale=0.6, describes="kept")
+    error = sum(error**2 for _, error in estimates) ** 0.5
+    assert (kl_divergence(layer, prior=prior) - sum(value for value, _ in estimates)).abs() < 4 * error
+    with pytest.raises(ValueError, match="whose KL is a weight decay"):
+        parameter_groups(layer, precision=1.0, prior=prior, n_data=10)
 
 
 @pytest.mark.parametrize("name", ["gaussian", "mixture", "low-rank mixture", "concrete"])
@@ -260,7 +270,8 @@ def test_other_families_put_their_own_kl_in_the_bound_and_refuse_to_be_a_decay(n
     prior = Prior(length_scale=1.3, bias_length_scale=0.6, following_length_scale=0.9)
     first = 0.5 * 1.3**2 * net[0].weight.square().sum() + 0.5 * 0.36 * net[0].bias.square().sum()
     second = net[1].posterior().kl(0.9) + 0.5 * 0.36 * net[1].bias.square().sum()
-    torch.testing.assert_close(kl_divergence(net, prior=prior), first + second)
+    constant = -8 * math.log(1.3) - 7 * math.log(0.6)
+    torch.testing.assert_close(kl_divergence(net, prior=prior), first + second + constant)
     with pytest.raises(ValueError, match="whose KL is a weight decay"):
         parameter_groups(net, precision=1.0, prior=prior, n_data=10)
 
@@ -271,6 +282,9 @@ def test_concrete_kl_is_the_authors_formula():
     length_scale, n_data, drop = 1e-2, 100, 0.2
     theirs = length_scale**2 / n_data * layer.weight.square().sum() / (1 - drop)
     theirs = theirs + 2 / n_data * 4 * (drop * math.log(drop) + (1 - drop) * math.log(1 - drop))
+    theirs = theirs - 2 / n_data * 12 * math.log(
+        length_scale
+    )  # free of weights and drop probability; they leave it out
     torch.testing.assert_close(2 * layer.kl(Prior(length_scale=length_scale)) / n_data, theirs, rtol=1e-6, atol=1e-9)
 
 
@@ -343,7 +357,7 @@ def test_noise_is_copied_so_that_layers_share_no_parameters():
         (lambda: BernoulliNoise(1.0), r"`drop_prob` must lie in \[0, 1\)"),
         (lambda: BernoulliNoise(-0.1), r"`drop_prob` must lie in \[0, 1\)"),
         (lambda: BernoulliNoise(0.1, std=-1.0), "`std`"),
-        (lambda: ConcreteNoise(0.0), "must be positive to be learnt"),
+        (lambda: ConcreteNoise(0.0), "must be positive to be learned"),
         (lambda: GaussianNoise(0.0), "`noise_std`"),
         (lambda: MixtureNoise(1), "`n_components`"),
     ],
