@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dropbayes import files
+
 __all__ = ["FORMAT", "ModelFile", "load", "save"]
 
 FORMAT = 1
@@ -75,13 +77,7 @@ def save(
     digest = hashlib.sha256(contents).hexdigest()
     place = contents.rindex(escaped, 0, 8 + int.from_bytes(contents[:8], "little"))
     signed = contents[:place] + escaped.replace(_BLANK.encode(), digest.encode()) + contents[place + len(escaped) :]
-    target = pathlib.Path(path)
-    part = target.with_name(target.name + ".part")
-    with part.open("wb") as file:
-        file.write(signed)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, target)
+    files.write_bytes(path, signed)
 
 
 def load(path: str | os.PathLike[str], *, kinds: Collection[str]) -> ModelFile:

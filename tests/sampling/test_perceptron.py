@@ -1,5 +1,6 @@
 """The direct path of perceptrons against the general one."""
 
+import copy
 import itertools
 
 import pytest
@@ -144,3 +145,30 @@ def test_products_that_sum_in_another_order_are_noticed(monkeypatch):
     monkeypatch.setattr(sequential, "_affine", reordered)
     assert not sequential._agrees(weight, 1, (64, 16, 4))
     sequential._tried.cache_clear()
+
+
+@pytest.mark.parametrize("masks", ["shared", "row"])
+@pytest.mark.parametrize("n_outputs", [1, 3])
+def test_a_network_changed_in_place_lends_its_numbers_to_no_copy(masks, n_outputs):
+    net = nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Dropout(0.1), nn.Linear(20, n_outputs)).eval()
+    x = torch.randn(5, 2)
+    before, snapshot = db.predict(net, x, n_draws=8, masks=masks), copy.deepcopy(net)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(10.0)
+    assert torch.equal(db.predict(snapshot, x, n_draws=8, masks=masks).mean, before.mean)
+    assert not torch.equal(db.predict(net, x, n_draws=8, masks=masks).mean, before.mean)
+
+
+def test_the_same_fit_three_times_in_one_process_gives_the_same_weights():
+    x = torch.linspace(-1, 1, 60)[:, None]
+    y = torch.sin(3 * x) + 0.1 * torch.randn(60, 1, generator=torch.Generator().manual_seed(0))
+    states = []
+    for _ in range(3):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(1, 20), nn.ReLU(), nn.Dropout(0.1), nn.Linear(20, 1))
+        db.fit(
+            net, x[:40], y[:40], likelihood=db.Gaussian(10.0), epochs=12, held_out=(x[40:], y[40:]), patience=3, seed=0
+        )
+        states.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    assert torch.equal(states[0], states[1]) and torch.equal(states[0], states[2])

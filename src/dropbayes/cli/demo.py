@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import pathlib
 import time
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from dropbayes import files
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -109,7 +110,7 @@ def demo(*, out: pathlib.Path, console: Console) -> pathlib.Path:
     _print_table(console, case, predictions)
     _write_csv(out / f"{case.name}.csv", case, predictions)
     with console.status("Writing the report ..."), _one_thread():
-        _write(out / "report.html", _page(model, case))
+        files.write_text(out / "report.html", _page(model, case))
     _print_result(console, case, predictions, out)
     console.print(f"[dim]{time.perf_counter() - start:.0f} s in all[/dim]", highlight=False)
     return out / "report.html"
@@ -202,7 +203,7 @@ def _fitted(case: Case, folder: pathlib.Path) -> DropoutRegressor:
     """The fitted model, which is also written to the folder."""
     import torch
 
-    from dropbayes.cli import folders
+    from dropbayes import folders
     from dropbayes.estimators import DropoutRegressor
     from dropbayes.tables import Schema
     from dropbayes.tables.columns import Column
@@ -308,11 +309,4 @@ def _write_csv(path: pathlib.Path, case: Case, predictions: dict[str, Numbers]) 
         ",".join([*("" if np.isnan(value) else f"{value:.10g}" for value in row), part])
         for row, part in zip(columns, case.part, strict=True)
     ]
-    _write(path, "\n".join([",".join([*case.features, "truth", *predictions, "part"]), *lines]) + "\n")
-
-
-def _write(path: pathlib.Path, text: str) -> None:
-    """Whole or not at all: the old file stays until the new one is complete."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    files.write_text(path, "\n".join([",".join([*case.features, "truth", *predictions, "part"]), *lines]) + "\n")

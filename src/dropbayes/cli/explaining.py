@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dropbayes.cli import folders
+from dropbayes import folders
 from dropbayes.cli.messages import out, print_json, table
 from dropbayes.population import network
 from dropbayes.sampling import sites

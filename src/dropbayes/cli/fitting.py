@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dropbayes.cli import folders
+from dropbayes import folders
 from dropbayes.cli.messages import note, out, print_json, reading, table
 from dropbayes.tables import MISSING, Column, Schema, Source, encoded, inferred, kind_of, labels, numbers, open_table
 from dropbayes.tables.reading import shown
@@ -80,7 +80,7 @@ def _whole(source: Source) -> pa.Table:
     with reading(source, "read") as bar:
         for block in source.blocks():
             blocks.append(block)
-            bar.at(source.position)
+            bar.advance_to(source.position)
     if not sum(block.num_rows for block in blocks):
         raise ValueError(f"{source.label}: has a header but no rows.")
     return pa.concat_tables(blocks)

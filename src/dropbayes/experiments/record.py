@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pathlib
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
@@ -16,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Array", "Arrays", "Findings", "Record", "device_of", "markdown_table", "steps"]
+from dropbayes import files
+
+__all__ = ["Array", "Arrays", "Findings", "Record", "markdown_table"]
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
@@ -76,9 +77,8 @@ class Record:
             )
         arrays = compute()
         self.folder.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part.npz")
-        np.savez_compressed(part, stamp=np.array(stamp), **arrays)  # type: ignore[arg-type]
-        os.replace(part, path)
+        with files.replacement(path) as file:
+            np.savez_compressed(file, stamp=np.array(stamp), **arrays)  # type: ignore[arg-type]
         return arrays
 
     def checkpoint(self, name: str) -> pathlib.Path:
@@ -97,8 +97,8 @@ class Record:
             "torch": torch.__version__,
             "machine": platform.machine(),
         }
-        (self.folder / "metrics.json").write_text(json.dumps(report, indent=1) + "\n")
-        (self.folder / "page.md").write_text(_page(findings, drawn, command))
+        files.write_text(self.folder / "metrics.json", json.dumps(report, indent=1) + "\n")
+        files.write_text(self.folder / "page.md", _page(findings, drawn, command))
         return drawn
 
 
@@ -161,18 +161,3 @@ def _cell(value: Any) -> str:
         return str(value)
     number = float(value)
     return "–" if not np.isfinite(number) else f"{number:.4g}" if abs(number) < 1000 else f"{number:,.0f}"
-
-
-def device_of(name: str) -> torch.device:
-    """The device of this name; "auto" is CUDA where there is one."""
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-
-
-def steps(total: int, title: str, *, start: int = 0) -> Iterator[int]:
-    """The numbers from `start` up to `total`, with a progress bar where standard error is a terminal."""
-    if not sys.stderr.isatty():
-        yield from range(start, total)
-        return
-    from tqdm.auto import tqdm
-
-    yield from tqdm(range(start, total), desc=title, initial=start, total=total)

@@ -59,7 +59,7 @@ class Subject:
         if not isinstance(model, DropoutRegressor | DropoutClassifier):
             raise TypeError(f"`model` must be a DropoutRegressor or DropoutClassifier; got {type(model).__name__}.")
         check_is_fitted(model)
-        if isinstance(model, DropoutRegressor) and not model.one_column:
+        if isinstance(model, DropoutRegressor) and not model.one_column_:
             raise ValueError(
                 f"`model` must predict one output; it predicts {model.population_.y_mean.shape[-1]}. "
                 "Fit one model per output and report on each."

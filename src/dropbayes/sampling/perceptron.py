@@ -7,6 +7,7 @@ layers can be left out of the products.
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 from collections import OrderedDict
@@ -309,18 +310,18 @@ def prepared_draws(
     """
     parameters = [p for layer in net.layers for p in layer._parameters.values() if p is not None]
 
-    def make() -> PerceptronDraws:
+    def make(net: Perceptron) -> PerceptronDraws:
         return PerceptronDraws(net, keys, draws, block=block, per_row=per_row, integrate=integrate, like=like[:0])
 
     small = sum([p.numel() for p in parameters]) <= _PREPARED_WEIGHTS
     if not small or like.device.type != "cpu" or like.dtype not in (torch.float32, torch.float64):
-        return make()
+        return make(net)
     kinds = tuple(map(_settings, net.layers))
     values = tuple([p.detach().numpy().tobytes() for p in parameters])
     key = (kinds, values, keys, draws, block, per_row, integrate, like.dtype, threading.get_ident())
     found = _prepared.get(key)
     if found is None:
-        found = _prepared[key] = make()
+        found = _prepared[key] = make(copy.deepcopy(net))  # of its own weights: those of `net` may change in place
         while len(_prepared) > _PREPARED_ENTRIES:
             _prepared.popitem(last=False)
     return found

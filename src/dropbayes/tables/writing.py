@@ -6,8 +6,6 @@ import contextlib
 import io
 import os
 import pathlib
-import secrets
-import stat
 import sys
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -15,7 +13,9 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["Sink", "neutral", "replaced", "write_whole"]
+from dropbayes import files
+
+__all__ = ["Sink", "neutral", "write_whole"]
 
 # What a spreadsheet takes for the start of a formula, also in full width; a number may begin with a sign.
 _FORMULA = r"^[=+\-@\t\r\n＝＋－＠]"
@@ -65,7 +65,7 @@ class Sink:
         self._waiting: list[pa.Table] = []
 
     def __enter__(self) -> Sink:
-        self._context = contextlib.nullcontext(sys.stdout.buffer) if self.to_stdout else replaced(self.path)
+        self._context = contextlib.nullcontext(sys.stdout.buffer) if self.to_stdout else files.replacement(self.path)
         self._file = self._context.__enter__()
         return self
 
@@ -167,40 +167,10 @@ def _is_simple(kind: pa.DataType) -> bool:
     return any(is_kind(kind) for is_kind in (t.is_integer, t.is_floating, t.is_boolean, t.is_temporal, t.is_decimal))
 
 
-@contextlib.contextmanager
-def replaced(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A binary file to write that takes the place of `path` at the end of the context, if nothing went wrong.
-
-    What is no ordinary file (a pipe, a device) is written directly.
-    """
-    path = pathlib.Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"{str(path)!r} is a folder; name a file in it.")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"the folder {str(path.parent)!r} does not exist; make it first.")
-    if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-        with path.open("wb") as file:
-            yield file
-        return
-    path = path.resolve()  # a link stays a link
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with part.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if path.exists():
-            part.chmod(stat.S_IMODE(path.stat().st_mode))
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
     """Writes a text file that is whole or not there; "-" is standard output."""
     if str(path) == "-":
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    with replaced(path) as file:
-        file.write(text.encode())
+    files.write_text(path, text)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 import torch
 from torch import Tensor, nn
 
+from dropbayes import files
 from dropbayes.likelihoods import Likelihood
 from dropbayes.precision import Prior
 
@@ -82,12 +83,8 @@ def write(path: pathlib.Path, net: nn.Module, descent: torch.optim.Optimizer, ru
         "best_score": run.best_score,
         "waited": run.waited,
     }
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
+    with files.replacement(path) as file:
         torch.save(contents, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
 
 
 def resumed(

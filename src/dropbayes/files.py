@@ -1,0 +1,73 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from typing import BinaryIO
+
+__all__ = ["replacement", "write_bytes", "write_text"]
+
+_ABANDONED_SECONDS = 86_400.0  # a temporary file unchanged for a day belongs to a process that was killed
+
+
+@contextlib.contextmanager
+def replacement(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A binary file to write that replaces `path` when the context ends without an exception.
+
+    A reader finds the old file or the new one, never a part, and writers do not disturb each other: the temporary
+    file has a unique name in the same folder, is flushed to the disk and renamed. Permissions and symbolic links are
+    kept. What is not a regular file (a pipe, a device) is written directly.
+
+    Raises:
+        IsADirectoryError: `path` is a folder.
+        FileNotFoundError: Its folder does not exist.
+    """
+    path = pathlib.Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{str(path)!r} is a folder; name a file in it.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"the folder {str(path.parent)!r} does not exist; make it first.")
+    if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+        with path.open("wb") as file:
+            yield file
+        return
+    path = path.resolve()  # a link stays a link
+    _remove_abandoned(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileNotFoundError):
+            temporary.chmod(stat.S_IMODE(path.stat().st_mode))
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _remove_abandoned(path: pathlib.Path) -> None:
+    """Removes what killed processes left beside `path`: nothing else ever would."""
+    beginning, length = f".{path.name}.", len(f".{path.name}.") + 16 + len(".part")
+    for entry in os.scandir(path.parent):
+        if len(entry.name) == length and entry.name.startswith(beginning) and entry.name.endswith(".part"):
+            with contextlib.suppress(OSError):
+                if time.time() - entry.stat().st_mtime > _ABANDONED_SECONDS:
+                    os.unlink(entry)
+
+
+def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:
+    """Writes a file whole or not at all."""
+    with replacement(path) as file:
+        file.write(contents)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a UTF-8 text file whole or not at all."""
+    write_bytes(path, text.encode())
