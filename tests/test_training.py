@@ -1,5 +1,6 @@
 """Tests of `fit`: the objective it descends, and checkpoints under real kills."""
 
+import copy
 import json
 import pathlib
 import subprocess
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import dropbayes as db
+from dropbayes.likelihoods import Categorical, Gaussian
 from dropbayes.objective import negative_elbo
 from dropbayes.precision import Prior
 from dropbayes.training import InverseDecay, Progress, fit
@@ -224,6 +226,7 @@ import json, os, random, signal, sys, time
 import torch
 from torch import nn
 import dropbayes as db
+from dropbayes.likelihoods import Categorical, Gaussian
 from dropbayes.training import fit
 
 torch.set_num_threads(1)
@@ -288,3 +291,61 @@ def test_loss_falls_towards_the_noise():
     with torch.no_grad():
         error = float((net.eval()(x) - y).square().mean().sqrt())
     assert error < 0.2
+
+
+def test_a_row_of_weight_two_counts_as_two_in_the_divergence_too():
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    x, y = torch.randn(3, 2), torch.randn(3, 1)
+    repeated = torch.tensor([0, 0, 1, 2])
+    setting = {
+        "likelihood": Gaussian(2.0),
+        "prior": Prior(length_scale=2.0),
+        "epochs": 1,
+        "learning_rate": 1e-6,
+        "device": "cpu",
+    }
+    weighted = fit(copy.deepcopy(net), x, y, weight=torch.tensor([2.0, 1.0, 1.0]), **setting)
+    plain = fit(copy.deepcopy(net), x[repeated], y[repeated], **setting)
+    assert weighted.loss == pytest.approx(plain.loss, rel=1e-5)
+
+
+def test_a_learned_precision_ends_at_the_inverse_of_the_mean_squared_error(tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(400, 2)
+    y = x @ torch.tensor([[1.0], [-2.0]]) + 0.5 * torch.randn(400, 1)
+    setting = {"likelihood": Gaussian(1.0), "prior": Prior(length_scale=0.01), "epochs": 200, "learning_rate": 0.1, "batch_size": 400,
+               "learn_precision": True, "device": "cpu"}  # fmt: skip
+    net = nn.Linear(2, 1)
+    start = copy.deepcopy(net)
+    history = fit(net, x, y, **setting)
+    error = (net(x) - y).square().mean().item()
+    assert history.precision[-1] == pytest.approx(1 / error, rel=0.02)
+    assert len(history.precision) == 200 and history.precision[0] < history.precision[-1]
+    # A run cut in two gives the same bits.
+    fit(start, x, y, checkpoint=tmp_path / "run", **{**setting, "epochs": 80})
+    resumed = fit(start, x, y, checkpoint=tmp_path / "run", **setting)
+    assert resumed.precision == history.precision and torch.equal(start.weight, net.weight)
+
+
+def test_a_precision_to_be_learned_needs_a_gaussian():
+    with pytest.raises(ValueError, match="`learn_precision` needs a Gaussian"):
+        fit(nn.Linear(2, 2), torch.zeros(3, 2), torch.zeros(3, dtype=torch.long), likelihood=Categorical(),
+            learn_precision=True, epochs=1, device="cpu")  # fmt: skip
+
+
+def test_fit_takes_its_keep_probabilities_from_where_dropout_is_used():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop, self.fc1, self.fc2 = nn.Dropout(0.5), nn.Linear(2, 3), nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.fc2(self.drop(torch.tanh(self.fc1(x))))
+
+    net, x, y = Net(), torch.randn(4, 2), torch.randn(4, 1)
+    setting = {"likelihood": Gaussian(2.0), "epochs": 1, "learning_rate": 1e-9, "device": "cpu", "seed": 3}
+    prior = Prior(length_scale=30.0)
+    traced = fit(copy.deepcopy(net), x, y, prior=prior, **setting).loss
+    told = fit(copy.deepcopy(net), x, y, prior=prior, keep_probs={"fc1": 1.0, "fc2": 0.5}, **setting).loss
+    guessed = fit(copy.deepcopy(net), x, y, prior=prior, keep_probs={"fc1": 0.5, "fc2": 1.0}, **setting).loss
+    assert traced == pytest.approx(told, rel=1e-6) and traced != pytest.approx(guessed, rel=1e-3)

@@ -5,6 +5,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import distributions as td
 
 from dropbayes.variational import (
@@ -259,6 +261,55 @@ def test_concrete_learns_the_drop_probability_that_minimises_its_kl():
     torch.testing.assert_close(drop_logit.item(), (kept.square().sum() / (2 * 4)).item(), rtol=1e-4, atol=1e-6)
 
 
+def test_the_kl_of_a_mixture_lies_between_its_lower_and_its_upper_bound_and_is_estimated_without_bias():
+    for gap in (0.0, 0.5, 3.0):
+        locs = torch.stack([torch.zeros(2, 2, dtype=DTYPE), torch.full((2, 2), gap, dtype=DTYPE)])
+        q = Mixture(
+            torch.tensor([0.3, 0.7], dtype=DTYPE),
+            locs,
+            torch.full((1, 1, 1), 0.6, dtype=DTYPE),
+            0.3 * matrix(2, 2, 2, 1),
+        )
+        exact, error = kl_monte_carlo(q, length_scale=1.2, n_draws=40_000)
+        assert q.kl_separated(1.2) - 4 * error <= exact <= q.kl(1.2) + 4 * error
+        stratified = torch.stack([q.kl_sampled(1.2, n_draws=10) for _ in range(400)])
+        combined = (error**2 + stratified.var() / 400).sqrt()
+        assert (stratified.mean() - exact).abs() < 4 * combined
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    keep_prob=st.floats(0.02, 1.0),
+    std=st.floats(1e-2, 5.0),
+    scale=st.floats(0.0, 4.0),
+    length_scale=st.floats(0.05, 20.0),
+    seed=st.integers(0, 10),
+)
+def test_every_divergence_is_at_least_zero(keep_prob, std, scale, length_scale, seed):
+    loc = scale * torch.randn(3, 2, dtype=DTYPE, generator=torch.Generator().manual_seed(seed))
+    probs = torch.tensor([keep_prob, 1 - keep_prob], dtype=DTYPE).clamp(0.01, 0.99)
+    tensor_std = torch.tensor(std, dtype=DTYPE)
+    mixture = Mixture(probs / probs.sum(), torch.stack([loc, -loc]), tensor_std.expand(1, 1, 1))
+    for q in (Bernoulli(loc, keep_prob, std), DiagonalGaussian(loc, tensor_std), mixture):
+        assert q.kl(length_scale) >= -1e-6 * (1 + length_scale**2)
+
+
+def test_dropout_is_the_limit_of_small_std_but_for_a_constant():
+    # KL + QK(log σ + ½) tends to what is returned for σ = 0, which therefore depends on M, p and l as the KL does.
+    kept, std = matrix(3, 2), 1e-7
+    for keep_prob, length_scale in ((0.7, 1.3), (0.9, 0.2)):
+        limit = Bernoulli(kept, keep_prob, std).kl(length_scale) + 6 * (math.log(std) + 0.5)
+        torch.testing.assert_close(Bernoulli(kept, keep_prob).kl(length_scale), limit)
+
+
+def test_a_zero_weight_under_multiplicative_noise_costs_finitely():
+    loc = torch.tensor([[0.0, 1.0]], dtype=DTYPE, requires_grad=True)
+    q = multiplicative_gaussian(loc, 0.5)
+    q.kl(1.0).backward()
+    assert q.kl(1.0).isfinite() and loc.grad.isfinite().all()
+    torch.testing.assert_close(q.kl(1.0), td.kl_divergence(td.Normal(q.loc, q.std), td.Normal(0.0, 1.0)).sum())
+
+
 # --- gradients and numerics ----------------------------------------------------------------------------------------
 
 
@@ -287,9 +338,34 @@ def test_gradients_of_samples_products_and_kl_are_right(name):
     def everything(a, b):
         torch.manual_seed(5)
         q = rebuilt(name, a, b)
-        return q.sample(2), q.product(x), q.kl(1.3), q.mean, q.variance
+        draws = [f for relaxed in (True, False) for f in (q.sample(2, relaxed=relaxed), q.product(x, relaxed=relaxed))]
+        return *draws, q.kl(1.3), q.mean, q.variance
 
     assert torch.autograd.gradcheck(everything, (kept, second))
+
+
+@pytest.mark.parametrize(
+    "divergence",
+    [
+        lambda kept, scale, std: Bernoulli(kept, 0.7, std).kl(scale),
+        lambda kept, scale, std: Bernoulli(kept, 0.7, std).kl_separated(scale),
+        lambda kept, scale, std: Bernoulli(kept, 0.7).kl(scale) + 0 * std,
+        lambda kept, scale, std: DiagonalGaussian(kept, std).kl(scale),
+        lambda kept, scale, std: multiplicative_gaussian(kept, std).kl(scale),
+        lambda kept, scale, std: Concrete(kept, std.log()).kl(scale),
+        lambda kept, scale, std: Mixture(torch.tensor([0.4, 0.6], dtype=DTYPE), torch.stack([kept, -kept]), std.expand(1, 1, 1)).kl(scale),
+        lambda kept, scale, std: Bernoulli(kept, 0.7, std).log_density(kept + 0.3) + 0 * scale,
+        lambda kept, scale, std: Bernoulli(kept, 0.7, std).variance.sum() + 0 * scale,
+    ],
+)  # fmt: skip
+def test_length_scale_and_std_are_differentiated_where_they_are_tensors(divergence):
+    length_scale, std = (torch.tensor(v, dtype=DTYPE, requires_grad=True) for v in (1.3, 0.4))
+    assert torch.autograd.gradcheck(divergence, (matrix(3, 2).requires_grad_(), length_scale, std))
+
+
+def test_a_tensor_for_a_keep_probability_is_refused():
+    with pytest.raises(TypeError, match="`Concrete`"):
+        Bernoulli(matrix(2, 2), torch.tensor(0.5))
 
 
 @pytest.mark.parametrize("name", WITH_DENSITY)
@@ -334,7 +410,13 @@ def test_products_with_a_row_of_zeros_have_finite_gradients():
         (lambda: Bernoulli(matrix(2, 2), 0.5).kl(-1.0), "`length_scale` must be"),
         (lambda: Bernoulli(matrix(2, 2), 0.5).kl(0.0), "`length_scale` must be"),
         (lambda: multiplicative_gaussian(matrix(2, 2), -0.1), "`noise_std`"),
-        (lambda: Mixture(torch.tensor([0.5, 0.6]), matrix(2, 2, 2), matrix(1, 1, 1)), "sum to 1"),
+        (lambda: Mixture(torch.tensor([0.5, 0.6]), matrix(2, 2, 2), torch.ones(1, 1, 1)), "sum to 1"),
+        (
+            lambda: Mixture(torch.tensor([0.5, 0.5]), matrix(2, 2, 2), torch.zeros(1, 1, 1)),
+            "`stds` .* must be positive",
+        ),
+        (lambda: DiagonalGaussian(matrix(2, 2), torch.tensor([-0.1])), "`std` .* must be zero or more"),
+        (lambda: Bernoulli(matrix(2, 2), 0.5, std=torch.ones(2)), "a number or a scalar tensor"),
         (lambda: Concrete(matrix(2, 2), torch.zeros(()), temperature=0.0), "`temperature` must be a positive"),
     ],
 )

@@ -442,4 +442,4 @@ def _register(layer: nn.Module, drop_prob: float, units: Units, row_axis: int) -
 
 def _is_plain(layer: nn.Module) -> bool:
     """Whether a module of unknown code is a linear layer by its looks: a `weight`, no other matrix and no parts."""
-    return not layer._modules and set(matrices(layer)) <= {"weight"}
+    return next(layer.children(), None) is None and set(matrices(layer)) <= {"weight"}

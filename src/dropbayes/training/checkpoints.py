@@ -27,6 +27,7 @@ class History:
         loss: The negative evidence lower bound per row, a mean over the epoch's batches.
         log_likelihood: The held-out predictive log-likelihood (empty without held-out rows).
         learning_rate: The rate of the epoch's last step.
+        precision: The model precision τ after the epoch (empty unless it is learned).
         best_epoch: The epoch whose weights the network has, counted from 1.
         stopped: "epochs", "patience" or "callback".
     """
@@ -34,6 +35,7 @@ class History:
     loss: list[float] = field(default_factory=list)
     log_likelihood: list[float] = field(default_factory=list)
     learning_rate: list[float] = field(default_factory=list)
+    precision: list[float] = field(default_factory=list)
     best_epoch: int = 0
     stopped: str = ""
 
@@ -46,6 +48,7 @@ class Run:
     best: dict[str, Tensor] | None = None
     best_score: float = -math.inf
     waited: int = 0
+    log_precision: float | None = None
 
 
 def fingerprint_of(
@@ -82,6 +85,7 @@ def write(path: pathlib.Path, net: nn.Module, descent: torch.optim.Optimizer, ru
         "best": run.best,
         "best_score": run.best_score,
         "waited": run.waited,
+        "log_precision": run.log_precision,
     }
     with files.replacement(path) as file:
         torch.save(contents, file)
@@ -104,4 +108,4 @@ def resumed(
     descent.load_state_dict(saved["optimizer"])
     history = History(**saved["history"])
     # A run stopped by its last epoch may be continued; patience and callbacks are final.
-    return Run(history, saved["best"], saved["best_score"], saved["waited"])
+    return Run(history, saved["best"], saved["best_score"], saved["waited"], saved.get("log_precision"))

@@ -31,6 +31,7 @@ from dropbayes.training.steps import (
     tensors_of,
     wants_graph,
 )
+from dropbayes.weight_layers import complete_keep_probs
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ def fit(
     *,
     likelihood: Likelihood,
     prior: Prior | None = None,
+    learn_precision: bool = False,
     keep_probs: Mapping[str, float] | None = None,
     weight: Tensor | None = None,
     epochs: int = 100,
@@ -101,7 +103,9 @@ def fit(
         y: Targets, as `likelihood` takes them.
         likelihood: $p(\mathbf y \mid \widehat{\mathbf y})$.
         prior: The length-scales of weights and biases; `Prior()` by default.
-        keep_probs: Keep probabilities by module name where the network's structure does not tell.
+        learn_precision: Whether the τ of a `Gaussian` is trained with the network, from its own value on. The τ that
+            goes with the returned weights is `history.precision[history.best_epoch - 1]`.
+        keep_probs: Keep probabilities by module name, before those that a look at the first rows shows.
         weight: The weight of each row; a row of weight 2 counts as two.
         epochs: Passes over the rows.
         batch_size: Rows of a mini-batch, M.
@@ -138,12 +142,19 @@ def fit(
     data = Rows(x, y, weight, device)
     net.to(device)
     descent = made_optimizer(net, optimizer, learning_rate, momentum)
-    objective = batch_objective(net, likelihood, prior or Prior(), keep_probs, n_rows)
-    scale = 1 / likelihood.precision if isinstance(likelihood, Gaussian) else 1.0
-    step = Step(net, objective, scale, data, autocast, wants_graph(net, cuda_graph, device), bool(cuda_graph))
+    learned = LearnedPrecision(likelihood, descent, device) if learn_precision else None
+    current = learned or (lambda: likelihood)
+    keep_probs = complete_keep_probs(net, data.batch(torch.arange(min(2, n_rows)))[0], keep_probs)
+    n_data = n_rows if weight is None else float(weight.double().sum())  # a row of weight 2 counts as two
+    objective = batch_objective(net, current, prior or Prior(), keep_probs, n_data)
+    scale = 1 / float(likelihood.precision) if isinstance(likelihood, Gaussian) else 1.0
+    graphed = wants_graph(net, cuda_graph, device) and learned is None
+    step = Step(net, objective, scale, data, autocast, graphed, bool(cuda_graph))
     base_rates = [group["lr"] for group in descent.param_groups]
     fingerprint = fingerprint_of(net, [*tensors_of(x), y], likelihood, prior, batch_size, descent, schedule, seed)
     run = resumed(net, descent, checkpoint, fingerprint)
+    if learned is not None and run.log_precision is not None:
+        learned.restore(run.log_precision)
     try:
         done = len(run.history.loss)
         with _own_randomness(device), ProgressBar("fit", epochs, unit="epochs", initial=done, show=progress) as bar:
@@ -154,7 +165,9 @@ def fit(
                 net.train()
                 loss = run_epoch(step, descent, base_rates, schedule, n_rows, batch_size, epoch)
                 _check_finite(net, good, loss, epoch, descent)
-                score = _score(net, held_out, likelihood, n_draws, seed, device)
+                score = _score(net, held_out, current(), n_draws, seed, device)
+                if learned is not None:
+                    run = learned.recorded(run)
                 run = _recorded(run, net, loss, score, descent.param_groups[0]["lr"], patience)
                 stop = [callback(Progress(epoch + 1, net, run.history)) for callback in callbacks]
                 if any(stop) and not run.history.stopped:
@@ -205,7 +218,7 @@ def _recorded(run: Run, net: nn.Module, loss: float, score: float | None, rate: 
         return replace(run, history=history)
     history = replace(history, log_likelihood=[*history.log_likelihood, score])
     if score > run.best_score:
-        return Run(history, _state_copy(net), score, 0)
+        return replace(run, history=history, best=_state_copy(net), best_score=score, waited=0)
     stopped = "patience" if run.waited + 1 >= patience else ""
     history = replace(history, best_epoch=run.history.best_epoch, stopped=stopped)
     return replace(run, history=history, waited=run.waited + 1)
@@ -254,6 +267,29 @@ def _check_finite(
         f"learning_rate={rate / 10:.3g} instead of {rate:.3g}, standardise x and y (mean 0, deviation 1), and look for "
         "NaN, infinite or extreme values in them."
     )
+
+
+class LearnedPrecision:
+    r"""A Gaussian whose $\log\tau$ an optimiser trains; called, the likelihood as it is now."""
+
+    def __init__(self, likelihood: Likelihood, descent: torch.optim.Optimizer, device: torch.device) -> None:
+        if not isinstance(likelihood, Gaussian):
+            raise ValueError(f"`learn_precision` needs a Gaussian likelihood; got {likelihood!r}.")
+        self.log_precision = nn.Parameter(torch.tensor(math.log(float(likelihood.precision)), device=device))
+        descent.add_param_group({"params": [self.log_precision]})
+
+    def __call__(self) -> Gaussian:
+        return Gaussian(self.log_precision.exp())
+
+    def restore(self, log_precision: float) -> None:
+        with torch.no_grad():
+            self.log_precision.fill_(log_precision)
+
+    def recorded(self, run: Run) -> Run:
+        """The run with the precision as it is now."""
+        log_precision = self.log_precision.item()
+        history = replace(run.history, precision=[*run.history.precision, math.exp(log_precision)])
+        return replace(run, history=history, log_precision=log_precision)
 
 
 @contextlib.contextmanager

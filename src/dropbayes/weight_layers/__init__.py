@@ -11,12 +11,13 @@ from dropbayes.weight_layers.structure import (
     matrices,
     weight_layers,
 )
-from dropbayes.weight_layers.tracing import keep_probs, trace
+from dropbayes.weight_layers.tracing import complete_keep_probs, keep_probs, trace
 
 __all__ = [
     "BayesianLayer",
     "Decay",
     "DroppedLayer",
+    "complete_keep_probs",
     "decays",
     "is_bias",
     "is_weight_layer",

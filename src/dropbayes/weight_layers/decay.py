@@ -22,6 +22,7 @@ from dropbayes.weight_layers.structure import (
     parameter_keep_prob,
     parameter_value,
     reads_input,
+    stated_keep_prob,
     weight_layers,
 )
 
@@ -80,7 +81,9 @@ def decays(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | No
     given = dict(keep_probs or {})
     layers = dict(weight_layers(net))
     _check_names(net, layers, prior, given)
-    ordered = {} if given and _covers(layers, given) else keep_probs_by_order(net)
+    traced = given.keys() - layers.keys()  # names of parameters: what an input does not reach is not guessed either
+    covered = traced or all(layer in given or isinstance(module, DroppedLayer) for layer, module in layers.items())
+    ordered = {} if covered else keep_probs_by_order(net)
     seen: set[int] = set()
     for position, (layer, module) in enumerate(layers.items()):
         for parameter in layer_parameters(module):
@@ -91,16 +94,12 @@ def decays(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | No
                 seen.add(id(value))
             p = given.get(f"{layer}.{parameter}".lstrip("."))
             if p is None or is_bias(parameter):
-                p = parameter_keep_prob(module, parameter, given.get(layer, ordered.get(layer, 1.0)))
+                p = parameter_keep_prob(
+                    module, parameter, given.get(layer, ordered.get(layer, stated_keep_prob(module)))
+                )
             if p is not None and kl_is_weight_decay(module):
                 first = position == 0 and reads_input(module, parameter)
                 yield Decay(layer, module, parameter, p, prior, first)
-
-
-def _covers(layers: Mapping[str, nn.Module], given: Mapping[str, float]) -> bool:
-    """Whether the given keep probabilities leave nothing to guess."""
-    named = {name.rpartition(".")[0] if name not in layers else name for name in given}
-    return all(layer in named or isinstance(module, DroppedLayer) for layer, module in layers.items())
 
 
 def _check_names(net: nn.Module, layers: Mapping[str, nn.Module], prior: Prior, given: Mapping[str, float]) -> None:

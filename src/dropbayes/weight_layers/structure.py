@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -88,6 +89,8 @@ def weight_layers(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The weight layers of `net` in registration order, less the parts of one (an attention's `out_proj`)."""
     parts: set[nn.Module] = set()
     for name, module in net.named_modules():
+        if parametrize.is_parametrized(module):
+            parts.update(module.parametrizations.modules())
         if module not in parts and is_weight_layer(module):
             # A module of torch's, or one that states its keep probabilities, speaks for its parts; any other owns a
             # matrix and may hold weight layers besides it.

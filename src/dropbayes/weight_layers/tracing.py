@@ -8,6 +8,7 @@ ends the memory: its weight is dropped with what was remembered.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -200,6 +201,18 @@ def keep_probs(net: nn.Module, x: Any) -> dict[str, float]:
             by_parameter[f"{layer}.weight".lstrip(".")] = stated_keep_prob(module)
     decaying = {layer for layer, module in layers.items() if kl_is_weight_decay(module)}
     return {name: kept for name, kept in by_parameter.items() if _layer_of(name, layers) in decaying}
+
+
+def complete_keep_probs(net: nn.Module, x: Any, given: Mapping[str, float] | None) -> dict[str, float]:
+    """The traced keep probabilities of every weight whose layer `given` does not name, and `given`."""
+    given = dict(given or {})
+    try:
+        traced = keep_probs(net, x)
+    except Exception as error:  # code that cannot run inside a function mode, or not on few rows
+        warnings.warn(f"`net` could not be traced ({error}): its dropout is read off its structure.", stacklevel=3)
+        return given
+    layers = dict(weight_layers(net))
+    return {name: kept for name, kept in traced.items() if _layer_of(name, layers) not in given} | given
 
 
 def _layer_of(parameter: str, layers: Mapping[str, nn.Module]) -> str:
