@@ -48,6 +48,7 @@ RANK = {
     "tables": 7,
     "folders": 8,
     "report": 8,
+    "page": 8,
     "predictor": 9,
     "cli": 11,
     "__init__": 12,
@@ -65,7 +66,6 @@ UNDIVIDED = {
     "processes",
     "report",
     "tables",
-    "training",
 }
 
 
