@@ -355,8 +355,8 @@ def test_attention_is_unchanged_in_evaluation_and_drops_all_four_projections(bat
 def test_a_transformer_encoder_is_unchanged_in_evaluation_with_padding():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2).eval()
-    bayesian = add_dropout(encoder, 0.1)
     x, padding = torch.randn(3, 4, 8), torch.tensor([[0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 0, 0]], dtype=torch.bool)
+    bayesian = add_dropout(encoder, 0.1, x=x)
     with torch.no_grad():
         expected, got = encoder(x, src_key_padding_mask=padding), bayesian(x, src_key_padding_mask=padding)
     torch.testing.assert_close(got[~padding], expected[~padding], rtol=1e-4, atol=1e-5)
