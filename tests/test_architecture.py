@@ -31,7 +31,7 @@ RANK = {
     "weight_layers": 2,
     "layers": 2,
     "recurrent": 3,
-    "conversion": 3,
+    "conversion": 4,
     "sampling": 3,
     "objective": 4,
     "predictive": 4,
