@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from dropbayes import folders
 from dropbayes.cli.messages import note, out, print_json, reading, table
+from dropbayes.predictor import Predictor, uncertainty_percentiles
 from dropbayes.tables import MISSING, Column, Schema, Source, encoded, inferred, kind_of, labels, numbers, open_table
 from dropbayes.tables.reading import shown
 
@@ -70,6 +71,7 @@ def fit(
         "versions": {name: importlib.metadata.version(name) for name in ("torch", "numpy", "scikit-learn", "pyarrow")},
     }
     model = folders.Model(estimator, training.schema, origin, path)
+    origin["uncertainty_percentiles"] = uncertainty_percentiles(Predictor(model), training.x)
     folders.save(model)
     _say(model, training, seconds, as_json=as_json)
 

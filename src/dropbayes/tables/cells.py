@@ -122,7 +122,7 @@ def booleans(values: Any, name: str, at: Place, missing: Collection[str]) -> Flo
     if is_text(values):
         cells = pc.utf8_lower(trimmed(values, missing))
         known = pc.is_in(cells, value_set=pa.array(["true", "false", None], pa.string()))
-        if not pc.all(known).as_py():
+        if pc.any(pc.invert(known)).as_py():
             row = pc.index(known, False).as_py()
             raise ValueError(
                 f"{at(row)}, column {shown(name)}: must be true or false, as in training; got "
