@@ -48,6 +48,7 @@ RANK = {
     "tables": 7,
     "folders": 8,
     "report": 8,
+    "page": 8,
     "predictor": 9,
     "serving": 10,
     "cli": 11,
@@ -66,7 +67,6 @@ UNDIVIDED = {
     "processes",
     "report",
     "tables",
-    "training",
 }
 
 

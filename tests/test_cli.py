@@ -414,7 +414,9 @@ def test_help_imports_neither_torch_nor_arrow():
     assert "Usage: dropbayes" in out.stdout and "dropbayes 0." in out.stdout
 
 
-@pytest.mark.parametrize("name", ["fit", "predict", "evaluate", "explain", "report", "reproduce", "demo", "bench"])
+@pytest.mark.parametrize(
+    "name", ["fit", "predict", "evaluate", "explain", "report", "reproduce", "demo", "page", "bench"]
+)
 def test_every_command_has_help(name):
     result = run(name, "--help")
     assert result.code == 0 and f"Usage: dropbayes {name}" in result.text

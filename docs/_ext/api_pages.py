@@ -14,7 +14,7 @@ GROUPS = {
     "Uncertainty of a network": [
         "predictive", "sampling", "evaluation", "likelihoods", "conversion",
     ],
-    "A table": ["estimators", "tables", "folders", "report", "cli"],
+    "A table": ["estimators", "tables", "folders", "report", "page", "cli"],
     "Serving and scaling": ["predictor", "serving", "distributed"],
     "The theory": [
         "precision", "weight_layers", "objective", "variational", "layers", "recurrent", "covariances", "processes",

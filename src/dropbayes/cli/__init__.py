@@ -1,4 +1,4 @@
-"""The command line: `dropbayes fit`, `predict`, `evaluate`, `explain`, `report`, `reproduce`, `demo`, `bench`.
+"""The command line: `dropbayes fit`, `predict`, `evaluate`, `explain`, `report`, `reproduce`, `demo`, `page`, `bench`.
 
 Exit codes: 0 it worked, 1 the work failed (data, model, disk), 2 it was called wrongly, 130 it was interrupted. Nothing
 heavy is imported before a command needs it.

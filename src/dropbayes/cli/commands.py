@@ -352,6 +352,26 @@ def demo(
 
 
 @app.command()
+def page(
+    out: Annotated[str | None, typer.Option(help="Write the page to this file instead.", metavar="FILE")] = None,
+    port: Annotated[
+        int, typer.Option(help="The port on 127.0.0.1; 0 takes a free one.", min=0, max=65535, metavar="N")
+    ] = 0,
+    no_browser: Annotated[bool, typer.Option("--no-browser", metavar="", help="Do not open a browser.")] = False,
+) -> None:
+    """Draw points and watch what a network does not know, in a browser.
+
+    One page that needs no server and no network connection; it is served on 127.0.0.1, or written as one HTML file.
+    """
+    from dropbayes.cli import page as page_command
+
+    if out is not None:
+        page_command.write_page(out)
+    else:
+        page_command.serve_page(port=port, open_browser=not no_browser)
+
+
+@app.command()
 def bench(
     n_draws: Annotated[int, typer.Option(help="Draws of each prediction.", min=1, metavar="N")] = 100,
     repeats: Annotated[int, typer.Option(help="Runs of which the median counts.", min=1, metavar="N")] = 7,
