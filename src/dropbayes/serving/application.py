@@ -40,7 +40,7 @@ Array = npt.NDArray[Any]
 _DATATYPE = {"number": "FP64", "boolean": "BOOL", "category": "BYTES", "array": "FP64"}
 # A body up to this size is decoded where it arrives; a longer one would keep others waiting.
 _QUICK_BYTES = 2**16
-_RELOADS, _RELOAD_PAUSE = 4, 0.5  # a folder that is being replaced is away for a moment
+_LOADS, _LOAD_PAUSE = 4, 0.5
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,15 @@ def _version(path: pathlib.Path) -> str:
         return ""  # loading says what is wrong
 
 
+def _loaded(path: pathlib.Path) -> ServedModel:
+    """The model in a folder that may just be being replaced, and so be away for a moment."""
+    for _ in range(_LOADS - 1):
+        with contextlib.suppress(ValueError, OSError):
+            return ServedModel.load(path)
+        time.sleep(_LOAD_PAUSE)
+    return ServedModel.load(path)
+
+
 class Service:
     """The model, the batches and the counters that the routes share.
 
@@ -125,25 +134,21 @@ class Service:
         self.path, self.limits = path, limits
         self._token = None if token is None else token.encode()
         self.metrics = Metrics()
-        self.model = ServedModel.load(path)
+        self.model = _loaded(path)
         self.metrics.take_model(self.model.percentiles)
         self.batches = Batches(self.metrics.batch_rows.observe)
         self._held_bytes = 0
 
     async def reload(self) -> None:
         """Takes up the model that now stands in the folder; keeps the present one where that cannot be read."""
-        for attempt in range(_RELOADS):
-            try:
-                model = await run_in_threadpool(ServedModel.load, self.path)
-            except (ValueError, OSError) as error:
-                if attempt + 1 == _RELOADS:
-                    print(f"dropbayes: note: the model was not replaced: {error}", file=sys.stderr, flush=True)
-                await asyncio.sleep(_RELOAD_PAUSE)
-                continue
-            self.model = model
-            self.metrics.take_model(model.percentiles)
-            print(f"dropbayes: note: now serving version {model.version}", file=sys.stderr, flush=True)
+        try:
+            model = await run_in_threadpool(_loaded, self.path)
+        except (ValueError, OSError) as error:
+            print(f"dropbayes: note: the model was not replaced: {error}", file=sys.stderr, flush=True)
             return
+        self.model = model
+        self.metrics.take_model(model.percentiles)
+        print(f"dropbayes: note: now serving version {model.version}", file=sys.stderr, flush=True)
 
     def authorize(self, request: Request) -> None:
         """Raises unless the request bears the token; compared in a time that says nothing about it."""

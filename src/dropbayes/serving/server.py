@@ -16,7 +16,7 @@ import h11
 import torch
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.supervisors.multiprocess import Multiprocess
+from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
 from dropbayes.serving.application import Limits, ServedModel, application
 from dropbayes.serving.metrics import MULTIPROCESS_FOLDER
@@ -28,7 +28,6 @@ _IDLE_SECONDS = 10  # that a connection is kept open between requests
 _HEADER_SECONDS = 20.0  # that the head of a request may take, or the rest of a body nobody reads
 _DRAIN_SECONDS = 60
 _BACKLOG = 2048
-_START_SECONDS = 120  # that a worker may take to import and load before it is taken for dead
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def serve(settings: Settings, *, announce: Callable[[str, ServedModel], None] = 
         functools.partial(_worker, settings), factory=True, workers=settings.workers, http=Connection, ws="none",
         loop="asyncio", lifespan="on", log_level="error", access_log=False, server_header=False,
         limit_concurrency=_MOST_CONNECTIONS, timeout_keep_alive=_IDLE_SECONDS,
-        timeout_graceful_shutdown=_DRAIN_SECONDS, backlog=_BACKLOG, timeout_worker_healthcheck=_START_SECONDS,
+        timeout_graceful_shutdown=_DRAIN_SECONDS, backlog=_BACKLOG,
     )  # fmt: skip
     announce(f"http://{f'[{host}]' if ':' in host else host}:{port}", model)
     previous = signal.signal(signal.SIGTERM, lambda *_: None)  # raised again by uvicorn when all is done: ends in order
@@ -108,6 +107,15 @@ def _listener(host: str, port: int) -> socket.socket:
 
 
 class _Supervisor(Multiprocess):
+    """Workers that share a port; one that dies is replaced."""
+
+    def keep_subprocess_alive(self) -> None:
+        """Replaces workers that have died; uvicorn's own way takes one that is still importing for dead."""
+        for place, worker in enumerate(self.processes):
+            if not self.should_exit.is_set() and not worker.process.is_alive():
+                self.processes[place] = Process(self.config, self.sockets)
+                self.processes[place].start()
+
     def handle_hup(self) -> None:
         """Passes the signal on: each worker takes up the new model while it goes on answering."""
         for process in self.processes:
