@@ -73,8 +73,8 @@ def test_every_third_party_import_of_the_library_is_declared():
     """A top-level import that no requirement brings would break the first user without our environment."""
     import_names = {"scikit-learn": "sklearn", "prometheus-client": "prometheus_client"}
     declared = {import_names.get(r.name, r.name) for r in requirements(*EXTRAS)}
-    # by scikit-learn, gpytorch, typer, jinja2, uvicorn, and torch where it has CUDA
-    brought = {"scipy", "joblib", "linear_operator", "click", "markupsafe", "h11", "triton"}
+    # by scikit-learn, gpytorch, typer, jinja2, uvicorn
+    brought = {"scipy", "joblib", "linear_operator", "click", "markupsafe", "h11"}
     found = set()
     for path in (ROOT / "src").rglob("*.py"):
         found |= set(re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import sys
 from collections.abc import Sequence
 
 from dropbayes.cli.messages import complain, out, print_json
+from dropbayes.experiments import NAMES
 
 __all__ = ["NAMES", "reproduce", "reproduce_uci"]
-
-NAMES = ("adversarial", "co2", "convolution", "reinforcement", "recurrent", "rotation", "solar", "toy")
-"""The experiments besides "uci"; a copy of `experiments.reproduction.NAMES`, for which torch need not be imported."""
 
 
 def reproduce(
@@ -21,8 +18,7 @@ def reproduce(
     """Runs one experiment; see `dropbayes reproduce --help`."""
     from dropbayes.experiments import reproduction
 
-    module = importlib.import_module(f"dropbayes.experiments.{name}")
-    settings = reproduction.changed(module.Settings.quick() if quick else module.Settings(), changes)
+    settings = reproduction.settings_of(name, quick=quick, changes=changes)
     command = " ".join(["dropbayes reproduce", name, *(["--quick"] if quick else [])])
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         findings = reproduction.reproduce(
