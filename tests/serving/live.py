@@ -23,7 +23,7 @@ class Live:
     port: int
     model: str
 
-    def ask(self, method, path, body=None, headers=None, timeout=30):
+    def ask(self, method, path, body=None, headers=None, timeout=120):
         """The status, headers and body of one answer."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
         with contextlib.closing(connection):

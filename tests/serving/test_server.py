@@ -120,6 +120,7 @@ def test_a_broken_new_model_leaves_the_old_one_in_place(models, tmp_path):
         assert live.infer(columns_request(COLUMNS)) == before and before[0] == 200
 
 
+@pytest.mark.slow
 def test_two_workers_answer_the_same_and_add_up_their_counts(models, tmp_path):
     folder = tmp_path / "numbers"
     shutil.copytree(models / "numbers", folder)
