@@ -60,6 +60,12 @@ class Batch:
         args, kwargs = self.inputs.call(lambda *args, **kwargs: (args, kwargs), self.inputs.leaves)
         return kwargs or (args[0] if len(args) == 1 and isinstance(args[0], Tensor) else args)
 
+    def first(self, n_rows: int) -> Batch:
+        """The batch of its first rows."""
+        n_rows = min(n_rows, len(self.y))
+        leaves = tuple(self.inputs.rows(torch.arange(n_rows)))
+        return Batch(dataclasses.replace(self.inputs, leaves=leaves, n_rows=n_rows), self.y[:n_rows])
+
     @property
     def tensors(self) -> list[Tensor]:
         """Everything that differs between batches, in a fixed order."""

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import sys
 
 import numpy as np
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from dropbayes.cli import demo as demonstration
 from dropbayes.estimators import DropoutRegressor
+from tests.command_line import run
 
 QUICK = {"n_steps": 40, "n_networks": 2, "n_folds": 2}
 
@@ -62,7 +64,7 @@ def test_the_predictions_are_those_of_the_model_that_was_saved(quick):
     model = DropoutRegressor.load(folder / "model" / "model.safetensors")
     mean, std = model.predict(case.x, return_std=True)
     lower, upper = model.predict_interval(case.x)
-    for name, values in {"mean": mean, "std": std, "lower": lower, "upper": upper, "truth": case.truth}.items():
+    for name, values in {"mean": mean, "std": std, "lower": lower, "upper": upper, "CO₂ (ppm)": case.truth}.items():
         np.testing.assert_allclose(numbers(rows, name), values, rtol=1e-6, err_msg=name)
     parts = numbers(rows, "epistemic_std") ** 2 + numbers(rows, "aleatoric_std") ** 2
     np.testing.assert_allclose(parts, numbers(rows, "std") ** 2, rtol=1e-6)
@@ -88,7 +90,10 @@ def test_what_is_printed_is_what_was_written(quick):
         assert float(shown[7]) == pytest.approx(float(row["upper"]), abs=0.051)
     held = [row for row in rows if row["part"] == "held out"]
     inside = int(
-        ((numbers(held, "lower") <= numbers(held, "truth")) & (numbers(held, "truth") <= numbers(held, "upper"))).sum()
+        (
+            (numbers(held, "lower") <= numbers(held, "CO₂ (ppm)"))
+            & (numbers(held, "CO₂ (ppm)") <= numbers(held, "upper"))
+        ).sum()
     )
     assert f"{inside} of them lie in their 95 % interval" in " ".join(printed.split())
 
@@ -125,6 +130,17 @@ def test_the_band_widens_past_the_data_and_holds_what_happened(tmp_path):
     assert 2 * trained < after and 1.3 * after < ahead
     assert 0.2 < numbers(rows, "aleatoric_std").mean() < 0.5  # what the months scatter about their seasons
     held = [row for row in rows if row["part"] == "held out"]
-    truth, mean = numbers(held, "truth"), numbers(held, "mean")
+    truth, mean = numbers(held, "CO₂ (ppm)"), numbers(held, "mean")
     assert np.sqrt(np.mean((mean - truth) ** 2)) < 2
     assert ((numbers(held, "lower") <= truth) & (truth <= numbers(held, "upper"))).mean() > 0.9
+
+
+def test_the_next_commands_work_on_what_it_wrote(quick, tmp_path):
+    folder, _, _ = quick
+    held = [row for row in table_of(folder / "co2.csv") if row["part"] == "held out"]
+    scores = json.loads(run("evaluate", folder / "model", folder / "co2.csv", "--json").text)
+    assert scores["n_rows"] == sum(bool(row["CO₂ (ppm)"]) for row in table_of(folder / "co2.csv")) > len(held)
+    for command in (["predict"], ["report"]):
+        out = tmp_path / ("p.csv" if command == ["predict"] else "r.html")
+        assert run(*command, folder / "model", folder / "co2.csv", "-o", out).code == 0
+        assert out.exists()
