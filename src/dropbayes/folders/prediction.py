@@ -49,7 +49,8 @@ def prediction_columns(estimator: Any, x: Array, *, coverage: float) -> list[Arr
     if isinstance(estimator, DropoutRegressor):
         mixture = estimator.predictive(x)
         deviations = [np.sqrt(_rounded(part)) for part in (mixture.epistemic, mixture.aleatoric)]
-        return [_rounded(c) for c in (mixture.mean, mixture.std, *deviations, *mixture.interval(coverage))]
+        columns: list[Any] = [mixture.mean, mixture.std, *deviations, *mixture.interval(coverage)]
+        return [_rounded(column) for column in columns]
     probabilities = estimator.draws(x)
     mean = draw_mean(probabilities)
     uncertainty = information.entropy(mean), information.mutual_information(probabilities)

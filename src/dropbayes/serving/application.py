@@ -37,7 +37,7 @@ __all__ = ["Limits", "Service", "application"]
 
 Array = npt.NDArray[Any]
 
-_DATATYPE = {"number": "FP64", "boolean": "BOOL", "category": "BYTES", "array": "FP64"}
+_DATATYPE = {"number": "FP64", "boolean": "BOOL", "category": "BYTES", "date": "BYTES", "array": "FP64"}
 # A body up to this size is decoded where it arrives; a longer one would keep others waiting.
 _QUICK_BYTES = 2**16
 _LOADS, _LOAD_PAUSE = 4, 0.5
@@ -88,7 +88,7 @@ class ServedModel:
         columns = self.predictor.inputs
         inputs = [{"name": name, "datatype": _DATATYPE[kind], "shape": [-1]} for name, kind in columns.items()]
         if MATRIX not in columns:
-            datatype = "BYTES" if "category" in columns.values() else "FP64"
+            datatype = "BYTES" if {"category", "date"} & set(columns.values()) else "FP64"
             inputs.append({"name": MATRIX, "datatype": datatype, "shape": [-1, len(columns)]})
         classes = self.predictor.classes
         shapes = {"probabilities": [-1, 0 if classes is None else len(classes)]}
