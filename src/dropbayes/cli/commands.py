@@ -78,7 +78,7 @@ def debugging() -> bool:
 
 def _version(asked: bool) -> None:
     if asked:
-        from dropbayes.version import __version__
+        from dropbayes.runtime.version import __version__
 
         print(f"dropbayes {__version__}")
         raise typer.Exit
