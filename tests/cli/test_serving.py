@@ -8,14 +8,7 @@ import pytest
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 
 from dropbayes import folders
-from tests.command_line import make_models, run
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("served")
-    make_models(folder)
-    return folder
+from tests.command_line import run
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,11 @@ from starlette.routing import Route
 
 from dropbayes import folders
 from dropbayes.predictor import MATRIX, Predictor, check_finite, uncertainty
+from dropbayes.runtime.version import __version__
 from dropbayes.serving import protocol
 from dropbayes.serving.batching import Batches
 from dropbayes.serving.metrics import Metrics
 from dropbayes.serving.protocol import RequestError
-from dropbayes.version import __version__
 
 __all__ = ["Limits", "Service", "application"]
 
