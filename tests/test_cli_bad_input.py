@@ -306,7 +306,7 @@ def test_an_interruption_is_one_line_and_code_130(models, tmp_path, monkeypatch)
         raise KeyboardInterrupt
 
     (tmp_path / "out.csv").write_text("previous")
-    monkeypatch.setattr(predicting, "regression_columns", interrupted)
+    monkeypatch.setattr(predicting.Predictor, "predict_inputs", interrupted)
     check(run("predict", models / "numbers", models / "train.csv", "-o", tmp_path / "out.csv"), 130, "interrupted")
     assert (tmp_path / "out.csv").read_text() == "previous" and len(list(tmp_path.iterdir())) == 1
 
@@ -315,7 +315,7 @@ def test_what_nobody_expected_is_one_line_unless_debugging(models, monkeypatch):
     def surprised(*_, **__):
         raise RuntimeError("the unforeseen\nhappened")
 
-    monkeypatch.setattr(predicting, "regression_columns", surprised)
+    monkeypatch.setattr(predicting.Predictor, "predict_inputs", surprised)
     arguments = ["predict", models / "numbers", models / "train.csv", "-o", os.devnull]
     check(run(*arguments), 1, "unexpected RuntimeError: the unforeseen happened. Set DROPBAYES_DEBUG=1")
     with pytest.raises(RuntimeError):
@@ -329,7 +329,7 @@ def test_a_missing_package_is_named(models, monkeypatch):
     def lacking(*_, **__):
         raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
 
-    monkeypatch.setattr(predicting, "regression_columns", lacking)
+    monkeypatch.setattr(predicting.Predictor, "predict_inputs", lacking)
     result = run("predict", models / "numbers", models / "train.csv", "-o", os.devnull)
     check(result, 1, "the package 'matplotlib' is needed for this: pip install matplotlib")
 

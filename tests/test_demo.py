@@ -123,7 +123,7 @@ def test_the_band_widens_past_the_data_and_holds_what_happened(tmp_path):
     std, parts = numbers(rows, "std"), np.array([row["part"] for row in rows])
     trained, after, ahead = (std[parts == part].mean() for part in ("trained on", "held out", "unknown"))
     assert 2 * trained < after and 1.3 * after < ahead
-    assert 0.2 < numbers(rows, "aleatoric").mean() < 0.5  # what the months scatter about their seasons
+    assert 0.2 < numbers(rows, "aleatoric_std").mean() < 0.5  # what the months scatter about their seasons
     held = [row for row in rows if row["part"] == "held out"]
     truth, mean = numbers(held, "truth"), numbers(held, "mean")
     assert np.sqrt(np.mean((mean - truth) ** 2)) < 2

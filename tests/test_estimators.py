@@ -213,7 +213,7 @@ def test_classifier_learns_a_stream_with_all_classes_named_first():
         model.partial_fit(x[rows], label[rows], classes=["low", "high", "never"])
     assert model.predict_proba(x).shape == (1200, 3)
     assert model.score(x, label) > 0.85
-    with pytest.raises(ValueError, match="must hold only the `classes`"):
+    with pytest.raises(ValueError, match="must hold only the classes"):
         model.partial_fit(x[:2], ["low", "other"])
 
 
@@ -331,3 +331,39 @@ def test_a_read_only_column_is_judged_without_a_word(recwarn):
     recwarn.clear()
     assert model.log_likelihood(x, column) == model.log_likelihood(x, y)
     assert not [w for w in recwarn if "writable" in str(w.message)]
+
+
+def test_outcomes_of_another_shape_are_refused_not_broadcast(regressor):
+    x, y = toy(20)
+    for wrong in (y[:10], np.r_[y, y], y[:, None], np.c_[y, y]):
+        with pytest.raises(ValueError, match="`y` must have the shape"):
+            regressor.log_likelihood(x, wrong)
+    label = np.where(y > 100, 2, 0)
+    model = DropoutClassifier(**QUICK, random_state=0).fit(x, label)
+    for wrong in (label[:10], label[:, None]):
+        with pytest.raises(ValueError, match="one class for each"):
+            model.log_likelihood(x, wrong)
+    with pytest.raises(ValueError, match="must hold only the classes"):
+        model.log_likelihood(x, label - 1)
+
+
+def test_the_predictive_distribution_is_what_predict_reads(regressor):
+    x, y = toy(50, seed=7)
+    mixture = regressor.predictive(x)
+    assert mixture.n_draws == 2 * 200
+    mean, std = regressor.predict(x, return_std=True)
+    np.testing.assert_array_equal(mixture.mean, mean)
+    np.testing.assert_array_equal(mixture.std, std)
+    assert float(mixture.log_density(y).mean()) == pytest.approx(regressor.log_likelihood(x, y))
+    np.testing.assert_allclose(mixture.aleatoric, 1 / regressor.precision_)
+    blocks = list(regressor.predictive_blocks(x, block_rows=20))
+    assert [len(block.mean) for _, block in blocks] == [20, 20, 10]
+    np.testing.assert_allclose(np.concatenate([block.mean for _, block in blocks]), mean, rtol=1e-12)
+
+
+def test_a_view_with_other_draws_leaves_the_model_as_it_is(regressor):
+    x, _ = toy(5, seed=8)
+    before = regressor.predict(x)
+    assert regressor.with_draws(n_draws=3).predictive(x).n_draws == 6
+    assert not torch.equal(regressor.with_draws(seed=99).predictive(x).location, regressor.predictive(x).location)
+    np.testing.assert_array_equal(regressor.predict(x), before)

@@ -243,8 +243,8 @@ def test_texts_along_an_axis_do_not_touch():
 
 
 def draws_of(model, x):
-    parts = list(model.draw_blocks(x))
-    return torch.cat([m for _, m, _ in parts], 1).double(), torch.cat([v for _, _, v in parts], 1).double()
+    mixture = model.predictive(x)
+    return mixture.location, mixture.scale.square()
 
 
 def test_the_scores_of_a_regression_are_those_of_the_library(regressor):
@@ -252,7 +252,7 @@ def test_the_scores_of_a_regression_are_those_of_the_library(regressor):
     page = Page(report(regressor, x, y, target="height"))
     mean, std = regressor.predict(x, return_std=True)
     lower, upper = regressor.predict_interval(x)
-    drawn, noise = (part[..., 0] for part in draws_of(regressor, x))
+    drawn, noise = draws_of(regressor, x)
     pit = calibration.mixture_pit(drawn, y, noise_variance=noise)
     curve = scores.risk_coverage(std, np.abs(mean - y))
     expected = {
@@ -283,7 +283,7 @@ def test_the_scores_of_a_classifier_are_those_of_the_library(classifier):
     x, labels = class_rows(80, seed=4)
     names = np.array(["ant", "bee", "cat"])[labels]
     page = Page(report(classifier, x, names, target="animal"))
-    drawn, _ = draws_of(classifier, x)
+    drawn = classifier.draws(x)
     p, truth = drawn.mean(0), torch.tensor(labels)
     np.testing.assert_allclose(p, classifier.predict_proba(x), rtol=1e-6)
     entropy, correct = information.predictive_entropy(drawn), scores.confidence_and_correctness(p, truth)[1]
@@ -331,7 +331,7 @@ def test_the_most_uncertain_rows_are_those_of_largest_spread_and_its_parts_add_u
     order = np.argsort(-std)[:10]
     assert page.column("row") == [str(k + 1) for k in order]
     assert page.column("town") == [f"t{k}" for k in order]
-    drawn = draws_of(regressor, x)[0][..., 0]
+    drawn = draws_of(regressor, x)[0]
     total, epistemic, aleatoric = (
         np.array([float(t) for t in page.column(c)]) for c in ("σ", "epistemic σ", "aleatoric σ")
     )
@@ -359,7 +359,7 @@ def test_a_classifiers_percentiles_are_of_its_entropy_among_the_training_rows(cl
     (known, labels), (x, new) = class_rows(90), class_rows(40, seed=9)
     names = np.array(["ant", "bee", "cat"])
     page = Page(report(classifier, x, names[new], target="animal", training=(known, names[labels])))
-    entropy, training = (information.predictive_entropy(draws_of(classifier, rows)[0]) for rows in (x, known))
+    entropy, training = (information.predictive_entropy(classifier.draws(rows)) for rows in (x, known))
     expected = calibration.uncertainty_reference(training).percentile(entropy.sort(descending=True).values[:10])
     for text, percentile in zip(page.column("percentile"), expected.tolist(), strict=True):
         assert text == "> 99.9" if percentile > 99.9 else float(text) == pytest.approx(percentile, abs=0.06)

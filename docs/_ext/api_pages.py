@@ -15,11 +15,12 @@ GROUPS = {
         "predictive", "sampling", "evaluation", "likelihoods", "conversion",
     ],
     "A table": ["estimators", "tables", "folders", "report", "cli"],
+    "Serving and scaling": ["predictor", "serving", "distributed"],
     "The theory": [
         "precision", "weight_layers", "objective", "variational", "layers", "recurrent", "covariances", "processes",
     ],
     "Judging and acting": ["scores", "information", "calibration", "decisions", "acquisition", "mixtures", "plots"],
-    "Training and files": ["training", "population", "storage", "files", "validation", "version"],
+    "Training and files": ["training", "population", "storage", "files", "runtime", "validation", "version"],
     "The paper's experiments": ["experiments"],
     "The engine, for those who extend it": [
         "sampling.masks", "sampling.operations", "sampling.views", "sampling.trees", "sampling.anatomy",

@@ -18,15 +18,26 @@ if TYPE_CHECKING:
     from dropbayes.conversion import add_dropout
     from dropbayes.estimators import DropoutClassifier, DropoutRegressor
     from dropbayes.evaluation import Evaluation, evaluate
-    from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+    from dropbayes.likelihoods import (
+        Bernoulli,
+        Categorical,
+        Gaussian,
+        HeteroscedasticGaussian,
+        Likelihood,
+        Poisson,
+        Quantiles,
+        StudentT,
+    )
     from dropbayes.objective import negative_elbo
     from dropbayes.precision import Prior, model_precision, weight_decay
     from dropbayes.predictive import Prediction, UncertaintyWarning, predict
+    from dropbayes.predictor import Predictor
     from dropbayes.sampling import Site, Sites, draws, function_draw, sites
     from dropbayes.training import fit
     from dropbayes.weight_layers import parameter_groups
 
 __all__ = [
+    "Bernoulli",
     "Categorical",
     "DropoutClassifier",
     "DropoutRegressor",
@@ -34,10 +45,14 @@ __all__ = [
     "Gaussian",
     "HeteroscedasticGaussian",
     "Likelihood",
+    "Poisson",
     "Prediction",
+    "Predictor",
     "Prior",
+    "Quantiles",
     "Site",
     "Sites",
+    "StudentT",
     "UncertaintyWarning",
     "__version__",
     "add_dropout",
@@ -59,10 +74,20 @@ _HOME = {
     "conversion": ("add_dropout",),
     "estimators": ("DropoutClassifier", "DropoutRegressor"),
     "evaluation": ("Evaluation", "evaluate"),
-    "likelihoods": ("Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood"),
+    "likelihoods": (
+        "Bernoulli",
+        "Categorical",
+        "Gaussian",
+        "HeteroscedasticGaussian",
+        "Likelihood",
+        "Poisson",
+        "Quantiles",
+        "StudentT",
+    ),
     "objective": ("negative_elbo",),
     "precision": ("Prior", "model_precision", "weight_decay"),
     "predictive": ("Prediction", "UncertaintyWarning", "predict"),
+    "predictor": ("Predictor",),
     "sampling": ("Site", "Sites", "draws", "function_draw", "sites"),
     "training": ("fit",),
     "weight_layers": ("parameter_groups",),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dropbayes.scores import Array, float_tensor
+from dropbayes.validation import Array, float_tensor
 
 # ------------------------------------------------------------------------------------------------- defer
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes import scores
-from dropbayes.likelihoods import Categorical, Gaussian, Likelihood
+from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
 from dropbayes.predictive import batches
 from dropbayes.sampling.plan import Plan, checked_keys
 from dropbayes.sampling.statistics import Collected, RowStatistics, Wishes
@@ -98,7 +98,7 @@ def evaluate(
             densities += _stream(plan, inputs, targets, offset, wishes, collected)
         outcomes.append(targets)
     per_row, targets = torch.cat(densities), torch.cat(outcomes)
-    judge = _class_scores if isinstance(likelihood, Categorical) else _regression_scores
+    judge = _class_scores if isinstance(likelihood, ClassLikelihood) else _regression_scores
     found = judge(collected, targets, likelihood)
     return Evaluation(float(per_row.mean()), found, per_row, len(targets), keys.n_draws)
 
@@ -133,7 +133,9 @@ def _stream(plan: Plan, inputs: Inputs, y: Tensor, offset: int, wishes: Wishes, 
             statistics, densities = RowStatistics(wishes), LogMean()
         output = tile.outputs[0]
         statistics.add(output, None)
-        densities.add(likelihood.log_density(output.double(), y[tile.rows.start : tile.rows.stop]))
+        outcomes = y[tile.rows.start : tile.rows.stop]
+        densities.add(likelihood.log_density(output.double(), outcomes))
+        likelihood.check(output, outcomes)
         if tile.draws.stop == plan.draws.stop:
             densities.finish()
             collected.add([statistics.results(integrated=False, dtype=torch.float64)])
@@ -152,8 +154,8 @@ def _regression_scores(collected: Collected, y: Tensor, likelihood: Likelihood) 
 
 
 def _class_scores(collected: Collected, y: Tensor, likelihood: Likelihood) -> dict[str, float]:
-    assert isinstance(likelihood, Categorical)
-    probabilities = collected.joined("mean").movedim(likelihood.class_axis, -1)
+    assert isinstance(likelihood, ClassLikelihood)
+    probabilities = likelihood.class_probabilities(collected.joined("mean"))
     probabilities, labels = probabilities.reshape(-1, probabilities.shape[-1]), y.long().reshape(-1)
     return {
         "accuracy": float(scores.accuracy(probabilities, labels)),

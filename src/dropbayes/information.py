@@ -12,14 +12,11 @@ Quantities are in nats. NumPy arrays are accepted; tensors are returned.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Array = Tensor | npt.NDArray[Any]
+from dropbayes.validation import Array, check_count, class_probabilities
 
 OUTCOME_LIMIT = 10_000
 """The most joint labels of a batch to enumerate (batches of 4 for 10 classes, of 13 for 2); more are sampled."""
@@ -28,28 +25,9 @@ _CHUNK_ELEMENTS = 2**22  # of the [outcome, row, class] product: 32 MiB in float
 
 
 def _class_last(
-    probabilities: Array, class_axis: int, *, name: str = "probability_draws", draws: bool = True
+    probabilities: Array, class_axis: int, *, name: str = "probability_draws", axes: str = "[draw, ..., class]"
 ) -> Tensor:
-    """The checked probabilities as a floating tensor with the class axis last."""
-    tensor = (
-        probabilities if isinstance(probabilities, Tensor) else torch.from_numpy(np.array(probabilities, order="C"))
-    )
-    if not tensor.is_floating_point() or tensor.dim() < 1 + draws or tensor.numel() == 0:
-        expected = "[draw, row, class]" if draws else "[row, class]"
-        raise ValueError(
-            f"`{name}` must be a non-empty floating array shaped {expected}; got shape {tuple(tensor.shape)} "
-            f"and dtype {tensor.dtype}."
-        )
-    tensor = tensor.movedim(class_axis, -1)
-    totals = tensor.sum(-1)
-    tolerance = 1e-2 if tensor.dtype in (torch.float16, torch.bfloat16) else 1e-4
-    if not (tensor.min() >= 0 and (totals - 1).abs().max() <= tolerance):
-        raise ValueError(
-            f"`{name}` must be probabilities: at least 0 and summing to 1 over the class axis; got values from "
-            f"{tensor.min().item():.3g} to {tensor.max().item():.3g} and sums from {totals.min().item():.3g} to "
-            f"{totals.max().item():.3g}. Apply softmax to logits first."
-        )
-    return tensor
+    return class_probabilities(name, probabilities, axes=axes, class_axis=class_axis)
 
 
 def entropy(probabilities: Array, *, class_axis: int = -1) -> Tensor:
@@ -66,7 +44,7 @@ def entropy(probabilities: Array, *, class_axis: int = -1) -> Tensor:
         >>> entropy(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
         tensor([0.6931, 0.0000])
     """
-    return torch.special.entr(_class_last(probabilities, class_axis, name="probabilities", draws=False)).sum(-1)
+    return torch.special.entr(_class_last(probabilities, class_axis, name="probabilities", axes="[..., class]")).sum(-1)
 
 
 def predictive_entropy(probability_draws: Array, *, class_axis: int = -1) -> Tensor:
@@ -123,14 +101,23 @@ def mutual_information(probability_draws: Array, *, class_axis: int = -1) -> Ten
         tensor([0.])
     """
     draws = _class_last(probability_draws, class_axis)
-    mean = draws.mean(0)
+    mean = _draw_mean(draws)
     deviation = draws - mean
     # p log(p / m) - (p - m) has the same sum over draws and classes, and every term is at least 0. log1p keeps the
     # digits where p is close to m; elsewhere (p - m) / m may round to -1, and the difference of logarithms is right.
-    ratio = torch.where(mean > 0, deviation / mean, 0)
-    log_ratio = torch.where(ratio.abs() < 0.5, ratio.log1p(), draws.log() - mean.log())
-    divergence = torch.where(draws > 0, draws * log_ratio, 0) - deviation
-    return divergence.clamp_min(0).sum(-1).mean(0)
+    # Where a probability is 0 its term is 0; the 1 in its place keeps the gradient finite.
+    positive = draws > 0
+    draw, average = torch.where(positive, draws, 1), torch.where(positive, mean, 1)
+    ratio = (draw - average) / average
+    near = ratio.abs() < 0.5
+    log_ratio = torch.where(near, torch.where(near, ratio, 0).log1p(), draw.log() - average.log())
+    divergence = torch.where(positive, draw * log_ratio, 0) - deviation
+    return _draw_mean(divergence.clamp_min(0).sum(-1))
+
+
+def _draw_mean(values: Tensor) -> Tensor:
+    """The mean over axis 0, with bits that do not depend on how many rows there are: each row is a sum of its own."""
+    return values.movedim(0, -1).contiguous().mean(-1)
 
 
 def variation_ratio(probability_draws: Array, *, class_axis: int = -1) -> Tensor:
@@ -303,6 +290,7 @@ def joint_mutual_information(
     draws = _class_last(probability_draws, class_axis)
     if draws.dim() != 3:
         raise ValueError(f"`probability_draws` must be shaped [draw, row, class]; got {tuple(draws.shape)}.")
+    check_count("max_outcomes", max_outcomes)
     generator = torch.Generator().manual_seed(seed)
     outcomes = Outcomes.of_no_rows(draws)
     total = draws.new_zeros((), dtype=torch.float64)

@@ -8,6 +8,7 @@ $q(\mathbf y^* \mid \mathbf x^*) = \mathbb{E}_{q(\omega)}\, p(\mathbf y^* \mid \
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.likelihoods import Gaussian, Likelihood
+from dropbayes.runtime.progress import ProgressBar
 from dropbayes.sampling.plan import Plan, checked_keys
 from dropbayes.sampling.statistics import Collected, RowStatistics, Wishes, result_dtype
 from dropbayes.sampling.streaming import Moments
@@ -169,11 +171,11 @@ def batches(net: nn.Module, x: Any, *, progress: bool | None, title: str) -> Ite
         yield x
         return
     device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
-    from tqdm.auto import tqdm
-
-    # disable=None: no bar where the output is not a terminal
-    for batch in tqdm(x, desc=title, unit="batch", disable=None if progress is None else not progress):
-        yield torch.utils._pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
+    with ProgressBar(title, operator.length_hint(x, 0) or None, unit="batches", show=progress) as bar:
+        for batch in bar.follow(x):
+            yield torch.utils._pytree.tree_map(
+                lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch
+            )
 
 
 def _stream(plan: Plan, inputs: Inputs, offset: int, wishes: Wishes, collected: Collected) -> None:

@@ -8,25 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Array = Tensor | npt.NDArray[Any]
-
-
-def float_tensor(array: Array | float) -> Tensor:
-    """The array as a floating tensor: NumPy arrays copied (they may be read-only), integers as float64.
-
-    Examples:
-        >>> float_tensor(np.array([1, 2]))
-        tensor([1., 2.], dtype=torch.float64)
-    """
-    tensor = array if isinstance(array, Tensor) else torch.from_numpy(np.array(array, order="C"))
-    return tensor if tensor.is_floating_point() else tensor.double()
+from dropbayes.validation import Array, float_tensor
 
 
 def _matched(y: Array, prediction: Array, *, draws: bool = False) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes.cli.messages import out, print_json, progress, table
+from dropbayes.cli.messages import out, print_json, table
 from dropbayes.predictive import predict
+from dropbayes.runtime.progress import ProgressBar
 
 __all__ = ["bench", "plain_loop", "repeated_batch"]
 
@@ -93,10 +94,10 @@ def _measured(name: str, n_draws: int, repeats: int) -> dict[str, Any]:
 def bench(*, n_draws: int, repeats: int, as_json: bool) -> None:
     """Measures and prints ratios; see `dropbayes bench --help`."""
     rows = []
-    with progress("measure", len(_CASES)) as bar:
+    with ProgressBar("measure", len(_CASES), unit="cases") as bar:
         for name in _CASES:
             rows.append(_measured(name, n_draws, repeats))
-            bar.at(len(rows))
+            bar.advance_to(len(rows))
     about = {"torch": torch.__version__, "machine": platform.machine(), "threads": torch.get_num_threads()}
     if as_json:
         print_json({**about, "n_draws": n_draws, "repeats": repeats, "cases": rows})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,9 @@ import torch
 from torch import Tensor
 
 from dropbayes import folders, scores
-from dropbayes.calibration import mixture_pit
 from dropbayes.cli.messages import note, out, print_json, table
-from dropbayes.cli.predictions import Window, check_finite, draws, prepared, windows
+from dropbayes.cli.predictions import Window, check_finite, windows, with_draws
+from dropbayes.mixtures import draw_mean
 from dropbayes.tables import Source, labels, numbers, open_table
 from dropbayes.tables.reading import shown
 
@@ -47,7 +46,7 @@ def evaluate(
     as_json: bool,
 ) -> None:
     """Scores a model against outcomes; see `dropbayes evaluate --help`."""
-    model = prepared(folders.load(model_path), n_draws=n_draws, seed=seed)
+    model = with_draws(folders.load(model_path), n_draws=n_draws, seed=seed)
     judged = _judged_numbers if model.schema.task == "regression" else _judged_classes
     parts: list[dict[str, Tensor]] = []
     n_absent = 0
@@ -91,17 +90,17 @@ def targets(model: folders.Model, window: Window, source: Source) -> tuple[Any, 
 
 def _judged_numbers(model: folders.Model, window: Window, y: Any, present: Any, source: Source) -> dict[str, Tensor]:
     """What the scores of regression need of each row."""
-    means, noises = (part[..., 0] for part in draws(model.estimator, window.x))
-    check_finite([means.mean(0).numpy()], window, source)
-    means, noises, outcome = means[:, present], noises[:, present], torch.from_numpy(y[present])
-    density = -0.5 * ((outcome - means).square() / noises + noises.log() + math.log(2 * math.pi))
-    return {
+    mixture = model.estimator.predictive(window.x)
+    check_finite([mixture.mean.numpy()], window, source)
+    outcome = torch.from_numpy(np.where(present, y, 0.0))
+    rows = {
         "y": outcome,
-        "mean": means.mean(0),
-        "std": (means.var(0, unbiased=False) + noises.mean(0)).sqrt(),
-        "log_likelihood": scores.mixture_log_likelihood(density),
-        "pit": mixture_pit(means, outcome, noise_variance=noises),
+        "mean": mixture.mean,
+        "std": mixture.std,
+        "log_likelihood": mixture.log_density(outcome),
+        "pit": mixture.pit(outcome),
     }
+    return {name: values[torch.from_numpy(present)] for name, values in rows.items()}
 
 
 def _number_scores(rows: dict[str, Tensor]) -> dict[str, float]:
@@ -117,7 +116,7 @@ def _number_scores(rows: dict[str, Tensor]) -> dict[str, float]:
 
 
 def _judged_classes(model: folders.Model, window: Window, y: Any, present: Any, source: Source) -> dict[str, Tensor]:
-    probabilities = draws(model.estimator, window.x)[0].mean(0)
+    probabilities = draw_mean(model.estimator.draws(window.x))
     check_finite([probabilities.sum(1).numpy()], window, source)
     return {"probabilities": probabilities[present], "y": torch.from_numpy(y[present])}
 

@@ -80,7 +80,7 @@ def _whole(source: Source) -> pa.Table:
     with reading(source, "read") as bar:
         for block in source.blocks():
             blocks.append(block)
-            bar.at(source.position)
+            bar.advance_to(source.position)
     if not sum(block.num_rows for block in blocks):
         raise ValueError(f"{source.label}: has a header but no rows.")
     return pa.concat_tables(blocks)

@@ -9,13 +9,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dropbayes.runtime.progress import ProgressBar
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from dropbayes.tables import Source
 
-__all__ = ["complain", "note", "one_line", "out", "print_json", "progress", "reading", "table"]
+__all__ = ["complain", "note", "one_line", "out", "print_json", "reading", "table"]
 
 
 def one_line(text: object) -> str:
@@ -92,39 +94,6 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, nu
     return made
 
 
-class progress:
-    """A bar on standard error for the time of a context; nothing where that is no terminal.
-
-    Args:
-        title: What is going on.
-        total: What `at` ends at; None if unknown.
-        unit: "rows", or "bytes" to show them as sizes.
-    """
-
-    def __init__(self, title: str, total: int | None, *, unit: str = "rows") -> None:
-        from rich import progress as bars
-        from rich.console import Console
-
-        console = Console(stderr=True)
-        shown = bars.DownloadColumn() if unit == "bytes" else bars.MofNCompleteColumn()
-        self._bar = bars.Progress(
-            bars.TextColumn("{task.description}"), bars.BarColumn(), shown, bars.TimeRemainingColumn(),
-            console=console, transient=True, disable=not console.is_terminal,
-        )  # fmt: skip
-        self._task = self._bar.add_task(title, total=total)
-
-    def __enter__(self) -> progress:
-        self._bar.start()
-        return self
-
-    def at(self, position: int) -> None:
-        """Moves the bar."""
-        self._bar.update(self._task, completed=position)
-
-    def __exit__(self, *failure: Any) -> None:
-        self._bar.stop()
-
-
-def reading(source: Source, title: str) -> progress:
+def reading(source: Source, title: str) -> ProgressBar:
     """A bar that follows the reading of a table."""
-    return progress(title, source.size, unit=source.unit)
+    return ProgressBar(title, source.size, unit=source.unit)

@@ -9,15 +9,8 @@ import pyarrow as pa
 
 from dropbayes import folders
 from dropbayes.cli.messages import out, print_json
-from dropbayes.cli.predictions import (
-    Window,
-    check_finite,
-    class_columns,
-    column_names,
-    prepared,
-    regression_columns,
-    windows,
-)
+from dropbayes.cli.predictions import Window, check_finite, windows
+from dropbayes.predictor import Predictor
 from dropbayes.tables import Schema, Sink, Source, numbers, open_table
 from dropbayes.tables.reading import shown
 
@@ -41,25 +34,21 @@ def predict(
 ) -> None:
     """Writes the predictions of a model for a table; see `dropbayes predict --help`."""
     sink = Sink(output, delimiter=delimiter)
-    model = prepared(folders.load(model_path), n_draws=n_draws, seed=seed)
-    added = column_names(model, f"{model.schema.target}_" if prefix is None else prefix)
+    model = folders.load(model_path)
+    predictor = Predictor(model, n_draws=n_draws, seed=seed, interval=coverage, allow_new=allow_new)
+    prefix = f"{model.schema.target}_" if prefix is None else prefix
+    added = [prefix + name for name in predictor.column_names]
     n_rows = 0
     with open_table(data, delimiter=delimiter) as source:
         kept = _kept(keep, source)
         _refuse_collision(kept, added)
         with sink:
             for window in windows(model, source, block_rows=block_rows, allow_new=allow_new, title="predict"):
-                columns = _columns(model, window.x, coverage)
+                columns = list(predictor.flat_columns(predictor.predict_inputs(window.x)).values())
                 check_finite(columns, window, source)
                 sink.write(_joined(window, kept, added, columns, model.schema, typed=sink.as_parquet))
                 n_rows += len(window.x)
-    _say(model, n_rows, added, output, coverage, as_json=as_json)
-
-
-def _columns(model: folders.Model, x: Any, coverage: float) -> list[Any]:
-    if model.schema.task == "regression":
-        return regression_columns(model.estimator, x, coverage=coverage)
-    return class_columns(model.estimator, x)
+    _say(model, predictor, n_rows, added, output, as_json=as_json)
 
 
 def _kept(keep: str, source: Source) -> list[str]:
@@ -96,10 +85,12 @@ def _joined(
     return pa.table([*old, *new], names=[*kept, *added])
 
 
-def _say(model: folders.Model, n_rows: int, added: list[str], output: str, coverage: float, *, as_json: bool) -> None:
+def _say(
+    model: folders.Model, predictor: Predictor, n_rows: int, added: list[str], output: str, *, as_json: bool
+) -> None:
     if as_json:
-        interval = {"coverage": coverage} if model.schema.task == "regression" else {}
-        draws = int(model.estimator.n_draws) * len(model.estimator.population_)
+        interval = {"coverage": predictor.interval} if model.schema.task == "regression" else {}
+        draws = predictor.total_draws
         print_json({"output": output, "n_rows": n_rows, "columns": added, "n_draws": draws, **interval})
     elif output != "-":
         from rich.markup import escape

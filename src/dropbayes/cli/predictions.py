@@ -13,22 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
-from torch import Tensor
 
-from dropbayes import information
 from dropbayes.cli.messages import note, reading
 from dropbayes.folders import Model
-from dropbayes.mixtures import mixture_quantile
 from dropbayes.tables import Schema, Source, check_columns, encoded, regrouped
 
-__all__ = ["Window", "class_columns", "column_names", "prepared", "regression_columns", "window_rows", "windows"]
+__all__ = ["Window", "check_finite", "windows", "with_draws"]
 
 Array = npt.NDArray[Any]
-
-# Numbers of draws held at once: what they take is a few times eight bytes each.
-_HELD = 2**20
-_MOST_ROWS = 4096  # as many as the estimators take at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,21 +32,9 @@ class Window:
     first: int
 
 
-def prepared(model: Model, *, n_draws: int | None, seed: int | None) -> Model:
-    """The model with another number of draws or seed of prediction, where one is asked for."""
-    estimator = model.estimator
-    if n_draws is not None:
-        estimator.n_draws = n_draws
-    if seed is not None:
-        estimator.seed_ = seed
-    return replace(model, estimator=estimator)
-
-
-def window_rows(estimator: Any) -> int:
-    """The rows predicted at once: from the model and its draws alone, never from the file."""
-    n_outputs = estimator.population_.weights[-1].shape[-1]
-    held = int(estimator.n_draws) * len(estimator.population_) * n_outputs
-    return max(16, min(_MOST_ROWS, _HELD // held))
+def with_draws(model: Model, *, n_draws: int | None, seed: int | None) -> Model:
+    """The model predicting from another number of draws or another seed, where one is asked for."""
+    return replace(model, estimator=model.estimator.with_draws(n_draws=n_draws, seed=seed))
 
 
 def windows(
@@ -75,7 +55,7 @@ def windows(
     new: dict[str, int] = {}
     first = 0
     with reading(source, title) as bar:
-        for table in regrouped(source.blocks(block_rows), window_rows(model.estimator)):
+        for table in regrouped(source.blocks(block_rows), model.estimator.block_rows):
             at = _place(source, first)
             found = encoded(model.schema, table, at=at, allow_new=allow_new)
             for total, part in ((missing, found.missing), (new, found.new)):
@@ -83,7 +63,7 @@ def windows(
                     total[name] = total.get(name, 0) + count
             yield Window(table, found.x, first)
             first += table.num_rows
-            bar.at(source.position)
+            bar.advance_to(source.position)
     if not first:
         raise ValueError(f"{source.label}: has a header but no rows.")
     _say_what_was_done(model.schema, missing, new)
@@ -108,50 +88,6 @@ def _say_what_was_done(schema: Schema, missing: dict[str, int], new: dict[str, i
 
 def _values(count: int) -> str:
     return "value" if count == 1 else "values"
-
-
-# --- statistics ----------------------------------------------------------------------------------------------------
-
-
-def draws(estimator: Any, x: Array) -> tuple[Tensor, Tensor]:
-    """The draws of all networks for a window of rows and their noise variances, `[draw, row, output]`, in y's units."""
-    parts = [(mean, noise) for _, mean, noise in estimator.draw_blocks(estimator.validated_inputs(x))]
-    return torch.cat([m for m, _ in parts], 1), torch.cat([v for _, v in parts], 1)
-
-
-def column_names(model: Model, prefix: str) -> list[str]:
-    """The names of the columns a prediction adds."""
-    if model.schema.task == "regression":
-        return [prefix + name for name in ("mean", "std", "epistemic", "aleatoric", "lower", "upper")]
-    classes = [f"probability_{label}" for label in model.estimator.classes_.tolist()]
-    return [prefix + name for name in ("predicted", *classes, "entropy", "mutual_information")]
-
-
-def regression_columns(estimator: Any, x: Array, *, coverage: float) -> list[Array]:
-    r"""Mean, standard deviation, epistemic and aleatoric variance, and the ends of the central interval of each row.
-
-    The variance is $\tau^{-1}$ plus that of the draws [GG16, prop:var]; the interval is one of the predictive
-    distribution itself, the mixture of the draws' Gaussians.
-    """
-    means, noises = (part[..., 0] for part in draws(estimator, x))
-    mean, epistemic, aleatoric = means.mean(0), means.var(0, unbiased=False), noises.mean(0)
-    std = (epistemic + aleatoric).sqrt()
-    scales = noises.sqrt()
-    ends = [mixture_quantile(means, scales, level) for level in ((1 - coverage) / 2, (1 + coverage) / 2)]
-    return [_rounded(column) for column in (mean, std, epistemic, aleatoric, *ends)]
-
-
-def class_columns(estimator: Any, x: Array) -> list[Array]:
-    """The most probable class of each row, all class probabilities, entropy and mutual information in nats."""
-    probabilities, _ = draws(estimator, x)
-    mean = probabilities.mean(0)
-    uncertainty = information.entropy(mean), information.mutual_information(probabilities)
-    return [estimator.classes_[mean.argmax(1).numpy()], *(_rounded(part) for part in (*mean.T, *uncertainty))]
-
-
-def _rounded(column: Tensor) -> Array:
-    """The numbers to 12 digits: more than a network of single precision has, and easier to read."""
-    return np.array([float(f"{value:.12g}") for value in column.tolist()])
 
 
 def check_finite(columns: list[Array], window: Window, source: Source) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from dropbayes import folders
 from dropbayes.cli.evaluating import targets
 from dropbayes.cli.messages import note, out, print_json
-from dropbayes.cli.predictions import prepared, windows
+from dropbayes.cli.predictions import windows, with_draws
 from dropbayes.tables import open_table, write_whole
 from dropbayes.tables.reading import shown
 
@@ -31,7 +31,7 @@ def report(
     as_json: bool,
 ) -> None:
     """Writes a report; see `dropbayes report --help`."""
-    model = prepared(folders.load(model_path), n_draws=n_draws, seed=seed)
+    model = with_draws(folders.load(model_path), n_draws=n_draws, seed=seed)
     xs: list[Any] = []
     ys: list[Any] = []
     n_absent = 0

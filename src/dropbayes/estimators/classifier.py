@@ -2,6 +2,7 @@ r"""The scikit-learn classifier."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, validate_data
+from torch import Tensor
 
 from dropbayes.estimators.learning import DropoutEstimator, as_array
+from dropbayes.mixtures import draw_mean
 from dropbayes.population.records import Head
 
 
@@ -66,17 +69,26 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
             self.classes_ = np.unique(np.asarray(classes))
         elif classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
             raise ValueError(f"`classes` must be those of the first call, {self.classes_}; got {classes}.")
-        unknown = np.setdiff1d(labels, self.classes_)
-        if len(unknown):
-            raise ValueError(f"`y` must hold only the `classes` {self.classes_}; got {unknown}.")
-        codes = np.searchsorted(self.classes_, labels)
-        self._take_in(x, codes, weight)
+        self._take_in(x, self._codes(labels, len(x)), weight)
         return self
+
+    def draws(self, X: Any) -> Tensor:
+        """The class probabilities of every draw, `[draw, row, class]`: one function each."""
+        return torch.cat([probabilities for _, probabilities in self.draw_blocks(X)], 1)
+
+    def draw_blocks(self, X: Any, *, block_rows: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+        """The rows and `draws` of one block of rows after the other, so that the memory stays bounded.
+
+        Args:
+            X: Inputs `[row, feature]`.
+            block_rows: Rows per block; chosen from the number of draws by default.
+        """
+        for rows, probabilities, _ in self._draw_blocks(self._inputs(X), block_rows):
+            yield rows, probabilities
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The class probabilities, a mean over draws, `[row, class]`."""
-        x = self.validated_inputs(X)
-        return torch.cat([mean.mean(0) for _, mean, _ in self.draw_blocks(x)]).numpy()
+        return torch.cat([draw_mean(probabilities) for _, probabilities in self.draw_blocks(X)]).numpy()
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row."""
@@ -86,8 +98,18 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
     def log_likelihood(self, X: Any, y: Any) -> float:
         """The mean log-probability of the true classes."""
         probabilities = self.predict_proba(X)
-        codes = np.searchsorted(self.classes_, np.asarray(as_array(y)))
+        codes = self._codes(y, len(probabilities))
         return float(np.log(probabilities[np.arange(len(codes)), codes]).mean())
+
+    def _codes(self, y: Any, n_rows: int) -> np.ndarray:
+        """The class numbers of outcomes."""
+        labels = np.asarray(as_array(y))
+        if labels.shape != (n_rows,):
+            raise ValueError(f"`y` must hold one class for each of the {n_rows} rows; got the shape {labels.shape}.")
+        unknown = np.setdiff1d(labels, self.classes_)
+        if len(unknown):
+            raise ValueError(f"`y` must hold only the classes {self.classes_.tolist()}; got {unknown.tolist()[0]!r}.")
+        return np.searchsorted(self.classes_, labels)
 
     def _own_state(self) -> dict[str, Any]:
         return {"classes": self.classes_.tolist(), "classes_dtype": self.classes_.dtype.str}

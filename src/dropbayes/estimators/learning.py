@@ -2,6 +2,7 @@ r"""What the estimators share: their settings, the search that sets the rest, an
 
 from __future__ import annotations
 
+import copy
 import numbers
 import os
 from abc import ABC, abstractmethod
@@ -32,8 +33,8 @@ _SEARCH_ROWS = 50_000
 _REPEATED_WEIGHT = 10
 # Rows whose noise a stream remembers.
 _REMEMBERED_ROWS = 1000
-# Rows predicted at a time: bounds the memory of the draws.
-_BLOCK_ROWS = 4096
+# Rows predicted at a time, and numbers of draws held for them: bounds of the memory.
+_BLOCK_ROWS, _BLOCK_ELEMENTS = 4096, 2**20
 
 
 class DropoutEstimator(BaseEstimator, ABC):
@@ -218,11 +219,24 @@ class DropoutEstimator(BaseEstimator, ABC):
 
     # --- prediction -----------------------------------------------------------------------------------------------
 
-    def validated_inputs(self, X: Any) -> np.ndarray:
+    def with_draws(self, *, n_draws: int | None = None, seed: int | None = None) -> Any:
+        """A view of this fitted estimator that predicts from another number of draws, or from those of another seed.
+
+        Args:
+            n_draws: The draws of each network.
+            seed: The seed of the draws.
+        """
+        check_is_fitted(self)
+        view = copy.copy(self)
+        view.n_draws = self.n_draws if n_draws is None else n_draws
+        view.seed_ = self.seed_ if seed is None else seed
+        return view
+
+    def _inputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         return validate_data(self, as_array(X), reset=False, dtype=np.float64)
 
-    def draw_blocks(self, x: np.ndarray) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    def _draw_blocks(self, x: np.ndarray, block_rows: int | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Draws of all networks for some rows at a time: their means and noise variances, `[draw, row, output]`.
 
         In the units of y. A draw is a function, the same whatever rows it is asked for.
@@ -230,8 +244,9 @@ class DropoutEstimator(BaseEstimator, ABC):
         population = self.population_
         nets = [network(population, i) for i in range(len(population))]
         random = bool((population.drop_prob > 0).any())  # else only the choice of the network is
-        for start in range(0, len(x), _BLOCK_ROWS):
-            rows = slice(start, start + _BLOCK_ROWS)
+        n_rows = block_rows or self.block_rows
+        for start in range(0, len(x), n_rows):
+            rows = slice(start, min(start + n_rows, len(x)))
             inputs = torch.tensor(x[rows]).to(population.device)
             sampled = []
             with torch.no_grad():
@@ -244,6 +259,12 @@ class DropoutEstimator(BaseEstimator, ABC):
                     sampled.append(output)
             mean, variance = in_units(population, torch.stack(sampled, 1))
             yield rows, mean.flatten(0, 1).cpu(), variance.flatten(0, 1).cpu()
+
+    @property
+    def block_rows(self) -> int:
+        """The rows predicted at once: from the model and its draws alone, so that a row is always in the same block."""
+        per_row = int(self.n_draws) * len(self.population_) * self.population_.weights[-1].shape[-1]
+        return max(16, min(_BLOCK_ROWS, _BLOCK_ELEMENTS // per_row))
 
     # --- storage --------------------------------------------------------------------------------------------------
 

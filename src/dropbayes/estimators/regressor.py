@@ -2,7 +2,7 @@ r"""The scikit-learn regressor."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -10,10 +10,9 @@ import torch
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, validate_data
-from torch import Tensor
 
 from dropbayes.estimators.learning import DropoutEstimator, as_array
-from dropbayes.mixtures import mixture_quantile
+from dropbayes.mixtures import Mixture
 from dropbayes.population.records import Head
 
 
@@ -29,7 +28,7 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         drop_prob: The probability of dropping a unit before each weight layer: a number, a tuple with one per layer,
             a list of these to try, or "search".
         weight_decay: λ beside half the mean squared error of standardised targets: a number, a list to try, or
-        "search".
+            "search".
         noise: "constant", or "heteroscedastic" for a noise variance that depends on the input.
         learn_drop_prob: Learns each layer's drop probability (concrete dropout).
         activation: "relu" or "tanh".
@@ -152,70 +151,81 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         self._take_in(x, y, weight)
         return self
 
+    def predictive(self, X: Any) -> Mixture:
+        """The predictive distribution of each row: a mixture over the draws of all networks, in the units of y."""
+        blocks = [mixture for _, mixture in self.predictive_blocks(X)]
+        location, scale = (torch.cat([getattr(m, name) for m in blocks], 1) for name in ("location", "scale"))
+        return Mixture(location, scale, blocks[0].freedom)
+
+    def predictive_blocks(self, X: Any, *, block_rows: int | None = None) -> Iterator[tuple[slice, Mixture]]:
+        """The rows and the `predictive` of one block of rows after the other, so that the memory stays bounded.
+
+        Args:
+            X: Inputs `[row, feature]`.
+            block_rows: Rows per block; chosen from the number of draws by default.
+        """
+        for rows, mean, variance in self._draw_blocks(self._inputs(X), block_rows):
+            if self.one_column_:
+                mean, variance = mean[..., 0], variance[..., 0]
+            yield rows, Mixture(mean, variance.sqrt())
+
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
         r"""The predictive mean; with `return_std` also the standard deviation, or with `return_cov` the covariance.
 
-        Mean and variance are those of [GG16, prop:mean, prop:var]: the variance of the draws plus τ⁻¹. The covariance
-        between rows is that of the draws, which are functions.
+        Mean and variance are those of [GG16, prop:mean, prop:var]: the variance of the draws plus that of the noise.
+        The covariance between rows is that of the draws, which are functions.
         """
         if return_std and return_cov:
             raise RuntimeError("At most one of return_std or return_cov can be requested.")
-        x = self.validated_inputs(X)
         if return_cov:
-            return self._mean_and_covariance(x)
-        means, variances = [], []
-        for _, mean, noise in self.draw_blocks(x):
-            means.append(mean.mean(0))
+            return self._mean_and_covariance(X)
+        means, stds = [], []
+        for _, mixture in self.predictive_blocks(X):
+            means.append(mixture.mean)
             if return_std:
-                variances.append(mean.var(0, unbiased=False) + noise.mean(0))
-        result = self._shaped(torch.cat(means))
-        return (result, self._shaped(torch.cat(variances).sqrt())) if return_std else result
+                stds.append(mixture.std)
+        mean = torch.cat(means).numpy()
+        return (mean, torch.cat(stds).numpy()) if return_std else mean
 
-    def _shaped(self, columns: Tensor) -> np.ndarray:
-        return columns[..., 0].numpy() if self.one_column_ else columns.numpy()
-
-    def _mean_and_covariance(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        parts = [(mean, noise) for _, mean, noise in self.draw_blocks(x)]
-        mean, noise = torch.cat([m for m, _ in parts], 1), torch.cat([v for _, v in parts], 1)
-        centred = mean - mean.mean(0)
-        covariance = torch.einsum("tnd,tmd->nmd", centred, centred) / len(mean)
-        covariance += torch.diag_embed(noise.mean(0).T).permute(1, 2, 0)
-        return self._shaped(mean.mean(0)), self._shaped(covariance)
+    def _mean_and_covariance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+        mixture = self.predictive(X)
+        centred = mixture.location - mixture.mean
+        covariance = torch.einsum("tn...,tm...->nm...", centred, centred) / mixture.n_draws
+        rows = torch.arange(len(mixture.mean))
+        covariance[rows, rows] += mixture.aleatoric
+        return mixture.mean.numpy(), covariance.numpy()
 
     def predict_interval(self, X: Any, coverage: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """The lower and upper ends of the central interval that holds the outcome with probability `coverage`.
 
-        They are quantiles of the predictive distribution itself, the mixture of the draws' Gaussians.
+        They are quantiles of the predictive distribution itself, the mixture over the draws.
         """
         if not 0 < coverage < 1:
             raise ValueError(f"`coverage` must lie in (0, 1); got {coverage!r}.")
-        x = self.validated_inputs(X)
-        ends = []
-        for _, mean, noise in self.draw_blocks(x):
-            ends.append([mixture_quantile(mean, noise.sqrt(), q) for q in ((1 - coverage) / 2, (1 + coverage) / 2)])
-        lower, upper = (torch.cat(part) for part in zip(*ends, strict=True))
-        return self._shaped(lower), self._shaped(upper)
+        ends = [mixture.interval(coverage) for _, mixture in self.predictive_blocks(X)]
+        lower, upper = (torch.cat(end).numpy() for end in zip(*ends, strict=True))
+        return lower, upper
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Samples of outcomes, `[row, sample]` or `[row, output, sample]`: function draws with noise added."""
-        x = self.validated_inputs(X)
-        source = check_random_state(random_state)
-        parts = [(mean, noise) for _, mean, noise in self.draw_blocks(x)]
-        centres, noises = (torch.cat(part, 1).numpy() for part in zip(*parts, strict=True))
-        chosen = source.randint(len(centres), size=n_samples)
-        samples = centres[chosen] + np.sqrt(noises[chosen]) * source.standard_normal(centres[chosen].shape)
-        samples = np.moveaxis(samples, 0, -1)
-        return samples[:, 0] if self.one_column_ else samples
+        mixture, source = self.predictive(X), check_random_state(random_state)
+        chosen = source.randint(mixture.n_draws, size=n_samples)
+        location, scale = mixture.location[chosen].numpy(), mixture.scale[chosen].numpy()
+        return np.moveaxis(location + scale * source.standard_normal(location.shape), 0, -1)
 
     def log_likelihood(self, X: Any, y: Any) -> float:
-        r"""The mean of $\log \tfrac1T \sum_t \mathcal N(\mathbf y; \widehat{\mathbf y}_t, \tau^{-1})$ over the rows."""
-        x = self.validated_inputs(X)
-        targets = torch.from_numpy(np.array(as_array(y), dtype=np.float64).reshape(len(x), -1))
-        total = 0.0
-        for rows, mean, noise in self.draw_blocks(x):
-            density = -0.5 * ((targets[rows] - mean).square() / noise + noise.log() + math.log(2 * math.pi)).sum(-1)
-            total += float((density.logsumexp(0) - math.log(len(mean))).sum())
-        return total / len(x)
+        r"""The mean over rows of the predictive log-density [GG16, eq:predictive_dist].
+
+        $\log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)$; the density of all outputs together where
+        there are several.
+        """
+        x = self._inputs(X)
+        shape = (len(x),) if self.one_column_ else (len(x), self.population_.y_mean.shape[-1])
+        targets = torch.from_numpy(np.array(as_array(y), dtype=np.float64))
+        if targets.shape != shape:
+            raise ValueError(f"`y` must have the shape {shape}, that of the prediction; got {tuple(targets.shape)}.")
+        densities = [mixture.log_density(targets[rows]) for rows, mixture in self.predictive_blocks(x)]
+        return float(torch.cat(densities).mean())
 
     def _own_state(self) -> dict[str, Any]:
         return {"one_column": bool(self.one_column_)}

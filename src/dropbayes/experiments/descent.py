@@ -7,10 +7,8 @@ computed on the device.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import pathlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes import files
-from dropbayes.experiments.record import steps as counted
+from dropbayes.runtime.devices import capture_graph, tensor_cores
+from dropbayes.runtime.progress import ProgressBar
 
 __all__ = ["Network", "descend", "module"]
 
@@ -98,19 +97,25 @@ def descend(
         raise ValueError(f"`n_steps` must be a positive multiple of {STEPS_PER_CALL}; got {n_steps!r}.")
     device = torch.device(device)
     net = module(network, seed=seed)
-    with _tensor_cores(device), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with tensor_cores(device), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         program = _Program(network, net, x.to(device), y.to(device))
         stamp = repr((network, seed, tuple(x.shape), float(y.double().sum())))
         done = _resume(program, checkpoint, stamp)
-        call = _Recorded(program) if device.type == "cuda" else program.call
+        call = program.call
+        if device.type == "cuda":
+            call = capture_graph(program.call, list(program.state.values()), device)[0].replay
         n_blocks = math.ceil(n_steps / STEPS_PER_BLOCK)
-        for block in counted(n_blocks, f"{network.activation}, blocks of {STEPS_PER_BLOCK} steps", start=done):
-            torch.manual_seed(seed * 1_000_003 + block)
-            for _ in range(min(STEPS_PER_BLOCK, n_steps - block * STEPS_PER_BLOCK) // STEPS_PER_CALL):
-                call()
-            program.check_finite(block)
-            if checkpoint is not None and ((block + 1) % BLOCKS_PER_CHECKPOINT == 0 or block + 1 == n_blocks):
-                _save(program, checkpoint, stamp, block + 1)
+        with ProgressBar(
+            f"{network.activation} network", n_steps, initial=min(n_steps, done * STEPS_PER_BLOCK)
+        ) as progress:
+            for block in range(done, n_blocks):
+                torch.manual_seed(seed * 1_000_003 + block)
+                for _ in range(min(STEPS_PER_BLOCK, n_steps - block * STEPS_PER_BLOCK) // STEPS_PER_CALL):
+                    call()
+                    progress.advance(STEPS_PER_CALL)
+                program.check_finite(block)
+                if checkpoint is not None and ((block + 1) % BLOCKS_PER_CHECKPOINT == 0 or block + 1 == n_blocks):
+                    _save(program, checkpoint, stamp, block + 1)
         program.store(net)
     return net.eval()
 
@@ -224,39 +229,6 @@ class _Program:
                 layer.bias.copy_(bias)
             linear[-1].weight.copy_(last[None])
             linear[-1].bias.copy_(last_bias)
-
-
-class _Recorded:
-    """`program.call` as a CUDA graph; what warming up changed is put back."""
-
-    def __init__(self, program: _Program) -> None:
-        before = {name: value.clone() for name, value in program.state.items()}
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                program.call()
-        torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            program.call()
-        for name, value in program.state.items():
-            value.copy_(before[name])
-
-    def __call__(self) -> None:
-        self.graph.replay()
-
-
-@contextlib.contextmanager
-def _tensor_cores(device: torch.device) -> Iterator[None]:
-    """Products in TF32 on CUDA, for this training alone."""
-    before = torch.get_float32_matmul_precision()
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _save(program: _Program, path: pathlib.Path, stamp: str, blocks: int) -> None:

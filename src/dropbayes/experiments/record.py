@@ -7,7 +7,7 @@ import json
 import pathlib
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 
 from dropbayes import files
 
-__all__ = ["Array", "Arrays", "Findings", "Record", "device_of", "markdown_table", "steps"]
+__all__ = ["Array", "Arrays", "Findings", "Record", "markdown_table"]
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
@@ -161,18 +161,3 @@ def _cell(value: Any) -> str:
         return str(value)
     number = float(value)
     return "–" if not np.isfinite(number) else f"{number:.4g}" if abs(number) < 1000 else f"{number:,.0f}"
-
-
-def device_of(name: str) -> torch.device:
-    """The device of this name; "auto" is CUDA where there is one."""
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-
-
-def steps(total: int, title: str, *, start: int = 0) -> Iterator[int]:
-    """The numbers from `start` up to `total`, with a progress bar where standard error is a terminal."""
-    if not sys.stderr.isatty():
-        yield from range(start, total)
-        return
-    from tqdm.auto import tqdm
-
-    yield from tqdm(range(start, total), desc=title, initial=start, total=total)

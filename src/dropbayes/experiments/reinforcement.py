@@ -20,7 +20,7 @@ from torch import Tensor
 from dropbayes import files
 from dropbayes.experiments.foraging import ACTIONS, N_INPUTS, Worlds
 from dropbayes.experiments.record import Array, Arrays, Findings, Record, markdown_table
-from dropbayes.experiments.record import steps as counted
+from dropbayes.runtime.progress import ProgressBar
 
 Policy = Literal["thompson", "epsilon-greedy"]
 NAMES: dict[Policy, str] = {"thompson": "Thompson sampling", "epsilon-greedy": "ε-greedy"}
@@ -253,13 +253,15 @@ def simulate(
     n_blocks = settings.n_steps // BLOCK
     stamp = repr((policy, settings))
     curve = _resume(worlds, agents, checkpoint, stamp)
-    for block in counted(n_blocks, f"{NAMES[policy]}, blocks of {BLOCK} steps", start=len(curve)):
-        total = torch.zeros(len(worlds), device=worlds.device)
-        for _ in range(BLOCK):
-            total += tick(worlds, agents)
-        curve.append(total.cpu() / BLOCK)
-        if checkpoint is not None and (block + 1) % max(1, n_blocks // 10) == 0:
-            _save(worlds, agents, checkpoint, stamp, curve)
+    with ProgressBar(NAMES[policy], n_blocks * BLOCK, initial=len(curve) * BLOCK) as progress:
+        for block in range(len(curve), n_blocks):
+            total = torch.zeros(len(worlds), device=worlds.device)
+            for _ in range(BLOCK):
+                total += tick(worlds, agents)
+                progress.advance()
+            curve.append(total.cpu() / BLOCK)
+            if checkpoint is not None and (block + 1) % max(1, n_blocks // 10) == 0:
+                _save(worlds, agents, checkpoint, stamp, curve)
     return torch.stack(curve, 1).numpy()
 
 

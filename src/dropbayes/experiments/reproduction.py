@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from dropbayes.experiments.record import Findings, Record, device_of
+from dropbayes.experiments.record import Findings, Record
+from dropbayes.runtime.devices import available_device
 
 __all__ = ["NAMES", "changed", "reproduce"]
 
@@ -40,7 +41,7 @@ def reproduce(
     module = importlib.import_module(f"dropbayes.experiments.{name}")
     settings = module.Settings() if settings is None else settings
     record = Record(pathlib.Path(out) / name, settings, saved_only=figures_only)
-    findings: Findings = module.run(settings, record, device=device_of(device))
+    findings: Findings = module.run(settings, record, device=available_device(device))
     record.write(findings, command=command or f"python -m dropbayes.experiments {name}")
     return findings
 

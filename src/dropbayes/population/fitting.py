@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,8 @@ from dropbayes.population.records import (
     stacked_table,
 )
 from dropbayes.precision import weight_decay
+from dropbayes.runtime.devices import available_device, tensor_cores
+from dropbayes.runtime.progress import ProgressBar
 
 # Members that have finished stay in the stack, their results set aside, until this share of it is idle: cutting the
 # stack costs a copy, and on a CUDA device a new capture.
@@ -93,7 +94,7 @@ def train(
         torch.Size([3, 1, 50])
     """
     _check(tasks, members, hidden, activation, likelihood, check_every)
-    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    device = available_device(device)
     table = stacked_table(tasks, likelihood, dtype, start=start, n_classes=n_classes)
     program = _program(
         table, members, hidden, likelihood, activation, batch_size, schedule, learn_drop_prob, device, dtype
@@ -105,8 +106,8 @@ def train(
     run = _Run(_empty_population(table, members, program, likelihood, activation), n_steps)
     sizes, held_out, step = sorted(set(table.n_rows)), [task.held_out for task in tasks], 0
     with (
-        _fast_matmul(device),
-        _bar(int(n_steps.max()), len(members), progress) as bar,
+        tensor_cores(device),
+        ProgressBar(f"{len(members)} networks", int(n_steps.max()), show=progress) as bar,
         _prepared(batch_size, sizes, program.widths, device) as prepared,
     ):
         while bool(run.training.any()):
@@ -118,7 +119,7 @@ def train(
             count = min(run.next_end(step), next_check, (chunk + 1) * randomness.STEPS_PER_CHUNK) - step
             advance(program, count)
             step += count
-            bar.update(count)
+            bar.advance(count)
             if check_every and (step == next_check or step in run.n_steps[run.training]):
                 run.check(program, step, held_out, patience)
             run.retire(program, step, early_stopping=bool(check_every))
@@ -356,32 +357,3 @@ def _prepared(
 
         yield chunk_of
         pool.shutdown(cancel_futures=True)
-
-
-@contextlib.contextmanager
-def _fast_matmul(device: torch.device) -> Iterator[None]:
-    """Lets CUDA use TF32 products, then restores the caller's choice."""
-    before = torch.get_float32_matmul_precision()
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@contextlib.contextmanager
-def _bar(total: int, n_members: int, progress: bool | None) -> Iterator[Any]:
-    """A progress bar, or something that ignores updates."""
-    if progress or (progress is None and sys.stderr.isatty()):
-        from tqdm.auto import tqdm
-
-        with tqdm(total=total, desc=f"{n_members} networks", unit="step") as bar:
-            yield bar
-    else:
-        yield _Silent()
-
-
-class _Silent:
-    def update(self, count: int) -> None:
-        del count

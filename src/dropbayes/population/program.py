@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dropbayes.population import randomness
 from dropbayes.population.records import ACTIVATIONS, Activation, Head
+from dropbayes.runtime.devices import capture_graph
 
 ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8  # Kingma and Ba (2015), the settings of the reference implementation
 CONCRETE_TEMPERATURE = 0.1  # Gal, Hron and Kendall (2017)
@@ -169,23 +170,9 @@ class Program:
                 self.step()
 
     def _capture(self) -> None:
-        """Records the step as a CUDA graph; the warm-up steps are undone."""
+        """Records the step as a CUDA graph."""
         state = [*self.parameters, *self.first, *self.second, self.place, self.step_number]
-        before = [tensor.detach().clone() for tensor in state]
-        stream = torch.cuda.Stream(self.rows.device)
-        stream.wait_stream(torch.cuda.current_stream(self.rows.device))
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self.place.zero_()
-                self.step()
-        torch.cuda.current_stream(self.rows.device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.step()
-        with torch.no_grad():
-            for tensor, value in zip(state, before, strict=True):
-                tensor.copy_(value)
-        self.graph = graph
+        self.graph, _ = capture_graph(self.step, state, self.rows.device)
 
     def _sample_masks(self) -> list[Tensor | None]:
         """The keep masks of this step: 1 where the member's word reaches its threshold."""

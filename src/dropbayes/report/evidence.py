@@ -6,7 +6,6 @@ Nothing here is computed by a formula of its own: scores come from `dropbayes.sc
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from dropbayes import calibration, information, scores
 from dropbayes.calibration import ReliabilityCurve
+from dropbayes.mixtures import Mixture
 from dropbayes.scores import RiskCoverage
 
 Numbers = npt.NDArray[np.float64]
@@ -28,9 +28,6 @@ LEVEL = 0.95
 
 CRPS_ROWS = 2000
 """The rows whose CRPS is computed (its cost grows with the square of the draws): beyond them, an even selection."""
-
-_ELEMENTS = 2**21
-"""Numbers of draws held at a time: 16 MiB."""
 
 ENOUGH_ROWS = 30
 """Below this many rows the report does not judge calibration."""
@@ -144,9 +141,7 @@ class Classification:
 
 def with_draws(model: Any, *, n_draws: int | None, seed: int | None) -> Any:
     """A view of the model that predicts from another number of draws or from those of another seed."""
-    view = copy.copy(model)
-    view.n_draws = model.n_draws if n_draws is None else n_draws
-    view.seed_ = model.seed_ if seed is None else seed
+    view = model.with_draws(n_draws=n_draws, seed=seed)
     vars(view).pop("feature_names_in_", None)  # rows come as plain arrays: no warning that they bear no names
     return view
 
@@ -165,29 +160,35 @@ def mean_and_error(values: Any) -> tuple[float, float]:
 
 def spreads(model: Any, x: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """The predictive mean of rows, and its epistemic and aleatoric standard deviations, for one output."""
-    parts = [
-        (m[..., 0].mean(0), m[..., 0].std(0, unbiased=False), v[..., 0].mean(0).sqrt()) for _, m, v in _draws(model, x)
-    ]
+    parts = [(m.mean, m.epistemic.sqrt(), m.aleatoric.sqrt()) for _, m in _mixtures(model, x)]
     mean, epistemic, aleatoric = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
     return mean, epistemic, aleatoric
 
 
 def entropies(model: Any, x: Numbers) -> Numbers:
     """The predictive entropy of rows, for a classifier."""
-    return torch.cat([information.predictive_entropy(p) for _, p, _ in _draws(model, x)]).numpy()
+    return torch.cat([information.predictive_entropy(p) for p in _class_draws(model, x)]).numpy()
 
 
-def _draws(model: Any, x: Numbers) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """The draws that `predict` itself averages, for so few rows at a time that copies of them cost little memory."""
-    population = model.population_
-    n_rows = max(1, _ELEMENTS // (int(model.n_draws) * len(population) * population.weights[-1].shape[-1]))
-    for start in range(0, len(x), n_rows):
-        for rows, mean, noise in model.draw_blocks(x[start : start + n_rows]):
-            endless = (~mean.isfinite()).any(-1).any(0)
-            if endless.any():
-                row = start + rows.start + int(endless.int().argmax())
-                raise ValueError(f"`x` must lie where the model predicts finite numbers; row {row} does not.")
-            yield slice(start + rows.start, start + rows.start + mean.shape[1]), mean.double(), noise.double()
+def _mixtures(model: Any, x: Numbers) -> Iterator[tuple[slice, Mixture]]:
+    """The predictive distributions that `predict` itself reads, block by block."""
+    for rows, mixture in model.predictive_blocks(x):
+        _refuse_infinite(mixture.location, rows)
+        yield rows, mixture
+
+
+def _class_draws(model: Any, x: Numbers) -> Iterator[Tensor]:
+    """The class probabilities that `predict_proba` itself averages, block by block."""
+    for rows, probabilities in model.draw_blocks(x):
+        _refuse_infinite(probabilities.sum(-1), rows)
+        yield probabilities
+
+
+def _refuse_infinite(draws: Tensor, rows: slice) -> None:
+    infinite = (~draws.isfinite()).any(0)
+    if infinite.any():
+        row = rows.start + int(infinite.int().argmax())
+        raise ValueError(f"`x` must lie where the model predicts finite numbers; row {row} does not.")
 
 
 # ------------------------------------------------------------------------------------------------ regression
@@ -200,14 +201,13 @@ def regression(model: Any, x: Numbers, y: Numbers) -> Regression:
     chosen[np.linspace(0, len(x) - 1, min(len(x), CRPS_ROWS)).round().astype(int)] = True
     pit, density, ranked = list[Tensor](), list[Tensor](), list[Tensor]()
     n_draws = 0
-    for rows, mean, noise in _draws(model, x):
-        centre, variance, outcome = mean[..., 0], noise[..., 0], truth[rows]
-        n_draws = len(centre)
-        pit.append(calibration.mixture_pit(centre, outcome, noise_variance=variance))
-        log_density = torch.distributions.Normal(centre, variance.sqrt()).log_prob(outcome)
-        density.append(scores.mixture_log_likelihood(log_density))
-        some = torch.from_numpy(chosen[rows])
-        ranked.append(scores.crps(centre[:, some], outcome[some], noise_variance=variance[:, some]))
+    for rows, mixture in _mixtures(model, x):
+        outcome, some = truth[rows], torch.from_numpy(chosen[rows])
+        n_draws = mixture.n_draws
+        pit.append(mixture.pit(outcome))
+        density.append(mixture.log_density(outcome))
+        few = Mixture(mixture.location[:, some], mixture.scale[:, some], mixture.freedom)
+        ranked.append(few.crps(outcome[some]))
     mean_, epistemic, aleatoric = spreads(model, x)
     std = np.sqrt(epistemic**2 + aleatoric**2)
     lower, upper = (np.asarray(end, dtype=np.float64) for end in model.predict_interval(x, coverage=LEVEL))
@@ -252,7 +252,7 @@ def _coverages(curve: ReliabilityCurve) -> list[Score]:
 def classification(model: Any, x: Numbers, labels: npt.NDArray[np.int64]) -> Classification:
     """The evidence on a classifier; `labels` are class numbers."""
     parts, n_draws = list[tuple[Tensor, ...]](), 0
-    for _, p, _ in _draws(model, x):
+    for p in _class_draws(model, x):
         n_draws = len(p)
         mutual, expected = information.mutual_information(p), information.expected_entropy(p)
         parts.append((p.mean(0), information.predictive_entropy(p), mutual, expected))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dropbayes.likelihoods import Categorical, Gaussian, Likelihood
+from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
 from dropbayes.sampling.plan import Plan
 from dropbayes.sampling.streaming import Mean, Moments, Votes
 
@@ -64,14 +64,16 @@ class RowStatistics:
         likelihood = self.wishes.likelihood
         if self.wishes.keep_draws or self.wishes.quantiles:
             self.kept.append(output)
+        if likelihood is not None and not self.moments.count:
+            likelihood.check(output)
         self.moments.add(output if likelihood is None else likelihood.mean(output))
         if variance is not None:
             added = variance.double() * len(output)
             self.integrated = added if self.integrated is None else self.integrated + added
         elif likelihood is not None and not isinstance(likelihood, Gaussian):
             self.within.add(likelihood.variance(output))
-        if isinstance(likelihood, Categorical):
-            probabilities = likelihood.mean(output).movedim(likelihood.class_axis, -1)
+        if isinstance(likelihood, ClassLikelihood):
+            probabilities = likelihood.class_probabilities(likelihood.mean(output))
             self.entropies.add(_entropy(probabilities))
             self.votes.add(probabilities)
 
@@ -93,8 +95,8 @@ class RowStatistics:
         else:
             aleatoric = torch.zeros_like(mean)
         found = {"mean": mean, "epistemic": epistemic, "aleatoric": aleatoric}
-        if isinstance(likelihood, Categorical):
-            found["entropy"] = _entropy(mean.movedim(likelihood.class_axis, -1))
+        if isinstance(likelihood, ClassLikelihood):
+            found["entropy"] = _entropy(likelihood.class_probabilities(mean))
             found["expected_entropy"] = self.entropies.value
             found["variation_ratio"] = self.votes.variation_ratio
         found = {name: value.to(dtype) for name, value in found.items()}

@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import pathlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -17,6 +16,8 @@ from torch import Tensor, nn
 
 from dropbayes.likelihoods import Gaussian, Likelihood
 from dropbayes.precision import Prior
+from dropbayes.runtime.devices import available_device
+from dropbayes.runtime.progress import ProgressBar
 from dropbayes.sampling import draws, sites
 from dropbayes.training.checkpoints import History, Run, fingerprint_of, resumed, write
 from dropbayes.training.steps import (
@@ -133,7 +134,7 @@ def fit(
     n_rows = len(y)
     _check(n_rows, epochs=epochs, batch_size=batch_size, patience=patience, autocast=autocast, schedule=schedule)
     home, modes = next(net.parameters()).device, [(module, module.training) for module in net.modules()]
-    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    device = available_device(device)
     data = Rows(x, y, weight, device)
     net.to(device)
     descent = made_optimizer(net, optimizer, learning_rate, momentum)
@@ -144,8 +145,8 @@ def fit(
     fingerprint = fingerprint_of(net, [*tensors_of(x), y], likelihood, prior, batch_size, descent, schedule, seed)
     run = resumed(net, descent, checkpoint, fingerprint)
     try:
-        with _own_randomness(device), _bar(epochs, progress) as bar:
-            bar.update(len(run.history.loss))
+        done = len(run.history.loss)
+        with _own_randomness(device), ProgressBar("fit", epochs, unit="epochs", initial=done, show=progress) as bar:
             while len(run.history.loss) < epochs and not run.history.stopped:
                 epoch = len(run.history.loss)
                 good = _state_copy(net)
@@ -161,7 +162,7 @@ def fit(
                 last = run.history.stopped or epoch + 1 == epochs
                 if checkpoint is not None and (last or (epoch + 1) % checkpoint_every == 0):
                     write(pathlib.Path(checkpoint), net, descent, run, fingerprint)
-                bar.update(1)
+                bar.advance()
         if run.best is not None:
             net.load_state_dict(run.best)
     finally:
@@ -268,19 +269,3 @@ def _seed(device: torch.device, *key: int) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or torch.cuda.current_device()].manual_seed(seed)
-
-
-@contextlib.contextmanager
-def _bar(total: int, progress: bool | None) -> Iterator[Any]:
-    if progress or (progress is None and sys.stderr.isatty()):
-        from tqdm.auto import tqdm
-
-        with tqdm(total=total, desc="fit", unit="epoch") as bar:
-            yield bar
-    else:
-        yield _Silent()
-
-
-class _Silent:
-    def update(self, count: int) -> None:
-        del count

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dropbayes.likelihoods import Likelihood
 from dropbayes.objective import kl_divergence
 from dropbayes.precision import Prior
+from dropbayes.runtime.devices import capture_graph
 from dropbayes.weight_layers import kl_coefficients
 
 # Larger networks keep the device busy by themselves; larger data stay on the host and travel batch by batch.
@@ -131,25 +132,9 @@ class Step:
         return loss.detach()
 
     def _captured(self, x: Any, y: Tensor, weight: Tensor | None) -> Any:
-        """The pass as a CUDA graph reading from tensors of fixed address; what its warm-up changed is put back."""
-        buffers = [(b, b.clone()) for b in self.net.buffers()]
-        state = torch.cuda.get_rng_state(y.device)
+        """The pass as a CUDA graph that reads from tensors of fixed address."""
         static = (moved(_cloned(x), y.device), y.clone(), None if weight is None else weight.clone())
-        stream = torch.cuda.Stream(y.device)
-        stream.wait_stream(torch.cuda.current_stream(y.device))
-        try:
-            with torch.cuda.stream(stream):
-                for _ in range(3):
-                    self._eager(*static)
-            torch.cuda.current_stream(y.device).wait_stream(stream)
-            self.net.zero_grad(set_to_none=True)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                loss = self._eager(*static)
-        finally:
-            for buffer, value in buffers:
-                buffer.copy_(value)
-            torch.cuda.set_rng_state(state, y.device)
+        graph, loss = capture_graph(lambda: self._eager(*static), list(self.net.buffers()), y.device)
         gradients = [(p, p.grad) for p in self.net.parameters()]
 
         def replay(x: Any, y: Tensor, weight: Tensor | None) -> Tensor:

@@ -1,0 +1,41 @@
+r"""The observation models $p(\mathbf{y} \mid \mathbf{f})$ that turn a network's output into a distribution.
+
+Every likelihood reads the network's output $\widehat{\mathbf y}$ shaped `[..., row, *event]`: axes before the row
+axis (draws) broadcast, axes after it belong to one observation.
+
+| what is observed | likelihood | what the network gives |
+|---|---|---|
+| a real number | `Gaussian`, `StudentT` where some observations are far off | its mean |
+| a real number whose noise depends on the input | `HeteroscedasticGaussian` | its mean and log-variance |
+| a real number of any distribution | `Quantiles` | its quantiles |
+| one of several classes | `Categorical` | a logit per class |
+| yes or no; several labels at once | `Bernoulli` | a logit per label |
+| a count | `Poisson` | the logarithm of its rate |
+"""
+
+from dropbayes.likelihoods.discrete import Bernoulli, Categorical, Poisson
+from dropbayes.likelihoods.expectations import (
+    predictive_covariance,
+    predictive_log_density,
+    predictive_mean,
+    predictive_variance,
+)
+from dropbayes.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian, StudentT
+from dropbayes.likelihoods.observation import ClassLikelihood, Likelihood
+from dropbayes.likelihoods.quantiles import Quantiles
+
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "ClassLikelihood",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "Likelihood",
+    "Poisson",
+    "Quantiles",
+    "StudentT",
+    "predictive_covariance",
+    "predictive_log_density",
+    "predictive_mean",
+    "predictive_variance",
+]

@@ -1,0 +1,195 @@
+r"""Classes, labels and counts: the softmax, independent Bernoulli labels, and the Poisson distribution."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dropbayes.likelihoods.observation import ClassLikelihood, Likelihood, check_targets, sum_events
+
+__all__ = ["Bernoulli", "Categorical", "Poisson"]
+
+_FEWEST = 32  # Outputs in [0, 1] that are no accident of a few logits.
+
+
+@dataclass(frozen=True)
+class Categorical(ClassLikelihood):
+    r"""The softmax likelihood of a class, $p(c \mid \widehat{\mathbf y}) \propto \exp(\widehat y_c)$.
+
+    [GG16, eq:generative_model_class].
+
+    Args:
+        class_axis: The axis of the classes, counted from the end: -1 for `[row, class]`, -3 for `[row, class, h, w]`.
+        probabilities: Whether the network ends in a softmax, so that its output is probabilities and not logits.
+    """
+
+    class_axis: int = -1
+    probabilities: bool = False
+
+    def __post_init__(self) -> None:
+        if self.class_axis >= 0:
+            raise ValueError(f"`class_axis` must be negative (counted from the end); got {self.class_axis!r}.")
+
+    def _check_classes(self, output: Tensor) -> None:
+        if output.dim() < -self.class_axis or output.shape[self.class_axis] < 2:
+            raise ValueError(
+                "`likelihood` Categorical needs a logit for each of at least two classes along class_axis="
+                f"{self.class_axis}; got an output of shape {tuple(output.shape)}. For one logit (yes or no) use "
+                "Bernoulli()."
+            )
+
+    def mean(self, output: Tensor) -> Tensor:
+        self._check_classes(output)
+        return output if self.probabilities else output.softmax(self.class_axis)
+
+    def variance(self, output: Tensor) -> Tensor:
+        probabilities = self.mean(output)
+        return probabilities * (1 - probabilities)
+
+    def log_density(self, output: Tensor, y: Tensor) -> Tensor:
+        self._check_classes(output)
+        self._check_labels(output, y)
+        log_probabilities = output.log() if self.probabilities else output.log_softmax(self.class_axis)
+        labels = y.long().unsqueeze(self.class_axis + 1 + y.dim())
+        labels = labels.expand(*output.shape[: output.dim() - labels.dim()], *labels.shape)
+        chosen = log_probabilities.gather(self.class_axis, labels).squeeze(self.class_axis)
+        return sum_events(chosen, y)
+
+    def _check_labels(self, output: Tensor, y: Tensor) -> None:
+        if y.is_floating_point() or y.is_complex():
+            raise ValueError(
+                f"`y` must hold class labels (integers); got {y.dtype}. Pass y.argmax(...) for one-hot rows."
+            )
+        row_axes = output.shape[: self.class_axis] + output.shape[output.dim() + self.class_axis + 1 :]
+        fits = y.shape == row_axes[len(row_axes) - y.dim() :] and -self.class_axis <= y.dim() < output.dim()
+        if not fits:
+            raise ValueError(
+                "`y` must have the output's shape less its class axis; got y "
+                f"{tuple(y.shape)} against output {tuple(output.shape)} with class_axis={self.class_axis}."
+            )
+
+    def check(self, output: Tensor, y: Tensor | None = None) -> None:
+        self._check_classes(output)
+        total = output.sum(self.class_axis)
+        normalised = bool((output >= 0).all()) and torch.allclose(total, torch.ones_like(total), atol=1e-3)
+        if normalised and not self.probabilities:
+            warnings.warn(
+                "the network's outputs are probabilities already (they are positive and sum to 1), and Categorical() "
+                "takes a second softmax of them. Use Categorical(probabilities=True), or leave out the network's last "
+                "softmax.",
+                stacklevel=2,
+            )
+        if self.probabilities and not normalised:
+            raise ValueError(
+                "`likelihood` Categorical(probabilities=True) needs outputs that are positive and sum to 1 over the "
+                "classes; the network's are not. Use Categorical() for logits."
+            )
+        if y is not None and len(y):
+            n_classes = output.shape[self.class_axis]
+            if not (int(y.min()) >= 0 and int(y.max()) < n_classes):
+                raise ValueError(
+                    f"`y` must hold class labels from 0 to {n_classes - 1}, the network's classes; got labels from "
+                    f"{int(y.min())} to {int(y.max())}."
+                )
+
+    def class_probabilities(self, mean: Tensor) -> Tensor:
+        return mean.movedim(self.class_axis, -1)
+
+    def sample(self, output: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        probabilities = self.mean(output).movedim(self.class_axis, -1)
+        labels = torch.multinomial(
+            probabilities.reshape(-1, probabilities.shape[-1]), 1, replacement=True, generator=generator
+        )
+        return labels.reshape(probabilities.shape[:-1])
+
+
+@dataclass(frozen=True)
+class Bernoulli(ClassLikelihood):
+    r"""Yes or no: $p(y = 1 \mid \widehat y) = \sigma(\widehat y)$, independent for each element of the output.
+
+    One output is a binary classifier (`BCEWithLogitsLoss`), several are labels that a row may have at once. `y` holds
+    0 and 1 (or shares of yes in between) in the output's shape.
+
+    Args:
+        probabilities: Whether the network ends in a sigmoid, so that its output is probabilities and not logits.
+
+    Example:
+        >>> Bernoulli().mean(torch.tensor([[0.0], [2.0]]))
+        tensor([[0.5000],
+                [0.8808]])
+    """
+
+    probabilities: bool = False
+
+    def mean(self, output: Tensor) -> Tensor:
+        return output if self.probabilities else output.sigmoid()
+
+    def variance(self, output: Tensor) -> Tensor:
+        probability = self.mean(output)
+        return probability * (1 - probability)
+
+    def log_density(self, output: Tensor, y: Tensor) -> Tensor:
+        check_targets(output, y)
+        loss = functional.binary_cross_entropy if self.probabilities else functional.binary_cross_entropy_with_logits
+        return -sum_events(loss(output, y.to(output.dtype).expand_as(output), reduction="none"), y)
+
+    def check(self, output: Tensor, y: Tensor | None = None) -> None:
+        bounded = bool(((output >= 0) & (output <= 1)).all())
+        if bounded and not self.probabilities and output.numel() >= _FEWEST:
+            warnings.warn(
+                "every output of the network lies in [0, 1]: if it ends in a sigmoid, Bernoulli() takes a second one. "
+                "Use Bernoulli(probabilities=True), or leave out the network's last sigmoid.",
+                stacklevel=2,
+            )
+        if self.probabilities and not bounded:
+            raise ValueError(
+                "`likelihood` Bernoulli(probabilities=True) needs outputs in [0, 1]; the network's are not. Use "
+                "Bernoulli() for logits."
+            )
+        if y is not None and not bool(((y >= 0) & (y <= 1)).all()):
+            raise ValueError(
+                f"`y` must hold 0 and 1 for Bernoulli; got values from {y.min().item():g} to {y.max().item():g}. "
+                "Several classes in one column are Categorical()."
+            )
+
+    def class_probabilities(self, mean: Tensor) -> Tensor:
+        return torch.stack([1 - mean, mean], -1)
+
+    def sample(self, output: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        return torch.bernoulli(self.mean(output), generator=generator)
+
+
+@dataclass(frozen=True)
+class Poisson(Likelihood):
+    r"""Counts: $p(y \mid \widehat y) = e^{-\lambda} \lambda^y / y!$ with the rate $\lambda = \exp(\widehat y)$.
+
+    The network gives the logarithm of the rate, as `PoissonNLLLoss` has it by default. `y` holds counts in the
+    output's shape.
+
+    Example:
+        >>> Poisson().mean(torch.zeros(1, 1)), Poisson().variance(torch.zeros(1, 1))
+        (tensor([[1.]]), tensor([[1.]]))
+    """
+
+    def mean(self, output: Tensor) -> Tensor:
+        return output.exp()
+
+    def variance(self, output: Tensor) -> Tensor:
+        return output.exp()
+
+    def log_density(self, output: Tensor, y: Tensor) -> Tensor:
+        check_targets(output, y)
+        counts = y.to(output.dtype)
+        return sum_events(counts * output - output.exp() - torch.lgamma(counts + 1), y)
+
+    def check(self, output: Tensor, y: Tensor | None = None) -> None:
+        if y is not None and not bool(((y >= 0) & (y == y.round())).all()):
+            wrong = y[~((y >= 0) & (y == y.round()))].flatten()[0].item()
+            raise ValueError(f"`y` must hold counts (whole numbers, 0 or more) for Poisson; got {wrong:g}.")
+
+    def sample(self, output: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        return torch.poisson(output.exp(), generator=generator)

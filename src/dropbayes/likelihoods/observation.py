@@ -1,0 +1,61 @@
+r"""What every observation model $p(\mathbf y \mid \widehat{\mathbf y})$ answers, and how its targets are checked."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+__all__ = ["ClassLikelihood", "Likelihood", "check_targets", "sum_events"]
+
+
+class Likelihood(ABC):
+    r"""A distribution of one observation given the network's output, $p(\mathbf y \mid \widehat{\mathbf y})$."""
+
+    @abstractmethod
+    def mean(self, output: Tensor) -> Tensor:
+        r"""The conditional mean $\mathbb{E}[\mathbf y \mid \widehat{\mathbf y}]$ (for classes: their probabilities)."""
+
+    @abstractmethod
+    def variance(self, output: Tensor) -> Tensor:
+        r"""The conditional variance of each element of $\mathbf y$, shaped like `mean(output)`."""
+
+    @abstractmethod
+    def log_density(self, output: Tensor, y: Tensor) -> Tensor:
+        r"""The log-density $\log p(\mathbf y \mid \widehat{\mathbf y})$, one value per (draw,) row: `[..., row]`."""
+
+    @abstractmethod
+    def sample(self, output: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        r"""One observation drawn from $p(\mathbf y \mid \widehat{\mathbf y})$ for each element of `output`."""
+
+    def check(self, output: Tensor, y: Tensor | None = None) -> None:  # noqa: B027 - most have nothing to refuse
+        """Raises ValueError, or warns, if the values of `output` or `y` cannot be what this likelihood reads.
+
+        The values are looked at here and nowhere else, once per prediction: `log_density` looks at shapes only, so
+        that a training step never waits for the device.
+        """
+
+
+class ClassLikelihood(Likelihood):
+    """A distribution over classes: it has an entropy, and draws can vote."""
+
+    @abstractmethod
+    def class_probabilities(self, mean: Tensor) -> Tensor:
+        """The probability of each class along a new last axis, `[..., row, *event, class]`, from `mean(output)`."""
+
+
+def sum_events(density: Tensor, y: Tensor) -> Tensor:
+    """Sums out the event axes: all axes of `y` after its row axis."""
+    return density.flatten(start_dim=density.dim() - y.dim() + 1).sum(-1) if y.dim() > 1 else density
+
+
+def check_targets(output: Tensor, y: Tensor) -> None:
+    """Raises ValueError unless `y` has the shape of the output's rows."""
+    # A (rows, 1) output against (rows,) targets would broadcast to rows x rows: refuse it.
+    if output.dim() < y.dim() or output.shape[output.dim() - y.dim() :] != y.shape:
+        rows = tuple(output.shape[max(0, output.dim() - max(y.dim(), 2)) :])  # without the axis of draws
+        raise ValueError(
+            f"`y` must have the shape of the network's output for its rows; got y {tuple(y.shape)} against output "
+            f"{rows}. Reshape y (y[:, None] for a one-column output) or squeeze the output."
+        )

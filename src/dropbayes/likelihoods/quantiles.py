@@ -1,0 +1,115 @@
+r"""The distribution that a network's quantile outputs describe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dropbayes.likelihoods.observation import Likelihood, sum_events
+
+__all__ = ["Quantiles"]
+
+
+@dataclass(frozen=True)
+class Quantiles(Likelihood):
+    r"""A network that gives quantiles $q_1 \dots q_K$ of y at levels $\alpha_1 \dots \alpha_K$, the last axis.
+
+    Such a network is trained with `pinball_loss`. Its outputs leave the distribution between the levels open; here it
+    is the simplest that has them: the density is constant between two quantiles,
+    $(\alpha_{k+1} - \alpha_k) / (q_{k+1} - q_k)$, and falls exponentially beyond the outer ones, continuously.
+    Quantiles that cross are put in order (Chernozhukov, Fernández-Val and Galichon, *Quantile and probability curves
+    without crossing*, Econometrica 78, 2010). `y` has the output's shape without its last axis.
+
+    Args:
+        levels: The levels of the outputs, rising in (0, 1), at least two.
+
+    Example:
+        >>> likelihood = Quantiles((0.1, 0.5, 0.9))
+        >>> likelihood.mean(torch.tensor([[1.0, 2.0, 3.0]]))
+        tensor([2.])
+        >>> likelihood.pinball_loss(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([4.0]))
+        tensor([2.2000])
+    """
+
+    levels: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        levels = tuple(self.levels)
+        rising = all(a < b for a, b in zip((0.0, *levels), (*levels, 1.0), strict=True))
+        if len(levels) < 2 or not rising:
+            raise ValueError(
+                f"`levels` must hold at least two rising numbers in (0, 1), such as (0.05, 0.5, 0.95); got {levels}."
+            )
+        object.__setattr__(self, "levels", levels)
+
+    def _pieces(self, output: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The ordered quantiles, the probability between them, and the scales of the tails below and above."""
+        if output.dim() < 1 or output.shape[-1] != len(self.levels):
+            raise ValueError(
+                f"`likelihood` Quantiles needs a last axis of {len(self.levels)} outputs, one per level; got an output "
+                f"of shape {tuple(output.shape)}."
+            )
+        ordered = output.sort(-1).values
+        # Quantiles that coincide leave no width to spread their probability over: give them the least there is.
+        least = torch.finfo(output.dtype).eps * ordered.abs().amax(-1, keepdim=True).clamp(min=1.0)
+        widths = torch.maximum(ordered.diff(dim=-1), least)
+        ordered = torch.cat([ordered[..., :1], ordered[..., :1] + widths.cumsum(-1)], -1)
+        masses = output.new_tensor(self.levels).diff()
+        below = self.levels[0] * widths[..., 0] / masses[0]
+        above = (1 - self.levels[-1]) * widths[..., -1] / masses[-1]
+        return ordered, masses, below, above
+
+    def mean(self, output: Tensor) -> Tensor:
+        q, masses, below, above = self._pieces(output)
+        inside = (masses * (q[..., :-1] + q[..., 1:]) / 2).sum(-1)
+        return inside + self.levels[0] * (q[..., 0] - below) + (1 - self.levels[-1]) * (q[..., -1] + above)
+
+    def variance(self, output: Tensor) -> Tensor:
+        q, masses, below, above = self._pieces(output)
+        centre = self.mean(output)
+        q = q - centre[..., None]  # squares of deviations, so that a large mean costs no accuracy
+        low, high = q[..., :-1], q[..., 1:]
+        inside = (masses * (low.square() + low * high + high.square()) / 3).sum(-1)
+        lower = (q[..., 0] - below).square() + below.square()  # a shifted exponential: its mean's square and variance
+        upper = (q[..., -1] + above).square() + above.square()
+        return inside + self.levels[0] * lower + (1 - self.levels[-1]) * upper
+
+    def log_density(self, output: Tensor, y: Tensor) -> Tensor:
+        q, masses, below, above = self._pieces(output)
+        if output.dim() - 1 < y.dim() or output.shape[output.dim() - 1 - y.dim() : -1] != y.shape:
+            raise ValueError(
+                "`y` must have the output's shape without its axis of levels; got y "
+                f"{tuple(y.shape)} against output {tuple(output.shape)}."
+            )
+        at = y.to(output.dtype).expand(output.shape[:-1])
+        widths = q.diff(dim=-1)
+        piece = (torch.searchsorted(q.contiguous(), at[..., None].contiguous()) - 1).clamp(0, len(self.levels) - 2)
+        density = (masses.log() - widths.log()).gather(-1, piece).squeeze(-1)
+        beyond = (q[..., 0] - at).clamp(min=0) / below + (at - q[..., -1]).clamp(min=0) / above
+        return sum_events(density - beyond, y)
+
+    def sample(self, output: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        q, _, below, above = self._pieces(output)
+        u = torch.rand(output.shape[:-1], generator=generator, dtype=output.dtype, device=output.device)
+        levels = output.new_tensor(self.levels)
+        piece = (torch.searchsorted(levels, u) - 1).clamp(0, len(self.levels) - 2)
+        share = ((u - levels[piece]) / levels.diff()[piece]).clamp(0, 1)
+        low = q.gather(-1, piece[..., None]).squeeze(-1)
+        high = q.gather(-1, piece[..., None] + 1).squeeze(-1)
+        # Beyond the outer levels the quantile function is a logarithm, of u below and of 1 - u above.
+        lower = below * (u / levels[0]).clamp(max=1).clamp_min(torch.finfo(u.dtype).tiny).log()
+        upper = -above * ((1 - u) / (1 - levels[-1])).clamp(max=1).log()
+        return low + share * (high - low) + lower + upper
+
+    def pinball_loss(self, output: Tensor, y: Tensor) -> Tensor:
+        r"""The loss $\sum_k \max(\alpha_k (y - q_k), (\alpha_k - 1)(y - q_k))$ of each row, least at the quantiles.
+
+        Args:
+            output: The quantiles, `[..., row, *event, level]`.
+            y: The outcomes, `[row, *event]`.
+        """
+        levels = output.new_tensor(self.levels)
+        excess = y.to(output.dtype)[..., None] - output
+        return sum_events(torch.maximum(levels * excess, (levels - 1) * excess).sum(-1), y)

@@ -1,0 +1,1 @@
+"""What surrounds the mathematics: devices, progress displays, arrays of other libraries."""

@@ -1,0 +1,40 @@
+"""Arrays of NumPy, pandas and plain lists as tensors."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+__all__ = ["Array", "Numbers", "to_tensor"]
+
+Array = Tensor | npt.NDArray[Any]
+Numbers = npt.NDArray[np.float64]
+
+
+def to_tensor(array: Any, *, name: str = "array") -> Tensor:
+    """A tensor as it is; anything else that NumPy reads as real numbers or truth values, copied.
+
+    The copy is deliberate: arrays of pandas are often read-only, and a tensor would write through them.
+
+    Example:
+        >>> to_tensor([[1, 2], [3, 4]])
+        tensor([[1, 2],
+                [3, 4]])
+    """
+    if isinstance(array, Tensor):
+        return array
+    refusal = f"`{name}` must be a tensor or an array of numbers; got {type(array).__name__}"
+    try:
+        values = np.array(array, order="C")
+    except ValueError:
+        raise TypeError(f"{refusal} whose parts differ in length.") from None
+    if values.dtype == object and all(isinstance(value, numbers.Real) for value in values.flat):
+        values = values.astype(np.float64)  # a frame whose columns have several dtypes
+    if values.dtype.kind not in "biuf":
+        raise TypeError(f"{refusal} of dtype {values.dtype}.")
+    return torch.from_numpy(values.astype(values.dtype.newbyteorder("="), copy=False))

@@ -1,0 +1,94 @@
+"""Devices: which one to use, TF32 products, CUDA graphs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+__all__ = ["available_device", "capture_graph", "tensor_cores"]
+
+_Result = TypeVar("_Result")
+
+# PyTorch asks for a few iterations before a capture: libraries choose kernels and allocate workspaces in them.
+_WARM_UP_CALLS = 3
+
+
+def available_device(device: str | torch.device = "auto") -> torch.device:
+    """The device of this name, after a number was stored on it and read back.
+
+    Args:
+        device: "auto" (CUDA where there is a CUDA device, otherwise the CPU), or any device of torch.
+
+    Raises:
+        ValueError: The name is unknown to torch, or the device cannot be used on this machine.
+
+    Example:
+        >>> available_device("cpu")
+        device(type='cpu')
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        usable = torch.device(device)
+        torch.zeros(1, device=usable).item()
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        remedy = "Use 'auto' or 'cpu'"
+        if torch.cuda.is_available():
+            remedy += f", or one of the {torch.cuda.device_count()} CUDA devices, numbered from 'cuda:0'"
+        raise ValueError(f"`device` must be one that works here; got {str(device)!r} ({reason}). {remedy}.") from error
+    return usable
+
+
+@contextlib.contextmanager
+def tensor_cores(device: torch.device) -> Iterator[None]:
+    """Float32 products in TF32 on a CUDA device within the context; the caller's choice is restored."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def capture_graph(
+    call: Callable[[], _Result], state: Sequence[Tensor], device: torch.device
+) -> tuple[torch.cuda.CUDAGraph, _Result]:
+    """A CUDA graph of `call`, and the tensors that every replay fills.
+
+    Warming up and capturing leave no trace: `state` and the device's random state are restored, also when `call` cannot
+    be captured.
+
+    Args:
+        call: The work, on tensors whose addresses stay the same.
+        state: The tensors that `call` changes and that must keep their values.
+        device: The CUDA device of the work.
+    """
+    values = [tensor.detach().clone() for tensor in state]
+    random_state = torch.cuda.get_rng_state(device)
+
+    def restore() -> None:
+        with torch.no_grad():
+            for tensor, value in zip(state, values, strict=True):
+                tensor.copy_(value)
+
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP_CALLS):
+                call()
+                restore()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        with torch.cuda.graph(graph):
+            result = call()
+    finally:
+        restore()
+        torch.cuda.set_rng_state(random_state, device)
+    return graph, result

@@ -1,0 +1,79 @@
+"""Tests of the distribution between quantiles: it has them, it integrates to one, its moments and samples agree."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dropbayes as db
+from dropbayes.likelihoods import Quantiles
+
+DTYPE = torch.float64
+LEVELS = (0.05, 0.25, 0.5, 0.9)
+OUTPUT = torch.tensor([[-1.0, 0.5, 1.0, 4.0]], dtype=DTYPE)
+
+
+def density_on(grid):
+    return Quantiles(LEVELS).log_density(OUTPUT.expand(len(grid), 4), grid).exp()
+
+
+def test_the_density_integrates_to_one_and_puts_each_level_below_its_quantile():
+    grid = torch.linspace(-60.0, 60.0, 600_001, dtype=DTYPE)
+    density = density_on(grid)
+    below = torch.cumulative_trapezoid(density, grid)
+    assert below[-1].item() == pytest.approx(1.0, abs=1e-4)
+    for level, quantile in zip(LEVELS, OUTPUT[0].tolist(), strict=True):
+        assert below[torch.searchsorted(grid, quantile) - 1].item() == pytest.approx(level, abs=1e-3)
+
+
+def test_the_moments_are_those_of_the_density():
+    grid = torch.linspace(-60.0, 60.0, 600_001, dtype=DTYPE)
+    density = density_on(grid)
+    mean = torch.trapezoid(grid * density, grid)
+    variance = torch.trapezoid((grid - mean).square() * density, grid)
+    torch.testing.assert_close(Quantiles(LEVELS).mean(OUTPUT)[0], mean, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(Quantiles(LEVELS).variance(OUTPUT)[0], variance, atol=1e-3, rtol=1e-3)
+
+
+def test_samples_have_the_quantiles():
+    n = 100_000
+    sample = Quantiles(LEVELS).sample(OUTPUT.expand(n, 4), generator=torch.Generator().manual_seed(0))
+    for level, quantile in zip(LEVELS, OUTPUT[0].tolist(), strict=True):
+        share = (sample <= quantile).double().mean().item()
+        assert abs(share - level) < 4 * np.sqrt(level * (1 - level) / n)
+
+
+def test_quantiles_that_cross_or_coincide_are_put_in_order():
+    crossed = OUTPUT[:, [1, 0, 3, 2]]
+    torch.testing.assert_close(Quantiles(LEVELS).mean(crossed), Quantiles(LEVELS).mean(OUTPUT))
+    assert Quantiles(LEVELS).log_density(torch.zeros(1, 4, dtype=DTYPE), torch.zeros(1, dtype=DTYPE)).isfinite().all()
+
+
+def test_the_pinball_loss_is_least_at_the_quantiles():
+    y = torch.randn(2001, dtype=DTYPE, generator=torch.Generator().manual_seed(0))
+    best = y.quantile(torch.tensor(LEVELS, dtype=DTYPE))
+    losses = [Quantiles(LEVELS).pinball_loss((best + shift).expand(2001, 4), y).mean() for shift in (-0.1, 0.0, 0.1)]
+    assert losses[1] < losses[0]
+    assert losses[1] < losses[2]
+
+
+def test_a_network_of_quantiles_is_predicted_and_judged():
+    net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4))
+    x, y = torch.randn(20, 3), torch.randn(20)
+    prediction = db.predict(net, x, likelihood=Quantiles(LEVELS))
+    assert prediction.mean.shape == prediction.aleatoric.shape == (20,)
+    assert bool((prediction.aleatoric > 0).all())
+    assert np.isfinite(db.evaluate(net, x, y, likelihood=Quantiles(LEVELS)).log_likelihood)
+
+
+@pytest.mark.parametrize("levels", [(0.5,), (0.9, 0.1), (0.0, 0.5), (0.5, 1.0)])
+def test_impossible_levels_are_refused(levels):
+    with pytest.raises(ValueError, match="`levels` must hold at least two rising numbers"):
+        Quantiles(levels)
+
+
+def test_outputs_of_another_width_and_targets_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match="a last axis of 4 outputs"):
+        Quantiles(LEVELS).mean(torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="without its axis of levels"):
+        Quantiles(LEVELS).log_density(torch.zeros(2, 4), torch.zeros(2, 1))
