@@ -175,8 +175,8 @@ def look(
 
 @contextlib.contextmanager
 def unchanged_generators(moved: list[str] | None = None) -> Iterator[None]:
-    """Restores the global states of Python's, NumPy's and torch's generators; names in `moved` the host's that moved."""
-    numpy_random = sys.modules["numpy.random"] if "numpy.random" in sys.modules else None
+    """Restores the global generators of Python, NumPy and torch; adds to `moved` those of the host that were used."""
+    numpy_random = sys.modules.get("numpy.random")
     python, numpy = random.getstate(), None if numpy_random is None else numpy_random.get_state()
     own = torch.default_generator.get_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
@@ -296,6 +296,8 @@ def _chosen_look(
         full = look(net, inputs, row, flags_up(leave_out), leave_out, honours=True)
     except Exception as raised:  # a training branch may want what a prediction has not: targets, a process group
         full, error = None, raised
+    if full is not None:
+        _check_accounted(full, plain)
     if full is not None and (full.agrees_with(plain) or (full.fits(plain) and _more_raw(full, plain))):
         return full, frozenset()
     classes = sorted({type(m) for n, m in net.named_modules() if flags_up(leave_out)(n, m)}, key=lambda c: c.__name__)
@@ -351,7 +353,6 @@ def _check_none_missing(full: Look, chosen: Look) -> None:
     count.subtract(Counter((s.path, s.kind) for s in chosen.recorder.sites))
     missing = [f"{kind} in {path or 'the network'}" for (path, kind), number in count.items() if number > 0]
     missing += [name for name in full.moved if name not in chosen.moved]
-    missing += [name for name in full.watch.unaccounted if name not in chosen.watch.unaccounted]
     if missing:
         raise ValueError(
             f"`net` draws in training what cannot be switched on alone: {missing[0]}. Its training branch changes more "
@@ -368,7 +369,7 @@ def _check_accounted(chosen: Look, plain: Look) -> None:
         )
     if chosen.recorder.generator_states[: len(plain.recorder.generator_states)] != plain.recorder.generator_states:
         raise NotImplementedError(
-            "`net` draws from a torch.Generator of its own that goes on from call to call, which `seed` cannot control. "
+            "`net` draws from a torch.Generator of its own that goes on from call to call: `seed` cannot control it. "
             "Seed it in the forward pass, or draw from torch's own generator."
         )
 
@@ -425,7 +426,7 @@ def _output_layouts(inputs: Inputs, plain: Look, several: Look | None) -> tuple[
         layout = _layout(tuple(one.shape), tuple(more.shape))
         if isinstance(layout, str):
             raise ValueError(
-                f"`net` gives an output of shape {tuple(one.shape)} for one row and {tuple(more.shape)} for {_SEVERAL}: "
+                f"`net` gives an output of shape {tuple(one.shape)} for one row, {tuple(more.shape)} for {_SEVERAL}: "
                 "its rows depend on each other. Pass row_axis=None to take the whole input as one row."
             )
         layouts.append(layout)

@@ -90,7 +90,7 @@ class Perceptron:
 
 
 def perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
-    """The layers of `net` if it is nothing but a plain perceptron that takes `x`; None if anything else happens in it."""
+    """The layers of `net` if it is nothing but a plain perceptron that takes `x`; None if it does anything else."""
     if has_global_hooks():
         return None
     layers: list[nn.Module] = []
@@ -98,7 +98,7 @@ def perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
     while pending:
         module = pending.pop()
         own = module.__dict__
-        if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_compiled_call_impl"] or "forward" in own:
+        if own["_forward_hooks"] or own["_forward_pre_hooks"] or own.get("_compiled_call_impl") or "forward" in own:
             return None
         if type(module) is nn.Sequential:
             pending.extend(reversed(module._modules.values()))

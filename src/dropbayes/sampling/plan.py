@@ -86,6 +86,9 @@ class Evaluator(Protocol):
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
         """The draws of the rows `rows` of `inputs`, whose first one is keyed as `first_row`."""
 
+    def replicated(self, number: int) -> Evaluator:
+        """The same with independent draws."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -127,11 +130,13 @@ class Plan:
             yield chunk
             position = draws.stop
 
+    def replicated(self, number: int) -> Plan:
+        """The plan with draws that are independent of those of other replicates."""
+        return replace(self, evaluator=self.evaluator.replicated(number))
+
     def arrange(self, tensors: list[Tensor], *, leading: int) -> list[Tensor]:
         """The tensors with their row axis, which stands after `leading` axes, where the network has it."""
-        return [
-            _arranged(tensor, layout, leading) for tensor, layout in zip(tensors, self.anatomy.outputs, strict=True)
-        ]
+        return [arranged(tensor, layout, leading) for tensor, layout in zip(tensors, self.anatomy.outputs, strict=True)]
 
     @contextlib.contextmanager
     def threads(self) -> Iterator[None]:
@@ -147,7 +152,8 @@ class Plan:
             torch.set_num_threads(before)
 
 
-def _arranged(tensor: Tensor, layout: RowLayout | None, leading: int) -> Tensor:
+def arranged(tensor: Tensor, layout: RowLayout | None, leading: int) -> Tensor:
+    """The tensor with its row axis, which stands after `leading` axes, where the layout has it."""
     if layout is None:
         return tensor.select(leading, 0)
     if layout.inner == 1:
@@ -283,6 +289,10 @@ class _General:
     def name(self) -> str:
         return str(self.strategy)
 
+    def replicated(self, number: int) -> _General:
+        keys = replace(self.masks.keys, replicate=number)
+        return replace(self, masks=replace(self.masks, keys=keys))
+
     def _network(self) -> nn.Module:
         if self.masks.anatomy.stateful:  # every run starts from the network's own state
             return View(self.net, flags_up(self.leave_out, self.masks.anatomy.lowered)).net
@@ -310,6 +320,9 @@ class _Direct:
 
     name = "direct"
 
+    def replicated(self, number: int) -> _Direct:
+        return replace(self, keys=replace(self.keys, replicate=number))
+
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
         x = inputs.leaves[0][rows.start : rows.stop]
         prepared = prepared_draws(
@@ -327,6 +340,9 @@ class _Compacted:
     keys: Keys
 
     name = "direct, compacted"
+
+    def replicated(self, number: int) -> _Compacted:
+        return replace(self, keys=replace(self.keys, replicate=number))
 
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
         x = inputs.leaves[0][rows.start : rows.stop]

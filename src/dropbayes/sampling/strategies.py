@@ -105,7 +105,6 @@ class KeyedSource(RandomSource):
         self._calls = 0
         self._pending: tuple[Tensor, float] | None = None
         self._integrated: tuple[Tensor, int] | None = None
-        self._settled: dict[int, Tensor] = {}  # scalar uniforms that decide nothing, by id
 
     def is_off(self, training: bool) -> bool:
         self._calls += 1
@@ -149,8 +148,7 @@ class KeyedSource(RandomSource):
             return None
         site = self._next(kind, drop_prob)
         if not shape and not site.is_random:  # LayerDrop of probability 0 or 1
-            value = torch.full((), 0.5, dtype=torch.float64, device=device)
-            return value
+            return torch.full((), 0.5, dtype=torch.float64, device=device)
         layout, inner_shape = self._layout(site, shape)
         words = uniform(
             self.masks.keys, site.index, draws=self.draws, rows=self._own_rows, shape=inner_shape, device=device
@@ -247,9 +245,8 @@ class KeyedSource(RandomSource):
 
 def _draws_one_for_all() -> bool:
     """Whether the innermost transform is a vmap that gives all its members the same random numbers."""
-    interpreter = torch._functorch.pyfunctorch.retrieve_current_functorch_interpreter()
-    kind = interpreter.key()
-    return kind == torch._C._functorch.TransformType.Vmap and interpreter.randomness() == "same"
+    interpreter: Any = torch._functorch.pyfunctorch.retrieve_current_functorch_interpreter()
+    return interpreter.key() == torch._C._functorch.TransformType.Vmap and interpreter.randomness() == "same"
 
 
 def evaluate(strategy: Strategy, masks: Masks, work: Work) -> list[Tensor]:

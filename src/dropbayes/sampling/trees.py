@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -98,7 +99,7 @@ def _narrow(leaf: Any, axis: int | None, start: int, stop: int) -> Any:
 
 
 def as_inputs(x: Any, *, row_axis: RowAxis = 0) -> Inputs:
-    """The network's arguments in `x`: a tensor or array, a tuple or list of positional ones, or a mapping of named ones.
+    """The network's arguments in `x`: a tensor or array, a tuple of positional ones, or a mapping of named ones.
 
     Tensors with as many entries along `row_axis` as the first tensor has are cut into rows; all else is passed whole.
     With a mapping or sequence, `row_axis` says it for each argument; with None, the whole input is one row.
@@ -184,6 +185,32 @@ def device_of(net: nn.Module) -> torch.device:
     """Where a network computes: the device of its first parameter or buffer."""
     tensors = (*net.parameters(), *net.buffers())
     return tensors[0].device if tensors else torch.device("cpu")
+
+
+def network_arguments(net: nn.Module, batch: Any) -> Any:
+    """The arguments in a batch without its targets: what the forward pass has no place for, and `labels`."""
+    if isinstance(batch, Mapping):
+        accepted = _parameters_of(net)
+        named = accepted is None or any(p.kind is p.VAR_KEYWORD for p in accepted)
+        names = set() if accepted is None else {p.name for p in accepted}
+        return {k: v for k, v in batch.items() if k != "labels" and (named or k in names or not _is_target(k))}
+    if isinstance(batch, (tuple, list)) and len(batch) > 1:
+        accepted = _parameters_of(net)
+        if accepted is not None and not any(p.kind is p.VAR_POSITIONAL for p in accepted):
+            positional = [p for p in accepted if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+            return batch[0] if len(positional) == 1 else batch[: len(positional)]
+    return batch
+
+
+def _is_target(name: str) -> bool:
+    return name in ("label", "labels", "y", "target", "targets")
+
+
+def _parameters_of(net: nn.Module) -> list[inspect.Parameter] | None:
+    try:
+        return list(inspect.signature(net.forward).parameters.values())
+    except (TypeError, ValueError):  # written in C
+        return None
 
 
 def loaded_batches(net: nn.Module, loader: Any) -> Iterator[Any]:
