@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dropbayes as db
-from dropbayes.sampling.statistics import RowStatistics, Request
+from dropbayes.sampling.statistics import Request, RowStatistics
 
 
 def statistics(wishes, draws, variances=None, chunk=7):
@@ -12,7 +12,7 @@ def statistics(wishes, draws, variances=None, chunk=7):
     parts = [None] * len(draws.split(chunk)) if variances is None else variances.split(chunk)
     for part, variance in zip(draws.split(chunk), parts, strict=True):
         rows.add(part, None if variance is None else variance.mean(0))
-    return rows.results(integrated=variances is not None, dtype=torch.float64)
+    return rows.results(torch.float64)
 
 
 def test_gaussian_total_variance_has_the_inverse_precision():

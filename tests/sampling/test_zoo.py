@@ -37,11 +37,9 @@ def train_mode_draws(name, net, x):
     if name == "auxiliary_output_in_training":  # only its dropout is wanted from training mode
         net.training = False
     torch.manual_seed(1)
-    batches = [x[place : place + 1] for place in range(len(x))] if ZOO[name].alone else [x]
     with torch.no_grad():
-        parts = [[torch.stack(t).double() for t in zip(*(one_draw(net, batch) for _ in range(N_DRAWS)), strict=True)]
-                 for batch in batches]  # fmt: skip
-    return [torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True)]
+        drawn = [one_draw(net, x) for _ in range(N_DRAWS)]
+    return [torch.stack(tensors).double() for tensors in zip(*drawn, strict=True)]
 
 
 def one_draw(net, x):

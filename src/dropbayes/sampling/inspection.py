@@ -72,6 +72,7 @@ class Inspected:
     anatomy: Anatomy
     view: View
     strategies: dict[bool, Any] = dataclasses.field(default_factory=dict)  # by whether each row has its own masks
+    sizes: dict[Any, tuple[int, ...]] = dataclasses.field(default_factory=dict)  # of blocks, where bits agree
 
 
 _inspected: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Inspected]] = weakref.WeakKeyDictionary()

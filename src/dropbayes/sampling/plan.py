@@ -40,7 +40,7 @@ MASKS = ("shared", "row")
 
 # Block sizes. A lone row is padded to a whole block where bits matter, so a block's work is bounded by what the calls
 # that evaluate it cost anyway, counted in operations. Measured, not derived; any value gives right results.
-_FREE_OPERATIONS = {"cpu": 8e7, "cuda": 3e10}
+_FREE_OPERATIONS = {"cpu": 3e7, "cuda": 3e10}
 _FREE_OPERATIONS_DIRECT = {"cpu": 4e6, "cuda": 2e10}
 _MOST_ROWS = {"cpu": 256, "cuda": 4096}
 _FEWEST_PAIRS = 8
@@ -97,11 +97,16 @@ class Plan:
     anatomy: Anatomy
     evaluator: Evaluator
     draws: range
-    block_rows: int
+    sizes: tuple[int, ...]  # numbers of rows in a block, from the largest: a row has the same bits in each
     chunk_draws: int
     exact: bool  # the moments need no draws at all
     integrate: bool
     operations: float  # of a block
+
+    @property
+    def block_rows(self) -> int:
+        """The number of rows in a full block."""
+        return self.sizes[0]
 
     @property
     def method(self) -> str:
@@ -112,9 +117,8 @@ class Plan:
 
     def blocks(self, inputs: Inputs, *, first_row: int = 0) -> Iterator[tuple[range, Iterator[Chunk]]]:
         """The rows of `inputs` in blocks, each with its chunks of draws; row i is keyed as row `first_row` + i."""
-        for start in range(0, inputs.n_rows, self.block_rows):
-            rows = range(start, min(start + self.block_rows, inputs.n_rows))
-            yield rows, self._chunks(inputs, rows, first_row + start)
+        for rows in _cut(inputs.n_rows, self.sizes):
+            yield rows, self._chunks(inputs, rows, first_row + rows.start)
 
     def _chunks(self, inputs: Inputs, rows: range, first_row: int) -> Iterator[Chunk]:
         position, size = self.draws.start, self.chunk_draws
@@ -150,6 +154,15 @@ class Plan:
             yield
         finally:
             torch.set_num_threads(before)
+
+
+def _cut(n_rows: int, sizes: tuple[int, ...]) -> Iterator[range]:
+    """The rows in blocks of the given sizes, the largest first; the last one may fall short of the smallest."""
+    start = 0
+    while start < n_rows:
+        size = next((size for size in sizes if size <= n_rows - start), sizes[-1])
+        yield range(start, min(start + size, n_rows))
+        start += size
 
 
 def arranged(tensor: Tensor, layout: RowLayout | None, leading: int) -> Tensor:
@@ -210,16 +223,22 @@ def plan_draws(
         rows, chunk = _largest_block(anatomy, inputs.n_rows, len(draws), limit)
     operations = rows * (anatomy.prefix_cost + chunk * anatomy.suffix_cost)
     if direct is not None:
+        macro = _MACRO_ROWS if compact else max(1, min(_MACRO_ROWS, 2**18 // chunk) // rows) * rows
         evaluator: Evaluator = (
             _Compacted(direct, keys) if compact else _Direct(direct, keys, masks == "row", integrate, rows)
         )
-        rows = _MACRO_ROWS if compact else max(1, min(_MACRO_ROWS, 2**18 // chunk) // rows) * rows
-    else:
-        assert record is not None
-        drawn = Masks(anatomy, keys, masks == "row", integrate)
-        strategy = ONE_BY_ONE if careful else _strategy(net, inputs, record, drawn, names)
-        evaluator = _General(net, record, drawn, strategy, names, rows if exact_rows else 0)
-    return Plan(anatomy, evaluator, draws, rows, chunk, exact, integrate, operations)
+        return Plan(anatomy, evaluator, draws, (macro,), chunk, exact, integrate, operations)
+    assert record is not None
+    drawn = Masks(anatomy, keys, masks == "row", integrate)
+    strategy = ONE_BY_ONE if careful else _strategy(net, inputs, record, drawn, names)
+    general = _General(net, record, drawn, strategy, names, (rows,))
+    sizes: tuple[int, ...] = (rows,)
+    if exact_rows and strategy.rows == "together":
+        sizes = _agreeing_sizes(general, inputs, rows, range(chunk))
+        general = replace(general, sizes=sizes)
+    elif not exact_rows:
+        general = replace(general, sizes=())
+    return Plan(anatomy, general, draws, sizes, chunk, exact, integrate, operations)
 
 
 def check_random(anatomy: Anatomy) -> None:
@@ -283,7 +302,7 @@ class _General:
     masks: Masks
     strategy: Strategy
     leave_out: tuple[str, ...]
-    padded_to: int  # rows of a block, or 0 to take them as they come
+    sizes: tuple[int, ...]  # numbers of rows to which a block is padded; none to take them as they come
 
     @property
     def name(self) -> str:
@@ -299,7 +318,8 @@ class _General:
         return self.record.view.net
 
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
-        size = len(rows) if self.strategy.rows == "single" else max(self.padded_to, len(rows))
+        padded = min((size for size in self.sizes if size >= len(rows)), default=len(rows))
+        size = len(rows) if self.strategy.rows == "single" else padded
         leaves = inputs.padded_rows(rows.start, rows.stop, 1 if inputs.is_one_row else size)
         work = Work(self._network, inputs, leaves, draws, range(first_row, first_row + size))
         outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.masks, work)]
@@ -348,6 +368,33 @@ class _Compacted:
         x = inputs.leaves[0][rows.start : rows.stop]
         outputs = torch.stack([compact_draw(self.perceptron, x, keys=self.keys, draw=draw) for draw in draws])
         return Chunk(draws, [outputs], None)
+
+
+@torch.no_grad()
+def _agreeing_sizes(general: _General, inputs: Inputs, largest: int, draws: range) -> tuple[int, ...]:
+    """The numbers of rows in which a row is seen to have the bits it has in a block of the largest size."""
+    masks = general.masks
+    drawn = (masks.per_row, masks.integrate, masks.keys.n_draws, masks.keys.sampler)
+    key = (*drawn, largest, len(draws), torch.get_num_threads())
+    known = general.record.sizes
+    if key not in known:
+        index = [place % inputs.n_rows for place in range(largest)]
+        rows = replace(inputs, leaves=tuple(inputs.rows(index)), n_rows=largest)
+
+        def run(n_rows: int) -> Chunk:
+            return replace(general, sizes=())(rows, range(largest - n_rows, largest), largest - n_rows, draws)
+
+        whole = run(largest)
+        smaller = [size for size in (largest // 4, largest // 16, largest // 64, 1) if 0 < size < largest]
+        known[key] = (largest, *(size for size in dict.fromkeys(smaller) if _same_bits(run(size), whole, size)))
+    return known[key]
+
+
+def _same_bits(some: Chunk, whole: Chunk, size: int) -> bool:
+    pairs = list(zip(some.outputs, whole.outputs, strict=True))
+    pairs += list(zip(some.variances or [], whole.variances or [], strict=True)) if some.variances else []
+    outputs = all(torch.equal(a, b[:, -size:]) for a, b in pairs[: len(some.outputs)])
+    return outputs and all(torch.equal(a, b[-size:]) for a, b in pairs[len(some.outputs) :])
 
 
 # Choosing a strategy --------------------------------------------------------------------------------------------------

@@ -118,12 +118,14 @@ class Recorder(RandomSource):
 
     def after(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if len(self.sites) > self._told:
-            self._told = len(self.sites)
+            is_first, self._told = self._told == 0, len(self.sites)
             self._final_linear, self._readers_of_last, self._last_output = None, 0, None
             if isinstance(result, Tensor):
                 self._note_site(result)
             if func not in _RECURRENT:
                 return
+            if is_first:  # its first layer comes before the site
+                self._count_first_layer(args)
         if isinstance(result, Tensor):
             self._follow(func, args, kwargs, result)
         self._count(func, args, kwargs, result)
@@ -174,6 +176,14 @@ class Recorder(RandomSource):
                 self._final_linear = result if is_linear else None
                 self._final_version = result._version
 
+    def _count_first_layer(self, args: tuple[Any, ...]) -> None:
+        weights = next(a for a in args if isinstance(a, (list, tuple)) and len(a) > 2)
+        n_sites = len(self.sites)
+        share = sum(w.numel() for w in weights[: len(weights) // (n_sites + 1)]) / sum(w.numel() for w in weights)
+        cost = share * _recurrent_operations(args)
+        self.prefix_cost += cost
+        self.suffix_cost -= cost
+
     def _count(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         out = result[0] if isinstance(result, tuple) and result else result
         if not isinstance(out, Tensor) or func in _SHAPE_ONLY:
@@ -213,9 +223,13 @@ def _operations(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         query, key = _argument(args, kwargs, 0, "query"), _argument(args, kwargs, 1, "key")
         return 4.0 * query.numel() * key.shape[-2]
     if func in _RECURRENT:
-        weights = next(a for a in args if isinstance(a, (list, tuple)) and len(a) > 2)
-        return 2.0 * args[0].numel() / args[0].shape[-1] * sum(w.numel() for w in weights)
+        return _recurrent_operations(args)
     return 4.0 * out.numel()
+
+
+def _recurrent_operations(args: tuple[Any, ...]) -> float:
+    weights = next(a for a in args if isinstance(a, (list, tuple)) and len(a) > 2)
+    return 2.0 * args[0].numel() / args[0].shape[-1] * sum(w.numel() for w in weights)
 
 
 class Watch(TorchDispatchMode):
