@@ -123,7 +123,8 @@ def _check_axes(name: str, tensor: Tensor, axes: str) -> None:
     names = axes.strip("[]").split(", ")
     least = len(names) - ("..." in names)
     if tensor.dim() < least or (tensor.dim() > least and "..." not in names):
-        raise ValueError(f"`{name}` must be {axes}; got shape {tuple(tensor.shape)}.")
+        remedy = " Average draws over axis 0 first." if axes == "[row, class]" and tensor.dim() == 3 else ""
+        raise ValueError(f"`{name}` must be {axes}; got shape {tuple(tensor.shape)}.{remedy}")
 
 
 def row_values(name: str, array: Array, *, n_rows: int | None = None, infinite: bool = False) -> Tensor:
