@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dropbayes.likelihoods import Gaussian, Likelihood
 from dropbayes.runtime.progress import DelayedBar, ProgressBar
 from dropbayes.sampling.functions import checked_first_row, keep_state, with_plan
+from dropbayes.sampling.inspection import UncertaintyWarning
 from dropbayes.sampling.plan import Chunk, Plan, checked_keys
 from dropbayes.sampling.statistics import Request, RowResults, RowStatistics
 from dropbayes.sampling.streaming import Moments
@@ -32,10 +33,6 @@ _REPLICATE_DRAWS = 32
 _FIRST_REPLICATES = 8  # fewer estimate their own spread too roughly to be trusted
 
 __all__ = ["Gaussian", "Prediction", "UncertaintyWarning", "batches", "predict"]
-
-
-class UncertaintyWarning(UserWarning):
-    """An uncertainty that is suspiciously small."""
 
 
 @dataclass(frozen=True)

@@ -106,33 +106,6 @@ def test_independent_draws_do_not_depend_on_how_many_follow():
     torch.testing.assert_close(few, many[:50], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["dropout_mlp", "dropout2d", "transformer_encoder", "lstm", "gpt2", "drop_connect"])
-@pytest.mark.parametrize("sampler", ["stratified", "independent"])
-def test_function_draw_is_the_draw_of_its_index(name, sampler):
-    net, x = build(name)
-    every = db.draws(net, x, n_draws=6, seed=9, sampler=sampler)
-    for index in (0, 5):
-        one = db.function_draw(net, index, n_draws=6, seed=9, sampler=sampler)(x)
-        pairs = zip(torch.utils._pytree.tree_leaves(one), torch.utils._pytree.tree_leaves(every), strict=True)
-        for a, b in pairs:
-            torch.testing.assert_close(a, b[index], rtol=1e-4, atol=1e-5)
-
-
-def test_function_draw_is_a_differentiable_function():
-    f = db.function_draw(PERCEPTRON, 2, n_draws=10)
-    x = torch.randn(4, 5, requires_grad=True)
-    (gradient,) = torch.autograd.grad(f(x).sum(), x)
-    step = 1e-3
-    for place in range(5):
-        moved = x.detach().clone()
-        moved[:, place] += step
-        difference = (f(moved) - f(x)).sum(-1) / step
-        torch.testing.assert_close(difference.detach(), gradient[:, place], rtol=0.05, atol=2e-2)
-    recurrent = db.function_draw(nn.LSTM(3, 4, 2, dropout=0.3, batch_first=True), 1, n_draws=3)
-    sequence = torch.randn(2, 5, 3, requires_grad=True)
-    assert torch.autograd.grad(recurrent(sequence)[0].sum(), sequence)[0].abs().sum() > 0
-
-
 def test_rows_share_a_mask_only_when_told_to():
     x = torch.ones(8, 5)
     shared, own = (db.draws(PERCEPTRON, x, n_draws=6, masks=masks) for masks in planning.MASKS)
@@ -290,11 +263,6 @@ def test_networks_of_every_floating_dtype_are_drawn_from(name, dtype):
 def test_bad_arguments_are_named_with_the_rule_and_the_value(call, arguments, error, words):
     with pytest.raises(error, match=words.replace("'", ".")):
         call(PERCEPTRON, torch.ones(2, 5), **arguments)
-
-
-def test_function_draw_refuses_an_index_outside_its_draws():
-    with pytest.raises(ValueError, match=r"`index` must be one of the 5 draws, 0 to 4; got 5"):
-        db.function_draw(PERCEPTRON, 5, n_draws=5)
 
 
 def test_blocks_never_depend_on_the_batch():

@@ -13,7 +13,7 @@ from dropbayes.sampling.inspection import flags_up, forget, inspected, names_of
 from dropbayes.sampling.operations import Interception
 from dropbayes.sampling.plan import MASKS, NetworkChanged, Plan, check_random, checked_keys, plan_draws
 from dropbayes.sampling.strategies import KeyedSource, Masks
-from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs, split
+from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs, own_leaves, split
 from dropbayes.sampling.views import View, checked_network, eagerly
 
 
@@ -105,7 +105,7 @@ def keep_state(net: nn.Module, inputs: Inputs, plan: Plan) -> None:
         net = checked_network(net)
         view = View(net)
         with torch.no_grad():
-            eagerly(inputs.call)(view.net, [v.clone() if isinstance(v, Tensor) else v for v in inputs.leaves])
+            eagerly(inputs.call)(view.net, own_leaves(inputs.leaves))
         view.commit(net)
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import random
 import sys
 import threading
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from dropbayes.sampling.anatomy import Anatomy, RowLayout, Site, Sites
 from dropbayes.sampling.operations import Interception
 from dropbayes.sampling.recorder import SENTINEL_SEED, Recorder, Watch
-from dropbayes.sampling.trees import Inputs, RowAxis, Structure, as_inputs, split
+from dropbayes.sampling.trees import Inputs, RowAxis, Structure, as_inputs, own_leaves, split
 from dropbayes.sampling.views import View, check_initialised, checked_network, eagerly
 
 _SEVERAL = 3  # rows of a look at how shapes grow
@@ -99,6 +100,10 @@ def forget(net: nn.Module) -> None:
     _inspected.pop(net, None)
 
 
+class UncertaintyWarning(UserWarning):
+    """An uncertainty that is suspiciously small."""
+
+
 # Looks ----------------------------------------------------------------------------------------------------------------
 
 
@@ -125,6 +130,14 @@ class Look:
     def is_raw(self) -> bool:
         """Whether raw random numbers were drawn: they have no mask to leave out, so outputs cannot be compared."""
         return self.recorder.raw_sites > 0 or bool(self.moved)
+
+
+class LookFailed(Exception):
+    """A forward pass that failed, with what was recorded until then."""
+
+    def __init__(self, recorder: Recorder, error: Exception) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.recorder, self.error = recorder, error
 
 
 Flags = Callable[[str, nn.Module], bool]
@@ -162,11 +175,14 @@ def look(
     view = View(net, flags)
     recorder = Recorder(view.paths, lambda name, module: is_left_out(leave_out, name, module), honours)
     watch, moved = Watch(recorder), list[str]()
-    leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    leaves = own_leaves(leaves)
     with _LOOKING, unchanged_generators(moved), _refusing_originals(view), watch, Interception(recorder):
         torch.default_generator.manual_seed(SENTINEL_SEED)
         before = torch.default_generator.get_state()
-        output = eagerly(inputs.call)(view.net, leaves)
+        try:
+            output = eagerly(inputs.call)(view.net, leaves)
+        except Exception as error:
+            raise LookFailed(recorder, error) from error
         seeded = torch.default_generator.initial_seed() != SENTINEL_SEED
         if not seeded and not torch.equal(before, torch.default_generator.get_state()) and not watch.unaccounted:
             watch.unaccounted.append("torch's generator, outside of what can be watched (another thread or library)")
@@ -250,7 +266,10 @@ def inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...] = ()) -> 
     _check_names(net, leave_out)
     versions = {name: buffer._version for name, buffer in net.named_buffers() if not buffer.is_inference()}
     one = inputs.rows([0])
-    plain = look(net, inputs, one, _down, leave_out)
+    try:
+        plain = look(net, inputs, one, _down, leave_out)
+    except LookFailed as failed:
+        raise failed.error from None
     chosen, lowered = _chosen_look(net, inputs, one, plain, leave_out)
     _check_accounted(chosen, plain)
     flags = flags_up(leave_out, lowered)
@@ -292,15 +311,16 @@ def _chosen_look(
     net: nn.Module, inputs: Inputs, row: list[Any], plain: Look, leave_out: tuple[str, ...]
 ) -> tuple[Look, frozenset[type]]:
     """The look with every training flag up that only drops, and the classes whose flag therefore stays down."""
-    error: Exception | None = None
+    full: Look | None = None
     try:
         full = look(net, inputs, row, flags_up(leave_out), leave_out, honours=True)
-    except Exception as raised:  # a training branch may want what a prediction has not: targets, a process group
-        full, error = None, raised
+    except LookFailed as failed:  # a training branch may want what a prediction has not: targets, a process group
+        if isinstance(failed.error, NotImplementedError):
+            raise failed.error from None
     if full is not None:
         _check_accounted(full, plain)
-    if full is not None and (full.agrees_with(plain) or (full.fits(plain) and _more_raw(full, plain))):
-        return full, frozenset()
+        if full.agrees_with(plain) or (full.fits(plain) and _more_raw(full, plain)):
+            return full, frozenset()
     classes = sorted({type(m) for n, m in net.named_modules() if flags_up(leave_out)(n, m)}, key=lambda c: c.__name__)
     dropping = {cls for cls in classes if _only_drops(net, inputs, row, cls, plain, leave_out)}
     lowered = frozenset(classes) - dropping
@@ -309,8 +329,6 @@ def _chosen_look(
         raise ValueError(f"`net` gives an output of another form in training: {_described(chosen)}.")
     if full is not None:
         _check_none_missing(full, chosen)
-    elif isinstance(error, NotImplementedError):
-        raise error
     return chosen, lowered
 
 
@@ -328,9 +346,8 @@ def _only_drops(
 
     try:
         seen = look(net, inputs, row, flags, leave_out)
-    except NotImplementedError:
-        raise
-    except Exception:
+    except LookFailed as failed:
+        _refuse_or_warn(cls, failed, plain)
         return False
     n_new = len(seen.recorder.sites) - len(plain.recorder.sites)
     if n_new <= 0 and not (seen.moved and not plain.moved):
@@ -341,6 +358,19 @@ def _only_drops(
         f"`net` holds a {cls.__name__} whose training branch draws ({_described(seen)}) and changes its output in "
         f"another way as well, so that its randomness alone cannot be switched on. Leave it out with "
         f"leave_out={cls.__name__!r} if it is not dropout, or let its output differ by dropout only."
+    )
+
+
+def _refuse_or_warn(cls: type, failed: LookFailed, plain: Look) -> None:
+    """A class whose training branch fails stays in evaluation mode, but never in silence."""
+    n_sites, n_plain = len(failed.recorder.sites), len(plain.recorder.sites)
+    if isinstance(failed.error, NotImplementedError) or n_sites > n_plain:
+        raise failed.error
+    warnings.warn(
+        f"the {cls.__name__} of the network stays in evaluation mode, since its training branch fails ({failed}). "
+        f"Name it in leave_out={cls.__name__!r} if it holds no dropout.",
+        UncertaintyWarning,
+        stacklevel=2,
     )
 
 
@@ -387,9 +417,9 @@ def _several_rows(
     index = [place % inputs.n_rows for place in range(_SEVERAL)]
     try:
         return look(net, inputs, inputs.rows(index), flags, leave_out, honours=chosen.recorder.honours_flags)
-    except NotImplementedError:
-        raise
-    except Exception:
+    except LookFailed as failed:
+        if isinstance(failed.error, NotImplementedError):
+            raise failed.error from None
         return None
 
 
@@ -467,10 +497,13 @@ def _reference(
     """The batch in evaluation: by the network itself where it is in that mode and a call leaves it as it was."""
     itself = not (plain.recorder.sites or plain.moved or plain.view.changes() or plain.recorder.sites_left_out)
     if itself and not any(module.training for module in net.modules()):
-        leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        leaves = own_leaves(leaves)
         with unchanged_generators():
             return split(eagerly(inputs.call)(net, leaves))[0]
-    return look(net, inputs, leaves, _down, leave_out).tensors
+    try:
+        return look(net, inputs, leaves, _down, leave_out).tensors
+    except LookFailed as failed:
+        raise failed.error from None
 
 
 def _row_of(whole: Tensor, layout: RowLayout | None, row: int, n_rows: int) -> Tensor | None:

@@ -235,6 +235,20 @@ def _inside(mode: Interception, func: Any, *args: Any, **kwargs: Any) -> Any:
         return _undispatched(func)(*args, **kwargs)
 
 
+def _uniform_initialiser(
+    mode: Interception, func: Any, tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Any = None
+) -> Tensor:
+    with mode, torch.no_grad():
+        return tensor.uniform_(a, b, generator=generator)
+
+
+def _normal_initialiser(
+    mode: Interception, func: Any, tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None
+) -> Tensor:
+    with mode, torch.no_grad():
+        return tensor.normal_(mean, std, generator=generator)
+
+
 def _recurrent(mode: Interception, func: Any, *args: Any) -> Any:
     packed = isinstance(
         args[3], (list, tuple)
@@ -412,10 +426,7 @@ _COMPARISONS = (
     Tensor.__lt__, Tensor.__le__, Tensor.__gt__, Tensor.__ge__, Tensor.lt, Tensor.le, Tensor.gt, Tensor.ge, torch.lt,
     torch.le, torch.gt, torch.ge,
 )  # fmt: skip
-_INITIALISERS = (
-    nn.init.uniform_, nn.init.normal_, nn.init.trunc_normal_, nn.init.xavier_uniform_, nn.init.xavier_normal_,
-    nn.init.kaiming_uniform_, nn.init.kaiming_normal_,
-)  # fmt: skip
+
 
 _HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {
     **dict.fromkeys((F.dropout, torch.dropout), _dropout),
@@ -445,7 +456,9 @@ _HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.normal_: _normal_,
     torch.normal: _normal,
     Tensor.exponential_: _exponential_,
-    **dict.fromkeys((F.gumbel_softmax, *_INITIALISERS), _inside),
+    F.gumbel_softmax: _inside,
+    nn.init.uniform_: _uniform_initialiser,
+    nn.init.normal_: _normal_initialiser,
     **dict.fromkeys(_COMPARISONS, _compare),
     **dict.fromkeys(STOCHASTIC, _drawn),
     F.rrelu: _rrelu,

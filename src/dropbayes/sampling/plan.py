@@ -33,7 +33,7 @@ from dropbayes.sampling.strategies import (
     Work,
     evaluate,
 )
-from dropbayes.sampling.trees import Inputs
+from dropbayes.sampling.trees import Inputs, own_leaves
 from dropbayes.sampling.views import View, checked_network
 
 MASKS = ("shared", "row")
@@ -425,7 +425,7 @@ def _probed(net: nn.Module, inputs: Inputs, record: Inspected, masks: Masks, lea
 
     def run(strategy: Strategy) -> list[Tensor]:
         flags = flags_up(leave_out, masks.anatomy.lowered)
-        leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in inputs.rows(index)]
+        leaves = own_leaves(inputs.rows(index))
         return evaluate(strategy, masks, Work(lambda: View(net, flags).net, inputs, leaves, draws, range(len(index))))
 
     oracle: list[Tensor] | None = None

@@ -283,7 +283,9 @@ class Watch(TorchDispatchMode):
 
 def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether an operation that may be random is, by its arguments."""
-    named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    arguments = func._schema.arguments
+    named = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    named |= {a.name: value for a, value in zip(arguments, args, strict=False)} | kwargs
     if any(named.get(name) is False for name in ("train", "training")):
         return False
     return not any(

@@ -22,7 +22,7 @@ from dropbayes.sampling.inspection import unchanged_generators
 from dropbayes.sampling.masks import Keys, derived_seed, keep_mask, uniform
 from dropbayes.sampling.operations import Interception, RandomSource, scaled_product, transform_depth
 from dropbayes.sampling.recorder import SENTINEL_SEED
-from dropbayes.sampling.trees import Inputs, split
+from dropbayes.sampling.trees import Inputs, own_leaves, split
 from dropbayes.sampling.views import eagerly
 
 # functorch's own primitive: a real tensor seen as batched along one axis at a level of vmap.
@@ -272,7 +272,7 @@ def _one_row(work: Work, place: int) -> Work:
 
 def _one_draw(work: Work, draw: int) -> Work:
     # A network may write into its input: every run has its own.
-    leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in work.leaves]
+    leaves = own_leaves(work.leaves)
     return Work(work.network, work.inputs, leaves, range(draw, draw + 1), work.rows)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,9 +87,25 @@ def _select(leaf: Any, axis: int | None, index: Sequence[int]) -> Any:
         return leaf
     if isinstance(leaf, Tensor):
         return leaf.index_select(axis, torch.as_tensor(index, device=leaf.device))
-    chosen = copy.deepcopy(leaf)
+    chosen = _copied_cache(leaf)
     chosen.batch_select_indices(torch.as_tensor(index))
     return chosen
+
+
+def _copied_cache(cache: Any) -> Any:
+    """A cache that can grow and be cut without the one it was made from; its tensors are shared until then."""
+    made = copy.copy(cache)
+    if hasattr(made, "layers"):
+        made.layers = [copy.copy(layer) for layer in made.layers]
+    return made
+
+
+def own_leaves(leaves: Iterable[Any]) -> list[Any]:
+    """The leaves for one run, which may write into its tensors and append to its caches."""
+    return [
+        leaf.clone() if isinstance(leaf, Tensor) else _copied_cache(leaf) if _is_cache(leaf) else leaf
+        for leaf in leaves
+    ]
 
 
 def _narrow(leaf: Any, axis: int | None, start: int, stop: int) -> Any:
