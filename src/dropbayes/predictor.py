@@ -164,9 +164,14 @@ class Predictor:
         return found
 
     def flat_columns(self, prediction: Mapping[str, Array]) -> dict[str, Array]:
-        """The prediction as columns of a table: each class probability, or output, in a column of its own."""
+        """The prediction as columns of a table: each class probability, or output, in a column of its own.
+
+        The parts of the uncertainty are standard deviations there, `epistemic_std` and `aleatoric_std`.
+        """
         columns: dict[str, Array] = {}
         for name, values in prediction.items():
+            if name in ("epistemic", "aleatoric"):  # beside `std` a table has deviations
+                name, values = f"{name}_std", _rounded(np.sqrt(values))
             if values.ndim == 1:
                 columns[name] = values
                 continue
@@ -288,10 +293,10 @@ class _TableModel:
         if self.schema is not None:
             import pyarrow as pa
 
-            from dropbayes.tables import encoded
+            from dropbayes.tables import encode
 
             table = pa.table({name: _arrow(values, name) for name, values in _by_name(columns, names).items()})
-            return encoded(self.schema, table, at=_row_label, allow_new=allow_new).x
+            return encode(self.schema, table, at=_row_label, allow_new=allow_new).x
         if self.inputs != {MATRIX: "array"}:
             return np.column_stack([_numbers(values, name) for name, values in _by_name(columns, names).items()])
         x = _numbers(_matrix(columns), MATRIX)

@@ -100,7 +100,7 @@ class RowStatistics:
         if self.integrated is not None:  # the law of total variance over the last layer's masks
             epistemic = epistemic + self.integrated / self.moments.count
         if isinstance(likelihood, Gaussian):
-            aleatoric = torch.full_like(mean, 1 / likelihood.precision)
+            aleatoric = torch.full_like(mean, 1 / float(likelihood.precision))
         elif self.aleatoric.count:
             aleatoric = self.aleatoric.value
         else:
