@@ -94,6 +94,21 @@ def test_a_step_of_an_optimiser_leaves_a_view_valid():
     assert view.is_valid(net) and view.net[0].weight is net[0].weight
 
 
+def test_averages_that_training_moved_are_taken_over():
+    net = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout(0.5))
+    view = View(net, own_buffers=False)
+    net.train()(torch.randn(8, 2) + 3)
+    assert view.is_valid(net) and torch.equal(view.net[0].running_mean, net[0].running_mean)
+
+
+def test_a_prediction_follows_averages_that_training_moved():
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 1))
+    x = torch.randn(8, 2)
+    db.predict(net, x)
+    net.train()(x + 3)
+    torch.testing.assert_close(db.predict(net, x).mean, net.eval()(x))
+
+
 def test_changes_are_named_and_can_be_given_to_the_network():
     class Counting(nn.Module):
         def __init__(self):

@@ -279,6 +279,12 @@ def test_rows_that_depend_on_each_other_are_refused_with_the_remedy(name):
     assert db.predict(net, rows(), row_axis=None).mean.shape == (5, 3)
 
 
+def test_a_small_difference_of_large_numbers_is_no_dependence():
+    net = Module(lambda m, x: m.d(m.o(1e6 * m.a(x)) - m.o(1e6 * m.a(x) + 1.0)), a=nn.Linear(6, 64), d=nn.Dropout(0.2),
+                 o=nn.Linear(64, 1)).eval()  # fmt: skip
+    assert db.predict(net, rows(50)).mean.shape == (50, 1)
+
+
 def test_pairwise_outputs_are_refused_and_right_as_one_row():
     net = Module(lambda m, x: (lambda h: h @ h.T)(m.d(m.a(x))), a=nn.Linear(6, 16), d=nn.Dropout(0.2)).eval()
     with pytest.raises(ValueError, match="row_axis=None"):

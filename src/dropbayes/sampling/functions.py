@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dropbayes.sampling.inspection import flags_up, forget, inspected, names_of
 from dropbayes.sampling.operations import Interception
+from dropbayes.sampling.perceptron import perceptron
 from dropbayes.sampling.plan import MASKS, NetworkChanged, Plan, check_random, checked_keys, plan_draws
 from dropbayes.sampling.strategies import KeyedSource, Masks
 from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs, own_leaves, split
@@ -73,6 +74,14 @@ def draws(
     result, plan = with_plan(net, inputs, gather, keys=keys, **options)
     keep_state(net, inputs, plan)
     return result
+
+
+def is_stochastic(net: nn.Module, x: Any) -> bool:
+    """Whether two draws of `net` on `x` can differ: whether it has dropout that is switched on."""
+    inputs, plain = as_inputs(x), checked_network(net)
+    direct = perceptron(plain, inputs.leaves[0]) if inputs.is_matrix else None
+    anatomy = inspected(plain, inputs).anatomy if direct is None else direct.anatomy
+    return anatomy.n_random > 0
 
 
 def checked_first_row(first_row: int) -> int:

@@ -205,8 +205,7 @@ def plan_draws(
         raise ValueError(f"`max_bytes` must be a positive number of bytes; got {max_bytes!r}.")
     names = names_of(leave_out)
     net = checked_network(net)
-    plain = len(inputs.leaves) == 1 and inputs.leaves[0].dim() == 2 and inputs.axes == (0,) and not names
-    direct = perceptron(net, inputs.leaves[0]) if plain and not careful else None
+    direct = perceptron(net, inputs.leaves[0]) if inputs.is_matrix and not names and not careful else None
     record = None if direct is not None else inspected(net, inputs, names)
     anatomy = direct.anatomy if direct is not None else record.anatomy  # type: ignore[union-attr]
     check_random(anatomy)

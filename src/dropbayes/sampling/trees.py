@@ -27,11 +27,16 @@ class Inputs:
     n_rows: int
 
     @property
+    def is_matrix(self) -> bool:
+        """Whether the input is one tensor `[row, feature]`."""
+        return len(self.leaves) == 1 and self.axes == (0,) and self.leaves[0].dim() == 2
+
+    @property
     def is_one_row(self) -> bool:
         """Whether nothing is cut: the whole input is one row."""
         return all(axis is None for axis in self.axes)
 
-    def rows(self, index: Sequence[int]) -> list[Any]:
+    def rows(self, index: Sequence[int] | Tensor) -> list[Any]:
         """The leaves with the rows of `index` selected."""
         return [_select(leaf, axis, index) for leaf, axis in zip(self.leaves, self.axes, strict=True)]
 
@@ -82,7 +87,7 @@ def _is_cache(leaf: Any) -> bool:
     return hasattr(leaf, "batch_select_indices")
 
 
-def _select(leaf: Any, axis: int | None, index: Sequence[int]) -> Any:
+def _select(leaf: Any, axis: int | None, index: Sequence[int] | Tensor) -> Any:
     if axis is None:
         return leaf
     if isinstance(leaf, Tensor):

@@ -68,9 +68,18 @@ class View:
     Args:
         net: The network, as `checked_network` gives it.
         in_training: The modules, by name and object, whose training flag is up; by default none.
+        own_buffers: Whether the view has copies of the buffers: where a forward pass may write to them. Without, it has
+            the network's own, whose values stay up to date.
     """
 
-    def __init__(self, net: nn.Module, in_training: Callable[[str, nn.Module], bool] | None = None) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        in_training: Callable[[str, nn.Module], bool] | None = None,
+        *,
+        own_buffers: bool = True,
+    ) -> None:
+        self._own_buffers = own_buffers
         self._clones: dict[int, nn.Module] = {}
         self._names: dict[int, str] = {}
         self.net = self._clone(net, "")
@@ -81,7 +90,7 @@ class View:
             self._raise_flags(originals, in_training)
         self._global_hooks = _global_hooks()
         # What validity and changes are judged by. Modules are known by id: a strong reference would keep them alive.
-        self._sources = {id(module): _snapshot(module) for module in originals}
+        self._sources = {id(module): _snapshot(module, versions=False) for module in originals}
         self._before = {id(module): _snapshot(self._clones[id(module)]) for module in originals}
 
     @property
@@ -94,14 +103,15 @@ class View:
         return id(value) in self._clones and isinstance(value, nn.Module) and self._clones[id(value)] is not value
 
     def is_valid(self, net: nn.Module) -> bool:
-        """Whether nothing about the network's modules has changed since the view was made."""
+        """Whether nothing about the network's modules has changed but values, which the view then has as well."""
         if self._global_hooks != _global_hooks():
             return False
         modules = self._originals(net)
         if len(modules) != len(self._sources):
             return False
         return all(
-            id(module) in self._sources and not _differences(self._sources[id(module)], _snapshot(module))
+            id(module) in self._sources
+            and not _differences(self._sources[id(module)], _snapshot(module, versions=False))
             for module in modules
         )
 
@@ -155,7 +165,7 @@ class View:
             if key == "_modules":
                 continue
             if key == "_buffers":
-                clone.__dict__[key] = {name: b if b is None else b.clone() for name, b in value.items()}
+                clone.__dict__[key] = {name: self._buffer(buffer) for name, buffer in value.items()}
             elif key == "_parameters":
                 clone.__dict__[key] = dict(value)
             elif type(value) in _IMMUTABLE:
@@ -164,6 +174,9 @@ class View:
                 clone.__dict__[key] = self._rebound(value)
         clone.__dict__["training"] = False
         clone.__dict__["_compiled_call_impl"] = None
+
+    def _buffer(self, buffer: Tensor | None) -> Tensor | None:
+        return buffer.clone() if buffer is not None and self._own_buffers else buffer
 
     def _raise_flags(self, originals: list[nn.Module], in_training: Callable[[str, nn.Module], bool]) -> None:
         if any(type(module).train is not nn.Module.train or "train" in module.__dict__ for module in originals):
@@ -242,7 +255,7 @@ def _global_hooks() -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(hooks) for hooks in _GLOBAL_HOOKS)
 
 
-def _snapshot(module: nn.Module) -> dict[str, Any]:
+def _snapshot(module: nn.Module, *, versions: bool = True) -> dict[str, Any]:
     """What a module is made of: attributes, and the entries of its dictionaries of tensors, hooks and containers."""
     entries: dict[str, Any] = {}
     for key, value in module.__dict__.items():
@@ -253,7 +266,7 @@ def _snapshot(module: nn.Module) -> dict[str, Any]:
         elif key in _TENSORS:
             for name, tensor in value.items():
                 entries[f"{key}/{name}"] = tensor
-                if key == "_buffers" and tensor is not None:
+                if versions and key == "_buffers" and tensor is not None:
                     entries[f"{key}/{name}/version"] = _version(tensor)
         elif isinstance(value, _CONTAINERS):
             entries[key] = tuple(_contents(value))
