@@ -58,11 +58,9 @@ MOST_ENTRIES = 40
 
 # Packages whose tests are still in one file.
 UNDIVIDED = {
-    "covariances",
     "estimators",
     "experiments.uci",
     "population",
-    "processes",
     "report",
 }
 
