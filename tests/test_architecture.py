@@ -27,7 +27,7 @@ RANK = {
     "scores": 1,
     "mixtures": 2,
     "precision": 1,
-    "processes": 1,
+    "processes": 2,
     "calibration": 2,
     "decisions": 2,
     "acquisition": 2,

@@ -194,3 +194,8 @@ def test_covariances_need_no_scikit_learn():
     environment = {**os.environ, "PYTHONPATH": source}
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
     assert out.stdout.strip() == "False"
+
+
+def test_an_overflow_is_named():
+    with pytest.raises(ValueError, match=r"overflows torch\.float32"):
+        Erf(length_scale=1e-8)(torch.tensor([[1e12], [2e12]]))

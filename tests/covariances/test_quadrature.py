@@ -11,7 +11,7 @@ from dropbayes.covariances import (
     Sigmoid,
     TanH,
 )
-from dropbayes.covariances.quadrature import expected_product, hermite_coefficients, polar_quadrature
+from dropbayes.covariances.quadrature import expected_product, hermite_coefficients, polar_quadrature, quadrature_error
 from tests.covariances.samples import CLOSED_FORMS, SCALES, inputs
 
 
@@ -57,3 +57,28 @@ def test_hermite_series_knows_what_it_leaves_out():
     torch.testing.assert_close(
         coefficients[:3, 0, 0], torch.tensor([1 / math.sqrt(2 * math.pi), 0.5, 0.5 / math.sqrt(math.pi)]).double()
     )
+
+
+@pytest.mark.parametrize(
+    "function",
+    [torch.nn.functional.hardtanh, torch.nn.functional.relu6, lambda u: torch.exp(3 * u)],
+    ids=["hardtanh", "relu6", "exp"],
+)
+def test_lost_digits_are_warned_of(function):
+    with pytest.warns(UserWarning, match="loses digits"):
+        Quadrature(function=function)(4 * inputs())
+
+
+@pytest.mark.parametrize("function", [torch.relu, torch.tanh, torch.nn.functional.gelu, torch.sin, torch.abs])
+def test_smooth_functions_and_kinks_at_zero_are_not(function):
+    x = 2 * inputs()
+    assert quadrature_error(function, x.norm(dim=-1)) < 1e-6
+    Quadrature(function=function)(x)  # a warning would be an error here
+
+
+def test_the_estimated_error_is_the_error():
+    # exp has E[e^{2sz}] = e^{2s²}: the rule's own error is known.
+    stds = torch.tensor([3.0], dtype=torch.float64)
+    polar = polar_quadrature(torch.exp, 48, stds[:, None], stds[:, None], torch.zeros(1, 1, dtype=torch.float64))
+    error = abs(polar.item() / math.exp(18.0) - 1)
+    assert quadrature_error(torch.exp, stds) == pytest.approx(error, rel=0.05)

@@ -77,3 +77,18 @@ def test_narrow_deep_network_is_the_papers_generative_model():
     phi_1 = torch.relu(x @ first.weights + first.bias) / math.sqrt(4)
     phi_2 = torch.tanh(phi_1 @ second.weights + second.bias) / math.sqrt(6)
     torch.testing.assert_close(drawn, phi_2 @ w_3 + 0.5)
+
+
+@pytest.mark.parametrize("width", [1, 4, 16])
+def test_one_covariance_for_every_layer_makes_the_weights_a_product_whose_prior_is_not_gaussian(width):
+    # [GG16, sect:going_deep, the remark on W₂W₂']: an entry is a sum of K products of two normals, with variance K and
+    # excess kurtosis 6/K, and entries of a row are uncorrelated but not independent: Cov(w₁², w₂²) = 2K.
+    torch.manual_seed(0)
+    first = torch.randn(200_000, 1, width, dtype=torch.float64)
+    weights = (first @ torch.randn(200_000, width, 2, dtype=torch.float64)).squeeze(1)
+    scaled = weights / width**0.5
+    kurtosis = scaled.pow(4).mean(0)
+    error = scaled.pow(4).std(0) / 200_000**0.5
+    assert ((kurtosis - (3 + 6 / width)).abs() < 4.5 * error).all()
+    products = scaled.square().prod(-1)
+    assert abs(products.mean() - (1 + 2 / width)) < 4.5 * products.std() / 200_000**0.5

@@ -240,3 +240,14 @@ def test_bad_data_is_one_clear_error(kind, call, message):
 def test_bad_arguments_are_one_clear_error(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_every_output_can_have_a_mean_of_its_own():
+    x, y = toy_data()
+    bias = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    both = exact_process(ReLU(), x, torch.stack([y, y], 1) + bias, precision=PRECISION, output_bias=bias)
+    alone = exact_process(ReLU(), x, y, precision=PRECISION)
+    torch.testing.assert_close(both.mean(GRID), alone.mean(GRID)[:, None] + bias)
+    assert both.draws(GRID, n_draws=3).shape == (3, 9, 2)
+    with pytest.raises(ValueError, match="`output_bias` must be a number or one per output"):
+        exact_process(ReLU(), x, y, precision=PRECISION, output_bias=bias)

@@ -10,7 +10,7 @@ from sklearn.base import clone
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
-from dropbayes.covariances import Cosine, ReLU, TanH
+from dropbayes.covariances import Cosine, Quadrature, ReLU, TanH
 from dropbayes.processes import (
     Deep,
     NetworkKernel,
@@ -85,3 +85,9 @@ def test_gpytorch_missing_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "gpytorch", None)
     with pytest.raises(ImportError, match=r"dropbayes\[gp\]"):
         gpytorch_kernel(ReLU())
+
+
+def test_a_kernel_names_its_function_and_knows_whether_it_is_stationary():
+    assert "function=tanh" in repr(NetworkKernel(Quadrature(function=torch.tanh)))
+    assert NetworkKernel(Cosine()).is_stationary() and not NetworkKernel(Cosine(1.0, 1.0)).is_stationary()
+    assert not NetworkKernel(ReLU()).is_stationary()
