@@ -47,6 +47,7 @@ RANK = {
     "report": 8,
     "page": 8,
     "predictor": 9,
+    "serving": 10,
     "cli": 11,
     "__init__": 12,
     "__main__": 12,
