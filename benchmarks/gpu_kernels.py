@@ -190,13 +190,13 @@ def attention(report: Callable[..., None]) -> None:
                 )  # fmt: skip
                 del few, weights
         for sizes in blocks[dtype]:
-            module._blocks = lambda *_, sizes=sizes: sizes
+            module._blocks = lambda *_, sizes=sizes: sizes  # type: ignore[attr-defined]
             try:
                 took = milliseconds(kernels.attention, q, k, v, **arguments) - bits
                 report("attention", f"{name} {str(dtype)[6:]} blocks={sizes}", ms_without_bits=took, plain_ms=plain)
             except Exception as error:
                 report("attention", f"{name} {str(dtype)[6:]} blocks={sizes}", error=f"{type(error).__name__}"[:200])
-        module._blocks = chosen
+        module._blocks = chosen  # type: ignore[attr-defined]
 
 
 def compaction(report: Callable[..., None]) -> None:

@@ -58,7 +58,7 @@ def check(q, k, v, keys, rows, attn_mask=None, expected_mask=None, **keywords):
 
 @pytest.mark.parametrize(("sampler", "rows"), list(product(("stratified", "independent"), (None, ROWS))))
 def test_attention_has_the_masks_of_torch_operations(sampler, rows):
-    check(*projections(19, 37), Keys(5, 12, sampler), rows)
+    check(*projections(19, 37), Keys(5, 12, sampler), rows)  # type: ignore[call-arg]
 
 
 def test_many_blocks_of_queries_and_keys_are_one_softmax():
@@ -88,23 +88,23 @@ def test_whole_blocks_need_no_bounds(scale):
 
 def test_a_causal_query_sees_no_later_key():
     causal = torch.ones(70, 70, dtype=torch.bool, device=DEVICE).tril()
-    check(*projections(70, 70), Keys(5, 12), ROWS, expected_mask=causal, is_causal=True)
+    check(*projections(70, 70), Keys(5, 12), ROWS, expected_mask=causal, is_causal=True)  # type: ignore[call-arg]
 
 
 def test_a_query_that_attends_to_nothing_gives_zero():
     allowed = torch.rand(BATCH, 1, 19, 37, device=DEVICE) > 0.5
     allowed[:, :, 3] = False
-    check(*projections(19, 37), Keys(5, 12), ROWS, attn_mask=allowed)
+    check(*projections(19, 37), Keys(5, 12), ROWS, attn_mask=allowed)  # type: ignore[call-arg]
 
 
 def test_an_additive_mask_is_broadcast_to_the_scores():
     added = torch.randn(HEADS, 1, 37, device=DEVICE)
     added[:, :, :4] = -torch.inf
-    check(*projections(19, 37), Keys(5, 12), ROWS, attn_mask=added)
+    check(*projections(19, 37), Keys(5, 12), ROWS, attn_mask=added)  # type: ignore[call-arg]
 
 
 def test_keys_may_have_fewer_heads_than_queries():
-    check(*projections(19, 37, key_heads=1), Keys(5, 12), ROWS)
+    check(*projections(19, 37, key_heads=1), Keys(5, 12), ROWS)  # type: ignore[call-arg]
 
 
 def test_a_given_scale_replaces_the_usual_one():
