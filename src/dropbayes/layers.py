@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 from dropbayes.precision import Prior
-from dropbayes.validation import check_positive
+from dropbayes.runtime.validation import check_positive
 from dropbayes.variational import Bernoulli, Concrete, DiagonalGaussian, Family, Mixture, multiplicative_gaussian
 
 __all__ = [

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from dropbayes.validation import check_keep_prob, check_n_data, check_number, check_positive
+from dropbayes.runtime.validation import check_keep_prob, check_n_data, check_number, check_positive
 
 if TYPE_CHECKING:
     from torch import Tensor

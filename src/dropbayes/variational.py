@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dropbayes.validation import check_positive
+from dropbayes.runtime.validation import check_positive
 
 __all__ = [
     "Bernoulli",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.likelihoods.observation import Likelihood, check_targets, sum_events
-from dropbayes.validation import check_positive
+from dropbayes.runtime.validation import check_positive
 
 __all__ = ["Gaussian", "HeteroscedasticGaussian", "StudentT"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes import files
+from dropbayes.runtime import files
 
 __all__ = ["History", "Run", "load", "save"]
 

@@ -18,6 +18,7 @@ from dropbayes.precision import Prior
 from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.devices import available_device
 from dropbayes.runtime.progress import ProgressBar
+from dropbayes.runtime.validation import check_count
 from dropbayes.sampling import draws, sites
 from dropbayes.training import checkpoints
 from dropbayes.training.checkpoints import History, Run
@@ -26,7 +27,6 @@ from dropbayes.training.fingerprints import fingerprint
 from dropbayes.training.noise import ModelNoise
 from dropbayes.training.rows import Batch, Rows, output_tensor, training_rows
 from dropbayes.training.steps import Step, batch_objective, run_epoch, wants_graph
-from dropbayes.validation import check_count
 from dropbayes.weight_layers import complete_keep_probs
 
 __all__ = ["Progress", "fit"]

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from dropbayes.runtime.arrays import to_tensor
+from dropbayes.runtime.validation import finite_tensor, row_weights
 from dropbayes.sampling.trees import Inputs, as_inputs
-from dropbayes.validation import finite_tensor, row_weights
 
 __all__ = ["Batch", "Rows", "output_tensor", "training_rows"]
 
