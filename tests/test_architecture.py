@@ -38,7 +38,6 @@ RANK = {
     "evaluation": 5,
     "training": 5,
     "population": 5,
-    "storage": 5,
     "estimators": 6,
     "plots": 6,
     "experiments": 7,
