@@ -84,7 +84,8 @@ def test_the_numbers_are_those_of_the_command_line(models, columns):
     result = run("predict", models / "numbers", models / "new.csv", "-o", models / "out.csv", "--keep", "none")
     assert result.code == 0
     written = pd.read_csv(models / "out.csv")
-    found = db.Predictor.load(models / "numbers")(columns)
+    predictor = db.Predictor.load(models / "numbers")
+    found = predictor.flat_columns(predictor(columns))
     assert all(np.array_equal(written[f"price_{name}"], values) for name, values in found.items())
 
 

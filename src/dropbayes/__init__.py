@@ -12,12 +12,13 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from dropbayes.version import __version__
+from dropbayes.runtime.version import __version__
 
 if TYPE_CHECKING:
     from dropbayes.conversion import add_dropout
     from dropbayes.estimators import DropoutClassifier, DropoutRegressor
     from dropbayes.evaluation import Evaluation, evaluate
+    from dropbayes.folders import Model, load
     from dropbayes.likelihoods import (
         Bernoulli,
         Categorical,
@@ -45,6 +46,7 @@ __all__ = [
     "Gaussian",
     "HeteroscedasticGaussian",
     "Likelihood",
+    "Model",
     "Poisson",
     "Prediction",
     "Predictor",
@@ -60,6 +62,7 @@ __all__ = [
     "evaluate",
     "fit",
     "function_draw",
+    "load",
     "model_precision",
     "negative_elbo",
     "parameter_groups",
@@ -74,6 +77,7 @@ _HOME = {
     "conversion": ("add_dropout",),
     "estimators": ("DropoutClassifier", "DropoutRegressor"),
     "evaluation": ("Evaluation", "evaluate"),
+    "folders": ("Model", "load"),
     "likelihoods": (
         "Bernoulli",
         "Categorical",
@@ -106,4 +110,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

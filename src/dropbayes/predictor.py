@@ -26,7 +26,7 @@ from dropbayes.mixtures import Mixture, draw_mean
 if TYPE_CHECKING:
     from dropbayes.tables import Schema
 
-__all__ = ["Predictor", "check_finite"]
+__all__ = ["Predictor", "check_finite", "uncertainty", "uncertainty_percentiles"]
 
 Array = npt.NDArray[Any]
 
@@ -37,6 +37,7 @@ _REGRESSION = ("mean", "std", "epistemic", "aleatoric", "lower", "upper")
 _CLASSIFICATION = ("predicted", "probabilities", "entropy", "mutual_information")
 # Numbers of draws held at once: what they take is a few times eight bytes each.
 _HELD = 2**20
+_PERCENTILE_ROWS = 2000
 _MOST_ROWS = 4096  # as many as the estimators take at once
 
 
@@ -140,6 +141,11 @@ class Predictor:
         return self._model.classes
 
     @property
+    def key(self) -> tuple[Any, ...]:
+        """What the bits of a prediction follow from: predictors of one process with equal keys may share a batch."""
+        return id(self._model), self.n_draws, self.seed, self.interval
+
+    @property
     def total_draws(self) -> int:
         """The draws of a prediction: `n_draws` of each network."""
         return self.n_draws * self._model.n_networks
@@ -164,9 +170,14 @@ class Predictor:
         return found
 
     def flat_columns(self, prediction: Mapping[str, Array]) -> dict[str, Array]:
-        """The prediction as columns of a table: each class probability, or output, in a column of its own."""
+        """The prediction as columns of a table: each class probability, or output, in a column of its own.
+
+        The parts of the uncertainty are standard deviations there, `epistemic_std` and `aleatoric_std`.
+        """
         columns: dict[str, Array] = {}
         for name, values in prediction.items():
+            if name in ("epistemic", "aleatoric"):  # beside `std` a table has deviations
+                name, values = f"{name}_std", _rounded(np.sqrt(values))
             if values.ndim == 1:
                 columns[name] = values
                 continue
@@ -201,6 +212,23 @@ def check_finite(prediction: Mapping[str, Array]) -> None:
             raise ValueError(
                 f"row {row}: the prediction is not finite; a value of this row is too far from those of training."
             )
+
+
+def uncertainty(prediction: Mapping[str, Array]) -> Array:
+    """The number by which rows are deferred: the standard deviation, or for classes the entropy."""
+    return prediction["std" if "std" in prediction else "entropy"]
+
+
+def uncertainty_percentiles(predictor: Predictor, x: Array) -> dict[str, float]:
+    """The 50th, 90th, 95th and 99th percentile of the uncertainty of training rows, to compare later rows with.
+
+    Args:
+        predictor: The model.
+        x: The training rows as inputs of the network; of many, some evenly spaced ones are taken.
+    """
+    some = x[:: -(-len(x) // _PERCENTILE_ROWS)]
+    values = uncertainty(predictor.predict_inputs(some))
+    return {str(level): float(np.percentile(values, level)) for level in (50, 90, 95, 99)}
 
 
 def _settings(
@@ -288,10 +316,10 @@ class _TableModel:
         if self.schema is not None:
             import pyarrow as pa
 
-            from dropbayes.tables import encoded
+            from dropbayes.tables import encode
 
             table = pa.table({name: _arrow(values, name) for name, values in _by_name(columns, names).items()})
-            return encoded(self.schema, table, at=_row_label, allow_new=allow_new).x
+            return encode(self.schema, table, at=_row_label, allow_new=allow_new).x
         if self.inputs != {MATRIX: "array"}:
             return np.column_stack([_numbers(values, name) for name, values in _by_name(columns, names).items()])
         x = _numbers(_matrix(columns), MATRIX)

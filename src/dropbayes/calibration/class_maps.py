@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dropbayes.validation import (
+from dropbayes.runtime.validation import (
     Array,
     check_positive,
     class_labels,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dropbayes.validation import Array, finite_tensor, row_weights
+from dropbayes.runtime.validation import Array, finite_tensor, row_weights
 
 __all__ = [
     "FAMILIES",

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dropbayes.calibration.reliability import transforms
 from dropbayes.conformal import standardised_residuals
+from dropbayes.runtime.validation import Array, class_labels, finite_tensor, row_weights
 from dropbayes.scores.averages import weighted_mean
-from dropbayes.validation import Array, class_labels, finite_tensor, row_weights
 
 __all__ = ["IsotonicRecalibration", "isotonic_recalibration", "std_scale", "temperature"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dropbayes.runtime.validation import Array, check_count, finite_tensor, matching_tensors, row_weights
 from dropbayes.scores import confidence_and_correctness
 from dropbayes.scores.distributions import noise_variance_of
-from dropbayes.validation import Array, check_count, finite_tensor, matching_tensors, row_weights
 
 __all__ = [
     "ReliabilityCurve",

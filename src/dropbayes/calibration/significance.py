@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from dropbayes.calibration.reliability import ReliabilityCurve, transforms
+from dropbayes.runtime.validation import Array, check_count, check_probability
 from dropbayes.scores import confidence_and_correctness
-from dropbayes.validation import Array, check_count, check_probability
 
 __all__ = ["CalibrationTest", "calibration_test", "reliability_band", "uniformity_test"]
 

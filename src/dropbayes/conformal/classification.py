@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from dropbayes.conformal.thresholds import threshold_of
-from dropbayes.validation import Array, check_count, check_positive, class_labels, class_probabilities, row_values
+from dropbayes.runtime.validation import (
+    Array,
+    check_count,
+    check_positive,
+    class_labels,
+    class_probabilities,
+    row_values,
+)
 
 __all__ = ["adaptive_conformal_sets", "adaptive_label_scores", "adaptive_scores", "conformal_sets", "label_scores"]
 

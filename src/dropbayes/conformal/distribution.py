@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.conformal.regression import conformal_interval
-from dropbayes.validation import Array, check_probability, matching_tensors, row_values
+from dropbayes.runtime.validation import Array, check_probability, matching_tensors, row_values
 
 __all__ = ["ConformalDistribution", "conformal_distribution"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from dropbayes.conformal.thresholds import conformal_threshold
-from dropbayes.validation import Array, check_positive, check_probability, row_values
+from dropbayes.runtime.validation import Array, check_positive, check_probability, row_values
 
 __all__ = ["OnlineLevel"]
 

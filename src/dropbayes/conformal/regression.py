@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.conformal.thresholds import threshold_of
-from dropbayes.validation import Array, finite_tensor, matching_tensors
+from dropbayes.runtime.validation import Array, finite_tensor, matching_tensors
 
 __all__ = ["conformal_interval", "conformal_quantile_interval", "quantile_residuals", "standardised_residuals"]
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from dropbayes.validation import Array, check_probability, finite_tensor, row_values
+from dropbayes.runtime.validation import Array, check_probability, finite_tensor, row_values
 
 __all__ = ["cross_conformal_interval"]
 

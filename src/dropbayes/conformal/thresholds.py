@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from dropbayes.validation import (
+from dropbayes.runtime.validation import (
     Array,
     check_count,
     check_probability,

@@ -38,14 +38,14 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
 
     _likelihood: Head = "categorical"
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DropoutClassifier:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> DropoutClassifier:
         """Searches and trains; see `DropoutRegressor.fit`."""
         x, labels, weight = self._validated(X, y, sample_weight, reset=True)
         self.classes_, codes = np.unique(labels, return_inverse=True)
         present = codes if weight is None else codes[weight > 0]
         if len(np.unique(present)) < 2:
             raise ValueError(f"`y` must have at least 2 classes; got {len(np.unique(present))} class.")
-        self._learn(x, codes.astype(np.int64), weight, len(self.classes_))
+        self._learn(x, codes.astype(np.int64), weight, len(self.classes_), groups)
         return self
 
     def _validated(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:

@@ -137,9 +137,11 @@ class DropoutEstimator(BaseEstimator, ABC):
             epochs=[self._epochs(n_rows)],
         )
 
-    def _learn(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, n_classes: int | None = None) -> None:
+    def _learn(
+        self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, n_classes: int | None = None, groups: Any = None
+    ) -> None:
         self._check_parameters()
-        x, y, weight = _canonical_rows(x, y, weight)
+        x, y, weight, groups = _canonical_rows(x, y, weight, groups)
         if len(x) < 2:
             raise ValueError(f"Found n_samples={len(x)}: at least 2 rows are needed, to learn and to hold out.")
         warm = self.warm_start and hasattr(self, "population_")
@@ -148,7 +150,7 @@ class DropoutEstimator(BaseEstimator, ABC):
             self._continue(x, y, weight, self._epochs(len(x)), "cosine")  # and the τ of the first search
             return
         self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # should rows be streamed in later
-        searched = self._search(x, y, weight, n_classes)
+        searched = self._search(x, y, weight, n_classes, groups)
         self.search_scores_ = searched.log_likelihood.numpy()
         self.population_ = searched.population
         if len(x) > _SEARCH_ROWS:
@@ -158,7 +160,9 @@ class DropoutEstimator(BaseEstimator, ABC):
             self.population_ = replace(self.population_, precision=tau * self.population_.y_scale**-2)
         self._refuse_divergence()
 
-    def _search(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, n_classes: int | None) -> Choice:
+    def _search(
+        self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, n_classes: int | None, groups: Any
+    ) -> Choice:
         n_rows = min(len(x), _SEARCH_ROWS)
         rows = np.random.RandomState(self.seed_).permutation(len(x))[:n_rows]
         n_folds = (5 if n_rows < 3000 else 1) if self.n_folds == "auto" else int(self.n_folds)
@@ -167,7 +171,7 @@ class DropoutEstimator(BaseEstimator, ABC):
             torch.tensor(y[rows]),
             self._grid(n_rows),
             n_folds=n_folds,
-            groups=_row_groups(x[rows], y[rows]),
+            groups=_row_groups(x[rows], y[rows]) if groups is None else groups[rows],
             weight=None if weight is None else torch.as_tensor(weight[rows]),
             n_members=int(self.n_networks) if len(x) <= _SEARCH_ROWS else 0,
             n_draws=100,
@@ -298,18 +302,26 @@ def as_array(values: Any) -> Any:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
 
 
-def _canonical_rows(x: Any, y: Any, weight: Any) -> tuple[Any, Any, Any]:
+def _canonical_rows(x: Any, y: Any, weight: Any, groups: Any) -> tuple[Any, Any, Any, Any]:
     """The rows sorted, whole-number weights written out as repetitions.
 
     So what is learned does not depend on the order of the rows, and a row of weight 2 is exactly a row given twice.
     """
+    if groups is not None:
+        groups = np.asarray(groups)
+        if groups.shape != (len(x),):
+            raise ValueError(f"`groups` must name one group for each of the {len(x)} rows; got {groups.shape}.")
+        groups = np.unique(groups, return_inverse=True)[1].reshape(-1)
+        if groups.max() == 0:
+            raise ValueError("`groups` must name at least 2 groups, to learn from one and hold out another; got 1.")
+    rows = np.arange(len(x))
     if weight is not None:
-        x, y, weight = x[weight > 0], y[weight > 0], weight[weight > 0]
-        if len(weight) and np.all(weight == np.round(weight)) and weight.max() <= _REPEATED_WEIGHT:
-            times = weight.astype(np.int64)
-            x, y, weight = np.repeat(x, times, axis=0), np.repeat(y, times, axis=0), None
-    order = np.lexsort(np.vstack([x.T, y.reshape(len(y), -1).T]))
-    return x[order], y[order], None if weight is None else weight[order]
+        rows = rows[weight > 0]
+        kept = weight[rows]
+        if len(kept) and np.all(kept == np.round(kept)) and kept.max() <= _REPEATED_WEIGHT:
+            rows, weight = np.repeat(rows, kept.astype(np.int64)), None
+    order = rows[np.lexsort(np.vstack([x[rows].T, y[rows].reshape(len(rows), -1).T]))]
+    return x[order], y[order], *(None if values is None else values[order] for values in (weight, groups))
 
 
 def _row_groups(x: np.ndarray, y: np.ndarray) -> Any:

@@ -120,16 +120,17 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         """The drop probability before each weight layer of the first network."""
         return tuple(self.population_.drop_prob[0].tolist())
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DropoutRegressor:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> DropoutRegressor:
         """Searches, trains and re-fits τ.
 
         Args:
             X: Inputs `[row, feature]`: numpy, pandas, polars, torch or lists.
             y: Targets `[row]` or `[row, output]`.
             sample_weight: The weight of each row; a row of weight 2 counts as two in the objective.
+            groups: The group of each row: the search holds whole groups out. By default only copies of a row are one.
         """
         x, y, weight = self._validated(X, y, sample_weight, reset=True)
-        self._learn(x, y, weight)
+        self._learn(x, y, weight, groups=groups)
         return self
 
     def _validated(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
