@@ -24,8 +24,14 @@ RANK = {
     "scores": 1,
     "mixtures": 2,
     "precision": 1,
+<<<<<<< HEAD
     "processes": 2,
     "calibration": 2,
+=======
+    "processes": 1,
+    "conformal": 2,
+    "calibration": 3,
+>>>>>>> main
     "decisions": 2,
     "acquisition": 2,
     "weight_layers": 2,
@@ -38,7 +44,6 @@ RANK = {
     "evaluation": 5,
     "training": 5,
     "population": 5,
-    "storage": 5,
     "estimators": 6,
     "plots": 6,
     "experiments": 7,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dropbayes.covariances import Layer
 from dropbayes.processes.exact import checked_data
-from dropbayes.validation import check_count
+from dropbayes.runtime.validation import check_count
 
 __all__ = ["Evidence", "network_evidence"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.covariances import Covariance
-from dropbayes.validation import check_count
+from dropbayes.runtime.validation import check_count
 
 __all__ = ["SoftmaxProcess", "softmax_process"]
 
