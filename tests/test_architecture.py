@@ -24,14 +24,9 @@ RANK = {
     "scores": 1,
     "mixtures": 2,
     "precision": 1,
-<<<<<<< HEAD
     "processes": 2,
-    "calibration": 2,
-=======
-    "processes": 1,
     "conformal": 2,
     "calibration": 3,
->>>>>>> main
     "decisions": 2,
     "acquisition": 2,
     "weight_layers": 2,
