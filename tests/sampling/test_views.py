@@ -60,7 +60,7 @@ def test_a_network_that_trains_parts_of_itself_has_its_way():
             return self
 
     view = View(Frozen(nn.Dropout(0.5), nn.Dropout(0.5)), lambda name, module: True).net
-    assert [module.training for module in view] == [False, True]
+    assert [module.training for module in view.children()] == [False, True]
 
 
 @pytest.mark.parametrize(
