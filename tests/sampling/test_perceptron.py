@@ -48,17 +48,18 @@ def test_moments_are_those_of_the_general_path(name, masks):
 
 
 def test_networks_that_do_more_are_not_taken_for_perceptrons():
-    assert perceptron(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))) is None
-    assert perceptron(nn.Sequential(nn.Dropout(0.1))) is None
+    x = torch.zeros(3, 2)
+    assert perceptron(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), x) is None
+    assert perceptron(nn.Sequential(nn.Dropout(0.1)), x) is None
     hooked = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
     hooked[0].register_forward_hook(lambda *_: None)
-    assert perceptron(hooked) is None
+    assert perceptron(hooked, x) is None
 
     class Own(nn.Linear):
         def forward(self, x):
             return super().forward(x) * 2
 
-    assert perceptron(nn.Sequential(Own(2, 2), nn.Dropout(0.1))) is None
+    assert perceptron(nn.Sequential(Own(2, 2), nn.Dropout(0.1)), x) is None
 
 
 def test_weights_changed_behind_autograds_back_are_noticed():
@@ -104,9 +105,9 @@ def test_exact_moments_are_those_of_all_masks(activation):
         mask = torch.tensor(keep, dtype=torch.float64)
         outputs.append(net[3](hidden * mask / (1 - drop_prob)))
         weights.append((1 - drop_prob) ** sum(keep) * drop_prob ** (6 - sum(keep)))
-    weights = torch.tensor(weights, dtype=torch.float64)[:, None, None]
-    mean = (torch.stack(outputs) * weights).sum(0)
-    variance = (torch.stack(outputs).square() * weights).sum(0) - mean.square()
+    weight = torch.tensor(weights, dtype=torch.float64)[:, None, None]
+    mean = (torch.stack(outputs) * weight).sum(0)
+    variance = (torch.stack(outputs).square() * weight).sum(0) - mean.square()
     prediction = db.predict(net, x)
     assert prediction.method == "exact" and prediction.n_draws == 0
     torch.testing.assert_close(prediction.mean, mean.detach())
