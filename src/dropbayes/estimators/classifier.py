@@ -15,7 +15,6 @@ from torch import Tensor
 
 from dropbayes.estimators.learning import DropoutEstimator, as_array
 from dropbayes.mixtures import draw_mean
-from dropbayes.population.records import Head
 
 
 class DropoutClassifier(ClassifierMixin, DropoutEstimator):
@@ -36,7 +35,7 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
         (40, 2)
     """
 
-    _likelihood: Head = "categorical"
+    _likelihood: str = "categorical"
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DropoutClassifier:
         """Searches and trains; see `DropoutRegressor.fit`."""

@@ -12,9 +12,10 @@ import numpy as np
 
 from dropbayes import storage
 from dropbayes.population import Member, Population
-from dropbayes.population.records import ACTIVATIONS
+from dropbayes.population.heads import head_of
+from dropbayes.population.records import ACTIVATIONS, STACKED
 
-_STACKED = ("drop_prob", "precision", "x_mean", "x_scale", "y_mean", "y_scale", "epochs", "diverged", "history")
+_STACKED = (*STACKED, "history")
 
 
 def save(estimator: Any, path: str | os.PathLike[str], *, own: dict[str, Any]) -> None:
@@ -65,7 +66,7 @@ def _restored(kind: type, file: storage.ModelFile) -> Any:
         weights=tuple(tensors[f"weight.{i}"] for i in range(n_layers)),
         biases=tuple(tensors[f"bias.{i}"] for i in range(n_layers)),
         **{name: tensors[name] for name in _STACKED},
-        likelihood=estimator._head(),
+        head=head_of(estimator._head()),
         activation=parameters["activation"],
     )
     estimator.seed_, estimator.n_features_in_ = settings["seed"], settings["n_features"]

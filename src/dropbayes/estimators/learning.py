@@ -21,7 +21,6 @@ from dropbayes import sampling
 from dropbayes.estimators import files
 from dropbayes.population import Choice, Member, Population, Task, candidates, choose, fit_precision, network, train
 from dropbayes.population.evaluation import in_units
-from dropbayes.population.records import Head
 
 # The search of the defaults: drop probabilities around those the reference implementation of [GG16] chose on the UCI
 # sets, and a weak and a stronger prior.
@@ -40,7 +39,7 @@ _BLOCK_ROWS, _BLOCK_ELEMENTS = 4096, 2**20
 class DropoutEstimator(BaseEstimator, ABC):
     """What the regressor and the classifier share; see them for the parameters."""
 
-    _likelihood: Head
+    _likelihood: str
     population_: Population
     seed_: int
     rows_tested_: int
@@ -105,7 +104,7 @@ class DropoutEstimator(BaseEstimator, ABC):
             "progress": None if self.verbose else False,
         }
 
-    def _head(self) -> Head:
+    def _head(self) -> str:
         return self._likelihood
 
     def _check_parameters(self) -> None:

@@ -13,7 +13,6 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from dropbayes.estimators.learning import DropoutEstimator, as_array
 from dropbayes.mixtures import Mixture
-from dropbayes.population.records import Head
 
 
 class DropoutRegressor(RegressorMixin, DropoutEstimator):
@@ -104,7 +103,7 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         tags.target_tags.multi_output = True
         return tags
 
-    def _head(self) -> Head:
+    def _head(self) -> str:
         if self.noise not in ("constant", "heteroscedastic"):
             raise ValueError(f"`noise` must be 'constant' or 'heteroscedastic'; got {self.noise!r}.")
         return "gaussian" if self.noise == "constant" else "heteroscedastic"

@@ -24,7 +24,7 @@ class Choice:
         best: The chosen settings.
         population: Its members, trained on all rows, τ re-fitted on the held-out draws of the search.
         log_likelihood: The held-out log-likelihood of each candidate, a mean over rows.
-        precision: The τ of each candidate in standardised units, from its held-out draws.
+        precision: τ of each candidate and output in standardised units, from its held-out draws.
     """
 
     best: Member
@@ -110,7 +110,12 @@ def choose(
         raise ValueError("`groups` must have at least 2 groups, one to learn from and one to hold out; got 1.")
     parts = folds(groups, n_folds, seed=seed)
     tasks = [
-        Task(x[fit], y[fit], None if weight is None else weight[fit], held_out=(x[held], y[held]))
+        Task(
+            x[fit],
+            y[fit],
+            None if weight is None else weight[fit],
+            held_out=(x[held], y[held], None if weight is None else weight[held]),
+        )
         for fit, held in parts
     ]
     members = [replace(c, task=k, seed=seed) for c in grid for k in range(len(tasks))]
@@ -119,9 +124,9 @@ def choose(
     group = torch.arange(len(grid)).repeat_interleave(len(tasks))
     trained = fit_precision(trained, held_out, n_draws=n_draws, groups=group)
     scores = evaluate(trained, held_out, n_draws=n_draws)
-    per_row = torch.where(scores.valid, scores.log_density, 0).sum(1).view(len(grid), -1).sum(1)
-    log_likelihood = (per_row / len(torch.cat([held for _, held in parts]))).nan_to_num(nan=-torch.inf)
-    precision = (trained.precision * trained.y_scale.square())[:: len(tasks), 0]
+    total = torch.where(scores.weight > 0, scores.log_density * scores.weight, 0).sum(1).view(len(grid), -1).sum(1)
+    log_likelihood = (total / scores.weight.view(len(grid), -1)[0].sum()).nan_to_num(nan=-torch.inf)
+    precision = (trained.precision * trained.y_scale.square())[:: len(tasks)]
     winner = int(log_likelihood.argmax())
     if not bool(log_likelihood[winner].isfinite()):
         raise ValueError(
