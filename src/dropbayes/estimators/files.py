@@ -9,6 +9,7 @@ from importlib.metadata import version as installed_version
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from dropbayes import storage
 from dropbayes.population import Member, Population
@@ -18,7 +19,7 @@ from dropbayes.population.records import ACTIVATIONS, STACKED
 _STACKED = (*STACKED, "history")
 
 
-def save(estimator: Any, path: str | os.PathLike[str], *, own: dict[str, Any]) -> None:
+def save(estimator: Any, path: str | os.PathLike[str], *, own: dict[str, Any], own_tensors: dict[str, Tensor]) -> None:
     """Writes a fitted estimator, with the state that only its class has."""
     parameters = estimator.get_params(deep=False)
     if not isinstance(parameters["random_state"], int | np.integer | None):
@@ -37,14 +38,15 @@ def save(estimator: Any, path: str | os.PathLike[str], *, own: dict[str, Any]) -
     tensors = {f"weight.{i}": w for i, w in enumerate(population.weights)}
     tensors |= {f"bias.{i}": b for i, b in enumerate(population.biases)}
     tensors |= {name: getattr(population, name) for name in _STACKED}
+    tensors |= own_tensors
     storage.save(path, tensors, kind=type(estimator).__name__, settings=settings, version=_version())
 
 
-def load(kind: type, path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
-    """The estimator of the given class in a file, and the file's settings."""
+def load(kind: type, path: str | os.PathLike[str]) -> tuple[Any, storage.ModelFile]:
+    """The estimator of the given class in a file, and the file."""
     file = storage.load(path, kinds=[kind.__name__])
     try:
-        return _restored(kind, file), file.settings
+        return _restored(kind, file), file
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"`path` holds a {file.kind} with missing or unknown parts: {error}.") from None
 
@@ -60,7 +62,7 @@ def _restored(kind: type, file: storage.ModelFile) -> Any:
         Member(**{name: _from_json(value) for name, value in member.items() if name in known})
         for member in settings["members"]
     ]
-    n_layers = len(parameters["hidden"]) + 1
+    n_layers = sum(name.startswith("weight.") for name in tensors)
     estimator.population_ = Population(
         members=tuple(members),
         weights=tuple(tensors[f"weight.{i}"] for i in range(n_layers)),

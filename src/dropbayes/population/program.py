@@ -84,7 +84,7 @@ class Program:
 
     Attributes:
         vector: All parameters: weights, biases and, where they are learned, logits of the drop probabilities.
-        parameters: Its parts, as views: weights `[member, in, out]`, biases `[member, 1, out]`, logits `[member, layer]`.
+        parameters: Its parts, as views: weights `[member, in, out]`, biases `[member, 1, out]`, logits.
         first, second: Adam's moments of `vector`.
         step_in_chunk: The present step's place in the loaded chunk.
         has_dropout: For each weight layer, whether any member drops units before it.
@@ -223,7 +223,9 @@ class Program:
             self.step_in_chunk += 1
 
     def _words(self, layer: int) -> Tensor:
-        return torch.bitwise_xor(self._now(self.step_words[layer]), self.stack.member_words[layer], out=self._mixed[layer])
+        return torch.bitwise_xor(
+            self._now(self.step_words[layer]), self.stack.member_words[layer], out=self._mixed[layer]
+        )
 
     def _backward(self, x: Tensor, y: Tensor, share: Tensor) -> None:
         """The gradient of the objective with respect to all parameters, by hand: half the passes of autograd."""

@@ -70,6 +70,35 @@ def folds(groups: Tensor, n_folds: int, *, seed: int = 0, holdout: float = 0.2) 
     return [((~mask).nonzero()[:, 0], mask.nonzero()[:, 0]) for mask in held]
 
 
+def fold_tasks(
+    x: Any, y: Any, *, n_folds: int, groups: Any = None, weight: Any = None, seed: int = 0
+) -> tuple[Task, ...]:
+    """One task per fold: the rows to learn, and the fold with its weights held out.
+
+    Args:
+        x: Inputs `[row, feature]`.
+        y: Targets.
+        n_folds: Folds; 1 for a single split with a fifth of the rows held out.
+        groups: The group number of each row; rows of a group are never on both sides of a split. Each row its own by
+            default.
+        weight: Row weights.
+        seed: The seed of the folds.
+    """
+    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    weight = None if weight is None else torch.as_tensor(weight)
+    groups = torch.arange(len(x)) if groups is None else torch.as_tensor(groups)
+    if len(groups.unique()) < 2:
+        raise ValueError("`groups` must have at least 2 groups, one to learn from and one to hold out; got 1.")
+
+    def weights(rows: Tensor) -> Tensor | None:
+        return None if weight is None else weight[rows]
+
+    return tuple(
+        Task(x[learned], y[learned], weights(learned), held_out=(x[held], y[held], weights(held)))
+        for learned, held in folds(groups, n_folds, seed=seed)
+    )
+
+
 def choose(
     x: Any,
     y: Any,
@@ -103,21 +132,7 @@ def choose(
         seed: The seed of folds and networks.
         settings: Passed to `train`: `hidden`, `likelihood`, `batch_size`, `learn_drop_prob` ...
     """
-    x, y = torch.as_tensor(x), torch.as_tensor(y)
-    weight = None if weight is None else torch.as_tensor(weight)
-    groups = torch.arange(len(x)) if groups is None else torch.as_tensor(groups)
-    if len(groups.unique()) < 2:
-        raise ValueError("`groups` must have at least 2 groups, one to learn from and one to hold out; got 1.")
-    parts = folds(groups, n_folds, seed=seed)
-    tasks = [
-        Task(
-            x[fit],
-            y[fit],
-            None if weight is None else weight[fit],
-            held_out=(x[held], y[held], None if weight is None else weight[held]),
-        )
-        for fit, held in parts
-    ]
+    tasks = fold_tasks(x, y, n_folds=n_folds, groups=groups, weight=weight, seed=seed)
     members = [replace(c, task=k, seed=seed) for c in grid for k in range(len(tasks))]
     trained = train(tasks, members, **settings)
     held_out = [task.held_out for task in tasks]
@@ -139,6 +154,10 @@ def choose(
     settings = {k: v for k, v in settings.items() if k not in ("check_every", "patience")}
     reached = trained.epochs.view(len(grid), -1)[winner].double().median()
     best = replace(grid[winner], epochs=max(1, int(reached)), seed=seed)
-    final = train([Task(x, y, weight)], [replace(best, task=0, seed=seed + i) for i in range(n_members)], **settings)
+    final = train(
+        [Task(torch.as_tensor(x), torch.as_tensor(y), weight)],
+        [replace(best, task=0, seed=seed + i) for i in range(n_members)],
+        **settings,
+    )
     final = replace(final, precision=precision[winner] * final.y_scale**-2)
     return Choice(best, final, log_likelihood.cpu(), precision.cpu())
