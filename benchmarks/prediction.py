@@ -1,18 +1,15 @@
 """How fast a prediction is, against what others do: the plain loop of forwards, and the batch repeated.
 
 Every figure is a ratio of times taken alternately in one process, on one thread; the median of several. Each case has a
-process of its own. Run `python -m benchmarks.prediction [case ...]`; it prints a Markdown table and writes
-`benchmarks/results/prediction.json`.
+process of its own. Run `python -m benchmarks.prediction [case ...]`: it prints a Markdown table and the goals it
+missed, and writes `benchmarks/results/prediction.json` when all cases ran.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import copy
-import json
 import multiprocessing
-import pathlib
-import platform
 import statistics
 import subprocess
 import sys
@@ -25,10 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dropbayes as db
+from benchmarks import history
 from dropbayes.cli.bench import plain_loop, repeated_batch
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 DRAWS = 100
+MOST_MEMORY_MB = 50
 
 
 # The networks ---------------------------------------------------------------------------------------------------------
@@ -229,14 +227,13 @@ def main() -> None:
     if sys.argv[1:]:
         return
     memory = peak_memory()
-    print(f"\nMemory added by T=1000, N=100,000: {memory:.0f} MB (goal: at most 50).")
+    print(f"\nMemory added by T=1000, N=100,000: {memory:.0f} MB (goal: at most {MOST_MEMORY_MB}).")
     gains = {str(p): accuracy(p) for p in (0.5, 0.2, 0.05)}
     for p, gain in gains.items():
         print(f"Error variance at drop_prob {p}: " + ", ".join(f"{k} 1/{v:.1f}" for k, v in gain.items()) + ".")
-    RESULTS.mkdir(exist_ok=True)
-    about = {"torch": torch.__version__, "machine": platform.machine(), "threads": 1}
-    document = {"about": about, "speed": rows, "memory_mb": memory, "error_variance_gain": gains}
-    (RESULTS / "prediction.json").write_text(json.dumps(document, indent=1) + "\n")
+    goals = [history.Goal(row["case"], row["against_loop"], at_least=row["goal"]) for row in rows]
+    goals.append(history.Goal("memory added (MB)", memory, at_most=MOST_MEMORY_MB))
+    history.write("prediction", {"speed": rows, "memory_mb": memory, "error_variance_gain": gains}, goals)
 
 
 if __name__ == "__main__":

@@ -10,20 +10,17 @@ Markdown table and writes benchmarks/results/reinforcement.json.
 from __future__ import annotations
 
 import concurrent.futures
-import json
 import os
-import pathlib
-import platform
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
 
+from benchmarks import history
 from dropbayes.experiments.foraging import Worlds
 from dropbayes.experiments.reinforcement import NAMES, Agents, Settings, tick
 
-RESULTS = pathlib.Path(__file__).parent / "results" / "reinforcement.json"
 AGENTS = (40, 200, 400)
 REPEATS = 9
 TICKS_ALONE, TICKS_TOGETHER = 40, 8
@@ -40,9 +37,9 @@ def living(n_agents: int) -> list[tuple[Worlds, Agents]]:
     return pairs
 
 
-def ticks(worlds: Worlds, agents: Agents, n: int) -> None:
+def ticks(pair: tuple[Worlds, Agents], n: int) -> None:
     for _ in range(n):
-        tick(worlds, agents)
+        tick(*pair)
 
 
 def seconds(action: Callable[[], object]) -> float:
@@ -52,12 +49,12 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def together(pairs: list[tuple[Worlds, Agents]], pool: concurrent.futures.Executor) -> None:
-    list(pool.map(lambda pair: ticks(*pair, TICKS_TOGETHER), pairs))
+    list(pool.map(lambda pair: ticks(pair, TICKS_TOGETHER), pairs))
 
 
 def alone(pairs: list[tuple[Worlds, Agents]]) -> None:
     for pair in pairs:
-        ticks(*pair, TICKS_ALONE)
+        ticks(pair, TICKS_ALONE)
 
 
 def main() -> None:
@@ -75,9 +72,7 @@ def main() -> None:
     print("| agents together | agent-steps a second | times one at a time |\n|---|---|---|")
     for n, row in rows.items():
         print(f"| {n} | {row['agent_steps_per_second']:,.0f} | {row['times_one_at_a_time']:.1f} |")
-    report = {"torch": torch.__version__, "machine": platform.machine(), "cores": os.cpu_count(), "rows": rows}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+    history.write("reinforcement", {"cores": os.cpu_count(), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -6,18 +6,16 @@ empty command needs (importing torch) is measured the same way.
 
 from __future__ import annotations
 
-import json
 import pathlib
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 
 import numpy as np
-import torch
 
-RESULTS = pathlib.Path(__file__).parent / "results"
+from benchmarks import history
+
 ROWS = (100_000, 1_000_000)
 DRAWS = 10
 
@@ -69,10 +67,7 @@ def main() -> None:
             print(
                 f"| {n_rows:,} | {size:.0f} | {seconds:.0f} | {n_rows / seconds:,.0f} | {memory:.0f} MB |", flush=True
             )
-    RESULTS.mkdir(exist_ok=True)
-    about = {"torch": torch.__version__, "machine": platform.machine(), "threads": torch.get_num_threads()}
-    document = {"about": about, "empty_mb": empty, "draws": DRAWS, "predict": results}
-    (RESULTS / "tables.json").write_text(json.dumps(document, indent=1) + "\n")
+    history.write("tables", {"empty_mb": empty, "draws": DRAWS, "predict": results})
 
 
 if __name__ == "__main__":

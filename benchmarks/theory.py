@@ -6,9 +6,6 @@ Every figure is a ratio of two times taken alternately in one process, the media
 
 from __future__ import annotations
 
-import json
-import pathlib
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -16,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from benchmarks import history
 from dropbayes.layers import BernoulliNoise, Linear
 from dropbayes.likelihoods import Gaussian
 from dropbayes.objective import negative_elbo
@@ -24,7 +22,6 @@ from dropbayes.recurrent import LSTM
 from dropbayes.variational import Bernoulli, Concrete, Mixture, multiplicative_gaussian
 
 ROWS, UNITS = 256, 1024
-RESULTS = pathlib.Path(__file__).parent / "results" / "theory.json"
 
 
 def ratio(candidate: Callable[[], object], reference: Callable[[], object], *, repeats: int = 41) -> dict[str, float]:
@@ -148,9 +145,7 @@ def main() -> None:
         print(
             f"| {name} | {cost['ratio']:.2f} | {quartiles} | {cost['candidate_ms']:.2f} | {cost['reference_ms']:.2f} |"
         )
-    RESULTS.parent.mkdir(exist_ok=True)
-    setting = {"torch": torch.__version__, "machine": platform.machine(), "threads": torch.get_num_threads()}
-    RESULTS.write_text(json.dumps({"setting": setting, "costs": costs}, indent=1) + "\n")
+    history.write("theory", {"costs": costs})
 
 
 if __name__ == "__main__":

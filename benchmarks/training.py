@@ -3,7 +3,7 @@
     python -m benchmarks.training                 # CPU
     python -m benchmarks.training --device cuda
 
-Prints a Markdown table and writes benchmarks/results/training.json (one entry per device, the other's kept).
+Prints a Markdown table and writes benchmarks/results/training_cpu.json or training_cuda.json.
 Competitors are timed alternately in one process; a figure is a median.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import pathlib
 import platform
 import statistics
 import subprocess
@@ -23,16 +22,17 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from benchmarks import history
 from dropbayes.likelihoods import Gaussian
 from dropbayes.population import Member, Task, fitting, randomness, train
 from dropbayes.population.heads import HEADS
+from dropbayes.population.program import Program
 from dropbayes.population.standardisation import stacked_table
 from dropbayes.runtime.devices import tensor_cores
 from dropbayes.training import fit
 
 CHUNK = randomness.STEPS_PER_CHUNK
 RUN_EPOCHS = 100
-RESULTS = pathlib.Path(__file__).parent / "results" / "training.json"
 
 
 def seconds(action: Callable[[], object], device: str) -> float:
@@ -170,7 +170,7 @@ def population_on_cuda(batch_size: int = 128, n_rows: int = 900) -> list[dict[st
         )
         with tensor_cores(torch.device("cuda")):
 
-            def steps(program: fitting.Program = program) -> None:
+            def steps(program: Program = program) -> None:
                 for number in range(8):
                     chunk = randomness.chunk_of(number, batch_size, [n_rows], program.widths, pinned=True)
                     program.load(number, chunk, 0)
@@ -287,10 +287,7 @@ def main() -> None:
     else:
         sections = {"population": population_on_cpu(repeats=arguments.repeats), "growth": growth()}
         hardware = f"{platform.machine()}, {torch.get_num_threads()} threads"
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    results[arguments.device] = {"hardware": hardware, "torch": torch.__version__, **sections}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    history.write(f"training_{arguments.device}", sections)
     for name, rows in sections.items():
         print(f"\n### {name} ({hardware}, torch {torch.__version__})\n\n{table_of(rows)}")
 

@@ -1,14 +1,18 @@
-"""What the tests of the command line share: a way to call it, and two tiny models."""
+"""What the tests of the command line share: a way to call it, two tiny models, and checks of what it says."""
 
 import contextlib
+import csv
 import io
 import pathlib
+import re
 import sys
 from dataclasses import dataclass
 
 import numpy as np
 
+from dropbayes import folders
 from dropbayes.cli import main
+from dropbayes.tables import encode, open_table
 
 TINY = ["--hidden", "4", "--n-steps", "5", "--n-networks", "2", "--n-draws", "3", "--drop-prob", "0.1", "--weight-decay", "1e-4"]  # fmt: skip
 
@@ -57,3 +61,26 @@ def make_models(folder: pathlib.Path) -> None:
         other = "kind" if target == "price" else "price"
         result = run("fit", folder / "train.csv", "--target", target, "--ignore", other, "--out", folder / name, *TINY)
         assert result.code == 0, result.err
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def column(rows: list[dict[str, str]], name: str) -> np.ndarray:
+    return np.array([float(row[name]) for row in rows])
+
+
+def inputs(model: folders.Model, path: pathlib.Path) -> np.ndarray:
+    source = open_table(path)
+    return np.concatenate([encode(model.schema, block, at=str).x for block in source.blocks()])
+
+
+def check(result, code, pattern, *, out=None):
+    """One line on standard error that says what was expected, details below it, nothing on standard output."""
+    lines = [line for line in result.err.splitlines() if not line.startswith(("dropbayes: note: ", "  "))]
+    assert result.code == code, result.err
+    assert len(lines) == 1 and lines[0].startswith("dropbayes: error: "), result.err
+    assert re.search(pattern, lines[0]), lines[0]
+    assert "Traceback" not in result.err and "\x1b" not in result.err
+    assert result.out == b"" if out is None else result.out.startswith(out) or result.out == b""

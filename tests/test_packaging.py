@@ -88,6 +88,38 @@ def _is_module(name):
         return False
 
 
+# What is run elsewhere --------------------------------------------------------------------------------------------------------
+
+
+def workflow():
+    import yaml
+
+    return yaml.safe_load((ROOT / ".github" / "workflows" / "check.yml").read_text())
+
+
+def test_the_workflow_runs_every_check_of_the_makefile():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    steps = [step.get("run", "") for job in workflow()["jobs"].values() for step in job["steps"]]
+    checks = set(re.findall(r"make ([a-z-]+)", "\n".join(steps)))
+    assert checks == targets - {"bench", "clean", "lint"}  # `make test` lints
+
+
+def test_the_workflow_tests_the_oldest_and_the_newest_versions():
+    cells = workflow()["jobs"]["test"]["strategy"]["matrix"]["include"]
+    pythons, torches = ([Version(cell[name]) for cell in cells] for name in ("python", "torch"))
+    assert pythons == sorted(pythons) and torches == sorted(torches)
+    assert f">={pythons[0]}" == PROJECT["requires-python"]
+    assert torches[0] == pins("constraints-minimum.txt")["torch"] and torches[-1] == pins("constraints.txt")["torch"]
+
+
+def test_the_hooks_run_the_pinned_ruff():
+    import yaml
+
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    (revision,) = [repo["rev"] for repo in hooks if repo["repo"].endswith("/ruff-pre-commit")]
+    assert Version(revision) == pins("constraints.txt")["ruff"]
+
+
 # What is built ----------------------------------------------------------------------------------------------------------------
 
 
@@ -127,7 +159,7 @@ def test_the_metadata_are_right(built):
     assert metadata["License-Expression"] == "Apache-2.0" and metadata["License-File"] == "LICENSE"
     assert f"{info}/licenses/LICENSE" in wheel.namelist()
     assert metadata["Requires-Python"] == ">=3.11" and metadata["Description-Content-Type"] == "text/markdown"
-    assert metadata.get_all("Project-URL") is None
+    assert all(url.split(", ")[1].startswith("https://arxiv.org/abs/") for url in metadata.get_all("Project-URL"))
     assert set(metadata.get_all("Classifier")) <= set(classifiers)
     assert set(metadata.get_all("Provides-Extra")) == set(EXTRAS)
     assert "<h1>dropbayes</h1>" in MarkdownIt().render(metadata.get_payload())
@@ -140,7 +172,7 @@ def test_the_sdist_holds_what_is_under_version_control_and_nothing_else(built):
         sizes = {member.name.partition("/")[2]: member.size for member in archive.getmembers() if member.isfile()}
     names = set(sizes)
     tracked = set(run("git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard").split("\n")) - {""}
-    left_out = {name for name in tracked if name.startswith(".ci/")}
+    left_out = {name for name in tracked if name.startswith((".ci/", ".github/", ".pre-commit-config.yaml"))}
     assert names - {"PKG-INFO"} == tracked - left_out
     assert not [name for name in names if re.search(r"(^|/)(out|data|_build|dist|\.venv)/|\.(gz|npz|csv|ipynb)$", name)]
     assert max(sizes.values()) < 400_000

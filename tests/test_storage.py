@@ -111,6 +111,7 @@ def test_settings_that_json_cannot_hold_are_refused(tmp_path, settings):
         written(tmp_path / "m.safetensors", settings=settings)
 
 
+@pytest.mark.filterwarnings("ignore:X does not have valid feature names")  # it was fitted with names
 @pytest.mark.parametrize("kind", ["DropoutRegressor", "DropoutClassifier"])
 def test_the_file_of_format_1_loads_and_predicts_as_on_the_day_it_was_made(kind):
     import dropbayes.estimators as estimators

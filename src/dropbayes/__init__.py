@@ -12,12 +12,13 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from dropbayes.version import __version__
+from dropbayes.runtime.version import __version__
 
 if TYPE_CHECKING:
     from dropbayes.conversion import add_dropout
     from dropbayes.estimators import DropoutClassifier, DropoutRegressor
     from dropbayes.evaluation import Evaluation, evaluate
+    from dropbayes.folders import Model, load
     from dropbayes.likelihoods import (
         Bernoulli,
         Categorical,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from dropbayes.objective import negative_elbo
     from dropbayes.precision import Prior, model_precision, weight_decay
     from dropbayes.predictive import Prediction, UncertaintyWarning, predict
+    from dropbayes.predictor import Predictor
     from dropbayes.sampling import Site, Sites, draws, function_draw, sites
     from dropbayes.training import fit
     from dropbayes.weight_layers import parameter_groups
@@ -44,8 +46,10 @@ __all__ = [
     "Gaussian",
     "HeteroscedasticGaussian",
     "Likelihood",
+    "Model",
     "Poisson",
     "Prediction",
+    "Predictor",
     "Prior",
     "Quantiles",
     "Site",
@@ -58,6 +62,7 @@ __all__ = [
     "evaluate",
     "fit",
     "function_draw",
+    "load",
     "model_precision",
     "negative_elbo",
     "parameter_groups",
@@ -72,6 +77,7 @@ _HOME = {
     "conversion": ("add_dropout",),
     "estimators": ("DropoutClassifier", "DropoutRegressor"),
     "evaluation": ("Evaluation", "evaluate"),
+    "folders": ("Model", "load"),
     "likelihoods": (
         "Bernoulli",
         "Categorical",
@@ -85,6 +91,7 @@ _HOME = {
     "objective": ("negative_elbo",),
     "precision": ("Prior", "model_precision", "weight_decay"),
     "predictive": ("Prediction", "UncertaintyWarning", "predict"),
+    "predictor": ("Predictor",),
     "sampling": ("Site", "Sites", "draws", "function_draw", "sites"),
     "training": ("fit",),
     "weight_layers": ("parameter_groups",),
@@ -103,4 +110,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

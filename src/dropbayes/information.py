@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dropbayes.validation import Array, check_count, class_probabilities
+from dropbayes.runtime.validation import Array, check_count, class_probabilities
 
 OUTCOME_LIMIT = 10_000
 """The most joint labels of a batch to enumerate (batches of 4 for 10 classes, of 13 for 2); more are sampled."""
@@ -101,7 +101,7 @@ def mutual_information(probability_draws: Array, *, class_axis: int = -1) -> Ten
         tensor([0.])
     """
     draws = _class_last(probability_draws, class_axis)
-    mean = draws.mean(0)
+    mean = _draw_mean(draws)
     deviation = draws - mean
     # p log(p / m) - (p - m) has the same sum over draws and classes, and every term is at least 0. log1p keeps the
     # digits where p is close to m; elsewhere (p - m) / m may round to -1, and the difference of logarithms is right.
@@ -112,7 +112,12 @@ def mutual_information(probability_draws: Array, *, class_axis: int = -1) -> Ten
     near = ratio.abs() < 0.5
     log_ratio = torch.where(near, torch.where(near, ratio, 0).log1p(), draw.log() - average.log())
     divergence = torch.where(positive, draw * log_ratio, 0) - deviation
-    return divergence.clamp_min(0).sum(-1).mean(0)
+    return _draw_mean(divergence.clamp_min(0).sum(-1))
+
+
+def _draw_mean(values: Tensor) -> Tensor:
+    """The mean over axis 0, with bits that do not depend on how many rows there are: each row is a sum of its own."""
+    return values.movedim(0, -1).contiguous().mean(-1)
 
 
 def variation_ratio(probability_draws: Array, *, class_axis: int = -1) -> Tensor:

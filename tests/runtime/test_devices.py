@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dropbayes as db
-from dropbayes.runtime.devices import available_device, capture_graph, tensor_cores
+from dropbayes.runtime.devices import available_device, capture_graph, cpu_threads, tensor_cores
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 lacks_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
@@ -43,6 +43,14 @@ def test_the_callers_matmul_precision_survives_an_error():
     with pytest.raises(KeyError), tensor_cores(torch.device("cpu")):
         raise KeyError
     assert torch.get_float32_matmul_precision() == before
+
+
+def test_the_callers_number_of_threads_survives_an_error():
+    before = torch.get_num_threads()
+    with pytest.raises(KeyError), cpu_threads(1):
+        assert torch.get_num_threads() == 1
+        raise KeyError
+    assert torch.get_num_threads() == before
 
 
 @needs_cuda

@@ -1,13 +1,14 @@
-"""The command line: `dropbayes fit`, `predict`, `evaluate`, `explain`, `report`, `reproduce`, `demo`, `bench`.
+"""The command line: fit, predict, evaluate, calibrate, explain, report, reproduce, demo, page, bench.
 
-Exit codes: 0 it worked, 1 the work failed (data, model, disk), 2 it was called wrongly, 130 it was interrupted. Nothing
-heavy is imported before a command needs it.
+Exit codes: 0 success, 1 failure (data, model, disk), 2 wrong usage, 130 interrupted. Nothing heavy is imported before a
+command needs it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -23,6 +24,16 @@ __all__ = ["main"]
 _EXPECTED = (ValueError, OSError, FloatingPointError, MemoryError, ImportError)
 
 
+_OPTIONS = {
+    name: f"--{name.replace('_', '-')}"
+    for name in (
+        "allow_new", "categorical", "coverage", "decimal", "delimiter", "device", "drop_prob", "encoding", "group",
+        "hidden", "ignore", "keep", "learning_rate", "max_categories", "method", "missing", "n_draws", "n_networks",
+        "n_steps", "prefix", "seed", "target", "task", "time", "weight_decay", "weights",
+    )
+}  # fmt: skip
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code.
 
@@ -33,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     with warnings.catch_warnings():
-        warnings.showwarning = _noted  # type: ignore[assignment]
-        previous = _end_in_order()
+        warnings.showwarning = _note_warning  # type: ignore[assignment]
+        previous = _exit_on_sigterm()
         try:
             code = _run(command(), arguments)
             sys.stdout.flush()
@@ -46,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception as error:
             if debugging():
                 raise
-            complain(_described(error))
+            complain(_described(error), [_as_options(line) for line in getattr(error, "__notes__", ())])
             code = 1
         finally:
             if previous is not None:
@@ -62,7 +73,7 @@ def _run(command: Any, arguments: list[str]) -> int:
         _run(command, ["--help"])
         return 2
     try:
-        found = command.main(args=arguments, prog_name="dropbayes", standalone_mode=False)
+        found = command.main(args=arguments, prog_name="dropbayes", standalone_mode=False, obj=arguments)
     except usage_error as error:
         name = error.ctx.command_path if error.ctx is not None else "dropbayes"
         complain(f"{error.format_message().rstrip('.')}. See {name} --help.")
@@ -85,24 +96,29 @@ def _described(error: Exception) -> str:
     if isinstance(error, ImportError) and error.name and not error.name.startswith("dropbayes"):
         return f"the package {error.name!r} is needed for this: pip install {error.name}."
     if isinstance(error, _EXPECTED) and str(error):
-        return str(error)
+        return _as_options(str(error))
     return f"unexpected {type(error).__name__}: {error}. Set DROPBAYES_DEBUG=1 to see where it arose."
 
 
-def _noted(message: Any, category: Any, *_: Any) -> None:
+def _as_options(text: str) -> str:
+    """The message with the arguments of the library called by the options that set them."""
+    return re.sub(r"`([a-z][a-z_]*)`", lambda match: _OPTIONS.get(match[1], match[0]), text)
+
+
+def _note_warning(message: Any, category: Any, *_: Any) -> None:
     if not issubclass(category, (DeprecationWarning, FutureWarning)):
         note(message)
 
 
 def _leave_quietly() -> int:
-    """For a reader that has gone (`| head`): no message, and none from the interpreter's last flush either."""
+    """Exits without a message when the reader has closed the pipe (`| head`), the interpreter's last flush included."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 
 
-def _end_in_order() -> Any:
-    """Lets a polite end (SIGTERM) remove what is half-written, as an interruption does."""
+def _exit_on_sigterm() -> Any:
+    """Turns SIGTERM into SystemExit so that partial files are removed."""
     if threading.current_thread() is not threading.main_thread():
         return None
 

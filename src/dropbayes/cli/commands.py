@@ -18,7 +18,7 @@ __all__ = ["app", "command", "debugging"]
 app = typer.Typer(
     name="dropbayes",
     help="How sure is my network? Fit dropout networks to tables, and predict with honest uncertainty.",
-    epilog="Exit codes: 0 it worked, 1 the work failed, 2 it was called wrongly, 130 it was interrupted.",
+    epilog="Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.",
     add_completion=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -27,21 +27,33 @@ app = typer.Typer(
 _debug = False
 
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON document on standard output.")]
-Delimiter = Annotated[str, typer.Option(help="What separates the fields of a CSV file.", metavar="CHAR")]
-Data = Annotated[str, typer.Argument(metavar="DATA", help="A CSV or Parquet file; - is CSV from standard input.")]
-Outcomes = Annotated[str, typer.Argument(metavar="DATA", help="Such a file with the target in it.")]
+Delimiter = Annotated[
+    str | None,
+    typer.Option(help="The delimiter of a CSV file; found from its first lines by default.", metavar="CHAR"),
+]
+Encoding = Annotated[
+    str | None,
+    typer.Option(help="Encoding of a CSV file, such as cp1252.", metavar="NAME"),
+]
+Data = Annotated[
+    str,
+    typer.Argument(
+        metavar="DATA",
+        help="A CSV (also compressed) or Parquet file; - reads CSV from standard input.",
+    ),
+]
+Outcomes = Annotated[str, typer.Argument(metavar="DATA", help="A CSV or Parquet file that includes the target column.")]
 ModelFolder = Annotated[str, typer.Argument(metavar="MODEL", help="The folder that `dropbayes fit` wrote.")]
 Draws = Annotated[
-    int | None, typer.Option(help="Draws of each network; by default those of the fit.", min=1, metavar="N")
+    int | None,
+    typer.Option(help="Draws per network; by default as many as the model was fitted with.", min=1, metavar="N"),
 ]
-Seed = Annotated[
-    int | None, typer.Option(help="The seed of the draws; by default that of the fit.", min=0, metavar="N")
-]
+Seed = Annotated[int | None, typer.Option(help="Seed of the draws; by default that of the fit.", min=0, metavar="N")]
 AllowNew = Annotated[
-    bool, typer.Option("--allow-new", metavar="", help="Take categories that training lacked as none of those it had.")
+    bool, typer.Option("--allow-new", metavar="", help="Encode unseen categories as all zeros instead of failing.")
 ]
 BlockRows = Annotated[
-    int | None, typer.Option(help="Rows read at a time; never changes the result.", min=1, metavar="N")
+    int | None, typer.Option(help="Rows read at a time; does not change the result.", min=1, metavar="N")
 ]
 
 
@@ -66,7 +78,7 @@ def debugging() -> bool:
 
 def _version(asked: bool) -> None:
     if asked:
-        from dropbayes.version import __version__
+        from dropbayes.runtime.version import __version__
 
         print(f"dropbayes {__version__}")
         raise typer.Exit
@@ -74,7 +86,7 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _all(
-    debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show where an error arose.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", metavar="", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
@@ -94,7 +106,9 @@ def _numbers(text: str, option: str) -> list[float]:
     return found
 
 
-def _hidden(text: str) -> tuple[int, ...]:
+def _hidden(text: str) -> tuple[int, ...] | str:
+    if text == "auto":
+        return text
     found = _numbers(text, "--hidden")
     if not all(value >= 1 and value.is_integer() for value in found):
         raise typer.BadParameter(f"must be widths of layers such as 50,50; got {text!r}", param_hint="'--hidden'")
@@ -112,7 +126,9 @@ def _searched(text: str, option: str, *, probability: bool) -> Any:
     return found[0] if len(found) == 1 else found
 
 
-def _one_character(delimiter: str) -> str:
+def _one_character(delimiter: str | None) -> str | None:
+    if delimiter is None:
+        return None
     delimiter = {"\\t": "\t", "tab": "\t"}.get(delimiter, delimiter)
     if len(delimiter) != 1 or delimiter in '"\r\n' or ord(delimiter) > 127:
         raise typer.BadParameter(f"must be one plain character; got {delimiter!r}", param_hint="'--delimiter'")
@@ -126,54 +142,80 @@ def _not_both_on_stdout(output: str, as_json: bool) -> None:
 
 @app.command()
 def fit(
+    context: typer.Context,
     data: Data,
-    target: Annotated[str, typer.Option(help="The column to predict.", metavar="COLUMN")],
+    target: Annotated[list[str], typer.Option(help="The column to predict.", metavar="COLUMN")],
     folder: Annotated[
-        str, typer.Option("--out", "-o", help="The folder to write; a model in it is replaced.", metavar="FOLDER")
+        str,
+        typer.Option("--out", "-o", help="The folder to write; a model in it is replaced.", metavar="FOLDER"),
     ],
     task: Annotated[
         Literal["regression", "classification"] | None,
-        typer.Option(help="By default, numbers are regressed and texts are classes."),
+        typer.Option(help="Default: regression for a numeric target, else classification."),
     ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option(help="A column to leave out; may be given again.", metavar="COLUMN")
+        list[str] | None,
+        typer.Option(help="A column to leave out; may be repeated.", metavar="COLUMN"),
     ] = None,
     categorical: Annotated[
         list[str] | None,
-        typer.Option(help="A column of numbers that are categories; may be given again.", metavar="COLUMN"),
+        typer.Option(help="A numeric column whose numbers are categories; may be repeated.", metavar="COLUMN"),
     ] = None,
     missing: Annotated[
-        list[str] | None, typer.Option(help="One more text that means 'no value'; may be given again.", metavar="TEXT")
+        list[str] | None, typer.Option(help="A further text that means 'no value'; may be repeated.", metavar="TEXT")
     ] = None,
-    max_categories: Annotated[int, typer.Option(help="The most categories of a column.", min=2, metavar="N")] = 100,
-    quick: Annotated[
-        bool, typer.Option("--quick", metavar="", help="A tenth of the steps, one network, one split.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="The seed of everything.", min=0, max=2**32 - 1, metavar="N")] = 0,
-    hidden: Annotated[str, typer.Option(help="The widths of the hidden layers.", metavar="WIDTHS")] = "50,50",
+    max_categories: Annotated[int, typer.Option(help="The most categories per column.", min=2, metavar="N")] = 100,
+    decimal: Annotated[
+        str | None, typer.Option(help="Decimal mark, . or , (found by default).", metavar="CHAR")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="The column with the weight of each row.", metavar="COLUMN")
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(help="The column of groups, each held out whole.", metavar="COLUMN"),
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(help="The column of times, held out in consecutive blocks.", metavar="COLUMN"),
+    ] = None,
+    effort: Annotated[
+        Literal["quick", "standard", "best"],
+        typer.Option(help="How long to search: seconds, the default, or an hour."),
+    ] = "standard",
+    quick: Annotated[bool, typer.Option("--quick", metavar="", help="The same as --effort quick.")] = False,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the weights, the folds and the draws.", min=0, max=2**32 - 1, metavar="N")
+    ] = 0,
+    hidden: Annotated[str, typer.Option(help="Widths of the hidden layers.", metavar="WIDTHS")] = "auto",
     drop_prob: Annotated[str, typer.Option(help="Drop probability, or several to try.", metavar="NUMBERS")] = "search",
     weight_decay: Annotated[str, typer.Option(help="Weight decay λ, or several to try.", metavar="NUMBERS")] = "search",
     noise: Annotated[
-        Literal["constant", "heteroscedastic"],
-        typer.Option(help="Whether the noise of a regression depends on the input."),
-    ] = "constant",
+        Literal["student", "constant", "heteroscedastic"],
+        typer.Option(help="Noise of a regression: Student's t, constant, or learned per row."),
+    ] = "student",
     learn_drop_prob: Annotated[
         bool, typer.Option("--learn-drop-prob", metavar="", help="Learn each layer's drop probability.")
     ] = False,
     activation: Annotated[Literal["relu", "tanh"], typer.Option(help="The non-linearity.")] = "relu",
-    n_networks: Annotated[
-        int | None, typer.Option(help="Networks whose draws are pooled (by default 4).", min=1, metavar="N")
+    n_networks: Annotated[int | None, typer.Option(help="Networks whose draws are pooled.", min=1, metavar="N")] = None,
+    n_steps: Annotated[int | None, typer.Option(help="Training steps on small data.", min=1, metavar="N")] = None,
+    n_draws: Annotated[int, typer.Option(help="Draws per network and prediction.", min=1, metavar="N")] = 50,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Adam's initial step size.", min=1e-12, metavar="X")
     ] = None,
-    n_steps: Annotated[
-        int | None, typer.Option(help="Steps of training on small data (by default 4000).", min=1, metavar="N")
-    ] = None,
-    n_draws: Annotated[int, typer.Option(help="Draws of each network per prediction.", min=1, metavar="N")] = 50,
-    learning_rate: Annotated[float, typer.Option(help="Adam's first step size.", min=1e-12, metavar="X")] = 0.01,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...", metavar="NAME")] = "auto",
-    delimiter: Delimiter = ",",
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
     as_json: Json = False,
 ) -> None:
     """Fit a model to a table and write it to a folder."""
+    if len(target) > 1:
+        raise typer.BadParameter(
+            f"a model predicts one column; got {', '.join(target)}. Fit one model for each", param_hint="'--target'"
+        )
+    if decimal not in (None, ".", ","):
+        raise typer.BadParameter(f"must be . or , ; got {decimal!r}", param_hint="'--decimal'")
     from dropbayes.cli import fitting
 
     settings: dict[str, Any] = {
@@ -183,19 +225,21 @@ def fit(
         "noise": noise,
         "learn_drop_prob": learn_drop_prob,
         "activation": activation,
-        "n_networks": n_networks or (1 if quick else 4),
-        "n_steps": n_steps or (400 if quick else 4000),
+        "effort": "quick" if quick else effort,
+        "n_networks": n_networks or "auto",
+        "n_steps": n_steps or "auto",
         "min_epochs": 1 if quick else 10,
-        "n_folds": 1 if quick else "auto",
         "n_draws": n_draws,
-        "learning_rate": learning_rate,
+        "learning_rate": learning_rate or "auto",
         "device": device,
         "random_state": seed,
     }
+    from dropbayes.tables.training import Reading
+
+    reading = Reading(ignore or [], categorical or [], missing or [], max_categories, decimal, weights, group, time)
     fitting.fit(
-        data, target=target, folder=folder, task=task, ignore=ignore or [], categorical=categorical or [],
-        missing=missing or [], max_categories=max_categories, delimiter=_one_character(delimiter), settings=settings,
-        as_json=as_json,
+        data, target=target[0], folder=folder, task=task, reading=reading, delimiter=_one_character(delimiter),
+        encoding=encoding, settings=settings, command=["dropbayes", *(context.obj or ["fit", data])], as_json=as_json,
     )  # fmt: skip
 
 
@@ -210,7 +254,7 @@ def predict(
         ),
     ],
     coverage: Annotated[
-        float, typer.Option(help="The probability that an interval holds the outcome.", metavar="X")
+        float, typer.Option(help="Probability that an interval contains the outcome.", metavar="X")
     ] = 0.95,
     n_draws: Draws = None,
     seed: Seed = None,
@@ -219,18 +263,21 @@ def predict(
     ] = "all",
     prefix: Annotated[
         str | None,
-        typer.Option(help="What the new columns' names begin with (by default the target and _).", metavar="TEXT"),
+        typer.Option(help="Prefix of the new columns' names; by default the target and _.", metavar="TEXT"),
     ] = None,
     allow_new: AllowNew = False,
     block_rows: BlockRows = None,
-    delimiter: Delimiter = ",",
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
     as_json: Json = False,
 ) -> None:
     """Predict the rows of a table, with uncertainty.
 
-    Adds for numbers: mean, std, epistemic and aleatoric variance, lower, upper.
+    Adds for numbers: mean, std with its parts epistemic_std and aleatoric_std, lower, upper.
 
     Adds for classes: predicted, probabilities, entropy, mutual information.
+
+    Adds for both: outside, the columns whose value lies beyond those of the training rows.
     """
     if not 0 < coverage < 1:
         raise typer.BadParameter(f"must lie between 0 and 1; got {coverage:g}", param_hint="'--coverage'")
@@ -239,7 +286,8 @@ def predict(
 
     predicting.predict(
         model, data, output=output, coverage=coverage, n_draws=n_draws, seed=seed, keep=keep, prefix=prefix,
-        delimiter=_one_character(delimiter), block_rows=block_rows, allow_new=allow_new, as_json=as_json,
+        delimiter=_one_character(delimiter), encoding=encoding, block_rows=block_rows, allow_new=allow_new,
+        as_json=as_json,
     )  # fmt: skip
 
 
@@ -251,24 +299,50 @@ def evaluate(
     seed: Seed = None,
     allow_new: AllowNew = False,
     block_rows: BlockRows = None,
-    delimiter: Delimiter = ",",
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
     as_json: Json = False,
 ) -> None:
     """Score a model against the outcomes in a table."""
     from dropbayes.cli import evaluating
 
     evaluating.evaluate(
-        model, data, n_draws=n_draws, seed=seed, delimiter=_one_character(delimiter), block_rows=block_rows,
-        allow_new=allow_new, as_json=as_json,
+        model, data, n_draws=n_draws, seed=seed, delimiter=_one_character(delimiter), encoding=encoding,
+        block_rows=block_rows, allow_new=allow_new, as_json=as_json,
+    )  # fmt: skip
+
+
+@app.command()
+def calibrate(
+    model: ModelFolder,
+    data: Annotated[
+        str | None,
+        typer.Argument(metavar="DATA", help="Held-out rows with the target column."),
+    ] = None,
+    method: Annotated[
+        Literal["scale", "isotonic", "conformal", "none"],
+        typer.Option(help="How to correct; none takes it back."),
+    ] = "scale",
+    allow_new: AllowNew = False,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    as_json: Json = False,
+) -> None:
+    """Correct a model's intervals or probabilities on held-out rows.
+
+    The correction is recorded in the model: predict, evaluate and report use it from then on.
+    """
+    from dropbayes.cli import calibrating
+
+    calibrating.calibrate(
+        model, data, method=method, delimiter=_one_character(delimiter), encoding=encoding, allow_new=allow_new,
+        as_json=as_json,
     )  # fmt: skip
 
 
 @app.command()
 def explain(model: ModelFolder, as_json: Json = False) -> None:
-    """Say what a model is.
-
-    Its sites with their drop probabilities, precision τ, length-scales l, training rows N, sizes and columns.
-    """
+    """Describe a model: its columns with their ranges, sizes, drop probabilities, precision and length-scales."""
     from dropbayes.cli import explaining
 
     explaining.explain(model, as_json=as_json)
@@ -281,54 +355,65 @@ def report(
     output: Annotated[
         str, typer.Option("--output", "-o", help="The HTML file to write; - is standard output.", metavar="FILE")
     ],
-    title: Annotated[str | None, typer.Option(help="What stands above the page.", metavar="TEXT")] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page.", metavar="TEXT")] = None,
     n_draws: Draws = None,
     seed: Seed = None,
     allow_new: AllowNew = False,
-    delimiter: Delimiter = ",",
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
     as_json: Json = False,
 ) -> None:
-    """Write a page about a model's predictions for a table."""
+    """Write an HTML report on a model's predictions for a table."""
     _not_both_on_stdout(output, as_json)
     from dropbayes.cli import reporting
 
     reporting.report(
         model, data, output=output, title=title, n_draws=n_draws, seed=seed, delimiter=_one_character(delimiter),
-        allow_new=allow_new, as_json=as_json,
+        encoding=encoding, allow_new=allow_new, as_json=as_json,
     )  # fmt: skip
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
 def reproduce(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help=f"{', '.join(NAMES)}; or uci.")],
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help=f"{', '.join(NAMES)}; or uci.")] = None,
     quick: Annotated[bool, typer.Option("--quick", metavar="", help="A small version, minutes on two cores.")] = False,
-    out: Annotated[str | None, typer.Option(help="The folder for results (by default out).", metavar="FOLDER")] = None,
+    out: Annotated[str | None, typer.Option(help="The folder for results; out by default.", metavar="FOLDER")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...", metavar="NAME")] = "auto",
     change: Annotated[
-        list[str] | None, typer.Option("--set", help="Change one setting; may be given again.", metavar="KEY=VALUE")
+        list[str] | None, typer.Option("--set", help="Change one setting; may be repeated.", metavar="KEY=VALUE")
     ] = None,
     figures_only: Annotated[
         bool, typer.Option("--figures-only", metavar="", help="Draw from what an earlier run saved.")
     ] = False,
     as_json: Json = False,
+    asked: Annotated[
+        bool, typer.Option("--help", "-h", metavar="", help="Show this message; with NAME, that experiment's options.")
+    ] = False,
 ) -> None:
-    """Run an experiment of the paper.
-
-    uci also takes --method faithful|best, --sets, --splits, --budget-seconds,
-    --splits-per-chunk, and --csv with --target for a table of your own.
-    """
+    """Run an experiment of the paper; `reproduce NAME --help` shows its settings."""
     from dropbayes.cli import reproducing
 
+    if asked and name is None:
+        print(context.get_help())
+        return
+    if name is None:
+        raise typer.BadParameter(f"must be one of {', '.join(NAMES)}, uci", param_hint="NAME")
+    if name not in (*NAMES, "uci"):
+        raise typer.BadParameter(f"must be one of {', '.join(NAMES)}, uci; got {name!r}", param_hint="NAME")
+    if asked:
+        reproducing.describe(name)
+        return
     if name == "uci":
         if change or figures_only or as_json:
             raise typer.BadParameter("uci has no --set, --figures-only or --json", param_hint="NAME")
-        own = [*(["--quick"] if quick else []), *(["--out", out] if out else []), "--device", device]
-        raise typer.Exit(reproducing.reproduce_uci([*own, *context.args]))
+        options = [*(["--quick"] if quick else []), *(["--out", out] if out else []), "--device", device]
+        raise typer.Exit(reproducing.reproduce_uci([*options, *context.args]))
     if context.args:
         raise typer.BadParameter(f"only uci takes further arguments; got {' '.join(context.args)}", param_hint="NAME")
-    if name not in NAMES:
-        raise typer.BadParameter(f"must be one of {', '.join(NAMES)}, uci; got {name!r}", param_hint="NAME")
     reproducing.reproduce(
         name, quick=quick, folder=out or "out", device=device, changes=change or [], figures_only=figures_only,
         as_json=as_json,
@@ -352,9 +437,29 @@ def demo(
 
 
 @app.command()
+def page(
+    out: Annotated[str | None, typer.Option(help="Write the page to this file instead.", metavar="FILE")] = None,
+    port: Annotated[
+        int, typer.Option(help="The port on 127.0.0.1; 0 takes a free one.", min=0, max=65535, metavar="N")
+    ] = 0,
+    no_browser: Annotated[bool, typer.Option("--no-browser", metavar="", help="Do not open a browser.")] = False,
+) -> None:
+    """Draw points and watch what a network does not know, in a browser.
+
+    One page that needs no server and no network connection; it is served on 127.0.0.1, or written as one HTML file.
+    """
+    from dropbayes.cli import page as page_command
+
+    if out is not None:
+        page_command.write_page(out)
+    else:
+        page_command.serve_page(port=port, open_browser=not no_browser)
+
+
+@app.command()
 def bench(
     n_draws: Annotated[int, typer.Option(help="Draws of each prediction.", min=1, metavar="N")] = 100,
-    repeats: Annotated[int, typer.Option(help="Runs of which the median counts.", min=1, metavar="N")] = 7,
+    repeats: Annotated[int, typer.Option(help="Repetitions; the median is reported.", min=1, metavar="N")] = 7,
     as_json: Json = False,
 ) -> None:
     """Measure how fast predictions are here.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dropbayes import files
+from dropbayes.runtime import files
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -210,10 +210,14 @@ def _fitted(case: Case, folder: pathlib.Path) -> DropoutRegressor:
 
     model = DropoutRegressor(**SETTINGS).fit(*case.training)
     medians = np.median(case.training[0], axis=0)
-    columns = tuple(Column(name, "number", fill=float(fill)) for name, fill in zip(case.features, medians, strict=True))
+    ends = case.training[0].min(axis=0), case.training[0].max(axis=0)
+    columns = tuple(
+        Column(name, "number", fill=float(fill), low=float(low), high=float(high))
+        for name, fill, low, high in zip(case.features, medians, *ends, strict=True)
+    )
     versions = {"torch": torch.__version__, "numpy": np.__version__}
     origin = {"file": case.source, "n_rows": len(case.training[0]), "settings": SETTINGS, "versions": versions}
-    folders.save(folders.Model(model, Schema(columns, case.target, "regression"), origin, folder))
+    folders.Model(model, Schema(columns, case.target, "regression"), origin).save(folder)
     return model
 
 
@@ -234,7 +238,7 @@ def _print_table(console: Console, case: Case, predictions: dict[str, Numbers]) 
 
     title = f"Predicted {case.target}, spreads as standard deviations"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    table.padding, table.pad_edge = (0, 1, 0, 0), False  # fits 80 letters
+    table.padding, table.pad_edge = (0, 1, 0, 0), False  # fits 80 columns
     table.add_column("row" if case.along is None else case.features[case.along], justify="right", no_wrap=True)
     for name in ("mean", "std", "epistemic", "aleatoric", "95 % interval", "truth"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -290,7 +294,7 @@ def _page(model: DropoutRegressor, case: Case) -> str:
 def _done(case: Case) -> dict[str, str]:
     import torch
 
-    from dropbayes.version import __version__
+    from dropbayes.runtime.version import __version__
 
     ahead = f"; {len(case.unknown)} more predicted whose truth is not on record" if len(case.unknown) else ""
     return {
@@ -309,4 +313,4 @@ def _write_csv(path: pathlib.Path, case: Case, predictions: dict[str, Numbers]) 
         ",".join([*("" if np.isnan(value) else f"{value:.10g}" for value in row), part])
         for row, part in zip(columns, case.part, strict=True)
     ]
-    files.write_text(path, "\n".join([",".join([*case.features, "truth", *predictions, "part"]), *lines]) + "\n")
+    files.write_text(path, "\n".join([",".join([*case.features, case.target, *predictions, "part"]), *lines]) + "\n")

@@ -9,19 +9,18 @@ import torch
 from torch import Tensor
 
 from dropbayes import folders, scores
-from dropbayes.cli.messages import note, out, print_json, table
-from dropbayes.cli.predictions import Window, check_finite, windows, with_draws
+from dropbayes.cli.messages import count, note, number, out, print_json, table
+from dropbayes.cli.predictions import Window, check_finite, targets, windows
 from dropbayes.mixtures import draw_mean
-from dropbayes.tables import Source, labels, numbers, open_table
-from dropbayes.tables.reading import shown
+from dropbayes.tables import Source, open_table, quoted
 
-__all__ = ["evaluate", "targets"]
+__all__ = ["evaluate"]
 
 COVERAGES = (0.5, 0.8, 0.95)
 
 # What each score is called and says, and which way is better.
 _MEANINGS = {
-    "log_likelihood": ("log-likelihood", "nats a row, higher is better"),
+    "log_likelihood": ("log-likelihood", "nats per row, higher is better"),
     "rmse": ("RMSE", "root mean squared error, in units of the target"),
     "mae": ("MAE", "mean absolute error, in units of the target"),
     "sharpness": ("sharpness", "root mean predictive variance, in units of the target"),
@@ -40,52 +39,31 @@ def evaluate(
     *,
     n_draws: int | None,
     seed: int | None,
-    delimiter: str,
+    delimiter: str | None,
+    encoding: str | None,
     block_rows: int | None,
     allow_new: bool,
     as_json: bool,
 ) -> None:
     """Scores a model against outcomes; see `dropbayes evaluate --help`."""
-    model = with_draws(folders.load(model_path), n_draws=n_draws, seed=seed)
+    model = folders.load(model_path).with_draws(n_draws=n_draws, seed=seed)
     judged = _judged_numbers if model.schema.task == "regression" else _judged_classes
     parts: list[dict[str, Tensor]] = []
     n_absent = 0
     options = {"block_rows": block_rows, "allow_new": allow_new, "title": "evaluate", "with_target": True}
-    with open_table(data, delimiter=delimiter) as source:
+    with open_table(data, delimiter=delimiter, encoding=encoding) as source:
         for window in windows(model, source, **options):  # type: ignore[arg-type]
             y, present = targets(model, window, source)
             n_absent += int((~present).sum())
             if present.any():
                 parts.append(judged(model, window, y, present, source))
     if not parts:
-        raise ValueError(f"{source.label}, column {shown(model.schema.target)}: no row has a value to score against.")
+        raise ValueError(f"{source.label}, column {quoted(model.schema.target)}: no row has a value to score against.")
     if n_absent:
-        note(f"{n_absent} rows without a target left out.")
+        note(f"{count(n_absent, 'row')} without a target left out.")
     rows = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     found = (_number_scores if model.schema.task == "regression" else _class_scores)(rows)
     _say(model, source, len(next(iter(rows.values()))), found, as_json=as_json)
-
-
-def targets(model: folders.Model, window: Window, source: Source) -> tuple[Any, Any]:
-    """The outcomes of a window's rows (class numbers for classes), and which rows have one."""
-    name, missing = model.schema.target, model.schema.missing
-
-    def at(row: int) -> str:
-        return source.label if row < 0 else source.place(window.first + row)
-
-    if model.schema.task == "regression":
-        y = numbers(window.table[name], name, at=at, missing=missing)
-        return y, ~np.isnan(y)
-    texts = labels(window.table[name], name, at=at, missing=missing)
-    known = {str(label): code for code, label in enumerate(model.estimator.classes_.tolist())}
-    for row, text in enumerate(texts):
-        if text is not None and text not in known:
-            seen = ", ".join(map(shown, list(known)[:5])) + (", …" if len(known) > 5 else "")
-            raise ValueError(
-                f"{at(row)}, column {shown(name)}: the class {shown(text)} was not seen in training ({seen})."
-            )
-    codes = np.array([-1 if text is None else known[text] for text in texts], dtype=np.int64)
-    return codes, codes >= 0
 
 
 def _judged_numbers(model: folders.Model, window: Window, y: Any, present: Any, source: Source) -> dict[str, Tensor]:
@@ -141,5 +119,5 @@ def _say(model: folders.Model, source: Source, n_rows: int, found: dict[str, flo
     console = out()
     about = f"[bold]{escape(model.schema.target)}[/bold] in {escape(source.label)}: {n_rows:,} rows, {n_draws} draws"
     console.print(about + "\n")
-    rows = [[_MEANINGS[name][0], f"{value:.4g}", _MEANINGS[name][1]] for name, value in found.items()]
+    rows = [[_MEANINGS[name][0], number(value), _MEANINGS[name][1]] for name, value in found.items()]
     console.print(table("", ["score", "value", "meaning"], rows, numbers=(1,)))

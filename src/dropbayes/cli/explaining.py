@@ -9,9 +9,15 @@ import torch
 from torch import nn
 
 from dropbayes import folders
-from dropbayes.cli.messages import out, print_json, table
+from dropbayes.cli.messages import number, out, print_json, table
+from dropbayes.folders.card import range_text
 from dropbayes.population import network
 from dropbayes.sampling import sites
+
+_NOISE_WORDS = {
+    "student": "Student's t, its scale depends on the input",
+    "heteroscedastic": "Gaussian, its variance depends on the input",
+}
 
 __all__ = ["explain", "facts"]
 
@@ -61,13 +67,16 @@ def facts(model: folders.Model) -> dict[str, Any]:
         "n_data": n_data,
         "n_networks": len(population),
         "n_draws": int(estimator.n_draws) * len(population),
-        "hidden": list(estimator.hidden),
+        "hidden": list(estimator.hidden_),
         "activation": population.activation,
         "n_weights": sum(
             w[0].numel() + b[0].numel() for w, b in zip(population.weights, population.biases, strict=True)
         ),
         "layers": layers,
-        "columns": [{"name": c.name, "kind": c.kind, "inputs": list(c.inputs)} for c in model.schema.columns],
+        "columns": [
+            {"name": c.name, "kind": c.kind, "inputs": list(c.inputs), "training_rows": range_text(c)}
+            for c in model.schema.columns
+        ],
         "left_out": model.schema.left_out,
         "held_out_log_likelihood": float(estimator.search_scores_.max()) if len(estimator.search_scores_) else None,
         "origin": model.origin,
@@ -89,19 +98,25 @@ def _show(model: folders.Model, found: dict[str, Any]) -> None:
     console.print(f", fitted on {found['n_data']:,} rows of {escape(str(model.origin.get('file', 'a table')))}\n")
     rows = [
         ["networks", f"{found['n_networks']} of {sizes}, {found['activation']}; {found['n_weights']:,} weights each"],
-        ["draws", f"{found['n_draws']} a prediction, {found['n_draws'] // found['n_networks']} of each network"],
+        ["draws", f"{found['n_draws']} per prediction, {found['n_draws'] // found['n_networks']} of each network"],
     ]
     if found["task"] == "classification":
         rows.append(["classes", ", ".join(found["classes"])])
     elif found["precision"] is None:
-        rows.append(["noise", "depends on the input (heteroscedastic)"])
+        rows.append(["noise", _NOISE_WORDS[found["noise"]]])
     else:
         rows.append(
-            ["precision τ", f"{found['precision']:.4g}: noise of standard deviation {found['precision'] ** -0.5:.4g}"]
+            [
+                "precision τ",
+                f"{number(found['precision'])}: noise of standard deviation {number(found['precision'] ** -0.5)}",
+            ]
         )
     rows.append(["training rows N", f"{found['n_data']:,}"])
     if found["held_out_log_likelihood"] is not None:
-        rows.append(["held-out log-likelihood", f"{found['held_out_log_likelihood']:.4g} nats a row"])
+        rows.append(["held-out log-likelihood", f"{number(found['held_out_log_likelihood'])} nats per row"])
+    if "calibration" in model.origin:
+        done = model.origin["calibration"]
+        rows.append(["calibration", f"{done['method']}, on {done['n_rows']:,} rows of {done['file']}"])
     console.print(table("", ["what", "value"], rows))
     console.print()
     layers = [
@@ -118,6 +133,10 @@ def _show(model: folders.Model, found: dict[str, Any]) -> None:
     heads = ["layer", "site", "drop probability", "sizes", "weight decay λ", "length-scale l"]
     console.print(table("Sites: where a draw is random", heads, layers, numbers=(0, 2, 4, 5)))
     console.print()
-    columns = [[c["name"], c["kind"], str(len(c["inputs"])), ", ".join(c["inputs"])] for c in found["columns"]]
+    columns = [[c["name"], c["kind"], str(len(c["inputs"])), c["training_rows"]] for c in found["columns"]]
     columns += [[name, "left out", "0", reason] for name, reason in found["left_out"].items()]
-    console.print(table("Columns: what it reads", ["column", "kind", "inputs", "as"], columns, numbers=(2,)))
+    console.print(
+        table(
+            "Columns: what it reads", ["column", "kind", "inputs", "values in the training rows"], columns, numbers=(2,)
+        )
+    )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from dropbayes.tables import Source
 
-__all__ = ["complain", "note", "one_line", "out", "print_json", "reading", "table"]
+__all__ = ["complain", "count", "note", "number", "one_line", "out", "print_json", "reading_bar", "table"]
 
 
 def one_line(text: object) -> str:
@@ -31,9 +31,9 @@ def one_line(text: object) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in joined)
 
 
-def complain(text: object) -> None:
-    """Says on standard error what went wrong."""
-    _say(f"dropbayes: error: {one_line(text)}")
+def complain(text: object, details: Sequence[str] = ()) -> None:
+    """Says on standard error what went wrong, with the details on indented lines below."""
+    _say("\n".join([f"dropbayes: error: {one_line(text)}", *(f"  {one_line(line)}" for line in details)]))
 
 
 def note(text: object) -> None:
@@ -44,6 +44,30 @@ def note(text: object) -> None:
 def _say(line: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # nobody may be listening
         print(line, file=sys.stderr, flush=True)
+
+
+def number(value: float, digits: int = 4) -> str:
+    """A number to read, without an exponent where it can do without.
+
+    Example:
+        >>> number(30870.2), number(0.0000209681), number(-1234567.8), number(12.0)
+        ('30,870', '2.097e-05', '-1,234,568', '12')
+    """
+    if not math.isfinite(value) or (value and not 1e-4 <= abs(value) < 1e9):
+        return f"{value:.{digits}g}"
+    whole = len(str(int(abs(value))))
+    text = f"{value:,.{max(0, digits - whole)}f}" if abs(value) >= 1 else f"{value:.{digits}g}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def count(n: int, what: str) -> str:
+    """A count with its noun.
+
+    Example:
+        >>> count(1, "row"), count(1200, "row")
+        ('1 row', '1,200 rows')
+    """
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def out() -> Console:
@@ -94,6 +118,6 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, nu
     return made
 
 
-def reading(source: Source, title: str) -> ProgressBar:
+def reading_bar(source: Source, title: str) -> ProgressBar:
     """A bar that follows the reading of a table."""
     return ProgressBar(title, source.size, unit=source.unit)

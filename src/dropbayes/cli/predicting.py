@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from dropbayes import folders
 from dropbayes.cli.messages import out, print_json
-from dropbayes.cli.predictions import (
-    Window,
-    check_finite,
-    class_columns,
-    column_names,
-    regression_columns,
-    windows,
-    with_draws,
-)
-from dropbayes.tables import Schema, Sink, Source, numbers, open_table
-from dropbayes.tables.reading import shown
+from dropbayes.cli.predictions import Window, check_finite, windows
+from dropbayes.predictor import Predictor
+from dropbayes.tables import Schema, Sink, Source, numbers, open_table, quoted
+from dropbayes.tables.training import check_name
 
 __all__ = ["predict"]
 
@@ -34,41 +28,41 @@ def predict(
     seed: int | None,
     keep: str,
     prefix: str | None,
-    delimiter: str,
+    delimiter: str | None,
+    encoding: str | None,
     block_rows: int | None,
     allow_new: bool,
     as_json: bool,
 ) -> None:
     """Writes the predictions of a model for a table; see `dropbayes predict --help`."""
-    sink = Sink(output, delimiter=delimiter)
-    model = with_draws(folders.load(model_path), n_draws=n_draws, seed=seed)
-    added = column_names(model, f"{model.schema.target}_" if prefix is None else prefix)
-    n_rows = 0
-    with open_table(data, delimiter=delimiter) as source:
-        kept = _kept(keep, source)
+    Sink(output)  # a wrong name is refused before a model is read
+    model = folders.load(model_path)
+    predictor = Predictor(model, n_draws=n_draws, seed=seed, interval=coverage, allow_new=allow_new)
+    added = folders.column_names(model.estimator, f"{model.schema.target}_" if prefix is None else prefix)
+    n_rows = n_outside = 0
+    with open_table(data, delimiter=delimiter, encoding=encoding) as source:
+        kept = _kept_columns(keep, source)
         _refuse_collision(kept, added)
-        with sink:
+        with Sink(output, delimiter=source.delimiter) as sink:
             for window in windows(model, source, block_rows=block_rows, allow_new=allow_new, title="predict"):
-                columns = _columns(model, window.x, coverage)
+                prediction = predictor.predict_inputs(window.x)
+                columns = list(predictor.flat_columns(prediction).values())
                 check_finite(columns, window, source)
+                outside = window.encoded.outside_names()
+                columns += folders.label_sets(model.estimator, prediction, coverage=coverage)
+                columns.append(np.array(outside, dtype=np.str_))
                 sink.write(_joined(window, kept, added, columns, model.schema, typed=sink.as_parquet))
                 n_rows += len(window.x)
-    _say(model, n_rows, added, output, coverage, as_json=as_json)
+                n_outside += sum(map(bool, outside))
+    _say(model, predictor, n_rows, n_outside, added, output, as_json=as_json)
 
 
-def _columns(model: folders.Model, x: Any, coverage: float) -> list[Any]:
-    if model.schema.task == "regression":
-        return regression_columns(model.estimator, x, coverage=coverage)
-    return class_columns(model.estimator, x)
-
-
-def _kept(keep: str, source: Source) -> list[str]:
+def _kept_columns(keep: str, source: Source) -> list[str]:
     if keep in ("all", "none"):
         return list(source.names) if keep == "all" else []
     wanted = [name.strip() for name in keep.split(",")]
     for name in wanted:
-        if name not in source.names:
-            raise ValueError(f"{source.label}: has no column {shown(name)} to keep; --keep takes all, none or names.")
+        check_name(name, source.names, source.label, "keep")
     return wanted
 
 
@@ -76,8 +70,8 @@ def _refuse_collision(kept: Sequence[str], added: Sequence[str]) -> None:
     for name in added:
         if name in kept:
             raise ValueError(
-                f"the input has a column {shown(name)}, which the prediction would add; choose another --prefix, or "
-                "leave it out with --keep."
+                f"the input has a column {quoted(name)}, which the prediction would add; choose another `prefix`, or "
+                "leave it out with `keep`."
             )
 
 
@@ -86,21 +80,28 @@ def _joined(
 ) -> pa.Table:
     """The kept columns, in a typed file numbers as numbers, with the new ones beside them."""
     old: list[Any] = []
-    numeric = {column.name for column in schema.columns if column.kind == "number"}
+    numeric = {column.name: column.notation for column in schema.columns if column.kind == "number"}
     for name in kept:
         values = window.table[name]
         if typed and name in numeric and pa.types.is_string(values.type):
-            values = pa.array(numbers(values, name, at=str, missing=schema.missing), from_pandas=True)
+            read = numbers(values, name, at=str, missing=schema.missing, notation=numeric[name])
+            values = pa.array(read, from_pandas=True)
         old.append(values)
     new = [pa.array(column.tolist() if column.dtype.kind == "U" else column) for column in columns]
     return pa.table([*old, *new], names=[*kept, *added])
 
 
-def _say(model: folders.Model, n_rows: int, added: list[str], output: str, coverage: float, *, as_json: bool) -> None:
+def _say(
+    model: folders.Model, predictor: Predictor, n_rows: int, n_outside: int, added: list[str], output: str,
+    *, as_json: bool,
+) -> None:  # fmt: skip
     if as_json:
-        interval = {"coverage": coverage} if model.schema.task == "regression" else {}
-        draws = int(model.estimator.n_draws) * len(model.estimator.population_)
-        print_json({"output": output, "n_rows": n_rows, "columns": added, "n_draws": draws, **interval})
+        interval = {"coverage": predictor.interval} if model.schema.task == "regression" else {}
+        print_json({
+            "output": output, "n_rows": n_rows, "n_outside": n_outside, "columns": added,
+            "n_draws": predictor.total_draws, **interval,
+            "calibration": model.origin.get("calibration", {}).get("method"),
+        })  # fmt: skip
     elif output != "-":
         from rich.markup import escape
 

@@ -1,27 +1,26 @@
-r"""Predictions of a fitted model for the rows of a table, a window of rows at a time.
+r"""The rows of a table as a fitted model reads them, a window of rows at a time.
 
-The windows are cut at the same rows whatever the blocks a file is read in, so that every number is computed in the same
-company and comes out with the same bits.
+The windows are cut at the same rows whatever the blocks a file is read in, so a row is always computed in the same
+batch and has the same bits.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from torch import Tensor
 
-from dropbayes import information
-from dropbayes.cli.messages import note, reading
+from dropbayes.cli.messages import count, note, number, reading_bar
 from dropbayes.folders import Model
-from dropbayes.mixtures import draw_mean
-from dropbayes.tables import Schema, Source, check_columns, encoded, regrouped
+from dropbayes.tables import Encoded, Schema, Source, check_columns, encode, labels, numbers, quoted, regrouped
+from dropbayes.tables.columns import listed
 
-__all__ = ["Window", "class_columns", "column_names", "regression_columns", "windows", "with_draws"]
+__all__ = ["Window", "check_finite", "targets", "windows"]
 
 Array = npt.NDArray[Any]
 
@@ -31,101 +30,86 @@ class Window:
     """Some rows of a table: as they were read, as inputs of the network, and the number of the first."""
 
     table: pa.Table
-    x: Array
+    encoded: Encoded
     first: int
 
-
-def with_draws(model: Model, *, n_draws: int | None, seed: int | None) -> Model:
-    """The model predicting from another number of draws or another seed, where one is asked for."""
-    return replace(model, estimator=model.estimator.with_draws(n_draws=n_draws, seed=seed))
+    @property
+    def x(self) -> Array:
+        """The inputs, `[row, input]`."""
+        return self.encoded.x
 
 
 def windows(
     model: Model, source: Source, *, block_rows: int | None, allow_new: bool, title: str, with_target: bool = False
 ) -> Iterator[Window]:
-    """The rows of a table as inputs of a model; says on standard error what was missing or new.
+    """The rows of a table as inputs of a model; says on standard error what was missing, new or far from training.
 
     Args:
         model: The model.
         source: The table.
         block_rows: Rows read at a time.
-        allow_new: Whether new categories count as none of those known.
-        title: What the progress bar says.
+        allow_new: Whether to encode unseen categories as all zeros instead of failing.
+        title: The title of the progress bar.
         with_target: Whether the target must be among the columns.
     """
     check_columns(model.schema, source.names, source.label, with_target=with_target)
-    missing: dict[str, int] = {}
-    new: dict[str, int] = {}
+    missing, new, outside = Counter[str](), Counter[str](), Counter[str]()
     first = 0
-    with reading(source, title) as bar:
+    with reading_bar(source, title) as bar:
         for table in regrouped(source.blocks(block_rows), model.estimator.block_rows):
-            at = _place(source, first)
-            found = encoded(model.schema, table, at=at, allow_new=allow_new)
-            for total, part in ((missing, found.missing), (new, found.new)):
-                for name, count in part.items():
-                    total[name] = total.get(name, 0) + count
-            yield Window(table, found.x, first)
+            encoded = encode(model.schema, table, at=_place(source, first), allow_new=allow_new)
+            missing.update(encoded.missing)
+            new.update(encoded.new)
+            outside.update({name: int(mask.sum()) for name, mask in encoded.outside.items()})
+            yield Window(table, encoded, first)
             first += table.num_rows
             bar.advance_to(source.position)
     if not first:
         raise ValueError(f"{source.label}: has a header but no rows.")
-    _say_what_was_done(model.schema, missing, new)
+    _note_what_was_done(model.schema, missing, new, outside)
 
 
 def _place(source: Source, first: int) -> Any:
     return lambda row: source.label if row < 0 else source.place(first + row)
 
 
-def _say_what_was_done(schema: Schema, missing: dict[str, int], new: dict[str, int]) -> None:
+def _note_what_was_done(schema: Schema, missing: Counter[str], new: Counter[str], outside: Counter[str]) -> None:
     for column in schema.columns:
-        count = missing.get(column.name, 0)
-        if count:
-            filled = "as none of the categories" if column.kind == "category" else f"as {column.fill:g}"
-            how = "as a category of its own" if column.kind == "category" and column.flagged else filled
+        n_missing = missing[column.name]
+        if n_missing:
+            if column.kind == "category":
+                how = "as a category of its own" if column.flagged else "as none of the categories"
+            elif column.kind == "date":
+                how = f"as {np.datetime64(int(column.fill), 'D')}"
+            else:
+                how = f"as {number(column.fill)}"
             warned = "" if column.flagged else "; no training row lacked it"
-            note(f"{count} missing {_values(count)} of {column.name!r} taken {how}{warned}.")
-        if column.name in new:
-            count = new[column.name]
-            note(f"{count} {_values(count)} of {column.name!r} new to the model, taken as none of its categories.")
+            note(f"{count(n_missing, 'missing value')} of {column.name!r} taken {how}{warned}.")
+        if new[column.name]:
+            note(f"{count(new[column.name], 'value')} of {column.name!r} new to the model, encoded as all zeros.")
+    beyond = {name: n for name, n in outside.items() if name not in new}
+    if beyond:
+        some = ", ".join(f"{name!r} in {count(n, 'row')}" for name, n in list(beyond.items())[:5])
+        more = f" and {len(beyond) - 5} more columns" if len(beyond) > 5 else ""
+        note(f"outside the range of the training rows: {some}{more}.")
 
 
-def _values(count: int) -> str:
-    return "value" if count == 1 else "values"
-
-
-# --- statistics ----------------------------------------------------------------------------------------------------
-
-
-def column_names(model: Model, prefix: str) -> list[str]:
-    """The names of the columns a prediction adds."""
+def targets(model: Model, window: Window, source: Source) -> tuple[Array, Array]:
+    """The outcomes of a window's rows (class numbers for classes), and which rows have one."""
+    name, missing, at = model.schema.target, model.schema.missing, _place(source, window.first)
     if model.schema.task == "regression":
-        return [prefix + name for name in ("mean", "std", "epistemic", "aleatoric", "lower", "upper")]
-    classes = [f"probability_{label}" for label in model.estimator.classes_.tolist()]
-    return [prefix + name for name in ("predicted", *classes, "entropy", "mutual_information")]
-
-
-def regression_columns(estimator: Any, x: Array, *, coverage: float) -> list[Array]:
-    r"""Mean, standard deviation, epistemic and aleatoric variance, and the ends of the central interval of each row.
-
-    The variance is that of the noise plus that of the draws [GG16, prop:var]; the interval is one of the predictive
-    distribution itself, the mixture over the draws.
-    """
-    mixture = estimator.predictive(x)
-    moments = (mixture.mean, mixture.std, mixture.epistemic, mixture.aleatoric)
-    return [_rounded(column) for column in (*moments, *mixture.interval(coverage))]
-
-
-def class_columns(estimator: Any, x: Array) -> list[Array]:
-    """The most probable class of each row, all class probabilities, entropy and mutual information in nats."""
-    probabilities = estimator.draws(x)
-    mean = draw_mean(probabilities)
-    uncertainty = information.entropy(mean), information.mutual_information(probabilities)
-    return [estimator.classes_[mean.argmax(1).numpy()], *(_rounded(part) for part in (*mean.T, *uncertainty))]
-
-
-def _rounded(column: Tensor) -> Array:
-    """The numbers to 12 digits: more than a network of single precision has, and easier to read."""
-    return np.array([float(f"{value:.12g}") for value in column.tolist()])
+        y = numbers(window.table[name], name, at=at, missing=missing, notation=model.schema.target_notation)
+        return y, ~np.isnan(y)
+    texts = labels(window.table[name], missing=missing)
+    known = {str(label): code for code, label in enumerate(model.estimator.classes_.tolist())}
+    for row, text in enumerate(texts):
+        if text is not None and text not in known:
+            raise ValueError(
+                f"{at(row)}, column {quoted(name)}: the class {quoted(text)} was not seen in training "
+                f"({listed(known, most=5)})."
+            )
+    codes = np.array([-1 if text is None else known[text] for text in texts], dtype=np.int64)
+    return codes, codes >= 0
 
 
 def check_finite(columns: list[Array], window: Window, source: Source) -> None:

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 
 from dropbayes import folders
-from dropbayes.cli.evaluating import targets
-from dropbayes.cli.messages import note, out, print_json
-from dropbayes.cli.predictions import windows, with_draws
-from dropbayes.tables import open_table, write_whole
-from dropbayes.tables.reading import shown
+from dropbayes.cli.messages import count, note, out, print_json
+from dropbayes.cli.predictions import targets, windows
+from dropbayes.tables import open_table, quoted, write_whole
 
 __all__ = ["report"]
 
@@ -26,16 +24,17 @@ def report(
     title: str | None,
     n_draws: int | None,
     seed: int | None,
-    delimiter: str,
+    delimiter: str | None,
+    encoding: str | None,
     allow_new: bool,
     as_json: bool,
 ) -> None:
     """Writes a report; see `dropbayes report --help`."""
-    model = with_draws(folders.load(model_path), n_draws=n_draws, seed=seed)
+    model = folders.load(model_path).with_draws(n_draws=n_draws, seed=seed)
     xs: list[Any] = []
     ys: list[Any] = []
     n_absent = 0
-    with open_table(data, delimiter=delimiter) as source:
+    with open_table(data, delimiter=delimiter, encoding=encoding) as source:
         shown_columns: dict[str, list[Any]] = {name: [] for name in source.names if name != model.schema.target}
         for window in windows(model, source, block_rows=None, allow_new=allow_new, title="read", with_target=True):
             y, present = targets(model, window, source)
@@ -47,9 +46,9 @@ def report(
                 values.extend(rows[name].to_pylist())
     x, y = np.concatenate(xs), np.concatenate(ys)
     if not len(x):
-        raise ValueError(f"{source.label}, column {shown(model.schema.target)}: no row has a value to score against.")
+        raise ValueError(f"{source.label}, column {quoted(model.schema.target)}: no row has a value to score against.")
     if n_absent:
-        note(f"{n_absent} rows without a target left out.")
+        note(f"{count(n_absent, 'row')} without a target left out.")
     from dropbayes.report import report as page
 
     y = y if model.schema.task == "regression" else model.estimator.classes_[y]

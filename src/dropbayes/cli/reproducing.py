@@ -4,15 +4,50 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import sys
 from collections.abc import Sequence
 
-from dropbayes.cli.messages import complain, out, print_json
+from dropbayes.cli.messages import complain, out, print_json, table
+from dropbayes.experiments import NAMES
 
-__all__ = ["NAMES", "reproduce", "reproduce_uci"]
+__all__ = ["NAMES", "describe", "reproduce", "reproduce_uci"]
 
-NAMES = ("adversarial", "co2", "convolution", "reinforcement", "recurrent", "rotation", "solar", "toy")
-"""The experiments besides "uci"; a copy of `experiments.reproduction.NAMES`, for which torch need not be imported."""
+
+def describe(name: str) -> None:
+    """Prints the options of one experiment: its settings with their values in full and with --quick."""
+    if name == "uci":
+        reproduce_uci(["--help"])
+        return
+    import dataclasses
+    import inspect
+
+    module = importlib.import_module(f"dropbayes.experiments.{name}")
+    full, quick = module.Settings(), module.Settings.quick()
+    meanings = _meanings(inspect.getdoc(module.Settings) or "")
+    rows = [
+        [field.name, str(getattr(full, field.name)), str(getattr(quick, field.name)), meanings.get(field.name, "")]
+        for field in dataclasses.fields(full)
+    ]
+    console = out()
+    console.print(f"dropbayes reproduce {name} [--quick] [--out FOLDER] [--device NAME] [--set KEY=VALUE] ...\n")
+    console.print((inspect.getdoc(module) or "").split("\n\n")[0] + "\n", markup=False)
+    console.print(table("Settings, changed with --set", ["key", "value", "with --quick", "meaning"], rows))
+
+
+def _meanings(docstring: str) -> dict[str, str]:
+    """The sentences that a docstring gives each of its arguments."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in re.split(r"(?:Args|Attributes):\n", docstring, maxsplit=1)[-1].splitlines():
+        text = line.strip()
+        indent = len(line) - len(line.lstrip())
+        if indent == 4 and ":" in text:
+            name, _, meaning = text.partition(":")
+            found[name] = meaning.strip()
+        elif name and text:
+            found[name] += f" {text}"
+    return found
 
 
 def reproduce(
@@ -21,8 +56,7 @@ def reproduce(
     """Runs one experiment; see `dropbayes reproduce --help`."""
     from dropbayes.experiments import reproduction
 
-    module = importlib.import_module(f"dropbayes.experiments.{name}")
-    settings = reproduction.changed(module.Settings.quick() if quick else module.Settings(), changes)
+    settings = reproduction.settings_of(name, quick=quick, changes=changes)
     command = " ".join(["dropbayes reproduce", name, *(["--quick"] if quick else [])])
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         findings = reproduction.reproduce(

@@ -80,7 +80,7 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
     def _head(self) -> str:
         return "categorical"
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DropoutClassifier:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> DropoutClassifier:
         """Searches, trains and fits the temperature; see `DropoutRegressor.fit`."""
         x, labels, weight = self._validated(X, y, sample_weight, reset=not self._is_warm())
         classes, codes = np.unique(labels, return_inverse=True)
@@ -91,7 +91,7 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
             raise ValueError(f"`y` must have at least 2 classes; got {len(np.unique(present))} class.")
         if not self._is_warm():
             self.classes_, self.temperature_ = classes, 1.0
-        self._learn(x, codes.astype(np.int64), weight)
+        self._learn(x, codes.astype(np.int64), weight, groups)
         return self
 
     def _fit_noise(self, choice: EnsembleChoice) -> None:

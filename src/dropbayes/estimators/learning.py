@@ -95,6 +95,11 @@ class DropoutEstimator(BaseEstimator, ABC):
         """The drop probability before each weight layer of the first network."""
         return tuple(self.population_.drop_prob[0].tolist())
 
+    @property
+    def hidden_(self) -> tuple[int, ...]:
+        """The widths of the networks' hidden layers."""
+        return tuple(weight.shape[2] for weight in self.population_.weights[:-1])
+
     # --- settings -------------------------------------------------------------------------------------------------
 
     @property
@@ -180,9 +185,9 @@ class DropoutEstimator(BaseEstimator, ABC):
     def _is_warm(self) -> bool:
         return bool(self.warm_start) and hasattr(self, "population_")
 
-    def _learn(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
+    def _learn(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, groups: Any) -> None:
         self._check_parameters()
-        x, y, weight = _canonical_rows(x, y, weight)
+        x, y, weight, groups = _canonical_rows(x, y, weight, groups)
         if len(x) < 2:
             raise ValueError(f"Found n_samples={len(x)}: at least 2 rows are needed, to learn and to hold out.")
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -190,13 +195,13 @@ class DropoutEstimator(BaseEstimator, ABC):
             self._continue_and_test(x, y, weight)
             return
         self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # should rows be streamed in later
-        choice = self._search(x, y, weight)
+        choice = self._search(x, y, weight, groups)
         self.search_scores_ = choice.log_likelihood.numpy()
         self.population_ = self._trained(x, y, weight, choice)
         self._refuse_divergence()
         self._fit_noise(choice)
 
-    def _search(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> EnsembleChoice:
+    def _search(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, groups: Any) -> EnsembleChoice:
         n_rows = min(len(x), _SEARCH_ROWS)
         rows = np.random.RandomState(self.seed_).permutation(len(x))[:n_rows]
         n_folds = (_FOLDS if n_rows < _MANY_ROWS else 1) if self.n_folds == "auto" else int(self.n_folds)
@@ -210,7 +215,7 @@ class DropoutEstimator(BaseEstimator, ABC):
             finalist_epochs=self._epochs(n_rows),
             n_places=min(self._effort.n_places, n_networks),
             n_folds=n_folds,
-            groups=_row_groups(x[rows], y[rows]),
+            groups=_row_groups(x[rows], y[rows]) if groups is None else groups[rows],
             weight=None if weight is None else torch.as_tensor(weight[rows]),
             n_draws=self._effort.search_draws,
             seed=self.seed_,
@@ -241,13 +246,10 @@ class DropoutEstimator(BaseEstimator, ABC):
         start = self.population_
         self.seed_ += 1  # fresh batches and masks
         members = [replace(m, task=0, epochs=epochs, seed=self.seed_ + i) for i, m in enumerate(start.members)]
-        settings = self._settings(len(x)) | {"schedule": schedule, "hidden": self._present_hidden()}
+        settings = self._settings(len(x)) | {"schedule": schedule, "hidden": self.hidden_}
         trained = train([Task(x, y, weight)], members, start=start, n_classes=self._n_classes(), **settings)
         self.population_ = replace(trained, precision=start.precision)
         self._refuse_divergence()
-
-    def _present_hidden(self) -> tuple[int, ...]:
-        return tuple(weight.shape[2] for weight in self.population_.weights[:-1])
 
     def _continue_and_test(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
         """Continues training twice: without a fifth of the rows, which tell the noise, then with all of them."""
@@ -398,18 +400,26 @@ def row_weights(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
     return weight
 
 
-def _canonical_rows(x: Any, y: Any, weight: Any) -> tuple[Any, Any, Any]:
+def _canonical_rows(x: Any, y: Any, weight: Any, groups: Any) -> tuple[Any, Any, Any, Any]:
     """The rows sorted, whole-number weights written out as repetitions.
 
     So what is learned does not depend on the order of the rows, and a row of weight 2 is exactly a row given twice.
     """
+    if groups is not None:
+        groups = np.asarray(groups)
+        if groups.shape != (len(x),):
+            raise ValueError(f"`groups` must name one group for each of the {len(x)} rows; got {groups.shape}.")
+        groups = np.unique(groups, return_inverse=True)[1].reshape(-1)
+        if groups.max() == 0:
+            raise ValueError("`groups` must name at least 2 groups, to learn from one and hold out another; got 1.")
+    rows = np.arange(len(x))
     if weight is not None:
-        x, y, weight = x[weight > 0], y[weight > 0], weight[weight > 0]
-        if len(weight) and np.all(weight == np.round(weight)) and weight.max() <= _REPEATED_WEIGHT:
-            times = weight.astype(np.int64)
-            x, y, weight = np.repeat(x, times, axis=0), np.repeat(y, times, axis=0), None
-    order = np.lexsort(np.vstack([x.T, y.reshape(len(y), -1).T]))
-    return x[order], y[order], None if weight is None else weight[order]
+        rows = rows[weight > 0]
+        kept = weight[rows]
+        if len(kept) and np.all(kept == np.round(kept)) and kept.max() <= _REPEATED_WEIGHT:
+            rows, weight = np.repeat(rows, kept.astype(np.int64)), None
+    order = rows[np.lexsort(np.vstack([x[rows].T, y[rows].reshape(len(rows), -1).T]))]
+    return x[order], y[order], *(None if values is None else values[order] for values in (weight, groups))
 
 
 def _row_groups(x: np.ndarray, y: np.ndarray) -> Any:

@@ -121,7 +121,7 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         precision = self.population_.precision[0].cpu().numpy()
         return float(precision[0]) if self.one_column_ else precision
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DropoutRegressor:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> DropoutRegressor:
         """Searches, trains and fits the noise.
 
         Args:
@@ -129,11 +129,12 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
             y: Targets `[row]` or `[row, output]`.
             sample_weight: The weight of each row, zero or more; a row of weight 2 counts as two, in the objective, in
                 the noise and in the choice of candidates.
+            groups: The group of each row: the search holds whole groups out. By default only copies of a row are one.
         """
         x, y, weight = self._validated(X, y, sample_weight, reset=not self._is_warm())
         if not self._is_warm():
             self.noise_ = None
-        self._learn(x, y, weight)
+        self._learn(x, y, weight, groups)
         return self
 
     def _fit_noise(self, choice: EnsembleChoice) -> None:

@@ -1,1 +1,9 @@
-"""The paper's experiments, one module per figure or table, each run as `python -m dropbayes.experiments.<name>`."""
+"""The paper's experiments, one module per figure or table.
+
+`python -m dropbayes.experiments NAME` runs one of `NAMES`; `python -m dropbayes.experiments.uci` runs the table of the
+UCI sets.
+"""
+
+__all__ = ["NAMES"]
+
+NAMES = ("adversarial", "co2", "convolution", "reinforcement", "recurrent", "rotation", "solar", "toy")

@@ -6,13 +6,13 @@ python -m dropbayes.experiments NAME [--quick] [--out DIR] [--device auto] [--se
 from __future__ import annotations
 
 import argparse
-import importlib
 import pathlib
 import sys
 import time
 from collections.abc import Sequence
 
-from dropbayes.experiments.reproduction import NAMES, changed, reproduce
+from dropbayes.experiments import NAMES
+from dropbayes.experiments.reproduction import reproduce, settings_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,8 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--figures-only", action="store_true", help="draw from what an earlier run saved")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one of the settings")
     options = parser.parse_args(arguments)
-    module = importlib.import_module(f"dropbayes.experiments.{options.name}")
-    settings = changed(module.Settings.quick() if options.quick else module.Settings(), options.set)
+    settings = settings_of(options.name, quick=options.quick, changes=options.set)
     start = time.perf_counter()
     command = " ".join(["python -m dropbayes.experiments", options.name, *(["--quick"] if options.quick else [])])
     findings = reproduce(

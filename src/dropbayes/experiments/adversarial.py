@@ -33,16 +33,16 @@ class Settings:
     """Sizes of LeNet and its training from the paper's digits experiment; the attacks are not in the paper.
 
     Attributes:
-        images: As in the rotation experiment.
-        channels: Of the convolutions.
-        hidden: Units before the last layer.
-        n_train: Training images at most.
-        n_steps: Steps of batches of 64.
-        learning_rate: The base rate; scikit-learn's digits, which are blurred, take a lower one.
+        images: The digits to use, as in the rotation experiment.
+        channels: The numbers of channels of the two convolutions.
+        hidden: The number of units before the last layer.
+        n_train: The largest number of training images.
+        n_steps: The number of steps, each on a batch of 64.
+        learning_rate: The base learning rate; scikit-learn's digits, which are blurred, need a lower one.
         strengths: The largest change of a pixel, pixels being in [0, 1].
-        n_test: Attacked images.
-        n_draws: Draws of each prediction.
-        seed: Of weights, batches and masks.
+        n_test: The number of images to attack.
+        n_draws: The number of draws of each prediction.
+        seed: The seed of weights, batches and masks.
     """
 
     images: Literal["auto", "mnist", "digits"] = "mnist"
@@ -84,11 +84,11 @@ def fgsm(net: nn.Module, x: Tensor, y: Tensor, *, strength: float) -> Tensor:
 
 def pgd(net: nn.Module, x: Tensor, y: Tensor, *, strength: float) -> Tensor:
     """Images moved in `PGD_STEPS` small signed steps, no pixel by more than `strength` (Madry et al. 2018)."""
-    moved = x
+    image = x
     for _ in range(PGD_STEPS):
-        moved = moved + PGD_STEP_SHARE * strength * signed_gradient(net, moved, y)
-        moved = moved.clamp(x - strength, x + strength).clamp(0, 1)
-    return moved
+        image = image + PGD_STEP_SHARE * strength * signed_gradient(net, image, y)
+        image = image.clamp(x - strength, x + strength).clamp(0, 1)
+    return image
 
 
 def random_signs(net: nn.Module, x: Tensor, y: Tensor, *, strength: float) -> Tensor:
@@ -132,16 +132,16 @@ def _stage(settings: Settings, record: Record, data: datasets.Images, device: to
     examples = []
     for row, attack in enumerate(ATTACKS.values()):
         for column, strength in enumerate((0.0, *settings.strengths)):
-            moved = attack(net, x, y, strength=strength) if strength else x
-            found = predict(net, moved, n_draws=settings.n_draws, likelihood=Categorical()) if strength else clean
-            examples.append(moved[0, 0].cpu().numpy())
+            images = attack(net, x, y, strength=strength) if strength else x
+            prediction = predict(net, images, n_draws=settings.n_draws, likelihood=Categorical()) if strength else clean
+            examples.append(images[0, 0].cpu().numpy())
             with torch.no_grad():
-                right = net(moved).argmax(-1) == y
-            arrays["accuracy_averaged"][row, column] = right.float().mean().item()
-            arrays["accuracy_mc"][row, column] = (found.mean.argmax(-1) == y).float().mean().item()
+                correct = net(images).argmax(-1) == y
+            arrays["accuracy_averaged"][row, column] = correct.float().mean().item()
+            arrays["accuracy_mc"][row, column] = (prediction.mean.argmax(-1) == y).float().mean().item()
             event = np.r_[np.zeros(len(y)), np.ones(len(y))]
             for name in MEASURES:
-                both = torch.cat([getattr(clean, name), getattr(found, name)]).cpu().numpy()
+                both = torch.cat([getattr(clean, name), getattr(prediction, name)]).cpu().numpy()
                 arrays[f"mean_{name}"][row, column] = both[len(y) :].mean()
                 arrays[f"auroc_{name}"][row, column] = roc_auc_score(event, both)
     arrays["examples"] = np.stack(examples).reshape(*shape, *x.shape[-2:])
@@ -196,10 +196,10 @@ def _figure(settings: Settings, arrays: Arrays) -> Any:
         ax.axhline(0.5, color="0.7", lw=0.8, zorder=0)
         ax.set(title=attack[0].upper() + attack[1:], xlabel="largest change of a pixel", ylim=(-0.03, 1.03))
     top.axes[-1].legend(loc="lower left", fontsize=8)
-    shown = bottom.subplots(len(ATTACKS), len(strengths), squeeze=False)
+    panels = bottom.subplots(len(ATTACKS), len(strengths), squeeze=False)
     for row, attack in enumerate(ATTACKS):
         for column, strength in enumerate(strengths):
-            ax = shown[row, column]
+            ax = panels[row, column]
             ax.imshow(arrays["examples"][row, column], cmap="gray_r", vmin=0, vmax=1)
             ax.set(xticks=[], yticks=[])
             ax.spines[:].set_visible(False)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dropbayes.experiments.record import Array, Arrays
+from dropbayes.experiments.datasets import Series
+from dropbayes.experiments.record import Array, Arrays, Record
 from dropbayes.predictive import predict
 
-__all__ = ["draw_band", "gaussian_scores", "network_bands", "process_bands"]
+__all__ = ["draw_band", "gaussian_scores", "network_bands", "process_bands", "process_stage"]
 
 # Blue for predictions, red for observations and green for what was hidden, as in the paper.
 PREDICTED, OBSERVED, HIDDEN = "#2b6cb0", "#c53030", "#2f855a"
 
 
 def network_bands(net: nn.Module, places: dict[str, Tensor], *, n_draws: int, device: torch.device) -> Arrays:
-    """Mean and epistemic deviation of the network's draws at each set of places, and the output of averaged weights."""
+    """Mean and epistemic deviation of the network's draws at each set of inputs, and the output of averaged weights."""
     net = net.to(device)
     arrays: Arrays = {}
     for name, x in places.items():
@@ -30,6 +33,13 @@ def network_bands(net: nn.Module, places: dict[str, Tensor], *, n_draws: int, de
         ):  # fmt: skip
             arrays[f"{name}_{kind}"] = value[:, 0].cpu().numpy()
     return arrays
+
+
+def process_stage(data: Series, places: dict[str, Tensor], record: Record) -> Arrays:
+    """The bands of the Gaussian process: so short to compute that `--figures-only` computes them too."""
+    key = (len(places["grid"]), data.source)
+    compute = functools.partial(process_bands, data.x, data.y, places)
+    return replace(record, saved_only=False).stage("process", compute, key=key)
 
 
 def process_bands(x: Tensor, y: Tensor, places: dict[str, Tensor], *, seed: int = 0) -> Arrays:

@@ -1,4 +1,4 @@
-"""Bayesian convolutions: does dropout before every layer keep a small data set from being learnt by heart?
+"""Bayesian convolutions: does dropout before every layer keep a small data set from being learned by heart?
 
 LeNet without dropout, with dropout before its last layer and before every layer, on 10, 50 and 100 % of the training
 images; the latter two with averaged weights and with draws. The same number of steps everywhere.
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dropbayes.experiments import datasets
-from dropbayes.experiments.lenet import Sites, lenet, train
+from dropbayes.experiments.lenet import DropoutLayers, lenet, train
 from dropbayes.experiments.record import Arrays, Findings, Record, markdown_table
 from dropbayes.likelihoods import Categorical
 from dropbayes.predictive import predict
@@ -24,25 +24,25 @@ NAMES = {"none": "no dropout", "last": "dropout before the last layer", "all": "
 
 @dataclass(frozen=True)
 class Settings:
-    """Sizes: LeNet's as in the paper's digits experiment; the shares of the data are not of the paper.
+    """Sizes of LeNet from the paper's digits experiment; the shares of the data are not from the paper.
 
     Attributes:
-        images: As in the rotation experiment.
-        shares: Of the training images.
-        networks: Where each network drops.
-        channels: Of the convolutions.
-        hidden: Units before the last layer.
-        n_train: The training images that are 100 %.
-        n_steps: Steps of batches of 64.
-        learning_rate: The base rate; scikit-learn's digits, which are blurred, take a lower one.
-        n_test: Test images.
-        n_draws: Draws of each prediction.
-        seeds: Runs of each network.
+        images: The digits to use, as in the rotation experiment.
+        shares: The shares of the training images to train on.
+        networks: Where each network has dropout.
+        channels: The numbers of channels of the two convolutions.
+        hidden: The number of units before the last layer.
+        n_train: The number of training images that count as 100 %.
+        n_steps: The number of steps, each on a batch of 64.
+        learning_rate: The base learning rate; scikit-learn's digits, which are blurred, need a lower one.
+        n_test: The number of test images.
+        n_draws: The number of draws of each prediction.
+        seeds: The number of runs of each network.
     """
 
     images: Literal["auto", "mnist", "digits"] = "mnist"
     shares: tuple[float, ...] = (0.1, 0.5, 1.0)
-    networks: tuple[Sites, ...] = ("none", "last", "all")
+    networks: tuple[DropoutLayers, ...] = ("none", "last", "all")
     channels: tuple[int, int] = (20, 50)
     hidden: int = 500
     n_train: int = 60_000
@@ -79,7 +79,7 @@ class Settings:
 def run(settings: Settings, record: Record, *, device: torch.device) -> Findings:
     """Trains every network on every share; see the module's docstring."""
     data = datasets.digits(settings.images)
-    results: dict[tuple[Sites, float], list[Arrays]] = {}
+    results: dict[tuple[DropoutLayers, float], list[Arrays]] = {}
     for sites in settings.networks:
         for share in settings.shares:
             results[sites, share] = [
@@ -93,7 +93,7 @@ def run(settings: Settings, record: Record, *, device: torch.device) -> Findings
 
 
 def _stage(
-    settings: Settings, data: datasets.Images, sites: Sites, share: float, seed: int, device: torch.device
+    settings: Settings, data: datasets.Images, sites: DropoutLayers, share: float, seed: int, device: torch.device
 ) -> Arrays:
     order = torch.randperm(min(settings.n_train, len(data.y)), generator=torch.Generator().manual_seed(seed))
     chosen = order[: math.ceil(share * len(order))]
@@ -109,11 +109,11 @@ def _stage(
     )
     x, y = data.x_test[: settings.n_test].to(device), data.y_test[: settings.n_test].to(device)
     with torch.no_grad():
-        averaged = torch.cat([net(part) for part in x.split(256)]).double().softmax(-1)
+        averaged = torch.cat([net(batch) for batch in x.split(256)]).double().softmax(-1)
     arrays = {f"averaged_{name}": value for name, value in _scores(averaged, y).items()}
     if sites != "none":
-        found = predict(net, x, n_draws=settings.n_draws, likelihood=Categorical())
-        arrays |= {f"mc_{name}": value for name, value in _scores(found.mean.double(), y).items()}
+        mean = predict(net, x, n_draws=settings.n_draws, likelihood=Categorical()).mean
+        arrays |= {f"mc_{name}": value for name, value in _scores(mean.double(), y).items()}
     return arrays
 
 
@@ -128,7 +128,9 @@ def _scores(probabilities: torch.Tensor, y: torch.Tensor) -> Arrays:
     }
 
 
-def _findings(settings: Settings, data: datasets.Images, results: dict[tuple[Sites, float], list[Arrays]]) -> Findings:
+def _findings(
+    settings: Settings, data: datasets.Images, results: dict[tuple[DropoutLayers, float], list[Arrays]]
+) -> Findings:
     rows: list[dict[str, Any]] = []
     metrics: dict[str, Any] = {}
     for kind, name in (("averaged", "averaged weights"), ("mc", "MC dropout")):

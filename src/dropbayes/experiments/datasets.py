@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.experiments.record import Array
+from dropbayes.runtime import files
 
 __all__ = ["Images", "Series", "atmospheric_co2", "digits", "monthly_co2", "solar_irradiance", "unrelated_images"]
 
@@ -42,14 +43,14 @@ _DIGESTS = {
 
 @dataclass(frozen=True)
 class Series:
-    """A function of one variable, standardised: where it was observed, where not, and where to predict.
+    """A function of one variable, standardised: its observed part and its hidden part.
 
     Attributes:
-        x: Observed places, `[row, 1]`.
-        y: Observed values, `[row, 1]`.
-        x_hidden: Places whose values the model must not see.
+        x: The inputs of the observed part, `[row, 1]`.
+        y: The observed values, `[row, 1]`.
+        x_hidden: The inputs whose values the model must not see.
         y_hidden: Those values: the truth to score against.
-        source: What the data are.
+        source: A description of the data.
     """
 
     x: Tensor
@@ -75,7 +76,7 @@ def _folder() -> pathlib.Path | None:
     return pathlib.Path(named) if named else None
 
 
-def _found(relative: str) -> pathlib.Path | None:
+def _local_file(relative: str) -> pathlib.Path | None:
     folder = _folder()
     return folder / relative if folder is not None and (folder / relative).exists() else None
 
@@ -85,7 +86,7 @@ def _found(relative: str) -> pathlib.Path | None:
 
 def monthly_co2() -> tuple[Array, str]:
     """Monthly CO2 at Mauna Loa in ppm from March 1958, missing months left out, and the name of the source."""
-    path = _found("co2/co2_mauna_monthly_1958_2003.csv")
+    path = _local_file("co2/co2_mauna_monthly_1958_2003.csv")
     if path is not None:
         return np.loadtxt(path, delimiter=",", skiprows=1)[:, 1], "Mauna Loa, monthly, 1958-2003"
     try:
@@ -114,7 +115,7 @@ def atmospheric_co2() -> Series:
 
 def solar_irradiance() -> Series:
     """The paper's interpolation data, five segments of 20 points missing; without them, yearly sunspot numbers."""
-    path = _found("solar/solar_gal.csv")
+    path = _local_file("solar/solar_gal.csv")
     if path is not None:
         x, y, hidden = np.loadtxt(path, delimiter=",", skiprows=1).T
         return _series(x, y, hidden > 0, "reconstructed solar irradiance, as in the paper")
@@ -122,7 +123,7 @@ def solar_irradiance() -> Series:
         from statsmodels.datasets import sunspots
     except ModuleNotFoundError as error:
         raise _no_data("the solar series", "solar/solar_gal.csv", "pip install statsmodels (sunspots)") from error
-    y = np.sqrt(sunspots.load_pandas().data["SUNACTIVITY"].to_numpy())  # the root steadies their spread
+    y = np.sqrt(sunspots.load_pandas().data["SUNACTIVITY"].to_numpy())  # the root steadies their variance
     index = np.arange(len(y), dtype=float)
     hidden = np.isin(index, [row for segment in SOLAR_SEGMENTS for row in segment])
     return _series(
@@ -150,7 +151,7 @@ def digits(kind: Literal["auto", "mnist", "digits"] = "auto") -> Images:
             data folder has it, else scikit-learn's.
     """
     if kind == "auto":
-        kind = "mnist" if _found("mnist/train-images-idx3-ubyte.gz") else "digits"
+        kind = "mnist" if _local_file("mnist/train-images-idx3-ubyte.gz") else "digits"
     if kind == "mnist":
         parts = [_idx(f"mnist/{part}") for part in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")]
         parts += [_idx(f"mnist/{part}") for part in ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")]
@@ -173,7 +174,7 @@ def digits(kind: Literal["auto", "mnist", "digits"] = "auto") -> Images:
 
 def unrelated_images(known: Images, *, seed: int = 0) -> tuple[Tensor, str]:
     """Images of no digit at all: Fashion-MNIST's where the data folder has it, else digits with shuffled pixels."""
-    if known.source == "MNIST" and _found("fashion_mnist/t10k-images-idx3-ubyte.gz"):
+    if known.source == "MNIST" and _local_file("fashion_mnist/t10k-images-idx3-ubyte.gz"):
         return _idx("fashion_mnist/t10k-images-idx3-ubyte")[:, None].float() / 256, "Fashion-MNIST"
     order = torch.randperm(known.x_test[0].numel(), generator=torch.Generator().manual_seed(seed))
     return known.x_test.flatten(1)[:, order].reshape(known.x_test.shape), "digits with shuffled pixels"
@@ -181,8 +182,8 @@ def unrelated_images(known: Images, *, seed: int = 0) -> tuple[Tensor, str]:
 
 def _idx(name: str) -> Tensor:
     """The array in an idx file, its digest checked."""
-    path = _found(f"{name}.gz")
-    contents = gzip.decompress(path.read_bytes() if path is not None else _downloaded(name))
+    path = _local_file(f"{name}.gz")
+    contents = gzip.decompress(path.read_bytes() if path is not None else _download(name))
     if hashlib.sha256(contents).hexdigest() != _DIGESTS[name]:
         raise ValueError(f"{name!r} must have the known sha256 digest; it has another. Delete the file and try again.")
     n_axes = contents[3]
@@ -191,11 +192,11 @@ def _idx(name: str) -> Tensor:
     return torch.from_numpy(values.copy()).reshape(*shape.tolist())
 
 
-def _downloaded(name: str) -> bytes:
+def _download(name: str) -> bytes:
     """A file of this name from its public place, kept in the user's cache."""
-    kept = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dropbayes" / f"{name}.gz"
-    if kept.exists():
-        return kept.read_bytes()
+    cached = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dropbayes" / f"{name}.gz"
+    if cached.exists():
+        return cached.read_bytes()
     folder, file = name.split("/")
     try:
         with urllib.request.urlopen(f"{_MIRRORS[folder]}/{file}.gz", timeout=60) as answer:
@@ -203,8 +204,8 @@ def _downloaded(name: str) -> bytes:
     except (urllib.error.URLError, TimeoutError) as error:
         raise _no_data(name, f"{name}.gz", "connect to the network") from error
     if hashlib.sha256(gzip.decompress(contents)).hexdigest() == _DIGESTS[name]:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(contents)
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        files.write_bytes(cached, contents)
     return contents
 
 

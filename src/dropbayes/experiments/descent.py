@@ -9,23 +9,30 @@ from __future__ import annotations
 
 import math
 import pathlib
+import time
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dropbayes import files
-from dropbayes.runtime.devices import capture_graph, tensor_cores
+from dropbayes.experiments.bands import network_bands
+from dropbayes.experiments.datasets import Series
+from dropbayes.experiments.record import Arrays, Record
+from dropbayes.runtime import files
+from dropbayes.runtime.devices import capture_graph, cpu_threads, tensor_cores
 from dropbayes.runtime.progress import ProgressBar
 
-__all__ = ["Network", "descend", "module"]
+__all__ = ["Network", "descend", "module", "network_stage"]
 
 STEPS_PER_CALL = 10
 """Steps recorded in one CUDA graph, whose masks are drawn together."""
 STEPS_PER_BLOCK = 5000
 """Steps between two checks that all is finite; a block's masks depend on the seed and its number alone."""
 BLOCKS_PER_CHECKPOINT = 10
+ONE_THREAD_WIDTH = 256
+"""Up to this width a second thread takes longer to wake than to work: on a busy machine 20 times."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,54 @@ def module(network: Network, *, seed: int = 0) -> nn.Sequential:
     return net
 
 
+class Schedule(Protocol):
+    """The settings that an experiment with such networks has."""
+
+    @property
+    def n_steps(self) -> int: ...
+    @property
+    def n_draws(self) -> int: ...
+    @property
+    def n_grid(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+
+
+def network_stage(
+    name: str,
+    network: Network,
+    data: Series,
+    places: dict[str, Tensor],
+    settings: Schedule,
+    record: Record,
+    *,
+    device: torch.device,
+) -> Arrays:
+    """The bands of a network trained on the observed part of a series, and the seconds that training took.
+
+    Args:
+        name: The name of the stage.
+        network: The network and its descent.
+        data: The series.
+        places: The inputs to predict at, by name.
+        settings: The numbers of steps, draws and points of the axis, and the seed.
+        record: The record that keeps the stage.
+        device: The device to train on.
+    """
+
+    def compute() -> Arrays:
+        start = time.perf_counter()
+        net = descend(
+            network, data.x, data.y, n_steps=settings.n_steps, seed=settings.seed, device=device,
+            checkpoint=record.checkpoint(name),
+        )  # fmt: skip
+        seconds = np.array(time.perf_counter() - start)
+        return network_bands(net, places, n_draws=settings.n_draws, device=device) | {"seconds": seconds}
+
+    key = (network, settings.n_steps, settings.n_draws, settings.n_grid, settings.seed, data.source)
+    return record.stage(name, compute, key=key)
+
+
 def descend(
     network: Network,
     x: Tensor,
@@ -79,15 +134,15 @@ def descend(
     device: torch.device | str = "cpu",
     checkpoint: pathlib.Path | None = None,
 ) -> nn.Sequential:
-    """The trained network, on the CPU; with `checkpoint`, a broken run goes on to the same weights.
+    """The trained network, on the CPU; with `checkpoint`, an interrupted run continues to the same weights.
 
     Args:
         network: The network and its descent.
-        x: Inputs, `[row, 1]`.
-        y: Targets, `[row, 1]`.
+        x: The inputs, `[row, 1]`.
+        y: The targets, `[row, 1]`.
         n_steps: The number of steps; a multiple of `STEPS_PER_CALL`.
-        seed: Of weights and masks.
-        device: Where to compute.
+        seed: The seed of weights and masks.
+        device: The device to train on.
         checkpoint: The file that keeps the state.
 
     Raises:
@@ -97,7 +152,9 @@ def descend(
         raise ValueError(f"`n_steps` must be a positive multiple of {STEPS_PER_CALL}; got {n_steps!r}.")
     device = torch.device(device)
     net = module(network, seed=seed)
-    with tensor_cores(device), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    n_threads = 1 if network.width <= ONE_THREAD_WIDTH else torch.get_num_threads()
+    random = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+    with tensor_cores(device), cpu_threads(n_threads), random:
         program = _Program(network, net, x.to(device), y.to(device))
         stamp = repr((network, seed, tuple(x.shape), float(y.double().sum())))
         done = _resume(program, checkpoint, stamp)
@@ -237,7 +294,7 @@ def _save(program: _Program, path: pathlib.Path, stamp: str, blocks: int) -> Non
 
 
 def _resume(program: _Program, path: pathlib.Path | None, stamp: str) -> int:
-    """Loads the state of a broken run of the same kind; returns the blocks it had done."""
+    """Loads the state of an interrupted run of the same kind; returns the number of blocks it had done."""
     if path is None or not path.exists():
         return 0
     saved = torch.load(path, map_location=program.x.device, weights_only=True)

@@ -84,11 +84,11 @@ class Worlds:
     """Independent worlds with an agent each.
 
     Args:
-        n_worlds: How many.
-        seed: Of items and chances.
-        openness_factor: The reward for an open view is this many times its openness, at most 1: 2 in the
+        n_worlds: The number of worlds.
+        seed: The seed of items and random events.
+        openness_factor: The factor on the openness of the view in the reward, which is at most 1: 2 in the
             demonstration the paper builds on, 1 in the authors' later file.
-        device: Where to compute.
+        device: The device to compute on.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Worlds:
         """Moves every agent, lets it eat, renews items; returns the rewards `[world]`.
 
         Args:
-            actions: Numbers of `ACTIONS`, `[world]`.
+            actions: The indices into `ACTIONS`, `[world]`.
             view: What the agents saw when they chose; the reward depends on it.
         """
         self.clock += 1

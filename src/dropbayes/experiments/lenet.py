@@ -13,23 +13,25 @@ from dropbayes.likelihoods import Categorical
 from dropbayes.precision import Prior
 from dropbayes.training import InverseDecay, fit
 
-__all__ = ["Sites", "lenet", "train"]
+__all__ = ["DropoutLayers", "lenet", "train"]
 
-Sites = Literal["none", "last", "all"]
+DropoutLayers = Literal["none", "last", "all"]
 
 # The weight decay is the optimiser's, as in the authors' files; a prior this wide adds nothing to it.
 _NO_PRIOR = Prior(length_scale=1e-9)
 
 
-def lenet(sites: Sites, *, channels: tuple[int, int] = (20, 50), hidden: int = 500, seed: int = 0) -> nn.Sequential:
+def lenet(
+    sites: DropoutLayers, *, channels: tuple[int, int] = (20, 50), hidden: int = 500, seed: int = 0
+) -> nn.Sequential:
     """LeNet for 28 x 28 pixels: no non-linearity after its convolutions but the pooling, as in Caffe's.
 
     Args:
         sites: Where units are dropped, with probability 0.5: "none", before the "last" layer, before "all" but the
             first (a pixel is not dropped).
-        channels: Of the two convolutions; the paper has 20 and 50.
-        hidden: Units before the last layer; the paper has 500.
-        seed: Of the weights.
+        channels: The numbers of channels of the two convolutions; the paper has 20 and 50.
+        hidden: The number of units before the last layer; the paper has 500.
+        seed: The seed of the weights.
 
     Example:
         >>> lenet("last", channels=(2, 3), hidden=4)(torch.zeros(1, 1, 28, 28)).shape
@@ -70,16 +72,16 @@ def train(
     r"""`net`, trained in place by momentum descent with $0.01 (1 + 10^{-4}\,\text{iteration})^{-0.75}$.
 
     Args:
-        net: A network.
-        x: Images.
-        y: Labels.
-        n_steps: Steps, rounded up to whole epochs.
-        batch_size: Images a step.
-        learning_rate: The base rate, doubled for biases.
-        weight_decay: Of weights and biases, in the optimiser's sense.
-        seed: Of batches and masks.
-        device: Where to compute.
-        checkpoint: A file to go on from.
+        net: The network.
+        x: The images.
+        y: The labels.
+        n_steps: The number of steps, rounded up to whole epochs.
+        batch_size: The number of images per step.
+        learning_rate: The base learning rate, doubled for biases.
+        weight_decay: The weight decay of weights and biases, in the optimiser's sense.
+        seed: The seed of batches and masks.
+        device: The device to train on.
+        checkpoint: The file that keeps the state of an interrupted run.
     """
     device = torch.device(device)
     net.to(device)

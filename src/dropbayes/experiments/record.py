@@ -1,4 +1,4 @@
-"""What an experiment leaves behind: saved stages it resumes from, figures, metrics and a page with its findings."""
+"""The record of an experiment: saved stages to resume from, figures, metrics and a page with its findings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dropbayes import files
+from dropbayes.runtime import files
 
 __all__ = ["Array", "Arrays", "Findings", "Record", "markdown_table"]
 
@@ -25,14 +25,14 @@ Arrays = dict[str, Array]
 
 @dataclass(frozen=True)
 class Findings:
-    """What an experiment found.
+    """The results of an experiment.
 
     Attributes:
-        title: What was done, in a few words.
-        sentences: What came out, for the page.
-        metrics: Numbers by name, nested at will; they go to `metrics.json`.
-        tables: Markdown tables by heading.
-        figures: Functions that draw, by file name: called only where matplotlib is installed.
+        title: The title of the page.
+        sentences: The results in words, for the page.
+        metrics: The numbers by name, nested at will, for `metrics.json`.
+        tables: The Markdown tables by heading.
+        figures: The functions that draw, by file name: called only where matplotlib is installed.
     """
 
     title: str
@@ -44,10 +44,10 @@ class Findings:
 
 @dataclass(frozen=True)
 class Record:
-    """A folder of results. What a stage has computed is kept in it, so a broken run goes on where it stopped.
+    """A folder of results. It keeps what a stage has computed, so that an interrupted run continues where it stopped.
 
     Args:
-        folder: Where everything goes.
+        folder: The folder for all files.
         settings: The experiment's settings.
         saved_only: Whether to draw from saved stages alone: a missing one is then an error.
     """
@@ -60,9 +60,9 @@ class Record:
         """The arrays `compute` returns, from the folder if a run with the same `key` left them there.
 
         Args:
-            name: The stage's name, also of its file.
-            compute: Makes the arrays.
-            key: What the arrays depend on; the experiment's settings by default.
+            name: The name of the stage and of its file.
+            compute: The function that computes the arrays.
+            key: The values that the arrays depend on; the experiment's settings by default.
         """
         path = self.folder / f"{name}.npz"
         stamp = _stamp(self.settings if key is None else key)
@@ -90,7 +90,7 @@ class Record:
     def write(self, findings: Findings, *, command: str) -> list[str]:
         """Writes figures, `metrics.json` and `page.md`; returns the names of the figures, none without matplotlib."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        drawn = _draw(self.folder, findings)
+        figures = _draw(self.folder, findings)
         report = {
             "settings": _plain(self.settings),
             "metrics": _plain(findings.metrics),
@@ -98,8 +98,8 @@ class Record:
             "machine": platform.machine(),
         }
         files.write_text(self.folder / "metrics.json", json.dumps(report, indent=1) + "\n")
-        files.write_text(self.folder / "page.md", _page(findings, drawn, command))
-        return drawn
+        files.write_text(self.folder / "page.md", _page(findings, figures, command))
+        return figures
 
 
 def _stamp(key: Any) -> str:
@@ -111,9 +111,9 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return _plain(asdict(value))
     if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
+        return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):
-        return [_plain(part) for part in value]
+        return [_plain(entry) for entry in value]
     if isinstance(value, (float, np.floating)):
         return float(f"{value:.6g}") if np.isfinite(value) else None
     return value.item() if isinstance(value, np.generic) else value
@@ -136,10 +136,10 @@ def _draw(folder: pathlib.Path, findings: Findings) -> list[str]:
 
 
 def _page(findings: Findings, figures: Iterable[str], command: str) -> str:
-    parts = [f"# {findings.title}", " ".join(findings.sentences)]
-    parts += [f"## {heading}\n\n{table}" for heading, table in findings.tables.items()]
-    parts += [f"![{name}]({name}.png)" for name in figures]
-    return "\n\n".join([*parts, f"Made by `{command}`."]) + "\n"
+    blocks = [f"# {findings.title}", " ".join(findings.sentences)]
+    blocks += [f"## {heading}\n\n{table}" for heading, table in findings.tables.items()]
+    blocks += [f"![{name}]({name}.png)" for name in figures]
+    return "\n\n".join([*blocks, f"Made by `{command}`."]) + "\n"
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:

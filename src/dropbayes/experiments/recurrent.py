@@ -1,8 +1,8 @@
 """Recurrent networks: one mask per sequence against fresh masks at every step, on forecasts of CO2.
 
-From 24 months an LSTM foretells the next 12. Dropping the same units at every step is a draw of the weights (Gal and
+From 24 months an LSTM forecasts the next 12. Dropping the same units at every step is a draw of the weights (Gal and
 Ghahramani 2016, variational RNN); fresh masks at every step are a draw of none. Without dropout, with fresh masks and
-with one mask: which forecasts later years best, and how far do the draws spread?
+with one mask: which forecasts later years best, and how far do the draws disagree?
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ PPM = 5.0
 
 @dataclass(frozen=True)
 class Settings:
-    """Not of the paper, which has no recurrent network; drop probabilities as in the authors' language model.
+    """Not from the paper, which has no recurrent network; drop probabilities as in the authors' language model.
 
     Attributes:
-        kinds: Which networks.
-        window: Months seen.
-        horizon: Months foretold.
-        hidden: Units of the LSTM.
-        drop_prob: Of inputs, recurrent state and output.
-        share: Of the windows for training; a sixth of the rest tunes the noise, the others are for test.
-        epochs: Passes over the windows.
-        learning_rate: Adam's.
-        n_draws: Draws of each forecast.
-        seeds: Runs of each network.
+        kinds: The kinds of dropout to compare, keys of `NAMES`.
+        window: The number of months that the network sees.
+        horizon: The forecast horizon in months.
+        hidden: The number of units of the LSTM.
+        drop_prob: The drop probability of recurrent state and output.
+        share: The share of the windows for training; a sixth of the rest tunes the noise, the others are for test.
+        epochs: The number of passes over the windows.
+        learning_rate: The learning rate of Adam.
+        n_draws: The number of draws of each forecast.
+        seeds: The number of runs of each network.
     """
 
     kinds: tuple[Kind, ...] = tuple(NAMES)
@@ -79,9 +79,9 @@ class Forecaster(nn.Module):
 
     Args:
         kind: "variational" for one mask per sequence, "naive" for fresh ones at every step, "none" for no dropout.
-        hidden: Units of the state.
-        horizon: Months ahead.
-        drop_prob: Of inputs, state and output.
+        hidden: The number of units of the state.
+        horizon: The number of months ahead.
+        drop_prob: The drop probability of state and output.
     """
 
     def __init__(self, kind: Kind, *, hidden: int, horizon: int, drop_prob: float) -> None:
@@ -112,8 +112,8 @@ class Windows:
     last_year: Tensor
     """The forecast that the next months change as the same months did a year before."""
 
-    def part(self, start: int, stop: int) -> Windows:
-        """Windows `start` to `stop`."""
+    def between(self, start: int, stop: int) -> Windows:
+        """The windows from `start` up to `stop`."""
         return Windows(self.x[start:stop], self.y[start:stop], self.last_year[start:stop])
 
 
@@ -137,14 +137,14 @@ def windows(ppm: Array, window: int, horizon: int) -> Windows:
 
 
 def run(settings: Settings, record: Record, *, device: torch.device) -> Findings:
-    """Trains every network on the early years and lets it foretell the later ones; see the module's docstring."""
+    """Trains every network on the early years and has it forecast the later ones; see the module's docstring."""
     ppm, source = datasets.monthly_co2()
     data = windows(ppm, settings.window, settings.horizon)
     first = round(settings.share * len(data.y))
     # Windows overlap: a gap as long as one keeps later months out of the earlier part.
     gap = settings.window + settings.horizon
     second = first + gap + (len(data.y) - first - gap) // 6
-    train, tune, test = data.part(gap, first), data.part(first + gap, second), data.part(second, len(data.y))
+    train, tune, test = data.between(gap, first), data.between(first + gap, second), data.between(second, len(data.y))
     results: dict[Kind, list[Arrays]] = {
         kind: [
             record.stage(
@@ -168,16 +168,16 @@ def _stage(
         epochs=settings.epochs, batch_size=64, learning_rate=settings.learning_rate, device=device, seed=seed,
     )  # fmt: skip
     arrays: Arrays = {"loss": np.array(history.loss)}
-    for name, part in (("train", train), ("tune", tune), ("test", test)):
+    for name, data in (("train", train), ("tune", tune), ("test", test)):
         if kind == "none":
             with torch.no_grad():
-                mean = net.eval()(part.x)
+                mean = net.eval()(data.x)
             std = torch.zeros_like(mean)
         else:
-            found = predict(net, part.x, n_draws=settings.n_draws)
-            mean, std = found.mean, found.epistemic.sqrt()
+            prediction = predict(net, data.x, n_draws=settings.n_draws)
+            mean, std = prediction.mean, prediction.epistemic.sqrt()
         arrays[f"{name}_mean"], arrays[f"{name}_std"] = mean.numpy(), std.numpy()
-        arrays[f"{name}_y"] = part.y.numpy()
+        arrays[f"{name}_y"] = data.y.numpy()
     return arrays
 
 
@@ -191,7 +191,7 @@ def _scores(arrays: Arrays) -> dict[str, float]:
         "rmse_test_ppm": test["rmse"] * PPM,
         "log_likelihood_test": test["log_likelihood"],
         "coverage_95_test": test["coverage_95"],
-        "epistemic_test_ppm": float(arrays["test_std"].mean()) * PPM,
+        "epistemic_std_test_ppm": float(arrays["test_std"].mean()) * PPM,
     }
 
 
@@ -209,18 +209,20 @@ def _findings(settings: Settings, source: str, results: dict[Kind, list[Arrays]]
             "RMSE test (ppm)": metrics[kind]["rmse_test_ppm"],
             "log-likelihood test": metrics[kind]["log_likelihood_test"],
             "95 % coverage": metrics[kind]["coverage_95_test"],
-            "deviation of draws (ppm)": metrics[kind]["epistemic_test_ppm"],
+            "deviation of draws (ppm)": metrics[kind]["epistemic_std_test_ppm"],
         }
         for kind in results
     ]
     sentences = [
-        f"Data: {source}; {settings.window} months seen, {settings.horizon} foretold, {len(test.y)} windows of later "
+        f"Data: {source}; {settings.window} months seen, {settings.horizon} forecast, {len(test.y)} windows of later "
         f"years for test; means of {settings.seeds} runs. The noise is tuned on windows between the two. Repeating "
         f"last year's change has a test RMSE of {seasonal:.3f} ppm.",
     ]
     if {"naive", "variational"} <= set(results):
-        ratio = metrics["variational"]["epistemic_test_ppm"] / metrics["naive"]["epistemic_test_ppm"]
-        sentences.append(f"The draws of one mask per sequence spread {ratio:.1f} times as far as those of fresh masks.")
+        ratio = metrics["variational"]["epistemic_std_test_ppm"] / metrics["naive"]["epistemic_std_test_ppm"]
+        sentences.append(
+            f"The draws of one mask per sequence deviate {ratio:.1f} times as far as those of fresh masks."
+        )
     return Findings(
         title="Recurrent networks: one mask per sequence",
         sentences=sentences,

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dropbayes import files
 from dropbayes.experiments.foraging import ACTIONS, N_INPUTS, Worlds
 from dropbayes.experiments.record import Array, Arrays, Findings, Record, markdown_table
+from dropbayes.runtime import files
 from dropbayes.runtime.progress import ProgressBar
 
 Policy = Literal["thompson", "epsilon-greedy"]
@@ -32,25 +32,26 @@ WINDOW = 5
 
 @dataclass(frozen=True)
 class Settings:
-    """The appendix's figures unless noted.
+    """Values from the appendix unless noted.
 
     Attributes:
-        n_seeds: Agents of each kind; the paper has one.
-        n_steps: Steps of each agent; not stated, the paper's plot ends after 1,000 blocks.
-        hidden: Units of the two hidden layers.
-        drop_prob: Before every weight layer of the Thompson agent (main paper, section 5.4).
-        discount: Of future rewards.
-        replay: Experiences kept; when full, a random one is replaced (demonstration).
-        learning_starts: Stored experiences after which learning starts.
-        random_steps: First steps, taken at random.
-        learning_rate: Of plain gradient descent.
-        weight_decay: Divided by the batch size, as the gradients are (demonstration's trainer); biases have none.
-        batch_size: Experiences a step.
+        n_seeds: The number of agents of each kind; the paper has one.
+        n_steps: The number of steps of each agent; not stated, the paper's plot ends after 1,000 blocks.
+        hidden: The number of units in each of the two hidden layers.
+        drop_prob: The drop probability before every weight layer of the Thompson agent (main paper, section 5.4).
+        discount: The discount factor of future rewards.
+        replay: The capacity of the replay; when full, a random experience is replaced (demonstration).
+        learning_starts: The number of stored experiences after which learning starts.
+        random_steps: The number of first steps, taken at random.
+        learning_rate: The learning rate of plain gradient descent.
+        weight_decay: The weight decay, divided by the batch size as the gradients are (demonstration's trainer); biases
+            have none.
+        batch_size: The number of experiences per step.
         epsilon_total: The step at which ε reaches its least value.
         epsilon_burn_in: The step from which ε falls.
         epsilon_least: The least ε.
-        openness_factor: Of the reward for an open view: 2 in the demonstration the paper builds on, 1 in the authors'
-            later file. Only with 2 is the reward of 1 passed when the paper says; it states neither.
+        openness_factor: The factor on the reward for an open view: 2 in the demonstration the paper builds on, 1 in the
+            authors' later file. Only with 2 is the reward of 1 passed when the paper says; it states neither.
         seed: The first seed.
     """
 
@@ -73,7 +74,7 @@ class Settings:
 
     @classmethod
     def quick(cls) -> Settings:
-        """The first tenth, in which the two part."""
+        """The first tenth, in which the two policies separate."""
         return cls(n_steps=20_000)
 
     @classmethod
@@ -95,8 +96,8 @@ def epsilon(age: int, settings: Settings) -> float:
         >>> epsilon(101_500, Settings())
         0.5
     """
-    fallen = (age - settings.epsilon_burn_in) / (settings.epsilon_total - settings.epsilon_burn_in)
-    return min(1.0, max(settings.epsilon_least, 1 - fallen))
+    progress = (age - settings.epsilon_burn_in) / (settings.epsilon_total - settings.epsilon_burn_in)
+    return min(1.0, max(settings.epsilon_least, 1 - progress))
 
 
 def products(left: Tensor, right: Tensor) -> Tensor:
@@ -107,14 +108,14 @@ def products(left: Tensor, right: Tensor) -> Tensor:
 
 
 class Agents:
-    """Agents of one kind, each with its own network, replay and chances, learning together.
+    """Agents of one kind, each with its own network, replay and random numbers, learning together.
 
     Args:
-        n_agents: How many.
-        policy: How they explore.
-        settings: Sizes and rates.
-        seed: Of weights, masks, replay and random actions.
-        device: Where to compute.
+        n_agents: The number of agents.
+        policy: The way they explore.
+        settings: The sizes and rates.
+        seed: The seed of weights, masks, replay and random actions.
+        device: The device to compute on.
     """
 
     def __init__(
@@ -152,8 +153,7 @@ class Agents:
         torch.ge(words, round(self.settings.drop_prob * 2**16) - 2**15, out=keep)
         keep.mul_(1 / (1 - self.settings.drop_prob))
         sizes = [len(self) * n_rows * width for width in self.widths[:3]]
-        parts = keep.split(sizes)
-        return [part.view(len(self), n_rows, -1) for part in parts]
+        return [mask.view(len(self), n_rows, -1) for mask in keep.split(sizes)]
 
     def values(self, states: Tensor, masks: list[Tensor] | None) -> tuple[Tensor, list[Tensor]]:
         """The action values `[agent, row, action]`, and the input of every weight layer."""
@@ -185,12 +185,12 @@ class Agents:
         if self.last is not None:
             before, action, reward = self.last
             if self.stored < self.settings.replay:
-                places = torch.full((len(self), 1), self.stored, device=self.device)
+                slots = torch.full((len(self), 1), self.stored, device=self.device)
                 self.stored += 1
             else:
-                places = self._indices(1)
+                slots = self._indices(1)
             row = torch.cat([before, states, action[:, None], reward[:, None]], 1)
-            self.memory[(self.offsets + places)[:, 0]] = row
+            self.memory[(self.offsets + slots)[:, 0]] = row
         self.last = (states, actions, rewards)
         self.age += 1
 
@@ -200,7 +200,7 @@ class Agents:
     def learn(self) -> None:
         r"""One descent step on $\frac1{2M} \sum (Q(s, a) - r - \gamma \max_{a'} Q(s', a'))^2$, if enough is stored.
 
-        The target is a draw of its own, and so are the masks of what is learnt.
+        The target is a draw of its own, and so are the masks of the values that learn.
         """
         if self.stored <= self.settings.learning_starts:
             return
@@ -245,7 +245,7 @@ def tick(worlds: Worlds, agents: Agents) -> Tensor:
 def simulate(
     policy: Policy, settings: Settings, *, device: torch.device | str = "cpu", checkpoint: pathlib.Path | None = None
 ) -> Array:
-    """The mean rewards of every block of steps, `[agent, block]`; with `checkpoint`, a broken run goes on."""
+    """The mean rewards of every block of steps, `[agent, block]`; with `checkpoint`, an interrupted run continues."""
     worlds = Worlds(
         settings.n_seeds, seed=settings.seed, openness_factor=settings.openness_factor, device=device
     )  # fmt: skip
@@ -267,38 +267,38 @@ def simulate(
 
 def _save(worlds: Worlds, agents: Agents, path: pathlib.Path, stamp: str, curve: list[Tensor]) -> None:
     state = {}
-    for name, thing in (("worlds", worlds), ("agents", agents)):
-        kept = {k: v for k, v in vars(thing).items() if isinstance(v, (Tensor, int, list, tuple)) or v is None}
-        state[name] = {**kept, "source": thing.source.get_state()}
+    for name, owner in (("worlds", worlds), ("agents", agents)):
+        values = {k: v for k, v in vars(owner).items() if isinstance(v, (Tensor, int, list, tuple)) or v is None}
+        state[name] = {**values, "source": owner.source.get_state()}
     with files.replacement(path) as file:
         torch.save({"stamp": stamp, "curve": curve, **state}, file)
 
 
 def _resume(worlds: Worlds, agents: Agents, path: pathlib.Path | None, stamp: str) -> list[Tensor]:
-    """Puts a broken run of the same kind back; returns the blocks it had done."""
+    """Restores an interrupted run of the same kind; returns the blocks it had done."""
     if path is None or not path.exists():
         return []
     saved = torch.load(path, map_location=worlds.device, weights_only=True)
     if saved["stamp"] != stamp:
         return []
-    for name, thing in (("worlds", worlds), ("agents", agents)):
-        thing.source.set_state(saved[name].pop("source").cpu())
-        vars(thing).update(saved[name])
+    for name, owner in (("worlds", worlds), ("agents", agents)):
+        owner.source.set_state(saved[name].pop("source").cpu())
+        vars(owner).update(saved[name])
     return list(saved["curve"])
 
 
 def run(settings: Settings, record: Record, *, device: torch.device) -> Findings:
-    """Lets both kinds of agents live and learn; see the module's docstring."""
+    """Simulates and trains both kinds of agents; see the module's docstring."""
 
-    def lived(policy: Policy) -> Arrays:
+    def stage(policy: Policy) -> Arrays:
         rewards = simulate(policy, settings, device=device, checkpoint=record.checkpoint(policy))
         record.checkpoint(policy).unlink(missing_ok=True)  # it holds the whole replay
         return {"rewards": rewards}
 
     # A thread for each kind: stacked products of small matrices do not use a second core by themselves.
     with concurrent.futures.ThreadPoolExecutor(len(NAMES)) as pool:
-        stages = {p: pool.submit(record.stage, p, functools.partial(lived, p)) for p in NAMES}
-        curves = {policy: stage.result()["rewards"] for policy, stage in stages.items()}
+        futures = {p: pool.submit(record.stage, p, functools.partial(stage, p)) for p in NAMES}
+        curves = {policy: future.result()["rewards"] for policy, future in futures.items()}
     return _findings(settings, curves)
 
 

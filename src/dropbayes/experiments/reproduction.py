@@ -1,4 +1,4 @@
-"""The running of an experiment by name: its settings changed, its files written."""
+"""Running an experiment by name: with changed settings, writing its files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from dropbayes.experiments import NAMES
 from dropbayes.experiments.record import Findings, Record
 from dropbayes.runtime.devices import available_device
 
-__all__ = ["NAMES", "changed", "reproduce"]
-
-NAMES = ("adversarial", "co2", "convolution", "reinforcement", "recurrent", "rotation", "solar", "toy")
+__all__ = ["reproduce", "settings_of"]
 
 
 def reproduce(
@@ -30,24 +29,32 @@ def reproduce(
 
     Args:
         name: One of `NAMES`.
-        settings: The module's `Settings`; the full size by default.
+        settings: An instance of the module's `Settings`; the full size by default.
         out: The folder that holds a folder for each experiment.
         device: "auto", "cpu", "cuda" ...
-        figures_only: Draw from saved stages without computing any.
-        command: What to name on the page.
+        figures_only: Whether to draw from saved stages without computing any.
+        command: The command that the page names as its origin.
     """
-    if name not in NAMES:
-        raise ValueError(f"`name` must be one of {', '.join(NAMES)}; got {name!r}.")
+    settings = settings_of(name) if settings is None else settings
     module = importlib.import_module(f"dropbayes.experiments.{name}")
-    settings = module.Settings() if settings is None else settings
     record = Record(pathlib.Path(out) / name, settings, saved_only=figures_only)
     findings: Findings = module.run(settings, record, device=available_device(device))
     record.write(findings, command=command or f"python -m dropbayes.experiments {name}")
     return findings
 
 
-def changed(settings: Any, changes: Sequence[str]) -> Any:
-    """`settings` with fields set from texts `KEY=VALUE`, values in JSON (a bare word is a string)."""
+def settings_of(name: str, *, quick: bool = False, changes: Sequence[str] = ()) -> Any:
+    """The settings of an experiment.
+
+    Args:
+        name: One of `NAMES`.
+        quick: Whether to take the small version.
+        changes: Fields to change, as texts `KEY=VALUE` with values in JSON (a bare word is a string).
+    """
+    if name not in NAMES:
+        raise ValueError(f"`name` must be one of {', '.join(NAMES)}; got {name!r}.")
+    module = importlib.import_module(f"dropbayes.experiments.{name}")
+    settings = module.Settings.quick() if quick else module.Settings()
     known = {field.name for field in fields(settings)}
     for change in changes:
         key, _, text = change.partition("=")

@@ -1,7 +1,7 @@
-"""Classification: a digit 1 turned step by step, and how sure LeNet is of it [GG16; main paper, section 5.2].
+"""Classification: a digit 1 rotated step by step, and how sure LeNet is of it [GG16; main paper, section 5.2].
 
 Two networks, with dropout before the last layer and before every layer. As the digit turns away from all that was seen
-in training, the draws of the network should part: entropy, mutual information and variation ratio rise.
+in training, the draws of the network should disagree: entropy, mutual information and variation ratio rise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.experiments import datasets
-from dropbayes.experiments.lenet import Sites, lenet, train
+from dropbayes.experiments.lenet import DropoutLayers, lenet, train
 from dropbayes.experiments.record import Array, Arrays, Findings, Record, markdown_table
 from dropbayes.likelihoods import Categorical
 from dropbayes.predictive import Prediction, predict
@@ -26,26 +26,26 @@ NAMES = {"last": "dropout before the last layer", "all": "dropout before every l
 
 @dataclass(frozen=True)
 class Settings:
-    """The paper's figures unless noted.
+    """Values from the paper unless noted.
 
     Attributes:
         images: "mnist", "digits" (scikit-learn's) or "auto": MNIST where the data folder has it.
-        networks: Where each network drops.
-        channels: Of the convolutions.
-        hidden: Units before the last layer.
-        n_train: Training images at most.
-        n_steps: Steps of batches of 64.
-        learning_rate: The base rate; scikit-learn's digits, which are blurred, take a lower one.
-        n_angles: Rotations of the digit.
-        largest_angle: In degrees; the paper does not state it.
-        n_draws: Draws of the turned digit.
-        n_test: Test images for the scores; not of the paper.
-        n_turned: Test images turned for the mean curves; not of the paper.
-        seed: Of weights, batches and masks.
+        networks: Where each network has dropout.
+        channels: The numbers of channels of the two convolutions.
+        hidden: The number of units before the last layer.
+        n_train: The largest number of training images.
+        n_steps: The number of steps, each on a batch of 64.
+        learning_rate: The base learning rate; scikit-learn's digits, which are blurred, need a lower one.
+        n_angles: The number of rotations of the digit.
+        largest_angle: The largest rotation in degrees; the paper does not state it.
+        n_draws: The number of draws for each rotated digit.
+        n_test: The number of test images for the scores; not from the paper.
+        n_turned: The number of test images rotated for the mean curves; not from the paper.
+        seed: The seed of weights, batches and masks.
     """
 
     images: Literal["auto", "mnist", "digits"] = "mnist"
-    networks: tuple[Sites, ...] = ("last", "all")
+    networks: tuple[DropoutLayers, ...] = ("last", "all")
     channels: tuple[int, int] = (20, 50)
     hidden: int = 500
     n_train: int = 60_000
@@ -72,13 +72,13 @@ class Settings:
         )  # fmt: skip
 
 
-def turned(image: Tensor, degrees: Tensor) -> Tensor:
-    """The image `[1, height, width]` turned anticlockwise by each angle, `[angle, 1, height, width]`.
+def rotated(image: Tensor, degrees: Tensor) -> Tensor:
+    """The image `[1, height, width]` rotated anticlockwise by each angle, `[angle, 1, height, width]`.
 
     Example:
         >>> corner = torch.zeros(1, 4, 4)
         >>> corner[0, 0, 3] = 1.0
-        >>> turned(corner, torch.tensor([90.0]))[0, 0].argmax().item()
+        >>> rotated(corner, torch.tensor([90.0]))[0, 0].argmax().item()
         0
     """
     angle = torch.deg2rad(degrees)
@@ -92,7 +92,7 @@ def turned(image: Tensor, degrees: Tensor) -> Tensor:
 
 
 def run(settings: Settings, record: Record, *, device: torch.device) -> Findings:
-    """Trains both networks and turns digits before them; see the module's docstring."""
+    """Trains both networks and shows them rotated digits; see the module's docstring."""
     data = datasets.digits(settings.images)
     angles = torch.linspace(0, settings.largest_angle, settings.n_angles)
     results = {
@@ -103,7 +103,12 @@ def run(settings: Settings, record: Record, *, device: torch.device) -> Findings
 
 
 def _stage(
-    settings: Settings, record: Record, data: datasets.Images, angles: Tensor, sites: Sites, device: torch.device
+    settings: Settings,
+    record: Record,
+    data: datasets.Images,
+    angles: Tensor,
+    sites: DropoutLayers,
+    device: torch.device,
 ) -> Arrays:
     net = lenet(sites, channels=settings.channels, hidden=settings.hidden, seed=settings.seed)
     x, y = data.x[: settings.n_train], data.y[: settings.n_train]
@@ -119,20 +124,20 @@ def _stage(
     )
     one = data.x_test[data.y_test == 1][0]
     with torch.no_grad():
-        logits = draws(net, turned(one, angles).to(device), n_draws=settings.n_draws)
-    arrays: Arrays = {"logits": logits.cpu().numpy(), "images": turned(one, angles)[:, 0].numpy()}
+        logits = draws(net, rotated(one, angles).to(device), n_draws=settings.n_draws)
+    arrays: Arrays = {"logits": logits.cpu().numpy(), "images": rotated(one, angles)[:, 0].numpy()}
     arrays |= _test_scores(net, data, settings, device)
-    several = torch.stack([turned(image, angles) for image in data.x_test[: settings.n_turned]], 1)
+    several = torch.stack([rotated(image, angles) for image in data.x_test[: settings.n_turned]], 1)
     for name in MEASURES:
         arrays[f"turned_{name}"] = np.zeros(len(angles))
-    for place, images in enumerate(several):
-        prediction = _predicted(net, images, settings.n_draws, device)
+    for index, images in enumerate(several):
+        prediction = _class_prediction(net, images, settings.n_draws, device)
         for name in MEASURES:
-            arrays[f"turned_{name}"][place] = getattr(prediction, name).mean().item()
+            arrays[f"turned_{name}"][index] = getattr(prediction, name).mean().item()
     return arrays
 
 
-def _predicted(net: nn.Module, x: Tensor, n_draws: int, device: torch.device) -> Prediction:
+def _class_prediction(net: nn.Module, x: Tensor, n_draws: int, device: torch.device) -> Prediction:
     return predict(net, x.to(device), n_draws=n_draws, likelihood=Categorical())
 
 
@@ -143,10 +148,10 @@ def _test_scores(net: nn.Module, data: datasets.Images, settings: Settings, devi
     x, y = data.x_test[: settings.n_test], data.y_test[: settings.n_test]
     other, _ = datasets.unrelated_images(data)
     other = other[: settings.n_test]
-    known, unknown = (_predicted(net, z, settings.n_draws, device) for z in (x, other))
+    known, unknown = (_class_prediction(net, z, settings.n_draws, device) for z in (x, other))
     with torch.no_grad():
-        standard = torch.cat([net(part.to(device)).cpu() for part in x.split(256)]).softmax(-1)
-        averaged_other = torch.cat([net(part.to(device)).cpu() for part in other.split(256)]).softmax(-1)
+        standard = torch.cat([net(batch.to(device)).cpu() for batch in x.split(256)]).softmax(-1)
+        averaged_other = torch.cat([net(batch.to(device)).cpu() for batch in other.split(256)]).softmax(-1)
     mean = known.mean.cpu()
     scores = {
         "error_standard": (standard.argmax(-1) != y).float().mean(),
@@ -164,7 +169,7 @@ def _test_scores(net: nn.Module, data: datasets.Images, settings: Settings, devi
     return arrays
 
 
-def _findings(data: datasets.Images, angles: Array, results: dict[Sites, Arrays]) -> Findings:
+def _findings(data: datasets.Images, angles: Array, results: dict[DropoutLayers, Arrays]) -> Findings:
     _, other = datasets.unrelated_images(data)
     metrics: dict[str, Any] = {}
     for sites, arrays in results.items():
@@ -189,13 +194,13 @@ def _findings(data: datasets.Images, angles: Array, results: dict[Sites, Arrays]
         f"Data: {data.source}; unrelated images: {other}. Angles: {', '.join(f'{a:.0f}' for a in angles)} degrees."
     ]
     sentences += [
-        f"{NAMES[sites].capitalize()}: the turned digit 1 is read as {m['predicted'].tolist()}; over many digits the "
+        f"{NAMES[sites].capitalize()}: the rotated digit 1 is read as {m['predicted'].tolist()}; over many digits the "
         f"mutual information rises from {m['mutual_information'][0]:.3f} upright to "
         f"{m['mutual_information'].max():.3f} nats, the entropy from {m['entropy'][0]:.3f} to {m['entropy'].max():.3f}."
         for sites, m in metrics.items()
     ]
     return Findings(
-        title="Classification: a turned digit",
+        title="Classification: a rotated digit",
         sentences=sentences,
         metrics=metrics,
         tables={"Test images and images of no digit": markdown_table(rows)},
@@ -206,18 +211,18 @@ def _findings(data: datasets.Images, angles: Array, results: dict[Sites, Arrays]
     )
 
 
-def _scatter(angles: Array, results: dict[Sites, Arrays]) -> Any:
+def _scatter(angles: Array, results: dict[DropoutLayers, Arrays]) -> Any:
     """Softmax input and output of the three classes most often on top, a point for each draw."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 2.6 * len(results) + 1.2), layout="constrained")
     rows = figure.subplots(len(results), 2, squeeze=False, sharex=True)
-    spread = (angles[1] - angles[0]) * 0.22
+    jitter = (angles[1] - angles[0]) * 0.22
     for axes, (sites, arrays) in zip(rows, results.items(), strict=True):
         logits = arrays["logits"]
         outputs = np.exp(logits - np.logaddexp.reduce(logits, -1, keepdims=True))
         classes = np.argsort(np.bincount(logits.argmax(-1).ravel(), minlength=10))[::-1][:3]
-        places = angles + np.random.default_rng(0).uniform(-spread, spread, logits.shape[:2])
+        places = angles + np.random.default_rng(0).uniform(-jitter, jitter, logits.shape[:2])
         for ax, values, what in zip(axes, (logits, outputs), ("input", "output"), strict=True):
             for kind, colour in zip(classes, ("#2b6cb0", "#dd6b20", "#2f855a"), strict=True):
                 ax.scatter(places, values[..., kind], s=3, alpha=0.35, lw=0, color=colour, label=f"class {kind}")
@@ -227,15 +232,15 @@ def _scatter(angles: Array, results: dict[Sites, Arrays]) -> Any:
     for ax in rows[-1]:
         for angle, image in zip(angles, next(iter(results.values()))["images"], strict=True):
             width = 0.9 / len(angles)
-            place = (angle - angles[0] + spread) / (angles[-1] - angles[0] + 2 * spread)
-            inset = ax.inset_axes((place * 0.955 + 0.0225 - width / 2, -0.36, width, 0.25))
+            left = (angle - angles[0] + jitter) / (angles[-1] - angles[0] + 2 * jitter)
+            inset = ax.inset_axes((left * 0.955 + 0.0225 - width / 2, -0.36, width, 0.25))
             inset.imshow(image, cmap="gray_r")
             inset.axis("off")
-        ax.set_xlim(angles[0] - 2 * spread, angles[-1] + 2 * spread)
+        ax.set_xlim(angles[0] - 2 * jitter, angles[-1] + 2 * jitter)
     return figure
 
 
-def _curves(angles: Array, results: dict[Sites, Arrays]) -> Any:
+def _curves(angles: Array, results: dict[DropoutLayers, Arrays]) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 2.8), layout="constrained")

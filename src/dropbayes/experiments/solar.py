@@ -7,7 +7,6 @@ coverage of its intervals, in and out of the gaps, says how much.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,15 +25,15 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The paper's figures unless noted.
+    """Values from the paper unless noted.
 
     Attributes:
-        variants: Which learning rates: the appendix's, the authors' files'.
-        width: Units of a hidden layer.
-        n_steps: Steps, full batch.
-        n_draws: Draws of each prediction.
-        n_grid: Points of the figure's axis.
-        seed: Of weights and masks.
+        variants: The sources of the learning rates, keys of `VARIANTS`: the appendix, the authors' files.
+        width: The number of units in each hidden layer.
+        n_steps: The number of descent steps, each on all rows.
+        n_draws: The number of draws of each prediction.
+        n_grid: The number of points on the figure's axis.
+        seed: The seed of weights and masks.
     """
 
     variants: tuple[str, ...] = tuple(VARIANTS)
@@ -60,33 +59,17 @@ def run(settings: Settings, record: Record, *, device: torch.device) -> Findings
     data = datasets.solar_irradiance()
     grid = torch.linspace(float(data.x.min()), float(data.x.max()), settings.n_grid)[:, None]
     places = {"grid": grid, "seen": data.x, "hidden": data.x_hidden}
-    results: dict[str, Arrays] = {}
+    results = {"Gaussian process, squared exponential": bands.process_stage(data, places, record)}
     for name in settings.variants:
         network = replace(VARIANTS[name], width=settings.width)
-        key = (network, settings.n_steps, settings.n_draws, settings.n_grid, settings.seed, data.source)
-
-        def trained(network: Network = network, name: str = name) -> Arrays:
-            start = time.perf_counter()
-            net = descent.descend(
-                network, data.x, data.y, n_steps=settings.n_steps, seed=settings.seed, device=device,
-                checkpoint=record.checkpoint(name),
-            )  # fmt: skip
-            seconds = np.array(time.perf_counter() - start)
-            return bands.network_bands(net, places, n_draws=settings.n_draws, device=device) | {"seconds": seconds}
-
-        results[f"MC dropout, rates of the {name}"] = record.stage(name, trained, key=key)
-    try:
-        made_of = (settings.n_grid, data.source)
-        seconds_only = replace(record, saved_only=False)  # so short that it is also made where only figures are wanted
-        process = seconds_only.stage("process", lambda: bands.process_bands(data.x, data.y, places), key=made_of)
-        results = {"Gaussian process, squared exponential": process, **results}
-    except ModuleNotFoundError:
-        pass  # a machine with torch alone; run again where scikit-learn is
+        results[f"MC dropout, rates of the {name}"] = descent.network_stage(
+            name, network, data, places, settings, record, device=device
+        )
     return _findings(data, results, grid[:, 0].numpy())
 
 
 def _scores(data: datasets.Series, arrays: Arrays) -> dict[str, Any]:
-    """Scores in the gaps and outside them; the noise is what the model shows, or learnt, on the observed points."""
+    """Scores in the gaps and outside them; the noise is what the model shows, or learned, on the observed points."""
     y_seen, y_hidden = data.y[:, 0].numpy(), data.y_hidden[:, 0].numpy()
     fit = float(np.mean((arrays["seen_mean"] - y_seen) ** 2))
     precision = float(arrays["precision"]) if "precision" in arrays else 1 / fit
@@ -96,8 +79,8 @@ def _scores(data: datasets.Series, arrays: Arrays) -> dict[str, Any]:
     return {
         "gaps": inside,
         "observed": outside,
-        "epistemic_gaps": float(arrays["hidden_std"].mean()),
-        "epistemic_observed": float(arrays["seen_std"].mean()),
+        "epistemic_std_gaps": float(arrays["hidden_std"].mean()),
+        "epistemic_std_observed": float(arrays["seen_std"].mean()),
         "coverage_95_without_noise_gaps": float(model_alone.mean()),
     }
 
@@ -116,8 +99,8 @@ def _findings(data: datasets.Series, results: dict[str, Arrays], grid: Array) ->
             "95 % coverage observed": scores["observed"]["coverage_95"],
             "95 % coverage gaps": scores["gaps"]["coverage_95"],
             "... model deviation alone": scores["coverage_95_without_noise_gaps"],
-            "deviation observed": scores["epistemic_observed"],
-            "deviation gaps": scores["epistemic_gaps"],
+            "deviation observed": scores["epistemic_std_observed"],
+            "deviation gaps": scores["epistemic_std_gaps"],
         }
         for name, scores in metrics.items()
     ]
@@ -126,9 +109,9 @@ def _findings(data: datasets.Series, results: dict[str, Arrays], grid: Array) ->
         "An interval is ±1.96 deviations; the noise in it is what the model shows on the observed points (the process "
         "learns its own), except where the model's deviation stands alone.",
         *(
-            f"{name}: the deviation in the gaps is {s['epistemic_gaps'] / s['epistemic_observed']:.2f} times that "
-            f"at the observed points, and it alone covers {100 * s['coverage_95_without_noise_gaps']:.0f} % of the "
-            "missing values."
+            f"{name}: the deviation in the gaps is {s['epistemic_std_gaps'] / s['epistemic_std_observed']:.2f} times "
+            f"that at the observed points, and it alone covers {100 * s['coverage_95_without_noise_gaps']:.0f} % of "
+            "the missing values."
             for name, s in metrics.items()
         ),
     ]
@@ -142,7 +125,7 @@ def _findings(data: datasets.Series, results: dict[str, Arrays], grid: Array) ->
 
 
 def _segments(data: datasets.Series) -> list[tuple[Array, Array]]:
-    """The missing segments, each as places and values."""
+    """The missing segments, each as inputs and values."""
     x, y = data.x_hidden[:, 0].numpy(), data.y_hidden[:, 0].numpy()
     breaks = np.flatnonzero(np.diff(x) > 2 * np.diff(x).min()) + 1
     return list(zip(np.split(x, breaks), np.split(y, breaks), strict=True))

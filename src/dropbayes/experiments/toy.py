@@ -1,7 +1,7 @@
-r"""Three small pictures: $y = x \sin x$ from 20 points, noise that depends on $x$, a drop probability that is learnt.
+r"""Three small pictures: $y = x \sin x$ from 20 points, noise that depends on $x$, a drop probability that is learned.
 
 The authors' demonstration; its heteroscedastic sequel, whose last four points jump up and down; and Concrete dropout
-(Gal, Hron and Kendall 2017), whose learnt drop probability should fall as the data grow.
+(Gal, Hron and Kendall 2017), whose learned drop probability should fall as the data grow.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dropbayes.layers import ConcreteNoise, Linear
 from dropbayes.likelihoods import Gaussian, HeteroscedasticGaussian
 from dropbayes.precision import Prior, model_precision
 from dropbayes.predictive import Prediction, predict
+from dropbayes.runtime.devices import cpu_threads
 from dropbayes.training import fit
 
 DEMO_DROP, DEMO_DECAY, DEMO_SQUARED_SCALE, DEMO_POINTS = 0.05, 1e-5, 0.005, 20  # the authors' demonstration
@@ -30,18 +31,18 @@ CONCRETE_BATCH, CONCRETE_SCALE, CONCRETE_START = 20, 1e-4, 0.1  # the same
 
 @dataclass(frozen=True)
 class Settings:
-    """The authors' demonstrations' figures unless noted.
+    """Values from the authors' demonstrations unless noted.
 
     Attributes:
-        n_steps: Steps of the first two pictures; the demonstrations run until stopped.
-        hidden: Units of their hidden layers.
-        heteroscedastic_hidden: Units of the network with a predicted variance.
-        n_draws: Draws of each prediction.
-        n_data: Sizes of the data of the learnt drop probability.
-        concrete_hidden: Units of its three hidden layers.
-        concrete_steps: Its steps at every size.
-        concrete_rate: Adam's learning rate.
-        seed: Of data, weights and masks.
+        n_steps: The number of steps for the first two pictures; the demonstrations run until stopped.
+        hidden: The number of units in their hidden layers.
+        heteroscedastic_hidden: The number of units in the hidden layers of the network that predicts a variance.
+        n_draws: The number of draws of each prediction.
+        n_data: The numbers of training points from which a drop probability is learned.
+        concrete_hidden: The number of units in the three hidden layers of that network.
+        concrete_steps: The number of its steps for each size of the data.
+        concrete_rate: The learning rate of Adam.
+        seed: The seed of data, weights and masks.
     """
 
     n_steps: int = 40_000
@@ -73,10 +74,11 @@ class Settings:
 
 def run(settings: Settings, record: Record, *, device: torch.device) -> Findings:
     """Makes the three pictures; see the module's docstring."""
-    del device  # all too small to gain by one
-    demo = record.stage("demo", lambda: _demo(settings))
-    jumps = record.stage("heteroscedastic", lambda: _heteroscedastic(settings))
-    concrete = record.stage("concrete", lambda: _concrete(settings))
+    del device  # all too small to gain by one, or by a second thread
+    with cpu_threads(1):
+        demo = record.stage("demo", lambda: _demo(settings))
+        jumps = record.stage("heteroscedastic", lambda: _heteroscedastic(settings))
+        concrete = record.stage("concrete", lambda: _concrete(settings))
     return _findings(settings, demo, jumps, concrete)
 
 
@@ -107,15 +109,20 @@ def _demo(settings: Settings) -> Arrays:
         optimizer="sgd", learning_rate=0.01, device="cpu", seed=settings.seed,
     )  # fmt: skip
     at = torch.linspace(-10, 10, 201)[:, None]
-    found = predict(net, at, n_draws=settings.n_draws, likelihood=likelihood)
+    prediction = predict(net, at, n_draws=settings.n_draws, likelihood=likelihood)
     seen = predict(net, x, n_draws=settings.n_draws)
-    arrays = _moments(found) | {"x": x[:, 0].numpy(), "y": y[:, 0].numpy(), "at": at[:, 0].numpy()}
+    arrays = _moments(prediction) | {"x": x[:, 0].numpy(), "y": y[:, 0].numpy(), "at": at[:, 0].numpy()}
     return arrays | {"seen_mean": seen.mean[:, 0].numpy(), "precision": np.array(precision)}
 
 
-def _moments(found: Prediction) -> Arrays:
-    kinds = {"mean": found.mean, "epistemic": found.epistemic.sqrt(), "aleatoric": found.aleatoric.sqrt()}
-    return {name: value[:, 0].numpy() for name, value in kinds.items()}
+def _moments(prediction: Prediction) -> Arrays:
+    """The mean and both standard deviations."""
+    moments = {
+        "mean": prediction.mean,
+        "epistemic_std": prediction.epistemic.sqrt(),
+        "aleatoric_std": prediction.aleatoric.sqrt(),
+    }
+    return {name: value[:, 0].numpy() for name, value in moments.items()}
 
 
 def _heteroscedastic(settings: Settings) -> Arrays:
@@ -129,8 +136,8 @@ def _heteroscedastic(settings: Settings) -> Arrays:
         batch_size=12, learning_rate=3e-3, device="cpu", seed=settings.seed,
     )  # fmt: skip
     at = torch.linspace(-8, 14, 221)[:, None]
-    found = predict(net, at / 5, n_draws=settings.n_draws, likelihood=likelihood)
-    return _moments(found) | {"x": x[:, 0].numpy(), "y": y[:, 0].numpy(), "at": at[:, 0].numpy()}
+    prediction = predict(net, at / 5, n_draws=settings.n_draws, likelihood=likelihood)
+    return _moments(prediction) | {"x": x[:, 0].numpy(), "y": y[:, 0].numpy(), "at": at[:, 0].numpy()}
 
 
 def _line(n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -141,9 +148,9 @@ def _line(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _concrete(settings: Settings) -> Arrays:
-    """Drop probabilities learnt with each size of the data, `[size, layer]`, and the fit on fresh data."""
+    """Drop probabilities learned with each size of the data, `[size, layer]`, and the fit on fresh data."""
     x_test, y_test = _line(1000, settings.seed + 1)
-    learnt, rmse, aleatoric = [], [], []
+    drop_probs, rmse, aleatoric_std = [], [], []
     for n_data in settings.n_data:
         width = settings.concrete_hidden
         with torch.random.fork_rng():
@@ -159,26 +166,29 @@ def _concrete(settings: Settings) -> Arrays:
             net, x, y, likelihood=likelihood, prior=Prior(length_scale=CONCRETE_SCALE), epochs=epochs,
             batch_size=CONCRETE_BATCH, learning_rate=settings.concrete_rate, device="cpu", seed=settings.seed,
         )  # fmt: skip
-        learnt.append([layer.noise.drop_prob for layer in net if isinstance(layer, Linear)])
-        found = predict(net, x_test, n_draws=settings.n_draws, likelihood=likelihood)
-        rmse.append((found.mean - y_test).square().mean().sqrt().item())
-        aleatoric.append(found.aleatoric.mean().sqrt().item())
-    return {"drop_prob": np.array(learnt), "rmse": np.array(rmse), "aleatoric": np.array(aleatoric)}
+        drop_probs.append([layer.noise.drop_prob for layer in net if isinstance(layer, Linear)])
+        prediction = predict(net, x_test, n_draws=settings.n_draws, likelihood=likelihood)
+        rmse.append((prediction.mean - y_test).square().mean().sqrt().item())
+        aleatoric_std.append(prediction.aleatoric.mean().sqrt().item())
+    return {"drop_prob": np.array(drop_probs), "rmse": np.array(rmse), "aleatoric_std": np.array(aleatoric_std)}
 
 
 def _findings(settings: Settings, demo: Arrays, jumps: Arrays, concrete: Arrays) -> Findings:
     at, outside = demo["at"], np.abs(demo["at"]) > 7
     inside_jumps, smooth = (jumps["at"] > 7) & (jumps["at"] < 11.5), np.abs(jumps["at"]) < 5
+    total_std = np.hypot(demo["epistemic_std"], demo["aleatoric_std"])
+    within = np.abs(at * np.sin(at) - demo["mean"]) <= 2 * total_std
     metrics = {
         "demo": {
+            "coverage_2_std_beyond": float(within[outside].mean()),
             "precision": float(demo["precision"]),
             "rmse_points": float(np.sqrt(np.mean((demo["seen_mean"] - demo["y"]) ** 2))),
-            "epistemic_among_points": float(demo["epistemic"][np.abs(at) < 5].mean()),
-            "epistemic_beyond": float(demo["epistemic"][outside].mean()),
+            "epistemic_std_among_points": float(demo["epistemic_std"][np.abs(at) < 5].mean()),
+            "epistemic_std_beyond": float(demo["epistemic_std"][outside].mean()),
         },
         "heteroscedastic": {
-            "aleatoric_smooth": float(jumps["aleatoric"][smooth].mean()),
-            "aleatoric_jumps": float(jumps["aleatoric"][inside_jumps].mean()),
+            "aleatoric_std_smooth": float(jumps["aleatoric_std"][smooth].mean()),
+            "aleatoric_std_jumps": float(jumps["aleatoric_std"][inside_jumps].mean()),
         },
         "concrete": {
             "n_data": list(settings.n_data),
@@ -187,18 +197,21 @@ def _findings(settings: Settings, demo: Arrays, jumps: Arrays, concrete: Arrays)
         },
     }
     rows = [
-        {"data": n, **{f"layer {k + 2}": p for k, p in enumerate(row)}, "RMSE": rmse, "aleatoric deviation": noise}
-        for n, row, rmse, noise in zip(
-            settings.n_data, concrete["drop_prob"], concrete["rmse"], concrete["aleatoric"], strict=True
+        {"data": n, **{f"layer {k + 2}": p for k, p in enumerate(row)}, "RMSE": rmse, "aleatoric deviation": std}
+        for n, row, rmse, std in zip(
+            settings.n_data, concrete["drop_prob"], concrete["rmse"], concrete["aleatoric_std"], strict=True
         )
     ]
+    points, noise = metrics["demo"], metrics["heteroscedastic"]
     sentences = [
-        f"x sin x: among the 20 points the draws deviate by {metrics['demo']['epistemic_among_points']:.2f} on "
-        f"average, beyond |x| = 7 by {metrics['demo']['epistemic_beyond']:.2f}; the weight decay implies a precision "
-        f"of {metrics['demo']['precision']:.1f}.",
-        f"Predicted noise: its deviation is {metrics['heteroscedastic']['aleatoric_smooth']:.2f} where the points lie "
-        f"on a smooth curve and {metrics['heteroscedastic']['aleatoric_jumps']:.2f} where they jump.",
-        "Learnt drop probability: mean over layers "
+        f"x sin x: among the 20 points the draws deviate by {points['epistemic_std_among_points']:.2f} on average, "
+        f"beyond |x| = 7 by {points['epistemic_std_beyond']:.2f}; the weight decay implies a precision of "
+        f"{points['precision']:.1f}. Beyond |x| = 7 the band of two deviations holds "
+        f"{100 * points['coverage_2_std_beyond']:.0f} % of the curve: the last hidden layer saturates, so the draws "
+        "cannot deviate as far as x sin x does.",
+        f"Predicted noise: its deviation is {noise['aleatoric_std_smooth']:.2f} where the points lie on a smooth curve "
+        f"and {noise['aleatoric_std_jumps']:.2f} where they jump.",
+        "Learned drop probability: mean over layers "
         + ", ".join(f"{p:.3f} with {n}" for p, n in zip(concrete["drop_prob"].mean(1), settings.n_data, strict=True))
         + " points.",
     ]
@@ -206,7 +219,7 @@ def _findings(settings: Settings, demo: Arrays, jumps: Arrays, concrete: Arrays)
         title="Small demonstrations",
         sentences=sentences,
         metrics=metrics,
-        tables={"Drop probability learnt by each layer": markdown_table(rows)},
+        tables={"Drop probability learned by each layer": markdown_table(rows)},
         figures={"toy": lambda: _figure(settings, demo, jumps, concrete)},
     )
 
@@ -216,22 +229,22 @@ def _figure(settings: Settings, demo: Arrays, jumps: Arrays, concrete: Arrays) -
 
     figure = Figure(figsize=(11, 3.2), layout="constrained")
     first, second, third = figure.subplots(1, 3, width_ratios=(1.2, 1.2, 1))
-    bands.draw_band(first, demo["at"], demo["mean"], np.hypot(demo["epistemic"], demo["aleatoric"]))
+    bands.draw_band(first, demo["at"], demo["mean"], np.hypot(demo["epistemic_std"], demo["aleatoric_std"]))
     first.plot(demo["at"], demo["at"] * np.sin(demo["at"]), color=bands.HIDDEN, lw=0.8, label="x sin x")
     first.plot(demo["x"], demo["y"], "o", color=bands.OBSERVED, ms=3, label="points")
     first.set(title="$y = x\\,\\sin x$, total deviation", xlabel="x", ylim=(-12, 12), xlim=(-10, 10))
     first.legend(loc="upper center", ncols=3, fontsize=7)
-    total = np.hypot(jumps["epistemic"], jumps["aleatoric"])
+    total = np.hypot(jumps["epistemic_std"], jumps["aleatoric_std"])
     bands.draw_band(second, jumps["at"], jumps["mean"], total)
     second.plot(
-        jumps["at"], jumps["mean"] + 2 * jumps["aleatoric"], "--", color="0.35", lw=0.8, label="noise alone (±2)"
+        jumps["at"], jumps["mean"] + 2 * jumps["aleatoric_std"], "--", color="0.35", lw=0.8, label="noise alone (±2)"
     )
-    second.plot(jumps["at"], jumps["mean"] - 2 * jumps["aleatoric"], "--", color="0.35", lw=0.8)
+    second.plot(jumps["at"], jumps["mean"] - 2 * jumps["aleatoric_std"], "--", color="0.35", lw=0.8)
     second.plot(jumps["x"], jumps["y"], "o", color=bands.OBSERVED, ms=3)
     second.set(title="Predicted noise", xlabel="x", ylim=(-25, 25), xlim=(-8, 14))
     second.legend(loc="upper left", fontsize=8)
     for layer, values in enumerate(concrete["drop_prob"].T):
         third.plot(settings.n_data, values, "o-", ms=3, label=f"before layer {layer + 2}")
-    third.set(title="Learnt drop probability", xlabel="training points", xscale="log", ylim=(0, None))
+    third.set(title="Learned drop probability", xlabel="training points", xscale="log", ylim=(0, None))
     third.legend(loc="upper right", fontsize=8)
     return figure

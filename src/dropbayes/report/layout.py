@@ -14,7 +14,7 @@ from dropbayes.report import charts
 from dropbayes.report.charts import Figure
 from dropbayes.report.evidence import Score
 from dropbayes.report.words import Answer
-from dropbayes.version import __version__
+from dropbayes.runtime.version import __version__
 
 WHOLE, HALF, TELEPHONE = (900, 400), (450, 400), (346, 300)
 """The sizes of charts: over the whole width, two side by side, and on a telephone."""

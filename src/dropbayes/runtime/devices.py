@@ -1,4 +1,4 @@
-"""Devices: which one to use, TF32 products, CUDA graphs."""
+"""Devices: which one to use, threads, TF32 products, CUDA graphs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["available_device", "capture_graph", "tensor_cores"]
+__all__ = ["available_device", "capture_graph", "cpu_threads", "tensor_cores"]
 
 _Result = TypeVar("_Result")
 
@@ -42,6 +42,20 @@ def available_device(device: str | torch.device = "auto") -> torch.device:
             remedy += f", or one of the {torch.cuda.device_count()} CUDA devices, numbered from 'cuda:0'"
         raise ValueError(f"`device` must be one that works here; got {str(device)!r} ({reason}). {remedy}.") from error
     return usable
+
+
+@contextlib.contextmanager
+def cpu_threads(count: int) -> Iterator[None]:
+    """Operations on the CPU in `count` threads within the context; the caller's number is restored.
+
+    Small products gain nothing by a second thread, and where other programs use the cores they lose much by it.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

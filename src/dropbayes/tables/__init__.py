@@ -1,25 +1,33 @@
 """Tables in files: CSV and Parquet read and written in blocks, and their columns as a matrix of numbers."""
 
 from dropbayes.tables.cells import MISSING, labels, numbers
-from dropbayes.tables.columns import Column, Encoded, Schema, check_columns, encoded, inferred, kind_of
-from dropbayes.tables.reading import Source, open_table, regrouped
-from dropbayes.tables.writing import Sink, neutral, write_whole
+from dropbayes.tables.columns import Column, Schema, check_columns
+from dropbayes.tables.encoding import Encoded, encode
+from dropbayes.tables.inference import LeftOut, Problem, column_of, kind_of
+from dropbayes.tables.notation import Notation, notation_of
+from dropbayes.tables.reading import Source, open_table, quoted, regrouped
+from dropbayes.tables.writing import Sink, without_formulas, write_whole
 
 __all__ = [
     "MISSING",
     "Column",
     "Encoded",
+    "LeftOut",
+    "Notation",
+    "Problem",
     "Schema",
     "Sink",
     "Source",
     "check_columns",
-    "encoded",
-    "inferred",
+    "column_of",
+    "encode",
     "kind_of",
     "labels",
-    "neutral",
+    "notation_of",
     "numbers",
     "open_table",
+    "quoted",
     "regrouped",
+    "without_formulas",
     "write_whole",
 ]

@@ -11,18 +11,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dropbayes.tables.reading import shown
+from dropbayes.tables.notation import NUMBER, PLAIN, Notation
+from dropbayes.tables.reading import quoted
 
 __all__ = [
-    "MISSING", "NUMBER", "Floats", "Place", "booleans", "first_failure", "is_text", "labels", "numbers", "plain",
-    "texts", "trimmed",
+    "BOOLEANS", "MISSING", "Floats", "Place", "booleans", "castable", "first_failure", "is_numeric", "is_text",
+    "labels", "numbers", "plain", "strip_missing", "texts",
 ]  # fmt: skip
 
 MISSING = ("", "NA", "N/A", "NaN", "nan", "NAN", "null", "NULL", "?")
 """The cells that mean "no value", spaces around them not counted."""
 
-NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
-"""What a number looks like."""
+BOOLEANS = {"true": 1.0, "yes": 1.0, "y": 1.0, "t": 1.0, "false": 0.0, "no": 0.0, "n": 0.0, "f": 0.0}
+"""The texts that are booleans, in lower case."""
 
 Floats = npt.NDArray[np.float64]
 Place = Callable[[int], str]
@@ -38,33 +39,38 @@ def is_text(values: Any) -> bool:
     return bool(t.is_string(values.type) or t.is_large_string(values.type) or t.is_string_view(values.type))
 
 
-def plain(values: Any, name: str, at: Place) -> Any:
-    """The column as text, numbers or booleans; other types are refused with a remedy."""
+def is_numeric(values: Any) -> bool:
+    """Whether an arrow array holds numbers or booleans."""
+    t = pa.types
+    return bool(t.is_boolean(values.type) or t.is_integer(values.type) or t.is_floating(values.type))
+
+
+def plain(values: Any) -> Any:
+    """The column as one array, dictionaries decoded, decimals as numbers and a column of nulls as texts."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     t = pa.types
     if t.is_dictionary(values.type):
         values = pc.cast(values, values.type.value_type)
-    if t.is_null(values.type):
+    if t.is_null(values.type) or is_text(values):
         return pc.cast(values, pa.string())
-    if is_text(values):
-        return pc.cast(values, pa.string())
-    if t.is_boolean(values.type) or t.is_integer(values.type) or t.is_floating(values.type):
-        return values
-    if t.is_decimal(values.type):
-        return pc.cast(values, pa.float64())
-    what = "dates or times" if t.is_temporal(values.type) else f"values of type {values.type}"
-    raise ValueError(
-        f"{at(-1)}, column {shown(name)}: holds {what}, which no model reads; turn them into numbers (a year, days "
-        f"since the first) or leave the column out with --ignore."
-    )
+    return pc.cast(values, pa.float64()) if t.is_decimal(values.type) else values
 
 
-def trimmed(values: Any, missing: Collection[str]) -> Any:
+def strip_missing(values: Any, missing: Collection[str]) -> Any:
     """The texts without spaces around them, those that mean "no value" as nulls."""
-    texts = pc.utf8_trim_whitespace(values)
-    absent = pc.is_in(texts, value_set=pa.array(list(missing), pa.string()))
-    return pc.if_else(absent, pa.scalar(None, pa.string()), texts)
+    stripped = pc.utf8_trim_whitespace(values)
+    absent = pc.is_in(stripped, value_set=pa.array(list(missing), pa.string()))
+    return pc.if_else(absent, pa.scalar(None, pa.string()), stripped)
+
+
+def castable(texts: Any) -> bool:
+    """Whether every text is a number."""
+    try:
+        pc.cast(texts, pa.float64())
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def first_failure(texts: Any) -> int:
@@ -80,7 +86,9 @@ def first_failure(texts: Any) -> int:
     return low
 
 
-def numbers(values: Any, name: str, *, at: Place, missing: Collection[str] = MISSING) -> Floats:
+def numbers(
+    values: Any, name: str, *, at: Place, missing: Collection[str] = MISSING, notation: Notation = PLAIN
+) -> Floats:
     """The numbers of a column, NaN where there is none.
 
     Args:
@@ -88,66 +96,71 @@ def numbers(values: Any, name: str, *, at: Place, missing: Collection[str] = MIS
         name: The column's name, for messages.
         at: Where a row of this array is found, in words; -1 for the table itself.
         missing: The texts that mean "no value".
+        notation: How the numbers are written; a number as programs write it is read, too.
 
     Example:
         >>> numbers(pa.array([" 1.5", "NA"]), "a", at=str)
         array([1.5, nan])
     """
-    values = plain(values, name, at)
+    values = plain(values)
     if is_text(values):
-        cells = trimmed(values, missing)
+        cells = strip_missing(values, missing)
+        written = notation.plain(cells)
         try:
-            values = pc.cast(cells, pa.float64())
+            values = pc.cast(written, pa.float64())
         except pa.ArrowInvalid:
-            row = first_failure(cells)
-            text = cells[row].as_py()
-            hint = " (a decimal comma? write 1.5)" if re.fullmatch(r"[+-]?[0-9]+,[0-9]+", text) else ""
-            raise ValueError(f"{at(row)}, column {shown(name)}: must be a number; got {shown(text)}{hint}.") from None
+            row = first_failure(written)
+            how = f" written as {notation.example}, as in training" if notation != PLAIN else ""
+            raise ValueError(
+                f"{at(row)}, column {quoted(name)}: must be a number{how}; got {quoted(cells[row].as_py())}."
+            ) from None
         found = values.to_numpy(zero_copy_only=False).astype(np.float64)
         wrong = ~(np.abs(found) <= _LARGEST) & cells.is_valid().to_numpy(zero_copy_only=False)
+    elif not is_numeric(values):
+        raise ValueError(f"{at(-1)}, column {quoted(name)}: must hold numbers; got {values.type}.")
     else:
         found = pc.cast(values, pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
         wrong = np.abs(found) > _LARGEST
         cells = values
     if wrong.any():
         row = int(wrong.argmax())
-        rule = f"a finite number of at most {_LARGEST:g}; got {shown(cells[row].as_py())}"
-        raise ValueError(f"{at(row)}, column {shown(name)}: must be {rule}. Correct it, or leave the cell empty.")
+        rule = f"a finite number of at most {_LARGEST:g}; got {quoted(cells[row].as_py())}"
+        raise ValueError(f"{at(row)}, column {quoted(name)}: must be {rule}. Correct it, or leave the cell empty.")
     return found
 
 
 def booleans(values: Any, name: str, at: Place, missing: Collection[str]) -> Floats:
     """The booleans of a column as 1 and 0, NaN where there is none."""
-    values = plain(values, name, at)
-    if is_text(values):
-        cells = pc.utf8_lower(trimmed(values, missing))
-        known = pc.is_in(cells, value_set=pa.array(["true", "false", None], pa.string()))
-        if not pc.all(known).as_py():
-            row = pc.index(known, False).as_py()
-            raise ValueError(
-                f"{at(row)}, column {shown(name)}: must be true or false, as in training; got "
-                f"{shown(values[row].as_py())}."
-            )
-        values = pc.equal(cells, "true")
-    return numbers(values, name, at=at, missing=missing)
+    values = plain(values)
+    if not is_text(values):
+        return numbers(values, name, at=at, missing=missing)
+    lowered = pc.utf8_lower(strip_missing(values, missing))
+    codes = pc.index_in(lowered, value_set=pa.array(list(BOOLEANS), pa.string()))
+    wrong = pc.and_(lowered.is_valid(), pc.invert(codes.is_valid()))
+    if pc.any(wrong).as_py():
+        row = pc.index(wrong, True).as_py()
+        got = quoted(values[row].as_py())
+        raise ValueError(f"{at(row)}, column {quoted(name)}: must be true or false, as in training; got {got}.")
+    table = np.array([*BOOLEANS.values(), np.nan])
+    return table[pc.fill_null(codes, len(BOOLEANS)).to_numpy(zero_copy_only=False)]
 
 
-def texts(values: Any, name: str, at: Place, missing: Collection[str]) -> Any:
+def texts(values: Any, missing: Collection[str]) -> Any:
     """The cells as texts, null where there is none."""
-    values = plain(values, name, at)
+    values = plain(values)
     if pa.types.is_floating(values.type):
         values = pa.array([None if v is None or v != v else f"{v:.15g}" for v in values.to_pylist()], pa.string())
-    return trimmed(pc.cast(values, pa.string()), missing)
+    return strip_missing(pc.cast(values, pa.string()), missing)
 
 
-def labels(values: Any, name: str, *, at: Place, missing: Collection[str] = MISSING) -> list[str | None]:
+def labels(values: Any, *, missing: Collection[str] = MISSING) -> list[str | None]:
     """The classes of a target column as texts, whole numbers without a fraction; None where there is none.
 
     Example:
-        >>> labels(pa.array([1.0, 2.5, None]), "a", at=str)
+        >>> labels(pa.array([1.0, 2.5, None]))
         ['1', '2.5', None]
     """
-    return [_canonical(text) for text in texts(values, name, at, missing).to_pylist()]
+    return [_canonical(text) for text in texts(values, missing).to_pylist()]
 
 
 def _canonical(text: str | None) -> str | None:

@@ -1,7 +1,8 @@
-"""Columns as inputs of a network: what each means, and how its cells are encoded.
+"""What a model reads: its columns, the inputs each becomes, and how all of it is kept in JSON.
 
-A column is a number, a boolean or a category. A missing number is replaced by the training median and, where training
-rows lacked it too, flagged by an input of its own; a category has one input for each text seen in training (one-hot).
+A column is a number, a boolean, a category or a date. A missing number is replaced by the training median and, if
+training rows lacked it too, flagged by an input of its own; a category has one input for each text seen in training
+(one-hot); a date becomes its year and places on a circle.
 """
 
 from __future__ import annotations
@@ -10,23 +11,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
+from dropbayes.tables.cells import MISSING
+from dropbayes.tables.dates import PARTS
+from dropbayes.tables.notation import PLAIN, Notation
+from dropbayes.tables.reading import quoted
 
-from dropbayes.tables import cells
-from dropbayes.tables.cells import MISSING, NUMBER, Floats, Place
-from dropbayes.tables.reading import shown
+__all__ = ["Column", "Kind", "Schema", "Task", "as_json", "check_columns", "from_json", "listed"]
 
-__all__ = ["Column", "Encoded", "Schema", "check_columns", "encoded", "inferred", "kind_of"]
-
-Kind = Literal["number", "boolean", "category"]
-
-_DATE = (
-    r"^([0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([T ][0-9:.]+(Z|[+-][0-9:]+)?)?|[0-9]{1,2}[./][0-9]{1,2}[./][0-9]{2,4}.*"
-    r"|[0-9]{4}/[0-9]{1,2}/[0-9]{1,2}.*)$"
-)
+Kind = Literal["number", "boolean", "category", "date"]
+Task = Literal["regression", "classification"]
 
 
 @dataclass(frozen=True)
@@ -35,10 +28,15 @@ class Column:
 
     Attributes:
         name: Its name in the header.
-        kind: "number", "boolean" or "category".
-        fill: What stands in for a missing number (the training median) or boolean (the more frequent value).
+        kind: "number", "boolean", "category" or "date".
+        fill: The stand-in for a missing value: the training median, or the more frequent boolean; days since 1970.
         categories: The texts seen in training, sorted.
         flagged: Whether training rows lacked it, so that a missing value has an input of its own.
+        notation: How its numbers are written.
+        date_format: How its dates are written.
+        parts: The parts of a date that are inputs.
+        low: The least value of the training rows; None if it is not on record.
+        high: The greatest value of the training rows.
     """
 
     name: str
@@ -46,12 +44,21 @@ class Column:
     fill: float = 0.0
     categories: tuple[str, ...] = ()
     flagged: bool = False
+    notation: Notation = PLAIN
+    date_format: str = ""
+    parts: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """The names of the inputs it becomes."""
-        own = tuple(f"{self.name} = {text}" for text in self.categories) if self.kind == "category" else (self.name,)
-        return (*own, f"{self.name} is missing") if self.flagged else own
+        names: tuple[str, ...] = (self.name,)
+        if self.kind == "category":
+            names = tuple(f"{self.name} = {text}" for text in self.categories)
+        elif self.kind == "date":
+            names = tuple(f"{self.name}: {name}" for part in self.parts for name in PARTS[part])
+        return (*names, f"{self.name} is missing") if self.flagged else names
 
 
 @dataclass(frozen=True)
@@ -64,13 +71,15 @@ class Schema:
         task: "regression" or "classification".
         left_out: Columns it does not read, with the reason.
         missing: The cells that mean "no value".
+        target_notation: How the target's numbers are written.
     """
 
     columns: tuple[Column, ...]
     target: str
-    task: Literal["regression", "classification"]
+    task: Task
     left_out: dict[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = MISSING
+    target_notation: Notation = PLAIN
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -78,161 +87,31 @@ class Schema:
         return tuple(name for column in self.columns for name in column.inputs)
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """Rows as inputs `[row, input]`, and how many cells were missing or new, by column."""
+def listed(names: Collection[str], most: int = 8) -> str:
+    """Some names in a sentence.
 
-    x: Floats
-    missing: dict[str, int]
-    new: dict[str, int]
-
-
-# --- what columns mean ---------------------------------------------------------------------------------------------
-
-
-def inferred(
-    values: Any,
-    name: str,
-    *,
-    at: Place,
-    missing: Collection[str] = MISSING,
-    categorical: bool = False,
-    max_categories: int = 100,
-) -> Column | str:
-    """What a column of training rows means; or, where it can teach nothing, the reason in words.
-
-    A column whose texts are mostly, but not all, numbers is refused rather than taken for categories.
-
-    Args:
-        values: All its cells.
-        name: Its name.
-        at: Where a row is found.
-        missing: The texts that mean "no value".
-        categorical: Whether to take even numbers as categories.
-        max_categories: The most categories that are no sign of an identifier.
+    Example:
+        >>> listed(["a", "b", "c"], most=2)
+        "'a', 'b', …"
     """
-    values = cells.plain(values, name, at)
-    kind = "category" if categorical else kind_of(values, name, at=at, missing=missing)
-    if kind == "category":
-        texts = cells.texts(values, name, at, missing)
-        categories = sorted(pc.unique(texts.drop_null()).to_pylist())
-        if len(categories) > max_categories:
-            raise ValueError(
-                f"{at(-1)}, column {shown(name)}: has {len(categories)} different texts, more than "
-                f"{max_categories}; if it is an identifier leave it out with --ignore, else raise --max-categories."
-            )
-        absent = bool(texts.null_count)
-        if len(categories) + absent < 2:
-            return "no value in any row" if not categories else f"{shown(categories[0])} in every row"
-        return Column(name, "category", categories=tuple(categories), flagged=absent)
-    found = (cells.booleans if kind == "boolean" else cells.numbers)(values, name, at=at, missing=missing)
-    present = found[~np.isnan(found)]
-    absent = len(present) < len(found)
-    if not len(present):
-        return "no value in any row"
-    if not absent and present.min() == present.max():
-        return f"{present[0]:g} in every row"
-    fill = float(present.mean() > 0.5) if kind == "boolean" else float(np.median(present))
-    return Column(name, kind, fill=fill, flagged=absent)
-
-
-def kind_of(values: Any, name: str, *, at: Place, missing: Collection[str] = MISSING) -> Kind:
-    """Whether a column holds numbers, booleans or categories; see `inferred`."""
-    values = cells.plain(values, name, at)
-    if not cells.is_text(values):
-        return "boolean" if pa.types.is_boolean(values.type) else "number"
-    texts = cells.trimmed(values, missing)
-    present = texts.drop_null()
-    if not len(present):
-        return "number"
-    try:
-        pc.cast(present, pa.float64())
-        return "number"
-    except pa.ArrowInvalid:
-        pass
-    if pc.all(pc.is_in(pc.utf8_lower(present), value_set=pa.array(["true", "false"]))).as_py():
-        return "boolean"
-    if pc.mean(pc.match_substring_regex(present, _DATE)).as_py() > 0.5:
-        raise ValueError(
-            f"{at(-1)}, column {shown(name)}: holds dates such as {shown(present[0].as_py())}, which no model "
-            "reads; turn them into numbers (a year, days since the first) or leave the column out with --ignore."
-        )
-    if pc.mean(pc.match_substring_regex(present, NUMBER)).as_py() > 0.5:
-        row = cells.first_failure(texts)
-        raise ValueError(
-            f"{at(row)}, column {shown(name)}: {shown(texts[row].as_py())} among numbers; correct it, leave the cell "
-            "empty, name it with --missing, or take the column as categories with --categorical."
-        )
-    return "category"
+    return ", ".join(map(quoted, list(names)[:most])) + (", …" if len(names) > most else "")
 
 
 def check_columns(schema: Schema, names: Collection[str], label: str, *, with_target: bool = False) -> None:
     """Raises ValueError unless the table has every column the model reads (and the target, if asked for)."""
-    wanted = [column.name for column in schema.columns]
-    lacking = [name for name in wanted if name not in names]
+    lacking = [column.name for column in schema.columns if column.name not in names]
     if lacking:
-        listed = ", ".join(map(shown, lacking[:5])) + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
-        have = ", ".join(map(shown, list(names)[:8])) + (", …" if len(names) > 8 else "")
+        rest = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
         plural = "s" if len(lacking) > 1 else ""
-        raise ValueError(f"{label}: lacks the column{plural} {listed} that the model reads; it has {have}.")
-    if with_target and schema.target not in names:
-        raise ValueError(f"{label}: lacks the target {shown(schema.target)}, without which nothing can be scored.")
-
-
-# --- encoding ------------------------------------------------------------------------------------------------------
-
-
-def encoded(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = False) -> Encoded:
-    """The inputs of a model for the rows of a table.
-
-    Args:
-        schema: What the model reads.
-        table: Rows with at least its columns.
-        at: Where a row of this table is found; -1 for the table itself.
-        allow_new: Whether a category that training did not know counts as none of those it knew, rather than as wrong.
-    """
-    x = np.zeros((table.num_rows, len(schema.inputs)))
-    missing: dict[str, int] = {}
-    new: dict[str, int] = {}
-    place = 0
-    for column in schema.columns:
-        width = len(column.inputs)
-        part = x[:, place : place + width]
-        values = table[column.name]
-        if column.kind == "category":
-            absent, n_new = _fill_categories(part, column, values, at, schema.missing, allow_new)
-            if n_new:
-                new[column.name] = n_new
-        else:
-            read = cells.booleans if column.kind == "boolean" else cells.numbers
-            found = read(values, column.name, at=at, missing=schema.missing)
-            absent = np.isnan(found)
-            part[:, 0] = np.where(absent, column.fill, found)
-        if column.flagged:
-            part[:, -1] = absent
-        if absent.any():
-            missing[column.name] = int(absent.sum())
-        place += width
-    return Encoded(x, missing, new)
-
-
-def _fill_categories(
-    part: Floats, column: Column, values: Any, at: Place, missing: Collection[str], allow_new: bool
-) -> tuple[npt.NDArray[np.bool_], int]:
-    texts = cells.texts(values, column.name, at, missing)
-    codes = pc.index_in(texts.drop_null(), value_set=pa.array(column.categories, pa.string()))
-    present = texts.is_valid().to_numpy(zero_copy_only=False)
-    rows = np.flatnonzero(present)
-    known = codes.is_valid().to_numpy(zero_copy_only=False)
-    if not known.all() and not allow_new:
-        row = int(rows[known.argmin()])
-        seen = ", ".join(map(shown, column.categories[:5])) + (", …" if len(column.categories) > 5 else "")
         raise ValueError(
-            f"{at(row)}, column {shown(column.name)}: {shown(texts[row].as_py())} was not seen in training ({seen}); "
-            "correct it, or take new categories as none of these with --allow-new."
+            f"{label}: lacks the column{plural} {listed(lacking[:5])}{rest} that the model reads; it has "
+            f"{listed(names)}."
         )
-    part[rows[known], codes.drop_null().to_numpy(zero_copy_only=False)] = 1.0
-    return ~present, int((~known).sum())
+    if with_target and schema.target not in names:
+        raise ValueError(f"{label}: lacks the target {quoted(schema.target)}, without which nothing can be scored.")
+
+
+# --- JSON ----------------------------------------------------------------------------------------------------------
 
 
 def as_json(schema: Schema) -> dict[str, Any]:
@@ -240,18 +119,29 @@ def as_json(schema: Schema) -> dict[str, Any]:
     return {
         "target": schema.target,
         "task": schema.task,
-        "columns": [
-            {
-                "name": column.name,
-                "kind": column.kind,
-                "flagged": column.flagged,
-                **({"categories": list(column.categories)} if column.kind == "category" else {"fill": column.fill}),
-            }
-            for column in schema.columns
-        ],
+        "columns": [_column_json(column) for column in schema.columns],
         "left_out": dict(schema.left_out),
         "missing": list(schema.missing),
+        **({"target_notation": _notation_json(schema.target_notation)} if schema.target_notation != PLAIN else {}),
     }
+
+
+def _column_json(column: Column) -> dict[str, Any]:
+    values: dict[str, Any] = {"name": column.name, "kind": column.kind, "flagged": column.flagged}
+    if column.kind == "category":
+        return {**values, "categories": list(column.categories)}
+    values["fill"] = column.fill
+    if column.low is not None:
+        values["range"] = [column.low, column.high]
+    if column.notation != PLAIN:
+        values["notation"] = _notation_json(column.notation)
+    if column.kind == "date":
+        values |= {"date_format": column.date_format, "parts": list(column.parts)}
+    return values
+
+
+def _notation_json(notation: Notation) -> dict[str, str]:
+    return {"decimal": notation.decimal, "thousands": notation.thousands, "sign": notation.sign}
 
 
 def from_json(values: Any) -> Schema:
@@ -260,14 +150,26 @@ def from_json(values: Any) -> Schema:
     if values["task"] not in ("regression", "classification") or not columns:
         raise ValueError("unknown task, or no columns")
     left_out = {str(name): str(reason) for name, reason in values["left_out"].items()}
-    return Schema(columns, str(values["target"]), values["task"], left_out, _strings(values["missing"]))
+    notation = _notation_from_json(values.get("target_notation"))
+    return Schema(columns, str(values["target"]), values["task"], left_out, _strings(values["missing"]), notation)
 
 
 def _column_from_json(entry: Any) -> Column:
-    if entry["kind"] not in ("number", "boolean", "category"):
+    if entry["kind"] not in ("number", "boolean", "category", "date"):
         raise ValueError(f"unknown kind {entry['kind']!r}")
-    fill, categories = float(entry.get("fill", 0.0)), _strings(entry.get("categories", []))
-    return Column(str(entry["name"]), entry["kind"], fill, categories, bool(entry["flagged"]))
+    parts = _strings(entry.get("parts", []))
+    if not set(parts) <= set(PARTS):
+        raise ValueError(f"unknown parts of a date {parts}")
+    low, high = map(float, entry["range"]) if "range" in entry else (None, None)
+    return Column(
+        str(entry["name"]), entry["kind"], float(entry.get("fill", 0.0)), _strings(entry.get("categories", [])),
+        bool(entry["flagged"]), _notation_from_json(entry.get("notation")), str(entry.get("date_format", "")), parts,
+        low, high,
+    )  # fmt: skip
+
+
+def _notation_from_json(values: Any) -> Notation:
+    return PLAIN if values is None else Notation(str(values["decimal"]), str(values["thousands"]), str(values["sign"]))
 
 
 def _strings(values: Sequence[Any]) -> tuple[str, ...]:

@@ -18,9 +18,14 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+from dropbayes.tables.decoding import as_utf8, check_encoding
+from dropbayes.tables.delimiters import delimiter_of
 from dropbayes.tables.streams import CheckedBytes, InterruptibleInput, interruptible, standard_input
 
-__all__ = ["BLOCK_BYTES", "Source", "open_table", "regrouped"]
+__all__ = ["BLOCK_BYTES", "UNNAMED", "Source", "open_table", "quoted", "regrouped"]
+
+UNNAMED = "unnamed_"
+"""What the name of a column begins with that has none in the header."""
 
 BLOCK_BYTES = 2**20
 """The bytes of a CSV file parsed at a time; no row may be longer."""
@@ -91,22 +96,30 @@ class Source(ABC):
         self.close()
 
 
-def open_table(path: str | os.PathLike[str], *, delimiter: str = ",") -> Source:
+def open_table(path: str | os.PathLike[str], *, delimiter: str | None = None, encoding: str | None = None) -> Source:
     """The table in a CSV or Parquet file; "-" is CSV from standard input.
+
+    CSV may be compressed with gzip, zstd, bzip2 or xz.
 
     Args:
         path: The file.
-        delimiter: What separates the fields of a CSV file.
+        delimiter: What separates the fields of a CSV file; by default, found from its first lines.
+        encoding: The encoding of a CSV file; by default UTF-8, or UTF-16 where the file says so itself.
 
     Raises:
         ValueError: The file is no table that can be read; the message says what it is.
         OSError: The file cannot be opened.
     """
-    if len(delimiter) != 1 or delimiter in '"\r\n' or ord(delimiter) > 127:
+    check_encoding(encoding)
+    if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n' or ord(delimiter) > 127):
         raise ValueError(f"`delimiter` must be one plain character, such as ',' or ';' or a tab; got {delimiter!r}.")
     if str(path) == "-":
-        return _CsvSource(standard_input(), "standard input", None, delimiter)
+        return _CsvSource(standard_input(), "standard input", None, delimiter, encoding)
+    if "://" in str(path):
+        raise ValueError(f"{str(path)!r} is an address; download the file first.")
     path = pathlib.Path(path)
+    if path.suffix.lower() in (".xlsx", ".xls", ".xlsm", ".ods") and path.is_file():
+        raise ValueError(f"{path.name} is a spreadsheet, which is not read: save the sheet as CSV.")
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder; name a CSV or Parquet file in it.")
     stream = path.open("rb")
@@ -116,8 +129,8 @@ def open_table(path: str | os.PathLike[str], *, delimiter: str = ",") -> Source:
             stream.close()
             return _ParquetSource(path)
         if regular:
-            return _CsvSource(stream, path.name, path, delimiter)
-        return _CsvSource(interruptible(stream), path.name, None, delimiter)
+            return _CsvSource(stream, path.name, path, delimiter, encoding)
+        return _CsvSource(interruptible(stream), path.name, None, delimiter, encoding)
     except BaseException:
         stream.close()
         raise
@@ -130,21 +143,22 @@ def _is_parquet(path: pathlib.Path, stream: BinaryIO) -> bool:
 
 
 def _checked_names(names: list[str], label: str) -> tuple[str, ...]:
-    stripped = [name.strip() for name in names]
+    # An index that was written without a name, as pandas does, is named by its place.
+    stripped = [name.strip() or f"{UNNAMED}{number}" for number, name in enumerate(names, start=1)]
     for number, name in enumerate(stripped, start=1):
-        if not name:
-            raise ValueError(f"{label}: column {number} has no name in the header; every column needs one.")
         if name in stripped[: number - 1]:
             first = stripped.index(name) + 1
-            raise ValueError(f"{label}: columns {first} and {number} are both named {shown(name)}; rename one of them.")
+            raise ValueError(
+                f"{label}: columns {first} and {number} are both named {quoted(name)}; rename one of them."
+            )
     return tuple(stripped)
 
 
-def shown(value: object, *, most: int = 40) -> str:
+def quoted(value: object, *, most: int = 40) -> str:
     """A value quoted for a message: on one line, without control characters, not too long.
 
     Example:
-        >>> shown("a" * 100)
+        >>> quoted("a" * 100)
         "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…'"
     """
     text = str(value)
@@ -155,13 +169,20 @@ def shown(value: object, *, most: int = 40) -> str:
 
 
 class _CsvSource(Source):
-    def __init__(self, stream: Any, label: str, path: pathlib.Path | None, delimiter: str) -> None:
-        self.label, self.delimiter, self._path = label, delimiter, path
+    def __init__(
+        self, stream: Any, label: str, path: pathlib.Path | None, delimiter: str | None, encoding: str | None
+    ) -> None:
+        self.label, self._path, self._encoding = label, path, encoding
         self.size = None if path is None else os.fstat(stream.fileno()).st_size
-        self._bytes = CheckedBytes(stream, label)
+        self._stream = stream
         self._reader: Any = None
+        text, compressed = as_utf8(stream, label, encoding=encoding)
+        self._file = stream if compressed and path is not None else None  # tells how far reading has come
+        self._bytes = CheckedBytes(text, label)
         try:
-            self._raw_names, self._has_rows = self._header(self._bytes.first(BLOCK_BYTES))
+            head = self._bytes.first(BLOCK_BYTES)
+            self.delimiter = delimiter or delimiter_of(head.decode("utf-8-sig", errors="ignore"))
+            self._raw_names, self._has_rows = self._header(head)
             self.names = _checked_names(self._raw_names, label)
         except BaseException:
             self.close()
@@ -187,16 +208,15 @@ class _CsvSource(Source):
         if len(names) == 1:
             for other, word in ((";", "';'"), ("\t", "a tab"), ("|", "'|'"), (",", "','")):
                 if other != self.delimiter and other in names[0]:
-                    option = "$'\\t'" if other == "\t" else f"'{other}'"
                     raise ValueError(
                         f"{self.label}: the header has no {self.delimiter!r}; its fields seem to be separated by "
-                        f"{word}. Say so with --delimiter {option}."
+                        f"{word}. Change the `delimiter`, or leave it out to have it found."
                     )
         return names, has_rows
 
     @property
     def position(self) -> int:
-        return self._bytes.n_bytes
+        return self._bytes.n_bytes if self._file is None or self._file.closed else self._file.tell()
 
     def blocks(self, rows: int | None = None) -> Iterator[pa.Table]:
         tables = self._tables()
@@ -242,7 +262,7 @@ class _CsvSource(Source):
     def close(self) -> None:
         """Ends reading; a thread of the parser that is still at it must be done before the interpreter can end."""
         self._bytes.ended = True
-        stream = self._bytes.stream
+        stream = self._stream
         if isinstance(stream, InterruptibleInput):
             stream.wake()
         if self._reader is not None:
@@ -294,13 +314,15 @@ class _CsvSource(Source):
         """The records of the file with their first lines, read again: only a message needs them."""
         assert self._path is not None
         try:
-            with self._path.open(encoding="utf-8-sig", newline="", errors="replace") as file:
-                reader = _records(file, self.delimiter)
+            with self._path.open("rb") as file:
+                text, _ = as_utf8(file, self.label, encoding=self._encoding)
+                lines = io.TextIOWrapper(io.BufferedReader(text), "utf-8-sig", errors="replace", newline="")
+                reader = _records(lines, self.delimiter)
                 line = 1
                 for record in reader:
                     yield line, record
                     line = reader.line_num + 1
-        except (csv.Error, OSError):
+        except (csv.Error, OSError, ValueError):
             return
 
 

@@ -1,4 +1,4 @@
-"""Streams of bytes on their way to a parser: checked to be text, and open to interruption."""
+"""Byte streams for a parser: validated as UTF-8, and interruptible by signals."""
 
 from __future__ import annotations
 
@@ -15,19 +15,9 @@ from typing import Any
 
 __all__ = ["CheckedBytes", "InterruptibleInput", "interruptible", "standard_input"]
 
-_FOREIGN = {
-    b"\xff\xfe": "UTF-16 text: save it as UTF-8",
-    b"\xfe\xff": "UTF-16 text: save it as UTF-8",
-    b"\x1f\x8b": "compressed: unpack it first (gzip -dc FILE | dropbayes ... -)",
-    b"PK\x03\x04": "a zip archive or a spreadsheet: save the sheet as CSV",
-    b"\xd0\xcf\x11\xe0": "a spreadsheet: save the sheet as CSV",
-    b"%PDF": "a PDF: a table as CSV or Parquet is needed",
-    b"\x28\xb5\x2f\xfd": "compressed: unpack it first (zstd -dc FILE | dropbayes ... -)",
-}
-
 
 class CheckedBytes(io.RawIOBase):
-    """A stream whose bytes are made sure to be UTF-8 text as they pass."""
+    """A byte stream that validates UTF-8 as it is read."""
 
     def __init__(self, stream: Any, label: str) -> None:
         self.stream, self.label = stream, label
@@ -47,8 +37,8 @@ class CheckedBytes(io.RawIOBase):
             if 0 <= size < len(data):
                 data, self.pushed_back = data[:size], data[size:]
             return data
-        data = b"" if self.ended else self.stream.read(size)
         try:
+            data = b"" if self.ended else _filled(self.stream, size)
             self._check(data)
         except ValueError as error:
             self.error = error  # kept: a parser that asked for the bytes may wrap what it catches
@@ -56,8 +46,6 @@ class CheckedBytes(io.RawIOBase):
         return data
 
     def _check(self, data: bytes) -> None:
-        if not self.n_bytes:
-            _refuse_foreign(data, self.label)
         pending = len(self.decoder.getstate()[0])
         try:
             self.decoder.decode(data, final=not data)
@@ -65,7 +53,10 @@ class CheckedBytes(io.RawIOBase):
             at = max(0, error.start - pending)
             line = self.n_lines + data.count(b"\n", 0, at)
             what = f"byte {self.n_bytes + error.start - pending + 1} (0x{error.object[error.start]:02x})"
-            raise ValueError(f"{self.label}, line {line}: {what} is not UTF-8 text; save the file as UTF-8.") from None
+            raise ValueError(
+                f"{self.label}, line {line}: {what} is not UTF-8 text; name the `encoding` of "
+                "the file (cp1252 is Windows' own), or save it as UTF-8."
+            ) from None
         if b"\0" in data:
             line = self.n_lines + data.count(b"\n", 0, data.index(b"\0"))
             raise ValueError(f"{self.label}, line {line}: holds a NUL byte; this is no text file, or a damaged one.")
@@ -84,22 +75,25 @@ class CheckedBytes(io.RawIOBase):
         return self.pushed_back
 
 
-def _refuse_foreign(start: bytes, label: str) -> None:
-    for magic, what in _FOREIGN.items():
-        if start.startswith(magic):
-            raise ValueError(f"{label} is {what}.")
-    if start.startswith(b"PAR1"):
-        raise ValueError(f"{label} is Parquet, which cannot be read from a stream; name the file instead.")
+def _filled(stream: Any, size: int) -> bytes:
+    """As many bytes as asked for, or all that are left: a parser takes a short read for a short block."""
+    if size < 0:
+        return bytes(stream.read())
+    parts: list[bytes] = []
+    while size > 0 and (data := stream.read(size)):
+        parts.append(data)
+        size -= len(data)
+    return b"".join(parts)
 
 
 class InterruptibleInput:
-    """A pipe read by a thread of the parser, which a signal to the waiting main thread ends.
+    """A pipe whose blocking read, in a thread of the parser, ends when the main thread receives a signal.
 
-    While the main thread waits inside the parser no handler of Python's runs; but the signal is written to a descriptor
-    at once, and the reading thread listens to that, too.
+    While the main thread waits inside the parser, Python runs no signal handler. But the signal is written to a
+    wake-up descriptor at once, which the reading thread watches too.
 
     Args:
-        file: What is read, by its descriptor.
+        file: The pipe, read by its descriptor.
     """
 
     def __init__(self, file: Any) -> None:
@@ -109,12 +103,12 @@ class InterruptibleInput:
         self._previous = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
 
     def wake(self) -> None:
-        """Ends the reading that is going on."""
+        """Ends the current read."""
         with contextlib.suppress(OSError):
             self._wake.send(b"\0")
 
     def close(self) -> None:
-        """Listens to signals no longer."""
+        """Stops listening to signals."""
         signal.set_wakeup_fd(self._previous)
         self._wake.close()
         self._woken.close()
@@ -135,7 +129,7 @@ class InterruptibleInput:
 
 
 def interruptible(stream: Any) -> Any:
-    """A stream that is no file on disk, readable by a thread without deaf ears for signals, where that can be."""
+    """A stream whose blocking reads can be interrupted by signals, on POSIX and in the main thread."""
     in_main = threading.current_thread() is threading.main_thread()
     return InterruptibleInput(stream) if in_main and os.name == "posix" else stream
 

@@ -13,28 +13,28 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dropbayes import files
+from dropbayes.runtime import files
+from dropbayes.tables.notation import NUMBER
 
-__all__ = ["Sink", "neutral", "write_whole"]
+__all__ = ["Sink", "without_formulas", "write_whole"]
 
 # What a spreadsheet takes for the start of a formula, also in full width; a number may begin with a sign.
 _FORMULA = r"^[=+\-@\t\r\n＝＋－＠]"
-_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 _GROUP_ROWS = 65_536  # of a Parquet file; many small groups are slow to read
 
 
-def neutral(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+def without_formulas(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """The texts with a single quote before each that a spreadsheet would run as a formula; numbers stay.
 
     Example:
-        >>> neutral(pa.array(["=1+1", "-5", "-x", "plain"])).to_pylist()
+        >>> without_formulas(pa.array(["=1+1", "-5", "-x", "plain"])).to_pylist()
         ["'=1+1", '-5', "'-x", 'plain']
     """
     suspect = pc.match_substring_regex(texts, _FORMULA)
     if not pc.any(suspect).as_py():
         return texts
-    dangerous = pc.and_not(suspect, pc.match_substring_regex(texts, _NUMBER))
+    dangerous = pc.and_not(suspect, pc.match_substring_regex(texts, NUMBER))
     return pc.if_else(dangerous, pc.binary_join_element_wise("'", texts, ""), texts)
 
 
@@ -93,7 +93,7 @@ class Sink:
     def _write_csv(self, table: pa.Table) -> None:
         if not self._started:
             names = pa.array(table.column_names, pa.string())
-            header = _quoted(neutral(names), self.delimiter).to_pylist()
+            header = _quoted(without_formulas(names), self.delimiter).to_pylist()
             self._file.write((self.delimiter.join(header) + "\n").encode())
             self._started = True
         for text in _csv_text(table, self.delimiter):
@@ -139,7 +139,7 @@ def _csv_text(table: pa.Table, delimiter: str) -> Iterator[bytes]:
         for column in batch.columns:
             is_text = not _is_simple(column.type)
             texts = pc.cast(column, pa.string())
-            cells.append(_quoted(neutral(texts), delimiter) if is_text else texts)
+            cells.append(_quoted(without_formulas(texts), delimiter) if is_text else texts)
         if len(cells) == 1:  # an empty line would be no row
             cells = [pc.if_else(pc.equal(pc.coalesce(cells[0], pa.scalar("")), ""), '""', cells[0])]
         options = {"null_handling": "replace", "null_replacement": ""}

@@ -1,6 +1,7 @@
 r"""The training of one network on the paper's objective, with checkpoints that survive a kill at any moment."""
 
 from dropbayes.training.checkpoints import History
-from dropbayes.training.fitting import InverseDecay, Progress, fit
+from dropbayes.training.descent import Descent, InverseDecay
+from dropbayes.training.fitting import Progress, fit
 
-__all__ = ["History", "InverseDecay", "Progress", "fit"]
+__all__ = ["Descent", "History", "InverseDecay", "Progress", "fit"]

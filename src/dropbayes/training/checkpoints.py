@@ -1,22 +1,24 @@
-r"""Checkpoints of a run: written atomically, read only by the run they belong to."""
+r"""Checkpoints of a run: whole or refused, and read only by the run they belong to."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import os
 import pathlib
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dropbayes import files
-from dropbayes.likelihoods import Likelihood
-from dropbayes.precision import Prior
+from dropbayes.runtime import files
 
-_FORMAT = 1
+__all__ = ["History", "Run", "load", "save"]
+
+# A file is this line, the SHA-256 of the rest, and the rest: a dictionary as torch saves it.
+_MAGIC = b"dropbayes checkpoint 2\n"
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class History:
     Attributes:
         loss: The negative evidence lower bound per row, a mean over the epoch's batches.
         log_likelihood: The held-out predictive log-likelihood (empty without held-out rows).
-        learning_rate: The rate of the epoch's last step.
+        learning_rate: The learning rate of the epoch's last step.
+        precision: The model precision τ after the epoch (empty unless it is learned).
         best_epoch: The epoch whose weights the network has, counted from 1.
         stopped: "epochs", "patience" or "callback".
     """
@@ -34,13 +37,21 @@ class History:
     loss: list[float] = field(default_factory=list)
     log_likelihood: list[float] = field(default_factory=list)
     learning_rate: list[float] = field(default_factory=list)
+    precision: list[float] = field(default_factory=list)
     best_epoch: int = 0
     stopped: str = ""
 
 
 @dataclass(frozen=True)
 class Run:
-    """The state of a run between epochs, its network and optimiser apart."""
+    """The state of a run between epochs, apart from its network and optimiser.
+
+    Attributes:
+        history: The record so far.
+        best: The weights of the best held-out epoch, if rows are held out.
+        best_score: Their held-out log-likelihood.
+        waited: The number of epochs since then.
+    """
 
     history: History
     best: dict[str, Tensor] | None = None
@@ -48,60 +59,83 @@ class Run:
     waited: int = 0
 
 
-def fingerprint_of(
-    net: nn.Module,
-    data: list[Tensor],
-    likelihood: Likelihood,
-    prior: Prior | None,
-    batch_size: int,
-    descent: torch.optim.Optimizer,
-    schedule: Callable[[int], float] | None,
-    seed: int,
-) -> str:
-    """A digest of what makes a run the same run; its number of epochs may grow."""
-    groups = [{k: v for k, v in g.items() if k != "params"} for g in descent.param_groups]
-    shapes = [(name, tuple(value.shape)) for name, value in net.state_dict().items()]
-    policy = schedule if is_dataclass(schedule) else getattr(schedule, "__qualname__", None)
-    sizes = [tuple(part.shape) for part in data]
-    settings = (shapes, likelihood, prior, batch_size, type(descent).__name__, groups, policy, seed, sizes)
-    digest = hashlib.sha256(repr(settings).encode())
-    for part in data:  # at most ten thousand values of each: another data set differs in some of them
-        flat = part.detach().reshape(-1)
-        digest.update(flat[:: max(1, flat.numel() // 10_000)].cpu().double().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def write(path: pathlib.Path, net: nn.Module, descent: torch.optim.Optimizer, run: Run, fingerprint: str) -> None:
-    """Replaces the checkpoint in one step: a reader finds the old file or the new one, never a part."""
+def save(
+    path: str | os.PathLike[str], net: nn.Module, optimizer: torch.optim.Optimizer, run: Run, *, fingerprint: str
+) -> None:
+    """Replaces the checkpoint in one step."""
     contents = {
-        "format": _FORMAT,
         "fingerprint": fingerprint,
         "net": net.state_dict(),
-        "optimizer": descent.state_dict(),
+        "optimizer": optimizer.state_dict(),
         "history": asdict(run.history),
         "best": run.best,
         "best_score": run.best_score,
         "waited": run.waited,
     }
-    with files.replacement(path) as file:
-        torch.save(contents, file)
+    buffer = io.BytesIO()
+    torch.save(contents, buffer)
+    payload = buffer.getvalue()
+    files.write_bytes(path, _MAGIC + hashlib.sha256(payload).digest() + payload)
 
 
-def resumed(
-    net: nn.Module, descent: torch.optim.Optimizer, checkpoint: str | os.PathLike[str] | None, fingerprint: str
+def load(
+    path: str | os.PathLike[str] | None, net: nn.Module, optimizer: torch.optim.Optimizer, *, fingerprint: str
 ) -> Run:
-    """The run as its checkpoint left it, or a new one."""
-    if checkpoint is None or not pathlib.Path(checkpoint).exists():
+    """The run as its checkpoint left it, network and optimiser included, or a new one without a checkpoint.
+
+    A run that its last epoch stopped may be continued; patience and callbacks are final.
+
+    Raises:
+        ValueError: The file is damaged, not a checkpoint, or belongs to another run. Nothing was changed.
+    """
+    if path is None or not pathlib.Path(path).exists():
         return Run(History())
     device = next(net.parameters()).device
-    saved = torch.load(checkpoint, map_location=device, weights_only=True)
-    if saved.get("format") != _FORMAT or saved.get("fingerprint") != fingerprint:
+    saved = _verified(pathlib.Path(path), device)
+    if saved["fingerprint"] != fingerprint:
         raise ValueError(
-            f"`checkpoint` {os.fspath(checkpoint)!r} belongs to another run (other network, data, optimiser, seed or "
+            f"`checkpoint` {os.fspath(path)!r} belongs to another run (other network, data, optimiser, seed or "
             "settings). Delete it to start anew, or name another file."
         )
+    if not _same_layout(saved["net"], net.state_dict()) or not _same_layout(saved["best"], net.state_dict()):
+        raise _refusal(path)
+    try:
+        run = Run(History(**saved["history"]), saved["best"], float(saved["best_score"]), int(saved["waited"]))
+        optimizer.load_state_dict(saved["optimizer"])
+    except Exception:
+        raise _refusal(path) from None
     net.load_state_dict(saved["net"])
-    descent.load_state_dict(saved["optimizer"])
-    history = History(**saved["history"])
-    # A run stopped by its last epoch may be continued; patience and callbacks are final.
-    return Run(history, saved["best"], saved["best_score"], saved["waited"])
+    return run
+
+
+def _verified(path: pathlib.Path, device: torch.device) -> dict[str, Any]:
+    start = len(_MAGIC) + hashlib.sha256().digest_size
+    contents = path.read_bytes() if path.is_file() else b""
+    payload = memoryview(contents)[start:]
+    if not contents.startswith(_MAGIC) or hashlib.sha256(payload).digest() != contents[len(_MAGIC) : start]:
+        raise _refusal(path)
+    try:
+        saved = torch.load(io.BytesIO(payload), map_location=device, weights_only=True)
+        parts = {"fingerprint", "net", "optimizer", "history", "best", "best_score", "waited"}
+        if saved.keys() != parts or saved["history"].keys() != {one.name for one in fields(History)}:
+            raise ValueError
+    except Exception:  # whoever made the digest right wrote something else on purpose
+        raise _refusal(path) from None
+    return dict(saved)
+
+
+def _refusal(path: str | os.PathLike[str]) -> ValueError:
+    return ValueError(
+        f"`checkpoint` {os.fspath(path)!r} is damaged, or was not written by this version of dropbayes. Delete it to "
+        "start anew, or name another file."
+    )
+
+
+def _same_layout(saved: Any, current: dict[str, Tensor]) -> bool:
+    """Whether the saved tensors (None: there are none) have the names, shapes and dtypes of the network's."""
+    if saved is None:
+        return True
+    if not isinstance(saved, dict) or saved.keys() != current.keys():
+        return False
+    pairs = [(saved[name], value) for name, value in current.items()]
+    return all(isinstance(a, Tensor) and a.shape == b.shape and a.dtype == b.dtype for a, b in pairs)

@@ -1,0 +1,30 @@
+"""`dropbayes page`: the interactive page, written as a file or served on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import webbrowser
+
+from dropbayes.cli.messages import note
+from dropbayes.page import PageServer, page_html
+from dropbayes.runtime import files
+
+__all__ = ["serve_page", "write_page"]
+
+
+def write_page(out: str) -> None:
+    """Writes the page as one HTML file and prints its path."""
+    files.write_text(out, page_html())
+    print(pathlib.Path(out))
+
+
+def serve_page(*, port: int, open_browser: bool) -> None:
+    """Serves the page on 127.0.0.1 until interrupted; prints its address."""
+    with PageServer(port) as server:
+        print(server.url, flush=True)
+        if open_browser:
+            webbrowser.open(server.url)
+        note("the page is served on this machine alone; Ctrl+C ends it.")
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()

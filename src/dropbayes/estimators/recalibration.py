@@ -1,0 +1,221 @@
+r"""Estimators recalibrated on held-out rows: their standard deviation scaled, or their levels mapped, or conformal.
+
+A recalibrated estimator is a view: the same networks, whose predictive distribution passes through a map that was
+learned from rows the networks had not seen.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dropbayes import calibration
+from dropbayes.estimators.classifier import DropoutClassifier
+from dropbayes.estimators.regressor import DropoutRegressor
+from dropbayes.mixtures import Mixture, draw_mean
+from dropbayes.runtime.validation import Array, float_tensor
+
+__all__ = ["METHODS", "Recalibration", "fit_recalibration", "recalibrated", "uncalibrated"]
+
+METHODS = ("scale", "isotonic", "conformal")
+"""The ways to recalibrate; classes have no levels to map, so isotonic is for numbers alone."""
+
+Method = Literal["scale", "isotonic", "conformal"]
+_FEWEST = 20  # Rows below which a map says more about them than about the model.
+_MOST = 5000  # Values kept of a map; more change no level by 1/5000.
+
+
+@dataclass(frozen=True)
+class Recalibration:
+    """A map learned from held-out rows.
+
+    Args:
+        method: "scale" multiplies the standard deviation (for classes, divides the logits); "isotonic" maps the levels
+            of the predictive distribution; "conformal" sets intervals (for classes, sets of labels) from the residuals.
+        values: The factor; or the rising transforms of the held-out rows; or their rising conformal scores.
+        n_rows: The number of held-out rows.
+    """
+
+    method: Method
+    values: tuple[float, ...]
+    n_rows: int
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"`method` must be one of {', '.join(METHODS)}; got {self.method!r}.")
+        if not self.values or not all(math.isfinite(value) for value in self.values):
+            raise ValueError("`values` must hold at least one finite number.")
+
+    @property
+    def factor(self) -> float:
+        """The factor on the standard deviation; 1 unless the method is "scale"."""
+        return self.values[0] if self.method == "scale" else 1.0
+
+    def mixture(self, mixture: Mixture) -> Mixture:
+        """A predictive distribution, recalibrated."""
+        if self.method == "isotonic":
+            return _LevelMixture(mixture.location, mixture.scale, mixture.freedom, self.values)
+        if self.method == "conformal":
+            return _ConformalMixture(mixture.location, mixture.scale, mixture.freedom, self.values)
+        centre = mixture.mean
+        return Mixture(centre + self.factor * (mixture.location - centre), self.factor * mixture.scale, mixture.freedom)
+
+    def probabilities(self, draws: Tensor) -> Tensor:
+        """Class probabilities of draws, recalibrated."""
+        return draws if self.method != "scale" else (draws.clamp_min(1e-30).log() / self.factor).softmax(-1)
+
+    def label_sets(self, probabilities: Array, coverage: float) -> Tensor:
+        """The labels that hold the truth with the given probability, `[row, class]`."""
+        scores = torch.tensor(self.values, dtype=torch.float64)
+        return calibration.conformal_sets(probabilities, calibration_scores=scores, level=coverage)
+
+
+@dataclass(frozen=True, eq=False)
+class _LevelMixture(Mixture):
+    """A mixture whose levels are mapped: its moments and density stay those of the draws."""
+
+    transforms: tuple[float, ...] = ()
+
+    @property
+    def _map(self) -> calibration.IsotonicRecalibration:
+        return calibration.isotonic_recalibration(torch.tensor(self.transforms, dtype=torch.float64))
+
+    def pit(self, y: Array) -> Tensor:
+        return self._map.observed(super().pit(y).double()).to(self.location)
+
+    def quantile(self, level: float) -> Tensor:
+        claimed = float(self._map.claimed(torch.tensor(level, dtype=torch.float64)))
+        return super().quantile(min(max(claimed, 1e-9), 1 - 1e-9))
+
+
+@dataclass(frozen=True, eq=False)
+class _ConformalMixture(Mixture):
+    """A mixture with conformal intervals: the mean plus and minus a multiple of the standard deviation."""
+
+    residuals: tuple[float, ...] = ()
+
+    def _held_out(self) -> Tensor:
+        return torch.tensor(self.residuals, dtype=torch.float64)
+
+    def pit(self, y: Array) -> Tensor:
+        standard = ((float_tensor(y).to(self.location) - self.mean) / self.std).double()
+        rank = torch.searchsorted(self._held_out(), standard.abs().contiguous()) / (len(self.residuals) + 1)
+        return (0.5 + 0.5 * standard.sign() * rank).to(self.location)
+
+    def quantile(self, level: float) -> Tensor:
+        coverage = abs(2 * level - 1)
+        if coverage == 0:
+            return self.mean
+        reach = calibration.conformal_threshold(self._held_out(), level=coverage)
+        if not reach.isfinite():
+            raise ValueError(
+                f"`coverage` {coverage:g} needs more than the {len(self.residuals)} rows that the intervals were "
+                f"calibrated on; at least {math.ceil(coverage / (1 - coverage))} are needed."
+            )
+        return self.mean + math.copysign(float(reach), level - 0.5) * self.std
+
+
+class _RecalibratedRegressor(DropoutRegressor):
+    """A view of a regressor whose predictive distribution passes through a map."""
+
+    recalibration: Recalibration
+
+    def predictive(self, X: Any) -> Mixture:
+        return self.recalibration.mixture(uncalibrated(self).predictive(X))
+
+    def predictive_blocks(self, X: Any, *, block_rows: int | None = None) -> Iterator[tuple[slice, Mixture]]:
+        for rows, mixture in uncalibrated(self).predictive_blocks(X, block_rows=block_rows):
+            yield rows, self.recalibration.mixture(mixture)
+
+
+class _RecalibratedClassifier(DropoutClassifier):
+    """A view of a classifier whose draws pass through a map."""
+
+    recalibration: Recalibration
+
+    def draw_blocks(self, X: Any, *, block_rows: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+        for rows, probabilities in uncalibrated(self).draw_blocks(X, block_rows=block_rows):
+            yield rows, self.recalibration.probabilities(probabilities)
+
+
+def recalibrated(estimator: Any, recalibration: Recalibration | None) -> Any:
+    """A view of a fitted estimator that predicts with a recalibration; the estimator itself for None.
+
+    Example:
+        >>> x = np.linspace(-2, 2, 40)[:, None]
+        >>> model = DropoutRegressor(drop_prob=0.1, weight_decay=1e-4, n_steps=20, n_networks=1, random_state=0)
+        >>> model = model.fit(x, np.sin(x[:, 0]))
+        >>> wider = recalibrated(model, Recalibration("scale", (2.0,), n_rows=40))
+        >>> bool(np.allclose(wider.predict(x, return_std=True)[1], 2 * model.predict(x, return_std=True)[1]))
+        True
+    """
+    if recalibration is None:
+        return uncalibrated(estimator)
+    view = copy.copy(estimator)
+    classifier = isinstance(estimator, DropoutClassifier)
+    if classifier and recalibration.method == "isotonic":
+        raise ValueError("`method` isotonic maps the levels of numbers; use scale or conformal for classes.")
+    view.__class__ = _RecalibratedClassifier if classifier else _RecalibratedRegressor
+    view.recalibration = recalibration
+    return view
+
+
+def uncalibrated(estimator: Any) -> Any:
+    """The estimator without its recalibration."""
+    view = copy.copy(estimator)
+    view.__class__ = DropoutClassifier if isinstance(estimator, DropoutClassifier) else DropoutRegressor
+    return view
+
+
+def fit_recalibration(estimator: Any, X: Any, y: Any, *, method: Method = "scale") -> Recalibration:
+    """The recalibration that held-out rows ask for.
+
+    Args:
+        estimator: A fitted `DropoutRegressor` of one output, or a `DropoutClassifier`.
+        X: Inputs of rows it was not fitted to.
+        y: Their outcomes.
+        method: "scale", "isotonic" or "conformal"; see `Recalibration`.
+    """
+    if method not in METHODS:
+        raise ValueError(f"`method` must be one of {', '.join(METHODS)}; got {method!r}.")
+    if len(y) < _FEWEST:
+        raise ValueError(f"`y` must hold at least {_FEWEST} held-out rows to calibrate on; got {len(y)}.")
+    plain = uncalibrated(estimator)
+    if isinstance(plain, DropoutClassifier):
+        return _fit_classes(plain, X, y, method)
+    outcome = torch.as_tensor(np.asarray(y, dtype=np.float64))
+    blocks = [(rows, mixture) for rows, mixture in plain.predictive_blocks(X)]
+    if method == "isotonic":
+        values = torch.cat([mixture.pit(outcome[rows]) for rows, mixture in blocks])
+        return Recalibration(method, _rising(values), len(y))
+    mean = torch.cat([mixture.mean for _, mixture in blocks])
+    std = torch.cat([mixture.std for _, mixture in blocks])
+    if method == "conformal":
+        return Recalibration(method, _rising(calibration.standardised_residuals(mean, std, outcome)), len(y))
+    return Recalibration(method, (float(calibration.std_scale(mean, std, outcome)),), len(y))
+
+
+def _fit_classes(plain: DropoutClassifier, X: Any, y: Any, method: Method) -> Recalibration:
+    codes = {label: code for code, label in enumerate(plain.classes_.tolist())}
+    labels = torch.tensor([codes[label] for label in np.asarray(y).tolist()])
+    if method == "isotonic":
+        raise ValueError("`method` isotonic maps the levels of numbers; use scale or conformal for classes.")
+    draws = plain.draws(X)
+    if method == "scale":
+        return Recalibration(method, (float(calibration.temperature(draws.clamp_min(1e-30).log(), labels)),), len(y))
+    return Recalibration(method, _rising(calibration.label_scores(draw_mean(draws), labels)), len(y))
+
+
+def _rising(values: Tensor) -> tuple[float, ...]:
+    """The values in order, to nine digits; of very many, an even selection that keeps the greatest."""
+    ordered = values.double().sort().values
+    if len(ordered) > _MOST:
+        ordered = ordered[torch.linspace(0, len(ordered) - 1, _MOST).ceil().long()]
+    return tuple(float(f"{value:.9g}") for value in ordered.tolist())

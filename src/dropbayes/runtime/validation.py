@@ -1,0 +1,255 @@
+"""Validation of arguments: one clear error that names the argument, the rule and the value.
+
+A function of numbers (`check_...`) returns nothing; a function of arrays is named after what it returns, the array as a
+tensor that obeys the rule. NumPy arrays and lists of numbers are accepted wherever a tensor is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dropbayes.runtime.arrays import Array, to_tensor
+
+__all__ = [
+    "Array",
+    "check_count",
+    "check_keep_prob",
+    "check_n_data",
+    "check_number",
+    "check_positive",
+    "check_probability",
+    "class_labels",
+    "class_probabilities",
+    "events",
+    "finite_tensor",
+    "float_tensor",
+    "matching_tensors",
+    "row_values",
+    "row_weights",
+]
+
+# Probabilities may be off by rounding: of a half-precision softmax over many classes, or to three printed digits.
+_HALF_TOLERANCE, _TOLERANCE = 1e-2, 1e-3
+
+# ---------------------------------------------------------------------------------------------------- numbers
+
+
+def check_positive(name: str, value: Any, *, allow_zero: bool = False) -> None:
+    """Raises unless `value` is a positive number, or a scalar tensor of one (a parameter that is being learned)."""
+    number = value
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"`{name}` must be a number or a scalar tensor; got shape {tuple(value.shape)}.")
+        number = value.detach().item()
+    if not (_is_finite_number(number) and (number > 0 or (allow_zero and number == 0))):
+        rule = "a finite number, zero or more" if allow_zero else "a positive finite number"
+        raise ValueError(f"`{name}` must be {rule}; got {value!r}.")
+
+
+def check_number(name: str, value: Any) -> None:
+    """Refuses a tensor where a value is used once and could get no gradient."""
+    if isinstance(value, Tensor):
+        raise TypeError(f"`{name}` must be a number, not a tensor: nothing here can be learned. Pass {name}.item().")
+
+
+def check_keep_prob(value: float) -> None:
+    if not 0 < value <= 1:
+        raise ValueError(
+            f"`keep_prob` must lie in (0, 1]; got {value!r}. It is the paper's p, the probability that a unit stays: "
+            "one minus the `p` of torch.nn.Dropout."
+        )
+
+
+def check_n_data(value: float) -> None:
+    if not (math.isfinite(value) and value >= 1):
+        raise ValueError(f"`n_data` must be at least 1, the number of training rows; got {value!r}.")
+
+
+def check_probability(name: str, value: float, *, closed: bool = False) -> None:
+    """Raises unless `value` is a number strictly between 0 and 1, or from 0 to 1 where the ends make sense."""
+    if not (_is_finite_number(value) and (0 <= value <= 1 if closed else 0 < value < 1)):
+        rule = "lie between 0 and 1" if closed else "lie strictly between 0 and 1 (0.9 for 90 %)"
+        raise ValueError(f"`{name}` must {rule}; got {value!r}.")
+
+
+def check_count(name: str, value: int, *, at_least: int = 1, at_most: int | None = None) -> None:
+    """Raises unless `value` is a whole number in the range."""
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not whole or value < at_least or (at_most is not None and value > at_most):
+        rule = f"at least {at_least}" if at_most is None else f"between {at_least} and {at_most}"
+        raise ValueError(f"`{name}` must be a whole number, {rule}; got {value!r}.")
+
+
+def _is_finite_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+# ----------------------------------------------------------------------------------------------------- arrays
+
+
+def float_tensor(array: Array | float, *, name: str = "array") -> Tensor:
+    """The array as a floating tensor: integers as float64, half precision as float32, NumPy arrays copied.
+
+    Examples:
+        >>> float_tensor(np.array([1, 2]))
+        tensor([1., 2.], dtype=torch.float64)
+    """
+    tensor = to_tensor(array, name=name)
+    if tensor.is_complex():
+        raise ValueError(f"`{name}` must hold real numbers; got {tensor.dtype}.")
+    if tensor.dtype in (torch.float16, torch.bfloat16):
+        return tensor.float()
+    return tensor if tensor.is_floating_point() else tensor.double()
+
+
+def finite_tensor(name: str, array: Array | float, *, axes: str | None = None, infinite: bool = False) -> Tensor:
+    """The array as a floating tensor, refused when it is empty or holds NaN or infinity.
+
+    Args:
+        name: The argument's name in errors.
+        array: The values.
+        axes: The expected axes, such as "[draw, row]"; an ellipsis, "[row, ...]", stands for any further ones.
+        infinite: Whether infinite values are meaningful here.
+    """
+    tensor = float_tensor(array, name=name)
+    if axes is not None:
+        _check_axes(name, tensor, axes)
+    if tensor.numel() == 0:
+        raise ValueError(f"`{name}` must not be empty; got shape {tuple(tensor.shape)}.")
+    bad = tensor.isnan() if infinite else ~tensor.isfinite()
+    if bool(bad.any()):
+        rule = "not contain NaN" if infinite else "be finite"
+        raise ValueError(
+            f"`{name}` must {rule}; {int(bad.sum())} of {tensor.numel()} values are {'NaN' if infinite else 'not'}. "
+            "Remove those rows first."
+        )
+    return tensor
+
+
+def _check_axes(name: str, tensor: Tensor, axes: str) -> None:
+    names = axes.strip("[]").split(", ")
+    least = len(names) - ("..." in names)
+    if tensor.dim() < least or (tensor.dim() > least and "..." not in names):
+        remedy = " Average draws over axis 0 first." if axes == "[row, class]" and tensor.dim() == 3 else ""
+        raise ValueError(f"`{name}` must be {axes}; got shape {tuple(tensor.shape)}.{remedy}")
+
+
+def row_values(name: str, array: Array, *, n_rows: int | None = None, infinite: bool = False) -> Tensor:
+    """One number per row, `[row]`: as many as there are rows, none of them NaN."""
+    tensor = finite_tensor(name, array, axes="[row]", infinite=infinite)
+    if n_rows is not None and len(tensor) != n_rows:
+        raise ValueError(f"`{name}` must have one value per row; got {len(tensor)} for {n_rows} rows.")
+    return tensor
+
+
+def matching_tensors(arrays: Mapping[str, Array], *, draws: str | None = None, infinite: bool = False) -> list[Tensor]:
+    """The arrays as finite tensors of one dtype and one shape, in order.
+
+    Broadcasting `[row, 1]` against `[row]` would pair every row with every other: it is refused.
+
+    Args:
+        arrays: The values by argument name, the row axis first.
+        draws: The name of the array that has an axis of draws before the row axis.
+        infinite: Whether infinite values are meaningful here.
+    """
+    tensors = {name: finite_tensor(name, array, infinite=infinite) for name, array in arrays.items()}
+    shapes = {name: tuple(tensor.shape[1:] if name == draws else tensor.shape) for name, tensor in tensors.items()}
+    if len(set(shapes.values())) != 1 or not next(iter(shapes.values())):
+        got = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+        rule = f"{_listed(arrays)} must have one shape, [row, ...]"
+        rule += f", `{draws}` with an axis of draws before it" if draws else ""
+        raise ValueError(
+            f"{rule}; got {got}. Reshape y (y[:, None] for a one-column output) or squeeze the prediction."
+        )
+    dtype = torch.float32
+    for tensor in tensors.values():
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    device = next(iter(tensors.values())).device
+    return [tensor.to(device, dtype) for tensor in tensors.values()]
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    quoted = [f"`{name}`" for name in names]
+    return ", ".join(quoted[:-1]) + " and " + quoted[-1] if len(quoted) > 1 else quoted[0]
+
+
+def row_weights(sample_weight: Array | None, n_rows: int, *, like: Tensor) -> Tensor:
+    """The weight of each row, `[row]` in float64: ones by default. A row of weight 2 counts as two.
+
+    Args:
+        sample_weight: Finite weights, zero or more, not all zero.
+        n_rows: The number of rows.
+        like: A tensor on the device of the result.
+    """
+    if sample_weight is None:
+        return torch.ones(n_rows, dtype=torch.float64, device=like.device)
+    weight = row_values("sample_weight", sample_weight, n_rows=n_rows).detach().to(like.device, torch.float64)
+    if not (bool((weight >= 0).all()) and bool((weight > 0).any())):
+        raise ValueError(
+            "`sample_weight` must be zero or more and not all zero; got values from "
+            f"{weight.min().item():.3g} to {weight.max().item():.3g}."
+        )
+    return weight
+
+
+# ---------------------------------------------------------------------------------------------------- classes
+
+
+def class_probabilities(
+    name: str, array: Array, *, axes: str = "[row, class]", class_axis: int = -1, detach: bool = False
+) -> Tensor:
+    """The array as a floating tensor of probabilities: at least 0, summing to 1 over the last axis.
+
+    Args:
+        name: The argument's name in errors.
+        array: The probabilities.
+        axes: The expected axes.
+        class_axis: The axis of the classes, which becomes the last.
+        detach: Whether to cut the result from its gradients.
+    """
+    tolerance = _HALF_TOLERANCE if getattr(array, "dtype", None) in _HALF else _TOLERANCE
+    tensor = finite_tensor(name, array, axes=axes).movedim(class_axis, -1)
+    totals = tensor.detach().sum(-1)
+    if not (bool((tensor >= 0).all()) and bool(((totals - 1).abs() <= tolerance).all())):
+        raise ValueError(
+            f"`{name}` must be probabilities: at least 0 and summing to 1 over the class axis; got values from "
+            f"{tensor.min().item():.3g} to {tensor.max().item():.3g} and sums from {totals.min().item():.3g} to "
+            f"{totals.max().item():.3g}. Apply softmax to logits first."
+        )
+    return tensor.detach() if detach else tensor
+
+
+_HALF = (torch.float16, torch.bfloat16, np.dtype("float16"))
+
+
+def class_labels(labels: Array, *, n_rows: int, n_classes: int, device: torch.device | None = None) -> Tensor:
+    """The class indices as int64, `[row]`: whole numbers from 0 to `n_classes` - 1."""
+    indices = to_tensor(labels, name="labels")
+    if indices.is_floating_point() or indices.is_complex() or indices.dim() != 1 or len(indices) != n_rows:
+        raise ValueError(
+            f"`labels` must be integers, one class index for each of the {n_rows} rows; got shape "
+            f"{tuple(indices.shape)} of {indices.dtype}. Pass labels.argmax(-1) for one-hot rows."
+        )
+    indices = indices.long().to(device)
+    low, high = int(indices.min()), int(indices.max())
+    if low < 0 or high >= n_classes:
+        raise ValueError(f"`labels` must lie between 0 and {n_classes - 1}, the class axis; got {low} to {high}.")
+    return indices
+
+
+def events(name: str, array: Array, *, n_rows: int) -> Tensor:
+    """True where something happened, `[row]`, from booleans or from zeros and ones."""
+    tensor = to_tensor(array, name=name)
+    binary = tensor.dtype == torch.bool or bool(((tensor == 0) | (tensor == 1)).all())
+    if tensor.dim() != 1 or len(tensor) != n_rows or not binary:
+        raise ValueError(
+            f"`{name}` must hold true or false (1 or 0) for each of the {n_rows} rows; got shape {tuple(tensor.shape)} "
+            f"of {tensor.dtype}."
+        )
+    return tensor.bool()

@@ -1,0 +1,134 @@
+r"""Draws of a wide perceptron without the units they drop.
+
+With masks shared by all rows, a dropped unit is zero in every row: its column of the weights that read it, and its row
+of the weights that write it, need not enter the products. At drop probability 1/2 a quarter of the multiplications is
+left. All draws are one batch: each keeps its own units, padded with a few dropped ones (times zero) to the largest
+number that any draw keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dropbayes.sampling.masks import Keys, keep_mask
+
+_ALIGNMENT = 16  # units: widths that matrix products like
+
+
+@dataclass(frozen=True)
+class _Site:
+    mask: Tensor  # [draw, unit], 0 or 1 / keep_prob
+    units: Tensor | None  # [draw, kept unit]: every kept one and some dropped ones; None where all units go on
+
+
+def compact_draws(
+    layers: Sequence[nn.Module], x: Tensor, keys: Keys, *, draws: range, integrate_last: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The outputs `[draw, row, out]`, and the variance over an integrated last mask, averaged over the draws.
+
+    The variance `[row, out]` is None unless `integrate_last`.
+
+    Args:
+        layers: Linear layers, elementwise activations and dropout in order, without dropout of probability 0.
+        x: The rows, `[row, feature]`.
+        keys: Seed, number of draws and sampler.
+        draws: Which draws.
+        integrate_last: Leave the last mask out and give its variance; one linear layer must follow it.
+    """
+    sites = _sites(layers, x, keys, draws, integrate_last)
+    h, units, variance = x, None, None  # units: which of a layer's units h holds, `[draw, unit]`; None for all
+    for place, layer in enumerate(layers):
+        if place in sites:
+            site = sites[place]
+            if units is None and site.units is not None:
+                units = site.units
+                h = _columns(h, units)
+            mask = site.mask if units is None else site.mask.gather(1, units)
+            h = h * mask[:, None, :]
+        elif isinstance(layer, nn.Linear):
+            if integrate_last and place == len(layers) - 1:
+                variance = _integrated_variance(h, layer, layers[place - 1])
+            wanted = _units_after(layers, place, sites) if h.dim() == 3 else None
+            h, units = _product(h, layer, units, wanted), wanted
+        elif not isinstance(layer, nn.Dropout):
+            h = layer(h)
+    return h if h.dim() == 3 else h.expand(len(draws), *h.shape), variance
+
+
+def _sites(layers: Sequence[nn.Module], x: Tensor, keys: Keys, draws: range, integrate_last: bool) -> dict[int, _Site]:
+    """The masks of every site that is drawn, by its place among the layers, and the units that may be left out."""
+    places = [place for place, layer in enumerate(layers) if isinstance(layer, nn.Dropout)]
+    masks: list[Tensor] = []
+    width = x.shape[1]
+    for place, layer in enumerate(layers):
+        if isinstance(layer, nn.Linear):
+            width = layer.out_features
+        elif isinstance(layer, nn.Dropout) and not (integrate_last and place == places[-1]):
+            masks.append(
+                keep_mask(
+                    keys, len(masks), drop_prob=layer.p, draws=draws, rows=None, shape=(width,), dtype=x.dtype,
+                    device=x.device,
+                )
+            )  # fmt: skip
+    if not masks:
+        return {}
+    most = torch.stack([mask.sum(1).max() for mask in masks]).tolist()  # one wait for the device
+    sites = {}
+    for place, mask, count in zip(places, masks, most, strict=False):
+        drop_prob = _drop_prob(layers[place])
+        scale = 1 / (1 - drop_prob) if drop_prob < 1 else 1.0
+        units = None
+        if isinstance(layers[place + 1] if place + 1 < len(layers) else None, nn.Linear):
+            count = -(-max(int(count), 1) // _ALIGNMENT) * _ALIGNMENT
+            units = mask.argsort(dim=1, descending=True, stable=True)[:, :count]
+        sites[place] = _Site(mask * scale, units)
+    return sites
+
+
+def _units_after(layers: Sequence[nn.Module], place: int, sites: dict[int, _Site]) -> Tensor | None:
+    """The units of a linear layer that are wanted: those the next site keeps, if only activations stand between."""
+    for later in range(place + 1, len(layers)):
+        if later in sites:
+            return sites[later].units
+        if isinstance(layers[later], (nn.Linear, nn.Dropout)):
+            break
+    return None
+
+
+def _columns(h: Tensor, units: Tensor) -> Tensor:
+    """The columns `[draw, row, unit]` of `[row, feature]` or `[draw, row, feature]`."""
+    if h.dim() == 3:
+        return h.gather(2, units[:, None, :].expand(-1, h.shape[1], -1))
+    return h.index_select(1, units.flatten()).view(-1, *units.shape).transpose(0, 1)
+
+
+def _product(h: Tensor, layer: nn.Linear, units: Tensor | None, wanted: Tensor | None) -> Tensor:
+    """The layer's outputs at the wanted units, from an input that holds only some of its units."""
+    if units is None and wanted is None:
+        return layer(h)
+    factor = layer.weight.t()
+    if units is None:
+        factor = factor.t()[wanted].transpose(1, 2)
+    elif wanted is None:
+        factor = factor[units]
+    else:
+        factor = factor[units[:, :, None], wanted[:, None, :]]
+    if layer.bias is None:
+        return torch.bmm(h, factor)
+    bias = layer.bias if wanted is None else layer.bias[wanted][:, None, :]
+    return torch.baddbmm(bias, h, factor)
+
+
+def _integrated_variance(h: Tensor, layer: nn.Linear, dropout: nn.Module) -> Tensor:
+    # Var[W (h ∘ z / keep_prob)] = (W ∘ W)(h ∘ h) drop_prob / keep_prob for z ~ Bernoulli(keep_prob)
+    squares, drop_prob = h.square().mean(0) if h.dim() == 3 else h.square(), _drop_prob(dropout)
+    return squares @ layer.weight.square().t() * (drop_prob / (1 - drop_prob))
+
+
+def _drop_prob(dropout: nn.Module) -> float:
+    assert isinstance(dropout, nn.Dropout)
+    return dropout.p

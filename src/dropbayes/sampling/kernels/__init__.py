@@ -1,0 +1,11 @@
+"""Triton kernels for keyed masks: the masks of docs/masks.md made in registers, where they are used.
+
+The package can be imported only where Triton is installed. Every kernel has a counterpart in torch operations with the
+same bits of masks; these are forward passes alone, without a derivative.
+"""
+
+from dropbayes.sampling.kernels.attention import attention
+from dropbayes.sampling.kernels.masking import masked
+from dropbayes.sampling.kernels.perceptron import Affine, affine_layers, perceptron_moments
+
+__all__ = ["Affine", "affine_layers", "attention", "masked", "perceptron_moments"]

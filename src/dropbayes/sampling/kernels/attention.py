@@ -1,0 +1,254 @@
+"""Scaled dot-product attention with keyed masks on its weights, which are never written to memory.
+
+Of the masks, only bits are: one byte per weight holds it for eight draws. A pass over the draws makes them cheaply,
+because the hashes of a unit and of a row serve all draws; the attention itself then spends one shift on a mask.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dropbayes.sampling.kernels.words import (
+    DRAW,
+    ROW,
+    UNIT,
+    choice,
+    half_word,
+    hashed,
+    keep_scale,
+    signed_threshold,
+    source,
+    stream,
+)
+from dropbayes.sampling.masks import Keys
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+WIDEST_HEAD = 256
+_ALIGNMENT = 16  # bytes: a line of keep bits starts where a vector load may
+_BYTE = tl.constexpr(8)
+_TILE_UNITS, _TILE_ROWS = 256, 8
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    keys: Keys,
+    site: int,
+    drop_prob: float,
+    draws: range,
+    rows: range | None,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    folded: int = 1,
+) -> Tensor:
+    """softmax(q kᵀ · scale + mask) ∘ keyed mask / (1 - `drop_prob`) times v, `[draw * row, head, query, feature]`.
+
+    A query that may attend to nothing gives 0, as in `torch.nn.functional.scaled_dot_product_attention`.
+
+    Args:
+        q: The queries, `[draw * row * folded, head, query, feature]`, draws outermost.
+        k: The keys, with as many heads or a divisor of that number.
+        v: The values; their features may differ in number.
+        keys: Seed, number of draws and sampler.
+        site: The site's index in the order of execution.
+        drop_prob: The probability that a weight is dropped.
+        draws: Which draws the batch holds.
+        rows: Which rows it holds, each with masks of its own; None for masks shared by all rows.
+        attn_mask: Where queries may attend (boolean), or what is added to the scores; broadcast to them.
+        is_causal: Whether a query attends to no later position.
+        scale: The factor of the scores; 1/√features if None.
+        folded: How many entries of the batch belong to one row; a row's mask is `[folded, head, query, key]`.
+    """
+    batch, n_heads, n_queries, features = q.shape
+    n_keys, value_features = k.shape[2], v.shape[3]
+    n_rows = batch // (len(draws) * folded)
+    q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+    lines = folded * n_heads * n_queries
+    bits = keep_bits(
+        keys, site, drop_prob=drop_prob, draws=draws, rows=rows, lines=lines, length=n_keys, device=q.device
+    )
+    out = q.new_empty(batch, n_queries, n_heads, value_features).transpose(1, 2)
+    added: Tensor | None = None
+    strides: tuple[int, ...] = (0, 0, 0, 0)
+    if attn_mask is not None:
+        added = attn_mask.expand(batch, n_heads, n_queries, n_keys)
+        strides = added.stride()
+        added = added.view(torch.uint8) if added.dtype == torch.bool else added
+    widest = max(triton.next_power_of_2(features), triton.next_power_of_2(value_features))
+    block_queries, block_keys, warps, stages = _blocks(q.dtype, n_queries, widest)
+    precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    _attention[(triton.cdiv(n_queries, block_queries) * n_heads * batch,)](
+        q, k, v, out, bits, added, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *strides,
+        (features**-0.5 if scale is None else scale) * math.log2(math.e), keep_scale(drop_prob),
+        n_heads, n_heads // k.shape[1], folded, n_rows, lines, bits.shape[-1], n_queries, n_keys,
+        FEATURES=features, PADDED=max(16, triton.next_power_of_2(features)),
+        VALUE_FEATURES=value_features, VALUE_PADDED=max(16, triton.next_power_of_2(value_features)),
+        QUERIES=block_queries, KEYS=block_keys, OWN_ROWS=rows is not None, CAUSAL=is_causal,
+        BOOLEAN=attn_mask is not None and attn_mask.dtype == torch.bool,
+        PRECISION=precision if q.dtype == torch.float32 else None,
+        num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return out
+
+
+def _blocks(dtype: torch.dtype, n_queries: int, widest: int) -> tuple[int, int, int, int]:
+    """Queries and keys of one product, warps and stages of the pipeline."""
+    if dtype == torch.float32:
+        return (64, 32, 4, 2) if widest <= 64 else (64, 16, 8, 1)
+    if widest > 128:
+        return 64, 32, 4, 2
+    return (128, 64, 8, 2) if n_queries > 64 else (64, 64, 4, 2)
+
+
+def keep_bits(
+    keys: Keys,
+    site: int,
+    *,
+    drop_prob: float,
+    draws: range,
+    rows: range | None,
+    lines: int,
+    length: int,
+    device: torch.device,
+) -> Tensor:
+    """The masks `[line, length]` of a site as bits: bit d of `[g, row, line, unit]` says whether draw 8 g + d keeps it.
+
+    Without `rows` there is one row. Lines are padded to a multiple of 16 units.
+    """
+    if lines * length >= 2**31:
+        raise ValueError(
+            f"a row's attention weights must be fewer than 2**31, got {lines * length}: use fewer heads or keys."
+        )
+    n_rows = 1 if rows is None else len(rows)
+    padded = triton.cdiv(length, _ALIGNMENT) * _ALIGNMENT
+    bits = torch.empty(triton.cdiv(len(draws), 8), n_rows, lines, padded, dtype=torch.uint8, device=device)
+    tile_rows = min(_TILE_ROWS, triton.next_power_of_2(n_rows))
+    _keep_bits[(triton.cdiv(lines * padded, _TILE_UNITS), triton.cdiv(n_rows, tile_rows))](
+        bits, *source(keys, device), site, signed_threshold(drop_prob),
+        draws.start, len(draws), rows.start if rows else 0, n_rows, lines, length, padded,
+        STRATIFIED=keys.sampler == "stratified", OWN_ROWS=rows is not None, ROWS=tile_rows, UNITS=_TILE_UNITS,
+        num_warps=4,
+    )  # fmt: skip
+    return bits
+
+
+@triton.jit(do_not_specialize=["key", "n_draws", "n_permutations", "site", "threshold", "first_draw", "n_drawn",
+                               "first_row", "n_rows", "lines", "length"])  # fmt: skip
+def _keep_bits(
+    bits_at, lattices_at, key: tl.int64, n_draws: tl.int32, n_permutations: tl.int32, site: tl.int32,
+    threshold: tl.int32, first_draw: tl.int32, n_drawn: tl.int32, first_row: tl.int64, n_rows: tl.int32,
+    lines: tl.int32, length: tl.int32, padded,
+    STRATIFIED: tl.constexpr, OWN_ROWS: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    element = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
+    unit = element // padded * length + element % padded  # the padding repeats units of the next line, unread
+    n_units = lines * length
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    own_row = (first_row + row if OWN_ROWS else row * 0)[:, None]
+    if STRATIFIED:
+        place, shift = choice(stream(key, site, UNIT), unit, n_draws, n_permutations)
+        shift = shift[None, :]
+        if OWN_ROWS:
+            shift = half_word(stream(key, site, ROW), own_row, unit[None, :], n_units)
+    else:
+        draw_key = stream(key, site, DRAW)
+    is_inside = (row < n_rows)[:, None] & (element < lines * padded)[None, :]
+    size = (lines * padded).to(tl.int64)
+    at = bits_at + row[:, None] * size + element[None, :]
+    for group in range(tl.cdiv(n_drawn, _BYTE)):
+        byte = tl.zeros([ROWS, UNITS], tl.int32)
+        for bit in tl.static_range(_BYTE):
+            draw = first_draw + tl.minimum(group * _BYTE + bit, n_drawn - 1)
+            if STRATIFIED:
+                word = tl.load(lattices_at + place + draw)[None, :] + shift
+            else:
+                word = half_word(hashed(draw_key, draw), own_row, unit[None, :], n_units)
+            byte |= tl.where(word >= threshold, 1 << bit, 0)
+        tl.store(at, byte.to(tl.uint8), mask=is_inside)
+        at += n_rows * size
+
+
+@triton.jit
+def _attention(
+    q_at, k_at, v_at, out_at, bits_at, added_at,
+    q_batch, q_head, q_step, k_batch, k_head, k_step, v_batch, v_head, v_step, out_batch, out_head, out_step,
+    added_batch, added_head, added_query, added_key, score_scale, keep_scale,
+    n_heads, heads_per_key, folded, n_rows, lines, padded, n_queries, n_keys,
+    FEATURES: tl.constexpr, PADDED: tl.constexpr, VALUE_FEATURES: tl.constexpr, VALUE_PADDED: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, OWN_ROWS: tl.constexpr, CAUSAL: tl.constexpr, BOOLEAN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    query_blocks = tl.cdiv(n_queries, QUERIES)
+    query_block, program = tl.program_id(0) % query_blocks, tl.program_id(0) // query_blocks
+    entry, head = (program // n_heads).to(tl.int64), program % n_heads
+    pair = entry // folded
+    draw, line = pair // n_rows, (entry % folded) * n_heads + head
+    block = (draw // _BYTE) * n_rows + pair % n_rows if OWN_ROWS else draw // _BYTE
+    bit = (draw % _BYTE).to(tl.int32)
+
+    query = query_block * QUERIES + tl.arange(0, QUERIES)
+    is_query = query < n_queries
+    feature, value_feature = tl.arange(0, PADDED), tl.arange(0, VALUE_PADDED)
+    q = tl.load(
+        q_at + entry * q_batch + head * q_head + query[:, None].to(tl.int64) * q_step + feature[None, :],
+        mask=is_query[:, None] & (feature < FEATURES)[None, :], other=0.0,
+    )  # fmt: skip
+    k_at += entry * k_batch + (head // heads_per_key) * k_head
+    v_at += entry * v_batch + (head // heads_per_key) * v_head
+    bits_at += (block * lines + line * n_queries) * padded
+
+    most = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    mixed = tl.zeros([QUERIES, VALUE_PADDED], tl.float32)
+    end = tl.minimum(n_keys, (query_block + 1) * QUERIES) if CAUSAL else n_keys
+    for start in range(0, end, KEYS):
+        key = start + tl.arange(0, KEYS)
+        is_key = key < n_keys
+        bits = tl.load(
+            bits_at + query[:, None].to(tl.int64) * padded + key[None, :],
+            mask=is_query[:, None] & (key < padded)[None, :], other=0,
+        )  # fmt: skip
+        k = tl.load(
+            k_at + key[None, :].to(tl.int64) * k_step + feature[:, None],
+            mask=is_key[None, :] & (feature < FEATURES)[:, None], other=0.0,
+        )  # fmt: skip
+        score = tl.dot(q, k, input_precision=PRECISION) * score_scale
+        may_attend = is_key[None, :]
+        if CAUSAL:
+            may_attend = may_attend & (query[:, None] >= key[None, :])
+        if added_at is not None:
+            added = tl.load(
+                added_at + entry * added_batch + head * added_head + query[:, None].to(tl.int64) * added_query
+                + key[None, :].to(tl.int64) * added_key,
+                mask=is_query[:, None] & is_key[None, :], other=0,
+            )  # fmt: skip
+            if BOOLEAN:
+                may_attend = may_attend & (added != 0)
+            else:
+                score += added.to(tl.float32) * 1.4426950408889634  # log2(e): exponentials are taken to base 2
+        score = tl.where(may_attend, score, float("-inf"))
+        new_most = tl.maximum(most, tl.max(score, 1))
+        reference = tl.where(new_most == float("-inf"), 0.0, new_most)
+        weight = tl.exp2(score - reference[:, None])
+        shrink = tl.exp2(most - reference)
+        total = total * shrink + tl.sum(weight, 1)
+        weight = tl.where((bits.to(tl.int32) >> bit) & 1 != 0, weight, 0.0)
+        v = tl.load(
+            v_at + key[:, None].to(tl.int64) * v_step + value_feature[None, :],
+            mask=is_key[:, None] & (value_feature < VALUE_FEATURES)[None, :], other=0.0,
+        )  # fmt: skip
+        mixed = tl.dot(weight.to(v.dtype), v, mixed * shrink[:, None], input_precision=PRECISION)
+        most = new_most
+    mixed *= (keep_scale / tl.where(total == 0.0, 1.0, total))[:, None]
+    tl.store(
+        out_at + entry * out_batch + head * out_head + query[:, None].to(tl.int64) * out_step + value_feature[None, :],
+        mixed.to(out_at.dtype.element_ty), mask=is_query[:, None] & (value_feature < VALUE_FEATURES)[None, :],
+    )  # fmt: skip

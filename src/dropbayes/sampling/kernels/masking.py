@@ -1,0 +1,128 @@
+"""Dropout with keyed masks in one pass: read, mask in registers, write."""
+
+from __future__ import annotations
+
+import struct
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dropbayes.sampling.kernels.words import (
+    DRAW,
+    ROW,
+    UNIT,
+    choice,
+    half_word,
+    hashed,
+    keep_scale,
+    signed_threshold,
+    source,
+    stream,
+)
+from dropbayes.sampling.masks import Keys
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_TILE_BYTES = 8192  # four 16-byte accesses of each of 128 threads
+_WIDEST_TILE = 1024  # columns; the rest of a tile is rows, which share the look-ups of the lattice
+_ENOUGH_PROGRAMS = 4096  # from here on more programs would not fill a large GPU better, and draws share a program
+
+
+def masked(
+    x: Tensor,
+    keys: Keys,
+    site: int,
+    *,
+    drop_prob: float,
+    draws: range,
+    rows: range | None,
+    outer: int,
+    inner: int,
+    broadcast: int,
+    channels: int = 0,
+    drawn: bool = True,
+) -> Tensor:
+    """x ∘ mask / (1 - `drop_prob`) as a new tensor `[outer, draw, row, inner, broadcast]`.
+
+    Args:
+        x: A tensor whose memory, in order, is `[outer, draw, row, inner, broadcast]`, or the same without draws.
+        keys: Seed, number of draws and sampler.
+        site: The site's index in the order of execution.
+        drop_prob: The probability of a zero.
+        draws: Which draws `x` holds, or is to be spread over.
+        rows: Which rows `x` holds, each with masks of its own; None for one mask shared by all rows.
+        outer: The number of a row's units that precede the draws in memory, such as a sequence's steps.
+        inner: The number of a row's units that follow the rows. A unit's index is outer index * `inner` + inner index.
+        broadcast: How many neighbouring elements share a unit, such as the pixels of a dropped channel.
+        channels: The number of channels of a channels-last tensor, in which they follow the pixels; 0 for any other.
+        drawn: Whether `x` has draws already; otherwise one tensor is read and one per draw is written.
+    """
+    n_drawn, columns = len(draws), inner * broadcast
+    n_rows = x.numel() // (outer * columns * (n_drawn if drawn else 1))
+    out = x.new_empty(outer, n_drawn, n_rows, inner, broadcast)
+    tile_columns = min(_WIDEST_TILE, triton.next_power_of_2(columns))
+    tile_rows = max(1, min(_TILE_BYTES // x.element_size() // tile_columns, triton.next_power_of_2(n_rows)))
+    tiles = outer * triton.cdiv(n_rows, tile_rows) * triton.cdiv(columns, tile_columns)
+    chunks = min(n_drawn, max(1, _ENOUGH_PROGRAMS // tiles))
+    _masked[(tiles * chunks,)](
+        x, out, *source(keys, x.device), site, signed_threshold(drop_prob),
+        struct.unpack("q", struct.pack("d", keep_scale(drop_prob)))[0],
+        draws.start, n_drawn, triton.cdiv(n_drawn, chunks), rows.start if rows else 0, n_rows,
+        columns, outer * inner, inner, broadcast, max(channels, 1),
+        STRATIFIED=keys.sampler == "stratified", OWN_ROWS=rows is not None, DRAWN=drawn, CHANNELS_LAST=channels > 0,
+        ROWS=tile_rows, COLUMNS=tile_columns, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["key", "n_draws", "n_permutations", "site", "threshold", "scale", "first_draw",
+                               "n_drawn", "chunk", "first_row", "n_rows", "n_units", "inner", "channels"])  # fmt: skip
+def _masked(
+    x_at, out_at, lattices_at, key: tl.int64, n_draws: tl.int32, n_permutations: tl.int32, site: tl.int32,
+    threshold: tl.int32, scale: tl.int64, first_draw: tl.int32, n_drawn: tl.int32, chunk: tl.int32,
+    first_row: tl.int64, n_rows: tl.int32, columns, n_units: tl.int32, inner: tl.int32, broadcast, channels: tl.int32,
+    STRATIFIED: tl.constexpr, OWN_ROWS: tl.constexpr, DRAWN: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    column_tiles, row_tiles, chunks = tl.cdiv(columns, COLUMNS), tl.cdiv(n_rows, ROWS), tl.cdiv(n_drawn, chunk)
+    column = (program % column_tiles) * COLUMNS + tl.arange(0, COLUMNS)
+    program = program // column_tiles
+    row = (program % row_tiles) * ROWS + tl.arange(0, ROWS)
+    program = program // row_tiles
+    first = (program % chunks) * chunk
+    outside = program // chunks
+    if CHANNELS_LAST:
+        per_channel = inner // channels
+        unit = (column % channels) * per_channel + column // channels % per_channel
+    else:
+        unit = column // broadcast
+    unit += outside * inner
+    is_inside = (row < n_rows)[:, None] & (column < columns)[None, :]
+    own_row = (first_row + row if OWN_ROWS else row * 0)[:, None]
+    if STRATIFIED:
+        place, shift = choice(stream(key, site, UNIT), unit, n_draws, n_permutations)
+        place, shift = place[None, :], shift[None, :]
+        if OWN_ROWS:
+            shift = half_word(stream(key, site, ROW), own_row, unit[None, :], n_units)
+    else:
+        draw_key = stream(key, site, DRAW)
+    DTYPE: tl.constexpr = x_at.dtype.element_ty
+    WIDE: tl.constexpr = tl.float64 if tl.float64 == DTYPE else tl.float32
+    factor = scale.to(tl.int64).to(tl.float64, bitcast=True).to(WIDE).to(DTYPE).to(WIDE)
+    block = n_rows.to(tl.int64) * columns
+    within = row[:, None].to(tl.int64) * columns + column[None, :]
+    if not DRAWN:
+        x = tl.load(x_at + outside * block + within, mask=is_inside, other=0.0)
+    for t in range(first, tl.minimum(first + chunk, n_drawn)):
+        at = (outside.to(tl.int64) * n_drawn + t) * block + within
+        if DRAWN:
+            x = tl.load(x_at + at, mask=is_inside, other=0.0)
+        if STRATIFIED:
+            # Shared by the tile's rows; beyond the last column any lattice will do.
+            word = tl.load(lattices_at + place + (first_draw + t)) + shift
+        else:
+            word = half_word(hashed(draw_key, first_draw + t), own_row, unit[None, :], n_units)
+        product = x.to(WIDE) * tl.where(word >= threshold, factor, 0.0)
+        tl.store(out_at + at, product.to(DTYPE), mask=is_inside)

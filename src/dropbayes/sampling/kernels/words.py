@@ -1,0 +1,83 @@
+"""The words of docs/masks.md as functions that kernels call.
+
+Words are signed here, as torch stores them: w - 2³¹ for the page's word w, compared with the threshold less 2³¹.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dropbayes.sampling.masks import Keys, _fold, _permuted_lattices, _signed
+
+UNIT = tl.constexpr(1)
+ROW = tl.constexpr(2)
+DRAW = tl.constexpr(3)
+
+
+class Source(NamedTuple):
+    """What a kernel needs to know of the keys, in the order of its arguments."""
+
+    lattices: Tensor | None
+    key: int
+    n_draws: int
+    n_permutations: int
+
+
+def source(keys: Keys, device: torch.device) -> Source:
+    """The permuted lattices (for the stratified sampler), the key of the prediction, and the sizes of the lattices."""
+    key = _signed(_fold(keys.seed % 2**64, keys.replicate))
+    if keys.sampler == "independent":
+        return Source(None, key, keys.n_draws, 1)
+    lattices = _permuted_lattices(keys.n_draws, device)
+    return Source(lattices, key, keys.n_draws, lattices.shape[0])
+
+
+def signed_threshold(drop_prob: float) -> int:
+    """The least signed word that is kept."""
+    return min(round(drop_prob * 2**32), 2**32 - 1) - 2**31
+
+
+def keep_scale(drop_prob: float) -> float:
+    """What a kept element is multiplied by."""
+    return 1 / (1 - drop_prob) if drop_prob < 1 else 1.0
+
+
+@triton.jit
+def mix(z):
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def hashed(key, n):
+    return mix(key + n.to(tl.uint64) * 0x9E3779B97F4A7C15)
+
+
+@triton.jit
+def stream(key, site, PURPOSE: tl.constexpr):
+    """The key of one of a site's streams: two more folds on the prediction's key."""
+    site_key = hashed(key.to(tl.int64).to(tl.uint64, bitcast=True), site + 1)
+    return mix(site_key + ((PURPOSE + 1) * 0x9E3779B97F4A7C15) % 0x10000000000000000)
+
+
+@triton.jit
+def half_word(key, row, unit, n_units):
+    """The half of a row's hash that belongs to a unit."""
+    word = hashed(key, row.to(tl.int64) * ((n_units + 1) // 2) + unit // 2)
+    return tl.where(unit % 2 == 1, word >> 32, word).to(tl.uint32).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def choice(key, unit, n_draws, n_permutations):
+    """Where a unit's permuted lattice begins in the table, and the shift that all rows share."""
+    word = hashed(key, unit)
+    permutation = ((word >> 32).to(tl.uint32) & 0xFFFF) % n_permutations.to(tl.uint32)
+    start = (word >> 48).to(tl.uint32) % n_draws.to(tl.uint32)
+    place = permutation * (2 * n_draws).to(tl.uint32) + start
+    return place.to(tl.int32), word.to(tl.uint32).to(tl.int32, bitcast=True)

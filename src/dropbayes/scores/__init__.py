@@ -1,0 +1,79 @@
+r"""Scores of a prediction against what happened: regression, classification, and ranking by uncertainty.
+
+A score that every row has is returned per row (`[row]`; take `.mean()`), a score of a whole set as a scalar, in which
+`sample_weight` counts a row of weight 2 as two rows. Draws are axis 0. NumPy arrays are accepted; tensors are returned.
+NaN, infinite, empty and misshaped input is an error: a column `[row, 1]` is not a vector `[row]`.
+"""
+
+from dropbayes.runtime.validation import Array, float_tensor
+from dropbayes.scores.classification import (
+    accuracy,
+    adaptive_calibration_error,
+    brier_score,
+    class_log_likelihood,
+    confidence_and_correctness,
+    expected_calibration_error,
+)
+from dropbayes.scores.decomposition import Decomposition, brier_decomposition, crps_decomposition
+from dropbayes.scores.distributions import crps, energy_score, fair_crps, variogram_score
+from dropbayes.scores.ranking import RiskCoverage, auroc, average_precision, risk_coverage
+from dropbayes.scores.regression import (
+    coverage,
+    gaussian_log_likelihood,
+    gaussian_mixture_log_likelihood,
+    interval_score,
+    mae,
+    mixture_log_likelihood,
+    quantile_score,
+    rmse,
+    sharpness,
+)
+from dropbayes.scores.table import (
+    CLASS_SCORES,
+    COVERAGE_LEVELS,
+    REGRESSION_SCORES,
+    ClassOutcomes,
+    RegressionOutcomes,
+    Score,
+    class_scores,
+    regression_scores,
+)
+
+__all__ = [
+    "CLASS_SCORES",
+    "COVERAGE_LEVELS",
+    "REGRESSION_SCORES",
+    "Array",
+    "ClassOutcomes",
+    "Decomposition",
+    "RegressionOutcomes",
+    "RiskCoverage",
+    "Score",
+    "accuracy",
+    "adaptive_calibration_error",
+    "auroc",
+    "average_precision",
+    "brier_decomposition",
+    "brier_score",
+    "class_log_likelihood",
+    "class_scores",
+    "confidence_and_correctness",
+    "coverage",
+    "crps",
+    "crps_decomposition",
+    "energy_score",
+    "expected_calibration_error",
+    "fair_crps",
+    "float_tensor",
+    "gaussian_log_likelihood",
+    "gaussian_mixture_log_likelihood",
+    "interval_score",
+    "mae",
+    "mixture_log_likelihood",
+    "quantile_score",
+    "regression_scores",
+    "risk_coverage",
+    "rmse",
+    "sharpness",
+    "variogram_score",
+]

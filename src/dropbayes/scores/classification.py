@@ -1,0 +1,142 @@
+r"""Scores of a classification, from its predictive probabilities `[row, class]`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dropbayes.runtime.validation import Array, check_count, class_labels, class_probabilities, row_weights
+from dropbayes.scores.averages import weighted_mean
+
+__all__ = [
+    "accuracy",
+    "adaptive_calibration_error",
+    "brier_score",
+    "class_log_likelihood",
+    "confidence_and_correctness",
+    "expected_calibration_error",
+]
+
+
+def labelled(probabilities: Array, labels: Array) -> tuple[Tensor, Tensor]:
+    """The probabilities `[row, class]` and labels `[row]`, validated together."""
+    predicted = class_probabilities("probabilities", probabilities)
+    return predicted, class_labels(labels, n_rows=len(predicted), n_classes=predicted.shape[1], device=predicted.device)
+
+
+def class_log_likelihood(probabilities: Array, labels: Array) -> Tensor:
+    r"""The log-likelihood of the labels, $\log \tfrac1T \sum_t p(y_n \mid \omega_t)$, from the *mean* probabilities.
+
+    For classes the mixture of draws is the mean of their probabilities, so nothing is lost by averaging first.
+
+    Args:
+        probabilities: Predictive probabilities, `[row, class]`.
+        labels: Class indices, `[row]`.
+
+    Returns:
+        The log-likelihood of each row, `[row]`; $-\infty$ where the label was given probability 0.
+
+    Examples:
+        >>> class_log_likelihood(torch.tensor([[0.25, 0.75]]), torch.tensor([1]))
+        tensor([-0.2877])
+    """
+    predicted, truth = labelled(probabilities, labels)
+    return predicted.gather(1, truth[:, None]).squeeze(1).log()
+
+
+def brier_score(probabilities: Array, labels: Array) -> Tensor:
+    r"""The Brier score $\sum_c (p_c - \mathbb 1[y = c])^2$, from 0 to 2 (for two classes: twice the binary convention).
+
+    Examples:
+        >>> brier_score(torch.tensor([[0.25, 0.75]]), torch.tensor([1]))
+        tensor([0.1250])
+    """
+    predicted, truth = labelled(probabilities, labels)
+    return (predicted - torch.nn.functional.one_hot(truth, predicted.shape[1])).square().sum(-1)
+
+
+def accuracy(probabilities: Array, labels: Array, *, sample_weight: Array | None = None) -> Tensor:
+    r"""The share of rows whose most probable class is the label.
+
+    Examples:
+        >>> accuracy(torch.tensor([[0.25, 0.75], [0.1, 0.9]]), torch.tensor([1, 0]))
+        tensor(0.5000)
+    """
+    return weighted_mean(confidence_and_correctness(probabilities, labels)[1], sample_weight)
+
+
+def confidence_and_correctness(probabilities: Array, labels: Array) -> tuple[Tensor, Tensor]:
+    """The predicted class's probability, and 1 where it is the label (0 elsewhere): both `[row]`.
+
+    Examples:
+        >>> confidence_and_correctness(torch.tensor([[0.2, 0.8], [0.3, 0.7]]), torch.tensor([1, 0]))
+        (tensor([0.8000, 0.7000]), tensor([1., 0.]))
+    """
+    predicted, truth = labelled(probabilities, labels)
+    confidence, chosen = predicted.max(-1)
+    return confidence, (chosen == truth).to(predicted.dtype)
+
+
+def expected_calibration_error(
+    probabilities: Array, labels: Array, *, n_bins: int = 15, sample_weight: Array | None = None
+) -> Tensor:
+    r"""The expected calibration error over bins of *equal width*, $\sum_b \tfrac{N_b}N |\text{acc}_b - \text{conf}_b|$.
+
+    Confidence is the probability of the predicted class. The estimate grows with the number of bins even for a
+    calibrated model (about $\sqrt{n_\text{bins} / N}$): compare only like with like, or test it
+    (`calibration.calibration_test`).
+
+    Args:
+        probabilities: Predictive probabilities, `[row, class]`.
+        labels: Class indices, `[row]`.
+        n_bins: Bins $[b/n, (b+1)/n)$ of the unit interval, the last one closed.
+        sample_weight: The weight of each row.
+
+    Returns:
+        The error, a scalar from 0 to 1.
+
+    Examples:
+        >>> expected_calibration_error(torch.tensor([[0.2, 0.8], [0.3, 0.7]]), torch.tensor([1, 0]), n_bins=1)
+        tensor(0.2500)
+    """
+    check_count("n_bins", n_bins)
+    confidence, correct = confidence_and_correctness(probabilities, labels)
+    bins = (confidence * n_bins).long().clamp_max(n_bins - 1)
+    return _calibration_gap(confidence, correct, bins, sample_weight)
+
+
+def adaptive_calibration_error(
+    probabilities: Array, labels: Array, *, n_bins: int = 15, sample_weight: Array | None = None
+) -> Tensor:
+    r"""The expected calibration error over bins of *equal mass*: as many rows in each, by rank of confidence.
+
+    Confident models put nearly all rows in one equal-width bin; equal mass resolves them. Rows of equal confidence stay
+    together, in the bin of their mean rank, so that the error does not depend on the order of the rows.
+
+    Args:
+        probabilities: Predictive probabilities, `[row, class]`.
+        labels: Class indices, `[row]`.
+        n_bins: The number of bins; without ties their sizes differ by at most one row.
+        sample_weight: The weight of each row.
+
+    Returns:
+        The error, a scalar from 0 to 1.
+
+    Examples:
+        >>> adaptive_calibration_error(torch.tensor([[0.2, 0.8], [0.3, 0.7]]), torch.tensor([1, 0]), n_bins=2)
+        tensor(0.4500)
+    """
+    check_count("n_bins", n_bins)
+    confidence, correct = confidence_and_correctness(probabilities, labels)
+    weight = row_weights(sample_weight, len(confidence), like=confidence)
+    levels, group = confidence.unique(return_inverse=True)
+    mass = weight.new_zeros(len(levels)).index_add(0, group, weight)
+    middle = mass.cumsum(0) - mass / 2  # the mean rank of a group of equal confidences
+    bins = (middle / mass.sum() * n_bins).long().clamp_max(n_bins - 1)
+    return _calibration_gap(confidence, correct, bins[group], sample_weight)
+
+
+def _calibration_gap(confidence: Tensor, correct: Tensor, bins: Tensor, sample_weight: Array | None) -> Tensor:
+    weight = row_weights(sample_weight, len(confidence), like=confidence).to(confidence.dtype)
+    gap = torch.zeros(int(bins.max()) + 1, dtype=confidence.dtype, device=confidence.device)
+    return gap.index_add(0, bins, weight * (correct - confidence)).abs().sum() / weight.sum()

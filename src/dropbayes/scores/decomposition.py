@@ -1,0 +1,138 @@
+r"""Proper scores taken apart: how much is lost by miscalibration, how much is gained by telling rows apart.
+
+$$\text{score} = \text{reliability} - \text{resolution} + \text{uncertainty}$$
+
+*Uncertainty* is the score of the constant prediction that knows only the outcomes' overall frequencies, *resolution*
+what the prediction gains over it once calibrated, *reliability* what its miscalibration costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dropbayes.runtime.validation import Array, matching_tensors, row_weights
+from dropbayes.scores.classification import labelled
+
+__all__ = ["Decomposition", "brier_decomposition", "crps_decomposition"]
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """A mean score and its three parts: score = reliability - resolution + uncertainty.
+
+    Args:
+        score: The mean score.
+        reliability: What miscalibration costs, 0 or more; smaller is better. Recalibration can remove it.
+        resolution: What telling rows apart gains; larger is better. Only a better model can raise it.
+        uncertainty: The score of the best constant prediction; a property of the outcomes alone.
+    """
+
+    score: float
+    reliability: float
+    resolution: float
+    uncertainty: float
+
+
+def brier_decomposition(probabilities: Array, labels: Array, *, sample_weight: Array | None = None) -> Decomposition:
+    r"""The mean Brier score taken apart without bins, by isotonic regression of each class.
+
+    With $\widehat p$ the isotonic regression of $\mathbb 1[y = c]$ on $p_c$ and $\bar p$ the mean frequency,
+    reliability is $S(p) - S(\widehat p)$, resolution $S(\bar p) - S(\widehat p)$ and uncertainty $S(\bar p)$, summed
+    over classes [Dimitriadis, Gneiting & Jordan 2021]. Reliability and resolution are both biased upward, by about the
+    number of steps of $\widehat p$ over N: compare models on the same rows.
+
+    Args:
+        probabilities: Predictive probabilities, `[row, class]`.
+        labels: Class indices, `[row]`.
+        sample_weight: The weight of each row.
+
+    Examples:
+        >>> p = torch.tensor([[0.9, 0.1]] * 4 + [[0.1, 0.9]] * 4)  # claims 90 %, 75 % are right
+        >>> parts = brier_decomposition(p, torch.tensor([0, 0, 0, 1, 1, 1, 1, 0]))
+        >>> round(parts.reliability, 4), round(parts.resolution, 4), round(parts.uncertainty, 4)
+        (0.045, 0.125, 0.5)
+    """
+    from scipy.optimize import isotonic_regression
+
+    predicted, truth = labelled(probabilities, labels)
+    weight = row_weights(sample_weight, len(truth), like=predicted).cpu().numpy()
+    kept = weight > 0  # scipy's weights are positive
+    weight, share = weight[kept], weight[kept] / weight[kept].sum()
+    claimed = predicted.detach().double().cpu().numpy()[kept]
+    happened = np.eye(predicted.shape[1])[truth.cpu().numpy()][kept]
+    parts = np.zeros(3)  # the score, the calibrated score, the constant's score
+    for p, event in zip(claimed.T, happened.T, strict=True):
+        group = np.unique(p, return_inverse=True)[1]
+        mass = np.bincount(group, weight)
+        frequency = np.bincount(group, weight * event) / mass
+        calibrated = isotonic_regression(frequency, weights=mass).x[group]
+        for index, prediction in enumerate((p, calibrated, np.full_like(p, share @ event))):
+            parts[index] += share @ (prediction - event) ** 2
+    score, calibrated_score, constant_score = parts.tolist()
+    return Decomposition(score, score - calibrated_score, constant_score - calibrated_score, constant_score)
+
+
+def crps_decomposition(draws: Array, y: Array, *, sample_weight: Array | None = None) -> Decomposition:
+    r"""The mean CRPS of bare draws taken apart, by the frequency with which y falls below each ordered draw.
+
+    Between the $i$-th and the $(i+1)$-th of $T$ ordered draws the claim is $p_i = i/T$; let $\bar g_i$ be the mean
+    distance of the two and $\bar o_i$ how often, in proportion to distance, y was below. Then
+
+    $$\overline{\mathrm{CRPS}} = \underbrace{\sum_i \bar g_i (\bar o_i - p_i)^2}_{\text{reliability}}
+    + \underbrace{\sum_i \bar g_i\, \bar o_i (1 - \bar o_i)}_{\text{uncertainty} - \text{resolution}}$$
+
+    [Hersbach 2000]. To judge the predictive distribution, pass draws of the target: outputs plus observation noise.
+
+    Args:
+        draws: Draws of the target, `[draw, row]`.
+        y: The observed targets, `[row]`.
+        sample_weight: The weight of each row.
+
+    Examples:
+        >>> parts = crps_decomposition(torch.tensor([[0.0, 1.0], [2.0, 3.0]]), torch.tensor([1.0, 2.0]))
+        >>> parts.score, parts.reliability, parts.resolution, parts.uncertainty
+        (0.5, 0.0, -0.25, 0.25)
+    """
+    outputs, outcome = matching_tensors({"draws": draws, "y": y}, draws="draws")
+    if outcome.dim() != 1:
+        raise ValueError(f"`draws` must be [draw, row] and `y` [row]; got {tuple(outputs.shape)}.")
+    ordered, truth = outputs.detach().double().sort(0).values, outcome.detach().double()
+    weight = row_weights(sample_weight, len(truth), like=truth)
+    weight = weight / weight.sum()
+    n_draws = len(ordered)
+    above, below = _distances(ordered, truth)  # of y from the part of each gap above it and below it
+    mean_above, mean_below = above @ weight, below @ weight
+    # Outside the draws the claim is 0 or 1 and the distance is counted only where y lies there: the gap that would have
+    # the observed frequency is its distance over that frequency.
+    outside_low, outside_high = (truth < ordered[0]).double() @ weight, (truth > ordered[-1]).double() @ weight
+    gap, frequency = mean_above + mean_below, torch.zeros(n_draws + 1, dtype=torch.float64, device=truth.device)
+    inside = gap > 0
+    frequency[inside] = (mean_above / gap)[inside]
+    gap[0] = mean_above[0] / outside_low if outside_low > 0 else 0.0
+    gap[-1] = mean_below[-1] / outside_high if outside_high > 0 else 0.0
+    frequency[0], frequency[-1] = outside_low, 1 - outside_high
+    claimed = torch.arange(n_draws + 1, dtype=torch.float64, device=truth.device) / n_draws
+    reliability = float((gap * (frequency - claimed).square()).sum())
+    potential = float((gap * frequency * (1 - frequency)).sum())
+    uncertainty = _constant_crps(truth, weight)
+    return Decomposition(reliability + potential, reliability, uncertainty - potential, uncertainty)
+
+
+def _distances(ordered: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The length of each gap between ordered draws that lies above y, and below it, `[gap, row]`; the ends too."""
+    low = torch.cat([torch.minimum(y, ordered[0])[None], ordered])
+    high = torch.cat([ordered, torch.maximum(y, ordered[-1])[None]])
+    above = (high - torch.maximum(low, y)).clamp_min(0)
+    below = (torch.minimum(high, y) - low).clamp_min(0)
+    return above, below
+
+
+def _constant_crps(y: Tensor, weight: Tensor) -> float:
+    r"""The CRPS of the outcomes' own distribution, $\tfrac12 \mathbb E|y - y'| = \int F(1 - F)$."""
+    order = y.argsort()
+    below = weight[order].cumsum(0)[:-1]
+    return float((y[order].diff() * below * (1 - below)).sum())

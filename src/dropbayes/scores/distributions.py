@@ -1,0 +1,162 @@
+r"""Scores of a whole predictive distribution given by its draws: CRPS, energy and variogram scores."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dropbayes.runtime.validation import Array, check_positive, finite_tensor, matching_tensors
+
+__all__ = ["crps", "energy_score", "fair_crps", "variogram_score"]
+
+
+def crps(draws: Array, y: Array, *, noise_variance: Array | float = 0.0) -> Tensor:
+    r"""The continuous ranked probability score of the draw mixture $F = \tfrac1T \sum_t \mathcal N(\widehat y_t, v_t)$.
+
+    $$\int \big(F(z) - \mathbb 1[y \le z]\big)^2 \, dz = \tfrac1T \sum_t A(y - \widehat y_t, v_t)
+    - \tfrac1{2T^2} \sum_{s,t} A(\widehat y_s - \widehat y_t, v_s + v_t)$$
+
+    with $A(\mu, v) = \mathbb E|\mathcal N(\mu, v)|$ [Grimit et al. 2006]; in the units of y, smaller is better. With
+    `noise_variance=0` it is the score of the bare draws; pass $\tau^{-1}$ to score the predictive distribution.
+
+    Args:
+        draws: Outputs of the network $\widehat y_t$, `[draw, row]`.
+        y: The observed targets, `[row]`.
+        noise_variance: The observation variance $v$ of each draw: a number, `[row]`, `[draw, 1]` or `[draw, row]`.
+
+    Returns:
+        The score of each row, `[row]`.
+
+    Examples:
+        >>> crps(torch.tensor([[0.0], [2.0]]), torch.tensor([1.0]))
+        tensor([0.5000])
+    """
+    misfit, pairs, n_draws = _crps_terms(draws, y, noise_variance)
+    return misfit - 0.5 * pairs / n_draws**2
+
+
+def fair_crps(draws: Array, y: Array, *, noise_variance: Array | float = 0.0) -> Tensor:
+    r"""The fair CRPS: the unbiased estimate, from $T$ draws, of the score that infinitely many would have.
+
+    As `crps` with $\tfrac1{2T(T-1)} \sum_{s \ne t}$ in place of $\tfrac1{2T^2} \sum_{s,t}$ [Ferro 2014]. `crps` scores
+    the $T$ draws themselves and so falls with $T$; this one compares models drawn from a different number of times.
+
+    Args:
+        draws: Outputs of the network, at least 2 independent draws, `[draw, row]`.
+        y: The observed targets, `[row]`.
+        noise_variance: The observation variance of each draw, as in `crps`.
+
+    Returns:
+        The score of each row, `[row]`; an estimate may be negative.
+
+    Examples:
+        >>> fair_crps(torch.tensor([[0.0], [2.0]]), torch.tensor([1.0]))
+        tensor([0.])
+    """
+    misfit, pairs, n_draws = _crps_terms(draws, y, noise_variance, equal_pairs=False)
+    if n_draws < 2:
+        raise ValueError(f"`draws` must hold at least 2 draws for a fair score; got {n_draws}.")
+    return misfit - 0.5 * pairs / (n_draws * (n_draws - 1))
+
+
+def _crps_terms(
+    draws: Array, y: Array, noise_variance: Array | float, *, equal_pairs: bool = True
+) -> tuple[Tensor, Tensor, int]:
+    r"""The mean of $A(y - \widehat y_t, v_t)$, the sum of $A(\widehat y_s - \widehat y_t, v_s + v_t)$, and T."""
+    outputs, outcome = matching_tensors({"draws": draws, "y": y}, draws="draws")
+    variance = _noise_variance(noise_variance, outputs)
+    pairs = torch.zeros_like(outcome)
+    for index, (mean, noise) in enumerate(zip(outputs, variance, strict=True)):  # T² values are never held at once
+        magnitude = _expected_magnitude(outputs - mean, variance + noise)
+        pairs = pairs + (magnitude.sum(0) if equal_pairs else magnitude.sum(0) - magnitude[index])
+    return _expected_magnitude(outcome - outputs, variance).mean(0), pairs, len(outputs)
+
+
+def _noise_variance(noise_variance: Array | float, outputs: Tensor) -> Tensor:
+    variance = finite_tensor("noise_variance", noise_variance).to(outputs)
+    shapes = ((), outputs.shape[1:], (len(outputs), *(1,) * (outputs.dim() - 1)), outputs.shape)
+    if variance.shape not in shapes:
+        raise ValueError(
+            "`noise_variance` must be a number, [row], [draw, 1] or [draw, row]; got shape "
+            f"{tuple(variance.shape)} for draws {tuple(outputs.shape)}."
+        )
+    if not bool((variance >= 0).all()):
+        raise ValueError(f"`noise_variance` must be at least 0; got {variance.min().item():.3g}.")
+    return variance.expand_as(outputs)
+
+
+def _expected_magnitude(mean: Tensor, variance: Tensor) -> Tensor:
+    r"""$\mathbb E|z| = 2 \sigma \varphi(\mu/\sigma) + \mu\,(2\Phi(\mu/\sigma) - 1)$, and $|\mu|$ where $\sigma = 0$."""
+    noisy = variance > 0
+    std = torch.where(noisy, variance, 1).sqrt()  # the 1 keeps the gradient finite where the other branch is taken
+    ratio = mean / std
+    smooth = std * math.sqrt(2 / math.pi) * torch.exp(-0.5 * ratio.square()) + mean * torch.erf(ratio / math.sqrt(2))
+    return torch.where(noisy, smooth, mean.abs())
+
+
+def _joint(draws: Array, y: Array) -> tuple[Tensor, Tensor]:
+    outputs, outcome = matching_tensors({"draws": draws, "y": y}, draws="draws")
+    if outcome.dim() != 2:
+        raise ValueError(
+            f"`draws` must be [draw, row, output] and `y` [row, output]; got {tuple(outputs.shape)} and "
+            f"{tuple(outcome.shape)}. For one output use `crps`."
+        )
+    return outputs, outcome
+
+
+def energy_score(draws: Array, y: Array) -> Tensor:
+    r"""The energy score of several outputs together, the CRPS in more dimensions; smaller is better.
+
+    $$\tfrac1T \sum_t \|y - \widehat y_t\| - \tfrac1{2T^2} \sum_{s,t} \|\widehat y_s - \widehat y_t\|$$
+
+    [Gneiting & Raftery 2007]. Proper for the joint distribution, but more sensitive to means and variances than to
+    correlations: `variogram_score` sees those. Put outputs of different units on one scale first.
+
+    Args:
+        draws: Draws of the targets, observation noise included, `[draw, row, output]`.
+        y: The observed targets, `[row, output]`.
+
+    Returns:
+        The score of each row, `[row]`.
+
+    Examples:
+        >>> energy_score(torch.tensor([[[0.0, 0.0]], [[6.0, 8.0]]]), torch.tensor([[0.0, 0.0]]))
+        tensor([2.5000])
+    """
+    outputs, outcome = _joint(draws, y)
+    pairs = torch.zeros_like(outcome[:, 0])
+    for one in outputs:
+        pairs = pairs + torch.linalg.vector_norm(outputs - one, dim=-1).mean(0)
+    return torch.linalg.vector_norm(outcome - outputs, dim=-1).mean(0) - 0.5 * pairs / len(outputs)
+
+
+def variogram_score(draws: Array, y: Array, *, order: float = 0.5) -> Tensor:
+    r"""The variogram score of several outputs: do their differences vary as claimed? Smaller is better.
+
+    $$\sum_{i,j} \Big(|y_i - y_j|^p - \tfrac1T \sum_t |\widehat y_{ti} - \widehat y_{tj}|^p\Big)^2$$
+
+    [Scheuerer & Hamill 2015]. It sees wrong correlations, and is blind to a bias that all outputs share: read it beside
+    `energy_score`.
+
+    Args:
+        draws: Draws of the targets, observation noise included, `[draw, row, output]`.
+        y: The observed targets, `[row, output]`.
+        order: The power $p$ of the differences.
+
+    Returns:
+        The score of each row, `[row]`.
+
+    Examples:
+        >>> variogram_score(torch.tensor([[[0.0, 1.0]]]), torch.tensor([[0.0, 4.0]]))
+        tensor([2.])
+    """
+    check_positive("order", order)
+    outputs, outcome = _joint(draws, y)
+    score = torch.zeros_like(outcome[:, 0])
+    for column in range(outcome.shape[1]):  # one column against all: [draw, row, output] values at a time
+        seen = (outcome - outcome[:, column, None]).abs() ** order
+        claimed = ((outputs - outputs[..., column, None]).abs() ** order).mean(0)
+        score = score + (seen - claimed).square().sum(-1)
+    return score

@@ -1,0 +1,123 @@
+"""Dates: how they are written, and the numbers they become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["PARTS", "date_format_of", "date_inputs", "date_parts", "days_of", "is_date"]
+
+Floats = npt.NDArray[np.float64]
+
+PARTS = {"year": ("year",), "season": ("season sin", "season cos"), "week": ("weekday sin", "weekday cos"),
+         "day": ("hour sin", "hour cos")}  # fmt: skip
+"""The parts of a date with the names of their inputs: the year with its fraction, and places on a circle."""
+
+_DATE = (
+    r"^([0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([T ][0-9:.]+ ?(Z|[+-][0-9:]+)?)?"
+    r"|[0-9]{1,2}[./-][0-9]{1,2}[./-][0-9]{2,4}( [0-9:.]+)?|[0-9]{4}/[0-9]{1,2}/[0-9]{1,2}( [0-9:.]+)?)$"
+)
+_DAYS = ("%Y/%m/%d", "%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
+_TIMES = ("", " %H:%M", " %H:%M:%S")
+_AMBIGUOUS = {"%d/%m/%Y": "%m/%d/%Y", "%d-%m-%Y": "%m-%d-%Y"}
+_DAY = 86_400e6  # microseconds
+_YEAR = 365.2425  # days
+
+
+def is_date(texts: Any) -> bool:
+    """Whether most of the texts look like dates."""
+    return bool(pc.mean(pc.match_substring_regex(texts, _DATE)).as_py() > 0.5)
+
+
+def date_format_of(texts: Any) -> str:
+    """The format of all texts: "iso", "iso zone", or one of `strptime`; empty if they have none in common.
+
+    Raises:
+        ValueError: Day and month can be exchanged in every row.
+
+    Example:
+        >>> date_format_of(pa.array(["2020-01-31", "2020-02-29"])), date_format_of(pa.array(["31.1.2020"]))
+        ('iso', '%d.%m.%Y')
+    """
+    for form in ("iso", "iso zone", *(day + time for day in _DAYS for time in _TIMES)):
+        if _parsed(texts, form).null_count == 0:
+            day, _, time = form.partition(" ")
+            other = _AMBIGUOUS.get(day)
+            if other and _parsed(texts, f"{other} {time}".strip()).null_count == 0:
+                raise ValueError("day and month can be exchanged in every row; write the dates as 2020-12-31")
+            return form
+    return ""
+
+
+def _parsed(texts: Any, form: str) -> Any:
+    """The instants in microseconds since 1970; null for a text that has another format."""
+    if form in ("iso", "iso zone"):
+        kind = pa.timestamp("us") if form == "iso" else pa.timestamp("us", "UTC")
+        try:
+            return pc.cast(pc.cast(texts, kind), pa.int64())
+        except pa.ArrowInvalid:
+            return pa.array([_instant(text, kind) for text in texts.to_pylist()], pa.int64())
+    return pc.cast(pc.strptime(texts, format=form, unit="us", error_is_null=True), pa.int64())
+
+
+def _instant(text: str | None, kind: pa.DataType) -> int | None:
+    try:
+        return None if text is None else int(pa.scalar(text).cast(kind).cast(pa.int64()).as_py())
+    except pa.ArrowInvalid:
+        return None
+
+
+def days_of(values: Any, form: str) -> Floats:
+    """Days since 1970, NaN for what is missing or written otherwise.
+
+    Args:
+        values: Texts, or values of a temporal type.
+        form: The format of the texts.
+
+    Example:
+        >>> days_of(pa.array(["1970-01-02", None]), "iso")
+        array([ 1., nan])
+    """
+    if pa.types.is_temporal(values.type):
+        instants = pc.cast(pc.cast(values, pa.timestamp("us")), pa.int64())
+    else:
+        instants = _parsed(values, form)
+    return instants.to_numpy(zero_copy_only=False).astype(np.float64) / _DAY
+
+
+def date_parts(days: Floats) -> tuple[str, ...]:
+    """The parts that can teach something: the year always, the season over more than a quarter of it, and so on.
+
+    Example:
+        >>> date_parts(np.arange(0.0, 900.0, 30.4)), date_parts(np.arange(0.0, 30.0))
+        (('year', 'season'), ('year', 'week'))
+    """
+    span = float(days.max() - days.min()) if len(days) else 0.0
+    whole = np.floor(days)
+    has_hours = bool((days != whole).any())
+    daily = len(np.unique(whole)) > 0.5 * span  # weekdays of monthly data are an accident of the calendar
+    parts = {"year": True, "season": span > _YEAR / 4, "week": span >= 7 and daily, "day": has_hours}
+    return tuple(name for name, useful in parts.items() if useful)
+
+
+def date_inputs(days: Floats, parts: tuple[str, ...]) -> Floats:
+    """The inputs of a network, `[row, input]`: the decimal year, then sine and cosine of each place on a circle.
+
+    Example:
+        >>> date_inputs(np.array([0.0, 0.25]), ("year", "day")).round(3)
+        array([[1970.   ,    0.   ,    1.   ],
+               [1970.001,    1.   ,    0.   ]])
+    """
+    turns = {"season": days / _YEAR, "week": (days + 3) / 7, "day": days}  # 1 January 1970 was a Thursday
+    columns = []
+    for part in parts:
+        if part == "year":
+            columns.append(1970 + days / _YEAR)
+        else:
+            angle = 2 * np.pi * (turns[part] % 1)
+            columns += [np.sin(angle), np.cos(angle)]
+    return np.stack(columns, axis=1)

@@ -1,0 +1,109 @@
+"""How numbers are written: decimal point or comma, separators of thousands, currency and percent signs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.compute as pc
+
+__all__ = ["NUMBER", "PLAIN", "Notation", "notation_of"]
+
+NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+"""A number as programs write it."""
+
+_CURRENCY = "$€£¥₹₩₽₺฿"
+_CODES = "USD|EUR|GBP|JPY|CHF|CNY|INR|AUD|CAD|SEK|NOK|DKK|PLN"
+_SIGN = rf"(?:[{_CURRENCY}]|(?:{_CODES}))"
+# Spaces that people and programs set between thousands: the plain one, no-break, narrow no-break and thin.
+_SPACE = "[ \u00a0\u202f\u2009]"
+
+
+@dataclass(frozen=True)
+class Notation:
+    """A way of writing numbers.
+
+    Attributes:
+        decimal: The decimal mark, "." or ",".
+        thousands: What separates thousands: "", ",", ".", "'" or a space of any kind as " ".
+        sign: "currency" or "%" if the numbers carry such a sign, which is dropped: 7 % is read as 7.
+    """
+
+    decimal: str = "."
+    thousands: str = ""
+    sign: str = ""
+
+    @property
+    def pattern(self) -> str:
+        """A regular expression that matches exactly the numbers so written, spaces around them removed."""
+        digits = r"[0-9]+"
+        if self.thousands:
+            digits = rf"[0-9]{{1,3}}(?:{self._separator}[0-9]{{3}})+|[0-9]+"
+        fraction = rf"(?:{re.escape(self.decimal)}[0-9]*)?"
+        body = rf"(?:(?:{digits}){fraction}|{re.escape(self.decimal)}[0-9]+)(?:[eE][+-]?[0-9]+)?"
+        if self.sign == "%":
+            return rf"^[+-]?{body}{_SPACE}?%$"
+        if self.sign == "currency":
+            return rf"^(?:[+-]?{_SIGN}{_SPACE}?[+-]?{body}|[+-]?{body}{_SPACE}?{_SIGN})$"
+        return rf"^[+-]?{body}$"
+
+    @property
+    def _separator(self) -> str:
+        return {" ": _SPACE, "'": "['’]"}.get(self.thousands, re.escape(self.thousands))
+
+    @property
+    def example(self) -> str:
+        """How 1234.5 is written.
+
+        Example:
+            >>> Notation(",", ".", "%").example
+            '1.234,5%'
+        """
+        return f"1{self.thousands}234{self.decimal}5" + {"%": "%", "currency": " $"}.get(self.sign, "")
+
+    def plain(self, texts: Any) -> Any:
+        """The texts as programs write numbers; those that do not match stay as they are.
+
+        Example:
+            >>> Notation(",", ".").plain(pa.array(["1.234,5", "x.y"])).to_pylist()
+            ['1234.5', 'x.y']
+        """
+        if self == PLAIN:
+            return texts
+        cleaned = texts
+        if self.sign:
+            cleaned = pc.replace_substring_regex(cleaned, rf"{_SPACE}?(?:%|{_SIGN}){_SPACE}?", "")
+        if self.thousands:
+            cleaned = pc.replace_substring_regex(cleaned, self._separator, "")
+        if self.decimal != ".":
+            cleaned = pc.replace_substring(cleaned, self.decimal, ".")
+        return pc.if_else(pc.match_substring_regex(texts, self.pattern), cleaned, texts)
+
+
+PLAIN = Notation()
+
+# Most common first: a column of 1,000 to 9,000 is in thousands unless something says that its comma is decimal.
+_MARKS = ((".", ""), (".", ","), (",", ""), (",", "."), (".", " "), (",", " "), (".", "'"), (",", "'"))
+
+
+def notation_of(texts: Any, *, decimal: str | None = None) -> Notation | None:
+    """The notation in which every text is a number; None if there is none.
+
+    Args:
+        texts: An arrow array of texts without nulls or spaces around them.
+        decimal: The decimal mark where it is known, "." or ","; by default, from the texts themselves.
+
+    Example:
+        >>> notation_of(pa.array(["$1,234.50", "$7"]))
+        Notation(decimal='.', thousands=',', sign='currency')
+        >>> notation_of(pa.array(["12", "twelve"])) is None
+        True
+    """
+    marks = [pair for pair in _MARKS if decimal in (None, pair[0])]
+    for sign in ("", "%", "currency"):
+        for mark, thousands in marks:
+            notation = Notation(mark, thousands, sign)
+            if pc.all(pc.match_substring_regex(texts, notation.pattern)).as_py():
+                return notation
+    return None

@@ -1,0 +1,255 @@
+"""The rows of a table as a model learns from them: columns understood, rows without target dropped, cells encoded."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dropbayes.tables.cells import MISSING, Floats, Place, labels, numbers, texts
+from dropbayes.tables.columns import Column, Schema, Task, listed
+from dropbayes.tables.encoding import column_values, encode
+from dropbayes.tables.inference import LeftOut, Problem, column_of, kind_of, number_notation
+from dropbayes.tables.notation import PLAIN, Notation
+from dropbayes.tables.reading import quoted
+
+__all__ = ["ColumnProblems", "Reading", "TrainingRows", "check_name", "training_rows"]
+
+_BLOCKS = 10  # Blocks of consecutive times; each is held out whole.
+_REMEDIES = {
+    "ignore": "leave it out with `ignore`",
+    "missing": "correct it, leave the cell empty, name it with `missing`, or take the column as categories with "
+    "`categorical`",
+}
+
+
+class ColumnProblems(ValueError):
+    """Columns that nobody but the user can decide about, one note for each of several.
+
+    Attributes:
+        problems: What is wrong with each column.
+    """
+
+    def __init__(self, label: str, problems: dict[str, Problem]) -> None:
+        self.problems = problems
+        lines = [f"column {quoted(name)} {p.message}; {_REMEDIES[p.remedy]}." for name, p in problems.items()]
+        super().__init__(f"{label}: " + (lines[0] if len(lines) == 1 else f"{len(lines)} columns need a decision."))
+        if len(lines) > 1:
+            for line in lines:
+                self.add_note(line)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the columns of a training table are to be read.
+
+    Args:
+        ignore: Columns to leave out.
+        categorical: Columns of numbers that are categories.
+        missing: Texts that mean "no value", besides the usual ones.
+        max_categories: The most categories of a column.
+        decimal: The decimal mark, "." or ","; by default, from the cells themselves.
+        weights: The column with the weight of each row, if there is one.
+        group: The column of groups that are held out together, if there is one.
+        time: The column of times whose consecutive blocks are held out together, if there is one.
+    """
+
+    ignore: Sequence[str] = ()
+    categorical: Sequence[str] = ()
+    missing: Sequence[str] = ()
+    max_categories: int = 100
+    decimal: str | None = None
+    weights: str | None = None
+    group: str | None = None
+    time: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingRows:
+    """The rows of a table as a model learns from them.
+
+    Attributes:
+        x: The inputs, `[row, input]`.
+        y: The targets; texts for classes.
+        schema: What they were made from.
+        weight: The weight of each row, if there are any.
+        group: The group of each row, or its block of consecutive times, if there are any.
+        missing: How many cells were missing, by column.
+        n_dropped: How many rows had no target.
+        kept: The rows of the table that have one.
+    """
+
+    x: Floats
+    y: npt.NDArray[Any]
+    schema: Schema
+    weight: Floats | None = None
+    group: npt.NDArray[Any] | None = None
+    missing: dict[str, int] = field(default_factory=dict)
+    n_dropped: int = 0
+    kept: npt.NDArray[np.intp] | None = None
+
+
+def check_name(name: str, names: Collection[str], label: str, argument: str) -> None:
+    """Raises ValueError for a column that the table lacks, with the name that was probably meant."""
+    if name in names:
+        return
+    folded = {other.casefold(): other for other in names}
+    near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
+    meant = f" Did you mean {quoted(folded[near[0]])}?" if near else ""
+    parts = [part.strip() for part in name.split(",")]
+    if len(parts) > 1 and set(parts) <= set(names):
+        meant = " Give it once for each column." if argument != "target" else " Fit one model for each target."
+    raise ValueError(f"{label}: has no column {quoted(name)} (`{argument}`); it has {listed(names)}.{meant}")
+
+
+def training_rows(
+    table: pa.Table, *, target: str, label: str, at: Place, task: Task | None = None, reading: Reading | None = None
+) -> TrainingRows:
+    """The training rows of a table.
+
+    Args:
+        table: All its rows.
+        target: The column to predict.
+        label: What to call the table in messages.
+        at: Where a row is found; the table itself for -1.
+        task: "regression" or "classification"; by default, regression for a numeric target, classification for text.
+        reading: How its columns are to be read.
+
+    Raises:
+        ColumnProblems: Columns that the user must decide about.
+        ValueError: A column that is not there, or a table from which nothing can be learned.
+    """
+    reading = reading or Reading()
+    special = {"weights": reading.weights, "group": reading.group, "time": reading.time}
+    named = [("target", target), *(("ignore", n) for n in reading.ignore)]
+    named += [("categorical", n) for n in reading.categorical] + [(a, n) for a, n in special.items() if n is not None]
+    for argument, name in named:
+        check_name(name, table.column_names, label, argument)
+        if argument != "target" and name == target:
+            raise ValueError(f"`{argument}` must not name the target {quoted(target)}.")
+    tokens = tuple(dict.fromkeys([*MISSING, *reading.missing]))
+    task, y, present, notation = _targets(table[target], target, label, at, task, tokens, reading.decimal)
+    kept = np.flatnonzero(present)
+    if len(kept) < 2:
+        rows = "row" if len(kept) == 1 else "rows"
+        raise ValueError(f"{label}: {len(kept)} {rows} with a target; at least 2 are needed, and many more to learn.")
+
+    def place(row: int) -> str:
+        return label if row < 0 else at(int(kept[row]))
+
+    rows = table if len(kept) == table.num_rows else table.take(pa.array(kept))
+    columns, left_out = _columns(rows, target, label, place, tokens, reading)
+    schema = Schema(tuple(columns), target, task, left_out, tokens, notation)
+    encoded = encode(schema, rows, at=place)
+    weight = None
+    if reading.weights is not None:
+        weight = _weights(rows[reading.weights], reading.weights, place, tokens)
+    return TrainingRows(
+        encoded.x, y[kept], schema, weight, _groups(rows, columns, reading, place, tokens), encoded.missing,
+        len(present) - len(kept), kept,
+    )  # fmt: skip
+
+
+def _columns(
+    rows: pa.Table, target: str, label: str, at: Place, tokens: tuple[str, ...], reading: Reading
+) -> tuple[list[Column], dict[str, str]]:
+    columns: list[Column] = []
+    left_out = dict.fromkeys(reading.ignore, "as asked")
+    roles = {reading.weights: "the weight of each row", reading.group: "the group of each row"}
+    left_out |= {name: reason for name, reason in roles.items() if name is not None}
+    problems: dict[str, Problem] = {}
+    for name in rows.column_names:
+        if name == target or name in left_out:
+            continue
+        column = column_of(
+            rows[name], name, at=at, missing=tokens, categorical=name in reading.categorical,
+            max_categories=reading.max_categories, decimal=reading.decimal,
+        )  # fmt: skip
+        if isinstance(column, LeftOut):
+            left_out[name] = column.reason
+        elif isinstance(column, Problem):
+            problems[name] = column
+        else:
+            columns.append(column)
+    if problems:
+        raise ColumnProblems(label, problems)
+    if not columns:
+        reasons = "; ".join(f"{quoted(name)}: {reason}" for name, reason in list(left_out.items())[:5])
+        raise ValueError(
+            f"{label}: no column is left to learn from; a varying one besides the target is needed"
+            + (f" ({reasons})." if reasons else ".")
+        )
+    return columns, left_out
+
+
+def _targets(
+    values: Any, name: str, label: str, at: Place, task: Task | None, tokens: tuple[str, ...], decimal: str | None
+) -> tuple[Task, npt.NDArray[Any], npt.NDArray[np.bool_], Notation]:
+    """The task, the targets, which rows have one, and how its numbers are written."""
+    notation = number_notation(values, tokens, decimal)
+    if task is None:
+        kind = kind_of(values, at=at, missing=tokens, decimal=decimal)
+        if isinstance(kind, Problem):
+            raise ColumnProblems(label, {name: kind})
+        if kind == "date":
+            raise ValueError(f"{label}, column {quoted(name)}: holds dates; a target is a number or a class.")
+        task = "regression" if kind == "number" else "classification"
+    if task == "regression":
+        y: npt.NDArray[Any] = numbers(values, name, at=at, missing=tokens, notation=notation)
+        present = ~np.isnan(y)
+        distinct: Any = np.unique(y[present])
+        what = f"the value {distinct[0]:g}" if len(distinct) else "no value"
+    else:
+        notation = PLAIN
+        classes = labels(values, missing=tokens)
+        present = np.array([text is not None for text in classes], dtype=bool)
+        y = np.array(["" if text is None else text for text in classes], dtype=np.str_)
+        distinct = np.unique(y[present])
+        what = f"the class {quoted(distinct[0])}" if len(distinct) else "no value"
+        if len(distinct) > max(20, 0.5 * present.sum()):
+            raise ValueError(
+                f"{label}, column {quoted(name)}: has {len(distinct)} classes in {present.sum()} rows, such as "
+                f"{listed(distinct.tolist(), most=2)}; is it the target? If its texts are numbers, the odd one out is "
+                "found with `task` regression."
+            )
+    if len(distinct) < 2 and present.sum() != 1:
+        raise ValueError(f"{label}, column {quoted(name)}: has {what} in every row; there is nothing to learn.")
+    return task, y, present, notation
+
+
+def _weights(values: Any, name: str, at: Place, tokens: tuple[str, ...]) -> Floats:
+    weight = numbers(values, name, at=at, missing=tokens)
+    wrong = ~(weight >= 0)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(f"{at(row)}, column {quoted(name)}: a weight must be a number of 0 or more (`weights`).")
+    if not weight.any():
+        raise ValueError(f"{at(-1)}, column {quoted(name)}: every weight is 0 (`weights`).")
+    return weight
+
+
+def _groups(
+    rows: pa.Table, columns: list[Column], reading: Reading, at: Place, tokens: tuple[str, ...]
+) -> npt.NDArray[Any] | None:
+    """The group of each row as a number, or the block of consecutive times it is in."""
+    if reading.group is not None and reading.time is not None:
+        raise ValueError("`group` and `time` are two ways to hold rows out; give one of them.")
+    if reading.group is not None:
+        group = texts(rows[reading.group], tokens).to_pylist()
+        codes = np.unique(["" if text is None else text for text in group], return_inverse=True)[1]
+        if codes.max() == 0:
+            raise ValueError(f"{at(-1)}, column {quoted(reading.group)}: one group holds every row (`group`).")
+        return codes
+    if reading.time is None:
+        return None
+    known = {column.name: column for column in columns}
+    if reading.time not in known or known[reading.time].kind not in ("number", "date"):
+        raise ValueError(f"{at(-1)}, column {quoted(reading.time)}: must hold numbers or dates (`time`).")
+    values = column_values(known[reading.time], rows[reading.time], at, tokens)
+    rank = np.unique(np.nan_to_num(values, nan=known[reading.time].fill), return_inverse=True)[1]
+    return rank * _BLOCKS // (rank.max() + 1)

@@ -1,0 +1,124 @@
+r"""How the objective is descended: optimiser, learning rate and its schedule, numerical precision."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch import nn
+
+from dropbayes.runtime.arrays import Array
+from dropbayes.runtime.validation import check_positive, check_probability
+
+__all__ = ["Descent", "DescentOptions", "InverseDecay", "described", "kept_rates"]
+
+Schedule = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class InverseDecay:
+    r"""The factor $(1 + \gamma\,\text{iteration})^{-\text{power}}$ on the base learning rate: the paper's policy.
+
+    Example:
+        >>> round(InverseDecay(gamma=1e-4, power=0.25)(150_000), 3)
+        0.5
+    """
+
+    gamma: float
+    power: float
+
+    def __call__(self, iteration: int) -> float:
+        return float((1 + self.gamma * iteration) ** -self.power)
+
+
+class DescentOptions(TypedDict, total=False):
+    """The fields of `Descent`, as `fit` takes them directly, and the former name of `sample_weight`."""
+
+    optimizer: Literal["adam", "sgd"] | torch.optim.Optimizer
+    learning_rate: float
+    momentum: float
+    schedule: Schedule | None
+    autocast: torch.dtype | None
+    cuda_graph: bool | None
+    weight: Array
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How the objective is descended.
+
+    Args:
+        optimizer: "adam", "sgd" (with `momentum`), or an optimiser built for this network's parameters.
+        learning_rate: The base learning rate of "adam" and "sgd"; an optimiser of your own has its own.
+        momentum: The momentum of "sgd".
+        schedule: The factor on the base rate at each iteration, such as `InverseDecay(gamma=1e-4, power=0.25)`.
+        autocast: `torch.bfloat16` for mixed precision.
+        cuda_graph: Whether forward and backward passes are replayed as a CUDA graph; by default for small networks on
+            CUDA.
+
+    Example:
+        >>> Descent(optimizer="sgd", learning_rate=0.1).momentum
+        0.9
+    """
+
+    optimizer: Literal["adam", "sgd"] | torch.optim.Optimizer = "adam"
+    learning_rate: float = 1e-3
+    momentum: float = 0.9
+    schedule: Schedule | None = None
+    autocast: torch.dtype | None = None
+    cuda_graph: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.optimizer, torch.optim.Optimizer) or self.optimizer in ("adam", "sgd")):
+            raise ValueError(f"`optimizer` must be 'adam', 'sgd' or a torch optimiser; got {self.optimizer!r}.")
+        check_positive("learning_rate", self.learning_rate)
+        check_probability("momentum", self.momentum, closed=True)
+        if self.autocast not in (None, torch.bfloat16):
+            raise ValueError(
+                f"`autocast` must be None or torch.bfloat16; got {self.autocast}. float16 gradients underflow unscaled."
+            )
+        if self.schedule is not None and not callable(self.schedule):
+            raise ValueError(
+                f"`schedule` must be a function of the iteration; got {self.schedule!r}. Try InverseDecay(...)."
+            )
+
+    def optimizer_of(self, net: nn.Module) -> torch.optim.Optimizer:
+        """The optimiser of the network's parameters.
+
+        Raises:
+            ValueError: The given optimiser holds parameters that are not the network's: it would train another one.
+        """
+        if self.optimizer == "adam":
+            return torch.optim.Adam(net.parameters(), lr=self.learning_rate, fused=True)
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(net.parameters(), lr=self.learning_rate, momentum=self.momentum, fused=True)
+        assert isinstance(self.optimizer, torch.optim.Optimizer)
+        ours = {id(parameter) for parameter in net.parameters()}
+        held = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        foreign = sum(id(parameter) not in ours for parameter in held)
+        if foreign or not held:
+            raise ValueError(
+                f"`optimizer` must hold parameters of `net`; {foreign} of its {len(held)} belong to another network. "
+                "Build it from net.parameters() after the network has its final form."
+            )
+        return self.optimizer
+
+
+@contextlib.contextmanager
+def kept_rates(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.optim.Optimizer, list[float]]]:
+    """The optimiser and its base learning rates, which it has again at the end whatever a schedule made of them."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    try:
+        yield optimizer, rates
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def described(optimizer: torch.optim.Optimizer) -> Any:
+    """The optimiser's class and settings, without its parameters and state."""
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    return type(optimizer), groups, [len(group["params"]) for group in optimizer.param_groups]

@@ -1,0 +1,254 @@
+"""Training rows in batches: tensors, nested inputs and NumPy arrays, or a DataLoader of pairs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from dropbayes.runtime.arrays import to_tensor
+from dropbayes.runtime.validation import finite_tensor, row_weights
+from dropbayes.sampling.trees import Inputs, as_inputs
+
+__all__ = ["Batch", "Rows", "output_tensor", "training_rows"]
+
+_RESIDENT_BYTES = 2**31  # larger data stay on the host and travel batch by batch
+
+
+def output_tensor(output: Any) -> Tensor:
+    """The one tensor of a network's output that a likelihood reads: the output itself, or its `logits`."""
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise TypeError(
+            f"`net` must return a tensor or an output with `logits`; got {type(output).__name__}. Wrap the network so "
+            "that it returns the tensor the likelihood reads."
+        )
+    return logits
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch:
+    """Some rows on the training device.
+
+    Args:
+        inputs: The network's arguments.
+        y: The targets.
+        weight: The weights of the rows, with mean 1 over all rows; None if all weigh the same.
+    """
+
+    inputs: Inputs
+    y: Tensor
+    weight: Tensor | None = None
+
+    def output(self, net: nn.Module) -> Tensor:
+        """The network's output for these rows."""
+        return output_tensor(self.inputs.call(net, self.inputs.leaves))
+
+    @property
+    def arguments(self) -> Any:
+        """The inputs in the form that `draws` takes: a tensor, a tuple or a mapping."""
+        args, kwargs = self.inputs.call(lambda *args, **kwargs: (args, kwargs), self.inputs.leaves)
+        return kwargs or (args[0] if len(args) == 1 and isinstance(args[0], Tensor) else args)
+
+    def first(self, n_rows: int) -> Batch:
+        """The batch of its first rows."""
+        n_rows = min(n_rows, len(self.y))
+        leaves = tuple(self.inputs.rows(torch.arange(n_rows)))
+        return Batch(dataclasses.replace(self.inputs, leaves=leaves, n_rows=n_rows), self.y[:n_rows])
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Everything that differs between batches, in a fixed order."""
+        leaves = [leaf for leaf in self.inputs.leaves if isinstance(leaf, Tensor)]
+        return [*leaves, self.y, *([] if self.weight is None else [self.weight])]
+
+    def clone(self) -> Batch:
+        """The same values at other addresses."""
+        leaves = tuple(leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.inputs.leaves)
+        weight = None if self.weight is None else self.weight.clone()
+        return Batch(dataclasses.replace(self.inputs, leaves=leaves), self.y.clone(), weight)
+
+
+class Rows(ABC):
+    """Training or held-out rows.
+
+    Attributes:
+        n_rows: The number of rows.
+        n_data: The N of the objective: the sum of the weights.
+        n_batches: The number of batches of an epoch.
+    """
+
+    n_rows: int
+    n_data: float
+    n_batches: int
+
+    @abstractmethod
+    def epoch(self) -> Iterator[Batch]:
+        """The batches of one pass in a random order, that of torch's random state."""
+
+    @abstractmethod
+    def pass_through(self) -> Iterator[Batch]:
+        """All rows once."""
+
+    @abstractmethod
+    def identity(self) -> Any:
+        """What distinguishes these rows from others: every value, where the values are at hand."""
+
+
+class TensorRows(Rows):
+    """Rows held in memory, on the device when they fit there."""
+
+    def __init__(self, inputs: Inputs, y: Tensor, weight: Tensor | None, device: torch.device, batch_size: int) -> None:
+        self.n_rows, self.device, self.batch_size = len(y), device, batch_size
+        self.n_data = float(len(y)) if weight is None else float(weight.sum())
+        self.n_batches = math.ceil(self.n_rows / batch_size)
+        self._identity = (inputs.leaves, y, weight)
+        resident = sum(leaf.nbytes for leaf in (*inputs.leaves, y) if isinstance(leaf, Tensor)) <= _RESIDENT_BYTES
+        self.inputs, self.y = (_on(inputs, device), y.to(device)) if resident else (inputs, y)
+        self.weight = None if weight is None else (weight / weight.mean()).to(device, torch.float32)
+
+    def epoch(self) -> Iterator[Batch]:
+        for index in torch.randperm(self.n_rows).split(self.batch_size):
+            weight = None if self.weight is None else self.weight[index.to(self.device)]
+            leaves = tuple(self.inputs.rows(index))
+            rows = dataclasses.replace(self.inputs, leaves=leaves, n_rows=len(index))
+            yield Batch(_on(rows, self.device), self.y[index.to(self.y.device)].to(self.device), weight)
+
+    def pass_through(self) -> Iterator[Batch]:
+        yield Batch(_on(self.inputs, self.device), self.y.to(self.device), self.weight)
+
+    def identity(self) -> Any:
+        return self._identity
+
+
+class LoadedRows(Rows):
+    """Rows that a DataLoader of pairs (input, target) reads, for data beyond memory."""
+
+    def __init__(self, loader: DataLoader[Any], name: str, device: torch.device, dtype: torch.dtype) -> None:
+        if isinstance(loader.dataset, IterableDataset):
+            raise ValueError(
+                f"`{name}` must be a DataLoader of a dataset with a length, the N of the objective; got an iterable "
+                "dataset. Give the dataset __len__ and __getitem__."
+            )
+        self.loader, self.name, self.device, self.dtype = loader, name, device, dtype
+        self.n_rows, self.n_batches = len(loader.dataset), len(loader)  # type: ignore[arg-type]
+        self.n_data = float(self.n_rows)
+        if not self.n_batches:
+            raise ValueError(f"`{name}` must give at least one batch; got none of {self.n_rows} rows.")
+
+    def epoch(self) -> Iterator[Batch]:
+        return self.pass_through()
+
+    def pass_through(self) -> Iterator[Batch]:
+        with _reseeded(self.loader):
+            yield from self._batches()
+
+    def _batches(self) -> Iterator[Batch]:
+        for pair in self.loader:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise TypeError(
+                    f"`{self.name}` must be a DataLoader of pairs (input, target); got {type(pair).__name__}"
+                    f"{f' of {len(pair)}' if isinstance(pair, (tuple, list)) else ''}."
+                )
+            yield Batch(*_on_device(pair[0], pair[1], self.name, self.device, self.dtype))
+
+    def identity(self) -> Any:
+        dataset = self.loader.dataset
+        values = dataset.tensors if isinstance(dataset, TensorDataset) else type(dataset).__qualname__
+        return values, self.n_rows, self.loader.batch_size, self.loader.drop_last, type(self.loader.sampler).__name__
+
+
+@contextlib.contextmanager
+def _reseeded(loader: DataLoader[Any]) -> Iterator[None]:
+    """Lets the order of the rows follow torch's random state, also where the loader has a generator of its own."""
+    sampler = getattr(loader, "sampler", None)
+    own = {id(source): source for source in (loader.generator, getattr(sampler, "generator", None)) if source}
+    states = [(source, source.get_state()) for source in own.values()]
+    seed = int(torch.randint(2**62, ()))
+    for source, _ in states:
+        source.manual_seed(seed)
+    try:
+        yield
+    finally:
+        for source, state in states:
+            source.set_state(state)
+
+
+def training_rows(
+    x: Any,
+    y: Any,
+    *,
+    net: nn.Module,
+    device: torch.device,
+    batch_size: int,
+    sample_weight: Any = None,
+    name: str = "x",
+) -> Rows:
+    """The rows of `x` and `y`, checked.
+
+    Args:
+        x: Inputs with the row axis first (a tensor or array, a tuple or mapping of them), or a DataLoader of pairs.
+        y: The targets; None if `x` is a DataLoader.
+        net: The network, whose dtype NumPy's floating arrays take.
+        device: The device the batches are used on.
+        batch_size: Rows of a batch; a DataLoader has its own.
+        sample_weight: The weight of each row.
+        name: The name of `x` in errors.
+    """
+    dtype = next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
+    if isinstance(x, DataLoader):
+        if y is not None or sample_weight is not None:
+            raise TypeError(
+                f"`{name}` is a DataLoader, whose batches hold the targets: leave `y` and `sample_weight` out. "
+                "Repeat or weight rows with the loader's sampler."
+            )
+        return LoadedRows(x, name, device, dtype)
+    if y is None:
+        raise TypeError(f"`y` must hold the targets unless `{name}` is a DataLoader of pairs; got None.")
+    inputs, targets = _validated(x, y, name, dtype)
+    weight = None if sample_weight is None else row_weights(sample_weight, len(targets), like=targets.cpu())
+    return TensorRows(inputs, targets, weight, device, batch_size)
+
+
+def _validated(x: Any, y: Any, name: str, dtype: torch.dtype) -> tuple[Inputs, Tensor]:
+    inputs, targets = as_inputs(_as_tensors(x, name, dtype)), _as_tensors(y, "y", dtype)
+    if not isinstance(targets, Tensor) or targets.dim() == 0 or len(targets) != inputs.n_rows:
+        shape = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
+        raise ValueError(f"`y` must have one entry per row of `{name}`; got shape {shape} for {inputs.n_rows} rows.")
+    if targets.is_floating_point():
+        finite_tensor("y", targets)
+    return inputs, targets
+
+
+def _on_device(x: Any, y: Any, name: str, device: torch.device, dtype: torch.dtype) -> tuple[Inputs, Tensor]:
+    inputs, targets = _validated(x, y, name, dtype)
+    return _on(inputs, device), targets.to(device)
+
+
+def _as_tensors(x: Any, name: str, dtype: torch.dtype) -> Any:
+    """The same structure with arrays as tensors: floating ones in the network's dtype."""
+    if isinstance(x, Tensor):
+        return x
+    if isinstance(x, Mapping):
+        return {key: _as_tensors(value, name, dtype) for key, value in x.items()}
+    if isinstance(x, tuple) or (isinstance(x, list) and any(isinstance(part, (Tensor, np.ndarray)) for part in x)):
+        return tuple(_as_tensors(part, name, dtype) for part in x)
+    if not (isinstance(x, list) or hasattr(x, "__array__")):
+        return x  # a flag or a number among the arguments
+    tensor = to_tensor(x, name=name)
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _on(inputs: Inputs, device: torch.device) -> Inputs:
+    leaves = tuple(leaf.to(device) if isinstance(leaf, Tensor) else leaf for leaf in inputs.leaves)
+    return dataclasses.replace(inputs, leaves=leaves)

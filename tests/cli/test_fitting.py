@@ -1,0 +1,145 @@
+"""Tests of `dropbayes fit`."""
+
+import errno
+import json
+import os
+import re
+import shutil
+
+import pytest
+
+from dropbayes import folders
+from tests.command_line import TINY, check, run
+
+
+def test_fit_says_what_it_did_with_each_column(models, tmp_path):
+    result = run("fit", models / "train.csv", "--target", "price", "--ignore", "kind", "--out", tmp_path / "m", *TINY)
+    assert (result.code, result.err) == (0, "")
+    assert "regression of price (a numeric target)" in result.text
+    assert re.search(r"size +number +2 +7 +missing taken as the median .*, and flagged", result.text)
+    assert re.search(r"city +category +2 +one input for each of 2: Oslo, Rome", result.text)
+    assert re.search(r"new +boolean +1 +as it is", result.text)
+    assert re.search(r"kind +left out +0 +as asked", result.text)
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["card.md", "columns.json", "model.safetensors"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m"]
+
+
+def test_fit_drops_rows_without_target_and_leaves_out_what_teaches_nothing(tmp_path):
+    lines = ["a,same,void,y", "1,7,,1", "2,7,NA,?", "3,7,,2", "4,7,,3", "5,7,,2.5"]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    result = run("fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "m", "--json", *TINY)
+    found = json.loads(result.text)
+    assert (found["n_data"], found["rows_without_target"]) == (4, 1)
+    assert found["left_out"] == {"same": "7 in every row", "void": "no value in any row"}
+    assert [entry["name"] for entry in found["columns"]] == ["a"]
+
+
+@pytest.mark.parametrize(("target", "options", "task"), [
+    ("number", [], "regression"), ("text", [], "classification"), ("yes", [], "classification"),
+    ("number", ["--task", "classification"], "classification"),
+])  # fmt: skip
+def test_fit_chooses_the_task_from_the_target(tmp_path, target, options, task):
+    rows = "".join(f"{i},{i % 3},{'ab'[i % 2]},{bool(i % 2)}\n" for i in range(12))
+    (tmp_path / "t.csv").write_text("x,number,text,yes\n" + rows)
+    result = run("fit", tmp_path / "t.csv", "--target", target, "--out", tmp_path / "m", "--json", *options, *TINY)
+    found = json.loads(result.text)
+    assert found["task"] == task
+    if task == "classification":
+        assert found["classes"] == {"number": ["0", "1", "2"], "text": ["a", "b"], "yes": ["false", "true"]}[target]
+
+
+def test_the_same_call_fits_the_same_bytes(models, tmp_path, monkeypatch):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        run("fit", models / "train.csv", "--target", "price", "--ignore", "kind", "--out", "m", *TINY)
+    for file in (folders.MODEL, folders.COLUMNS, folders.CARD):
+        assert (tmp_path / "one" / "m" / file).read_bytes() == (tmp_path / "two" / "m" / file).read_bytes()
+
+
+def test_categories_may_be_numbers(tmp_path):
+    (tmp_path / "t.csv").write_text("zip,y\n" + "".join(f"{100 + i % 3},{i % 3 + i / 100}\n" for i in range(12)))
+    options = ["--target", "y", "--categorical", "zip", "--out", tmp_path / "m", "--json", *TINY]
+    found = json.loads(run("fit", tmp_path / "t.csv", *options).text)
+    assert found["columns"][0]["inputs"] == ["zip = 100", "zip = 101", "zip = 102"]
+
+
+def test_settings_reach_the_estimator(models, tmp_path):
+    options = ["--hidden", "3,5", "--drop-prob", "0.2", "--weight-decay", "0.01", "--activation", "tanh", "--noise",
+               "heteroscedastic", "--n-steps", "3", "--n-networks", "1", "--n-draws", "7", "--seed", "5"]  # fmt: skip
+    run("fit", models / "train.csv", "--target", "price", "--ignore", "kind", "--out", tmp_path / "m", *options)
+    estimator = folders.load(tmp_path / "m").estimator
+    wanted = {"hidden": (3, 5), "drop_prob": 0.2, "weight_decay": 0.01, "activation": "tanh", "noise": "heteroscedastic",
+              "n_steps": 3, "n_networks": 1, "n_draws": 7, "random_state": 5}  # fmt: skip
+    assert {name: getattr(estimator, name) for name in wanted} == wanted
+    assert run("predict", tmp_path / "m", models / "new.csv", "-o", "-").code == 0
+    assert "heteroscedastic" in run("explain", tmp_path / "m").text
+
+
+def rows(*columns, n=12):
+    return "\n".join(",".join(str(c(i)) for c in columns) for i in range(n)) + "\n"
+
+
+number, text = lambda i: i * 1.5, lambda i: "ab"[i % 2]
+
+
+# The contents of a table given to `fit --target y`, further options, and what the one line must say.
+WRONG_TRAINING = {
+    "target absent": ("x,z\n" + rows(number, number), [], "has no column 'y' .*; it has 'x', 'z'"),
+    "one row": ("x,y\n1,2\n", [], "1 row with a target; at least 2 are needed"),
+    "header only": ("x,y\n", [], "has a header but no rows"),
+    "constant target": ("x,y\n" + rows(number, lambda i: 3), [], "column 'y': has the value 3 in every row"),
+    "one class": ("x,y\n" + rows(number, lambda i: "a"), [], "column 'y': has the class 'a' in every row; there is nothing to learn"),
+    "target without values": ("x,y\n" + rows(number, lambda i: "NA"), [], "column 'y': has no value in every row"),
+    "one row with a target": ("x,y\n" + rows(number, lambda i: "" if i else 1), [], "1 row with a target"),
+    "infinite target": ("x,y\n" + rows(number, lambda i: "inf" if i == 5 else i), [], "line 7, column 'y': must be a finite"),
+    "infinite column": ("x,y\n" + rows(lambda i: "-inf" if i == 2 else i, number), [], "line 4, column 'x': must be a finite"),
+    "a typing error among numbers": ("x,y\n" + rows(lambda i: "1O" if i == 3 else i, number), [], "column 'x' has '1O' among numbers at t.csv, line 5; .*--categorical"),
+    "a typing error in the target": ("x,y\n" + rows(number, lambda i: "1O" if i == 3 else i), [], "column 'y' has '1O' among numbers at t.csv, line 5"),
+    "a date as the target": ("x,y\n" + rows(number, lambda i: f"2024-01-{i + 1:02}"), [], "column 'y': holds dates; a target is"),
+    "dates in either order": ("day,y\n" + rows(lambda i: f"{i + 1}/3/2024", number), [], "column 'day' holds dates such as '1/3/2024', in which day and month can be exchanged"),
+    "an identifier": ("id,y\n" + rows(lambda i: f"k{i}", number), ["--max-categories", "5"], "has 12 different texts, more than 5; leave it out with --ignore"),
+    "nothing to learn from": ("y\n" + rows(number), [], "no column is left to learn from"),
+    "only constants": ("x,y\n" + rows(lambda i: 1, number), [], "no column is left to learn from"),
+    "ignoring the target": ("x,y\n" + rows(number, number), ["--ignore", "y"], "must not name the target 'y'"),
+    "ignoring nothing": ("x,y\n" + rows(number, number), ["--ignore", "z"], r"has no column 'z' \(--ignore\)"),
+    "unknown categorical": ("x,y\n" + rows(number, number), ["--categorical", "z"], r"has no column 'z' \(--categorical\)"),
+    "regressing texts": ("x,y\n" + rows(number, text), ["--task", "regression"], "line 2, column 'y': must be a number; got 'a'"),
+    "names as classes": ("x,y\n" + rows(number, lambda i: f"n{i}", n=50), [], "has 50 classes in 50 rows, such as 'n0', 'n1', …; is it the target"),
+    "duplicate header": ("x,x,y\n" + rows(number, number, number), [], "columns 1 and 2 are both named 'x'"),
+    "unknown device": ("x,y\n" + rows(number, number), ["--device", "toaster"], "toaster"),
+    "ragged": ("x,y\n1,2\n1,2,3\n", [], "line 3: 3 fields"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("contents", "options", "pattern"), WRONG_TRAINING.values(), ids=WRONG_TRAINING)
+def test_wrong_training_is_one_line_and_leaves_the_previous_model(models, tmp_path, contents, options, pattern):
+    (tmp_path / "t.csv").write_text(contents)
+    shutil.copytree(models / "numbers", tmp_path / "m")
+    before = (tmp_path / "m" / folders.COLUMNS).read_bytes()
+    check(
+        run("fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "m", *TINY, *options),
+        1,
+        pattern,
+        out=b"regression",
+    )
+    assert (tmp_path / "m" / folders.COLUMNS).read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "t.csv"]
+
+
+@pytest.mark.parametrize("place", ["os.fsync", "os.rename"])
+def test_a_model_that_cannot_be_written_leaves_the_previous_one(models, tmp_path, monkeypatch, place):
+    shutil.copytree(models / "numbers", tmp_path / "m")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()}
+    true_rename = os.rename
+
+    def fail(*arguments):
+        if place == "os.rename" and not str(arguments[0]).endswith(".part"):
+            return true_rename(*arguments)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(place, fail)
+    options = ["--target", "kind", "--ignore", "price", "--out", tmp_path / "m", *TINY]
+    check(run("fit", models / "train.csv", *options), 1, "No space left on device", out=b"classification of kind")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]

@@ -1,0 +1,27 @@
+"""Tests of `dropbayes report`."""
+
+import sys
+import types
+
+import pytest
+
+from tests.command_line import rows_of, run
+
+
+@pytest.mark.parametrize("name", ["numbers", "classes"])
+def test_report_hands_over_rows_outcomes_and_what_was_done(models, tmp_path, monkeypatch, name):
+    seen = {}
+
+    def page(model, x, y, **rest):
+        seen.update(x=x, y=y, **rest)
+        return "<html></html>"
+
+    monkeypatch.setitem(sys.modules, "dropbayes.report", types.SimpleNamespace(report=page))
+    result = run("report", models / name, models / "new.csv", "-o", tmp_path / "r.html", "--seed", 4)
+    assert result.code == 0 and (tmp_path / "r.html").read_text() == "<html></html>"
+    rows = rows_of((models / "new.csv").read_text())
+    target = "price" if name == "numbers" else "kind"
+    assert seen["target"] == target and seen["x"].shape == (40, 5) and seen["seed"] == 4
+    assert list(map(str, seen["y"])) == [str(float(r["price"])) if name == "numbers" else r["kind"] for r in rows]
+    assert seen["shown"]["city"] == [row["city"] for row in rows] and target not in seen["shown"]
+    assert seen["done"]["command"].startswith("dropbayes report ") and "--seed 4" in seen["done"]["command"]

@@ -1,0 +1,9 @@
+"""Convolutions with little data."""
+
+from dropbayes.experiments import convolution
+from tests.experiments.smallest import tiny
+
+
+def test_dropout_before_every_layer_helps_with_little_data(tmp_path):
+    metrics = tiny("convolution", convolution, tmp_path)
+    assert metrics["all, mc"]["0.1"]["overconfidence"] < metrics["none, averaged"]["0.1"]["overconfidence"]

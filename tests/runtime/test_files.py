@@ -1,0 +1,98 @@
+"""Tests of whole files: concurrent writers, failures, kills, links and leftovers."""
+
+import concurrent.futures
+import multiprocessing
+import os
+import stat
+import threading
+import time
+
+import pytest
+
+from dropbayes.runtime import files
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_text_and_bytes_are_written(tmp_path):
+    files.write_text(tmp_path / "a", "β")
+    files.write_bytes(tmp_path / "a", b"b")
+    assert (tmp_path / "a").read_bytes() == b"b" and names(tmp_path) == ["a"]
+
+
+def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path):
+    files.write_text(tmp_path / "a", "old")
+    with pytest.raises(RuntimeError), files.replacement(tmp_path / "a") as file:
+        file.write(b"half")
+        raise RuntimeError
+    assert (tmp_path / "a").read_text() == "old" and names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_failing_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, call):
+    files.write_text(tmp_path / "a", "old")
+    monkeypatch.setattr(os, call, lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        files.write_text(tmp_path / "a", "new")
+    assert (tmp_path / "a").read_text() == "old" and names(tmp_path) == ["a"]
+
+
+def test_a_folder_and_a_missing_folder_are_refused_by_name(tmp_path):
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        files.write_text(tmp_path, "text")
+    with pytest.raises(FileNotFoundError, match=r"'.*missing' does not exist"):
+        files.write_text(tmp_path / "missing" / "a", "text")
+    assert names(tmp_path) == []
+
+
+def test_permissions_are_kept_and_a_link_stays_a_link(tmp_path):
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "real").chmod(0o640)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    files.write_text(tmp_path / "link", "new")
+    assert (tmp_path / "real").read_text() == "new" and (tmp_path / "link").is_symlink()
+    assert stat.S_IMODE((tmp_path / "real").stat().st_mode) == 0o640
+
+
+def test_a_pipe_is_written_directly(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    text: list[str] = []
+    reader = threading.Thread(target=lambda: text.append((tmp_path / "pipe").read_text()))
+    reader.start()
+    files.write_text(tmp_path / "pipe", "through")
+    reader.join(timeout=10)
+    assert text == ["through"] and names(tmp_path) == ["pipe"]
+
+
+def save_many(path, mark):
+    """Fifty files of one repeated letter, from two threads."""
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: files.write_text(path, mark * 100_000), range(50)))
+
+
+def test_two_hundred_saves_from_four_processes_and_their_threads_are_all_whole(tmp_path):
+    path = tmp_path / "a"
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=save_many, args=(path, mark)) for mark in "abcd"]
+    for writer in writers:
+        writer.start()
+    n_reads = 0
+    while any(writer.is_alive() for writer in writers):
+        if path.exists():
+            text = path.read_text()
+            assert len(text) == 100_000 and len(set(text)) == 1
+            n_reads += 1
+    assert [writer.exitcode for writer in writers] == [0, 0, 0, 0]
+    assert n_reads and names(tmp_path) == ["a"]
+
+
+def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path):
+    old, fresh = tmp_path / f".a.{'0' * 16}.part", tmp_path / f".a.{'1' * 16}.part"
+    for leftover in (old, fresh, tmp_path / ".a.mine.part"):
+        leftover.touch()
+    os.utime(old, (time.time() - 90_000,) * 2)
+    os.utime(tmp_path / ".a.mine.part", (0, 0))
+    files.write_text(tmp_path / "a", "text")
+    assert names(tmp_path) == [fresh.name, ".a.mine.part", "a"]

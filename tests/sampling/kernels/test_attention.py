@@ -1,0 +1,133 @@
+"""Attention with keyed masks in one kernel, against scores, softmax, mask and product in double precision."""
+
+from itertools import product
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from dropbayes.sampling.kernels import attention
+from dropbayes.sampling.kernels.attention import keep_bits
+from dropbayes.sampling.masks import Keys, keep_mask
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SITE, DRAWS, ROWS, HEADS = 3, range(1, 4), range(4, 6), 2
+BATCH = len(DRAWS) * len(ROWS)
+
+
+def explicit_attention(q, k, v, keys, rows, attn_mask=None, draws=DRAWS, folded=1, drop_prob=0.2):
+    q, k, v = q.double(), k.double(), v.double()
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+    if attn_mask is not None:
+        added = torch.where(attn_mask, 0.0, -torch.inf) if attn_mask.dtype == torch.bool else attn_mask
+        scores = scores + added
+    weights = scores.softmax(-1).nan_to_num(0.0)  # a query that attends to nothing
+    shape = (folded, *weights.shape[1:])
+    mask = keep_mask(
+        keys, SITE, drop_prob=drop_prob, draws=draws, rows=rows, shape=shape, dtype=torch.float64, device=q.device
+    )
+    mask = mask if rows else mask[:, None].expand(-1, q.shape[0] // len(draws) // folded, -1, -1, -1, -1)
+    return (weights * mask.reshape(weights.shape) / (1 - drop_prob)) @ v
+
+
+def projections(queries, n_keys, features=24, value_features=16, heads=HEADS, key_heads=HEADS, batch=BATCH):
+    """q with strides as a projection leaves them, `[batch, step, head, feature]` in memory; k and v contiguous."""
+    q = torch.randn(batch, queries, heads, features, device=DEVICE).transpose(1, 2)
+    k = torch.randn(batch, key_heads, n_keys, features, device=DEVICE)
+    return q, k, torch.randn(batch, key_heads, n_keys, value_features, device=DEVICE)
+
+
+def check(q, k, v, keys, rows, attn_mask=None, expected_mask=None, **keywords):
+    result = attention(
+        q,
+        k,
+        v,
+        keys=keys,
+        site=SITE,
+        drop_prob=0.2,
+        draws=DRAWS,
+        rows=rows,
+        attn_mask=attn_mask,
+        **keywords,
+    )
+    expected = explicit_attention(q, k, v, keys, rows, attn_mask if expected_mask is None else expected_mask)
+    torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("sampler", "rows"), list(product(("stratified", "independent"), (None, ROWS))))
+def test_attention_has_the_masks_of_torch_operations(sampler, rows):
+    check(*projections(19, 37), Keys(5, 12, sampler), rows)
+
+
+def test_many_blocks_of_queries_and_keys_are_one_softmax():
+    q, k, v = projections(150, 130, features=16, heads=1, key_heads=1, batch=1)
+    result = attention(q, k, v, keys=Keys(5, 12), site=SITE, drop_prob=0.2, draws=range(1), rows=range(1))
+    expected = explicit_attention(q, k, v, Keys(5, 12), range(1), draws=range(1))
+    torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [None, ROWS])
+def test_more_draws_than_a_byte_holds_and_entries_of_a_row_in_the_batch_are_told_apart(rows):
+    q, k, v = projections(3, 5, heads=1, key_heads=1, batch=9 * 2 * 3)
+    arguments = {"draws": range(1, 10), "folded": 3}
+    result = attention(q, k, v, keys=Keys(5, 12), site=SITE, drop_prob=0.2, rows=rows, **arguments)
+    expected = explicit_attention(q, k, v, Keys(5, 12), rows, **arguments)
+    torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_causal_query_sees_no_later_key():
+    causal = torch.ones(70, 70, dtype=torch.bool, device=DEVICE).tril()
+    check(*projections(70, 70), Keys(5, 12), ROWS, expected_mask=causal, is_causal=True)
+
+
+def test_a_query_that_attends_to_nothing_gives_zero():
+    allowed = torch.rand(BATCH, 1, 19, 37, device=DEVICE) > 0.5
+    allowed[:, :, 3] = False
+    check(*projections(19, 37), Keys(5, 12), ROWS, attn_mask=allowed)
+
+
+def test_an_additive_mask_is_broadcast_to_the_scores():
+    added = torch.randn(HEADS, 1, 37, device=DEVICE)
+    added[:, :, :4] = -torch.inf
+    check(*projections(19, 37), Keys(5, 12), ROWS, attn_mask=added)
+
+
+def test_keys_may_have_fewer_heads_than_queries():
+    check(*projections(19, 37, key_heads=1), Keys(5, 12), ROWS)
+
+
+def test_a_given_scale_replaces_the_usual_one():
+    q, k, v = projections(5, 7)
+    keys = Keys(5, 12)
+    result = attention(q, k, v, keys=keys, site=SITE, drop_prob=0.2, draws=DRAWS, rows=None, scale=0.5)
+    torch.testing.assert_close(
+        result.double(), explicit_attention(q * 0.5 * 24**0.5, k, v, keys, None), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16] if DEVICE.type == "cuda" else [torch.float16])
+def test_half_precision_differs_by_its_rounding(dtype):
+    q, k, v = (t.to(dtype) for t in projections(19, 37))
+    result = attention(q, k, v, keys=Keys(5, 12), site=SITE, drop_prob=0.2, draws=DRAWS, rows=ROWS)
+    assert result.dtype == dtype
+    expected = explicit_attention(q, k, v, Keys(5, 12), ROWS)
+    torch.testing.assert_close(result.double(), expected, rtol=0.05, atol=0.03)
+
+
+@pytest.mark.parametrize(("sampler", "rows"), list(product(("stratified", "independent"), (None, ROWS))))
+def test_a_bit_is_the_mask_of_a_draw(sampler, rows):
+    keys = Keys(5, 12, sampler)
+    bits = keep_bits(keys, SITE, drop_prob=0.3, draws=range(1, 10), rows=rows, lines=6, length=21, device=DEVICE)
+    mask = keep_mask(
+        keys, SITE, drop_prob=0.3, draws=range(1, 10), rows=rows, shape=(6, 21), dtype=torch.float32, device=DEVICE
+    )
+    for index in range(9):
+        kept = (bits[index // 8, ..., :21] >> (index % 8)) & 1
+        assert torch.equal(kept.float(), mask[index].view(kept.shape))
+
+
+def test_too_many_weights_for_the_kernel_are_refused():
+    with pytest.raises(ValueError, match=r"fewer than 2\*\*31"):
+        keep_bits(Keys(5, 12), 0, drop_prob=0.3, draws=DRAWS, rows=None, lines=2**16, length=2**15, device=DEVICE)

@@ -1,0 +1,96 @@
+"""Tests of training rows: columns understood, rows without target dropped, weights, groups and times."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dropbayes.tables.training import ColumnProblems, Reading, check_name, training_rows
+from tests.tables.places import at
+
+N = 40
+
+
+def rows_of(columns, *, target="y", task=None, **reading):
+    columns = {"x": [str(i * 0.5) for i in range(N)], "y": [str(i * 1.5) for i in range(N)], **columns}
+    return training_rows(pa.table(columns), target=target, label="t", at=at, task=task, reading=Reading(**reading))
+
+
+def test_identifiers_free_text_and_indices_are_left_out_with_the_reason():
+    rows = rows_of({
+        "id": [str(i + 7) for i in range(N)], "code": [f"k{i}" for i in range(N)], "unnamed_1": [str(i) for i in range(N)],
+        "note": [f"a long sentence about the flat with number {i}, and more" for i in range(N)],
+    })  # fmt: skip
+    assert [column.name for column in rows.schema.columns] == ["x"]
+    assert rows.schema.left_out == {
+        "id": "an identifier: another number in every row", "code": f"an identifier: {N} different texts in {N} rows",
+        "unnamed_1": "an index without a name", "note": f"free text: {N} different texts in {N} rows",
+    }  # fmt: skip
+
+
+def test_a_running_number_that_is_no_identifier_stays():
+    assert "t" in rows_of({"t": [str(i) for i in range(N)]}).schema.inputs
+
+
+def test_every_problem_is_told_at_once():
+    columns = {
+        "when": [f"{1 + i % 12}/{1 + i % 12}/2020" for i in range(N)], "n": ["1O" if i == 3 else str(i) for i in range(N)],
+        "many": [f"c{i % 15}" for i in range(N)],
+    }  # fmt: skip
+    with pytest.raises(ColumnProblems, match="t: 3 columns need a decision") as caught:
+        rows_of(columns, max_categories=10)
+    assert set(caught.value.problems) == {"when", "n", "many"}
+    assert any("column 'n' has '1O' among numbers at row 3" in note for note in caught.value.__notes__)
+
+
+def test_dates_numbers_and_booleans_become_inputs():
+    rows = rows_of({
+        "day": [f"2020-{1 + i % 12:02}-05" for i in range(N)], "price": [f"€1.{i:03},50" for i in range(N)],
+        "yes": ["yes" if i % 2 else "no" for i in range(N)],
+    })  # fmt: skip
+    assert rows.schema.inputs == ("x", "day: year", "day: season sin", "day: season cos", "price", "yes")
+    np.testing.assert_allclose(rows.x[:, 4], [1000.5 + i for i in range(N)])
+
+
+def test_the_targets_of_other_notations_are_read():
+    rows = rows_of({"y": [f"${i},{i + 100}.50" for i in range(1, N + 1)]})
+    assert rows.schema.task == "regression"
+    np.testing.assert_allclose(rows.y, [1000 * i + i + 100.5 for i in range(1, N + 1)])
+
+
+def test_weights_and_groups_leave_the_inputs_and_keep_their_rows():
+    target = ["" if i == 3 else str(i) for i in range(N)]
+    columns = {"w": [str(i) for i in range(N)], "g": [f"g{i % 4}" for i in range(N)], "y": target}
+    rows = rows_of(columns, weights="w", group="g")
+    kept = [i for i in range(N) if i != 3]
+    assert rows.weight.tolist() == kept
+    assert rows.group.tolist() == [i % 4 for i in kept]
+    assert rows.schema.inputs == ("x",)
+
+
+def test_times_are_held_out_in_consecutive_blocks():
+    rows = rows_of({"t": [str((7 * i) % N) for i in range(N)]}, time="t")
+    order = np.argsort(rows.x[:, rows.schema.inputs.index("t")])
+    blocks = rows.group[order]
+    assert (np.diff(blocks) >= 0).all()
+    assert np.bincount(blocks).tolist() == [4] * 10
+
+
+@pytest.mark.parametrize(("columns", "reading", "message"), [
+    ({"w": ["-1"] * N}, {"weights": "w"}, "a weight must be a number of 0 or more"),
+    ({"w": ["0"] * N}, {"weights": "w"}, "every weight is 0"),
+    ({"g": ["a"] * N}, {"group": "g"}, "one group holds every row"),
+    ({"g": ["a", "b"] * (N // 2)}, {"time": "g"}, "must hold numbers or dates"),
+    ({"g": ["a", "b"] * (N // 2)}, {"time": "x", "group": "g"}, "are two ways to hold rows out"),
+    ({}, {"ignore": ["y"]}, "`ignore` must not name the target"),
+])  # fmt: skip
+def test_wrong_roles_are_refused(columns, reading, message):
+    with pytest.raises(ValueError, match=message):
+        rows_of(columns, **reading)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("Price", "'price'"), ("prize", "'price'"), ("a,b", "Give it once for each")]
+)
+def test_a_name_that_is_not_there_is_told_with_what_was_meant(name, meant):
+    with pytest.raises(ValueError, match=f"has no column .*{meant}"):
+        check_name(name, ["price", "a", "b"], "t", "ignore")

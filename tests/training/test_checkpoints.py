@@ -1,0 +1,180 @@
+"""Checkpoints under real kills, damage and mistaken identity."""
+
+import hashlib
+import io
+import json
+import pathlib
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import dropbayes as db
+from dropbayes.precision import Prior
+from dropbayes.training import checkpoints, fit
+from tests.training.toys import network, toy
+
+SOURCE = pathlib.Path(__file__).parent.parent.parent / "src"
+
+KILLED = r"""
+import json, os, random, signal, sys, time
+import torch
+from torch import nn
+import dropbayes as db
+from dropbayes.training import fit
+
+torch.set_num_threads(1)
+folder, kills, epochs = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+
+def run(checkpoint):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 30), nn.BatchNorm1d(30), nn.ReLU(), nn.Dropout(0.2), nn.Linear(30, 1))
+    x, y = torch.randn(300, 4), torch.randn(300, 1)
+    history = fit(net, x[:200], y[:200], likelihood=db.Gaussian(2.0), epochs=epochs, batch_size=32, patience=1000, seed=3,
+                  held_out=(x[200:], y[200:]), n_draws=4, learning_rate=3e-3, checkpoint=checkpoint, device="cpu")
+    torch.manual_seed(1)
+    prediction = torch.stack([net(x) for _ in range(3)])
+    return {"weights": [p.detach() for p in net.state_dict().values()], "prediction": prediction.detach(),
+            "history": vars(history)}
+
+def same(a, b):
+    return (all(torch.equal(p, q) for p, q in zip(a["weights"], b["weights"], strict=True))
+            and torch.equal(a["prediction"], b["prediction"]) and a["history"] == b["history"])
+
+start = time.perf_counter()
+whole = run(None)
+duration = time.perf_counter() - start
+path, done, chance, reached = os.path.join(folder, "run.ckpt"), 0, random.Random(0), set()
+while True:
+    child = os.fork()
+    if child == 0:
+        torch.save(run(path), os.path.join(folder, "result.pt"))
+        os._exit(0)
+    time.sleep(chance.uniform(0, 2 * duration / kills) if done < kills else 0)
+    if done < kills:
+        os.kill(child, signal.SIGKILL)
+        done += os.waitpid(child, 0)[1] == signal.SIGKILL
+        if os.path.exists(path):
+            reached.add(os.stat(path).st_mtime_ns)
+        if os.path.exists(os.path.join(folder, "result.pt")) and done < kills:
+            os.remove(os.path.join(folder, "result.pt")); os.remove(path)  # it finished too soon: begin again
+    else:
+        assert os.waitpid(child, 0)[1] == 0
+        break
+resumed = torch.load(os.path.join(folder, "result.pt"))
+print(json.dumps({"kills": done, "same": same(whole, resumed), "epochs": len(resumed["history"]["loss"]),
+                  "reached": len(reached)}))
+"""
+
+
+def test_a_checkpoint_of_another_run_is_refused_and_a_longer_run_continues(tmp_path):
+    x, y = toy()
+    path = tmp_path / "run.ckpt"
+    short, long = network(), network()
+    fit(short, x, y, likelihood=db.Gaussian(4.0), epochs=3, checkpoint=path, device="cpu")
+    with pytest.raises(ValueError, match=r"`checkpoint` .* belongs to another run"):
+        fit(network(), x, y, likelihood=db.Gaussian(4.0), epochs=3, checkpoint=path, seed=5, device="cpu")
+    with pytest.raises(ValueError, match=r"`checkpoint` .* belongs to another run"):
+        fit(network(), x + 1, y, likelihood=db.Gaussian(4.0), epochs=3, checkpoint=path, device="cpu")
+    fit(short, x, y, likelihood=db.Gaussian(4.0), epochs=6, checkpoint=path, device="cpu")
+    fit(long, x, y, likelihood=db.Gaussian(4.0), epochs=6, device="cpu")
+    assert torch.equal(short[0].weight, long[0].weight)
+
+
+@pytest.mark.parametrize(("kills", "epochs"), [(12, 60), pytest.param(200, 600, marks=pytest.mark.slow)])
+def test_kills_then_resume_give_bit_identical_weights_history_and_predictions(tmp_path, kills, epochs):
+    result = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), str(kills), str(epochs)],
+        capture_output=True, text=True, timeout=60 * kills, env={"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    outcome = json.loads(result.stdout)
+    assert outcome.pop("reached") >= kills // 3  # the kills fell in different epochs
+    assert outcome == {"kills": kills, "same": True, "epochs": epochs}
+
+
+def interrupted(path, **changes):
+    """Three epochs of a run with a checkpoint; with changes, what a later call would be."""
+    x, y = toy()
+    options = {
+        "net": network(), "x": x, "y": y, "likelihood": db.Gaussian(4.0), "epochs": 3, "checkpoint": path,
+        "device": "cpu", "held_out": (x[:16], y[:16]), "n_draws": 4, "sample_weight": torch.ones(64),
+        "schedule": lambda step: 1.0,
+    }  # fmt: skip
+    return fit(**options | changes)
+
+
+def tanh_network():
+    net = network()
+    net[1] = nn.Tanh()
+    return net
+
+
+X, Y = toy()
+CHANGES = {
+    "drop probability": {"net": network(0.6)}, "activation": {"net": tanh_network()},
+    "one target": {"y": Y.index_fill(0, torch.tensor([7]), 0.0)}, "row weights": {"sample_weight": torch.arange(1.0, 65.0)},
+    "held-out rows": {"held_out": (X[:16], Y[:16] + 1)}, "no held-out rows": {"held_out": None},
+    "schedule": {"schedule": lambda step: 0.5}, "autocast": {"autocast": torch.bfloat16}, "seed": {"seed": 1},
+    "prior": {"prior": Prior(length_scale=3.0)}, "likelihood": {"likelihood": db.Gaussian(5.0)},
+    "optimiser": {"optimizer": "sgd"}, "learning rate": {"learning_rate": 0.1}, "batch size": {"batch_size": 32},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_checkpoint_of_a_run_that_differs_in_anything_is_refused(tmp_path, change):
+    interrupted(tmp_path / "c")
+    with pytest.raises(ValueError, match=r"`checkpoint` .* belongs to another run"):
+        interrupted(tmp_path / "c", **CHANGES[change])
+    assert interrupted(tmp_path / "c", epochs=4).loss[:3]
+
+
+def test_every_bit_flip_and_truncation_is_refused_with_one_class_of_error(tmp_path):
+    interrupted(tmp_path / "c", epochs=1)
+    contents, chance = (tmp_path / "c").read_bytes(), random.Random(0)
+    optimizer = torch.optim.Adam(network().parameters())
+    damaged = [contents[: chance.randrange(len(contents))] for _ in range(50)] + [b"", contents + b"\0"]
+    for _ in range(300):
+        flipped = bytearray(contents)
+        flipped[chance.randrange(len(flipped))] ^= 1 << chance.randrange(8)
+        damaged.append(bytes(flipped))
+    for one in damaged:
+        (tmp_path / "c").write_bytes(one)
+        with pytest.raises(ValueError, match=r"`checkpoint` .* is damaged") as caught:
+            checkpoints.load(tmp_path / "c", network(), optimizer, fingerprint="")
+        assert type(caught.value) is ValueError
+
+
+@pytest.mark.parametrize(
+    "contents", [[1], {"fingerprint": ""}, {"fingerprint": "", "net": {}, "optimizer": {}, "history": {}, "best": 3, "best_score": 0, "waited": 0}]
+)  # fmt: skip
+def test_a_signed_file_of_other_contents_is_refused_alike(tmp_path, contents):
+    buffer = io.BytesIO()
+    torch.save(contents, buffer)
+    signed = checkpoints._MAGIC + hashlib.sha256(buffer.getvalue()).digest() + buffer.getvalue()
+    (tmp_path / "c").write_bytes(signed)
+    net = network()
+    with pytest.raises(ValueError, match="is damaged"):
+        checkpoints.load(tmp_path / "c", net, torch.optim.Adam(net.parameters()), fingerprint="")
+    assert torch.equal(net[0].weight, network()[0].weight)
+
+
+def test_a_folder_or_a_foreign_file_is_refused(tmp_path):
+    torch.save({"format": 1}, tmp_path / "c")
+    for path in (tmp_path, tmp_path / "c"):
+        with pytest.raises(ValueError, match="is damaged"):
+            interrupted(path)
+
+
+def test_resuming_in_one_process_gives_the_same_history_and_weights_at_every_epoch(tmp_path):
+    whole = network()
+    expected = interrupted(None, net=whole, epochs=6)
+    for stop in range(1, 6):
+        path = tmp_path / str(stop)
+        interrupted(path, epochs=stop)
+        net = network(seed=stop)
+        assert interrupted(path, net=net, epochs=6) == expected
+        assert torch.equal(net[0].weight, whole[0].weight)

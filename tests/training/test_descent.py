@@ -1,0 +1,73 @@
+"""How the objective is descended: schedules, optimisers, learning rates."""
+
+import pytest
+import torch
+
+import dropbayes as db
+from dropbayes.training import Descent, InverseDecay, fit
+from tests.training.toys import network, toy
+
+
+def test_inverse_decay_is_the_papers_policy():
+    assert InverseDecay(gamma=1e-4, power=0.25)(0) == 1
+    assert InverseDecay(gamma=0.5, power=2.0)(2) == pytest.approx((1 + 0.5 * 2) ** -2)
+
+
+def test_mode_and_given_optimiser_are_respected():
+    x, y = toy()
+    net = network().eval()
+    net[1].train()
+    optimizer = torch.optim.RMSprop(net.parameters(), lr=1e-3)
+    fit(net, x, y, likelihood=db.Gaussian(4.0), epochs=2, optimizer=optimizer, device="cpu")
+    assert [module.training for module in net] == [False, True, False, False]
+    assert not net.training
+    assert optimizer.state
+
+
+def test_an_optimiser_of_another_network_is_refused_and_one_of_a_part_trains_that_part():
+    x, y = toy()
+    net, other = network(), network(seed=1)
+    with pytest.raises(ValueError, match="`optimizer` must hold parameters of `net`; 4 of its 4"):
+        fit(net, x, y, likelihood=db.Gaussian(4.0), optimizer=torch.optim.Adam(other.parameters()), device="cpu")
+    before = net[0].weight.clone()
+    fit(
+        net,
+        x,
+        y,
+        likelihood=db.Gaussian(4.0),
+        optimizer=torch.optim.SGD(net[3].parameters(), lr=0.1),
+        epochs=2,
+        device="cpu",
+    )
+    assert torch.equal(net[0].weight, before)
+    assert not torch.equal(net[3].weight, network()[3].weight)
+
+
+def test_the_callers_learning_rate_is_left_as_it_was_and_the_same_optimiser_resumes(tmp_path):
+    x, y = toy()
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    options = {"likelihood": db.Gaussian(4.0), "optimizer": optimizer, "schedule": InverseDecay(gamma=1.0, power=1.0)}
+    history = fit(net, x, y, epochs=3, checkpoint=tmp_path / "c", device="cpu", **options)
+    assert optimizer.param_groups[0]["lr"] == 0.1 > history.learning_rate[-1]
+    again = fit(net, x, y, epochs=5, checkpoint=tmp_path / "c", device="cpu", **options)
+    assert again.loss[:3] == history.loss and len(again.loss) == 5
+
+
+def test_a_descent_is_the_same_as_its_fields_one_by_one():
+    x, y = toy()
+    nets = [network(), network()]
+    fit(nets[0], x, y, likelihood=db.Gaussian(4.0), epochs=2, device="cpu", optimizer="sgd", learning_rate=0.02)
+    fit(nets[1], x, y, likelihood=db.Gaussian(4.0), epochs=2, device="cpu", descent=Descent("sgd", learning_rate=0.02))
+    assert torch.equal(nets[0][0].weight, nets[1][0].weight)
+    with pytest.raises(TypeError, match="learning_rat"):
+        fit(network(), x, y, likelihood=db.Gaussian(4.0), learning_rat=0.1, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"optimizer": "lion"}, {"learning_rate": 0.0}, {"momentum": 2.0}, {"schedule": 0.1}, {"autocast": torch.float16}],
+)
+def test_an_impossible_descent_is_refused_by_name(settings):
+    with pytest.raises(ValueError, match=f"`{next(iter(settings))}` must"):
+        Descent(**settings)
