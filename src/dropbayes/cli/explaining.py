@@ -16,7 +16,7 @@ from dropbayes.sampling import sites
 
 _NOISE_WORDS = {
     "student": "Student's t, its scale depends on the input",
-    "heteroscedastic": "Gaussian, its variance depends on the input",
+    "heteroscedastic": "heteroscedastic: Gaussian, its variance depends on the input",
 }
 
 __all__ = ["explain", "facts"]
@@ -47,8 +47,8 @@ def facts(model: folders.Model) -> dict[str, Any]:
     )
     layers = []
     regression = model.schema.task == "regression"
-    constant = regression and estimator.noise == "constant"
-    standard = float(population.precision[0, 0] * population.y_scale[0, 0] ** 2) if constant else 1.0
+    has_precision = regression and estimator.noise != "heteroscedastic"
+    standard = float(population.precision[0, 0] * population.y_scale[0, 0] ** 2) if has_precision else 1.0
     decay = float(population.members[0].weight_decay)
     found_sites = {site.before: site for site in sites(net, example)}
     for name, layer in net.named_children():
@@ -83,7 +83,7 @@ def facts(model: folders.Model) -> dict[str, Any]:
     }
     if regression:
         found["noise"] = estimator.noise
-        found["precision"] = float(population.precision[0, 0]) if constant else None
+        found["precision"] = float(population.precision[0, 0]) if has_precision else None
     else:
         found["classes"] = [str(label) for label in estimator.classes_]
     return found
@@ -102,9 +102,9 @@ def _show(model: folders.Model, found: dict[str, Any]) -> None:
     ]
     if found["task"] == "classification":
         rows.append(["classes", ", ".join(found["classes"])])
-    elif found["precision"] is None:
+    elif found["noise"] in _NOISE_WORDS:
         rows.append(["noise", _NOISE_WORDS[found["noise"]]])
-    else:
+    if found.get("precision") is not None:
         rows.append(
             [
                 "precision τ",

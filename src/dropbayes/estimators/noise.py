@@ -6,7 +6,7 @@ the predictive mixture of [GG16, eq:predictive_dist] with Student's t for the no
 κ, and $\log \sigma$ a small network of $\mathbf z$ = (inputs, mean, logarithm of the draws' deviation). With $\nu \to
 \infty$, κ = 1 and constant σ this is the paper's predictive density with $\tau = \sigma^{-2}$. The rows are held out
 from the networks that made the draws, so their likelihood can be maximised without rewarding over-fitting; how much σ
-may vary is chosen by cross-validation among those rows.
+may vary is chosen by cross-validation among those rows, the simpler model where they do not tell the difference.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dropbayes.mixtures import Mixture
+from dropbayes.mixtures import Mixture, draw_mean
 
 __all__ = ["StudentNoise", "fit_noise", "noise_features"]
 
@@ -73,10 +73,19 @@ class StudentNoise:
         """The models with every σ multiplied by a factor, one per output."""
         return replace(self, second_bias=self.second_bias + factor.log()[:, None].to(self.second_bias))
 
-    def log_scale(self, features: Tensor) -> Tensor:
-        r"""$\log \sigma$ of each row `[output, row]` from `noise_features`."""
+    def log_scale(self, features: Tensor, *, exact_rows: bool = False) -> Tensor:
+        r"""$\log \sigma$ of each row `[output, row]` from `noise_features`.
+
+        Args:
+            features: The features of the rows.
+            exact_rows: Whether a row has the same bits alone and among others, which a matrix product does not give.
+        """
         standard = ((features - self.feature_mean) / self.feature_scale).clamp(-_FEATURE_LIMIT, _FEATURE_LIMIT)
-        hidden = torch.tanh(standard @ self.first + self.first_bias)
+        if exact_rows:
+            product = (standard[..., None, :] * self.first.transpose(1, 2)[:, None]).sum(-1)
+        else:
+            product = standard @ self.first
+        hidden = torch.tanh(product + self.first_bias)
         return (hidden * self.second).sum(-1) + self.second_bias
 
     def mixture(self, draws: Tensor, x: Tensor, y_mean: Tensor, y_scale: Tensor) -> Mixture:
@@ -88,17 +97,19 @@ class StudentNoise:
             y_mean: The mean of y, `[output]`.
             y_scale: The scale of y, `[output]`.
         """
-        by_output = draws.permute(2, 0, 1)  # [output, draw, row]
-        centre = draws.mean(0, keepdim=True)
+        centre = draw_mean(draws)
         location = centre + self.shrink.to(draws) * (draws - centre)
-        scale = self.log_scale(noise_features(x.to(self.first), by_output.to(self.first))).exp().T.to(draws)
+        features = noise_features(x.to(self.first), draws.permute(2, 0, 1).to(self.first)).nan_to_num(nan=0.0)
+        scale = self.log_scale(features, exact_rows=True).exp().T.to(draws)
         return Mixture(location * y_scale + y_mean, scale * y_scale, tuple(self.freedom.double().tolist()))
 
 
 def noise_features(x: Tensor, draws: Tensor) -> Tensor:
     """The inputs of log σ, `[output, row, feature]`: x, and mean and log-deviation of draws `[output, draw, row]`."""
-    deviation = draws.std(1, unbiased=False).clamp(min=1e-6).log()
-    return torch.cat([x.expand(len(draws), *x.shape[-2:]), draws.mean(1)[..., None], deviation[..., None]], -1)
+    by_draw = draws.transpose(0, 1)
+    mean = draw_mean(by_draw)
+    deviation = draw_mean((by_draw - mean).square()).sqrt().clamp(min=1e-6).log()
+    return torch.cat([x.expand(len(draws), *x.shape[-2:]), mean[..., None], deviation[..., None]], -1)
 
 
 def log_density(noise: StudentNoise, draws: Tensor, features: Tensor, y: Tensor) -> Tensor:
@@ -190,11 +201,32 @@ def fit_noise(
     starts = StudentNoise(**{entry.name: repeat(getattr(start, entry.name)) for entry in fields(start)})
     fitted = _maximise(starts, many[0], many[1], many[2], weight * (1 - tested), penalty, n_steps)
     with torch.no_grad():
-        density = log_density(fitted, many[0], many[1], many[2]) * tested * weight
-    scores = density.sum(1).view(shape).sum(2) / (tested * weight).sum(1).view(shape).sum(2)
-    best = scores.nan_to_num(nan=-torch.inf).max(1)
-    chosen = torch.tensor(penalties).to(y)[best.indices]
-    return _maximise(start, draws, features, y, weight.expand_as(y), chosen, n_steps), best.values
+        density = log_density(fitted, many[0], many[1], many[2]) * tested
+    # [output, penalty, row]: every row is tested by one fold, or by none.
+    density = density.view(*shape, n_rows).sum(2).nan_to_num(nan=-torch.inf)
+    rows = torch.stack(held_out).any(0)
+    chosen = _simplest(density[..., rows], weight[rows])
+    penalty = torch.tensor(penalties).to(y)[chosen]
+    scores = (density[..., rows] * weight[rows]).sum(-1) / weight[rows].sum()
+    noise = _maximise(start, draws, features, y, weight.expand_as(y), penalty, n_steps)
+    return noise, scores.gather(1, chosen[:, None])[:, 0]
+
+
+def _simplest(density: Tensor, weight: Tensor) -> Tensor:
+    """The strongest penalty that is within a standard error of the best, for each output.
+
+    Args:
+        density: Tested log-densities `[output, penalty, row]`, penalties rising.
+        weight: Row weights.
+    """
+    share = weight / weight.sum()
+    best = (density * share).sum(-1).argmax(1)
+    loss = density.gather(1, best[:, None, None].expand(-1, 1, density.shape[2])) - density
+    mean = (loss * share).sum(-1)
+    error = ((loss - mean[..., None]).square() * share).sum(-1).div(len(weight)).sqrt()
+    within = (mean <= error) & mean.isfinite()
+    number = torch.arange(density.shape[1], device=density.device)
+    return torch.where(within, number, 0).amax(1).maximum(best)
 
 
 def _initial(draws: Tensor, features: Tensor, y: Tensor, source: torch.Generator) -> StudentNoise:
