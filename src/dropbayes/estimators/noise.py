@@ -32,6 +32,7 @@ _FOLDS = 3
 # With more rows than this one third held out tells the penalties apart as well as three folds do.
 _MANY_ROWS = 1000
 _LEARNING_RATE, _BETAS = 0.05, (0.9, 0.99)
+_TOLERANCE = 2.0  # standard errors by which a weaker penalty must be better
 _FEATURE_LIMIT = 4.0  # in deviations: a row far outside extrapolates no further
 
 
@@ -213,7 +214,7 @@ def fit_noise(
 
 
 def _simplest(density: Tensor, weight: Tensor) -> Tensor:
-    """The strongest penalty that is within a standard error of the best, for each output.
+    """The strongest penalty that is within two standard errors of the best, for each output.
 
     Args:
         density: Tested log-densities `[output, penalty, row]`, penalties rising.
@@ -224,7 +225,7 @@ def _simplest(density: Tensor, weight: Tensor) -> Tensor:
     loss = density.gather(1, best[:, None, None].expand(-1, 1, density.shape[2])) - density
     mean = (loss * share).sum(-1)
     error = ((loss - mean[..., None]).square() * share).sum(-1).div(len(weight)).sqrt()
-    within = (mean <= error) & mean.isfinite()
+    within = (mean <= _TOLERANCE * error) & mean.isfinite()
     number = torch.arange(density.shape[1], device=density.device)
     return torch.where(within, number, 0).amax(1).maximum(best)
 
