@@ -414,7 +414,7 @@ def test_the_verdict_is_rarely_wrong_about_a_calibrated_model():
     wrong = 0
     for _ in range(400):
         curve = calibration.interval_reliability(rng.uniform(size=200))
-        found = evidence.Regression(*[np.zeros(200)] * 8, curve, None, {}, 1)
+        found = evidence.Regression(*[np.zeros(200)] * 8, curve, None, {}, 1)  # type: ignore[call-arg]
         wrong += words.regression_verdict(found).kind != "calibrated"
     assert wrong <= 32  # 5 % of 400 and three standard deviations
 
@@ -426,7 +426,7 @@ def test_the_verdict_on_probabilities_follows_the_truth(power, verdict):
     labels = (rng.uniform(size=3000) < p).astype(np.int64)
     claimed = p**power / (p**power + (1 - p) ** power)
     both = np.stack([1 - claimed, claimed], 1)
-    found = evidence.Classification(labels, both, *[np.zeros(3000)] * 3, None, None, {
+    found = evidence.Classification(labels, both, *[np.zeros(3000)] * 3, None, None, {  # type: ignore[call-arg]
         "Accuracy": evidence.Score("Accuracy", float(scores.accuracy(both, labels))),
         "ECE": evidence.Score("ECE", float(scores.expected_calibration_error(both, labels))),
     }, 1)  # fmt: skip
@@ -455,7 +455,7 @@ def test_the_errors_caught_by_deferring_are_weighed_against_a_random_choice(n_wr
     uncertainty = np.arange(100.0)
     wrong = np.zeros(100, dtype=np.int64)
     wrong[[*range(n_wrong - caught), *range(100 - caught, 100)]] = 1  # the most uncertain rows come last
-    found = evidence.Classification(
+    found = evidence.Classification(  # type: ignore[call-arg]
         wrong, np.eye(2)[np.zeros(100, dtype=int)], *[uncertainty] * 3, None,
         scores.risk_coverage(uncertainty, wrong.astype(float)), {}, 1,
     )  # fmt: skip
@@ -515,7 +515,7 @@ def test_the_curves_drawn_are_the_librarys(classifier, regressor):
 def test_a_square_of_the_confusion_is_the_share_of_its_true_class():
     labels = np.array([0, 0, 0, 0, 1, 1])
     predicted = np.array([0, 0, 0, 1, 1, 0])
-    found = evidence.Classification(labels, np.eye(2)[predicted], *[np.zeros(6)] * 3, None, None, {}, 1)
+    found = evidence.Classification(labels, np.eye(2)[predicted], *[np.zeros(6)] * 3, None, None, {}, 1)  # type: ignore[call-arg]
     svg = charts.drawn(pictures.confusion(found, ["a", "b"]), width=450, height=400)
     x, y = scales_of(svg)
     squares = {

@@ -19,8 +19,10 @@ GROUPS = {
     "The theory": [
         "precision", "weight_layers", "objective", "variational", "layers", "recurrent", "covariances", "processes",
     ],
-    "Judging and acting": ["scores", "information", "calibration", "decisions", "acquisition", "mixtures", "plots"],
-    "Training and files": ["training", "population", "storage", "runtime"],
+    "Judging and acting": [
+        "scores", "information", "calibration", "conformal", "decisions", "acquisition", "mixtures", "plots",
+    ],
+    "Training and files": ["training", "population", "runtime"],
     "The paper's experiments": ["experiments"],
     "The engine, for those who extend it": [
         "sampling.masks", "sampling.operations", "sampling.views", "sampling.trees", "sampling.anatomy",
