@@ -38,6 +38,7 @@ RANK = {
     "predictive": 4,
     "evaluation": 5,
     "training": 5,
+    "theory": 5,
     "population": 5,
     "estimators": 6,
     "plots": 6,
