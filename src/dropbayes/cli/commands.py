@@ -248,7 +248,10 @@ def predict(
     output: Annotated[
         str,
         typer.Option(
-            "--output", "-o", help="A .csv or .parquet file; - writes CSV to standard output.", metavar="FILE"
+            "--output",
+            "-o",
+            help="A .csv or .parquet file, or with --engine a folder; - is CSV on standard output.",
+            metavar="FILE",
         ),
     ],
     coverage: Annotated[
@@ -267,6 +270,14 @@ def predict(
     block_rows: BlockRows = None,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
+    engine: Annotated[
+        Literal["processes", "ray", "dask", "spark"] | None,
+        typer.Option(help="Predict Parquet files, or a folder of them, with many workers."),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Workers; one per core by default.", min=1, metavar="N")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="The engine's cluster; this machine by default.", metavar="ADDRESS")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Predict the rows of a table, with uncertainty.
@@ -279,6 +290,18 @@ def predict(
     """
     if not 0 < coverage < 1:
         raise typer.BadParameter(f"must lie between 0 and 1; got {coverage:g}", param_hint="'--coverage'")
+    if engine is not None:
+        if keep != "all" or block_rows is not None or delimiter is not None or encoding is not None:
+            raise typer.BadParameter("has no --keep, --block-rows, --delimiter or --encoding", param_hint="'--engine'")
+        from dropbayes.cli import scaling
+
+        scaling.predict(
+            model, data, folder=output, coverage=coverage, n_draws=n_draws, seed=seed, prefix=prefix,
+            allow_new=allow_new, engine=engine, workers=workers, address=address, as_json=as_json,
+        )  # fmt: skip
+        return
+    if workers is not None or address is not None:
+        raise typer.BadParameter("are those of an engine; name one with --engine", param_hint="'--workers, --address'")
     _not_both_on_stdout(output, as_json)
     from dropbayes.cli import predicting
 
