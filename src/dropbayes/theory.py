@@ -65,10 +65,7 @@ class TheoryReport:
             (
                 weight.name,
                 "x".join(map(str, weight.shape)),
-                *(
-                    "-" if v is None else f"{v:.3g}"
-                    for v in (weight.keep_prob, weight.length_scale, weight.weight_decay)
-                ),
+                *map(_number, (weight.keep_prob, weight.length_scale, weight.weight_decay)),
                 weight.reading,
             )
             for weight in self.weights
@@ -91,7 +88,7 @@ def _number(value: float | None) -> str:
 def theory_report(
     net: nn.Module, x: Any, prior: Prior, n_data: int, *, precision: float = 1.0, row_axis: int = 0
 ) -> TheoryReport:
-    r"""What the theory says of `net`: its Bayesian and its MAP weights, their $\lambda$, and what is outside the theory.
+    r"""What the theory says of `net`: its Bayesian and MAP weights, their $\lambda$, and what lies outside the theory.
 
     A weight matrix whose input units are dropped with one mask per row is a draw of $q(\mathbf W)$; one whose inputs
     are not dropped is a point, MAP under its prior [GG16, section "Applications"]. A mask that differs from position to
