@@ -54,7 +54,7 @@ RANK = {
     "__init__": 12,
     "__main__": 12,
 }
-MOST_ENTRIES = 36
+MOST_ENTRIES = 37
 
 # Packages whose tests are still in one file.
 UNDIVIDED = {
