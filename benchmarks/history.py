@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dropbayes import files
+from dropbayes.runtime import files
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 

@@ -8,12 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import dropbayes
 from dropbayes.conversion import add_dropout
+from dropbayes.layers import BernoulliNoise, Conv2d
 from dropbayes.precision import Prior
-from dropbayes.weight_layers import keep_probs_by_order, kl_coefficients
+from dropbayes.weight_layers import keep_probs, keep_probs_by_order, kl_coefficients
 
 
 @pytest.fixture(autouse=True)
@@ -132,28 +134,187 @@ def test_inputs_are_dropped_with_drop_prob_and_scaled_by_one_over_keep():
     assert abs((out == 0).double().mean() - 0.2) < 4 * math.sqrt(0.2 * 0.8 / 40_000)
 
 
-def test_an_lstm_drops_one_mask_per_sequence():
-    lstm = nn.LSTM(3, 4, batch_first=True).eval()
-    bayesian = add_dropout(lstm, 0.5)
-    x = torch.randn(6, 5, 3)
-    torch.testing.assert_close(bayesian(x)[0], lstm(x)[0], rtol=0, atol=0)
-    hook = next(iter(bayesian._forward_pre_hooks.values()))
-    bayesian.train()
-    for layer, axis, shape in ((bayesian, 1, (6, 5, 9)), (nn.LSTM(9, 4), 0, (5, 6, 9)), (nn.GRU(9, 4), 0, (5, 9))):
-        mask = hook.drop(layer, torch.ones(shape))
-        assert (mask == mask.narrow(axis, 0, 1)).all()
-        assert mask.unique().tolist() == [0.0, 2.0]
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("setting", [{}, {"num_layers": 2, "bidirectional": True, "dropout": 0.4, "batch_first": True}])
+def test_every_weight_matrix_of_a_recurrent_layer_is_dropped(make, setting):
+    layer = make(3, 4, **setting).eval()
+    bayesian, x = add_dropout(layer, 0.3), torch.randn(5, 5, 3)
+    torch.testing.assert_close(bayesian(x)[0], layer(x)[0], rtol=0, atol=0)
+    assert bayesian.state_dict().keys() == layer.state_dict().keys()
+    kept = keep_probs(bayesian, x)
+    assert kept == pytest.approx({name: 0.7 for name, _ in layer.named_parameters() if "weight" in name})
+    again = pickle.loads(pickle.dumps(add_dropout(copy.deepcopy(bayesian), 0.2)))
+    assert set(keep_probs(again, x).values()) == {0.8}
 
 
-def test_packed_sequences_drop_one_mask_per_sequence():
+def test_a_projecting_lstm_is_dropped_before_its_projection_too():
+    layer = nn.LSTM(3, 5, proj_size=2).double().eval()
+    bayesian, x = add_dropout(layer, 0.3), torch.randn(4, 2, 3).double()
+    assert keep_probs(bayesian, x) == pytest.approx({"weight_ih_l0": 0.7, "weight_hh_l0": 0.7, "weight_hr_l0": 0.7})
+    quiet = add_dropout(layer, 0.0).train()
+    torch.testing.assert_close(quiet(x)[0], layer(x)[0])
+
+
+class Stepper(nn.Module):
+    """A loop over time around a cell."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x):
+        state, outputs = None, []
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+            outputs.append(state[0] if isinstance(state, tuple) else state)
+        return torch.stack(outputs, 1)
+
+
+@pytest.mark.parametrize("make", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_a_cell_has_one_mask_for_all_the_steps_of_a_forward_pass(make):
+    net = Stepper(make(3, 4)).double().eval()
+    bayesian, x = add_dropout(net, 0.5), torch.randn(6, 5, 3).double()
+    torch.testing.assert_close(bayesian(x), net(x), rtol=0, atol=0)
+    assert dropout_calls(bayesian, x) == [
+        0.5,
+        0.5,
+    ]  # one mask for the input and one for the state, not one for each step
+    torch.manual_seed(0)
+    output = bayesian.train()(x)
+    torch.manual_seed(0)
+    masks = [F.dropout(torch.ones(6, width, dtype=x.dtype), 0.5) for width in (3, 4)]
+    for row in range(6):
+        masked = copy.deepcopy(net)
+        with torch.no_grad():
+            masked.cell.weight_ih *= masks[0][row]
+            masked.cell.weight_hh *= masks[1][row]
+        torch.testing.assert_close(output[row : row + 1], masked(x[row : row + 1]))
+    draws = dropbayes.draws(bayesian, x, n_draws=20, seed=0)
+    assert (draws.std(0) > 0).all()
+
+
+def test_a_cell_that_is_the_network_is_warned_of():
+    with pytest.warns(UserWarning, match="draws new masks at every call"):
+        add_dropout(nn.GRUCell(2, 3))
+
+
+def test_packed_sequences_have_a_mask_each():
     bayesian = add_dropout(nn.GRU(8, 4), 0.5)
     lengths = torch.tensor([2, 5, 3])
     packed = pack_padded_sequence(torch.ones(5, 3, 8), lengths, enforce_sorted=False)
-    dropped, _ = pad_packed_sequence(next(iter(bayesian._forward_pre_hooks.values())).drop(bayesian, packed))
-    for row, length in enumerate(lengths):
-        assert (dropped[:length, row] == dropped[0, row]).all()
-        assert 0 < (dropped[0, row] == 0).sum() < 8
-    bayesian(packed)
+    output, valid = pad_packed_sequence(bayesian(packed)[0])
+    assert valid.tolist() == lengths.tolist()
+    first = output[0]  # equal inputs, so rows differ by their masks alone
+    assert (first[0] != first[1]).any() and (first[1] != first[2]).any() and (first[0] != first[2]).any()
+
+
+def test_a_convolution_drops_channels_so_that_a_draw_is_one_kernel():
+    conv = nn.Conv2d(2, 1, 3, bias=False)
+    nn.init.ones_(conv.weight)
+    output = add_dropout(conv, 0.5)(torch.ones(50, 2, 6, 6))
+    assert (output == output[..., :1, :1]).all()  # an all-ones image stays flat, whatever is dropped
+    assert set(output[:, 0, 0, 0].tolist()) == {0.0, 18.0, 36.0}
+    elements = add_dropout(conv, 0.5, units="element")(torch.ones(50, 2, 6, 6))
+    assert (elements != elements[..., :1, :1]).any()
+    assert add_dropout(conv, 0.5)(torch.ones(2, 6, 6)).shape == (1, 4, 4)
+
+
+def test_the_doubt_of_a_convolution_is_that_of_the_layer_that_draws_its_weights():
+    torch.manual_seed(1)
+    conv = nn.Conv2d(3, 8, 3)
+    ours = Conv2d(3, 8, 3, noise=BernoulliNoise(0.2))
+    ours.load_state_dict(conv.state_dict())
+    x = torch.rand(1, 3, 12, 12).expand(4000, -1, -1, -1)
+    deviations = [torch.relu(net(x)).mean((1, 2, 3)).std() for net in (add_dropout(conv, 0.2), ours)]
+    assert deviations[0].item() == pytest.approx(deviations[1].item(), rel=0.08)
+    assert torch.relu(add_dropout(conv, 0.2, units="element")(x)).mean((1, 2, 3)).std() < 0.5 * deviations[1]
+
+
+@pytest.mark.parametrize("row_axis", [0, 1])
+def test_the_tokens_of_a_row_share_a_mask(row_axis):
+    net = nn.Linear(4, 3)
+    x = torch.randn(4).expand(5, 6, 4)
+    output = add_dropout(net, 0.5, row_axis=row_axis)(x).movedim(row_axis, 0)
+    assert (output == output[:, :1]).all() and output[:, 0].unique(dim=0).shape[0] > 1
+    tokens = nn.MultiheadAttention(4, 2, batch_first=row_axis == 0)
+    attended = add_dropout(tokens, 0.5, row_axis=row_axis)(x, x, x)[0].movedim(row_axis, 0)
+    torch.testing.assert_close(attended, attended[:, :1].expand_as(attended))
+
+
+def test_time_first_networks_are_asked_for_their_row_axis():
+    net = nn.Sequential(nn.Embedding(5, 3), nn.LSTM(3, 4))
+    with pytest.warns(UserWarning, match="`row_axis=1`"):
+        add_dropout(net)
+    words = torch.tensor([0, 1, 0, 1])[:, None].expand(4, 30)
+    vectors = add_dropout(net, 0.5, row_axis=1)[0](words)
+    assert torch.equal(vectors[0], vectors[2]) and torch.equal(vectors[1], vectors[3])
+    assert (vectors[0] == 0).all(-1).any() and not (vectors[0] == 0).all()
+
+
+def test_parametrised_layers_and_matrices_by_other_names_are_dropped():
+    net = nn.Sequential(
+        parametrizations.weight_norm(nn.Linear(3, 4)),
+        nn.ReLU(),
+        parametrizations.spectral_norm(nn.Linear(4, 4)),
+        Mixing(),
+    ).eval()
+    bayesian = add_dropout(net, 0.3)
+    x = torch.ones(2, 3)
+    torch.testing.assert_close(bayesian(x), net(x), rtol=0, atol=0)
+    assert dropout_calls(bayesian, x) == [0.3] * 4
+    assert keep_probs(bayesian, x) == pytest.approx(
+        {"0.weight": 0.7, "2.weight": 0.7, "3.matrix": 0.7, "3.inner.weight": 0.7}
+    )
+    assert (dropbayes.draws(bayesian, x, n_draws=20).std(0) > 0).all()
+    again = pickle.loads(pickle.dumps(copy.deepcopy(bayesian[3])))
+    assert dropout_calls(again, torch.ones(2, 4)) == [0.3] * 2
+
+
+class Mixing(nn.Module):
+    """A matrix called neither `weight` nor used by a layer, and a layer inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix, self.position, self.inner = (
+            nn.Parameter(torch.randn(4, 2)),
+            nn.Parameter(torch.zeros(2)),
+            nn.Linear(2, 1),
+        )
+
+    def forward(self, x):
+        return self.inner(x @ self.matrix + self.position)
+
+
+class Contracting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(4, 2))
+
+    def forward(self, x):
+        return torch.einsum("nq,qk->nk", x, self.matrix)
+
+
+def test_what_cannot_be_dropped_is_named():
+    with pytest.warns(UserWarning, match="0: an nn.EmbeddingBag"):
+        add_dropout(nn.Sequential(nn.EmbeddingBag(4, 3), nn.Linear(3, 1)))
+    with pytest.warns(UserWarning, match=r"Contracting.matrix is multiplied by einsum"):
+        add_dropout(Contracting())(torch.ones(1, 4))
+
+
+class SharedDropout(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2, self.drop = nn.Linear(3, 4), nn.Linear(4, 1), nn.Dropout(0.4)
+
+    def forward(self, x):
+        return self.fc2(self.drop(torch.relu(self.fc1(x))))
+
+
+def test_dropout_of_a_class_is_seen_with_an_input_and_warned_of_without():
+    x = torch.ones(2, 3)
+    assert dropout_calls(add_dropout(SharedDropout(), 0.1, x=x), x) == [0.1, 0.4]
+    with pytest.warns(UserWarning, match="may be given a second one"):
+        assert dropout_calls(add_dropout(SharedDropout(), 0.1), x) == [0.1, 0.4, 0.1]
 
 
 def test_an_embedding_drops_word_types_per_row():
@@ -194,8 +355,8 @@ def test_attention_is_unchanged_in_evaluation_and_drops_all_four_projections(bat
 def test_a_transformer_encoder_is_unchanged_in_evaluation_with_padding():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2).eval()
-    bayesian = add_dropout(encoder, 0.1)
     x, padding = torch.randn(3, 4, 8), torch.tensor([[0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 0, 0]], dtype=torch.bool)
+    bayesian = add_dropout(encoder, 0.1, x=x)
     with torch.no_grad():
         expected, got = encoder(x, src_key_padding_mask=padding), bayesian(x, src_key_padding_mask=padding)
     torch.testing.assert_close(got[~padding], expected[~padding], rtol=1e-4, atol=1e-5)

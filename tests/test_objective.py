@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from dropbayes.layers import GaussianNoise, Linear
+from dropbayes.layers import BernoulliNoise, GaussianNoise, Linear, MixtureNoise
 from dropbayes.likelihoods import Categorical, Gaussian
 from dropbayes.objective import kl_divergence, negative_elbo
 from dropbayes.precision import Prior, weight_decay
+from dropbayes.weight_layers import kl_constant
 
 DTYPE = torch.float64
 
@@ -59,7 +60,7 @@ def test_regression_bound_is_precision_times_the_dropout_loss_in_value_and_gradi
     elbo_loss = negative_elbo(net, output, y, likelihood=Gaussian(tau), prior=PRIOR, n_data=n_data)
     euclidean = (y - output).square().sum() / (2 * len(y))  # [GG16, eq:NN:reg]
     dropout_loss = euclidean + penalty(net, tau, n_data)  # [GG16, eq:L:dropout]
-    constant = 2 / 2 * math.log(2 * math.pi / tau)  # D/2 log(2π/τ)
+    constant = 2 / 2 * math.log(2 * math.pi / tau) + kl_constant(net, prior=PRIOR) / n_data  # D/2 log(2π/τ) + C/N
     torch.testing.assert_close(elbo_loss, tau * dropout_loss + constant)
     for got, expected in zip(gradients(elbo_loss, net), gradients(tau * dropout_loss, net), strict=True):
         torch.testing.assert_close(got, expected)
@@ -71,7 +72,7 @@ def test_classification_bound_is_the_softmax_dropout_loss_in_value_and_gradient(
     output = net(x)
     elbo_loss = negative_elbo(net, output, labels, likelihood=Categorical(), prior=PRIOR, n_data=40)
     dropout_loss = nn.functional.cross_entropy(output, labels) + penalty(net, 1.0, 40)  # [GG16, eq:NN:class]
-    torch.testing.assert_close(elbo_loss, dropout_loss)
+    torch.testing.assert_close(elbo_loss, dropout_loss + kl_constant(net, prior=PRIOR) / 40)
     for got, expected in zip(gradients(elbo_loss, net), gradients(dropout_loss, net), strict=True):
         torch.testing.assert_close(got, expected)
 
@@ -153,7 +154,8 @@ def test_kl_matches_torch_distributions_up_to_its_constant():
 def test_n_data_counts_the_training_set():
     net, x, y = net_and_data(outputs=1)
     with pytest.raises(ValueError, match="`n_data` must count the whole training set"):
-        negative_elbo(net, net(x), y, likelihood=Gaussian(1.0), prior=PRIOR, n_data=5)
+        negative_elbo(net, net(x), y, likelihood=Gaussian(1.0), prior=PRIOR, n_data=11)
+    negative_elbo(net, net(x), y, likelihood=Gaussian(1.0), prior=PRIOR, n_data=12)  # all twelve rows are a mini-batch
     with pytest.raises(ValueError, match="`n_data` must be at least 1"):
         negative_elbo(net, net(x), y, likelihood=Gaussian(1.0), prior=PRIOR, n_data=0)
 
@@ -189,6 +191,107 @@ def test_the_regression_bound_meets_the_evidence_at_the_posterior_and_lies_below
     gap = torch.distributions.kl_divergence(normal(q_mean, q_std), normal(mean, std)).item()
     assert abs(bound.item() - (evidence - gap)) < 4 * standard_error
     assert gap > 0 or (shift, widen) == (0.0, 1.0)
+
+
+NOISES = {
+    "bernoulli": BernoulliNoise(0.2, std=0.1),
+    "nearly no dropout": BernoulliNoise(1e-9, std=0.1),
+    "gaussian": GaussianNoise(0.3),
+    "two components": MixtureNoise(2, std=0.1),
+    "twenty overlapping components": MixtureNoise(20, std=0.1),
+    "low rank": MixtureNoise(5, rank=1, std=0.1),
+    "monte carlo": MixtureNoise(20, std=0.1, kl_draws=400),
+}
+
+
+@pytest.mark.parametrize("name", NOISES)
+@pytest.mark.parametrize("at_the_posterior", [True, False])
+def test_the_bound_of_every_family_lies_below_the_evidence(name, at_the_posterior):
+    # Linear regression, Q = 20, N = 30. The expected misfit is exact: E(y - xw)² = (y - x E[w])² + x² Var[w].
+    x, tau, scale = torch.randn(30, 20, dtype=DTYPE), 2.0, 1.0
+    y = x @ torch.randn(20, 1, dtype=DTYPE) + torch.randn(30, 1, dtype=DTYPE) / math.sqrt(tau)
+    covariance = x @ x.T / scale**2 + torch.eye(30, dtype=DTYPE) / tau
+    evidence = torch.distributions.MultivariateNormal(torch.zeros(30, dtype=DTYPE), covariance).log_prob(y[:, 0])
+    layer = Linear(20, 1, bias=False, noise=NOISES[name]).to(DTYPE)
+    if at_the_posterior:
+        precision = scale**2 * torch.eye(20, dtype=DTYPE) + tau * x.T @ x
+        layer.weight.data.copy_(torch.linalg.solve(precision, tau * x.T @ y).T)
+    q = layer.posterior()
+    squares = (y - x @ q.mean).square() + x.square() @ q.variance
+    expected = (0.5 * math.log(tau / (2 * math.pi)) - 0.5 * tau * squares).sum()
+    bound = expected - kl_divergence(layer, prior=Prior(length_scale=scale, describes="kept"))
+    assert bound < evidence
+
+
+def mixture_of(layer, grid):
+    """The density of a layer's one weight on a grid: the paper's two Gaussians."""
+    kept, p, std = (layer.weight / layer.noise.keep_prob).item(), layer.noise.keep_prob, layer.noise.std
+    normal = torch.distributions.Normal
+    return p * normal(kept, std).log_prob(grid).exp() + (1 - p) * normal(0.0, std).log_prob(grid).exp()
+
+
+@pytest.mark.parametrize("weights", [(0.1, 0.1), (1.2, 1.1), (2.0, -1.0)])
+def test_the_bound_of_the_papers_own_q_lies_below_the_evidence_of_a_small_network(weights):
+    # y = w₂ relu(w₁x), two weights: evidence and expected log-likelihood by integration over a grid.
+    x = torch.linspace(-1, 2, 6, dtype=DTYPE)[:, None]
+    y = 1.3 * torch.relu(x)
+    net = nn.Sequential(*(Linear(1, 1, bias=False, noise=BernoulliNoise(0.2, std=0.15)) for _ in range(2))).to(DTYPE)
+    net[0].weight.data.fill_(weights[0])
+    net[1].weight.data.fill_(weights[1])
+    grid = torch.linspace(-6, 6, 801, dtype=DTYPE)
+    step = (grid[1] - grid[0]).item()
+    hidden = torch.relu(x[None, :, 0] * grid[:, None])
+    outputs = grid[None, :, None] * hidden[:, None, :]  # [w₁, w₂, row]
+    log_likelihood = (0.5 * math.log(4.0 / (2 * math.pi)) - 2.0 * (y[:, 0] - outputs).square()).sum(-1)
+    log_prior = torch.distributions.Normal(0.0, 1.0).log_prob(grid)
+    evidence = (log_likelihood + log_prior[:, None] + log_prior).flatten().logsumexp(0) + 2 * math.log(step)
+    q = mixture_of(net[0], grid)[:, None] * mixture_of(net[1], grid)
+    assert (q.sum() * step**2).item() == pytest.approx(1.0, abs=1e-6)
+    bound = (q * log_likelihood).sum() * step**2 - kl_divergence(net, prior=Prior(describes="kept"))
+    assert bound < evidence
+    draws = torch.stack([torch.stack([layer.posterior().sample(20_000)[:, 0, 0] for layer in net])])[0]
+    sampled = (draws[1, :, None] * torch.relu(draws[0, :, None] * x[:, 0]))[..., None]
+    estimate = -6 * negative_elbo(net, sampled, y, likelihood=Gaussian(4.0), prior=Prior(describes="kept"), n_data=6)
+    error = Gaussian(4.0).log_density(sampled, y).sum(1).std() / math.sqrt(20_000)
+    assert (estimate - bound).abs() < 4 * error
+
+
+def test_precision_and_length_scale_are_learned_by_the_gradient_of_the_bound():
+    net, x, y = net_and_data(outputs=2)
+    output = net(x).detach()
+
+    def loss(tau, length_scale):
+        prior = Prior(length_scale=length_scale, bias_length_scale=0.2)
+        return negative_elbo(net, output, y, likelihood=Gaussian(tau), prior=prior, n_data=40)
+
+    values = [torch.tensor(v, dtype=DTYPE, requires_grad=True) for v in (3.0, 0.7)]
+    assert torch.autograd.gradcheck(loss, values)
+
+
+def test_without_dropout_the_objective_is_that_of_map():
+    # p = 1: q is a point, and the loss is the negative log joint density but for constants free of weights.
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).to(DTYPE)
+    x, y, prior = torch.randn(6, 3, dtype=DTYPE), torch.randn(6, 1, dtype=DTYPE), Prior(length_scale=1.7)
+    loss = 6 * negative_elbo(net, net(x), y, likelihood=Gaussian(2.0), prior=prior, n_data=6)
+    normal, zero = torch.distributions.Normal, torch.zeros((), dtype=DTYPE)
+    log_joint = normal(net(x), math.sqrt(0.5)).log_prob(y).sum()
+    log_joint = log_joint + sum(normal(zero, zero + 1 / 1.7).log_prob(p).sum() for p in net.parameters())
+    n_weights = sum(p.numel() for p in net.parameters())
+    torch.testing.assert_close(loss, -log_joint - 0.5 * n_weights * math.log(2 * math.pi))
+
+
+def test_dropout_on_some_layers_is_map_on_the_others():
+    # The gradient in an undropped layer's weights is that of the log joint density averaged over the others' masks.
+    net = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Dropout(0.5), nn.Linear(2, 1)).to(DTYPE)
+    x, y, prior = torch.randn(5, 2, dtype=DTYPE), torch.randn(5, 1, dtype=DTYPE), Prior()
+    hidden = torch.tanh(net[0](x))
+    masks = torch.tensor(list(itertools.product([0.0, 2.0], repeat=2)), dtype=DTYPE)
+    outputs = torch.stack([net[3](hidden * mask) for mask in masks])
+    expected_density = Gaussian(2.0).log_density(outputs, y).sum(1).mean()
+    log_prior = torch.distributions.Normal(0.0, 1.0).log_prob(net[0].weight).sum()
+    expected = torch.autograd.grad(-(expected_density + log_prior), net[0].weight, retain_graph=True)[0]
+    loss = 5 * negative_elbo(net, outputs, y, likelihood=Gaussian(2.0), prior=prior, n_data=5)
+    torch.testing.assert_close(torch.autograd.grad(loss, net[0].weight)[0], expected)
 
 
 def test_the_classification_bound_lies_below_the_evidence_and_near_it():
@@ -235,7 +338,8 @@ def test_scaling_by_the_root_of_k_is_the_same_as_the_prior_of_following_layers()
     for each, factor, following in ((net, 1.0, "fan_in"), (scaled, math.sqrt(1 / 8), 1.0)):
         torch.manual_seed(3)
         prior = Prior(length_scale=0.7, following_length_scale=following)
-        losses.append(negative_elbo(each, factor * each(x), y, likelihood=Gaussian(2.0), prior=prior, n_data=40))
+        loss = negative_elbo(each, factor * each(x), y, likelihood=Gaussian(2.0), prior=prior, n_data=40)
+        losses.append(loss - kl_constant(each, prior=prior) / 40)  # the change of variables itself has a constant
     torch.testing.assert_close(*losses)
 
 

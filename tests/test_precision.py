@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from dropbayes.precision import Prior, model_precision, optimizer_weight_decay, weight_decay
@@ -11,6 +13,29 @@ def test_precision_and_weight_decay_are_inverse_to_each_other():
     for tau in (1e-12, 0.3, 1e12):
         lam = weight_decay(precision=tau, keep_prob=0.8, length_scale=3.0, n_data=50)
         assert model_precision(weight_decay=lam, keep_prob=0.8, length_scale=3.0, n_data=50) == pytest.approx(tau)
+
+
+@given(
+    precision=st.floats(1e-6, 1e6),
+    keep_prob=st.floats(1e-3, 1.0),
+    length_scale=st.floats(1e-3, 1e3),
+    n=st.integers(1, 10**7),
+)
+def test_precision_and_weight_decay_are_inverse_for_all_settings(precision, keep_prob, length_scale, n):
+    setting = {"keep_prob": keep_prob, "length_scale": length_scale, "n_data": n}
+    decay = weight_decay(precision=precision, **setting)
+    assert model_precision(weight_decay=decay, **setting) == pytest.approx(precision, rel=1e-12)
+
+
+def test_the_identities_are_differentiated_where_they_are_given_tensors():
+    def both(first, length_scale):
+        setting = {"keep_prob": 0.8, "length_scale": length_scale, "n_data": 50}
+        return weight_decay(precision=first, **setting), model_precision(weight_decay=first, **setting)
+
+    values = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (0.3, 1.7)]
+    assert torch.autograd.gradcheck(both, values)
+    with pytest.raises(TypeError, match="`precision` must be a number"):
+        optimizer_weight_decay(precision=values[0], keep_prob=0.8, length_scale=1.0, n_data=50)
 
 
 def test_weight_decay_has_every_factor_of_the_paper():

@@ -6,14 +6,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import dropbayes
 from dropbayes.precision import Prior
-from dropbayes.recurrent import GRU, LSTM
+from dropbayes.recurrent import GRU, LSTM, RNN
 from dropbayes.weight_layers import kl_coefficients
 
 DTYPE = torch.float64
-PAIRS = [(LSTM, nn.LSTM), (GRU, nn.GRU)]
+PAIRS = [(LSTM, nn.LSTM), (GRU, nn.GRU), (RNN, nn.RNN)]
 
 
 @pytest.fixture(autouse=True)
@@ -126,11 +127,48 @@ def test_gradients_are_right(ours):
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match=r"`drop_prob` must lie in \[0, 1\)"):
         LSTM(2, 3, drop_prob=1.0)
-    with pytest.raises(ValueError, match="`dropout` and `proj_size`"):
+    with pytest.raises(ValueError, match="`dropout` must be left at 0"):
         LSTM(2, 3, num_layers=2, dropout=0.5)
-    packed = nn.utils.rnn.pack_sequence([torch.zeros(3, 2)])
-    with pytest.raises(TypeError, match="Pad the sequences"):
-        GRU(2, 3)(packed)
+    with pytest.raises(TypeError, match="a tensor or a PackedSequence"):
+        GRU(2, 3)([1.0])
+    with pytest.raises(ValueError, match=r"`hx` must have shape \[\(1, 4, 3\)\]"):
+        GRU(2, 3)(torch.zeros(5, 4, 2), torch.zeros(1, 1, 3))
+
+
+@pytest.mark.parametrize(("ours", "torchs"), [(LSTM, nn.LSTM), (GRU, nn.GRU), (RNN, nn.RNN)])
+@pytest.mark.parametrize("enforce_sorted", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_packed_sequences_are_torchs_without_dropout(ours, torchs, enforce_sorted, batch_first):
+    setting = {"num_layers": 2, "bidirectional": True, "batch_first": batch_first}
+    reference, layer = torchs(3, 4, **setting).to(DTYPE), ours(3, 4, drop_prob=0.0, **setting).to(DTYPE)
+    layer.load_state_dict(reference.state_dict())
+    lengths = [5, 3, 2, 1] if enforce_sorted else [2, 5, 1, 3]
+    x = torch.randn(4, 5, 3, dtype=DTYPE) if batch_first else torch.randn(5, 4, 3, dtype=DTYPE)
+    packed = pack_padded_sequence(x, lengths, batch_first=batch_first, enforce_sorted=enforce_sorted)
+    (got, *got_states), (expected, *states) = flat(layer(packed)), flat(reference(packed))
+    torch.testing.assert_close(got.data, expected.data)
+    assert torch.equal(got.batch_sizes, expected.batch_sizes)
+    for a, b in zip(got_states, states, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(("ours", "torchs"), [(LSTM, nn.LSTM), (GRU, nn.GRU)])
+def test_every_packed_sequence_has_masks_of_its_own_at_all_its_steps(ours, torchs):
+    """Row by row, a draw is torch's layer with that row's masked weights, whatever the lengths of the others."""
+    layer = ours(3, 4, drop_prob=0.4).to(DTYPE)
+    lengths, x = [2, 5, 3], torch.randn(5, 3, 3, dtype=DTYPE)
+    with Masks() as masks:
+        output, _ = layer(pack_padded_sequence(x, lengths, enforce_sorted=False))
+    padded, _ = pad_packed_sequence(output)
+    inputs, states = (mask.squeeze(0) for mask in masks.found)
+    assert len({tuple(row.tolist()) for row in torch.cat([inputs, states], -1)}) == 3
+    for row, length in enumerate(lengths):
+        masked = torchs(3, 4).to(DTYPE)
+        masked.load_state_dict(layer.state_dict())
+        with torch.no_grad():
+            masked.weight_ih_l0 *= inputs[row]
+            masked.weight_hh_l0 *= states[row]
+        torch.testing.assert_close(padded[:length, row], masked(x[:length, row])[0])
 
 
 @pytest.mark.parametrize("ours", [LSTM, GRU])

@@ -5,6 +5,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import distributions as td
 
 from dropbayes.variational import (
@@ -99,7 +101,7 @@ def test_bernoulli_is_the_two_component_mixture():
         torch.full((1, 1, 1), 0.3, dtype=DTYPE),
     )
     torch.testing.assert_close(q.log_density(value), mixture.log_density(value))
-    torch.testing.assert_close(q.kl(1.7), mixture.kl(1.7))
+    torch.testing.assert_close(q.kl_separated(1.7), mixture.kl_separated(1.7))
     torch.testing.assert_close(q.mean, mixture.mean)
     torch.testing.assert_close(q.variance, mixture.variance)
 
@@ -162,7 +164,7 @@ def test_kl_of_separated_components_is_that_of_monte_carlo(length_scale):
     kept = 6 * torch.nn.functional.normalize(matrix(3, 5), dim=1)  # 20 σ apart: proposition 1 is exact
     q = Bernoulli(kept, 0.7, std=0.3)
     estimate, error = kl_monte_carlo(q, length_scale=length_scale, n_draws=20_000)
-    assert (q.kl(length_scale) - estimate).abs() < 4 * error
+    assert (q.kl_separated(length_scale) - estimate).abs() < 4 * error
     factors = 0.2 * matrix(3, 2, 4, 2)
     mixture = Mixture(
         torch.tensor([0.5, 0.3, 0.2], dtype=DTYPE),
@@ -171,7 +173,7 @@ def test_kl_of_separated_components_is_that_of_monte_carlo(length_scale):
         factors,
     )
     estimate, error = kl_monte_carlo(mixture, length_scale=length_scale, n_draws=20_000)
-    assert (mixture.kl(length_scale) - estimate).abs() < 4 * error
+    assert (mixture.kl_separated(length_scale) - estimate).abs() < 4 * error
 
 
 @pytest.mark.parametrize(("norm", "std"), [(0.0, 0.5), (0.3, 0.5), (1.0, 0.5), (2.0, 0.5), (1.0, 2.0)])
@@ -179,16 +181,16 @@ def test_exact_kl_is_that_of_monte_carlo_where_components_overlap(norm, std):
     kept = norm * torch.nn.functional.normalize(matrix(2, 3), dim=1)
     q = Bernoulli(kept, 0.7, std=std)
     estimate, error = kl_monte_carlo(q, length_scale=1.2, n_draws=200_000)
-    assert (q.kl_exact(1.2) - estimate).abs() < 4 * error + 1e-12
-    assert q.kl(1.2) <= q.kl_exact(1.2)
+    assert (q.kl(1.2) - estimate).abs() < 4 * error + 1e-12
+    assert q.kl_separated(1.2) <= q.kl(1.2)
 
 
 def test_kl_is_zero_when_posterior_is_prior():
     # M = 0 and σ = 1/l: the mixture is the prior. Proposition 1 is wrong by its worst, the mask's entropy, here.
     q = Bernoulli(torch.zeros(4, 3, dtype=DTYPE), 0.7, std=0.5)
     entropy = -(0.7 * math.log(0.7) + 0.3 * math.log(0.3))
-    assert q.kl_exact(2.0).abs() < 1e-10
-    torch.testing.assert_close(q.kl(2.0).item(), -4 * entropy)
+    assert q.kl(2.0).abs() < 1e-10
+    torch.testing.assert_close(q.kl_separated(2.0).item(), -4 * entropy)
 
 
 def test_proposition_one_errs_less_as_columns_grow_and_never_by_more_than_the_entropy():
@@ -214,7 +216,7 @@ def test_proposition_one_errs_less_as_columns_grow_for_three_components_too():
             torch.full((3,), 1 / 3, dtype=DTYPE), matrix(3, 50, columns), torch.full((1, 1, 1), 0.7, dtype=DTYPE)
         )
         estimate, error = kl_monte_carlo(q, length_scale=1.0, n_draws=2000)
-        gaps.append((estimate - q.kl(1.0)).item() / (50 * entropy))
+        gaps.append((estimate - q.kl_separated(1.0)).item() / (50 * entropy))
         assert -4 * error.item() / (50 * entropy) < gaps[-1] < 1
     assert gaps[0] > 0.5 > gaps[1] > 0.05 > 0.01 > abs(gaps[2])
 
@@ -259,6 +261,55 @@ def test_concrete_learns_the_drop_probability_that_minimises_its_kl():
     torch.testing.assert_close(drop_logit.item(), (kept.square().sum() / (2 * 4)).item(), rtol=1e-4, atol=1e-6)
 
 
+def test_the_kl_of_a_mixture_lies_between_its_lower_and_its_upper_bound_and_is_estimated_without_bias():
+    for gap in (0.0, 0.5, 3.0):
+        locs = torch.stack([torch.zeros(2, 2, dtype=DTYPE), torch.full((2, 2), gap, dtype=DTYPE)])
+        q = Mixture(
+            torch.tensor([0.3, 0.7], dtype=DTYPE),
+            locs,
+            torch.full((1, 1, 1), 0.6, dtype=DTYPE),
+            0.3 * matrix(2, 2, 2, 1),
+        )
+        exact, error = kl_monte_carlo(q, length_scale=1.2, n_draws=40_000)
+        assert q.kl_separated(1.2) - 4 * error <= exact <= q.kl(1.2) + 4 * error
+        stratified = torch.stack([q.kl_sampled(1.2, n_draws=10) for _ in range(400)])
+        combined = (error**2 + stratified.var() / 400).sqrt()
+        assert (stratified.mean() - exact).abs() < 4 * combined
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    keep_prob=st.floats(0.02, 1.0),
+    std=st.floats(1e-2, 5.0),
+    scale=st.floats(0.0, 4.0),
+    length_scale=st.floats(0.05, 20.0),
+    seed=st.integers(0, 10),
+)
+def test_every_divergence_is_at_least_zero(keep_prob, std, scale, length_scale, seed):
+    loc = scale * torch.randn(3, 2, dtype=DTYPE, generator=torch.Generator().manual_seed(seed))
+    probs = torch.tensor([keep_prob, 1 - keep_prob], dtype=DTYPE).clamp(0.01, 0.99)
+    tensor_std = torch.tensor(std, dtype=DTYPE)
+    mixture = Mixture(probs / probs.sum(), torch.stack([loc, -loc]), tensor_std.expand(1, 1, 1))
+    for q in (Bernoulli(loc, keep_prob, std), DiagonalGaussian(loc, tensor_std), mixture):
+        assert q.kl(length_scale) >= -1e-6 * (1 + length_scale**2)
+
+
+def test_dropout_is_the_limit_of_small_std_but_for_a_constant():
+    # KL + QK(log σ + ½) tends to what is returned for σ = 0, which therefore depends on M, p and l as the KL does.
+    kept, std = matrix(3, 2), 1e-7
+    for keep_prob, length_scale in ((0.7, 1.3), (0.9, 0.2)):
+        limit = Bernoulli(kept, keep_prob, std).kl(length_scale) + 6 * (math.log(std) + 0.5)
+        torch.testing.assert_close(Bernoulli(kept, keep_prob).kl(length_scale), limit)
+
+
+def test_a_zero_weight_under_multiplicative_noise_costs_finitely():
+    loc = torch.tensor([[0.0, 1.0]], dtype=DTYPE, requires_grad=True)
+    q = multiplicative_gaussian(loc, 0.5)
+    q.kl(1.0).backward()
+    assert q.kl(1.0).isfinite() and loc.grad.isfinite().all()
+    torch.testing.assert_close(q.kl(1.0), td.kl_divergence(td.Normal(q.loc, q.std), td.Normal(0.0, 1.0)).sum())
+
+
 # --- gradients and numerics ----------------------------------------------------------------------------------------
 
 
@@ -287,9 +338,34 @@ def test_gradients_of_samples_products_and_kl_are_right(name):
     def everything(a, b):
         torch.manual_seed(5)
         q = rebuilt(name, a, b)
-        return q.sample(2), q.product(x), q.kl(1.3), q.mean, q.variance
+        draws = [f for relaxed in (True, False) for f in (q.sample(2, relaxed=relaxed), q.product(x, relaxed=relaxed))]
+        return *draws, q.kl(1.3), q.mean, q.variance
 
     assert torch.autograd.gradcheck(everything, (kept, second))
+
+
+@pytest.mark.parametrize(
+    "divergence",
+    [
+        lambda kept, scale, std: Bernoulli(kept, 0.7, std).kl(scale),
+        lambda kept, scale, std: Bernoulli(kept, 0.7, std).kl_separated(scale),
+        lambda kept, scale, std: Bernoulli(kept, 0.7).kl(scale) + 0 * std,
+        lambda kept, scale, std: DiagonalGaussian(kept, std).kl(scale),
+        lambda kept, scale, std: multiplicative_gaussian(kept, std).kl(scale),
+        lambda kept, scale, std: Concrete(kept, std.log()).kl(scale),
+        lambda kept, scale, std: Mixture(torch.tensor([0.4, 0.6], dtype=DTYPE), torch.stack([kept, -kept]), std.expand(1, 1, 1)).kl(scale),
+        lambda kept, scale, std: Bernoulli(kept, 0.7, std).log_density(kept + 0.3) + 0 * scale,
+        lambda kept, scale, std: Bernoulli(kept, 0.7, std).variance.sum() + 0 * scale,
+    ],
+)  # fmt: skip
+def test_length_scale_and_std_are_differentiated_where_they_are_tensors(divergence):
+    length_scale, std = (torch.tensor(v, dtype=DTYPE, requires_grad=True) for v in (1.3, 0.4))
+    assert torch.autograd.gradcheck(divergence, (matrix(3, 2).requires_grad_(), length_scale, std))
+
+
+def test_a_tensor_for_a_keep_probability_is_refused():
+    with pytest.raises(TypeError, match="`Concrete`"):
+        Bernoulli(matrix(2, 2), torch.tensor(0.5))
 
 
 @pytest.mark.parametrize("name", WITH_DENSITY)
@@ -300,7 +376,7 @@ def test_gradients_of_densities_are_right(name):
 
 def test_exact_kl_differentiates():
     kept = matrix(3, 2).requires_grad_()
-    assert torch.autograd.gradcheck(lambda a: Bernoulli(a, 0.7, std=0.8).kl_exact(1.3), kept)
+    assert torch.autograd.gradcheck(lambda a: Bernoulli(a, 0.7, std=0.8).kl(1.3), kept)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -329,13 +405,19 @@ def test_products_with_a_row_of_zeros_have_finite_gradients():
     [
         (lambda: Bernoulli(matrix(2, 2), 0.0), "`keep_prob` must lie in"),
         (lambda: Bernoulli(matrix(2, 2), 1.5), "`keep_prob` must lie in"),
-        (lambda: Bernoulli(matrix(2, 2), 0.5, std=-1.0), r"`std` \(σ\) must be"),
+        (lambda: Bernoulli(matrix(2, 2), 0.5, std=-1.0), "`std` must be"),
         (lambda: Bernoulli(matrix(2, 2), 0.5).log_density(matrix(2, 2)), "must be positive for a density"),
         (lambda: Bernoulli(matrix(2, 2), 0.5).kl(-1.0), "`length_scale` must be"),
         (lambda: Bernoulli(matrix(2, 2), 0.5).kl(0.0), "`length_scale` must be"),
         (lambda: multiplicative_gaussian(matrix(2, 2), -0.1), "`noise_std`"),
-        (lambda: Mixture(torch.tensor([0.5, 0.6]), matrix(2, 2, 2), matrix(1, 1, 1)), "sum to 1"),
-        (lambda: Concrete(matrix(2, 2), torch.zeros(()), temperature=0.0), "`temperature` must be positive"),
+        (lambda: Mixture(torch.tensor([0.5, 0.6]), matrix(2, 2, 2), torch.ones(1, 1, 1)), "sum to 1"),
+        (
+            lambda: Mixture(torch.tensor([0.5, 0.5]), matrix(2, 2, 2), torch.zeros(1, 1, 1)),
+            "`stds` .* must be positive",
+        ),
+        (lambda: DiagonalGaussian(matrix(2, 2), torch.tensor([-0.1])), "`std` .* must be zero or more"),
+        (lambda: Bernoulli(matrix(2, 2), 0.5, std=torch.ones(2)), "a number or a scalar tensor"),
+        (lambda: Concrete(matrix(2, 2), torch.zeros(()), temperature=0.0), "`temperature` must be a positive"),
     ],
 )
 def test_impossible_parameters_are_refused(make, rule):
@@ -343,8 +425,9 @@ def test_impossible_parameters_are_refused(make, rule):
         make()
 
 
-def test_rows_can_be_looked_up():
-    rows = torch.tensor([2, 0, 2])
+def test_units_can_be_looked_up():
+    units = torch.tensor([2, 0, 2])
     for q in families().values():
-        torch.testing.assert_close(q.at(rows).mean, q.mean[rows])
-        torch.testing.assert_close(q.at(rows).variance, q.variance[rows])
+        torch.testing.assert_close(q.at(units).mean, q.mean[units])
+        torch.testing.assert_close(q.at(units).variance, q.variance[units])
+    assert families()["concrete"].at(units).temperature == 1e-3

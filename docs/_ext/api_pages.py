@@ -20,7 +20,7 @@ GROUPS = {
         "precision", "weight_layers", "objective", "variational", "layers", "recurrent", "covariances", "processes",
     ],
     "Judging and acting": ["scores", "information", "calibration", "decisions", "acquisition", "mixtures", "plots"],
-    "Training and files": ["training", "population", "storage", "files", "runtime", "validation", "version"],
+    "Training and files": ["training", "population", "storage", "runtime"],
     "The paper's experiments": ["experiments"],
     "The engine, for those who extend it": [
         "sampling.masks", "sampling.operations", "sampling.views", "sampling.trees", "sampling.anatomy",

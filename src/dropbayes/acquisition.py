@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.information import OUTCOME_LIMIT, Outcomes, mutual_information
-from dropbayes.validation import Array, float_tensor
+from dropbayes.runtime.validation import Array, float_tensor
 
 if TYPE_CHECKING:
     from botorch.models.ensemble import EnsembleModel

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dropbayes.runtime.validation import Array, float_tensor
 from dropbayes.scores import confidence_and_correctness
-from dropbayes.validation import Array, float_tensor
 
 # ------------------------------------------------------------------------------- the paper's percentiles
 

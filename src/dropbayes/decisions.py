@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dropbayes.validation import Array, float_tensor
+from dropbayes.runtime.validation import Array, float_tensor
 
 # ------------------------------------------------------------------------------------------------- defer
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dropbayes.validation import Array, check_count, class_probabilities
+from dropbayes.runtime.validation import Array, check_count, class_probabilities
 
 OUTCOME_LIMIT = 10_000
 """The most joint labels of a batch to enumerate (batches of 4 for 10 classes, of 13 for 2); more are sampled."""

@@ -1,7 +1,8 @@
 r"""Weight layers that draw their weights from a chosen $q(\omega)$: linear, convolutional and embedding.
 
 Each layer is its torch namesake with a `noise`: the stored weight is the mean of $q$, and evaluation mode computes with
-it. In training mode every row of the batch (axis 0) gets a distinct draw, as in the paper's estimator of the bound. An
+it. In training mode every row of the batch gets a distinct draw, as in the paper's estimator of the bound, shared by
+all positions of the row (time steps, tokens, pixels); `row_axis=1` tells a layer that its input is time first. An
 interceptor of operations (`dropbayes.predict`) makes evaluation mode random: it sees `torch.nn.functional.dropout` and
 the operations in `STOCHASTIC`, and decides what they draw.
 """
@@ -9,6 +10,7 @@ the operations in `STOCHASTIC`, and decides what they draw.
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 from dropbayes.precision import Prior
+from dropbayes.runtime.validation import check_positive
 from dropbayes.variational import Bernoulli, Concrete, DiagonalGaussian, Family, Mixture, multiplicative_gaussian
 
 __all__ = [
@@ -34,6 +37,8 @@ __all__ = [
     "MixtureNoise",
     "Noise",
     "drawn",
+    "mask_shape",
+    "word_mask",
 ]
 
 
@@ -67,23 +72,28 @@ def _in_training(layer: nn.Module) -> bool:
 
 
 class Noise(nn.Module, ABC):
-    r"""A choice of $q(\mathbf W)$ around a stored weight matrix `[row, column]`."""
+    r"""A choice of $q(\mathbf W)$ around a stored weight matrix `[unit, column]`."""
 
     on_units = False
     """Whether a draw multiplies input units by a mask, which needs no weight matrix of its own."""
     kl_is_weight_decay = False
     """Whether the KL is, up to a constant, a multiple of the squared weights."""
     keep_prob: float | None = None
-    drop_bias = False
-    std = 0.0
-    bias_is_fixed = True
 
-    def attach(self, rows: int, columns: int) -> None:
+    def attach(self, units: int, columns: int) -> None:
         """Makes the parameters this family needs beyond the stored weight."""
 
     @abstractmethod
     def posterior(self, weight: Tensor) -> Family:
-        r"""$q(\mathbf W)$ around the stored `weight`, `[row, column]`."""
+        r"""$q(\mathbf W)$ around the stored `weight`, `[unit, column]`."""
+
+    def bias_posterior(self, bias: Tensor) -> Family | None:
+        r"""$q(\mathbf b)$ around the stored `bias`, `[output, 1]`; None for a bias that is not random."""
+        return None
+
+    def divergence(self, q: Family, length_scale: float | Tensor) -> Tensor:
+        """The KL of `q`, one of this family's, from the prior: exact, an upper bound, or unbiased."""
+        return q.kl(length_scale)
 
     def mean(self, weight: Tensor) -> Tensor:
         r"""$\mathbb E_q[\mathbf W]$: the stored weight itself for every family but mixtures."""
@@ -108,42 +118,57 @@ class BernoulliNoise(Noise):
 
     Args:
         drop_prob: $1 - p$ in [0, 1).
-        std: $\sigma$; 0 is dropout, more is the paper's non-diminishing $\sigma$ (for biases too).
+        std: $\sigma$; 0 is dropout, more is the paper's non-diminishing $\sigma$ (for biases too), whose KL is finite.
         drop_bias: Whether biases have Bernoulli variables of their own [GG16, section "Insights"].
+        learn_std: Whether $\sigma$, positive, is a parameter of the layer.
     """
 
-    kl_is_weight_decay = True
-
-    def __init__(self, drop_prob: float = 0.1, *, std: float = 0.0, drop_bias: bool = False) -> None:
+    def __init__(
+        self, drop_prob: float = 0.1, *, std: float = 0.0, drop_bias: bool = False, learn_std: bool = False
+    ) -> None:
         super().__init__()
         _check_drop_prob(drop_prob)
-        if not std >= 0:
-            raise ValueError(f"`std` (σ) must be zero or more; got {std!r}.")
-        self.drop_prob, self.std, self.drop_bias = drop_prob, std, drop_bias
+        check_positive("std", std, allow_zero=not learn_std)
+        self.drop_prob, self.drop_bias, self.learn_std = drop_prob, drop_bias, learn_std
         self.keep_prob = 1.0 - drop_prob
-        self.on_units = std == 0
-        self.bias_is_fixed = std == 0 and not drop_bias
+        self.on_units = self.kl_is_weight_decay = std == 0
+        if learn_std:
+            self.log_std = nn.Parameter(torch.tensor(math.log(std)))
+        else:
+            self.fixed_std = std
+
+    @property
+    def std(self) -> float | Tensor:
+        r"""$\sigma$: a number, or the exponential of a parameter."""
+        return self.log_std.exp() if self.learn_std else self.fixed_std
 
     def posterior(self, weight: Tensor) -> Bernoulli:
         assert self.keep_prob is not None
         return Bernoulli(weight / self.keep_prob, self.keep_prob, self.std)
 
+    def bias_posterior(self, bias: Tensor) -> Family | None:
+        assert self.keep_prob is not None
+        if self.drop_bias:
+            return Bernoulli(bias / self.keep_prob, self.keep_prob, self.std)
+        return None if self.on_units else DiagonalGaussian(bias, torch.as_tensor(self.std).to(bias))
+
     def mask(self, *shape: int, like: Tensor, training: bool) -> Tensor:
         return F.dropout(torch.ones(shape, dtype=like.dtype, device=like.device), self.drop_prob, training)
 
     def extra_repr(self) -> str:
-        return f"drop_prob={self.drop_prob}, std={self.std}, drop_bias={self.drop_bias}"
+        return f"drop_prob={self.drop_prob}, std={float(self.std):.3g}, drop_bias={self.drop_bias}"
 
 
 class ConcreteNoise(Noise):
-    r"""Dropout with a learnt drop probability (Gal, Hron and Kendall 2017).
+    r"""Dropout with a learned drop probability (Gal, Hron and Kendall 2017).
 
-    Its KL takes the prior's length-scale for the kept weights $\mathbf M = \theta/p$ whatever `Prior.describes` says: a
-    prior that moved with the learnt $p$ would not bound the evidence.
+    Masks are relaxed in training and Bernoulli in prediction. Its KL takes the prior's length-scale for the kept
+    weights $\mathbf M = \theta/p$ whatever `Prior.describes` says: a prior that moved with the learned $p$ would not
+    bound the evidence.
 
     Args:
         drop_prob: The initial drop probability, in (0, 1).
-        temperature: Of the relaxation.
+        temperature: The temperature of the relaxation.
     """
 
     on_units = True
@@ -152,23 +177,25 @@ class ConcreteNoise(Noise):
         super().__init__()
         _check_drop_prob(drop_prob)
         if drop_prob == 0:
-            raise ValueError("`drop_prob` must be positive to be learnt; got 0, whose logit is infinite.")
+            raise ValueError("`drop_prob` must be positive to be learned; got 0, whose logit is infinite.")
         self.temperature = temperature
         self.drop_logit = nn.Parameter(torch.logit(torch.tensor(drop_prob, dtype=torch.float64)).float())
 
     @property
     def drop_prob(self) -> float:
-        """The drop probability learnt so far."""
+        """The drop probability learned so far."""
         return torch.sigmoid(self.drop_logit.detach()).item()
 
     def posterior(self, weight: Tensor) -> Concrete:
-        logit = self.drop_logit.to(weight.dtype)
-        return Concrete(weight / torch.sigmoid(-logit), logit, self.temperature)
+        # The logit of a rare drop needs more digits than bfloat16 has.
+        logit = self.drop_logit.to(torch.promote_types(weight.dtype, torch.float32))
+        return Concrete((weight / torch.sigmoid(-logit)).to(weight.dtype), logit, self.temperature)
 
     def mask(self, *shape: int, like: Tensor, training: bool) -> Tensor:
         ones = torch.ones(shape, dtype=like.dtype, device=like.device)
         q = self.posterior(like.new_ones(1, 1))
-        return drawn(lambda: q.masks(*shape) / q.keep_prob, ones, training=training)
+        draw = lambda: (q.masks(*shape, relaxed=training) / q.keep_prob).to(like.dtype)  # noqa: E731
+        return drawn(draw, ones, training=training)
 
     def extra_repr(self) -> str:
         return f"drop_prob={self.drop_prob:.3g}, temperature={self.temperature}"
@@ -179,53 +206,74 @@ class GaussianNoise(Noise):
 
     Args:
         noise_std: $\sigma$; $\sqrt{(1-p)/p}$ has the variance of dropout.
+        learn_std: Whether $\sigma$ is a parameter of the layer (Kingma, Salimans and Welling 2015).
     """
 
-    def __init__(self, noise_std: float = 0.3) -> None:
+    def __init__(self, noise_std: float = 0.3, *, learn_std: bool = False) -> None:
         super().__init__()
-        if not noise_std > 0:
-            raise ValueError(f"`noise_std` (σ) must be positive; got {noise_std!r}.")
-        self.noise_std = noise_std
+        check_positive("noise_std", noise_std)
+        self.learn_std = learn_std
+        if learn_std:
+            self.log_std = nn.Parameter(torch.tensor(math.log(noise_std)))
+        else:
+            self.fixed_std = noise_std
+
+    @property
+    def noise_std(self) -> float | Tensor:
+        r"""$\sigma$: a number, or the exponential of a parameter."""
+        return self.log_std.exp() if self.learn_std else self.fixed_std
 
     def posterior(self, weight: Tensor) -> DiagonalGaussian:
         return multiplicative_gaussian(weight, self.noise_std)
 
     def extra_repr(self) -> str:
-        return f"noise_std={self.noise_std}"
+        return f"noise_std={float(self.noise_std):.3g}"
 
 
 class MixtureNoise(Noise):
-    r"""A mixture of $L$ Gaussians per unit, all learnt: probabilities, means, deviations and low-rank factors.
+    r"""A mixture of $L$ Gaussians per unit, all learned: probabilities, means, deviations and low-rank factors.
 
     The stored weight is the mean of the first component; the others start at small random values, as dropout's second
-    one sits at 0.
+    one sits at 0. Draws are relaxed in training (see `variational.Mixture`), which gives the probabilities their
+    gradient, and draws of the mixture itself in prediction.
 
     Args:
         n_components: $L \ge 2$.
         rank: The rank of the covariance beyond its diagonal; 0 for a diagonal one.
         std: The initial $\sigma$ of every component.
+        kl_draws: Draws per component of an unbiased Monte Carlo KL; 0 takes its upper bound by convexity.
+        temperature: The temperature of the relaxation.
     """
 
-    def __init__(self, n_components: int = 3, *, rank: int = 0, std: float = 0.05) -> None:
+    def __init__(
+        self, n_components: int = 3, *, rank: int = 0, std: float = 0.05, kl_draws: int = 0, temperature: float = 0.1
+    ) -> None:
         super().__init__()
-        if n_components < 2 or rank < 0 or not std > 0:
+        if n_components < 2 or rank < 0 or kl_draws < 0 or not std > 0:
             raise ValueError(
-                "`n_components` must be at least 2, `rank` at least 0 and `std` positive; "
-                f"got {n_components!r}, {rank!r} and {std!r}."
+                "`n_components` must be at least 2, `rank` and `kl_draws` at least 0 and `std` positive; "
+                f"got {n_components!r}, {rank!r}, {kl_draws!r} and {std!r}."
             )
         self.n_components, self.rank, self.initial_std = n_components, rank, std
+        self.kl_draws, self.temperature = kl_draws, temperature
 
-    def attach(self, rows: int, columns: int) -> None:
-        shape = (self.n_components, rows, columns)
+    def attach(self, units: int, columns: int) -> None:
+        shape = (self.n_components, units, columns)
         self.logits = nn.Parameter(torch.zeros(self.n_components))
-        self.other_locs = nn.Parameter(self.initial_std * torch.randn(self.n_components - 1, rows, columns))
+        self.other_locs = nn.Parameter(self.initial_std * torch.randn(self.n_components - 1, units, columns))
         self.log_stds = nn.Parameter(torch.full(shape, self.initial_std).log())
         if self.rank:
             self.factors = nn.Parameter(self.initial_std * torch.randn(*shape, self.rank))
 
     def posterior(self, weight: Tensor) -> Mixture:
         locs = torch.cat([weight[None], self.other_locs])
-        return Mixture(self.logits.softmax(0), locs, self.log_stds.exp(), self.factors if self.rank else None)
+        factors = self.factors if self.rank else None
+        return Mixture(self.logits.softmax(0), locs, self.log_stds.exp(), factors, self.temperature)
+
+    def divergence(self, q: Family, length_scale: float | Tensor) -> Tensor:
+        if self.kl_draws and isinstance(q, Mixture):
+            return q.kl_sampled(length_scale, n_draws=self.kl_draws)
+        return q.kl(length_scale)
 
     def mean(self, weight: Tensor) -> Tensor:
         return self.posterior(weight).mean
@@ -243,23 +291,34 @@ class WeightLayer(nn.Module, ABC):
     weight: Tensor
     bias: Tensor | None
     noise: Noise
+    row_axis: int
 
-    def __init__(self, *args: Any, noise: Noise | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, noise: Noise | None = None, row_axis: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.noise = BernoulliNoise() if noise is None else copy.deepcopy(noise)  # a layer's parameters are its own
         self.noise.attach(*self.matrix().shape)
+        self.row_axis = row_axis
 
     @abstractmethod
     def matrix(self) -> Tensor:
-        """The stored weight as `[row, column]`: a row for each input unit (channel, word)."""
+        """The stored weight as `[unit, column]`: a unit is an input (a channel, a word)."""
 
     @abstractmethod
     def weight_of(self, matrix: Tensor) -> Tensor:
         """The inverse of `matrix`, with any leading axes."""
 
+    @property
+    def fan_in(self) -> int:
+        """The paper's K: how many inputs each output adds up."""
+        return self.weight[0].numel()
+
     def posterior(self) -> Family:
         r"""The current $q(\mathbf W)$."""
         return self.noise.posterior(self.matrix())
+
+    def _random_weights(self) -> Family:
+        """The posterior of the units that are random: all, unless a layer has constant ones."""
+        return self.posterior()
 
     @property
     def keep_prob(self) -> float | None:
@@ -273,24 +332,22 @@ class WeightLayer(nn.Module, ABC):
         """The keep probability of every parameter whose prior is a weight decay."""
         if not self.kl_is_weight_decay:
             return {}
-        assert self.noise.keep_prob is not None
+        assert isinstance(self.noise, BernoulliNoise) and self.noise.keep_prob is not None
         return {"weight": self.noise.keep_prob, "bias": self.noise.keep_prob if self.noise.drop_bias else 1.0}
 
     def kl(self, prior: Prior, *, name: str = "", first: bool = True) -> Tensor:
         r"""$\mathrm{KL}(q \| p)$ of this layer's weights and biases under `prior`, with the family's constants."""
-        keep_prob = self.noise.keep_prob if isinstance(self.noise, BernoulliNoise) else 1.0
-        assert keep_prob is not None
-        scale = prior.of_weight(name, parameter="weight", first=first, fan_in=self.weight[0].numel())
-        divergence = self.posterior().kl(prior.of_kept(scale, keep_prob))
+        keep_prob = self.noise.keep_prob or 1.0
+        scale = prior.of_weight(name, parameter="weight", first=first, fan_in=self.fan_in)
+        divergence = self.noise.divergence(self._random_weights(), prior.of_kept(scale, keep_prob))
         bias, bias_scale = getattr(self, "bias", None), prior.of_bias(name, parameter="bias")
-        if bias is None or bias_scale == 0:
+        if bias is None or (not isinstance(bias_scale, Tensor) and bias_scale == 0):
             return divergence
-        if self.noise.drop_bias:
-            q = Bernoulli(bias[:, None] / keep_prob, keep_prob, self.noise.std)
-            return divergence + q.kl(prior.of_kept(bias_scale, keep_prob))
-        if self.noise.std > 0:
-            return divergence + DiagonalGaussian(bias[:, None], bias.new_tensor(self.noise.std)).kl(bias_scale)
-        return divergence + 0.5 * bias_scale**2 * bias.square().sum()
+        q = self.noise.bias_posterior(bias[:, None])
+        if q is None:
+            return divergence + Bernoulli(bias[:, None], 1.0).kl(bias_scale)
+        dropped = isinstance(q, Bernoulli)
+        return divergence + q.kl(prior.of_kept(bias_scale, keep_prob) if dropped else bias_scale)
 
     def _drawn_weight(self) -> Tensor:
         """One weight for all rows: the mean in evaluation mode, a draw where that is intercepted."""
@@ -298,32 +355,39 @@ class WeightLayer(nn.Module, ABC):
         q = self.noise.posterior(matrix)
         return self.weight_of(drawn(q.sample, self.noise.mean(matrix), training=False))
 
+    def _row_axis(self, x: Tensor) -> int:
+        """The axis of the rows of `x`: one that has but rows and units has its rows first."""
+        return self.row_axis if x.dim() > 2 else 0
+
     def _drop_units(self, x: Tensor, axis: int) -> Tensor:
         """`x` with its units (`axis`) masked: one mask per row, the same at all positions."""
         noise = self.noise
         if x.dim() <= 2 and isinstance(noise, BernoulliNoise):
             return F.dropout(x, noise.drop_prob, _in_training(self))
-        shape = [1] * x.dim()
-        shape[0], shape[axis] = x.shape[0], x.shape[axis]
-        return x * noise.mask(*shape, like=x, training=_in_training(self))
+        return x * noise.mask(*mask_shape(x, self._row_axis(x), axis), like=x, training=_in_training(self))
 
     def _add_bias(self, output: Tensor, axis: int) -> Tensor:
         """`output` plus the bias along `axis`, itself a draw where the family says so."""
         if self.bias is None:
             return output
+        q = self.noise.bias_posterior(self.bias[:, None])
         shape = [1] * output.dim()
         shape[axis] = -1
-        bias = self.bias.view(shape)
-        shape[0], shape[axis] = output.shape[0], self.bias.numel()
-        if self.noise.drop_bias:
-            bias = bias * self.noise.mask(*shape, like=output, training=_in_training(self))
-        if self.noise.std > 0:
-            bias = bias + self.noise.std * drawn(
-                lambda: torch.randn(shape, dtype=bias.dtype, device=bias.device),
-                torch.zeros_like(bias),
-                training=_in_training(self),
-            )
-        return output + bias
+        if q is None:
+            return output + self.bias.view(shape)
+        if not _in_training(self) or output.dim() == 1:
+            draw = drawn(q.sample, self.bias[:, None], training=_in_training(self))
+            return output + draw.view(shape)
+        row_axis = self._row_axis(output)
+        shape[row_axis] = output.shape[row_axis]
+        draws = q.sample(output.shape[row_axis], relaxed=True)[..., 0]  # [row, output]
+        return output + draws.reshape(shape)  # the rows' axis comes before the outputs'
+
+
+def mask_shape(x: Tensor, row_axis: int, unit_axis: int) -> list[int]:
+    """The shape of a mask that a row's positions share: the size of `x` along rows and units, 1 elsewhere."""
+    kept = {row_axis % x.dim(), unit_axis % x.dim()}
+    return [size if axis in kept else 1 for axis, size in enumerate(x.shape)]
 
 
 class Linear(WeightLayer, nn.Linear):
@@ -334,6 +398,7 @@ class Linear(WeightLayer, nn.Linear):
         out_features: $K$.
         bias: As in `nn.Linear`.
         noise: The family; `BernoulliNoise(0.1)` by default.
+        row_axis: The axis of the rows in inputs of three or more axes; 1 for `[time, row, unit]`.
 
     Example:
         >>> layer = Linear(3, 2, noise=BernoulliNoise(0.5)).eval()
@@ -348,20 +413,20 @@ class Linear(WeightLayer, nn.Linear):
         return matrix.mT
 
     def forward(self, input: Tensor) -> Tensor:
-        """`[row, ..., unit]` to `[row, ..., out_features]`: axes between row and unit share a row's draw."""
-        noise = self.noise
-        if noise.on_units:
+        """`[row, ..., unit]` to `[row, ..., out_features]`: the positions of a row share its draw."""
+        if self.noise.on_units:
             dropped = self._drop_units(input, -1)
-            if noise.bias_is_fixed:
+            if self.bias is None or self.noise.bias_posterior(self.bias[:, None]) is None:
                 return F.linear(dropped, self.weight, self.bias)
             return self._add_bias(F.linear(dropped, self.weight), -1)
         if not _in_training(self):
             output = F.linear(input, self._drawn_weight())
         elif input.dim() <= 2:
-            output = self.posterior().product(input)
+            output = self.posterior().product(input, relaxed=True)
         else:
-            draws = self.posterior().sample(len(input))
-            output = (input.flatten(1, -2) @ draws).unflatten(1, input.shape[1:-1])
+            rows = input.movedim(self.row_axis, 0)
+            draws = self.posterior().sample(len(rows), relaxed=True)
+            output = (rows.flatten(1, -2) @ draws).unflatten(1, rows.shape[1:-1]).movedim(0, self.row_axis)
         return self._add_bias(output, -1)
 
 
@@ -387,12 +452,12 @@ class _Convolution(WeightLayer):
             return self.forward(input[None])[0]
         if self.noise.on_units:
             dropped = self._drop_units(input, 1)
-            if self.noise.bias_is_fixed:
+            if self.bias is None or self.noise.bias_posterior(self.bias[:, None]) is None:
                 return self._conv_forward(dropped, self.weight, self.bias)  # type: ignore[operator]
             return self._add_bias(self._conv_forward(dropped, self.weight, None), 1)  # type: ignore[operator]
         if not _in_training(self):
             return self._add_bias(self._conv_forward(input, self._drawn_weight(), None), 1)  # type: ignore[operator]
-        weights = self.weight_of(self.posterior().sample(len(input)))
+        weights = self.weight_of(self.posterior().sample(len(input), relaxed=True))
         one_row: Any = lambda row, weight: self._conv_forward(row[None], weight, None)[0]  # type: ignore[operator]  # noqa: E731
         return self._add_bias(torch.func.vmap(one_row)(input, weights), 1)
 
@@ -412,7 +477,9 @@ class Conv3d(_Convolution, nn.Conv3d):
 class Embedding(WeightLayer, nn.Embedding):
     r"""`nn.Embedding` with a table drawn from $q$: with `BernoulliNoise`, word types are dropped, not words.
 
-    A word type has one draw per row of indices, wherever it stands in the row (Gal and Ghahramani 2016).
+    A word type has one draw per row of indices, wherever it stands in the row (Gal and Ghahramani 2016). Indices are
+    `[row, ...]`, or `[time, row]` with `row_axis=1`. The vector of `padding_idx` is a constant: neither random nor
+    under the prior.
     """
 
     bias = None
@@ -423,24 +490,44 @@ class Embedding(WeightLayer, nn.Embedding):
     def weight_of(self, matrix: Tensor) -> Tensor:
         return matrix
 
+    @property
+    def fan_in(self) -> int:
+        return 1  # a lookup adds up one vector
+
+    def _random_weights(self) -> Family:
+        if self.padding_idx is None:
+            return self.posterior()
+        words = torch.arange(self.num_embeddings, device=self.weight.device)
+        return self.posterior().at(words[words != self.padding_idx])
+
     def forward(self, input: Tensor) -> Tensor:
+        row_axis = self.row_axis if input.dim() > 1 else 0
         if self.noise.on_units:
 
             def mask(*shape: int) -> Tensor:
                 return self.noise.mask(*shape, like=self.weight, training=_in_training(self))
 
-            return nn.Embedding.forward(self, input) * row_mask(input, self.num_embeddings, mask)
+            return nn.Embedding.forward(self, input) * word_mask(input, self.num_embeddings, mask, row_axis)
         if not _in_training(self):
-            return F.embedding(input, self._drawn_weight(), self.padding_idx)
-        rows = input.reshape(input.shape[0] if input.dim() else 1, -1)
-        draws = self.posterior().at(rows.flatten()).sample().unflatten(0, rows.shape)
+            return self._with_padding(input, F.embedding(input, self._drawn_weight(), self.padding_idx))
+        rows = input.movedim(row_axis, 0) if input.dim() else input[None]
+        words = rows.reshape(len(rows), -1)
+        draws = self.posterior().at(words.flatten()).sample(relaxed=True).unflatten(0, words.shape)
         # A word that comes again in its row takes the draw of its first appearance.
-        first = (rows[:, :, None] == rows[:, None, :]).to(torch.int8).argmax(-1)
-        draws = draws.gather(1, first[..., None].expand_as(draws))
-        return draws.reshape(*input.shape, self.embedding_dim)
+        first = (words[:, :, None] == words[:, None, :]).to(torch.int8).argmax(-1)
+        draws = draws.gather(1, first[..., None].expand_as(draws)).reshape(*rows.shape, self.embedding_dim)
+        return self._with_padding(input, draws.movedim(0, row_axis) if input.dim() else draws[0])
+
+    def _with_padding(self, input: Tensor, vectors: Tensor) -> Tensor:
+        if self.padding_idx is None:
+            return vectors
+        return torch.where((input == self.padding_idx)[..., None], self.weight[self.padding_idx].detach(), vectors)
 
 
-def row_mask(indices: Tensor, n_embeddings: int, mask: Callable[..., Tensor]) -> Tensor:
+def word_mask(indices: Tensor, n_words: int, mask: Callable[..., Tensor], row_axis: int) -> Tensor:
     """The factor of each looked-up vector, `[*indices.shape, 1]`: one `mask(row, word type)` over the whole table."""
-    rows = indices.reshape(indices.shape[0] if indices.dim() else 1, -1)
-    return mask(len(rows), n_embeddings).gather(1, rows).reshape(*indices.shape, 1)
+    if not indices.dim():
+        return word_mask(indices[None], n_words, mask, 0)[0]
+    rows = indices.movedim(row_axis, 0)
+    words = rows.reshape(len(rows), -1)
+    return mask(len(rows), n_words).gather(1, words).reshape(rows.shape).movedim(0, row_axis)[..., None]

@@ -13,8 +13,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from dropbayes.runtime.validation import Array, float_tensor
 from dropbayes.scores import crps, mixture_log_likelihood
-from dropbayes.validation import Array, float_tensor
 
 __all__ = ["Mixture", "draw_mean"]
 

@@ -2,7 +2,8 @@ r"""The evidence lower bound as a loss: the data's misfit under drawn weights pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,43 +11,56 @@ from torch import Tensor, nn
 
 from dropbayes.likelihoods import Likelihood
 from dropbayes.precision import Prior
-from dropbayes.weight_layers import kl_coefficients, kl_is_weight_decay, weight_layers
+from dropbayes.weight_layers import decays, kl_is_weight_decay, weight_layers
 
-__all__ = ["kl_divergence", "negative_elbo"]
+__all__ = ["divergence_of", "kl_divergence", "negative_elbo"]
 
 
 def kl_divergence(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None) -> Tensor:
     r"""The divergence $\mathrm{KL}(q(\omega) \| p(\omega))$ of a network's weights from their prior, a scalar.
 
-    A layer of `dropbayes.layers` whose divergence is not a weight decay (a learnt drop probability, a mixture) states
-    its own. Any other weight layer is dropout, for which proposition 1 leaves, up to a constant,
-    $\tfrac{l^2 p}{2} \|\mathbf M\|^2$ for weights and $\tfrac{l'^2}{2} \|\mathbf m\|^2$ for biases
-    [GG16, prop:KL_mixture_of_Gaussians, eq:L:GP-MC, eq:L:GP-MC-reg-lengthscale].
+    A layer of `dropbayes.layers` whose divergence is not a weight decay ($\sigma > 0$, a learned drop probability, a
+    mixture) states its own: exact, or an upper bound. Any other weight layer is dropout, for which proposition 1 leaves
+    $\tfrac{l^2 p}{2} \|\mathbf M\|^2 - QK\log l - Q\,\mathcal H(p)$ for weights and $\tfrac{l'^2}{2} \|\mathbf m\|^2 -
+    K\log l'$ for biases [GG16, prop:KL_mixture_of_Gaussians, eq:L:GP-MC, eq:L:GP-MC-reg-lengthscale], and
+    $-(\log\sigma + \tfrac12)$ per weight besides, which is infinite as $\sigma \to 0$ and left out.
 
     Args:
-        net: Any network; see `dropbayes.precision.keep_probs_by_order` for how its keep probabilities are found.
+        net: Any network.
         prior: The length-scales.
-        keep_probs: Keep probabilities by module name where the structure does not tell.
+        keep_probs: Keep probabilities by module or parameter name: `dropbayes.weight_layers.keep_probs(net, x)` finds
+            them by tracing an input; by default they are read off the structure.
     """
-    terms: list[Tensor] = []
-    weights: list[float] = []
-    stated: set[str] = set()
+    return divergence_of(net, prior=prior, keep_probs=keep_probs)()
+
+
+def divergence_of(
+    net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None
+) -> Callable[[], Tensor]:
+    """`kl_divergence` as a function of the network's current weights: what its structure says is read once."""
+    own: list[Callable[[], Tensor]] = []
     module: Any
     for position, (layer, module) in enumerate(weight_layers(net)):
         if not kl_is_weight_decay(module):
-            terms.append(module.kl(prior, name=layer, first=position == 0))
-            weights.append(1.0)
-            stated.update(f"{layer}.{parameter}".lstrip(".") for parameter, _ in module.named_parameters())
-    parameters = dict(net.named_parameters(remove_duplicate=False))  # a tied weight under any of its names
-    for name, coefficient in kl_coefficients(net, prior=prior, keep_probs=keep_probs).items():
-        if name not in stated:
-            flat = parameters[name].flatten()
-            terms.append(flat @ flat)
-            weights.append(0.5 * coefficient)
-    if not terms:
+            own.append(functools.partial(module.kl, prior, name=layer, first=position == 0))
+    decaying = list(decays(net, prior=prior, keep_probs=keep_probs))
+    if not own and not decaying:
         raise ValueError("`net` must have a weight layer to put the prior on; got a network without one.")
-    values = torch.stack(terms)
-    return values @ values.new_tensor(weights)
+    learned = [d for d in decaying if isinstance(d.kept_length_scale, Tensor)]
+    fixed = [(0.5 * d.coefficient, d) for d in decaying if not isinstance(d.kept_length_scale, Tensor)]
+    constant = sum(d.constant for _, d in fixed)
+    fixed = [(half, d) for half, d in fixed if half]
+
+    def divergence() -> Tensor:
+        values = [d.value.flatten() for _, d in fixed]
+        terms = [term() for term in own]
+        terms += [0.5 * d.coefficient * d.value.square().sum() + d.constant for d in learned]
+        if values:
+            squares = torch.stack([value @ value for value in values])
+            terms.append(squares @ squares.new_tensor([half for half, _ in fixed]))
+        return torch.stack(terms).sum() + constant if terms else next(net.parameters()).new_tensor(constant)
+
+    return divergence
 
 
 def negative_elbo(
@@ -59,21 +73,31 @@ def negative_elbo(
     n_data: int,
     keep_probs: Mapping[str, float] | None = None,
 ) -> Tensor:
-    r"""The negative evidence lower bound per training row, an unbiased estimate of $-\mathcal L_{\text{GP-VI}} / N$.
+    r"""The negative evidence lower bound per training row, $-\mathcal L_{\text{GP-VI}} / N$, from one mini-batch.
 
     $$-\frac 1M \sum_{n \in S} \log p(\mathbf y_n \mid \widehat{\mathbf y}_n) + \frac 1N \mathrm{KL}(q \| p)$$
 
     [GG16, eq:L:GP-VI, eq:L:GP-MC-reg-SVI], for a mini-batch $S$ of $M$ rows drawn uniformly from $N$. `output` is the
     network's in training mode, where dropout draws one distinct mask per row; with leading draw axes
     (`[draw, row, ...]`) it is averaged over the draws. Divided by $N$, so that the learning rate does not depend on
-    the size of the data; the bound itself is `-n_data * negative_elbo(...)`, and its data term is $N/M$ times the sum
-    over the mini-batch. For `Gaussian(precision)` with $D$ outputs it is, term by term, the dropout loss
-    [GG16, eq:L:dropout] under the identities of `dropbayes.precision`:
+    the size of the data.
 
-    $$\tau \Big( E + \sum_i \lambda_i \|\mathbf M_i\|^2 \Big) + \frac D2 \log \frac{2\pi}{\tau},$$
+    What is a bound: the data term is an unbiased estimate of the expected log-likelihood under what training draws, and
+    the KL is exact for Gaussian families and $\sigma > 0$ and an upper bound for mixtures, so that the expectation of
+    `-n_data * negative_elbo(...)` does not exceed $\log p(\mathbf Y \mid \mathbf X)$. (Layers with learned
+    probabilities draw relaxed masks in training, close to $q$; outputs drawn by `dropbayes.draws` are $q$'s own.) With
+    $\sigma = 0$, that is with dropout, the KL is infinite and there is no bound (Hron, Matthews and Ghahramani 2018):
+    the value is the limit less $-(\log\sigma + \tfrac12)$ per weight, so differences between networks of one shape are
+    differences of bounds, and gradients are the bound's. Where length-scales are 1 and nothing is dropped, that is the
+    log joint density of MAP.
 
-    and for `Categorical` it is $E + \sum_i \lambda_i \|\mathbf M_i\|^2$ with $\tau = 1$. The KL leaves out what is
-    constant for dropout of fixed probability and $\sigma$; layers whose KL is no weight decay put in all of theirs.
+    For `Gaussian(precision)` with $D$ outputs it is, term by term, the dropout loss [GG16, eq:L:dropout] under the
+    identities of `dropbayes.precision`:
+
+    $$\tau \Big( E + \sum_i \lambda_i \|\mathbf M_i\|^2 \Big) + \frac D2 \log \frac{2\pi}{\tau} + \frac CN,$$
+
+    with $C$ of `dropbayes.weight_layers.kl_constant`; for `Categorical` it is $E + \sum_i \lambda_i \|\mathbf M_i\|^2 +
+    C/N$ with $\tau = 1$. $\tau$ and the length-scales may be tensors that require gradients.
 
     Args:
         net: The network that gave `output`.
@@ -82,7 +106,8 @@ def negative_elbo(
         likelihood: $p(\mathbf y \mid \widehat{\mathbf y})$.
         prior: The length-scales.
         n_data: $N$, the number of rows in the whole training set (not the mini-batch).
-        keep_probs: Keep probabilities by module name where the network's structure does not tell.
+        keep_probs: Keep probabilities by module or parameter name, as `dropbayes.weight_layers.keep_probs(net, x)`
+            finds them; by default they are read off the network's structure.
 
     Example:
         >>> from dropbayes.likelihoods import Gaussian

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 
 from dropbayes.calibration import ReliabilityCurve, UncertaintyReference
+from dropbayes.runtime.validation import Array, float_tensor
 from dropbayes.scores import RiskCoverage
-from dropbayes.validation import Array, float_tensor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,7 +2,8 @@ r"""The identity that ties model precision $\tau$, weight decay $\lambda$ and pr
 
 With the prior $\mathcal N(0, l^{-2} \mathbf I)$ on the weights and dropout of keep probability $p$ before them, the
 negative evidence lower bound divided by $\tau N$ is the dropout loss $E + \sum_i \lambda_i \|\mathbf M_i\|^2$
-[GG16, eq:L:dropout, eq:L:GP-MC-reg-lengthscale] exactly when $\lambda = l^2 p / (2 N \tau)$.
+[GG16, eq:L:dropout, eq:L:GP-MC-reg-lengthscale] exactly when $\lambda = l^2 p / (2 N \tau)$. $\tau$, $\lambda$ and $l$
+may be scalar tensors, and are then differentiated; what goes into an optimiser must be a number.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from dropbayes.validation import check_keep_prob, check_n_data, check_positive
+from dropbayes.runtime.validation import check_keep_prob, check_n_data, check_number, check_positive
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "Prior",
@@ -22,7 +26,7 @@ __all__ = [
 ]
 
 
-def model_precision(*, weight_decay: float, keep_prob: float, length_scale: float, n_data: int) -> float:
+def model_precision(*, weight_decay: Any, keep_prob: float, length_scale: Any, n_data: int) -> Any:
     r"""The model precision $\tau = l^2 p / (2 N \lambda)$ [GG16, eq:tau_weightdecay_relation].
 
     Args:
@@ -44,7 +48,7 @@ def model_precision(*, weight_decay: float, keep_prob: float, length_scale: floa
     return length_scale**2 * keep_prob / (2 * n_data * weight_decay)
 
 
-def weight_decay(*, precision: float, keep_prob: float, length_scale: float, n_data: int) -> float:
+def weight_decay(*, precision: Any, keep_prob: float, length_scale: Any, n_data: int) -> Any:
     r"""The weight decay $\lambda = l^2 p / (2 N \tau)$ of the loss $E + \sum \lambda \|\mathbf M\|^2$.
 
     [GG16, eq:weightdecay_tau_relation]. The inverse of `model_precision`.
@@ -77,6 +81,8 @@ def optimizer_weight_decay(*, precision: float, keep_prob: float, length_scale: 
         >>> optimizer_weight_decay(precision=1800.0, keep_prob=0.9, length_scale=2.0, n_data=1000)
         2e-06
     """
+    check_number("precision", precision)
+    check_number("length_scale", length_scale)
     return 2 * weight_decay(precision=precision, keep_prob=keep_prob, length_scale=length_scale, n_data=n_data)
 
 
@@ -90,11 +96,13 @@ class Prior:
     paper's derivation to the letter, $\lambda\|\theta/p\|^2$. They differ by $l \to l\,p$.
 
     Args:
-        length_scale: $l > 0$ of the first weight layer, and of all when `following_length_scale` is None.
+        length_scale: $l > 0$ of the first weight layer, and of all when `following_length_scale` is None. This and the
+            other length-scales may be scalar tensors, to be learned with the bound.
         bias_length_scale: $l' \ge 0$ of every bias; None takes `length_scale`, 0 leaves biases free (a flat prior).
         following_length_scale: $l$ of the weight layers after the first; `"fan_in"` is the paper's $l^2 = K$, the
             number of inputs of each unit [GG16, eq:L:GP-MC-reg-lengthscale].
-        per_layer: Length-scales by module or parameter name (`"2"`, `"out.bias"`), before all others.
+        per_layer: Length-scales by module or parameter name (`"2"`, `"out.bias"`), before all others. A name that the
+            network does not have is refused when the prior meets the network.
         describes: `"mean"` or `"kept"`, see above.
 
     Example:
@@ -102,39 +110,43 @@ class Prior:
         0.0
     """
 
-    length_scale: float = 1.0
-    bias_length_scale: float | None = None
-    following_length_scale: float | Literal["fan_in"] | None = None
-    per_layer: Mapping[str, float] = field(default_factory=dict, hash=False)
+    length_scale: float | Tensor = 1.0
+    bias_length_scale: float | Tensor | None = None
+    following_length_scale: float | Tensor | Literal["fan_in"] | None = None
+    per_layer: Mapping[str, float | Tensor] = field(default_factory=dict, hash=False)
     describes: Literal["mean", "kept"] = "mean"
 
     def __post_init__(self) -> None:
         check_positive("length_scale", self.length_scale)
         if self.bias_length_scale is not None:
             check_positive("bias_length_scale", self.bias_length_scale, allow_zero=True)
-        if self.following_length_scale not in (None, "fan_in"):
-            check_positive("following_length_scale", self.following_length_scale)  # type: ignore[arg-type]
+        if self.following_length_scale is not None and not isinstance(self.following_length_scale, str):
+            check_positive("following_length_scale", self.following_length_scale)
+        elif self.following_length_scale not in (None, "fan_in"):
+            raise ValueError(
+                f'`following_length_scale` must be a number or "fan_in"; got {self.following_length_scale!r}.'
+            )
         for name, value in self.per_layer.items():
             check_positive(f"per_layer[{name!r}]", value, allow_zero=True)
         if self.describes not in ("mean", "kept"):
             raise ValueError(f'`describes` must be "mean" or "kept"; got {self.describes!r}.')
 
-    def of_weight(self, layer: str = "", *, parameter: str = "", first: bool = True, fan_in: int = 1) -> float:
+    def of_weight(self, layer: str = "", *, parameter: str = "", first: bool = True, fan_in: int = 1) -> Any:
         r"""The $l$ of one weight matrix."""
         for name in (f"{layer}.{parameter}".lstrip("."), layer):
             if name in self.per_layer:
                 return self.per_layer[name]
         if first or self.following_length_scale is None:
             return self.length_scale
-        return math.sqrt(fan_in) if self.following_length_scale == "fan_in" else self.following_length_scale
+        return math.sqrt(fan_in) if isinstance(self.following_length_scale, str) else self.following_length_scale
 
-    def of_bias(self, layer: str = "", *, parameter: str = "") -> float:
+    def of_bias(self, layer: str = "", *, parameter: str = "") -> Any:
         r"""The $l'$ of one bias vector."""
         name = f"{layer}.{parameter}".lstrip(".")
         if name in self.per_layer:
             return self.per_layer[name]
         return self.length_scale if self.bias_length_scale is None else self.bias_length_scale
 
-    def of_kept(self, length_scale: float, keep_prob: float) -> float:
+    def of_kept(self, length_scale: Any, keep_prob: float) -> Any:
         r"""The length-scale of the kept value $\mathbf M = \theta / p$ that `length_scale` implies."""
         return length_scale * keep_prob if self.describes == "mean" else length_scale

@@ -26,7 +26,7 @@ from dropbayes.mixtures import Mixture, draw_mean
 if TYPE_CHECKING:
     from dropbayes.tables import Schema
 
-__all__ = ["Predictor", "check_finite"]
+__all__ = ["Predictor", "check_finite", "uncertainty", "uncertainty_percentiles"]
 
 Array = npt.NDArray[Any]
 
@@ -37,6 +37,7 @@ _REGRESSION = ("mean", "std", "epistemic", "aleatoric", "lower", "upper")
 _CLASSIFICATION = ("predicted", "probabilities", "entropy", "mutual_information")
 # Numbers of draws held at once: what they take is a few times eight bytes each.
 _HELD = 2**20
+_PERCENTILE_ROWS = 2000
 _MOST_ROWS = 4096  # as many as the estimators take at once
 
 
@@ -140,6 +141,11 @@ class Predictor:
         return self._model.classes
 
     @property
+    def key(self) -> tuple[Any, ...]:
+        """What the bits of a prediction follow from: predictors of one process with equal keys may share a batch."""
+        return id(self._model), self.n_draws, self.seed, self.interval
+
+    @property
     def total_draws(self) -> int:
         """The draws of a prediction: `n_draws` of each network."""
         return self.n_draws * self._model.n_networks
@@ -206,6 +212,23 @@ def check_finite(prediction: Mapping[str, Array]) -> None:
             raise ValueError(
                 f"row {row}: the prediction is not finite; a value of this row is too far from those of training."
             )
+
+
+def uncertainty(prediction: Mapping[str, Array]) -> Array:
+    """The number by which rows are deferred: the standard deviation, or for classes the entropy."""
+    return prediction["std" if "std" in prediction else "entropy"]
+
+
+def uncertainty_percentiles(predictor: Predictor, x: Array) -> dict[str, float]:
+    """The 50th, 90th, 95th and 99th percentile of the uncertainty of training rows, to compare later rows with.
+
+    Args:
+        predictor: The model.
+        x: The training rows as inputs of the network; of many, some evenly spaced ones are taken.
+    """
+    some = x[:: -(-len(x) // _PERCENTILE_ROWS)]
+    values = uncertainty(predictor.predict_inputs(some))
+    return {str(level): float(np.percentile(values, level)) for level in (50, 90, 95, 99)}
 
 
 def _settings(

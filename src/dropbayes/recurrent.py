@@ -1,4 +1,4 @@
-r"""LSTM and GRU whose dropout masks are drawn once per sequence (Gal and Ghahramani 2016, the variational RNN).
+r"""Recurrent layers whose dropout masks are drawn once per sequence (Gal and Ghahramani 2016, the variational RNN).
 
 A recurrent network uses the same weights at every time step, so a draw of $\mathbf W = \mathbf z \mathbf M$ is one mask
 for all of them: fresh masks at every step, as `nn.LSTM(dropout=)` draws them, are draws from no $q(\mathbf W)$. With
@@ -7,35 +7,98 @@ for all of them: fresh masks at every step, as `nn.LSTM(dropout=)` draws them, a
 
 from __future__ import annotations
 
+import contextvars
 from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.overrides import has_torch_function
 
 from dropbayes.weight_layers import is_bias
 
-__all__ = ["GRU", "LSTM"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
+    "GRUCell",
+    "LSTMCell",
+    "RNNCell",
+    "begin_forward_pass",
+    "end_forward_pass",
+]
+
+# --- one mask for all the steps of a forward pass ------------------------------------------------------------------
+
+_pass: contextvars.ContextVar[tuple[int, dict[Any, Tensor]] | None] = contextvars.ContextVar(
+    "forward pass", default=None
+)
+"""How many hooked networks the running forward pass is inside of, and the masks drawn in it."""
 
 
-class _Recurrence(nn.RNNBase, ABC):
-    """What LSTM and GRU share: masks, layers and directions; the parameters are those of the torch namesake."""
+def begin_forward_pass(net: nn.Module, args: Any) -> None:
+    """A forward pre-hook of a whole network: the recurrent layers in it draw their masks once until its end."""
+    del net, args
+    depth, masks = _pass.get() or (0, {})
+    _pass.set((depth + 1, masks))
+
+
+def end_forward_pass(net: nn.Module, args: Any, output: Any) -> None:
+    """The forward hook that forgets those masks, also after an error."""
+    del net, args, output
+    depth, masks = _pass.get() or (1, {})
+    _pass.set((depth - 1, masks) if depth > 1 else None)
+
+
+def _mask(layer: nn.Module, key: str, ones: Tensor, drop_prob: float) -> Tensor:
+    """A mask shaped like `ones`: that of this layer in this forward pass where there is one."""
+    running = _pass.get()
+    if running is None:
+        return F.dropout(ones, drop_prob, layer.training)
+    masks, full_key = running[1], (id(layer), key, tuple(ones.shape))
+    if full_key not in masks:
+        masks[full_key] = F.dropout(ones, drop_prob, layer.training)
+    return masks[full_key]
+
+
+def _is_random(layer: nn.Module, x: Any) -> bool:
+    """Whether masks are wanted: in training, and where operations are intercepted. Else torch's own kernel is run."""
+    return layer.training or has_torch_function((x,))
+
+
+# --- the steps -----------------------------------------------------------------------------------------------------
+
+
+def _lstm_step(gates: Tensor, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
+    _, c = state
+    enter, forget, content, leave = gates.chunk(4, -1)
+    c = torch.sigmoid(forget) * c + torch.sigmoid(enter) * torch.tanh(content)
+    return project(torch.sigmoid(leave) * torch.tanh(c)), c
+
+
+def _gru_step(gates: Tensor, recurrent_gates: Tensor, h: Tensor) -> Tensor:
+    reset, update, content = gates.chunk(3, -1)
+    # Only what a weight multiplies is masked: the carried-over state below is not.
+    reset_h, update_h, content_h = recurrent_gates.chunk(3, -1)
+    z = torch.sigmoid(update + update_h)
+    return (1 - z) * torch.tanh(content + torch.sigmoid(reset + reset_h) * content_h) + z * h
+
+
+class _Dropped(nn.Module):
+    """The two drop probabilities of a recurrent layer, and what they say of its parameters."""
 
     drop_prob: float
     recurrent_drop_prob: float
 
-    def _set_drop_probs(self, drop_prob: float, recurrent_drop_prob: float | None) -> None:
-        self.drop_prob = drop_prob
-        self.recurrent_drop_prob = drop_prob if recurrent_drop_prob is None else recurrent_drop_prob
-        for name in ("drop_prob", "recurrent_drop_prob"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must lie in [0, 1); got {getattr(self, name)!r}.")
-        if self.dropout or self.proj_size:
-            raise ValueError(
-                "`dropout` and `proj_size` must be left at 0; got "
-                f"{self.dropout!r} and {self.proj_size!r}. Use `drop_prob`: it drops the inputs of every layer."
-            )
+    def set_drop_probs(self, drop_prob: float, recurrent_drop_prob: float | None = None) -> None:
+        """Sets both probabilities; None takes `drop_prob` for the recurrent state too."""
+        recurrent = drop_prob if recurrent_drop_prob is None else recurrent_drop_prob
+        for name, value in (("drop_prob", drop_prob), ("recurrent_drop_prob", recurrent)):
+            if not 0 <= value < 1:
+                raise ValueError(f"`{name}` must lie in [0, 1); got {value!r}.")
+        self.drop_prob, self.recurrent_drop_prob = drop_prob, recurrent
 
     @property
     def keep_prob(self) -> float:
@@ -45,64 +108,110 @@ class _Recurrence(nn.RNNBase, ABC):
         """The keep probability of every parameter: of inputs, of the recurrent state, and 1 for biases."""
         keep = {True: 1.0 - self.recurrent_drop_prob, False: 1.0 - self.drop_prob}
         names = [name for name, _ in self.named_parameters()]
-        return {name: 1.0 if is_bias(name) else keep[name.startswith("weight_hh")] for name in names}
+        return {name: 1.0 if is_bias(name) else keep[name.startswith(("weight_hh", "weight_hr"))] for name in names}
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, drop_prob={self.drop_prob}, recurrent_drop_prob={self.recurrent_drop_prob}"
+
+
+# --- layers over sequences -----------------------------------------------------------------------------------------
+
+
+class _Recurrence(_Dropped, nn.RNNBase, ABC):
+    """What the layers share: masks, stacked layers, directions; the parameters are those of the torch namesake."""
+
+    n_states = 1
+
+    def _check_torch_dropout(self) -> None:
+        if self.dropout:
+            raise ValueError(
+                f"`dropout` must be left at 0; got {self.dropout!r}. Use `drop_prob`: it drops the inputs of every "
+                "layer."
+            )
 
     @abstractmethod
-    def _steps(self, gates: Tensor, state: tuple[Tensor, ...], mask: Tensor, weight: Tensor, bias: Any) -> Any:
-        """Runs over the time axis (0) of the projected inputs; returns the outputs and the last state."""
+    def _step(self, gates: Tensor, recurrent: Any, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
+        """The next state from the projected input, the recurrent product and the state; `h` comes first."""
 
-    def _run(self, x: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _run(self, x: Tensor, states: tuple[Tensor, ...], lengths: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """`x` in its own layout and states `[layer x direction, row, hidden]`, to outputs in that layout and states."""
         time_axis = 1 if self.batch_first else 0
-        directions = 2 if self.bidirectional else 1
+        directions = ("", "_reverse") if self.bidirectional else ("",)
         last: list[tuple[Tensor, ...]] = []
         for layer in range(self.num_layers):
             # One mask per sequence, in the layout of x so that the row axis stays where the network has it.
-            masked = x * F.dropout(torch.ones_like(x.narrow(time_axis, 0, 1)), self.drop_prob, self.training)
+            masked = x * _mask(self, f"input {layer}", torch.ones_like(x.narrow(time_axis, 0, 1)), self.drop_prob)
             outputs = []
-            for direction in range(directions):
-                suffix = f"_l{layer}" + ("_reverse" if direction else "")
-                gates = F.linear(masked, self._get(f"weight_ih{suffix}"), self._get(f"bias_ih{suffix}"))
-                gates = gates.movedim(time_axis, 0)
-                ones = x.new_ones([1 if axis == time_axis else size for axis, size in enumerate(x.shape[:2])])
-                ones = ones[..., None].expand(-1, -1, self.hidden_size)
-                mask = F.dropout(ones, self.recurrent_drop_prob, self.training).squeeze(time_axis)
-                state = tuple(s[layer * directions + direction] for s in states)
-                output, state = self._steps(
-                    gates.flip(0) if direction else gates,
-                    state,
-                    mask,
-                    self._get(f"weight_hh{suffix}"),
-                    self._get(f"bias_hh{suffix}"),
-                )
-                outputs.append(output.flip(0) if direction else output)
+            for direction in directions:
+                state = tuple(s[len(last)] for s in states)
+                output, state = self._direction(masked, state, f"_l{layer}{direction}", time_axis, lengths)
+                outputs.append(output)
                 last.append(state)
-            x = torch.cat(outputs, -1).movedim(0, time_axis)
+            x = torch.cat(outputs, -1)
         return x, tuple(torch.stack(parts) for parts in zip(*last, strict=True))
+
+    def _direction(
+        self, x: Tensor, state: tuple[Tensor, ...], suffix: str, time_axis: int, lengths: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        def state_mask(key: str, width: int) -> Tensor:
+            ones = x.new_ones([1 if axis == time_axis else size for axis, size in enumerate(x.shape[:2])])
+            ones = ones[..., None].expand(-1, -1, width)
+            return _mask(self, key + suffix, ones, self.recurrent_drop_prob).squeeze(time_axis)
+
+        gates = F.linear(x, self._get(f"weight_ih{suffix}"), self._get(f"bias_ih{suffix}")).movedim(time_axis, 0)
+        mask = state_mask("state", state[0].shape[-1])
+        weight, bias = self._get(f"weight_hh{suffix}"), self._get(f"bias_hh{suffix}")
+        project = self._projection(suffix, state_mask)
+        reverse = suffix.endswith("_reverse")
+        outputs: list[Tensor] = []
+        for time in reversed(range(len(gates))) if reverse else range(len(gates)):
+            step = self._step(gates[time], F.linear(state[0] * mask, weight, bias), state, project)
+            if lengths is not None:  # a sequence that has ended, or read backwards not begun, keeps its state
+                inside = (time < lengths)[:, None]
+                step = tuple(torch.where(inside, new, old) for new, old in zip(step, state, strict=True))
+            state = step
+            outputs.append(state[0])
+        return torch.stack(outputs[::-1] if reverse else outputs, time_axis), state
+
+    def _projection(self, suffix: str, state_mask: Any) -> Any:
+        """The map from a cell's output to the state: the identity, or a dropped weight matrix of its own."""
+        if not self.proj_size:
+            return lambda h: h
+        mask, weight = state_mask("projection", self.hidden_size), self._get(f"weight_hr{suffix}")
+        return lambda h: F.linear(h * mask, weight)
 
     def _get(self, name: str) -> Any:
         return getattr(self, name) if name.startswith("weight") or self.bias else None
 
-    def _forward(self, x: Any, states: tuple[Tensor, ...] | None, n_states: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _forward(self, x: Any, states: tuple[Tensor, ...] | None) -> tuple[Any, tuple[Tensor, ...]]:
+        if isinstance(x, PackedSequence):
+            return self._packed(x, states)
         if not isinstance(x, Tensor):
-            raise TypeError(
-                f"`input` must be a tensor; got {type(x).__name__}. Pad the sequences (pad_packed_sequence) instead."
-            )
+            raise TypeError(f"`input` must be a tensor or a PackedSequence; got {type(x).__name__}.")
         batch_axis = 0 if self.batch_first else 1
-        unbatched = x.dim() == 2
-        if unbatched:
-            x = x.unsqueeze(batch_axis)
+        if x.dim() == 2:
             states = None if states is None else tuple(s.unsqueeze(1) for s in states)
-        if states is None:
-            n_cells = self.num_layers * (2 if self.bidirectional else 1)
-            states = (x.new_zeros(n_cells, x.shape[batch_axis], self.hidden_size),) * n_states
-        output, states = self._run(x, states)
-        if unbatched:
+            output, states = self._forward(x.unsqueeze(batch_axis), states)
             return output.squeeze(batch_axis), tuple(s.squeeze(1) for s in states)
-        return output, states
+        return self._run(x, self._states(x, x.shape[batch_axis], states), None)
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, drop_prob={self.drop_prob}, recurrent_drop_prob={self.recurrent_drop_prob}"
+    def _packed(self, x: PackedSequence, states: tuple[Tensor, ...] | None) -> tuple[Any, tuple[Tensor, ...]]:
+        padded, lengths = pad_packed_sequence(x, batch_first=self.batch_first)
+        states = self._states(padded, len(lengths), states)
+        output, states = self._run(padded, states, lengths.to(padded.device))
+        is_sorted = x.sorted_indices is None
+        packed = pack_padded_sequence(output, lengths, batch_first=self.batch_first, enforce_sorted=is_sorted)
+        return packed, states
+
+    def _states(self, x: Tensor, n_rows: int, states: tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
+        n_cells = self.num_layers * (2 if self.bidirectional else 1)
+        shapes = [(n_cells, n_rows, width) for width in (self.proj_size or self.hidden_size, self.hidden_size)]
+        shapes = shapes[: self.n_states]
+        if states is None:
+            return tuple(x.new_zeros(shape) for shape in shapes)
+        if [tuple(state.shape) for state in states] != shapes:
+            raise ValueError(f"`hx` must have shape {shapes}; got {[tuple(state.shape) for state in states]}.")
+        return tuple(states)
 
 
 class LSTM(_Recurrence, nn.LSTM):
@@ -110,13 +219,13 @@ class LSTM(_Recurrence, nn.LSTM):
 
     All gates share a unit's mask (the paper's tied weights), so a draw is $\mathbf z \mathbf M$ on the stacked matrices
     torch stores. Parameters, arguments and results are those of `nn.LSTM`, and with both probabilities 0 so are the
-    numbers.
+    numbers. Packed sequences have one mask each too.
 
     Args:
         *args: As for `nn.LSTM`.
-        drop_prob: Of input units, in every layer.
-        recurrent_drop_prob: Of the recurrent state's units; None takes `drop_prob`.
-        **kwargs: As for `nn.LSTM`; `dropout` and `proj_size` must be 0.
+        drop_prob: The drop probability of input units, in every layer.
+        recurrent_drop_prob: The drop probability of the recurrent state's units; None takes `drop_prob`.
+        **kwargs: As for `nn.LSTM`; `dropout` must be 0.
 
     Example:
         >>> output, (h, c) = LSTM(3, 4, drop_prob=0.2, batch_first=True)(torch.zeros(2, 5, 3))
@@ -124,24 +233,22 @@ class LSTM(_Recurrence, nn.LSTM):
         (torch.Size([2, 5, 4]), torch.Size([1, 2, 4]))
     """
 
+    n_states = 2
+
     def __init__(
         self, *args: Any, drop_prob: float = 0.1, recurrent_drop_prob: float | None = None, **kwargs: Any
     ) -> None:
         nn.LSTM.__init__(self, *args, **kwargs)
-        self._set_drop_probs(drop_prob, recurrent_drop_prob)
+        self._check_torch_dropout()
+        self.set_drop_probs(drop_prob, recurrent_drop_prob)
 
-    def _steps(self, gates: Tensor, state: tuple[Tensor, ...], mask: Tensor, weight: Tensor, bias: Any) -> Any:
-        h, c = state
-        outputs = []
-        for step in gates:
-            enter, forget, content, leave = (step + F.linear(h * mask, weight, bias)).chunk(4, -1)
-            c = torch.sigmoid(forget) * c + torch.sigmoid(enter) * torch.tanh(content)
-            h = torch.sigmoid(leave) * torch.tanh(c)
-            outputs.append(h)
-        return torch.stack(outputs), (h, c)
+    def _step(self, gates: Tensor, recurrent: Any, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
+        return _lstm_step(gates + recurrent, state, project)
 
     def forward(self, input: Any, hx: Any = None) -> Any:
-        output, (h, c) = self._forward(input, hx, n_states=2)
+        if not _is_random(self, self.weight_ih_l0):
+            return nn.LSTM.forward(self, input, hx)
+        output, (h, c) = self._forward(input, hx)
         return output, (h, c)
 
 
@@ -150,8 +257,8 @@ class GRU(_Recurrence, nn.GRU):
 
     Args:
         *args: As for `nn.GRU`.
-        drop_prob: Of input units, in every layer.
-        recurrent_drop_prob: Of the recurrent state's units; None takes `drop_prob`.
+        drop_prob: The drop probability of input units, in every layer.
+        recurrent_drop_prob: The drop probability of the recurrent state's units; None takes `drop_prob`.
         **kwargs: As for `nn.GRU`; `dropout` must be 0.
     """
 
@@ -159,20 +266,111 @@ class GRU(_Recurrence, nn.GRU):
         self, *args: Any, drop_prob: float = 0.1, recurrent_drop_prob: float | None = None, **kwargs: Any
     ) -> None:
         nn.GRU.__init__(self, *args, **kwargs)
-        self._set_drop_probs(drop_prob, recurrent_drop_prob)
+        self._check_torch_dropout()
+        self.set_drop_probs(drop_prob, recurrent_drop_prob)
 
-    def _steps(self, gates: Tensor, state: tuple[Tensor, ...], mask: Tensor, weight: Tensor, bias: Any) -> Any:
-        (h,) = state
-        outputs = []
-        for step in gates:
-            reset, update, content = step.chunk(3, -1)
-            # Only what a weight multiplies is masked: the carried-over state below is not.
-            reset_h, update_h, content_h = F.linear(h * mask, weight, bias).chunk(3, -1)
-            z = torch.sigmoid(update + update_h)
-            h = (1 - z) * torch.tanh(content + torch.sigmoid(reset + reset_h) * content_h) + z * h
-            outputs.append(h)
-        return torch.stack(outputs), (h,)
+    def _step(self, gates: Tensor, recurrent: Any, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
+        return (_gru_step(gates, recurrent, state[0]),)
 
     def forward(self, input: Any, hx: Any = None) -> Any:
-        output, (h,) = self._forward(input, None if hx is None else (hx,), n_states=1)
+        if not _is_random(self, self.weight_ih_l0):
+            return nn.GRU.forward(self, input, hx)
+        output, (h,) = self._forward(input, None if hx is None else (hx,))
         return output, h
+
+
+class RNN(_Recurrence, nn.RNN):
+    r"""`nn.RNN` with one dropout mask per sequence for the inputs of every layer and one for its recurrent state.
+
+    Args:
+        *args: As for `nn.RNN`.
+        drop_prob: The drop probability of input units, in every layer.
+        recurrent_drop_prob: The drop probability of the recurrent state's units; None takes `drop_prob`.
+        **kwargs: As for `nn.RNN`; `dropout` must be 0.
+    """
+
+    def __init__(
+        self, *args: Any, drop_prob: float = 0.1, recurrent_drop_prob: float | None = None, **kwargs: Any
+    ) -> None:
+        nn.RNN.__init__(self, *args, **kwargs)
+        self._check_torch_dropout()
+        self.set_drop_probs(drop_prob, recurrent_drop_prob)
+
+    def _step(self, gates: Tensor, recurrent: Any, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
+        return ((torch.tanh if self.nonlinearity == "tanh" else torch.relu)(gates + recurrent),)
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        if not _is_random(self, self.weight_ih_l0):
+            return nn.RNN.forward(self, input, hx)
+        output, (h,) = self._forward(input, None if hx is None else (hx,))
+        return output, h
+
+
+# --- cells ---------------------------------------------------------------------------------------------------------
+
+
+class _Cell(_Dropped, nn.RNNCellBase):
+    """What the cells share: a cell sees one step.
+
+    Within a network that `add_dropout` made, all steps of a forward pass have one mask; elsewhere every call draws its
+    own.
+    """
+
+    def _gates(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        """The products with the input and with the recurrent state, each dropped."""
+        x = x * _mask(self, "input", torch.ones_like(x), self.drop_prob)
+        h = h * _mask(self, "state", torch.ones_like(h), self.recurrent_drop_prob)
+        return F.linear(x, self.weight_ih, self.bias_ih), F.linear(h, self.weight_hh, self.bias_hh)
+
+    def _zeros(self, x: Tensor) -> Tensor:
+        return x.new_zeros(*x.shape[:-1], self.hidden_size)
+
+
+class LSTMCell(_Cell, nn.LSTMCell):
+    """`nn.LSTMCell` with its input and its recurrent state dropped; `add_dropout` makes masks last a sequence."""
+
+    def __init__(
+        self, *args: Any, drop_prob: float = 0.1, recurrent_drop_prob: float | None = None, **kwargs: Any
+    ) -> None:
+        nn.LSTMCell.__init__(self, *args, **kwargs)
+        self.set_drop_probs(drop_prob, recurrent_drop_prob)
+
+    def forward(self, input: Tensor, hx: Any = None) -> tuple[Tensor, Tensor]:
+        if not _is_random(self, input):
+            return nn.LSTMCell.forward(self, input, hx)
+        h, c = (self._zeros(input),) * 2 if hx is None else hx
+        gates, recurrent = self._gates(input, h)
+        h, c = _lstm_step(gates + recurrent, (h, c), lambda h: h)
+        return h, c
+
+
+class GRUCell(_Cell, nn.GRUCell):
+    """`nn.GRUCell` with its input and its recurrent state dropped; `add_dropout` makes masks last a sequence."""
+
+    def __init__(
+        self, *args: Any, drop_prob: float = 0.1, recurrent_drop_prob: float | None = None, **kwargs: Any
+    ) -> None:
+        nn.GRUCell.__init__(self, *args, **kwargs)
+        self.set_drop_probs(drop_prob, recurrent_drop_prob)
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        if not _is_random(self, input):
+            return nn.GRUCell.forward(self, input, hx)
+        h = self._zeros(input) if hx is None else hx
+        return _gru_step(*self._gates(input, h), h)
+
+
+class RNNCell(_Cell, nn.RNNCell):
+    """`nn.RNNCell` with its input and its recurrent state dropped; `add_dropout` makes masks last a sequence."""
+
+    def __init__(
+        self, *args: Any, drop_prob: float = 0.1, recurrent_drop_prob: float | None = None, **kwargs: Any
+    ) -> None:
+        nn.RNNCell.__init__(self, *args, **kwargs)
+        self.set_drop_probs(drop_prob, recurrent_drop_prob)
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        if not _is_random(self, input):
+            return nn.RNNCell.forward(self, input, hx)
+        gates, recurrent = self._gates(input, self._zeros(input) if hx is None else hx)
+        return (torch.tanh if self.nonlinearity == "tanh" else torch.relu)(gates + recurrent)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dropbayes import files
+from dropbayes.runtime import files
 
 __all__ = ["FORMAT", "ModelFile", "load", "save"]
 

@@ -1,8 +1,10 @@
 r"""The approximating distributions $q(\mathbf W)$ over a weight matrix: their sampling, moments and KL to the prior.
 
-A matrix $\mathbf W$ is `[row, column]`, $Q \times K$ in the paper, and acts as $\mathbf x \mathbf W$: a row holds the
-weights that leave one input unit, and $q(\mathbf W) = \prod_q q(\mathbf w_q)$ for every family
-[GG16, eq:variaitonal_dist_1]. The prior is $\mathcal N(0, l^{-2} \mathbf I)$ throughout.
+A matrix $\mathbf W$ is `[unit, column]`, $Q \times K$ in the paper, and acts as $\mathbf x \mathbf W$: a unit of the
+input owns the weights $\mathbf w_q$ that leave it, and $q(\mathbf W) = \prod_q q(\mathbf w_q)$ for every family [GG16,
+eq:variaitonal_dist_1]. The prior is $\mathcal N(0, l^{-2} \mathbf I)$ throughout. What `kl` returns is exact or an
+upper bound, so that a bound of the evidence made of it is one. $\sigma$ and $l$ may be scalar tensors, and are then
+differentiated.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+
+from dropbayes.runtime.validation import check_positive
 
 __all__ = [
     "Bernoulli",
@@ -27,26 +31,36 @@ __all__ = [
 
 LOG_2_PI = math.log(2 * math.pi)
 
+SMALLEST_WEIGHT = 1e-6
+r"""Multiplicative noise on a weight below this is that of a weight of this size: at 0 its KL would be infinite."""
+
 
 class Family(ABC):
-    r"""A distribution $q(\mathbf W) = \prod_q q(\mathbf w_q)$ over a matrix of `[row, column]`."""
+    r"""A distribution $q(\mathbf W) = \prod_q q(\mathbf w_q)$ over a matrix of `[unit, column]`."""
 
     @property
     @abstractmethod
     def mean(self) -> Tensor:
-        r"""$\mathbb E_q[\mathbf W]$, `[row, column]`."""
+        r"""$\mathbb E_q[\mathbf W]$, `[unit, column]`."""
 
     @property
     @abstractmethod
     def variance(self) -> Tensor:
-        r"""The variance of each element of $\mathbf W$, `[row, column]`."""
+        r"""The variance of each element of $\mathbf W$, `[unit, column]`."""
 
     @abstractmethod
-    def sample(self, *n: int, generator: torch.Generator | None = None) -> Tensor:
-        r"""Draws of $\mathbf W$ by the family's reparametrisation, `[*n, row, column]`."""
+    def sample(self, *n: int, generator: torch.Generator | None = None, relaxed: bool = False) -> Tensor:
+        r"""Draws of $\mathbf W$ by the family's reparametrisation, `[*n, unit, column]`.
+
+        Args:
+            *n: The leading axes.
+            generator: The source of randomness.
+            relaxed: Whether discrete choices with learned probabilities are smoothed, so that the probabilities get a
+                gradient; the draws are then close to $q$'s but not its own.
+        """
 
     @abstractmethod
-    def product(self, x: Tensor) -> Tensor:
+    def product(self, x: Tensor, *, relaxed: bool = False) -> Tensor:
         r"""$\mathbf x_n \mathbf W_n$ with a distinct draw $\mathbf W_n$ for every row $n$ of `x`, `[n, column]`.
 
         Exact in distribution and without the matrices: given its discrete choices a product is Gaussian, and is drawn
@@ -54,12 +68,12 @@ class Family(ABC):
         """
 
     @abstractmethod
-    def kl(self, length_scale: float) -> Tensor:
-        r"""$\mathrm{KL}(q \,\|\, \mathcal N(0, l^{-2} \mathbf I))$, a scalar."""
+    def kl(self, length_scale: float | Tensor) -> Tensor:
+        r"""$\mathrm{KL}(q \,\|\, \mathcal N(0, l^{-2} \mathbf I))$, a scalar: exact, or an upper bound of it."""
 
     @abstractmethod
-    def at(self, rows: Tensor) -> Family:
-        """The same family for the chosen rows of the matrix (a lookup in an embedding table)."""
+    def at(self, units: Tensor) -> Family:
+        """The same family for the chosen units of the matrix (a lookup in an embedding table)."""
 
 
 def _check_probability(name: str, value: float | Tensor) -> None:
@@ -68,20 +82,23 @@ def _check_probability(name: str, value: float | Tensor) -> None:
         raise ValueError(f"`{name}` must lie in (0, 1]; got {value!r}.")
 
 
-def _check_std(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"`{name}` (σ) must be a finite number, zero or more; got {value!r}.")
+def _check_stds(name: str, value: Tensor, *, allow_zero: bool) -> None:
+    if value.is_cuda and torch.cuda.is_current_stream_capturing():
+        return  # a look at the values would break the capture, which repeats a step that was checked
+    smallest = value.detach().min() if value.numel() else torch.ones(())
+    if not (smallest > 0 or (allow_zero and smallest == 0)):
+        rule = "zero or more" if allow_zero else "positive"
+        raise ValueError(f"`{name}` (σ) must be {rule}; got {smallest.item()!r} among them.")
 
 
-def _check_length_scale(value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"`length_scale` must be a positive finite number; got {value!r}.")
+def _log(value: float | Tensor) -> float | Tensor:
+    return value.log() if isinstance(value, Tensor) else math.log(value)
 
 
-def _entropy(probability: Tensor) -> Tensor:
+def _entropy(probability: float) -> float:
     """The entropy of a Bernoulli variable, in nats; 0 at both ends."""
     other = 1 - probability
-    return -(torch.special.xlogy(probability, probability) + torch.special.xlogy(other, other))
+    return -sum(p * math.log(p) for p in (probability, other) if p > 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +108,7 @@ class DiagonalGaussian(Family):
     [GG16, eq:variaitonal_dist_3].
 
     Args:
-        loc: The means $\mathbf M$, `[row, column]`.
+        loc: The means $\mathbf M$, `[unit, column]`.
         std: $\sigma \ge 0$ of each element, broadcast against `loc`.
 
     Example:
@@ -103,6 +120,9 @@ class DiagonalGaussian(Family):
     loc: Tensor
     std: Tensor
 
+    def __post_init__(self) -> None:
+        _check_stds("std", self.std, allow_zero=True)
+
     @property
     def mean(self) -> Tensor:
         return self.loc
@@ -111,41 +131,43 @@ class DiagonalGaussian(Family):
     def variance(self) -> Tensor:
         return self.std.square().expand_as(self.loc)
 
-    def sample(self, *n: int, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, *n: int, generator: torch.Generator | None = None, relaxed: bool = False) -> Tensor:
+        del relaxed  # nothing here is discrete
         return torch.addcmul(self.loc, self.std, _normal(self.loc, *n, *self.loc.shape, generator=generator))
 
-    def product(self, x: Tensor) -> Tensor:
+    def product(self, x: Tensor, *, relaxed: bool = False) -> Tensor:
+        del relaxed
         mean, variance = x @ self.loc, x.square() @ self.variance
         return mean + _sqrt(variance) * torch.randn_like(mean)
 
-    def kl(self, length_scale: float) -> Tensor:
+    def kl(self, length_scale: float | Tensor) -> Tensor:
         r"""$\tfrac 12 \sum (l^2 (m^2 + \sigma^2) - 1 - \log l^2\sigma^2)$, exact; infinite where $\sigma = 0$."""
-        _check_length_scale(length_scale)
+        check_positive("length_scale", length_scale)
         scaled = length_scale * self.std.expand_as(self.loc)  # its logarithm survives where its square underflows
         return 0.5 * (length_scale**2 * self.loc.square() + scaled.square() - 1 - 2 * scaled.log()).sum()
 
     def log_density(self, value: Tensor) -> Tensor:
-        r"""$\log q(\mathbf W)$ of `[..., row, column]`."""
+        r"""$\log q(\mathbf W)$ of `[..., unit, column]`."""
         z = (value - self.loc) / self.std
         return -(0.5 * (z.square() + LOG_2_PI) + self.std.log()).sum((-2, -1))
 
-    def at(self, rows: Tensor) -> DiagonalGaussian:
-        return DiagonalGaussian(self.loc[rows], self.std.expand_as(self.loc)[rows])
+    def at(self, units: Tensor) -> DiagonalGaussian:
+        return DiagonalGaussian(self.loc[units], self.std.expand_as(self.loc)[units])
 
 
-def multiplicative_gaussian(loc: Tensor, noise_std: float) -> DiagonalGaussian:
+def multiplicative_gaussian(loc: Tensor, noise_std: float | Tensor) -> DiagonalGaussian:
     r"""The distribution of weights multiplied by $\mathcal N(1, \sigma^2)$: $\mathbf m + \mathbf m \sigma \epsilon$.
 
     [GG16, section "Insights"; Srivastava et al. 2014]. Every weight has its own factor, so this is the diagonal
-    Gaussian $\mathcal N(m, \sigma^2 m^2)$, and its KL is exact. A weight of exactly 0 has no variance and an infinite
-    KL.
+    Gaussian $\mathcal N(m, \sigma^2 m^2)$, and its KL is exact. It is infinite at $m = 0$; the deviation here is
+    $\sigma\sqrt{m^2 + 10^{-12}}$, in draws and KL alike, so that a weight of 0 costs much but finitely.
 
     Args:
-        loc: The weights $\mathbf M$, `[row, column]`.
+        loc: The weights $\mathbf M$, `[unit, column]`.
         noise_std: $\sigma$ of the factor. $\sigma^2 = (1-p)/p$ has the variance of dropout with keep probability $p$.
     """
-    _check_std("noise_std", noise_std)
-    return DiagonalGaussian(loc, noise_std * loc.abs())
+    check_positive("noise_std", noise_std, allow_zero=True)
+    return DiagonalGaussian(loc, noise_std * (loc.square() + SMALLEST_WEIGHT**2).sqrt())
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,10 +178,10 @@ class Bernoulli(Family):
     $\mathbf W = \mathbf z \mathbf M$.
 
     Args:
-        kept: $\mathbf M$, the weights of a unit that is kept, `[row, column]`. Torch's dropout divides by $p$, so there
-            $\mathbf M$ is the stored weight over $p$.
-        keep_prob: $p$ in (0, 1].
-        std: $\sigma \ge 0$.
+        kept: $\mathbf M$, the weights of a unit that is kept, `[unit, column]`. Torch's dropout divides by $p$, so
+            there $\mathbf M$ is the stored weight over $p$.
+        keep_prob: $p$ in (0, 1]. To learn it, take `Concrete`.
+        std: $\sigma \ge 0$, a number or a scalar tensor.
 
     Example:
         >>> Bernoulli(kept=torch.full((2, 1), 4.0), keep_prob=0.25).mean
@@ -169,11 +191,18 @@ class Bernoulli(Family):
 
     kept: Tensor
     keep_prob: float
-    std: float = 0.0
+    std: float | Tensor = 0.0
 
     def __post_init__(self) -> None:
+        if isinstance(self.keep_prob, Tensor):
+            raise TypeError("`keep_prob` must be a number; got a tensor. A learned keep probability is `Concrete`.")
         _check_probability("keep_prob", self.keep_prob)
-        _check_std("std", self.std)
+        check_positive("std", self.std, allow_zero=not isinstance(self.std, Tensor))
+
+    @property
+    def is_dropout(self) -> bool:
+        r"""Whether $\sigma = 0$: two point masses per unit."""
+        return not isinstance(self.std, Tensor) and self.std == 0
 
     @property
     def mean(self) -> Tensor:
@@ -183,47 +212,50 @@ class Bernoulli(Family):
     def variance(self) -> Tensor:
         return self.std**2 + self.keep_prob * (1 - self.keep_prob) * self.kept.square()
 
-    def sample(self, *n: int, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, *n: int, generator: torch.Generator | None = None, relaxed: bool = False) -> Tensor:
         r"""Draws of $\mathbf z(\mathbf M + \sigma\epsilon) + (1 - \mathbf z)\sigma\epsilon$ [GG16, eq:reparam_reg]."""
+        del relaxed  # the probability is fixed
         kept = self._masks(*n, len(self.kept), 1, generator=generator) * self.kept
-        if self.std == 0:
+        if self.is_dropout:
             return kept
         # Both components have the same σε: z(M + σε) + (1 - z)σε = zM + σε.
-        return kept.add(_normal(self.kept, *kept.shape, generator=generator), alpha=self.std)
+        return kept + self.std * _normal(self.kept, *kept.shape, generator=generator)
 
-    def product(self, x: Tensor) -> Tensor:
+    def product(self, x: Tensor, *, relaxed: bool = False) -> Tensor:
+        del relaxed
         output = (x * self._masks(*x.shape)) @ self.kept
-        if self.std == 0:
+        if self.is_dropout:
             return output
         return output + self.std * x.norm(dim=-1, keepdim=True) * torch.randn_like(output)
 
     def _masks(self, *shape: int, generator: torch.Generator | None = None) -> Tensor:
-        uniform = torch.rand(shape, generator=generator, dtype=self.kept.dtype, device=self.kept.device)
-        return (uniform < self.keep_prob).to(self.kept.dtype)
+        return (_uniform(self.kept, *shape, generator=generator) < self.keep_prob).to(self.kept.dtype)
 
-    def kl(self, length_scale: float) -> Tensor:
+    def kl_separated(self, length_scale: float | Tensor) -> Tensor:
         r"""Proposition 1 with length-scale $l$ [GG16, prop:KL_mixture_of_Gaussians], every constant kept:
 
         $$\tfrac{p l^2}{2} \|\mathbf M\|^2 + \tfrac{QK}{2} (l^2\sigma^2 - 1 - \log l^2\sigma^2) - Q\,\mathcal H(p).$$
 
-        It is a lower bound, below the exact value by `overlap()`, at most $\mathcal H(p)$ a row. With $\sigma = 0$ the
-        second term, infinite and free of $\mathbf M$, is left out.
+        A *lower* bound of the KL, below it by `overlap()`. With $\sigma = 0$ the KL is infinite (Hron, Matthews and
+        Ghahramani 2018), by terms that contain neither $\mathbf M$ nor $p$ nor $l$: $-QK(\log\sigma + \tfrac12)$ is
+        left out.
         """
-        _check_length_scale(length_scale)
-        entropy = len(self.kept) * _entropy(torch.tensor(self.keep_prob, dtype=torch.float64)).item()
-        components = 0.0
-        if self.std > 0:
+        check_positive("length_scale", length_scale)
+        if self.is_dropout:
+            per_weight = -_log(length_scale)
+        else:
             scaled = length_scale * self.std  # its logarithm survives where its square underflows
-            components = 0.5 * self.kept.numel() * (scaled**2 - 1 - 2 * math.log(scaled))
-        return 0.5 * self.keep_prob * length_scale**2 * self.kept.square().sum() + (components - entropy)
+            per_weight = 0.5 * (scaled**2 - 1) - _log(scaled)
+        constant = self.kept.numel() * per_weight - len(self.kept) * _entropy(self.keep_prob)
+        return 0.5 * self.keep_prob * length_scale**2 * self.kept.square().sum() + constant
 
     def overlap(self) -> Tensor:
         r"""What proposition 1 leaves out: $\mathcal H(\mathbf z \mid \mathbf W)$, the doubt about what was dropped.
 
-        The two components differ along $\mathbf m_q$ alone, so a row's term is an integral over one Gaussian variable,
+        The two components differ along $\mathbf m_q$ alone, so a unit's term is an integral over one Gaussian variable,
         a function of $\|\mathbf m_q\| / \sigma$ and $p$, done here by Gauss-Hermite quadrature.
         """
-        if self.std == 0 or self.keep_prob == 1:
+        if self.is_dropout or self.keep_prob == 1:
             return self.kept.new_zeros(())
         nodes, weights = (torch.as_tensor(a).to(self.kept) for a in np.polynomial.hermite_e.hermegauss(64))
         norm = self.kept.norm(dim=1, keepdim=True)
@@ -236,39 +268,40 @@ class Bernoulli(Family):
         doubt = self.keep_prob * if_kept + (1 - self.keep_prob) * if_dropped
         return (doubt @ weights).sum() / math.sqrt(2 * math.pi)
 
-    def kl_exact(self, length_scale: float) -> Tensor:
-        r"""The exact KL for $\sigma > 0$: proposition 1 plus the overlap of the two components."""
-        return self.kl(length_scale) + self.overlap()
+    def kl(self, length_scale: float | Tensor) -> Tensor:
+        r"""The exact KL: proposition 1 plus the overlap of the two components; see `kl_separated` for $\sigma = 0$."""
+        return self.kl_separated(length_scale) + self.overlap()
 
     def log_density(self, value: Tensor) -> Tensor:
-        r"""$\log q(\mathbf W)$ of `[..., row, column]`; needs $\sigma > 0$."""
-        if self.std == 0:
+        r"""$\log q(\mathbf W)$ of `[..., unit, column]`; needs $\sigma > 0$."""
+        if self.is_dropout:
             raise ValueError(
                 "`std` (σ) must be positive for a density: with σ = 0 the distribution is two point masses."
             )
         columns = self.kept.shape[1]
-        constant = -columns * (0.5 * LOG_2_PI + math.log(self.std))
+        constant = -columns * (0.5 * LOG_2_PI + _log(self.std))
         kept = -0.5 * ((value - self.kept) / self.std).square().sum(-1) + math.log(self.keep_prob)
         if self.keep_prob == 1:
             return (kept + constant).sum(-1)
         dropped = -0.5 * (value / self.std).square().sum(-1) + math.log1p(-self.keep_prob)
         return (torch.logaddexp(kept, dropped) + constant).sum(-1)
 
-    def at(self, rows: Tensor) -> Bernoulli:
-        return Bernoulli(self.kept[rows], self.keep_prob, self.std)
+    def at(self, units: Tensor) -> Bernoulli:
+        return Bernoulli(self.kept[units], self.keep_prob, self.std)
 
 
 @dataclass(frozen=True, eq=False)
 class Concrete(Family):
-    r"""Dropout whose drop probability is learnt, through the concrete relaxation (Gal, Hron and Kendall 2017).
+    r"""Dropout whose drop probability is learned, by a relaxed Bernoulli mask (Gal, Hron and Kendall 2017).
 
-    A row's draw is $(1 - \tilde d)\,\mathbf m$ with $\mathrm{logit}\,\tilde d = (\mathrm{logit}\,d + \epsilon)/t$ and
-    $\epsilon$ logistic: differentiable in the drop probability $d$, and Bernoulli as $t \to 0$. Mean, variance and KL
-    are those of that limit.
+    A unit's relaxed draw is $(1 - \tilde d)\,\mathbf m$ with $\mathrm{logit}\,\tilde d = (\mathrm{logit}\,d +
+    \epsilon)/t$ and $\epsilon$ logistic: differentiable in the drop probability $d$, and $\tilde d$ tends to a
+    Bernoulli variable as $t \to 0$. Draws that are not relaxed are dropout itself, and `mean` and `variance` are
+    theirs: at $t = 0.1$ and $d = 0.1$ a relaxed mask has 0.9 of the variance.
 
     Args:
-        kept: $\mathbf M$, `[row, column]`.
-        drop_logit: $\mathrm{logit}(1 - p)$, a scalar tensor; the logit keeps 1e-6 and 1 - 1e-6 apart from 0 and 1.
+        kept: $\mathbf M$, `[unit, column]`.
+        drop_logit: $\mathrm{logit}\,d$, a scalar.
         temperature: $t > 0$; the authors take 0.1.
     """
 
@@ -277,8 +310,7 @@ class Concrete(Family):
     temperature: float = 0.1
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"`temperature` must be positive; got {self.temperature!r}.")
+        check_positive("temperature", self.temperature)
 
     @property
     def keep_prob(self) -> Tensor:
@@ -292,30 +324,33 @@ class Concrete(Family):
     def variance(self) -> Tensor:
         return self.keep_prob * torch.sigmoid(self.drop_logit) * self.kept.square()
 
-    def masks(self, *shape: int, generator: torch.Generator | None = None) -> Tensor:
-        """Relaxed masks in [0, 1], one for a unit: near 1 keeps it, near 0 drops it."""
-        uniform = torch.rand(shape, generator=generator, dtype=self.kept.dtype, device=self.kept.device)
+    def masks(self, *shape: int, generator: torch.Generator | None = None, relaxed: bool = False) -> Tensor:
+        """Masks of units: 1 keeps a unit, 0 drops it; anything between when `relaxed`."""
+        uniform = _uniform(self.kept, *shape, generator=generator)
+        if not relaxed:
+            return (uniform < self.keep_prob).to(self.kept.dtype)
         smallest = torch.finfo(uniform.dtype).tiny  # torch.rand can give 0, of which the logit is -inf
         noise = uniform.clamp_min(smallest).log() - torch.log1p(-uniform)
-        return torch.sigmoid(-(self.drop_logit + noise) / self.temperature)
+        return torch.sigmoid(-(self.drop_logit + noise) / self.temperature).to(self.kept.dtype)
 
-    def sample(self, *n: int, generator: torch.Generator | None = None) -> Tensor:
-        return self.masks(*n, len(self.kept), 1, generator=generator) * self.kept
+    def sample(self, *n: int, generator: torch.Generator | None = None, relaxed: bool = False) -> Tensor:
+        return self.masks(*n, len(self.kept), 1, generator=generator, relaxed=relaxed) * self.kept
 
-    def product(self, x: Tensor) -> Tensor:
-        return (x * self.masks(*x.shape)) @ self.kept
+    def product(self, x: Tensor, *, relaxed: bool = False) -> Tensor:
+        return (x * self.masks(*x.shape, relaxed=relaxed)) @ self.kept
 
-    def kl(self, length_scale: float) -> Tensor:
-        r"""The terms of proposition 1 in $\mathbf M$ and $p$: $\tfrac{p l^2}{2} \|\mathbf M\|^2 - Q\,\mathcal H(p)$."""
-        _check_length_scale(length_scale)
+    def kl(self, length_scale: float | Tensor) -> Tensor:
+        r"""That of `Bernoulli` with $\sigma = 0$: $\tfrac{p l^2}{2} \|\mathbf M\|^2 - QK \log l - Q\,\mathcal H(p)$."""
+        check_positive("length_scale", length_scale)
         # H(p) = p·softplus(s) + (1-p)·softplus(-s) with s the drop logit: exact at both ends, with a gradient.
         softplus = torch.nn.functional.softplus
         drop_prob = torch.sigmoid(self.drop_logit)
         entropy = self.keep_prob * softplus(self.drop_logit) + drop_prob * softplus(-self.drop_logit)
-        return 0.5 * self.keep_prob * length_scale**2 * self.kept.square().sum() - len(self.kept) * entropy
+        constant = -self.kept.numel() * _log(length_scale)
+        return 0.5 * self.keep_prob * length_scale**2 * self.kept.square().sum() - len(self.kept) * entropy + constant
 
-    def at(self, rows: Tensor) -> Concrete:
-        return Concrete(self.kept[rows], self.drop_logit, self.temperature)
+    def at(self, units: Tensor) -> Concrete:
+        return Concrete(self.kept[units], self.drop_logit, self.temperature)
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,22 +359,28 @@ class Mixture(Family):
 
     [GG16, prop:KL_mixture_of_Gaussians and section "Applications"]. $\Sigma = \mathrm{diag}(\sigma^2)$, or
     $\mathrm{diag}(\sigma^2) + \mathbf U \mathbf U^T$ with $\mathbf U$ of low rank.
-    `Bernoulli` is the case $L = 2$, $\mu = (\mathbf M, 0)$.
+    `Bernoulli` is the case $L = 2$, $\mu = (\mathbf M, 0)$. A relaxed draw mixes the components' means, variances and
+    factors with weights from a Gumbel-softmax (Jang, Gu and Poole 2017; Maddison, Mnih and Teh 2017), through which the
+    probabilities get their gradient.
 
     Args:
         probs: $p_i > 0$ with sum 1, `[component]`.
-        locs: $\mu$, `[component, row, column]`.
+        locs: $\mu$, `[component, unit, column]`.
         stds: $\sigma > 0$, broadcast against `locs`.
-        factors: $\mathbf U$, `[component, row, column, rank]`, or None.
+        factors: $\mathbf U$, `[component, unit, column, rank]`, or None.
+        temperature: $t > 0$ of relaxed draws.
     """
 
     probs: Tensor
     locs: Tensor
     stds: Tensor
     factors: Tensor | None = None
+    temperature: float = 0.1
 
     def __post_init__(self) -> None:
+        check_positive("temperature", self.temperature)
         _check_probability("probs", self.probs.detach())
+        _check_stds("stds", self.stds, allow_zero=False)
         if self.probs.shape != self.locs.shape[:1] or abs(float(self.probs.detach().sum()) - 1) > 1e-5:
             raise ValueError(
                 f"`probs` must hold one probability per component and sum to 1; got {self.probs!r} for "
@@ -359,51 +400,83 @@ class Mixture(Family):
     def variance(self) -> Tensor:
         return torch.einsum("l,lqk->qk", self.probs, self._component_variance + (self.locs - self.mean).square())
 
-    def _choices(self, *shape: int, generator: torch.Generator | None = None) -> Tensor:
-        """The chosen component of each unit, from one uniform each."""
-        uniform = torch.rand((*shape, 1), generator=generator, dtype=self.locs.dtype, device=self.locs.device)
-        return (uniform >= self.probs.detach().cumsum(0)[:-1]).sum(-1)
+    def _choices(self, *shape: int, generator: torch.Generator | None, relaxed: bool) -> Tensor:
+        """The weight of each component for each unit, `[*shape, component]`: one-hot, or near it when `relaxed`."""
+        if relaxed:
+            uniform = _uniform(self.locs, *shape, len(self.probs), generator=generator)
+            gumbel = -torch.log(-torch.log(uniform.clamp(torch.finfo(uniform.dtype).tiny, 1 - 2**-24)))
+            return ((self.probs.log() + gumbel) / self.temperature).softmax(-1).to(self.locs.dtype)
+        # One uniform for each unit, so that a sampler can stratify the choice.
+        uniform = _uniform(self.locs, *shape, 1, generator=generator)
+        choice = (uniform >= self.probs.detach().cumsum(0)[:-1]).sum(-1)
+        return torch.nn.functional.one_hot(choice, len(self.probs)).to(self.locs.dtype)
 
-    def sample(self, *n: int, generator: torch.Generator | None = None) -> Tensor:
-        _, rows, columns = self.locs.shape
-        choice, row = self._choices(*n, rows, generator=generator), torch.arange(rows, device=self.locs.device)
-        stds = self.stds.expand(len(self.locs), rows, -1)[choice, row]
-        draw = torch.addcmul(self.locs[choice, row], stds, _normal(self.locs, *n, rows, columns, generator=generator))
+    def sample(self, *n: int, generator: torch.Generator | None = None, relaxed: bool = False) -> Tensor:
+        _, units, columns = self.locs.shape
+        choices = self._choices(*n, units, generator=generator, relaxed=relaxed)
+        mean = torch.einsum("...ql,lqk->...qk", choices, self.locs)
+        variance = torch.einsum("...ql,lqk->...qk", choices, self.stds.square().expand_as(self.locs))
+        draw = torch.addcmul(mean, variance.sqrt(), _normal(self.locs, *n, units, columns, generator=generator))
         if self.factors is None:
             return draw
-        shared = _normal(self.locs, *n, rows, self.factors.shape[-1], generator=generator)
-        for rank, factor in enumerate(self.factors.unbind(-1)):
-            draw = torch.addcmul(draw, factor[choice, row], shared[..., rank, None])
-        return draw
+        shared = _normal(self.locs, *n, units, self.factors.shape[-1], generator=generator)
+        return draw + torch.einsum("...ql,lqkr,...qr->...qk", choices, self.factors, shared)
 
-    def product(self, x: Tensor) -> Tensor:
-        chosen = torch.nn.functional.one_hot(self._choices(*x.shape), len(self.probs)).to(x.dtype)
-        chosen = (x[..., None] * chosen).movedim(-1, 0)  # component i sees the units that chose it
+    def product(self, x: Tensor, *, relaxed: bool = False) -> Tensor:
+        if x.dim() == 1:
+            return self.product(x[None], relaxed=relaxed)[0]
+        choices = self._choices(*x.shape, generator=None, relaxed=relaxed).movedim(-1, 0)
+        chosen = x * choices  # component i sees the units that chose it
         mean = (chosen @ self.locs).sum(0)
-        variance = (chosen.square() @ self.stds.square().expand_as(self.locs)).sum(0)
+        variance = ((x.square() * choices) @ self.stds.square().expand_as(self.locs)).sum(0)
         output = mean + _sqrt(variance) * torch.randn_like(mean)
         if self.factors is None:
             return output
         shared = _normal(x, *x.shape, self.factors.shape[-1])
         return output + torch.einsum("lnq,nqr,lqkr->nk", chosen, shared, self.factors)
 
-    def kl(self, length_scale: float) -> Tensor:
+    def kl(self, length_scale: float | Tensor) -> Tensor:
+        r"""The upper bound $\sum_q \sum_i p_i \mathrm{KL}(\mathcal N(\mu_{iq}, \Sigma_{iq}) \| p)$, by convexity.
+
+        Above the exact value by at most $\mathcal H(p)$ per unit, which components that do not overlap reach.
+        """
+        check_positive("length_scale", length_scale)
+        columns = self.locs.shape[2]
+        squares = length_scale**2 * (self.locs.square() + self._component_variance).sum(-1)
+        divergence = 0.5 * (squares - columns - self._log_determinant()) - columns * _log(length_scale)
+        return torch.einsum("l,lq->", self.probs, divergence)
+
+    def kl_separated(self, length_scale: float | Tensor) -> Tensor:
         r"""Proposition 1 with length-scale $l$ [GG16, section "Prior Length-scale"], every constant kept:
 
         $$\sum_q \sum_i \tfrac{p_i}{2} (l^2 \mu_i^T\mu_i + l^2 \mathrm{tr}\,\Sigma_i - K - \log|\Sigma_i|
         + K \log l^{-2}) - Q\,\mathcal H(p).$$
 
-        A lower bound, below the exact value by at most $\mathcal H(p)$ a row.
+        A *lower* bound, below the exact value by at most $\mathcal H(p)$ per unit.
         """
-        _check_length_scale(length_scale)
-        columns, rows = self.locs.shape[2], self.locs.shape[1]
-        squares = length_scale**2 * (self.locs.square() + self._component_variance).sum(-1)
-        divergence = 0.5 * (squares - columns - self._log_determinant() - 2 * columns * math.log(length_scale))
         entropy = -torch.special.xlogy(self.probs, self.probs).sum()
-        return torch.einsum("l,lq->", self.probs, divergence) - rows * entropy
+        return self.kl(length_scale) - self.locs.shape[1] * entropy
+
+    def kl_sampled(
+        self, length_scale: float | Tensor, *, n_draws: int = 1, generator: torch.Generator | None = None
+    ) -> Tensor:
+        r"""An unbiased estimate of the KL, $\sum_i p_i \tfrac 1T \sum_t \log q(\mathbf w_{it}) / p(\mathbf w_{it})$.
+
+        With $\mathbf w_{it}$ drawn from component $i$: no choice is drawn, so the estimate has the gradient of the KL
+        in the probabilities too.
+        """
+        check_positive("length_scale", length_scale)
+        noise = _normal(self.locs, n_draws, *self.locs.shape, generator=generator)
+        draws = torch.addcmul(self.locs, self.stds.expand_as(self.locs), noise)  # [draw, component, unit, column]
+        if self.factors is not None:
+            shared = _normal(self.locs, n_draws, *self.locs.shape[:2], self.factors.shape[-1], generator=generator)
+            draws = draws + torch.einsum("lqkr,tlqr->tlqk", self.factors, shared)
+        columns = self.locs.shape[2]
+        log_prior = columns * (_log(length_scale) - 0.5 * LOG_2_PI) - 0.5 * (length_scale * draws).square().sum(-1)
+        return torch.einsum("l,tlq->", self.probs, self._unit_log_density(draws) - log_prior) / n_draws
 
     def _log_determinant(self) -> Tensor:
-        r"""$\log|\Sigma_{iq}|$, `[component, row]`: $|D + UU^T| = |D|\,|I + U^T D^{-1} U|$."""
+        r"""$\log|\Sigma_{iq}|$, `[component, unit]`: $|D + UU^T| = |D|\,|I + U^T D^{-1} U|$."""
         stds = self.stds.expand_as(self.locs)
         log_determinant = 2 * stds.log().sum(-1)
         if self.factors is None:
@@ -412,17 +485,21 @@ class Mixture(Family):
         eye = torch.eye(scaled.shape[-1], dtype=scaled.dtype, device=scaled.device)
         return log_determinant + torch.linalg.slogdet(eye + scaled.mT @ scaled).logabsdet
 
-    def log_density(self, value: Tensor) -> Tensor:
-        r"""$\log q(\mathbf W)$ of `[..., row, column]`."""
+    def _unit_log_density(self, value: Tensor) -> Tensor:
+        r"""$\log q(\mathbf w_q)$ of `[..., unit, column]`, `[..., unit]`."""
         stds = self.stds.expand_as(self.locs)
         factors = self.locs.new_zeros(*self.locs.shape, 1) if self.factors is None else self.factors
         normal = torch.distributions.LowRankMultivariateNormal(self.locs, factors, stds.square())
-        joint = normal.log_prob(value.unsqueeze(-3)) + self.probs.log()[:, None]
-        return joint.logsumexp(-2).sum(-1)
+        return (normal.log_prob(value.unsqueeze(-3)) + self.probs.log()[:, None]).logsumexp(-2)
 
-    def at(self, rows: Tensor) -> Mixture:
-        factors = None if self.factors is None else self.factors[:, rows]
-        return Mixture(self.probs, self.locs[:, rows], self.stds.expand_as(self.locs)[:, rows], factors)
+    def log_density(self, value: Tensor) -> Tensor:
+        r"""$\log q(\mathbf W)$ of `[..., unit, column]`."""
+        return self._unit_log_density(value).sum(-1)
+
+    def at(self, units: Tensor) -> Mixture:
+        factors = None if self.factors is None else self.factors[:, units]
+        stds = self.stds.expand_as(self.locs)[:, units]
+        return Mixture(self.probs, self.locs[:, units], stds, factors, self.temperature)
 
 
 def kl_monte_carlo(
@@ -439,7 +516,7 @@ def kl_monte_carlo(
         >>> kl_monte_carlo(q, length_scale=1.0, n_draws=3)[0].abs() < 1e-6
         tensor(True)
     """
-    _check_length_scale(length_scale)
+    check_positive("length_scale", length_scale)
     draws = q.sample(n_draws, generator=generator)
     prior = DiagonalGaussian(torch.zeros_like(draws[0]), torch.full_like(draws[0, :1, :1], 1 / length_scale))
     ratios = q.log_density(draws) - prior.log_density(draws)
@@ -448,6 +525,12 @@ def kl_monte_carlo(
 
 def _normal(like: Tensor, *shape: int, generator: torch.Generator | None = None) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
+
+
+def _uniform(like: Tensor, *shape: int, generator: torch.Generator | None = None) -> Tensor:
+    """Uniforms of at least float32: those of bfloat16 come in steps of 1/256, and would never drop with 1 in 1000."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return torch.rand(shape, generator=generator, dtype=dtype, device=like.device)
 
 
 def _sqrt(variance: Tensor) -> Tensor:

@@ -1,7 +1,10 @@
 """Whole runs of `fit`."""
 
+import copy
+
 import pytest
 import torch
+from torch import nn
 
 import dropbayes as db
 from dropbayes.training import Progress, fit
@@ -117,3 +120,21 @@ def test_runs_repeat_in_one_process_with_early_stopping():
         runs.append((history, net[0].weight.detach().clone()))
     assert runs[0][0] == runs[1][0] == runs[2][0]
     assert torch.equal(runs[0][1], runs[2][1])
+
+
+def test_fit_takes_its_keep_probabilities_from_where_dropout_is_used():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop, self.fc1, self.fc2 = nn.Dropout(0.5), nn.Linear(2, 3), nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.fc2(self.drop(torch.tanh(self.fc1(x))))
+
+    net, x, y = Net(), torch.randn(4, 2), torch.randn(4, 1)
+    setting = {"likelihood": db.Gaussian(2.0), "epochs": 1, "learning_rate": 1e-9, "device": "cpu", "seed": 3}
+    prior = db.Prior(length_scale=30.0)
+    traced = fit(copy.deepcopy(net), x, y, prior=prior, **setting).loss
+    told = fit(copy.deepcopy(net), x, y, prior=prior, keep_probs={"fc1": 1.0, "fc2": 0.5}, **setting).loss
+    guessed = fit(copy.deepcopy(net), x, y, prior=prior, keep_probs={"fc1": 0.5, "fc2": 1.0}, **setting).loss
+    assert traced == pytest.approx(told, rel=1e-6) and traced != pytest.approx(guessed, rel=1e-3)

@@ -78,7 +78,7 @@ def debugging() -> bool:
 
 def _version(asked: bool) -> None:
     if asked:
-        from dropbayes.version import __version__
+        from dropbayes.runtime.version import __version__
 
         print(f"dropbayes {__version__}")
         raise typer.Exit
@@ -471,3 +471,28 @@ def bench(
     from dropbayes.cli import bench as measuring
 
     measuring.bench(n_draws=n_draws, repeats=repeats, as_json=as_json)
+
+
+@app.command()
+def serve(
+    model: ModelFolder,
+    host: Annotated[str, typer.Option(help="The address to listen on.", metavar="ADDRESS")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535, metavar="N")] = 8000,
+    workers: Annotated[int, typer.Option(help="Processes that answer.", min=1, metavar="N")] = 1,
+    max_body: Annotated[int, typer.Option(help="The most bytes of a request.", min=1, metavar="N")] = 16 * 2**20,
+    max_rows: Annotated[int, typer.Option(help="The most rows of a request.", min=1, metavar="N")] = 10_000,
+    max_draws: Annotated[int, typer.Option(help="The most draws a request may ask for.", min=1, metavar="N")] = 1000,
+    token_file: Annotated[
+        str | None, typer.Option(help="A file with the token that requests must bear.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Serve a model over HTTP (Open Inference Protocol V2).
+
+    SIGTERM ends it after the requests under way; SIGHUP takes up a new model in the folder.
+    """
+    from dropbayes.cli import serving
+
+    serving.serve(
+        model, host=host, port=port, workers=workers, max_body=max_body, max_rows=max_rows, max_draws=max_draws,
+        token_file=token_file,
+    )  # fmt: skip

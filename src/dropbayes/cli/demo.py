@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dropbayes import files
+from dropbayes.runtime import files
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -294,7 +294,7 @@ def _page(model: DropoutRegressor, case: Case) -> str:
 def _done(case: Case) -> dict[str, str]:
     import torch
 
-    from dropbayes.version import __version__
+    from dropbayes.runtime.version import __version__
 
     ahead = f"; {len(case.unknown)} more predicted whose truth is not on record" if len(case.unknown) else ""
     return {

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from dropbayes import folders
 from dropbayes.cli.messages import count, note, number, out, print_json, reading_bar, table
+from dropbayes.predictor import Predictor, uncertainty_percentiles
 from dropbayes.tables import Column, Source, open_table
 from dropbayes.tables.columns import Task
 from dropbayes.tables.notation import PLAIN
@@ -56,6 +57,7 @@ def fit(
     begun = time.perf_counter()
     model = folders.Model.of_rows(rows, origin=origin, **settings, verbose=True)
     seconds = time.perf_counter() - begun
+    model.origin["uncertainty_percentiles"] = uncertainty_percentiles(Predictor(model), rows.x)
     best = _held_out_score(model)
     model.origin["scores"] = {} if best is None else {"held-out log-likelihood (nats per row)": best}
     model = model.save(path)

@@ -6,9 +6,9 @@ import contextlib
 import pathlib
 import webbrowser
 
-from dropbayes import files
 from dropbayes.cli.messages import note
 from dropbayes.page import PageServer, page_html
+from dropbayes.runtime import files
 
 __all__ = ["serve_page", "write_page"]
 

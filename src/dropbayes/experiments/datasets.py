@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dropbayes import files
 from dropbayes.experiments.record import Array
+from dropbayes.runtime import files
 
 __all__ = ["Images", "Series", "atmospheric_co2", "digits", "monthly_co2", "solar_irradiance", "unrelated_images"]
 

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dropbayes import files
 from dropbayes.experiments.bands import network_bands
 from dropbayes.experiments.datasets import Series
 from dropbayes.experiments.record import Arrays, Record
+from dropbayes.runtime import files
 from dropbayes.runtime.devices import capture_graph, cpu_threads, tensor_cores
 from dropbayes.runtime.progress import ProgressBar
 

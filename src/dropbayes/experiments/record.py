@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dropbayes import files
+from dropbayes.runtime import files
 
 __all__ = ["Array", "Arrays", "Findings", "Record", "markdown_table"]
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dropbayes import files
 from dropbayes.experiments.foraging import ACTIONS, N_INPUTS, Worlds
 from dropbayes.experiments.record import Array, Arrays, Findings, Record, markdown_table
+from dropbayes.runtime import files
 from dropbayes.runtime.progress import ProgressBar
 
 Policy = Literal["thompson", "epsilon-greedy"]

@@ -48,8 +48,9 @@ def prediction_columns(estimator: Any, x: Array, *, coverage: float) -> list[Arr
     """
     if isinstance(estimator, DropoutRegressor):
         mixture = estimator.predictive(x)
-        moments = (mixture.mean, mixture.std, mixture.epistemic.sqrt(), mixture.aleatoric.sqrt())
-        return [_rounded(column) for column in (*moments, *mixture.interval(coverage))]
+        deviations = [np.sqrt(_rounded(part)) for part in (mixture.epistemic, mixture.aleatoric)]
+        columns: list[Any] = [mixture.mean, mixture.std, *deviations, *mixture.interval(coverage)]
+        return [_rounded(column) for column in columns]
     probabilities = estimator.draws(x)
     mean = draw_mean(probabilities)
     uncertainty = information.entropy(mean), information.mutual_information(probabilities)
@@ -66,6 +67,6 @@ def label_sets(estimator: Any, prediction: Mapping[str, Any], *, coverage: float
     return [np.array(["; ".join(labels[row]) for row in inside])]
 
 
-def _rounded(column: Tensor) -> Array:
+def _rounded(column: Tensor | Array) -> Array:
     """The numbers to 12 digits: more than a network of single precision has, and easier to read."""
     return np.array([float(f"{value:.12g}") for value in column.tolist()])

@@ -14,10 +14,10 @@ import secrets
 import shutil
 from typing import Any
 
-from dropbayes import files
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.estimators.recalibration import Recalibration, recalibrated, uncalibrated
 from dropbayes.folders.card import card
+from dropbayes.runtime import files
 from dropbayes.tables import Schema
 from dropbayes.tables.columns import as_json, from_json
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.likelihoods.observation import Likelihood, check_targets, sum_events
+from dropbayes.runtime.validation import check_positive
 
 __all__ = ["Gaussian", "HeteroscedasticGaussian", "StudentT"]
 
@@ -20,24 +21,25 @@ class Gaussian(Likelihood):
     [GG16, eq:generative_model_reg].
 
     Args:
-        precision: The model precision $\tau > 0$, in units of 1/y².
+        precision: The model precision $\tau > 0$, in units of 1/y²; a scalar tensor where it is to be learned.
     """
 
-    precision: float
+    precision: float | Tensor
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.precision) and self.precision > 0):
-            raise ValueError(f"`precision` (τ) must be a positive number; got {self.precision!r}.")
+        check_positive("precision", self.precision)
 
     def mean(self, output: Tensor) -> Tensor:
         return output
 
     def variance(self, output: Tensor) -> Tensor:
-        return torch.full_like(output, 1.0 / self.precision)
+        return torch.ones_like(output) / self.precision
 
     def log_density(self, output: Tensor, y: Tensor) -> Tensor:
         check_targets(output, y)
-        per_element = 0.5 * (math.log(self.precision) - math.log(2 * math.pi) - self.precision * (y - output).square())
+        tau = self.precision
+        log_tau = tau.log() if isinstance(tau, Tensor) else math.log(tau)
+        per_element = 0.5 * (log_tau - math.log(2 * math.pi) - tau * (y - output).square())
         return sum_events(per_element, y)
 
     def sample(self, output: Tensor, *, generator: torch.Generator | None = None) -> Tensor:

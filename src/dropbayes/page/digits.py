@@ -75,8 +75,8 @@ def main() -> None:
     """Trains the network on MNIST and writes its weights beside the page's modules."""
     from safetensors.torch import save
 
-    from dropbayes import files
     from dropbayes.experiments.datasets import digits
+    from dropbayes.runtime import files
 
     data = digits("mnist")
     net = train(lenet("last", channels=CHANNELS, hidden=HIDDEN), data.x, data.y, n_steps=STEPS)

@@ -17,7 +17,7 @@ from dropbayes.report import svg
 from dropbayes.report.measurements import Score
 from dropbayes.report.summary import Answer
 from dropbayes.report.svg import Figure
-from dropbayes.version import __version__
+from dropbayes.runtime.version import __version__
 
 WHOLE, HALF, PHONE = (900, 400), (450, 400), (346, 300)
 """The sizes of charts: over the whole width, two side by side, and on a phone."""

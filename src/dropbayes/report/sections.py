@@ -58,6 +58,7 @@ def provenance_section(inputs: ReportInputs, found: Regression | Classification)
     """What the caller did, and what the model is."""
     model = inputs.model
     kind = "regressor" if isinstance(found, Regression) else "classifier"
+    networks = times(len(model.population_), f"dropout {kind}")
     drops = ", ".join(f"{p:.3g}" for p in model.population_.drop_prob[0].tolist())
     facts = [
         (

@@ -1,1 +1,1 @@
-"""What surrounds the mathematics: devices, progress displays, arrays of other libraries."""
+"""What surrounds the mathematics: arguments, arrays, devices, files, progress displays and the version."""

@@ -269,6 +269,9 @@ _SHAPE_ONLY: frozenset[Callable[..., Any]] = frozenset(
         torch.permute, torch.squeeze, torch.unsqueeze, torch.movedim, Tensor.movedim,
     }
 )  # fmt: skip
+_MASK_TIMES_INPUT: frozenset[Callable[..., Any]] = frozenset(  # a mask made by itself, one for all positions
+    {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.expand, Tensor.gather}
+)
 _CONVOLUTIONS: frozenset[Callable[..., Any]] = frozenset(
     {F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
 )
@@ -337,7 +340,7 @@ class _Recorder(Noise):
         read = [a for a in args if isinstance(a, Tensor) and id(a) in self._fed_by]
         for tensor in read:
             site = self._fed_by[id(tensor)]
-            if func in _SHAPE_ONLY:
+            if func in _SHAPE_ONLY or func in _MASK_TIMES_INPUT:
                 self._mark(result, site)
             elif self.sites[site].before is None and _has_weights(func, args):
                 self.sites[site] = replace(self.sites[site], before=self._path() or func.__name__)

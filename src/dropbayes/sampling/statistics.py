@@ -89,7 +89,7 @@ class RowStatistics:
                 epistemic + self.integrated / self.moments.count
             )  # the law of total variance over the last layer's masks
         if isinstance(likelihood, Gaussian):
-            aleatoric = torch.full_like(mean, 1 / likelihood.precision)
+            aleatoric = torch.full_like(mean, 1 / float(likelihood.precision))
         elif self.within.count:
             aleatoric = self.within.value
         else:

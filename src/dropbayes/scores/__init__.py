@@ -5,6 +5,7 @@ A score that every row has is returned per row (`[row]`; take `.mean()`), a scor
 NaN, infinite, empty and misshaped input is an error: a column `[row, 1]` is not a vector `[row]`.
 """
 
+from dropbayes.runtime.validation import Array, float_tensor
 from dropbayes.scores.classification import (
     accuracy,
     adaptive_calibration_error,
@@ -37,7 +38,6 @@ from dropbayes.scores.table import (
     class_scores,
     regression_scores,
 )
-from dropbayes.validation import Array, float_tensor
 
 __all__ = [
     "CLASS_SCORES",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dropbayes.validation import Array, row_weights
+from dropbayes.runtime.validation import Array, row_weights
 
 __all__ = ["weighted_mean"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dropbayes.runtime.validation import Array, check_count, class_labels, class_probabilities, row_weights
 from dropbayes.scores.averages import weighted_mean
-from dropbayes.validation import Array, check_count, class_labels, class_probabilities, row_weights
 
 __all__ = [
     "accuracy",

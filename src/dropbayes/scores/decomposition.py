@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dropbayes.runtime.validation import Array, matching_tensors, row_weights
 from dropbayes.scores.classification import labelled
-from dropbayes.validation import Array, matching_tensors, row_weights
 
 __all__ = ["Decomposition", "brier_decomposition", "crps_decomposition"]
 

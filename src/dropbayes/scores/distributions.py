@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from dropbayes.validation import Array, check_positive, finite_tensor, matching_tensors
+from dropbayes.runtime.validation import Array, check_positive, finite_tensor, matching_tensors
 
 __all__ = ["crps", "energy_score", "fair_crps", "variogram_score"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dropbayes.validation import Array, events, row_values, row_weights
+from dropbayes.runtime.validation import Array, events, row_values, row_weights
 
 __all__ = ["RiskCoverage", "auroc", "average_precision", "risk_coverage"]
 

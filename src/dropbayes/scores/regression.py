@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from dropbayes.runtime.validation import Array, check_positive, check_probability, finite_tensor, matching_tensors
 from dropbayes.scores.averages import weighted_mean
-from dropbayes.validation import Array, check_positive, check_probability, finite_tensor, matching_tensors
 
 __all__ = [
     "coverage",

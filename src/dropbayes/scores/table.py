@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from dropbayes.runtime.validation import Array, finite_tensor
 from dropbayes.scores import classification, regression
 from dropbayes.scores.averages import weighted_mean
-from dropbayes.validation import Array, finite_tensor
 
 __all__ = [
     "CLASS_SCORES",

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dropbayes import files
+from dropbayes.runtime import files
 from dropbayes.tables.notation import NUMBER
 
 __all__ = ["Sink", "without_formulas", "write_whole"]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes import files
+from dropbayes.runtime import files
 
 __all__ = ["History", "Run", "load", "save"]
 
@@ -29,6 +29,7 @@ class History:
         loss: The negative evidence lower bound per row, a mean over the epoch's batches.
         log_likelihood: The held-out predictive log-likelihood (empty without held-out rows).
         learning_rate: The learning rate of the epoch's last step.
+        precision: The model precision τ after the epoch (empty unless it is learned).
         best_epoch: The epoch whose weights the network has, counted from 1.
         stopped: "epochs", "patience" or "callback".
     """
@@ -36,6 +37,7 @@ class History:
     loss: list[float] = field(default_factory=list)
     log_likelihood: list[float] = field(default_factory=list)
     learning_rate: list[float] = field(default_factory=list)
+    precision: list[float] = field(default_factory=list)
     best_epoch: int = 0
     stopped: str = ""
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dropbayes.runtime.arrays import Array
-from dropbayes.validation import check_positive, check_probability
+from dropbayes.runtime.validation import check_positive, check_probability
 
 __all__ = ["Descent", "DescentOptions", "InverseDecay", "described", "kept_rates"]
 

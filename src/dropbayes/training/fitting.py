@@ -18,14 +18,16 @@ from dropbayes.precision import Prior
 from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.devices import available_device
 from dropbayes.runtime.progress import ProgressBar
+from dropbayes.runtime.validation import check_count
 from dropbayes.sampling import draws, sites
 from dropbayes.training import checkpoints
 from dropbayes.training.checkpoints import History, Run
 from dropbayes.training.descent import Descent, DescentOptions, described, kept_rates
 from dropbayes.training.fingerprints import fingerprint
+from dropbayes.training.noise import ModelNoise
 from dropbayes.training.rows import Batch, Rows, output_tensor, training_rows
 from dropbayes.training.steps import Step, batch_objective, run_epoch, wants_graph
-from dropbayes.validation import check_count
+from dropbayes.weight_layers import complete_keep_probs
 
 __all__ = ["Progress", "fit"]
 
@@ -46,6 +48,7 @@ def fit(
     *,
     likelihood: Likelihood,
     prior: Prior | None = None,
+    learn_precision: bool = False,
     keep_probs: Mapping[str, float] | None = None,
     sample_weight: Array | None = None,
     epochs: int = 100,
@@ -80,7 +83,9 @@ def fit(
         y: Targets, as `likelihood` takes them; None if `x` is a DataLoader.
         likelihood: The observation model $p(\mathbf y \mid \widehat{\mathbf y})$.
         prior: The length-scales of weights and biases; `Prior()` by default.
-        keep_probs: Keep probabilities by module name where the network's structure does not tell.
+        learn_precision: Whether the τ of a `Gaussian` is trained with the network, from its own value on. The τ that
+            goes with the returned weights is `history.precision[history.best_epoch - 1]`.
+        keep_probs: Keep probabilities by module name, before those that a trace of the first rows shows.
         sample_weight: The weight of each row. A row of weight 2 counts as two, beside the prior too: N is their sum.
         epochs: The number of passes over the rows.
         batch_size: The number of rows of a mini-batch, M; a DataLoader has its own.
@@ -121,21 +126,29 @@ def fit(
     target = available_device(device)
     rows = training_rows(x, y, net=net, device=target, batch_size=batch_size, sample_weight=weight)
     judged = _held_out_rows(held_out, net, target)
-    with _borrowed(net, target), kept_rates(descent.optimizer_of(net)) as (optimizer, base_rates):
+    noise = ModelNoise(likelihood, learn_precision, target)
+    with (
+        _borrowed(net, target),
+        noise.trained_by(descent.optimizer_of(net)) as trained,
+        kept_rates(trained) as (optimizer, base_rates),
+    ):
         _check_targets(net, rows, likelihood)
         _check_targets(net, judged, likelihood)
-        objective = batch_objective(net, likelihood, prior or Prior(), keep_probs, rows.n_data)
-        scale = 1 / likelihood.precision if isinstance(likelihood, Gaussian) else 1.0
-        graphed = wants_graph(net, descent.cuda_graph, target)
+        traced = complete_keep_probs(net, next(rows.pass_through()).first(2).arguments, keep_probs)
+        objective = batch_objective(net, noise.likelihood, prior or Prior(), traced, rows.n_data)
+        scale = 1 / float(likelihood.precision) if isinstance(likelihood, Gaussian) else 1.0
+        graphed = wants_graph(net, descent.cuda_graph, target) and not learn_precision
         step = Step(net, objective, scale, descent.autocast, graphed, bool(descent.cuda_graph))
         identity = ""
         if checkpoint is not None:
             identity = fingerprint(
                 net=net, rows=rows.identity(), held_out=judged and judged.identity(), likelihood=likelihood,
-                prior=prior, keep_probs=keep_probs, **counts | {"epochs": None}, n_draws=n_draws, seed=seed,
+                prior=prior, keep_probs=keep_probs, learn_precision=learn_precision, **counts | {"epochs": None},
+                n_draws=n_draws, seed=seed,
                 optimizer=described(optimizer), schedule=descent.schedule, autocast=descent.autocast,
             )  # fmt: skip
         run = checkpoints.load(checkpoint, net, optimizer, fingerprint=identity)
+        noise.restore(run.history.precision)
         done = len(run.history.loss)
         with ProgressBar("fit", epochs, unit="epochs", initial=done, show=progress) as bar:
             while len(run.history.loss) < epochs and not run.history.stopped:
@@ -144,7 +157,10 @@ def fit(
                 net.train()
                 loss = run_epoch(step, optimizer, rows, base_rates=base_rates, schedule=descent.schedule, epoch=epoch)
                 _check_finite(net, before, loss, epoch, optimizer)
-                score = None if judged is None else _held_out_score(net, judged, likelihood, n_draws, seed, epoch)
+                score = (
+                    None if judged is None else _held_out_score(net, judged, noise.likelihood(), n_draws, seed, epoch)
+                )
+                run = replace(run, history=replace(run.history, precision=[*run.history.precision, *noise.values()]))
                 run = _extended(run, net, loss, score, optimizer.param_groups[0]["lr"], patience)
                 stop = [callback(Progress(epoch + 1, net, run.history)) for callback in callbacks]
                 if any(stop) and not run.history.stopped:
@@ -188,9 +204,8 @@ def _check_targets(net: nn.Module, rows: Rows | None, likelihood: Likelihood) ->
         return
     net.eval()
     batch = next(rows.pass_through())
-    first = replace(batch.inputs, leaves=tuple(batch.inputs.rows(torch.zeros(1, dtype=torch.long))), n_rows=1)
     with torch.no_grad():
-        output = Batch(first, batch.y[:1]).output(net)
+        output = batch.first(1).output(net)
         likelihood.check(output.expand(len(batch.y), *output.shape[1:]), batch.y)
         likelihood.log_density(output, batch.y[:1])
 

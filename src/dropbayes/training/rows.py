@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from dropbayes.runtime.arrays import to_tensor
+from dropbayes.runtime.validation import finite_tensor, row_weights
 from dropbayes.sampling.trees import Inputs, as_inputs
-from dropbayes.validation import finite_tensor, row_weights
 
 __all__ = ["Batch", "Rows", "output_tensor", "training_rows"]
 
@@ -59,6 +59,12 @@ class Batch:
         """The inputs in the form that `draws` takes: a tensor, a tuple or a mapping."""
         args, kwargs = self.inputs.call(lambda *args, **kwargs: (args, kwargs), self.inputs.leaves)
         return kwargs or (args[0] if len(args) == 1 and isinstance(args[0], Tensor) else args)
+
+    def first(self, n_rows: int) -> Batch:
+        """The batch of its first rows."""
+        n_rows = min(n_rows, len(self.y))
+        leaves = tuple(self.inputs.rows(torch.arange(n_rows)))
+        return Batch(dataclasses.replace(self.inputs, leaves=leaves, n_rows=n_rows), self.y[:n_rows])
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.likelihoods import Likelihood
-from dropbayes.objective import kl_divergence
+from dropbayes.objective import divergence_of
 from dropbayes.precision import Prior
 from dropbayes.runtime.devices import capture_graph
 from dropbayes.training.rows import Batch, Rows
-from dropbayes.weight_layers import kl_coefficients
 
 __all__ = ["Step", "batch_objective", "run_epoch", "wants_graph"]
 
@@ -23,23 +22,21 @@ Objective = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def batch_objective(
-    net: nn.Module, likelihood: Likelihood, prior: Prior, keep_probs: Mapping[str, float] | None, n_data: float
+    net: nn.Module,
+    likelihood: Callable[[], Likelihood],
+    prior: Prior,
+    keep_probs: Mapping[str, float] | None,
+    n_data: float,
 ) -> Objective:
     r"""The negative evidence lower bound per row as a function of a batch's outputs; see `objective.negative_elbo`.
 
     With weights $w_n$ of the rows, N is their sum: the bound is that of a data set in which row n occurs $w_n$ times.
     """
-    coefficients = kl_coefficients(net, prior=prior, keep_probs=keep_probs)
-    parameters = dict(net.named_parameters(remove_duplicate=False))
-    pairs = [(0.5 * c / n_data, parameters[name]) for name, c in coefficients.items() if c]
-    stated = any(hasattr(module, "kl") for module in net.modules())  # layers that know their own divergence
+    divergence = divergence_of(net, prior=prior, keep_probs=keep_probs)
 
     def loss(output: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-        density = likelihood.log_density(output, y)
-        misfit = -(density if weight is None else density * weight).mean()
-        if stated:
-            return misfit + kl_divergence(net, prior=prior, keep_probs=keep_probs) / n_data
-        return torch.stack([misfit, *(c * parameter.square().sum() for c, parameter in pairs)]).sum()
+        density = likelihood().log_density(output, y)
+        return -(density if weight is None else density * weight).mean() + divergence() / n_data
 
     return loss
 
@@ -127,6 +124,7 @@ def run_epoch(
             factor = schedule(epoch * rows.n_batches + number)
             for group, rate in zip(optimizer.param_groups, base_rates, strict=True):
                 group["lr"] = rate * factor
+        optimizer.zero_grad(set_to_none=True)  # what it trains besides the network: a precision
         losses.append(step(batch))
         optimizer.step()
     return float(sum(losses[1:], losses[0])) / len(losses)

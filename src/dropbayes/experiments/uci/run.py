@@ -26,11 +26,11 @@ from typing import Any
 
 import torch
 
-from dropbayes import files
 from dropbayes.experiments.uci import best as uci_best
 from dropbayes.experiments.uci import data as uci_data
 from dropbayes.experiments.uci import faithful as uci_faithful
 from dropbayes.experiments.uci.page import result_line
+from dropbayes.runtime import files
 
 METHODS: dict[str, Any] = {"faithful": uci_faithful, "best": uci_best}
 QUICK_SETS, QUICK_SPLITS = ("yacht", "boston", "energy", "concrete", "wine"), 5

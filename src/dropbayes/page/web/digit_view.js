@@ -231,7 +231,7 @@ export class DigitView {
     const y = linearScale([low - pad, high + pad], surface.height - 24, 6);
     const narrow = surface.width < 420;
     const at = { x: narrow ? [-180, -90, 0, 90, 180] : [-180, -120, -60, 0, 60, 120, 180], y: isLogit ? [0, 10, 20, 30, -10, -20].filter((v) => v > low - pad && v < high + pad) : [0, 0.5, 1] };
-    surface.axes(x, y, { x: "", y: "" }, { x: (v) => `${plainNumber(v)}°`, y: plainNumber }, at);
+    surface.axes(x, y, { x: (v) => `${plainNumber(v)}°`, y: plainNumber }, at);
     context.strokeStyle = surface.colour("focus");
     context.lineWidth = 1.5;
     context.beginPath();

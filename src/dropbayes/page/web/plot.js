@@ -78,16 +78,16 @@ export class Surface {
   }
 
   /**
-   * Axes with a faint grid; labels in units of their own.
-   * @param {Scale} x @param {Scale} y @param {{x: string, y: string}} labels
+   * Axes with a faint grid and numbers.
+   * @param {Scale} x @param {Scale} y
    * @param {{x: (value: number) => string, y: (value: number) => string}} [format]
    * @param {{x: number[], y: number[]}} [places]
    */
-  axes(x, y, labels, format, places) {
+  axes(x, y, format, places) {
     const { context } = this;
     const [left, right] = [x(x.range[0]), x(x.range[1])];
     const [bottom, top] = [y(y.range[0]), y(y.range[1])];
-    const atX = places?.x ?? ticks(x.range, (right - left) / 90);
+    const atX = places?.x ?? ticks(x.range, (right - left) / 70);
     const atY = places?.y ?? ticks(y.range, (bottom - top) / 50);
     context.strokeStyle = this.colour("grid");
     context.lineWidth = 1;
@@ -98,15 +98,35 @@ export class Surface {
     context.fillStyle = this.colour("faint");
     context.textAlign = "center";
     context.textBaseline = "top";
-    for (const value of atX) context.fillText(format?.x(value) ?? plainNumber(value), x(value), bottom + 6);
+    for (const value of atX) {
+      const text = format?.x(value) ?? plainNumber(value);
+      const half = context.measureText(text).width / 2;
+      context.fillText(text, Math.min(x(value), this.width - half - 2), bottom + 6);
+    }
     context.textAlign = "right";
     context.textBaseline = "middle";
     for (const value of atY) context.fillText(format?.y(value) ?? plainNumber(value), left - 6, y(value));
+  }
+
+  /**
+   * What the axes show, in the corners, on top of everything.
+   * @param {Scale} x @param {Scale} y @param {{x: string, y: string}} labels
+   */
+  axisLabels(x, y, labels) {
+    const { context } = this;
+    context.fillStyle = this.colour("faint");
+    context.strokeStyle = this.colour("paper");
+    context.lineWidth = 3;
+    const write = (/** @type {string} */ text, /** @type {number} */ left, /** @type {number} */ top) => {
+      context.strokeText(text, left, top);
+      context.fillText(text, left, top);
+    };
+    context.textAlign = "right";
     context.textBaseline = "bottom";
-    context.fillText(labels.x, right, bottom - 4);
+    write(labels.x, x(x.range[1]), y(y.range[0]) - 4);
     context.textAlign = "left";
     context.textBaseline = "top";
-    context.fillText(labels.y, left + 6, top + 4);
+    write(labels.y, x(x.range[0]) + 6, y(y.range[1]) + 4);
   }
 
   /**

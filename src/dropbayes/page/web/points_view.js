@@ -1,41 +1,25 @@
 /** The view of points: the plot that is drawn on, its controls, and the worker that trains. */
-import { byId, copyText, speak } from "./document.js";
-import { linearScale, plainNumber, shortNumber, Surface, ticks } from "./plot.js";
+import { byId, copyText } from "./document.js";
+import { shortNumber } from "./plot.js";
+import { PointEditor } from "./point_editor.js";
+import { PointsPicture } from "./points_picture.js";
 import { pythonCode } from "./python_code.js";
-import { rounded, SCENES } from "./scenes.js";
-import { DEFAULTS, encoded, MOST_POINTS, parsedSetting, RANGES } from "./state.js";
+import { SCENES } from "./scenes.js";
+import { DEFAULTS, encoded, parsedSetting, RANGES } from "./state.js";
 
 /** @typedef {import("./scenes.js").Point} Point */
-/** @typedef {import("./scenes.js").Unit} Unit */
 /** @typedef {import("./state.js").Settings} Settings */
 /** @typedef {import("./state.js").State} State */
-/** @typedef {import("./plot.js").Scale} Scale */
+/** @typedef {import("./points_picture.js").Band} Band */
+/** @typedef {import("./points_picture.js").Process} Process */
 
-/**
- * @typedef {object} Band
- * @property {Float64Array} grid
- * @property {Float64Array} draws `[draw, place]`
- * @property {Float64Array} mean
- * @property {Float64Array} epistemic
- * @property {Float64Array} standard
- * @property {import("./network.js").Network} network
- * @property {number} precision
- * @property {number[]} decays
- * @property {number} step
- * @property {boolean} isTraining
- * @property {Settings} settings
- */
-
-const REACH = 14; // pixels within which a point is grasped
-const FINGER_REACH = 24;
 const TWEEN = 120; // milliseconds in which a new band takes the place of the old one
 const CALM_FRAME = 600; // milliseconds between bands where motion is to be reduced
-const HOLD = 500; // milliseconds a finger rests on a point to erase it
 
 /** What each slider shows: a position from 0 to 100 for a number, on a logarithmic scale where `isLog`. */
 const SLIDERS = /** @type {const} */ ({
   dropProb: { isLog: true, shown: (/** @type {number} */ v) => shortNumber(v) },
-  precision: { isLog: true, shown: (/** @type {number} */ v) => `${shortNumber(v)} (noise ${shortNumber(v ** -0.5)})` },
+  precision: { isLog: true, shown: (/** @type {number} */ v) => shortNumber(v) },
   lengthScale: { isLog: true, shown: (/** @type {number} */ v) => shortNumber(v) },
   width: { isLog: false, shown: String },
   depth: { isLog: false, shown: String },
@@ -61,29 +45,24 @@ export class PointsView {
     this.changed = changed;
     this.worker = startWorker();
     this.worker.addEventListener("message", ({ data }) => (data.task === "band" ? this.showBand(data) : this.showProcess(data)));
-    this.plot = new Surface(byId("plot"));
-    this.ratio = new Surface(byId("ratio"));
+    this.picture = new PointsPicture();
     /** @type {Band | null} */
     this.band = null;
     /** @type {Band | null} */
     this.before = null;
     this.bandTime = 0;
-    /** @type {{grid: Float64Array, mean: Float64Array, variance: Float64Array} | null} */
+    /** @type {Process | null} */
     this.process = null;
     this.isRunning = true;
-    this.isErasing = false;
     this.isVisible = true;
     this.restarts = 0;
     this.isSent = true;
     this.frame = 0;
-    /** @type {Point | null} */
-    this.cursor = null;
-    /** @type {Point | null} */
-    this.grasped = null;
     this.calm = matchMedia("(prefers-reduced-motion: reduce)");
     this.buildScenes();
     this.bindControls();
-    this.bindPlot();
+    this.editor = new PointEditor(this.picture.plot.canvas, this);
+    new ResizeObserver(() => this.redraw()).observe(this.picture.plot.canvas);
     this.showControls();
     this.send();
   }
@@ -191,7 +170,7 @@ export class PointsView {
 
   bindButtons() {
     byId("erase").addEventListener("click", () => {
-      this.isErasing = !this.isErasing;
+      this.editor.isErasing = !this.editor.isErasing;
       this.showControls();
     });
     byId("clear").addEventListener("click", () => {
@@ -237,8 +216,8 @@ export class PointsView {
       if (document.activeElement !== input) input.value = String(settings[name]);
     }
     /** @type {HTMLInputElement} */ (byId("precision")).disabled = settings.learnPrecision;
-    byId("erase").setAttribute("aria-pressed", String(this.isErasing));
-    byId("plot").classList.toggle("erasing", this.isErasing);
+    byId("erase").setAttribute("aria-pressed", String(this.editor.isErasing));
+    byId("plot").classList.toggle("erasing", this.editor.isErasing);
     byId("run").textContent = this.isRunning ? "Pause" : "Train";
     byId("run").setAttribute("aria-pressed", String(!this.isRunning));
     byId("ratio").hidden = !settings.process;
@@ -280,13 +259,13 @@ export class PointsView {
     const count = n === 1 ? "1 point" : `${n} points`;
     const doing = n === 0 ? "click to add points" : band.isTraining ? `step ${band.step}` : this.isRunning ? `settled after ${band.step} steps` : "paused";
     byId("status").textContent = n === 0 ? doing : `${count} · ${doing}`;
-    const [first, ...rest] = band.decays;
-    const wide = rest.length > 1 ? `λ₂ … = ${shortNumber(rest[0])}` : `λ₂ = ${shortNumber(rest[0])}`;
-    byId("decays").textContent = `λ₁ = ${shortNumber(first)},  ${wide}  (N = ${n})`;
+    const [first, second] = band.decays;
+    byId("noise").textContent = `noise deviation 1/√τ = ${shortNumber(band.precision ** -0.5)}`;
+    byId("decays").textContent = `first layer ${shortNumber(first)}, then ${shortNumber(second)}`;
     if (this.state.settings.learnPrecision) byId("precision-value").textContent = SLIDERS.precision.shown(band.precision);
   }
 
-  /** @param {{grid: Float64Array, mean: Float64Array, variance: Float64Array}} process */
+  /** @param {Process} process */
   showProcess(process) {
     this.process = process;
     this.redraw();
@@ -317,273 +296,15 @@ export class PointsView {
     return { ...band, mean: mixed("mean"), epistemic: mixed("epistemic"), standard: mixed("standard"), draws: draws || oneDraw ? mixed("draws") : band.draws };
   }
 
-  scales() {
-    const [width, height] = [this.plot.width, this.plot.height];
-    return {
-      x: linearScale(this.scene.xRange, 44, width - 10),
-      y: linearScale(this.scene.yRange, height - 26, 10),
-    };
-  }
-
   /** @param {number} now */
   draw(now) {
     this.frame = 0;
-    const context = this.plot.begin();
-    const { x, y } = this.scales();
-    this.plot.axes(x, y, { x: this.scene.x.label, y: this.scene.y.label }, ...labelled(this.scene.x, this.scene.y, x, y));
-    const band = this.shownBand(now);
-    this.plot.inside(x, y, () => {
-      if (band) this.drawBand(band, x, y);
-      this.drawPoints(context, x, y);
-    });
-    if (this.state.settings.process) this.drawRatio(band);
+    const { scene, points, process, editor } = this;
+    this.picture.draw({ scene, points, process, settings: this.state.settings, band: this.shownBand(now), cursor: editor.cursor, grasped: editor.grasped });
     if (this.before && now - this.bandTime < TWEEN) this.redraw();
   }
 
-  /** @param {Band} band @param {Scale} x @param {Scale} y */
-  drawBand({ grid, mean, epistemic, standard, draws, precision }, x, y) {
-    const { plot } = this;
-    const { settings } = this.state;
-    const noise = 1 / precision;
-    const around = (/** @type {number} */ k, /** @type {number} */ extra) => mean.map((value, at) => value + k * Math.sqrt(epistemic[at] + extra));
-    for (const k of [2, 1]) {
-      if (settings.total) plot.band(x, y, grid, around(-k, noise), around(k, noise), { colour: "total", alpha: 0.3 });
-    }
-    for (const k of [2, 1]) {
-      if (settings.epistemic) plot.band(x, y, grid, around(-k, 0), around(k, 0), { colour: "epistemic", alpha: 0.3 });
-    }
-    if (settings.draws) plot.curves(x, y, grid, draws, { colour: "draws", alpha: 0.3 });
-    if (settings.process && this.process) this.drawProcess(x, y);
-    if (settings.mean) plot.curve(x, y, grid, mean, { colour: "mean", width: 2.5 });
-    if (settings.standard) plot.curve(x, y, grid, standard, { colour: "standard", width: 2.5, dash: [2, 4] });
-    if (settings.oneDraw) {
-      const at = Math.min(settings.draw, draws.length / grid.length - 1) * grid.length;
-      plot.curve(x, y, grid, draws.subarray(at, at + grid.length), { colour: "one", width: 2 });
-    }
+  scales() {
+    return this.picture.scales(this.scene);
   }
-
-  /** @param {Scale} x @param {Scale} y */
-  drawProcess(x, y) {
-    const { grid, mean, variance } = /** @type {NonNullable<PointsView["process"]>} */ (this.process);
-    for (const k of [-2, 2]) {
-      const edge = mean.map((value, at) => value + k * Math.sqrt(variance[at]));
-      this.plot.curve(x, y, grid, edge, { colour: "process", width: 1.5, dash: [6, 4] });
-    }
-    this.plot.curve(x, y, grid, mean, { colour: "process", width: 2 });
-  }
-
-  /** @param {CanvasRenderingContext2D} context @param {Scale} x @param {Scale} y */
-  drawPoints(context, x, y) {
-    context.fillStyle = this.plot.colour("point");
-    context.strokeStyle = this.plot.colour("paper");
-    context.lineWidth = 1.5;
-    const radius = this.points.length > 60 ? 3.5 : 4.5;
-    for (const point of this.points) {
-      context.beginPath();
-      context.arc(x(point.x), y(point.y), point === this.grasped ? radius + 2 : radius, 0, 2 * Math.PI);
-      context.fill();
-      context.stroke();
-    }
-    if (!this.cursor) return;
-    context.strokeStyle = this.plot.colour("focus");
-    context.beginPath();
-    const [left, top] = [x(this.cursor.x), y(this.cursor.y)];
-    for (const [dx, dy] of [[1, 0], [-1, 0], [0, 1], [0, -1]]) {
-      context.moveTo(left + 5 * dx, top + 5 * dy);
-      context.lineTo(left + 13 * dx, top + 13 * dy);
-    }
-    context.stroke();
-  }
-
-  /**
-   * The network's epistemic deviation over the process's, on a logarithmic scale.
-   * @param {Band | null} band
-   */
-  drawRatio(band) {
-    const { ratio } = this;
-    const context = ratio.begin();
-    const x = linearScale(this.scene.xRange, 44, ratio.width - 10);
-    const y = linearScale([-3.4, 3.4], ratio.height - 20, 4);
-    const names = new Map([[-3, "⅛"], [-2, "¼"], [-1, "½"], [0, "1"], [1, "2"], [2, "4"], [3, "8"]]);
-    ratio.axes(x, y, { x: "", y: "deviation: network over process" }, { x: () => "", y: (value) => names.get(value) ?? "" }, { x: [], y: [-2, 0, 2] });
-    context.strokeStyle = ratio.colour("faint");
-    context.beginPath();
-    context.moveTo(x(x.range[0]), y(0));
-    context.lineTo(x(x.range[1]), y(0));
-    context.stroke();
-    const { process } = this;
-    if (!band || !process || process.grid.length !== band.grid.length || process.grid[0] !== band.grid[0]) return;
-    const logs = band.epistemic.map((value, k) => 0.5 * Math.log2(Math.max(value, 1e-12) / Math.max(process.variance[k], 1e-12)));
-    ratio.inside(x, y, () => {
-      ratio.band(x, y, band.grid, logs.map(() => 0), logs, { colour: "process", alpha: 0.18 });
-      ratio.curve(x, y, band.grid, logs, { colour: "process", width: 2 });
-    });
-  }
-
-  // Pointer and keyboard ----------------------------------------------------------------------------------------------
-
-  bindPlot() {
-    const canvas = /** @type {HTMLCanvasElement} */ (byId("plot"));
-    canvas.addEventListener("pointerdown", (event) => this.press(event));
-    canvas.addEventListener("pointermove", (event) => this.drag(event));
-    for (const name of ["pointerup", "pointercancel"]) {
-      canvas.addEventListener(name, () => {
-        this.grasped = null;
-        this.isWiping = false;
-        clearTimeout(this.holding);
-        this.redraw();
-      });
-    }
-    canvas.addEventListener("contextmenu", (event) => event.preventDefault());
-    canvas.addEventListener("keydown", (event) => this.key(event));
-    canvas.addEventListener("blur", () => {
-      this.cursor = null;
-      this.redraw();
-    });
-    new ResizeObserver(() => this.redraw()).observe(canvas);
-  }
-
-  /** @param {PointerEvent} event */
-  place(event) {
-    const box = this.plot.canvas.getBoundingClientRect();
-    const { x, y } = this.scales();
-    const [left, top] = [event.clientX - box.left, event.clientY - box.top];
-    const inside = (/** @type {number} */ value, /** @type {[number, number]} */ [low, high]) => Math.min(high, Math.max(low, value));
-    return { x: rounded(inside(x.inverse(left), x.range)), y: rounded(inside(y.inverse(top), y.range)) };
-  }
-
-  /**
-   * The nearest point within reach.
-   * @param {PointerEvent} event
-   */
-  pointAt(event) {
-    const box = this.plot.canvas.getBoundingClientRect();
-    const { x, y } = this.scales();
-    const reach = event.pointerType === "touch" ? FINGER_REACH : REACH;
-    const distance = (/** @type {Point} */ point) => Math.hypot(x(point.x) + box.left - event.clientX, y(point.y) + box.top - event.clientY);
-    return this.points.reduce((/** @type {Point | null} */ best, point) => (distance(point) <= (best ? distance(best) : reach) ? point : best), null);
-  }
-
-  /** @param {PointerEvent} event */
-  press(event) {
-    this.plot.canvas.focus({ preventScroll: true });
-    this.cursor = null;
-    const point = this.pointAt(event);
-    if (this.isErasing || event.button === 2 || event.altKey) {
-      this.isWiping = true;
-      if (point) this.erase(point);
-    } else if (event.button === 0) {
-      this.grasped = point ?? this.add(this.place(event));
-      if (point && event.pointerType === "touch") this.holding = window.setTimeout(() => this.erase(point), HOLD);
-    }
-    try {
-      this.plot.canvas.setPointerCapture(event.pointerId);
-    } catch {
-      // A pointer that is gone again cannot be captured, and need not be.
-    }
-  }
-
-  /** @param {PointerEvent} event */
-  drag(event) {
-    if (this.isWiping) {
-      const point = this.pointAt(event);
-      if (point) this.erase(point);
-    }
-    if (!this.grasped) return;
-    const at = this.place(event);
-    if (at.x === this.grasped.x && at.y === this.grasped.y) return;
-    clearTimeout(this.holding);
-    const index = this.points.indexOf(this.grasped);
-    this.grasped = at;
-    if (index >= 0) this.setPoints(this.points.map((point, k) => (k === index ? at : point)));
-  }
-
-  /**
-   * @param {Point} point
-   * @returns {Point | null}
-   */
-  add(point) {
-    if (this.points.length >= MOST_POINTS) {
-      speak(`There are ${MOST_POINTS} points, the most this page takes.`);
-      return null;
-    }
-    this.setPoints([...this.points, point]);
-    return point;
-  }
-
-  /** @param {Point} point */
-  erase(point) {
-    this.grasped = null;
-    this.setPoints(this.points.filter((other) => other !== point));
-  }
-
-  /** @param {KeyboardEvent} event */
-  key(event) {
-    const [[left, right], [low, high]] = [this.scene.xRange, this.scene.yRange];
-    const cursor = this.cursor ?? { x: (left + right) / 2, y: (low + high) / 2 };
-    const step = event.shiftKey ? 0.1 : 0.02;
-    const [dx, dy] = [step * (right - left), step * (high - low)];
-    /** @type {Record<string, () => Point>} */
-    const moves = {
-      ArrowLeft: () => ({ x: cursor.x - dx, y: cursor.y }),
-      ArrowRight: () => ({ x: cursor.x + dx, y: cursor.y }),
-      ArrowUp: () => ({ x: cursor.x, y: cursor.y + dy }),
-      ArrowDown: () => ({ x: cursor.x, y: cursor.y - dy }),
-      Home: () => ({ x: left, y: cursor.y }),
-      End: () => ({ x: right, y: cursor.y }),
-    };
-    if (event.key in moves) {
-      const { x, y } = moves[event.key]();
-      this.cursor = { x: rounded(Math.min(right, Math.max(left, x))), y: rounded(Math.min(high, Math.max(low, y))) };
-      this.sayCursor();
-    } else if (event.key === "Enter" || event.key === " ") {
-      this.cursor = cursor;
-      if (this.add({ ...cursor })) speak(`Point added, ${this.points.length} in all.`);
-    } else if (event.key === "Delete" || event.key === "Backspace") {
-      this.eraseNearest(cursor);
-    } else {
-      return;
-    }
-    event.preventDefault();
-    this.redraw();
-  }
-
-  /** @param {Point} cursor */
-  eraseNearest(cursor) {
-    const { x, y } = this.scales();
-    const distance = (/** @type {Point} */ point) => Math.hypot(x(point.x) - x(cursor.x), y(point.y) - y(cursor.y));
-    const [nearest] = [...this.points].sort((a, b) => distance(a) - distance(b));
-    if (!nearest) return;
-    this.erase(nearest);
-    this.cursor = cursor;
-    speak(`Point erased, ${this.points.length} left.`);
-  }
-
-  /** Tells the place of the cursor and what the network says there. */
-  sayCursor() {
-    const { cursor, band } = this;
-    if (!cursor || !band) return;
-    const [left, right] = this.scene.xRange;
-    const at = Math.round(((cursor.x - left) / (right - left)) * (band.grid.length - 1));
-    const printed = (/** @type {Unit} */ unit, /** @type {number} */ value) => shortNumber(unit.offset + unit.scale * value);
-    const { x, y } = this.scene;
-    speak(`${x.label} ${printed(x, cursor.x)}, ${y.label} ${printed(y, cursor.y)}. Mean ${printed(y, band.mean[at])}, epistemic deviation ${shortNumber(y.scale * Math.sqrt(band.epistemic[at]))}.`);
-  }
-}
-
-/**
- * Places and texts of ticks that are round in the scene's units.
- * @param {Unit} unitX @param {Unit} unitY @param {Scale} x @param {Scale} y
- * @returns {[{x: (v: number) => string, y: (v: number) => string}, {x: number[], y: number[]}]}
- */
-function labelled(unitX, unitY, x, y) {
-  const places = (/** @type {Unit} */ unit, /** @type {Scale} */ scale, /** @type {number} */ count) => {
-    const shown = (/** @type {number} */ value) => unit.offset + unit.scale * value;
-    const [from, to] = [shown(scale.range[0]), shown(scale.range[1])];
-    return ticks([from, to], count).map((value) => (value - unit.offset) / unit.scale);
-  };
-  const text = (/** @type {Unit} */ unit) => (/** @type {number} */ value) => plainNumber(Number((unit.offset + unit.scale * value).toFixed(6)));
-  const width = Math.abs(x(x.range[1]) - x(x.range[0]));
-  const height = Math.abs(y(y.range[1]) - y(y.range[0]));
-  return [{ x: text(unitX), y: text(unitY) }, { x: places(unitX, x, width / 90), y: places(unitY, y, height / 50) }];
 }

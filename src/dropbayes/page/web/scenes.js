@@ -87,7 +87,7 @@ export const SCENES = {
     yRange: [-2.6, 2.6],
     x: PLAIN_X,
     y: PLAIN_Y,
-    settings: {},
+    settings: { draws: true },
   },
   clusters: {
     title: "Two clusters",

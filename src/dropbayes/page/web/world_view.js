@@ -70,9 +70,9 @@ export class WorldView {
     const value = (/** @type {string} */ id) => /** @type {HTMLInputElement} */ (byId(id)).value;
     const speed = SPEEDS[Number(value("speed"))];
     byId("world-run").textContent = this.isRunning ? "Pause" : "Run";
-    const text = speed > 1000 ? "as fast as it goes" : `${speed} steps a second`;
+    const text = speed > 1000 ? "full" : `${speed}/s`;
     byId("speed-value").textContent = text;
-    byId("speed").setAttribute("aria-valuetext", text);
+    byId("speed").setAttribute("aria-valuetext", speed > 1000 ? "as fast as it goes" : `${speed} steps a second`);
     this.worker.postMessage({
       task: "world",
       schedule: value("schedule"),
@@ -191,7 +191,8 @@ export class WorldView {
     const high = Math.max(1.4, ...values);
     const x = linearScale([0, blocks * block], 44, rewards.width - 10);
     const y = linearScale([low - 0.1, high + 0.1], rewards.height - 26, 8);
-    rewards.axes(x, y, { x: "steps", y: "reward, mean of the last 1,000 steps" }, { x: (v) => v.toLocaleString("en"), y: plainNumber });
+    rewards.axes(x, y, { x: (v) => v.toLocaleString("en"), y: plainNumber });
+    rewards.axisLabels(x, y, { x: "steps", y: "reward, mean of the last 1,000 steps" });
     curves.forEach((curve, k) => {
       const steps = curve.map((_, at) => (at + 1) * block);
       if (curve.length > 0) rewards.curve(x, y, [0, ...steps], [curve[0], ...curve], { colour: `c${k}`, width: 2.5, dash: k === 1 ? [7, 4] : [] });

@@ -2,7 +2,7 @@
 
 import importlib.metadata
 
-from dropbayes.version import __version__
+from dropbayes.runtime.version import __version__
 
 
 def test_the_version_is_that_of_the_distribution():

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from dropbayes import files
+from dropbayes.runtime import files
 
 
 def names(folder):

@@ -21,6 +21,7 @@ __all__ = [
     "check_count",
     "check_keep_prob",
     "check_n_data",
+    "check_number",
     "check_positive",
     "check_probability",
     "class_labels",
@@ -39,10 +40,22 @@ _HALF_TOLERANCE, _TOLERANCE = 1e-2, 1e-3
 # ---------------------------------------------------------------------------------------------------- numbers
 
 
-def check_positive(name: str, value: float, *, allow_zero: bool = False) -> None:
-    if not (_is_finite_number(value) and (value > 0 or (allow_zero and value == 0))):
+def check_positive(name: str, value: Any, *, allow_zero: bool = False) -> None:
+    """Raises unless `value` is a positive number, or a scalar tensor of one (a parameter that is being learned)."""
+    number = value
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"`{name}` must be a number or a scalar tensor; got shape {tuple(value.shape)}.")
+        number = value.detach().item()
+    if not (_is_finite_number(number) and (number > 0 or (allow_zero and number == 0))):
         rule = "a finite number, zero or more" if allow_zero else "a positive finite number"
         raise ValueError(f"`{name}` must be {rule}; got {value!r}.")
+
+
+def check_number(name: str, value: Any) -> None:
+    """Refuses a tensor where a value is used once and could get no gradient."""
+    if isinstance(value, Tensor):
+        raise TypeError(f"`{name}` must be a number, not a tensor: nothing here can be learned. Pass {name}.item().")
 
 
 def check_keep_prob(value: float) -> None:

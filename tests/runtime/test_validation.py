@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dropbayes import validation
-from dropbayes.validation import (
+from dropbayes.runtime import validation
+from dropbayes.runtime.validation import (
     check_count,
     check_keep_prob,
     check_n_data,

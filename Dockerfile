@@ -1,0 +1,22 @@
+# The server of `dropbayes serve`, for one model folder mounted at /models/model:
+#   docker build -t dropbayes .
+#   docker run --rm -p 127.0.0.1:8000:8000 -v "$PWD/model:/models/model:ro" dropbayes
+FROM python:3.12-slim AS build
+# The default torch brings gigabytes of CUDA, which a server on CPUs does not need.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+WORKDIR /source
+COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY src ./src
+RUN python -m venv /opt/dropbayes \
+ && /opt/dropbayes/bin/pip install --no-cache-dir --constraint constraints.txt --extra-index-url "$TORCH_INDEX" ".[serve]"
+
+FROM python:3.12-slim
+COPY --from=build /opt/dropbayes /opt/dropbayes
+RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin dropbayes
+USER 10001
+ENV PATH=/opt/dropbayes/bin:$PATH PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
+EXPOSE 8000
+HEALTHCHECK --interval=15s --timeout=3s --start-period=60s \
+  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/v2/health/ready', timeout=2)"]
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["dropbayes", "serve", "/models/model", "--host", "0.0.0.0", "--port", "8000"]

@@ -1,0 +1,57 @@
+r"""The observation noise of a run: a fixed likelihood, or a Gaussian whose $\tau$ is trained with the network."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from dropbayes.likelihoods import Gaussian, Likelihood
+
+__all__ = ["ModelNoise"]
+
+
+class ModelNoise:
+    r"""The likelihood of a run; $\log\tau$ is what an optimiser moves, so that $\tau$ stays positive.
+
+    Args:
+        likelihood: The likelihood, with the $\tau$ to start from.
+        learned: Whether $\tau$ is trained; only a `Gaussian` has one.
+        device: The training device.
+    """
+
+    def __init__(self, likelihood: Likelihood, learned: bool, device: torch.device) -> None:
+        self.fixed, self.log_precision = likelihood, None
+        if learned:
+            if not isinstance(likelihood, Gaussian):
+                raise ValueError(f"`learn_precision` needs a Gaussian likelihood; got {likelihood!r}.")
+            self.log_precision = nn.Parameter(torch.tensor(math.log(float(likelihood.precision)), device=device))
+
+    def likelihood(self) -> Likelihood:
+        """The likelihood as it is now."""
+        return self.fixed if self.log_precision is None else Gaussian(self.log_precision.exp())
+
+    @contextlib.contextmanager
+    def trained_by(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
+        """The optimiser with one more group for the precision, which it has only here."""
+        if self.log_precision is None:
+            yield optimizer
+            return
+        optimizer.add_param_group({"params": [self.log_precision]})
+        try:
+            yield optimizer
+        finally:
+            optimizer.param_groups.pop()
+
+    def values(self) -> list[float]:
+        r"""The $\tau$ as it is now; empty where it is not learned."""
+        return [] if self.log_precision is None else [math.exp(self.log_precision.item())]
+
+    def restore(self, history: list[float]) -> None:
+        """Takes the last precision of a history; in float64, it holds every bit of the parameter."""
+        if self.log_precision is not None and history:
+            with torch.no_grad():
+                self.log_precision.fill_(math.log(history[-1]))

@@ -1,0 +1,203 @@
+r"""The weight decay that a prior implies for every parameter of a network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from dropbayes.precision import Prior
+from dropbayes.runtime.validation import check_keep_prob, check_n_data, check_number, check_positive
+from dropbayes.weight_layers.structure import (
+    DroppedLayer,
+    fan_in,
+    is_bias,
+    keep_probs_by_order,
+    kl_is_weight_decay,
+    layer_parameters,
+    n_units,
+    parameter_keep_prob,
+    parameter_value,
+    reads_input,
+    stated_keep_prob,
+    weight_layers,
+)
+
+
+@dataclass(frozen=True)
+class Decay:
+    r"""A parameter under dropout and a Gaussian prior: its keep probability $p$ and its length-scale $l$."""
+
+    layer: str
+    module: nn.Module
+    parameter: str
+    keep_prob: float
+    prior: Prior
+    first: bool
+
+    @property
+    def name(self) -> str:
+        """The parameter's name in the network."""
+        return f"{self.layer}.{self.parameter}".lstrip(".")
+
+    @property
+    def value(self) -> Tensor:
+        r"""The stored $\theta$."""
+        return parameter_value(self.module, self.parameter)
+
+    @property
+    def kept_length_scale(self) -> Any:
+        r"""The length-scale of $\mathbf M = \theta/p$, a number or a scalar tensor; 0 for a flat prior."""
+        if is_bias(self.parameter):
+            scale = self.prior.of_bias(self.layer, parameter=self.parameter)
+        else:
+            inputs = fan_in(self.module, self.parameter, self.value)
+            scale = self.prior.of_weight(self.layer, parameter=self.parameter, first=self.first, fan_in=inputs)
+        return self.prior.of_kept(scale, self.keep_prob)
+
+    @property
+    def coefficient(self) -> Any:
+        r"""$c$ in $\tfrac c2 \|\theta\|^2$, that is $p\,l^2\|\mathbf M\|^2/2$."""
+        return self.kept_length_scale**2 / self.keep_prob if self.keep_prob > 0 else 0.0
+
+    @property
+    def constant(self) -> Any:
+        r"""$-QK \log l - Q\,\mathcal H(p)$: the rest of the KL but for $-QK(\log\sigma + \tfrac12)$."""
+        scale = self.kept_length_scale
+        if not isinstance(scale, Tensor) and scale == 0:
+            return 0.0
+        other = 1 - self.keep_prob
+        entropy = -sum(p * math.log(p) for p in (self.keep_prob, other) if p > 0)
+        log_scale = scale.log() if isinstance(scale, Tensor) else math.log(scale)
+        value = self.value
+        return -value.numel() * log_scale - n_units(self.module, self.parameter, value) * entropy
+
+
+def decays(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None) -> Iterator[Decay]:
+    """Every parameter of `net` whose KL is a weight decay; a tied one once."""
+    given = dict(keep_probs or {})
+    layers = dict(weight_layers(net))
+    _check_names(net, layers, prior, given)
+    traced = given.keys() - layers.keys()  # names of parameters: what an input does not reach is not guessed either
+    covered = traced or all(layer in given or isinstance(module, DroppedLayer) for layer, module in layers.items())
+    ordered = {} if covered else keep_probs_by_order(net)
+    seen: set[int] = set()
+    for position, (layer, module) in enumerate(layers.items()):
+        for parameter in layer_parameters(module):
+            value = parameter_value(module, parameter)
+            if id(value) in seen:
+                continue
+            if isinstance(value, nn.Parameter):
+                seen.add(id(value))
+            p = given.get(f"{layer}.{parameter}".lstrip("."))
+            if p is None or is_bias(parameter):
+                p = parameter_keep_prob(
+                    module, parameter, given.get(layer, ordered.get(layer, stated_keep_prob(module)))
+                )
+            if p is not None and kl_is_weight_decay(module):
+                first = position == 0 and reads_input(module, parameter)
+                yield Decay(layer, module, parameter, p, prior, first)
+
+
+def _check_names(net: nn.Module, layers: Mapping[str, nn.Module], prior: Prior, given: Mapping[str, float]) -> None:
+    parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}
+    parameters |= {
+        f"{layer}.{name}".lstrip(".") for layer, module in layers.items() for name in layer_parameters(module)
+    }
+    unknown = sorted(given.keys() - layers.keys() - parameters)
+    if unknown:
+        raise ValueError(f"`keep_probs` must name weight layers of `net`; got {unknown}. They are {sorted(layers)}.")
+    own = sorted(name for name in given.keys() & layers.keys() if isinstance(layers[name], DroppedLayer))
+    if own:
+        raise ValueError(
+            f"`keep_probs` must not name layers that state their own dropout; got {own}. Change the layers."
+        )
+    for keep_prob in given.values():
+        check_keep_prob(keep_prob)
+    unknown = sorted(prior.per_layer.keys() - {name for name, _ in net.named_modules()} - parameters)
+    if unknown:
+        raise ValueError(f"`prior.per_layer` must name layers or parameters of `net`; got {unknown}.")
+
+
+def kl_coefficients(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None) -> dict[str, Any]:
+    r"""The coefficient $c = l^2 p$ of every weight and bias: $\mathrm{KL}(q \| p) = \sum \tfrac c2 \|\theta\|^2 + C$.
+
+    [GG16, prop:KL_mixture_of_Gaussians, eq:L:GP-MC]: for $\sigma \to 0$, with $C$ in `kl_constant`. $c = l'^2$ for a
+    bias (times its $p$ where it is dropped too), $c = l^2/p$ when `prior.describes == "kept"`. Parameters outside
+    weight layers (normalisation, tokens) have no prior: they are absent, as are layers whose KL is no weight decay. A
+    tied parameter counts once.
+
+    Args:
+        net: Any network.
+        prior: The length-scales; coefficients are tensors where they are.
+        keep_probs: Keep probabilities by module or parameter name, from `keep_probs(net, x)` or by hand. What they
+            leave out is read off the structure (`keep_probs_by_order`).
+    """
+    return {decay.name: decay.coefficient for decay in decays(net, prior=prior, keep_probs=keep_probs)}
+
+
+def kl_constant(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None) -> Any:
+    r"""The $C$ of `kl_coefficients`: $-\sum (QK \log l + Q\,\mathcal H(p))$, the part of the KL free of the weights.
+
+    It holds what depends on length-scales and keep probabilities, so that bounds of networks that differ in them can be
+    compared; $-QK(\log\sigma + \tfrac12)$, infinite for dropout and the same for all of one shape, is left out.
+    """
+    return sum((decay.constant for decay in decays(net, prior=prior, keep_probs=keep_probs)), 0.0)
+
+
+def parameter_groups(
+    net: nn.Module,
+    *,
+    precision: float,
+    prior: Prior,
+    n_data: int,
+    keep_probs: Mapping[str, float] | None = None,
+) -> list[dict[str, Any]]:
+    r"""Optimiser groups whose `weight_decay` is $2\lambda = l^2 p/(N\tau)$ for every weight, $l'^2/(N\tau)$ for biases.
+
+    They go with the loss $E = \tfrac{1}{2M}\sum_n \|\mathbf y_n - \widehat{\mathbf y}_n\|^2$ [GG16, eq:NN:reg] and so
+    minimise `negative_elbo` for a Gaussian of this precision. With a loss that is the mean negative log-likelihood
+    itself (softmax cross-entropy, or a Gaussian one that contains $\tau$) pass `precision=1`. Parameters without a
+    prior get no decay. Use them with `torch.optim.SGD` or `Adam`, not `AdamW` (see `optimizer_weight_decay`).
+
+    Args:
+        net: Any network.
+        precision: $\tau$, a number: a learned one needs the loss itself, `negative_elbo`.
+        prior: The length-scales, per layer where wanted; numbers, likewise.
+        n_data: $N$, the number of training rows.
+        keep_probs: Keep probabilities by module or parameter name, as `keep_probs(net, x)` finds them; by default read
+            off the structure (`keep_probs_by_order`).
+
+    Example:
+        >>> net = nn.Sequential(nn.Dropout(0.1), nn.Linear(2, 3))
+        >>> groups = parameter_groups(net, precision=10.0, prior=Prior(length_scale=2.0), n_data=100)
+        >>> [group["weight_decay"] for group in groups]
+        [0.0036, 0.004]
+    """
+    check_number("precision", precision)
+    check_positive("precision", precision)
+    check_n_data(n_data)
+    for name, module in weight_layers(net):
+        if not kl_is_weight_decay(module):
+            raise ValueError(
+                f"`net` must hold layers whose KL is a weight decay; got {type(module).__name__} {name!r}. "
+                "Add the KL to the loss instead: negative_elbo(net, output, y, likelihood=..., prior=..., n_data=...)."
+            )
+    coefficients = {}
+    for decay in decays(net, prior=prior, keep_probs=keep_probs):
+        check_number("prior.length_scale", decay.coefficient)
+        value = decay.value
+        if not isinstance(value, nn.Parameter):
+            raise ValueError(
+                f"`net` must hold plain parameters to decay; got {decay.name!r}, which is computed from others. "
+                "Add the KL to the loss instead: negative_elbo(net, output, y, likelihood=..., prior=..., n_data=...)."
+            )
+        coefficients[id(value)] = decay.coefficient
+    by_decay: dict[float, list[nn.Parameter]] = {}
+    for parameter in net.parameters():
+        rate = coefficients.get(id(parameter), 0.0) / (n_data * precision)
+        by_decay.setdefault(rate, []).append(parameter)
+    return [{"params": parameters, "weight_decay": rate} for rate, parameters in by_decay.items()]

@@ -1,0 +1,240 @@
+r"""What a network's structure tells of its weight layers, without an input: which they are, what they add up."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from dropbayes.precision import Prior
+
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_PRODUCTS = (
+    nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.Embedding, nn.EmbeddingBag,
+    nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention,
+)  # fmt: skip
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+@runtime_checkable
+class DroppedLayer(Protocol):
+    """A weight layer that states the keep probability of each of its parameters."""
+
+    def parameter_keep_probs(self) -> dict[str, float]:
+        """The keep probability of every parameter whose prior is a weight decay, by its name in the layer."""
+
+
+@runtime_checkable
+class BayesianLayer(Protocol):
+    r"""A weight layer that knows its $q(\mathbf W)$: the layers of `dropbayes.layers`."""
+
+    @property
+    def kl_is_weight_decay(self) -> bool:
+        """Whether the KL is, up to a constant, a multiple of the squared weights."""
+
+    def parameter_keep_probs(self) -> dict[str, float]:
+        """As for a `DroppedLayer`; empty where the KL is no weight decay."""
+
+    def kl(self, prior: Prior, *, name: str = "", first: bool = True) -> Tensor:
+        r"""$\mathrm{KL}(q \| p)$ of the layer's weights and biases."""
+
+
+def _states_keep_probs(module: nn.Module) -> bool:
+    # Of the class: on a module, nn.Module.__getattr__ makes a failed lookup slow.
+    return issubclass(type(module), DroppedLayer)
+
+
+def kl_is_weight_decay(module: Any) -> bool:
+    """Whether a weight layer's KL is, up to a constant, a multiple of its squared weights: all but some of `layers`."""
+    return module.kl_is_weight_decay if hasattr(type(module), "kl_is_weight_decay") else True
+
+
+def matrices(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a module's own that may be matrices: `weight` of two axes or more, others of exactly two.
+
+    Others of three axes are tokens and positions that networks add (`[1, position, unit]`).
+    """
+    own = {name: p for name, p in module._parameters.items() if p is not None}
+    return {
+        name: p
+        for name, p in own.items()
+        if not isinstance(p, nn.UninitializedParameter)
+        and (p.dim() >= 2 if name == "weight" else p.dim() == 2 and min(p.shape) > 1)
+    }
+
+
+def is_weight_layer(module: nn.Module) -> bool:
+    """Whether `module` multiplies its input by a weight matrix of its own (linear, convolution, recurrent, table).
+
+    Whatever parametrisation its weight has (`weight_norm`, `spectral_norm`), and whatever the matrix is called.
+    """
+    if _states_keep_probs(module) or isinstance(module, _PRODUCTS):
+        return True
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):  # whose weights, of any shape, multiply element by element
+        return False
+    return isinstance(module._parameters.get("weight"), nn.UninitializedParameter) or bool(matrices(module))
+
+
+def is_bias(parameter: str) -> bool:
+    """Whether a weight layer adds its parameter of this name rather than multiplying by it (`bias_hh_l0`)."""
+    return "bias" in parameter.split(".")[-1]
+
+
+def weight_layers(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The weight layers of `net` in registration order, less the parts of one (an attention's `out_proj`)."""
+    parts: set[nn.Module] = set()
+    for name, module in net.named_modules():
+        if parametrize.is_parametrized(module):
+            parts.update(module.parametrizations.modules())
+        if module not in parts and is_weight_layer(module):
+            # A module of torch's, or one that states its keep probabilities, speaks for its parts; any other owns a
+            # matrix and may hold weight layers besides it.
+            if _states_keep_probs(module) or isinstance(module, nn.MultiheadAttention):
+                parts.update(module.modules())
+            yield name, module
+
+
+def layer_parameters(module: nn.Module) -> Iterator[str]:
+    """The names of one weight layer's weights and biases, without those of weight layers inside it.
+
+    A weight that is computed from other parameters (`weight_norm`) goes by its own name: the prior is on the weight.
+    """
+    inside = {part for name, part in weight_layers(module) if name}
+    speaks_for_parts = _states_keep_probs(module) or isinstance(module, nn.MultiheadAttention)
+    for name, _ in module.named_parameters():
+        owner, _, parameter = name.rpartition(".")
+        if "parametrizations" in owner.split("."):
+            continue
+        if speaks_for_parts or module.get_submodule(owner) not in inside:
+            computed = _computed_by_hook(module.get_submodule(owner)) if not speaks_for_parts else {}
+            if parameter not in {source for sources in computed.values() for source in sources}:
+                yield name
+    yield from (*getattr(module, "parametrizations", {}), *_computed_by_hook(module))
+
+
+def _computed_by_hook(module: nn.Module) -> dict[str, tuple[str, ...]]:
+    """The weights that the older `weight_norm` and `spectral_norm` compute, and what they compute them from."""
+    computed = {}
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, (WeightNorm, SpectralNorm)):
+            computed[hook.name] = tuple(f"{hook.name}_{part}" for part in ("g", "v", "orig", "u"))
+    return computed
+
+
+def parameter_value(module: nn.Module, name: str) -> Tensor:
+    """The value of a weight layer's parameter, computed anew where it is computed from others."""
+    owner, _, parameter = name.rpartition(".")
+    module = module.get_submodule(owner)
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, WeightNorm) and hook.name == parameter:
+            return hook.compute_weight(module)
+        if isinstance(hook, SpectralNorm) and hook.name == parameter:
+            return hook.compute_weight(module, do_power_iteration=False)
+    return getattr(module, parameter)
+
+
+def hook_keep_prob(module: nn.Module) -> float | None:
+    """The keep probability that a hook of the module (`add_dropout`) states for its input."""
+    hooks: tuple[Any, ...] = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    owners = (getattr(hook, "__self__", hook) for hook in hooks)
+    return next((owner.keep_prob for owner in owners if hasattr(type(owner), "keep_prob")), None)
+
+
+def keep_probs_by_order(net: nn.Module) -> dict[str, float]:
+    r"""The keep probability $p$ before every weight layer of `net`, read off its structure.
+
+    The fallback where there is no input to trace (see `keep_probs`). A layer's own statement (the layers of
+    `dropbayes.layers`, networks made by `add_dropout`) is multiplied by those of the `nn.Dropout` modules registered
+    between the preceding weight layer and itself. That is certain in an `nn.Sequential`. In any other module order of
+    registration need not be order of use: a warning says so. Dropout called as a function is not seen.
+
+    Example:
+        >>> keep_probs_by_order(nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Dropout(0.25), nn.Linear(8, 1)))
+        {'0': 1.0, '3': 0.75}
+    """
+    layers = dict(weight_layers(net))
+    by_layer: dict[str, float] = {}
+    pending, guessed = 1.0, []
+    for name, module in net.named_modules():
+        if name in layers:
+            by_layer[name] = pending * stated_keep_prob(module)
+            pending = 1.0
+        elif isinstance(module, _DROPOUTS) and module.p > 0:
+            pending *= 1.0 - module.p
+            if not isinstance(net.get_submodule(name.rpartition(".")[0]), nn.Sequential):
+                guessed.append(name)
+    if guessed and layers:
+        warnings.warn(
+            f"The order in which {', '.join(guessed)} act on the weight layers is guessed from the order of "
+            "registration. Pass `keep_probs=dropbayes.weight_layers.keep_probs(net, x)`, which traces an input.",
+            stacklevel=3,
+        )
+    return by_layer
+
+
+def stated_keep_prob(module: Any) -> float:
+    """The keep probability that a layer, or the hook `add_dropout` gave it, states for its input; 1 if neither does."""
+    stated = module.keep_prob if hasattr(type(module), "keep_prob") else hook_keep_prob(module)
+    return 1.0 if stated is None else stated
+
+
+def parameter_keep_prob(module: Any, parameter: str, keep_prob: float) -> float | None:
+    """The keep probability of one parameter of a weight layer whose input is kept with `keep_prob` in all.
+
+    None for a parameter without a prior of the kind of a weight decay.
+    """
+    if _states_keep_probs(module):
+        stated = module.parameter_keep_probs().get(parameter)
+        if stated is None or is_bias(parameter) or not reads_input(module, parameter):
+            return stated
+        return stated * keep_prob / stated_keep_prob(module)
+    if is_bias(parameter):
+        return 1.0
+    if isinstance(module, nn.RNNBase) and not reads_input(module, parameter):
+        # torch applies an RNN's own dropout between its stacked layers: to the inputs of every layer but the first.
+        return 1.0 - float(module.dropout) if parameter.startswith("weight_ih") else 1.0
+    # Dropout before an attention reaches its input projections only; a cell's hidden state is not its input.
+    return keep_prob if reads_input(module, parameter) else 1.0
+
+
+def reads_input(module: nn.Module, parameter: str) -> bool:
+    """Whether this weight multiplies the layer's own input, not a recurrent state or what the layer computed."""
+    if isinstance(module, nn.RNNBase):
+        return parameter.startswith("weight_ih_l0")
+    return parameter not in ("weight_hh", "out_proj.weight")
+
+
+def _unit_axis(module: nn.Module, parameter: str) -> int:
+    """The axis of a weight that counts the units of the layer's input."""
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag, *_TRANSPOSED)):
+        return 0
+    if isinstance(module, (*_PRODUCTS,)) or parameter != "weight":
+        return 1
+    # A class outside torch.nn (the Conv1D of GPT-2) may keep its matrix as inputs x outputs, and then says nf.
+    return 0 if "nf" in module.__dict__ else 1
+
+
+def fan_in(module: nn.Module, parameter: str, weight: Tensor) -> int:
+    """The paper's K: how many inputs each output of the layer adds up."""
+    if isinstance(module, _TRANSPOSED):
+        return weight.shape[0] // module.groups * weight[0, 0].numel()
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return 1  # a lookup adds up one vector
+    if weight.dim() < 2:
+        return 1
+    return weight.shape[0] if _unit_axis(module, parameter) == 0 else weight[0].numel()
+
+
+def n_units(module: nn.Module, parameter: str, weight: Tensor) -> int:
+    """The paper's Q: how many units own the weights, each dropped with one Bernoulli variable."""
+    if is_bias(parameter) or weight.dim() < 2:
+        return weight.numel()
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return module.in_channels
+    n_masks = 3 if parameter == "in_proj_weight" else 1  # an attention's query, key and value have one mask each
+    return n_masks * weight.shape[_unit_axis(module, parameter)]

@@ -1,0 +1,35 @@
+"""Tests of a model precision that is trained with the network."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from dropbayes.likelihoods import Categorical, Gaussian
+from dropbayes.precision import Prior
+from dropbayes.training import fit
+
+
+def test_a_learned_precision_ends_at_the_inverse_of_the_mean_squared_error(tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(400, 2)
+    y = x @ torch.tensor([[1.0], [-2.0]]) + 0.5 * torch.randn(400, 1)
+    setting = {"likelihood": Gaussian(1.0), "prior": Prior(length_scale=0.01), "epochs": 200, "learning_rate": 0.1, "batch_size": 400,
+               "learn_precision": True, "device": "cpu"}  # fmt: skip
+    net = nn.Linear(2, 1)
+    start = copy.deepcopy(net)
+    history = fit(net, x, y, **setting)
+    error = (net(x) - y).square().mean().item()
+    assert history.precision[-1] == pytest.approx(1 / error, rel=0.02)
+    assert len(history.precision) == 200 and history.precision[0] < history.precision[-1]
+    # A run cut in two gives the same bits.
+    fit(start, x, y, checkpoint=tmp_path / "run", **{**setting, "epochs": 80})
+    resumed = fit(start, x, y, checkpoint=tmp_path / "run", **setting)
+    assert resumed.precision == history.precision and torch.equal(start.weight, net.weight)
+
+
+def test_a_precision_to_be_learned_needs_a_gaussian():
+    with pytest.raises(ValueError, match="`learn_precision` needs a Gaussian"):
+        fit(nn.Linear(2, 2), torch.zeros(3, 2), torch.zeros(3, dtype=torch.long), likelihood=Categorical(),
+            learn_precision=True, epochs=1, device="cpu")  # fmt: skip

@@ -1,0 +1,171 @@
+"""Tests of the weight decay that a prior implies for every parameter of a network."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from dropbayes.layers import BernoulliNoise, Linear
+from dropbayes.objective import kl_divergence
+from dropbayes.precision import Prior
+from dropbayes.weight_layers import keep_probs, kl_coefficients, kl_constant, parameter_groups
+
+
+def decays(net, groups):
+    by_id = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    return {name: by_id[id(p)] for name, p in net.named_parameters()}
+
+
+def mlp():
+    return nn.Sequential(
+        nn.Dropout(0.1), nn.Linear(3, 5), nn.ReLU(), nn.Dropout(0.4), nn.BatchNorm1d(5), nn.Linear(5, 2, bias=False)
+    )
+
+
+def test_every_parameter_gets_the_decay_of_its_own_dropout_and_length_scale():
+    net = mlp()
+    prior = Prior(length_scale=2.0, bias_length_scale=0.5, following_length_scale="fan_in")
+    got = decays(net, parameter_groups(net, precision=10.0, prior=prior, n_data=100))
+    # 2λ = l²p/(Nτ); K p/(Nτ) for the second layer with K = 5; l'²/(Nτ) for the bias; none for normalisation.
+    expected = {"1.weight": 4 * 0.9 / 1000, "1.bias": 0.25 / 1000, "5.weight": 5 * 0.6 / 1000}
+    assert got == pytest.approx(expected | {"4.weight": 0.0, "4.bias": 0.0})
+
+
+def test_the_letter_of_the_paper_divides_by_keep_prob_squared():
+    # Torch keeps θ = pM: λ‖M‖² = λ‖θ‖²/p².
+    net = mlp()
+    mean = kl_coefficients(net, prior=Prior(length_scale=2.0))
+    kept = kl_coefficients(net, prior=Prior(length_scale=2.0, describes="kept"))
+    assert kept["1.weight"] == pytest.approx(mean["1.weight"] / 0.9**2)
+    assert kept["5.weight"] == pytest.approx(mean["5.weight"] / 0.6**2)
+    assert kept["1.bias"] == mean["1.bias"]
+
+
+def test_length_scales_and_keep_probs_can_be_named_per_layer():
+    net = mlp()
+    prior = Prior(length_scale=2.0, per_layer={"5": 3.0, "1.bias": 0.0})
+    got = kl_coefficients(net, prior=prior, keep_probs={"1": 0.5})
+    assert got == pytest.approx({"1.weight": 4 * 0.5, "1.bias": 0.0, "5.weight": 9 * 0.6})
+    with pytest.raises(ValueError, match="`keep_probs` must name weight layers"):
+        kl_coefficients(net, prior=prior, keep_probs={"0": 0.5})
+
+
+def test_recurrent_weights_take_the_dropout_torch_applies_to_them():
+    net = nn.Sequential(nn.Dropout(0.2), nn.LSTM(3, 4, num_layers=2, dropout=0.3))
+    got = kl_coefficients(net, prior=Prior(bias_length_scale=0.1))
+    assert got["1.weight_ih_l0"] == pytest.approx(0.8)
+    assert got["1.weight_ih_l1"] == pytest.approx(0.7)
+    assert got["1.weight_hh_l0"] == got["1.weight_hh_l1"] == 1.0
+    assert got["1.bias_hh_l1"] == pytest.approx(0.01)
+
+
+def test_a_tied_weight_is_decayed_once_and_every_parameter_is_in_one_group():
+    net = nn.ModuleDict({"table": nn.Embedding(7, 4), "out": nn.Linear(4, 7)})
+    net["out"].weight = net["table"].weight
+    groups = parameter_groups(net, precision=1.0, prior=Prior(), n_data=10)
+    listed = [id(p) for group in groups for p in group["params"]]
+    assert sorted(listed) == sorted(id(p) for p in net.parameters())
+    assert kl_coefficients(net, prior=Prior()).keys() == {"table.weight", "out.bias"}
+
+
+def test_fan_in_counts_what_a_convolution_adds_up():
+    prior = Prior(following_length_scale="fan_in")
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 6, 3, groups=2), nn.ConvTranspose2d(6, 4, 3, groups=2))
+    got = kl_coefficients(net, prior=prior)
+    assert got["0.weight"] == 1.0
+    assert got["1.weight"] == pytest.approx(2 * 9)
+    assert got["2.weight"] == pytest.approx(3 * 9)
+
+
+def test_what_multiplies_element_by_element_is_no_weight_layer():
+    net = nn.Sequential(nn.LayerNorm([3, 4]), nn.RMSNorm([3, 4]), nn.PReLU(), nn.BatchNorm1d(3))
+    assert kl_coefficients(net, prior=Prior()) == {}
+    assert [g["weight_decay"] for g in parameter_groups(net, precision=1.0, prior=Prior(), n_data=1)] == [0.0]
+
+
+def test_an_embedding_adds_up_one_row():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Embedding(9, 4))
+    assert kl_coefficients(net, prior=Prior(following_length_scale="fan_in"))["1.weight"] == 1.0
+
+
+class InputsTimesOutputs(nn.Module):
+    """A linear layer whose matrix is inputs x outputs, as GPT-2's Conv1D, which says so by `nf`."""
+
+    def __init__(self):
+        super().__init__()
+        self.nf, self.weight = 2, nn.Parameter(torch.randn(7, 2))
+
+
+def test_fan_in_of_a_transposed_matrix_is_its_first_axis():
+    net = nn.Sequential(nn.Linear(2, 2), InputsTimesOutputs())
+    assert kl_coefficients(net, prior=Prior(following_length_scale="fan_in"))["1.weight"] == pytest.approx(7)
+
+
+def test_biases_take_the_weights_length_scale_unless_they_have_their_own():
+    assert kl_coefficients(nn.Linear(2, 2), prior=Prior(length_scale=3.0))["bias"] == 9.0
+
+
+def test_what_a_layer_computes_itself_is_not_reached_by_the_dropout_before_it():
+    attention = nn.Sequential(nn.Dropout(0.2), nn.MultiheadAttention(4, 2))
+    got = kl_coefficients(attention, prior=Prior())
+    assert got["1.in_proj_weight"] == pytest.approx(0.8) and got["1.out_proj.weight"] == 1.0
+    cell = kl_coefficients(nn.Sequential(nn.Dropout(0.2), nn.GRUCell(3, 4)), prior=Prior())
+    assert cell["1.weight_ih"] == pytest.approx(0.8) and cell["1.weight_hh"] == 1.0
+
+
+def test_only_what_reads_the_networks_input_is_a_first_layer():
+    got = kl_coefficients(nn.LSTM(3, 50, num_layers=2), prior=Prior(length_scale=0.1, following_length_scale="fan_in"))
+    assert got["weight_ih_l0"] == pytest.approx(0.01)
+    assert got["weight_hh_l0"] == got["weight_ih_l1"] == got["weight_hh_l1"] == pytest.approx(50)
+
+
+def test_the_prior_of_a_computed_weight_is_on_the_weight_itself():
+    for norm in (parametrizations.weight_norm, parametrizations.spectral_norm, nn.utils.spectral_norm):
+        layer = norm(nn.Linear(3, 2)).eval()
+        layer(torch.zeros(1, 3))
+        expected = 0.5 * 4 * (layer.weight.square().sum() + layer.bias.square().sum()) - 8 * math.log(2)
+        torch.testing.assert_close(kl_divergence(layer, prior=Prior(length_scale=2.0)), expected)
+        with pytest.raises(ValueError, match="computed from others"):
+            parameter_groups(layer, precision=1.0, prior=Prior(), n_data=10)
+
+
+def test_the_constant_counts_weights_and_units():
+    net = nn.Sequential(nn.Dropout(0.3), nn.Linear(3, 5, bias=False), nn.Dropout(0.1), nn.Conv1d(4, 2, 3, bias=False))
+    entropy = {p: -(p * math.log(p) + (1 - p) * math.log(1 - p)) for p in (0.7, 0.9)}
+    expected = -15 * math.log(2.0) - 3 * entropy[0.7] - 24 * math.log(2.0) - 4 * entropy[0.9]
+    assert kl_constant(net, prior=Prior(length_scale=2.0, describes="kept")) == pytest.approx(expected)
+    assert kl_constant(net, prior=Prior(length_scale=0.5, bias_length_scale=0.0)) == pytest.approx(
+        expected + 39 * math.log(4) - 15 * math.log(0.7) - 24 * math.log(0.9)
+    )
+
+
+def test_unknown_names_and_dropout_stated_twice_are_refused():
+    net = nn.Sequential(Linear(3, 2, noise=BernoulliNoise(0.1)), nn.Linear(2, 1))
+    with pytest.raises(ValueError, match=r"`prior.per_layer` must name .* \['1.wieght'\]"):
+        kl_coefficients(net, prior=Prior(per_layer={"1.wieght": 100.0}))
+    with pytest.raises(ValueError, match="state their own dropout"):
+        kl_coefficients(net, prior=Prior(), keep_probs={"0": 0.5})
+
+
+def test_traced_keep_probabilities_are_taken_parameter_by_parameter():
+    net = nn.Sequential(nn.Dropout(0.5), Linear(3, 2, noise=BernoulliNoise(0.1)), nn.Linear(2, 1))
+    got = kl_coefficients(net, prior=Prior(), keep_probs=keep_probs(net, torch.zeros(1, 3)))
+    assert got == pytest.approx({"1.weight": 0.45, "1.bias": 1.0, "2.weight": 1.0, "2.bias": 1.0})
+
+
+@pytest.mark.parametrize("following", [None, "fan_in", 0.7])
+def test_length_scales_are_differentiated_where_they_are_tensors(following):
+    net = mlp().double()
+
+    def divergence(length_scale, bias_length_scale, own):
+        prior = Prior(length_scale, bias_length_scale, following, {"5": own})
+        return kl_divergence(net, prior=prior)
+
+    scales = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (1.3, 0.4, 0.8)]
+    assert torch.autograd.gradcheck(divergence, scales)
+    with pytest.raises(TypeError, match="must be a number, not a tensor"):
+        parameter_groups(net, precision=1.0, prior=Prior(length_scale=scales[0]), n_data=10)
+    with pytest.raises(TypeError, match="`precision` must be a number"):
+        parameter_groups(net, precision=scales[0], prior=Prior(), n_data=10)
