@@ -61,7 +61,6 @@ UNDIVIDED = {
     "experiments.uci",
     "population",
     "processes",
-    "report",
 }
 
 

@@ -63,7 +63,7 @@ def provenance_section(inputs: ReportInputs, found: Regression | Classification)
     facts = [
         (
             "Networks",
-            f"{times(len(model.population_), f'dropout {kind}')} with hidden layers {tuple(model.hidden)}",
+            f"{networks} with hidden layers {tuple(model.hidden)}",
             False,
         ),
         ("Drop probabilities", f"{drops} (before each weight layer)", False),

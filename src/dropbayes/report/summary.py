@@ -150,7 +150,10 @@ def _advice(
     """The headline, the advice and its colour; a fault of the calibration comes before deferral."""
     deferred, remains = risk_after_deferring(found.risk, 0.1)
     show = percent if isinstance(found, Classification) else number
-    fault, use = _use(found, features)
+    if isinstance(found, Regression):
+        fault, use = interval_advice(found, features)
+    else:
+        fault, use = probability_advice(found)
     if len(found.uncertainty) < ENOUGH_ROWS:
         return "Judge more rows", use, "plain"
     if risk == 0:
@@ -171,10 +174,12 @@ def _advice(
     return fault or "Keep all rows", use + " " + text, "warn" if fault else "plain"
 
 
-def _use(found: Regression | Classification, features: Sequence[Feature]) -> tuple[str, Markup]:
-    """A headline if something is to be mended first, and how to use the intervals or probabilities."""
-    if isinstance(found, Classification):
-        return _use_probabilities(found)
+def interval_advice(found: Regression, features: Sequence[Feature] = ()) -> tuple[str, Markup]:
+    """A headline if something is to be mended first, and how to use the intervals.
+
+    The fault is looked for in the order in which it must be mended: noise that varies with the row, a bias, a wrong
+    shape, a wrong scale.
+    """
     verdict, direction = regression_verdict(found), bias_direction(found)
     if verdict.kind == "few":
         return "", Markup("Judge the intervals on more rows before relying on them.")
@@ -201,7 +206,8 @@ def _use(found: Regression | Classification, features: Sequence[Feature]) -> tup
     ).format(number(factor))
 
 
-def _use_probabilities(found: Classification) -> tuple[str, Markup]:
+def probability_advice(found: Classification) -> tuple[str, Markup]:
+    """A headline if something is to be mended first, and how to use the probabilities."""
     verdict = class_verdict(found)
     if verdict.kind == "calibrated":
         return "", Markup("Take the probabilities as they are.")
