@@ -89,7 +89,8 @@ def mask(report: Callable[..., None]) -> None:
 
 def perceptron(report: Callable[..., None]) -> None:
     from dropbayes.sampling.kernels import affine_layers, perceptron_moments
-    from dropbayes.sampling.kernels import perceptron as module
+
+    module = sys.modules["dropbayes.sampling.kernels.perceptron"]
 
     def small(*widths: int) -> nn.Sequential:
         layers: list[nn.Module] = []
@@ -97,7 +98,7 @@ def perceptron(report: Callable[..., None]) -> None:
             layers += [nn.Dropout(0.1), nn.Linear(before, after), nn.ReLU()]
         return nn.Sequential(*layers[:-1]).cuda().eval()
 
-    for widths in ((13, 50, 1), (13, 50, 50, 1), (13, 100, 1), (20, 100, 100, 5)):
+    for widths in ((13, 50, 1), (13, 50, 50, 1), (13, 100, 1), (20, 60, 60, 5)):
         net, n_draws = small(*widths), 100
         affines = affine_layers(list(net))
         for n_rows in (1, 1000, 100_000) if widths == (13, 50, 1) else (1000, 20_000):
@@ -123,15 +124,10 @@ def perceptron(report: Callable[..., None]) -> None:
                             ms=took, of_dense=took / dense, of_repeat=took / repeat,
                         )  # fmt: skip
     net, x = small(13, 50, 1), torch.randn(100_000, 13, device="cuda")
-    for pairs in (64, 128):
-        for resident in (1, 2, 3, 4, 8):
-            module._PAIRS, module._RESIDENT = pairs, resident
-            module._programs.cache_clear()
-            try:
-                took = milliseconds(perceptron_moments, affine_layers(list(net)), x, Keys(3, 100), draws=range(100), rows=None, integrate_last=True)  # fmt: skip
-                report("perceptron", f"pairs={pairs} resident={resident}", ms=took)
-            except Exception as error:
-                report("perceptron", f"pairs={pairs} resident={resident}", error=f"{type(error).__name__}: {error}"[:200])  # fmt: skip
+    for registers in (None, 168, 128, 112, 96, 80):
+        module._REGISTERS = registers
+        took = milliseconds(perceptron_moments, affine_layers(list(net)), x, Keys(3, 100), draws=range(100), rows=None, integrate_last=True)  # fmt: skip
+        report("perceptron", f"registers={registers}", ms=took)
 
 
 def repeated_variance(net: nn.Module, x: Tensor, n_draws: int) -> Tensor:
@@ -164,8 +160,8 @@ def attention(report: Callable[..., None]) -> None:
     # draws, rows, heads, steps
     shapes = {"BERT": (32, 16, 12, 128), "ViT": (32, 8, 12, 197), "GPT-2": (8, 4, 12, 1024)}
     blocks = {
-        torch.float32: [(64, 32, 4, 2), (64, 32, 8, 2), (64, 64, 4, 2), (128, 32, 8, 2), (128, 64, 8, 1), (128, 32, 4, 2)],
-        torch.bfloat16: [(128, 64, 8, 2), (64, 64, 4, 2), (128, 64, 4, 2), (128, 64, 4, 3), (64, 64, 4, 3), (128, 128, 8, 2), (64, 32, 4, 3)],
+        torch.float32: [(64, 32, 4, 2), (64, 64, 4, 2), (128, 32, 4, 2), (128, 32, 4, 3)],
+        torch.bfloat16: [(128, 64, 4, 3), (64, 64, 4, 3), (64, 64, 4, 4), (64, 32, 4, 4), (64, 128, 4, 2), (128, 32, 4, 4), (128, 64, 8, 3)],
     }  # fmt: skip
     chosen = module._blocks
     for (name, (n_draws, n_rows, heads, steps)), dtype in (
@@ -194,13 +190,13 @@ def attention(report: Callable[..., None]) -> None:
                 )  # fmt: skip
                 del few, weights
         for sizes in blocks[dtype]:
-            module._blocks = lambda *_, sizes=sizes: sizes
+            module._blocks = lambda *_, sizes=sizes: sizes  # type: ignore[attr-defined]
             try:
                 took = milliseconds(kernels.attention, q, k, v, **arguments) - bits
                 report("attention", f"{name} {str(dtype)[6:]} blocks={sizes}", ms_without_bits=took, plain_ms=plain)
             except Exception as error:
                 report("attention", f"{name} {str(dtype)[6:]} blocks={sizes}", error=f"{type(error).__name__}"[:200])
-        module._blocks = chosen
+        module._blocks = chosen  # type: ignore[attr-defined]
 
 
 def compaction(report: Callable[..., None]) -> None:

@@ -31,9 +31,9 @@ SETTINGS = Settings(learning_starts=100, random_steps=100)
 def living(n_agents: int) -> list[tuple[Worlds, Agents]]:
     """`n_agents` of each kind, past the steps in which they do not learn."""
     pairs = [(Worlds(n_agents), Agents(n_agents, policy, SETTINGS)) for policy in NAMES]
-    for worlds, agents in pairs:
-        ticks(worlds, agents, 110)
-        agents.stored = SETTINGS.replay  # as late in the experiment
+    for pair in pairs:
+        ticks(pair, 110)
+        pair[1].stored = SETTINGS.replay  # as late in the experiment
     return pairs
 
 

@@ -45,7 +45,7 @@ def test_band_spans_two_standard_deviations_in_the_order_of_x(ax):
     assert narrow[:, 1].max() == pytest.approx(3.3)
     mean_line = next(line for line in ax.lines if line.get_label() == "mean")
     np.testing.assert_allclose(mean_line.get_xydata(), [[0, 1], [1, 2], [2, 3]])
-    assert sum(line.get_label() == "draws" or line.get_label().startswith("_") for line in ax.lines) == 4
+    assert sum(line.get_label() == "draws" or str(line.get_label()).startswith("_") for line in ax.lines) == 4
 
 
 def test_the_fills_of_a_band_differ_in_lightness(ax):

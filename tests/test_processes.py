@@ -191,7 +191,7 @@ def test_tuned_scales_are_the_best_ones_near_them():
 
     assert evidence(best) > evidence(ReLU(3.0, 3.0)) + 1
     for length, bias in ((1.1, 1.0), (0.9, 1.0), (1.0, 1.1), (1.0, 0.9)):
-        assert evidence(best) > evidence(ReLU(best.length_scale * length, best.bias_scale * bias))
+        assert evidence(best) > evidence(ReLU(best.length_scale * length, best.bias_scale * bias))  # type: ignore[attr-defined]
 
 
 # Finite rank: weight space is function space

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ def test_every_python_example_of_the_readme_runs(capsys):
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     table = rng.normal(size=(60, 3))
-    names = {
+    names: dict[str, Any] = {
         "net": nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2)).eval(),
         "x": torch.randn(5, 4),
         "y": torch.randn(5, 2),

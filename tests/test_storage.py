@@ -1,11 +1,13 @@
 """Tests of model files: round trips, and what happens to damaged ones."""
 
+import concurrent.futures
+import hashlib
 import json
+import multiprocessing
 import os
 import pathlib
 import pickle
 import random
-import time
 
 import numpy as np
 import pytest
@@ -64,16 +66,15 @@ def test_every_truncation_is_refused_with_one_exception_class(tmp_path):
         storage.parsed(contents + b"\0", kinds=["Toy"])
 
 
-def test_twenty_thousand_bit_flips_are_refused_quickly_with_one_exception_class(tmp_path):
+def test_twenty_thousand_bit_flips_are_refused_with_one_exception_class(tmp_path):
     contents = written(tmp_path / "m.safetensors").read_bytes()
-    chance, start = random.Random(0), time.perf_counter()
+    chance = random.Random(0)
     for _ in range(20_000):
         damaged = bytearray(contents)
         damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
         with pytest.raises(ValueError) as caught:
             storage.parsed(bytes(damaged), kinds=["Toy"])
         assert type(caught.value) is ValueError
-    assert time.perf_counter() - start < 120  # a hang, not a speed, is what would fail this
 
 
 def test_a_pickle_is_refused_and_not_executed(tmp_path):
@@ -130,3 +131,91 @@ def test_the_file_of_format_1_loads_and_predicts_as_on_the_day_it_was_made(kind)
         assert model.predict(x).tolist() == expected["labels"]
     total = sum(float(w.double().sum()) for w in model.population_.weights)
     assert total == pytest.approx(expected["weight_sum"], rel=1e-12)
+
+
+def signed(description, tensors=None, data=b""):
+    """The bytes of a file with a right digest, which anyone can compute, and any contents."""
+    outer = json.dumps({"model": json.dumps(description), "sha256": "0" * 64})
+    header = json.dumps({"__metadata__": {"dropbayes": outer}, **(tensors or {})}).encode()
+    contents = len(header).to_bytes(8, "little") + header + data
+    digest = hashlib.sha256(contents).hexdigest().encode()
+    start = contents.rindex(b"0" * 64)
+    return contents[:start] + digest + contents[start + 64 :]
+
+
+WHOLE = {"format": 1, "kind": "Toy", "settings": {}, "versions": {}}
+
+
+@pytest.mark.parametrize(
+    ("description", "tensors"),
+    [
+        (WHOLE | {"format": True}, {}),
+        (WHOLE | {"format": [1]}, {}),
+        (WHOLE | {"kind": ["Toy"]}, {}),
+        (WHOLE | {"settings": []}, {}),
+        ({"format": 1}, {}),
+        ([], {}),
+        (WHOLE, {"w": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}),
+        (WHOLE, {"w": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}),
+        (WHOLE, {"w": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}),
+        (WHOLE, {"w": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}),
+        (WHOLE, {"w": 3}),
+    ],
+)
+def test_signed_files_of_impossible_contents_raise_the_same_error(description, tensors):
+    assert storage.parsed(signed(WHOLE), kinds={"Toy"}).kind == "Toy"
+    with pytest.raises(ValueError) as caught:
+        storage.parsed(signed(description, tensors, b"\0" * 4), kinds={"Toy"})
+    assert type(caught.value) is ValueError
+
+
+def test_a_tensor_is_checked_against_what_the_settings_say(tmp_path):
+    file = storage.load(written(tmp_path / "m.safetensors"), kinds=["Toy"])
+    assert file.tensor("weight", shape=(3, None)).shape == (3, 4)
+    assert file.tensor("mask", shape=(2,), dtype=torch.bool).tolist() == [True, False]
+    for name, shape, dtype in (
+        ("weight", (4, 3), None),
+        ("weight", (3,), None),
+        ("none", (1,), None),
+        ("mask", (2,), None),
+    ):
+        with pytest.raises(ValueError, match="`path` must hold"):
+            file.tensor(name, shape=shape, dtype=dtype)
+    file.tensors["weight"][0, 0] = float("nan")
+    with pytest.raises(ValueError, match="must hold finite numbers in 'weight'"):
+        file.tensor("weight", shape=(3, 4))
+
+
+def test_a_setting_is_checked_for_its_class(tmp_path):
+    file = storage.load(
+        written(tmp_path / "m.safetensors", settings={"n": 3, "flag": True, "none": None}), kinds=["Toy"]
+    )
+    assert file.setting("n", int) == 3 and file.setting("flag", bool) and file.setting("none", type(None)) is None
+    for name, kind in (("n", str), ("flag", int), ("absent", int)):
+        with pytest.raises(ValueError, match=f"must hold the setting '{name}'"):
+            file.setting(name, kind)
+
+
+def save_many(path):
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: written(path), range(50)))
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # the children only write files
+def test_two_hundred_saves_from_four_processes_and_threads_are_all_whole(tmp_path):
+    path = written(tmp_path / "m.safetensors")
+    writers = [multiprocessing.get_context("fork").Process(target=save_many, args=(path,)) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        storage.load(path, kinds=["Toy"])
+    assert [writer.exitcode for writer in writers] == [0] * 4
+    assert [entry.name for entry in tmp_path.iterdir()] == ["m.safetensors"]
+
+
+def test_a_folder_in_place_of_a_file_is_named(tmp_path):
+    with pytest.raises(IsADirectoryError, match="is a folder; name a file in it"):
+        written(tmp_path)
+    with pytest.raises(IsADirectoryError, match="Name the file in it"):
+        storage.load(tmp_path, kinds=["Toy"])
+    assert not list(tmp_path.parent.glob("*.part"))

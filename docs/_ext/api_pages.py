@@ -19,7 +19,9 @@ GROUPS = {
     "The theory": [
         "precision", "weight_layers", "objective", "variational", "layers", "recurrent", "covariances", "processes",
     ],
-    "Judging and acting": ["scores", "information", "calibration", "decisions", "acquisition", "mixtures", "plots"],
+    "Judging and acting": [
+        "scores", "information", "calibration", "conformal", "decisions", "acquisition", "mixtures", "plots",
+    ],
     "Training and files": ["training", "population", "storage", "runtime"],
     "The paper's experiments": ["experiments"],
     "The engine, for those who extend it": [

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ __all__ = ["FORMAT", "ModelFile", "load", "save"]
 
 FORMAT = 1
 _BLANK = "0" * 64
-_LARGEST_HEADER = 100_000_000  # safetensors' own limit
+_LARGEST_HEADER = 32 * 2**20  # bytes; the names, shapes and settings of ten thousand tensors fit in a tenth of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +43,45 @@ class ModelFile:
     tensors: dict[str, Tensor]
     settings: dict[str, Any]
     versions: dict[str, str]
+
+    def tensor(self, name: str, *, shape: Sequence[int | None], dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor of this name, refused unless it is as the settings say.
+
+        Args:
+            name: The tensor's name.
+            shape: The expected size of every axis; None for any.
+            dtype: The expected dtype; by default any floating one, with finite values only.
+
+        Raises:
+            ValueError: The tensor is missing, or of another shape or dtype, or not finite.
+        """
+        value = self.tensors.get(name)
+        if value is None:
+            raise ValueError(f"`path` must hold the tensor {name!r}; it is missing. Save the model again.")
+        fits = value.dim() == len(shape) and all(b in (None, a) for a, b in zip(value.shape, shape, strict=True))
+        right = value.is_floating_point() if dtype is None else value.dtype == dtype
+        if not (fits and right):
+            expected = tuple("any" if size is None else size for size in shape)
+            raise ValueError(
+                f"`path` must hold {name!r} of shape {expected} and dtype {dtype or 'floating'}; got "
+                f"{tuple(value.shape)} of {value.dtype}. Save the model again."
+            )
+        if dtype is None and not bool(value.isfinite().all()):
+            raise ValueError(f"`path` must hold finite numbers in {name!r}; got NaN or infinity. Save the model again.")
+        return value
+
+    def setting(self, name: str, kind: type | tuple[type, ...]) -> Any:
+        """The setting of this name, refused unless it is of the given class.
+
+        Raises:
+            ValueError: The setting is missing or of another class; True is not a number.
+        """
+        value = self.settings.get(name)
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if name not in self.settings or not isinstance(value, kinds) or (type(value) is bool and bool not in kinds):
+            names = " or ".join(one.__name__ for one in kinds)
+            raise ValueError(f"`path` must hold the setting {name!r} ({names}); got {value!r:.80}. Save it again.")
+        return value
 
 
 def save(
@@ -75,8 +114,8 @@ def save(
     contents = serialise(arrays, {"dropbayes": blank})
     escaped = json.dumps(f'"sha256": "{_BLANK}"')[1:-1].encode()
     digest = hashlib.sha256(contents).hexdigest()
-    place = contents.rindex(escaped, 0, 8 + int.from_bytes(contents[:8], "little"))
-    signed = contents[:place] + escaped.replace(_BLANK.encode(), digest.encode()) + contents[place + len(escaped) :]
+    start = contents.rindex(escaped, 0, 8 + int.from_bytes(contents[:8], "little"))
+    signed = contents[:start] + escaped.replace(_BLANK.encode(), digest.encode()) + contents[start + len(escaped) :]
     files.write_bytes(path, signed)
 
 
@@ -86,7 +125,10 @@ def load(path: str | os.PathLike[str], *, kinds: Collection[str]) -> ModelFile:
     Raises:
         ValueError: The file is damaged, cut short, of another format or of an unknown kind. No other error is raised
             for any contents.
+        FileNotFoundError, IsADirectoryError: There is no file of this name.
     """
+    if pathlib.Path(path).is_dir():
+        raise IsADirectoryError(f"`path` must name a model file; {os.fspath(path)!r} is a folder. Name the file in it.")
     return parsed(pathlib.Path(path).read_bytes(), kinds=kinds)
 
 
@@ -95,19 +137,26 @@ def parsed(contents: bytes, *, kinds: Collection[str]) -> ModelFile:
     try:
         model = _verified(contents)
     except Exception:
+        raise _refusal() from None
+    if model.get("format") not in range(1, FORMAT + 1):
         raise ValueError(
-            "`path` must name a whole model file; this one is damaged, cut short or not a dropbayes "
-            "model. Save it again."
-        ) from None
-    if model["format"] not in range(1, FORMAT + 1):
-        raise ValueError(
-            f"`path` has the format {model['format']!r}; this version reads 1 to {FORMAT}. Upgrade dropbayes."
+            f"`path` has the format {model.get('format')!r:.80}; this version reads 1 to {FORMAT}. Upgrade dropbayes."
         )
     if model["kind"] not in kinds:
-        raise ValueError(f"`path` holds a {model['kind']!r}; expected one of {sorted(kinds)}.")
+        raise ValueError(f"`path` holds a {model['kind']!r:.80}; expected one of {sorted(kinds)}.")
     from safetensors.torch import load as deserialise
 
-    return ModelFile(model["kind"], deserialise(contents), model["settings"], model["versions"])
+    try:
+        tensors = deserialise(contents)  # checks offsets, shapes and dtypes against the bytes at hand
+    except Exception:
+        raise _refusal() from None
+    return ModelFile(model["kind"], tensors, model["settings"], model["versions"])
+
+
+def _refusal() -> ValueError:
+    return ValueError(
+        "`path` must name a whole model file; this one is damaged, cut short or not a dropbayes model. Save it again."
+    )
 
 
 def _verified(contents: bytes) -> dict[str, Any]:
@@ -120,11 +169,13 @@ def _verified(contents: bytes) -> dict[str, Any]:
     digest = outer["sha256"]
     if len(digest) != 64:
         raise ValueError
-    place = 8 + header.rindex(digest.encode())
-    blank = contents[:place] + _BLANK.encode() + contents[place + 64 :]
+    start = 8 + header.rindex(digest.encode())
+    blank = contents[:start] + _BLANK.encode() + contents[start + 64 :]
     if hashlib.sha256(blank).hexdigest() != digest:
         raise ValueError
     description: dict[str, Any] = json.loads(outer["model"])
-    if not {"format", "kind", "settings", "versions"} <= description.keys():
+    # True is 1 to Python, but no number of a format.
+    kinds = {"format": int, "kind": str, "settings": dict, "versions": dict}
+    if any(type(description[name]) is not kind for name, kind in kinds.items()):
         raise ValueError
     return description

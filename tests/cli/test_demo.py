@@ -18,9 +18,10 @@ QUICK = {"n_steps": 40, "n_networks": 2, "n_folds": 2}
 
 
 def ran(folder, width=80):
-    console = Console(file=io.StringIO(), width=width)
+    written = io.StringIO()
+    console = Console(file=written, width=width)
     path = demonstration.demo(out=folder, console=console)
-    return path, console.file.getvalue()
+    return path, written.getvalue()
 
 
 def table_of(path):

@@ -72,6 +72,7 @@ def save_many(path, mark):
         list(pool.map(lambda _: files.write_text(path, mark * 100_000), range(50)))
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # the children only write files
 def test_two_hundred_saves_from_four_processes_and_their_threads_are_all_whole(tmp_path):
     path = tmp_path / "a"
     context = multiprocessing.get_context("fork")

@@ -5,7 +5,6 @@ import types
 
 import pytest
 
-from dropbayes.runtime import progress
 from dropbayes.runtime.progress import ProgressBar, interactive
 
 
@@ -18,7 +17,7 @@ def minutes(monkeypatch):
         clock.seconds += 30.0
         return clock.seconds
 
-    monkeypatch.setattr(progress.time, "monotonic", monotonic)
+    monkeypatch.setattr("time.monotonic", monotonic)
     return clock
 
 

@@ -104,9 +104,9 @@ def test_exact_moments_are_those_of_all_masks(activation):
         mask = torch.tensor(keep, dtype=torch.float64)
         outputs.append(net[3](hidden * mask / (1 - drop_prob)))
         weights.append((1 - drop_prob) ** sum(keep) * drop_prob ** (6 - sum(keep)))
-    weights = torch.tensor(weights, dtype=torch.float64)[:, None, None]
-    mean = (torch.stack(outputs) * weights).sum(0)
-    variance = (torch.stack(outputs).square() * weights).sum(0) - mean.square()
+    weight = torch.tensor(weights, dtype=torch.float64)[:, None, None]
+    mean = (torch.stack(outputs) * weight).sum(0)
+    variance = (torch.stack(outputs).square() * weight).sum(0) - mean.square()
     prediction = db.predict(net, x)
     assert prediction.method == "exact" and prediction.n_draws == 0
     torch.testing.assert_close(prediction.mean, mean.detach())

@@ -28,7 +28,7 @@ def refit(models, folder):
     """Puts another model into the folder, as `dropbayes fit` would."""
     model = folders.load(models / "numbers")
     model.estimator.seed_ += 1
-    folders.save(folders.Model(model.estimator, model.schema, model.origin, folder))
+    model.save(folder)
 
 
 class Clients(threading.Thread):

@@ -61,7 +61,7 @@ def test_a_descent_is_the_same_as_its_fields_one_by_one():
     fit(nets[1], x, y, likelihood=db.Gaussian(4.0), epochs=2, device="cpu", descent=Descent("sgd", learning_rate=0.02))
     assert torch.equal(nets[0][0].weight, nets[1][0].weight)
     with pytest.raises(TypeError, match="learning_rat"):
-        fit(network(), x, y, likelihood=db.Gaussian(4.0), learning_rat=0.1, device="cpu")
+        fit(network(), x, y, likelihood=db.Gaussian(4.0), learning_rat=0.1, device="cpu")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ number that any draw keeps.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,25 +69,43 @@ def _sites(layers: Sequence[nn.Module], x: Tensor, keys: Keys, draws: range, int
         if isinstance(layer, nn.Linear):
             width = layer.out_features
         elif isinstance(layer, nn.Dropout) and not (integrate_last and place == places[-1]):
-            masks.append(
-                keep_mask(
-                    keys, len(masks), drop_prob=layer.p, draws=draws, rows=None, shape=(width,), dtype=x.dtype,
-                    device=x.device,
-                )
-            )  # fmt: skip
+            masks.append(_scaled_mask(keys, len(masks), layer.p, draws, width, x))
     if not masks:
         return {}
-    most = torch.stack([mask.sum(1).max() for mask in masks]).tolist()  # one wait for the device
+    most = torch.stack([mask.count_nonzero(1).max() for mask in masks]).tolist()  # one wait for the device
     sites = {}
     for place, mask, count in zip(places, masks, most, strict=False):
-        drop_prob = _drop_prob(layers[place])
-        scale = 1 / (1 - drop_prob) if drop_prob < 1 else 1.0
         units = None
         if isinstance(layers[place + 1] if place + 1 < len(layers) else None, nn.Linear):
-            count = -(-max(int(count), 1) // _ALIGNMENT) * _ALIGNMENT
+            count = -(-max(count, 1) // _ALIGNMENT) * _ALIGNMENT
             units = mask.argsort(dim=1, descending=True, stable=True)[:, :count]
-        sites[place] = _Site(mask * scale, units)
+        sites[place] = _Site(mask, units)
     return sites
+
+
+def _scaled_mask(keys: Keys, site: int, drop_prob: float, draws: range, width: int, like: Tensor) -> Tensor:
+    """The masks of a site, `[draw, unit]`, scaled by 1 / keep_prob."""
+    if like.is_cuda and importlib.util.find_spec("triton"):  # one launch in place of some twenty
+        from dropbayes.sampling.kernels import masked
+
+        ones = like.new_ones(width)
+        spread = masked(
+            ones,
+            keys,
+            site,
+            drop_prob=drop_prob,
+            draws=draws,
+            rows=None,
+            outer=1,
+            inner=width,
+            broadcast=1,
+            drawn=False,
+        )
+        return spread.view(-1, width)
+    mask = keep_mask(
+        keys, site, drop_prob=drop_prob, draws=draws, rows=None, shape=(width,), dtype=like.dtype, device=like.device
+    )
+    return mask * (1 / (1 - drop_prob) if drop_prob < 1 else 1.0)
 
 
 def _units_after(layers: Sequence[nn.Module], place: int, sites: dict[int, _Site]) -> Tensor | None:
@@ -110,17 +129,17 @@ def _product(h: Tensor, layer: nn.Linear, units: Tensor | None, wanted: Tensor |
     """The layer's outputs at the wanted units, from an input that holds only some of its units."""
     if units is None and wanted is None:
         return layer(h)
-    factor = layer.weight.t()
+    # Units ascend, so that reading them along the rows of the weights reads neighbours.
     if units is None:
-        factor = factor.t()[wanted].transpose(1, 2)
+        weight = layer.weight[wanted]
     elif wanted is None:
-        factor = factor[units]
+        weight = layer.weight[:, units].transpose(0, 1)
     else:
-        factor = factor[units[:, :, None], wanted[:, None, :]]
+        weight = layer.weight[wanted[:, :, None], units[:, None, :]]
     if layer.bias is None:
-        return torch.bmm(h, factor)
+        return torch.bmm(h, weight.transpose(1, 2))
     bias = layer.bias if wanted is None else layer.bias[wanted][:, None, :]
-    return torch.baddbmm(bias, h, factor)
+    return torch.baddbmm(bias, h, weight.transpose(1, 2))
 
 
 def _integrated_variance(h: Tensor, layer: nn.Linear, dropout: nn.Module) -> Tensor:

@@ -58,7 +58,7 @@ def check(q, k, v, keys, rows, attn_mask=None, expected_mask=None, **keywords):
 
 @pytest.mark.parametrize(("sampler", "rows"), list(product(("stratified", "independent"), (None, ROWS))))
 def test_attention_has_the_masks_of_torch_operations(sampler, rows):
-    check(*projections(19, 37), Keys(5, 12, sampler), rows)
+    check(*projections(19, 37), Keys(5, 12, sampler), rows)  # type: ignore[call-arg]
 
 
 def test_many_blocks_of_queries_and_keys_are_one_softmax():
@@ -77,25 +77,34 @@ def test_more_draws_than_a_byte_holds_and_entries_of_a_row_in_the_batch_are_told
     torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [None, -0.3])
+def test_whole_blocks_need_no_bounds(scale):
+    q, k, v = projections(128, 64, features=16, heads=1, key_heads=1, batch=1)
+    result = attention(q, k, v, keys=Keys(5, 12), site=SITE, drop_prob=0.2, draws=range(1), rows=range(1), scale=scale)
+    q = q if scale is None else q * scale * 4
+    expected = explicit_attention(q, k, v, Keys(5, 12), range(1), draws=range(1))
+    torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_causal_query_sees_no_later_key():
     causal = torch.ones(70, 70, dtype=torch.bool, device=DEVICE).tril()
-    check(*projections(70, 70), Keys(5, 12), ROWS, expected_mask=causal, is_causal=True)
+    check(*projections(70, 70), Keys(5, 12), ROWS, expected_mask=causal, is_causal=True)  # type: ignore[call-arg]
 
 
 def test_a_query_that_attends_to_nothing_gives_zero():
     allowed = torch.rand(BATCH, 1, 19, 37, device=DEVICE) > 0.5
     allowed[:, :, 3] = False
-    check(*projections(19, 37), Keys(5, 12), ROWS, attn_mask=allowed)
+    check(*projections(19, 37), Keys(5, 12), ROWS, attn_mask=allowed)  # type: ignore[call-arg]
 
 
 def test_an_additive_mask_is_broadcast_to_the_scores():
     added = torch.randn(HEADS, 1, 37, device=DEVICE)
     added[:, :, :4] = -torch.inf
-    check(*projections(19, 37), Keys(5, 12), ROWS, attn_mask=added)
+    check(*projections(19, 37), Keys(5, 12), ROWS, attn_mask=added)  # type: ignore[call-arg]
 
 
 def test_keys_may_have_fewer_heads_than_queries():
-    check(*projections(19, 37, key_heads=1), Keys(5, 12), ROWS)
+    check(*projections(19, 37, key_heads=1), Keys(5, 12), ROWS)  # type: ignore[call-arg]
 
 
 def test_a_given_scale_replaces_the_usual_one():
@@ -116,15 +125,17 @@ def test_half_precision_differs_by_its_rounding(dtype):
     torch.testing.assert_close(result.double(), expected, rtol=0.05, atol=0.03)
 
 
-@pytest.mark.parametrize(("sampler", "rows"), list(product(("stratified", "independent"), (None, ROWS))))
-def test_a_bit_is_the_mask_of_a_draw(sampler, rows):
+@pytest.mark.parametrize(
+    ("sampler", "rows", "length"), list(product(("stratified", "independent"), (None, ROWS), (21, 22)))
+)
+def test_a_bit_is_the_mask_of_a_draw(sampler, rows, length):
     keys = Keys(5, 12, sampler)
-    bits = keep_bits(keys, SITE, drop_prob=0.3, draws=range(1, 10), rows=rows, lines=6, length=21, device=DEVICE)
+    bits = keep_bits(keys, SITE, drop_prob=0.3, draws=range(1, 10), rows=rows, lines=6, length=length, device=DEVICE)
     mask = keep_mask(
-        keys, SITE, drop_prob=0.3, draws=range(1, 10), rows=rows, shape=(6, 21), dtype=torch.float32, device=DEVICE
+        keys, SITE, drop_prob=0.3, draws=range(1, 10), rows=rows, shape=(6, length), dtype=torch.float32, device=DEVICE
     )
     for index in range(9):
-        kept = (bits[index // 8, ..., :21] >> (index % 8)) & 1
+        kept = (bits[index // 8, ..., :length] >> (index % 8)) & 1
         assert torch.equal(kept.float(), mask[index].view(kept.shape))
 
 

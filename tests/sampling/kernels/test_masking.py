@@ -12,7 +12,13 @@ from dropbayes.sampling.masks import Keys, keep_mask
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SEED, SITE, DRAWS, ROWS = 2**63 + 5, 2, range(2, 9), range(7, 11)
-SHAPES = {"features": (1, 13, 1), "steps first": (3, 5, 1), "channels": (1, 4, 9), "both": (2, 3, 2)}
+SHAPES = {
+    "features": (1, 13, 1),
+    "steps first": (3, 5, 1),
+    "channels": (1, 4, 9),
+    "both": (2, 3, 2),
+    "pairs": (3, 6, 1),
+}
 
 
 def expected(x, keys, drop_prob, rows, outer, inner):

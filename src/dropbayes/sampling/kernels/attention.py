@@ -18,12 +18,12 @@ from dropbayes.sampling.kernels.words import (
     ROW,
     UNIT,
     choice,
-    half_word,
     hashed,
     keep_scale,
     signed_threshold,
     source,
     stream,
+    unit_words,
 )
 from dropbayes.sampling.masks import Keys
 
@@ -84,14 +84,18 @@ def attention(
         added = added.view(torch.uint8) if added.dtype == torch.bool else added
     widest = max(triton.next_power_of_2(features), triton.next_power_of_2(value_features))
     block_queries, block_keys, warps, stages = _blocks(q.dtype, n_queries, widest)
+    whole = n_queries % block_queries == 0 == n_keys % block_keys and features == widest == value_features >= 16
+    scale = features**-0.5 if scale is None else scale
+    if scale < 0:  # the kernel takes the largest score before it scales
+        q, scale = -q, -scale
     precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
     _attention[(triton.cdiv(n_queries, block_queries) * n_heads * batch,)](
         q, k, v, out, bits, added, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *strides,
-        (features**-0.5 if scale is None else scale) * math.log2(math.e), keep_scale(drop_prob),
+        scale * math.log2(math.e), keep_scale(drop_prob),
         n_heads, n_heads // k.shape[1], folded, n_rows, lines, bits.shape[-1], n_queries, n_keys,
         FEATURES=features, PADDED=max(16, triton.next_power_of_2(features)),
         VALUE_FEATURES=value_features, VALUE_PADDED=max(16, triton.next_power_of_2(value_features)),
-        QUERIES=block_queries, KEYS=block_keys, OWN_ROWS=rows is not None, CAUSAL=is_causal,
+        QUERIES=block_queries, KEYS=block_keys, WHOLE=whole, OWN_ROWS=rows is not None, CAUSAL=is_causal,
         BOOLEAN=attn_mask is not None and attn_mask.dtype == torch.bool,
         PRECISION=precision if q.dtype == torch.float32 else None,
         num_warps=warps, num_stages=stages,
@@ -102,10 +106,10 @@ def attention(
 def _blocks(dtype: torch.dtype, n_queries: int, widest: int) -> tuple[int, int, int, int]:
     """Queries and keys of one product, warps and stages of the pipeline."""
     if dtype == torch.float32:
-        return (64, 32, 4, 2) if widest <= 64 else (64, 16, 8, 1)
+        return (128, 32, 4, 2) if widest <= 64 else (64, 16, 8, 1)
     if widest > 128:
         return 64, 32, 4, 2
-    return (128, 64, 8, 2) if n_queries > 64 else (64, 64, 4, 2)
+    return (128, 64, 4, 3) if n_queries > 64 and widest <= 64 else (64, 64, 4, 3)
 
 
 def keep_bits(
@@ -134,7 +138,8 @@ def keep_bits(
     _keep_bits[(triton.cdiv(lines * padded, _TILE_UNITS), triton.cdiv(n_rows, tile_rows))](
         bits, *source(keys, device), site, signed_threshold(drop_prob),
         draws.start, len(draws), rows.start if rows else 0, n_rows, lines, length, padded,
-        STRATIFIED=keys.sampler == "stratified", OWN_ROWS=rows is not None, ROWS=tile_rows, UNITS=_TILE_UNITS,
+        STRATIFIED=keys.sampler == "stratified", OWN_ROWS=rows is not None, PAIRED=length % 2 == 0,
+        ROWS=tile_rows, UNITS=_TILE_UNITS,
         num_warps=4,
     )  # fmt: skip
     return bits
@@ -146,10 +151,12 @@ def _keep_bits(
     bits_at, lattices_at, key: tl.int64, n_draws: tl.int32, n_permutations: tl.int32, site: tl.int32,
     threshold: tl.int32, first_draw: tl.int32, n_drawn: tl.int32, first_row: tl.int64, n_rows: tl.int32,
     lines: tl.int32, length: tl.int32, padded,
-    STRATIFIED: tl.constexpr, OWN_ROWS: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+    STRATIFIED: tl.constexpr, OWN_ROWS: tl.constexpr, PAIRED: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     element = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
     unit = element // padded * length + element % padded  # the padding repeats units of the next line, unread
+    even = tl.program_id(0) * UNITS + 2 * tl.arange(0, UNITS // 2)
+    pair = (even // padded * length + even % padded) // 2
     n_units = lines * length
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     own_row = (first_row + row if OWN_ROWS else row * 0)[:, None]
@@ -157,7 +164,7 @@ def _keep_bits(
         place, shift = choice(stream(key, site, UNIT), unit, n_draws, n_permutations)
         shift = shift[None, :]
         if OWN_ROWS:
-            shift = half_word(stream(key, site, ROW), own_row, unit[None, :], n_units)
+            shift = unit_words(stream(key, site, ROW), own_row, unit, pair, n_units, PAIRED)
     else:
         draw_key = stream(key, site, DRAW)
     is_inside = (row < n_rows)[:, None] & (element < lines * padded)[None, :]
@@ -170,7 +177,7 @@ def _keep_bits(
             if STRATIFIED:
                 word = tl.load(lattices_at + place + draw)[None, :] + shift
             else:
-                word = half_word(hashed(draw_key, draw), own_row, unit[None, :], n_units)
+                word = unit_words(hashed(draw_key, draw), own_row, unit, pair, n_units, PAIRED)
             byte |= tl.where(word >= threshold, 1 << bit, 0)
         tl.store(at, byte.to(tl.uint8), mask=is_inside)
         at += n_rows * size
@@ -183,8 +190,8 @@ def _attention(
     added_batch, added_head, added_query, added_key, score_scale, keep_scale,
     n_heads, heads_per_key, folded, n_rows, lines, padded, n_queries, n_keys,
     FEATURES: tl.constexpr, PADDED: tl.constexpr, VALUE_FEATURES: tl.constexpr, VALUE_PADDED: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, OWN_ROWS: tl.constexpr, CAUSAL: tl.constexpr, BOOLEAN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, WHOLE: tl.constexpr, OWN_ROWS: tl.constexpr, CAUSAL: tl.constexpr,
+    BOOLEAN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     query_blocks = tl.cdiv(n_queries, QUERIES)
     query_block, program = tl.program_id(0) % query_blocks, tl.program_id(0) // query_blocks
@@ -205,48 +212,53 @@ def _attention(
     v_at += entry * v_batch + (head // heads_per_key) * v_head
     bits_at += (block * lines + line * n_queries) * padded
 
+    key = tl.arange(0, KEYS)
+    k_at += key[None, :].to(tl.int64) * k_step + feature[:, None]
+    v_at += key[:, None].to(tl.int64) * v_step + value_feature[None, :]
+    bits_at += query[:, None].to(tl.int64) * padded + key[None, :]
+    flag = (1 << bit).to(tl.uint8)
+
     most = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     mixed = tl.zeros([QUERIES, VALUE_PADDED], tl.float32)
     end = tl.minimum(n_keys, (query_block + 1) * QUERIES) if CAUSAL else n_keys
     for start in range(0, end, KEYS):
-        key = start + tl.arange(0, KEYS)
-        is_key = key < n_keys
-        bits = tl.load(
-            bits_at + query[:, None].to(tl.int64) * padded + key[None, :],
-            mask=is_query[:, None] & (key < padded)[None, :], other=0,
-        )  # fmt: skip
-        k = tl.load(
-            k_at + key[None, :].to(tl.int64) * k_step + feature[:, None],
-            mask=is_key[None, :] & (feature < FEATURES)[:, None], other=0.0,
-        )  # fmt: skip
-        score = tl.dot(q, k, input_precision=PRECISION) * score_scale
-        may_attend = is_key[None, :]
-        if CAUSAL:
-            may_attend = may_attend & (query[:, None] >= key[None, :])
+        if WHOLE:
+            bits, k, v = tl.load(bits_at), tl.load(k_at), tl.load(v_at)
+        else:
+            is_key = start + key < n_keys
+            bits = tl.load(bits_at, mask=is_query[:, None] & (start + key < padded)[None, :], other=0)
+            k = tl.load(k_at, mask=is_key[None, :] & (feature < FEATURES)[:, None], other=0.0)
+            v = tl.load(v_at, mask=is_key[:, None] & (value_feature < VALUE_FEATURES)[None, :], other=0.0)
+        score = tl.dot(q, k, input_precision=PRECISION)
         if added_at is not None:
+            score *= score_scale
             added = tl.load(
                 added_at + entry * added_batch + head * added_head + query[:, None].to(tl.int64) * added_query
-                + key[None, :].to(tl.int64) * added_key,
-                mask=is_query[:, None] & is_key[None, :], other=0,
+                + (start + key)[None, :].to(tl.int64) * added_key,
+                mask=is_query[:, None] & (start + key < n_keys)[None, :], other=0,
             )  # fmt: skip
             if BOOLEAN:
-                may_attend = may_attend & (added != 0)
+                score = tl.where(added != 0, score, float("-inf"))
             else:
                 score += added.to(tl.float32) * 1.4426950408889634  # log2(e): exponentials are taken to base 2
-        score = tl.where(may_attend, score, float("-inf"))
-        new_most = tl.maximum(most, tl.max(score, 1))
+        if CAUSAL:
+            score = tl.where(query[:, None] >= (start + key)[None, :], score, float("-inf"))
+        if not WHOLE:
+            score = tl.where(is_key[None, :], score, float("-inf"))
+        peak = tl.max(score, 1)
+        factor = score_scale if added_at is None else 1.0
+        new_most = tl.maximum(most, peak * factor)
         reference = tl.where(new_most == float("-inf"), 0.0, new_most)
-        weight = tl.exp2(score - reference[:, None])
+        weight = tl.exp2(score * factor - reference[:, None])
         shrink = tl.exp2(most - reference)
         total = total * shrink + tl.sum(weight, 1)
-        weight = tl.where((bits.to(tl.int32) >> bit) & 1 != 0, weight, 0.0)
-        v = tl.load(
-            v_at + key[:, None].to(tl.int64) * v_step + value_feature[None, :],
-            mask=is_key[:, None] & (value_feature < VALUE_FEATURES)[None, :], other=0.0,
-        )  # fmt: skip
+        weight = tl.where((bits & flag) != 0, weight, 0.0)
         mixed = tl.dot(weight.to(v.dtype), v, mixed * shrink[:, None], input_precision=PRECISION)
         most = new_most
+        k_at += KEYS * k_step
+        v_at += KEYS * v_step
+        bits_at += KEYS
     mixed *= (keep_scale / tl.where(total == 0.0, 1.0, total))[:, None]
     tl.store(
         out_at + entry * out_batch + head * out_head + query[:, None].to(tl.int64) * out_step + value_feature[None, :],

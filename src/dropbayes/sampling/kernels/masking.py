@@ -14,12 +14,12 @@ from dropbayes.sampling.kernels.words import (
     ROW,
     UNIT,
     choice,
-    half_word,
     hashed,
     keep_scale,
     signed_threshold,
     source,
     stream,
+    unit_words,
 )
 from dropbayes.sampling.masks import Keys
 
@@ -71,6 +71,7 @@ def masked(
         draws.start, n_drawn, triton.cdiv(n_drawn, chunks), rows.start if rows else 0, n_rows,
         columns, outer * inner, inner, broadcast, max(channels, 1),
         STRATIFIED=keys.sampler == "stratified", OWN_ROWS=rows is not None, DRAWN=drawn, CHANNELS_LAST=channels > 0,
+        PAIRED=channels == 0 and broadcast == 1 and inner % 2 == 0,
         ROWS=tile_rows, COLUMNS=tile_columns, num_warps=4,
     )  # fmt: skip
     return out
@@ -83,11 +84,12 @@ def _masked(
     threshold: tl.int32, scale: tl.int64, first_draw: tl.int32, n_drawn: tl.int32, chunk: tl.int32,
     first_row: tl.int64, n_rows: tl.int32, columns, n_units: tl.int32, inner: tl.int32, broadcast, channels: tl.int32,
     STRATIFIED: tl.constexpr, OWN_ROWS: tl.constexpr, DRAWN: tl.constexpr, CHANNELS_LAST: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    PAIRED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     column_tiles, row_tiles, chunks = tl.cdiv(columns, COLUMNS), tl.cdiv(n_rows, ROWS), tl.cdiv(n_drawn, chunk)
-    column = (program % column_tiles) * COLUMNS + tl.arange(0, COLUMNS)
+    column_tile = program % column_tiles
+    column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     program = program // column_tiles
     row = (program % row_tiles) * ROWS + tl.arange(0, ROWS)
     program = program // row_tiles
@@ -99,13 +101,14 @@ def _masked(
     else:
         unit = column // broadcast
     unit += outside * inner
+    pair = (outside * inner + column_tile * COLUMNS) // 2 + tl.arange(0, COLUMNS // 2 if PAIRED else 1)
     is_inside = (row < n_rows)[:, None] & (column < columns)[None, :]
     own_row = (first_row + row if OWN_ROWS else row * 0)[:, None]
     if STRATIFIED:
         place, shift = choice(stream(key, site, UNIT), unit, n_draws, n_permutations)
         place, shift = place[None, :], shift[None, :]
         if OWN_ROWS:
-            shift = half_word(stream(key, site, ROW), own_row, unit[None, :], n_units)
+            shift = unit_words(stream(key, site, ROW), own_row, unit, pair, n_units, PAIRED)
     else:
         draw_key = stream(key, site, DRAW)
     DTYPE: tl.constexpr = x_at.dtype.element_ty
@@ -123,6 +126,6 @@ def _masked(
             # Shared by the tile's rows; beyond the last column any lattice will do.
             word = tl.load(lattices_at + place + (first_draw + t)) + shift
         else:
-            word = half_word(hashed(draw_key, first_draw + t), own_row, unit[None, :], n_units)
+            word = unit_words(hashed(draw_key, first_draw + t), own_row, unit, pair, n_units, PAIRED)
         product = x.to(WIDE) * tl.where(word >= threshold, factor, 0.0)
         tl.store(out_at + at, product.to(DTYPE), mask=is_inside)

@@ -7,6 +7,7 @@ the mean and the variance over draws are written.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,9 +21,9 @@ from dropbayes.sampling.kernels.words import (
     ROW,
     UNIT,
     choice,
-    half_word,
     hashed,
     keep_scale,
+    paired_words,
     signed_threshold,
     source,
     stream,
@@ -30,9 +31,11 @@ from dropbayes.sampling.kernels.words import (
 from dropbayes.sampling.masks import Keys
 
 WIDEST, MOST_HIDDEN = 128, 3
+_MOST_WEIGHTS = 10_240  # padded, of all hidden layers: more do not fit into registers and shared memory
 _NARROW = 64
 _PAIRS = 128  # rows times draws in one product, for layers up to the width above
 _RESIDENT = 4  # programs on one multiprocessor
+_REGISTERS = 128  # of a thread: so two programs of eight warps fit on a multiprocessor; deeper networks need more
 _RELU = tl.constexpr(1)
 _TANH = tl.constexpr(2)
 _SIGMOID = tl.constexpr(3)
@@ -57,16 +60,31 @@ def affine_layers(layers: Sequence[nn.Module]) -> tuple[Affine, ...] | None:
     affines: list[Affine] = []
     drop_prob = 0.0
     for layer in layers:
-        if isinstance(layer, nn.Dropout) and drop_prob == 0.0:
+        if type(layer) is nn.Dropout and drop_prob == 0.0 and layer.p < 1:
             drop_prob = layer.p
-        elif isinstance(layer, nn.Linear) and max(layer.in_features, layer.out_features) <= WIDEST:
+        elif type(layer) is nn.Linear and _is_plain(layer):
             affines.append(Affine(layer, drop_prob, 0))
             drop_prob = 0.0
         elif type(layer) in _ACTIVATIONS and affines and not affines[-1].activation and drop_prob == 0.0:
             affines[-1] = affines[-1]._replace(activation=_ACTIVATIONS[type(layer)])
         else:
             return None
-    return tuple(affines) if 0 < len(affines) <= MOST_HIDDEN + 1 and drop_prob == 0.0 else None
+    if not 0 < len(affines) <= MOST_HIDDEN + 1 or drop_prob > 0:
+        return None
+    padded = [_padded(affine.linear.in_features) for affine in affines]
+    fits = sum(before * after for before, after in itertools.pairwise(padded)) <= _MOST_WEIGHTS
+    return tuple(affines) if fits else None
+
+
+def _is_plain(layer: nn.Linear) -> bool:
+    """Whether the kernel can read the layer's parameters as they lie in memory."""
+    parameters = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+    plain = all(p.dtype == torch.float32 and p.is_contiguous() for p in parameters)
+    return plain and max(layer.in_features, layer.out_features) <= WIDEST
+
+
+def _padded(width: int) -> int:
+    return max(16, triton.next_power_of_2(width))
 
 
 def perceptron_moments(
@@ -86,7 +104,7 @@ def perceptron_moments(
     mean = torch.empty(n_rows, last.linear.out_features, dtype=torch.float64, device=x.device)
     variance = torch.empty_like(mean)
     widths = (*[layer.linear.in_features for layer in layers], last.linear.out_features)
-    padded = tuple([max(16, triton.next_power_of_2(width)) for width in widths])
+    padded = tuple([_padded(width) for width in widths])
     pairs = _PAIRS if max(padded) <= _NARROW else _PAIRS // 2
     tile_draws = min(pairs, max(8, triton.next_power_of_2(n_drawn)))
     tiles = triton.cdiv(n_rows, pairs // tile_draws)
@@ -105,7 +123,7 @@ def perceptron_moments(
         ACTIVATIONS=tuple([layer.activation for layer in layers]), INTEGRATE=integrate_last,
         STRATIFIED=keys.sampler == "stratified", OWN_ROWS=rows is not None, ONE_CHUNK=n_drawn <= tile_draws,
         ROWS=pairs // tile_draws, DRAWS=tile_draws, PRECISION="tf32x3" if exact else "tf32",
-        num_warps=8, num_stages=1,
+        num_warps=8, num_stages=1, maxnreg=_REGISTERS if len(hidden) == 1 else None,
     )  # fmt: skip
     return mean, variance
 
@@ -137,7 +155,7 @@ def _draw_words(
     else:
         words = hashed(stream(key, site, DRAW), draw)[:, None]
         if not OWN_ROWS:
-            words = half_word(words, draw[:, None] * 0, unit[None, :], WIDTH)
+            words = paired_words(words, draw[:, None] * 0, tl.arange(0, PADDED // 2)[None, :], WIDTH)
     return words
 
 
@@ -147,16 +165,14 @@ def _dropped(h, words, row, words_of, site, keep, WIDTH: tl.constexpr, PADDED: t
     threshold, scale = keep
     STRATIFIED: tl.constexpr = SAMPLER[0]
     OWN_ROWS: tl.constexpr = SAMPLER[1]
-    unit = tl.arange(0, PADDED)
+    pair = tl.arange(0, PADDED // 2)
     if not OWN_ROWS:
         word = words[None, :, :]
     elif STRATIFIED:
-        word = (
-            words[None, :, :]
-            + half_word(stream(words_of[1], site, ROW), row[:, None], unit[None, :], WIDTH)[:, None, :]
-        )
+        shift = paired_words(stream(words_of[1], site, ROW), row[:, None], pair[None, :], WIDTH)
+        word = words[None, :, :] + shift[:, None, :]
     else:
-        word = half_word(words[None, :, :], row[:, None, None], unit[None, None, :], WIDTH)
+        word = paired_words(words[None, :, :], row[:, None, None], pair[None, None, :], WIDTH)
     return h * tl.where(word >= threshold, scale, 0.0)
 
 
@@ -298,23 +314,23 @@ def _moments(
             else:
                 z = tl.dot(flat, last_weights, input_precision=PRECISION)
             y = tl.reshape(_activated(z + last_bias[None, :], ACTIVATIONS[LAST]), [ROWS, DRAWS, PADDED_OUT])
-            # Chan, Golub and LeVeque 1979: the moments of the draws so far and of these are those of both together.
+            # The chunk's moments about its own mean, merged with those so far: Chan, Golub and LeVeque 1979.
             is_drawn = (slot < n_drawn)[None, :, None]
             count = tl.minimum(n_drawn - start, DRAWS)
-            y = y.to(tl.float64)
             chunk_mean = tl.sum(tl.where(is_drawn, y, 0.0), 1) / count
             deviation = tl.where(is_drawn, y - chunk_mean[:, None, :], 0.0)
-            step = chunk_mean - mean
+            chunk_squares = tl.sum(deviation * deviation, 1).to(tl.float64)
+            step = chunk_mean.to(tl.float64) - mean
             mean += step * count / (start + count)
-            squares += tl.sum(deviation * deviation, 1) + step * step * start * count / (start + count)
+            squares += chunk_squares + step * step * start * count / (start + count)
             if INTEGRATE:
                 # Var[w (h ∘ z / keep_prob)] = (w ∘ w)(h ∘ h) drop_prob / keep_prob for z ~ Bernoulli(keep_prob)
                 if OUT == 1:
                     spread = tl.sum(flat * flat * (last_weights * last_weights)[None, :], 1)[:, None]
                 else:
                     spread = tl.dot(flat * flat, last_weights * last_weights, input_precision=PRECISION)
-                spread = tl.reshape(spread, [ROWS, DRAWS, PADDED_OUT]).to(tl.float64)
-                integrated += tl.sum(tl.where(is_drawn, spread, 0.0), 1)
+                spread = tl.reshape(spread, [ROWS, DRAWS, PADDED_OUT])
+                integrated += tl.sum(tl.where(is_drawn, spread, 0.0), 1).to(tl.float64)
         at = row[:, None].to(tl.int64) * OUT + out[None, :]
         is_out = (row < n_rows)[:, None] & (out < OUT)[None, :]
         tl.store(mean_at + at, mean, mask=is_out)

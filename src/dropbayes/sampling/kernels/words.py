@@ -74,6 +74,23 @@ def half_word(key, row, unit, n_units):
 
 
 @triton.jit
+def paired_words(key, row, pair, n_units):
+    """The words of units 2 `pair` and 2 `pair` + 1, interleaved along the last axis: one hash for both."""
+    word = hashed(key, row.to(tl.int64) * ((n_units + 1) // 2) + pair)
+    low, high = word.to(tl.uint32), (word >> 32).to(tl.uint32)
+    return tl.interleave(low.to(tl.int32, bitcast=True), high.to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def unit_words(key, row, unit, pair, n_units, PAIRED: tl.constexpr):
+    """The words `[row, unit]`; where units are pairs of neighbours from an even one on, by one hash for each `pair`."""
+    if PAIRED:
+        return paired_words(key, row, pair[None, :], n_units)
+    else:
+        return half_word(key, row, unit[None, :], n_units)
+
+
+@triton.jit
 def choice(key, unit, n_draws, n_permutations):
     """Where a unit's permuted lattice begins in the table, and the shift that all rows share."""
     word = hashed(key, unit)

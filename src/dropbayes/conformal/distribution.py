@@ -1,0 +1,81 @@
+r"""Conformal predictive distributions: a whole distribution calibrated in probability."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dropbayes.conformal.regression import conformal_interval
+from dropbayes.runtime.validation import Array, check_probability, matching_tensors, row_values
+
+__all__ = ["ConformalDistribution", "conformal_distribution"]
+
+
+@dataclass(frozen=True, eq=False)
+class ConformalDistribution:
+    r"""The distribution of each new row's target: $\mu + \sigma r$ with $r$ the residuals of held-out rows.
+
+    For exchangeable rows its distribution function at the target is uniform, so every quantile is met as often as it
+    says, up to $1/(n+1)$ [Vovk et al. 2019].
+
+    Args:
+        mean: The predictive mean of the new rows, `[row]`.
+        std: Their predictive standard deviation, `[row]`.
+        residuals: The signed residuals in standard deviations of $n$ held-out rows, rising.
+    """
+
+    mean: Tensor
+    std: Tensor
+    residuals: Tensor
+
+    def distribution(self, y: Array) -> Tensor:
+        """The distribution function at `y`, `[row]`: the middle of the step that the unknown rank leaves open."""
+        centre, _, outcome = matching_tensors({"mean": self.mean, "std": self.std, "y": y})
+        standard = ((outcome - centre) / self.std.to(centre)).contiguous()
+        known = self.residuals.to(standard)
+        below = torch.searchsorted(known, standard)
+        up_to = torch.searchsorted(known, standard, right=True)
+        return (0.5 * (below + up_to + 1) / (len(known) + 1)).to(standard.dtype)
+
+    def quantile(self, level: float) -> Tensor:
+        """The quantile of each row, `[row]`: a new target is at most this with probability at least `level`."""
+        check_probability("level", level)
+        rank = math.ceil((len(self.residuals) + 1) * level - 1e-9)
+        if rank > len(self.residuals):
+            return torch.full_like(self.mean, math.inf)
+        return self.mean + self.residuals[rank - 1].to(self.mean) * self.std
+
+    def interval(self, level: float) -> tuple[Tensor, Tensor]:
+        """The central interval of each row; skewed residuals make it lie askew about the mean."""
+        check_probability("level", level)
+        tail = (len(self.residuals) + 1) * (1 - level) / 2
+        rank = math.floor(tail + 1e-9)
+        if rank < 1:
+            return conformal_interval(self.mean, self.std, threshold=math.inf)
+        ends = self.residuals[rank - 1], self.residuals[len(self.residuals) - rank]
+        lower, upper = (self.mean + end.to(self.mean) * self.std for end in ends)
+        return lower, upper
+
+
+def conformal_distribution(mean: Array, std: Array, *, calibration_residuals: Array) -> ConformalDistribution:
+    r"""The conformal predictive distribution of new rows.
+
+    Args:
+        mean: Predictive mean of the new rows, `[row]`.
+        std: Their predictive standard deviation, `[row]`.
+        calibration_residuals: Signed residuals $(y - \mu)/\sigma$ of held-out rows, `[row]`.
+
+    Examples:
+        >>> known = torch.tensor([-2.0, -1.0, 0.0, 1.0, 5.0])  # skewed: now and then a target is far above
+        >>> new = conformal_distribution(torch.tensor([10.0]), torch.tensor([1.0]), calibration_residuals=known)
+        >>> new.quantile(0.5), new.interval(0.6), new.distribution(torch.tensor([10.5]))
+        (tensor([10.]), (tensor([8.]), tensor([15.])), tensor([0.5833]))
+    """
+    centre, deviation = matching_tensors({"mean": mean, "std": std})
+    if centre.dim() != 1 or not bool((deviation > 0).all()):
+        raise ValueError(f"`mean` and `std` must be [row], and `std` positive; got {tuple(centre.shape)}.")
+    residuals = row_values("calibration_residuals", calibration_residuals)
+    return ConformalDistribution(centre, deviation, residuals.sort().values)

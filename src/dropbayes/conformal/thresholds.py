@@ -1,0 +1,132 @@
+r"""The conformal threshold: the score that a new row's does not exceed, overall, by group, or under covariate shift."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dropbayes.runtime.validation import (
+    Array,
+    check_count,
+    check_probability,
+    class_labels,
+    finite_tensor,
+    float_tensor,
+    row_values,
+    row_weights,
+)
+
+__all__ = ["class_thresholds", "conformal_threshold", "group_thresholds", "threshold_of"]
+
+
+def conformal_threshold(
+    scores: Array, *, level: float, sample_weight: Array | None = None, new_weight: Array | float = 1.0
+) -> Tensor:
+    r"""The score $q$ that a new row's does not exceed, with probability at least `level`.
+
+    The $\lceil (n+1)\,\text{level} \rceil$-th smallest of $n$ scores. For exchangeable rows and any score whatever
+    $P(s_{n+1} \le q) \ge \text{level}$, and without ties $P \le \text{level} + 1/(n+1)$. With too few rows for the
+    level it is infinite.
+
+    With weights it is the smallest score $q$ with $\sum_{s_i \le q} w_i \ge \text{level}\,(\sum_i w_i + w_\text{new})$:
+    a row of weight 2 counts as two. Where new rows come from other inputs but the same $p(y \mid x)$, weights in
+    proportion to the density ratio $w(x) = p_\text{new}(x)/p_\text{held-out}(x)$ restore the guarantee [Tibshirani et
+    al. 2019]; each new row then has its own threshold.
+
+    Args:
+        scores: Scores of held-out rows the model was not fitted to, `[row]`.
+        level: The probability to guarantee.
+        sample_weight: The weights $w_i$ of the held-out rows.
+        new_weight: The weight $w_\text{new}$ of the new row, or of each new row, `[new row]`.
+
+    Returns:
+        The threshold, shaped like `new_weight`.
+
+    Examples:
+        >>> conformal_threshold(torch.arange(1.0, 100.0), level=0.9)  # 99 scores: the 90th
+        tensor(90.)
+        >>> conformal_threshold(torch.tensor([1.0, 2.0]), level=0.5, sample_weight=[1, 3], new_weight=torch.tensor([1.0, 9.0]))
+        tensor([2., inf])
+    """  # noqa: E501 - an example of one line
+    check_probability("level", level)
+    held_out = row_values("scores", scores, infinite=True).detach()
+    weight = row_weights(sample_weight, len(held_out), like=held_out)
+    new = finite_tensor("new_weight", new_weight).to(weight)
+    if not bool((new >= 0).all()):
+        raise ValueError(f"`new_weight` must be at least 0; got {new.min().item():.3g}.")
+    ordered, order = held_out.sort()
+    cumulative = weight[order].cumsum(0)
+    needed = level * (cumulative[-1] + new)
+    # The last digits forgive the rounding of e.g. 100 * 0.9.
+    rank = torch.searchsorted(cumulative, needed - 1e-9 * (1 + needed * 1e-3))
+    beyond = torch.cat([ordered, ordered.new_full((1,), math.inf)])
+    return beyond[rank]
+
+
+def group_thresholds(scores: Array, groups: Array, new_groups: Array, *, level: float) -> Tensor:
+    """The threshold of each new row among the held-out rows of its own group: the guarantee holds within each group.
+
+    Mondrian conformal prediction [Vovk et al. 2005]. Groups must be known before the outcome: a site, an age band, a
+    predicted class. Each needs rows of its own: at least 1 / (1 - level) - 1 for a finite threshold.
+
+    Args:
+        scores: Scores of held-out rows, `[row]`.
+        groups: Their groups, any integers, `[row]`.
+        new_groups: The groups of the new rows, `[new row]`; a group without held-out rows has an infinite threshold.
+        level: The probability to guarantee in every group.
+
+    Examples:
+        >>> scores, groups = torch.arange(1.0, 9.0), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+        >>> group_thresholds(scores, groups, torch.tensor([0, 1, 2]), level=0.8)
+        tensor([4., 8., inf])
+    """
+    held_out = row_values("scores", scores, infinite=True)
+    known = _groups("groups", groups, n_rows=len(held_out))
+    new = _groups("new_groups", new_groups)
+    thresholds = held_out.new_full((len(new),), math.inf)
+    for group in new.unique():
+        if bool((known == group).any()):
+            thresholds[new == group] = conformal_threshold(held_out[known == group], level=level)
+    return thresholds
+
+
+def _groups(name: str, groups: Array, *, n_rows: int | None = None) -> Tensor:
+    values = row_values(name, groups, n_rows=n_rows)
+    if not bool((values == values.round()).all()):
+        raise ValueError(f"`{name}` must hold integers, one group per row; got {values.dtype} with fractions.")
+    return values.long()
+
+
+def class_thresholds(scores: Array, labels: Array, *, n_classes: int, level: float) -> Tensor:
+    """The threshold of each class among the held-out rows of that class: sets cover every class, rare ones too.
+
+    Pass it as the `threshold` of `conformal_sets`. Without it a rare class may be missed most of the time while the
+    average over rows keeps its promise.
+
+    Args:
+        scores: Scores of the true labels of held-out rows, `[row]` (`label_scores`, `adaptive_label_scores`).
+        labels: Their class indices, `[row]`.
+        n_classes: The number of classes.
+        level: The probability to guarantee for every class.
+
+    Returns:
+        The thresholds, `[class]`; infinite for a class with too few rows, which is then in every set.
+    """
+    check_count("n_classes", n_classes)
+    held_out = row_values("scores", scores, infinite=True)
+    truth = class_labels(labels, n_rows=len(held_out), n_classes=n_classes)
+    return group_thresholds(held_out, truth, torch.arange(n_classes), level=level)
+
+
+def threshold_of(calibration_scores: Array | None, level: float | None, threshold: Array | float | None) -> Tensor:
+    """The threshold given, or that of the calibration scores at the level."""
+    if threshold is not None and calibration_scores is None and level is None:
+        value = float_tensor(threshold, name="threshold")
+        if bool(value.isnan().any()):
+            raise ValueError("`threshold` must not contain NaN.")
+        return value
+    if threshold is None and calibration_scores is not None and level is not None:
+        return conformal_threshold(calibration_scores, level=level)
+    raise TypeError("pass `calibration_scores` and `level`, or a `threshold` in their place.")

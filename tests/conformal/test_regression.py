@@ -1,0 +1,108 @@
+"""Conformal intervals: equal to MAPIE's, with the coverage they promise."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dropbayes import calibration, conformal, scores
+from tests.calibration.samples import generator, normal
+from tests.conformal.given import GivenColumn
+
+
+@pytest.mark.parametrize("level", [0.8, 0.9, 0.95])
+def test_conformal_interval_equals_mapie(level):
+    mapie = pytest.importorskip("mapie.regression")
+    mean, y, new = normal(97), normal(97, seed=1), normal(20, seed=2)
+    theirs = mapie.SplitConformalRegressor(GivenColumn(), confidence_level=level, prefit=True)
+    theirs.conformalize(mean[:, None].numpy(), y.numpy())
+    interval = theirs.predict_interval(new[:, None].numpy())[1][:, :, 0]
+    residuals = conformal.standardised_residuals(mean, 1.0, y)
+    lower, upper = conformal.conformal_interval(new, 1.0, calibration_scores=residuals, level=level)
+    np.testing.assert_allclose(np.stack([lower, upper], 1), interval, rtol=1e-12)
+
+
+def test_the_first_conformal_functions_keep_their_place_in_calibration():
+    for name in (
+        "conformal_interval",
+        "conformal_sets",
+        "conformal_threshold",
+        "label_scores",
+        "standardised_residuals",
+    ):
+        assert getattr(calibration, name) is getattr(conformal, name)
+
+
+@pytest.mark.parametrize("level", [0.8, 0.9])
+def test_conformal_quantile_interval_equals_mapie(level):
+    mapie = pytest.importorskip("mapie.regression")
+    y = normal(120, seed=1)
+    ends = torch.stack([y - 1 + 0.3 * normal(120), y + 0.7 + 0.3 * normal(120, seed=2), y], 1)
+    new = torch.stack([normal(15, seed=3) - 2, normal(15, seed=4) + 2, normal(15)], 1)
+    theirs = mapie.ConformalizedQuantileRegressor(
+        [GivenColumn(0), GivenColumn(1), GivenColumn(2)], confidence_level=level, prefit=True
+    )
+    theirs.conformalize(ends.numpy(), y.numpy())
+    interval = theirs.predict_interval(new.numpy(), symmetric_correction=True)[1][:, :, 0]
+    residuals = conformal.quantile_residuals(ends[:, 0], ends[:, 1], y)
+    ours = conformal.conformal_quantile_interval(new[:, 0], new[:, 1], calibration_scores=residuals, level=level)
+    np.testing.assert_allclose(torch.stack(ours, 1), interval, rtol=1e-12)
+
+
+def skewed(n, seed):
+    """Inputs, and targets whose noise is one-sided and grows with the input."""
+    x = torch.rand(n, generator=generator(seed), dtype=torch.float64)
+    noise = -torch.rand(n, generator=generator(seed + 1), dtype=torch.float64).log()
+    return x, x + (0.1 + x) * noise
+
+
+def test_quantile_intervals_cover_and_are_narrower_than_symmetric_ones_under_skewed_noise():
+    def quantiles(x):  # right in shape, a tenth too narrow
+        return x, x + 0.9 * (0.1 + x) * -math.log(0.1)
+
+    covered, widths = [], []
+    for run in range(300):
+        (x, y), (new_x, new_y) = skewed(99, 10 * run), skewed(20, 10 * run + 5)
+        residuals = conformal.quantile_residuals(*quantiles(x), y)
+        ends = conformal.conformal_quantile_interval(*quantiles(new_x), calibration_scores=residuals, level=0.9)
+        symmetric = conformal.conformal_interval(
+            new_x + 0.1 + new_x, 1.0, calibration_scores=(y - x - 0.1 - x).abs(), level=0.9
+        )
+        covered.append(scores.coverage(*ends, new_y))
+        widths.append(torch.stack([ends[1] - ends[0], symmetric[1] - symmetric[0]]).mean(1))
+    assert torch.stack(covered).mean().item() == pytest.approx(0.9, abs=4 * math.sqrt(0.09 / 6000) + 0.01)
+    ours, theirs = torch.stack(widths).mean(0)
+    assert ours < theirs
+
+
+def test_an_interval_narrowed_beyond_nothing_is_a_point():
+    lower, upper = conformal.conformal_quantile_interval(torch.zeros(1), torch.ones(1), threshold=-3.0)
+    assert lower == upper == 0.5
+
+
+def test_thresholds_per_row_follow_their_rows():
+    lower, upper = conformal.conformal_interval(torch.zeros(2, 1), torch.ones(2, 1), threshold=torch.tensor([1.0, 2.0]))
+    assert lower.flatten().tolist() == [-1, -2] and upper.flatten().tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: conformal.conformal_interval(torch.zeros(3), torch.ones(3, 1), threshold=1.0),
+        lambda: conformal.conformal_interval(torch.zeros(3), -torch.ones(3), threshold=1.0),
+        lambda: conformal.conformal_interval(torch.zeros(3), torch.ones(3), threshold=math.nan),
+        lambda: conformal.conformal_interval(torch.zeros(3), torch.ones(3), threshold=torch.ones(2)),
+        lambda: conformal.standardised_residuals(torch.zeros(3, 1), torch.ones(3, 1), torch.zeros(3)),
+        lambda: conformal.quantile_residuals(torch.zeros(3), torch.ones(3), torch.zeros(3, 1)),
+        lambda: conformal.conformal_quantile_interval(torch.ones(3), torch.zeros(3), threshold=1.0),
+    ],
+)
+def test_impossible_intervals_are_refused(call):
+    with pytest.raises(ValueError, match=r"must"):
+        call()
+
+
+def test_either_scores_and_level_or_a_threshold():
+    with pytest.raises(TypeError, match="pass `calibration_scores` and `level`, or a `threshold`"):
+        conformal.conformal_interval(torch.zeros(3), 1.0, level=0.9)
