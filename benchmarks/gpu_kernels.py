@@ -125,7 +125,7 @@ def perceptron(report: Callable[..., None]) -> None:
                         )  # fmt: skip
     net, x = small(13, 50, 1), torch.randn(100_000, 13, device="cuda")
     for registers in (None, 168, 128, 112, 96, 80):
-        module._REGISTERS = registers
+        module._REGISTERS = registers  # type: ignore[attr-defined]
         took = milliseconds(perceptron_moments, affine_layers(list(net)), x, Keys(3, 100), draws=range(100), rows=None, integrate_last=True)  # fmt: skip
         report("perceptron", f"registers={registers}", ms=took)
 

@@ -24,7 +24,7 @@ RANK = {
     "scores": 1,
     "mixtures": 2,
     "precision": 1,
-    "processes": 1,
+    "processes": 2,
     "conformal": 2,
     "calibration": 3,
     "decisions": 2,
@@ -39,7 +39,6 @@ RANK = {
     "evaluation": 5,
     "training": 5,
     "population": 5,
-    "storage": 5,
     "estimators": 6,
     "plots": 6,
     "experiments": 7,
@@ -57,11 +56,9 @@ MOST_ENTRIES = 40
 
 # Packages whose tests are still in one file.
 UNDIVIDED = {
-    "covariances",
     "estimators",
     "experiments.uci",
     "population",
-    "processes",
 }
 
 

@@ -22,7 +22,7 @@ GROUPS = {
     "Judging and acting": [
         "scores", "information", "calibration", "conformal", "decisions", "acquisition", "mixtures", "plots",
     ],
-    "Training and files": ["training", "population", "storage", "runtime"],
+    "Training and files": ["training", "population", "runtime"],
     "The paper's experiments": ["experiments"],
     "The engine, for those who extend it": [
         "sampling.masks", "sampling.operations", "sampling.views", "sampling.trees", "sampling.anatomy",

@@ -409,7 +409,8 @@ def _network_model(net: nn.Module, likelihood: Likelihood | None, columns: Seque
 
 
 def _saved_estimator(path: str | os.PathLike[str]) -> Any:
-    from dropbayes import estimators, storage
+    from dropbayes import estimators
+    from dropbayes.runtime import storage
 
     kind = storage.load(path, kinds=["DropoutRegressor", "DropoutClassifier"]).kind
     return getattr(estimators, kind).load(path)

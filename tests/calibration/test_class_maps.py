@@ -71,7 +71,7 @@ def test_weights_count_as_rows_in_maps():
     event = labels == 0
     ours = calibration.beta_calibration(truth[:, 0], event, sample_weight=weight)
     theirs = calibration.beta_calibration(truth[rows, 0], event[rows])
-    assert (ours.a, ours.b, ours.c) == pytest.approx((theirs.a, theirs.b, theirs.c), rel=1e-3, abs=1e-3)
+    assert (ours.a, ours.b, ours.c) == pytest.approx((theirs.a, theirs.b, theirs.c), rel=1e-3, abs=1e-3)  # type: ignore[attr-defined]
 
 
 def test_impossible_maps_are_refused():

@@ -34,7 +34,7 @@ def test_the_verdict_is_rarely_wrong_about_a_calibrated_model():
     wrong = 0
     for _ in range(400):
         curve = calibration.interval_reliability(rng.uniform(size=200))
-        found = measurements.Regression(*[np.zeros(200)] * 7, np.full(200, 0.5), curve, None, {}, 1)
+        found = measurements.Regression(*[np.zeros(200)] * 7, np.full(200, 0.5), curve, None, {}, 1)  # type: ignore[call-arg]
         wrong += verdicts.regression_verdict(found).kind != "calibrated"
     assert wrong <= 32  # 5 % of 400 and three standard deviations
 
@@ -46,7 +46,7 @@ def test_the_verdict_on_probabilities_follows_the_truth(power, verdict):
     labels = (rng.uniform(size=3000) < p).astype(np.int64)
     claimed = p**power / (p**power + (1 - p) ** power)
     both = np.stack([1 - claimed, claimed], 1)
-    found = measurements.Classification(labels, both, *[np.zeros(3000)] * 3, None, None, {
+    found = measurements.Classification(labels, both, *[np.zeros(3000)] * 3, None, None, {  # type: ignore[call-arg]
         "Accuracy": measurements.Score("Accuracy", float(scores.accuracy(both, labels))),
         "ECE": measurements.Score("ECE", float(scores.expected_calibration_error(both, labels))),
     }, 1)  # fmt: skip
@@ -65,7 +65,7 @@ def test_the_errors_caught_by_deferring_are_weighed_against_a_random_choice(n_wr
     uncertainty = np.arange(100.0)
     wrong = np.zeros(100, dtype=np.int64)
     wrong[[*range(n_wrong - caught), *range(100 - caught, 100)]] = 1  # the most uncertain rows come last
-    found = measurements.Classification(
+    found = measurements.Classification(  # type: ignore[call-arg]
         wrong, np.eye(2)[np.zeros(100, dtype=int)], *[uncertainty] * 3, None,
         scores.risk_coverage(uncertainty, wrong.astype(float)), {}, 1,
     )  # fmt: skip

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from dropbayes import storage
 from dropbayes.population import Member, Population
 from dropbayes.population.records import ACTIVATIONS
+from dropbayes.runtime import storage
 
 _STACKED = ("drop_prob", "precision", "x_mean", "x_scale", "y_mean", "y_scale", "epochs", "diverged", "history")
 

@@ -273,7 +273,7 @@ class DropoutEstimator(BaseEstimator, ABC):
     # --- storage --------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the fitted estimator to one file (see `dropbayes.storage`); `load` reads it back."""
+        """Writes the fitted estimator to one file (see `dropbayes.runtime.storage`); `load` reads it back."""
         check_is_fitted(self)
         files.save(self, path, own=self._own_state())
 
