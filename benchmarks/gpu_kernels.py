@@ -57,6 +57,21 @@ def wall_milliseconds(run: Callable[..., Any], *arguments: Any, **keywords: Any)
     return statistics.median(times)
 
 
+def replay_milliseconds(run: Callable[..., Any], *arguments: Any, **keywords: Any) -> float:
+    """The median time of a call on the device alone: captured as a graph and replayed ten times in a row."""
+    run(*arguments, **keywords)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(*arguments, **keywords)
+
+    def replay() -> None:
+        for _ in range(10):
+            graph.replay()
+
+    return milliseconds(replay) / 10
+
+
 def relative_error(result: Tensor, expected: Tensor) -> float:
     return float((result.double() - expected.double()).norm() / expected.double().norm())
 
@@ -70,7 +85,7 @@ def mask(report: Callable[..., None]) -> None:
         (item, dtype) for item in shapes.items() for dtype in (torch.float32, torch.bfloat16)
     ):
         x = torch.randn(n_draws, n_rows, inner, broadcast, device="cuda").to(dtype)
-        dropout = milliseconds(F.dropout, x, 0.1, True)
+        dropout = replay_milliseconds(F.dropout, x, 0.1, True)
         for sampler in SAMPLERS:
             for rows in (None, range(n_rows)):
                 keys = Keys(3, n_draws, sampler)
@@ -80,7 +95,7 @@ def mask(report: Callable[..., None]) -> None:
                 kept = keep_mask(keys, 0, drop_prob=0.1, draws=few, rows=rows, shape=(inner,), dtype=dtype, device=x.device)  # fmt: skip
                 kept = kept if rows else kept[:, None]
                 equal = torch.equal(y[:2].view(2, n_rows, inner, broadcast), x[:2] * (kept * (1 / 0.9))[..., None])
-                took = milliseconds(masked, x, keys, 0, **arguments)
+                took = replay_milliseconds(masked, x, keys, 0, **arguments)
                 report(
                     "mask", f"{name} {str(dtype)[6:]} {sampler} {'row' if rows else 'shared'}", right=equal,
                     ms=took, of_dropout=took / dropout,
@@ -90,7 +105,7 @@ def mask(report: Callable[..., None]) -> None:
 def perceptron(report: Callable[..., None]) -> None:
     from dropbayes.sampling.kernels import affine_layers, perceptron_moments
 
-    module = sys.modules["dropbayes.sampling.kernels.perceptron"]
+    module: Any = sys.modules["dropbayes.sampling.kernels.perceptron"]
 
     def small(*widths: int) -> nn.Sequential:
         layers: list[nn.Module] = []
@@ -156,12 +171,12 @@ def moments_of_draws(
 def attention(report: Callable[..., None]) -> None:
     from dropbayes.sampling import kernels
 
-    module = sys.modules["dropbayes.sampling.kernels.attention"]
+    module: Any = sys.modules["dropbayes.sampling.kernels.attention"]
     # draws, rows, heads, steps
     shapes = {"BERT": (32, 16, 12, 128), "ViT": (32, 8, 12, 197), "GPT-2": (8, 4, 12, 1024)}
     blocks = {
-        torch.float32: [(64, 32, 4, 2), (64, 64, 4, 2), (128, 32, 4, 2), (128, 32, 4, 3)],
-        torch.bfloat16: [(128, 64, 4, 3), (64, 64, 4, 3), (64, 64, 4, 4), (64, 32, 4, 4), (64, 128, 4, 2), (128, 32, 4, 4), (128, 64, 8, 3)],
+        torch.float32: [(64, 64, 4, 2), (128, 32, 4, 2)],
+        torch.bfloat16: [(128, 64, 4, 3), (64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 3), (128, 32, 4, 4), (128, 32, 4, 3)],
     }  # fmt: skip
     chosen = module._blocks
     for (name, (n_draws, n_rows, heads, steps)), dtype in (
@@ -170,8 +185,8 @@ def attention(report: Callable[..., None]) -> None:
         q, k, v = (
             torch.randn(n_draws * n_rows, steps, heads, 64, device="cuda").to(dtype).transpose(1, 2) for _ in range(3)
         )
-        plain = milliseconds(F.scaled_dot_product_attention, q, k, v)
-        dropout = milliseconds(F.scaled_dot_product_attention, q, k, v, dropout_p=0.1)
+        plain = replay_milliseconds(F.scaled_dot_product_attention, q, k, v)
+        dropout = replay_milliseconds(F.scaled_dot_product_attention, q, k, v, dropout_p=0.1)
         for sampler in SAMPLERS:
             for rows in (None, range(n_rows)):
                 keys = Keys(3, n_draws, sampler)
@@ -181,18 +196,20 @@ def attention(report: Callable[..., None]) -> None:
                 kept = kept[0] if rows else kept
                 few = [t[:n_rows].double() for t in (q, k, v)]
                 weights = (few[0] @ few[1].transpose(-2, -1) / 8).softmax(-1) * kept / 0.9
-                bits = milliseconds(module.keep_bits, keys, 1, drop_prob=0.1, draws=range(n_draws), rows=rows, lines=heads * steps, length=steps, device=q.device)  # fmt: skip
-                took = milliseconds(kernels.attention, q, k, v, **arguments)
+                bits = replay_milliseconds(module.keep_bits, keys, 1, drop_prob=0.1, draws=range(n_draws), rows=rows, lines=heads * steps, length=steps, device=q.device)  # fmt: skip
+                took = replay_milliseconds(kernels.attention, q, k, v, **arguments)
                 report(
                     "attention", f"{name} {str(dtype)[6:]} {sampler} {'row' if rows else 'shared'}",
                     error=relative_error(y, weights @ few[2]), ms=took, bits_ms=bits, speed=plain / took,
                     plain_ms=plain, dropout_speed=plain / dropout,
                 )  # fmt: skip
                 del few, weights
+        call = milliseconds(kernels.attention, q, k, v, **arguments)
+        report("attention", f"{name} {str(dtype)[6:]} with its launch", ms=call)
         for sizes in blocks[dtype]:
             module._blocks = lambda *_, sizes=sizes: sizes  # type: ignore[attr-defined]
             try:
-                took = milliseconds(kernels.attention, q, k, v, **arguments) - bits
+                took = replay_milliseconds(kernels.attention, q, k, v, **arguments) - bits
                 report("attention", f"{name} {str(dtype)[6:]} blocks={sizes}", ms_without_bits=took, plain_ms=plain)
             except Exception as error:
                 report("attention", f"{name} {str(dtype)[6:]} blocks={sizes}", error=f"{type(error).__name__}"[:200])
@@ -210,8 +227,25 @@ def compaction(report: Callable[..., None]) -> None:
     outputs, _ = compact_draws(list(net), x[:16], keys, draws=range(100), integrate_last=False)
     error = relative_error(outputs.mean(0), reference)
     for integrate in (True, False):
-        took = wall_milliseconds(compact_draws, list(net), x, keys, draws=range(100), integrate_last=integrate)  # fmt: skip
+        took = wall_milliseconds(compact_draws, list(net), x, keys, draws=range(100), integrate_last=integrate)
         report("compaction", f"integrate={integrate}", ms=took, of_dense=took / dense, dense_ms=dense, error=error)
+    if torch.cuda.is_available():
+        gathered(report, dense)
+
+
+def gathered(report: Callable[..., None], dense: float) -> None:
+    """One layer's product in tiles of several sizes."""
+    from dropbayes.sampling.kernels import gathered_product
+
+    module: Any = sys.modules["dropbayes.sampling.kernels.products"]
+    units = torch.stack([torch.randperm(1024, device="cuda")[:560].sort().values for _ in range(100)])
+    h, layer = torch.randn(100, 400, 560, device="cuda"), nn.Linear(1024, 1024).cuda()
+    chosen = module._ROWS, module._UNITS, module._DEPTH
+    for sizes in ((128, 64, 32), (128, 128, 32), (64, 128, 32), (128, 64, 16), (64, 64, 32)):
+        module._ROWS, module._UNITS, module._DEPTH = sizes
+        took = replay_milliseconds(gathered_product, h, layer.weight, layer.bias, units=units, wanted=units)
+        report("compaction", f"one product, tiles {sizes}", ms=took, of_dense=4 * took / dense)
+    module._ROWS, module._UNITS, module._DEPTH = chosen
 
 
 PARTS = {"mask": mask, "perceptron": perceptron, "attention": attention, "compaction": compaction}

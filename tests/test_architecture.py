@@ -48,6 +48,7 @@ RANK = {
     "page": 8,
     "predictor": 9,
     "serving": 10,
+    "distributed": 10,
     "cli": 11,
     "__init__": 12,
     "__main__": 12,

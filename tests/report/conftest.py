@@ -19,7 +19,7 @@ def one_thread():
 @pytest.fixture(scope="session")
 def regressor():
     torch.set_num_threads(1)
-    return DropoutRegressor(**QUICK, random_state=0).fit(*regression_rows(80))
+    return DropoutRegressor(**QUICK, noise="constant", random_state=0).fit(*regression_rows(80))
 
 
 @pytest.fixture(scope="session")

@@ -61,11 +61,7 @@ def provenance_section(inputs: ReportInputs, found: Regression | Classification)
     networks = times(len(model.population_), f"dropout {kind}")
     drops = ", ".join(f"{p:.3g}" for p in model.population_.drop_prob[0].tolist())
     facts = [
-        (
-            "Networks",
-            f"{networks} with hidden layers {tuple(model.hidden)}",
-            False,
-        ),
+        ("Networks", f"{networks} with hidden layers {model.hidden_}", False),
         ("Drop probabilities", f"{drops} (before each weight layer)", False),
         ("Draws", f"{found.n_draws:,} functions drawn from the networks, the same for every row", False),
         ("Rows judged", f"{len(found.uncertainty):,}, features: {inputs.x.shape[1]:,}", False),

@@ -78,14 +78,14 @@ def _sites(layers: Sequence[nn.Module], x: Tensor, keys: Keys, draws: range, int
         units = None
         if isinstance(layers[place + 1] if place + 1 < len(layers) else None, nn.Linear):
             count = -(-max(count, 1) // _ALIGNMENT) * _ALIGNMENT
-            units = mask.argsort(dim=1, descending=True, stable=True)[:, :count]
+            units = mask.argsort(dim=1, descending=True, stable=True)[:, :count].contiguous()
         sites[place] = _Site(mask, units)
     return sites
 
 
 def _scaled_mask(keys: Keys, site: int, drop_prob: float, draws: range, width: int, like: Tensor) -> Tensor:
     """The masks of a site, `[draw, unit]`, scaled by 1 / keep_prob."""
-    if like.is_cuda and importlib.util.find_spec("triton"):  # one launch in place of some twenty
+    if _has_kernels(like):  # one launch in place of some twenty
         from dropbayes.sampling.kernels import masked
 
         ones = like.new_ones(width)
@@ -129,6 +129,10 @@ def _product(h: Tensor, layer: nn.Linear, units: Tensor | None, wanted: Tensor |
     """The layer's outputs at the wanted units, from an input that holds only some of its units."""
     if units is None and wanted is None:
         return layer(h)
+    if _has_kernels(h) and layer.weight.dtype == torch.float32 == h.dtype and layer.weight.is_contiguous():
+        from dropbayes.sampling.kernels import gathered_product
+
+        return gathered_product(h, layer.weight, layer.bias, units=units, wanted=wanted)
     # Units ascend, so that reading them along the rows of the weights reads neighbours.
     if units is None:
         weight = layer.weight[wanted]
@@ -140,6 +144,10 @@ def _product(h: Tensor, layer: nn.Linear, units: Tensor | None, wanted: Tensor |
         return torch.bmm(h, weight.transpose(1, 2))
     bias = layer.bias if wanted is None else layer.bias[wanted][:, None, :]
     return torch.baddbmm(bias, h, weight.transpose(1, 2))
+
+
+def _has_kernels(like: Tensor) -> bool:
+    return like.is_cuda and importlib.util.find_spec("triton") is not None
 
 
 def _integrated_variance(h: Tensor, layer: nn.Linear, dropout: nn.Module) -> Tensor:

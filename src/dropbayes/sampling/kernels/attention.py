@@ -83,7 +83,7 @@ def attention(
         strides = added.stride()
         added = added.view(torch.uint8) if added.dtype == torch.bool else added
     widest = max(triton.next_power_of_2(features), triton.next_power_of_2(value_features))
-    block_queries, block_keys, warps, stages = _blocks(q.dtype, n_queries, widest)
+    block_queries, block_keys, warps, stages = _blocks(q.dtype, n_queries, n_keys, widest)
     whole = n_queries % block_queries == 0 == n_keys % block_keys and features == widest == value_features >= 16
     scale = features**-0.5 if scale is None else scale
     if scale < 0:  # the kernel takes the largest score before it scales
@@ -103,13 +103,13 @@ def attention(
     return out
 
 
-def _blocks(dtype: torch.dtype, n_queries: int, widest: int) -> tuple[int, int, int, int]:
+def _blocks(dtype: torch.dtype, n_queries: int, n_keys: int, widest: int) -> tuple[int, int, int, int]:
     """Queries and keys of one product, warps and stages of the pipeline."""
     if dtype == torch.float32:
         return (128, 32, 4, 2) if widest <= 64 else (64, 16, 8, 1)
     if widest > 128:
         return 64, 32, 4, 2
-    return (128, 64, 4, 3) if n_queries > 64 and widest <= 64 else (64, 64, 4, 3)
+    return (128, 32, 4, 4) if n_queries > 64 and n_keys <= 256 and widest <= 64 else (64, 64, 4, 3)
 
 
 def keep_bits(

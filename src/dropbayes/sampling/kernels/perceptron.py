@@ -35,7 +35,7 @@ _MOST_WEIGHTS = 10_240  # padded, of all hidden layers: more do not fit into reg
 _NARROW = 64
 _PAIRS = 128  # rows times draws in one product, for layers up to the width above
 _RESIDENT = 4  # programs on one multiprocessor
-_REGISTERS = 128  # of a thread: so two programs of eight warps fit on a multiprocessor; deeper networks need more
+_REGISTERS = 128  # of a thread: two programs of eight warps fit on a multiprocessor; larger networks need more
 _RELU = tl.constexpr(1)
 _TANH = tl.constexpr(2)
 _SIGMOID = tl.constexpr(3)
@@ -123,7 +123,7 @@ def perceptron_moments(
         ACTIVATIONS=tuple([layer.activation for layer in layers]), INTEGRATE=integrate_last,
         STRATIFIED=keys.sampler == "stratified", OWN_ROWS=rows is not None, ONE_CHUNK=n_drawn <= tile_draws,
         ROWS=pairs // tile_draws, DRAWS=tile_draws, PRECISION="tf32x3" if exact else "tf32",
-        num_warps=8, num_stages=1, maxnreg=_REGISTERS if len(hidden) == 1 else None,
+        num_warps=8, num_stages=1, maxnreg=_REGISTERS if len(hidden) == 1 and max(padded) <= _NARROW else None,
     )  # fmt: skip
     return mean, variance
 
