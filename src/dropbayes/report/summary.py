@@ -189,7 +189,7 @@ def interval_advice(found: Regression, features: Sequence[Feature] = ()) -> tupl
     if feature:
         where = Markup("The noise varies with <bdi>{}</bdi> and the intervals do not enough: ").format(feature)
         return "Let the noise vary", where + Markup(
-            "fit again with <code>--noise heteroscedastic</code>, or with more effort."
+            "fit again with <code>--noise student</code>, whose scale varies with the row, or with more effort."
         )
     if direction and not direction.startswith("slightly"):
         text = "Predictions run {}: look for what changed since the training rows, and fit again with newer ones."
