@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import shlex
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from dropbayes import folders
 from dropbayes.cli.messages import count, note, out, print_json
 from dropbayes.cli.predictions import targets, windows
+from dropbayes.runtime.version import __version__
 from dropbayes.tables import open_table, quoted, write_whole
 
 __all__ = ["report"]
@@ -76,7 +76,7 @@ def _done(
     command += ["--n-draws", str(n_draws)] if n_draws is not None else []
     command += ["--seed", str(seed)] if seed is not None else []
     origin = model.origin
-    versions = {"dropbayes": importlib.metadata.version("dropbayes"), **origin.get("versions", {})}
+    versions = {"dropbayes": __version__, **origin.get("versions", {})}
     return {
         "data": f"{label}, {n_rows:,} rows",
         "model": f"{model.schema.task}, fitted on {origin['n_rows']:,} rows of {origin['file']}",
