@@ -127,12 +127,14 @@ def wires(draw):
 def answer(server, wire):
     """The status of the server's answer; None where it closed the connection without one."""
     received = b""
-    with socket.create_connection((server.host, server.port), timeout=60) as connection:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            connection.sendall(wire)
-            connection.shutdown(socket.SHUT_WR)
-            while chunk := connection.recv(65536):
-                received += chunk
+    with (
+        contextlib.suppress(BrokenPipeError, ConnectionResetError),
+        socket.create_connection((server.host, server.port), timeout=60) as connection,
+    ):
+        connection.sendall(wire)
+        connection.shutdown(socket.SHUT_WR)
+        while chunk := connection.recv(65536):
+            received += chunk
     found = re.match(rb"HTTP/1\.1 (\d{3}) ", received)
     return int(found[1]) if found else None
 
