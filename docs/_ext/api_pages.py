@@ -25,9 +25,9 @@ GROUPS = {
     "Training and files": ["training", "population", "runtime"],
     "The paper's experiments": ["experiments"],
     "The engine, for those who extend it": [
-        "sampling.masks", "sampling.operations", "sampling.views", "sampling.trees", "sampling.anatomy",
-        "sampling.plan", "sampling.strategies", "sampling.perceptron", "sampling.recurrence", "sampling.statistics",
-        "sampling.streaming",
+        "sampling.functions", "sampling.plan", "sampling.strategies", "sampling.perceptron", "sampling.inspection",
+        "sampling.recorder", "sampling.anatomy", "sampling.views", "sampling.operations", "sampling.recurrence",
+        "sampling.masks", "sampling.trees", "sampling.statistics", "sampling.streaming",
     ],
 }  # fmt: skip
 

@@ -19,7 +19,8 @@ from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.devices import available_device
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import check_count
-from dropbayes.sampling import draws, sites
+from dropbayes.sampling import draws
+from dropbayes.sampling.functions import is_stochastic
 from dropbayes.training import checkpoints
 from dropbayes.training.checkpoints import History, Run
 from dropbayes.training.descent import Descent, DescentOptions, described, kept_rates
@@ -246,7 +247,7 @@ def _held_out_draws(net: nn.Module, batch: Batch, n_draws: int, seed: int) -> Te
     """Outputs with fresh masks, `[draw, row, ...]`; the same masks at every check, so that scores are comparable."""
     net.eval()
     with torch.no_grad():
-        if not any(site.is_random for site in sites(net, batch.arguments)):
+        if not is_stochastic(net, batch.arguments):
             return batch.output(net)[None]
         return output_tensor(draws(net, batch.arguments, n_draws=n_draws, seed=seed, masks="row"))
 
