@@ -1,7 +1,9 @@
 """The kernels on this GPU: right, and how fast against what torch does.
 
-Every time is the median of CUDA-event timings in one process. Run `python -m benchmarks.gpu_kernels [part ...]`, parts
-being mask, perceptron, attention and compaction (with `--compile` first, in parallel, to fill Triton's cache); it prints one line per measurement and writes
+Times are medians in one process. Masks and attention are timed on the device alone (a captured graph, replayed), for
+in a large network launches overlap with work; small perceptrons are timed as a caller sees them. Run
+`python -m benchmarks.gpu_kernels [part ...]`, parts being mask, perceptron, attention and compaction; with `--compile`
+it only compiles (parts can do that in parallel). It prints one line per measurement and writes
 `benchmarks/results/gpu_kernels.json`. Without a GPU there is nothing to measure.
 """
 
@@ -57,6 +59,21 @@ def wall_milliseconds(run: Callable[..., Any], *arguments: Any, **keywords: Any)
     return statistics.median(times)
 
 
+def replay_milliseconds(run: Callable[..., Any], *arguments: Any, **keywords: Any) -> float:
+    """The median time of a call on the device alone: captured as a graph and replayed ten times in a row."""
+    run(*arguments, **keywords)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(*arguments, **keywords)
+
+    def replay() -> None:
+        for _ in range(10):
+            graph.replay()
+
+    return milliseconds(replay) / 10
+
+
 def relative_error(result: Tensor, expected: Tensor) -> float:
     return float((result.double() - expected.double()).norm() / expected.double().norm())
 
@@ -70,7 +87,7 @@ def mask(report: Callable[..., None]) -> None:
         (item, dtype) for item in shapes.items() for dtype in (torch.float32, torch.bfloat16)
     ):
         x = torch.randn(n_draws, n_rows, inner, broadcast, device="cuda").to(dtype)
-        dropout = milliseconds(F.dropout, x, 0.1, True)
+        dropout = replay_milliseconds(F.dropout, x, 0.1, True)
         for sampler in SAMPLERS:
             for rows in (None, range(n_rows)):
                 keys = Keys(3, n_draws, sampler)
@@ -80,7 +97,7 @@ def mask(report: Callable[..., None]) -> None:
                 kept = keep_mask(keys, 0, drop_prob=0.1, draws=few, rows=rows, shape=(inner,), dtype=dtype, device=x.device)  # fmt: skip
                 kept = kept if rows else kept[:, None]
                 equal = torch.equal(y[:2].view(2, n_rows, inner, broadcast), x[:2] * (kept * (1 / 0.9))[..., None])
-                took = milliseconds(masked, x, keys, 0, **arguments)
+                took = replay_milliseconds(masked, x, keys, 0, **arguments)
                 report(
                     "mask", f"{name} {str(dtype)[6:]} {sampler} {'row' if rows else 'shared'}", right=equal,
                     ms=took, of_dropout=took / dropout,
@@ -89,8 +106,6 @@ def mask(report: Callable[..., None]) -> None:
 
 def perceptron(report: Callable[..., None]) -> None:
     from dropbayes.sampling.kernels import affine_layers, perceptron_moments
-
-    module = sys.modules["dropbayes.sampling.kernels.perceptron"]
 
     def small(*widths: int) -> nn.Sequential:
         layers: list[nn.Module] = []
@@ -123,11 +138,6 @@ def perceptron(report: Callable[..., None]) -> None:
                             "perceptron", name, errors=(relative_error(mean, a), relative_error(variance, b)),
                             ms=took, of_dense=took / dense, of_repeat=took / repeat,
                         )  # fmt: skip
-    net, x = small(13, 50, 1), torch.randn(100_000, 13, device="cuda")
-    for registers in (None, 168, 128, 112, 96, 80):
-        module._REGISTERS = registers
-        took = milliseconds(perceptron_moments, affine_layers(list(net)), x, Keys(3, 100), draws=range(100), rows=None, integrate_last=True)  # fmt: skip
-        report("perceptron", f"registers={registers}", ms=took)
 
 
 def repeated_variance(net: nn.Module, x: Tensor, n_draws: int) -> Tensor:
@@ -155,23 +165,18 @@ def moments_of_draws(
 
 def attention(report: Callable[..., None]) -> None:
     from dropbayes.sampling import kernels
+    from dropbayes.sampling.kernels.attention import keep_bits
 
-    module = sys.modules["dropbayes.sampling.kernels.attention"]
     # draws, rows, heads, steps
     shapes = {"BERT": (32, 16, 12, 128), "ViT": (32, 8, 12, 197), "GPT-2": (8, 4, 12, 1024)}
-    blocks = {
-        torch.float32: [(64, 32, 4, 2), (64, 64, 4, 2), (128, 32, 4, 2), (128, 32, 4, 3)],
-        torch.bfloat16: [(128, 64, 4, 3), (64, 64, 4, 3), (64, 64, 4, 4), (64, 32, 4, 4), (64, 128, 4, 2), (128, 32, 4, 4), (128, 64, 8, 3)],
-    }  # fmt: skip
-    chosen = module._blocks
     for (name, (n_draws, n_rows, heads, steps)), dtype in (
         (item, dtype) for item in shapes.items() for dtype in (torch.float32, torch.bfloat16)
     ):
         q, k, v = (
             torch.randn(n_draws * n_rows, steps, heads, 64, device="cuda").to(dtype).transpose(1, 2) for _ in range(3)
         )
-        plain = milliseconds(F.scaled_dot_product_attention, q, k, v)
-        dropout = milliseconds(F.scaled_dot_product_attention, q, k, v, dropout_p=0.1)
+        plain = replay_milliseconds(F.scaled_dot_product_attention, q, k, v)
+        dropout = replay_milliseconds(F.scaled_dot_product_attention, q, k, v, dropout_p=0.1)
         for sampler in SAMPLERS:
             for rows in (None, range(n_rows)):
                 keys = Keys(3, n_draws, sampler)
@@ -181,22 +186,16 @@ def attention(report: Callable[..., None]) -> None:
                 kept = kept[0] if rows else kept
                 few = [t[:n_rows].double() for t in (q, k, v)]
                 weights = (few[0] @ few[1].transpose(-2, -1) / 8).softmax(-1) * kept / 0.9
-                bits = milliseconds(module.keep_bits, keys, 1, drop_prob=0.1, draws=range(n_draws), rows=rows, lines=heads * steps, length=steps, device=q.device)  # fmt: skip
-                took = milliseconds(kernels.attention, q, k, v, **arguments)
+                bits = replay_milliseconds(keep_bits, keys, 1, drop_prob=0.1, draws=range(n_draws), rows=rows, lines=heads * steps, length=steps, device=q.device)  # fmt: skip
+                took = replay_milliseconds(kernels.attention, q, k, v, **arguments)
                 report(
                     "attention", f"{name} {str(dtype)[6:]} {sampler} {'row' if rows else 'shared'}",
                     error=relative_error(y, weights @ few[2]), ms=took, bits_ms=bits, speed=plain / took,
                     plain_ms=plain, dropout_speed=plain / dropout,
                 )  # fmt: skip
                 del few, weights
-        for sizes in blocks[dtype]:
-            module._blocks = lambda *_, sizes=sizes: sizes  # type: ignore[attr-defined]
-            try:
-                took = milliseconds(kernels.attention, q, k, v, **arguments) - bits
-                report("attention", f"{name} {str(dtype)[6:]} blocks={sizes}", ms_without_bits=took, plain_ms=plain)
-            except Exception as error:
-                report("attention", f"{name} {str(dtype)[6:]} blocks={sizes}", error=f"{type(error).__name__}"[:200])
-        module._blocks = chosen  # type: ignore[attr-defined]
+        call = milliseconds(kernels.attention, q, k, v, **arguments)
+        report("attention", f"{name} {str(dtype)[6:]} with its launch", ms=call)
 
 
 def compaction(report: Callable[..., None]) -> None:
@@ -210,7 +209,7 @@ def compaction(report: Callable[..., None]) -> None:
     outputs, _ = compact_draws(list(net), x[:16], keys, draws=range(100), integrate_last=False)
     error = relative_error(outputs.mean(0), reference)
     for integrate in (True, False):
-        took = wall_milliseconds(compact_draws, list(net), x, keys, draws=range(100), integrate_last=integrate)  # fmt: skip
+        took = wall_milliseconds(compact_draws, list(net), x, keys, draws=range(100), integrate_last=integrate)
         report("compaction", f"integrate={integrate}", ms=took, of_dense=took / dense, dense_ms=dense, error=error)
 
 

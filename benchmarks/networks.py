@@ -82,7 +82,7 @@ class Backbone(nn.Module):
 
     def __init__(self, net: Any) -> None:
         super().__init__()
-        self.backbone, self.head = net.backbone, net.classifier[:3]
+        self.backbone, self.head = net.backbone, nn.Sequential(*list(net.classifier)[:3])
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.backbone(x)["out"])
@@ -90,7 +90,7 @@ class Backbone(nn.Module):
 
 def fcn_split(segmentation: Any) -> tuple[nn.Module, nn.Module]:
     net = segmentation.net
-    return Backbone(net), nn.Sequential(net.classifier[3:], nn.Upsample((256, 256), mode="bilinear"))
+    return Backbone(net), nn.Sequential(*list(net.classifier)[3:], nn.Upsample((256, 256), mode="bilinear"))
 
 
 class Step(nn.Sequential):

@@ -25,8 +25,9 @@ from torch import nn
 from benchmarks import history
 from dropbayes.likelihoods import Gaussian
 from dropbayes.population import Member, Task, fitting, randomness, train
+from dropbayes.population.heads import HEADS
 from dropbayes.population.program import Program
-from dropbayes.population.records import stacked_table
+from dropbayes.population.standardisation import stacked_table
 from dropbayes.runtime.devices import tensor_cores
 from dropbayes.training import fit
 
@@ -154,12 +155,12 @@ def population_on_cuda(batch_size: int = 128, n_rows: int = 900) -> list[dict[st
     ]
     for n_networks in (1, 240, 2400):
         members = [Member(epochs=1, seed=s) for s in range(n_networks)]
-        table = stacked_table([Task(x, y)], "gaussian", torch.float32)
+        table = stacked_table([Task(x, y)], HEADS["gaussian"], torch.float32)
         program = fitting._program(
             table,
             members,
             (50,),
-            "gaussian",
+            HEADS["gaussian"],
             "relu",
             batch_size,
             "constant",
@@ -171,8 +172,8 @@ def population_on_cuda(batch_size: int = 128, n_rows: int = 900) -> list[dict[st
 
             def steps(program: Program = program) -> None:
                 for number in range(8):
-                    program.load(number, randomness.chunk_of(number, batch_size, [n_rows], program.widths, pinned=True))
-                    program.place.zero_()
+                    chunk = randomness.chunk_of(number, batch_size, [n_rows], program.widths, pinned=True)
+                    program.load(number, chunk, 0)
                     fitting.advance(program, CHUNK)
 
             step = interleaved({"steps": steps}, 5, "cuda")["steps"] / (8 * CHUNK)

@@ -72,8 +72,8 @@ def column(rows: list[dict[str, str]], name: str) -> np.ndarray:
 
 
 def inputs(model: folders.Model, path: pathlib.Path) -> np.ndarray:
-    source = open_table(path)
-    return np.concatenate([encode(model.schema, block, at=str).x for block in source.blocks()])
+    with open_table(path) as source:
+        return np.concatenate([encode(model.schema, block, at=str).x for block in source.blocks()])
 
 
 def check(result, code, pattern, *, out=None):

@@ -23,7 +23,7 @@ from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 
 QUICK = {
     "hidden": (20,), "drop_prob": 0.05, "weight_decay": 1e-4, "n_steps": 100, "n_folds": 2, "n_draws": 20,
-    "n_networks": 2, "min_epochs": 1, "device": "cpu",
+    "n_networks": 2, "min_epochs": 1, "device": "cpu", "learning_rate": 0.01,
 }  # fmt: skip
 
 
@@ -43,18 +43,24 @@ def toy(n: int = 150, *, noise: float = 0.2, seed: int = 0) -> tuple[np.ndarray,
 @pytest.fixture(scope="module")
 def regressor() -> DropoutRegressor:
     # With two inputs, dropping one costs much: the inputs are kept.
-    settings = QUICK | {"n_steps": 1000, "n_draws": 200, "drop_prob": (0.0, 0.05)}
+    settings = QUICK | {"n_steps": 1000, "n_draws": 200, "drop_prob": (0.0, 0.05), "noise": "constant"}
     return DropoutRegressor(**settings, random_state=0).fit(*toy(300))
 
 
-def test_search_is_over_drop_probability_and_weight_decay():
+def test_the_first_place_goes_to_the_best_candidate_and_lists_are_tried():
     x, y = toy(60)
-    model = DropoutRegressor(hidden=(10,), n_steps=60, n_folds=2, random_state=0, device="cpu").fit(x, y)
-    assert model.search_scores_.shape == (6,)
-    best = int(model.search_scores_.argmax())
-    grid = [(p, d) for p in (0.005, 0.05, 0.1) for d in (1e-6, 1e-4)]
+    grid = [(p, d) for p in (0.005, 0.3) for d in (1e-6, 1e-2)]
+    settings = QUICK | {"hidden": (10,), "drop_prob": [0.005, 0.3], "weight_decay": [1e-6, 1e-2]}
+    model = DropoutRegressor(**settings, random_state=0).fit(x, y)
     member = model.population_.members[0]
-    assert (member.drop_prob, member.weight_decay) == grid[best]
+    assert (member.drop_prob, member.weight_decay) == grid[int(model.search_scores_.argmax())]
+
+
+def test_the_standard_search_trains_its_finalists_longer():
+    x, y = toy(60)
+    model = DropoutRegressor(hidden=(10,), n_steps=80, min_epochs=1, n_folds=2, random_state=0, device="cpu").fit(x, y)
+    assert model.search_scores_.shape == (7 + 3,)
+    assert len(model.population_) == 6
 
 
 def test_precision_finds_the_noise_and_the_log_likelihood_that_of_the_truth(regressor):
@@ -295,8 +301,8 @@ def test_classifier_is_calibrated_enough_to_beat_its_own_accuracy_baseline():
     [
         ({"n_draws": 0}, "`n_draws` must be a positive integer"),
         ({"drop_prob": "auto"}, "`drop_prob` must be 'search'"),
-        ({"noise": "student"}, "`noise` must be 'constant'"),
-        ({"learning_rate": 0}, "`learning_rate` must be a positive"),
+        ({"noise": "gaussian"}, "`noise` must be one of"),
+        ({"learning_rate": 0}, "`learning_rate` must be 'auto' or a positive"),
         ({"n_folds": 0}, "`n_folds` must be 'auto'"),
     ],
 )

@@ -71,7 +71,7 @@ def test_a_loader_of_pairs_gives_the_scores_of_its_rows():
 def test_unequal_rows_and_missing_outcomes_are_refused():
     net, x = network(), torch.randn(5, 4)
     likelihood = db.Gaussian(precision=1.0)
-    with pytest.raises(ValueError, match="`y` must have one entry a row"):
+    with pytest.raises(ValueError, match="`y` must have one entry per row"):
         db.evaluate(net, x, torch.zeros(4, 1), likelihood=likelihood)
     with pytest.raises(ValueError, match="`y` must have the shape"):
         db.evaluate(net, x, torch.zeros(5), likelihood=likelihood)

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dropbayes as db
 from dropbayes import predictive
-from dropbayes.sampling.plan import Plan, checked_keys
+from dropbayes.sampling.plan import checked_keys, plan_draws
 from dropbayes.sampling.trees import as_inputs
 from tests.sampling.zoo import Module, build
 
@@ -169,7 +169,7 @@ def test_bad_wishes_are_refused(arguments, error, words):
 
 def test_a_likelihood_needs_one_tensor():
     net, x = build("tuple_in_named_tuple_out")
-    with pytest.raises(ValueError, match="needs an output of one tensor; the network gives 2"):
+    with pytest.raises(ValueError, match="needs an output of one tensor, or one called `logits`; the network gives 2"):
         db.predict(net, x, likelihood=db.Gaussian(precision=1.0))
 
 
@@ -184,5 +184,6 @@ def test_networks_that_give_nan_are_named():
 def test_working_memory_is_bounded_whatever_the_number_of_draws(name, n_draws):
     net, x = build(name)
     limit = 2**20
-    plan = Plan.of(net, as_inputs(x), keys=checked_keys(n_draws, 0, "stratified"), masks="shared", max_bytes=limit)
-    assert plan.tile_rows * plan.tile_draws * plan.anatomy.pair_bytes <= limit
+    plan = plan_draws(net, as_inputs(x), keys=checked_keys(n_draws, 0, "stratified"), masks="shared", max_bytes=limit)
+    rows = getattr(plan.evaluator, "rows", plan.block_rows)  # a perceptron's blocks are evaluated in parts
+    assert rows * plan.chunk_draws * plan.anatomy.pair_bytes <= limit

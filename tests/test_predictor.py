@@ -104,7 +104,8 @@ def test_the_moments_of_a_regression_are_those_of_the_draws(models, columns):
     found = predictor(columns)
     np.testing.assert_allclose(found["mean"], mixture.location.mean(0), rtol=1e-10)
     np.testing.assert_allclose(found["epistemic"], mixture.location.var(0, correction=0), rtol=1e-9)
-    np.testing.assert_allclose(found["aleatoric"], mixture.scale.square().mean(0), rtol=1e-10)
+    factor = mixture.freedom / (mixture.freedom - 2)  # the variance of Student's t of scale 1
+    np.testing.assert_allclose(found["aleatoric"], factor * mixture.scale.square().mean(0), rtol=1e-10)
     np.testing.assert_allclose(found["std"] ** 2, found["epistemic"] + found["aleatoric"], rtol=1e-10)
     inside = mixture.pit(found["upper"]) - mixture.pit(found["lower"])
     np.testing.assert_allclose(inside, 0.8, atol=1e-8)

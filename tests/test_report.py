@@ -67,7 +67,7 @@ def class_rows(n, n_classes=3, seed=0):
 @pytest.fixture(scope="module")
 def regressor():
     torch.set_num_threads(1)
-    return DropoutRegressor(**QUICK, random_state=0).fit(*regression_rows(80))
+    return DropoutRegressor(**QUICK, noise="constant", random_state=0).fit(*regression_rows(80))
 
 
 @pytest.fixture(scope="module")

@@ -17,17 +17,18 @@ GROUPS = {
     "A table": ["estimators", "tables", "folders", "report", "page", "cli"],
     "Serving and scaling": ["predictor", "serving", "distributed"],
     "The theory": [
-        "precision", "weight_layers", "objective", "variational", "layers", "recurrent", "covariances", "processes",
+        "theory", "precision", "weight_layers", "objective", "variational", "layers", "recurrent", "covariances",
+        "processes",
     ],
     "Judging and acting": [
         "scores", "information", "calibration", "conformal", "decisions", "acquisition", "mixtures", "plots",
     ],
-    "Training and files": ["training", "population", "storage", "runtime"],
+    "Training and files": ["training", "population", "runtime"],
     "The paper's experiments": ["experiments"],
     "The engine, for those who extend it": [
-        "sampling.masks", "sampling.operations", "sampling.views", "sampling.trees", "sampling.anatomy",
-        "sampling.plan", "sampling.strategies", "sampling.perceptron", "sampling.recurrence", "sampling.statistics",
-        "sampling.streaming",
+        "sampling.functions", "sampling.plan", "sampling.strategies", "sampling.perceptron", "sampling.inspection",
+        "sampling.recorder", "sampling.anatomy", "sampling.views", "sampling.operations", "sampling.recurrence",
+        "sampling.masks", "sampling.trees", "sampling.statistics", "sampling.streaming",
     ],
 }  # fmt: skip
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 
 from dropbayes import scores
 from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
-from dropbayes.predictive import batches
+from dropbayes.runtime.progress import ProgressBar
+from dropbayes.sampling.functions import checked_first_row, keep_state, with_plan
 from dropbayes.sampling.plan import Plan, checked_keys
-from dropbayes.sampling.statistics import Collected, RowStatistics, Wishes
+from dropbayes.sampling.statistics import Request, RowResults, RowStatistics
 from dropbayes.sampling.streaming import LogMean
-from dropbayes.sampling.trees import Inputs, as_inputs
+from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs, loaded_batches, network_arguments
 
 COVERAGES = (0.5, 0.8, 0.95)
 """The nominal coverages whose observed counterparts are reported."""
@@ -57,7 +59,9 @@ def evaluate(
     seed: int = 0,
     masks: str = "row",
     sampler: str = "stratified",
-    row_axis: int = 0,
+    row_axis: RowAxis = 0,
+    first_row: int = 0,
+    leave_out: str | Sequence[str] = (),
     max_bytes: int | None = None,
     progress: bool | None = None,
 ) -> Evaluation:
@@ -75,7 +79,9 @@ def evaluate(
         seed: Fixes every mask.
         masks: "row", since averages over a test set are then less noisy, or "shared".
         sampler: "stratified" or "independent".
-        row_axis: The axis of the rows in the inputs.
+        row_axis: The axis of the rows in the inputs: one for all arguments or one for each (a dict or tuple).
+        first_row: The index of the first row, which keys its masks.
+        leave_out: Modules, by name or class name, whose randomness in training is not dropout (an augmentation).
         max_bytes: A bound on working memory.
         progress: Whether to show a progress bar; by default only for a DataLoader.
 
@@ -85,67 +91,92 @@ def evaluate(
         >>> sorted(result.scores)
         ['coverage_50', 'coverage_80', 'coverage_95', 'mae', 'rmse']
     """
-    wishes = Wishes(likelihood)
+    request = Request(likelihood)
     if likelihood is None:
         raise TypeError("`likelihood` must say what the output means, such as Gaussian(precision=1.0); got None.")
     keys = checked_keys(n_draws, seed, sampler)
-    collected, densities, outcomes = Collected(), list[Tensor](), list[Tensor]()
+    results, densities, outcomes = RowResults(), list[Tensor](), list[Tensor]()
+    offset = checked_first_row(first_row)
+    options = {"keys": keys, "masks": masks, "max_bytes": max_bytes, "leave_out": leave_out}
     for inputs, targets in _pairs(net, x, y, row_axis, progress):
-        plan = Plan.of(net, inputs, keys=keys, masks=masks, max_bytes=max_bytes)
-        wishes.check(plan)
-        offset = sum(map(len, outcomes))
-        with torch.no_grad():
-            densities += _stream(plan, inputs, targets, offset, wishes, collected)
+
+        def stream(
+            plan: Plan, inputs: Inputs = inputs, targets: Tensor = targets, offset: int = offset
+        ) -> list[tuple[dict[str, Tensor], Tensor]]:
+            with torch.no_grad(), plan.threads():
+                return _stream(plan, inputs, targets, offset, request)
+
+        summaries, plan = with_plan(net, inputs, stream, **options)
+        keep_state(net, inputs, plan)
+        for summary, log_density in summaries:
+            results.add([summary])
+            densities.append(log_density)
+        offset += inputs.n_rows
         outcomes.append(targets)
     per_row, targets = torch.cat(densities), torch.cat(outcomes)
     judge = _class_scores if isinstance(likelihood, ClassLikelihood) else _regression_scores
-    found = judge(collected, targets, likelihood)
+    found = judge(results, targets, likelihood)
     return Evaluation(float(per_row.mean()), found, per_row, len(targets), keys.n_draws)
 
 
-def _pairs(net: nn.Module, x: Any, y: Any, row_axis: int, progress: bool | None) -> Iterator[tuple[Inputs, Tensor]]:
-    streamed = isinstance(x, torch.utils.data.DataLoader)
-    if not streamed and y is None:
-        raise TypeError("`y` must hold the outcomes unless `x` is a DataLoader of pairs; got None.")
-    for batch in batches(net, x, progress=progress, title="evaluate"):
-        if streamed and (not isinstance(batch, (tuple, list)) or len(batch) != 2):
-            raise TypeError(
-                f"`x` must be a DataLoader of pairs (input, outcome); got batches of {type(batch).__name__}."
-            )
-        arguments, targets = batch if streamed else (batch, y)
-        inputs = as_inputs(arguments, row_axis=row_axis)
-        targets = torch.as_tensor(targets).to(inputs.device)
-        if targets.dim() == 0 or len(targets) != inputs.n_rows:
-            raise ValueError(
-                f"`y` must have one entry a row; got shape {tuple(targets.shape)} for {inputs.n_rows} rows."
-            )
-        yield inputs, targets
+def _pairs(net: nn.Module, x: Any, y: Any, row_axis: RowAxis, progress: bool | None) -> Iterator[tuple[Inputs, Tensor]]:
+    """The inputs and outcomes in `x` and `y`, or in each batch of a DataLoader."""
+    if not isinstance(x, torch.utils.data.DataLoader):
+        if y is None and isinstance(x, Mapping) and "labels" in x:
+            x, y = _without_labels(x)
+        if y is None:
+            raise TypeError("`y` must hold the outcomes unless `x` is a DataLoader of pairs; got None.")
+        yield _pair(x, y, row_axis)
+        return
+    with ProgressBar("evaluate", operator.length_hint(x, 0) or None, unit="batches", show=progress) as bar:
+        for batch in bar.follow(loaded_batches(net, x)):
+            if isinstance(batch, Mapping) and "labels" in batch:
+                arguments, targets = _without_labels(batch)
+                yield _pair(network_arguments(net, arguments), targets, row_axis)
+            elif isinstance(batch, (tuple, list)) and len(batch) == 2:
+                yield _pair(batch[0], batch[1], row_axis)
+            else:
+                raise TypeError(
+                    "`x` must be a DataLoader of pairs (input, outcome) or of dicts with `labels`; got batches of "
+                    f"{type(batch).__name__}."
+                )
 
 
-def _stream(plan: Plan, inputs: Inputs, y: Tensor, offset: int, wishes: Wishes, collected: Collected) -> list[Tensor]:
-    """Collects the moments of the rows; returns their log-likelihoods."""
-    likelihood = wishes.likelihood
-    assert likelihood is not None
-    found: list[Tensor] = []
-    statistics, densities = RowStatistics(wishes), LogMean()
-    for tile in plan.tiles(inputs, offset=offset):
-        if tile.draws.start == plan.draws.start:
-            statistics, densities = RowStatistics(wishes), LogMean()
-        output = tile.outputs[0]
-        statistics.add(output, None)
-        outcomes = y[tile.rows.start : tile.rows.stop]
-        densities.add(likelihood.log_density(output.double(), outcomes))
-        likelihood.check(output, outcomes)
-        if tile.draws.stop == plan.draws.stop:
-            densities.finish()
-            collected.add([statistics.results(integrated=False, dtype=torch.float64)])
-            found.append(densities.value)
-    return found
+def _without_labels(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    return {name: value for name, value in batch.items() if name != "labels"}, batch["labels"]
 
 
-def _regression_scores(collected: Collected, y: Tensor, likelihood: Likelihood) -> dict[str, float]:
-    mean = collected.joined("mean")
-    deviation = (collected.joined("epistemic") + collected.joined("aleatoric")).sqrt()
+def _pair(arguments: Any, y: Any, row_axis: RowAxis) -> tuple[Inputs, Tensor]:
+    inputs = as_inputs(arguments, row_axis=row_axis)
+    targets = torch.as_tensor(y).to(inputs.device)
+    if not inputs.is_one_row and (targets.dim() == 0 or len(targets) != inputs.n_rows):
+        raise ValueError(f"`y` must have one entry per row; got shape {tuple(targets.shape)} for {inputs.n_rows} rows.")
+    return inputs, targets[None] if inputs.is_one_row else targets
+
+
+def _stream(
+    plan: Plan, inputs: Inputs, y: Tensor, offset: int, request: Request
+) -> list[tuple[dict[str, Tensor], Tensor]]:
+    """The moments of the rows, and their log-likelihoods."""
+    likelihood, judged = request.likelihood, request.judged(plan)
+    assert likelihood is not None and judged is not None
+    summaries = []
+    for rows, chunks in plan.blocks(inputs, first_row=offset):
+        outcomes = y[rows.start : rows.stop]
+        statistics, densities = RowStatistics(request), LogMean()
+        for chunk in chunks:
+            output = chunk.outputs[judged]
+            statistics.add(output, None)
+            densities.add(likelihood.log_density(output.double(), outcomes))
+            likelihood.check(output, outcomes)
+        densities.finish()
+        summaries.append((statistics.results(torch.float64), densities.value))
+    return summaries
+
+
+def _regression_scores(results: RowResults, y: Tensor, likelihood: Likelihood) -> dict[str, float]:
+    mean = results.joined("mean")
+    deviation = (results.joined("epistemic") + results.joined("aleatoric")).sqrt()
     found = {"rmse": float(scores.rmse(mean, y)), "mae": float(scores.mae(mean, y))}
     for level in COVERAGES:  # of the Gaussian with the predictive moments
         half = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) * deviation
@@ -153,9 +184,9 @@ def _regression_scores(collected: Collected, y: Tensor, likelihood: Likelihood) 
     return found
 
 
-def _class_scores(collected: Collected, y: Tensor, likelihood: Likelihood) -> dict[str, float]:
+def _class_scores(results: RowResults, y: Tensor, likelihood: Likelihood) -> dict[str, float]:
     assert isinstance(likelihood, ClassLikelihood)
-    probabilities = likelihood.class_probabilities(collected.joined("mean"))
+    probabilities = likelihood.class_probabilities(results.joined("mean"))
     probabilities, labels = probabilities.reshape(-1, probabilities.shape[-1]), y.long().reshape(-1)
     return {
         "accuracy": float(scores.accuracy(probabilities, labels)),

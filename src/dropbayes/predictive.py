@@ -10,19 +10,21 @@ from __future__ import annotations
 import math
 import operator
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from dropbayes.likelihoods import Gaussian, Likelihood
-from dropbayes.runtime.progress import ProgressBar
-from dropbayes.sampling.plan import Plan, checked_keys
-from dropbayes.sampling.statistics import Collected, RowStatistics, Wishes, result_dtype
+from dropbayes.runtime.progress import DelayedBar, ProgressBar
+from dropbayes.sampling.functions import checked_first_row, keep_state, with_plan
+from dropbayes.sampling.inspection import UncertaintyWarning
+from dropbayes.sampling.plan import Chunk, Plan, checked_keys
+from dropbayes.sampling.statistics import Request, RowResults, RowStatistics
 from dropbayes.sampling.streaming import Moments
-from dropbayes.sampling.trees import Inputs, as_inputs, map_tensors, split
+from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs, loaded_batches, map_tensors, network_arguments, split
 
 MOST_DRAWS = 10_000
 """The most draws that `n_draws="auto"` spends on a row."""
@@ -31,10 +33,6 @@ _REPLICATE_DRAWS = 32
 _FIRST_REPLICATES = 8  # fewer estimate their own spread too roughly to be trusted
 
 __all__ = ["Gaussian", "Prediction", "UncertaintyWarning", "batches", "predict"]
-
-
-class UncertaintyWarning(UserWarning):
-    """An uncertainty that is suspiciously small."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +91,11 @@ def predict(
     likelihood: Likelihood | None = None,
     masks: str = "shared",
     sampler: str = "stratified",
-    row_axis: int = 0,
+    row_axis: RowAxis = 0,
     analytic: bool = True,
-    exact_rows: bool = True,
+    exact_rows: bool | None = None,
+    first_row: int = 0,
+    leave_out: str | Sequence[str] = (),
     tolerance: float = 0.05,
     quantiles: Sequence[float] = (),
     keep_draws: bool = False,
@@ -109,21 +109,25 @@ def predict(
 
     Args:
         net: Any trained network with dropout, in any mode; it is not changed, and no flag of it is touched.
-        x: Its input: a tensor, a tuple of positional or a dict of named arguments, or a DataLoader of such batches.
+        x: Its input: a tensor or array, a tuple of positional or a dict of named arguments, or a DataLoader of such
+            batches, with or without targets.
         n_draws: The number of draws $T$, or "auto" to draw until `tolerance` is met.
         seed: With `n_draws`, fixes every mask: the same seed gives the same prediction.
         likelihood: What the output means: `Gaussian`, `HeteroscedasticGaussian`, `Categorical`; None for the bare one.
         masks: "shared" for one mask per draw, "row" for fresh masks for every row.
         sampler: "stratified" or "independent".
-        row_axis: The axis of the rows in the inputs, 1 for sequence-first networks.
+        row_axis: The axis of the rows in the inputs, 1 for sequence-first networks: one for all arguments or one for
+            each (a dict or tuple); None where the whole input is one row (graphs, sets, a contrastive batch).
         analytic: Integrate over the last layer's dropout exactly where the network allows it.
-        exact_rows: Whether a row's result must have the same bits alone and in any batch. False lets wide perceptrons
-            leave dropped units out of their products, which is faster, with results equal up to rounding.
+        exact_rows: Whether a row's result must have the same bits alone and in any batch: by default True on a CPU.
+            False is faster, with the same masks and results equal up to rounding.
+        first_row: The index of the first row, which keys its masks: shards of rows then have the masks of the whole.
+        leave_out: Modules, by name or class name, whose randomness in training is not dropout (an augmentation).
         tolerance: For "auto": the standard error of the mean to reach, as a share of the predictive standard deviation.
         quantiles: Probabilities in (0, 1) whose quantiles over draws are wanted; keeps the draws of a tile of rows.
         keep_draws: Also return all draws, `[draw, row, ...]`.
         max_bytes: A bound on working memory.
-        progress: Whether to show a progress bar; by default only for a DataLoader.
+        progress: Whether to show a progress bar; by default in a terminal or notebook, for work of some seconds.
 
     Returns:
         The prediction; its `method` says how it was made.
@@ -136,59 +140,77 @@ def predict(
         >>> bool((prediction.variance >= 0.25).all())
         True
     """
-    wishes = Wishes(likelihood, tuple(quantiles), keep_draws)
+    request = Request(likelihood, tuple(quantiles), keep_draws)
     automatic = isinstance(n_draws, str)
     if automatic:
-        _check_automatic(n_draws, tolerance, wishes)
+        _check_automatic(n_draws, tolerance, request)
     keys = checked_keys(_REPLICATE_DRAWS if automatic else n_draws, seed, sampler)  # type: ignore[arg-type]
-    collected, used, offset = Collected(), [], 0
+    results, used, offset = RowResults(), list[Tensor](), checked_first_row(first_row)
+    options = {"keys": keys, "masks": masks, "max_bytes": max_bytes, "exact_rows": exact_rows, "leave_out": leave_out}
     plan: Plan | None = None
+    own_bar = False if isinstance(x, torch.utils.data.DataLoader) else progress  # a loader has one over its batches
     for batch in batches(net, x, progress=progress, title="predict"):
         inputs = as_inputs(batch, row_axis=row_axis)
-        plan = Plan.of(
-            net, inputs, keys=keys, masks=masks, max_bytes=max_bytes, integrate=analytic and wishes.only_moments,
-            exact_rows=exact_rows,
-        )  # fmt: skip
-        wishes.check(plan)
-        with torch.no_grad():
-            if automatic and not plan.exact:
-                used += _stream_until(plan, inputs, offset, tolerance, wishes, collected)
-            else:
-                _stream(plan, inputs, offset, wishes, collected)
+
+        def stream(plan: Plan, inputs: Inputs = inputs, offset: int = offset) -> tuple[list[RowSummary], list[Tensor]]:
+            with torch.no_grad(), plan.threads():
+                if automatic and not plan.exact:
+                    return _stream_until(plan, inputs, offset, tolerance, request)
+                return _stream(plan, inputs, offset, request, own_bar), []
+
+        integrate = analytic and request.only_moments
+        (summaries, spent), plan = with_plan(net, inputs, stream, integrate=integrate, **options)
+        keep_state(net, inputs, plan)
+        for summary in summaries:
+            results.add(summary)
+        used += spent
         offset += inputs.n_rows
     if plan is None:
         raise ValueError("`x` must have at least one batch; got an empty DataLoader.")
     draws_used = torch.cat(used) if used else None
     made = int(draws_used.max()) if draws_used is not None else 0 if plan.exact else keys.n_draws
-    prediction = Prediction(n_draws=made, method=plan.method, draws_used=draws_used, **collected.trees(plan))
+    statistics = results.trees(plan, request.judged(plan))
+    prediction = Prediction(n_draws=made, method=plan.method, draws_used=draws_used, **statistics)
     _warn_if_certain(prediction)
     return prediction
 
 
+RowSummary = list[dict[str, Tensor]]
+"""The statistics of a block of rows by name, for each tensor of the output."""
+
+
 def batches(net: nn.Module, x: Any, *, progress: bool | None, title: str) -> Iterator[Any]:
-    """The batches in `x`: itself, or those of a DataLoader, moved to where the network is."""
+    """The network's arguments in `x`, or in each batch of a DataLoader, without targets."""
     if not isinstance(x, torch.utils.data.DataLoader):
-        yield x
+        yield {name: value for name, value in x.items() if name != "labels"} if isinstance(x, Mapping) else x
         return
-    device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
     with ProgressBar(title, operator.length_hint(x, 0) or None, unit="batches", show=progress) as bar:
-        for batch in bar.follow(x):
-            yield torch.utils._pytree.tree_map(
-                lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch
-            )
+        for batch in bar.follow(loaded_batches(net, x)):
+            yield network_arguments(net, batch)
 
 
-def _stream(plan: Plan, inputs: Inputs, offset: int, wishes: Wishes, collected: Collected) -> None:
-    statistics: list[RowStatistics] = []
-    for tile in plan.tiles(inputs, offset=offset):
-        if tile.draws.start == plan.draws.start:
-            statistics = [RowStatistics(wishes) for _ in tile.outputs]
-        variances: Sequence[Tensor | None] = tile.variances or [None] * len(tile.outputs)
-        for one, output, variance in zip(statistics, tile.outputs, variances, strict=True):
-            one.add(output, variance)
-        if tile.draws.stop == plan.draws.stop:
-            pairs = zip(statistics, tile.outputs, strict=True)
-            collected.add([one.results(integrated=plan.integrate, dtype=result_dtype(out)) for one, out in pairs])
+def _stream(plan: Plan, inputs: Inputs, offset: int, request: Request, progress: bool | None) -> list[RowSummary]:
+    judged = request.judged(plan)
+    summaries = []
+    with DelayedBar("predict", inputs.n_rows, show=progress) as bar:
+        for rows, chunks in plan.blocks(inputs, first_row=offset):
+            statistics: list[RowStatistics] = []
+            for chunk in chunks:
+                outputs, variances = _judged(chunk, judged)
+                statistics = statistics or [RowStatistics(request) for _ in outputs]
+                for one, output, variance in zip(statistics, outputs, variances, strict=True):
+                    one.add(output, variance)
+            summaries.append([one.results() for one in statistics])
+            bar.advance(len(rows))
+    return summaries
+
+
+def _judged(chunk: Chunk, judged: int | None) -> tuple[list[Tensor], list[Tensor | None]]:
+    """The tensors whose statistics are wanted, and their variances over an integrated last layer."""
+    variances: list[Tensor | None] = [None] * len(chunk.outputs) if chunk.variances is None else [*chunk.variances]
+    if judged is None:
+        return chunk.outputs, variances
+    return [chunk.outputs[judged]], [variances[judged]]
 
 
 def _warn_if_certain(prediction: Prediction) -> None:
@@ -206,12 +228,12 @@ def _warn_if_certain(prediction: Prediction) -> None:
 # Draws until the error is small enough -----------------------------------------------------------------------------
 
 
-def _check_automatic(n_draws: Any, tolerance: float, wishes: Wishes) -> None:
+def _check_automatic(n_draws: Any, tolerance: float, request: Request) -> None:
     if n_draws != "auto":
         raise TypeError(f"`n_draws` must be a whole number or 'auto'; got {n_draws!r}. Try n_draws=100.")
     if not (math.isfinite(tolerance) and tolerance > 0):
         raise ValueError(f"`tolerance` must be a positive number; got {tolerance!r}. Try tolerance=0.05.")
-    if wishes.quantiles or wishes.keep_draws:
+    if request.quantiles or request.keep_draws:
         raise ValueError(
             '`n_draws` "auto" gives each row its own number of draws: quantiles and kept draws need a number. '
             "Try n_draws=1000."
@@ -219,71 +241,80 @@ def _check_automatic(n_draws: Any, tolerance: float, wishes: Wishes) -> None:
 
 
 def _stream_until(
-    plan: Plan, inputs: Inputs, offset: int, tolerance: float, wishes: Wishes, collected: Collected
-) -> list[Tensor]:
-    """Collects rows drawn until their error is small enough; returns the draws each used."""
-    used = []
-    for start in range(0, inputs.n_rows, plan.tile_rows):
-        block = inputs.block(start, min(start + plan.tile_rows, inputs.n_rows))
-        found, spent = _block_until(plan, block, offset + start, tolerance, wishes)
-        collected.add(found)
+    plan: Plan, inputs: Inputs, offset: int, tolerance: float, request: Request
+) -> tuple[list[RowSummary], list[Tensor]]:
+    """The statistics of rows drawn until their error is small enough, and the draws each used."""
+    summaries, used = [], []
+    for start in range(0, inputs.n_rows, plan.block_rows):
+        block = inputs.block(start, min(start + plan.block_rows, inputs.n_rows))
+        summary, spent = _block_until(plan, block, offset + start, tolerance, request)
+        summaries.append(summary)
         used.append(spent)
-    return used
+    return summaries, used
 
 
 def _block_until(
-    plan: Plan, block: Inputs, offset: int, tolerance: float, wishes: Wishes
-) -> tuple[list[dict[str, Tensor]], Tensor]:
+    plan: Plan, block: Inputs, offset: int, tolerance: float, request: Request
+) -> tuple[RowSummary, Tensor]:
     """The statistics of a block of rows, each stopped by its own error whatever its neighbours still need.
 
     The draws come in replicates: sets of a few stratified draws, independent of each other. The spread of their means
     is a valid standard error for any sampler; that of stratified draws is not.
     """
+    judged = request.judged(plan)
     statistics: list[RowStatistics] = []
     replicates: list[Moments] = []
-    final: list[dict[str, Tensor]] = []
+    final: RowSummary = []
     used = torch.zeros(block.n_rows, dtype=torch.long)
     most = MOST_DRAWS // _REPLICATE_DRAWS
     check_at = _FIRST_REPLICATES
     for count in range(1, most + 1):
-        plan.keys = replace(plan.keys, replicate=count)
-        tiles = list(plan.tiles(block, offset=offset))
-        statistics = statistics or [RowStatistics(wishes) for _ in tiles[0].outputs]
-        replicates = replicates or [Moments() for _ in tiles[0].outputs]
-        for place, (one, means) in enumerate(zip(statistics, replicates, strict=True)):
-            outputs = torch.cat([tile.outputs[place] for tile in tiles])
-            shares = [t.variances[place] * (len(t.draws) / len(outputs)) for t in tiles if t.variances]
-            one.add(outputs, torch.stack(shares).sum(0) if shares else None)
-            seen = outputs if wishes.likelihood is None else wishes.likelihood.mean(outputs)
-            means.add(seen.double().mean(0, keepdim=True))
+        outputs, variances = _replicate(plan.replicated(count), block, offset, judged)
+        statistics = statistics or [RowStatistics(request) for _ in outputs]
+        replicates = replicates or [Moments() for _ in outputs]
+        for one, means, output, variance in zip(statistics, replicates, outputs, variances, strict=True):
+            one.add(output, variance)
+            conditional = output if request.likelihood is None else request.likelihood.mean(output)
+            means.add(conditional.double().mean(0, keepdim=True))
         if count not in (check_at, most):
             continue
         check_at = math.ceil(check_at * 1.5)
-        snapshot, error = _snapshot(statistics, replicates, plan.integrate, tiles[0].outputs)
+        snapshot, error = _snapshot(statistics, replicates, block.n_rows)
         done = (used == 0) & ((error <= tolerance) | (count == most))
         final = final or [{name: value.clone() for name, value in one.items()} for one in snapshot]
-        for kept, new in zip(final, snapshot, strict=True):
-            for name in kept:
-                kept[name][done.to(kept[name].device)] = new[name][done.to(kept[name].device)]
+        for settled, new in zip(final, snapshot, strict=True):
+            for name in settled:
+                settled[name][done.to(settled[name].device)] = new[name][done.to(settled[name].device)]
         used[done] = count * _REPLICATE_DRAWS
         if (used > 0).all():
             break
     return final, used
 
 
-def _snapshot(
-    statistics: list[RowStatistics], replicates: list[Moments], integrated: bool, outputs: list[Tensor]
-) -> tuple[list[dict[str, Tensor]], Tensor]:
+def _replicate(plan: Plan, block: Inputs, offset: int, judged: int | None) -> tuple[list[Tensor], list[Tensor | None]]:
+    """All draws of a block of rows, and their mean variances over an integrated last layer."""
+    ((_, chunks),) = plan.blocks(block, first_row=offset)
+    made = [(len(chunk.draws), *_judged(chunk, judged)) for chunk in chunks]
+    total = sum(count for count, _, _ in made)
+    outputs = [torch.cat(tensors) for tensors in zip(*(outputs for _, outputs, _ in made), strict=True)]
+    variances: list[Tensor | None] = []
+    for place in range(len(outputs)):
+        shares = [share * (count / total) for count, _, v in made if (share := v[place]) is not None]
+        variances.append(torch.stack(shares).sum(0) if shares else None)
+    return outputs, variances
+
+
+def _snapshot(statistics: list[RowStatistics], replicates: list[Moments], n_rows: int) -> tuple[RowSummary, Tensor]:
     """The statistics so far with their standard errors, and each row's largest error relative to its deviation."""
     snapshot = []
-    largest = torch.zeros(outputs[0].shape[1], dtype=torch.float64)
-    for one, means, output in zip(statistics, replicates, outputs, strict=True):
-        found = one.results(integrated=integrated, dtype=result_dtype(output))
+    largest = torch.zeros(n_rows, dtype=torch.float64)
+    for one, means in zip(statistics, replicates, strict=True):
+        summary = one.results()
         means.finish()
         error = (means.variance / (means.count - 1)).sqrt()  # of the mean of independent replicate means
-        deviation = (found["epistemic"] + found["aleatoric"]).double().sqrt()
+        deviation = (summary["epistemic"] + summary["aleatoric"]).double().sqrt()
         ratio = torch.where(error > 0, error / deviation, 0.0).flatten(1) if error.dim() > 1 else error / deviation
         largest = torch.maximum(largest, (ratio.amax(1) if ratio.dim() > 1 else ratio).nan_to_num(0.0).cpu())
-        found["standard_error"] = error.to(found["mean"].dtype)
-        snapshot.append(found)
+        summary["standard_error"] = error.to(summary["mean"].dtype)
+        snapshot.append(summary)
     return snapshot, largest

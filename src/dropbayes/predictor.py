@@ -7,6 +7,7 @@ in tiles of fixed size, and every statistic adds up a row's draws in an order th
 from __future__ import annotations
 
 import copy
+import hashlib
 import numbers
 import operator
 import os
@@ -146,6 +147,15 @@ class Predictor:
         return id(self._model), self.n_draws, self.seed, self.interval
 
     @property
+    def fingerprint(self) -> str:
+        """A digest of what the model predicts: of its columns, and of the bits it gives some fixed rows."""
+        x = np.random.default_rng(0).normal(size=(8, self._model.no_rows.shape[1]))
+        digest = hashlib.sha256(repr((self._model.columns_read, self.n_draws, self.seed, self.interval)).encode())
+        for values in self.predict_inputs(x).values():
+            digest.update(repr(values.tolist()).encode())
+        return digest.hexdigest()
+
+    @property
     def total_draws(self) -> int:
         """The draws of a prediction: `n_draws` of each network."""
         return self.n_draws * self._model.n_networks
@@ -185,6 +195,27 @@ class Predictor:
             stem = "probability" if name == "probabilities" else name
             columns |= {f"{stem}_{label}": values[:, place] for place, label in enumerate(labels)}
         return columns
+
+    def extend(self, table: Any, *, prefix: str | None = None) -> Any:
+        """An arrow table with the columns beside its own that `dropbayes predict` adds.
+
+        Args:
+            table: The rows; columns that the model does not read stay as they are.
+            prefix: What the names of the new columns begin with; by default the target and `_`, if it is known.
+        """
+        import pyarrow as pa
+
+        prediction, more = self._model.table_prediction(self, table)
+        check_finite(prediction)
+        columns = self.flat_columns(prediction) | more
+        prefix = self._model.prefix if prefix is None else prefix
+        taken = [prefix + name for name in columns if prefix + name in table.column_names]
+        if taken:
+            raise ValueError(f"the table has a column {taken[0]!r}, which the prediction would add; set `prefix`.")
+        for name, values in columns.items():
+            kind = pa.string() if values.dtype.kind in "OU" else None
+            table = table.append_column(prefix + name, pa.array(values.tolist() if kind else values, kind))
+        return table
 
     def encode(self, columns: Mapping[str, Any]) -> Array:
         """The rows as inputs of the network, `[row, ...]`; see `__call__` for the columns."""
@@ -289,6 +320,10 @@ class _TableModel:
         return len(self.estimator.population_)
 
     @property
+    def columns_read(self) -> Any:
+        return self.inputs if self.schema is None else self.schema
+
+    @property
     def no_rows(self) -> Array:
         return np.zeros((0, int(self.estimator.n_features_in_)))
 
@@ -327,6 +362,25 @@ class _TableModel:
             raise ValueError(f"`{MATRIX}` must be shaped [row, {self.estimator.n_features_in_}]; got {list(x.shape)}.")
         return x
 
+    @property
+    def prefix(self) -> str:
+        return "" if self.schema is None else f"{self.schema.target}_"
+
+    def table_prediction(self, predictor: Predictor, table: Any) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The prediction of a table's rows, and the columns that a table has besides."""
+        if self.schema is None:
+            return predictor.predict_inputs(self.encode(_columns_of(table), False)), {}
+        from dropbayes import folders
+        from dropbayes.tables import check_columns, encode
+
+        check_columns(self.schema, table.column_names, "the table")
+        rows = encode(self.schema, table, at=_row_label, allow_new=predictor.allow_new)
+        prediction = predictor.predict_inputs(rows.x)
+        sets = folders.label_sets(self.estimator, prediction, coverage=predictor.interval)
+        return prediction, dict(zip(("labels",), sets, strict=False)) | {
+            "outside": np.array(rows.outside_names(), dtype=np.str_)
+        }
+
     def statistics(self, x: Array, n_draws: int, seed: int, interval: float) -> dict[str, Array]:
         estimator = self.estimator.with_draws(n_draws=n_draws, seed=seed)
         vars(estimator).pop("feature_names_in_", None)  # the names were looked at when the columns were put in order
@@ -348,6 +402,11 @@ class _NetworkModel:
     n_networks: int = 1
     row_size: int = 1
     classes: None = None  # nobody told their names
+    prefix: str = ""
+
+    @property
+    def columns_read(self) -> Any:
+        return self.inputs
 
     @property
     def no_rows(self) -> Array:
@@ -377,6 +436,9 @@ class _NetworkModel:
         shape = mean.shape[1:]
         moments = _moments(Mixture(mean.reshape(n_draws, -1), scale.reshape(n_draws, -1)), interval)
         return {name: values.reshape(shape) for name, values in moments.items()}
+
+    def table_prediction(self, predictor: Predictor, table: Any) -> tuple[dict[str, Array], dict[str, Array]]:
+        return predictor.predict_inputs(self.encode(_columns_of(table), False)), {}
 
     def _draws(self, x: Array, n_draws: int, seed: int) -> Tensor:
         like = next(self.net.parameters(), torch.empty(0))
@@ -409,7 +471,8 @@ def _network_model(net: nn.Module, likelihood: Likelihood | None, columns: Seque
 
 
 def _saved_estimator(path: str | os.PathLike[str]) -> Any:
-    from dropbayes import estimators, storage
+    from dropbayes import estimators
+    from dropbayes.runtime import storage
 
     kind = storage.load(path, kinds=["DropoutRegressor", "DropoutClassifier"]).kind
     return getattr(estimators, kind).load(path)
@@ -420,6 +483,10 @@ def _saved_estimator(path: str | os.PathLike[str]) -> Any:
 
 def _row_label(row: int) -> str:
     return "`columns`" if row < 0 else f"row {row}"
+
+
+def _columns_of(table: Any) -> dict[str, Any]:
+    return {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
 
 
 def _array(values: Any) -> Any:

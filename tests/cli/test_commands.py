@@ -53,34 +53,35 @@ def test_nothing_asked_is_answered_with_help():
 
 def test_the_module_runs_and_the_first_lines_can_be_taken_from_a_pipe(models, tmp_path):
     (tmp_path / "many.csv").write_text(table(20_000, seed=3))
-    child = process("predict", models / "numbers", tmp_path / "many.csv", "-o", "-", stdout=subprocess.PIPE)
-    assert child.stdout.readline().startswith(b"size,city")
-    child.stdout.close()
-    assert child.wait(60) == 1
-    assert child.stderr.read() == b""
+    with process("predict", models / "numbers", tmp_path / "many.csv", "-o", "-", stdout=subprocess.PIPE) as child:
+        assert child.stdout.readline().startswith(b"size,city")
+        child.stdout.close()
+        assert child.wait(60) == 1
+        assert child.stderr.read() == b""
 
 
 def test_an_interruption_leaves_the_previous_file(models, tmp_path):
     out = tmp_path / "out.csv"
     out.write_text("previous")
-    child = process("predict", models / "numbers", "-", "-o", out, stdin=subprocess.PIPE)
-    text = table(2000, seed=3)
-    child.stdin.write((text + text[text.index("\n") + 1 :] * 60).encode())  # more than is read at once, and no end
-    child.stdin.flush()
-    deadline = time.monotonic() + 60
-    while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)  # until it has begun to write
-    child.send_signal(signal.SIGINT)
-    assert child.wait(60) == 130
-    assert child.stderr.read() == b"dropbayes: error: interrupted; nothing was left half-written.\n"
-    assert out.read_text() == "previous" and [p.name for p in tmp_path.iterdir()] == ["out.csv"]
+    with process("predict", models / "numbers", "-", "-o", out, stdin=subprocess.PIPE) as child:
+        text = table(2000, seed=3)
+        child.stdin.write((text + text[text.index("\n") + 1 :] * 60).encode())  # more than is read at once, and no end
+        child.stdin.flush()
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)  # until it has begun to write
+        child.send_signal(signal.SIGINT)
+        assert child.wait(60) == 130
+        assert child.stderr.read() == b"dropbayes: error: interrupted; nothing was left half-written.\n"
+        assert out.read_text() == "previous" and [p.name for p in tmp_path.iterdir()] == ["out.csv"]
 
 
 def test_a_full_disk_is_one_line(models):
-    with open("/dev/full", "wb") as full:
-        child = process("predict", models / "numbers", models / "new.csv", "-o", "-", stdout=full)
+    arguments = ("predict", models / "numbers", models / "new.csv", "-o", "-")
+    with open("/dev/full", "wb") as full, process(*arguments, stdout=full) as child:
         assert child.wait(60) == 1
-    assert re.fullmatch(rb"(dropbayes: note: .*\n)*dropbayes: error: No space left on device\.\n", child.stderr.read())
+        said = child.stderr.read()
+    assert re.fullmatch(rb"(dropbayes: note: .*\n)*dropbayes: error: No space left on device\.\n", said)
 
 
 def test_a_file_that_cannot_grow_leaves_the_previous_one(models, tmp_path):
@@ -88,10 +89,10 @@ def test_a_file_that_cannot_grow_leaves_the_previous_one(models, tmp_path):
     out.write_text("previous")
     (tmp_path / "many.csv").write_text(table(3000))
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # noqa: E731
-    child = process("predict", models / "numbers", tmp_path / "many.csv", "-o", out, preexec_fn=limit)
-    assert child.wait(60) == 1
-    assert re.fullmatch(rb"dropbayes: error: File too large\.\n", child.stderr.read())
-    assert out.read_text() == "previous" and sorted(p.name for p in tmp_path.iterdir()) == ["many.csv", "out.csv"]
+    with process("predict", models / "numbers", tmp_path / "many.csv", "-o", out, preexec_fn=limit) as child:
+        assert child.wait(60) == 1
+        assert re.fullmatch(rb"dropbayes: error: File too large\.\n", child.stderr.read())
+        assert out.read_text() == "previous" and sorted(p.name for p in tmp_path.iterdir()) == ["many.csv", "out.csv"]
 
 
 def test_demo_is_called_with_its_folder(tmp_path, monkeypatch):

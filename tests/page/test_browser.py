@@ -6,6 +6,7 @@ import random
 import shutil
 import threading
 import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -281,7 +282,7 @@ def test_the_copied_program_gives_the_draws_on_the_screen(chromium, monkeypatch)
         mean = page.evaluate("Array.from(window.last_band.mean)")
         context.close()
         server.shutdown()
-    names = {"__name__": "copied"}
+    names: dict[str, Any] = {"__name__": "copied"}
     exec(compile(code, "copied.py", "exec"), names)
     prediction = names["prediction"]
     assert np.allclose(np.reshape(draws, (20, -1)), prediction.draws[..., 0], rtol=0, atol=1e-11)

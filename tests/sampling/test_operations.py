@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dropbayes.sampling.operations import Interception, Noise
+from dropbayes.sampling.operations import Interception, RandomSource
 
 
-class Fixed(Noise):
+class Fixed(RandomSource):
     """A noise that keeps a checkerboard, and gives fixed uniforms."""
 
     def __init__(self):

@@ -48,17 +48,18 @@ def test_moments_are_those_of_the_general_path(name, masks):
 
 
 def test_networks_that_do_more_are_not_taken_for_perceptrons():
-    assert perceptron(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))) is None
-    assert perceptron(nn.Sequential(nn.Dropout(0.1))) is None
+    x = torch.zeros(3, 2)
+    assert perceptron(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), x) is None
+    assert perceptron(nn.Sequential(nn.Dropout(0.1)), x) is None
     hooked = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
     hooked[0].register_forward_hook(lambda *_: None)
-    assert perceptron(hooked) is None
+    assert perceptron(hooked, x) is None
 
     class Own(nn.Linear):
         def forward(self, x):
             return super().forward(x) * 2
 
-    assert perceptron(nn.Sequential(Own(2, 2), nn.Dropout(0.1))) is None
+    assert perceptron(nn.Sequential(Own(2, 2), nn.Dropout(0.1)), x) is None
 
 
 def test_weights_changed_behind_autograds_back_are_noticed():

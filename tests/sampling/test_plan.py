@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import dropbayes as db
-from dropbayes.sampling import plan as sampling
+from dropbayes.sampling import plan as planning
 from dropbayes.sampling.trees import as_inputs
 from tests.sampling.zoo import Module, ScaledAttention, build
 
@@ -84,7 +84,7 @@ def test_a_row_has_the_same_bits_alone_in_a_batch_permuted_or_split(name, n_rows
     name=st.sampled_from(sorted(NETS)),
     n_rows=st.integers(1, 12),
     kilobytes=st.integers(1, 400),
-    masks=st.sampled_from(sampling.MASKS),
+    masks=st.sampled_from(planning.MASKS),
 )
 def test_a_memory_limit_changes_no_draw(name, n_rows, kilobytes, masks):
     net, shape = NETS[name]
@@ -106,36 +106,9 @@ def test_independent_draws_do_not_depend_on_how_many_follow():
     torch.testing.assert_close(few, many[:50], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["dropout_mlp", "dropout2d", "transformer_encoder", "lstm", "gpt2", "drop_connect"])
-@pytest.mark.parametrize("sampler", ["stratified", "independent"])
-def test_function_draw_is_the_draw_of_its_index(name, sampler):
-    net, x = build(name)
-    every = db.draws(net, x, n_draws=6, seed=9, sampler=sampler)
-    for index in (0, 5):
-        one = db.function_draw(net, index, n_draws=6, seed=9, sampler=sampler)(x)
-        pairs = zip(torch.utils._pytree.tree_leaves(one), torch.utils._pytree.tree_leaves(every), strict=True)
-        for a, b in pairs:
-            torch.testing.assert_close(a, b[index], rtol=1e-4, atol=1e-5)
-
-
-def test_function_draw_is_a_differentiable_function():
-    f = db.function_draw(PERCEPTRON, 2, n_draws=10)
-    x = torch.randn(4, 5, requires_grad=True)
-    (gradient,) = torch.autograd.grad(f(x).sum(), x)
-    step = 1e-3
-    for place in range(5):
-        moved = x.detach().clone()
-        moved[:, place] += step
-        difference = (f(moved) - f(x)).sum(-1) / step
-        torch.testing.assert_close(difference.detach(), gradient[:, place], rtol=0.05, atol=2e-2)
-    recurrent = db.function_draw(nn.LSTM(3, 4, 2, dropout=0.3, batch_first=True), 1, n_draws=3)
-    sequence = torch.randn(2, 5, 3, requires_grad=True)
-    assert torch.autograd.grad(recurrent(sequence)[0].sum(), sequence)[0].abs().sum() > 0
-
-
 def test_rows_share_a_mask_only_when_told_to():
     x = torch.ones(8, 5)
-    shared, own = (db.draws(PERCEPTRON, x, n_draws=6, masks=masks) for masks in sampling.MASKS)
+    shared, own = (db.draws(PERCEPTRON, x, n_draws=6, masks=masks) for masks in planning.MASKS)
     assert torch.equal(shared, shared[:, :1].expand_as(shared))
     assert (own != own[:, :1]).any()
 
@@ -143,17 +116,17 @@ def test_rows_share_a_mask_only_when_told_to():
 def test_running_out_of_memory_halves_the_chunk_and_changes_nothing(monkeypatch):
     net, x = build("transformer_encoder")
     expected = db.predict(net, x, n_draws=40)
-    original, refused = sampling.Plan._evaluate, []
+    original, refused = planning._General.__call__, []
 
-    def scarce(self, own, inputs, leaves, chunk, first, real):
-        if len(chunk) > 6:
-            refused.append(len(chunk))
+    def scarce(self, inputs, rows, first_row, draws):
+        if len(draws) > 6:
+            refused.append(len(draws))
             raise torch.OutOfMemoryError("too large")
-        return original(self, own, inputs, leaves, chunk, first, real)
+        return original(self, inputs, rows, first_row, draws)
 
-    monkeypatch.setattr(sampling.Plan, "_evaluate", scarce)
+    monkeypatch.setattr(planning._General, "__call__", scarce)
     ours = db.predict(net, x, n_draws=40)
-    assert refused == [40, 20, 10]
+    assert refused[:3] == [40, 20, 10]
     torch.testing.assert_close(ours.mean, expected.mean, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(ours.epistemic, expected.epistemic, rtol=1e-5, atol=1e-7)
 
@@ -162,7 +135,7 @@ def test_memory_that_never_suffices_is_an_error(monkeypatch):
     def scarce(*_):
         raise torch.OutOfMemoryError("too large")
 
-    monkeypatch.setattr(sampling.Plan, "_evaluate", scarce)
+    monkeypatch.setattr(planning._Direct, "__call__", scarce)
     with pytest.raises(torch.OutOfMemoryError):
         db.predict(PERCEPTRON, torch.ones(2, 5))
 
@@ -292,16 +265,27 @@ def test_bad_arguments_are_named_with_the_rule_and_the_value(call, arguments, er
         call(PERCEPTRON, torch.ones(2, 5), **arguments)
 
 
-def test_function_draw_refuses_an_index_outside_its_draws():
-    with pytest.raises(ValueError, match=r"`index` must be one of the 5 draws, 0 to 4; got 5"):
-        db.function_draw(PERCEPTRON, 5, n_draws=5)
-
-
-def test_tiles_never_depend_on_the_batch():
+def test_blocks_never_depend_on_the_batch():
     for net, shape in NETS.values():
         sizes = set()
         for n_rows in (1, 7, 300):
             inputs = as_inputs(torch.zeros(n_rows, *shape))
-            plan = sampling.Plan.of(net, inputs, keys=sampling.checked_keys(50, 0, "stratified"), masks="shared")
-            sizes.add((plan.tile_rows, plan.tile_draws))
+            plan = planning.plan_draws(net, inputs, keys=planning.checked_keys(50, 0, "stratified"), masks="shared")
+            sizes.add((plan.block_rows, plan.chunk_draws))
         assert len(sizes) == 1
+
+
+@pytest.mark.parametrize("name", sorted(NETS))
+def test_shards_of_rows_have_the_masks_of_the_whole(name):
+    net, shape = NETS[name]
+    x = torch.randn((7, *shape), generator=torch.Generator().manual_seed(0))
+    whole = db.predict(net, x, n_draws=20, masks="row", analytic=False)
+    shards = [db.predict(net, x[cut], n_draws=20, masks="row", analytic=False, first_row=cut.start or 0)
+              for cut in (slice(0, 3), slice(3, None))]  # fmt: skip
+    assert torch.equal(torch.cat([shard.std for shard in shards]), whole.std)
+
+
+def test_the_number_of_threads_is_restored():
+    before = torch.get_num_threads()
+    db.predict(PERCEPTRON, torch.ones(2, 5))
+    assert torch.get_num_threads() == before

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from dropbayes.sampling.operations import Interception, Noise
+from dropbayes.sampling.operations import Interception, RandomSource
 
 
-class KeepAll(Noise):
+class KeepAll(RandomSource):
     def keep(self, kind, drop_prob, shape, like):
         return None
 

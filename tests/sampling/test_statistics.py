@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dropbayes as db
-from dropbayes.sampling.statistics import RowStatistics, Wishes
+from dropbayes.sampling.statistics import Request, RowStatistics
 
 
 def statistics(wishes, draws, variances=None, chunk=7):
@@ -12,12 +12,12 @@ def statistics(wishes, draws, variances=None, chunk=7):
     parts = [None] * len(draws.split(chunk)) if variances is None else variances.split(chunk)
     for part, variance in zip(draws.split(chunk), parts, strict=True):
         rows.add(part, None if variance is None else variance.mean(0))
-    return rows.results(integrated=variances is not None, dtype=torch.float64)
+    return rows.results(torch.float64)
 
 
 def test_gaussian_total_variance_has_the_inverse_precision():
     draws = torch.randn(50, 4, 2, dtype=torch.float64)
-    found = statistics(Wishes(db.Gaussian(precision=4.0)), draws)
+    found = statistics(Request(db.Gaussian(precision=4.0)), draws)
     torch.testing.assert_close(found["mean"], draws.mean(0))
     torch.testing.assert_close(found["epistemic"], draws.var(0, correction=0))
     assert (found["aleatoric"] == 0.25).all()
@@ -25,14 +25,14 @@ def test_gaussian_total_variance_has_the_inverse_precision():
 
 def test_heteroscedastic_variance_is_the_mean_of_the_predicted_ones():
     draws = torch.randn(50, 4, 2, dtype=torch.float64)
-    found = statistics(Wishes(db.HeteroscedasticGaussian()), draws)
+    found = statistics(Request(db.HeteroscedasticGaussian()), draws)
     torch.testing.assert_close(found["epistemic"], draws[..., :1].var(0, correction=0))
     torch.testing.assert_close(found["aleatoric"], draws[..., 1:].exp().mean(0))
 
 
 def test_class_statistics_follow_their_definitions():
     logits = torch.randn(60, 5, 3, dtype=torch.float64) * 2
-    found = statistics(Wishes(db.Categorical()), logits)
+    found = statistics(Request(db.Categorical()), logits)
     p = logits.softmax(-1)
     torch.testing.assert_close(found["mean"], p.mean(0))
     torch.testing.assert_close(found["entropy"], torch.distributions.Categorical(p.mean(0)).entropy())
@@ -43,14 +43,14 @@ def test_class_statistics_follow_their_definitions():
 
 def test_integrated_variance_is_added_by_the_law_of_total_variance():
     draws, within = torch.randn(40, 3, 1).double(), torch.rand(40, 3, 1).double()
-    found = statistics(Wishes(), draws, within)
+    found = statistics(Request(), draws, within)
     torch.testing.assert_close(found["epistemic"], draws.var(0, correction=0) + within.mean(0))
     assert (found["aleatoric"] == 0).all()
 
 
 def test_quantiles_and_draws_are_kept_on_request():
     draws = torch.randn(40, 3).double()
-    found = statistics(Wishes(quantiles=(0.1, 0.9), keep_draws=True), draws)
+    found = statistics(Request(quantiles=(0.1, 0.9), keep_draws=True), draws)
     torch.testing.assert_close(
         found["quantiles"], draws.quantile(torch.tensor([0.1, 0.9], dtype=torch.float64), dim=0).t()
     )
@@ -62,11 +62,11 @@ def test_outputs_that_are_not_numbers_are_refused(bad):
     draws = torch.zeros(30, 2)
     draws[20, 1] = bad
     with pytest.raises(ValueError, match="NaN or infinite"):
-        statistics(Wishes(), draws)
+        statistics(Request(), draws)
 
 
 def test_wishes_that_make_no_sense_are_refused():
     with pytest.raises(TypeError, match="`likelihood` must be one of"):
-        Wishes(likelihood="gaussian")
+        Request(likelihood="gaussian")
     with pytest.raises(ValueError, match="`quantiles` must lie strictly between 0 and 1"):
-        Wishes(quantiles=(0.5, 1.0))
+        Request(quantiles=(0.5, 1.0))

@@ -1,57 +1,71 @@
-"""The ways to evaluate many draws: all give the same numbers, and each is taken where it must be."""
+"""The strategies that evaluate many draws: all give the same numbers, and each is taken where it must be."""
 
 import pytest
 import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.sampling import plan as sampling
-from dropbayes.sampling.anatomy import anatomy
-from dropbayes.sampling.strategies import BY_WAY, Randomness
+from dropbayes.sampling.inspection import flags_up, inspected
+from dropbayes.sampling.plan import checked_keys
+from dropbayes.sampling.strategies import (
+    DRAW_BY_DRAW,
+    FOLDED,
+    MAPPED,
+    ONE_BY_ONE,
+    ROW_BY_ROW,
+    Masks,
+    Unsuited,
+    Work,
+    evaluate,
+)
 from dropbayes.sampling.trees import as_inputs
-from dropbayes.sampling.views import view
-from tests.sampling.zoo import build
+from dropbayes.sampling.views import View, checked_network
+from tests.sampling.zoo import ZOO, build
+
+STRATEGIES = [FOLDED, MAPPED, DRAW_BY_DRAW, ROW_BY_ROW]
 
 
-def run(way, net, x, *, per_row):
-    inputs = as_inputs(x)
-    plain, found = anatomy(net, inputs)
-    randomness = Randomness(found, sampling.checked_keys(6, 1, "stratified"), per_row, False)
-    own = view(plain, found.raised)
-    leaves = inputs.padded_rows(0, inputs.n_rows, 1)
+def run(strategy, net, x, *, per_row, row_axis=0):
+    inputs = as_inputs(x, row_axis=row_axis)
+    net = checked_network(net)
+    anatomy = inspected(net, inputs).anatomy
+    masks = Masks(anatomy, checked_keys(6, 1, "stratified"), per_row, False)
+    leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in inputs.leaves]
+    work = Work(lambda: View(net, flags_up((), anatomy.lowered)).net, inputs, leaves, range(6), range(inputs.n_rows))
     with torch.no_grad():
-        return BY_WAY[way](randomness, own, inputs, leaves, range(6), range(inputs.n_rows), inputs.n_rows)
+        return evaluate(strategy, masks, work)
 
 
 @pytest.mark.parametrize("per_row", [False, True])
-@pytest.mark.parametrize(
-    "name", ["functional_dropout", "dropout2d", "transformer_encoder", "lstm", "drop_connect", "gpt2"]
-)
-def test_all_ways_agree(name, per_row):
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+@pytest.mark.parametrize("name", ["functional_dropout", "dropout2d", "transformer_encoder", "lstm", "gpt2"])
+def test_every_strategy_gives_the_draws_of_one_by_one(name, strategy, per_row):
     net, x = build(name)
-    results = {way: run(way, net, x, per_row=per_row) for way in BY_WAY}
-    for way in BY_WAY:
-        for ours, oracle in zip(results[way], results["one by one"], strict=True):
-            torch.testing.assert_close(ours, oracle, rtol=1e-4, atol=1e-5, msg=way)
+    oracle = run(ONE_BY_ONE, net, x, per_row=per_row, row_axis=ZOO[name].row_axis)
+    for ours, expected in zip(run(strategy, net, x, per_row=per_row), oracle, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mask_without_rows_is_not_folded():
+    net, x = build("drop_connect")
+    with pytest.raises(Unsuited):
+        run(FOLDED, net, x, per_row=False)
 
 
 @pytest.mark.parametrize(
-    "name, way",
+    "name, strategy",
     [
         ("functional_dropout", "mapped"),
         ("lstm", "mapped"),
-        ("gpt2", "mapped"),
-        ("drop_path_bernoulli", "mapped whole"),
-        ("writes_into_a_buffer", "mapped whole"),
-        ("in_place_result_ignored", "mapped whole"),
-        ("branches_on_its_input", "row by row"),
-        ("bert_sdpa", "row by row"),
-        ("branches_on_its_mask", "one by one"),
+        ("gpt2", "folded"),
+        ("bert_sdpa", "folded"),
+        ("drop_path_bernoulli", "folded"),
+        ("drop_connect", "mapped"),
     ],
 )
-def test_the_fastest_way_that_a_network_allows_is_taken(name, way):
+def test_the_fastest_strategy_that_a_network_allows_is_taken(name, strategy):
     net, x = build(name)
-    assert db.predict(net, x, n_draws=4, analytic=False).method == way
+    assert db.predict(net, x, n_draws=4, analytic=False).method == strategy
 
 
 def test_what_does_not_depend_on_the_draw_is_computed_once():
@@ -59,11 +73,14 @@ def test_what_does_not_depend_on_the_draw_is_computed_once():
 
     class Counted(nn.Linear):
         def forward(self, x):
-            calls.append(x.shape)
+            calls.append(len(x))
             return super().forward(x)
 
     net = nn.Sequential(
-        Counted(3, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 1)
+        Counted(3, 40), nn.ReLU(), nn.Dropout(0.5), nn.Linear(40, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 1)
     )
-    db.draws(net, torch.randn(2, 3), n_draws=50)
-    assert len(calls) <= 2  # one look at the network, and one tile of all draws
+    x = torch.randn(2, 3)
+    db.draws(net, x, n_draws=50)
+    calls.clear()
+    db.draws(net, x, n_draws=50)
+    assert len(calls) == 1 and calls[0] < 50  # two rows, padded to the smallest block

@@ -11,8 +11,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import dropbayes as db
-from dropbayes.sampling import plan as sampling
-from dropbayes.sampling.anatomy import _look, examine
+from dropbayes.sampling.inspection import flags_up, inspect, look
+from dropbayes.sampling.plan import checked_keys, plan_draws
+from dropbayes.sampling.strategies import ONE_BY_ONE
 from dropbayes.sampling.trees import as_inputs, split
 from dropbayes.sampling.views import checked_network
 from tests.sampling.zoo import ZOO, build
@@ -36,11 +37,9 @@ def train_mode_draws(name, net, x):
     if name == "auxiliary_output_in_training":  # only its dropout is wanted from training mode
         net.training = False
     torch.manual_seed(1)
-    batches = [x[place : place + 1] for place in range(len(x))] if ZOO[name].alone else [x]
     with torch.no_grad():
-        parts = [[torch.stack(t).double() for t in zip(*(one_draw(net, batch) for _ in range(N_DRAWS)), strict=True)]
-                 for batch in batches]  # fmt: skip
-    return [torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True)]
+        drawn = [one_draw(net, x) for _ in range(N_DRAWS)]
+    return [torch.stack(tensors).double() for tensors in zip(*drawn, strict=True)]
 
 
 def one_draw(net, x):
@@ -81,21 +80,19 @@ def test_draws_differ(name):
 
 @pytest.mark.parametrize("masks", ["shared", "row"])
 @pytest.mark.parametrize("name", ZOO)
-def test_every_way_gives_the_draws_of_one_by_one(name, masks):
+def test_the_strategy_chosen_gives_the_draws_of_one_by_one(name, masks):
     net, x = build(name)
     inputs = as_inputs(x, row_axis=ZOO[name].row_axis)
-    keys = sampling.checked_keys(8, 3, "stratified")
+    keys = checked_keys(8, 3, "stratified")
 
-    def gather(way):
-        plan = sampling.Plan.of(net, inputs, keys=keys, masks=masks)
-        if way is not None:
-            plan.direct, plan.way = None, way
+    def gather(strategy):
+        plan = plan_draws(net, inputs, keys=keys, masks=masks, careful=strategy is ONE_BY_ONE)
         with torch.no_grad():
-            tiles = list(plan.tiles(inputs))
-        return [torch.cat([tile.outputs[place] for tile in tiles], dim=1) for place in range(len(tiles[0].outputs))]
+            blocks = [[chunk.outputs for chunk in chunks] for _, chunks in plan.blocks(inputs)]
+        joined = [[torch.cat(tensors) for tensors in zip(*chunks, strict=True)] for chunks in blocks]
+        return [torch.cat(tensors, dim=1) for tensors in zip(*joined, strict=True)]
 
-    fast, oracle = gather(None), gather("one by one")
-    sampling._ways_that_worked.pop(net, None)
+    fast, oracle = gather(None), gather(ONE_BY_ONE)
     for one, other in zip(fast, oracle, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
@@ -105,10 +102,10 @@ def test_network_without_its_masks_is_the_network_in_evaluation(name):
     net, x = build(name)
     net = checked_network(net)
     inputs = as_inputs(x, row_axis=ZOO[name].row_axis)
-    found = examine(net, inputs)
-    row = inputs.rows(torch.zeros(1, dtype=torch.long))
+    anatomy = inspect(net, inputs).anatomy
+    row = inputs.rows([0])
     with torch.no_grad():
-        seen = _look(net, inputs, row, found.raised)
+        seen = look(net, inputs, row, flags_up((), anatomy.lowered), ())
         expected = split(inputs.call(net, [r.clone() if isinstance(r, torch.Tensor) else r for r in row]))[0]
     for one, other in zip(seen.tensors, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)

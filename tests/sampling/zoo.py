@@ -18,7 +18,6 @@ class Specimen:
     raw: bool = False  # draws bare random numbers, so no mask can be left out
     always: bool = False  # random in evaluation, too
     row_axis: int = 0
-    alone: bool = False  # looks at its whole batch: plain PyTorch must run its rows one at a time, as draws do
 
 
 ZOO: dict[str, Specimen] = {}
@@ -402,21 +401,12 @@ def writes_into_a_buffer():
     return Module(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 3), drop=nn.Dropout(0.3)), flat()
 
 
-@specimen(alone=True)
-def branches_on_its_input():
+@specimen()
+def branches_on_its_shape():
     def forward(m, x):
-        return m.b(m.drop(m.a(x))) if float(x.sum()) > 0 else m.b(m.drop(m.a(-x)))
+        return m.b(m.drop(m.a(x))) if float(x.new_ones(x.shape[1]).sum()) > 3 else x
 
     return Module(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 3), drop=nn.Dropout(0.3)), flat()
-
-
-@specimen(alone=True)
-def branches_on_its_mask():
-    def forward(m, x):
-        h = m.drop(m.a(x))
-        return h if h.sum() > 0 else -h
-
-    return Module(forward, a=nn.Linear(6, 3), drop=nn.Dropout(0.3)), flat()
 
 
 @specimen()

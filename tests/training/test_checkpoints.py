@@ -92,7 +92,7 @@ def test_kills_then_resume_give_bit_identical_weights_history_and_predictions(tm
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     outcome = json.loads(result.stdout)
-    assert outcome.pop("reached") >= kills // 3  # the kills fell in different epochs
+    assert outcome.pop("reached") >= kills // 10  # the kills fell in different epochs
     assert outcome == {"kills": kills, "same": True, "epochs": epochs}
 
 

@@ -106,7 +106,9 @@ def _numbers(text: str, option: str) -> list[float]:
     return found
 
 
-def _hidden(text: str) -> tuple[int, ...]:
+def _hidden(text: str) -> tuple[int, ...] | str:
+    if text == "auto":
+        return text
     found = _numbers(text, "--hidden")
     if not all(value >= 1 and value.is_integer() for value in found):
         raise typer.BadParameter(f"must be widths of layers such as 50,50; got {text!r}", param_hint="'--hidden'")
@@ -177,31 +179,31 @@ def fit(
         str | None,
         typer.Option(help="The column of times, held out in consecutive blocks.", metavar="COLUMN"),
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", metavar="", help="A tenth of the steps, one network, one split: a first look.")
-    ] = False,
+    effort: Annotated[
+        Literal["quick", "standard", "best"],
+        typer.Option(help="How long to search: seconds, the default, or an hour."),
+    ] = "standard",
+    quick: Annotated[bool, typer.Option("--quick", metavar="", help="The same as --effort quick.")] = False,
     seed: Annotated[
         int, typer.Option(help="Seed of the weights, the folds and the draws.", min=0, max=2**32 - 1, metavar="N")
     ] = 0,
-    hidden: Annotated[str, typer.Option(help="Widths of the hidden layers.", metavar="WIDTHS")] = "50,50",
+    hidden: Annotated[str, typer.Option(help="Widths of the hidden layers.", metavar="WIDTHS")] = "auto",
     drop_prob: Annotated[str, typer.Option(help="Drop probability, or several to try.", metavar="NUMBERS")] = "search",
     weight_decay: Annotated[str, typer.Option(help="Weight decay λ, or several to try.", metavar="NUMBERS")] = "search",
     noise: Annotated[
-        Literal["constant", "heteroscedastic"],
-        typer.Option(help="Whether the noise of a regression depends on the input."),
-    ] = "constant",
+        Literal["student", "constant", "heteroscedastic"],
+        typer.Option(help="Noise of a regression: Student's t, constant, or learned per row."),
+    ] = "student",
     learn_drop_prob: Annotated[
         bool, typer.Option("--learn-drop-prob", metavar="", help="Learn each layer's drop probability.")
     ] = False,
     activation: Annotated[Literal["relu", "tanh"], typer.Option(help="The non-linearity.")] = "relu",
-    n_networks: Annotated[
-        int | None, typer.Option(help="Networks whose draws are pooled; 4 by default.", min=1, metavar="N")
-    ] = None,
-    n_steps: Annotated[
-        int | None, typer.Option(help="Training steps on small data; 4000 by default.", min=1, metavar="N")
-    ] = None,
+    n_networks: Annotated[int | None, typer.Option(help="Networks whose draws are pooled.", min=1, metavar="N")] = None,
+    n_steps: Annotated[int | None, typer.Option(help="Training steps on small data.", min=1, metavar="N")] = None,
     n_draws: Annotated[int, typer.Option(help="Draws per network and prediction.", min=1, metavar="N")] = 50,
-    learning_rate: Annotated[float, typer.Option(help="Adam's initial step size.", min=1e-12, metavar="X")] = 0.01,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Adam's initial step size.", min=1e-12, metavar="X")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...", metavar="NAME")] = "auto",
     delimiter: Delimiter = None,
     encoding: Encoding = None,
@@ -223,12 +225,12 @@ def fit(
         "noise": noise,
         "learn_drop_prob": learn_drop_prob,
         "activation": activation,
-        "n_networks": n_networks or (1 if quick else 4),
-        "n_steps": n_steps or (400 if quick else 4000),
+        "effort": "quick" if quick else effort,
+        "n_networks": n_networks or "auto",
+        "n_steps": n_steps or "auto",
         "min_epochs": 1 if quick else 10,
-        "n_folds": 1 if quick else "auto",
         "n_draws": n_draws,
-        "learning_rate": learning_rate,
+        "learning_rate": learning_rate or "auto",
         "device": device,
         "random_state": seed,
     }
@@ -248,7 +250,10 @@ def predict(
     output: Annotated[
         str,
         typer.Option(
-            "--output", "-o", help="A .csv or .parquet file; - writes CSV to standard output.", metavar="FILE"
+            "--output",
+            "-o",
+            help="A .csv or .parquet file, or with --engine a folder; - is CSV on standard output.",
+            metavar="FILE",
         ),
     ],
     coverage: Annotated[
@@ -267,6 +272,14 @@ def predict(
     block_rows: BlockRows = None,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
+    engine: Annotated[
+        Literal["processes", "ray", "dask", "spark"] | None,
+        typer.Option(help="Predict Parquet files, or a folder of them, with many workers."),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Workers; one per core by default.", min=1, metavar="N")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="The engine's cluster; this machine by default.", metavar="ADDRESS")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Predict the rows of a table, with uncertainty.
@@ -279,6 +292,18 @@ def predict(
     """
     if not 0 < coverage < 1:
         raise typer.BadParameter(f"must lie between 0 and 1; got {coverage:g}", param_hint="'--coverage'")
+    if engine is not None:
+        if keep != "all" or block_rows is not None or delimiter is not None or encoding is not None:
+            raise typer.BadParameter("has no --keep, --block-rows, --delimiter or --encoding", param_hint="'--engine'")
+        from dropbayes.cli import scaling
+
+        scaling.predict(
+            model, data, folder=output, coverage=coverage, n_draws=n_draws, seed=seed, prefix=prefix,
+            allow_new=allow_new, engine=engine, workers=workers, address=address, as_json=as_json,
+        )  # fmt: skip
+        return
+    if workers is not None or address is not None:
+        raise typer.BadParameter("are those of an engine; name one with --engine", param_hint="'--workers, --address'")
     _not_both_on_stdout(output, as_json)
     from dropbayes.cli import predicting
 

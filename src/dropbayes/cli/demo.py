@@ -32,6 +32,7 @@ TRAINED_UNTIL, HORIZON = 1985.0, 2015.0
 SETTINGS: dict[str, Any] = {
     "drop_prob": (0.0, 0.05, 0.05),
     "weight_decay": 1e-5,
+    "noise": "constant",
     "n_steps": 2000,
     "n_networks": 5,
     "n_folds": 5,

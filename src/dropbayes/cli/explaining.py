@@ -14,6 +14,11 @@ from dropbayes.folders.card import range_text
 from dropbayes.population import network
 from dropbayes.sampling import sites
 
+_NOISE_WORDS = {
+    "student": "Student's t, its scale depends on the input",
+    "heteroscedastic": "heteroscedastic: Gaussian, its variance depends on the input",
+}
+
 __all__ = ["explain", "facts"]
 
 
@@ -42,8 +47,8 @@ def facts(model: folders.Model) -> dict[str, Any]:
     )
     layers = []
     regression = model.schema.task == "regression"
-    constant = regression and estimator.noise == "constant"
-    standard = float(population.precision[0, 0] * population.y_scale[0, 0] ** 2) if constant else 1.0
+    has_precision = regression and estimator.noise != "heteroscedastic"
+    standard = float(population.precision[0, 0] * population.y_scale[0, 0] ** 2) if has_precision else 1.0
     decay = float(population.members[0].weight_decay)
     found_sites = {site.before: site for site in sites(net, example)}
     for name, layer in net.named_children():
@@ -62,7 +67,7 @@ def facts(model: folders.Model) -> dict[str, Any]:
         "n_data": n_data,
         "n_networks": len(population),
         "n_draws": int(estimator.n_draws) * len(population),
-        "hidden": list(estimator.hidden),
+        "hidden": list(estimator.hidden_),
         "activation": population.activation,
         "n_weights": sum(
             w[0].numel() + b[0].numel() for w, b in zip(population.weights, population.biases, strict=True)
@@ -78,7 +83,7 @@ def facts(model: folders.Model) -> dict[str, Any]:
     }
     if regression:
         found["noise"] = estimator.noise
-        found["precision"] = float(population.precision[0, 0]) if constant else None
+        found["precision"] = float(population.precision[0, 0]) if has_precision else None
     else:
         found["classes"] = [str(label) for label in estimator.classes_]
     return found
@@ -97,9 +102,9 @@ def _show(model: folders.Model, found: dict[str, Any]) -> None:
     ]
     if found["task"] == "classification":
         rows.append(["classes", ", ".join(found["classes"])])
-    elif found["precision"] is None:
-        rows.append(["noise", "depends on the input (heteroscedastic)"])
-    else:
+    elif found["noise"] in _NOISE_WORDS:
+        rows.append(["noise", _NOISE_WORDS[found["noise"]]])
+    if found.get("precision") is not None:
         rows.append(
             [
                 "precision τ",

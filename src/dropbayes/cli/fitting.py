@@ -43,7 +43,7 @@ def fit(
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
         rows = _training_rows(source, target, task, reading, command)
     if rows.schema.task == "classification":
-        settings = {name: value for name, value in settings.items() if name not in ("noise", "effort")}
+        settings = {name: value for name, value in settings.items() if name != "noise"}
     if not as_json:
         _show_columns(rows)
     _warn_of_target(rows)

@@ -11,6 +11,7 @@ covariance is a function of their standard deviations $s_u$, $s_v$ and of the an
 correlation.
 """
 
+from dropbayes.covariances.biases import RandomBias
 from dropbayes.covariances.layers import (
     Cosine,
     Covariance,
@@ -35,6 +36,7 @@ __all__ = [
     "Layer",
     "Pairs",
     "Quadrature",
+    "RandomBias",
     "ReLU",
     "Sigmoid",
     "Step",

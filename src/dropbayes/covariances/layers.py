@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,10 @@ import torch
 from torch import Tensor
 
 from dropbayes.covariances.pairs import Pairs, checked_inputs, hypotenuse
-from dropbayes.covariances.quadrature import expected_product
+from dropbayes.covariances.quadrature import expected_product, quadrature_error
+
+WARNED_ERROR = 1e-5
+"""The relative error of a quadrature from which on it warns."""
 
 
 class Covariance(ABC):
@@ -45,7 +49,13 @@ class Covariance(ABC):
                 "`x` and `y` must agree in their number of inputs (last axis) and dtype; "
                 f"got {tuple(x.shape)} {x.dtype} and {tuple(y.shape)} {y.dtype}."
             )
-        return self.of_pairs(Pairs.of_inputs(x, y))
+        matrix = self.of_pairs(Pairs.of_inputs(x, y))
+        if matrix.isnan().any():
+            raise ValueError(
+                f"The covariance overflows {x.dtype}: the inputs are too large for the length-scale. Use float64, or "
+                "standardise the inputs."
+            )
+        return matrix
 
     def diagonal(self, x: Tensor) -> Tensor:
         r"""The prior variances $\mathbf K(\mathbf x_n, \mathbf x_n)$, `[..., row]`, at the cost of the rows alone."""
@@ -284,9 +294,10 @@ class Sigmoid(Layer):
 class Quadrature(Layer):
     r"""The covariance of units with any non-linearity, by Gauss quadrature.
 
-    For a function that is smooth but for a kink or jump at zero, exact to about 1e-9 of the prior variance while the
-    pre-activations' standard deviations are below 10; to 1e-6 for a sigmoid at any scale. A kink elsewhere, or a
-    function that oscillates over one standard deviation, costs digits.
+    For a bounded or linearly growing function that is smooth but for a kink or jump at zero, exact to about 1e-9 of the
+    prior variance while the pre-activations' standard deviations are below 10; to 1e-6 for a sigmoid at any scale. A
+    kink elsewhere, a function that oscillates over one standard deviation or grows exponentially costs digits: the
+    error is estimated on the prior variances, and a warning says where it exceeds 1e-5 of them.
 
     Args:
         function: $\sigma$, an elementwise function of tensors.
@@ -306,6 +317,14 @@ class Quadrature(Layer):
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
         std_u, std_v, sine, cosine = self._preactivations(pairs)
+        error = quadrature_error(self.nonlinearity, torch.cat([std_u.flatten(), std_v.flatten()]), nodes=self.nodes)
+        if not error < WARNED_ERROR:
+            warnings.warn(
+                f"Quadrature of {getattr(self.function, '__name__', self.function)} loses digits: its prior variances "
+                f"are off by about {error:.0e} of their size. A kink away from zero or fast growth does this; raise "
+                "`nodes`, or scale the inputs down.",
+                stacklevel=3,
+            )
         return expected_product(self.nonlinearity, std_u, std_v, torch.atan2(sine, cosine), nodes=self.nodes)
 
 

@@ -3,30 +3,39 @@ r"""The scikit-learn classifier."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
-from sklearn.utils import column_or_1d
+from sklearn.utils import column_or_1d, compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, validate_data
+from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from dropbayes.estimators.learning import DropoutEstimator, as_array
+from dropbayes import calibration
+from dropbayes.estimators.learning import DropoutEstimator, as_array, row_weights
 from dropbayes.mixtures import draw_mean
-from dropbayes.population.records import Head
+from dropbayes.population import EnsembleChoice
+
+# Held-out rows without a single error would ask for temperature 0: the probabilities are sharpened no more than this.
+_LEAST_TEMPERATURE = 0.5
 
 
 class DropoutClassifier(ClassifierMixin, DropoutEstimator):
-    """Classification by a dropout network whose probabilities are averaged over draws [GG16].
+    r"""Classification by an ensemble of dropout networks whose probabilities are averaged over draws [GG16].
 
     The parameters are those of `DropoutRegressor`, without `noise`; the weight decay stands beside the mean
-    cross-entropy.
+    cross-entropy. The logits of every draw are divided by a temperature that held-out rows choose.
+
+    Args:
+        class_weight: The weight of each class, as a mapping from label to weight, or "balanced" for weights inversely
+            proportional to the classes' frequencies. Probabilities are then those of a population so weighted.
 
     Attributes:
         classes_: The labels, sorted.
         population_: The trained networks.
+        temperature_: The divisor of the logits; above 1 the networks were over-confident.
         search_scores_: The held-out log-likelihood of each candidate.
 
     Example:
@@ -36,23 +45,67 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
         (40, 2)
     """
 
-    _likelihood: Head = "categorical"
+    temperature_: float
+
+    def __init__(
+        self,
+        hidden: tuple[int, ...] | Literal["auto"] = "auto",
+        *,
+        effort: Literal["quick", "standard", "best"] = "standard",
+        drop_prob: Any = "search",
+        weight_decay: Any = "search",
+        class_weight: Any = None,
+        learn_drop_prob: bool = False,
+        activation: Literal["relu", "tanh"] = "relu",
+        n_networks: int | Literal["auto"] = "auto",
+        n_steps: int | Literal["auto"] = "auto",
+        min_epochs: int = 10,
+        learning_rate: float | Literal["auto"] = "auto",
+        batch_size: int | Literal["auto"] = "auto",
+        n_folds: int | Literal["auto"] = "auto",
+        n_draws: int = 50,
+        warm_start: bool = False,
+        device: str = "auto",
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(
+            hidden, effort=effort, drop_prob=drop_prob, weight_decay=weight_decay, learn_drop_prob=learn_drop_prob,
+            activation=activation, n_networks=n_networks, n_steps=n_steps, min_epochs=min_epochs,
+            learning_rate=learning_rate, batch_size=batch_size, n_folds=n_folds, n_draws=n_draws,
+            warm_start=warm_start, device=device, random_state=random_state, verbose=verbose,
+        )  # fmt: skip
+        self.class_weight = class_weight
+
+    def _head(self) -> str:
+        return "categorical"
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> DropoutClassifier:
-        """Searches and trains; see `DropoutRegressor.fit`."""
-        x, labels, weight = self._validated(X, y, sample_weight, reset=True)
-        self.classes_, codes = np.unique(labels, return_inverse=True)
+        """Searches, trains and fits the temperature; see `DropoutRegressor.fit`."""
+        x, labels, weight = self._validated(X, y, sample_weight, reset=not self._is_warm())
+        classes, codes = np.unique(labels, return_inverse=True)
+        if self._is_warm():
+            codes = self._codes(labels, len(x))
         present = codes if weight is None else codes[weight > 0]
         if len(np.unique(present)) < 2:
             raise ValueError(f"`y` must have at least 2 classes; got {len(np.unique(present))} class.")
-        self._learn(x, codes.astype(np.int64), weight, len(self.classes_), groups)
+        if not self._is_warm():
+            self.classes_, self.temperature_ = classes, 1.0
+        self._learn(x, codes.astype(np.int64), weight, groups)
         return self
+
+    def _fit_noise(self, choice: EnsembleChoice) -> None:
+        _, codes, _ = choice.held_out_rows()
+        logits = choice.held_out_draws(self._effort.noise_draws).clamp_min(1e-30).log().cpu()
+        self.temperature_ = max(float(calibration.temperature(logits, codes)), _LEAST_TEMPERATURE)
 
     def _validated(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
         x, y = validate_data(self, as_array(X), as_array(y), reset=reset, dtype=np.float64)
         check_classification_targets(y)
         labels = column_or_1d(y, warn=True)
-        weight = None if sample_weight is None else _check_sample_weight(sample_weight, x)
+        weight = row_weights(sample_weight, x)
+        if self.class_weight is not None:
+            weight = compute_sample_weight(self.class_weight, labels) * (1.0 if weight is None else weight)
         return x, labels, weight
 
     def _n_classes(self) -> int | None:
@@ -66,7 +119,7 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
         if first:
             if classes is None:
                 raise ValueError("`classes` must be passed on the first call to partial_fit.")
-            self.classes_ = np.unique(np.asarray(classes))
+            self.classes_, self.temperature_ = np.unique(np.asarray(classes)), 1.0
         elif classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
             raise ValueError(f"`classes` must be those of the first call, {self.classes_}; got {classes}.")
         self._take_in(x, self._codes(labels, len(x)), weight)
@@ -83,8 +136,8 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
             X: Inputs `[row, feature]`.
             block_rows: Rows per block; chosen from the number of draws by default.
         """
-        for rows, probabilities, _ in self._draw_blocks(self._inputs(X), block_rows):
-            yield rows, probabilities
+        for rows, _, outputs in self._output_blocks(self._inputs(X), block_rows):
+            yield rows, (outputs.double() / self.temperature_).softmax(-1).flatten(0, 1).cpu()
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The class probabilities, a mean over draws, `[row, class]`."""
@@ -112,8 +165,16 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
         return np.searchsorted(self.classes_, labels)
 
     def _own_state(self) -> dict[str, Any]:
-        return {"classes": self.classes_.tolist(), "classes_dtype": self.classes_.dtype.str}
+        return {
+            "classes": self.classes_.tolist(),
+            "classes_dtype": self.classes_.dtype.str,
+            "temperature": self.temperature_,
+        }
 
-    def _set_own_state(self, settings: dict[str, Any]) -> None:
+    def _own_tensors(self) -> dict[str, Tensor]:
+        return {}
+
+    def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         dtype = np.dtype(settings["classes_dtype"])
         self.classes_ = np.asarray(settings["classes"], dtype=dtype)
+        self.temperature_ = float(settings.get("temperature", 1.0))  # format 1 had none

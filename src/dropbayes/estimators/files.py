@@ -9,15 +9,17 @@ from importlib.metadata import version as installed_version
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from dropbayes import storage
 from dropbayes.population import Member, Population
-from dropbayes.population.records import ACTIVATIONS
+from dropbayes.population.heads import head_of
+from dropbayes.population.records import ACTIVATIONS, STACKED
+from dropbayes.runtime import storage
 
-_STACKED = ("drop_prob", "precision", "x_mean", "x_scale", "y_mean", "y_scale", "epochs", "diverged", "history")
+_STACKED = (*STACKED, "history")
 
 
-def save(estimator: Any, path: str | os.PathLike[str], *, own: dict[str, Any]) -> None:
+def save(estimator: Any, path: str | os.PathLike[str], *, own: dict[str, Any], own_tensors: dict[str, Tensor]) -> None:
     """Writes a fitted estimator, with the state that only its class has."""
     parameters = estimator.get_params(deep=False)
     if not isinstance(parameters["random_state"], int | np.integer | None):
@@ -36,14 +38,15 @@ def save(estimator: Any, path: str | os.PathLike[str], *, own: dict[str, Any]) -
     tensors = {f"weight.{i}": w for i, w in enumerate(population.weights)}
     tensors |= {f"bias.{i}": b for i, b in enumerate(population.biases)}
     tensors |= {name: getattr(population, name) for name in _STACKED}
+    tensors |= own_tensors
     storage.save(path, tensors, kind=type(estimator).__name__, settings=settings, version=_version())
 
 
-def load(kind: type, path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
-    """The estimator of the given class in a file, and the file's settings."""
+def load(kind: type, path: str | os.PathLike[str]) -> tuple[Any, storage.ModelFile]:
+    """The estimator of the given class in a file, and the file."""
     file = storage.load(path, kinds=[kind.__name__])
     try:
-        return _restored(kind, file), file.settings
+        return _restored(kind, file), file
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"`path` holds a {file.kind} with missing or unknown parts: {error}.") from None
 
@@ -59,13 +62,13 @@ def _restored(kind: type, file: storage.ModelFile) -> Any:
         Member(**{name: _from_json(value) for name, value in member.items() if name in known})
         for member in settings["members"]
     ]
-    n_layers = len(parameters["hidden"]) + 1
+    n_layers = sum(name.startswith("weight.") for name in tensors)
     estimator.population_ = Population(
         members=tuple(members),
         weights=tuple(tensors[f"weight.{i}"] for i in range(n_layers)),
         biases=tuple(tensors[f"bias.{i}"] for i in range(n_layers)),
         **{name: tensors[name] for name in _STACKED},
-        likelihood=estimator._head(),
+        head=head_of(estimator._head()),
         activation=parameters["activation"],
     )
     estimator.seed_, estimator.n_features_in_ = settings["seed"], settings["n_features"]

@@ -14,21 +14,28 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
 from dropbayes import sampling
 from dropbayes.estimators import files
-from dropbayes.population import Choice, Member, Population, Task, candidates, choose, fit_precision, network, train
-from dropbayes.population.evaluation import in_units
-from dropbayes.population.records import Head
+from dropbayes.estimators.effort import EFFORTS, Effort
+from dropbayes.population import (
+    EnsembleChoice,
+    Member,
+    Population,
+    Task,
+    choose_ensemble,
+    fit_precision,
+    network,
+    train,
+)
 
-# The search of the defaults: drop probabilities around those the reference implementation of [GG16] chose on the UCI
-# sets, and a weak and a stronger prior.
-_DROP_PROBS = (0.005, 0.05, 0.1)
-_WEIGHT_DECAYS = (1e-6, 1e-4)
 # Searching on more rows than this changes the choice little and the time much.
 _SEARCH_ROWS = 50_000
+# From so many rows on, one split with a fifth held out replaces the folds.
+_MANY_ROWS = 2000
+_FOLDS = 5
 # Larger weights are left to the objective: written out as repetitions they would cost memory.
 _REPEATED_WEIGHT = 10
 # Rows whose noise a stream remembers.
@@ -40,23 +47,23 @@ _BLOCK_ROWS, _BLOCK_ELEMENTS = 4096, 2**20
 class DropoutEstimator(BaseEstimator, ABC):
     """What the regressor and the classifier share; see them for the parameters."""
 
-    _likelihood: Head
     population_: Population
     seed_: int
     rows_tested_: int
 
     def __init__(
         self,
-        hidden: tuple[int, ...] = (50, 50),
+        hidden: tuple[int, ...] | Literal["auto"] = "auto",
         *,
+        effort: Literal["quick", "standard", "best"] = "standard",
         drop_prob: Any = "search",
         weight_decay: Any = "search",
         learn_drop_prob: bool = False,
         activation: Literal["relu", "tanh"] = "relu",
-        n_networks: int = 4,
-        n_steps: int = 4000,
+        n_networks: int | Literal["auto"] = "auto",
+        n_steps: int | Literal["auto"] = "auto",
         min_epochs: int = 10,
-        learning_rate: float = 0.01,
+        learning_rate: float | Literal["auto"] = "auto",
         batch_size: int | Literal["auto"] = "auto",
         n_folds: int | Literal["auto"] = "auto",
         n_draws: int = 50,
@@ -66,6 +73,7 @@ class DropoutEstimator(BaseEstimator, ABC):
         verbose: bool = False,
     ) -> None:
         self.hidden = hidden
+        self.effort = effort
         self.drop_prob = drop_prob
         self.weight_decay = weight_decay
         self.learn_drop_prob = learn_drop_prob
@@ -82,20 +90,63 @@ class DropoutEstimator(BaseEstimator, ABC):
         self.random_state = random_state
         self.verbose = verbose
 
-    # --- learning -------------------------------------------------------------------------------------------------
+    @property
+    def drop_prob_(self) -> tuple[float, ...]:
+        """The drop probability before each weight layer of the first network."""
+        return tuple(self.population_.drop_prob[0].tolist())
+
+    @property
+    def hidden_(self) -> tuple[int, ...]:
+        """The widths of the networks' hidden layers."""
+        return tuple(weight.shape[2] for weight in self.population_.weights[:-1])
+
+    # --- settings -------------------------------------------------------------------------------------------------
+
+    @property
+    def _effort(self) -> Effort:
+        return EFFORTS[self.effort]
+
+    def _check_parameters(self) -> None:
+        if self.effort not in EFFORTS:
+            raise ValueError(f"`effort` must be one of {', '.join(map(repr, EFFORTS))}; got {self.effort!r}.")
+        for name in ("min_epochs", "n_draws"):
+            value = getattr(self, name)
+            if not isinstance(value, numbers.Integral) or value < 1:
+                raise ValueError(f"`{name}` must be a positive integer; got {value!r}.")
+        for name in ("n_networks", "n_steps", "batch_size", "n_folds"):
+            value = getattr(self, name)
+            if value != "auto" and not (isinstance(value, numbers.Integral) and int(value) >= 1):
+                raise ValueError(f"`{name}` must be 'auto' or a positive integer; got {value!r}.")
+        rate = self.learning_rate
+        if rate != "auto" and not (isinstance(rate, numbers.Real) and rate > 0):
+            raise ValueError(f"`learning_rate` must be 'auto' or a positive number; got {rate!r}.")
+        for name in ("drop_prob", "weight_decay"):
+            value = getattr(self, name)
+            if isinstance(value, str) and value != "search":
+                raise ValueError(f"`{name}` must be 'search', a number, or a list of numbers to try; got {value!r}.")
+        if isinstance(self.hidden, str) and self.hidden != "auto":
+            raise ValueError(f"`hidden` must be 'auto' or a tuple of widths; got {self.hidden!r}.")
+
+    def _hidden(self, n_rows: int) -> tuple[int, ...]:
+        if self.hidden != "auto":
+            return tuple(self.hidden)
+        return tuple(width * (2 if n_rows >= self._effort.wide_rows else 1) for width in self._effort.hidden)
 
     def _batch_size(self, n_rows: int) -> int:
         if self.batch_size != "auto":
             return min(int(self.batch_size), n_rows)
         return min(n_rows, 64 if n_rows < 3000 else 128 if n_rows < 100_000 else 512)
 
-    def _epochs(self, n_rows: int) -> int:
-        per_epoch = -(-n_rows // self._batch_size(n_rows))
-        return max(self.min_epochs, round(self.n_steps / per_epoch))
+    def _epochs(self, n_rows: int, share: float = 1.0) -> int:
+        """The passes over the rows that make up the steps; on large tables at least `min_epochs`."""
+        effort, per_epoch = self._effort, -(-n_rows // self._batch_size(n_rows))
+        steps = min(effort.steps + effort.steps_per_row * n_rows, effort.most_steps)
+        epochs = (steps if self.n_steps == "auto" else int(self.n_steps)) / per_epoch
+        return max(1, round(share * max(self.min_epochs, epochs)))
 
     def _settings(self, n_rows: int) -> dict[str, Any]:
         return {
-            "hidden": tuple(self.hidden),
+            "hidden": self._hidden(n_rows),
             "likelihood": self._head(),
             "activation": self.activation,
             "batch_size": self._batch_size(n_rows),
@@ -105,120 +156,153 @@ class DropoutEstimator(BaseEstimator, ABC):
             "progress": None if self.verbose else False,
         }
 
-    def _head(self) -> Head:
-        return self._likelihood
+    @abstractmethod
+    def _head(self) -> str:
+        """The likelihood of the networks."""
 
-    def _check_parameters(self) -> None:
-        for name in ("n_networks", "n_steps", "min_epochs", "n_draws"):
-            value = getattr(self, name)
-            if not isinstance(value, numbers.Integral) or value < 1:
-                raise ValueError(f"`{name}` must be a positive integer; got {value!r}.")
-        if not (isinstance(self.learning_rate, numbers.Real) and self.learning_rate > 0):
-            raise ValueError(f"`learning_rate` must be a positive number; got {self.learning_rate!r}.")
-        for name in ("batch_size", "n_folds"):
-            value = getattr(self, name)
-            if value != "auto" and not (isinstance(value, numbers.Integral) and value >= 1):
-                raise ValueError(f"`{name}` must be 'auto' or a positive integer; got {value!r}.")
-        for name in ("drop_prob", "weight_decay"):
-            value = getattr(self, name)
-            if isinstance(value, str) and value != "search":
-                raise ValueError(f"`{name}` must be 'search', a number, or a list of numbers to try; got {value!r}.")
+    def _grid(self, n_rows: int) -> tuple[list[Member], int]:
+        """The candidates, and how many of the best to train again for all steps."""
+        effort, n_layers = self._effort, len(self._hidden(n_rows))
+        n_finalists = 0
+        if isinstance(self.drop_prob, str):
+            n_finalists = effort.n_finalists
+            tried = [((inputs, *[units] * n_layers), share) for inputs, units, share in effort.candidates]
+        else:
+            given = self.drop_prob if isinstance(self.drop_prob, list) else [self.drop_prob]
+            tried = [(drop_prob, 1.0) for drop_prob in given]
+        decay = self.weight_decay
+        decays = effort.weight_decays if isinstance(decay, str) else decay if isinstance(decay, list) else [decay]
+        rate = effort.learning_rate if self.learning_rate == "auto" else float(self.learning_rate)
+        grid = [
+            Member(drop_prob=drop_prob, weight_decay=value, learning_rate=rate, epochs=self._epochs(n_rows, share))
+            for drop_prob, share in tried
+            for value in decays
+        ]
+        return grid, n_finalists
 
-    def _grid(self, n_rows: int) -> list[Member]:
-        def values(setting: Any, default: tuple[float, ...]) -> list[Any]:
-            if isinstance(setting, str):
-                return list(default)
-            return list(setting) if isinstance(setting, list) else [setting]
+    # --- learning -------------------------------------------------------------------------------------------------
 
-        return candidates(
-            drop_prob=values(self.drop_prob, _DROP_PROBS),
-            weight_decay=values(self.weight_decay, _WEIGHT_DECAYS),
-            learning_rate=[float(self.learning_rate)],
-            epochs=[self._epochs(n_rows)],
-        )
+    def _is_warm(self) -> bool:
+        return bool(self.warm_start) and hasattr(self, "population_")
 
-    def _learn(
-        self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, n_classes: int | None = None, groups: Any = None
-    ) -> None:
+    def _learn(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, groups: Any) -> None:
         self._check_parameters()
         x, y, weight, groups = _canonical_rows(x, y, weight, groups)
         if len(x) < 2:
             raise ValueError(f"Found n_samples={len(x)}: at least 2 rows are needed, to learn and to hold out.")
-        warm = self.warm_start and hasattr(self, "population_")
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
-        if warm:
-            self._continue(x, y, weight, self._epochs(len(x)), "cosine")  # and the τ of the first search
+        if self._is_warm():
+            self._continue_and_test(x, y, weight)
             return
         self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # should rows be streamed in later
-        searched = self._search(x, y, weight, n_classes, groups)
-        self.search_scores_ = searched.log_likelihood.numpy()
-        self.population_ = searched.population
-        if len(x) > _SEARCH_ROWS:
-            member = replace(searched.best, epochs=self._epochs(len(x)))
-            self.population_ = self._trained(x, y, weight, member, n_classes)
-            tau = searched.precision[searched.log_likelihood.argmax()].to(self.population_.device)
-            self.population_ = replace(self.population_, precision=tau * self.population_.y_scale**-2)
+        choice = self._search(x, y, weight, groups)
+        self.search_scores_ = choice.log_likelihood.numpy()
+        self.population_ = self._trained(x, y, weight, choice)
         self._refuse_divergence()
+        self._fit_noise(choice)
 
-    def _search(
-        self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, n_classes: int | None, groups: Any
-    ) -> Choice:
+    def _search(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, groups: Any) -> EnsembleChoice:
         n_rows = min(len(x), _SEARCH_ROWS)
         rows = np.random.RandomState(self.seed_).permutation(len(x))[:n_rows]
-        n_folds = (5 if n_rows < 3000 else 1) if self.n_folds == "auto" else int(self.n_folds)
-        return choose(
+        n_folds = (_FOLDS if n_rows < _MANY_ROWS else 1) if self.n_folds == "auto" else int(self.n_folds)
+        grid, n_finalists = self._grid(n_rows)
+        n_networks = self._n_networks()
+        return choose_ensemble(
             torch.tensor(x[rows]),
             torch.tensor(y[rows]),
-            self._grid(n_rows),
+            grid,
+            finalists=n_finalists,
+            finalist_epochs=self._epochs(n_rows),
+            n_places=min(self._effort.n_places, n_networks),
             n_folds=n_folds,
             groups=_row_groups(x[rows], y[rows]) if groups is None else groups[rows],
             weight=None if weight is None else torch.as_tensor(weight[rows]),
-            n_members=int(self.n_networks) if len(x) <= _SEARCH_ROWS else 0,
-            n_draws=100,
+            n_draws=self._effort.search_draws,
             seed=self.seed_,
-            n_classes=n_classes,
+            n_classes=self._n_classes(),
             **self._settings(n_rows),
         )
 
-    def _trained(self, x: np.ndarray, y: np.ndarray, weight: Any, member: Member, n_classes: int | None) -> Population:
-        members = [replace(member, task=0, seed=self.seed_ + i) for i in range(int(self.n_networks))]
-        return train([Task(x, y, weight)], members, n_classes=n_classes, **self._settings(len(x)))
+    def _n_networks(self) -> int:
+        return self._effort.n_places * self._effort.n_seeds if self.n_networks == "auto" else int(self.n_networks)
+
+    def _trained(self, x: np.ndarray, y: np.ndarray, weight: Any, choice: EnsembleChoice) -> Population:
+        """The networks of the ensemble on all rows, the places in turn, with the τ of their places."""
+        n_searched = min(len(x), _SEARCH_ROWS)
+        full = self._epochs(n_searched)
+        members = []
+        for i in range(self._n_networks()):
+            member = choice.members[i % len(choice.places)]
+            epochs = member.epochs
+            if n_searched < len(x):  # the same share of a full training
+                epochs = max(1, round(self._epochs(len(x)) * member.epochs / full))
+            members.append(replace(member, task=0, epochs=epochs, seed=self.seed_ + 1000 + i))
+        trained = train([Task(x, y, weight)], members, n_classes=self._n_classes(), **self._settings(len(x)))
+        place = torch.arange(len(members)) % len(choice.places)
+        return replace(trained, precision=choice.precision[place].to(trained.device) * trained.y_scale**-2)
 
     def _continue(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, epochs: int, schedule: str) -> None:
         """More steps from the present weights."""
         start = self.population_
         self.seed_ += 1  # fresh batches and masks
-        members = [replace(m, epochs=epochs, seed=self.seed_ + i) for i, m in enumerate(start.members)]
-        settings = self._settings(len(x)) | {"schedule": schedule}
-        going_on = train([Task(x, y, weight)], members, start=start, n_classes=self._n_classes(), **settings)
-        self.population_ = replace(going_on, precision=start.precision)
+        members = [replace(m, task=0, epochs=epochs, seed=self.seed_ + i) for i, m in enumerate(start.members)]
+        settings = self._settings(len(x)) | {"schedule": schedule, "hidden": self.hidden_}
+        trained = train([Task(x, y, weight)], members, start=start, n_classes=self._n_classes(), **settings)
+        self.population_ = replace(trained, precision=start.precision)
         self._refuse_divergence()
+
+    def _continue_and_test(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
+        """Continues training twice: without a fifth of the rows, which tell the noise, then with all of them."""
+        held = np.random.RandomState(self.seed_).permutation(len(x)) < max(1, len(x) // 5)
+        start = self.population_
+        self._continue(x[~held], y[~held], None if weight is None else weight[~held], self._epochs(len(x)), "cosine")
+        tested = self._tested_precision(x[held], y[held], None if weight is None else weight[held])
+        self.population_ = start
+        self._continue(x, y, weight, self._epochs(len(x)), "cosine")
+        self._set_precision(tested)
+
+    def _tested_precision(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Tensor:
+        """The precision that rows show which the present networks have not learned."""
+        rows = (torch.tensor(x), torch.tensor(y), None if weight is None else torch.tensor(weight))
+        return fit_precision(self.population_, rows, n_draws=50, groups=[0] * len(self.population_)).precision
+
+    def _set_precision(self, precision: Tensor) -> None:
+        self.population_ = replace(self.population_, precision=precision)
 
     def _take_in(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
         """The step of `partial_fit`: the first rows set up the networks, later ones test τ before they are learned."""
         if not hasattr(self, "population_"):
             self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
-            member = replace(_middle(self._grid(len(x))), epochs=1)
-            self.population_, self.rows_tested_ = self._trained(x, y, weight, member, self._n_classes()), 1
+            grid, _ = self._grid(len(x))
+            member = replace(grid[len(grid) // 2], task=0, epochs=1)
+            members = [replace(member, seed=self.seed_ + i) for i in range(self._n_networks())]
+            settings = self._settings(len(x))
+            self.population_ = train([Task(x, y, weight)], members, n_classes=self._n_classes(), **settings)
+            self.rows_tested_ = 1
             self._refuse_divergence()
             return
-        rows, one_noise = (torch.tensor(x), torch.tensor(y)), [0] * len(self.population_)
-        ahead = fit_precision(self.population_, rows, n_draws=50, groups=one_noise)
         # A running mean of the noise variance, so that a call with a single row cannot upset it.
         total = self.rows_tested_ + len(x)
-        variance = (self.rows_tested_ / self.population_.precision + len(x) / ahead.precision) / total
-        self.population_ = replace(self.population_, precision=1 / variance)
+        tested = self._tested_precision(x, y, weight)
+        variance = (self.rows_tested_ / self.population_.precision + len(x) / tested) / total
+        self._set_precision(1 / variance)
         self.rows_tested_ = min(total, _REMEMBERED_ROWS)
         self._continue(x, y, weight, 1, "constant")
 
+    @abstractmethod
+    def _fit_noise(self, choice: EnsembleChoice) -> None:
+        """Fits what the held-out draws of a search say about the outcomes."""
+
+    @abstractmethod
     def _n_classes(self) -> int | None:
-        return None
+        """The number of classes, if there are classes."""
 
     def _refuse_divergence(self) -> None:
         if bool(self.population_.diverged.any()):
+            rate = self.population_.members[0].learning_rate
             raise FloatingPointError(
-                f"Training diverged. Try learning_rate={self.learning_rate / 10:.3g} instead of "
-                f"{self.learning_rate:.3g}, and look for extreme values in X and y."
+                f"Training diverged. Try learning_rate={rate / 10:.3g} instead of {rate:.3g}, and look for extreme "
+                "values in X and y."
             )
 
     # --- prediction -----------------------------------------------------------------------------------------------
@@ -240,29 +324,29 @@ class DropoutEstimator(BaseEstimator, ABC):
         check_is_fitted(self)
         return validate_data(self, as_array(X), reset=False, dtype=np.float64)
 
-    def _draw_blocks(self, x: np.ndarray, block_rows: int | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Draws of all networks for some rows at a time: their means and noise variances, `[draw, row, output]`.
+    def _output_blocks(self, x: np.ndarray, block_rows: int | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Rows, their standardised inputs, and the networks' outputs `[draw, network, row, output]`, block by block.
 
-        In the units of y. A draw is a function, the same whatever rows it is asked for.
+        A draw is a function, the same whatever rows it is asked for.
         """
         population = self.population_
         nets = [network(population, i) for i in range(len(population))]
-        random = bool((population.drop_prob > 0).any())  # else only the choice of the network is
+        random = [bool((p > 0).any()) for p in population.drop_prob]
         n_rows = block_rows or self.block_rows
         for start in range(0, len(x), n_rows):
             rows = slice(start, min(start + n_rows, len(x)))
             inputs = torch.tensor(x[rows]).to(population.device)
-            sampled = []
+            # All networks learned the same rows, so they share one standardisation.
+            standard = ((inputs - population.x_mean[0]) / population.x_scale[0]).to(population.weights[0].dtype)
+            outputs = []
             with torch.no_grad():
                 for i, net in enumerate(nets):
-                    standard = ((inputs - population.x_mean[i]) / population.x_scale[i]).to(population.weights[0].dtype)
-                    if random:
-                        output = sampling.draws(net, standard, n_draws=int(self.n_draws), seed=self.seed_ + i)
-                    else:
-                        output = net.eval()(standard)[None]
-                    sampled.append(output)
-            mean, variance = in_units(population, torch.stack(sampled, 1))
-            yield rows, mean.flatten(0, 1).cpu(), variance.flatten(0, 1).cpu()
+                    if random[i]:
+                        sampled = sampling.draws(net, standard, n_draws=int(self.n_draws), seed=self.seed_ + i)
+                    else:  # nothing is dropped: one function
+                        sampled = net.eval()(standard).expand(int(self.n_draws) if any(random) else 1, -1, -1)
+                    outputs.append(sampled)
+            yield rows, standard, torch.stack(outputs, 1)
 
     @property
     def block_rows(self) -> int:
@@ -273,9 +357,9 @@ class DropoutEstimator(BaseEstimator, ABC):
     # --- storage --------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the fitted estimator to one file (see `dropbayes.storage`); `load` reads it back."""
+        """Writes the fitted estimator to one file (see `dropbayes.runtime.storage`); `load` reads it back."""
         check_is_fitted(self)
-        files.save(self, path, own=self._own_state())
+        files.save(self, path, own=self._own_state(), own_tensors=self._own_tensors())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Any:
@@ -284,8 +368,8 @@ class DropoutEstimator(BaseEstimator, ABC):
         Raises:
             ValueError: The file is damaged, or holds something else.
         """
-        estimator, settings = files.load(cls, path)
-        estimator._set_own_state(settings)
+        estimator, file = files.load(cls, path)
+        estimator._set_own_state(file.settings, file.tensors)
         return estimator
 
     @abstractmethod
@@ -293,13 +377,27 @@ class DropoutEstimator(BaseEstimator, ABC):
         """What a file must hold besides what all estimators have, as JSON values."""
 
     @abstractmethod
-    def _set_own_state(self, settings: dict[str, Any]) -> None:
-        """Takes back what `_own_state` gave."""
+    def _own_tensors(self) -> dict[str, Tensor]:
+        """The tensors a file must hold besides those all estimators have."""
+
+    @abstractmethod
+    def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Takes back what `_own_state` and `_own_tensors` gave."""
 
 
 def as_array(values: Any) -> Any:
     """Torch tensors as numpy arrays; everything else scikit-learn reads itself."""
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+
+
+def row_weights(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
+    """The weights of rows, refused where they are negative or all zero."""
+    if sample_weight is None:
+        return None
+    weight = _check_sample_weight(as_array(sample_weight), x, ensure_non_negative=True)
+    if not weight.any():
+        raise ValueError("`sample_weight` must be positive for some rows; got zeros alone.")
+    return weight
 
 
 def _canonical_rows(x: Any, y: Any, weight: Any, groups: Any) -> tuple[Any, Any, Any, Any]:
@@ -329,7 +427,3 @@ def _row_groups(x: np.ndarray, y: np.ndarray) -> Any:
     table = np.column_stack([x, y.reshape(len(y), -1)])
     groups = np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)
     return groups if groups.max() > 0 else None  # one distinct row alone: nothing better than to split its copies
-
-
-def _middle(grid: list[Member]) -> Member:
-    return grid[len(grid) // 2]

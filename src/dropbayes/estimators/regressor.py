@@ -3,52 +3,63 @@ r"""The scikit-learn regressor."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, validate_data
+from sklearn.utils.validation import validate_data
+from torch import Tensor
 
-from dropbayes.estimators.learning import DropoutEstimator, as_array
+from dropbayes.estimators.learning import DropoutEstimator, as_array, row_weights
+from dropbayes.estimators.noise import StudentNoise, fit_noise
 from dropbayes.mixtures import Mixture
-from dropbayes.population.records import Head
+from dropbayes.population import EnsembleChoice
+from dropbayes.population.evaluation import in_units
+
+_NOISES = ("student", "constant", "heteroscedastic")
 
 
 class DropoutRegressor(RegressorMixin, DropoutEstimator):
-    r"""Regression by a dropout network whose uncertainty is read off its draws [GG16].
+    r"""Regression by an ensemble of dropout networks whose uncertainty is read off their draws [GG16].
 
-    Inputs and targets are standardised inside. By default the drop probability and the weight decay are searched: all
-    candidates on all folds are trained as one population, scored by their held-out predictive log-likelihood, and the
-    best is trained again on all rows. The precision τ is re-fitted on the held-out draws of the search.
+    Inputs and targets are standardised inside. Candidates (drop probabilities and lengths of training) are trained on
+    folds of the rows, all as one population. The places of a small ensemble go to the candidates that add most to the
+    held-out predictive log-likelihood, which are then trained on all rows. The noise is fitted to held-out draws:
+    Student's t whose scale depends on the inputs, the predictive mean and the spread of the draws.
 
     Args:
-        hidden: The widths of the hidden layers.
+        hidden: The widths of the hidden layers; "auto" leaves them to the effort.
+        effort: "quick" for a first look, "standard", or "best" for an hour's search: how many candidates are tried, how
+            long they are trained, how many networks are kept.
         drop_prob: The probability of dropping a unit before each weight layer: a number, a tuple with one per layer,
             a list of these to try, or "search".
         weight_decay: λ beside half the mean squared error of standardised targets: a number, a list to try, or
             "search".
-        noise: "constant", or "heteroscedastic" for a noise variance that depends on the input.
+        noise: "student" (see above), "constant" for Gaussian noise of one precision τ, or "heteroscedastic" for
+            Gaussian noise whose variance is an output of the networks.
         learn_drop_prob: Learns each layer's drop probability (concrete dropout).
         activation: "relu" or "tanh".
-        n_networks: Networks with different seeds whose draws are pooled.
-        n_steps: Steps of Adam on small data.
-        min_epochs: Passes over large data, where they are more steps than `n_steps`.
+        n_networks: Networks whose draws are pooled; "auto" leaves their number to the effort.
+        n_steps: Steps of Adam on small tables; "auto" leaves them to the effort.
+        min_epochs: Passes over large tables, where they are more steps than `n_steps`.
         learning_rate: Adam's first step size; it falls to zero along a cosine.
         batch_size: Rows of a step.
-        n_folds: Folds of the search; 1 is a single split. "auto" takes 5 below 3000 rows.
+        n_folds: Folds of the search; 1 is a single split. "auto" takes 5 below 2000 rows.
         n_draws: Draws (the paper's T) per prediction and network.
-        warm_start: Goes on from the present weights when `fit` is called again, without a search.
+        warm_start: Continues from the present weights when `fit` is called again, without a search.
         device: "auto" (CUDA where there is one), "cpu", "cuda" ...
         random_state: The seed of everything, an integer for repeatable results.
         verbose: Shows progress in a terminal.
 
     Attributes:
         population_: The trained networks.
-        precision_: τ, in units of 1/y².
-        drop_prob_: The drop probability before each weight layer.
-        search_scores_: The held-out log-likelihood of each candidate, in the units of y.
+        precision_: τ in units of 1/y²: that of Gaussian noise, fitted to held-out draws of the first network's kind.
+        drop_prob_: The drop probability before each weight layer of the first network.
+        noise_: The fitted noise model of `noise="student"`, in standardised units; None for the other kinds.
+        search_scores_: The held-out log-likelihood of each candidate, with Gaussian noise, in the units of y.
 
     Example:
         >>> x = np.linspace(-2, 2, 40)[:, None]
@@ -58,19 +69,23 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         ((40,), (40,))
     """
 
+    noise_: StudentNoise | None
+    one_column_: bool
+
     def __init__(
         self,
-        hidden: tuple[int, ...] = (50, 50),
+        hidden: tuple[int, ...] | Literal["auto"] = "auto",
         *,
+        effort: Literal["quick", "standard", "best"] = "standard",
         drop_prob: Any = "search",
         weight_decay: Any = "search",
-        noise: Literal["constant", "heteroscedastic"] = "constant",
+        noise: Literal["student", "constant", "heteroscedastic"] = "student",
         learn_drop_prob: bool = False,
         activation: Literal["relu", "tanh"] = "relu",
-        n_networks: int = 4,
-        n_steps: int = 4000,
+        n_networks: int | Literal["auto"] = "auto",
+        n_steps: int | Literal["auto"] = "auto",
         min_epochs: int = 10,
-        learning_rate: float = 0.01,
+        learning_rate: float | Literal["auto"] = "auto",
         batch_size: int | Literal["auto"] = "auto",
         n_folds: int | Literal["auto"] = "auto",
         n_draws: int = 50,
@@ -80,23 +95,11 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         verbose: bool = False,
     ) -> None:
         super().__init__(
-            hidden,
-            drop_prob=drop_prob,
-            weight_decay=weight_decay,
-            learn_drop_prob=learn_drop_prob,
-            activation=activation,
-            n_networks=n_networks,
-            n_steps=n_steps,
-            min_epochs=min_epochs,
-            learning_rate=learning_rate,
-            batch_size=batch_size,
-            n_folds=n_folds,
-            n_draws=n_draws,
-            warm_start=warm_start,
-            device=device,
-            random_state=random_state,
-            verbose=verbose,
-        )
+            hidden, effort=effort, drop_prob=drop_prob, weight_decay=weight_decay, learn_drop_prob=learn_drop_prob,
+            activation=activation, n_networks=n_networks, n_steps=n_steps, min_epochs=min_epochs,
+            learning_rate=learning_rate, batch_size=batch_size, n_folds=n_folds, n_draws=n_draws,
+            warm_start=warm_start, device=device, random_state=random_state, verbose=verbose,
+        )  # fmt: skip
         self.noise = noise
 
     def __sklearn_tags__(self) -> Any:
@@ -104,10 +107,13 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         tags.target_tags.multi_output = True
         return tags
 
-    def _head(self) -> Head:
-        if self.noise not in ("constant", "heteroscedastic"):
-            raise ValueError(f"`noise` must be 'constant' or 'heteroscedastic'; got {self.noise!r}.")
-        return "gaussian" if self.noise == "constant" else "heteroscedastic"
+    def _head(self) -> str:
+        if self.noise not in _NOISES:
+            raise ValueError(f"`noise` must be one of {', '.join(map(repr, _NOISES))}; got {self.noise!r}.")
+        return "heteroscedastic" if self.noise == "heteroscedastic" else "gaussian"
+
+    def _n_classes(self) -> int | None:
+        return None
 
     @property
     def precision_(self) -> Any:
@@ -115,40 +121,67 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         precision = self.population_.precision[0].cpu().numpy()
         return float(precision[0]) if self.one_column_ else precision
 
-    @property
-    def drop_prob_(self) -> tuple[float, ...]:
-        """The drop probability before each weight layer of the first network."""
-        return tuple(self.population_.drop_prob[0].tolist())
-
     def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> DropoutRegressor:
-        """Searches, trains and re-fits τ.
+        """Searches, trains and fits the noise.
 
         Args:
             X: Inputs `[row, feature]`: numpy, pandas, polars, torch or lists.
             y: Targets `[row]` or `[row, output]`.
-            sample_weight: The weight of each row; a row of weight 2 counts as two in the objective.
+            sample_weight: The weight of each row, zero or more; a row of weight 2 counts as two, in the objective, in
+                the noise and in the choice of candidates.
             groups: The group of each row: the search holds whole groups out. By default only copies of a row are one.
         """
-        x, y, weight = self._validated(X, y, sample_weight, reset=True)
-        self._learn(x, y, weight, groups=groups)
+        x, y, weight = self._validated(X, y, sample_weight, reset=not self._is_warm())
+        if not self._is_warm():
+            self.noise_ = None
+        self._learn(x, y, weight, groups)
         return self
+
+    def _fit_noise(self, choice: EnsembleChoice) -> None:
+        if self.noise != "student":
+            return
+        standard, effort = self.population_, self._effort
+        x, y, weight = choice.held_out_rows()
+        y_mean, y_scale = standard.y_mean[0].cpu(), standard.y_scale[0].cpu()
+        draws = (choice.held_out_draws(effort.noise_draws).cpu() - y_mean) / y_scale
+        x = (x.double() - standard.x_mean[0].cpu()) / standard.x_scale[0].cpu()
+        y = (y.double().reshape(len(x), -1) - y_mean) / y_scale
+        rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(self.seed_))[: effort.noise_rows]
+        self.noise_, _ = fit_noise(
+            draws[:, rows].permute(2, 0, 1).float(),
+            x[rows].float(),
+            y[rows].T.float(),
+            weight=weight[rows],
+            n_steps=effort.noise_steps,
+            seed=self.seed_,
+        )
+
+    def _set_precision(self, precision: Tensor) -> None:
+        if self.noise_ is not None:  # the scale of the noise follows the Gaussian's
+            factor = (self.population_.precision[0] / precision[0]).sqrt()
+            self.noise_ = self.noise_.scaled(factor.cpu())
+        super()._set_precision(precision)
 
     def _validated(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
         x, y = validate_data(
             self, as_array(X), as_array(y), reset=reset, dtype=np.float64, multi_output=True, y_numeric=True
         )
         y = np.asarray(y, dtype=np.float64)
+        if not reset and (y.ndim == 1) != self.one_column_:
+            raise ValueError(f"`y` must be {'[row]' if self.one_column_ else '[row, output]'}, as in the first fit.")
         self.one_column_ = y.ndim == 1
-        weight = None if sample_weight is None else _check_sample_weight(sample_weight, x)
-        return x, y, weight
+        return x, y, row_weights(sample_weight, x)
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> DropoutRegressor:
         """One pass over more rows, from the present weights; the first call standardises and does not search.
 
         Each call's rows test the noise before they are learned from: τ follows a running mean of what they say.
         """
-        x, y, weight = self._validated(X, y, sample_weight, reset=not hasattr(self, "population_"))
+        first = not hasattr(self, "population_")
+        x, y, weight = self._validated(X, y, sample_weight, reset=first)
         self._check_parameters()
+        if first:
+            self.noise_ = None  # Gaussian until a search has held rows out
         self._take_in(x, y, weight)
         return self
 
@@ -165,10 +198,17 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
             X: Inputs `[row, feature]`.
             block_rows: Rows per block; chosen from the number of draws by default.
         """
-        for rows, mean, variance in self._draw_blocks(self._inputs(X), block_rows):
-            if self.one_column_:
-                mean, variance = mean[..., 0], variance[..., 0]
-            yield rows, Mixture(mean, variance.sqrt())
+        for rows, inputs, outputs in self._output_blocks(self._inputs(X), block_rows):
+            mixture = self._mixture(inputs, outputs)
+            yield rows, mixture.output(0) if self.one_column_ else mixture
+
+    def _mixture(self, inputs: Tensor, outputs: Tensor) -> Mixture:
+        population = self.population_
+        if self.noise_ is not None:
+            draws = outputs.double().flatten(0, 1).cpu()
+            return self.noise_.mixture(draws, inputs.cpu(), population.y_mean[0].cpu(), population.y_scale[0].cpu())
+        mean, variance = in_units(population, outputs)
+        return Mixture(mean.flatten(0, 1).cpu(), variance.flatten(0, 1).sqrt().cpu())
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
         r"""The predictive mean; with `return_std` also the standard deviation, or with `return_cov` the covariance.
@@ -212,7 +252,11 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         mixture, source = self.predictive(X), check_random_state(random_state)
         chosen = source.randint(mixture.n_draws, size=n_samples)
         location, scale = mixture.location[chosen].numpy(), mixture.scale[chosen].numpy()
-        return np.moveaxis(location + scale * source.standard_normal(location.shape), 0, -1)
+        freedom = np.broadcast_to(mixture.freedom, location.shape[2:])
+        noise = source.standard_normal(location.shape)
+        if np.isfinite(freedom).all():
+            noise = source.standard_t(freedom, size=location.shape)
+        return np.moveaxis(location + scale * noise, 0, -1)
 
     def log_likelihood(self, X: Any, y: Any) -> float:
         r"""The mean over rows of the predictive log-density [GG16, eq:predictive_dist].
@@ -231,5 +275,15 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
     def _own_state(self) -> dict[str, Any]:
         return {"one_column": bool(self.one_column_)}
 
-    def _set_own_state(self, settings: dict[str, Any]) -> None:
+    def _own_tensors(self) -> dict[str, Tensor]:
+        return (
+            {}
+            if self.noise_ is None
+            else {f"noise.{f.name}": getattr(self.noise_, f.name) for f in fields(self.noise_)}
+        )
+
+    def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.one_column_ = settings["one_column"]
+        names = [f.name for f in fields(StudentNoise)]
+        stored = all(f"noise.{name}" in tensors for name in names)
+        self.noise_ = StudentNoise(**{name: tensors[f"noise.{name}"] for name in names}) if stored else None

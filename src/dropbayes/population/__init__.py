@@ -32,6 +32,7 @@ The order of rows is a fixed shuffle of the member's own composed with a fresh o
 same argument.
 """
 
+from dropbayes.population.ensembles import EnsembleChoice, choose_ensemble
 from dropbayes.population.evaluation import Evaluation, draws, evaluate, fit_precision, mixture
 from dropbayes.population.fitting import train
 from dropbayes.population.records import Member, Population, Task, network, select
@@ -39,12 +40,14 @@ from dropbayes.population.search import Choice, candidates, choose
 
 __all__ = [
     "Choice",
+    "EnsembleChoice",
     "Evaluation",
     "Member",
     "Population",
     "Task",
     "candidates",
     "choose",
+    "choose_ensemble",
     "draws",
     "evaluate",
     "fit_precision",

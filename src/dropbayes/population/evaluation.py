@@ -12,7 +12,8 @@ from torch import Tensor
 
 from dropbayes.population import randomness
 from dropbayes.population.program import forward
-from dropbayes.population.records import Population, as_columns, select
+from dropbayes.population.records import Population, select
+from dropbayes.population.standardisation import row_weights
 
 # Mask elements in flight: enough to fill the device, few enough for its cache (CPU) or memory (CUDA).
 _ELEMENTS = {"cpu": 2**21, "cuda": 2**27}
@@ -29,7 +30,7 @@ class Evaluation:
         variance: The predictive (total) variance: epistemic plus the mean of the noise.
         log_density: $\log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)$ of each row, `[member, row]`.
         y: The outcomes `[member, row, output]`.
-        valid: Which rows are true ones; tasks with fewer rows are padded.
+        weight: The weight of each row `[member, row]`; 0 for the padding of tasks with fewer rows.
         task: The task of each member.
     """
 
@@ -38,15 +39,15 @@ class Evaluation:
     variance: Tensor
     log_density: Tensor
     y: Tensor
-    valid: Tensor
+    weight: Tensor
     task: Tensor
 
     def _row_mean(self, values: Tensor) -> Tensor:
-        return torch.where(self.valid, values, 0).sum(1) / self.valid.sum(1)
+        return torch.where(self.weight > 0, values * self.weight, 0).sum(1) / self.weight.sum(1)
 
     @property
     def log_likelihood(self) -> Tensor:
-        """The mean log-density of each member's rows [GG16, eq:predictive_dist]."""
+        """The (weighted) mean log-density of each member's rows [GG16, eq:predictive_dist]."""
         return self._row_mean(self.log_density)
 
     @property
@@ -73,9 +74,8 @@ def draws(population: Population, x: Any, *, n_draws: int, seed: int = 0, masks:
     For the categorical likelihood the means are class probabilities and the variances theirs.
     """
     inputs, _ = _task_rows(population, x)
-    parts = list(_chunks(population, inputs, n_draws, seed, masks))
-    means, variances = ([in_units(population, part)[i] for part in parts] for i in (0, 1))
-    return torch.cat(means), torch.cat(variances)
+    chunks = [in_units(population, outputs) for outputs in _chunks(population, inputs, n_draws, seed, masks)]
+    return torch.cat([mean for mean, _ in chunks]), torch.cat([variance for _, variance in chunks])
 
 
 def evaluate(
@@ -88,23 +88,37 @@ def evaluate(
 
     Args:
         population: The networks.
-        rows: `(x, y)` for all members, or a sequence of such pairs, one per task.
+        rows: `(x, y)` or `(x, y, weight)` for all members, or a sequence of these, one per task.
         n_draws: T.
         seed: The seed of the draws.
         masks: "row" or "shared" (see `draws`).
     """
-    pairs = [rows] if isinstance(rows, tuple) else list(rows)
-    inputs, valid = _task_rows(population, [x for x, _ in pairs])
-    y = _padded([as_columns(y, population.likelihood, torch.float64) for _, y in pairs])
-    task = torch.tensor([m.task if len(pairs) > 1 else 0 for m in population.members])
-    y, valid, task = y.to(population.device)[task.to(population.device)], valid[task], task
-    parts = [
+    inputs, y, weight, task = _labelled_rows(population, rows)
+    groups = [
         _streamed(select(population, index), inputs, y[index], n_draws, seed, masks)
         for index in _member_groups(population, inputs.shape[1])
     ]
-    mean, epistemic, variance, log_density = (torch.cat(part) for part in zip(*parts, strict=True))
+    mean, epistemic, variance, log_density = (torch.cat(values) for values in zip(*groups, strict=True))
     log_density = torch.where(population.diverged[:, None], -torch.inf, log_density)
-    return Evaluation(mean, epistemic, variance, log_density, y, valid.to(y.device), task)
+    return Evaluation(mean, epistemic, variance, log_density, y, weight, task)
+
+
+def _labelled_rows(population: Population, rows: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Inputs of each task `[task, row, feature]`; targets and weights of each member; the task of each member."""
+    given = [rows] if isinstance(rows, tuple) else list(rows)
+    inputs, counts = _task_rows(population, [entry[0] for entry in given])
+    columns = [population.head.columns(entry[1]) for entry in given]
+    n_outputs = population.y_mean.shape[1] if population.head.has_noise else 1
+    for column, count in zip(columns, counts, strict=True):
+        if column.shape != (count, n_outputs):
+            raise ValueError(
+                f"`rows` must have targets of the shape {(count, n_outputs)}, one per row and output; got "
+                f"{tuple(column.shape)}."
+            )
+    weights = [row_weights(entry[2] if len(entry) > 2 else None, n) for entry, n in zip(given, counts, strict=True)]
+    task = torch.tensor([m.task if len(given) > 1 else 0 for m in population.members])
+    y, weight = _padded(columns), _padded([w[:, None] for w in weights])[..., 0]
+    return inputs, y.to(population.device)[task], weight.to(population.device)[task], task
 
 
 def _streamed(
@@ -121,16 +135,10 @@ def _streamed(
         total = total + (mean - centre).sum(0)
         squares = squares + (mean - centre).square().sum(0)
         noise = noise + variance.sum(0)
-        log_sum = torch.logaddexp(log_sum, _log_densities(population, mean, variance, y).logsumexp(0))
+        log_sum = torch.logaddexp(log_sum, population.head.log_density(mean, variance, y).logsumexp(0))
     shift = total / n_draws
     epistemic = (squares / n_draws - shift.square()).clamp(min=0)
     return centre + shift, epistemic, epistemic + noise / n_draws, log_sum - math.log(n_draws)
-
-
-def _log_densities(population: Population, mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
-    if population.likelihood == "categorical":
-        return mean.log().gather(-1, y.expand(*mean.shape[:-1], 1))[..., 0]
-    return -0.5 * ((y - mean).square() / variance + variance.log() + math.log(2 * math.pi)).sum(-1)
 
 
 def mixture(evaluation: Evaluation, groups: Sequence[int] | Tensor) -> Evaluation:
@@ -156,7 +164,7 @@ def mixture(evaluation: Evaluation, groups: Sequence[int] | Tensor) -> Evaluatio
         variance,
         log_density,
         evaluation.y[first],
-        evaluation.valid[first],
+        evaluation.weight[first],
         evaluation.task[first.cpu()],
     )
 
@@ -171,57 +179,60 @@ def fit_precision(
 ) -> Population:
     r"""The population with the precision τ that maximises the log-likelihood of held-out rows; no retraining.
 
-    Given the draws, $\ell(\tau) = \sum_n \log \tfrac1T \sum_t \mathcal N(\mathbf y_n; \widehat{\mathbf y}_t(\mathbf
-    x_n), \tau^{-1})$ is a function of one number. In training, τ only sets the weight decay [GG16,
-    eq:weightdecay_tau_relation], so the τ of prediction is free to be what held-out rows say it is.
+    Given the draws, $\ell(\tau) = \sum_n w_n \log \tfrac1T \sum_t \mathcal N(\mathbf y_n; \widehat{\mathbf
+    y}_t(\mathbf x_n), \operatorname{diag}(\tau)^{-1})$ is a function of one number per output. In training, τ only
+    sets the weight decay [GG16, eq:weightdecay_tau_relation], so the τ of prediction is free to be what held-out rows
+    say it is.
 
     Args:
         population: The networks, Gaussian or heteroscedastic (there, τ scales the precision the network gives).
-        rows: `(x, y)` for all members, or a sequence of such pairs, one per task, held out from training.
+        rows: `(x, y)` or `(x, y, weight)` for all members, or a sequence of these, one per task; held out from
+            training.
         n_draws: T.
         seed: The seed of the draws.
-        groups: Members with the same group number share one τ (in standardised units): the folds of one candidate, say.
+        groups: Members with the same group number share their τ (in standardised units): the folds of one candidate,
+            say.
     """
-    if population.likelihood == "categorical":
+    if not population.head.has_noise:
         return population
-    pairs = [rows] if isinstance(rows, tuple) else list(rows)
-    inputs, valid = _task_rows(population, [x for x, _ in pairs])
-    y = _padded([as_columns(y, population.likelihood, torch.float64) for _, y in pairs]).to(population.device)
-    task = torch.tensor([m.task if len(pairs) > 1 else 0 for m in population.members], device=population.device)
+    inputs, y, weight, _ = _labelled_rows(population, rows)
     group = torch.arange(len(population)) if groups is None else torch.as_tensor(groups)
     _, group = group.to(population.device).unique(return_inverse=True)
     unit = replace(population, precision=population.y_scale**-2)
     errors, logs = [], []
     for index in _member_groups(population, inputs.shape[1] * max(1, n_draws // 8)):
-        part = select(unit, index)
-        outputs = [in_units(part, o) for o in _chunks(part, inputs, n_draws, seed, "row")]
-        mean, variance = torch.cat([m for m, _ in outputs]), torch.cat([v for _, v in outputs])
-        errors.append(((y[task[index]] - mean).square() / variance).sum(-1).float())
+        some = select(unit, index)
+        chunks = [in_units(some, outputs) for outputs in _chunks(some, inputs, n_draws, seed, "row")]
+        mean, variance = torch.cat([m for m, _ in chunks]), torch.cat([v for _, v in chunks])
+        errors.append(((y[index] - mean).square() / variance).float())
         logs.append((-0.5 * variance.log()).sum(-1).float())
-    error, log = torch.cat(errors, 1), torch.cat(logs, 1)
-    tau = _best_precision(error, log, valid.to(task.device)[task], group, y.shape[-1])
-    return replace(population, precision=tau[group][:, None] * population.y_scale**-2)
+    tau = _best_precision(torch.cat(errors, 1), torch.cat(logs, 1), weight, group)
+    return replace(population, precision=tau[group] * population.y_scale**-2)
 
 
-def _best_precision(error: Tensor, log: Tensor, valid: Tensor, group: Tensor, n_outputs: int) -> Tensor:
-    r"""The maximiser of $\ell(\tau)$ for each group, from errors `[draw, member, row]`, by Newton's method in log τ.
+def _best_precision(error: Tensor, log: Tensor, weight: Tensor, group: Tensor) -> Tensor:
+    r"""The maximiser `[group, output]` of $\ell(\tau)$ from errors `[draw, member, row, output]`.
 
-    Where ℓ is not concave the step is that of expectation maximisation,
-    $\tau \leftarrow D N / \sum_n \mathbb E_r[\text{error}_n]$, which never decreases ℓ.
+    Newton's method in each log τ. Where ℓ is not concave the step is that of expectation maximisation,
+    $\tau \leftarrow \sum_n w_n / \sum_n w_n \mathbb E_r[\text{error}_n]$, which never decreases ℓ.
     """
-    n_groups = int(group.max()) + 1
-    zeros = torch.zeros(n_groups, dtype=torch.float64, device=error.device)
-    count = zeros.index_add(0, group, valid.sum(1).double()) * n_outputs
-    error = torch.where(valid & error.isfinite(), error, 0)
-    smallest = error.amin(0).double()  # start from the best draw of each row: an upper bound of τ
-    log_tau = (count / zeros.index_add(0, group, smallest.sum(1)).clamp(min=1e-12)).log()
-    for _ in range(40):
+    n_groups, n_outputs = int(group.max()) + 1, error.shape[-1]
+    zeros = torch.zeros(n_groups, n_outputs, dtype=torch.float64, device=error.device)
+    weight = weight.double()[..., None]
+
+    def group_sum(values: Tensor) -> Tensor:
+        return zeros.index_add(0, group, (weight * values.double()).sum(1))
+
+    error = torch.where((weight > 0) & error.isfinite(), error, 0)  # networks that diverged
+    count = group_sum(torch.ones_like(error[0]))
+    smallest = error.amin(0)  # start from the best draw of each row: an upper bound of τ
+    log_tau = (count / group_sum(smallest).clamp(min=1e-12)).log()
+    for _ in range(60):
         tau = log_tau.exp()[group].to(error.dtype)[:, None]
-        share = torch.softmax(-0.5 * tau * error + log, 0)
+        share = torch.softmax((-0.5 * tau * error).sum(-1) + log, 0)[..., None]
         first = (share * error).sum(0)
         second = (share * error.square()).sum(0) - first.square()
-        mean = zeros.index_add(0, group, torch.where(valid, first * tau, 0).sum(1).double())
-        spread = zeros.index_add(0, group, torch.where(valid, second * tau.square(), 0).sum(1).double())
+        mean, spread = group_sum(first * tau), group_sum(second * tau.square())
         slope, curvature = 0.5 * (count - mean), -0.5 * mean + 0.25 * spread
         expectation = (count / mean.clamp(min=1e-12)).log()
         newton = torch.where(curvature < -1e-3 * count, -slope / curvature, expectation)
@@ -232,23 +243,21 @@ def _best_precision(error: Tensor, log: Tensor, valid: Tensor, group: Tensor, n_
     return log_tau.exp()
 
 
-def _padded(parts: Sequence[Tensor]) -> Tensor:
-    longest = max(len(part) for part in parts)
-    return torch.stack([torch.nn.functional.pad(p, (0, 0, 0, longest - len(p))) for p in parts])
+def _padded(columns: Sequence[Tensor]) -> Tensor:
+    longest = max(len(column) for column in columns)
+    return torch.stack([torch.nn.functional.pad(c, (0, 0, 0, longest - len(c))) for c in columns])
 
 
-def _task_rows(population: Population, x: Any) -> tuple[Tensor, Tensor]:
-    """Inputs of each task padded to `[task, row, feature]`, and which rows are true."""
-    parts = [x] if isinstance(x, Tensor) or hasattr(x, "__array__") else list(x)
-    tensors = [torch.as_tensor(part, dtype=torch.float64) for part in parts]
+def _task_rows(population: Population, x: Any) -> tuple[Tensor, list[int]]:
+    """Inputs of each task padded to `[task, row, feature]`, and the numbers of true rows."""
+    given = [x] if isinstance(x, Tensor) or hasattr(x, "__array__") else list(x)
+    tensors = [torch.as_tensor(values, dtype=torch.float64) for values in given]
     if any(t.dim() != 2 or t.shape[1] != population.x_mean.shape[1] for t in tensors):
         raise ValueError(
             f"`x` must be [row, feature] with {population.x_mean.shape[1]} features; got "
             f"{[tuple(t.shape) for t in tensors][:3]}."
         )
-    inputs = _padded(tensors).to(population.device)
-    valid = torch.arange(inputs.shape[1])[None] < torch.tensor([len(t) for t in tensors])[:, None]
-    return inputs, valid
+    return _padded(tensors).to(population.device), [len(t) for t in tensors]
 
 
 def _member_groups(population: Population, n_rows: int) -> Iterator[Tensor]:
@@ -260,16 +269,8 @@ def _member_groups(population: Population, n_rows: int) -> Iterator[Tensor]:
 
 def in_units(population: Population, output: Tensor) -> tuple[Tensor, Tensor]:
     """Means and noise variances in the units of y, in float64, from outputs `[draw, member, row, output]`."""
-    output = output.double()
-    if population.likelihood == "categorical":
-        probabilities = output.softmax(-1)
-        return probabilities, probabilities * (1 - probabilities)
-    scale, shift = population.y_scale[:, None], population.y_mean[:, None]
-    noise = 1 / population.precision[:, None]
-    if population.likelihood == "gaussian":
-        return output * scale + shift, noise.expand_as(output)
-    mean, log_variance = output.chunk(2, dim=-1)
-    return mean * scale + shift, log_variance.exp() * noise
+    shift, scale = population.y_mean[:, None], population.y_scale[:, None]
+    return population.head.in_units(output.double(), shift, scale, 1 / population.precision[:, None])
 
 
 def _chunks(population: Population, inputs: Tensor, n_draws: int, seed: int, masks: str) -> Iterator[Tensor]:
@@ -280,9 +281,9 @@ def _chunks(population: Population, inputs: Tensor, n_draws: int, seed: int, mas
     task = torch.tensor([m.task if len(inputs) > 1 else 0 for m in population.members], device=device)
     x = ((inputs[task] - population.x_mean[:, None]) / population.x_scale[:, None]).to(dtype)
     n_rows, widths = x.shape[1], [w.shape[1] for w in population.weights] + [0]
-    pads = [
+    member_words = [
         torch.stack(layer).to(device)[:, None]
-        for layer in zip(*[randomness.member_pad(m.seed, widths) for m in population.members], strict=True)
+        for layer in zip(*[randomness.member_words(m.seed, widths) for m in population.members], strict=True)
     ]
     keep = (1 - population.drop_prob).to(dtype)
     scaled = [w / keep[:, layer, None, None] for layer, w in enumerate(population.weights)]
@@ -293,10 +294,10 @@ def _chunks(population: Population, inputs: Tensor, n_draws: int, seed: int, mas
     for start in range(0, n_draws, size):
         count = min(size, n_draws - start)
         layers: list[Tensor | None] = []
-        for layer, (pad, source) in enumerate(zip(pads, sources, strict=True)):
+        for layer, (own_words, source) in enumerate(zip(member_words, sources, strict=True)):
             words, dither = source.next(count)
             below = randomness.thresholds(population.drop_prob[:, layer, None, None, None], dither[:, None, None])
-            mask = (torch.bitwise_xor(words, pad) >= below).to(dtype)
+            mask = (torch.bitwise_xor(words, own_words) >= below).to(dtype)
             layers.append(mask.expand(-1, -1, n_rows, -1).reshape(n_members, count * n_rows, -1))
         repeated = x[:, None].expand(-1, count, -1, -1).reshape(n_members, count * n_rows, -1)
         output = forward(scaled, population.biases, repeated, layers, population.activation)

@@ -14,19 +14,10 @@ from torch import Tensor
 
 from dropbayes.population import randomness
 from dropbayes.population.evaluation import evaluate, fit_precision
-from dropbayes.population.program import Program
-from dropbayes.population.records import (
-    ACTIVATIONS,
-    Activation,
-    Head,
-    Member,
-    Population,
-    Table,
-    Task,
-    per_layer,
-    select,
-    stacked_table,
-)
+from dropbayes.population.heads import Head, head_of
+from dropbayes.population.program import Program, Stack
+from dropbayes.population.records import ACTIVATIONS, Activation, Member, Population, Task, per_layer, select
+from dropbayes.population.standardisation import Table, stacked_table
 from dropbayes.precision import weight_decay
 from dropbayes.runtime.devices import available_device, tensor_cores
 from dropbayes.runtime.progress import ProgressBar
@@ -36,7 +27,7 @@ from dropbayes.runtime.progress import ProgressBar
 _IDLE_SHARE = 0.25
 _CHECK_DRAWS = 32
 _PREPARING_THREADS = 6  # so many keep an H200 supplied
-# Of standardised data no sane weight comes near this; beyond it products overflow.
+# Weights of standardised data stay far below this; above it products overflow.
 _LARGEST_WEIGHT = 1e8
 # The noise that learned drop probabilities assume when a member states none: a tenth of the targets' variance.
 _CONCRETE_PRECISION = 10.0
@@ -47,7 +38,7 @@ def train(
     members: Sequence[Member],
     *,
     hidden: Sequence[int] = (50,),
-    likelihood: Head = "gaussian",
+    likelihood: str | Head = "gaussian",
     activation: Activation = "relu",
     batch_size: int = 128,
     schedule: Literal["constant", "cosine"] = "constant",
@@ -81,7 +72,8 @@ def train(
         check_every: Steps between checks of the held-out log-likelihood (its τ re-fitted); None trains to the last
             epoch.
         patience: Checks without improvement after which a member stops. It returns to its best check either way.
-        start: Networks to go on from, member for member: their parameters and their standardisation. Adam starts anew.
+        start: Networks to continue training from, one per member: their parameters and their standardisation. Adam
+            starts anew.
         n_classes: The number of classes, when the tasks may lack the last ones.
         device: "auto" (CUDA where there is one), "cpu", "cuda" ...
         dtype: The type of parameters and data.
@@ -93,28 +85,25 @@ def train(
         >>> trained.weights[0].shape
         torch.Size([3, 1, 50])
     """
-    _check(tasks, members, hidden, activation, likelihood, check_every)
+    head = head_of(likelihood)
+    _check(tasks, members, hidden, activation, check_every, start)
     device = available_device(device)
-    table = stacked_table(tasks, likelihood, dtype, start=start, n_classes=n_classes)
-    program = _program(
-        table, members, hidden, likelihood, activation, batch_size, schedule, learn_drop_prob, device, dtype
-    )
+    table = stacked_table(tasks, head, dtype, start=start, n_classes=n_classes)
+    program = _program(table, members, hidden, head, activation, batch_size, schedule, learn_drop_prob, device, dtype)
     if start is not None:
-        for target, values in zip(program.parameters, (*start.weights, *start.biases), strict=False):
-            target.data.copy_(values)
-    n_steps = program.n_steps.long().cpu()
-    run = _Run(_empty_population(table, members, program, likelihood, activation), n_steps)
+        _continue_from(start, program)
+    n_steps = program.stack.n_steps.long().cpu()
+    run = _Run(_untrained_population(table, members, program), n_steps)
     sizes, held_out, step = sorted(set(table.n_rows)), [task.held_out for task in tasks], 0
     with (
         tensor_cores(device),
         ProgressBar(f"{len(members)} networks", int(n_steps.max()), show=progress) as bar,
-        _prepared(batch_size, sizes, program.widths, device) as prepared,
+        _chunk_source(batch_size, sizes, program.widths, device) as chunk_of,
     ):
         while bool(run.training.any()):
-            chunk, place = divmod(step, randomness.STEPS_PER_CHUNK)
-            if program.loaded != chunk:
-                program.load(chunk, prepared(chunk))
-                program.place.fill_(place)
+            chunk, first = divmod(step, randomness.STEPS_PER_CHUNK)
+            if program.loaded_chunk != chunk:
+                program.load(chunk, chunk_of(chunk), first)
             next_check = (step // check_every + 1) * check_every if check_every else run.next_end(step)
             count = min(run.next_end(step), next_check, (chunk + 1) * randomness.STEPS_PER_CHUNK) - step
             advance(program, count)
@@ -129,7 +118,7 @@ def train(
 def advance(program: Program, steps: int) -> None:
     """Advances every member by a number of steps within the loaded chunk: as one kernel where there is one for it."""
     # Triton comes with torch's CUDA builds for Linux and is imported only where its kernel can run.
-    if program.rows.is_cuda and importlib.util.find_spec("triton") is not None:
+    if program.vector.is_cuda and importlib.util.find_spec("triton") is not None:
         from dropbayes.population import fused
 
         if fused.suits(program):
@@ -143,17 +132,17 @@ def _check(
     members: Sequence[Member],
     hidden: Sequence[int],
     activation: str,
-    likelihood: str,
     check_every: int | None,
+    start: Population | None,
 ) -> None:
     if not members or not tasks:
         raise ValueError(f"`members` and `tasks` must not be empty; got {len(members)} and {len(tasks)}.")
     if activation not in ACTIVATIONS:
         raise ValueError(f"`activation` must be one of {sorted(ACTIVATIONS)}; got {activation!r}.")
-    if likelihood not in ("gaussian", "heteroscedastic", "categorical"):
-        raise ValueError(f"`likelihood` must be 'gaussian', 'heteroscedastic' or 'categorical'; got {likelihood!r}.")
     if any(width < 1 for width in hidden):
         raise ValueError(f"`hidden` must hold positive widths; got {tuple(hidden)}.")
+    if start is not None and len(start) != len(members):
+        raise ValueError(f"`start` must hold one network for each of the {len(members)} members; got {len(start)}.")
     for number, member in enumerate(members):
         if not 0 <= member.task < len(tasks):
             raise ValueError(f"`members` must name a task below {len(tasks)}; member {number} names {member.task}.")
@@ -168,6 +157,17 @@ def _check(
             )
 
 
+def _continue_from(start: Population, program: Program) -> None:
+    shapes = [tuple(values.shape) for values in (*start.weights, *start.biases)]
+    if shapes != [tuple(values.shape) for values in (*program.weights, *program.biases)]:
+        raise ValueError(
+            "`start` must hold networks of the same layers as those to train; its weights have the shapes "
+            f"{shapes[: len(start.weights)]}. Train from new weights instead."
+        )
+    for target, values in zip((*program.weights, *program.biases), (*start.weights, *start.biases), strict=True):
+        target.copy_(values)
+
+
 def _decays(member: Member, keep: Sequence[float], n_rows: int, y_scale: Tensor) -> list[float]:
     if member.precision is None:
         return [member.weight_decay] * len(keep)
@@ -178,11 +178,11 @@ def _decays(member: Member, keep: Sequence[float], n_rows: int, y_scale: Tensor)
     ]
 
 
-def _entropy_weight(member: Member, table: Table, likelihood: Head) -> float:
+def _entropy_weight(member: Member, table: Table, head: Head) -> float:
     r"""The $1 / (N \tau)$ that weighs the KL beside the data term (τ = 1 where that is the log-likelihood itself)."""
     precision = 1.0
-    if likelihood == "gaussian":
-        scale = float(table.y_scale[member.task].square().mean())
+    if head.name == "gaussian":
+        scale = float(table.moments.y_scale[member.task].square().mean())
         precision = _CONCRETE_PRECISION if member.precision is None else member.precision * scale
     return 1 / (table.n_rows[member.task] * precision)
 
@@ -191,7 +191,7 @@ def _program(
     table: Table,
     members: Sequence[Member],
     hidden: Sequence[int],
-    likelihood: Head,
+    head: Head,
     activation: Activation,
     batch_size: int,
     schedule: str,
@@ -199,67 +199,68 @@ def _program(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Program:
-    widths = [table.x.shape[1], *hidden, table.n_outputs * (2 if likelihood == "heteroscedastic" else 1)]
-    n_layers, sizes = len(widths) - 1, sorted(set(table.n_rows))
+    widths = [table.x.shape[1], *hidden, head.width(table.n_outputs)]
+    sizes = sorted(set(table.n_rows))
     rows = torch.full((len(members), max(sizes) + 1), len(table.x) - 1)
-    decays, drops, pads, weights, steps = [], [], [], [], []
+    decays, drops, words, weights, steps = [], [], [], [], []
     for b, member in enumerate(members):
         n_rows = table.n_rows[member.task]
         rows[b, :n_rows] = table.first[member.task] + randomness.member_order(member.seed, n_rows)
-        drops.append(per_layer(member.drop_prob, n_layers, name="drop_prob"))
-        decays.append(_decays(member, [1 - p for p in drops[-1]], n_rows, table.y_scale[member.task]))
-        pads.append(randomness.member_pad(member.seed, widths))
+        drops.append(per_layer(member.drop_prob, len(widths) - 1, name="drop_prob"))
+        decays.append(_decays(member, [1 - p for p in drops[-1]], n_rows, table.moments.y_scale[member.task]))
+        words.append(randomness.member_words(member.seed, widths))
         weights.append(randomness.initial_weights(member.seed, widths, dtype))
         steps.append(member.epochs * randomness.steps_per_epoch(n_rows, batch_size))
 
-    def placed(values: Any, kind: torch.dtype = torch.float64) -> Tensor:
+    def on_device(values: Any, kind: torch.dtype = torch.float64) -> Tensor:
         return torch.tensor(values, dtype=kind, device=device)
 
-    drop_prob, kl_scale = placed(drops), None
+    drop_prob, kl_scale = on_device(drops), None
     if learn_drop_prob:
         drop_prob = drop_prob.clamp(1e-3, 0.9)
-        kl_scale = placed([_entropy_weight(m, table, likelihood) for m in members], dtype)
-    return Program(
-        data=(table.x.to(device), table.y.to(device), table.weight.to(device)),
+        kl_scale = on_device([_entropy_weight(m, table, head) for m in members], dtype)
+    stack = Stack(
         rows=rows.to(device),
-        group=placed([sizes.index(table.n_rows[m.task]) for m in members], torch.long),
-        weights=[torch.stack(layer).to(device) for layer in zip(*weights, strict=True)],
-        biases=[torch.zeros(len(members), 1, width, dtype=dtype, device=device) for width in widths[1:]],
-        pads=[torch.stack(layer).to(device) for layer in zip(*pads, strict=True)],
+        size_group=on_device([sizes.index(table.n_rows[m.task]) for m in members], torch.long),
         drop_prob=drop_prob,
-        weight_decay=placed(decays, dtype),
+        weight_decay=on_device(decays, dtype),
+        learning_rate=on_device([m.learning_rate for m in members]),
+        n_steps=on_device(steps),
         kl_scale=kl_scale,
-        learning_rate=placed([m.learning_rate for m in members]),
-        n_steps=placed(steps),
-        n_groups=len(sizes),
-        batch_size=batch_size,
-        likelihood=likelihood,
+        member_words=tuple(torch.stack(layer).to(device) for layer in zip(*words, strict=True)),
+    )
+    return Program(
+        stack,
+        (table.x.to(device), table.y.to(device), table.weight.to(device)),
+        [torch.stack(layer).to(device) for layer in zip(*weights, strict=True)],
+        [torch.zeros(len(members), 1, width, dtype=dtype, device=device) for width in widths[1:]],
+        head=head,
         activation=activation,
         schedule=schedule,
+        batch_size=batch_size,
+        n_sizes=len(sizes),
     )
 
 
-def _empty_population(
-    table: Table, members: Sequence[Member], program: Program, likelihood: Head, activation: Activation
-) -> Population:
-    device, tasks = program.rows.device, torch.tensor([m.task for m in members])
-    y_scale = table.y_scale[tasks].to(device)
+def _untrained_population(table: Table, members: Sequence[Member], program: Program) -> Population:
+    device, tasks, standard = program.vector.device, torch.tensor([m.task for m in members]), table.moments
+    y_scale = standard.y_scale[tasks].to(device)
     given = y_scale.new_tensor([float("nan") if m.precision is None else m.precision for m in members])
     return Population(
         members=tuple(members),
-        weights=tuple(w.detach().clone() for w in program.weights),
-        biases=tuple(b.detach().clone() for b in program.biases),
+        weights=tuple(w.clone() for w in program.weights),
+        biases=tuple(b.clone() for b in program.biases),
         drop_prob=program.drop_prob.clone(),
         precision=torch.where(given.isnan()[:, None], y_scale**-2, given[:, None]),
-        x_mean=table.x_mean[tasks].to(device),
-        x_scale=table.x_scale[tasks].to(device),
-        y_mean=table.y_mean[tasks].to(device),
+        x_mean=standard.x_mean[tasks].to(device),
+        x_scale=standard.x_scale[tasks].to(device),
+        y_mean=standard.y_mean[tasks].to(device),
         y_scale=y_scale,
         epochs=torch.zeros(len(members), dtype=torch.long, device=device),
         diverged=torch.zeros(len(members), dtype=torch.bool, device=device),
         history=torch.empty(0, len(members), dtype=torch.float64, device=device),
-        likelihood=likelihood,
-        activation=activation,
+        head=program.head,
+        activation=program.activation,
     )
 
 
@@ -269,7 +270,7 @@ class _Run:
 
     best: Population
     n_steps: Tensor
-    places: Tensor = field(init=False)  # the member in each place of the stack
+    stacked: Tensor = field(init=False)  # the member at each index of the stack
     training: Tensor = field(init=False)
     score: Tensor = field(init=False)
     waited: Tensor = field(init=False)
@@ -277,7 +278,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         n = len(self.best)
-        self.places, self.training = torch.arange(n), torch.ones(n, dtype=torch.bool)
+        self.stacked, self.training = torch.arange(n), torch.ones(n, dtype=torch.bool)
         self.score = torch.full((n,), -torch.inf, dtype=torch.float64)
         self.waited = torch.zeros(n, dtype=torch.long)
 
@@ -287,48 +288,50 @@ class _Run:
 
     def _store(self, program: Program, where: Tensor, step: int) -> None:
         """Takes over the parameters of the marked places that are sound; the others are marked as diverged."""
-        sound = [(p.detach().flatten(1).abs() < _LARGEST_WEIGHT).all(1) for p in program.parameters]
+        sound = [(p.flatten(1).abs() < _LARGEST_WEIGHT).all(1) for p in program.parameters]
         finite = torch.stack(sound).all(0).cpu()
-        self.best.diverged[self.places[where & ~finite]] = True
+        self.best.diverged[self.stacked[where & ~finite]] = True
         where = where & finite
-        members, source = self.places[where].to(self.best.device), where.to(self.best.device)
+        members, source = self.stacked[where].to(self.best.device), where.to(self.best.device)
         for target, values in zip(
             (*self.best.weights, *self.best.biases), (*program.weights, *program.biases), strict=True
         ):
-            target[members] = values.detach()[source]
-        self.best.drop_prob[members] = program.learned_drop_prob[source]
+            target[members] = values[source]
+        self.best.drop_prob[members] = program.drop_prob[source]
         epochs = torch.tensor([m.epochs for m in self.best.members])[members.cpu()]
         reached = (step * epochs / self.n_steps[members.cpu()]).round().long()
         self.best.epochs[members] = reached.to(members.device)
 
     def check(self, program: Program, step: int, held_out: Sequence[Any], patience: int) -> None:
         """Scores all members on their held-out rows, keeps the improved ones, retires the patient ones."""
-        weights, biases = (tuple(p.detach() for p in group) for group in (program.weights, program.biases))
         current = replace(
-            select(self.best, self.places), weights=weights, biases=biases, drop_prob=program.learned_drop_prob
+            select(self.best, self.stacked),
+            weights=tuple(program.weights),
+            biases=tuple(program.biases),
+            drop_prob=program.drop_prob,
         )
         # τ is re-fitted at each check, so that the score is the one the member would be chosen by.
         current = fit_precision(current, held_out, n_draws=_CHECK_DRAWS)
         score = evaluate(current, held_out, n_draws=_CHECK_DRAWS).log_likelihood.nan_to_num(nan=-torch.inf).cpu()
-        training = self.training[self.places]
-        better = training & (score > self.score[self.places])
+        training = self.training[self.stacked]
+        better = training & (score > self.score[self.stacked])
         self._store(program, better, step)
-        self.score[self.places[better]] = score[better]
-        self.waited[self.places] = torch.where(better, 0, self.waited[self.places] + 1)
+        self.score[self.stacked[better]] = score[better]
+        self.waited[self.stacked] = torch.where(better, 0, self.waited[self.stacked] + 1)
         line = torch.full_like(self.score, torch.nan)
-        line[self.places[training]] = score[training]
+        line[self.stacked[training]] = score[training]
         self.history.append(line)
-        self.training[self.places] &= self.waited[self.places] < patience
+        self.training[self.stacked] &= self.waited[self.stacked] < patience
 
     def retire(self, program: Program, step: int, *, early_stopping: bool) -> None:
         """Sets aside the members that have made their last step and cuts the stack when enough of it is idle."""
-        done = self.training[self.places] & (self.n_steps[self.places] <= step)
+        done = self.training[self.stacked] & (self.n_steps[self.stacked] <= step)
         if done.any() and not early_stopping:
             self._store(program, done, step)
-        self.training[self.places[done]] = False
-        training = self.training[self.places]
+        self.training[self.stacked[done]] = False
+        training = self.training[self.stacked]
         if 0 < int(training.sum()) <= (1 - _IDLE_SHARE) * len(training):
-            self.places = self.places[training]
+            self.stacked = self.stacked[training]
             program.keep(training.nonzero()[:, 0].to(self.best.device))
 
     def result(self) -> Population:
@@ -339,10 +342,10 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _prepared(
+def _chunk_source(
     batch_size: int, sizes: Sequence[int], widths: Sequence[int], device: torch.device
 ) -> Iterator[Callable[[int], list[Tensor]]]:
-    """A function from a chunk's number to its parts; for a CUDA device the chunks that follow are made meanwhile."""
+    """A function from a chunk's number to its tensors; for a CUDA device the chunks that follow are made meanwhile."""
     if device.type != "cuda":
         yield lambda chunk: randomness.chunk_of(chunk, batch_size, sizes, widths)
         return

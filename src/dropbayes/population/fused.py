@@ -24,23 +24,24 @@ def suits(program: Program) -> bool:
         and program.widths[0] <= WIDEST_INPUT
         and program.widths[1] <= WIDEST_HIDDEN
         and program.widths[2] == 1
-        and program.likelihood == "gaussian"
-        and program.kl_scale is None
-        and program.weights[0].dtype == torch.float32
+        and program.head.name == "gaussian"
+        and program.stack.kl_scale is None
+        and program.vector.dtype == torch.float32
     )
 
 
 def advance(program: Program, steps: int) -> None:
     """Advances every member by a number of steps within the loaded chunk."""
-    (rates, epsilons), keep = program.adam_rates(steps), (1 - program.drop_prob).float()
+    stack, keep = program.stack, (1 - program.stack.drop_prob).float()
     x, y, weight = program.data
     n_features, width, _ = program.widths
     exact = torch.get_float32_matmul_precision() == "highest"
-    _steps[(len(program.rows),)](
-        x, y, weight, program.rows, program.group, program.positions, program.counts,
-        *program.words, *program.pads, program.thresholds, keep, program.weight_decay, rates, epsilons, program.place,
-        *program.parameters, *program.first, *program.second,
-        steps, len(program.rows), program.rows.shape[1], program.n_groups,
+    _steps[(len(stack.rows),)](
+        x, y, weight, stack.rows, stack.size_group, program.positions, program.counts,
+        *program.step_words, *stack.member_words, program.thresholds, keep, stack.weight_decay,
+        program.rates, program.epsilons, program.step_in_chunk,
+        *program.parameters, *program.views(program.first), *program.views(program.second),
+        steps, len(stack.rows), stack.rows.shape[1], program.n_sizes,
         N_FEATURES=n_features, WIDTH=width, BATCH=program.batch_size,
         FEATURES=max(16, triton.next_power_of_2(n_features)), UNITS=max(16, triton.next_power_of_2(width)),
         LINES=min(_ROWS_AT_ONCE, max(16, triton.next_power_of_2(program.batch_size))),
@@ -48,7 +49,7 @@ def advance(program: Program, steps: int) -> None:
         BETA1=ADAM_BETAS[0], BETA2=ADAM_BETAS[1],
         num_warps=4 if width <= 64 else 8,
     )  # fmt: skip
-    program.place += steps
+    program.step_in_chunk += steps
 
 
 @triton.jit
@@ -117,7 +118,7 @@ def _steps(
             delta = error[:, None] * w2[None, :] * kept * slope
             gb1 += tl.sum(delta, 0)
             gw1 += tl.dot(tl.trans(x), delta, input_precision=PRECISION)
-        rate, epsilon = tl.load(rates_at + step * n_members + member), tl.load(epsilons_at + step)
+        rate, epsilon = tl.load(rates_at + at * n_members + member), tl.load(epsilons_at + at)
         w1, fw1, sw1 = _adam(w1, fw1, sw1, gw1, rate, epsilon, BETA1, BETA2)
         w2, fw2, sw2 = _adam(w2, fw2, sw2, gw2, rate, epsilon, BETA1, BETA2)
         b1, fb1, sb1 = _adam(b1, fb1, sb1, gb1, rate, epsilon, BETA1, BETA2)

@@ -4,35 +4,57 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dropbayes.population import randomness
-from dropbayes.population.records import ACTIVATIONS, Activation, Head
+from dropbayes.population.heads import Head
+from dropbayes.population.records import ACTIVATIONS, Activation
 from dropbayes.runtime.devices import capture_graph
+
+__all__ = ["ADAM_BETAS", "ADAM_EPSILON", "Program", "Stack", "forward"]
 
 ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8  # Kingma and Ba (2015), the settings of the reference implementation
 CONCRETE_TEMPERATURE = 0.1  # Gal, Hron and Kendall (2017)
 
 
-class _Affine(torch.autograd.Function):
-    """The batched affine map, its backward product given a contiguous transpose.
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """What the members in training differ in; axis 0 is the member.
 
-    With the strided transpose that autograd would pass, oneDNN on ARM takes a reference kernel, 70 times slower.
+    Attributes:
+        rows: The row numbers of each member's task, in the member's own order, padded with the empty row.
+        size_group: The number of each member's task size among the distinct ones.
+        drop_prob: `[member, layer]`.
+        weight_decay: λ of each layer, `[member, layer]`.
+        learning_rate: Adam's first step size.
+        n_steps: The length of the schedule.
+        kl_scale: The weight of the KL beside the data term where drop probabilities are learned, otherwise None.
+        member_words: One word for each unit before each weight layer, combined with the step's words.
     """
 
-    @staticmethod
-    def forward(ctx: Any, bias: Tensor, h: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(h, weight)
-        return torch.baddbmm(bias, h, weight)
+    rows: Tensor
+    size_group: Tensor
+    drop_prob: Tensor
+    weight_decay: Tensor
+    learning_rate: Tensor
+    n_steps: Tensor
+    kl_scale: Tensor | None
+    member_words: tuple[Tensor, ...]
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        h, weight = ctx.saved_tensors
-        to_h = torch.bmm(gradient, weight.transpose(1, 2).contiguous()) if ctx.needs_input_grad[1] else None
-        return gradient.sum(1, keepdim=True), to_h, torch.bmm(h.transpose(1, 2), gradient)
+    def select(self, index: Tensor) -> Stack:
+        """The numbered members."""
+        chosen: dict[str, Any] = {}
+        for entry in fields(self):
+            values = getattr(self, entry.name)
+            if isinstance(values, tuple):
+                chosen[entry.name] = tuple(words[index] for words in values)
+            elif values is not None:
+                chosen[entry.name] = values[index].contiguous()
+        return replace(self, **chosen)
 
 
 def forward(
@@ -48,207 +70,241 @@ def forward(
     """
     nonlinearity, h = ACTIVATIONS[activation][0], x
     for layer, (weight, bias, mask) in enumerate(zip(weights, biases, masks, strict=True)):
-        h = _Affine.apply(bias, h if mask is None else h * mask, weight)
+        h = torch.baddbmm(bias, h if mask is None else h * mask, weight)
         h = nonlinearity(h) if layer + 1 < len(weights) else h
     return h
 
 
-def row_losses(output: Tensor, y: Tensor, likelihood: Head) -> Tensor:
-    r"""The data term of each row, `[member, row]`: half the squared error, or the negative log-likelihood.
-
-    The Gaussian's is its negative log-density over τ, up to a constant [GG16, eq:L:GP-MC-reg].
-    """
-    if likelihood == "categorical":
-        return output.logsumexp(-1) - output.gather(-1, y)[..., 0]
-    if likelihood == "gaussian":
-        return 0.5 * (y - output).square().sum(-1)
-    mean, log_variance = output.chunk(2, dim=-1)
-    return 0.5 * ((y - mean).square() * torch.exp(-log_variance) + log_variance).sum(-1)
-
-
 class Program:
-    """The stacked state of the members in training and the step that advances them all.
+    """The stacked parameters of the members in training and the step that advances them all.
 
     A step reads the batch positions and random words of its place in the current chunk from tensors of fixed address,
-    so on a CUDA device it is captured once as a graph and replayed.
+    so on a CUDA device it is captured once as a graph and replayed. All parameters lie in one vector, so that Adam
+    passes over them once, however many layers there are.
+
+    Attributes:
+        vector: All parameters: weights, biases and, where they are learned, logits of the drop probabilities.
+        parameters: Its parts, as views: weights `[member, in, out]`, biases `[member, 1, out]`, logits.
+        first, second: Adam's moments of `vector`.
+        step_in_chunk: The present step's place in the loaded chunk.
+        has_dropout: For each weight layer, whether any member drops units before it.
     """
 
     def __init__(
         self,
-        *,
+        stack: Stack,
         data: tuple[Tensor, Tensor, Tensor],
-        rows: Tensor,
-        group: Tensor,
-        weights: list[Tensor],
-        biases: list[Tensor],
-        pads: list[Tensor],
-        drop_prob: Tensor,
-        weight_decay: Tensor,
-        kl_scale: Tensor | None,
-        learning_rate: Tensor,
-        n_steps: Tensor,
-        n_groups: int,
-        batch_size: int,
-        likelihood: Head,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor],
+        *,
+        head: Head,
         activation: Activation,
         schedule: str,
+        batch_size: int,
+        n_sizes: int,
     ) -> None:
-        self.data, self.likelihood, self.activation, self.schedule = data, likelihood, activation, schedule
-        self.batch_size, self.n_groups = batch_size, n_groups
-        self.rows, self.group, self.pads = rows, group, pads
-        self.drop_prob, self.weight_decay, self.kl_scale = drop_prob, weight_decay, kl_scale
-        self.learning_rate, self.n_steps = learning_rate, n_steps
-        device, dtype, n_layers = rows.device, weights[0].dtype, len(weights)
+        self.data, self.head, self.activation, self.schedule = data, head, activation, schedule
+        self.batch_size, self.n_sizes = batch_size, n_sizes
         self.widths = [weight.shape[1] for weight in weights] + [weights[-1].shape[2]]
-        logits = [torch.logit(drop_prob).to(dtype)] if kl_scale is not None else []
-        self.parameters = [p.detach().clone().requires_grad_() for p in [*weights, *biases, *logits]]
-        self.first = [torch.zeros_like(p) for p in self.parameters]
-        self.second = [torch.zeros_like(p) for p in self.parameters]
-        self.live = [bool((drop_prob[:, layer] > 0).any()) or bool(logits) for layer in range(n_layers)]
-        chunk = randomness.STEPS_PER_CHUNK
-        self.positions = torch.zeros(chunk, n_groups, batch_size, dtype=torch.long, device=device)
-        self.counts = torch.ones(chunk, n_groups, dtype=dtype, device=device)
-        self.dithers = torch.zeros(chunk, n_layers, dtype=torch.float64, device=device)
-        self.fan_in = torch.tensor(self.widths[:-1], dtype=dtype, device=device)
-        self.words = [torch.zeros(chunk, batch_size, w, dtype=torch.int16, device=device) for w in self.widths[:-1]]
-        self.place = torch.zeros(1, dtype=torch.long, device=device)
-        self.step_number = torch.zeros((), dtype=torch.float64, device=device)
+        logits = [] if stack.kl_scale is None else [torch.logit(stack.drop_prob).to(weights[0].dtype)]
+        self._place(stack, [*weights, *biases, *logits])
+        self.first, self.second = torch.zeros_like(self.vector), torch.zeros_like(self.vector)
+
+    def _place(self, stack: Stack, parameters: Sequence[Tensor]) -> None:
+        """Lays out the parameters of these members and the buffers of a step."""
+        self.stack, self.shapes = stack, [parameter.shape for parameter in parameters]
+        self.vector = torch.cat([parameter.detach().flatten() for parameter in parameters])
+        self.gradient, self._update = torch.zeros_like(self.vector), torch.zeros_like(self.vector)
+        self.parameters = self.views(self.vector)
+        self.weights = self.parameters[: self.n_layers]
+        self.biases = self.parameters[self.n_layers : 2 * self.n_layers]
+        self._gradients, self._updates = self.views(self.gradient), self.views(self._update)
+        self.has_dropout = [stack.kl_scale is not None or bool(p.any()) for p in stack.drop_prob.T]
+        device, dtype, n_members, n_layers = self.vector.device, self.vector.dtype, len(stack.rows), self.n_layers
+        chunk, batch = randomness.STEPS_PER_CHUNK, self.batch_size
+
+        def buffer(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(*shape, dtype=kind, device=device)
+
+        self.positions = buffer(chunk, self.n_sizes, batch, kind=torch.long)
+        self.counts = torch.ones(chunk, self.n_sizes, dtype=dtype, device=device)
+        self.dithers = buffer(chunk, n_layers, kind=torch.float64)
+        self.thresholds = buffer(chunk, n_layers, n_members, 1, 1, kind=torch.int16)
+        self.step_words = [buffer(chunk, batch, width, kind=torch.int16) for width in self.widths[:-1]]
+        self.rates, self.epsilons = buffer(chunk, n_members), buffer(chunk)
+        self.step_in_chunk = buffer(1, kind=torch.long)
+        self._mixed = [buffer(n_members, batch, width, kind=torch.int16) for width in self.widths[:-1]]
+        self._masks = [buffer(n_members, batch, width) for width in self.widths[:-1]]
+        keep = (1 - stack.drop_prob).to(dtype)
+        self._inverse_keep = [(1 / keep[:, layer])[:, None, None] for layer in range(n_layers)]
+        self._decay = [2 * stack.weight_decay[:, layer, None, None] for layer in range(n_layers)]
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.loaded = -1  # the chunk of steps in place
-        self._allocate()
+        self.loaded_chunk = -1
 
-    def _allocate(self) -> None:
-        shape, dtype = (len(self.rows), self.batch_size), self.parameters[0].dtype
-        device = self.rows.device
-        self._mixed = [torch.empty(*shape, w, dtype=torch.int16, device=device) for w in self.widths[:-1]]
-        self._masks = [torch.empty(*shape, w, dtype=dtype, device=device) for w in self.widths[:-1]]
-        chunk, n_layers = randomness.STEPS_PER_CHUNK, len(self.widths) - 1
-        self.thresholds = torch.zeros(chunk, n_layers, shape[0], 1, 1, dtype=torch.int16, device=device)
-        self.graph, self.loaded = None, -1
+    # --- the parameters -------------------------------------------------------------------------------------------
 
     @property
-    def weights(self) -> list[Tensor]:
-        """The weight matrices, one stack per layer."""
-        return self.parameters[: len(self.widths) - 1]
+    def n_layers(self) -> int:
+        """The number of weight layers."""
+        return len(self.widths) - 1
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """A vector of the parameters' length as weights, biases and, where they are learned, logits."""
+        sizes = [math.prod(shape) for shape in self.shapes]
+        return [part.view(shape) for part, shape in zip(vector.split(sizes), self.shapes, strict=True)]
 
     @property
-    def biases(self) -> list[Tensor]:
-        """The biases, one stack per layer."""
-        n_layers = len(self.widths) - 1
-        return self.parameters[n_layers : 2 * n_layers]
-
-    @property
-    def learned_drop_prob(self) -> Tensor:
-        """The drop probabilities as they stand, `[member, layer]`."""
-        return self.drop_prob if self.kl_scale is None else self.parameters[-1].detach().sigmoid().double()
-
-    def load(self, chunk: int, parts: Sequence[Tensor]) -> None:
-        """Puts the parts of a chunk of steps (`randomness.chunk_of`) in place."""
-        for target, values in zip([self.dithers, self.positions, self.counts, *self.words], parts, strict=True):
-            target.copy_(values, non_blocking=True)
-        self.thresholds.copy_(randomness.thresholds(self.drop_prob.T, self.dithers[..., None])[..., None, None])
-        self.loaded = chunk
+    def drop_prob(self) -> Tensor:
+        """The present drop probabilities, `[member, layer]`."""
+        return self.stack.drop_prob if self.stack.kl_scale is None else self.parameters[-1].sigmoid().double()
 
     def keep(self, index: Tensor) -> None:
         """Drops all members but the numbered ones."""
-        for name in ("rows", "group", "drop_prob", "weight_decay", "learning_rate", "n_steps"):
-            setattr(self, name, getattr(self, name)[index].contiguous())
-        self.kl_scale = None if self.kl_scale is None else self.kl_scale[index]
-        self.pads = [pad[index] for pad in self.pads]
-        self.parameters = [p.detach()[index].clone().requires_grad_() for p in self.parameters]
-        self.first, self.second = [m[index] for m in self.first], [m[index] for m in self.second]
-        self._allocate()
+        first, second = ([m[index] for m in self.views(moment)] for moment in (self.first, self.second))
+        self._place(self.stack.select(index), [parameter[index] for parameter in self.parameters])
+        self.first, self.second = (torch.cat([m.flatten() for m in moment]) for moment in (first, second))
+
+    # --- the steps ------------------------------------------------------------------------------------------------
+
+    def load(self, chunk: int, tensors: Sequence[Tensor], first_step: int) -> None:
+        """Puts a chunk of steps (`randomness.chunk_of`) in place, to continue from one of its steps."""
+        targets = [self.dithers, self.positions, self.counts, *self.step_words]
+        for target, values in zip(targets, tensors, strict=True):
+            target.copy_(values, non_blocking=True)
+        below = randomness.thresholds(self.stack.drop_prob.T, self.dithers[..., None])
+        self.thresholds.copy_(below[..., None, None])
+        rates, epsilons = self._adam_rates(chunk * randomness.STEPS_PER_CHUNK)
+        self.rates.copy_(rates)
+        self.epsilons.copy_(epsilons)
+        self.step_in_chunk.fill_(first_step)
+        self.loaded_chunk = chunk
+
+    def _adam_rates(self, first: int) -> tuple[Tensor, Tensor]:
+        """The learning rates `[step, member]` and epsilons `[step]` of a chunk of steps."""
+        beta1, beta2 = ADAM_BETAS
+        number = first + torch.arange(randomness.STEPS_PER_CHUNK, dtype=torch.float64, device=self.vector.device)
+        rate = self.stack.learning_rate.expand(len(number), -1)
+        if self.schedule == "cosine":
+            rate = rate * 0.5 * (1 + torch.cos(math.pi * (number[:, None] / self.stack.n_steps).clamp(max=1)))
+        # Both moments' bias corrections, as in the second form of Kingma and Ba's algorithm.
+        root = (1 - beta2 ** (number + 1)).sqrt()
+        return rate * (root / (1 - beta1 ** (number + 1)))[:, None], ADAM_EPSILON * root
 
     def run(self, steps: int) -> None:
         """Advances every member by a number of steps within the loaded chunk."""
-        if self.rows.is_cuda and self.graph is None:
-            self._capture()
+        if self.vector.is_cuda and self.graph is None:
+            state = [self.vector, self.first, self.second, self.step_in_chunk]
+            self.graph, _ = capture_graph(self.step, state, self.vector.device)
         for _ in range(steps):
             if self.graph is not None:
                 self.graph.replay()
             else:
                 self.step()
 
-    def _capture(self) -> None:
-        """Records the step as a CUDA graph."""
-        state = [*self.parameters, *self.first, *self.second, self.place, self.step_number]
-        self.graph, _ = capture_graph(self.step, state, self.rows.device)
-
-    def _sample_masks(self) -> list[Tensor | None]:
-        """The keep masks of this step: 1 where the member's word reaches its threshold."""
-        below = self.thresholds.index_select(0, self.place)[0]
-        masks: list[Tensor | None] = []
-        for layer, words in enumerate(self.words):
-            if not self.live[layer]:
-                masks.append(None)
-                continue
-            mixed = torch.bitwise_xor(words.index_select(0, self.place), self.pads[layer], out=self._mixed[layer])
-            if self.kl_scale is None:
-                masks.append(torch.ge(mixed, below[layer], out=self._masks[layer]))
-            else:
-                # The relaxed Bernoulli of concrete dropout: differentiable in the drop probability.
-                uniform = (
-                    mixed.to(self._masks[layer].dtype) + (randomness.WORD_VALUES + 1) / 2
-                ) / randomness.WORD_VALUES
-                logit = self.parameters[-1][:, layer, None, None]
-                masks.append(torch.sigmoid((torch.logit(uniform) - logit) / CONCRETE_TEMPERATURE))
-        return masks
-
-    def _penalty(self) -> Tensor:
-        r"""The prior's term of each member: $\sum_i \lambda_i \|\mathbf M_i\|^2$ [GG16, eq:L:dropout].
-
-        With learned drop probabilities it is the KL of concrete dropout, for weights that multiply inverted masks:
-        $\tfrac{1}{N\tau} \sum_i \big(\tfrac{l^2}{2 p_i} \|\mathbf W_i\|^2 - K_i H(p_i)\big)$.
-        """
-        norms = torch.stack([weight.square().sum((1, 2)) for weight in self.weights], 1)
-        if self.kl_scale is None:
-            return (self.weight_decay * norms).sum(1)
-        logit = self.parameters[-1]
-        drop = logit.sigmoid()
-        entropy = -(drop * torch.nn.functional.logsigmoid(logit) + (1 - drop) * torch.nn.functional.logsigmoid(-logit))
-        # λ holds the keep probability the member began with: λ / p₀ = l² / (2 N τ).
-        quadratic = self.weight_decay * norms / ((1 - self.drop_prob.to(norms.dtype)) * (1 - drop))
-        return (quadratic - self.kl_scale[:, None] * self.fan_in * entropy).sum(1)
+    def _now(self, values: Tensor) -> Tensor:
+        """The values of the present step."""
+        if values.is_cuda:  # the host does not know the step of a graph's replay
+            return values.index_select(0, self.step_in_chunk)[0]
+        return values[int(self.step_in_chunk)]
 
     def step(self) -> None:
         """One Adam step of every member on its own batch."""
-        positions = self.positions.index_select(0, self.place)[0].index_select(0, self.group)
-        counts = self.counts.index_select(0, self.place)[0].index_select(0, self.group)
-        chosen = self.rows.gather(1, positions)
-        x, y, weight = (part[chosen] for part in self.data)
-        if self.kl_scale is None:
-            keep = (1 - self.drop_prob).to(x.dtype)
-        else:
-            keep = 1 - self.parameters[-1].sigmoid()
-        scaled = [w / keep[:, layer, None, None] for layer, w in enumerate(self.weights)]
-        output = forward(scaled, self.biases, x, self._sample_masks(), self.activation)
-        data_term = (row_losses(output, y, self.likelihood) * weight).sum(1) / counts
-        gradients = torch.autograd.grad((data_term + self._penalty()).sum(), self.parameters)
         with torch.no_grad():
-            self._adam(gradients)
-            self.place += 1
+            positions = self._now(self.positions).index_select(0, self.stack.size_group)
+            counts = self._now(self.counts).index_select(0, self.stack.size_group)
+            chosen = self.stack.rows.gather(1, positions)
+            x, y, weight = (values[chosen] for values in self.data)
+            share = weight / counts[:, None]
+            if self.stack.kl_scale is None:
+                self._backward(x, y, share)
+            else:
+                self._differentiate(x, y, share)
+            self._adam()
+            self.step_in_chunk += 1
 
-    def adam_rates(self, steps: int) -> tuple[Tensor, Tensor]:
-        """The learning rates `[step, member]` and epsilons `[step]` of the next steps, which are counted as taken."""
-        (beta1, beta2), dtype = ADAM_BETAS, self.parameters[0].dtype
-        number = self.step_number + torch.arange(steps, dtype=torch.float64, device=self.rows.device)
-        rate = self.learning_rate.expand(steps, -1)
-        if self.schedule == "cosine":
-            rate = rate * 0.5 * (1 + torch.cos(math.pi * (number[:, None] / self.n_steps).clamp(max=1)))
-        # Both moments' bias corrections, as in the second form of Kingma and Ba's algorithm.
-        root = (1 - beta2 ** (number + 1)).sqrt()
-        self.step_number += steps
-        return (rate * (root / (1 - beta1 ** (number + 1)))[:, None]).to(dtype), (ADAM_EPSILON * root).to(dtype)
+    def _words(self, layer: int) -> Tensor:
+        return torch.bitwise_xor(
+            self._now(self.step_words[layer]), self.stack.member_words[layer], out=self._mixed[layer]
+        )
 
-    def _adam(self, gradients: tuple[Tensor, ...]) -> None:
+    def _backward(self, x: Tensor, y: Tensor, share: Tensor) -> None:
+        """The gradient of the objective with respect to all parameters, by hand: half the passes of autograd."""
+        relu, below = self.activation == "relu", self._now(self.thresholds)
+        masks: list[Tensor | None] = [
+            torch.ge(self._words(layer), below[layer], out=self._masks[layer]) if dropped else None
+            for layer, dropped in enumerate(self.has_dropout)
+        ]
+        scaled = [
+            weight * inverse if dropped else weight
+            for weight, inverse, dropped in zip(self.weights, self._inverse_keep, self.has_dropout, strict=True)
+        ]
+        inputs, active, h = [], [], x
+        for layer, (weight, bias, mask) in enumerate(zip(scaled, self.biases, masks, strict=True)):
+            active.append(h)
+            if mask is not None:
+                h = h.mul_(mask) if relu and layer else h * mask
+            inputs.append(h)
+            h = torch.baddbmm(bias, h, weight)
+            if layer + 1 < self.n_layers:
+                h = h.relu_() if relu else h.tanh_()
+        delta = self.head.loss_gradient(h, y) * share[..., None]
+        for layer in reversed(range(self.n_layers)):
+            to_weight = torch.bmm(inputs[layer].transpose(1, 2), delta, out=self._gradients[layer])
+            if self.has_dropout[layer]:
+                to_weight *= self._inverse_keep[layer]
+            to_weight.addcmul_(self.weights[layer], self._decay[layer])
+            torch.sum(delta, 1, keepdim=True, out=self._gradients[self.n_layers + layer])
+            if not layer:
+                continue
+            # With a strided transpose, oneDNN on ARM may take a reference kernel, 70 times slower.
+            delta = torch.bmm(delta, scaled[layer].transpose(1, 2).contiguous())
+            if relu:  # a unit's input to the layer is positive where it is both active and kept
+                delta = torch.ops.aten.threshold_backward(delta, inputs[layer], 0.0)
+            else:
+                mask = masks[layer]
+                delta = (delta if mask is None else delta * mask) * (1 - active[layer].square())
+
+    def _differentiate(self, x: Tensor, y: Tensor, share: Tensor) -> None:
+        """The gradient by autograd, where the drop probabilities are parameters too."""
+        with torch.enable_grad():
+            vector = self.vector.detach().requires_grad_()
+            *parameters, logit = self.views(vector)
+            weights, biases = parameters[: self.n_layers], parameters[self.n_layers :]
+            keep = 1 - logit.sigmoid()
+            scaled = [weight / keep[:, layer, None, None] for layer, weight in enumerate(weights)]
+            masks = [self._relaxed_mask(logit, layer) for layer in range(self.n_layers)]
+            output = forward(scaled, biases, x, masks, self.activation)
+            data_term = (self.head.row_losses(output, y) * share).sum()
+            (gradient,) = torch.autograd.grad(data_term + self._kl(weights, logit).sum(), vector)
+        self.gradient.copy_(gradient)
+
+    def _relaxed_mask(self, logit: Tensor, layer: int) -> Tensor:
+        """The relaxed Bernoulli mask of concrete dropout: differentiable in the drop probability."""
+        words = self._words(layer).to(logit.dtype)
+        uniform = (words + (randomness.WORD_VALUES + 1) / 2) / randomness.WORD_VALUES
+        return torch.sigmoid((torch.logit(uniform) - logit[:, layer, None, None]) / CONCRETE_TEMPERATURE)
+
+    def _kl(self, weights: Sequence[Tensor], logit: Tensor) -> Tensor:
+        r"""The KL of concrete dropout for weights that multiply inverted masks, over the data term's scale.
+
+        $\tfrac{1}{N\tau} \sum_i \big(\tfrac{l^2}{2 p_i} \|\mathbf W_i\|^2 - K_i H(p_i)\big)$
+        """
+        assert self.stack.kl_scale is not None
+        norms = torch.stack([weight.square().sum((1, 2)) for weight in weights], 1)
+        drop, log_sigmoid = logit.sigmoid(), torch.nn.functional.logsigmoid
+        entropy = -(drop * log_sigmoid(logit) + (1 - drop) * log_sigmoid(-logit))
+        # λ holds the keep probability the member began with: λ / p₀ = l² / (2 N τ).
+        quadratic = self.stack.weight_decay * norms / ((1 - self.stack.drop_prob.to(norms.dtype)) * (1 - drop))
+        fan_in = norms.new_tensor(self.widths[:-1])
+        return (quadratic - self.stack.kl_scale[:, None] * fan_in * entropy).sum(1)
+
+    def _adam(self) -> None:
         beta1, beta2 = ADAM_BETAS
-        (rate,), (epsilon,) = self.adam_rates(1)
-        torch._foreach_lerp_(self.first, gradients, 1 - beta1)
-        torch._foreach_mul_(self.second, beta2)
-        torch._foreach_addcmul_(self.second, gradients, gradients, 1 - beta2)
-        scale = torch._foreach_sqrt(self.second)
-        for part in scale:  # the foreach form would read epsilon on the host, which a CUDA graph cannot hold
-            part.add_(epsilon)
-        update = torch._foreach_div(self.first, scale)
-        torch._foreach_mul_(update, [rate.view(-1, *[1] * (p.dim() - 1)) for p in self.parameters])
-        torch._foreach_sub_(self.parameters, update)
+        self.first.lerp_(self.gradient, 1 - beta1)
+        self.second.mul_(beta2).addcmul_(self.gradient, self.gradient, value=1 - beta2)
+        scale = torch.sqrt(self.second, out=self._update).add_(self._now(self.epsilons))
+        torch.div(self.first, scale, out=self._update)
+        rate = self._now(self.rates)
+        for values in self._updates:
+            values *= rate.view(-1, *[1] * (values.dim() - 1))
+        self.vector -= self._update

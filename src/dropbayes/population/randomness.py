@@ -15,7 +15,7 @@ from torch import Tensor
 WORD_VALUES = 2**16
 # The words and row orders of this many steps are drawn at once; part of the definition of a seed's masks.
 STEPS_PER_CHUNK = 64
-_INITIAL, _PAD, _ORDER, _EPOCH_ORDER, _WORDS, _DITHER = range(6)
+_INITIAL, _MEMBER, _ORDER, _EPOCH_ORDER, _WORDS, _DITHER = range(6)
 
 
 def generator(*key: int) -> torch.Generator:
@@ -49,9 +49,9 @@ def initial_weights(seed: int, widths: Sequence[int], dtype: torch.dtype) -> lis
     ]
 
 
-def member_pad(seed: int, widths: Sequence[int]) -> list[Tensor]:
+def member_words(seed: int, widths: Sequence[int]) -> list[Tensor]:
     """The words a member combines with the shared ones, one for each unit before each weight layer."""
-    source = generator(_PAD, seed)
+    source = generator(_MEMBER, seed)
     return [words((1, width), source) for width in widths[:-1]]
 
 

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-Head = Literal["gaussian", "heteroscedastic", "categorical"]
+from dropbayes.population.heads import HEADS, Head
+
 Activation = Literal["relu", "tanh"]
 ACTIVATIONS: dict[str, tuple[Any, type[nn.Module]]] = {"relu": (torch.relu, nn.ReLU), "tanh": (torch.tanh, nn.Tanh)}
 
@@ -22,13 +23,13 @@ class Task:
         x: Inputs `[row, feature]`.
         y: Targets `[row]` or `[row, output]`; integer class numbers `[row]` for the categorical likelihood.
         weight: The weight of each row in the objective (a row of weight 2 counts as two); all one by default.
-        held_out: `(x, y)` of rows that early stopping may look at.
+        held_out: `(x, y)` or `(x, y, weight)` of rows that early stopping may look at.
     """
 
     x: Any
     y: Any
     weight: Any = None
-    held_out: tuple[Any, Any] | None = None
+    held_out: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,13 @@ class Population:
         weights: One `[member, in, out]` tensor per weight layer.
         biases: One `[member, 1, out]` tensor per weight layer.
         drop_prob: `[member, layer]`, learned or given.
-        precision: `[member, output]`: τ in units of 1/y² (for a heteroscedastic head: the factor on its own
-            precision, over the squared scale of y). `fit_precision` sets it from held-out draws.
+        precision: `[member, output]`: τ of each output in units of 1/y² (for a heteroscedastic head: the factor on its
+            own precision, over the squared scale of y). `fit_precision` sets it from held-out draws.
         x_mean, x_scale, y_mean, y_scale: The standardisation, `[member, feature]` and `[member, output]`.
         epochs: The epoch each member's parameters are from (its early-stopping point).
         diverged: Members whose parameters overflowed. They hold their initial weights and score −∞.
         history: Held-out log-likelihood at each check of early stopping, `[check, member]` (NaN where not checked).
-        likelihood, activation: The head and the non-linearity.
+        head, activation: The likelihood of the outputs and the non-linearity.
     """
 
     members: tuple[Member, ...]
@@ -88,7 +89,7 @@ class Population:
     epochs: Tensor
     diverged: Tensor
     history: Tensor
-    likelihood: Head = "gaussian"
+    head: Head = HEADS["gaussian"]
     activation: Activation = "relu"
 
     def __len__(self) -> int:
@@ -100,7 +101,8 @@ class Population:
         return self.weights[0].device
 
 
-_STACKED = ("drop_prob", "precision", "x_mean", "x_scale", "y_mean", "y_scale", "epochs", "diverged")
+STACKED = ("drop_prob", "precision", "x_mean", "x_scale", "y_mean", "y_scale", "epochs", "diverged")
+"""The tensors of a population with one entry per member, weights, biases and history apart."""
 
 
 def select(population: Population, index: Sequence[int] | Tensor) -> Population:
@@ -112,7 +114,7 @@ def select(population: Population, index: Sequence[int] | Tensor) -> Population:
         weights=tuple(weight[chosen] for weight in population.weights),
         biases=tuple(bias[chosen] for bias in population.biases),
         history=population.history[:, chosen],
-        **{name: getattr(population, name)[chosen] for name in _STACKED},
+        **{name: getattr(population, name)[chosen] for name in STACKED},
     )
 
 
@@ -131,13 +133,6 @@ def network(population: Population, index: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def as_columns(y: Any, likelihood: Head, dtype: torch.dtype) -> Tensor:
-    """Targets as `[row, output]`, class numbers kept as integers."""
-    column = torch.as_tensor(y)
-    column = column[:, None] if column.dim() == 1 else column
-    return column.long() if likelihood == "categorical" else column.to(dtype)
-
-
 def per_layer(value: float | tuple[float, ...], n_layers: int, *, name: str) -> list[float]:
     """One number for each weight layer."""
     values = list(value) if isinstance(value, tuple) else [value] * n_layers
@@ -151,94 +146,3 @@ def per_layer(value: float | tuple[float, ...], n_layers: int, *, name: str) -> 
             f"`drop_prob` must lie in [0, 0.999]; got {values}. It is the share of units dropped, not kept."
         )
     return values
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """All tasks' standardised training rows end to end, with one padding row of weight 0 after the last."""
-
-    x: Tensor
-    y: Tensor
-    weight: Tensor
-    first: list[int]
-    n_rows: list[int]
-    x_mean: Tensor
-    x_scale: Tensor
-    y_mean: Tensor
-    y_scale: Tensor
-    n_outputs: int
-
-
-def _moments(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    share = (weight / weight.sum())[:, None].to(values.dtype)
-    mean = (share * values).sum(0)
-    scale = (share * (values - mean).square()).sum(0).sqrt()
-    # A constant column carries nothing: leave it unscaled. Its computed scale is rounding, not exactly zero.
-    constant = scale <= 1e-10 * (1 + mean.abs())
-    return mean, torch.where(constant, torch.ones_like(scale), scale)
-
-
-def _start_moments(start: Population, task: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    member = next(i for i, m in enumerate(start.members) if m.task == task)
-    x_mean, x_scale, y_mean, y_scale = (
-        part[member].cpu() for part in (start.x_mean, start.x_scale, start.y_mean, start.y_scale)
-    )
-    return x_mean, x_scale, y_mean, y_scale
-
-
-def stacked_table(
-    tasks: Sequence[Task],
-    likelihood: Head,
-    dtype: torch.dtype,
-    *,
-    start: Population | None = None,
-    n_classes: int | None = None,
-) -> Table:
-    """The table of all tasks' rows, each standardised by its own (weighted) moments or those of its start."""
-    xs, ys, weights, moments = [], [], [], []
-    for number, task in enumerate(tasks):
-        x, y = torch.as_tensor(task.x).double(), as_columns(task.y, likelihood, torch.float64)
-        if x.dim() != 2 or len(x) != len(y) or not len(x):
-            raise ValueError(
-                f"`tasks` must hold x [row, feature] and y with as many rows, at least one; task {number} has x "
-                f"{tuple(x.shape)} and y {tuple(y.shape)}."
-            )
-        weight = (
-            torch.ones(len(x), dtype=torch.float64) if task.weight is None else torch.as_tensor(task.weight).double()
-        )
-        if start is not None:
-            x_mean, x_scale, y_mean, y_scale = _start_moments(start, number)
-        else:
-            x_mean, x_scale = _moments(x, weight)
-            y_mean, y_scale = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
-            if likelihood != "categorical":
-                y_mean, y_scale = _moments(y, weight)
-        if likelihood != "categorical":
-            y = (y - y_mean) / y_scale
-        xs.append(((x - x_mean) / x_scale).to(dtype))
-        ys.append(y if likelihood == "categorical" else y.to(dtype))
-        weights.append((weight / weight.mean()).to(dtype))
-        moments.append((x_mean, x_scale, y_mean, y_scale))
-    if len({x.shape[1] for x in xs}) > 1 or len({y.shape[1] for y in ys}) > 1:
-        raise ValueError(
-            "`tasks` of one population must share their numbers of features and outputs; got "
-            f"{sorted({x.shape[1] for x in xs})} features and {sorted({y.shape[1] for y in ys})} outputs. Train one "
-            "population for each."
-        )
-    n_rows = [len(x) for x in xs]
-    pad_x, pad_y = xs[0].new_zeros(1, xs[0].shape[1]), ys[0].new_zeros(1, ys[0].shape[1])
-    stack = [torch.stack(part) for part in zip(*moments, strict=True)]
-    if likelihood == "categorical" and n_classes is None:
-        n_classes = int(max(y.max() for y in ys)) + 1
-    return Table(
-        torch.cat([*xs, pad_x]),
-        torch.cat([*ys, pad_y]),
-        torch.cat([*weights, weights[0].new_zeros(1)]),
-        [sum(n_rows[:i]) for i in range(len(n_rows))],
-        n_rows,
-        stack[0],
-        stack[1],
-        stack[2],
-        stack[3],
-        n_classes if likelihood == "categorical" and n_classes else ys[0].shape[1],
-    )

@@ -24,7 +24,7 @@ class Choice:
         best: The chosen settings.
         population: Its members, trained on all rows, τ re-fitted on the held-out draws of the search.
         log_likelihood: The held-out log-likelihood of each candidate, a mean over rows.
-        precision: The τ of each candidate in standardised units, from its held-out draws.
+        precision: τ of each candidate and output in standardised units, from its held-out draws.
     """
 
     best: Member
@@ -70,6 +70,35 @@ def folds(groups: Tensor, n_folds: int, *, seed: int = 0, holdout: float = 0.2) 
     return [((~mask).nonzero()[:, 0], mask.nonzero()[:, 0]) for mask in held]
 
 
+def fold_tasks(
+    x: Any, y: Any, *, n_folds: int, groups: Any = None, weight: Any = None, seed: int = 0
+) -> tuple[Task, ...]:
+    """One task per fold: the rows to learn, and the fold with its weights held out.
+
+    Args:
+        x: Inputs `[row, feature]`.
+        y: Targets.
+        n_folds: Folds; 1 for a single split with a fifth of the rows held out.
+        groups: The group number of each row; rows of a group are never on both sides of a split. Each row its own by
+            default.
+        weight: Row weights.
+        seed: The seed of the folds.
+    """
+    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    weight = None if weight is None else torch.as_tensor(weight)
+    groups = torch.arange(len(x)) if groups is None else torch.as_tensor(groups)
+    if len(groups.unique()) < 2:
+        raise ValueError("`groups` must have at least 2 groups, one to learn from and one to hold out; got 1.")
+
+    def weights(rows: Tensor) -> Tensor | None:
+        return None if weight is None else weight[rows]
+
+    return tuple(
+        Task(x[learned], y[learned], weights(learned), held_out=(x[held], y[held], weights(held)))
+        for learned, held in folds(groups, n_folds, seed=seed)
+    )
+
+
 def choose(
     x: Any,
     y: Any,
@@ -103,25 +132,16 @@ def choose(
         seed: The seed of folds and networks.
         settings: Passed to `train`: `hidden`, `likelihood`, `batch_size`, `learn_drop_prob` ...
     """
-    x, y = torch.as_tensor(x), torch.as_tensor(y)
-    weight = None if weight is None else torch.as_tensor(weight)
-    groups = torch.arange(len(x)) if groups is None else torch.as_tensor(groups)
-    if len(groups.unique()) < 2:
-        raise ValueError("`groups` must have at least 2 groups, one to learn from and one to hold out; got 1.")
-    parts = folds(groups, n_folds, seed=seed)
-    tasks = [
-        Task(x[fit], y[fit], None if weight is None else weight[fit], held_out=(x[held], y[held]))
-        for fit, held in parts
-    ]
+    tasks = fold_tasks(x, y, n_folds=n_folds, groups=groups, weight=weight, seed=seed)
     members = [replace(c, task=k, seed=seed) for c in grid for k in range(len(tasks))]
     trained = train(tasks, members, **settings)
     held_out = [task.held_out for task in tasks]
     group = torch.arange(len(grid)).repeat_interleave(len(tasks))
     trained = fit_precision(trained, held_out, n_draws=n_draws, groups=group)
     scores = evaluate(trained, held_out, n_draws=n_draws)
-    per_row = torch.where(scores.valid, scores.log_density, 0).sum(1).view(len(grid), -1).sum(1)
-    log_likelihood = (per_row / len(torch.cat([held for _, held in parts]))).nan_to_num(nan=-torch.inf)
-    precision = (trained.precision * trained.y_scale.square())[:: len(tasks), 0]
+    total = torch.where(scores.weight > 0, scores.log_density * scores.weight, 0).sum(1).view(len(grid), -1).sum(1)
+    log_likelihood = (total / scores.weight.view(len(grid), -1)[0].sum()).nan_to_num(nan=-torch.inf)
+    precision = (trained.precision * trained.y_scale.square())[:: len(tasks)]
     winner = int(log_likelihood.argmax())
     if not bool(log_likelihood[winner].isfinite()):
         raise ValueError(
@@ -134,6 +154,10 @@ def choose(
     settings = {k: v for k, v in settings.items() if k not in ("check_every", "patience")}
     reached = trained.epochs.view(len(grid), -1)[winner].double().median()
     best = replace(grid[winner], epochs=max(1, int(reached)), seed=seed)
-    final = train([Task(x, y, weight)], [replace(best, task=0, seed=seed + i) for i in range(n_members)], **settings)
+    final = train(
+        [Task(torch.as_tensor(x), torch.as_tensor(y), weight)],
+        [replace(best, task=0, seed=seed + i) for i in range(n_members)],
+        **settings,
+    )
     final = replace(final, precision=precision[winner] * final.y_scale**-2)
     return Choice(best, final, log_likelihood.cpu(), precision.cpu())

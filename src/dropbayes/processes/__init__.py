@@ -5,6 +5,7 @@ rows; what is here are the paper's covariances as their kernels, and the paper's
 """
 
 from dropbayes.processes.deep import Deep, network_prior_draws
+from dropbayes.processes.evidence import Evidence, network_evidence
 from dropbayes.processes.exact import (
     ExactProcess,
     Process,
@@ -15,18 +16,26 @@ from dropbayes.processes.exact import (
 )
 from dropbayes.processes.finite_rank import FiniteRankProcess, finite_rank_process
 from dropbayes.processes.kernels import NetworkKernel, gpytorch_kernel
+from dropbayes.processes.networks import NetworkCovariance, process_of
+from dropbayes.processes.softmax import SoftmaxProcess, softmax_process
 
 __all__ = [
     "Deep",
+    "Evidence",
     "ExactProcess",
     "FiniteRankProcess",
+    "NetworkCovariance",
     "NetworkKernel",
     "Process",
+    "SoftmaxProcess",
     "exact_process",
     "finite_rank_process",
     "gaussian_process_classifier",
     "gpytorch_kernel",
+    "network_evidence",
     "network_prior_draws",
     "prior_draws",
+    "process_of",
+    "softmax_process",
     "tuned",
 ]

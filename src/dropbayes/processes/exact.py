@@ -6,6 +6,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,10 @@ is GPyTorch's default in float64."""
 
 def _array(z: Tensor) -> np.ndarray:
     return z.detach().to("cpu", torch.float64).numpy()
+
+
+def _bias_array(bias: float | Tensor) -> Any:
+    return _array(bias) if isinstance(bias, Tensor) else bias
 
 
 class Process(ABC):
@@ -82,7 +87,7 @@ class ExactProcess(Process):
     """
 
     regressor: GaussianProcessRegressor
-    output_bias: float
+    output_bias: float | Tensor
 
     def _inputs(self, x: Tensor) -> np.ndarray:
         n_inputs = self.regressor.X_train_.shape[1]
@@ -96,7 +101,7 @@ class ExactProcess(Process):
         mean = torch.as_tensor(self.regressor.predict(self._inputs(x)))
         if self.regressor.y_train_.ndim == 2:
             mean = mean.reshape(len(x), -1)  # scikit-learn drops the axis of a single output
-        return (mean + self.output_bias).to(x)
+        return (mean + torch.as_tensor(self.output_bias)).to(x)
 
     def covariance(self, x: Tensor) -> Tensor:
         covariance = torch.as_tensor(self.regressor.predict(self._inputs(x), return_cov=True)[1])
@@ -113,7 +118,7 @@ class ExactProcess(Process):
         samples = torch.as_tensor(self.regressor.sample_y(self._inputs(x), n_samples=n_draws, random_state=seed))
         if self.regressor.y_train_.ndim == 2:
             samples = samples.reshape(len(x), -1, n_draws)
-        return (samples.movedim(-1, 0) + self.output_bias).to(x)
+        return (samples.movedim(-1, 0) + torch.as_tensor(self.output_bias)).to(x)
 
     @property
     def log_marginal_likelihood(self) -> float:
@@ -121,7 +126,7 @@ class ExactProcess(Process):
 
 
 def exact_process(
-    covariance: Covariance | Kernel, x: Tensor, y: Tensor, *, precision: float, output_bias: float = 0.0
+    covariance: Covariance | Kernel, x: Tensor, y: Tensor, *, precision: float, output_bias: float | Tensor = 0.0
 ) -> ExactProcess:
     r"""The posterior of the Gaussian process $\mathbf F \sim \mathcal N(\mathbf b_L, \mathbf K)$ given data.
 
@@ -134,7 +139,7 @@ def exact_process(
         x: $\mathbf X$, `[row, input]`.
         y: $\mathbf Y$, `[row]` or `[row, output]`; outputs are independent with one covariance.
         precision: $\tau$; `math.inf` for data without noise.
-        output_bias: The constant mean function, the bias of the network's output layer.
+        output_bias: The constant mean function, the bias of the network's output layer: a number, or one per output.
 
     Example:
         >>> from dropbayes.covariances import Cosine
@@ -146,7 +151,12 @@ def exact_process(
     checked_data(x, y, precision, noise_free=True)
     kernel = NetworkKernel(covariance) if isinstance(covariance, Covariance) else covariance
     inputs = _array(x)
-    targets = _array(y) - output_bias
+    if isinstance(output_bias, Tensor) and output_bias.dim() and output_bias.shape != y.shape[1:]:
+        raise ValueError(
+            f"`output_bias` must be a number or one per output of `y`; got {tuple(output_bias.shape)} for y "
+            f"{tuple(y.shape)}."
+        )
+    targets = _array(y) - _bias_array(output_bias)
     unit = float(np.mean(kernel.diag(inputs)))
     for jitter in (0.0, *JITTERS):
         regressor = GaussianProcessRegressor(kernel, alpha=1 / precision + jitter * unit, optimizer=None)

@@ -10,7 +10,7 @@ import torch
 from sklearn.gaussian_process.kernels import Hyperparameter, Kernel
 from torch import Tensor
 
-from dropbayes.covariances import Covariance
+from dropbayes.covariances import Cosine, Covariance, Quadrature
 
 
 def _tunable(covariance: Covariance) -> dict[str, float]:
@@ -95,12 +95,14 @@ class NetworkKernel(Kernel):
         return self.covariance.diagonal(torch.as_tensor(np.atleast_2d(X), dtype=torch.float64)).numpy()
 
     def is_stationary(self) -> bool:
-        """Whether the kernel depends on differences alone: not in general."""
-        return False
+        """Whether the kernel depends on differences alone: that of cosine units with a uniform phase."""
+        return isinstance(self.covariance, Cosine) and float(self.covariance.bias_scale) == math.inf
 
     def __repr__(self) -> str:
-        scales = ", ".join(f"{name}={float(value):.3g}" for name, value in self.covariance.scales.items())
-        return f"{type(self.covariance).__name__}({scales})"
+        scales = [f"{name}={float(value):.3g}" for name, value in self.covariance.scales.items()]
+        if isinstance(self.covariance, Quadrature):
+            scales.append(f"function={getattr(self.covariance.function, '__name__', self.covariance.function)}")
+        return f"{type(self.covariance).__name__}({', '.join(scales)})"
 
 
 def gpytorch_kernel(covariance: Covariance) -> Any:

@@ -51,7 +51,7 @@ def done_part(subject: Subject, found: Regression | Classification) -> Part:
     kind = "regressor" if isinstance(found, Regression) else "classifier"
     drops = ", ".join(f"{p:.3g}" for p in model.population_.drop_prob[0].tolist())
     facts = [
-        ("Networks", f"{len(model.population_)} dropout {kind}s with hidden layers {tuple(model.hidden)}", False),
+        ("Networks", f"{len(model.population_)} dropout {kind}s with hidden layers {model.hidden_}", False),
         ("Drop probabilities", f"{drops} (before each weight layer)", False),
         ("Draws", f"{found.n_draws:,} functions drawn from the networks, the same for every row", False),
         ("Rows judged", f"{len(found.uncertainty):,}, features: {subject.x.shape[1]:,}", False),

@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-__all__ = ["ProgressBar"]
+__all__ = ["DelayedBar", "ProgressBar"]
 
 _Item = TypeVar("_Item")
 _SECONDS_PER_LINE = 60.0
+_SECONDS_BEFORE_A_BAR = 3.0
 
 
 class ProgressBar:
@@ -85,6 +86,40 @@ class ProgressBar:
         if self.total is None or new <= 0:
             return text
         return f"{text}, about {_duration(seconds * (self.total - self.done) / new)} left"
+
+
+class DelayedBar:
+    """A bar that appears once the work has taken some seconds, in a terminal or notebook only.
+
+    Args:
+        title: The name of the work.
+        total: The number of rows in the work.
+        show: Whether to show it; by default where standard error is a terminal or belongs to a notebook.
+    """
+
+    def __init__(self, title: str, total: int, *, show: bool | None = None) -> None:
+        self.title, self.total, self.show = title, total, show
+        self.done = 0
+        self._start = time.monotonic()
+        self._bar: ProgressBar | None = None
+
+    def __enter__(self) -> DelayedBar:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(*failure)
+
+    def advance(self, count: int) -> None:
+        """Adds `count` rows to those done."""
+        self.done += count
+        if self._bar is not None:
+            self._bar.advance(count)
+        elif self._is_due() and (interactive() if self.show is None else self.show):
+            self._bar = ProgressBar(self.title, self.total, unit="rows", initial=self.done, show=True)
+
+    def _is_due(self) -> bool:
+        return self.done < self.total and time.monotonic() - self._start > _SECONDS_BEFORE_A_BAR
 
 
 def interactive() -> bool:

@@ -1,6 +1,7 @@
-"""How a network is drawn from: its stochastic sites are found, its masks are keyed, its draws are computed in tiles."""
+"""How a network is drawn from: sites are found, masks are keyed, draws are computed in blocks."""
 
-from dropbayes.sampling.anatomy import Site, Sites, sites
-from dropbayes.sampling.plan import draws, function_draw
+from dropbayes.sampling.anatomy import Site, Sites
+from dropbayes.sampling.functions import draws, function_draw
+from dropbayes.sampling.inspection import sites
 
 __all__ = ["Site", "Sites", "draws", "function_draw", "sites"]

@@ -78,14 +78,14 @@ def _sites(layers: Sequence[nn.Module], x: Tensor, keys: Keys, draws: range, int
         units = None
         if isinstance(layers[place + 1] if place + 1 < len(layers) else None, nn.Linear):
             count = -(-max(count, 1) // _ALIGNMENT) * _ALIGNMENT
-            units = mask.argsort(dim=1, descending=True, stable=True)[:, :count]
+            units = mask.argsort(dim=1, descending=True, stable=True)[:, :count].contiguous()
         sites[place] = _Site(mask, units)
     return sites
 
 
 def _scaled_mask(keys: Keys, site: int, drop_prob: float, draws: range, width: int, like: Tensor) -> Tensor:
     """The masks of a site, `[draw, unit]`, scaled by 1 / keep_prob."""
-    if like.is_cuda and importlib.util.find_spec("triton"):  # one launch in place of some twenty
+    if _has_kernels(like):  # one launch in place of some twenty
         from dropbayes.sampling.kernels import masked
 
         ones = like.new_ones(width)
@@ -135,11 +135,24 @@ def _product(h: Tensor, layer: nn.Linear, units: Tensor | None, wanted: Tensor |
     elif wanted is None:
         weight = layer.weight[:, units].transpose(0, 1)
     else:
-        weight = layer.weight[wanted[:, :, None], units[:, None, :]]
+        weight = _part(layer.weight, wanted, units)
     if layer.bias is None:
         return torch.bmm(h, weight.transpose(1, 2))
     bias = layer.bias if wanted is None else layer.bias[wanted][:, None, :]
     return torch.baddbmm(bias, h, weight.transpose(1, 2))
+
+
+def _part(weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Some rows and columns of the weights, other ones for every draw."""
+    if _has_kernels(weight) and weight.is_contiguous():
+        from dropbayes.sampling.kernels import gathered_weights
+
+        return gathered_weights(weight, rows, columns)
+    return weight[rows[:, :, None], columns[:, None, :]]
+
+
+def _has_kernels(like: Tensor) -> bool:
+    return like.is_cuda and importlib.util.find_spec("triton") is not None
 
 
 def _integrated_variance(h: Tensor, layer: nn.Linear, dropout: nn.Module) -> Tensor:

@@ -32,6 +32,7 @@ _MOST_PERMUTATIONS = 256
 _REMEMBERED_ELEMENTS = 2**15  # masks up to this size are kept: at most 256 of 128 kB
 
 _UNIT, _ROW, _DRAW = 1, 2, 3  # streams of one site
+_HOST = 4  # the stream of seeds for generators outside of torch
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,11 @@ def uniform(
     """Uniforms in (0, 1) in float64, `[draw, *shape]` or `[draw, row, *shape]`, keyed as `keep_mask` is."""
     words = _words(keys, site, draws, rows, math.prod(shape), device)
     return ((words.double() + (2**31 + 0.5)) * 2.0**-32).reshape(*words.shape[:-1], *shape)
+
+
+def derived_seed(keys: Keys, draw: int, row: int) -> int:
+    """A seed for generators that cannot be keyed to a site: one for each draw and row."""
+    return _fold(keys.seed % _WORD, keys.replicate, _HOST, draw, row)
 
 
 def _words(keys: Keys, site: int, draws: range, rows: range | None, units: int, device: torch.device) -> Tensor:

@@ -1,8 +1,8 @@
-"""The stochastic operations of PyTorch, and what stands in for each of them while a network is drawn from.
+"""The stochastic operations of PyTorch, and what replaces each of them while a network is drawn from.
 
-A `TorchFunctionMode` sees every call into torch of its own thread, whatever module makes it and whatever its training
-flag says. Deterministic operations pass through. A stochastic one is computed here instead, with randomness asked of a
-`Noise`: keyed masks when drawing, nothing at all when a network is only being looked at.
+A `TorchFunctionMode` sees every call into torch of its own thread, whatever module makes it. Deterministic operations
+pass through. A stochastic one is computed here instead, with randomness asked of a `RandomSource`: keyed masks when
+drawing, nothing at all when a network is only being inspected.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from torch.overrides import TorchFunctionMode
 from dropbayes.layers import STOCHASTIC
 from dropbayes.sampling.recurrence import recurrence
 
+# functorch's own: the depth of nested transforms, None outside all of them.
+transform_depth: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 
-class Noise(ABC):
+
+class RandomSource(ABC):
     """The source of randomness of one run of a network, asked once per site, in the order of execution."""
 
     @abstractmethod
@@ -36,6 +39,21 @@ class Noise(ABC):
     ) -> Tensor | None:
         """Uniforms of the next site in float64; None for the expectation of whatever is made of them."""
 
+    def masked(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
+        """`x` with the mask of the next site, scaled by the keep probability: what dropout returns."""
+        keep = self.keep(kind, drop_prob, shape, x)
+        if keep is None:
+            return x.view_as(x)
+        return scaled_product(x, keep, drop_prob, inplace)
+
+    def is_off(self, training: bool) -> bool:
+        """Whether the next dropout does not take part; `training` is what the network passed to it."""
+        return False
+
+    def is_fixed(self, generator: torch.Generator | None) -> bool:
+        """Whether random numbers from `generator` (None: torch's own) are the same in every forward pass."""
+        return False
+
     def integrate(self, x: Tensor, drop_prob: float) -> Tensor | None:
         """The input of a last layer that is to be integrated over its mask; None to draw the mask."""
         return None
@@ -44,17 +62,28 @@ class Noise(ABC):
         """The expected output of the layer that takes `x` from `integrate`; None for any other layer."""
         return None
 
-    def passed(self, func: Callable[..., Any], args: tuple[Any, ...], result: Any) -> None:
-        """Told of every operation and what it gave; most need not know."""
+    def attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, drop_prob: float, is_causal: bool,
+        scale: float,
+    ) -> Tensor | None:  # fmt: skip
+        """Attention whose weights have the mask of the next site, by a fused kernel; None where there is none."""
+        return None
+
+    def comparison(self, func: Callable[..., Any], left: Any, right: Any) -> Tensor | None:
+        """The result of comparing a number with a drawn one where it does not depend on the draw; None elsewhere."""
+        return None
+
+    def after(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Called after every operation with its arguments and result; most sources ignore it."""
         return
 
 
 class Interception(TorchFunctionMode):
-    """The mode in which stochastic operations ask `noise` for their randomness."""
+    """The mode in which stochastic operations ask `source` for their randomness."""
 
-    def __init__(self, noise: Noise) -> None:
+    def __init__(self, source: RandomSource) -> None:
         super().__init__()
-        self.noise = noise
+        self.source = source
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -62,8 +91,14 @@ class Interception(TorchFunctionMode):
         kwargs = kwargs or {}
         handler = _HANDLERS.get(func)
         result = func(*args, **kwargs) if handler is None else handler(self, func, *args, **kwargs)
-        self.noise.passed(func, args, result)
+        self.source.after(func, args, kwargs, result)
         return result
+
+
+def scaled_product(x: Tensor, keep: Tensor, drop_prob: float, inplace: bool = False) -> Tensor:
+    """`x * keep / (1 - drop_prob)`; everything is dropped where `drop_prob` is 1."""
+    factor = keep * (1 / (1 - drop_prob)) if drop_prob < 1 else keep
+    return x.mul_(factor) if inplace and not isinstance(x, nn.Parameter) else x * factor
 
 
 # Dropout of activations, features and weights --------------------------------------------------------------------
@@ -72,13 +107,12 @@ class Interception(TorchFunctionMode):
 def _dropout(
     mode: Interception, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Tensor:
-    del training  # the draw decides, not the flag
-    if not 0 < p <= 1:
+    if not 0 < p <= 1 or mode.source.is_off(training):
         return func(input, p, False)
-    integrated = mode.noise.integrate(input, p)
+    integrated = mode.source.integrate(input, p)
     if integrated is not None:
         return integrated
-    return _masked(input, mode.noise.keep("dropout", p, tuple(input.shape), input), p, inplace)
+    return mode.source.masked("dropout", input, p, tuple(input.shape), inplace)
 
 
 def _feature_dropout(
@@ -91,10 +125,9 @@ def _feature_dropout(
     *,
     unbatched_dim: int = 0,
 ) -> Tensor:
-    del training
-    if not 0 < p <= 1:
+    if not 0 < p <= 1 or mode.source.is_off(training):
         return func(input, p, False)
-    return _masked(input, mode.noise.keep("feature_dropout", p, _features(input, unbatched_dim), input), p, inplace)
+    return mode.source.masked("feature_dropout", input, p, _features(input, unbatched_dim), inplace)
 
 
 def _alpha_dropout(
@@ -107,11 +140,10 @@ def _alpha_dropout(
     *,
     features: bool = False,
 ) -> Tensor:
-    del training
-    if not 0 < p < 1:
-        return func(input, p, p == 1)
+    if not 0 < p < 1 or mode.source.is_off(training):
+        return func(input, p, p == 1 and training)
     kind, shape = ("feature_alpha_dropout", _features(input, 0)) if features else ("alpha_dropout", tuple(input.shape))
-    keep = mode.noise.keep(kind, p, shape, input)
+    keep = mode.source.keep(kind, p, shape, input)
     if keep is None:
         return input
     # SELU's limit for large negative inputs, -λα, and the affine map that restores mean 0 and variance 1
@@ -128,21 +160,15 @@ def _features(input: Tensor, unbatched_dim: int) -> tuple[int, ...]:
     return tuple(input.shape[:leading]) + (1,) * (input.dim() - leading)
 
 
-def _masked(input: Tensor, keep: Tensor | None, drop_prob: float, inplace: bool) -> Tensor:
-    if keep is None:
-        return input.view_as(input)
-    factor = keep * (1 / (1 - drop_prob)) if drop_prob < 1 else keep
-    if inplace and not isinstance(input, nn.Parameter):
-        return input.mul_(factor)
-    return input * factor
-
-
 def _native_dropout(
     mode: Interception, func: Any, input: Tensor, p: float, train: bool | None
 ) -> tuple[Tensor, Tensor]:
-    keep = mode.noise.keep("dropout", p, tuple(input.shape), input) if p > 0 else None
-    mask = torch.ones_like(input) if keep is None else keep.expand(input.shape)
-    return _masked(input, keep, p, False), mask.bool()
+    if not 0 < p <= 1 or mode.source.is_off(bool(train)):
+        return func(input, p, False)
+    keep = mode.source.keep("dropout", p, tuple(input.shape), input)
+    if keep is None:
+        return input.view_as(input), torch.ones_like(input, dtype=torch.bool)
+    return scaled_product(input, keep, p), keep.expand(input.shape).bool()
 
 
 # Attention and recurrence ----------------------------------------------------------------------------------------
@@ -160,29 +186,34 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    if dropout_p == 0:
+    if dropout_p == 0 or mode.source.is_off(True):
         return func(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-    scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    fused = mode.source.attention(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    if fused is not None:
+        return fused
+    scores = (query * scale) @ key.transpose(-2, -1)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attn_mask, -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    weights = scores.softmax(-1)
-    keep = mode.noise.keep("attention", dropout_p, tuple(weights.shape), weights)
-    return _masked(weights, keep, dropout_p, False) @ value
+    weights = torch._safe_softmax(scores, -1)  # 0 for a query that sees no key, as torch's own attention has it
+    return mode.source.masked("attention", weights, dropout_p, tuple(weights.shape), False).to(value.dtype) @ value
 
 
 def _multi_head_attention(mode: Interception, func: Any, *args: Any, **kwargs: Any) -> Any:
     # Its dropout is gated by `training`, its thirteenth argument; its own body then makes calls that are seen here.
+    training = args[13] if len(args) > 13 else kwargs.get("training", True)
+    on = training or not mode.source.is_off(training)
     if len(args) > 13:
-        args = (*args[:13], True, *args[14:])
+        args = (*args[:13], on, *args[14:])
     else:
-        kwargs["training"] = True
+        kwargs["training"] = on
     with mode:
         return _undispatched(func)(*args, **kwargs)
 
@@ -204,16 +235,36 @@ def _inside(mode: Interception, func: Any, *args: Any, **kwargs: Any) -> Any:
         return _undispatched(func)(*args, **kwargs)
 
 
+def _uniform_initialiser(
+    mode: Interception, func: Any, tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Any = None
+) -> Tensor:
+    with mode, torch.no_grad():
+        return tensor.uniform_(a, b, generator=generator)
+
+
+def _normal_initialiser(
+    mode: Interception, func: Any, tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None
+) -> Tensor:
+    with mode, torch.no_grad():
+        return tensor.normal_(mean, std, generator=generator)
+
+
 def _recurrent(mode: Interception, func: Any, *args: Any) -> Any:
+    packed = isinstance(
+        args[3], (list, tuple)
+    )  # (data, batch_sizes, hx, weights, ...) and not (input, hx, weights, ...)
+    drop_prob, training = args[6:8] if packed else args[5:7]
+    if drop_prob > 0 and mode.source.is_off(training):
+        return func(*args)
+
     def between(output: Tensor, drop_prob: float) -> Tensor:
-        keep = mode.noise.keep("recurrent", drop_prob, tuple(output.shape), output)
-        return _masked(output, keep, drop_prob, False)
+        return mode.source.masked("recurrent", output, drop_prob, tuple(output.shape), False)
 
     return recurrence(func, args, between)
 
 
 def _linear(mode: Interception, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    result = mode.noise.linear(input, weight, bias)
+    result = mode.source.linear(input, weight, bias)
     return func(input, weight, bias) if result is None else result
 
 
@@ -229,8 +280,14 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Batch normalisation in evaluation as the affine map it is: mapped over rows, torch's own takes twice as long."""
-    if training or running_mean is None or running_var is None or input.dtype != running_var.dtype:
+    """Batch normalisation in evaluation as the affine map it is: mapped over draws, torch's own takes twice as long."""
+    if (
+        transform_depth() is None
+        or training
+        or running_mean is None
+        or running_var is None
+        or input.dtype != running_var.dtype
+    ):
         return func(input, running_mean, running_var, weight, bias, training, momentum, eps)
     scale = torch.rsqrt(running_var + eps)
     scale = scale if weight is None else scale * weight
@@ -242,11 +299,25 @@ def _batch_norm(
 # Random numbers ---------------------------------------------------------------------------------------------------
 
 
+def _keyed(handler: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The handler, for random numbers that differ between forward passes; fixed ones are torch's own."""
+
+    @functools.wraps(handler)
+    def checked(mode: Interception, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if mode.source.is_fixed(kwargs.get("generator")):
+            return func(*args, **kwargs)
+        return handler(mode, func, *args, **kwargs)
+
+    return checked
+
+
+@_keyed
 def _bernoulli(mode: Interception, func: Any, input: Tensor, p: float | None = None, **kwargs: Any) -> Tensor:
     probability = input if p is None else torch.full_like(input, p)
     return _bernoulli_values(mode, probability, None if p is None else 1 - p).to(input.dtype)
 
 
+@_keyed
 def _bernoulli_(mode: Interception, func: Any, input: Tensor, p: Any = 0.5, **kwargs: Any) -> Tensor:
     is_number = not isinstance(p, Tensor)
     probability = torch.full(tuple(input.shape), p, device=input.device) if is_number else p.expand(input.shape)
@@ -254,20 +325,34 @@ def _bernoulli_(mode: Interception, func: Any, input: Tensor, p: Any = 0.5, **kw
 
 
 def _bernoulli_values(mode: Interception, probability: Tensor, drop_prob: float | None) -> Tensor:
-    uniform = mode.noise.uniform("bernoulli", drop_prob, tuple(probability.shape), probability.device)
+    uniform = mode.source.uniform("bernoulli", drop_prob, tuple(probability.shape), probability.device)
     return probability if uniform is None else (uniform < probability).to(probability.dtype)
 
 
+# What an inspected network gets for a uniform: LayerDrop and DropPath, written as rand() < drop_prob, keep everything.
+_LARGEST_UNIFORM = 1 - 2.0**-24
+
+
 def _standard_uniform(mode: Interception, kind: str, like: Tensor) -> Tensor:
-    uniform = mode.noise.uniform(kind, None, tuple(like.shape), like.device)
-    return torch.full(tuple(like.shape), 0.5, dtype=torch.float64, device=like.device) if uniform is None else uniform
+    uniform = mode.source.uniform(kind, None, tuple(like.shape), like.device)
+    if uniform is not None:
+        return uniform
+    expected = 0.5 if kind == "randn" else _LARGEST_UNIFORM
+    return torch.full(tuple(like.shape), expected, dtype=torch.float64, device=like.device)
 
 
+@_keyed
 def _rand(mode: Interception, func: Any, *args: Any, **kwargs: Any) -> Tensor:
     like = _template(func, args, kwargs)
-    return _standard_uniform(mode, "rand", like).to(like.dtype)
+    return _rounded(_standard_uniform(mode, "rand", like), like.dtype)
 
 
+def _rounded(uniform: Tensor, dtype: torch.dtype) -> Tensor:
+    """The uniforms in `dtype`, below 1 as torch's are."""
+    return uniform.to(dtype).clamp(max=1 - torch.finfo(dtype).eps / 2)
+
+
+@_keyed
 def _randn(mode: Interception, func: Any, *args: Any, **kwargs: Any) -> Tensor:
     like = _template(func, args, kwargs)
     return torch.special.ndtri(_standard_uniform(mode, "randn", like)).to(like.dtype)
@@ -279,23 +364,44 @@ def _template(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tenso
     return (torch.empty_like if func.__name__.endswith("_like") else torch.empty)(*args, **kwargs)
 
 
+@_keyed
 def _uniform_(mode: Interception, func: Any, input: Tensor, *bounds: float, **kwargs: Any) -> Tensor:
     low, high = (*bounds, *(0.0, 1.0)[len(bounds) :])
     low, high = kwargs.get("from", low), kwargs.get("to", high)
     return input.copy_(low + (high - low) * _standard_uniform(mode, "rand", input))
 
 
+@_keyed
 def _normal_(mode: Interception, func: Any, input: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
     return input.copy_(mean + std * torch.special.ndtri(_standard_uniform(mode, "randn", input)))
 
 
+@_keyed
 def _normal(mode: Interception, func: Any, mean: Any, std: Any = 1.0, size: Any = None, **kwargs: Any) -> Tensor:
     like = torch.empty(size) if size is not None else torch.as_tensor(mean) + torch.as_tensor(std)
     return (mean + std * torch.special.ndtri(_standard_uniform(mode, "randn", like))).to(like.dtype)
 
 
+@_keyed
 def _exponential_(mode: Interception, func: Any, input: Tensor, lambd: float = 1.0, **_: Any) -> Tensor:
     return input.copy_(-torch.log(_standard_uniform(mode, "rand", input)) / lambd)
+
+
+def _rrelu(
+    mode: Interception, func: Any, input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
+    inplace: bool = False,
+) -> Tensor:  # fmt: skip
+    if not training or mode.source.is_off(training):
+        return func(input, lower, upper, False, inplace)
+    uniform = mode.source.uniform("rrelu", None, tuple(input.shape), input.device)
+    slope = (lower + upper) / 2 if uniform is None else (lower + (upper - lower) * uniform).to(input.dtype)
+    result = torch.where(input >= 0, input, input * slope)
+    return input.copy_(result) if inplace else result
+
+
+def _compare(mode: Interception, func: Any, left: Any, right: Any) -> Any:
+    fixed = mode.source.comparison(func, left, right)
+    return func(left, right) if fixed is None else fixed
 
 
 def _drawn(
@@ -308,15 +414,18 @@ def _drawn(
 
 
 def _unkeyed(mode: Interception, func: Any, *args: Any, **kwargs: Any) -> Any:
+    if mode.source.is_fixed(kwargs.get("generator")):
+        return func(*args, **kwargs)
     raise NotImplementedError(
         f"`net` draws random numbers with torch's {func.__name__}, which cannot be keyed to a seed. "
         "Write that step with torch.rand, torch.randn or torch.bernoulli."
     )
 
 
-def _rrelu(mode: Interception, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    training = kwargs.get("training", args[2] if len(args) > 2 else False)
-    return _unkeyed(mode, func) if training else func(input, *args, **kwargs)
+_COMPARISONS = (
+    Tensor.__lt__, Tensor.__le__, Tensor.__gt__, Tensor.__ge__, Tensor.lt, Tensor.le, Tensor.gt, Tensor.ge, torch.lt,
+    torch.le, torch.gt, torch.ge,
+)  # fmt: skip
 
 
 _HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -348,6 +457,9 @@ _HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.normal: _normal,
     Tensor.exponential_: _exponential_,
     F.gumbel_softmax: _inside,
+    nn.init.uniform_: _uniform_initialiser,
+    nn.init.normal_: _normal_initialiser,
+    **dict.fromkeys(_COMPARISONS, _compare),
     **dict.fromkeys(STOCHASTIC, _drawn),
     F.rrelu: _rrelu,
     **dict.fromkeys(

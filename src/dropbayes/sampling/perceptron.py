@@ -19,7 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from dropbayes.sampling.anatomy import Anatomy, RowLayout, Site
 from dropbayes.sampling.masks import Keys, keep_mask
+from dropbayes.sampling.trees import split
+from dropbayes.sampling.views import has_global_hooks
 
 _ACTIVATIONS = (
     nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh,
@@ -30,7 +33,7 @@ _IN_PLACE: dict[type, Callable[[Tensor], Tensor]] = {
     nn.Tanh: torch.tanh_,
     nn.Sigmoid: torch.sigmoid_,
 }
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_ONE_TENSOR = split(torch.empty(0))[1]
 _FOLDED_ELEMENTS = 2**20  # masked copies of a weight matrix, one a draw, are made up to this size
 _TOGETHER = (64, 32, 16, 8, 4)  # rows of one product where a row's bits are the same in each of these sizes,
 _TOGETHER_ELEMENTS = 2**19  # of those that keep a layer of all draws within the cache
@@ -50,6 +53,34 @@ class Perceptron:
     layers: tuple[nn.Module, ...]
 
     @property
+    def anatomy(self) -> Anatomy:
+        """What inspecting the network would show, read off its layers."""
+        sites: list[Site] = []
+        prefix = suffix = 0.0
+        pair_bytes, element = 0, 4
+        for place, layer in enumerate(self.layers):
+            if isinstance(layer, nn.Dropout):
+                following = self.layers[place + 1] if place + 1 < len(self.layers) else None
+                before = "linear" if isinstance(following, nn.Linear) else None
+                sites.append(Site(len(sites), "", "dropout", layer.p, (1,), before, RowLayout(0, 1)))
+            elif isinstance(layer, nn.Linear):
+                cost = 2.0 * layer.in_features * layer.out_features
+                prefix, suffix = (prefix, suffix + cost) if sites else (prefix + cost, suffix)
+                element = layer.weight.element_size()
+                pair_bytes = max(pair_bytes, 4 * layer.out_features * element)
+        last_layer = (
+            len(self.layers) > 1
+            and isinstance(self.layers[-1], nn.Linear)
+            and isinstance(self.layers[-2], nn.Dropout)
+            and self.layers[-2].p < 1
+        )
+        return Anatomy(
+            sites=tuple(sites), left_out=(), off_calls=frozenset(), lowered=frozenset(), prefix_cost=prefix,
+            suffix_cost=suffix, pair_bytes=pair_bytes, outputs=(RowLayout(0, 1),), structure=_ONE_TENSOR,
+            last_layer=last_layer, rows_together=True, host_random=False, seeds_itself=False, stateful=False,
+        )  # fmt: skip
+
+    @property
     def is_wide(self) -> bool:
         """Whether leaving dropped units out of the products pays."""
         linears = [layer for layer in self.layers if isinstance(layer, nn.Linear)]
@@ -58,13 +89,16 @@ class Perceptron:
         return bool(inner) and min(inner) >= _COMPACT_WIDTH and min(drops, default=0.0) >= _COMPACT_DROP_PROB
 
 
-def perceptron(net: nn.Module) -> Perceptron | None:
-    """The layers of `net` if it is nothing but a plain perceptron; None if anything else happens in it."""
+def perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
+    """The layers of `net` if it is nothing but a plain perceptron that takes `x`; None if it does anything else."""
+    if has_global_hooks():
+        return None
     layers: list[nn.Module] = []
     pending: list[nn.Module] = [net]
     while pending:
         module = pending.pop()
-        if any(getattr(module, name) for name in _HOOKS) or module._compiled_call_impl is not None:
+        own = module.__dict__
+        if own["_forward_hooks"] or own["_forward_pre_hooks"] or own.get("_compiled_call_impl") or "forward" in own:
             return None
         if type(module) is nn.Sequential:
             pending.extend(reversed(module._modules.values()))
@@ -74,7 +108,14 @@ def perceptron(net: nn.Module) -> Perceptron | None:
             layers.append(module)
         else:
             return None
-    return Perceptron(tuple(layers)) if any(type(layer) is nn.Linear for layer in layers) else None
+    linears = [layer for layer in layers if type(layer) is nn.Linear]
+    fits = bool(linears) and linears[0].in_features == x.shape[1] and all(_takes(layer, x) for layer in linears)
+    return Perceptron(tuple(layers)) if fits else None
+
+
+def _takes(layer: nn.Linear, x: Tensor) -> bool:
+    """Whether a layer's weights are where the rows are, and of their dtype."""
+    return layer.weight.dtype == x.dtype and layer.weight.device == x.device
 
 
 class PerceptronDraws:

@@ -1,128 +1,54 @@
-"""The draws of a network: its outputs under fixed masks, evaluated in tiles of rows and draws.
+"""How the draws of a network are evaluated: blocks of rows, each in chunks of draws.
 
-The size of a tile follows from the network and the number of draws, never from the batch: a row takes part in products
-of the same shape whether it comes alone or among a million, and so has the same bits.
+On a CPU the size of a block follows from the network and the number of draws, never from the batch: a row takes part in
+products of the same shape whether it comes alone or among a million, and so has the same bits. Where that is not asked
+for, blocks are as large as memory allows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
-import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from dropbayes.sampling.anatomy import Anatomy, anatomy
+from dropbayes.sampling.anatomy import Anatomy, RowLayout
+from dropbayes.sampling.inspection import Inspected, equal_but_for_rounding, flags_up, inspected, names_of
 from dropbayes.sampling.masks import SAMPLERS, Keys
 from dropbayes.sampling.perceptron import Perceptron, compact_draw, perceptron, prepared_draws
-from dropbayes.sampling.strategies import BY_WAY, Randomness
-from dropbayes.sampling.trees import Inputs, as_inputs
-from dropbayes.sampling.views import checked_network, view
+from dropbayes.sampling.strategies import (
+    DRAW_BY_DRAW,
+    FOLDED,
+    MAPPED,
+    ONE_BY_ONE,
+    ROW_BY_ROW,
+    Masks,
+    NetworkChanged,
+    Strategy,
+    Work,
+    evaluate,
+)
+from dropbayes.sampling.trees import Inputs, own_leaves
+from dropbayes.sampling.views import View, checked_network
 
 MASKS = ("shared", "row")
 
-_WAYS = tuple(BY_WAY)
-_ways_that_worked: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-
-# Tile sizes. A lone row is padded to a whole tile, so a tile's work is bounded by what the calls that evaluate it cost
-# anyway, counted in operations. Measured, not derived; any value gives right results.
-_FREE_OPERATIONS = {"cpu": 8e7, "cuda": 3e10}
+# Block sizes. A lone row is padded to a whole block where bits matter, so a block's work is bounded by what the calls
+# that evaluate it cost anyway, counted in operations. Measured, not derived; any value gives right results.
+_FREE_OPERATIONS = {"cpu": 3e7, "cuda": 3e10}
 _FREE_OPERATIONS_DIRECT = {"cpu": 4e6, "cuda": 2e10}
 _MOST_ROWS = {"cpu": 256, "cuda": 4096}
 _FEWEST_PAIRS = 8
-_FEWEST_PAIRS_DIRECT = {"shared": 64, "row": 512}  # a layer that is one product needs more rows to be fast
-_WORKING_BYTES = {"cpu": 64 * 2**20, "cuda": 4 * 2**30}
-_LIVE_TENSORS = 4  # as many tensors of the largest size are alive at once
-_MACRO_ROWS = 1024  # the direct path hands its tiles on in batches of this many rows
-
-
-def draws(
-    net: nn.Module,
-    x: Any,
-    *,
-    n_draws: int = 100,
-    seed: int = 0,
-    masks: str = "shared",
-    sampler: str = "stratified",
-    row_axis: int = 0,
-    max_bytes: int | None = None,
-) -> Any:
-    r"""The outputs of `n_draws` draws, $\widehat{\mathbf y}_t(\mathbf x)$: the network's own structure, draws first.
-
-    Args:
-        net: Any network with dropout; it is not changed.
-        x: Its input: a tensor, a tuple of positional or a dict of named arguments.
-        n_draws: The number of draws $T$.
-        seed: With `n_draws` and `sampler`, fixes every mask.
-        masks: "shared" for one mask per draw, so that a draw is a function; "row" for a fresh mask for every row.
-        sampler: "stratified" or "independent" (see `dropbayes.sampling.masks`).
-        row_axis: The axis of the rows in the inputs.
-        max_bytes: A bound on working memory, the result not counted.
-
-    Example:
-        >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
-        >>> draws(net, torch.ones(3, 2), n_draws=10).shape
-        torch.Size([10, 3, 1])
-    """
-    inputs = as_inputs(x, row_axis=row_axis)
-    keys = checked_keys(n_draws, seed, sampler)
-    plan = Plan.of(net, inputs, keys=keys, masks=masks, max_bytes=max_bytes)
-    results: list[Tensor] = []
-    with torch.no_grad():
-        for tile in plan.tiles(inputs):
-            if not results:
-                results = [out.new_empty((keys.n_draws, inputs.n_rows, *out.shape[2:])) for out in tile.outputs]
-            for result, out in zip(results, tile.outputs, strict=True):
-                result[tile.draws.start : tile.draws.stop, tile.rows.start : tile.rows.stop] = out
-    return plan.anatomy.structure.build(plan.arranged(results, leading=1))
-
-
-def function_draw(
-    net: nn.Module,
-    index: int = 0,
-    *,
-    n_draws: int = 100,
-    seed: int = 0,
-    masks: str = "shared",
-    sampler: str = "stratified",
-    row_axis: int = 0,
-) -> Callable[..., Any]:
-    """One draw of the network as a deterministic, differentiable function of its input.
-
-    `function_draw(net, i, n_draws=T, seed=s)(x)` equals `draws(net, x, n_draws=T, seed=s)[i]`.
-
-    Args:
-        net: Any network with dropout.
-        index: Which draw.
-        n_draws: The number of draws the index counts in.
-        seed: As in `draws`.
-        masks: As in `draws`; a draw is a function of its input alone only with "shared".
-        sampler: As in `draws`.
-        row_axis: As in `draws`.
-
-    Example:
-        >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
-        >>> f = function_draw(net, 3, n_draws=10, seed=1)
-        >>> torch.allclose(f(torch.ones(2, 2)), draws(net, torch.ones(2, 2), n_draws=10, seed=1)[3])
-        True
-    """
-    keys = checked_keys(n_draws, seed, sampler)
-    if not 0 <= operator.index(index) < keys.n_draws:
-        raise ValueError(f"`index` must be one of the {n_draws} draws, 0 to {n_draws - 1}; got {index}.")
-    checked_network(net)
-
-    def function(x: Any) -> Any:
-        inputs = as_inputs(x, row_axis=row_axis)
-        plan = Plan.of(net, inputs, keys=keys, masks=masks, only=index)
-        blocks = [[out[0] for out in tile.outputs] for tile in plan.tiles(inputs)]
-        whole = [torch.cat(parts) for parts in zip(*blocks, strict=True)]
-        return plan.anatomy.structure.build(plan.arranged(whole, leading=0))
-
-    return function
+_FEWEST_PAIRS_DIRECT = {"shared": 64, "row": 64}  # a layer that is one product needs more rows to be fast
+_WORKING_BYTES = {"cpu": 64 * 2**20, "cuda": 3 * 2**30}
+_MACRO_ROWS = 1024  # the direct path hands its blocks on in batches of this many rows
+_SHARED_PREFIX = 0.2  # from this share of a forward pass on, computing the prefix once pays for mapping
+_THREADED_OPERATIONS = 5e7  # a block with less work is done before other threads have started
 
 
 def checked_keys(n_draws: int, seed: int, sampler: str) -> Keys:
@@ -139,177 +65,191 @@ def checked_keys(n_draws: int, seed: int, sampler: str) -> Keys:
 
 
 @dataclass(frozen=True)
-class Tile:
-    """The outputs of some draws for some rows, `[draw, row, ...]`.
+class Chunk:
+    """The outputs of some draws for a block of rows, `[draw, row, ...]`.
 
     Where the last layer is integrated over, also the mean over these draws of its variance, `[row, ...]`.
     """
 
-    rows: range
     draws: range
     outputs: list[Tensor]
     variances: list[Tensor] | None
 
 
-@dataclass
+class Evaluator(Protocol):
+    """What computes the draws of a block of rows."""
+
+    @property
+    def name(self) -> str:
+        """How it works, as `Prediction.method` says it."""
+
+    def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
+        """The draws of the rows `rows` of `inputs`, whose first one is keyed as `first_row`."""
+
+    def replicated(self, number: int) -> Evaluator:
+        """The same with independent draws."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """How the draws of one network are evaluated on inputs of one form."""
 
-    net: nn.Module
     anatomy: Anatomy
-    keys: Keys
-    per_row: bool
-    integrate: bool
-    tile_rows: int
-    tile_draws: int
-    direct: Perceptron | None
+    evaluator: Evaluator
     draws: range
-    way: str
-    compact: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        net: nn.Module,
-        inputs: Inputs,
-        *,
-        keys: Keys,
-        masks: str,
-        max_bytes: int | None = None,
-        integrate: bool = False,
-        only: int | None = None,
-        exact_rows: bool = True,
-    ) -> Plan:
-        """The plan for a network that was checked to be random.
-
-        Args:
-            net: The network.
-            inputs: Its inputs; only their form matters.
-            keys: Seed, number of draws and sampler.
-            masks: "shared" or "row".
-            max_bytes: A bound on working memory.
-            integrate: Leave the last site out and integrate over it, where the last layer allows it.
-            only: The one draw wanted, instead of all.
-            exact_rows: Give up the bitwise independence of a row from its batch where that is faster, if False.
-        """
-        if masks not in MASKS:
-            raise ValueError(f"`masks` must be one of {', '.join(map(repr, MASKS))}; got {masks!r}.")
-        if max_bytes is not None and max_bytes <= 0:
-            raise ValueError(f"`max_bytes` must be a positive number of bytes; got {max_bytes!r}.")
-        net, found = anatomy(net, inputs)
-        _check_random(found)
-        integrate = integrate and found.last_layer
-        wanted = range(keys.n_draws) if only is None else range(only, only + 1)
-        if integrate and sum(site.is_random for site in found.sites) == 1:
-            wanted = range(1)  # nothing is left to draw
-        plain = len(inputs.leaves) == 1 and inputs.leaves[0].dim() == 2 and inputs.row_axis == 0
-        direct = perceptron(net) if plain and only is None else None  # its products cannot be differentiated
-        # Rows with masks of their own cannot share products, only calls.
-        free = _FREE_OPERATIONS_DIRECT if direct is not None and masks == "shared" else _FREE_OPERATIONS
-        pairs = _FEWEST_PAIRS if direct is None else _FEWEST_PAIRS_DIRECT[masks]
-        rows, chunk = _tile_shape(found, wanted, keys.n_draws, inputs.device.type, free, pairs, max_bytes)
-        way = "direct" if direct is not None else _ways_that_worked.get(net, _WAYS[0])
-        on_cpu = inputs.device.type == "cpu"  # elsewhere, finding the units to leave out costs more than it saves
-        compact = direct is not None and not exact_rows and masks == "shared" and direct.is_wide and on_cpu
-        if compact:
-            integrate, wanted, way = False, range(keys.n_draws) if only is None else wanted, "direct, compacted"
-        return cls(net, found, keys, masks == "row", integrate, rows, chunk, direct, wanted, way, compact)
+    sizes: tuple[int, ...]  # numbers of rows in a block, from the largest: a row has the same bits in each
+    chunk_draws: int
+    exact: bool  # the moments need no draws at all
+    integrate: bool
+    operations: float  # of a block
 
     @property
-    def exact(self) -> bool:
-        """Whether the moments need no draws at all."""
-        return self.integrate and sum(site.is_random for site in self.anatomy.sites) == 1
+    def block_rows(self) -> int:
+        """The number of rows in a full block."""
+        return self.sizes[0]
 
     @property
     def method(self) -> str:
         """How the moments are found, in words."""
         if self.exact:
             return "exact"
-        return f"last layer integrated, {self.way}" if self.integrate else self.way
+        return f"last layer integrated, {self.evaluator.name}" if self.integrate else self.evaluator.name
 
-    def tiles(self, inputs: Inputs, *, offset: int = 0) -> Iterator[Tile]:
-        """Every tile of the inputs: all draws of the first rows, then all draws of the next.
+    def blocks(self, inputs: Inputs, *, first_row: int = 0) -> Iterator[tuple[range, Iterator[Chunk]]]:
+        """The rows of `inputs` in blocks, each with its chunks of draws; row i is keyed as row `first_row` + i."""
+        for rows in _cut(inputs.n_rows, self.sizes):
+            yield rows, self._chunks(inputs, rows, first_row + rows.start)
 
-        Args:
-            inputs: The rows.
-            offset: The index of the first row, which keys per-row masks.
-        """
-        own = self.net if self.direct is not None else view(self.net, self.anatomy.raised)
-        step = self._rows_at_once()
-        for start in range(0, inputs.n_rows, step):
-            stop = min(start + step, inputs.n_rows)
-            leaves = inputs.padded_rows(start, stop, self.tile_rows if self.direct is None else 1)
-            position = self.draws.start
-            while position < self.draws.stop:
-                chunk = range(position, min(position + self.tile_draws, self.draws.stop))
-                try:
-                    outputs, variances = self._evaluate(own, inputs, leaves, chunk, offset + start, stop - start)
-                except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                    if not _is_out_of_memory(error) or self.tile_draws == 1:
-                        raise
-                    self.tile_draws = max(1, self.tile_draws // 2)
-                    continue
-                yield Tile(range(start, stop), chunk, outputs, variances)
-                position = chunk.stop
-
-    def _rows_at_once(self) -> int:
-        if self.direct is None:
-            return self.tile_rows
-        if self.compact:
-            return _MACRO_ROWS
-        blocks = max(1, min(_MACRO_ROWS, 2**18 // self.tile_draws) // self.tile_rows)  # bounds the draws held at once
-        return blocks * self.tile_rows
-
-    def arranged(self, tensors: list[Tensor], *, leading: int) -> list[Tensor]:
-        """The tensors with their row axis, which stands after `leading` axes, where the network has it."""
-        pairs = zip(tensors, self.anatomy.row_axes, strict=True)
-        return [t if axis is None else t.movedim(leading, leading + axis) for t, axis in pairs]
-
-    def _evaluate(
-        self, own: nn.Module, inputs: Inputs, leaves: list[Any], chunk: range, first: int, real: int
-    ) -> tuple[list[Tensor], list[Tensor] | None]:
-        """The outputs of a tile and their mean variance over the last layer; its first `real` rows are wanted."""
-        if self.direct is not None:
-            return self._direct(leaves[0], chunk, first)
-        rows = range(first, first + self.tile_rows)
-        outputs = [out[:, :real] for out in self._mapped(own, inputs, leaves, chunk, rows, real)]
-        return (outputs[:-1], [outputs[-1].mean(0, dtype=torch.float64)]) if self.integrate else (outputs, None)
-
-    def _direct(self, x: Tensor, chunk: range, first: int) -> tuple[list[Tensor], list[Tensor] | None]:
-        assert self.direct is not None
-        if self.compact:
-            return [torch.stack([compact_draw(self.direct, x, keys=self.keys, draw=draw) for draw in chunk])], None
-        prepared = prepared_draws(
-            self.direct, self.keys, chunk, block=self.tile_rows, per_row=self.per_row, integrate=self.integrate, like=x
-        )
-        outputs, variance = prepared(x, first)
-        return [outputs], None if variance is None else [variance]
-
-    def _mapped(
-        self, own: nn.Module, inputs: Inputs, leaves: list[Any], chunk: range, rows: range, real: int
-    ) -> list[Tensor]:
-        """The draws by the fastest way that this network allows; the one that worked is taken again."""
-        randomness = Randomness(self.anatomy, self.keys, self.per_row, self.integrate)
-        while True:
+    def _chunks(self, inputs: Inputs, rows: range, first_row: int) -> Iterator[Chunk]:
+        position, size = self.draws.start, self.chunk_draws
+        while position < self.draws.stop:
+            draws = range(position, min(position + size, self.draws.stop))
             try:
-                outputs = BY_WAY[self.way](randomness, own, inputs, leaves, chunk, rows, real)
-            except (RuntimeError, ValueError, TypeError) as error:
-                if _is_out_of_memory(error) or self.way == _WAYS[-1]:
+                chunk = self.evaluator(inputs, rows, first_row, draws)
+            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error) or size == 1:
                     raise
-                # Control flow that depends on data, a write into an unmapped tensor, an operation without a rule.
-                self.way = _WAYS[_WAYS.index(self.way) + 1]
-            else:
-                _ways_that_worked[self.net] = self.way
-                return outputs
+                size = max(1, size // 2)
+                continue
+            yield chunk
+            position = draws.stop
+
+    def replicated(self, number: int) -> Plan:
+        """The plan with draws that are independent of those of other replicates."""
+        return replace(self, evaluator=self.evaluator.replicated(number))
+
+    def arrange(self, tensors: list[Tensor], *, leading: int) -> list[Tensor]:
+        """The tensors with their row axis, which stands after `leading` axes, where the network has it."""
+        return [arranged(tensor, layout, leading) for tensor, layout in zip(tensors, self.anatomy.outputs, strict=True)]
+
+    @contextlib.contextmanager
+    def threads(self) -> Iterator[None]:
+        """Uses one thread for blocks of little work, where several would wait for each other."""
+        before = torch.get_num_threads()
+        if before == 1 or self.operations >= _THREADED_OPERATIONS:
+            yield
+            return
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
 
-def _check_random(found: Anatomy) -> None:
-    if any(site.is_random for site in found.sites):
+def _cut(n_rows: int, sizes: tuple[int, ...]) -> Iterator[range]:
+    """The rows in blocks of the given sizes, the largest first; the last one may fall short of the smallest."""
+    start = 0
+    while start < n_rows:
+        size = next((size for size in sizes if size <= n_rows - start), sizes[-1])
+        yield range(start, min(start + size, n_rows))
+        start += size
+
+
+def arranged(tensor: Tensor, layout: RowLayout | None, leading: int) -> Tensor:
+    """The tensor with its row axis, which stands after `leading` axes, where the layout has it."""
+    if layout is None:
+        return tensor.select(leading, 0)
+    if layout.inner == 1:
+        return tensor.movedim(leading, leading + layout.axis)
+    return tensor.movedim(leading, leading + layout.axis).flatten(leading + layout.axis, leading + layout.axis + 1)
+
+
+def plan_draws(
+    net: nn.Module,
+    inputs: Inputs,
+    *,
+    keys: Keys,
+    masks: str,
+    max_bytes: int | None = None,
+    integrate: bool = False,
+    exact_rows: bool | None = None,
+    leave_out: str | tuple[str, ...] = (),
+    careful: bool = False,
+) -> Plan:
+    """The plan for a network that was checked to be random.
+
+    Args:
+        net: The network.
+        inputs: Its inputs; only their form matters.
+        keys: Seed, number of draws and sampler.
+        masks: "shared" or "row".
+        max_bytes: A bound on working memory.
+        integrate: Leave the last site out and integrate over it, where the last layer allows it.
+        exact_rows: Whether a row must have the same bits in any batch; by default on a CPU.
+        leave_out: Modules whose randomness is not dropout, by name.
+        careful: Take one row of one draw at a time: for networks whose sites depend on the values of a row.
+    """
+    if masks not in MASKS:
+        raise ValueError(f"`masks` must be one of {', '.join(map(repr, MASKS))}; got {masks!r}.")
+    if max_bytes is not None and max_bytes <= 0:
+        raise ValueError(f"`max_bytes` must be a positive number of bytes; got {max_bytes!r}.")
+    names = names_of(leave_out)
+    net = checked_network(net)
+    direct = perceptron(net, inputs.leaves[0]) if inputs.is_matrix and not names and not careful else None
+    record = None if direct is not None else inspected(net, inputs, names)
+    anatomy = direct.anatomy if direct is not None else record.anatomy  # type: ignore[union-attr]
+    check_random(anatomy)
+    device = inputs.device.type if inputs.device.type in _FREE_OPERATIONS else "cuda"
+    exact_rows = device == "cpu" if exact_rows is None else exact_rows
+    integrate = integrate and anatomy.last_layer and not careful
+    compact = direct is not None and masks == "shared" and direct.is_wide and not exact_rows
+    integrate = integrate and not compact
+    exact = integrate and anatomy.n_random == 1
+    draws = range(1) if exact else range(keys.n_draws)
+    limit = max_bytes if max_bytes is not None else _WORKING_BYTES[device]
+    rows, chunk = _block_shape(anatomy, len(draws), keys.n_draws, device, limit, direct is not None, masks)
+    if not exact_rows and direct is None:
+        rows, chunk = _largest_block(anatomy, inputs.n_rows, len(draws), limit)
+    operations = rows * (anatomy.prefix_cost + chunk * anatomy.suffix_cost)
+    if direct is not None:
+        macro = _MACRO_ROWS if compact else max(1, min(_MACRO_ROWS, 2**18 // chunk) // rows) * rows
+        evaluator: Evaluator = (
+            _Compacted(direct, keys) if compact else _Direct(direct, keys, masks == "row", integrate, rows)
+        )
+        return Plan(anatomy, evaluator, draws, (macro,), chunk, exact, integrate, operations)
+    assert record is not None
+    drawn = Masks(anatomy, keys, masks == "row", integrate)
+    strategy = ONE_BY_ONE if careful else _strategy(net, inputs, record, drawn, names)
+    general = _General(net, record, drawn, strategy, names, (rows,))
+    sizes: tuple[int, ...] = (rows,)
+    if exact_rows and strategy.rows == "together":
+        sizes = _agreeing_sizes(general, inputs, rows, range(chunk))
+        general = replace(general, sizes=sizes)
+    elif not exact_rows:
+        general = replace(general, sizes=())
+    return Plan(anatomy, general, draws, sizes, chunk, exact, integrate, operations)
+
+
+def check_random(anatomy: Anatomy) -> None:
+    """Refuses a network in which nothing is random."""
+    if anatomy.n_random:
         return
-    seen = ", ".join(
-        f"{s.path or 'network'} (drop_prob {s.drop_prob:g})" for s in found.sites if s.drop_prob is not None
+    switched_off = ", ".join(
+        f"{site.path or 'network'} (drop_prob {site.drop_prob:g})"
+        for site in anatomy.sites
+        if site.drop_prob is not None
     )
-    what = f"its dropout is switched off: {seen}" if seen else "it has no dropout"
+    what = f"its dropout is switched off: {switched_off}" if switched_off else "it has no dropout that is switched on"
     raise ValueError(
         f"`net` must have dropout to be a distribution over functions, but {what}: every draw would be the same. "
         "Make a network that has it with dropbayes.add_dropout(net, drop_prob=0.1); dropbayes.sites(net, x) lists what "
@@ -317,32 +257,197 @@ def _check_random(found: Anatomy) -> None:
     )
 
 
-def _tile_shape(
-    found: Anatomy,
-    wanted: range,
-    n_draws: int,
-    device: str,
-    free: dict[str, float],
-    fewest_pairs: int,
-    max_bytes: int | None,
+# Sizes ----------------------------------------------------------------------------------------------------------------
+
+
+def _block_shape(
+    anatomy: Anatomy, n_wanted: int, n_draws: int, device: str, limit: int, direct: bool, masks: str
 ) -> tuple[int, int]:
-    """The rows and draws of a tile: from the network and the number of draws alone (and a memory bound that binds)."""
-    a_row = found.prefix_cost + len(wanted) * found.suffix_cost
-    device = device if device in free else "cuda"
+    """The rows and draws of a block: from the network and the number of draws alone (and a memory bound that binds)."""
+    # Rows with masks of their own cannot share products, only calls.
+    free = _FREE_OPERATIONS_DIRECT if direct and masks == "shared" else _FREE_OPERATIONS
+    fewest_pairs = _FEWEST_PAIRS_DIRECT[masks] if direct else _FEWEST_PAIRS
+    a_row = anatomy.prefix_cost + n_wanted * anatomy.suffix_cost
     affordable = free[device] / max(a_row, 1.0)
     rows = 2 ** int(math.log2(min(max(affordable, 1.0), _MOST_ROWS[device])))
-    if a_row < n_draws * (found.prefix_cost + found.suffix_cost) / 16:
+    if a_row < n_draws * (anatomy.prefix_cost + anatomy.suffix_cost) / 16:
         rows = max(rows, 4)  # nearly all work is shared: four rows of it are far below one row drawn one by one
-    elif len(wanted) < fewest_pairs:
-        rows = max(rows, 2 ** math.ceil(math.log2(fewest_pairs / len(wanted))))
-    limit = max_bytes if max_bytes is not None else _WORKING_BYTES[device]
-    pairs = max(1, limit // max(found.pair_bytes * _LIVE_TENSORS, 1))
+    elif n_wanted < fewest_pairs:
+        rows = max(rows, 2 ** math.ceil(math.log2(fewest_pairs / n_wanted)))
+    pairs = max(1, limit // max(anatomy.pair_bytes, 1))
     rows = min(rows, 2 ** int(math.log2(pairs)))
-    chunks = math.ceil(len(wanted) / max(1, pairs // rows))
-    return rows, math.ceil(len(wanted) / chunks)
+    chunks = math.ceil(n_wanted / max(1, pairs // rows))
+    return rows, math.ceil(n_wanted / chunks)
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def _largest_block(anatomy: Anatomy, n_rows: int, n_wanted: int, limit: int) -> tuple[int, int]:
+    """The rows and draws of blocks that fill the memory: all draws of some rows, or some draws of one."""
+    pairs = max(1, limit // max(anatomy.pair_bytes, 1))
+    n_blocks = math.ceil(n_rows / max(1, min(n_rows, pairs // n_wanted)))
+    rows = math.ceil(n_rows / n_blocks)
+    n_chunks = math.ceil(n_wanted / max(1, min(n_wanted, pairs // rows)))
+    return rows, math.ceil(n_wanted / n_chunks)
+
+
+# Evaluators -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _General:
+    """Any network, by the strategy that was seen to give it the right draws."""
+
+    net: nn.Module
+    record: Inspected
+    masks: Masks
+    strategy: Strategy
+    leave_out: tuple[str, ...]
+    sizes: tuple[int, ...]  # numbers of rows to which a block is padded; none to take them as they come
+
+    @property
+    def name(self) -> str:
+        return str(self.strategy)
+
+    def replicated(self, number: int) -> _General:
+        keys = replace(self.masks.keys, replicate=number)
+        return replace(self, masks=replace(self.masks, keys=keys))
+
+    def _network(self) -> nn.Module:
+        if self.masks.anatomy.stateful:  # every run starts from the network's own state
+            return View(self.net, flags_up(self.leave_out, self.masks.anatomy.lowered)).net
+        return self.record.view.net
+
+    def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
+        padded = min((size for size in self.sizes if size >= len(rows)), default=len(rows))
+        size = len(rows) if self.strategy.rows == "single" else padded
+        leaves = inputs.padded_rows(rows.start, rows.stop, 1 if inputs.is_one_row else size)
+        work = Work(self._network, inputs, leaves, draws, range(first_row, first_row + size))
+        outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.masks, work)]
+        if not self.masks.integrate:
+            return Chunk(draws, outputs, None)
+        return Chunk(draws, outputs[:-1], [outputs[-1].mean(0, dtype=torch.float64)])
+
+
+@dataclass(frozen=True)
+class _Direct:
+    """A perceptron, by its own path."""
+
+    perceptron: Perceptron
+    keys: Keys
+    per_row: bool
+    integrate: bool
+    rows: int
+
+    name = "direct"
+
+    def replicated(self, number: int) -> _Direct:
+        return replace(self, keys=replace(self.keys, replicate=number))
+
+    def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
+        x = inputs.leaves[0][rows.start : rows.stop]
+        prepared = prepared_draws(
+            self.perceptron, self.keys, draws, block=self.rows, per_row=self.per_row, integrate=self.integrate, like=x
+        )
+        outputs, variance = prepared(x, first_row)
+        return Chunk(draws, [outputs], None if variance is None else [variance])
+
+
+@dataclass(frozen=True)
+class _Compacted:
+    """A wide perceptron whose dropped units are left out of its products."""
+
+    perceptron: Perceptron
+    keys: Keys
+
+    name = "direct, compacted"
+
+    def replicated(self, number: int) -> _Compacted:
+        return replace(self, keys=replace(self.keys, replicate=number))
+
+    def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
+        x = inputs.leaves[0][rows.start : rows.stop]
+        outputs = torch.stack([compact_draw(self.perceptron, x, keys=self.keys, draw=draw) for draw in draws])
+        return Chunk(draws, [outputs], None)
+
+
+@torch.no_grad()
+def _agreeing_sizes(general: _General, inputs: Inputs, largest: int, draws: range) -> tuple[int, ...]:
+    """The numbers of rows in which a row is seen to have the bits it has in a block of the largest size."""
+    masks = general.masks
+    drawn = (masks.per_row, masks.integrate, masks.keys.n_draws, masks.keys.sampler)
+    key = (*drawn, largest, len(draws), torch.get_num_threads())
+    known = general.record.sizes
+    if key not in known:
+        index = [place % inputs.n_rows for place in range(largest)]
+        rows = replace(inputs, leaves=tuple(inputs.rows(index)), n_rows=largest)
+
+        def run(n_rows: int) -> Chunk:
+            return replace(general, sizes=())(rows, range(largest - n_rows, largest), largest - n_rows, draws)
+
+        whole = run(largest)
+        smaller = [size for size in (largest // 4, largest // 16, largest // 64, 1) if 0 < size < largest]
+        known[key] = (largest, *(size for size in dict.fromkeys(smaller) if _same_bits(run(size), whole, size)))
+    return known[key]
+
+
+def _same_bits(some: Chunk, whole: Chunk, size: int) -> bool:
+    pairs = list(zip(some.outputs, whole.outputs, strict=True))
+    pairs += list(zip(some.variances or [], whole.variances or [], strict=True)) if some.variances else []
+    outputs = all(torch.equal(a, b[:, -size:]) for a, b in pairs[: len(some.outputs)])
+    return outputs and all(torch.equal(a, b[-size:]) for a, b in pairs[len(some.outputs) :])
+
+
+# Choosing a strategy --------------------------------------------------------------------------------------------------
+
+
+def _candidates(anatomy: Anatomy, per_row: bool) -> tuple[Strategy, ...]:
+    """The strategies from the fastest to the one that always works."""
+    if anatomy.host_random:
+        return (DRAW_BY_DRAW,) if anatomy.rows_together and not per_row else ()
+    if not anatomy.rows_together:
+        return (ROW_BY_ROW,)
+    first = (MAPPED, FOLDED) if anatomy.prefix_share > _SHARED_PREFIX else (FOLDED, MAPPED)
+    return (*first, DRAW_BY_DRAW, ROW_BY_ROW)
+
+
+def _strategy(net: nn.Module, inputs: Inputs, record: Inspected, masks: Masks, leave_out: tuple[str, ...]) -> Strategy:
+    """The fastest strategy that gives a few rows and draws what one row of one draw at a time gives them."""
+    if masks.per_row not in record.strategies:
+        record.strategies[masks.per_row] = _probed(net, inputs, record, masks, leave_out)
+    return record.strategies[masks.per_row]
+
+
+@torch.no_grad()
+def _probed(net: nn.Module, inputs: Inputs, record: Inspected, masks: Masks, leave_out: tuple[str, ...]) -> Strategy:
+    masks = replace(masks, integrate=False)
+    index = [0] if inputs.n_rows == 1 else [0, inputs.n_rows - 1]
+    draws = range(min(2, masks.keys.n_draws))
+
+    def run(strategy: Strategy) -> list[Tensor]:
+        flags = flags_up(leave_out, masks.anatomy.lowered)
+        leaves = own_leaves(inputs.rows(index))
+        return evaluate(strategy, masks, Work(lambda: View(net, flags).net, inputs, leaves, draws, range(len(index))))
+
+    oracle: list[Tensor] | None = None
+    for strategy in _candidates(masks.anatomy, masks.per_row):
+        try:
+            outputs = run(strategy)
+        except (
+            Exception
+        ) as error:  # control flow that depends on data, an operation without a rule, a mask without rows
+            if is_out_of_memory(error):
+                raise
+            continue
+        oracle = oracle or run(ONE_BY_ONE)
+        if len(oracle) == len(outputs) and all(map(equal_but_for_rounding, outputs, oracle)):
+            return strategy
+    return ONE_BY_ONE
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+__all__ = ["MASKS", "Chunk", "NetworkChanged", "Plan", "check_random", "checked_keys", "plan_draws"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +11,13 @@ import torch
 from torch import Tensor
 
 from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
-from dropbayes.sampling.plan import Plan
+from dropbayes.sampling.plan import Plan, arranged
 from dropbayes.sampling.streaming import Mean, Moments, Votes
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What is wanted of the draws."""
+class Request:
+    """Which statistics of the draws to compute."""
 
     likelihood: Likelihood | None = None
     quantiles: tuple[float, ...] = ()
@@ -37,32 +38,45 @@ class Wishes:
         moments = self.likelihood is None or isinstance(self.likelihood, Gaussian)
         return moments and not self.quantiles and not self.keep_draws
 
-    def check(self, plan: Plan) -> None:
-        """Refuses a likelihood that cannot read this network's output."""
-        n_tensors = len(plan.anatomy.row_axes)
-        if self.likelihood is not None and n_tensors != 1:
+    def judged(self, plan: Plan) -> int | None:
+        """The tensor of the output that the likelihood reads: the only one, or `logits`; None without a likelihood."""
+        if self.likelihood is None:
+            return None
+        n_tensors = len(plan.anatomy.outputs)
+        if n_tensors == 1:
+            return 0
+        tree = plan.anatomy.structure.build(range(n_tensors), numbers=False)
+        logits = tree.get("logits") if isinstance(tree, Mapping) else getattr(tree, "logits", None)
+        if logits is None:
             raise ValueError(
-                f"`likelihood` needs an output of one tensor; the network gives {n_tensors}. Pass a network that "
-                "returns the one to judge, or leave the likelihood out."
+                f"`likelihood` needs an output of one tensor, or one called `logits`; the network gives {n_tensors}. "
+                "Pass a network that returns the one to judge, or leave the likelihood out."
             )
+        return logits
 
 
 class RowStatistics:
     """The statistics of some rows' draws, for one tensor of the output."""
 
-    def __init__(self, wishes: Wishes) -> None:
-        self.wishes = wishes
+    def __init__(self, request: Request) -> None:
+        self.request = request
         self.moments = Moments()
-        self.within = Mean()  # of the likelihood's variance given the draw
+        self.aleatoric = Mean()  # of the likelihood's variance given the draw
         self.integrated: Tensor | None = None  # the sum over draws of the variance over an integrated last layer
         self.entropies = Mean()
         self.votes = Votes()
         self.kept: list[Tensor] = []
+        self.dtype = torch.float32
+        self.is_complex = False
 
     def add(self, output: Tensor, variance: Tensor | None) -> None:
         """Counts in outputs `[draw, row, ...]`, with their mean variance `[row, ...]` over an integrated last layer."""
-        likelihood = self.wishes.likelihood
-        if self.wishes.keep_draws or self.wishes.quantiles:
+        likelihood = self.request.likelihood
+        self.dtype = _result_dtype(output)
+        if output.is_complex():
+            output = torch.view_as_real(output)
+            self.is_complex = True
+        if self.request.keep_draws or self.request.quantiles:
             self.kept.append(output)
         if likelihood is not None and not self.moments.count:
             likelihood.check(output)
@@ -71,27 +85,24 @@ class RowStatistics:
             added = variance.double() * len(output)
             self.integrated = added if self.integrated is None else self.integrated + added
         elif likelihood is not None and not isinstance(likelihood, Gaussian):
-            self.within.add(likelihood.variance(output))
+            self.aleatoric.add(likelihood.variance(output))
         if isinstance(likelihood, ClassLikelihood):
             probabilities = likelihood.class_probabilities(likelihood.mean(output))
             self.entropies.add(_entropy(probabilities))
             self.votes.add(probabilities)
 
-    def results(self, *, integrated: bool, dtype: torch.dtype) -> dict[str, Tensor]:
+    def results(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """The statistics by name, `[row, ...]`."""
-        for grouped in (self.moments, self.within, self.entropies):
+        for grouped in (self.moments, self.aleatoric, self.entropies):
             grouped.finish()
         _check_finite(self.moments.mean)
-        likelihood, mean, epistemic = self.wishes.likelihood, self.moments.mean, self.moments.variance
-        if integrated:
-            assert self.integrated is not None
-            epistemic = (
-                epistemic + self.integrated / self.moments.count
-            )  # the law of total variance over the last layer's masks
+        likelihood, mean, epistemic = self.request.likelihood, self.moments.mean, self.moments.variance
+        if self.integrated is not None:  # the law of total variance over the last layer's masks
+            epistemic = epistemic + self.integrated / self.moments.count
         if isinstance(likelihood, Gaussian):
             aleatoric = torch.full_like(mean, 1 / float(likelihood.precision))
-        elif self.within.count:
-            aleatoric = self.within.value
+        elif self.aleatoric.count:
+            aleatoric = self.aleatoric.value
         else:
             aleatoric = torch.zeros_like(mean)
         found = {"mean": mean, "epistemic": epistemic, "aleatoric": aleatoric}
@@ -99,17 +110,23 @@ class RowStatistics:
             found["entropy"] = _entropy(likelihood.class_probabilities(mean))
             found["expected_entropy"] = self.entropies.value
             found["variation_ratio"] = self.votes.variation_ratio
-        found = {name: value.to(dtype) for name, value in found.items()}
-        return {**found, **self._from_kept(dtype)}
+        dtype = self.dtype if dtype is None else dtype
+        found = {name: value.to(dtype) for name, value in found.items()} | self._from_kept(dtype)
+        return self._as_complex(found) if self.is_complex else found
+
+    def _as_complex(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Means and draws as complex numbers; variances E|z - E z|², those of both parts together."""
+        sums = {name: found[name].sum(-1) for name in ("epistemic", "aleatoric")}
+        return {n: v if n in sums else torch.view_as_complex(v.contiguous()) for n, v in found.items()} | sums
 
     def _from_kept(self, dtype: torch.dtype) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         if self.kept:
             every = torch.cat(self.kept)
-            if self.wishes.quantiles:
-                levels = torch.tensor(self.wishes.quantiles, dtype=torch.float64, device=every.device)
+            if self.request.quantiles:
+                levels = torch.tensor(self.request.quantiles, dtype=torch.float64, device=every.device)
                 found["quantiles"] = every.double().quantile(levels, dim=0).movedim(0, 1).to(dtype)
-            if self.wishes.keep_draws:
+            if self.request.keep_draws:
                 found["draws"] = every.movedim(0, 1)
         return found
 
@@ -127,12 +144,12 @@ def _check_finite(mean: Tensor) -> None:
         )
 
 
-def result_dtype(output: Tensor) -> torch.dtype:
+def _result_dtype(output: Tensor) -> torch.dtype:
     """The dtype of statistics of such outputs."""
-    return torch.float64 if output.dtype == torch.float64 else torch.float32
+    return torch.float64 if output.dtype in (torch.float64, torch.complex128) else torch.float32
 
 
-class Collected:
+class RowResults:
     """The statistics of all rows so far, tensor by tensor of the output."""
 
     def __init__(self) -> None:
@@ -150,15 +167,19 @@ class Collected:
         values = self.parts[place][name]
         return values[0] if len(values) == 1 else torch.cat(values)
 
-    def trees(self, plan: Plan) -> dict[str, Any]:
-        """Every statistic in the network's own structure, draws and quantiles in front; class statistics as tensors."""
+    def trees(self, plan: Plan, judged: int | None) -> dict[str, Any]:
+        """Every statistic by name, in the network's own structure; of the judged tensor alone where one was chosen."""
         found: dict[str, Any] = {}
+        layouts = plan.anatomy.outputs
+        alone = judged is not None and len(layouts) > 1
+        layouts = (layouts[judged],) if alone and judged is not None else layouts
         for name in self.parts[0]:
             values = [self.joined(name, place) for place in range(len(self.parts))]
-            if name in ("entropy", "expected_entropy", "variation_ratio"):
-                found[name] = values[0]
-                continue
             leading = 1 if name in ("draws", "quantiles") else 0
             values = [value.movedim(1, 0) for value in values] if leading else values
-            found[name] = plan.anatomy.structure.build(plan.arranged(values, leading=leading))
+            if name in ("entropy", "expected_entropy", "variation_ratio"):
+                found[name] = values[0] if layouts[0] is not None else values[0][0]
+                continue
+            values = [arranged(value, layout, leading) for value, layout in zip(values, layouts, strict=True)]
+            found[name] = values[0] if alone else plan.anatomy.structure.build(values, numbers=name == "mean")
         return found

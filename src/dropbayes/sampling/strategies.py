@@ -1,29 +1,71 @@
-"""One network under many masks: all draws of all rows in one call, or as few at a time as the network demands.
+"""One network under many masks: draws folded into the batch, mapped over, or run one at a time.
 
-A row is always evaluated as a batch of one, whatever batch it came in; rows and draws are mapped over together
-(`torch.func.vmap`), so that what comes before the first site is computed once for all draws. A network that cannot be
-mapped, because its control flow depends on its data, is run row by row or draw by draw with the same masks.
+Rows are an ordinary batch. A site knows which axis of its tensor holds the rows, so every strategy lays the same keyed
+masks along it: a row's mask is the one it has alone. The plainest strategy, one row of one draw at a time, is the
+oracle of the others.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import contextlib
+import random
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from dropbayes.sampling.anatomy import Anatomy
-from dropbayes.sampling.masks import Keys, keep_mask, uniform
-from dropbayes.sampling.operations import Interception, Noise
-from dropbayes.sampling.trees import Inputs, split
+from dropbayes.sampling.anatomy import Anatomy, RowLayout, Site
+from dropbayes.sampling.inspection import unchanged_generators
+from dropbayes.sampling.masks import Keys, derived_seed, keep_mask, uniform
+from dropbayes.sampling.operations import Interception, RandomSource, scaled_product, transform_depth
+from dropbayes.sampling.recorder import SENTINEL_SEED
+from dropbayes.sampling.trees import Inputs, own_leaves, split
 from dropbayes.sampling.views import eagerly
+
+# functorch's own primitive: a real tensor seen as batched along one axis at a level of vmap.
+_add_batch_dim: Callable[[Tensor, int, int], Tensor] = torch._C._functorch._add_batch_dim
+
+
+class NetworkChanged(Exception):
+    """The network met other sites than when it was inspected: what is remembered of it is out of date."""
+
+
+class Unsuited(Exception):
+    """A strategy that cannot give these masks to this network; another can."""
 
 
 @dataclass(frozen=True)
-class Randomness:
+class Strategy:
+    """How draws and rows go through a network.
+
+    Args:
+        draws: "folded" into the batch beside the rows, "mapped" over with `torch.func.vmap` (which computes what comes
+            before the first site once), or one at a "single" time.
+        rows: "together" as a batch, or one at a "single" time.
+    """
+
+    draws: Literal["folded", "mapped", "single"]
+    rows: Literal["together", "single"]
+
+    def __str__(self) -> str:
+        return {
+            ("folded", "together"): "folded",
+            ("mapped", "together"): "mapped",
+            ("single", "together"): "draw by draw",
+            ("mapped", "single"): "row by row",
+        }.get((self.draws, self.rows), "one by one")
+
+
+FOLDED, MAPPED = Strategy("folded", "together"), Strategy("mapped", "together")
+DRAW_BY_DRAW, ROW_BY_ROW = Strategy("single", "together"), Strategy("mapped", "single")
+ONE_BY_ONE = Strategy("single", "single")
+
+
+@dataclass(frozen=True)
+class Masks:
     """What the masks of a network are: of which sites, by which keys, for rows together or each."""
 
     anatomy: Anatomy
@@ -32,36 +74,91 @@ class Randomness:
     integrate: bool  # the last site is left out, and its variance given instead
 
 
-class KeyedNoise(Noise):
-    """The masks of some draws and rows; axes that are mapped over are hidden from the network."""
+@dataclass(frozen=True)
+class Work:
+    """Some draws of some rows: `rows` are their indices, by which per-row masks are keyed."""
 
-    def __init__(self, randomness: Randomness, chunk: range, rows: range) -> None:
-        self.randomness, self.chunk = randomness, chunk
-        self.rows = rows if randomness.per_row else None
-        self.n_rows = len(rows)
-        self.draw_level: int | None = None
-        self.row_level: int | None = None
-        self.site = 0
+    network: Callable[[], nn.Module]  # what runs: a new view each time where the network has a state
+    inputs: Inputs
+    leaves: list[Any]
+    draws: range
+    rows: range
+
+
+class KeyedSource(RandomSource):
+    """The masks of some draws and rows, laid along the axis where each site has its rows.
+
+    Args:
+        masks: Sites and keys.
+        draws: The draws of this run.
+        rows: The rows of this run.
+        folded: Whether the draws are part of the row axis, outermost; else they are mapped over, or only one.
+    """
+
+    def __init__(self, masks: Masks, draws: range, rows: range, *, folded: bool) -> None:
+        # One row of one draw needs no layout: the number of its sites may even depend on its values.
+        self.lenient = len(draws) == 1 and len(rows) == 1 and not masks.integrate
+        self.masks, self.draws, self.rows, self.folded = masks, draws, rows, folded
+        self.level: int | None = None  # of vmap, where draws are mapped over
         self.variance: Tensor | None = None
+        self.site = 0
+        self._calls = 0
         self._pending: tuple[Tensor, float] | None = None
+        self._integrated: tuple[Tensor, int] | None = None
+
+    def is_off(self, training: bool) -> bool:
+        self._calls += 1
+        return self._calls - 1 in self.masks.anatomy.off_calls
+
+    def is_fixed(self, generator: torch.Generator | None) -> bool:
+        return generator is not None or (
+            self.masks.anatomy.seeds_itself and torch.default_generator.initial_seed() != SENTINEL_SEED
+        )
 
     def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        site = self._next(kind, drop_prob)
+        layout, inner_shape = self._layout(site, shape)
         mask = keep_mask(
-            self.randomness.keys, self._next(), drop_prob=drop_prob, draws=self.chunk, rows=self.rows, shape=shape,
+            self.masks.keys, site.index, drop_prob=drop_prob, draws=self.draws, rows=self._own_rows, shape=inner_shape,
             dtype=like.dtype, device=like.device,
         )  # fmt: skip
-        return self._hidden(mask)
+        return self._laid(mask, layout, shape)
 
-    def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    def masked(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
+        site = self._next(kind, drop_prob)
+        layout, inner_shape = self._layout(site, shape)
+        mask = keep_mask(
+            self.masks.keys, site.index, drop_prob=drop_prob, draws=self.draws, rows=self._own_rows, shape=inner_shape,
+            dtype=x.dtype, device=x.device,
+        )  # fmt: skip
+        if layout is None or self._own_rows is not None:
+            return scaled_product(x, self._laid(mask, layout, shape), drop_prob, inplace)
+        # A mask that rows share is multiplied in without a copy for each row.
+        sizes = (len(self.draws) if self.folded else 1, len(self.rows), layout.inner)
+        split_x = x.unflatten(layout.axis, sizes)
+        mask = self._among_rows(mask, layout).unsqueeze(layout.axis + 1)
+        product = scaled_product(split_x, mask, drop_prob).flatten(layout.axis, layout.axis + 2)
+        return x.copy_(product) if inplace and not isinstance(x, nn.Parameter) else product
+
+    def uniform(
+        self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device
+    ) -> Tensor | None:
+        self._calls += 1
+        if self._calls - 1 in self.masks.anatomy.off_calls:
+            return None
+        site = self._next(kind, drop_prob)
+        if not shape and not site.is_random:  # LayerDrop of probability 0 or 1
+            return torch.full((), 0.5, dtype=torch.float64, device=device)
+        layout, inner_shape = self._layout(site, shape)
         words = uniform(
-            self.randomness.keys, self._next(), draws=self.chunk, rows=self.rows, shape=shape, device=device
+            self.masks.keys, site.index, draws=self.draws, rows=self._own_rows, shape=inner_shape, device=device
         )
-        return self._hidden(words)
+        return self._laid(words, layout, shape)
 
     def integrate(self, x: Tensor, drop_prob: float) -> Tensor | None:
-        if not self.randomness.integrate or self.site != len(self.randomness.anatomy.sites) - 1:
+        if not self.masks.integrate or self.site != len(self.masks.anatomy.sites) - 1:
             return None
-        self._next()
+        self._next("dropout", drop_prob)
         alias = x.view_as(x)
         self._pending = (alias, drop_prob)
         return alias
@@ -72,138 +169,189 @@ class KeyedNoise(Noise):
         drop_prob = self._pending[1]
         # Var[W (h ∘ z / keep_prob)] = (W ∘ W)(h ∘ h) drop_prob / keep_prob for z ~ Bernoulli(keep_prob)
         self.variance = nn.functional.linear(x.square(), weight.square()) * (drop_prob / (1 - drop_prob))
-        return nn.functional.linear(x, weight, bias)
+        result = nn.functional.linear(x, weight, bias)
+        self._integrated = (result, result._version)
+        return result
 
-    def spread(self, tensor: Tensor) -> Tensor:
-        """A copy of `tensor` for every draw and row that is mapped over."""
-        levels = [(self.draw_level, len(self.chunk)), (self.row_level, self.n_rows)]
-        for level, size in levels:
-            if level is not None:
-                zero = _add_batch_dim(torch.zeros(size, dtype=tensor.dtype, device=tensor.device), 0, level)
-                tensor = tensor | zero if tensor.dtype == torch.bool else tensor + zero
-        return tensor
+    def finish(self, outputs: list[Tensor]) -> list[Tensor]:
+        """The outputs, with the integrated variance after them; an error where other sites were met than expected."""
+        if self.site != len(self.masks.anatomy.sites) and not self.lenient:
+            raise NetworkChanged(f"{self.site} sites instead of {len(self.masks.anatomy.sites)}")
+        if not self.masks.integrate:
+            return outputs
+        if self._integrated is None or self.variance is None or len(outputs) != 1:
+            raise NetworkChanged("the last layer was not met")
+        if outputs[0] is not self._integrated[0] or outputs[0]._version != self._integrated[1]:
+            raise NetworkChanged("the last layer's output is not the network's")
+        return [*outputs, self.variance]
 
-    def _next(self) -> int:
+    @property
+    def _own_rows(self) -> range | None:
+        return self.rows if self.masks.per_row else None
+
+    def _next(self, kind: str, drop_prob: float | None) -> Site:
+        depth = transform_depth()
+        if depth is not None and (self.level is None or depth > self.level) and not _draws_one_for_all():
+            raise NotImplementedError(
+                "`net` drops inside a torch.func transform of its own, whose members would all share one mask. Write "
+                "the members as an axis of one tensor."
+            )
+        if self.lenient:
+            self.site += 1
+            return Site(self.site - 1, "", kind, drop_prob, ())
+        if self.site >= len(self.masks.anatomy.sites):
+            raise NetworkChanged("more sites than before")
+        site = self.masks.anatomy.sites[self.site]
+        if site.kind != kind or (drop_prob is not None and site.drop_prob != drop_prob):
+            raise NetworkChanged(
+                f"site {self.site} is {kind} with {drop_prob}, no longer {site.kind} with {site.drop_prob}"
+            )
         self.site += 1
-        return self.site - 1
+        return site
 
-    def _hidden(self, value: Tensor) -> Tensor:
-        """`[draw, (row,) ...]` as the network sees it: one row of one draw."""
-        value = value[0] if self.draw_level is None else _add_batch_dim(value, 0, self.draw_level)
-        if self.rows is not None:
-            value = value[0] if self.row_level is None else _add_batch_dim(value, 0, self.row_level)
-        return value
+    def _layout(self, site: Site, shape: tuple[int, ...]) -> tuple[RowLayout | None, tuple[int, ...]]:
+        """Where this run's tensor of `shape` has its rows, and the shape of one row's mask."""
+        copies = len(self.rows) * (len(self.draws) if self.folded else 1)
+        if site.layout is None:
+            if (self.folded and len(self.draws) > 1) or (self.masks.per_row and len(self.rows) > 1):
+                raise Unsuited("a mask without a row axis")
+            return None, shape
+        axis = site.layout.axis
+        if axis >= len(shape) or shape[axis] % copies:
+            raise Unsuited("rows along another axis")
+        return RowLayout(axis, shape[axis] // copies), (*shape[:axis], shape[axis] // copies, *shape[axis + 1 :])
 
+    def _laid(self, value: Tensor, layout: RowLayout | None, shape: tuple[int, ...]) -> Tensor:
+        """`[draw, (row,) ...]` as the network sees it, with draws and rows along the row axis."""
+        if layout is None:
+            value = value[0] if self.level is None else _add_batch_dim(value, 0, self.level)
+            return value[0] if self._own_rows is not None else value
+        value = self._among_rows(value, layout)
+        if self._own_rows is None:
+            value = value.unsqueeze(layout.axis + 1).expand(
+                *value.shape[: layout.axis + 1], len(self.rows), *value.shape[layout.axis + 1 :]
+            )
+        return value.reshape(shape)
 
-# functorch's own primitive: a real tensor seen as batched along one axis at a level of vmap.
-_add_batch_dim: Callable[[Tensor, int, int], Tensor] = torch._C._functorch._add_batch_dim
-_current_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
-
-
-def _map_draws(
-    randomness: Randomness,
-    own: nn.Module,
-    inputs: Inputs,
-    leaves: list[Any],
-    chunk: range,
-    rows: range,
-    whole: bool = False,
-) -> list[Tensor]:
-    """All draws of all rows at once, `[draw, row, ...]` of each tensor.
-
-    With `whole`, inputs and newly made tensors differ between rows and draws from the start, so that they can be
-    written to; without, all that does not depend on the draw is computed once.
-    """
-    noise = KeyedNoise(randomness, chunk, rows)
-    places = [place for place, is_row in enumerate(inputs.is_row) if is_row]
-    axis = inputs.row_axis
-    mode: Interception = _WholeInterception(noise) if whole else Interception(noise)
-
-    def one_row(*tensors: Tensor) -> tuple[Tensor, ...]:
-        arguments = list(leaves)
-        for place, tensor in zip(places, tensors, strict=True):
-            arguments[place] = tensor.unsqueeze(axis)
-        if whole:
-            arguments = [noise.spread(a) if isinstance(a, Tensor) else a for a in arguments]
-        noise.site = 0
-        with mode:
-            output, _ = split(eagerly(inputs.call)(own, arguments))
-        if randomness.integrate:
-            assert noise.variance is not None
-            output = [*output, noise.variance]
-        axes = (*randomness.anatomy.row_axes, 0) if randomness.integrate else randomness.anatomy.row_axes
-        return tuple(out if a is None else out.squeeze(a) for out, a in zip(output, axes, strict=True))
-
-    def all_rows() -> tuple[Tensor, ...]:
-        tensors = [leaves[place] for place in places]
-        if len(rows) == 1:
-            return tuple(out.unsqueeze(0) for out in one_row(*(t.select(axis, 0) for t in tensors)))
-
-        def mapped(*row: Tensor) -> tuple[Tensor, ...]:
-            noise.row_level = _current_level()
-            return one_row(*row)
-
-        return torch.func.vmap(mapped, in_dims=axis)(*tensors)
-
-    if len(chunk) == 1:
-        return [out.unsqueeze(0) for out in all_rows()]
-
-    def mapped_draw(_: Tensor) -> tuple[Tensor, ...]:
-        noise.draw_level = _current_level()
-        return all_rows()
-
-    return list(torch.func.vmap(mapped_draw)(torch.empty(len(chunk))))
+    def _among_rows(self, value: Tensor, layout: RowLayout) -> Tensor:
+        """`[draw, (row,) ...]` with the draws (and rows) right before the axis that holds rows; mapped draws hidden."""
+        n_leading = 1 if self._own_rows is None else 2
+        if not self.folded and self.level is not None:
+            value = _add_batch_dim(value, 0, self.level)
+            value = value.unsqueeze(0)
+        leading = list(range(n_leading))
+        return value.movedim(leading, [layout.axis + place for place in leading])
 
 
-_FACTORIES: frozenset[Callable[..., Any]] = frozenset(
-    {
-        torch.empty, torch.zeros, torch.ones, torch.full, torch.empty_like, torch.zeros_like, torch.ones_like,
-        torch.full_like, Tensor.new_empty, Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, torch.tensor,
-    }
-)  # fmt: skip
+def _draws_one_for_all() -> bool:
+    """Whether the innermost transform is a vmap that gives all its members the same random numbers."""
+    interpreter: Any = torch._functorch.pyfunctorch.retrieve_current_functorch_interpreter()
+    return interpreter.key() == torch._C._functorch.TransformType.Vmap and interpreter.randomness() == "same"
 
 
-class _WholeInterception(Interception):
-    """The mode in which new tensors, too, differ between rows and draws."""
-
-    noise: KeyedNoise
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = super().__torch_function__(func, types, args, kwargs)
-        return self.noise.spread(result) if func in _FACTORIES else result
-
-
-def _map_row_by_row(
-    randomness: Randomness, own: nn.Module, inputs: Inputs, leaves: list[Any], chunk: range, rows: range, real: int,
-    *, whole: bool = False, one_draw: bool = False,
-) -> list[Tensor]:  # fmt: skip
-    """The draws of one row after another; with `one_draw`, also draw after draw, which is the oracle of all others."""
-    per_row: list[list[Tensor]] = []
-    for place in range(real):
-        index = torch.tensor([place])
-        row = range(rows[place], rows[place] + 1)
-        own_leaves = [
-            leaf.index_select(inputs.row_axis, index.to(leaf.device)) if is_row else leaf
-            for leaf, is_row in zip(leaves, inputs.is_row, strict=True)
-        ]
-        parts = [range(draw, draw + 1) for draw in chunk] if one_draw else [chunk]
-        # A network may write into its input: every run has its own.
-        runs = [_map_draws(randomness, own, inputs, _cloned(own_leaves), part, row, whole) for part in parts]
-        per_row.append([torch.cat(outputs) for outputs in zip(*runs, strict=True)])
-    return [torch.cat(outputs, dim=1) for outputs in zip(*per_row, strict=True)]
+def evaluate(strategy: Strategy, masks: Masks, work: Work) -> list[Tensor]:
+    """All draws of the work's rows, `[draw, row, ...]` of each tensor of the output; then the integrated variance."""
+    if strategy.rows == "single" and len(work.rows) > 1:
+        parts = [evaluate(strategy, masks, _one_row(work, place)) for place in range(len(work.rows))]
+        return [torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True)]
+    if strategy.draws == "single" and len(work.draws) > 1:
+        runs = [evaluate(strategy, masks, _one_draw(work, draw)) for draw in work.draws]
+        return [torch.cat(tensors) for tensors in zip(*runs, strict=True)]
+    if strategy.draws == "mapped" and len(work.draws) > 1:
+        return _mapped(masks, work)
+    return _folded(masks, work)
 
 
-def _cloned(leaves: list[Any]) -> list[Any]:
-    return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+def _one_row(work: Work, place: int) -> Work:
+    leaves = [
+        leaf if axis is None or not isinstance(leaf, Tensor) else leaf.narrow(axis, place, 1).clone()
+        for leaf, axis in zip(work.leaves, work.inputs.axes, strict=True)
+    ]
+    return Work(work.network, work.inputs, leaves, work.draws, work.rows[place : place + 1])
 
 
-# From the fastest to the one that always works.
-BY_WAY: dict[str, Callable[..., list[Tensor]]] = {
-    "mapped": lambda *args: _map_draws(*args[:-1]),
-    "mapped whole": lambda *args: _map_draws(*args[:-1], whole=True),
-    "row by row": _map_row_by_row,
-    "row by row, whole": functools.partial(_map_row_by_row, whole=True),
-    "one by one": functools.partial(_map_row_by_row, one_draw=True),
-}
+def _one_draw(work: Work, draw: int) -> Work:
+    # A network may write into its input: every run has its own.
+    leaves = own_leaves(work.leaves)
+    return Work(work.network, work.inputs, leaves, range(draw, draw + 1), work.rows)
+
+
+def _run(masks: Masks, source: KeyedSource, work: Work, leaves: list[Any]) -> list[Tensor]:
+    with Interception(source):
+        output, _ = split(eagerly(work.inputs.call)(work.network(), leaves))
+    return source.finish(output)
+
+
+def _folded(masks: Masks, work: Work) -> list[Tensor]:
+    """Draws and rows as one batch, draws outermost."""
+    n_draws, n_rows = len(work.draws), len(work.rows)
+    source = KeyedSource(masks, work.draws, work.rows, folded=True)
+    leaves = [_repeated(leaf, axis, n_draws) for leaf, axis in zip(work.leaves, work.inputs.axes, strict=True)]
+    with _seeded(masks, work):
+        outputs = _run(masks, source, work, leaves)
+    return [_rows_first(out, layout, n_draws, n_rows) for out, layout in _with_layouts(masks, outputs)]
+
+
+def _repeated(leaf: Any, axis: int | None, n_draws: int) -> Any:
+    if n_draws == 1 or axis is None:
+        return leaf
+    if not isinstance(leaf, Tensor):
+        raise Unsuited("an argument that is no tensor")
+    return leaf.repeat(*(n_draws if place == axis else 1 for place in range(leaf.dim())))
+
+
+def _with_layouts(masks: Masks, outputs: list[Tensor]) -> list[tuple[Tensor, RowLayout | None]]:
+    layouts = masks.anatomy.outputs
+    if len(outputs) > len(layouts):  # the variance over the last layer has the layout of the output
+        layouts = (*layouts, layouts[-1])
+    if len(outputs) != len(layouts):
+        raise NetworkChanged(f"{len(outputs)} tensors in the output instead of {len(layouts)}")
+    return list(zip(outputs, layouts, strict=True))
+
+
+def _rows_first(out: Tensor, layout: RowLayout | None, n_draws: int, n_rows: int) -> Tensor:
+    """`[draw, row, ...]` of an output whose row axis holds draws and rows; without rows, one for all of them."""
+    if layout is None:
+        if n_draws > 1:
+            raise Unsuited("an output without rows")
+        return out.expand(n_draws, n_rows, *out.shape)
+    if out.dim() <= layout.axis or out.shape[layout.axis] != n_draws * n_rows * layout.inner:
+        raise Unsuited("an output with rows along another axis")
+    split_out = out.unflatten(layout.axis, (n_draws, n_rows, layout.inner))
+    moved = split_out.movedim((layout.axis, layout.axis + 1), (0, 1))
+    return moved.squeeze(2 + layout.axis) if layout.inner == 1 else moved
+
+
+def _mapped(masks: Masks, work: Work) -> list[Tensor]:
+    """The rows as a batch, mapped over draws: what comes before the first site is computed once."""
+    if masks.anatomy.host_random:
+        raise Unsuited("random numbers of the host")
+    source = KeyedSource(masks, work.draws, work.rows, folded=False)
+
+    def one_draw(_: Tensor) -> tuple[Tensor, ...]:
+        source.level = transform_depth()
+        outputs = _run(masks, source, work, work.leaves)
+        return tuple(_rows_first(out, layout, 1, len(work.rows))[0] for out, layout in _with_layouts(masks, outputs))
+
+    return list(torch.func.vmap(one_draw)(torch.empty(len(work.draws))))
+
+
+@contextlib.contextmanager
+def _seeded(masks: Masks, work: Work) -> Iterator[None]:
+    """Keys the host's generators to seed, draw and row where the network uses them, and restores their states."""
+    anatomy = masks.anatomy
+    if not (anatomy.host_random or anatomy.seeds_itself):
+        yield
+        return
+    if anatomy.host_random and len(work.draws) > 1:
+        raise Unsuited("random numbers of the host")
+    if anatomy.host_random and masks.per_row and len(work.rows) > 1:
+        raise Unsuited("random numbers of the host, for each row")
+    with unchanged_generators():
+        torch.default_generator.manual_seed(SENTINEL_SEED)
+        if anatomy.host_random:
+            seed = derived_seed(masks.keys, work.draws[0], work.rows[0] if masks.per_row else 0)
+            random.seed(seed)
+            if "numpy.random" in sys.modules:
+                sys.modules["numpy.random"].seed(seed % 2**32)
+        yield

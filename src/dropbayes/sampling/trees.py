@@ -2,51 +2,57 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+
+RowAxis = int | None | Mapping[str, int | None] | Sequence[int | None]
+"""The axis of the rows: one for all arguments, one per argument, or None where the whole input is one row."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """The arguments of one call of the network; `is_row[i]` says whether leaf i is cut into rows or passed whole."""
+    """The arguments of one call of the network; `axes[i]` is the row axis of leaf i, None for a leaf passed whole."""
 
     leaves: tuple[Any, ...]
-    is_row: tuple[bool, ...]
+    axes: tuple[int | None, ...]
     spec: pytree.TreeSpec
-    row_axis: int
     n_rows: int
 
-    def rows(self, index: Tensor) -> list[Any]:
-        """The leaves with the rows of `index` selected."""
-        pairs = zip(self.leaves, self.is_row, strict=True)
-        return [leaf.index_select(self.row_axis, index.to(leaf.device)) if row else leaf for leaf, row in pairs]
+    @property
+    def is_matrix(self) -> bool:
+        """Whether the input is one tensor `[row, feature]`."""
+        return len(self.leaves) == 1 and self.axes == (0,) and self.leaves[0].dim() == 2
 
-    def padded_rows(self, start: int, stop: int, unit: int) -> list[Any]:
-        """The leaves with the rows from `start` to `stop`, the last repeated up to a multiple of `unit`.
+    @property
+    def is_one_row(self) -> bool:
+        """Whether nothing is cut: the whole input is one row."""
+        return all(axis is None for axis in self.axes)
+
+    def rows(self, index: Sequence[int] | Tensor) -> list[Any]:
+        """The leaves with the rows of `index` selected."""
+        return [_select(leaf, axis, index) for leaf, axis in zip(self.leaves, self.axes, strict=True)]
+
+    def padded_rows(self, start: int, stop: int, size: int) -> list[Any]:
+        """The leaves with the rows from `start` to `stop`, the last repeated up to `size` rows.
 
         A repeated row adds nothing new: no overflow, no NaN that the real rows do not have.
         """
-        missing = -(stop - start) % unit
-        axis = self.row_axis
-
-        def cut(leaf: Tensor) -> Tensor:
-            own = leaf.narrow(axis, start, stop - start)
-            if not missing:
-                return own
-            shape = list(leaf.shape)
-            shape[axis] = missing
-            return torch.cat([own, leaf.narrow(axis, stop - 1, 1).expand(shape)], dim=axis)
-
-        return [cut(leaf) if row else leaf for leaf, row in zip(self.leaves, self.is_row, strict=True)]
+        missing = size - (stop - start)
+        if missing <= 0:
+            return [_narrow(leaf, axis, start, stop) for leaf, axis in zip(self.leaves, self.axes, strict=True)]
+        return self.rows([*range(start, stop), *[stop - 1] * missing])
 
     def block(self, start: int, stop: int) -> Inputs:
         """The rows from `start` to `stop` as inputs of their own."""
-        return dataclasses.replace(self, leaves=tuple(self.rows(torch.arange(start, stop))), n_rows=stop - start)
+        return dataclasses.replace(self, leaves=tuple(self.rows(range(start, stop))), n_rows=stop - start)
 
     def call(self, net: Callable[..., Any], leaves: Sequence[Any]) -> Any:
         """The network's output for these leaves."""
@@ -55,32 +61,73 @@ class Inputs:
 
     @property
     def device(self) -> torch.device:
-        """Where the first row tensor lies."""
-        leaf: Tensor = self.leaves[self.is_row.index(True)]
-        return leaf.device
+        """The device of the first row tensor, or of the first tensor."""
+        pairs = list(zip(self.leaves, self.axes, strict=True))
+        tensors = [leaf for leaf, axis in pairs if isinstance(leaf, Tensor) and (axis is not None or self.is_one_row)]
+        return tensors[0].device if tensors else torch.device("cpu")
 
     @property
     def signature(self) -> tuple[Any, ...]:
         """What the shape of the computation depends on: everything but the number and the values of the rows."""
         described: list[tuple[Any, ...]] = []
-        for leaf, row in zip(self.leaves, self.is_row, strict=True):
+        for leaf, axis in zip(self.leaves, self.axes, strict=True):
             if isinstance(leaf, Tensor):
-                shape = list(leaf.shape)
-                if row:
-                    shape[self.row_axis] = -1
-                described.append((tuple(shape), leaf.dtype, leaf.device))
+                shape = tuple(-1 if place == axis else size for place, size in enumerate(leaf.shape))
+                described.append((shape, axis, leaf.dtype, leaf.device))
             else:
-                described.append((type(leaf), repr(leaf)))
-        return (self.row_axis, *described)
+                described.append((type(leaf), axis, repr(leaf) if isinstance(leaf, _PLAIN) else ""))
+        return tuple(described)
 
 
-def as_inputs(x: Any, *, row_axis: int = 0) -> Inputs:
-    """The network's arguments in `x`: a tensor, a tuple or list of positional ones, or a mapping of named ones.
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def _is_cache(leaf: Any) -> bool:
+    """Whether a leaf is a key-value cache that can be cut into rows (transformers' own method)."""
+    return hasattr(leaf, "batch_select_indices")
+
+
+def _select(leaf: Any, axis: int | None, index: Sequence[int] | Tensor) -> Any:
+    if axis is None:
+        return leaf
+    if isinstance(leaf, Tensor):
+        return leaf.index_select(axis, torch.as_tensor(index, device=leaf.device))
+    chosen = _copied_cache(leaf)
+    chosen.batch_select_indices(torch.as_tensor(index))
+    return chosen
+
+
+def _copied_cache(cache: Any) -> Any:
+    """A cache that can grow and be cut without the one it was made from; its tensors are shared until then."""
+    made = copy.copy(cache)
+    if hasattr(made, "layers"):
+        made.layers = [copy.copy(layer) for layer in made.layers]
+    return made
+
+
+def own_leaves(leaves: Iterable[Any]) -> list[Any]:
+    """The leaves for one run, which may write into its tensors and append to its caches."""
+    return [
+        leaf.clone() if isinstance(leaf, Tensor) else _copied_cache(leaf) if _is_cache(leaf) else leaf
+        for leaf in leaves
+    ]
+
+
+def _narrow(leaf: Any, axis: int | None, start: int, stop: int) -> Any:
+    if axis is None or isinstance(leaf, Tensor):
+        return leaf if axis is None else leaf.narrow(axis, start, stop - start)
+    return _select(leaf, axis, range(start, stop))
+
+
+def as_inputs(x: Any, *, row_axis: RowAxis = 0) -> Inputs:
+    """The network's arguments in `x`: a tensor or array, a tuple of positional ones, or a mapping of named ones.
 
     Tensors with as many entries along `row_axis` as the first tensor has are cut into rows; all else is passed whole.
+    With a mapping or sequence, `row_axis` says it for each argument; with None, the whole input is one row.
     """
-    if isinstance(x, Tensor) and x.dim() > row_axis and x.shape[row_axis] > 0:
-        return Inputs((x,), (True,), _ONE_ARGUMENT, row_axis, x.shape[row_axis])  # the usual case, without the search
+    if isinstance(x, Tensor) and isinstance(row_axis, int) and x.dim() > row_axis and x.shape[row_axis] > 0:
+        return Inputs((x,), (row_axis,), _ONE_ARGUMENT, x.shape[row_axis])  # the usual case, without the search
+    x = _tensors(x)
     if isinstance(x, Tensor):
         arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((x,), {})
     elif isinstance(x, Mapping):
@@ -89,22 +136,109 @@ def as_inputs(x: Any, *, row_axis: int = 0) -> Inputs:
         arguments = (tuple(x), {})
     else:
         raise TypeError(
-            "`x` must be a tensor, a tuple or dict of tensors, or a DataLoader; "
-            f"got {type(x).__name__}. Convert arrays with torch.as_tensor."
+            "`x` must be a tensor or array, a tuple or dict of them, or a DataLoader; "
+            f"got {type(x).__name__}. Convert other data with torch.as_tensor."
         )
     leaves, spec = pytree.tree_flatten(arguments)
-    sizes = [leaf.shape[row_axis] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > row_axis]
+    if row_axis is None:
+        return Inputs(tuple(leaves), (None,) * len(leaves), spec, 1)
+    stated = _stated_axes(row_axis, arguments)
+    sizes = [s for leaf, axis in zip(leaves, stated, strict=True) if (s := _size(leaf, axis)) is not None]
     if not sizes:
         raise ValueError(f"`x` must hold a tensor with a row axis {row_axis}; got none. Add a batch axis: x[None].")
     if sizes[0] == 0:
         raise ValueError("`x` must have at least one row; got an empty batch. Skip empty batches.")
-    is_row = tuple(
-        isinstance(leaf, Tensor) and leaf.dim() > row_axis and leaf.shape[row_axis] == sizes[0] for leaf in leaves
+    if not isinstance(row_axis, int) and len(set(sizes)) > 1:
+        raise ValueError(f"`row_axis` must name axes of one length; got lengths {sizes}.")
+    axes = tuple(
+        axis if _size(leaf, axis) == sizes[0] or (axis is not None and _is_cache(leaf)) else None
+        for leaf, axis in zip(leaves, stated, strict=True)
     )
-    return Inputs(tuple(leaves), is_row, spec, row_axis, sizes[0])
+    return Inputs(tuple(leaves), axes, spec, sizes[0])
+
+
+def _size(leaf: Any, axis: int | None) -> int | None:
+    return leaf.shape[axis] if axis is not None and isinstance(leaf, Tensor) and leaf.dim() > axis else None
+
+
+def _stated_axes(row_axis: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> list[int | None]:
+    """The row axis of every leaf, as `row_axis` states it for all arguments or for each."""
+    positional, named = arguments
+    if isinstance(row_axis, bool) or not isinstance(row_axis, (int, Mapping, tuple, list)):
+        raise TypeError(f"`row_axis` must be a whole number, None, or one for each argument; got {row_axis!r}.")
+    if isinstance(row_axis, int):
+        if row_axis < 0:
+            raise ValueError(f"`row_axis` must be zero or more; got {row_axis}. Count the axis from the front.")
+        return [row_axis] * len(pytree.tree_leaves(arguments))
+    if isinstance(row_axis, Mapping):
+        unknown = sorted(row_axis.keys() - named.keys())
+        if positional or unknown or row_axis.keys() != named.keys():
+            raise ValueError(
+                f"`row_axis` must name the arguments in `x`, {sorted(named)}; got {sorted(row_axis)}. "
+                "Pass `x` as a dict, with one axis (or None) for each argument."
+            )
+        per_argument = [(named[name], row_axis[name]) for name in named]
+    elif named or len(row_axis) != len(positional):
+        raise ValueError(f"`row_axis` must have one entry for each of {len(positional)} arguments; got {row_axis!r}.")
+    else:
+        per_argument = list(zip(positional, row_axis, strict=True))
+    return [axis for argument, axis in per_argument for _ in pytree.tree_leaves(argument)]
+
+
+def _tensors(x: Any) -> Any:
+    """`x` with its NumPy arrays as tensors; float64 ones in torch's default dtype."""
+
+    def tensor(leaf: Any) -> Any:
+        if not isinstance(leaf, np.ndarray):
+            return leaf
+        made = torch.from_numpy(np.array(leaf, order="C"))  # a copy: an array may be read-only
+        return made.to(torch.get_default_dtype()) if made.dtype == torch.float64 else made
+
+    if isinstance(x, np.ndarray):
+        return tensor(x)
+    return pytree.tree_map(tensor, x) if isinstance(x, (tuple, list, dict)) else x
 
 
 _ONE_ARGUMENT = pytree.tree_flatten(((torch.empty(0),), {}))[1]
+
+
+def device_of(net: nn.Module) -> torch.device:
+    """Where a network computes: the device of its first parameter or buffer."""
+    tensors = (*net.parameters(), *net.buffers())
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def network_arguments(net: nn.Module, batch: Any) -> Any:
+    """The arguments in a batch without its targets: what the forward pass has no place for, and `labels`."""
+    if isinstance(batch, Mapping):
+        accepted = _parameters_of(net)
+        named = accepted is None or any(p.kind is p.VAR_KEYWORD for p in accepted)
+        names = set() if accepted is None else {p.name for p in accepted}
+        return {k: v for k, v in batch.items() if k != "labels" and (named or k in names or not _is_target(k))}
+    if isinstance(batch, (tuple, list)) and len(batch) > 1:
+        accepted = _parameters_of(net)
+        if accepted is not None and not any(p.kind is p.VAR_POSITIONAL for p in accepted):
+            positional = [p for p in accepted if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+            return batch[0] if len(positional) == 1 else batch[: len(positional)]
+    return batch
+
+
+def _is_target(name: str) -> bool:
+    return name in ("label", "labels", "y", "target", "targets")
+
+
+def _parameters_of(net: nn.Module) -> list[inspect.Parameter] | None:
+    try:
+        return list(inspect.signature(net.forward).parameters.values())
+    except (TypeError, ValueError):  # written in C
+        return None
+
+
+def loaded_batches(net: nn.Module, loader: Any) -> Iterator[Any]:
+    """The batches of a DataLoader, moved to where the network is."""
+    device = device_of(net)
+    for batch in loader:
+        yield pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,12 +249,12 @@ class Structure:
     spec: pytree.TreeSpec
     dataclass: Any = None
 
-    def build(self, tensors: Sequence[Any]) -> Any:
-        """The output with `tensors` in the places of its own, in order."""
+    def build(self, tensors: Sequence[Any], *, numbers: bool = True) -> Any:
+        """The output with `tensors` in place of its own, in order; without `numbers`, None for all else."""
         if self.spec.is_leaf() and self.dataclass is None:
             return tensors[0]
         remaining = iter(tensors)
-        leaves = [next(remaining) if leaf is _TENSOR else leaf for leaf in self.leaves]
+        leaves = [next(remaining) if leaf is _TENSOR else leaf if numbers else None for leaf in self.leaves]
         tree = pytree.tree_unflatten(leaves, self.spec)
         return self.dataclass(**tree) if self.dataclass is not None else tree
 
@@ -151,7 +285,7 @@ def split(output: Any) -> tuple[list[Tensor], Structure]:
 
 
 def _plain(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, (bool, int, float, str, type(None))) else None
+    return leaf if isinstance(leaf, _PLAIN) else None
 
 
 def map_tensors(function: Callable[..., Any], *trees: Any) -> Any:

@@ -1,26 +1,36 @@
 """Views of a network: what runs in its place, so that the network itself is never touched.
 
-A view is made of new module objects over the same parameters, buffers and hooks, with training flags of its own.
+A view is made of new module objects over the same parameters and hooks, with training flags, buffers, lists and
+dictionaries of its own. Methods and functions bound to modules of the network are bound to those of the view.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
+
+_CONTAINERS = (list, dict, set, deque)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_TENSORS = ("_parameters", "_buffers")
+_GLOBAL_HOOKS = (torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks)
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def checked_network(net: Any) -> nn.Module:
-    """The plain module behind `net`, out of its parallel or compiled hull; an error where it cannot be looked into."""
+    """The plain module behind `net`, unwrapped from DataParallel, DDP and torch.compile; TypeError if scripted."""
     if not isinstance(net, nn.Module):
         raise TypeError(f"`net` must be a torch.nn.Module; got {type(net).__name__}.")
-    if isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        return checked_network(net.module)
-    if hasattr(net, "_orig_mod"):  # torch.compile's hull: draws run the module it was made from
-        return checked_network(net._orig_mod)
+    inner = _unwrapped(net)
+    if inner is not net:
+        return checked_network(inner)
     scripted = [name or "(network)" for name, m in net.named_modules() if isinstance(m, torch.jit.ScriptModule)]
     if scripted:
         raise TypeError(
@@ -30,28 +40,284 @@ def checked_network(net: Any) -> nn.Module:
     return net
 
 
-def view(net: nn.Module, raised: frozenset[type] = frozenset()) -> nn.Module:
-    """The network as new module objects over the same tensors and hooks: in evaluation but for `raised` classes."""
-    seen: dict[int, nn.Module] = {}
+def check_initialised(net: nn.Module) -> None:
+    """Refuses lazy modules that have not seen an input: a look at them would initialise them."""
+    lazy = [name for name, m in net.named_modules() if getattr(m, "has_uninitialized_params", lambda: False)()]
+    if lazy:
+        raise ValueError(f"`net` must be initialised; {lazy[0]!r} is lazy. Run it once on a batch: net(x).")
 
-    def copy(module: nn.Module) -> nn.Module:
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    while True:
         if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            return copy(module.module)
-        if hasattr(module, "_orig_mod"):
-            return copy(cast(nn.Module, module._orig_mod))
-        if id(module) in seen:
-            return seen[id(module)]
+            module = module.module
+        elif "_orig_mod" in module._modules:  # torch.compile's: draws run the module it was made from
+            module = cast(nn.Module, module._modules["_orig_mod"])
+        else:
+            return module
+
+
+def has_global_hooks() -> bool:
+    """Whether hooks are registered for all modules of the process."""
+    return any(_GLOBAL_HOOKS)
+
+
+class View:
+    """A network's stand-in: `net` runs in its place.
+
+    Args:
+        net: The network, as `checked_network` gives it.
+        in_training: The modules, by name and object, whose training flag is up; by default none.
+        own_buffers: Whether the view has copies of the buffers: where a forward pass may write to them. Without, it has
+            the network's own, whose values stay up to date.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        in_training: Callable[[str, nn.Module], bool] | None = None,
+        *,
+        own_buffers: bool = True,
+    ) -> None:
+        self._own_buffers = own_buffers
+        self._clones: dict[int, nn.Module] = {}
+        self._names: dict[int, str] = {}
+        self.net = self._clone(net, "")
+        originals = self._originals(net)
+        for module in originals:
+            self._fill(module)
+        if in_training is not None:
+            self._raise_flags(originals, in_training)
+        self._global_hooks = _global_hooks()
+        # What validity and changes are judged by. Modules are known by id: a strong reference would keep them alive.
+        self._sources = {id(module): _snapshot(module, versions=False) for module in originals}
+        self._before = {id(module): _snapshot(self._clones[id(module)]) for module in originals}
+
+    @property
+    def paths(self) -> dict[int, str]:
+        """The name of each module of the view, by the module's id."""
+        return {id(clone): self._names[original] for original, clone in self._clones.items()}
+
+    def is_original(self, value: Any) -> bool:
+        """Whether `value` is a module of the network itself."""
+        return id(value) in self._clones and isinstance(value, nn.Module) and self._clones[id(value)] is not value
+
+    def is_valid(self, net: nn.Module) -> bool:
+        """Whether nothing about the network's modules has changed but values, which the view then has as well."""
+        if self._global_hooks != _global_hooks():
+            return False
+        modules = self._originals(net)
+        if len(modules) != len(self._sources):
+            return False
+        return all(
+            id(module) in self._sources
+            and not _differences(self._sources[id(module)], _snapshot(module, versions=False))
+            for module in modules
+        )
+
+    def changes(self) -> list[str]:
+        """The attributes, buffers and containers that running the view has changed, by name."""
+        return [
+            f"{self._names[original]}.{key}".lstrip(".")
+            for original, before in self._before.items()
+            for key in _differences(before, _snapshot(self._clones[original]))
+        ]
+
+    def commit(self, net: nn.Module) -> None:
+        """Gives the network the attributes and buffers that running the view has changed."""
+        for module in self._originals(net):
+            clone, before = self._clones[id(module)], self._before[id(module)]
+            for key in _differences(before, _snapshot(clone)):
+                group, _, name = key.partition("/")
+                if name and group == "_buffers" and name in module._buffers and name in clone._buffers:
+                    _assign_buffer(module, clone, name)
+                elif not name and not self._holds_modules(clone.__dict__.get(group)):
+                    module.__dict__[group] = _detached(clone.__dict__.get(group))
+
+    # Making it ------------------------------------------------------------------------------------------------------
+
+    def _originals(self, net: nn.Module) -> list[nn.Module]:
+        modules, seen = [net], {id(net)}
+        for module in modules:  # grows while it is walked
+            for child in module._modules.values():
+                inner = None if child is None else _unwrapped(child)
+                if inner is not None and id(inner) not in seen:
+                    seen.add(id(inner))
+                    modules.append(inner)
+        return modules
+
+    def _clone(self, module: nn.Module, name: str) -> nn.Module:
+        module = _unwrapped(module)
+        if id(module) in self._clones:
+            return self._clones[id(module)]
         clone = object.__new__(type(module))
-        seen[id(module)] = clone
-        clone.__dict__.update(module.__dict__)
-        clone.__dict__["training"] = type(module) in raised
-        clone.__dict__["_compiled_call_impl"] = None
-        if clone.training:  # a training branch may write to buffers
-            clone.__dict__["_buffers"] = {k: b if b is None else b.clone() for k, b in module._buffers.items()}
-        clone.__dict__["_modules"] = {k: m if m is None else copy(m) for k, m in module._modules.items()}
+        self._clones[id(module)], self._names[id(module)] = clone, name
+        children = {
+            key: child if child is None else self._clone(child, f"{name}.{key}".lstrip("."))
+            for key, child in module._modules.items()
+        }
+        clone.__dict__["_modules"] = children
         return clone
 
-    return copy(net)
+    def _fill(self, module: nn.Module) -> None:
+        clone = self._clones[id(module)]
+        for key, value in module.__dict__.items():
+            if key == "_modules":
+                continue
+            if key == "_buffers":
+                clone.__dict__[key] = {name: self._buffer(buffer) for name, buffer in value.items()}
+            elif key == "_parameters":
+                clone.__dict__[key] = dict(value)
+            elif type(value) in _IMMUTABLE:
+                clone.__dict__[key] = value
+            else:
+                clone.__dict__[key] = self._rebound(value)
+        clone.__dict__["training"] = False
+        clone.__dict__["_compiled_call_impl"] = None
+
+    def _buffer(self, buffer: Tensor | None) -> Tensor | None:
+        return buffer.clone() if buffer is not None and self._own_buffers else buffer
+
+    def _raise_flags(self, originals: list[nn.Module], in_training: Callable[[str, nn.Module], bool]) -> None:
+        if any(type(module).train is not nn.Module.train or "train" in module.__dict__ for module in originals):
+            self.net.train()  # the network's own way, which may leave parts in evaluation
+        else:
+            for clone in self._clones.values():
+                clone.__dict__["training"] = True
+        for module in originals:
+            if not in_training(self._names[id(module)], module):
+                self._clones[id(module)].__dict__["training"] = False
+
+    def _rebound(self, value: Any, depth: int = 0) -> Any:
+        """`value` with every reference to a module of the network replaced by one to the view's."""
+        if type(value) in _IMMUTABLE or depth > 4:
+            return value
+        if isinstance(value, nn.Module):
+            return self._clones.get(id(value), value)
+        if isinstance(value, types.MethodType):
+            owner = self._rebound(value.__self__, depth + 1)
+            return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
+        if isinstance(value, functools.partial):
+            rebound = functools.partial(
+                self._rebound(value.func, depth + 1),
+                *(self._rebound(a, depth + 1) for a in value.args),
+                **{k: self._rebound(v, depth + 1) for k, v in value.keywords.items()},
+            )
+            rebound.__dict__.update(value.__dict__)
+            return rebound
+        if isinstance(value, types.FunctionType):
+            return self._rebound_function(value, depth)
+        if type(value) in (dict, OrderedDict):
+            return type(value)((k, self._rebound(v, depth + 1)) for k, v in value.items())
+        if type(value) in (list, set, tuple, deque):
+            made = [self._rebound(v, depth + 1) for v in value]
+            return deque(made, value.maxlen) if isinstance(value, deque) else type(value)(made)
+        return value
+
+    def _rebound_function(self, function: types.FunctionType, depth: int) -> Any:
+        cells = function.__closure__ or ()
+        contents = [_cell_value(cell) for cell in cells]
+        rebound = [self._rebound(content, depth + 1) if _refers(content) else content for content in contents]
+        if all(a is b for a, b in zip(contents, rebound, strict=True)):
+            return function
+        closure = tuple(
+            cell if a is b else types.CellType(b) for cell, a, b in zip(cells, contents, rebound, strict=True)
+        )
+        made = types.FunctionType(
+            function.__code__, function.__globals__, function.__name__, function.__defaults__, closure
+        )
+        made.__kwdefaults__, made.__dict__ = function.__kwdefaults__, dict(function.__dict__)
+        return made
+
+    def _holds_modules(self, value: Any) -> bool:
+        items = (
+            value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else [value]
+        )
+        return any(isinstance(item, (nn.Module, types.MethodType, functools.partial)) for item in items)
+
+
+_IMMUTABLE = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size, bytes})
+
+
+def _refers(content: Any) -> bool:
+    """Whether the content of a closure may refer to modules; containers are shared by those who close over them."""
+    return isinstance(content, (nn.Module, types.MethodType, functools.partial, types.FunctionType))
+
+
+def _cell_value(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _global_hooks() -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(hooks) for hooks in _GLOBAL_HOOKS)
+
+
+def _snapshot(module: nn.Module, *, versions: bool = True) -> dict[str, Any]:
+    """What a module is made of: attributes, and the entries of its dictionaries of tensors, hooks and containers."""
+    entries: dict[str, Any] = {}
+    for key, value in module.__dict__.items():
+        if key == "_modules":
+            entries[key] = tuple((name, id(child)) for name, child in value.items())
+        elif key in _HOOKS:
+            entries[key] = tuple(value)
+        elif key in _TENSORS:
+            for name, tensor in value.items():
+                entries[f"{key}/{name}"] = tensor
+                if versions and key == "_buffers" and tensor is not None:
+                    entries[f"{key}/{name}/version"] = _version(tensor)
+        elif isinstance(value, _CONTAINERS):
+            entries[key] = tuple(_contents(value))
+        elif isinstance(value, nn.Module):
+            entries[key] = id(value)
+        else:
+            entries[key] = value
+    entries.pop("training", None)
+    entries.pop("_compiled_call_impl", None)
+    return entries
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _contents(value: Any) -> Iterator[Any]:
+    for item in value.items() if isinstance(value, dict) else value:
+        for one in item if isinstance(item, tuple) else (item,):
+            yield id(one) if isinstance(one, nn.Module) else one
+
+
+def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    if before.keys() == after.keys() and all(_same(value, after[key]) for key, value in before.items()):
+        return []
+    keys = before.keys() | after.keys()
+    changed = [key for key in keys if key not in before or key not in after or not _same(before[key], after[key])]
+    return sorted({key.removesuffix("/version") for key in changed})
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(_same(one, other) for one, other in zip(a, b, strict=True))
+    if isinstance(a, types.MethodType) and isinstance(b, types.MethodType):
+        return a.__func__ is b.__func__ and a.__self__ is b.__self__
+    return type(a) is type(b) and isinstance(a, _PLAIN) and a == b
+
+
+def _assign_buffer(module: nn.Module, clone: nn.Module, name: str) -> None:
+    mine, theirs = module._buffers[name], clone._buffers[name]
+    if mine is not None and theirs is not None and mine.shape == theirs.shape and mine.dtype == theirs.dtype:
+        with torch.no_grad():
+            mine.copy_(theirs)
+    else:
+        module._buffers[name] = _detached(theirs)
+
+
+def _detached(value: Any) -> Any:
+    return torch.utils._pytree.tree_map(lambda v: v.detach() if isinstance(v, Tensor) else v, value)
 
 
 def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -224,7 +224,7 @@ def _places(searched: Population, plan: _Plan) -> list[list[int]]:
     group = torch.arange(len(searched)) // plan.n_folds
     searched = fit_precision(searched, rows, n_draws=plan.settings.selection_draws, groups=group)
     scores = evaluate(searched, rows, n_draws=plan.settings.selection_draws)
-    density = torch.where(scores.valid, scores.log_density, 0.0).nan_to_num(nan=-torch.inf)
+    density = torch.where(scores.weight > 0, scores.log_density, 0.0).nan_to_num(nan=-torch.inf)
     # [candidate, split, rows of all folds]; a padded row has log-density 0 for every candidate and decides nothing.
     density = density.view(n_candidates, plan.n_splits, -1)
     chosen: list[list[int]] = []

@@ -14,15 +14,14 @@ import triton.language as tl
 from torch import Tensor
 
 from dropbayes.sampling.kernels.words import (
-    DRAW,
-    ROW,
-    UNIT,
     choice,
+    draw_stream,
     hashed,
     keep_scale,
+    row_stream,
     signed_threshold,
     source,
-    stream,
+    unit_stream,
     unit_words,
 )
 from dropbayes.sampling.masks import Keys
@@ -30,7 +29,6 @@ from dropbayes.sampling.masks import Keys
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 WIDEST_HEAD = 256
 _ALIGNMENT = 16  # bytes: a line of keep bits starts where a vector load may
-_BYTE = tl.constexpr(8)
 _TILE_UNITS, _TILE_ROWS = 256, 8
 
 
@@ -83,7 +81,7 @@ def attention(
         strides = added.stride()
         added = added.view(torch.uint8) if added.dtype == torch.bool else added
     widest = max(triton.next_power_of_2(features), triton.next_power_of_2(value_features))
-    block_queries, block_keys, warps, stages = _blocks(q.dtype, n_queries, widest)
+    block_queries, block_keys, warps, stages = _blocks(q.dtype, n_queries, n_keys, widest)
     whole = n_queries % block_queries == 0 == n_keys % block_keys and features == widest == value_features >= 16
     scale = features**-0.5 if scale is None else scale
     if scale < 0:  # the kernel takes the largest score before it scales
@@ -103,13 +101,13 @@ def attention(
     return out
 
 
-def _blocks(dtype: torch.dtype, n_queries: int, widest: int) -> tuple[int, int, int, int]:
+def _blocks(dtype: torch.dtype, n_queries: int, n_keys: int, widest: int) -> tuple[int, int, int, int]:
     """Queries and keys of one product, warps and stages of the pipeline."""
     if dtype == torch.float32:
         return (128, 32, 4, 2) if widest <= 64 else (64, 16, 8, 1)
     if widest > 128:
         return 64, 32, 4, 2
-    return (128, 64, 4, 3) if n_queries > 64 and widest <= 64 else (64, 64, 4, 3)
+    return (128, 32, 4, 4) if n_queries > 64 and n_keys <= 256 and widest <= 64 else (64, 64, 4, 3)
 
 
 def keep_bits(
@@ -161,19 +159,19 @@ def _keep_bits(
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     own_row = (first_row + row if OWN_ROWS else row * 0)[:, None]
     if STRATIFIED:
-        place, shift = choice(stream(key, site, UNIT), unit, n_draws, n_permutations)
+        place, shift = choice(unit_stream(key, site), unit, n_draws, n_permutations)
         shift = shift[None, :]
         if OWN_ROWS:
-            shift = unit_words(stream(key, site, ROW), own_row, unit, pair, n_units, PAIRED)
+            shift = unit_words(row_stream(key, site), own_row, unit, pair, n_units, PAIRED)
     else:
-        draw_key = stream(key, site, DRAW)
+        draw_key = draw_stream(key, site)
     is_inside = (row < n_rows)[:, None] & (element < lines * padded)[None, :]
     size = (lines * padded).to(tl.int64)
     at = bits_at + row[:, None] * size + element[None, :]
-    for group in range(tl.cdiv(n_drawn, _BYTE)):
+    for group in range(tl.cdiv(n_drawn, 8)):
         byte = tl.zeros([ROWS, UNITS], tl.int32)
-        for bit in tl.static_range(_BYTE):
-            draw = first_draw + tl.minimum(group * _BYTE + bit, n_drawn - 1)
+        for bit in tl.static_range(8):
+            draw = first_draw + tl.minimum(group * 8 + bit, n_drawn - 1)
             if STRATIFIED:
                 word = tl.load(lattices_at + place + draw)[None, :] + shift
             else:
@@ -198,8 +196,8 @@ def _attention(
     entry, head = (program // n_heads).to(tl.int64), program % n_heads
     pair = entry // folded
     draw, line = pair // n_rows, (entry % folded) * n_heads + head
-    block = (draw // _BYTE) * n_rows + pair % n_rows if OWN_ROWS else draw // _BYTE
-    bit = (draw % _BYTE).to(tl.int32)
+    block = (draw // 8) * n_rows + pair % n_rows if OWN_ROWS else draw // 8
+    bit = (draw % 8).to(tl.int32)
 
     query = query_block * QUERIES + tl.arange(0, QUERIES)
     is_query = query < n_queries

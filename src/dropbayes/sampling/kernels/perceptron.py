@@ -17,16 +17,15 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from dropbayes.sampling.kernels.words import (
-    DRAW,
-    ROW,
-    UNIT,
     choice,
+    draw_stream,
     hashed,
     keep_scale,
     paired_words,
+    row_stream,
     signed_threshold,
     source,
-    stream,
+    unit_stream,
 )
 from dropbayes.sampling.masks import Keys
 
@@ -35,11 +34,7 @@ _MOST_WEIGHTS = 10_240  # padded, of all hidden layers: more do not fit into reg
 _NARROW = 64
 _PAIRS = 128  # rows times draws in one product, for layers up to the width above
 _RESIDENT = 4  # programs on one multiprocessor
-_REGISTERS = 128  # of a thread: so two programs of eight warps fit on a multiprocessor; deeper networks need more
-_RELU = tl.constexpr(1)
-_TANH = tl.constexpr(2)
-_SIGMOID = tl.constexpr(3)
-_SILU = tl.constexpr(4)
+_REGISTERS = 128  # of a thread: two programs of eight warps fit on a multiprocessor; larger networks need more
 _ACTIVATIONS: dict[type, int] = {nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3, nn.SiLU: 4}
 
 
@@ -123,7 +118,7 @@ def perceptron_moments(
         ACTIVATIONS=tuple([layer.activation for layer in layers]), INTEGRATE=integrate_last,
         STRATIFIED=keys.sampler == "stratified", OWN_ROWS=rows is not None, ONE_CHUNK=n_drawn <= tile_draws,
         ROWS=pairs // tile_draws, DRAWS=tile_draws, PRECISION="tf32x3" if exact else "tf32",
-        num_warps=8, num_stages=1, maxnreg=_REGISTERS if len(hidden) == 1 else None,
+        num_warps=8, num_stages=1, maxnreg=_REGISTERS if len(hidden) == 1 and max(padded) <= _NARROW else None,
     )  # fmt: skip
     return mean, variance
 
@@ -148,12 +143,12 @@ def _draw_words(
     if not HAS_SITE:
         words = tl.zeros([1, 1], tl.int32)
     elif STRATIFIED:
-        place, shift = choice(stream(key, site, UNIT), unit, n_draws, n_permutations)
+        place, shift = choice(unit_stream(key, site), unit, n_draws, n_permutations)
         words = tl.load(lattices_at + place[None, :] + draw[:, None])
         if not OWN_ROWS:
             words += shift[None, :]
     else:
-        words = hashed(stream(key, site, DRAW), draw)[:, None]
+        words = hashed(draw_stream(key, site), draw)[:, None]
         if not OWN_ROWS:
             words = paired_words(words, draw[:, None] * 0, tl.arange(0, PADDED // 2)[None, :], WIDTH)
     return words
@@ -169,7 +164,7 @@ def _dropped(h, words, row, words_of, site, keep, WIDTH: tl.constexpr, PADDED: t
     if not OWN_ROWS:
         word = words[None, :, :]
     elif STRATIFIED:
-        shift = paired_words(stream(words_of[1], site, ROW), row[:, None], pair[None, :], WIDTH)
+        shift = paired_words(row_stream(words_of[1], site), row[:, None], pair[None, :], WIDTH)
         word = words[None, :, :] + shift[:, None, :]
     else:
         word = paired_words(words[None, :, :], row[:, None, None], pair[None, None, :], WIDTH)
@@ -178,13 +173,13 @@ def _dropped(h, words, row, words_of, site, keep, WIDTH: tl.constexpr, PADDED: t
 
 @triton.jit
 def _activated(z, ACTIVATION: tl.constexpr):
-    if ACTIVATION == _RELU:
+    if ACTIVATION == 1:  # ReLU
         return tl.maximum(z, 0.0)
-    elif ACTIVATION == _TANH:
+    elif ACTIVATION == 2:  # tanh
         return 2 * tl.sigmoid(2 * z) - 1
-    elif ACTIVATION == _SIGMOID:
+    elif ACTIVATION == 3:  # sigmoid
         return tl.sigmoid(z)
-    elif ACTIVATION == _SILU:
+    elif ACTIVATION == 4:  # SiLU
         return z * tl.sigmoid(z)
     else:
         return z

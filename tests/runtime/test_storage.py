@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from dropbayes import storage
+from dropbayes.runtime import storage
 
-FIXTURES = pathlib.Path(__file__).parent / "fixtures"
+FIXTURES = pathlib.Path(__file__).parent.parent / "fixtures"
 
 
 def written(path: pathlib.Path, **changes) -> pathlib.Path:

@@ -1,0 +1,9 @@
+"""Predictions over many processes and machines: Parquet folders on an engine that exists, and networks under torchrun.
+
+A row has the same bits whichever worker predicts it: a run on any engine, cut anywhere, interrupted and resumed, gives
+the numbers of one process.
+"""
+
+from dropbayes.distributed.parts import ENGINES, predict_parquet
+
+__all__ = ["ENGINES", "predict_parquet"]

@@ -1,0 +1,66 @@
+"""Parts, and Dask data frames, predicted by Dask (extra `dask`)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dropbayes.distributed.parts import Part, Prediction, set_up_worker
+from dropbayes.predictor import Predictor
+
+__all__ = ["predict", "run"]
+
+
+def predict(frame: Any, predictor: Predictor, *, prefix: str | None = None) -> Any:
+    """A Dask data frame with the columns of a prediction; lazy, its partitions in the same order.
+
+    Args:
+        frame: A `dask.dataframe.DataFrame` with the model's columns.
+        predictor: The model.
+        prefix: What the names of the new columns begin with; by default the target and `_`.
+    """
+    meta = _extended(frame._meta, predictor, prefix)
+    return frame.map_partitions(_extended, predictor, prefix, meta=meta)
+
+
+def _extended(frame: Any, predictor: Predictor, prefix: str | None) -> Any:
+    import pyarrow as pa
+
+    table = predictor.extend(pa.Table.from_pandas(frame, preserve_index=False), prefix=prefix)
+    added = table.select(table.column_names[len(frame.columns) :]).to_pandas()
+    return frame.assign(**{name: added[name].to_numpy() for name in added.columns})
+
+
+def run(prediction: Prediction, parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
+    """Makes the parts on a Dask cluster; yields the rows of each as it is done.
+
+    Args:
+        prediction: What a worker does with a part.
+        parts: The parts to make.
+        n_workers: The number of workers that a cluster on this machine has.
+        address: The scheduler's address; None starts a cluster on this machine that nothing else can reach.
+    """
+    import distributed
+    from dask import config as dask_config
+
+    with contextlib.ExitStack() as stack:
+        # A part is made again as often as its worker is killed.
+        stack.enter_context(dask_config.set({"distributed.scheduler.allowed-failures": 1000}))
+        if address is None:
+            cluster = distributed.LocalCluster(
+                n_workers=n_workers, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None,
+                silence_logs=logging.CRITICAL,
+            )  # fmt: skip
+            stack.enter_context(cluster)
+        client = stack.enter_context(distributed.Client(address or cluster))
+        shared = client.scatter(prediction, broadcast=True)  # one copy for each worker
+        futures = client.map(_make, list(parts), prediction=shared, pure=False, retries=1000)
+        for future in distributed.as_completed(futures):
+            yield int(future.result())
+
+
+def _make(part: Part, prediction: Prediction) -> int:
+    set_up_worker()
+    return prediction(part)

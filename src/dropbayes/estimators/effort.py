@@ -1,0 +1,85 @@
+r"""How much work a fit does: the candidates it tries, how long it trains them, how many networks it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["EFFORTS", "Effort"]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """The settings of a search, the same for every table.
+
+    Attributes:
+        candidates: The drop probability of the inputs, that before all other layers, and the share of the steps. A
+            short training costs little and is another guard against over-fitting.
+        n_finalists: How many of the best candidates are trained again for all steps; 0 for none.
+        hidden: The widths of the hidden layers.
+        wide_rows: Tables with at least so many rows have hidden layers twice as wide.
+        learning_rate: Adam's first step size; it falls to zero along a cosine.
+        weight_decays: λ beside half the mean squared error of standardised targets, to choose from.
+        steps, steps_per_row: A network is trained for `steps` + `steps_per_row` · N steps.
+        most_steps: The largest number of steps, passes over the rows apart.
+        n_places: The places of the ensemble.
+        n_seeds: Networks trained on all rows for each place.
+        search_draws: Draws per network and held-out row that choose among candidates.
+        noise_draws: Draws per place and held-out row that the noise model sees.
+        noise_steps: Steps of the noise model's fit.
+        noise_rows: Held-out rows that the noise model sees, at most.
+    """
+
+    candidates: tuple[tuple[float, float, float], ...]
+    n_finalists: int = 0
+    hidden: tuple[int, ...] = (50, 50)
+    wide_rows: int = 10**9
+    learning_rate: float = 0.01
+    weight_decays: tuple[float, ...] = (1e-6,)
+    steps: int = 2000
+    steps_per_row: float = 0.0
+    most_steps: int = 10**9
+    n_places: int = 3
+    n_seeds: int = 2
+    search_draws: int = 32
+    noise_draws: int = 8
+    noise_steps: int = 100
+    noise_rows: int = 2000
+
+
+EFFORTS = {
+    "quick": Effort(
+        candidates=((0.0, 0.01, 1.0), (0.0, 0.05, 1.0), (0.05, 0.1, 1.0), (0.1, 0.2, 0.5)),
+        steps=500,
+        n_places=2,
+        n_seeds=1,
+        noise_steps=60,
+        noise_rows=500,
+    ),
+    "standard": Effort(
+        candidates=(
+            *((0.0, 0.0, 0.25), (0.0, 0.01, 0.25), (0.0, 0.05, 0.25), (0.0, 0.1, 0.25)),
+            *((0.02, 0.05, 0.25), (0.05, 0.1, 0.25), (0.1, 0.2, 0.25)),
+        ),
+        n_finalists=3,
+        steps_per_row=0.3,
+        most_steps=6000,
+    ),
+    "best": Effort(
+        candidates=(
+            *((0.0, 0.0, 1.0), (0.0, 0.01, 1.0), (0.0, 0.05, 1.0), (0.0, 0.1, 1.0), (0.02, 0.05, 1.0)),
+            *((0.05, 0.1, 1.0), (0.0, 0.05, 0.1), (0.05, 0.1, 0.1), (0.1, 0.2, 0.1)),
+            *((0.0, 0.05, 0.03), (0.0, 0.1, 0.03), (0.05, 0.1, 0.03)),
+        ),
+        hidden=(100, 100),
+        wide_rows=20_000,
+        learning_rate=5e-3,
+        steps=20_000,
+        steps_per_row=6.0,
+        n_seeds=3,
+        search_draws=64,
+        noise_draws=16,
+        noise_steps=300,
+        noise_rows=20_000,
+    ),
+}
+"""The efforts by name; "best" is the method of the UCI table."""

@@ -1,0 +1,274 @@
+r"""A noise model fitted to held-out draws: heavy tails, a scale that varies, a measure of trust in the draws.
+
+Given T draws $f_t(\mathbf x)$ with mean $m(\mathbf x)$ for rows that the networks have not learned,
+$$p(y \mid \mathbf x) = \tfrac1T \sum_t \mathcal T_\nu\big(y;\; m + \kappa (f_t - m),\; \sigma(\mathbf z)\big),$$
+the predictive mixture of [GG16, eq:predictive_dist] with Student's t for the noise, the spread of the draws rescaled by
+κ, and $\log \sigma$ a small network of $\mathbf z$ = (inputs, mean, logarithm of the draws' deviation). With $\nu \to
+\infty$, κ = 1 and constant σ this is the paper's predictive density with $\tau = \sigma^{-2}$. The rows are held out
+from the networks that made the draws, so their likelihood can be maximised without rewarding over-fitting; how much σ
+may vary is chosen by cross-validation among those rows, the simpler model where they do not tell the difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dropbayes.mixtures import Mixture, draw_mean
+
+__all__ = ["StudentNoise", "fit_noise", "noise_features"]
+
+# The penalties on the squared weights of log σ, in nats, to choose from; the last makes σ constant.
+PENALTIES = (0.1, 1.0, 10.0, 1e4)
+# Student's t has a variance above 2 degrees of freedom; from 3 on it is at most three times the squared scale.
+LEAST_FREEDOM = 3.0
+_HIDDEN = 16
+_FOLDS = 3
+# With more rows than this one third held out tells the penalties apart as well as three folds do.
+_MANY_ROWS = 1000
+_LEARNING_RATE, _BETAS = 0.05, (0.9, 0.99)
+_TOLERANCE = 2.0  # standard errors by which a weaker penalty must be better
+_FEATURE_LIMIT = 4.0  # in deviations: a row far outside extrapolates no further
+
+
+@dataclass(frozen=True, eq=False)
+class StudentNoise:
+    """Fitted noise models, one per output (axis 0), in standardised units of x and y.
+
+    Attributes:
+        first, first_bias, second, second_bias: The network of log σ.
+        log_shrink: log κ.
+        log_freedom: log(ν − 3).
+        feature_mean, feature_scale: The standardisation of the features.
+    """
+
+    first: Tensor
+    first_bias: Tensor
+    second: Tensor
+    second_bias: Tensor
+    log_shrink: Tensor
+    log_freedom: Tensor
+    feature_mean: Tensor
+    feature_scale: Tensor
+
+    @property
+    def freedom(self) -> Tensor:
+        """The degrees of freedom ν of each output."""
+        return LEAST_FREEDOM + self.log_freedom.exp()
+
+    @property
+    def shrink(self) -> Tensor:
+        """The factor κ on the spread of the draws of each output."""
+        return self.log_shrink.exp()
+
+    def select(self, index: Tensor) -> StudentNoise:
+        """The numbered models."""
+        return replace(self, **{entry.name: getattr(self, entry.name)[index] for entry in fields(self)})
+
+    def scaled(self, factor: Tensor) -> StudentNoise:
+        """The models with every σ multiplied by a factor, one per output."""
+        return replace(self, second_bias=self.second_bias + factor.log()[:, None].to(self.second_bias))
+
+    def log_scale(self, features: Tensor, *, exact_rows: bool = False) -> Tensor:
+        r"""$\log \sigma$ of each row `[output, row]` from `noise_features`.
+
+        Args:
+            features: The features of the rows.
+            exact_rows: Whether a row has the same bits alone and among others, which a matrix product does not give.
+        """
+        standard = ((features - self.feature_mean) / self.feature_scale).clamp(-_FEATURE_LIMIT, _FEATURE_LIMIT)
+        if exact_rows:
+            product = (standard[..., None, :] * self.first.transpose(1, 2)[:, None]).sum(-1)
+        else:
+            product = standard @ self.first
+        hidden = torch.tanh(product + self.first_bias)
+        return (hidden * self.second).sum(-1) + self.second_bias
+
+    def mixture(self, draws: Tensor, x: Tensor, y_mean: Tensor, y_scale: Tensor) -> Mixture:
+        """The predictive mixture in the units of y.
+
+        Args:
+            draws: Standardised draws `[draw, row, output]`.
+            x: Standardised inputs `[row, feature]`.
+            y_mean: The mean of y, `[output]`.
+            y_scale: The scale of y, `[output]`.
+        """
+        centre = draw_mean(draws)
+        location = centre + self.shrink.to(draws) * (draws - centre)
+        features = noise_features(x.to(self.first), draws.permute(2, 0, 1).to(self.first)).nan_to_num(nan=0.0)
+        scale = self.log_scale(features, exact_rows=True).exp().T.to(draws)
+        return Mixture(location * y_scale + y_mean, scale * y_scale, tuple(self.freedom.double().tolist()))
+
+
+def noise_features(x: Tensor, draws: Tensor) -> Tensor:
+    """The inputs of log σ, `[output, row, feature]`: x, and mean and log-deviation of draws `[output, draw, row]`."""
+    by_draw = draws.transpose(0, 1)
+    mean = draw_mean(by_draw)
+    deviation = draw_mean((by_draw - mean).square()).sqrt().clamp(min=1e-6).log()
+    return torch.cat([x.expand(len(draws), *x.shape[-2:]), mean[..., None], deviation[..., None]], -1)
+
+
+def log_density(noise: StudentNoise, draws: Tensor, features: Tensor, y: Tensor) -> Tensor:
+    r"""$\log p(y \mid \mathbf x)$ of each row `[output, row]` from draws `[output, draw, row]`.
+
+    Args:
+        noise: The models.
+        draws: Standardised draws.
+        features: `noise_features` of the rows.
+        y: Outcomes `[output, row]`.
+    """
+    centre = draws.mean(1, keepdim=True)
+    density: Tensor = _MixtureDensity.apply(
+        y[:, None] - centre, draws - centre, noise.log_scale(features), noise.shrink, noise.freedom
+    )
+    return density
+
+
+class _MixtureDensity(torch.autograd.Function):
+    r"""$\log \tfrac1T \sum_t \tfrac1\sigma \mathcal T_\nu\big((e - \kappa d_t) / \sigma\big)$ and its derivatives.
+
+    With $u_t = (e - \kappa d_t)/\sigma$ and $r_t$ the share of draw t in the density, the derivatives are means under
+    r: of $\tfrac{(\nu+1) u^2}{\nu + u^2} - 1$ for $\log\sigma$, of $\tfrac{(\nu+1) u}{\nu + u^2} \tfrac{d}{\sigma}$
+    for κ. They are made with the value, in a third of the passes that autograd takes.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, error: Tensor, deviation: Tensor, log_scale: Tensor, shrink: Tensor, freedom: Tensor
+    ) -> Tensor:
+        nu, inverse = freedom[:, None, None], torch.exp(-log_scale)[:, None]
+        u = torch.addcmul(error, deviation, -shrink[:, None, None]).mul_(inverse)
+        squares = u.square()
+        log_term = torch.log1p(squares / nu)
+        exponent = -0.5 * (nu + 1) * log_term
+        total = exponent.logsumexp(1)
+        share = exponent.sub_(total[:, None]).exp_()
+        pull = share * (nu + 1) / (squares + nu)  # r (ν + 1) / (ν + u²)
+        by_scale = (pull * squares).sum(1) - 1
+        by_shrink = (pull * u * deviation).sum(1) * inverse[:, 0]
+        constant = torch.lgamma((freedom + 1) / 2) - torch.lgamma(freedom / 2) - 0.5 * torch.log(freedom * math.pi)
+        slope = 0.5 * (torch.digamma((freedom + 1) / 2) - torch.digamma(freedom / 2) - 1 / freedom)
+        by_freedom = slope[:, None] + 0.5 * (pull * squares).sum(1) / freedom[:, None] - 0.5 * (share * log_term).sum(1)
+        ctx.save_for_backward(by_scale, by_shrink, by_freedom)
+        return total + constant[:, None] - log_scale - math.log(deviation.shape[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor, Tensor, Tensor]:
+        by_scale, by_shrink, by_freedom = ctx.saved_tensors
+        return None, None, gradient * by_scale, (gradient * by_shrink).sum(1), (gradient * by_freedom).sum(1)
+
+
+def fit_noise(
+    draws: Tensor,
+    x: Tensor,
+    y: Tensor,
+    *,
+    weight: Tensor | None = None,
+    penalties: Sequence[float] = PENALTIES,
+    n_steps: int = 150,
+    seed: int = 0,
+) -> tuple[StudentNoise, Tensor]:
+    r"""The noise model of each output with the best cross-validated likelihood, and that likelihood (a mean over rows).
+
+    Args:
+        draws: Standardised draws of rows held out from their networks, `[output, draw, row]`.
+        x: Standardised inputs `[row, feature]`.
+        y: Standardised outcomes `[output, row]`.
+        weight: The weights of the rows; all one by default.
+        penalties: The penalties on the weights of $\log \sigma$ to choose from, in nats.
+        n_steps: Adam steps.
+        seed: The seed of the initial weights and of the folds.
+    """
+    n_outputs, n_rows = y.shape
+    source = torch.Generator().manual_seed(seed)
+    fold = torch.randperm(n_rows, generator=source) % _FOLDS
+    held_out = [fold == k for k in range(_FOLDS if n_rows <= _MANY_ROWS else 1)]
+    weight = torch.ones_like(y[0]) if weight is None else (weight / weight.mean()).to(y)
+    features = noise_features(x, draws)
+    start = _initial(draws, features, y, source)
+    shape = (n_outputs, len(penalties), len(held_out))
+
+    def repeat(values: Tensor) -> Tensor:
+        return values[:, None].expand(-1, shape[1] * shape[2], *values.shape[1:]).flatten(0, 1)
+
+    penalty = torch.tensor(penalties).to(y)[None, :, None].expand(shape).flatten()
+    tested = torch.stack(held_out).to(y)[None, None].expand(*shape, n_rows).flatten(0, 2)
+    many = [repeat(values) for values in (draws, features, y)]
+    starts = StudentNoise(**{entry.name: repeat(getattr(start, entry.name)) for entry in fields(start)})
+    fitted = _maximise(starts, many[0], many[1], many[2], weight * (1 - tested), penalty, n_steps)
+    with torch.no_grad():
+        density = log_density(fitted, many[0], many[1], many[2]) * tested
+    # [output, penalty, row]: every row is tested by one fold, or by none.
+    density = density.view(*shape, n_rows).sum(2).nan_to_num(nan=-torch.inf)
+    rows = torch.stack(held_out).any(0)
+    chosen = _simplest(density[..., rows], weight[rows])
+    penalty = torch.tensor(penalties).to(y)[chosen]
+    scores = (density[..., rows] * weight[rows]).sum(-1) / weight[rows].sum()
+    noise = _maximise(start, draws, features, y, weight.expand_as(y), penalty, n_steps)
+    return noise, scores.gather(1, chosen[:, None])[:, 0]
+
+
+def _simplest(density: Tensor, weight: Tensor) -> Tensor:
+    """The strongest penalty that is within two standard errors of the best, for each output.
+
+    Args:
+        density: Tested log-densities `[output, penalty, row]`, penalties rising.
+        weight: Row weights.
+    """
+    share = weight / weight.sum()
+    best = (density * share).sum(-1).argmax(1)
+    loss = density.gather(1, best[:, None, None].expand(-1, 1, density.shape[2])) - density
+    mean = (loss * share).sum(-1)
+    error = ((loss - mean[..., None]).square() * share).sum(-1).div(len(weight)).sqrt()
+    within = (mean <= _TOLERANCE * error) & mean.isfinite()
+    number = torch.arange(density.shape[1], device=density.device)
+    return torch.where(within, number, 0).amax(1).maximum(best)
+
+
+def _initial(draws: Tensor, features: Tensor, y: Tensor, source: torch.Generator) -> StudentNoise:
+    n_outputs, n_features = len(y), features.shape[2]
+    residual = (y - draws.mean(1)).square().mean(1).sqrt().clamp(min=1e-6).log()
+    first = torch.randn(n_features, _HIDDEN, generator=source).to(y) / math.sqrt(n_features)
+    zeros = y.new_zeros(n_outputs)
+    return StudentNoise(
+        first=first.expand(n_outputs, -1, -1).clone(),
+        first_bias=zeros[:, None, None].expand(-1, 1, _HIDDEN).clone(),
+        second=zeros[:, None, None].expand(-1, 1, _HIDDEN).clone(),
+        second_bias=(residual - 0.3)[:, None],  # the core of a heavy-tailed residual is narrower
+        log_shrink=zeros - 0.5,
+        log_freedom=zeros + 1.0,
+        feature_mean=features.mean(1, keepdim=True),
+        feature_scale=features.std(1, unbiased=False, keepdim=True).clamp(min=1e-6),
+    )
+
+
+def _maximise(
+    noise: StudentNoise, draws: Tensor, features: Tensor, y: Tensor, weight: Tensor, penalty: Tensor, n_steps: int
+) -> StudentNoise:
+    """The penalised maximum-likelihood fit of every model to its weighted rows, by Adam along a cosine."""
+    learned = ("first", "first_bias", "second", "second_bias", "log_shrink", "log_freedom")
+    noise = replace(noise, **{name: getattr(noise, name).clone().requires_grad_() for name in learned})
+    parameters = [getattr(noise, name) for name in learned]
+    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
+    count = weight.sum(1)
+    for step in range(n_steps):
+        loss = -(log_density(noise, draws, features, y) * weight).sum(1) / count
+        squares = noise.first.square().sum((1, 2)) / noise.first.shape[1] + noise.second.square().sum((1, 2))
+        # Weak pulls of κ and ν towards plausible values keep them finite where the likelihood is flat.
+        pull = 0.5 * (noise.log_shrink.square() + (noise.log_freedom - 2).square())
+        gradients = torch.autograd.grad((loss + (penalty * squares + pull) / count).sum(), parameters)
+        # torch.optim would take longer to import than all steps together.
+        rate = 0.5 * _LEARNING_RATE * (1 + math.cos(math.pi * step / n_steps))
+        corrections = [1 - beta ** (step + 1) for beta in _BETAS]
+        with torch.no_grad():
+            for parameter, gradient, (first, second) in zip(parameters, gradients, moments, strict=True):
+                first.lerp_(gradient, 1 - _BETAS[0])
+                second.lerp_(gradient.square(), 1 - _BETAS[1])
+                scale = (second / corrections[1]).sqrt_().add_(1e-8)
+                parameter.addcdiv_(first, scale, value=-rate / corrections[0])
+    return replace(noise, **{name: getattr(noise, name).detach() for name in learned})

@@ -1,0 +1,178 @@
+r"""The choice of an ensemble: places go to the candidates that add most to the held-out likelihood."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dropbayes.population.evaluation import draws, evaluate, fit_precision
+from dropbayes.population.fitting import train
+from dropbayes.population.records import STACKED, Member, Population, Task, select
+from dropbayes.population.search import fold_tasks
+
+__all__ = ["EnsembleChoice", "choose_ensemble", "greedy_places"]
+
+
+@dataclass(frozen=True, eq=False)
+class EnsembleChoice:
+    """The candidates chosen for the places of an ensemble, and their networks of the folds.
+
+    Attributes:
+        candidates: Everything that was tried.
+        log_likelihood: The held-out log-likelihood of each candidate, a (weighted) mean over rows.
+        places: The number of the candidate in each place; one may have several.
+        precision: τ of each place and output in standardised units, from held-out draws.
+        tasks: The folds.
+        fold_networks: The networks of the places, place by place, each on every fold.
+    """
+
+    candidates: tuple[Member, ...]
+    log_likelihood: Tensor
+    places: tuple[int, ...]
+    precision: Tensor
+    tasks: tuple[Task, ...]
+    fold_networks: Population
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The settings of each place."""
+        return tuple(self.candidates[number] for number in self.places)
+
+    def held_out_draws(self, n_draws: int) -> Tensor:
+        """Draws `[draw, row, output]` of the held-out rows of all folds, from all places, in the units of y.
+
+        Args:
+            n_draws: The draws of each place.
+        """
+        inputs = [task.held_out[0] for task in self.tasks if task.held_out is not None]
+        sampled, _ = draws(self.fold_networks, inputs, n_draws=n_draws)  # [draw, place x fold, row, output]
+        n_folds = len(self.tasks)
+        by_fold = [sampled[:, fold::n_folds, : len(x)].flatten(0, 1) for fold, x in enumerate(inputs)]
+        return torch.cat(by_fold, 1)
+
+    def held_out_rows(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs, targets and weights of the held-out rows of all folds."""
+        rows = [task.held_out for task in self.tasks if task.held_out is not None]
+        weights = [torch.ones(len(x)) if weight is None else weight for x, _, weight in rows]
+        return torch.cat([x for x, _, _ in rows]), torch.cat([y for _, y, _ in rows]), torch.cat(weights).double()
+
+
+def choose_ensemble(
+    x: Any,
+    y: Any,
+    grid: Sequence[Member],
+    *,
+    finalists: int = 0,
+    finalist_epochs: int = 1,
+    n_places: int = 3,
+    n_folds: int = 5,
+    groups: Any = None,
+    weight: Any = None,
+    n_draws: int = 32,
+    seed: int = 0,
+    **settings: Any,
+) -> EnsembleChoice:
+    r"""The ensemble with the best held-out predictive log-likelihood that greedy choice finds.
+
+    All candidates on all folds are one population; the best few may be trained once more, longer, as further
+    candidates. The τ of each is the maximiser of its held-out log-likelihood (`fit_precision`).
+
+    Args:
+        x: Inputs `[row, feature]`.
+        y: Targets.
+        grid: The candidates; their `task` and `seed` are set here.
+        finalists: How many of the best candidates to train again for `finalist_epochs`.
+        finalist_epochs: The passes of that second training.
+        n_places: The places of the ensemble.
+        n_folds: Folds; 1 for a single split with a fifth of the rows held out.
+        groups: The group number of each row; rows of a group are never on both sides of a split.
+        weight: Row weights.
+        n_draws: Draws per held-out row.
+        seed: The seed of folds and networks.
+        settings: Passed to `train`.
+    """
+    tasks = fold_tasks(x, y, n_folds=n_folds, groups=groups, weight=weight, seed=seed)
+    candidates = list(grid)
+    trained, density = _scored(tasks, candidates, n_draws, seed, settings)
+    if finalists:
+        best = _row_mean(density, tasks).argsort(descending=True)[:finalists].tolist()
+        longer = [replace(candidates[number], epochs=finalist_epochs) for number in best]
+        again, more = _scored(tasks, longer, n_draws, seed + len(candidates), settings)
+        candidates, density = candidates + longer, torch.cat([density, more])
+        trained = _joined(trained, again)
+    log_likelihood = _row_mean(density, tasks)
+    if not bool(log_likelihood.isfinite().any()):
+        raise ValueError(
+            "`grid` has no candidate whose training stayed finite. Lower the learning rates, and look for extreme "
+            "values in x and y."
+        )
+    places = greedy_places(density, _row_weights(tasks).to(density), n_places)
+    index = [number * len(tasks) + fold for number in places for fold in range(len(tasks))]
+    chosen = select(trained, index)
+    precision = (chosen.precision * chosen.y_scale.square())[:: len(tasks)]
+    return EnsembleChoice(tuple(candidates), log_likelihood.cpu(), tuple(places), precision.cpu(), tasks, chosen)
+
+
+def greedy_places(log_density: Tensor, weight: Tensor, n_places: int) -> list[int]:
+    r"""The candidates of an ensemble, each the best addition to the equally weighted mixture of those before.
+
+    Args:
+        log_density: $\log p(y_n)$ under each candidate, `[candidate, row]`.
+        weight: The weight of each row.
+        n_places: How many to choose, with repetition.
+
+    Example:
+        >>> densities = torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.35, 0.35]]).log()
+        >>> greedy_places(densities, torch.ones(2), 3)  # the safe one, then the specialists it lacks
+        [2, 0, 1]
+    """
+    places: list[int] = []
+    mixture = torch.full_like(log_density[0], -torch.inf)
+    for _ in range(n_places):
+        joined = torch.logaddexp(mixture, log_density)
+        gain = torch.where(weight > 0, joined * weight, 0.0).sum(1).nan_to_num(nan=-torch.inf)
+        places.append(int(gain.argmax()))
+        mixture = joined[places[-1]]
+    return places
+
+
+def _scored(
+    tasks: Sequence[Task], candidates: Sequence[Member], n_draws: int, seed: int, settings: dict[str, Any]
+) -> tuple[Population, Tensor]:
+    """The candidates on all folds with their τ, and their log-densities `[candidate, row of any fold]`."""
+    members = [replace(c, task=k, seed=seed + i) for i, c in enumerate(candidates) for k in range(len(tasks))]
+    trained = train(tasks, members, **settings)
+    held_out = [task.held_out for task in tasks]
+    group = torch.arange(len(candidates)).repeat_interleave(len(tasks))
+    trained = fit_precision(trained, held_out, n_draws=n_draws, groups=group)
+    scores = evaluate(trained, held_out, n_draws=n_draws)
+    density = scores.log_density.nan_to_num(nan=-torch.inf)
+    folds = [density[k :: len(tasks), : len(rows[0])] for k, rows in enumerate(held_out) if rows is not None]
+    return trained, torch.cat(folds, 1)
+
+
+def _row_weights(tasks: Sequence[Task]) -> Tensor:
+    rows = [task.held_out for task in tasks if task.held_out is not None]
+    return torch.cat([torch.ones(len(x)) if weight is None else weight for x, _, weight in rows])
+
+
+def _row_mean(density: Tensor, tasks: Sequence[Task]) -> Tensor:
+    weight = _row_weights(tasks).to(density)
+    return torch.where(weight > 0, density * weight, 0.0).sum(1) / weight.sum()
+
+
+def _joined(first: Population, second: Population) -> Population:
+    """Two populations of one architecture as one."""
+    both: dict[str, Any] = {name: torch.cat([getattr(first, name), getattr(second, name)]) for name in STACKED}
+    return replace(
+        first,
+        members=first.members + second.members,
+        weights=tuple(torch.cat(pair) for pair in zip(first.weights, second.weights, strict=True)),
+        biases=tuple(torch.cat(pair) for pair in zip(first.biases, second.biases, strict=True)),
+        history=torch.cat([first.history, second.history], 1),
+        **both,
+    )

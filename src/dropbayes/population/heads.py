@@ -1,0 +1,153 @@
+r"""The heads of a population's networks: how outputs become a likelihood.
+
+A head reads the last layer of every member at once, `[..., row, output]`. It is the one place that knows which
+likelihood the networks are trained for.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+__all__ = ["HEADS", "CategoricalHead", "GaussianHead", "Head", "HeteroscedasticHead", "head_of"]
+
+
+class Head(ABC):
+    """What the training and the evaluation of a population ask of a likelihood."""
+
+    name: ClassVar[str]
+    has_noise: ClassVar[bool] = True
+    """Whether targets are numbers, standardised in training, with a noise whose precision τ can be fitted."""
+
+    def width(self, n_outputs: int) -> int:
+        """The width of the last layer for so many outputs (or classes)."""
+        return n_outputs
+
+    def columns(self, y: Any) -> Tensor:
+        """Targets as `[row, output]`."""
+        column = torch.as_tensor(y)
+        column = column[:, None] if column.dim() == 1 else column
+        if column.dim() != 2:
+            raise ValueError(f"`y` must be [row] or [row, output]; got the shape {tuple(column.shape)}.")
+        if not bool(column.isfinite().all()):
+            raise ValueError("`y` must be finite; got missing or infinite values. Leave those rows out.")
+        return column.double()
+
+    def n_outputs(self, columns: Tensor) -> int:
+        """The number of outputs (or classes) that targets show."""
+        return columns.shape[1]
+
+    @abstractmethod
+    def row_losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """The data term of each row."""
+
+    @abstractmethod
+    def loss_gradient(self, output: Tensor, y: Tensor) -> Tensor:
+        """The gradient of each row's data term with respect to its outputs."""
+
+    @abstractmethod
+    def in_units(self, output: Tensor, shift: Tensor, scale: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """The conditional mean and variance in the units of y.
+
+        Args:
+            output: The last layer's values.
+            shift: The mean of y.
+            scale: The scale of y.
+            noise: The variance τ⁻¹ in the units of y.
+        """
+
+    def log_density(self, mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+        r"""$\log p(\mathbf y \mid \widehat{\mathbf y})$ of each row, over all outputs, in the units of y."""
+        return -0.5 * ((y - mean).square() / variance + variance.log() + math.log(2 * math.pi)).sum(-1)
+
+
+class GaussianHead(Head):
+    """Gaussian noise of constant precision τ, which scales the data term and is left out of it.
+
+    [GG16, eq:L:GP-MC-reg]: half the squared error is the negative log-density over τ, up to a constant.
+    """
+
+    name = "gaussian"
+
+    def row_losses(self, output: Tensor, y: Tensor) -> Tensor:
+        return 0.5 * (y - output).square().sum(-1)
+
+    def loss_gradient(self, output: Tensor, y: Tensor) -> Tensor:
+        return output - y
+
+    def in_units(self, output: Tensor, shift: Tensor, scale: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        return output * scale + shift, noise.expand_as(output)
+
+
+class HeteroscedasticHead(Head):
+    r"""Gaussian noise whose log-variance is a second output of the network; τ⁻¹ scales its variance."""
+
+    name = "heteroscedastic"
+
+    def width(self, n_outputs: int) -> int:
+        return 2 * n_outputs
+
+    def row_losses(self, output: Tensor, y: Tensor) -> Tensor:
+        mean, log_variance = output.chunk(2, dim=-1)
+        return 0.5 * ((y - mean).square() * torch.exp(-log_variance) + log_variance).sum(-1)
+
+    def loss_gradient(self, output: Tensor, y: Tensor) -> Tensor:
+        mean, log_variance = output.chunk(2, dim=-1)
+        error, precision = mean - y, torch.exp(-log_variance)
+        return torch.cat([error * precision, 0.5 * (1 - error.square() * precision)], -1)
+
+    def in_units(self, output: Tensor, shift: Tensor, scale: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_variance = output.chunk(2, dim=-1)
+        return mean * scale + shift, log_variance.exp() * noise
+
+
+class CategoricalHead(Head):
+    """Classes, whose logits are the outputs."""
+
+    name = "categorical"
+    has_noise = False
+
+    def columns(self, y: Any) -> Tensor:
+        column = torch.as_tensor(y)
+        whole = not column.is_floating_point() and column.dtype != torch.bool and not column.is_complex()
+        if column.dim() == 2 and column.shape[1] == 1:
+            column = column[:, 0]
+        if column.dim() != 1 or not whole or (len(column) and int(column.min()) < 0):
+            raise ValueError(
+                "`y` must hold class numbers from 0, as integers [row]; got "
+                f"{column.dtype} of shape {tuple(column.shape)}. Take the argmax of one-hot rows."
+            )
+        return column[:, None].long()
+
+    def n_outputs(self, columns: Tensor) -> int:
+        return int(columns.max()) + 1
+
+    def row_losses(self, output: Tensor, y: Tensor) -> Tensor:
+        return output.logsumexp(-1) - output.gather(-1, y)[..., 0]
+
+    def loss_gradient(self, output: Tensor, y: Tensor) -> Tensor:
+        probabilities = output.softmax(-1)
+        return probabilities.scatter_add(-1, y, -torch.ones_like(probabilities[..., :1]))
+
+    def in_units(self, output: Tensor, shift: Tensor, scale: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        probabilities = output.softmax(-1)
+        return probabilities, probabilities * (1 - probabilities)
+
+    def log_density(self, mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+        return mean.log().gather(-1, y.expand(*mean.shape[:-1], 1))[..., 0]
+
+
+HEADS: dict[str, Head] = {head.name: head for head in (GaussianHead(), HeteroscedasticHead(), CategoricalHead())}
+
+
+def head_of(likelihood: str | Head) -> Head:
+    """The head of a likelihood's name."""
+    if isinstance(likelihood, Head):
+        return likelihood
+    if likelihood not in HEADS:
+        raise ValueError(f"`likelihood` must be one of {', '.join(map(repr, HEADS))}; got {likelihood!r}.")
+    return HEADS[likelihood]

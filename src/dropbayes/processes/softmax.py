@@ -1,0 +1,126 @@
+r"""The softmax Gaussian process of several classes, by Laplace's approximation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dropbayes.covariances import Covariance
+from dropbayes.runtime.validation import check_count
+
+__all__ = ["SoftmaxProcess", "softmax_process"]
+
+MOST_STEPS, TOLERANCE = 200, 1e-10
+"""Newton's steps, and the change of the objective below which they end."""
+
+JITTER = 1e-10
+"""What is added to the diagonal of the covariance, in units of its mean variance, so that it factorises."""
+
+
+@dataclass(frozen=True)
+class SoftmaxProcess:
+    r"""The Laplace posterior of one latent function per class (Rasmussen and Williams 2006, section 3.5).
+
+    Args:
+        covariance: $\mathbf K$, the same for every class.
+        x: $\mathbf X$, `[row, input]`.
+        residual: $\mathbf y - \boldsymbol\pi$ at the mode, `[row, class]`.
+        noise: $(\mathbf W^{-1} + \mathbf K)^{-1}$ over rows and classes, `[class, row, class, row]`.
+        log_marginal_likelihood: Laplace's approximation of $\log p(\mathbf c \mid \mathbf X)$.
+    """
+
+    covariance: Covariance
+    x: Tensor
+    residual: Tensor
+    noise: Tensor
+    log_marginal_likelihood: float
+
+    def mean(self, x: Tensor) -> Tensor:
+        """The latent means, `[row, class]`."""
+        return self.covariance(x, self.x) @ self.residual
+
+    def latent_covariance(self, x: Tensor) -> Tensor:
+        """The covariance of the latent functions at each row, `[row, class, class]`."""
+        cross = self.covariance(x, self.x)
+        prior = torch.diag_embed(self.covariance.diagonal(x)[:, None].expand(-1, self.residual.shape[1]))
+        return prior - torch.einsum("nr,crds,ns->ncd", cross, self.noise, cross)
+
+    def probabilities(self, x: Tensor, *, n_draws: int = 1000, seed: int = 0) -> Tensor:
+        """The class probabilities, the softmax averaged over draws of the latent functions: `[row, class]`."""
+        covariance = self.latent_covariance(x)
+        unit = covariance.diagonal(dim1=-2, dim2=-1).mean().clamp_min(1e-12)
+        eye = torch.eye(covariance.shape[-1], dtype=x.dtype)
+        root = torch.linalg.cholesky(covariance + 1e-8 * unit * eye)
+        noise = torch.randn(n_draws, len(x), len(eye), 1, generator=torch.Generator().manual_seed(seed), dtype=x.dtype)
+        return (self.mean(x) + (root @ noise).squeeze(-1)).softmax(-1).mean(0)
+
+
+def softmax_process(
+    covariance: Covariance, x: Tensor, labels: Tensor, *, n_classes: int | None = None
+) -> SoftmaxProcess:
+    r"""The posterior of $\mathbf F \sim \mathcal N(0, \mathbf K)$ per class given softmax labels.
+
+    [GG16, eq:generative_model_class], by Laplace's approximation: Newton's method to the mode of the latent functions
+    (Rasmussen and Williams 2006, algorithm 3.3), in $\mathcal O(C N^3)$.
+
+    Args:
+        covariance: $\mathbf K$.
+        x: $\mathbf X$, `[row, input]`, float64.
+        labels: The classes, `[row]`, counted from 0.
+        n_classes: The number of classes; one more than the largest label by default.
+
+    Example:
+        >>> from dropbayes.covariances import Cosine
+        >>> x = torch.tensor([[-1.0], [0.0], [1.0]], dtype=torch.float64)
+        >>> process = softmax_process(Cosine(0.5), x, torch.tensor([0, 1, 2]))
+        >>> process.probabilities(x).argmax(-1).tolist()
+        [0, 1, 2]
+    """
+    if labels.is_floating_point() or labels.shape != x.shape[:1] or not len(labels):
+        raise ValueError(f"`labels` must be one integer for each row of `x`; got {labels.dtype} {tuple(labels.shape)}.")
+    n_classes = int(labels.max()) + 1 if n_classes is None else n_classes
+    check_count("n_classes", n_classes, at_least=2)
+    if int(labels.min()) < 0 or int(labels.max()) >= n_classes:
+        raise ValueError(f"`labels` must lie in 0 to {n_classes - 1}; got {int(labels.min())} to {int(labels.max())}.")
+    x = x.double()
+    prior = covariance(x)
+    prior = prior + JITTER * prior.diagonal().mean() * torch.eye(len(x), dtype=x.dtype)
+    y = torch.nn.functional.one_hot(labels, n_classes).T.to(x.dtype)  # [class, row]
+    latent, before = torch.zeros_like(y), -torch.inf
+    for _ in range(MOST_STEPS):
+        pi = latent.softmax(0)
+        noise, log_determinant = _noise(prior, pi)
+        b = pi * latent - pi * (pi * latent).sum(0) + y - pi  # W f + y - π
+        a = b - torch.einsum("crds,ds->cr", noise, b @ prior)
+        latent = a @ prior
+        value = float(-0.5 * (a * latent).sum() + (y * latent).sum() - latent.logsumexp(0).sum())
+        if abs(value - before) < TOLERANCE:
+            break
+        before = value
+    pi = latent.softmax(0)
+    noise, log_determinant = _noise(prior, pi)
+    return SoftmaxProcess(covariance, x, (y - pi).T, noise, value - 0.5 * float(log_determinant))
+
+
+def _noise(prior: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:
+    r"""$(\mathbf W^{-1} + \mathbf K)^{-1}$ and $\log|\mathbf I + \mathbf K\mathbf W|$, without inverting $\mathbf W$.
+
+    The former is $\mathbf E - \mathbf E \mathbf R (\sum_c \mathbf E_c)^{-1} \mathbf R^T \mathbf E$ with $\mathbf E_c =
+    \mathbf D_c^{1/2} (\mathbf I + \mathbf D_c^{1/2} \mathbf K \mathbf D_c^{1/2})^{-1} \mathbf D_c^{1/2}$.
+    """
+    n_classes, n_rows = pi.shape
+    eye = torch.eye(n_rows, dtype=prior.dtype)
+    half = pi.clamp_min(1e-300).sqrt()
+    roots = torch.linalg.cholesky(eye + half[:, :, None] * prior * half[:, None, :])
+    scaled = torch.linalg.solve_triangular(roots, torch.diag_embed(half), upper=False)
+    blocks = scaled.mT @ scaled  # E_c
+    total = torch.linalg.cholesky(blocks.sum(0))
+    solved = torch.cholesky_solve(blocks.transpose(0, 1).reshape(n_rows, -1), total).reshape(n_rows, n_classes, n_rows)
+    noise = -torch.einsum("crs,sdt->crdt", blocks, solved)
+    index = torch.arange(n_classes)
+    noise[index, :, index, :] += blocks
+    log_determinant = 2 * (roots.diagonal(dim1=-2, dim2=-1).log().sum() + total.diagonal().log().sum())
+    # |I + KW| = prod_c |B_c| |Σ_c E_c| / prod |D|: Σ_c D_c = I, so the last factor is 1.
+    return noise, log_determinant

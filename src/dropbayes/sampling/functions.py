@@ -1,0 +1,191 @@
+"""The draws of a network as tensors, and one draw as a function."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dropbayes.sampling.inspection import flags_up, forget, inspected, names_of
+from dropbayes.sampling.operations import Interception
+from dropbayes.sampling.perceptron import perceptron
+from dropbayes.sampling.plan import MASKS, NetworkChanged, Plan, check_random, checked_keys, plan_draws
+from dropbayes.sampling.strategies import KeyedSource, Masks
+from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs, own_leaves, split
+from dropbayes.sampling.views import View, checked_network, eagerly
+
+
+def draws(
+    net: nn.Module,
+    x: Any,
+    *,
+    n_draws: int = 100,
+    seed: int = 0,
+    masks: str = "shared",
+    sampler: str = "stratified",
+    row_axis: RowAxis = 0,
+    exact_rows: bool | None = None,
+    first_row: int = 0,
+    leave_out: str | Sequence[str] = (),
+    max_bytes: int | None = None,
+) -> Any:
+    r"""The outputs of `n_draws` draws, $\widehat{\mathbf y}_t(\mathbf x)$: the network's own structure, draws first.
+
+    Args:
+        net: Any network with dropout; it is not changed.
+        x: Its input: a tensor or array, a tuple of positional or a dict of named arguments.
+        n_draws: The number of draws $T$.
+        seed: With `n_draws` and `sampler`, fixes every mask.
+        masks: "shared" for one mask per draw, so that a draw is a function; "row" for a fresh mask for every row.
+        sampler: "stratified" or "independent" (see `dropbayes.sampling.masks`).
+        row_axis: The axis of the rows in the inputs: one for all arguments or one for each (a dict or tuple); None
+            where the whole input is one row (graphs, sets).
+        exact_rows: Whether a row must have the same bits alone and in any batch; by default on a CPU.
+        first_row: The index of the first row, which keys its masks: shards of rows then have the masks of the whole.
+        leave_out: Modules, by name or class name, whose randomness in training is not dropout (an augmentation).
+        max_bytes: A bound on working memory, the result not counted.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
+        >>> draws(net, torch.ones(3, 2), n_draws=10).shape
+        torch.Size([10, 3, 1])
+    """
+    inputs = as_inputs(x, row_axis=row_axis)
+    keys = checked_keys(n_draws, seed, sampler)
+    first_row = checked_first_row(first_row)
+
+    def gather(plan: Plan) -> Any:
+        results: list[Tensor] = []
+        with torch.no_grad(), plan.threads():
+            for rows, chunks in plan.blocks(inputs, first_row=first_row):
+                for chunk in chunks:
+                    if not results:
+                        results = [
+                            out.new_empty((keys.n_draws, inputs.n_rows, *out.shape[2:])) for out in chunk.outputs
+                        ]
+                    for result, out in zip(results, chunk.outputs, strict=True):
+                        result[chunk.draws.start : chunk.draws.stop, rows.start : rows.stop] = out
+        return plan.anatomy.structure.build(plan.arrange(results, leading=1))
+
+    options = {"masks": masks, "max_bytes": max_bytes, "exact_rows": exact_rows, "leave_out": leave_out}
+    result, plan = with_plan(net, inputs, gather, keys=keys, **options)
+    keep_state(net, inputs, plan)
+    return result
+
+
+def is_stochastic(net: nn.Module, x: Any) -> bool:
+    """Whether two draws of `net` on `x` can differ: whether it has dropout that is switched on."""
+    inputs, plain = as_inputs(x), checked_network(net)
+    direct = perceptron(plain, inputs.leaves[0]) if inputs.is_matrix else None
+    anatomy = inspected(plain, inputs).anatomy if direct is None else direct.anatomy
+    return anatomy.n_random > 0
+
+
+def checked_first_row(first_row: int) -> int:
+    """`first_row` as a whole number, zero or more."""
+    if isinstance(first_row, bool) or not hasattr(first_row, "__index__"):
+        raise TypeError(f"`first_row` must be a whole number; got {first_row!r}.")
+    if operator.index(first_row) < 0:
+        raise ValueError(f"`first_row` must be zero or more; got {first_row}.")
+    return operator.index(first_row)
+
+
+def with_plan(net: nn.Module, inputs: Inputs, compute: Callable[[Plan], Any], **options: Any) -> tuple[Any, Plan]:
+    """What `compute` makes of a plan, and the plan; made anew where the network has changed since it was inspected."""
+    plan = plan_draws(net, inputs, **options)
+    try:
+        return compute(plan), plan
+    except NetworkChanged:
+        forget(checked_network(net))
+        plan = plan_draws(net, inputs, **options)
+    try:
+        return compute(plan), plan
+    except NetworkChanged:  # inspected on these very inputs: the sites depend on the values of a row
+        plan = plan_draws(net, inputs, **options, careful=True)
+        return compute(plan), plan
+
+
+def keep_state(net: nn.Module, inputs: Inputs, plan: Plan) -> None:
+    """Leaves a network that has a state as one call in evaluation mode leaves it; all others are as they were."""
+    if plan.anatomy.stateful:
+        net = checked_network(net)
+        view = View(net)
+        with torch.no_grad():
+            eagerly(inputs.call)(view.net, own_leaves(inputs.leaves))
+        view.commit(net)
+
+
+def function_draw(
+    net: nn.Module,
+    index: int = 0,
+    *,
+    n_draws: int = 100,
+    seed: int = 0,
+    masks: str = "shared",
+    sampler: str = "stratified",
+    row_axis: RowAxis = 0,
+    leave_out: str | Sequence[str] = (),
+) -> Callable[..., Any]:
+    """One draw of the network as a deterministic, differentiable function, called as the network is.
+
+    `function_draw(net, i, n_draws=T, seed=s)(x)` equals `draws(net, x, n_draws=T, seed=s)[i]` up to rounding. Several
+    positional or named arguments may also come as one tuple or dict; the output is the network's own, with whatever
+    it holds (a key-value cache) passed on.
+
+    Args:
+        net: Any network with dropout.
+        index: Which draw.
+        n_draws: The number of draws the index counts in.
+        seed: As in `draws`.
+        masks: As in `draws`; a draw is a function of its input alone only with "shared".
+        sampler: As in `draws`.
+        row_axis: As in `draws`.
+        leave_out: As in `draws`.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
+        >>> f = function_draw(net, 3, n_draws=10, seed=1)
+        >>> torch.allclose(f(torch.ones(2, 2)), draws(net, torch.ones(2, 2), n_draws=10, seed=1)[3])
+        True
+    """
+    keys = checked_keys(n_draws, seed, sampler)
+    if not 0 <= operator.index(index) < keys.n_draws:
+        raise ValueError(f"`index` must be one of the {n_draws} draws, 0 to {n_draws - 1}; got {index}.")
+    if masks not in MASKS:
+        raise ValueError(f"`masks` must be one of {', '.join(map(repr, MASKS))}; got {masks!r}.")
+    plain, names = checked_network(net), names_of(leave_out)
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        x = kwargs if kwargs and not args else args[0] if len(args) == 1 and not kwargs else args
+        if args and kwargs:
+            raise TypeError("a draw takes positional or named arguments, not both. Name all of them.")
+        inputs = as_inputs(x, row_axis=row_axis)
+        anatomy = inspected(plain, inputs, names).anatomy
+        check_random(anatomy)
+        if not anatomy.rows_together or anatomy.host_random:
+            return _drawn_in_parts(plain, inputs, keys, operator.index(index), masks, names)
+        source = KeyedSource(
+            Masks(anatomy, keys, masks == "row", False), range(index, index + 1), range(inputs.n_rows), folded=True
+        )
+        view = View(plain, flags_up(names, anatomy.lowered))
+        with Interception(source):
+            output = eagerly(inputs.call)(view.net, inputs.leaves)
+        try:
+            source.finish(split(output)[0])
+        except NetworkChanged:
+            forget(plain)
+            return function(*args, **kwargs)
+        return output
+
+    return function
+
+
+def _drawn_in_parts(net: nn.Module, inputs: Inputs, keys: Any, index: int, masks: str, names: tuple[str, ...]) -> Any:
+    """One draw of a network that takes one row at a time."""
+    plan = plan_draws(net, inputs, keys=keys, masks=masks, leave_out=names)
+    parts = [plan.evaluator(inputs, rows, rows.start, range(index, index + 1)) for rows, _ in plan.blocks(inputs)]
+    whole = [torch.cat([part.outputs[place][0] for part in parts]) for place in range(len(parts[0].outputs))]
+    return plan.anatomy.structure.build(plan.arrange(whole, leading=0))

@@ -1,0 +1,29 @@
+"""Ray: the same rows and bits as one process."""
+
+import pytest
+
+pytest.importorskip("ray", reason="the extra `ray` is not installed")
+
+from dropbayes.distributed import predict_parquet
+from dropbayes.distributed import ray as on_ray
+from tests.distributed.rows import digest, rows, written
+
+
+@pytest.mark.slow
+def test_a_cluster_writes_the_bits_of_one_process(predictor, models, tmp_path):
+    predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", engine="ray", n_workers=2, part_rows=250)
+    assert digest(written(tmp_path / "out")) == digest(predictor.extend(rows(1000)))
+
+
+@pytest.mark.slow
+def test_a_dataset_gets_the_columns_of_a_prediction(predictor):
+    import pyarrow as pa
+    import ray
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+    try:
+        dataset = on_ray.predict(ray.data.from_arrow(rows(60)), predictor, n_workers=1)
+        found = pa.concat_tables(ray.get(dataset.to_arrow_refs()))
+    finally:
+        ray.shutdown()
+    assert digest(found) == digest(predictor.extend(rows(60)))

@@ -1,0 +1,32 @@
+"""Spark: the same rows and bits as one process."""
+
+import shutil
+
+import pytest
+
+from dropbayes.distributed import predict_parquet, spark
+from tests.distributed.rows import digest, rows, written
+
+pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java, which is not installed"),
+]
+
+
+def test_a_cluster_writes_the_bits_of_one_process(predictor, models, tmp_path):
+    predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", engine="spark", n_workers=2, part_rows=250)
+    assert digest(written(tmp_path / "out")) == digest(predictor.extend(rows(1000)))
+
+
+def test_a_data_frame_gets_the_columns_of_a_prediction(predictor):
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+    try:
+        frame = spark.predict(session.createDataFrame(rows(60)), predictor)
+        assert frame.columns == predictor.extend(rows(60)).column_names
+        found = frame.toArrow()
+    finally:
+        session.stop()
+    assert digest(found) == digest(predictor.extend(rows(60)))

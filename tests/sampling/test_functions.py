@@ -1,0 +1,97 @@
+"""The draws of a network as tensors, and one draw as a function."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import dropbayes as db
+from tests.sampling.test_plan import PERCEPTRON
+from tests.sampling.zoo import Module, build
+
+
+@pytest.mark.parametrize("name", ["dropout_mlp", "dropout2d", "transformer_encoder", "lstm", "gpt2", "drop_connect"])
+@pytest.mark.parametrize("sampler", ["stratified", "independent"])
+def test_function_draw_is_the_draw_of_its_index(name, sampler):
+    net, x = build(name)
+    every = db.draws(net, x, n_draws=6, seed=9, sampler=sampler)
+    for index in (0, 5):
+        one = db.function_draw(net, index, n_draws=6, seed=9, sampler=sampler)(x)
+        pairs = zip(torch.utils._pytree.tree_leaves(one), torch.utils._pytree.tree_leaves(every), strict=True)
+        for a, b in pairs:
+            torch.testing.assert_close(a, b[index], rtol=1e-4, atol=1e-5)
+
+
+def test_function_draw_is_a_differentiable_function():
+    f = db.function_draw(PERCEPTRON, 2, n_draws=10)
+    x = torch.randn(4, 5, requires_grad=True)
+    (gradient,) = torch.autograd.grad(f(x).sum(), x)
+    step = 1e-3
+    for place in range(5):
+        moved = x.detach().clone()
+        moved[:, place] += step
+        difference = (f(moved) - f(x)).sum(-1) / step
+        torch.testing.assert_close(difference.detach(), gradient[:, place], rtol=0.05, atol=2e-2)
+    recurrent = db.function_draw(nn.LSTM(3, 4, 2, dropout=0.3, batch_first=True), 1, n_draws=3)
+    sequence = torch.randn(2, 5, 3, requires_grad=True)
+    assert torch.autograd.grad(recurrent(sequence)[0].sum(), sequence)[0].abs().sum() > 0
+
+
+def test_function_draw_refuses_an_index_outside_its_draws():
+    with pytest.raises(ValueError, match=r"`index` must be one of the 5 draws, 0 to 4; got 5"):
+        db.function_draw(PERCEPTRON, 5, n_draws=5)
+
+
+def test_a_draw_is_called_as_the_network_is():
+    net, x = build("gpt2")
+    f = db.function_draw(net, 1, n_draws=4)
+    assert torch.equal(f(**x).last_hidden_state, f(x).last_hidden_state)
+    pair = Module(lambda m, a, b: m.d(m.l(a + b)), l=nn.Linear(6, 3), d=nn.Dropout(0.5))
+    g = db.function_draw(pair, 0, n_draws=4)
+    a, b = torch.randn(2, 4, 6)
+    assert torch.equal(g(a, b), g((a, b)))
+
+
+def test_a_draw_takes_and_returns_a_cache():
+    net, x = build("gpt2")
+    f = db.function_draw(net, 2, n_draws=4)
+    ids = x["input_ids"]
+    first = f(input_ids=ids[:, :-1], use_cache=True)
+    step = f(input_ids=ids[:, -1:], past_key_values=first.past_key_values, use_cache=True)
+    assert step.last_hidden_state.shape[1] == 1 and step.past_key_values.get_seq_length() == ids.shape[1]
+
+
+@pytest.mark.parametrize("call", [db.draws, db.predict])
+def test_arrays_are_taken_for_tensors(call):
+    x = torch.randn(4, 5)
+    ours, theirs = call(PERCEPTRON, x.double().numpy(), n_draws=5), call(PERCEPTRON, x, n_draws=5)
+    assert torch.equal(getattr(ours, "mean", ours), getattr(theirs, "mean", theirs)) if call is db.predict else True
+
+
+@pytest.mark.parametrize("value, error", [(-1, ValueError), (1.5, TypeError), (True, TypeError)])
+def test_a_first_row_that_is_no_index_is_refused(value, error):
+    with pytest.raises(error, match="`first_row`"):
+        db.draws(PERCEPTRON, torch.ones(2, 5), first_row=value)
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.d, self.calls = nn.Linear(3, 2), nn.Dropout(0.5), 0
+        self.register_buffer("average", torch.zeros(2))
+
+    def forward(self, x):
+        self.calls += 1
+        h = self.a(x)
+        self.average.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+        return self.d(h)
+
+
+def test_a_network_with_a_state_is_left_as_one_evaluation_leaves_it():
+    net, x = Counting().eval(), torch.randn(4, 3)
+    reference = copy.deepcopy(net)
+    reference(x)
+    db.predict(net, x, n_draws=6)
+    assert net.calls == reference.calls
+    torch.testing.assert_close(net.average, reference.average)

@@ -1,0 +1,99 @@
+"""Finding the sites of a network, and refusing what cannot be looked into."""
+
+import gc
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dropbayes as db
+from dropbayes.sampling.inspection import _inspected
+from tests.sampling.zoo import Module, build
+
+
+@pytest.mark.parametrize(
+    "name, count",
+    [("bert_sdpa", 8), ("bert_eager", 8), ("gpt2", 7), ("t5", 24), ("transformer_encoder", 8), ("lstm_with_states", 2)],
+)
+def test_all_sites_of_larger_networks_are_found(name, count):
+    net, x = build(name)
+    assert len(db.sites(net, x)) == count
+
+
+@pytest.mark.parametrize("call", [db.draws, db.predict, lambda net, x: db.function_draw(net)(x)])
+def test_no_dropout_is_an_error_that_names_the_remedy(call):
+    with pytest.raises(ValueError, match=r"no dropout.*add_dropout"):
+        call(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.zeros(1, 2))
+
+
+def test_dropout_of_probability_zero_is_an_error():
+    with pytest.raises(ValueError, match="add_dropout"):
+        db.predict(nn.Sequential(nn.Dropout(0.0), nn.Linear(2, 2)), torch.zeros(1, 2))
+    net = Module(lambda m, x: F.dropout(m.a(x), 0.0, m.training), a=nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="add_dropout"):
+        db.predict(net, torch.zeros(1, 2))
+
+
+def test_dropout_that_is_switched_off_later_is_noticed():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.Linear(2, 1))
+    assert db.predict(net, torch.ones(1, 2)).std > 0
+    net[1].p = 0.0
+    with pytest.raises(ValueError, match="add_dropout"):
+        db.predict(net, torch.ones(1, 2))
+
+
+def test_dropout_that_drops_everything_is_no_randomness():
+    with pytest.raises(ValueError, match="drop_prob 1"):
+        db.predict(nn.Sequential(nn.Dropout(1.0), nn.Linear(2, 2)), torch.zeros(1, 2))
+
+
+def test_masks_that_change_nothing_are_warned_of():
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 2))
+    with pytest.warns(db.UncertaintyWarning, match="same output"):
+        db.predict(net, torch.zeros(3, 2), analytic=False)
+
+
+def test_scripted_networks_are_refused_with_the_reason():
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
+    for net in (scripted, nn.Sequential(scripted)):
+        with pytest.raises(TypeError, match="scripted or traced"):
+            db.predict(net, torch.zeros(1, 2))
+
+
+def test_compiled_networks_are_drawn_from_uncompiled():
+    net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1)).eval()
+    x = torch.randn(3, 2)
+    expected = db.draws(net, x, n_draws=5)
+    assert torch.equal(db.draws(torch.compile(net), x, n_draws=5), expected)
+    inner = nn.Sequential(torch.compile(net[:2]), *net[2:])
+    torch.testing.assert_close(db.draws(inner, x, n_draws=5), expected)
+
+
+def test_networks_under_ddp_are_drawn_from(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        net = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        x = torch.randn(3, 2)
+        assert torch.equal(
+            db.draws(nn.parallel.DistributedDataParallel(net), x, n_draws=5), db.draws(net, x, n_draws=5)
+        )
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_hooks_of_the_user_run_during_a_prediction():
+    net = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+    net[0].register_forward_hook(lambda m, args, out: out + 1)
+    x = torch.zeros(1, 2)
+    expected = net.eval()(x)
+    torch.testing.assert_close(db.predict(net, x).mean, expected)
+
+
+def test_what_is_remembered_of_a_network_goes_with_it():
+    net = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.LayerNorm(4), nn.Linear(4, 1))
+    db.predict(net, torch.zeros(1, 2))
+    before = len(_inspected)
+    del net
+    gc.collect()
+    assert len(_inspected) < before
