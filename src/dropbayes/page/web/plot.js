@@ -30,6 +30,8 @@ export function ticks([from, to], count) {
   return values;
 }
 
+const NARROW = 520; // pixels
+
 /** A canvas that is as sharp as the screen. */
 export class Surface {
   /** @param {HTMLCanvasElement} canvas */
@@ -54,13 +56,13 @@ export class Surface {
     }
     this.width = box.width;
     this.height = box.height;
-    const scheme = getComputedStyle(document.documentElement).colorScheme;
-    if (scheme !== this.scheme) this.colours.clear();
-    this.scheme = scheme;
+    const { colorScheme, fontSize } = getComputedStyle(document.documentElement);
+    if (colorScheme !== this.scheme) this.colours.clear();
+    this.scheme = colorScheme;
     this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.context.clearRect(0, 0, box.width, box.height);
     this.context.lineJoin = "round";
-    this.context.font = "12px system-ui, sans-serif";
+    this.context.font = `${0.75 * parseFloat(fontSize)}px system-ui, sans-serif`;
     return this.context;
   }
 
@@ -126,7 +128,7 @@ export class Surface {
     write(labels.x, x(x.range[1]), y(y.range[0]) - 4);
     context.textAlign = "left";
     context.textBaseline = "top";
-    write(labels.y, x(x.range[0]) + 6, y(y.range[1]) + 4);
+    write(labels.y, x(x.range[0]) + 6, y(y.range[1]) + (this.width < NARROW ? 24 : 4)); // below the status on a phone
   }
 
   /**

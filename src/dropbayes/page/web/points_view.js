@@ -222,8 +222,17 @@ export class PointsView {
     byId("run").setAttribute("aria-pressed", String(!this.isRunning));
     byId("ratio").hidden = !settings.process;
     byId("note").textContent = this.scene.note;
-    for (const button of byId("scenes").children) {
-      button.setAttribute("aria-current", String(/** @type {HTMLElement} */ (button).dataset.scene === this.state.scene));
+    this.showScene();
+  }
+
+  /** Marks the scene's button and, where the buttons do not fit, moves it into sight. */
+  showScene() {
+    const list = byId("scenes");
+    for (const child of list.children) {
+      const button = /** @type {HTMLElement} */ (child);
+      const isCurrent = button.dataset.scene === this.state.scene;
+      if (isCurrent && button.getAttribute("aria-current") !== "true") list.scrollLeft = button.offsetLeft - (list.clientWidth - button.offsetWidth) / 2;
+      button.setAttribute("aria-current", String(isCurrent));
     }
   }
 
