@@ -30,8 +30,6 @@ export function ticks([from, to], count) {
   return values;
 }
 
-const NARROW = 520; // pixels
-
 /** A canvas that is as sharp as the screen. */
 export class Surface {
   /** @param {HTMLCanvasElement} canvas */
@@ -113,22 +111,23 @@ export class Surface {
   /**
    * What the axes show, in the corners, on top of everything.
    * @param {Scale} x @param {Scale} y @param {{x: string, y: string}} labels
+   * @param {number} [top] pixels from the upper edge to the label of y
    */
-  axisLabels(x, y, labels) {
+  axisLabels(x, y, labels, top = 4) {
     const { context } = this;
     context.fillStyle = this.colour("faint");
     context.strokeStyle = this.colour("paper");
     context.lineWidth = 3;
-    const write = (/** @type {string} */ text, /** @type {number} */ left, /** @type {number} */ top) => {
-      context.strokeText(text, left, top);
-      context.fillText(text, left, top);
+    const write = (/** @type {string} */ text, /** @type {number} */ atX, /** @type {number} */ atY) => {
+      context.strokeText(text, atX, atY);
+      context.fillText(text, atX, atY);
     };
     context.textAlign = "right";
     context.textBaseline = "bottom";
     write(labels.x, x(x.range[1]), y(y.range[0]) - 4);
     context.textAlign = "left";
     context.textBaseline = "top";
-    write(labels.y, x(x.range[0]) + 6, y(y.range[1]) + (this.width < NARROW ? 24 : 4)); // below the status on a phone
+    write(labels.y, x(x.range[0]) + 6, y(y.range[1]) + top);
   }
 
   /**
