@@ -54,7 +54,7 @@ def hamiltonian(x: Tensor, y: Tensor, *, n_warmup: int, n_samples: int) -> tuple
 
     torch.manual_seed(0)
     start = {"parameters": torch.randn(CHAINS, 3 * WIDTH + 1, dtype=torch.float64)}
-    kernel = NUTS(potential_fn=potential, max_tree_depth=7, target_accept_prob=0.75)
+    kernel = NUTS(potential_fn=potential, max_tree_depth=6, target_accept_prob=0.75)
     run = MCMC(kernel, num_samples=n_samples, warmup_steps=n_warmup, initial_params=start, disable_progbar=True)
     run.run()
     samples = run.get_samples()["parameters"]  # [sample, chain, parameter]
@@ -69,7 +69,7 @@ def variational(x: Tensor, y: Tensor, *, alpha: float = 0.0, std: float = 0.0) -
     torch.manual_seed(0)
     noise = BernoulliNoise(0.1, std=std, learn_std=std > 0)
     net = nn.Sequential(nn.Linear(1, WIDTH), nn.Tanh(), Linear(WIDTH, 1, noise=noise)).double()
-    fit(net, x, y, likelihood=Gaussian(PRECISION), prior=PRIOR, alpha=alpha, epochs=1500, batch_size=20,
+    fit(net, x, y, likelihood=Gaussian(PRECISION), prior=PRIOR, alpha=alpha, epochs=1000, batch_size=20,
         learning_rate=0.01, device="cpu", progress=False)  # fmt: skip
     sampled: Any = draws(net, GRID, n_draws=500, seed=0)
     return sampled[..., 0].detach()
@@ -80,7 +80,7 @@ def ensemble(x: Tensor, y: Tensor, n_members: int = 20) -> Tensor:
     for seed in range(n_members):
         torch.manual_seed(seed)
         net = nn.Sequential(nn.Linear(1, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)).double()
-        fit(net, x, y, likelihood=Gaussian(PRECISION), prior=PRIOR, epochs=600, batch_size=20, learning_rate=0.01,
+        fit(net, x, y, likelihood=Gaussian(PRECISION), prior=PRIOR, epochs=400, batch_size=20, learning_rate=0.02,
             device="cpu", progress=False)  # fmt: skip
         with torch.no_grad():
             outputs.append(net(GRID)[:, 0])
@@ -136,7 +136,7 @@ def draw(results: dict[str, tuple[Tensor, Tensor]], path: pathlib.Path) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    results, r_hat = posteriors(n_warmup=250, n_samples=400)
+    results, r_hat = posteriors(n_warmup=150, n_samples=200)
     truth_mean, truth_std = results["Hamiltonian Monte Carlo"]
     table: dict[str, dict[str, float]] = {}
     for name, (mean, std) in results.items():
