@@ -61,7 +61,6 @@ UNDIVIDED = {
     "estimators",
     "experiments.uci",
     "population",
-    "report",
 }
 
 

@@ -32,9 +32,10 @@ from dropbayes.sampling.strategies import (
     Strategy,
     Work,
     evaluate,
+    fused_kernels,
 )
 from dropbayes.sampling.trees import Inputs, own_leaves
-from dropbayes.sampling.views import View, checked_network
+from dropbayes.sampling.views import View, checked_network, unwrapped
 
 MASKS = ("shared", "row")
 
@@ -134,6 +135,12 @@ class Plan:
             yield chunk
             position = draws.stop
 
+    def moments(self, inputs: Inputs, first_row: int) -> tuple[Tensor, Tensor] | None:
+        """The mean and variance over all draws without the draws themselves; None where they must be made."""
+        if not isinstance(self.evaluator, _Direct) or inputs.device.type == "cpu":
+            return None
+        return self.evaluator.moments(inputs, first_row, self.draws)
+
     def replicated(self, number: int) -> Plan:
         """The plan with draws that are independent of those of other replicates."""
         return replace(self, evaluator=self.evaluator.replicated(number))
@@ -143,17 +150,18 @@ class Plan:
         return [arranged(tensor, layout, leading) for tensor, layout in zip(tensors, self.anatomy.outputs, strict=True)]
 
     @contextlib.contextmanager
-    def threads(self) -> Iterator[None]:
-        """Uses one thread for blocks of little work, where several would wait for each other."""
+    def running(self) -> Iterator[None]:
+        """Without gradients, and with one thread for blocks of little work, where several would wait for each other."""
         before = torch.get_num_threads()
-        if before == 1 or self.operations >= _THREADED_OPERATIONS:
-            yield
-            return
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+        few = before > 1 and self.operations < _THREADED_OPERATIONS
+        with torch.inference_mode(False), torch.no_grad():
+            if few:
+                torch.set_num_threads(1)
+            try:
+                yield
+            finally:
+                if few:
+                    torch.set_num_threads(before)
 
 
 def _cut(n_rows: int, sizes: tuple[int, ...]) -> Iterator[range]:
@@ -204,15 +212,18 @@ def plan_draws(
     if max_bytes is not None and max_bytes <= 0:
         raise ValueError(f"`max_bytes` must be a positive number of bytes; got {max_bytes!r}.")
     names = names_of(leave_out)
-    net = checked_network(net)
-    direct = perceptron(net, inputs.leaves[0]) if inputs.is_matrix and not names and not careful else None
+    device = inputs.device.type if inputs.device.type in _FREE_OPERATIONS else "cuda"
+    exact_rows = device == "cpu" if exact_rows is None else exact_rows
+    plain = inputs.is_matrix and isinstance(net, nn.Module) and not names and not careful
+    direct = perceptron(unwrapped(net), inputs.leaves[0]) if plain else None
+    if direct is not None and device != "cpu" and (exact_rows or direct.fused is None):
+        direct = None  # elsewhere a perceptron without a kernel of its own is like any other network
+    net = net if direct is not None else checked_network(net)
     record = None if direct is not None else inspected(net, inputs, names)
     anatomy = direct.anatomy if direct is not None else record.anatomy  # type: ignore[union-attr]
     check_random(anatomy)
-    device = inputs.device.type if inputs.device.type in _FREE_OPERATIONS else "cuda"
-    exact_rows = device == "cpu" if exact_rows is None else exact_rows
     integrate = integrate and anatomy.last_layer and not careful
-    compact = direct is not None and masks == "shared" and direct.is_wide and not exact_rows
+    compact = direct is not None and masks == "shared" and direct.is_wide and not exact_rows and device == "cpu"
     integrate = integrate and not compact
     exact = integrate and anatomy.n_random == 1
     draws = range(1) if exact else range(keys.n_draws)
@@ -342,6 +353,18 @@ class _Direct:
     def replicated(self, number: int) -> _Direct:
         return replace(self, keys=replace(self.keys, replicate=number))
 
+    def moments(self, inputs: Inputs, first_row: int, draws: range) -> tuple[Tensor, Tensor] | None:
+        """The mean and variance over draws of all rows by one kernel; None where there is none for this perceptron."""
+        x = inputs.leaves[0]
+        kernels = fused_kernels() if x.is_cuda else None
+        if kernels is None or self.perceptron.fused is None or x.dtype != torch.float32:
+            return None
+        rows = range(first_row, first_row + inputs.n_rows) if self.per_row else None
+        moments: tuple[Tensor, Tensor] = kernels.perceptron_moments(
+            self.perceptron.fused, x.contiguous(), self.keys, draws=draws, rows=rows, integrate_last=self.integrate
+        )
+        return moments
+
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
         x = inputs.leaves[0][rows.start : rows.stop]
         prepared = prepared_draws(
@@ -369,6 +392,7 @@ class _Compacted:
         return Chunk(draws, [outputs], None)
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def _agreeing_sizes(general: _General, inputs: Inputs, largest: int, draws: range) -> tuple[int, ...]:
     """The numbers of rows in which a row is seen to have the bits it has in a block of the largest size."""
@@ -416,6 +440,7 @@ def _strategy(net: nn.Module, inputs: Inputs, record: Inspected, masks: Masks, l
     return record.strategies[masks.per_row]
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def _probed(net: nn.Module, inputs: Inputs, record: Inspected, masks: Masks, leave_out: tuple[str, ...]) -> Strategy:
     masks = replace(masks, integrate=False)
