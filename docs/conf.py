@@ -25,7 +25,15 @@ extensions = [
     "long_names",
     "mathml",
 ]
-exclude_patterns = ["_build", "_ext", "gallery/*.py", "gallery/*.ipynb", "**/sg_*"]
+# Only the page of running times: the gallery's style sheets begin with sg_ too.
+exclude_patterns = [
+    "_build",
+    "_ext",
+    "gallery/*.py",
+    "gallery/*.ipynb",
+    "**/sg_execution_times*",
+    "sg_execution_times*",
+]
 nitpicky = True
 nitpick_ignore_regex = [
     # Types of other libraries: their documentation is not fetched, so nothing here could be linked to.
@@ -86,7 +94,9 @@ sphinx_gallery_conf = {
 
 # Looks ----------------------------------------------------------------------------------------------------------------
 html_theme = "furo"
-html_title = "dropbayes"
+html_title = f"dropbayes {release}"
+html_favicon = "_static/favicon.svg"
+html_logo = "_static/favicon.svg"
 html_static_path = ["_static"]
 html_css_files = ["dropbayes.css"]
 html_show_sphinx = False
@@ -97,6 +107,8 @@ html_math_renderer = "mathml"
 pygments_style = "friendly"
 pygments_dark_style = "native"
 html_theme_options = {
+    "source_edit_link": "../{filename}",
+    "sidebar_hide_name": False,
     "light_css_variables": {
         "color-brand-primary": "#1f5f99",
         "color-brand-content": "#1f5f99",
