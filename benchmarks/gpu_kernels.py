@@ -10,8 +10,6 @@ it only compiles (parts can do that in parallel). It prints one line per measure
 from __future__ import annotations
 
 import itertools
-import json
-import pathlib
 import statistics
 import sys
 import time
@@ -22,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks import history
 from dropbayes.sampling.compaction import compact_draws
 from dropbayes.sampling.masks import Keys, keep_mask
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 SAMPLERS = ("stratified", "independent")
 SECONDS, CALLS = (0.0, 1) if "--compile" in sys.argv else (0.15, 25)  # of one measurement
 
@@ -231,10 +229,7 @@ def main() -> None:
         print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
     if "--compile" in sys.argv:
         return
-    RESULTS.mkdir(exist_ok=True)
-    about = {"torch": torch.__version__, "device": torch.cuda.get_device_name()}
-    text = json.dumps({"about": about, "measurements": measurements}, indent=1)
-    (RESULTS / "gpu_kernels.json").write_text(text + "\n")
+    history.write("gpu_kernels", {"measurements": measurements})
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dropbayes.sampling.kernels.tiles import tile_count
+
 _TILE_ROWS, _TILE_COLUMNS = 4, 512
 
 
@@ -19,7 +21,7 @@ def gathered_weights(weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """
     (n_draws, n_rows), n_columns = rows.shape, columns.shape[1]
     out = weight.new_empty(n_draws, n_rows, n_columns)
-    tiles = triton.cdiv(n_rows, _TILE_ROWS) * triton.cdiv(n_columns, _TILE_COLUMNS)
+    tiles = tile_count(n_rows, _TILE_ROWS) * tile_count(n_columns, _TILE_COLUMNS)
     _gather[(tiles, n_draws)](
         weight, rows, columns, out, weight.shape[1], n_rows, n_columns,
         ROWS=_TILE_ROWS, COLUMNS=_TILE_COLUMNS, num_warps=4,

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dropbayes.sampling.kernels.tiles import power_of_two, tile_count
 from dropbayes.sampling.kernels.words import (
     choice,
     draw_stream,
@@ -60,11 +61,11 @@ def masked(
     n_drawn, columns = len(draws), inner * broadcast
     n_rows = x.numel() // (outer * columns * (n_drawn if drawn else 1))
     out = x.new_empty(outer, n_drawn, n_rows, inner, broadcast)
-    tile_columns = min(_WIDEST_TILE, triton.next_power_of_2(columns))
-    tile_rows = max(1, min(_TILE_BYTES // x.element_size() // tile_columns, triton.next_power_of_2(n_rows)))
-    tiles = outer * triton.cdiv(n_rows, tile_rows) * triton.cdiv(columns, tile_columns)
+    tile_columns = min(_WIDEST_TILE, power_of_two(columns))
+    tile_rows = max(1, min(_TILE_BYTES // x.element_size() // tile_columns, power_of_two(n_rows)))
+    tiles = outer * tile_count(n_rows, tile_rows) * tile_count(columns, tile_columns)
     chunk = draws_per_program(n_drawn, tiles)
-    _masked[(tiles * triton.cdiv(n_drawn, chunk),)](
+    _masked[(tiles * tile_count(n_drawn, chunk),)](
         x, out, *source(keys, x.device), site, signed_threshold(drop_prob),
         struct.unpack("q", struct.pack("d", keep_scale(drop_prob)))[0],
         draws.start, n_drawn, chunk, rows.start if rows else 0, n_rows,
@@ -78,7 +79,7 @@ def masked(
 
 def draws_per_program(n_drawn: int, tiles: int) -> int:
     """How many draws share a program, so that there are enough programs and no more than enough."""
-    return triton.cdiv(n_drawn, min(n_drawn, max(1, _ENOUGH_PROGRAMS // tiles)))
+    return tile_count(n_drawn, min(n_drawn, max(1, _ENOUGH_PROGRAMS // tiles)))
 
 
 @triton.jit(do_not_specialize=["key", "n_draws", "n_permutations", "site", "threshold", "scale", "first_draw",

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from dropbayes.sampling.kernels.tiles import power_of_two, tile_count
 from dropbayes.sampling.kernels.words import (
     choice,
     draw_stream,
@@ -79,7 +80,7 @@ def _is_plain(layer: nn.Linear) -> bool:
 
 
 def _padded(width: int) -> int:
-    return max(16, triton.next_power_of_2(width))
+    return max(16, power_of_two(width))
 
 
 def perceptron_moments(
@@ -101,8 +102,8 @@ def perceptron_moments(
     widths = (*[layer.linear.in_features for layer in layers], last.linear.out_features)
     padded = tuple([_padded(width) for width in widths])
     pairs = _PAIRS if max(padded) <= _NARROW else _PAIRS // 2
-    tile_draws = min(pairs, max(8, triton.next_power_of_2(n_drawn)))
-    tiles = triton.cdiv(n_rows, pairs // tile_draws)
+    tile_draws = min(pairs, max(8, power_of_two(n_drawn)))
+    tiles = tile_count(n_rows, pairs // tile_draws)
     unused = [None] * (MOST_HIDDEN - len(hidden))
     exact = torch.get_float32_matmul_precision() == "highest"
     _moments[(min(tiles, _programs(x.device)),)](
