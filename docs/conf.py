@@ -46,6 +46,13 @@ nitpick_ignore_regex = [
     # The standard library's.
     (r"py:.*", r"(argparse|collections\.abc|os|pathlib|types|typing)\..*"),
     (r"py:class", r"(Any|Callable|Collection|Iterator|Literal|Mapping|Sequence|range)"),
+    # Records and protocols of a part of a package, described where they are used; and halves of subscripted types.
+    (
+        r"py:class",
+        r"dropbayes\.(estimators\.noise|population\.heads|processes\.networks|runtime\.\w+|sampling\.\w+"
+        r"|serving\.\w+|training\.descent)\.\w+",
+    ),
+    (r"py:class", r".*\[.*"),
     # Our own aliases of types, and private classes.
     (r"py:class", r"(Array|optional|_.*|dropbayes\.experiments\.foraging\.View)"),
 ]
@@ -108,8 +115,6 @@ html_math_renderer = "mathml"
 pygments_style = "friendly"
 pygments_dark_style = "native"
 html_theme_options = {
-    "source_edit_link": "../{filename}",
-    "sidebar_hide_name": False,
     "light_css_variables": {
         "color-brand-primary": "#1f5f99",
         "color-brand-content": "#1f5f99",
@@ -119,3 +124,13 @@ html_theme_options = {
         "color-brand-content": "#7cb7ee",
     },
 }
+
+
+def _edit_link(app, pagename, templatename, context, doctree):
+    """Links a page to its source in the clone that it was built in; pages written by the build have none."""
+    if "/" not in pagename and (HERE / f"{pagename}.md").exists():
+        context["theme_source_edit_link"] = f"../../{pagename}.md"
+
+
+def setup(app):
+    app.connect("html-page-context", _edit_link, priority=100)
