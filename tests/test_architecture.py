@@ -57,9 +57,6 @@ MOST_ENTRIES = 40
 
 # Packages whose tests are still in one file.
 UNDIVIDED = {
-    "estimators",
-    "experiments.uci",
-    "population",
     "report",
 }
 
