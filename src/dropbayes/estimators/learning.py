@@ -417,10 +417,7 @@ def row_weights(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
     """The weights of rows, refused where they are negative or all zero."""
     if sample_weight is None:
         return None
-    weight = _check_sample_weight(as_array(sample_weight), x, ensure_non_negative=True)
-    if not weight.any():
-        raise ValueError("`sample_weight` must be positive for some rows; got zeros alone.")
-    return weight
+    return _check_sample_weight(as_array(sample_weight), x, ensure_non_negative=True)
 
 
 def _canonical_rows(x: Any, y: Any, weight: Any, groups: Any) -> tuple[Any, Any, Any, Any]:
