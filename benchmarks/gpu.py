@@ -6,7 +6,7 @@ the network up to its first dropout once, and the rest for every draw, where the
 
 All times of a case are taken in one process, after one call of each to warm up; they are medians of wall-clock times
 between synchronised states, in milliseconds. Run `python -m benchmarks.gpu [--only TEXT ...] [--quick] [--device cpu]`;
-it prints a Markdown table, names every goal that is missed, and writes `benchmarks/results/gpu.json`.
+it prints a Markdown table, names every goal that is missed, and (unless quick) writes `benchmarks/results/gpu.json`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import copy
 import gc
-import json
 import pathlib
 import signal
 import statistics
@@ -27,9 +26,9 @@ import torch
 from torch import Tensor, nn
 
 import dropbayes as db
+from benchmarks import history
 from benchmarks.networks import CASES, Case
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 CASE_SECONDS, ALL_SECONDS = 25, 460  # a case that takes longer is given up; the rest is then not run
 MEASUREMENT_SECONDS, MOST_REPEATS = 0.4, 21
 MOST_BYTES = 4 * 2**30
@@ -118,12 +117,10 @@ def measure(name: str, precision: str, clock: Clock, quick: bool) -> dict[str, A
     torch.manual_seed(0)
     dtype = AUTOCAST[precision]
     try:
-        with (
-            limited(CASE_SECONDS),
-            torch.inference_mode(),
-            torch.autocast(clock.device.type, dtype, enabled=dtype is not None),
-        ):
+        with limited(CASE_SECONDS), contextlib.ExitStack() as stack:
             net, x = case.make().to(clock.device).eval(), case.inputs(rows).to(clock.device)
+            stack.enter_context(torch.inference_mode())
+            stack.enter_context(torch.autocast(clock.device.type, dtype, enabled=dtype is not None))
             result["method"] = db.predict(net, x, n_draws=n_draws, masks="row").method
             for way, run in ways(case, net, x, n_draws).items():
                 try:
@@ -171,7 +168,7 @@ def main() -> None:
     parser.add_argument("--precision", nargs="*", default=list(AUTOCAST), choices=list(AUTOCAST))
     parser.add_argument("--quick", action="store_true", help="Two rows, four draws, one repetition: does it run?")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--out", type=pathlib.Path, default=RESULTS / "gpu.json", help="The JSON file to write.")
+    parser.add_argument("--out", type=pathlib.Path, default=history.RESULTS, help="The folder to write to.")
     arguments = parser.parse_args()
     names = [name for name in CASES if not arguments.only or any(part in name for part in arguments.only)]
     device = torch.device(arguments.device)
@@ -190,10 +187,8 @@ def main() -> None:
         result["missed"] = missed_goals(result)
         for text in result["missed"]:
             print(f"- {result['case']}, {result['precision']}: {text}")
-    gpu = torch.cuda.get_device_name() if device.type == "cuda" else "none"
-    about = {"torch": torch.__version__, "device": gpu, "quick": arguments.quick}
-    arguments.out.parent.mkdir(exist_ok=True)
-    arguments.out.write_text(json.dumps({"about": about, "cases": results}, indent=1) + "\n")
+    if not arguments.quick:
+        history.write("gpu", {"cases": results}, folder=arguments.out)
 
 
 if __name__ == "__main__":

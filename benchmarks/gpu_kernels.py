@@ -1,15 +1,15 @@
 """The kernels on this GPU: right, and how fast against what torch does.
 
-Every time is the median of CUDA-event timings in one process. Run `python -m benchmarks.gpu_kernels [part ...]`, parts
-being mask, perceptron, attention and compaction (with `--compile` first, in parallel, to fill Triton's cache); it prints one line per measurement and writes
+Times are medians in one process. Masks and attention are timed on the device alone (a captured graph, replayed), for
+in a large network launches overlap with work; small perceptrons are timed as a caller sees them. Run
+`python -m benchmarks.gpu_kernels [part ...]`, parts being mask, perceptron, attention and compaction; with `--compile`
+it only compiles (parts can do that in parallel). It prints one line per measurement and writes
 `benchmarks/results/gpu_kernels.json`. Without a GPU there is nothing to measure.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import pathlib
 import statistics
 import sys
 import time
@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks import history
 from dropbayes.sampling.compaction import compact_draws
 from dropbayes.sampling.masks import Keys, keep_mask
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 SAMPLERS = ("stratified", "independent")
 SECONDS, CALLS = (0.0, 1) if "--compile" in sys.argv else (0.15, 25)  # of one measurement
 
@@ -105,8 +105,6 @@ def mask(report: Callable[..., None]) -> None:
 def perceptron(report: Callable[..., None]) -> None:
     from dropbayes.sampling.kernels import affine_layers, perceptron_moments
 
-    module: Any = sys.modules["dropbayes.sampling.kernels.perceptron"]
-
     def small(*widths: int) -> nn.Sequential:
         layers: list[nn.Module] = []
         for before, after in itertools.pairwise(widths):
@@ -138,11 +136,6 @@ def perceptron(report: Callable[..., None]) -> None:
                             "perceptron", name, errors=(relative_error(mean, a), relative_error(variance, b)),
                             ms=took, of_dense=took / dense, of_repeat=took / repeat,
                         )  # fmt: skip
-    net, x = small(13, 50, 1), torch.randn(100_000, 13, device="cuda")
-    for registers in (None, 168, 128, 112, 96, 80):
-        module._REGISTERS = registers  # type: ignore[attr-defined]
-        took = milliseconds(perceptron_moments, affine_layers(list(net)), x, Keys(3, 100), draws=range(100), rows=None, integrate_last=True)  # fmt: skip
-        report("perceptron", f"registers={registers}", ms=took)
 
 
 def repeated_variance(net: nn.Module, x: Tensor, n_draws: int) -> Tensor:
@@ -170,15 +163,10 @@ def moments_of_draws(
 
 def attention(report: Callable[..., None]) -> None:
     from dropbayes.sampling import kernels
+    from dropbayes.sampling.kernels.attention import keep_bits
 
-    module: Any = sys.modules["dropbayes.sampling.kernels.attention"]
     # draws, rows, heads, steps
     shapes = {"BERT": (32, 16, 12, 128), "ViT": (32, 8, 12, 197), "GPT-2": (8, 4, 12, 1024)}
-    blocks = {
-        torch.float32: [(64, 64, 4, 2), (128, 32, 4, 2)],
-        torch.bfloat16: [(128, 64, 4, 3), (64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 3), (128, 32, 4, 4), (128, 32, 4, 3)],
-    }  # fmt: skip
-    chosen = module._blocks
     for (name, (n_draws, n_rows, heads, steps)), dtype in (
         (item, dtype) for item in shapes.items() for dtype in (torch.float32, torch.bfloat16)
     ):
@@ -196,7 +184,7 @@ def attention(report: Callable[..., None]) -> None:
                 kept = kept[0] if rows else kept
                 few = [t[:n_rows].double() for t in (q, k, v)]
                 weights = (few[0] @ few[1].transpose(-2, -1) / 8).softmax(-1) * kept / 0.9
-                bits = replay_milliseconds(module.keep_bits, keys, 1, drop_prob=0.1, draws=range(n_draws), rows=rows, lines=heads * steps, length=steps, device=q.device)  # fmt: skip
+                bits = replay_milliseconds(keep_bits, keys, 1, drop_prob=0.1, draws=range(n_draws), rows=rows, lines=heads * steps, length=steps, device=q.device)  # fmt: skip
                 took = replay_milliseconds(kernels.attention, q, k, v, **arguments)
                 report(
                     "attention", f"{name} {str(dtype)[6:]} {sampler} {'row' if rows else 'shared'}",
@@ -206,14 +194,6 @@ def attention(report: Callable[..., None]) -> None:
                 del few, weights
         call = milliseconds(kernels.attention, q, k, v, **arguments)
         report("attention", f"{name} {str(dtype)[6:]} with its launch", ms=call)
-        for sizes in blocks[dtype]:
-            module._blocks = lambda *_, sizes=sizes: sizes  # type: ignore[attr-defined]
-            try:
-                took = replay_milliseconds(kernels.attention, q, k, v, **arguments) - bits
-                report("attention", f"{name} {str(dtype)[6:]} blocks={sizes}", ms_without_bits=took, plain_ms=plain)
-            except Exception as error:
-                report("attention", f"{name} {str(dtype)[6:]} blocks={sizes}", error=f"{type(error).__name__}"[:200])
-        module._blocks = chosen  # type: ignore[attr-defined]
 
 
 def compaction(report: Callable[..., None]) -> None:
@@ -229,23 +209,6 @@ def compaction(report: Callable[..., None]) -> None:
     for integrate in (True, False):
         took = wall_milliseconds(compact_draws, list(net), x, keys, draws=range(100), integrate_last=integrate)
         report("compaction", f"integrate={integrate}", ms=took, of_dense=took / dense, dense_ms=dense, error=error)
-    if torch.cuda.is_available():
-        gathered(report, dense)
-
-
-def gathered(report: Callable[..., None], dense: float) -> None:
-    """One layer's product in tiles of several sizes."""
-    from dropbayes.sampling.kernels import gathered_product
-
-    module: Any = sys.modules["dropbayes.sampling.kernels.products"]
-    units = torch.stack([torch.randperm(1024, device="cuda")[:560].sort().values for _ in range(100)])
-    h, layer = torch.randn(100, 400, 560, device="cuda"), nn.Linear(1024, 1024).cuda()
-    chosen = module._ROWS, module._UNITS, module._DEPTH
-    for sizes in ((128, 64, 32), (128, 128, 32), (64, 128, 32), (128, 64, 16), (64, 64, 32)):
-        module._ROWS, module._UNITS, module._DEPTH = sizes
-        took = replay_milliseconds(gathered_product, h, layer.weight, layer.bias, units=units, wanted=units)
-        report("compaction", f"one product, tiles {sizes}", ms=took, of_dense=4 * took / dense)
-    module._ROWS, module._UNITS, module._DEPTH = chosen
 
 
 PARTS = {"mask": mask, "perceptron": perceptron, "attention": attention, "compaction": compaction}
@@ -266,10 +229,7 @@ def main() -> None:
         print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
     if "--compile" in sys.argv:
         return
-    RESULTS.mkdir(exist_ok=True)
-    about = {"torch": torch.__version__, "device": torch.cuda.get_device_name()}
-    text = json.dumps({"about": about, "measurements": measurements}, indent=1)
-    (RESULTS / "gpu_kernels.json").write_text(text + "\n")
+    history.write("gpu_kernels", {"measurements": measurements})
 
 
 if __name__ == "__main__":

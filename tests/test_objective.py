@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from dropbayes.layers import BernoulliNoise, GaussianNoise, Linear, MixtureNoise
-from dropbayes.likelihoods import Categorical, Gaussian
-from dropbayes.objective import kl_divergence, negative_elbo
+from dropbayes.layers import BernoulliNoise, ConcreteNoise, GaussianNoise, Linear, MixtureNoise
+from dropbayes.likelihoods import Categorical, Gaussian, predictive_log_density
+from dropbayes.objective import divergence_of, kl_divergence, last_layer_moments, negative_elbo, row_misfit
 from dropbayes.precision import Prior, weight_decay
 from dropbayes.weight_layers import kl_constant
 
@@ -294,6 +294,92 @@ def test_dropout_on_some_layers_is_map_on_the_others():
     torch.testing.assert_close(torch.autograd.grad(loss, net[0].weight)[0], expected)
 
 
+# --- beyond the bound ----------------------------------------------------------------------------------------------
+
+
+def test_the_alpha_divergence_goes_from_the_bound_to_the_predictive_density():
+    net, x, y = net_and_data(outputs=2)
+    outputs = torch.stack([net(x) for _ in range(5)])
+    setting = {"likelihood": Gaussian(2.0), "prior": PRIOR, "n_data": 12}
+    bound = negative_elbo(net, outputs, y, **setting)
+    torch.testing.assert_close(negative_elbo(net, outputs, y, alpha=1e-7, **setting), bound, rtol=1e-5, atol=1e-5)
+    predictive = -predictive_log_density(Gaussian(2.0), outputs, y).mean() + kl_divergence(net, prior=PRIOR) / 12
+    torch.testing.assert_close(negative_elbo(net, outputs, y, alpha=1.0, **setting), predictive)
+    assert bound >= negative_elbo(net, outputs, y, alpha=0.5, **setting) >= predictive  # power means are ordered
+    with pytest.raises(ValueError, match="must have a draw axis"):
+        negative_elbo(net, outputs[0], y, alpha=0.5, **setting)
+    with pytest.raises(ValueError, match=r"`alpha` must lie in \[0, 1\]"):
+        negative_elbo(net, outputs, y, alpha=2.0, **setting)
+
+
+def test_the_alpha_divergence_of_one_weight_is_the_integral_of_li_and_gal():
+    # -1/α log E_z p(y|z)^α over the two masks of one unit, by hand.
+    outcomes, y = torch.tensor([[[0.0]], [[2.0]]], dtype=DTYPE), torch.tensor([[0.7]], dtype=DTYPE)
+    densities = torch.distributions.Normal(outcomes[:, 0, 0], math.sqrt(0.5)).log_prob(y[0, 0]).exp()
+    expected = -((densities**0.3).mean()).log() / 0.3
+    got = row_misfit(Gaussian(2.0), outcomes, y, alpha=0.3)
+    torch.testing.assert_close(got, expected[None])
+
+
+def test_the_integrated_last_layer_has_the_bound_of_all_its_masks():
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Dropout(0.3), nn.Linear(3, 2)).to(DTYPE)
+    x, y = torch.randn(5, 2, dtype=DTYPE), torch.randn(5, 2, dtype=DTYPE)
+    mean, variance = last_layer_moments(net, x)
+    got = row_misfit(Gaussian(2.0), mean, y, output_variance=variance)
+    hidden, expected = torch.tanh(net[0](x)), 0.0
+    for mask in itertools.product([0, 1], repeat=3):
+        probability = math.prod(0.7 if z else 0.3 for z in mask)
+        output = net[3](hidden * torch.tensor(mask, dtype=DTYPE) / 0.7)
+        expected = expected - probability * Gaussian(2.0).log_density(output, y)
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [ConcreteNoise(0.3), MixtureNoise(2, std=0.4), BernoulliNoise(0.3, std=0.2, drop_bias=True), GaussianNoise(0.4)],
+)
+def test_every_family_of_a_last_layer_is_integrated_with_an_exact_gradient_in_its_parameters(noise):
+    layer = Linear(3, 2, noise=noise).to(DTYPE)
+    net, x, y = nn.Sequential(layer), torch.randn(4, 3, dtype=DTYPE), torch.randn(4, 2, dtype=DTYPE)
+    with torch.no_grad():
+        draws = torch.stack([x[row] @ layer.posterior().sample(40_000) for row in range(4)], 1)
+        if (q := layer.noise.bias_posterior(layer.bias[:, None])) is not None:
+            draws = draws + q.sample(40_000, 4)[..., 0]
+        else:
+            draws = draws + layer.bias
+        sampled = -Gaussian(2.0).log_density(draws, y)
+    mean, variance = last_layer_moments(net, x)
+    got = row_misfit(Gaussian(2.0), mean, y, output_variance=variance)
+    assert ((got - sampled.mean(0)).abs() < 4.5 * sampled.std(0) / 200).all()
+    names, values = zip(*layer.named_parameters(), strict=True)
+
+    def misfit(*parameters):
+        moments = torch.func.functional_call(
+            _Moments(layer), {f"layer.{n}": p for n, p in zip(names, parameters, strict=True)}, (x,)
+        )
+        return row_misfit(Gaussian(2.0), moments[0], y, output_variance=moments[1])
+
+    assert torch.autograd.gradcheck(misfit, tuple(v.detach().clone().double().requires_grad_() for v in values))
+
+
+class _Moments(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer.moments(x)
+
+
+@pytest.mark.parametrize("nonlinearity", [torch.relu, torch.tanh, torch.sin])
+def test_a_mask_passes_through_a_nonlinearity_that_is_zero_at_zero(nonlinearity):
+    # [GG16, section "Insights"]: σ(z∘(xW + b)) = z∘σ(xW + b), so dropping a unit draws its weights and its bias at once.
+    x, weight, bias = torch.randn(5, 3, dtype=DTYPE), torch.randn(3, 4, dtype=DTYPE), torch.randn(4, dtype=DTYPE)
+    z = torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=DTYPE)
+    torch.testing.assert_close(nonlinearity(x @ (weight * z) + bias * z), z * nonlinearity(x @ weight + bias))
+    assert not torch.allclose(torch.sigmoid(x @ (weight * z) + bias * z), z * torch.sigmoid(x @ weight + bias))
+
+
 def test_the_classification_bound_lies_below_the_evidence_and_near_it():
     # [GG16, prop:lower_bound_class], two weights: the evidence by integrating over a grid.
     x, labels = torch.tensor([[1.0], [2.0], [-1.0]], dtype=DTYPE), torch.tensor([0, 0, 1])
@@ -372,3 +458,13 @@ def test_the_theory_page_has_every_equation_and_names_only_tests_and_code_that_e
         re.findall(r"`(likelihoods|objective|precision|weight_layers|variational|layers|recurrent)\.(\w+)", page)
     ):
         assert hasattr(importlib.import_module(f"dropbayes.{module}"), name), (module, name)
+
+
+def test_the_divergence_makes_no_tensor_of_numbers_of_the_host(monkeypatch):
+    """A copy to the device could not be part of a CUDA graph: every `fit` on CUDA would lose its graph."""
+    net = nn.Sequential(nn.Dropout(0.1), nn.Linear(3, 4), nn.ReLU(), nn.Dropout(0.2), nn.Linear(4, 1))
+    divergence = divergence_of(net, prior=Prior(length_scale=2.0))
+    expected = divergence()
+    for owner, name in ((torch.Tensor, "new_tensor"), (torch, "tensor"), (torch, "as_tensor")):
+        monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("made of a number of the host"))
+    assert divergence() == expected

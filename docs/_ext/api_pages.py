@@ -17,7 +17,8 @@ GROUPS = {
     "A table": ["estimators", "tables", "folders", "report", "page", "cli"],
     "Serving and scaling": ["predictor", "serving", "distributed"],
     "The theory": [
-        "precision", "weight_layers", "objective", "variational", "layers", "recurrent", "covariances", "processes",
+        "theory", "precision", "weight_layers", "objective", "variational", "layers", "recurrent", "covariances",
+        "processes",
     ],
     "Judging and acting": [
         "scores", "information", "calibration", "conformal", "decisions", "acquisition", "mixtures", "plots",

@@ -13,7 +13,36 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dropbayes.runtime.validation import Array, float_tensor
+from dropbayes.runtime.validation import (
+    Array,
+    check_count,
+    check_positive,
+    check_probability,
+    class_probabilities,
+    events,
+    finite_tensor,
+    float_tensor,
+    row_values,
+    row_weights,
+)
+
+__all__ = [
+    "CascadeFrontier",
+    "CascadePoint",
+    "CascadePrediction",
+    "DeferralRule",
+    "action_probabilities",
+    "cascade",
+    "cascade_frontier",
+    "deferral_for_error",
+    "deferral_for_risk",
+    "deferral_for_workload",
+    "expected_cost",
+    "least_cost_action",
+    "thompson_action",
+]
+
+_PILOT, _STARTS = 10, (2.0, 4.0, math.inf)  # one row in ten sets the thresholds; where sequences of tests begin
 
 # ------------------------------------------------------------------------------------------------- defer
 
@@ -52,8 +81,7 @@ def deferral_for_workload(uncertainty: Array, *, fraction: float) -> DeferralRul
         (89.0, tensor([False,  True]))
     """
     scores = _held_out(uncertainty)
-    if not 0 <= fraction <= 1:
-        raise ValueError(f"`fraction` must lie between 0 and 1; got {fraction!r}.")
+    check_probability("fraction", fraction, closed=True)
     rank = math.ceil((1 - fraction) * (len(scores) + 1) - 1e-9)  # 1e-9 forgives the rounding of the product
     if rank > len(scores):
         threshold = math.inf
@@ -67,22 +95,25 @@ def deferral_for_workload(uncertainty: Array, *, fraction: float) -> DeferralRul
 
 
 def deferral_for_error(
-    uncertainty: Array, wrong: Array, *, target: float, confidence: float = 0.95, n_candidates: int = 20
+    uncertainty: Array,
+    wrong: Array,
+    *,
+    target: float,
+    confidence: float = 0.95,
+    n_candidates: int = 100,
+    seed: int = 0,
 ) -> DeferralRule:
     r"""The rule that defers least while the error rate of the rows *kept* is certified to be at most `target`.
 
-    Candidate thresholds are the $k$-th smallest held-out uncertainties for $k = \lceil jn/J \rceil$, $j = 1, \dots, J$
-    (the last keeps everything). Given the threshold, the rows below it are independent, so the number of errors among
-    those $m$ is binomial; a candidate is certified when $P(\mathrm{Bin}(m, \text{target}) \le \text{errors}) \le
-    (1 - \text{confidence})/J$, and the largest certified one is taken. With probability at least `confidence` over the
-    held-out set, new rows from the same distribution that are kept are wrong at a rate of at most `target`.
+    `deferral_for_risk` with a loss of 0 or 1, whose p-value is the exact binomial one.
 
     Args:
         uncertainty: Uncertainties of held-out rows the network was not fitted to, `[row]`.
         wrong: True (or 1) where the prediction was wrong, `[row]` (for a regression: off by more than you can accept).
         target: The error rate to stay below among the rows kept.
         confidence: The probability that the promise holds.
-        n_candidates: The number $J$ of thresholds tried; more give a finer choice, each at a stricter level.
+        n_candidates: The number of thresholds to choose from.
+        seed: The seed of the split of the held-out rows.
 
     Returns:
         The rule. Where nothing can be certified it defers every row, and its `guarantee` says so.
@@ -90,42 +121,120 @@ def deferral_for_error(
     Examples:
         >>> uncertainty = torch.linspace(0, 1, 1000)
         >>> rule = deferral_for_error(uncertainty, uncertainty > 0.8, target=0.02)
-        >>> round(rule.threshold, 2)
-        0.8
+        >>> 0.75 < rule.threshold < 0.82
+        True
     """
     scores = _held_out(uncertainty)
-    errors = float_tensor(wrong).double().flatten().cpu()
-    if errors.shape != scores.shape or not bool(((errors == 0) | (errors == 1)).all()):
-        raise ValueError(f"`wrong` must hold 0 or 1 for each of the {len(scores)} rows; got {tuple(errors.shape)}.")
-    if not (0 < target < 1 and 0 < confidence < 1):
-        raise ValueError(
-            f"`target` and `confidence` must lie strictly between 0 and 1; got {target!r}, {confidence!r}."
-        )
-    import scipy.stats
-
-    for step in range(n_candidates, 0, -1):
-        rank = math.ceil(step * len(scores) / n_candidates)
-        cut = math.inf if step == n_candidates else scores.kthvalue(rank).values.item()
-        kept = scores < cut
-        tail = scipy.stats.binom.cdf(int(errors[kept].sum()), int(kept.sum()), target)
-        if tail <= (1 - confidence) / n_candidates:
-            return DeferralRule(
-                math.nextafter(cut, -math.inf),  # keeps exactly the rows strictly below the cut, which were counted
-                f"With probability at least {confidence:g} over the {len(scores)} held-out rows, the error rate among "
-                f"new rows kept is at most {target:g} (rows independent, from one distribution).",
-            )
-    return DeferralRule(
-        -math.inf,
-        f"No threshold could be certified for an error rate of {target:g} with {len(scores)} held-out rows: every row "
-        "is deferred.",
+    errors = events("wrong", wrong, n_rows=len(scores)).double().cpu()
+    return deferral_for_risk(
+        scores,
+        errors,
+        target=target,
+        confidence=confidence,
+        n_candidates=n_candidates,
+        seed=seed,
+        loss_name="error rate",
     )
 
 
+def deferral_for_risk(
+    uncertainty: Array,
+    loss: Array,
+    *,
+    target: float,
+    largest_loss: float = 1.0,
+    confidence: float = 0.95,
+    n_candidates: int = 100,
+    seed: int = 0,
+    loss_name: str = "mean loss",
+) -> DeferralRule:
+    r"""The rule that defers least while the mean loss of the rows *kept* is certified to be at most `target`.
+
+    Learn then Test by fixed sequences [Angelopoulos et al. 2021]. A tenth of the held-out rows sets the candidate
+    thresholds, by their uncertainties alone. On the other rows three sequences of tests run upward, from the threshold
+    that keeps twice and four times the rows without which nothing could be certified, and from no threshold at all;
+    each test has a third of the level $1 - \text{confidence}$, and a sequence ends at its first failure. Given a
+    threshold, the $m$ rows below it are independent, and the p-value of "the mean loss exceeds the target" is the
+    binomial $P(\mathrm{Bin}(m, \text{target}) \le \sum \ell)$ for losses of 0 or 1, that of Hoeffding and Bentkus for
+    any others. With probability at least `confidence` over the held-out rows, the mean loss of new rows from the same
+    distribution that are kept is at most `target`.
+
+    Args:
+        uncertainty: Uncertainties of held-out rows the network was not fitted to, `[row]`.
+        loss: The loss of each row, from 0 to `largest_loss`, `[row]`: an error, a cost, a missed share.
+        target: The mean loss to stay below among the rows kept.
+        largest_loss: The largest loss there can be.
+        confidence: The probability that the promise holds.
+        n_candidates: The number of thresholds to choose from; the sequence makes many as safe as few.
+        seed: The seed of the split of the held-out rows.
+        loss_name: What the loss is called in the guarantee.
+
+    Returns:
+        The rule. Where nothing can be certified it defers every row, and its `guarantee` says so.
+
+    Examples:
+        >>> uncertainty = torch.linspace(0, 1, 2000)
+        >>> rule = deferral_for_risk(uncertainty, uncertainty.square(), target=0.1)  # x² averages 0.1 up to x = 0.55
+        >>> 0.45 < rule.threshold < 0.55
+        True
+    """
+    scores = _held_out(uncertainty)
+    losses = row_values("loss", loss, n_rows=len(scores)).detach().double().cpu()
+    check_positive("largest_loss", largest_loss)
+    if not bool(((losses >= 0) & (losses <= largest_loss)).all()):
+        low, high = losses.min().item(), losses.max().item()
+        raise ValueError(
+            f"`loss` must lie between 0 and `largest_loss` = {largest_loss:g}; got {low:.3g} to {high:.3g}."
+        )
+    check_probability("target", target / largest_loss if isinstance(target, (int, float)) else target)
+    check_probability("confidence", confidence)
+    check_count("n_candidates", n_candidates)
+    share, unit = target / largest_loss, losses / largest_loss
+    order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(seed))
+    pilot, rest = order[: len(scores) // _PILOT], order[len(scores) // _PILOT :]
+    levels = torch.arange(1, n_candidates, dtype=torch.float64) / n_candidates
+    thresholds = [*(scores[pilot].quantile(levels).tolist() if len(pilot) else []), math.inf]
+    level = (1 - confidence) / len(_STARTS)
+    fewest = math.log(level) / math.log1p(-share)  # rows without a loss that just certify the target
+    certified = None
+    for start in _STARTS:
+        first = math.ceil(min(1.0, start * fewest / max(1, len(rest))) * len(thresholds)) - 1
+        for threshold in thresholds[max(0, first) :]:
+            if _p_value(unit, scores, rest, threshold, share) > level:
+                break
+            certified = threshold if certified is None else max(certified, threshold)
+    if certified is None:
+        return DeferralRule(
+            -math.inf,
+            f"No threshold could be certified for a {loss_name} of {target:g} with {len(scores)} held-out rows: every "
+            "row is deferred.",
+        )
+    return DeferralRule(
+        certified,
+        f"With probability at least {confidence:g} over the {len(scores)} held-out rows, the {loss_name} among new "
+        f"rows kept is at most {target:g} (rows independent, from one distribution).",
+    )
+
+
+def _p_value(losses: Tensor, scores: Tensor, rows: Tensor, threshold: float, target: float) -> float:
+    """The p-value of "the mean loss of the rows at most as uncertain as the threshold exceeds the target"."""
+    import scipy.stats
+
+    kept = losses[rows][scores[rows] <= threshold]
+    n_kept = len(kept)
+    if not n_kept:
+        return 1.0
+    total, mean = float(kept.sum()), min(float(kept.mean()), target)
+    if bool(((kept == 0) | (kept == 1)).all()):
+        return float(scipy.stats.binom.cdf(round(total), n_kept, target))
+    # Hoeffding's bound in terms of the relative entropy, and Bentkus's in terms of the binomial.
+    entropy = (1 - mean) * math.log((1 - mean) / (1 - target)) + (mean * math.log(mean / target) if mean else 0.0)
+    bentkus = math.e * float(scipy.stats.binom.cdf(math.ceil(total - 1e-9), n_kept, target))
+    return min(1.0, math.exp(-n_kept * entropy), bentkus)
+
+
 def _held_out(uncertainty: Array) -> Tensor:
-    scores = float_tensor(uncertainty).detach().double().cpu()
-    if scores.dim() != 1 or len(scores) == 0 or scores.isnan().any():
-        raise ValueError(f"`uncertainty` must be a non-empty [row] without NaN; got shape {tuple(scores.shape)}.")
-    return scores
+    return row_values("uncertainty", uncertainty, infinite=True).detach().double().cpu()
 
 
 # ----------------------------------------------------------------------------------------------- cascade
@@ -170,7 +279,13 @@ class CascadeFrontier:
 
 
 def cascade_frontier(
-    uncertainty: Array, cheap_loss: Array, costly_loss: Array, *, cheap_cost: float, costly_cost: float
+    uncertainty: Array,
+    cheap_loss: Array,
+    costly_loss: Array,
+    *,
+    cheap_cost: float,
+    costly_cost: float,
+    sample_weight: Array | None = None,
 ) -> CascadeFrontier:
     r"""The frontier of cost and loss when the costly network answers only where the cheap one is unsure.
 
@@ -183,6 +298,7 @@ def cascade_frontier(
         costly_loss: The costly network's loss on the same rows, `[row]`.
         cheap_cost: The cost of one cheap answer (multiplications, milliseconds, ...).
         costly_cost: The cost of one costly answer, in the same unit.
+        sample_weight: The weight of each row.
 
     Examples:
         >>> frontier = cascade_frontier(
@@ -192,21 +308,23 @@ def cascade_frontier(
         CascadePoint(threshold=0.5, escalated=0.5, cost=6.0, loss=0.0)
     """
     scores = _held_out(uncertainty)
-    cheap, costly = (float_tensor(loss).detach().double().cpu() for loss in (cheap_loss, costly_loss))
-    if not scores.shape == cheap.shape == costly.shape:
-        raise ValueError(
-            "`uncertainty`, `cheap_loss` and `costly_loss` must all be [row]; got "
-            f"{tuple(scores.shape)}, {tuple(cheap.shape)} and {tuple(costly.shape)}."
-        )
-    levels, group, sizes = scores.unique(return_inverse=True, return_counts=True)
+    cheap, costly = (
+        row_values(name, loss, n_rows=len(scores)).detach().double().cpu()
+        for name, loss in (("cheap_loss", cheap_loss), ("costly_loss", costly_loss))
+    )
+    for name, cost in (("cheap_cost", cheap_cost), ("costly_cost", costly_cost)):
+        check_positive(name, cost, allow_zero=True)
+    weight = row_weights(sample_weight, len(scores), like=scores)
+    levels, group = scores.unique(return_inverse=True)
     nothing = torch.zeros(1, dtype=torch.float64)
 
     def sums_up_to_level(values: Tensor) -> Tensor:
-        return torch.cat([nothing, torch.zeros(len(levels), dtype=torch.float64).index_add(0, group, values).cumsum(0)])
+        sums = torch.zeros(len(levels), dtype=torch.float64).index_add(0, group, weight * values)
+        return torch.cat([nothing, sums.cumsum(0)])
 
-    kept = torch.cat([nothing, sizes.double().cumsum(0)])
-    loss = (sums_up_to_level(cheap) + costly.sum() - sums_up_to_level(costly)) / len(scores)
-    escalated = 1 - kept / len(scores)
+    total = weight.sum()
+    loss = (sums_up_to_level(cheap) + (weight * costly).sum() - sums_up_to_level(costly)) / total
+    escalated = 1 - sums_up_to_level(torch.ones_like(cheap)) / total
     threshold = torch.cat([torch.full((1,), -math.inf, dtype=torch.float64), levels])
     return CascadeFrontier(
         threshold.flip(0), escalated.flip(0), (cheap_cost + escalated * costly_cost).flip(0), loss.flip(0)
@@ -243,9 +361,20 @@ def cascade(
     """
     output, uncertainty = cheap(x)
     escalated = DeferralRule(threshold, "").defers(uncertainty)
+    if escalated.shape != output.shape[:1]:
+        raise ValueError(
+            f"`cheap` must return an uncertainty [row] beside its output; got {tuple(escalated.shape)} beside "
+            f"{tuple(output.shape)}."
+        )
     if escalated.any():
+        answers = costly(x[escalated])
+        if answers.shape != output[escalated].shape:
+            raise ValueError(
+                f"`costly` must return outputs of the cheap one's shape; got {tuple(answers.shape)} for "
+                f"{tuple(output[escalated].shape)}."
+            )
         output = output.clone()
-        output[escalated] = costly(x[escalated]).to(output.dtype)
+        output[escalated] = answers.to(output.dtype)
     return CascadePrediction(output, escalated)
 
 
@@ -285,7 +414,7 @@ def action_probabilities(value_draws: Array) -> Tensor:
         >>> action_probabilities(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[3.0, 2.0]], [[5.0, 1.0]]]))
         tensor([[0.7500, 0.2500]])
     """
-    values = float_tensor(value_draws)
+    values = finite_tensor("value_draws", value_draws, axes="[draw, row, action]")
     best = torch.nn.functional.one_hot(values.argmax(-1), values.shape[-1])
     return best.to(values.dtype).mean(0)
 
@@ -307,11 +436,11 @@ def expected_cost(probabilities: Array, cost: Array) -> Tensor:
         >>> expected_cost(torch.tensor([[0.9, 0.1]]), torch.tensor([[0.0, 1.0], [20.0, 0.0]]))
         tensor([[2.0000, 0.9000]])
     """
-    predicted, costs = float_tensor(probabilities), float_tensor(cost)
-    if predicted.dim() != 2 or costs.dim() != 2 or predicted.shape[1] != costs.shape[0]:
+    predicted = class_probabilities("probabilities", probabilities)
+    costs = finite_tensor("cost", cost, axes="[class, action]")
+    if predicted.shape[1] != costs.shape[0]:
         raise ValueError(
-            "`probabilities` must be [row, class] and `cost` [class, action]; got "
-            f"{tuple(predicted.shape)} and {tuple(costs.shape)}."
+            f"`cost` must have a row for each of the {predicted.shape[1]} classes; got shape {tuple(costs.shape)}."
         )
     return predicted @ costs.to(predicted)
 

@@ -412,6 +412,19 @@ class Linear(WeightLayer, nn.Linear):
     def weight_of(self, matrix: Tensor) -> Tensor:
         return matrix.mT
 
+    def moments(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        r"""The mean and variance of the output over $q$, for inputs that are given: closed form in every family.
+
+        $\mathbb E[\mathbf x \mathbf W + \mathbf b]$ and $\mathbf x^2\,\mathrm{Var}[\mathbf W] + \mathrm{Var}[\mathbf
+        b]$: units are independent. Differentiable in the family's parameters, probabilities included.
+        """
+        q = self.posterior()
+        mean, variance = input @ q.mean, input.square() @ q.variance
+        if self.bias is None:
+            return mean, variance
+        q_bias = self.noise.bias_posterior(self.bias[:, None])
+        return mean + self.bias, variance if q_bias is None else variance + q_bias.variance[:, 0]
+
     def forward(self, input: Tensor) -> Tensor:
         """`[row, ..., unit]` to `[row, ..., out_features]`: the positions of a row share its draw."""
         if self.noise.on_units:

@@ -3,17 +3,18 @@ r"""The evidence lower bound as a loss: the data's misfit under drawn weights pl
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dropbayes.likelihoods import Likelihood
+from dropbayes.likelihoods import Gaussian, Likelihood
 from dropbayes.precision import Prior
 from dropbayes.weight_layers import decays, kl_is_weight_decay, weight_layers
 
-__all__ = ["divergence_of", "kl_divergence", "negative_elbo"]
+__all__ = ["divergence_of", "kl_divergence", "last_layer_moments", "negative_elbo", "row_misfit"]
 
 
 def kl_divergence(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None) -> Tensor:
@@ -52,12 +53,11 @@ def divergence_of(
     fixed = [(half, d) for half, d in fixed if half]
 
     def divergence() -> Tensor:
-        values = [d.value.flatten() for _, d in fixed]
+        # Numbers of the host are factors, never tensors: a copy to the device could not be part of a CUDA graph.
+        squares = [(half, d.value.flatten()) for half, d in fixed]
         terms = [term() for term in own]
         terms += [0.5 * d.coefficient * d.value.square().sum() + d.constant for d in learned]
-        if values:
-            squares = torch.stack([value @ value for value in values])
-            terms.append(squares @ squares.new_tensor([half for half, _ in fixed]))
+        terms += [half * (value @ value) for half, value in squares]
         return torch.stack(terms).sum() + constant if terms else next(net.parameters()).new_tensor(constant)
 
     return divergence
@@ -72,6 +72,8 @@ def negative_elbo(
     prior: Prior,
     n_data: int,
     keep_probs: Mapping[str, float] | None = None,
+    alpha: float = 0.0,
+    output_variance: Tensor | None = None,
 ) -> Tensor:
     r"""The negative evidence lower bound per training row, $-\mathcal L_{\text{GP-VI}} / N$, from one mini-batch.
 
@@ -108,6 +110,12 @@ def negative_elbo(
         n_data: $N$, the number of rows in the whole training set (not the mini-batch).
         keep_probs: Keep probabilities by module or parameter name, as `dropbayes.weight_layers.keep_probs(net, x)`
             finds them; by default they are read off the network's structure.
+        alpha: The $\alpha$ of an $\alpha$-divergence in [0, 1] (Li and Gal 2017): the misfit of a row is
+            $-\tfrac1\alpha \log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)^\alpha$ over the draws of
+            `output`, which must have a draw axis. 0 is the evidence lower bound; 1 fits the predictive density, and
+            cures some of the bound's over-confidence. Not a bound for $\alpha > 0$.
+        output_variance: The variance of `output`, then a mean, over what was integrated analytically
+            (`last_layer_moments`), shaped like it; for a `Gaussian`.
 
     Example:
         >>> from dropbayes.likelihoods import Gaussian
@@ -122,5 +130,64 @@ def negative_elbo(
         raise ValueError(
             f"`n_data` must count the whole training set; got {n_data!r}, fewer than the {len(y)} rows of `y`."
         )
-    misfit = -likelihood.log_density(output, y).mean()
+    misfit = row_misfit(likelihood, output, y, alpha=alpha, output_variance=output_variance).mean()
     return misfit + kl_divergence(net, prior=prior, keep_probs=keep_probs) / n_data
+
+
+def row_misfit(
+    likelihood: Likelihood, output: Tensor, y: Tensor, *, alpha: float = 0.0, output_variance: Tensor | None = None
+) -> Tensor:
+    r"""The data term of `negative_elbo` of each row, averaged over draws as $\alpha$ says: `[row]`."""
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"`alpha` must lie in [0, 1]; got {alpha!r}. 0 is the evidence lower bound.")
+    density = likelihood.log_density(output, y)
+    if output_variance is not None:
+        if not isinstance(likelihood, Gaussian):
+            raise ValueError(f"`output_variance` needs a Gaussian likelihood; got {likelihood!r}.")
+        if output_variance.shape != output.shape:
+            raise ValueError(
+                f"`output_variance` must have the shape of `output`; got {tuple(output_variance.shape)} against "
+                f"{tuple(output.shape)}."
+            )
+        # E log N(y; ŷ, 1/τ) = log N(y; E ŷ, 1/τ) - τ/2 Var ŷ, summed over the outputs of a row.
+        variance = output_variance.flatten(output.dim() - y.dim() + 1).sum(-1) if y.dim() > 1 else output_variance
+        density = density - 0.5 * likelihood.precision * variance
+    n_rows = len(y)
+    draws = density.reshape(-1, n_rows)
+    if alpha == 0:
+        return -draws.mean(0)
+    if len(draws) < 2:
+        raise ValueError(
+            "`output` must have a draw axis, [draw, row, ...] with two draws or more, for `alpha` above 0."
+        )
+    return -(torch.logsumexp(alpha * draws, 0) - math.log(len(draws))) / alpha
+
+
+def last_layer_moments(net: nn.Sequential, x: Tensor) -> tuple[Tensor, Tensor]:
+    r"""The mean and variance of the output over the weights of the last layer alone, `[row, output]` each.
+
+    What comes before is run as it is, drawn in training mode; the dropout before the last layer, or the family of a
+    last `layers.Linear`, is integrated: $\mathrm{Var}[\widehat y] = \tfrac{1-p}{p} \sum_k \phi_k^2 \theta_k^2$ for
+    dropout. With `negative_elbo(..., output_variance=)` this is the bound with less noise in its gradient, and with an
+    exact gradient in learned probabilities of the last layer.
+
+    Args:
+        net: A sequence whose last module is a linear layer, with or without an `nn.Dropout` before it.
+        x: The inputs.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Dropout(0.5), nn.Linear(3, 1))
+        >>> mean, variance = last_layer_moments(net, torch.ones(4, 2))
+        >>> bool((variance > 0).all())
+        True
+    """
+    if not isinstance(net, nn.Sequential) or not len(net) or not isinstance(net[-1], nn.Linear):
+        raise ValueError("`net` must be an nn.Sequential that ends in a linear layer.")
+    last: Any = net[-1]
+    if hasattr(last, "moments"):
+        return last.moments(net[:-1](x))
+    before: Any = net[-2] if len(net) > 1 else None
+    dropped = isinstance(before, nn.Dropout)
+    features = net[: -2 if dropped else -1](x)
+    odds = before.p / (1 - before.p) if dropped else 0.0
+    return last(features), odds * features.square() @ last.weight.square().T

@@ -22,7 +22,7 @@ from dropbayes.runtime.progress import DelayedBar, ProgressBar
 from dropbayes.sampling.functions import checked_first_row, keep_state, with_plan
 from dropbayes.sampling.inspection import UncertaintyWarning
 from dropbayes.sampling.plan import Chunk, Plan, checked_keys
-from dropbayes.sampling.statistics import Request, RowResults, RowStatistics
+from dropbayes.sampling.statistics import Request, RowResults, RowStatistics, summary_of
 from dropbayes.sampling.streaming import Moments
 from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs, loaded_batches, map_tensors, network_arguments, split
 
@@ -190,6 +190,9 @@ def batches(net: nn.Module, x: Any, *, progress: bool | None, title: str) -> Ite
 
 
 def _stream(plan: Plan, inputs: Inputs, offset: int, request: Request, progress: bool | None) -> list[RowSummary]:
+    moments = plan.moments(inputs, offset) if request.only_moments else None
+    if moments is not None:
+        return [[summary_of(moments[0], moments[1], request)]]
     judged = request.judged(plan)
     summaries = []
     with DelayedBar("predict", inputs.n_rows, show=progress) as bar:

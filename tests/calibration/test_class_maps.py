@@ -69,9 +69,9 @@ def test_weights_count_as_rows_in_maps():
     theirs = calibration.vector_scaling(truth[rows], labels[rows])
     torch.testing.assert_close(ours.weight, theirs.weight, atol=1e-4, rtol=1e-4)
     event = labels == 0
-    ours = calibration.beta_calibration(truth[:, 0], event, sample_weight=weight)
-    theirs = calibration.beta_calibration(truth[rows, 0], event[rows])
-    assert (ours.a, ours.b, ours.c) == pytest.approx((theirs.a, theirs.b, theirs.c), rel=1e-3, abs=1e-3)  # type: ignore[attr-defined]
+    beta = calibration.beta_calibration(truth[:, 0], event, sample_weight=weight)
+    repeated = calibration.beta_calibration(truth[rows, 0], event[rows])
+    assert (beta.a, beta.b, beta.c) == pytest.approx((repeated.a, repeated.b, repeated.c), rel=1e-3, abs=1e-3)
 
 
 def test_impossible_maps_are_refused():

@@ -33,3 +33,17 @@ def test_a_precision_to_be_learned_needs_a_gaussian():
     with pytest.raises(ValueError, match="`learn_precision` needs a Gaussian"):
         fit(nn.Linear(2, 2), torch.zeros(3, 2), torch.zeros(3, dtype=torch.long), likelihood=Categorical(),
             learn_precision=True, epochs=1, device="cpu")  # fmt: skip
+
+
+def test_an_alpha_divergence_is_less_sure_than_the_bound():
+    torch.manual_seed(0)
+    x = torch.rand(40, 1) * 2 - 1
+    y = torch.sin(3 * x) + 0.1 * torch.randn(40, 1)
+    deviations = []
+    for alpha in (0.0, 1.0):
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.Linear(1, 30), nn.ReLU(), nn.Dropout(0.2), nn.Linear(30, 1))
+        fit(net, x, y, likelihood=Gaussian(50.0), prior=Prior(length_scale=0.1), alpha=alpha, epochs=150,
+            batch_size=40, learning_rate=0.01, device="cpu")  # fmt: skip
+        deviations.append(torch.stack([net.train()(x) for _ in range(200)]).std(0).mean().item())
+    assert deviations[1] > deviations[0]

@@ -29,7 +29,7 @@ _OPTIONS = {
     for name in (
         "allow_new", "categorical", "coverage", "decimal", "delimiter", "device", "drop_prob", "encoding", "group",
         "hidden", "ignore", "keep", "learning_rate", "max_categories", "method", "missing", "n_draws", "n_networks",
-        "n_steps", "prefix", "seed", "target", "task", "time", "weight_decay", "weights",
+        "n_steps", "prefix", "seed", "target", "task", "time", "training", "weight_decay", "weights",
     )
 }  # fmt: skip
 

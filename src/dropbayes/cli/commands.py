@@ -379,6 +379,10 @@ def report(
         str, typer.Option("--output", "-o", help="The HTML file to write; - is standard output.", metavar="FILE")
     ],
     title: Annotated[str | None, typer.Option(help="Title of the page.", metavar="TEXT")] = None,
+    training: Annotated[
+        str | None,
+        typer.Option(help="The training table, for simple models and a comparison of rows.", metavar="DATA"),
+    ] = None,
     n_draws: Draws = None,
     seed: Seed = None,
     allow_new: AllowNew = False,
@@ -391,8 +395,8 @@ def report(
     from dropbayes.cli import reporting
 
     reporting.report(
-        model, data, output=output, title=title, n_draws=n_draws, seed=seed, delimiter=_one_character(delimiter),
-        encoding=encoding, allow_new=allow_new, as_json=as_json,
+        model, data, output=output, title=title, training=training, n_draws=n_draws, seed=seed,
+        delimiter=_one_character(delimiter), encoding=encoding, allow_new=allow_new, as_json=as_json,
     )  # fmt: skip
 
 

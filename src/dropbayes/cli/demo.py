@@ -224,9 +224,9 @@ def _fitted(case: Case, folder: pathlib.Path) -> DropoutRegressor:
 
 def _predictions(model: DropoutRegressor, case: Case) -> dict[str, Numbers]:
     """The moments and the 95 % interval of every row."""
-    from dropbayes.report.evidence import spreads
+    from dropbayes.report.measurements import mean_and_deviations
 
-    mean, epistemic, aleatoric = spreads(model, case.x)
+    mean, epistemic, aleatoric = mean_and_deviations(model, case.x)
     lower, upper = model.predict_interval(case.x, coverage=0.95)
     std = np.sqrt(epistemic**2 + aleatoric**2)
     parts = {"epistemic_std": epistemic, "aleatoric_std": aleatoric}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import shlex
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from dropbayes import folders
 from dropbayes.cli.messages import count, note, out, print_json
 from dropbayes.cli.predictions import targets, windows
+from dropbayes.runtime.version import __version__
 from dropbayes.tables import open_table, quoted, write_whole
 
 __all__ = ["report"]
@@ -22,6 +22,7 @@ def report(
     *,
     output: str,
     title: str | None,
+    training: str | None,
     n_draws: int | None,
     seed: int | None,
     delimiter: str | None,
@@ -31,58 +32,90 @@ def report(
 ) -> None:
     """Writes a report; see `dropbayes report --help`."""
     model = folders.load(model_path).with_draws(n_draws=n_draws, seed=seed)
-    xs: list[Any] = []
-    ys: list[Any] = []
-    n_absent = 0
-    with open_table(data, delimiter=delimiter, encoding=encoding) as source:
-        shown_columns: dict[str, list[Any]] = {name: [] for name in source.names if name != model.schema.target}
-        for window in windows(model, source, block_rows=None, allow_new=allow_new, title="read", with_target=True):
-            y, present = targets(model, window, source)
-            n_absent += int((~present).sum())
-            xs.append(window.x[present])
-            ys.append(y[present])
-            rows = window.table.filter(present)
-            for name, values in shown_columns.items():
-                values.extend(rows[name].to_pylist())
-    x, y = np.concatenate(xs), np.concatenate(ys)
-    if not len(x):
-        raise ValueError(f"{source.label}, column {quoted(model.schema.target)}: no row has a value to score against.")
-    if n_absent:
-        note(f"{count(n_absent, 'row')} without a target left out.")
+    options: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new}
+    x, y, columns, label = _rows(model, data, **options)
+    known = None if training is None else _rows(model, training, **options)[:2]
     from dropbayes.report import report as page
 
-    y = y if model.schema.task == "regression" else model.estimator.classes_[y]
+    command = ["dropbayes", "report", model_path, data, "-o", output]
+    command += ["--training", training] if training is not None else []
+    command += ["--n-draws", str(n_draws)] if n_draws is not None else []
+    command += ["--seed", str(seed)] if seed is not None else []
     html = page(
-        model.estimator, x, y, target=model.schema.target, shown=shown_columns,
-        title=title or f"{model.schema.target}: {source.label}",
-        done=_done(model, source.label, len(x), model_path, data, output, n_draws, seed),
-        n_draws=n_draws, seed=model.estimator.seed_ if seed is None else seed,
+        model.estimator, x, y, target=model.schema.target, shown=columns, names=model.schema.inputs,
+        title=title or f"{model.schema.target}: {label}", done=_provenance(model, label, len(x), shlex.join(command)),
+        n_draws=n_draws, seed=model.estimator.seed_ if seed is None else seed, training=known,
+        features=_features(model), ranges=_ranges(model),
     )  # fmt: skip
     write_whole(output, html)
     if as_json:
-        print_json({"model": str(model.path), "data": source.label, "n_rows": len(x), "output": output})
+        print_json({"model": str(model.path), "data": label, "n_rows": len(x), "output": output})
     elif output != "-":
         from rich.markup import escape
 
         out().print(f"report on {len(x):,} rows written to [bold]{escape(output)}[/bold]")
 
 
-def _done(
-    model: folders.Model, label: str, n_rows: int, model_path: str, data: str, output: str,
-    n_draws: int | None, seed: int | None,
-) -> dict[str, str]:  # fmt: skip
-    """What the page says was done, in order."""
-    command = ["dropbayes", "report", model_path, data, "-o", output]
-    command += ["--n-draws", str(n_draws)] if n_draws is not None else []
-    command += ["--seed", str(seed)] if seed is not None else []
-    origin = model.origin
-    versions = {"dropbayes": importlib.metadata.version("dropbayes"), **origin.get("versions", {})}
+def _rows(
+    model: folders.Model, data: str, *, delimiter: str | None, encoding: str | None, allow_new: bool
+) -> tuple[Any, Any, dict[str, list[Any]], str]:
+    """The inputs, the outcomes and the columns of all rows that have an outcome, and the name of their table."""
+    xs: list[Any] = []
+    ys: list[Any] = []
+    n_absent = 0
+    with open_table(data, delimiter=delimiter, encoding=encoding) as source:
+        columns: dict[str, list[Any]] = {name: [] for name in source.names if name != model.schema.target}
+        for window in windows(model, source, block_rows=None, allow_new=allow_new, title="read", with_target=True):
+            y, present = targets(model, window, source)
+            n_absent += int((~present).sum())
+            xs.append(window.x[present])
+            ys.append(y[present])
+            rows = window.table.filter(present)
+            for name, values in columns.items():
+                values.extend(rows[name].to_pylist())
+    x, y = np.concatenate(xs), np.concatenate(ys)
+    if not len(x):
+        raise ValueError(f"{source.label}, column {quoted(model.schema.target)}: no row has a value to score against.")
+    if n_absent:
+        note(f"{count(n_absent, 'row')} without a target left out.")
+    return x, y if model.schema.task == "regression" else model.estimator.classes_[y], columns, source.label
+
+
+def _features(model: folders.Model) -> dict[str, list[int]]:
+    """The inputs that each column became."""
+    groups, start = {}, 0
+    for column in model.schema.columns:
+        groups[column.name] = list(range(start, start + len(column.inputs)))
+        start += len(column.inputs)
+    return groups
+
+
+def _ranges(model: folders.Model) -> dict[str, tuple[float, float]]:
     return {
+        column.name: (column.low, column.high)
+        for column in model.schema.columns
+        if column.kind == "number" and column.low is not None and column.high is not None
+    }
+
+
+def _provenance(model: folders.Model, label: str, n_rows: int, command: str) -> dict[str, str]:
+    """What the page says was done, in order."""
+    origin = model.origin
+    versions = {**origin.get("versions", {}), "dropbayes": __version__}
+    facts = {
         "data": f"{label}, {n_rows:,} rows",
         "model": f"{model.schema.task}, fitted on {origin['n_rows']:,} rows of {origin['file']}",
+        "SHA-256 of the training data": origin.get("sha256", ""),
         "settings": ", ".join(f"{name}={value}" for name, value in origin.get("settings", {}).items()),
-        "draws": f"{int(model.estimator.n_draws)} of each of {len(model.estimator.population_)} networks",
-        "seed": str(model.estimator.seed_),
+        "calibration": _calibration_text(origin.get("calibration")),
+        "draws": f"{int(model.estimator.n_draws)} from {count(len(model.estimator.population_), 'network')} each",
+        "seed of the draws": str(model.estimator.seed_),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "command": shlex.join(command),
+        "to fit": origin.get("command", ""),
+        "to repeat": command,
     }
+    return {name: text for name, text in facts.items() if text}
+
+
+def _calibration_text(done: Any) -> str:
+    return "" if done is None else f"{done['method']}, on {done['n_rows']:,} rows of {done['file']}"

@@ -5,5 +5,6 @@ the numbers of one process.
 """
 
 from dropbayes.distributed.parts import ENGINES, predict_parquet
+from dropbayes.distributed.ranks import predict_across_ranks
 
-__all__ = ["ENGINES", "predict_parquet"]
+__all__ = ["ENGINES", "predict_across_ranks", "predict_parquet"]

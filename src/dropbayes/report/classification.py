@@ -5,18 +5,23 @@ from __future__ import annotations
 import numpy as np
 from markupsafe import Markup
 
-from dropbayes.report import evidence, pictures, sections, words
-from dropbayes.report.evidence import Classification
-from dropbayes.report.layout import HALF, Chart, Column, Part
-from dropbayes.report.subject import Subject
-from dropbayes.report.words import name, number, percent, times
+from dropbayes.report import analyses, figures, measurements, sections, summary, verdicts
+from dropbayes.report.features import importances
+from dropbayes.report.formatting import name, number, percent, times
+from dropbayes.report.inputs import ReportInputs
+from dropbayes.report.layout import HALF, Chart, Column, Section, Table
+from dropbayes.report.measurements import Classification
+
+CLASSES = 30
+"""The most classes in the table of classes."""
 
 
-def class_parts(subject: Subject) -> tuple[Markup, list[Part]]:
-    found = evidence.classification(subject.model, subject.x, subject.y)
-    classes = [name(label, most=40) for label in subject.model.classes_.tolist()]
+def class_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
+    found = measurements.classification(inputs.model, inputs.x, inputs.y)
+    classes = [name(label, most=40) for label in inputs.model.classes_.tolist()]
+    ranked = importances(inputs.model, inputs.x, inputs.y, inputs.features)
     lede = Markup("Predictions of <b><bdi>{}</bdi></b>, one of {} classes, for {} rows with a known truth.").format(
-        subject.target, len(classes), f"{len(found.labels):,}"
+        inputs.target, len(classes), f"{len(found.labels):,}"
     )
     own = [
         Column("predicted", number=False), Column("probability"), Column("truth", number=False), Column("entropy"),
@@ -28,18 +33,41 @@ def class_parts(subject: Subject) -> tuple[Markup, list[Part]]:
         return [classes[found.predicted[row]], percent(found.confidence[row]), classes[found.labels[row]], *parts]
 
     return lede, [
-        Part("summary", "In short", answers=words.class_answers(found, target=subject.target)),
-        Part("predictions", "The probabilities", charts=_probability_charts(found, classes)),
-        Part(
+        Section("summary", "In short", answers=summary.class_answers(found, target=inputs.target)),
+        Section("predictions", "The probabilities", charts=_probability_charts(found, classes)),
+        Section(
             "reliability", "Are the probabilities right?",
             "Of the rows whose predicted class was given 80 %, 80 % should be right.",
             charts=[_class_reliability_chart(found)],
         ),
-        sections.scores_part(found),
-        sections.uncertain_part(subject, found, own, cells, "entropy"),
-        sections.deferral_part(found, loss="error rate"),
-        sections.done_part(subject, found),
+        sections.scores_section(found, [_class_table(found, classes), *analyses.baseline_table(inputs, found)]),
+        analyses.features_section(inputs, found, ranked),
+        *analyses.shift_section(inputs),
+        sections.uncertain_section(inputs, found, own, cells, [one.name for one in ranked], "entropy"),
+        sections.deferral_section(found, loss="error rate"),
+        sections.provenance_section(inputs, found),
     ]  # fmt: skip
+
+
+def _class_table(found: Classification, classes: list[str]) -> Table:
+    """Precision, recall and support of each class, the most frequent first."""
+    lines = measurements.per_class(found.predicted, found.labels, len(classes))
+    order = sorted(range(len(lines)), key=lambda k: -lines[k].support)[:CLASSES]
+    rows = [
+        [
+            classes[k], f"{lines[k].support:,}", f"{lines[k].predicted:,}", percent(lines[k].precision),
+            percent(lines[k].recall), number(lines[k].f1),
+        ]
+        for k in order
+    ]  # fmt: skip
+    columns = [Column("class", number=False), *map(Column, ("rows", "predicted", "precision", "recall", "F1"))]
+    more = f" The {CLASSES} most frequent of {len(lines)} classes." if len(lines) > CLASSES else ""
+    caption = (
+        "Precision is the share of the rows predicted as a class that are of it, recall the share of its rows that are "
+        f"recognised.{more}"
+    )
+    never = frozenset(place for place, k in enumerate(order) if lines[k].support and not lines[k].predicted)
+    return Table("classes", caption, columns, rows, never)
 
 
 def _probability_charts(found: Classification, classes: list[str]) -> list[Chart]:
@@ -51,11 +79,11 @@ def _probability_charts(found: Classification, classes: list[str]) -> list[Chart
         f"{int((~right).sum()):,} are wrong."
     )
     worst = _most_confused(found, classes)
-    if len(classes) > pictures.CONFUSION_CLASSES:
-        return [Chart(pictures.confidences(found), f"{caption} {worst}")]
+    if len(classes) > figures.CONFUSION_CLASSES:
+        return [Chart(figures.confidences(found), f"{caption} {worst}")]
     return [
-        Chart(pictures.confidences(found), caption, HALF, "Probability of the predicted class"),
-        Chart(pictures.confusion(found, classes), worst, HALF, "True and predicted classes"),
+        Chart(figures.confidences(found), caption, HALF, "Probability of the predicted class"),
+        Chart(figures.confusion(found, classes), worst, HALF, "True and predicted classes"),
     ]
 
 
@@ -70,10 +98,10 @@ def _most_confused(found: Classification, classes: list[str]) -> str:
 
 
 def _class_reliability_chart(found: Classification) -> Chart:
-    curve, verdict = found.reliability, words.class_verdict(found)
+    curve, verdict = found.reliability, verdicts.class_verdict(found)
     most = int(curve.count.argmax())
     caption = (
         f"The fullest bin has {int(curve.count[most]):,} rows, claims {percent(float(curve.claimed[most]))} and is "
         f"right in {percent(float(curve.observed[most]))}. Overall: {verdict.text}."
     )
-    return Chart(pictures.class_reliability(curve), caption)
+    return Chart(figures.class_reliability(curve), caption)

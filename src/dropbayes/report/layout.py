@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
+import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -10,14 +13,14 @@ from importlib.resources import files
 import jinja2
 from markupsafe import Markup, escape
 
-from dropbayes.report import charts
-from dropbayes.report.charts import Figure
-from dropbayes.report.evidence import Score
-from dropbayes.report.words import Answer
+from dropbayes.report import svg
+from dropbayes.report.measurements import Score
+from dropbayes.report.summary import Answer
+from dropbayes.report.svg import Figure
 from dropbayes.runtime.version import __version__
 
-WHOLE, HALF, TELEPHONE = (900, 400), (450, 400), (346, 300)
-"""The sizes of charts: over the whole width, two side by side, and on a telephone."""
+WHOLE, HALF, PHONE = (900, 400), (450, 400), (346, 300)
+"""The sizes of charts: over the whole width, two side by side, and on a phone."""
 
 _AREAS = ("outer", "inner", "chance", "haze", "bar", "faint-bar", "wrong-bar", "tile")
 _DOTS = ("truth", "miss", "known", "bin")
@@ -25,7 +28,7 @@ _DOTS = ("truth", "miss", "known", "bin")
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """A figure with its caption, drawn for a laptop and for a telephone."""
+    """A figure with its caption, drawn for a laptop and for a phone."""
 
     figure: Figure
     caption: str | Markup
@@ -40,12 +43,12 @@ class Chart:
     @property
     def wide(self) -> Markup:
         """The chart for a laptop."""
-        return charts.drawn(self.figure, width=self.size[0], height=self.size[1])
+        return svg.drawn(self.figure, width=self.size[0], height=self.size[1])
 
     @property
     def narrow(self) -> Markup:
-        """The chart for a telephone."""
-        return charts.drawn(self.figure, width=TELEPHONE[0], height=TELEPHONE[1])
+        """The chart for a phone."""
+        return svg.drawn(self.figure, width=PHONE[0], height=PHONE[1])
 
     @staticmethod
     def swatch(kind: str) -> str:
@@ -71,11 +74,26 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows of texts under their columns."""
+    """Rows of texts under their columns, and the same as a CSV file to download.
 
+    Args:
+        key: A name unique on the page, that of the file.
+        caption: What it shows.
+        columns: Its columns.
+        rows: Its cells.
+        notable: The rows to set in colour.
+    """
+
+    key: str
     caption: str
     columns: list[Column]
     rows: list[list[str]]
+    notable: frozenset[int] = frozenset()
+
+    @property
+    def download(self) -> str:
+        """The table as a CSV file, in an address that holds all of it."""
+        return csv_address([column.label for column in self.columns], self.rows)
 
     def columns_with(self, row: list[str]) -> list[tuple[Column, str]]:
         """Each cell of a row with its column."""
@@ -83,7 +101,7 @@ class Table:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Section:
     """A section of the page."""
 
     key: str
@@ -93,11 +111,26 @@ class Part:
     charts: Sequence[Chart] = ()
     scores: Sequence[tuple[Score, str]] = ()
     caption: str = ""
-    table: Table | None = None
+    download: str = ""
+    tables: Sequence[Table] = ()
     facts: Sequence[tuple[str, str, bool]] = ()
 
 
-def rendered(title: str, lede: str | Markup, parts: list[Part]) -> str:
+def csv_address(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A CSV file as a `data:` address: a link to it downloads without a request.
+
+    Example:
+        >>> csv_address(["a"], [["=1"]])
+        'data:text/csv;charset=utf-8,a%0D%0A%27%3D1%0D%0A'
+    """
+    out = io.StringIO(newline="")
+    writer = csv.writer(out)
+    for row in (heads, *rows):  # a cell must not start a formula in a spreadsheet
+        writer.writerow([f"'{cell}" if cell[:1] in tuple("=+@\t\r") else cell for cell in row])
+    return "data:text/csv;charset=utf-8," + urllib.parse.quote(out.getvalue())
+
+
+def render(title: str, lede: str | Markup, parts: list[Section]) -> str:
     """The document."""
     folder = files("dropbayes.report")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)

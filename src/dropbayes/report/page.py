@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
-from dropbayes.report.classification import class_parts
-from dropbayes.report.layout import rendered
-from dropbayes.report.regression import regression_parts
-from dropbayes.report.subject import Subject
+from dropbayes.report.classification import class_sections
+from dropbayes.report.inputs import ReportInputs
+from dropbayes.report.layout import render
+from dropbayes.report.regression import regression_sections
 
 
 def report(
@@ -27,11 +27,15 @@ def report(
     along: int | None = None,
     training: tuple[Any, Any] | None = None,
     unknown: Any = None,
+    features: Mapping[str, Sequence[int]] | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> str:
     """A self-contained HTML document on a fitted model's predictions for rows whose truth is known.
 
     It has no script and loads nothing. It shows a summary in plain words, the predictive band or the probabilities,
-    reliability, scores with standard errors, the most uncertain rows, what deferring them would buy, and what was done.
+    reliability, scores with standard errors beside those of simple models, which features matter and where the model
+    errs, how the rows differ from the training rows, the most uncertain rows, what deferring them would buy, and what
+    was done. Every table can be downloaded from the page itself.
 
     Args:
         model: A fitted `DropoutRegressor` (of one output) or `DropoutClassifier`.
@@ -49,6 +53,9 @@ def report(
         training: Inputs and truths the model was fitted to. They are the reference of the percentiles of uncertainty
             [GG16, section Model Calibration] and are drawn with the band.
         unknown: Inputs whose truth nobody knows: drawn with the band, not scored.
+        features: The columns of `x` that belong to one feature, such as those of a category, by its name; by default
+            every column is a feature.
+        ranges: The least and greatest value of a feature in the training rows, where `training` is not given.
 
     Returns:
         The document.
@@ -61,7 +68,10 @@ def report(
         >>> page.startswith("<!doctype html>")
         True
     """
-    subject = Subject.checked(model, x, y, target, shown, title, done, n_draws, seed, names, along, training, unknown)
-    make = regression_parts if isinstance(model, DropoutRegressor) else class_parts
-    lede, parts = make(subject)
-    return rendered(subject.title, lede, parts)
+    inputs = ReportInputs.checked(
+        model, x, y, target=target, shown=shown, title=title, done=done, n_draws=n_draws, seed=seed, names=names,
+        along=along, training=training, unknown=unknown, features=features, ranges=ranges,
+    )  # fmt: skip
+    make = regression_sections if isinstance(model, DropoutRegressor) else class_sections
+    lede, sections = make(inputs)
+    return render(inputs.title, lede, sections)

@@ -8,20 +8,22 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from dropbayes.report import charts, evidence, pictures, sections, words
-from dropbayes.report.evidence import Regression
-from dropbayes.report.layout import HALF, Chart, Column, Part
-from dropbayes.report.subject import Subject
-from dropbayes.report.words import fixed, number, percent
+from dropbayes.report import analyses, figures, measurements, sections, summary, svg, verdicts
+from dropbayes.report.features import importances
+from dropbayes.report.formatting import fixed, number, percent
+from dropbayes.report.inputs import ReportInputs
+from dropbayes.report.layout import HALF, Chart, Column, Section
+from dropbayes.report.measurements import Regression
 
 Numbers = npt.NDArray[np.float64]
 
 
-def regression_parts(subject: Subject) -> tuple[Markup, list[Part]]:
-    found = evidence.regression(subject.model, subject.x, subject.y)
+def regression_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
+    found = measurements.regression(inputs.model, inputs.x, inputs.y)
+    ranked = importances(inputs.model, inputs.x, inputs.y, inputs.features)
     lede = Markup(
         "Predictions of <b><bdi>{}</bdi></b> for {} rows with a known truth, each with its uncertainty."
-    ).format(subject.target, f"{len(found.y):,}")
+    ).format(inputs.target, f"{len(found.y):,}")
     unit = float(np.median(found.std))
     own = [Column(label) for label in ("predicted", "95 % interval", "truth", "σ", "epistemic σ", "aleatoric σ")]
 
@@ -29,67 +31,76 @@ def regression_parts(subject: Subject) -> tuple[Markup, list[Part]]:
         lower, upper, mean, truth = (
             fixed(part[row], spread=unit) for part in (found.lower, found.upper, found.mean, found.y)
         )
-        spread = (number(part[row]) for part in (found.std, found.epistemic, found.aleatoric))
+        spread = (number(part[row]) for part in (found.std, found.epistemic_std, found.aleatoric_std))
         return [mean, f"{lower} to {upper}", truth, *spread]
 
     return lede, [
-        Part("summary", "In short", answers=words.regression_answers(found, target=subject.target)),
-        Part("predictions", "Predictions and truths", charts=[_band_chart(subject, found)]),
-        Part(
+        Section(
+            "summary", "In short",
+            answers=summary.regression_answers(found, target=inputs.target, features=inputs.features),
+        ),
+        Section("predictions", "Predictions and truths", charts=[_band_chart(inputs, found)]),
+        Section(
             "reliability", "Are the intervals right?",
             "An interval that claims 80 % should hold 80 % of the truths, at every level.",
             charts=_reliability_charts(found),
         ),
-        sections.scores_part(found),
-        sections.uncertain_part(subject, found, own, cells, "variance"),
-        sections.deferral_part(found, loss="mean absolute error"),
-        sections.done_part(subject, found),
+        sections.scores_section(found, analyses.baseline_table(inputs, found)),
+        analyses.features_section(inputs, found, ranked),
+        *analyses.shift_section(inputs),
+        sections.uncertain_section(inputs, found, own, cells, [one.name for one in ranked], "variance"),
+        sections.deferral_section(found, loss="mean absolute error"),
+        sections.provenance_section(inputs, found),
     ]  # fmt: skip
 
 
 def _reliability_charts(found: Regression) -> list[Chart]:
     held = {p: percent(found.scores[f"{p} % interval holds"].value) for p in (50, 80, 95)}
-    verdict = words.regression_verdict(found)
+    verdict = verdicts.regression_verdict(found)
     judged = "the curve should follow the diagonal" if verdict.kind == "few" else verdict.text
     caption = (
         f"Intervals that claim 50 %, 80 % and 95 % hold {held[50]}, {held[80]} and {held[95]} of the truths: {judged}."
     )
     score = found.scores["Mean PIT"]
-    bias = f"predictions run {words.lean(found)}" if words.lean(found) else "no bias beyond chance"
+    bias = (
+        f"predictions run {verdicts.bias_direction(found)}"
+        if verdicts.bias_direction(found)
+        else "no bias beyond chance"
+    )
     rank = f"Flat bars are ideal; the mean rank of the truth is {score.value:.2f}: {bias}."
     return [
-        Chart(pictures.coverage(found.reliability), caption, HALF, "Claimed and observed coverage"),
-        Chart(pictures.transforms(found.pit), rank, HALF, "Where in its prediction the truth falls"),
+        Chart(figures.coverage(found.reliability), caption, HALF, "Claimed and observed coverage"),
+        Chart(figures.transforms(found.pit), rank, HALF, "Where in its prediction the truth falls"),
     ]
 
 
-def _band_chart(subject: Subject, found: Regression) -> Chart:
+def _band_chart(inputs: ReportInputs, found: Regression) -> Chart:
     n, held = len(found.y), (found.lower <= found.y) & (found.y <= found.upper)
     counted = f"{int(held.sum()):,} of {n:,} truths ({percent(float(held.mean()))}) lie inside their 95 % interval"
-    along = 0 if subject.x.shape[1] == 1 else subject.along
-    if along is None or np.ptp(_everywhere(subject)[:, along]) == 0:
+    along = 0 if inputs.x.shape[1] == 1 else inputs.along
+    if along is None or np.ptp(_everywhere(inputs)[:, along]) == 0:
         order = np.argsort(found.mean, kind="stable")
-        picked = charts.thinned(
-            found.mean[order], found.y[order], found.lower[order], found.upper[order], most=pictures.SHOWN_INTERVALS
+        picked = svg.thinned(
+            found.mean[order], found.y[order], found.lower[order], found.upper[order], most=figures.SHOWN_INTERVALS
         )
         rows = order[picked]
-        inner = subject.model.predict_interval(subject.x[rows], coverage=0.5)
+        inner = inputs.model.predict_interval(inputs.x[rows], coverage=0.5)
         some = f" ({len(rows):,} of the rows are drawn)" if len(rows) < n else ""
         widths = found.upper - found.lower
         caption = (
             f"{counted}{some}; the intervals are {number(float(widths.min()))} to {number(float(widths.max()))} wide."
         )
-        return Chart(pictures.sorted_intervals(found, inner, rows, target=subject.target), caption)
-    band = _band(subject, along)
-    known = None if subject.training is None else (subject.training[0][:, along], subject.training[1])
-    figure = pictures.band_along(
-        band, feature=subject.names[along], target=subject.target,
-        truths=(subject.x[:, along], found.y, held), known=known,
+        return Chart(figures.sorted_intervals(found, inner, rows, target=inputs.target), caption)
+    band = _band(inputs, along)
+    known = None if inputs.training is None else (inputs.training[0][:, along], inputs.training[1])
+    figure = figures.band_along(
+        band, feature=inputs.names[along], target=inputs.target,
+        truths=(inputs.x[:, along], found.y, held), known=known,
     )  # fmt: skip
     return Chart(figure, f"{counted}. {_widening(band, known)}")
 
 
-def _widening(band: pictures.Band, known: tuple[Numbers, Any] | None) -> str:
+def _widening(band: figures.Band, known: tuple[Numbers, Any] | None) -> str:
     width = band.outer[1] - band.outer[0]
     if known is None:
         narrow, wide = int(width.argmin()), int(width.argmax())
@@ -111,18 +122,18 @@ def _place(value: float) -> str:
     return f"{value:.6g}".replace("-", "−")  # no thousands marks: it may be a year
 
 
-def _everywhere(subject: Subject) -> Numbers:
+def _everywhere(inputs: ReportInputs) -> Numbers:
     """The rows to draw a band over: judged, trained on and unknown."""
-    more = [] if subject.training is None else [subject.training[0]]
-    return np.concatenate([subject.x, *more, *([] if subject.unknown is None else [subject.unknown])])
+    more = [] if inputs.training is None else [inputs.training[0]]
+    return np.concatenate([inputs.x, *more, *([] if inputs.unknown is None else [inputs.unknown])])
 
 
-def _band(subject: Subject, along: int) -> pictures.Band:
-    rows = _everywhere(subject)
+def _band(inputs: ReportInputs, along: int) -> figures.Band:
+    rows = _everywhere(inputs)
     if rows.shape[1] == 1:  # nothing but this feature: an even grid shows the function between the rows
         rows = np.linspace(rows.min(), rows.max(), 300)[:, None]
     rows = rows[np.argsort(rows[:, along], kind="stable")]
-    rows = rows[charts.thinned(rows[:, along], most=pictures.BAND_POINTS)]
-    mean = np.asarray(subject.model.predict(rows), dtype=np.float64)
-    inner, outer = (subject.model.predict_interval(rows, coverage=level) for level in (0.5, evidence.LEVEL))
-    return pictures.Band(rows[:, along], mean, inner, outer)
+    rows = rows[svg.thinned(rows[:, along], most=figures.BAND_POINTS)]
+    mean = np.asarray(inputs.model.predict(rows), dtype=np.float64)
+    inner, outer = (inputs.model.predict_interval(rows, coverage=level) for level in (0.5, measurements.LEVEL))
+    return figures.Band(rows[:, along], mean, inner, outer)

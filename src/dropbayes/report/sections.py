@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from dropbayes import calibration
 from dropbayes.plots import percentile_text
-from dropbayes.report import evidence, pictures, words
-from dropbayes.report.evidence import Classification, Regression
-from dropbayes.report.layout import Chart, Column, Part, Table
-from dropbayes.report.subject import Subject
-from dropbayes.report.words import name, number, score_text
+from dropbayes.report import figures, measurements, summary
+from dropbayes.report.formatting import name, number, score_text, times
+from dropbayes.report.inputs import ReportInputs
+from dropbayes.report.layout import Chart, Column, Section, Table, csv_address
+from dropbayes.report.measurements import Classification, Regression
 
 UNCERTAIN_ROWS = 10
 """The most uncertain rows that are shown."""
@@ -23,59 +23,69 @@ SHOWN_COLUMNS = 4
 """The most of the data's own columns shown beside them."""
 
 
-def scores_part(found: Regression | Classification) -> Part:
-    """The table of scores."""
+def scores_section(found: Regression | Classification, tables: Sequence[Table] = ()) -> Section:
+    """The table of scores, and others below it."""
     n = len(found.uncertainty)
-    return Part(
+    lines = [(score, score_text(score)) for score in found.scores.values()]
+    return Section(
         "scores",
         "Scores",
-        scores=[(score, score_text(score)) for score in found.scores.values()],
+        scores=lines,
         caption=f"Scores on {n:,} rows. After ± stands one standard error over the rows, taken as independent.",
+        download=csv_address(
+            ["score", "value", "standard error", "meaning"],
+            [
+                [score.name, f"{score.value:.8g}", "" if score.error is None else f"{score.error:.4g}", score.meaning]
+                for score, _ in lines
+            ],
+        ),
+        tables=tables,
     )
 
 
-def deferral_part(found: Regression | Classification, *, loss: str) -> Part:
+def deferral_section(found: Regression | Classification, *, loss: str) -> Section:
     """The risk-coverage curve and what deferring would buy."""
-    figure = pictures.risk_coverage(found.risk, loss=loss, percent=isinstance(found, Classification))
-    return Part(
+    figure = figures.risk_coverage(found.risk, loss=loss, percent=isinstance(found, Classification))
+    return Section(
         "deferral",
         "What deferring would buy",
         "If the most uncertain rows go to a person, how wrong is the model on the rest?",
-        charts=[Chart(figure, words.risk_caption(found, loss=loss))],
+        charts=[Chart(figure, summary.risk_caption(found, loss=loss))],
     )
 
 
-def done_part(subject: Subject, found: Regression | Classification) -> Part:
+def provenance_section(inputs: ReportInputs, found: Regression | Classification) -> Section:
     """What the caller did, and what the model is."""
-    model = subject.model
+    model = inputs.model
     kind = "regressor" if isinstance(found, Regression) else "classifier"
+    networks = times(len(model.population_), f"dropout {kind}")
     drops = ", ".join(f"{p:.3g}" for p in model.population_.drop_prob[0].tolist())
     facts = [
-        ("Networks", f"{len(model.population_)} dropout {kind}s with hidden layers {model.hidden_}", False),
+        ("Networks", f"{networks} with hidden layers {model.hidden_}", False),
         ("Drop probabilities", f"{drops} (before each weight layer)", False),
         ("Draws", f"{found.n_draws:,} functions drawn from the networks, the same for every row", False),
-        ("Rows judged", f"{len(found.uncertainty):,}, features: {subject.x.shape[1]:,}", False),
+        ("Rows judged", f"{len(found.uncertainty):,}, features: {inputs.x.shape[1]:,}", False),
     ]
     if isinstance(found, Regression) and model.noise == "constant":
         tau = float(model.precision_)
         facts.insert(2, ("Noise", f"standard deviation {number(tau**-0.5)} (precision τ = {number(tau)})", False))
-    said = {label.casefold() for label, _, _ in subject.done}
+    said = {label.casefold() for label, _, _ in inputs.done}
     more = [fact for fact in facts if fact[0].casefold() not in said]
-    return Part("done", "What was done, and how to repeat it", facts=[*subject.done, *more])
+    return Section("done", "What was done, and how to repeat it", facts=[*inputs.done, *more])
 
 
 # ---------------------------------------------------------------------------------------- the most uncertain rows
 
 
-def _percentiles(subject: Subject, found: Regression | Classification) -> tuple[Any, str]:
+def _percentiles(inputs: ReportInputs, found: Regression | Classification) -> tuple[Any, str]:
     """The percentile of each row's uncertainty, and among what."""
-    if subject.training is None:
+    if inputs.training is None:
         return calibration.empirical_percentile(found.uncertainty, found.uncertainty), "among the rows of this report"
     if isinstance(found, Regression):
-        _, epistemic, aleatoric = evidence.spreads(subject.model, subject.training[0])
+        _, epistemic, aleatoric = measurements.mean_and_deviations(inputs.model, inputs.training[0])
         known = np.sqrt(epistemic**2 + aleatoric**2)
     else:
-        known = evidence.entropies(subject.model, subject.training[0])
+        known = measurements.entropies(inputs.model, inputs.training[0])
     try:
         fitted = calibration.uncertainty_reference(known)
         return fitted.percentile(found.uncertainty), f"among the training rows ({fitted.family} fitted to theirs)"
@@ -83,17 +93,28 @@ def _percentiles(subject: Subject, found: Regression | Classification) -> tuple[
         return calibration.empirical_percentile(found.uncertainty, known), "among the training rows"
 
 
-def uncertain_part(
-    subject: Subject,
+def uncertain_section(
+    inputs: ReportInputs,
     found: Regression | Classification,
     own: list[Column],
     cells: Callable[[int], list[str]],
+    ranked: Sequence[str],
     unit: str,
-) -> Part:
-    """The table of the most uncertain rows; `cells(row)` are the texts under the model's `own` columns."""
+) -> Section:
+    """The table of the most uncertain rows.
+
+    Args:
+        inputs: What the report is about.
+        found: What was measured.
+        own: The model's columns.
+        cells: The texts under them for a row.
+        ranked: The features, the most important first: those of the data's columns are shown.
+        unit: What the uncertainty is a part of.
+    """
     order = np.argsort(-found.uncertainty, kind="stable")[:UNCERTAIN_ROWS]
-    percentiles, among = _percentiles(subject, found)
-    shown = subject.shown[:SHOWN_COLUMNS]
+    percentiles, among = _percentiles(inputs, found)
+    places = {name: place for place, name in enumerate(ranked)}
+    shown = sorted(inputs.shown, key=lambda column: places.get(column[0], len(places)))[:SHOWN_COLUMNS]
     columns = [Column("row")]
     columns += [Column(label, number=all(_is_number(values[row]) for row in order)) for label, values in shown]
     columns += [*own, Column("epistemic share", share=True), Column("percentile")]
@@ -104,7 +125,7 @@ def uncertain_part(
         rows.append(
             [f"{row + 1:,}", *(_cell(values[row]) for _, values in shown), *cells(row), f"{100 * share:.0f} %", place]
         )
-    left_out = len(subject.shown) - len(shown)
+    left_out = len(inputs.shown) - len(shown)
     more = f" {left_out:,} more columns are not shown." if left_out > 0 else ""
     top = int(order[0])
     intro = (
@@ -115,12 +136,12 @@ def uncertain_part(
         f"The {len(rows)} most uncertain of {len(found.uncertainty):,} rows. The percentile is that of the row's total "
         f"uncertainty {among}.{more}"
     )
-    return Part("uncertain", "The most uncertain rows", intro, table=Table(caption, columns, rows))
+    return Section("uncertain", "The most uncertain rows", intro, tables=[Table("uncertain", caption, columns, rows)])
 
 
 def _share(found: Regression | Classification, row: int) -> float:
     if isinstance(found, Regression):
-        return float(found.epistemic[row] ** 2 / found.std[row] ** 2)
+        return float(found.epistemic_std[row] ** 2 / found.std[row] ** 2)
     return float(np.clip(found.epistemic[row] / max(found.entropy[row], 1e-300), 0, 1))
 
 

@@ -100,7 +100,8 @@ def capture_graph(
                 call()
                 restore()
         torch.cuda.current_stream(device).wait_stream(stream)
-        with torch.cuda.graph(graph):
+        # Other threads may go on using the device: what they do is no part of this graph.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             result = call()
     finally:
         restore()

@@ -129,21 +129,26 @@ def _product(h: Tensor, layer: nn.Linear, units: Tensor | None, wanted: Tensor |
     """The layer's outputs at the wanted units, from an input that holds only some of its units."""
     if units is None and wanted is None:
         return layer(h)
-    if _has_kernels(h) and layer.weight.dtype == torch.float32 == h.dtype and layer.weight.is_contiguous():
-        from dropbayes.sampling.kernels import gathered_product
-
-        return gathered_product(h, layer.weight, layer.bias, units=units, wanted=wanted)
     # Units ascend, so that reading them along the rows of the weights reads neighbours.
     if units is None:
         weight = layer.weight[wanted]
     elif wanted is None:
         weight = layer.weight[:, units].transpose(0, 1)
     else:
-        weight = layer.weight[wanted[:, :, None], units[:, None, :]]
+        weight = _part(layer.weight, wanted, units)
     if layer.bias is None:
         return torch.bmm(h, weight.transpose(1, 2))
     bias = layer.bias if wanted is None else layer.bias[wanted][:, None, :]
     return torch.baddbmm(bias, h, weight.transpose(1, 2))
+
+
+def _part(weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Some rows and columns of the weights, other ones for every draw."""
+    if _has_kernels(weight) and weight.is_contiguous():
+        from dropbayes.sampling.kernels import gathered_weights
+
+        return gathered_weights(weight, rows, columns)
+    return weight[rows[:, :, None], columns[:, None, :]]
 
 
 def _has_kernels(like: Tensor) -> bool:

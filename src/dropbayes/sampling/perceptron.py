@@ -21,6 +21,7 @@ from torch.nn.functional import linear
 
 from dropbayes.sampling.anatomy import Anatomy, RowLayout, Site
 from dropbayes.sampling.masks import Keys, keep_mask
+from dropbayes.sampling.strategies import fused_kernels
 from dropbayes.sampling.trees import split
 from dropbayes.sampling.views import has_global_hooks
 
@@ -79,6 +80,12 @@ class Perceptron:
             suffix_cost=suffix, pair_bytes=pair_bytes, outputs=(RowLayout(0, 1),), structure=_ONE_TENSOR,
             last_layer=last_layer, rows_together=True, host_random=False, seeds_itself=False, stateful=False,
         )  # fmt: skip
+
+    @functools.cached_property
+    def fused(self) -> Any:
+        """The layers as the fused kernel takes them; None where there is no kernel for them."""
+        kernels = fused_kernels()
+        return None if kernels is None else kernels.affine_layers(self.layers)
 
     @property
     def is_wide(self) -> bool:

@@ -32,6 +32,7 @@ from dropbayes.sampling.strategies import (
     Strategy,
     Work,
     evaluate,
+    fused_kernels,
 )
 from dropbayes.sampling.trees import Inputs, own_leaves
 from dropbayes.sampling.views import View, checked_network
@@ -134,6 +135,12 @@ class Plan:
             yield chunk
             position = draws.stop
 
+    def moments(self, inputs: Inputs, first_row: int) -> tuple[Tensor, Tensor] | None:
+        """The mean and variance over all draws without the draws themselves; None where they must be made."""
+        if not isinstance(self.evaluator, _Direct) or inputs.device.type == "cpu":
+            return None
+        return self.evaluator.moments(inputs, first_row, self.draws)
+
     def replicated(self, number: int) -> Plan:
         """The plan with draws that are independent of those of other replicates."""
         return replace(self, evaluator=self.evaluator.replicated(number))
@@ -205,14 +212,16 @@ def plan_draws(
         raise ValueError(f"`max_bytes` must be a positive number of bytes; got {max_bytes!r}.")
     names = names_of(leave_out)
     net = checked_network(net)
+    device = inputs.device.type if inputs.device.type in _FREE_OPERATIONS else "cuda"
+    exact_rows = device == "cpu" if exact_rows is None else exact_rows
     direct = perceptron(net, inputs.leaves[0]) if inputs.is_matrix and not names and not careful else None
+    if direct is not None and device != "cpu" and (exact_rows or direct.fused is None):
+        direct = None  # elsewhere a perceptron without a kernel of its own is like any other network
     record = None if direct is not None else inspected(net, inputs, names)
     anatomy = direct.anatomy if direct is not None else record.anatomy  # type: ignore[union-attr]
     check_random(anatomy)
-    device = inputs.device.type if inputs.device.type in _FREE_OPERATIONS else "cuda"
-    exact_rows = device == "cpu" if exact_rows is None else exact_rows
     integrate = integrate and anatomy.last_layer and not careful
-    compact = direct is not None and masks == "shared" and direct.is_wide and not exact_rows
+    compact = direct is not None and masks == "shared" and direct.is_wide and not exact_rows and device == "cpu"
     integrate = integrate and not compact
     exact = integrate and anatomy.n_random == 1
     draws = range(1) if exact else range(keys.n_draws)
@@ -341,6 +350,18 @@ class _Direct:
 
     def replicated(self, number: int) -> _Direct:
         return replace(self, keys=replace(self.keys, replicate=number))
+
+    def moments(self, inputs: Inputs, first_row: int, draws: range) -> tuple[Tensor, Tensor] | None:
+        """The mean and variance over draws of all rows by one kernel; None where there is none for this perceptron."""
+        x = inputs.leaves[0]
+        kernels = fused_kernels() if x.is_cuda else None
+        if kernels is None or self.perceptron.fused is None or x.dtype != torch.float32:
+            return None
+        rows = range(first_row, first_row + inputs.n_rows) if self.per_row else None
+        moments: tuple[Tensor, Tensor] = kernels.perceptron_moments(
+            self.perceptron.fused, x.contiguous(), self.keys, draws=draws, rows=rows, integrate_last=self.integrate
+        )
+        return moments
 
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
         x = inputs.leaves[0][rows.start : rows.stop]

@@ -131,6 +131,15 @@ class RowStatistics:
         return found
 
 
+def summary_of(mean: Tensor, epistemic: Tensor, request: Request) -> dict[str, Tensor]:
+    """The statistics of rows whose moments over draws are known, `[row, ...]` in float64."""
+    _check_finite(mean)
+    likelihood = request.likelihood
+    noise = 1 / float(likelihood.precision) if isinstance(likelihood, Gaussian) else 0.0
+    found = {"mean": mean, "epistemic": epistemic, "aleatoric": torch.full_like(mean, noise)}
+    return {name: value.float() for name, value in found.items()}
+
+
 def _entropy(probabilities: Tensor) -> Tensor:
     # `information.entropy` without its checks: these are softmaxes, a tile at a time
     return -torch.special.xlogy(probabilities, probabilities).sum(-1)

@@ -8,6 +8,9 @@ oracle of the others.
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
+import math
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -27,6 +30,24 @@ from dropbayes.sampling.views import eagerly
 
 # functorch's own primitive: a real tensor seen as batched along one axis at a level of vmap.
 _add_batch_dim: Callable[[Tensor, int, int], Tensor] = torch._C._functorch._add_batch_dim
+
+
+_KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def _kernels_for(x: Tensor) -> Any:
+    """The kernels that make masks in registers; None where there are none for this device, or a gradient is wanted."""
+    return fused_kernels() if x.is_cuda and not (torch.is_grad_enabled() and x.requires_grad) else None
+
+
+@functools.cache
+def fused_kernels() -> Any:
+    """The Triton kernels; None where Triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from dropbayes.sampling import kernels
+
+    return kernels
 
 
 class NetworkChanged(Exception):
@@ -118,19 +139,21 @@ class KeyedSource(RandomSource):
     def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
         site = self._next(kind, drop_prob)
         layout, inner_shape = self._layout(site, shape)
-        mask = keep_mask(
-            self.masks.keys, site.index, drop_prob=drop_prob, draws=self.draws, rows=self._own_rows, shape=inner_shape,
+        return self._laid(self._mask(site, drop_prob, inner_shape, like), layout, shape)
+
+    def _mask(self, site: Site, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        return keep_mask(
+            self.masks.keys, site.index, drop_prob=drop_prob, draws=self.draws, rows=self._own_rows, shape=shape,
             dtype=like.dtype, device=like.device,
         )  # fmt: skip
-        return self._laid(mask, layout, shape)
 
     def masked(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
         site = self._next(kind, drop_prob)
         layout, inner_shape = self._layout(site, shape)
-        mask = keep_mask(
-            self.masks.keys, site.index, drop_prob=drop_prob, draws=self.draws, rows=self._own_rows, shape=inner_shape,
-            dtype=x.dtype, device=x.device,
-        )  # fmt: skip
+        fused = self._fused(site, layout, x, drop_prob, shape)
+        if fused is not None:
+            return x.copy_(fused) if inplace and not isinstance(x, nn.Parameter) else fused
+        mask = self._mask(site, drop_prob, inner_shape, x)
         if layout is None or self._own_rows is not None:
             return scaled_product(x, self._laid(mask, layout, shape), drop_prob, inplace)
         # A mask that rows share is multiplied in without a copy for each row.
@@ -139,6 +162,48 @@ class KeyedSource(RandomSource):
         mask = self._among_rows(mask, layout).unsqueeze(layout.axis + 1)
         product = scaled_product(split_x, mask, drop_prob).flatten(layout.axis, layout.axis + 2)
         return x.copy_(product) if inplace and not isinstance(x, nn.Parameter) else product
+
+    def _fused(
+        self, site: Site, layout: RowLayout | None, x: Tensor, drop_prob: float, shape: tuple[int, ...]
+    ) -> Tensor | None:
+        """The masked tensor by one kernel that makes the mask in registers; None where there is none for it."""
+        kernels = _kernels_for(x) if layout is not None and self.folded and self.level is None else None
+        if kernels is None or layout is None or x.dtype not in _KERNEL_DTYPES:
+            return None
+        channels = shape[1] if shape != x.shape and x.dim() == 4 and layout.axis == 0 else 0
+        last = channels and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+        inner = layout.inner * math.prod(shape[layout.axis + 1 :])
+        if (not last and not x.is_contiguous()) or (last and inner != channels):
+            return None
+        result: Tensor = kernels.masked(
+            x, self.masks.keys, site.index, drop_prob=drop_prob, draws=self.draws, rows=self._own_rows,
+            outer=math.prod(shape[: layout.axis]), inner=inner, broadcast=x.numel() // math.prod(shape),
+            channels=channels if last else 0,
+        )  # fmt: skip
+        return result.as_strided(x.shape, x.stride())
+
+    def attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, drop_prob: float, is_causal: bool,
+        scale: float,
+    ) -> Tensor | None:  # fmt: skip
+        if self.lenient or not self.folded or self.site >= len(self.masks.anatomy.sites):
+            return None
+        layout = self.masks.anatomy.sites[self.site].layout
+        kernels = _kernels_for(query) if query.dim() == 4 and layout is not None and layout.axis == 0 else None
+        if kernels is None or query.shape[-1] > 256 or value.shape[-1] > 256:
+            return None
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
+        if dtype not in _KERNEL_DTYPES[:3] or {key.dtype, value.dtype} - {dtype, query.dtype}:
+            return None
+        site = self._next("attention", drop_prob)
+        layout, _ = self._layout(site, (query.shape[0], query.shape[1], query.shape[2], key.shape[2]))
+        assert layout is not None
+        result: Tensor = kernels.attention(
+            query.to(dtype), key.to(dtype), value.to(dtype), keys=self.masks.keys, site=site.index,
+            drop_prob=drop_prob, draws=self.draws, rows=self._own_rows, attn_mask=attn_mask, is_causal=is_causal,
+            scale=scale, folded=layout.inner,
+        )  # fmt: skip
+        return result
 
     def uniform(
         self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device

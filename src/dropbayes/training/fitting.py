@@ -32,6 +32,9 @@ from dropbayes.weight_layers import complete_keep_probs
 
 __all__ = ["Progress", "fit"]
 
+ALPHA_DRAWS = 10
+"""Draws per step of an α-divergence: the number of Li and Gal (2017)."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -50,6 +53,7 @@ def fit(
     likelihood: Likelihood,
     prior: Prior | None = None,
     learn_precision: bool = False,
+    alpha: float = 0.0,
     keep_probs: Mapping[str, float] | None = None,
     sample_weight: Array | None = None,
     epochs: int = 100,
@@ -86,6 +90,8 @@ def fit(
         prior: The length-scales of weights and biases; `Prior()` by default.
         learn_precision: Whether the τ of a `Gaussian` is trained with the network, from its own value on. The τ that
             goes with the returned weights is `history.precision[history.best_epoch - 1]`.
+        alpha: The α of an α-divergence in [0, 1] (Li and Gal 2017), estimated with ten draws per step; 0 is the
+            evidence lower bound. See `negative_elbo`.
         keep_probs: Keep probabilities by module name, before those that a trace of the first rows shows.
         sample_weight: The weight of each row. A row of weight 2 counts as two, beside the prior too: N is their sum.
         epochs: The number of passes over the rows.
@@ -136,15 +142,18 @@ def fit(
         _check_targets(net, rows, likelihood)
         _check_targets(net, judged, likelihood)
         traced = complete_keep_probs(net, next(rows.pass_through()).first(2).arguments, keep_probs)
-        objective = batch_objective(net, noise.likelihood, prior or Prior(), traced, rows.n_data)
+        objective = batch_objective(net, noise.likelihood, prior or Prior(), traced, rows.n_data, alpha)
         scale = 1 / float(likelihood.precision) if isinstance(likelihood, Gaussian) else 1.0
         graphed = wants_graph(net, descent.cuda_graph, target) and not learn_precision
-        step = Step(net, objective, scale, descent.autocast, graphed, bool(descent.cuda_graph))
+        step = Step(
+            net, objective, scale, descent.autocast, graphed, bool(descent.cuda_graph), ALPHA_DRAWS if alpha else 1
+        )
         identity = ""
         if checkpoint is not None:
             identity = fingerprint(
                 net=net, rows=rows.identity(), held_out=judged and judged.identity(), likelihood=likelihood,
-                prior=prior, keep_probs=keep_probs, learn_precision=learn_precision, **counts | {"epochs": None},
+                prior=prior, keep_probs=keep_probs, learn_precision=learn_precision, alpha=alpha,
+                **counts | {"epochs": None},
                 n_draws=n_draws, seed=seed,
                 optimizer=described(optimizer), schedule=descent.schedule, autocast=descent.autocast,
             )  # fmt: skip

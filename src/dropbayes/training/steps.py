@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.likelihoods import Likelihood
-from dropbayes.objective import divergence_of
+from dropbayes.objective import divergence_of, row_misfit
 from dropbayes.precision import Prior
 from dropbayes.runtime.devices import capture_graph
 from dropbayes.training.rows import Batch, Rows
@@ -27,6 +27,7 @@ def batch_objective(
     prior: Prior,
     keep_probs: Mapping[str, float] | None,
     n_data: float,
+    alpha: float = 0.0,
 ) -> Objective:
     r"""The negative evidence lower bound per row as a function of a batch's outputs; see `objective.negative_elbo`.
 
@@ -35,8 +36,8 @@ def batch_objective(
     divergence = divergence_of(net, prior=prior, keep_probs=keep_probs)
 
     def loss(output: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-        density = likelihood().log_density(output, y)
-        return -(density if weight is None else density * weight).mean() + divergence() / n_data
+        misfit = row_misfit(likelihood(), output, y, alpha=alpha)
+        return (misfit if weight is None else misfit * weight).mean() + divergence() / n_data
 
     return loss
 
@@ -59,6 +60,7 @@ class Step:
         autocast: The dtype of mixed precision, or None.
         graphed: Whether to replay a CUDA graph.
         required: Whether a network that cannot be captured is an error.
+        n_draws: The number of draws of the network per step, stacked on a first axis where there are several.
     """
 
     net: nn.Module
@@ -67,6 +69,7 @@ class Step:
     autocast: torch.dtype | None
     graphed: bool = False
     required: bool = False
+    n_draws: int = 1
     replays: dict[tuple[torch.Size, ...], Callable[[Batch], Tensor]] = field(default_factory=dict)
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -80,13 +83,15 @@ class Step:
                 if self.required:
                     raise
                 self.graphed = False  # the network synchronises with the host, or its shapes depend on data
-                return self._eager(batch)
-        return self.replays[shapes](batch)
+        # Outside the handler, whose traceback would keep the graph of the side stream alive.
+        return self.replays[shapes](batch) if self.graphed else self._eager(batch)
 
     def _eager(self, batch: Batch) -> Tensor:
         self.net.zero_grad(set_to_none=True)
         with torch.autocast(batch.y.device.type, dtype=self.autocast, enabled=self.autocast is not None):
             output = batch.output(self.net)
+            if self.n_draws > 1:
+                output = torch.stack([output, *(batch.output(self.net) for _ in range(self.n_draws - 1))])
         loss = self.objective(output.float() if self.autocast else output, batch.y, batch.weight)
         (loss * self.scale).backward()
         return loss.detach()

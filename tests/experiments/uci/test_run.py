@@ -85,7 +85,7 @@ def test_chunks_before_an_interruption_are_kept(small, counted, tmp_path):
 
 
 def test_budget_leaves_sets_out_and_says_so(counted, monkeypatch, tmp_path, small, capsys):
-    monkeypatch.setattr(uci_data, "load", lambda name: replace(small, name=name))
+    monkeypatch.setattr(uci_data, "load", lambda name, gap: replace(small, name=name))
     uci.main(["--sets", "a,b", "--splits", "1", "--out", str(tmp_path), "--budget-seconds", "0.05"])
     shown = capsys.readouterr().out
     assert "b: left out" in shown and not (tmp_path / "faithful-b.json").exists()

@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from dropbayes.sampling.kernels import masked
+from dropbayes.sampling.kernels.masking import draws_per_program
 from dropbayes.sampling.masks import Keys, keep_mask
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -79,3 +80,19 @@ def test_extreme_drop_probabilities_are_those_of_the_definition(drop_prob):
     result = masked(x, keys, SITE, drop_prob=drop_prob, draws=DRAWS, rows=ROWS, outer=1, inner=50, broadcast=1)
     mask = keep_mask(keys, SITE, drop_prob=drop_prob, draws=DRAWS, rows=ROWS, shape=(50,), dtype=x.dtype, device=DEVICE)
     assert torch.equal(result.bool().squeeze(), mask.bool())
+
+
+@pytest.mark.parametrize("tiles", [1, 148, 1000, 10_000])
+def test_every_draw_has_a_program_and_no_program_is_without_draws(tiles):
+    for n_drawn in range(1, 130):
+        chunk = draws_per_program(n_drawn, tiles)
+        programs = -(-n_drawn // chunk)
+        assert (programs - 1) * chunk < n_drawn <= programs * chunk
+
+
+def test_nothing_is_written_outside_the_result(monkeypatch):
+    # Five programs at most for seven draws: two draws each, and four programs.
+    monkeypatch.setattr("dropbayes.sampling.kernels.masking._ENOUGH_PROGRAMS", 5)
+    keys, x = Keys(SEED, 10), torch.randn(1, 7, 4, 6, 1, device=DEVICE)
+    result = masked(x, keys, SITE, drop_prob=0.3, draws=DRAWS, rows=ROWS, outer=1, inner=6, broadcast=1)
+    assert torch.equal(result, expected(x, keys, 0.3, ROWS, 1, 6))

@@ -13,16 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dropbayes.sampling.kernels.tiles import power_of_two, tile_count
 from dropbayes.sampling.kernels.words import (
-    DRAW,
-    ROW,
-    UNIT,
     choice,
+    draw_stream,
     hashed,
     keep_scale,
+    row_stream,
     signed_threshold,
     source,
-    stream,
+    unit_stream,
     unit_words,
 )
 from dropbayes.sampling.masks import Keys
@@ -30,7 +30,6 @@ from dropbayes.sampling.masks import Keys
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 WIDEST_HEAD = 256
 _ALIGNMENT = 16  # bytes: a line of keep bits starts where a vector load may
-_BYTE = tl.constexpr(8)
 _TILE_UNITS, _TILE_ROWS = 256, 8
 
 
@@ -82,19 +81,19 @@ def attention(
         added = attn_mask.expand(batch, n_heads, n_queries, n_keys)
         strides = added.stride()
         added = added.view(torch.uint8) if added.dtype == torch.bool else added
-    widest = max(triton.next_power_of_2(features), triton.next_power_of_2(value_features))
+    widest = max(power_of_two(features), power_of_two(value_features))
     block_queries, block_keys, warps, stages = _blocks(q.dtype, n_queries, n_keys, widest)
     whole = n_queries % block_queries == 0 == n_keys % block_keys and features == widest == value_features >= 16
     scale = features**-0.5 if scale is None else scale
     if scale < 0:  # the kernel takes the largest score before it scales
         q, scale = -q, -scale
     precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-    _attention[(triton.cdiv(n_queries, block_queries) * n_heads * batch,)](
+    _attention[(tile_count(n_queries, block_queries) * n_heads * batch,)](
         q, k, v, out, bits, added, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *strides,
         scale * math.log2(math.e), keep_scale(drop_prob),
         n_heads, n_heads // k.shape[1], folded, n_rows, lines, bits.shape[-1], n_queries, n_keys,
-        FEATURES=features, PADDED=max(16, triton.next_power_of_2(features)),
-        VALUE_FEATURES=value_features, VALUE_PADDED=max(16, triton.next_power_of_2(value_features)),
+        FEATURES=features, PADDED=max(16, power_of_two(features)),
+        VALUE_FEATURES=value_features, VALUE_PADDED=max(16, power_of_two(value_features)),
         QUERIES=block_queries, KEYS=block_keys, WHOLE=whole, OWN_ROWS=rows is not None, CAUSAL=is_causal,
         BOOLEAN=attn_mask is not None and attn_mask.dtype == torch.bool,
         PRECISION=precision if q.dtype == torch.float32 else None,
@@ -132,10 +131,10 @@ def keep_bits(
             f"a row's attention weights must be fewer than 2**31, got {lines * length}: use fewer heads or keys."
         )
     n_rows = 1 if rows is None else len(rows)
-    padded = triton.cdiv(length, _ALIGNMENT) * _ALIGNMENT
-    bits = torch.empty(triton.cdiv(len(draws), 8), n_rows, lines, padded, dtype=torch.uint8, device=device)
-    tile_rows = min(_TILE_ROWS, triton.next_power_of_2(n_rows))
-    _keep_bits[(triton.cdiv(lines * padded, _TILE_UNITS), triton.cdiv(n_rows, tile_rows))](
+    padded = tile_count(length, _ALIGNMENT) * _ALIGNMENT
+    bits = torch.empty(tile_count(len(draws), 8), n_rows, lines, padded, dtype=torch.uint8, device=device)
+    tile_rows = min(_TILE_ROWS, power_of_two(n_rows))
+    _keep_bits[(tile_count(lines * padded, _TILE_UNITS), tile_count(n_rows, tile_rows))](
         bits, *source(keys, device), site, signed_threshold(drop_prob),
         draws.start, len(draws), rows.start if rows else 0, n_rows, lines, length, padded,
         STRATIFIED=keys.sampler == "stratified", OWN_ROWS=rows is not None, PAIRED=length % 2 == 0,
@@ -161,19 +160,19 @@ def _keep_bits(
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     own_row = (first_row + row if OWN_ROWS else row * 0)[:, None]
     if STRATIFIED:
-        place, shift = choice(stream(key, site, UNIT), unit, n_draws, n_permutations)
+        place, shift = choice(unit_stream(key, site), unit, n_draws, n_permutations)
         shift = shift[None, :]
         if OWN_ROWS:
-            shift = unit_words(stream(key, site, ROW), own_row, unit, pair, n_units, PAIRED)
+            shift = unit_words(row_stream(key, site), own_row, unit, pair, n_units, PAIRED)
     else:
-        draw_key = stream(key, site, DRAW)
+        draw_key = draw_stream(key, site)
     is_inside = (row < n_rows)[:, None] & (element < lines * padded)[None, :]
     size = (lines * padded).to(tl.int64)
     at = bits_at + row[:, None] * size + element[None, :]
-    for group in range(tl.cdiv(n_drawn, _BYTE)):
+    for group in range(tl.cdiv(n_drawn, 8)):
         byte = tl.zeros([ROWS, UNITS], tl.int32)
-        for bit in tl.static_range(_BYTE):
-            draw = first_draw + tl.minimum(group * _BYTE + bit, n_drawn - 1)
+        for bit in tl.static_range(8):
+            draw = first_draw + tl.minimum(group * 8 + bit, n_drawn - 1)
             if STRATIFIED:
                 word = tl.load(lattices_at + place + draw)[None, :] + shift
             else:
@@ -198,8 +197,8 @@ def _attention(
     entry, head = (program // n_heads).to(tl.int64), program % n_heads
     pair = entry // folded
     draw, line = pair // n_rows, (entry % folded) * n_heads + head
-    block = (draw // _BYTE) * n_rows + pair % n_rows if OWN_ROWS else draw // _BYTE
-    bit = (draw % _BYTE).to(tl.int32)
+    block = (draw // 8) * n_rows + pair % n_rows if OWN_ROWS else draw // 8
+    bit = (draw % 8).to(tl.int32)
 
     query = query_block * QUERIES + tl.arange(0, QUERIES)
     is_query = query < n_queries

@@ -9,16 +9,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dropbayes.sampling.kernels.tiles import power_of_two, tile_count
 from dropbayes.sampling.kernels.words import (
-    DRAW,
-    ROW,
-    UNIT,
     choice,
+    draw_stream,
     hashed,
     keep_scale,
+    row_stream,
     signed_threshold,
     source,
-    stream,
+    unit_stream,
     unit_words,
 )
 from dropbayes.sampling.masks import Keys
@@ -61,20 +61,25 @@ def masked(
     n_drawn, columns = len(draws), inner * broadcast
     n_rows = x.numel() // (outer * columns * (n_drawn if drawn else 1))
     out = x.new_empty(outer, n_drawn, n_rows, inner, broadcast)
-    tile_columns = min(_WIDEST_TILE, triton.next_power_of_2(columns))
-    tile_rows = max(1, min(_TILE_BYTES // x.element_size() // tile_columns, triton.next_power_of_2(n_rows)))
-    tiles = outer * triton.cdiv(n_rows, tile_rows) * triton.cdiv(columns, tile_columns)
-    chunks = min(n_drawn, max(1, _ENOUGH_PROGRAMS // tiles))
-    _masked[(tiles * chunks,)](
+    tile_columns = min(_WIDEST_TILE, power_of_two(columns))
+    tile_rows = max(1, min(_TILE_BYTES // x.element_size() // tile_columns, power_of_two(n_rows)))
+    tiles = outer * tile_count(n_rows, tile_rows) * tile_count(columns, tile_columns)
+    chunk = draws_per_program(n_drawn, tiles)
+    _masked[(tiles * tile_count(n_drawn, chunk),)](
         x, out, *source(keys, x.device), site, signed_threshold(drop_prob),
         struct.unpack("q", struct.pack("d", keep_scale(drop_prob)))[0],
-        draws.start, n_drawn, triton.cdiv(n_drawn, chunks), rows.start if rows else 0, n_rows,
+        draws.start, n_drawn, chunk, rows.start if rows else 0, n_rows,
         columns, outer * inner, inner, broadcast, max(channels, 1),
         STRATIFIED=keys.sampler == "stratified", OWN_ROWS=rows is not None, DRAWN=drawn, CHANNELS_LAST=channels > 0,
         PAIRED=channels == 0 and broadcast == 1 and inner % 2 == 0,
         ROWS=tile_rows, COLUMNS=tile_columns, num_warps=4,
     )  # fmt: skip
     return out
+
+
+def draws_per_program(n_drawn: int, tiles: int) -> int:
+    """How many draws share a program, so that there are enough programs and no more than enough."""
+    return tile_count(n_drawn, min(n_drawn, max(1, _ENOUGH_PROGRAMS // tiles)))
 
 
 @triton.jit(do_not_specialize=["key", "n_draws", "n_permutations", "site", "threshold", "scale", "first_draw",
@@ -105,12 +110,12 @@ def _masked(
     is_inside = (row < n_rows)[:, None] & (column < columns)[None, :]
     own_row = (first_row + row if OWN_ROWS else row * 0)[:, None]
     if STRATIFIED:
-        place, shift = choice(stream(key, site, UNIT), unit, n_draws, n_permutations)
+        place, shift = choice(unit_stream(key, site), unit, n_draws, n_permutations)
         place, shift = place[None, :], shift[None, :]
         if OWN_ROWS:
-            shift = unit_words(stream(key, site, ROW), own_row, unit, pair, n_units, PAIRED)
+            shift = unit_words(row_stream(key, site), own_row, unit, pair, n_units, PAIRED)
     else:
-        draw_key = stream(key, site, DRAW)
+        draw_key = draw_stream(key, site)
     DTYPE: tl.constexpr = x_at.dtype.element_ty
     WIDE: tl.constexpr = tl.float64 if tl.float64 == DTYPE else tl.float32
     factor = scale.to(tl.int64).to(tl.float64, bitcast=True).to(WIDE).to(DTYPE).to(WIDE)

@@ -16,17 +16,17 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from dropbayes.sampling.kernels.tiles import power_of_two, tile_count
 from dropbayes.sampling.kernels.words import (
-    DRAW,
-    ROW,
-    UNIT,
     choice,
+    draw_stream,
     hashed,
     keep_scale,
     paired_words,
+    row_stream,
     signed_threshold,
     source,
-    stream,
+    unit_stream,
 )
 from dropbayes.sampling.masks import Keys
 
@@ -36,10 +36,6 @@ _NARROW = 64
 _PAIRS = 128  # rows times draws in one product, for layers up to the width above
 _RESIDENT = 4  # programs on one multiprocessor
 _REGISTERS = 128  # of a thread: two programs of eight warps fit on a multiprocessor; larger networks need more
-_RELU = tl.constexpr(1)
-_TANH = tl.constexpr(2)
-_SIGMOID = tl.constexpr(3)
-_SILU = tl.constexpr(4)
 _ACTIVATIONS: dict[type, int] = {nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3, nn.SiLU: 4}
 
 
@@ -84,7 +80,7 @@ def _is_plain(layer: nn.Linear) -> bool:
 
 
 def _padded(width: int) -> int:
-    return max(16, triton.next_power_of_2(width))
+    return max(16, power_of_two(width))
 
 
 def perceptron_moments(
@@ -106,8 +102,8 @@ def perceptron_moments(
     widths = (*[layer.linear.in_features for layer in layers], last.linear.out_features)
     padded = tuple([_padded(width) for width in widths])
     pairs = _PAIRS if max(padded) <= _NARROW else _PAIRS // 2
-    tile_draws = min(pairs, max(8, triton.next_power_of_2(n_drawn)))
-    tiles = triton.cdiv(n_rows, pairs // tile_draws)
+    tile_draws = min(pairs, max(8, power_of_two(n_drawn)))
+    tiles = tile_count(n_rows, pairs // tile_draws)
     unused = [None] * (MOST_HIDDEN - len(hidden))
     exact = torch.get_float32_matmul_precision() == "highest"
     _moments[(min(tiles, _programs(x.device)),)](
@@ -148,12 +144,12 @@ def _draw_words(
     if not HAS_SITE:
         words = tl.zeros([1, 1], tl.int32)
     elif STRATIFIED:
-        place, shift = choice(stream(key, site, UNIT), unit, n_draws, n_permutations)
+        place, shift = choice(unit_stream(key, site), unit, n_draws, n_permutations)
         words = tl.load(lattices_at + place[None, :] + draw[:, None])
         if not OWN_ROWS:
             words += shift[None, :]
     else:
-        words = hashed(stream(key, site, DRAW), draw)[:, None]
+        words = hashed(draw_stream(key, site), draw)[:, None]
         if not OWN_ROWS:
             words = paired_words(words, draw[:, None] * 0, tl.arange(0, PADDED // 2)[None, :], WIDTH)
     return words
@@ -169,7 +165,7 @@ def _dropped(h, words, row, words_of, site, keep, WIDTH: tl.constexpr, PADDED: t
     if not OWN_ROWS:
         word = words[None, :, :]
     elif STRATIFIED:
-        shift = paired_words(stream(words_of[1], site, ROW), row[:, None], pair[None, :], WIDTH)
+        shift = paired_words(row_stream(words_of[1], site), row[:, None], pair[None, :], WIDTH)
         word = words[None, :, :] + shift[:, None, :]
     else:
         word = paired_words(words[None, :, :], row[:, None, None], pair[None, None, :], WIDTH)
@@ -178,13 +174,13 @@ def _dropped(h, words, row, words_of, site, keep, WIDTH: tl.constexpr, PADDED: t
 
 @triton.jit
 def _activated(z, ACTIVATION: tl.constexpr):
-    if ACTIVATION == _RELU:
+    if ACTIVATION == 1:  # ReLU
         return tl.maximum(z, 0.0)
-    elif ACTIVATION == _TANH:
+    elif ACTIVATION == 2:  # tanh
         return 2 * tl.sigmoid(2 * z) - 1
-    elif ACTIVATION == _SIGMOID:
+    elif ACTIVATION == 3:  # sigmoid
         return tl.sigmoid(z)
-    elif ACTIVATION == _SILU:
+    elif ACTIVATION == 4:  # SiLU
         return z * tl.sigmoid(z)
     else:
         return z

@@ -14,10 +14,6 @@ from torch import Tensor
 
 from dropbayes.sampling.masks import Keys, _fold, _permuted_lattices, _signed
 
-UNIT = tl.constexpr(1)
-ROW = tl.constexpr(2)
-DRAW = tl.constexpr(3)
-
 
 class Source(NamedTuple):
     """What a kernel needs to know of the keys, in the order of its arguments."""
@@ -59,11 +55,27 @@ def hashed(key, n):
     return mix(key + n.to(tl.uint64) * 0x9E3779B97F4A7C15)
 
 
+# The purposes 1, 2 and 3 and SplitMix64's constants are written out: a launch compares every global a kernel reads.
+
+
 @triton.jit
-def stream(key, site, PURPOSE: tl.constexpr):
-    """The key of one of a site's streams: two more folds on the prediction's key."""
-    site_key = hashed(key.to(tl.int64).to(tl.uint64, bitcast=True), site + 1)
-    return mix(site_key + ((PURPOSE + 1) * 0x9E3779B97F4A7C15) % 0x10000000000000000)
+def site_key(key, site):
+    return hashed(key.to(tl.int64).to(tl.uint64, bitcast=True), site + 1)
+
+
+@triton.jit
+def unit_stream(key, site):
+    return mix(site_key(key, site) + (2 * 0x9E3779B97F4A7C15) % 0x10000000000000000)
+
+
+@triton.jit
+def row_stream(key, site):
+    return mix(site_key(key, site) + (3 * 0x9E3779B97F4A7C15) % 0x10000000000000000)
+
+
+@triton.jit
+def draw_stream(key, site):
+    return mix(site_key(key, site) + (4 * 0x9E3779B97F4A7C15) % 0x10000000000000000)
 
 
 @triton.jit

@@ -12,8 +12,9 @@ import numpy.typing as npt
 from sklearn.utils.validation import check_is_fitted
 
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
-from dropbayes.report import evidence
-from dropbayes.report.words import name
+from dropbayes.report import measurements
+from dropbayes.report.features import Feature, features_of
+from dropbayes.report.formatting import name
 
 _COMMAND = re.compile(r"(dropbayes|python) [a-z-]")
 
@@ -21,7 +22,7 @@ Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class ReportInputs:
     """The checked arguments of a report, its names made harmless.
 
     Args:
@@ -36,6 +37,8 @@ class Subject:
         along: The feature over which to draw the band.
         training: Inputs and truths the model was fitted to.
         unknown: Inputs without a truth.
+        features: The features of the inputs, as people know them.
+        ranges: The least and greatest value of a feature in the training rows.
     """
 
     model: Any
@@ -49,12 +52,22 @@ class Subject:
     along: int | None
     training: tuple[Numbers, Any] | None
     unknown: Numbers | None
+    features: list[Feature]
+    ranges: dict[str, tuple[float, float]]
+
+    @property
+    def training_features(self) -> list[Feature] | None:
+        """The features of the training rows, where those are known."""
+        if self.training is None:
+            return None
+        groups = {feature.name: feature.columns for feature in self.features}
+        return features_of(self.training[0], self.names, groups)
 
     @classmethod
     def checked(
-        cls, model: Any, x: Any, y: Any, target: Any, shown: Any, title: Any, done: Any, n_draws: Any, seed: Any,
-        names: Any, along: Any, training: Any, unknown: Any,
-    ) -> Subject:  # fmt: skip
+        cls, model: Any, x: Any, y: Any, *, target: Any, shown: Any, title: Any, done: Any, n_draws: Any, seed: Any,
+        names: Any, along: Any, training: Any, unknown: Any, features: Any, ranges: Any,
+    ) -> ReportInputs:  # fmt: skip
         """The arguments, each refused with one clear error where it is wrong."""
         if not isinstance(model, DropoutRegressor | DropoutClassifier):
             raise TypeError(f"`model` must be a DropoutRegressor or DropoutClassifier; got {type(model).__name__}.")
@@ -77,11 +90,22 @@ class Subject:
         if along is not None and not (_is_integer(along) and 0 <= along < rows.shape[1]):
             raise ValueError(f"`along` must number a column of `x`, 0 to {rows.shape[1] - 1}; got {along!r}.")
         return cls(
-            evidence.with_draws(model, n_draws=n_draws, seed=seed), rows, truth, name(target),
+            measurements.with_draws(model, n_draws=n_draws, seed=seed), rows, truth, name(target),
             _shown(shown, rows, columns),
             name(title, most=160), _facts(done), columns, None if along is None else int(along),
             _pair(model, training), None if unknown is None else _inputs(model, unknown, "unknown", at_least=1),
+            features_of(rows, columns, _groups(features, rows.shape[1])),
+            {name(label): (float(low), float(high)) for label, (low, high) in (ranges or {}).items()},
         )  # fmt: skip
+
+
+def _groups(features: Any, n_inputs: int) -> dict[str, tuple[int, ...]] | None:
+    if features is None:
+        return None
+    groups = {name(label): tuple(int(column) for column in columns) for label, columns in features.items()}
+    if sorted(column for columns in groups.values() for column in columns) != list(range(n_inputs)):
+        raise ValueError(f"`features` must share out the {n_inputs} columns of `x`, each to one feature.")
+    return groups
 
 
 def _is_integer(value: Any) -> bool:

@@ -47,6 +47,7 @@ MEANINGS = {
     "Mean PIT": "mean rank of the truth in its prediction; 0.5 is unbiased, more means predictions run low",
     "Best factor on std": "1 is right; above 1 the model was over-confident",
     "Accuracy": "share of rows whose most probable class is the truth",
+    "Balanced accuracy": "mean over the classes of the share of their rows that are recognised",
     "Mean confidence": "mean probability of the predicted class; a calibrated model's accuracy",
     "Brier score": "squared error of the probabilities, 0 to 2; smaller is better",
     "ECE": "expected calibration error, 15 bins of equal width; smaller is better",
@@ -88,13 +89,13 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class Regression:
-    """A regression's predictions, row by row, and their scores; spreads are standard deviations in the units of y."""
+    """A regression's predictions, row by row, and their scores, in the units of y."""
 
     y: Numbers
     mean: Numbers
     std: Numbers
-    epistemic: Numbers
-    aleatoric: Numbers
+    epistemic_std: Numbers
+    aleatoric_std: Numbers
     lower: Numbers
     upper: Numbers
     pit: Numbers
@@ -158,7 +159,7 @@ def mean_and_error(values: Any) -> tuple[float, float]:
         return float(rows.mean()), float(rows.std(ddof=1) / math.sqrt(len(rows)))
 
 
-def spreads(model: Any, x: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+def mean_and_deviations(model: Any, x: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """The predictive mean of rows, and its epistemic and aleatoric standard deviations, for one output."""
     parts = [(m.mean, m.epistemic.sqrt(), m.aleatoric.sqrt()) for _, m in _mixtures(model, x)]
     mean, epistemic, aleatoric = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
@@ -195,7 +196,7 @@ def _refuse_infinite(draws: Tensor, rows: slice) -> None:
 
 
 def regression(model: Any, x: Numbers, y: Numbers) -> Regression:
-    """The evidence on a regression; `x` and `y` are checked by the caller."""
+    """The measurements of a regression; `x` and `y` are checked by the caller."""
     truth = torch.from_numpy(y)
     chosen = np.zeros(len(x), dtype=bool)
     chosen[np.linspace(0, len(x) - 1, min(len(x), CRPS_ROWS)).round().astype(int)] = True
@@ -208,7 +209,7 @@ def regression(model: Any, x: Numbers, y: Numbers) -> Regression:
         density.append(mixture.log_density(outcome))
         few = Mixture(mixture.location[:, some], mixture.scale[:, some], mixture.freedom)
         ranked.append(few.crps(outcome[some]))
-    mean_, epistemic, aleatoric = spreads(model, x)
+    mean_, epistemic, aleatoric = mean_and_deviations(model, x)
     std = np.sqrt(epistemic**2 + aleatoric**2)
     lower, upper = (np.asarray(end, dtype=np.float64) for end in model.predict_interval(x, coverage=LEVEL))
     transform = torch.cat(pit)
@@ -250,7 +251,7 @@ def _coverages(curve: ReliabilityCurve) -> list[Score]:
 
 
 def classification(model: Any, x: Numbers, labels: npt.NDArray[np.int64]) -> Classification:
-    """The evidence on a classifier; `labels` are class numbers."""
+    """The measurements of a classifier; `labels` are class numbers."""
     parts, n_draws = list[tuple[Tensor, ...]](), 0
     for p in _class_draws(model, x):
         n_draws = len(p)
@@ -267,6 +268,7 @@ def classification(model: Any, x: Numbers, labels: npt.NDArray[np.int64]) -> Cla
     )
     lines = [
         Score("Accuracy", float(scores.accuracy(probabilities, truth)), mean_and_error(correct)[1], percent=True),
+        Score("Balanced accuracy", balanced_accuracy(probabilities.argmax(1).numpy(), labels), percent=True),
         Score("Mean confidence", *mean_and_error(confidence), percent=True),
         Score("Log-likelihood", *mean_and_error(scores.class_log_likelihood(probabilities, truth))),
         Score("Brier score", *mean_and_error(scores.brier_score(probabilities, truth))),
@@ -283,6 +285,51 @@ def classification(model: Any, x: Numbers, labels: npt.NDArray[np.int64]) -> Cla
         labels, probabilities.numpy(), entropy.numpy(), epistemic.numpy(), aleatoric.numpy(), reliability, risk,
         _named(lines), n_draws,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """How one class fares: its rows, and the share of them recognised and of those named so that are right."""
+
+    support: int
+    predicted: int
+    precision: float
+    recall: float
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of precision and recall."""
+        total = self.precision + self.recall
+        return 2 * self.precision * self.recall / total if total else 0.0
+
+
+def per_class(predicted: Any, labels: Any, n_classes: int) -> list[ClassScores]:
+    """The scores of each class; NaN where a share is one of no rows.
+
+    Examples:
+        >>> first, second = per_class(np.array([0, 0, 1]), np.array([0, 1, 1]), 2)
+        >>> first.precision, first.recall, second.precision, second.recall
+        (0.5, 1.0, 1.0, 0.5)
+    """
+    found = []
+    for label in range(n_classes):
+        own, named = labels == label, predicted == label
+        right = float((own & named).sum())
+        precision = right / named.sum() if named.any() else math.nan
+        recall = right / own.sum() if own.any() else math.nan
+        found.append(ClassScores(int(own.sum()), int(named.sum()), float(precision), float(recall)))
+    return found
+
+
+def balanced_accuracy(predicted: Any, labels: Any) -> float:
+    """The mean over the classes that occur of the share of their rows that are recognised."""
+    classes = np.unique(labels)
+    return float(np.mean([(predicted[labels == label] == label).mean() for label in classes]))
+
+
+def never_predicted(found: Classification) -> list[int]:
+    """The classes that occur in some rows and are predicted in none."""
+    return sorted(set(found.labels.tolist()) - set(found.predicted.tolist()))
 
 
 def chance_error(confidence: Tensor, *, n_bins: int = 15) -> float:

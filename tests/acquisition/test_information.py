@@ -68,7 +68,7 @@ def test_every_row_is_asked_for_once_when_all_are():
 
 
 def test_more_queries_than_rows_are_refused():
-    with pytest.raises(ValueError, match="`n_queries` must lie between 1 and the pool's 3 rows; got 4"):
+    with pytest.raises(ValueError, match="`n_queries` must be a whole number, between 1 and 3; got 4"):
         acquisition.bald_queries(random_draws(2, 3, 2), 4)
 
 
@@ -94,59 +94,6 @@ def test_variance_queries_under_infinite_noise_rank_by_variance():
 
 
 # --------------------------------------------------------------------------------------------- BoTorch
-
-
-def test_botorch_posterior_holds_the_draws_as_joint_sample_paths():
-    pytest.importorskip("botorch")
-    net = small_networks.network(3, 16, 16, 1, drop_prob=0.3)
-    model = acquisition.botorch_model(lambda x: db.draws(net, x, n_draws=20))
-    x = torch.randn(2, 5, 3, generator=generator())  # two batches of five points
-    draws = db.draws(net, x.reshape(10, 3), n_draws=20).reshape(20, 2, 5, 1)
-    posterior = model.posterior(x)
-    torch.testing.assert_close(posterior.mean, draws.mean(0))
-    torch.testing.assert_close(posterior.variance, draws.var(0))
-    # A sample of five points is one function at five points: some draw reproduces all of them at once.
-    sample = posterior.rsample(torch.Size([8]))
-    gaps = (sample[:, None] - draws).abs().amax((-1, -2))
-    assert gaps.amin(1).max() == 0
-
-
-def test_botorch_acquisition_of_a_batch_sees_the_correlation_of_its_points_and_has_a_gradient():
-    # E max(s/2, -s) over slopes s: the two points are never both bad, which independent marginals would not know.
-    pytest.importorskip("botorch")
-    from botorch.acquisition import qSimpleRegret
-    from botorch.sampling.index_sampler import IndexSampler
-
-    slopes = torch.randn(50, 1, 1, generator=generator(), dtype=torch.float64)
-    model = acquisition.botorch_model(lambda x: slopes * x)
-    x = torch.tensor([[[0.5], [-1.0]]], dtype=torch.float64, requires_grad=True)
-    value = qSimpleRegret(model, sampler=IndexSampler(torch.Size([40_000]), seed=0))(x)
-    best = (slopes[:, 0] * x[0, :, 0]).amax(-1)
-    assert abs(value.item() - best.mean().item()) < 4 * best.std().item() / 200
-    value.sum().backward()
-    assert x.grad.abs().max() > 0
-
-
-def test_expected_improvement_finds_the_largest_tumour_of_569_in_twenty_questions():
-    # Maximise the worst area over real patients, from texture, smoothness, ...: 20 known at random, then batches of 5.
-    # A random search would hold the largest with probability 40/569 = 7 %.
-    pytest.importorskip("botorch")
-    from botorch.acquisition.logei import qLogExpectedImprovement
-    from botorch.optim import optimize_acqf_discrete
-
-    features, _ = small_networks.standardised("breast_cancer")
-    x, y = features[:, [1, 4, 5, 6, 7, 8, 9]], features[:, 23]
-    known = torch.randperm(len(x), generator=generator())[:20].tolist()
-    assert y.argmax() not in known
-    for _ in range(4):
-        net = small_networks.network(7, 50, 50, 1, drop_prob=0.2)
-        small_networks.trained(net, x[known], y[known], steps=200, lr=2e-3)
-        model = acquisition.botorch_model(lambda rows, net=net: db.draws(net, rows, n_draws=32))
-        pool = torch.tensor([row for row in range(len(x)) if row not in known])
-        improvement = qLogExpectedImprovement(model, best_f=y[known].max())
-        chosen, _ = optimize_acqf_discrete(improvement, q=5, choices=x[pool])
-        known += [int(pool[(x[pool] - point).abs().sum(1).argmin()]) for point in chosen]
-    assert y.argmax() in known
 
 
 # ------------------------------------------------------------------------------ active learning, end to end
@@ -220,3 +167,55 @@ def test_variance_queries_on_diabetes_beat_random_queries():
                 labelled += rest[chosen].tolist()
             error[name].append(scores.rmse(db.predict(net, x[test], n_draws=50).mean.squeeze(-1), y[test]).item())
     assert np.mean(error["variance"]) < 0.98 * np.mean(error["random"])
+
+
+def test_expected_information_gain_agrees_with_the_joint_information_of_pairs():
+    # I[y; y*] = I[y; ω] + I[y*; ω] - I[y, y*; ω] where y and y* are independent given ω.
+    draws = torch.randn(6, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    pool, target = draws[:, :3], draws[:, 3:]
+    alone = information.mutual_information(draws)
+    for row in range(3):
+        pairs = [
+            alone[row] + alone[3 + other] - information.joint_mutual_information(draws[:, [row, 3 + other]])
+            for other in range(2)
+        ]
+        expected = torch.stack(pairs).mean()
+        torch.testing.assert_close(acquisition.expected_information_gain(pool, target)[row], expected)
+
+
+def test_epig_leaves_out_what_bald_asks_for_but_nobody_will():
+    # Row 0: the draws disagree about a question of its own; row 1 disagrees a little, with the target.
+    coin = torch.tensor([0.01, 0.99, 0.01, 0.99], dtype=torch.float64)
+    topic = torch.tensor([0.2, 0.2, 0.8, 0.8], dtype=torch.float64)
+    pool = torch.stack([torch.stack([1 - coin, coin], -1), torch.stack([1 - topic, topic], -1)], 1)
+    assert acquisition.bald_queries(pool, 1).tolist() == [0]
+    assert acquisition.epig_queries(pool, pool[:, 1:], 1).tolist() == [1]
+
+
+def test_stochastic_queries_are_drawn_in_proportion_to_the_power_of_the_score():
+    scores_ = torch.tensor([1.0, 2.0, 4.0])
+    for power in (1.0, 2.0):
+        first = torch.stack([acquisition.stochastic_queries(scores_, 1, power=power, seed=s) for s in range(3000)])
+        share = torch.bincount(first.flatten(), minlength=3) / 3000
+        torch.testing.assert_close(share, scores_**power / (scores_**power).sum(), atol=0.04, rtol=0)
+
+
+def test_stochastic_queries_are_distinct_and_end_with_the_hopeless():
+    chosen = acquisition.stochastic_queries(torch.tensor([0.0, 1.0, 2.0, 0.0]), 4)
+    assert sorted(chosen.tolist()) == [0, 1, 2, 3] and set(chosen[:2].tolist()) == {1, 2}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: acquisition.variance_queries(torch.tensor([[math.nan, 1.0]]), 1, noise_variance=1.0),
+        lambda: acquisition.variance_queries(torch.ones(2, 3), 1, noise_variance=0.0),
+        lambda: acquisition.batch_bald_queries(torch.full((2, 2, 2), 0.5), 1, max_outcomes=0),
+        lambda: acquisition.bald_queries(torch.randn(2, 2, 2), 1),
+        lambda: acquisition.epig_queries(torch.full((2, 2, 2), 0.5), torch.full((3, 2, 2), 0.5), 1),
+        lambda: acquisition.stochastic_queries(torch.tensor([-1.0]), 1),
+    ],
+)
+def test_wrong_input_is_refused_by_name(call):
+    with pytest.raises(ValueError, match=r"^`\w+` must"):
+        call()

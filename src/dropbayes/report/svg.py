@@ -1,6 +1,6 @@
 """Charts as inline SVG: scales, round ticks, axes, and marks described once in the data's own units.
 
-A `Figure` says what to draw; `drawn` draws it at a given size, so that a telephone gets a chart of its own with letters
+A `Figure` says what to draw; `drawn` draws it at a given size, so that a phone gets a chart of its own with letters
 as large as on a laptop. Colours are style-sheet classes of the page: a chart follows its light or dark theme.
 """
 

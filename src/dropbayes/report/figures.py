@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dropbayes.calibration import ReliabilityCurve
-from dropbayes.report import charts
-from dropbayes.report.charts import Axis, Figure, Mark
-from dropbayes.report.evidence import Classification, Regression
+from dropbayes.report import svg
+from dropbayes.report.measurements import Classification, Regression
+from dropbayes.report.svg import Axis, Figure, Mark
 from dropbayes.scores import RiskCoverage
 
 Numbers = npt.NDArray[np.float64]
@@ -48,31 +48,31 @@ def band_along(
     place, value, held = truths
     pieces = [band.outer[0], band.outer[1], value] + ([known[1]] if known else [])
     everywhere = [band.place, place] + ([known[0]] if known else [])
-    few = charts.thinned(place, value, most=SHOWN_POINTS)
+    few = svg.thinned(place, value, most=SHOWN_POINTS)
     place, value, held = place[few], value[few], held[few]
     marks: list[Mark] = [
-        charts.band(band.place, *band.outer, kind="outer"),
-        charts.band(band.place, *band.inner, kind="inner"),
-        charts.line(band.place, band.mean, kind="mean"),
+        svg.band(band.place, *band.outer, kind="outer"),
+        svg.band(band.place, *band.inner, kind="inner"),
+        svg.line(band.place, band.mean, kind="mean"),
     ]
     legend = [("mean", "predicted mean"), ("inner", "50 % interval"), ("outer", "95 % interval")]
     if known is not None:
-        some = charts.thinned(*known, most=SHOWN_POINTS)
+        some = svg.thinned(*known, most=SHOWN_POINTS)
         dense = "known" if len(some) <= FEW_POINTS else "known many"
-        marks.append(charts.dots(known[0][some], known[1][some], kind=dense))
+        marks.append(svg.dots(known[0][some], known[1][some], kind=dense))
         legend.append(("known", "trained on"))
         if known[0].max() < place.min():
-            marks.append(charts.upright(float(known[0].max()), kind="edge", text="new rows →"))
+            marks.append(svg.upright(float(known[0].max()), kind="edge", text="new rows →"))
     size = "" if len(place) <= FEW_POINTS else " many"
     marks += [
-        charts.dots(place[held], value[held], kind=f"truth{size}"),
-        charts.dots(place[~held], value[~held], kind=f"miss{size}"),
+        svg.dots(place[held], value[held], kind=f"truth{size}"),
+        svg.dots(place[~held], value[~held], kind=f"miss{size}"),
     ]
     legend += [("truth", "truth, inside 95 %"), ("miss", "truth, outside")]
     return Figure(
         "band", f"Predictions of {target} along {feature}",
         "The predicted mean as a line, the central 50 % and 95 % intervals as bands around it, the truths as points.",
-        Axis(*charts.padded_range(*everywhere, share=0.01), feature), Axis(*charts.padded_range(*pieces), target),
+        Axis(*svg.padded_range(*everywhere, share=0.01), feature), Axis(*svg.padded_range(*pieces), target),
         tuple(marks), tuple(legend),
     )  # fmt: skip
 
@@ -86,22 +86,22 @@ def sorted_intervals(
     held = (lower <= value) & (value <= upper)
     kind = "thick" if len(rows) <= 60 else "thin"
     marks = (
-        charts.stems(rank, lower, upper, kind=f"outer-stem {kind}"),
-        charts.stems(rank, *inner, kind=f"inner-stem {kind}"),
-        charts.line(rank, found.mean[rows], kind="mean"),
-        charts.dots(rank[held], value[held], kind="truth"),
-        charts.dots(rank[~held], value[~held], kind="miss"),
+        svg.stems(rank, lower, upper, kind=f"outer-stem {kind}"),
+        svg.stems(rank, *inner, kind=f"inner-stem {kind}"),
+        svg.line(rank, found.mean[rows], kind="mean"),
+        svg.dots(rank[held], value[held], kind="truth"),
+        svg.dots(rank[~held], value[~held], kind="miss"),
     )
     legend = (
         ("mean", "predicted mean"), ("inner", "50 % interval"), ("outer", "95 % interval"),
         ("truth", "truth, inside 95 %"), ("miss", "truth, outside"),
     )  # fmt: skip
-    ticks = tuple((t, f"{t:.0f}") for t in charts.round_ticks(0, len(rows) + 1, most=6) if t == round(t) and t >= 1)
+    ticks = tuple((t, f"{t:.0f}") for t in svg.round_ticks(0, len(rows) + 1, most=6) if t == round(t) and t >= 1)
     x = Axis(0.0, len(rows) + 1.0, "rows, sorted by their prediction", ticks=ticks)
     return Figure(
         "band", f"Predictions of {target}, row by row",
         "Each row's central 95 % and 50 % interval as upright strokes, sorted by the predicted mean; truths as points.",
-        x, Axis(*charts.padded_range(lower, upper, value), target), marks, legend,
+        x, Axis(*svg.padded_range(lower, upper, value), target), marks, legend,
     )  # fmt: skip
 
 
@@ -109,9 +109,9 @@ def coverage(curve: ReliabilityCurve) -> Figure:
     """Claimed against observed coverage of central intervals, with the scatter of a calibrated model."""
     claimed, observed, error = (part.double().numpy() for part in (curve.claimed, curve.observed, curve.standard_error))
     marks = (
-        charts.band(claimed, np.maximum(claimed - 2 * error, 0), np.minimum(claimed + 2 * error, 1), kind="chance"),
-        charts.line(np.array([0.0, 1.0]), np.array([0.0, 1.0]), kind="ideal"),
-        charts.line(claimed, observed, kind="measured"),
+        svg.band(claimed, np.maximum(claimed - 2 * error, 0), np.minimum(claimed + 2 * error, 1), kind="chance"),
+        svg.line(np.array([0.0, 1.0]), np.array([0.0, 1.0]), kind="ideal"),
+        svg.line(claimed, observed, kind="measured"),
     )
     legend = (("measured", "this model"), ("ideal", "calibrated"), ("chance", "± 2 standard errors of chance"))
     return Figure(
@@ -129,9 +129,9 @@ def transforms(pit: Numbers, *, n_bins: int = 10) -> Figure:
     error = 2 * np.sqrt(expected * (1 - 1 / n_bins))
     whole = np.array([0.0, 1.0])
     marks = (
-        charts.bars(edges[:-1], edges[1:], count, kind="bar"),
-        charts.band(whole, np.full(2, max(expected - error, 0.0)), np.full(2, expected + error), kind="haze"),
-        charts.level(expected, kind="ideal"),
+        svg.bars(edges[:-1], edges[1:], count, kind="bar"),
+        svg.band(whole, np.full(2, max(expected - error, 0.0)), np.full(2, expected + error), kind="haze"),
+        svg.level(expected, kind="ideal"),
     )
     top = 1.08 * max(float(count.max()), expected + error)
     return Figure(
@@ -149,8 +149,8 @@ def confidences(found: Classification, *, n_bins: int = 20) -> Figure:
     right = found.predicted == found.labels
     counts = [np.histogram(np.clip(found.confidence[some], low, 1), edges)[0].astype(float) for some in (right, ~right)]
     marks = (
-        charts.bars(edges[:-1], edges[1:], counts[0], kind="bar"),
-        charts.bars(edges[:-1], edges[1:], counts[0] + counts[1], floor=counts[0], kind="wrong-bar"),
+        svg.bars(edges[:-1], edges[1:], counts[0], kind="bar"),
+        svg.bars(edges[:-1], edges[1:], counts[0] + counts[1], floor=counts[0], kind="wrong-bar"),
     )
     return Figure(
         "probabilities", "Probability of the predicted class",
@@ -173,7 +173,7 @@ def confusion(found: Classification, names: Sequence[str]) -> Figure:
         "confusion", "True against predicted class",
         "A table of squares: rows are true classes, columns predicted ones; darker is a larger share of the row.",
         Axis(0.0, float(n), "predicted class", ticks=ticks), Axis(float(n), 0.0, "true class", ticks=ticks),
-        (charts.tiles(share, texts=texts, kind="tile"),), grid=False,
+        (svg.tiles(share, texts=texts, kind="tile"),), grid=False,
     )  # fmt: skip
 
 
@@ -187,12 +187,12 @@ def class_reliability(curve: ReliabilityCurve) -> Figure:
     share = 0.16 * count / count.max()  # the counts as a low histogram along the bottom
     half = 0.5 * min(0.05, (1 - start) / 12)
     marks = (
-        charts.bars(claimed - half, claimed + half, share, kind="faint-bar"),
-        charts.stems(claimed, low, high, kind="chance-stem"),
-        charts.line(np.array([0.0, 1.0]), np.array([0.0, 1.0]), kind="ideal"),
-        charts.line(claimed, observed, kind="measured"),
-        charts.dots(claimed, observed, kind="bin"),
-        charts.words(claimed, share + 0.015, [f"{c:,.0f}" for c in count], kind="count"),
+        svg.bars(claimed - half, claimed + half, share, kind="faint-bar"),
+        svg.stems(claimed, low, high, kind="chance-stem"),
+        svg.line(np.array([0.0, 1.0]), np.array([0.0, 1.0]), kind="ideal"),
+        svg.line(claimed, observed, kind="measured"),
+        svg.dots(claimed, observed, kind="bin"),
+        svg.words(claimed, share + 0.015, [f"{c:,.0f}" for c in count], kind="count"),
     )
     legend = (
         ("bin", "this model, per bin"), ("ideal", "calibrated"), ("chance-stem", "± 2 standard errors of chance"),
@@ -210,15 +210,15 @@ def class_reliability(curve: ReliabilityCurve) -> Figure:
 def risk_coverage(curve: RiskCoverage, *, loss: str, percent: bool) -> Figure:
     """The mean loss of the rows kept against the share kept."""
     share, risk, oracle = (part.double().numpy() for part in (curve.coverage, curve.risk, curve.oracle_risk))
-    some = charts.thinned(share, risk, oracle, most=400)
+    some = svg.thinned(share, risk, oracle, most=400)
     share, risk, oracle = share[some], risk[some], oracle[some]
     settled = risk[share >= min(0.05, float(share[-1]))]  # the first few rows alone would set the scale
     top = 1.1 * float(max(settled.max(), 1e-12))
     marks = (
-        charts.band(share, np.zeros_like(oracle), oracle, kind="chance"),
-        charts.level(float(risk[-1]), kind="ideal"),
-        charts.line(share, risk, kind="measured"),
-        *(charts.upright(1 - deferred, kind="edge") for deferred in (0.1, 0.2)),
+        svg.band(share, np.zeros_like(oracle), oracle, kind="chance"),
+        svg.level(float(risk[-1]), kind="ideal"),
+        svg.line(share, risk, kind="measured"),
+        *(svg.upright(1 - deferred, kind="edge") for deferred in (0.1, 0.2)),
     )
     legend = (
         ("measured", "most certain rows first"), ("ideal", "no ranking"), ("chance", "best possible ranking"),

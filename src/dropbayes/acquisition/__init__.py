@@ -1,0 +1,34 @@
+r"""Rows worth asking for: acquisition for active learning and for Bayesian optimisation.
+
+Batches need draws that are functions (`masks="shared"`): only then is the joint of several rows right.
+"""
+
+from dropbayes.acquisition.diversity import badge_queries
+from dropbayes.acquisition.information import (
+    bald_queries,
+    batch_bald_queries,
+    epig_queries,
+    expected_information_gain,
+    stochastic_queries,
+    variance_queries,
+)
+from dropbayes.acquisition.optimisation import (
+    botorch_model,
+    expected_improvement,
+    probability_of_improvement,
+    upper_confidence_bound,
+)
+
+__all__ = [
+    "badge_queries",
+    "bald_queries",
+    "batch_bald_queries",
+    "botorch_model",
+    "epig_queries",
+    "expected_improvement",
+    "expected_information_gain",
+    "probability_of_improvement",
+    "stochastic_queries",
+    "upper_confidence_bound",
+    "variance_queries",
+]

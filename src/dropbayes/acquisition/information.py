@@ -1,0 +1,223 @@
+r"""Rows whose labels would teach most about the function, or about the rows that matter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dropbayes.information import OUTCOME_LIMIT, Outcomes, mutual_information
+from dropbayes.runtime.validation import (
+    Array,
+    check_count,
+    check_positive,
+    class_probabilities,
+    finite_tensor,
+    row_values,
+)
+
+__all__ = [
+    "bald_queries",
+    "batch_bald_queries",
+    "epig_queries",
+    "expected_information_gain",
+    "stochastic_queries",
+    "variance_queries",
+]
+
+_CHUNK_ELEMENTS = 2**22  # of the [row, target, class, class] joint probabilities: 32 MiB in float64
+
+
+def bald_queries(probability_draws: Array, n_queries: int) -> Tensor:
+    r"""The rows whose labels would each teach most, by mutual information $I[y; \omega]$ (BALD), best first.
+
+    Args:
+        probability_draws: Class probabilities of the pool, `[draw, row, class]`.
+        n_queries: The number of rows to ask for.
+
+    Returns:
+        Row indices, `[query]`. Near-duplicates may all be asked for; `batch_bald_queries` sees them.
+
+    Examples:
+        >>> draws = torch.tensor([[[0.5, 0.5], [1.0, 0.0]], [[0.5, 0.5], [0.0, 1.0]]])
+        >>> bald_queries(draws, 1)  # the draws disagree on row 1; row 0 is merely noisy
+        tensor([1])
+    """
+    gain = mutual_information(_pool(probability_draws, n_queries))
+    return gain.topk(n_queries).indices
+
+
+def _pool(probability_draws: Array, n_queries: int) -> Tensor:
+    draws = class_probabilities("probability_draws", probability_draws, axes="[draw, row, class]")
+    check_count("n_queries", n_queries, at_most=draws.shape[1])
+    return draws
+
+
+def batch_bald_queries(
+    probability_draws: Array, n_queries: int, *, max_outcomes: int = OUTCOME_LIMIT, seed: int = 0
+) -> Tensor:
+    r"""The rows whose labels *together* would teach most, chosen greedily by $I[y_1, \dots, y_B; \omega]$ (BatchBALD).
+
+    The joint information is submodular, so the greedy batch has at least $1 - 1/e$ of the best batch's (while the joint
+    labels are enumerated; see `joint_mutual_information`). Needs draws with `masks="shared"`.
+
+    Args:
+        probability_draws: Class probabilities of the pool, `[draw, row, class]`, the same function along each draw.
+        n_queries: The number of rows to ask for.
+        max_outcomes: The most joint labels to enumerate, and the sample size beyond.
+        seed: The seed of the sampled labels.
+
+    Returns:
+        Row indices, `[query]`, in the order chosen.
+
+    Examples:
+        >>> sure = torch.eye(2)[[0, 0, 1, 1]]
+        >>> other = torch.eye(2)[[0, 1, 0, 1]]
+        >>> batch_bald_queries(torch.stack([sure, sure, other], 1), 2)  # row 1 repeats row 0
+        tensor([0, 2])
+    """
+    check_count("max_outcomes", max_outcomes)
+    draws = _pool(probability_draws, n_queries).double()
+    gain = mutual_information(draws)
+    generator = torch.Generator().manual_seed(seed)
+    outcomes, chosen = Outcomes.of_no_rows(draws), list[int]()
+    for _ in range(n_queries):
+        if chosen:
+            outcomes = outcomes.extended(draws[:, chosen[-1]], max_outcomes=max_outcomes, generator=generator)
+            gain[chosen[-1]] = -math.inf
+            _refresh_leaders(gain, lambda rows, known=outcomes: known.information(draws[:, rows]))
+        chosen.append(int(gain.argmax()))
+    return torch.tensor(chosen)
+
+
+def _refresh_leaders(gain: Tensor, value: Callable[[Tensor], Tensor], *, block: int = 32) -> None:
+    """Updates `gain` where it matters: gains only fall as a batch grows, so rows whose old gain is below the best
+    new one cannot lead.
+    """
+    best = -math.inf
+    for rows in gain.argsort(descending=True).split(block):
+        if gain[rows[0]] < best:
+            return
+        gain[rows] = torch.where(gain[rows] == -math.inf, -math.inf, value(rows))
+        best = max(best, gain[rows].max().item())
+
+
+def variance_queries(draws: Array, n_queries: int, *, noise_variance: float) -> Tensor:
+    r"""The rows whose targets together would teach most under a Gaussian fit to the draws, chosen greedily.
+
+    Each step takes the row of largest epistemic variance *given the rows chosen before* (the first: of largest variance
+    outright), which greedily maximises $\tfrac12 \log\det(\mathbf I + \Sigma/v)$ with $\Sigma$ the draws' covariance
+    between rows. Needs draws with `masks="shared"`.
+
+    Args:
+        draws: Outputs of the pool, `[draw, row]`, the same function along each draw.
+        n_queries: The number of rows to ask for.
+        noise_variance: The observation variance $v = \tau^{-1}$; with $v \to \infty$ this is ranking by variance alone.
+
+    Returns:
+        Row indices, `[query]`, in the order chosen.
+
+    Examples:
+        >>> draws = torch.tensor([[3.0, 3.0, 1.0], [-3.0, -3.0, 1.0], [3.0, 3.0, -1.0], [-3.0, -3.0, -1.0]])
+        >>> variance_queries(draws, 2, noise_variance=0.1)  # row 1 repeats row 0
+        tensor([0, 2])
+    """
+    values = finite_tensor("draws", draws, axes="[draw, row]").double()
+    check_positive("noise_variance", noise_variance)
+    check_count("n_queries", n_queries, at_most=values.shape[1])
+    centred = (values - values.mean(0)) / math.sqrt(max(len(values) - 1, 1))
+    chosen: list[int] = []
+    for _ in range(n_queries):
+        variance = centred.square().sum(0)
+        variance[chosen] = -math.inf
+        chosen.append(int(variance.argmax()))
+        column = centred[:, chosen[-1]]
+        # Condition on a noisy look at row r: CᵀC becomes Σ - Σ_r Σ_rᵀ / (Σ_rr + v) when C shrinks along its column.
+        total = column @ column + noise_variance
+        shrink = (1 - torch.sqrt(noise_variance / total)) / (column @ column).clamp_min(1e-300)
+        centred = centred - shrink * torch.outer(column, column @ centred)
+    return torch.tensor(chosen)
+
+
+def expected_information_gain(pool_draws: Array, target_draws: Array) -> Tensor:
+    r"""What the label of each pool row would tell about the labels of the target rows (EPIG).
+
+    $$\mathbb E_{x_*}\, I[y; y_*] = \mathbb E_{x_*}\, \mathrm{KL}\Big(\tfrac1T \sum_t p_t(y)\,p_t(y_*) \,\Big\|\,
+    \bar p(y)\,\bar p(y_*)\Big)$$
+
+    [Bickford Smith et al. 2023]. Mutual information with the function (BALD) also counts what will never matter:
+    outliers, irrelevant regions. This counts what changes the predictions you will be asked for.
+
+    Args:
+        pool_draws: Class probabilities of the pool, `[draw, row, class]`, the same function along each draw.
+        target_draws: Class probabilities of rows like those to be predicted, `[draw, target, class]`, the same draws.
+
+    Returns:
+        The information in nats, `[row]`.
+
+    Examples:
+        >>> pool = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [1.0, 0.0]]])
+        >>> expected_information_gain(pool, pool[:, :1])  # row 0 is the target itself, row 1 teaches nothing
+        tensor([0.6931, 0.0000], dtype=torch.float64)
+    """
+    pool = class_probabilities("pool_draws", pool_draws, axes="[draw, row, class]").double()
+    target = class_probabilities("target_draws", target_draws, axes="[draw, target, class]").double().to(pool.device)
+    if len(pool) != len(target):
+        raise ValueError(f"`target_draws` must have the pool's {len(pool)} draws; got {len(target)}.")
+    n_draws, n_rows, n_classes = pool.shape
+    mean, chunk = target.mean(0), max(1, _CHUNK_ELEMENTS // (target[0].numel() * n_classes))
+    gains = []
+    for rows in torch.arange(n_rows).split(chunk):
+        joint = torch.einsum("trc,tsd->rscd", pool[:, rows], target) / n_draws
+        apart = pool[:, rows].mean(0)[:, None, :, None] * mean[None, :, None, :]
+        gains.append(torch.special.xlogy(joint, joint / apart.clamp_min(1e-300)).sum((-1, -2)).mean(1))
+    return torch.cat(gains).clamp_min(0)
+
+
+def epig_queries(pool_draws: Array, target_draws: Array, n_queries: int) -> Tensor:
+    """The rows whose labels would each tell most about the target rows, best first; see `expected_information_gain`.
+
+    Args:
+        pool_draws: Class probabilities of the pool, `[draw, row, class]`.
+        target_draws: Class probabilities of rows like those to be predicted, `[draw, target, class]`.
+        n_queries: The number of rows to ask for.
+
+    Returns:
+        Row indices, `[query]`.
+    """
+    gain = expected_information_gain(pool_draws, target_draws)
+    check_count("n_queries", n_queries, at_most=len(gain))
+    return gain.topk(n_queries).indices
+
+
+def stochastic_queries(scores: Array, n_queries: int, *, power: float = 1.0, seed: int = 0) -> Tensor:
+    r"""Rows drawn without replacement in proportion to their score to a power (PowerBALD for mutual informations).
+
+    The rows of largest $\beta \log s_n + \epsilon_n$ with Gumbel noise ε [Kirsch et al. 2023]: a batch as diverse as
+    the scores allow, at the price of a sort. With $\beta \to \infty$ these are the rows of the largest scores.
+
+    Args:
+        scores: The score of each pool row, 0 or more, `[row]` (`information.mutual_information`, a variance, ...).
+        n_queries: The number of rows to ask for.
+        power: The power β.
+        seed: The seed of the noise.
+
+    Returns:
+        Row indices, `[query]`.
+
+    Examples:
+        >>> stochastic_queries(torch.tensor([0.0, 1.0, 0.0, 1.0]), 2).sort().values
+        tensor([1, 3])
+    """
+    values = row_values("scores", scores).double()
+    if not bool((values >= 0).all()):
+        raise ValueError(f"`scores` must be at least 0; got {values.min().item():.3g}.")
+    check_positive("power", power)
+    check_count("n_queries", n_queries, at_most=len(values))
+    uniform = torch.rand(len(values), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    gumbel = -(-uniform.clamp_min(1e-300).log()).log()
+    # Rows of score 0 come last, in random order among themselves.
+    keys = power * values.clamp_min(torch.finfo(torch.float64).tiny).log().cpu() + gumbel
+    return keys.topk(n_queries).indices

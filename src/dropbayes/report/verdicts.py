@@ -1,0 +1,184 @@
+"""What the measurements mean: whether certainty and truth agree, what is wrong if not, whether a gain is real."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import scipy.special
+import scipy.stats
+import torch
+
+from dropbayes.report.features import Feature
+from dropbayes.report.formatting import percent
+from dropbayes.report.measurements import ENOUGH_ROWS, Classification, Regression, chance_error
+
+_JOINT_SIGMAS = 2.394
+"""Standard errors that the worst of three coverages exceeds with a probability of at most 5 % (Bonferroni)."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether stated certainty and observed truth agree: "calibrated", "over", "under", "uneven" or "few" (rows)."""
+
+    kind: str
+    text: str
+
+    @property
+    def tone(self) -> str:
+        """The colour of the verdict."""
+        return {"calibrated": "good", "few": "plain"}.get(self.kind, "warn")
+
+
+def regression_verdict(found: Regression) -> Verdict:
+    """The judgement of the 50 %, 80 % and 95 % intervals: their coverage against that of chance, jointly at 5 %."""
+    n = len(found.y)
+    if n < ENOUGH_ROWS:
+        return Verdict("few", f"{n} rows are too few to judge calibration")
+    claims = [level - 1 for level in (50, 80, 95)]
+    gap = (found.reliability.observed - found.reliability.claimed)[claims].numpy()
+    sigmas = gap / found.reliability.standard_error[claims].numpy()
+    if np.abs(sigmas).max() <= _JOINT_SIGMAS:
+        return Verdict("calibrated", f"as far as {n:,} rows can tell, it is calibrated")
+    factors = interval_factors(found)
+    if not factors.agree:
+        words = {level: _width(value) for level, value in zip((50, 95), factors.values[[0, 2]], strict=True)}
+        shape = f"its 50 % intervals are {words[50]}, its 95 % intervals {words[95]}"
+        return Verdict("uneven", f"wrong in shape, which no factor on the standard deviation mends: {shape}")
+    worst = int(np.abs(sigmas).argmax())
+    kind, word = ("over", "over-confident: its intervals are too narrow") if gap[worst] < 0 else (
+        "under", "too cautious: its intervals are wider than needed")  # fmt: skip
+    slight = "slightly " if abs(gap[worst]) < 0.03 else ""
+    chance = f"{abs(sigmas[worst]):.0f} standard errors off at {(50, 80, 95)[worst]} %"
+    return Verdict(kind, f"{slight}{word} ({chance})")
+
+
+@dataclass(frozen=True, eq=False)
+class IntervalFactors:
+    """The factor on the width that would make the 50 %, 80 % and 95 % intervals hold what they claim.
+
+    Args:
+        values: The three factors, in units of a Gaussian's width; below 1 an interval is too wide.
+        errors: Their standard errors.
+    """
+
+    values: npt.NDArray[np.float64]
+    errors: npt.NDArray[np.float64]
+
+    @property
+    def mean(self) -> float:
+        """Their mean, weighted by their precision."""
+        return float(np.average(self.values, weights=self.errors**-2.0))
+
+    @property
+    def agree(self) -> bool:
+        """Whether one factor would do for all: the fault is the scale and not the shape."""
+        return bool(np.all(np.abs(self.values - self.mean) <= _JOINT_SIGMAS * self.errors))
+
+
+def interval_factors(found: Regression) -> IntervalFactors:
+    r"""The factors of the intervals.
+
+    A row is inside every central interval that claims more than $u = |2 F(y) - 1|$, so the interval that holds the
+    share p claims the p-quantile $u_p$. In a Gaussian's units its half-width is $z(u_p)$ where $z(p)$ was meant: the
+    factor is $z(u_p) / z(p)$. Its error is that of the order statistics $np \pm \sqrt{n p (1 - p)}$.
+    """
+    ordered = np.sort(np.abs(2 * found.pit - 1))
+    n = len(ordered)
+
+    def half_width(level: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        return math.sqrt(2) * scipy.special.erfinv(np.clip(level, 1e-6, 1 - 1e-9))
+
+    values, errors = [], []
+    for p in (0.5, 0.8, 0.95):
+        ranks = n * p + np.array([-1.0, 0.0, 1.0]) * math.sqrt(n * p * (1 - p))
+        low, middle, high = half_width(ordered[np.clip(ranks.round().astype(int), 0, n - 1)]) / half_width(p)
+        values.append(middle)
+        errors.append(max((high - low) / 2, 1e-6))
+    return IntervalFactors(np.array(values), np.array(errors))
+
+
+def _width(factor: float) -> str:
+    return "too wide" if factor < 0.98 else "too narrow" if factor > 1.02 else "right"
+
+
+def dependent_feature(found: Regression, features: Sequence[Feature]) -> str:
+    """The feature (or "the prediction") with which the width of the intervals should vary and does not; "" if none.
+
+    Spearman's rank correlation of $|2 F(y) - 1|$ with each number, at a joint level of 1 % and above 0.1.
+    """
+    if len(found.y) < ENOUGH_ROWS:
+        return ""
+    u = np.abs(2 * found.pit - 1)
+    numbers = {"the prediction": found.mean, **{f.name: f.values for f in features if f.is_number}}
+    strongest, greatest = "", 0.1
+    for name, values in numbers.items():
+        known = np.isfinite(values)
+        if known.sum() < ENOUGH_ROWS or np.ptp(values[known]) == 0:
+            continue
+        test = scipy.stats.spearmanr(u[known], values[known])
+        if abs(test.statistic) > greatest and test.pvalue < 0.01 / len(numbers):
+            strongest, greatest = name, abs(float(test.statistic))
+    return strongest
+
+
+def class_verdict(found: Classification) -> Verdict:
+    """The judgement of the probabilities: mean confidence against accuracy, then the gap in bins against chance."""
+    n = len(found.labels)
+    if n < ENOUGH_ROWS:
+        return Verdict("few", f"{n} rows are too few to judge calibration")
+    confidence = found.confidence
+    error = math.sqrt(float((confidence * (1 - confidence)).sum())) / n
+    gap = found.scores["Accuracy"].value - float(confidence.mean())
+    if abs(gap) > 2 * error:
+        kind, word = ("over", "over-confident") if gap < 0 else ("under", "too cautious")
+        slight = "slightly " if abs(gap) < 0.03 else ""
+        return Verdict(
+            kind,
+            f"{slight}{word}: it claims {percent(float(confidence.mean()))} and is right in "
+            f"{percent(found.scores['Accuracy'].value)} of the rows",
+        )
+    chance, seen = chance_error(torch.from_numpy(confidence)), found.scores["ECE"].value
+    if seen > 2 * chance:
+        return Verdict(
+            "uneven", f"right on the whole but not at every level: ECE {percent(seen)}, chance {percent(chance)}"
+        )
+    return Verdict(
+        "calibrated",
+        f"as far as {n:,} rows can tell, it is calibrated (ECE {percent(seen)}, chance {percent(chance)})",
+    )
+
+
+def bias_direction(found: Regression) -> str:
+    """Whether predictions run "low" or "high", beyond two standard errors of the mean rank of the truth; else ""."""
+    score = found.scores["Mean PIT"]
+    if len(found.y) < ENOUGH_ROWS or abs(score.value - 0.5) <= 2 * (score.error or math.inf):
+        return ""
+    slightly = "slightly " if abs(score.value - 0.5) < 0.05 else ""
+    return slightly + ("low" if score.value > 0.5 else "high")
+
+
+def epistemic_share(found: Regression | Classification) -> float:
+    """The epistemic part of the mean uncertainty: of the variance, or of the entropy."""
+    if isinstance(found, Regression):
+        return float((found.epistemic_std**2).mean() / (found.std**2).mean())
+    return float(found.epistemic.mean() / max(found.entropy.mean(), 1e-300))
+
+
+def gain_is_real(found: Regression | Classification, deferred: int, gain: float) -> bool:
+    r"""Whether deferring the $d$ most uncertain of $N$ rows lowers the mean loss more than $d$ rows at random would.
+
+    For errors, the number among $d$ random rows is hypergeometric; it must reach the number deferred with a probability
+    of at most 2.5 %. For losses of standard deviation $s$ the gain must exceed $2 s \sqrt{d / (N (N - d))}$, twice the
+    standard error of a mean of $N - d$ rows drawn without replacement.
+    """
+    if isinstance(found, Regression):
+        loss = np.abs(found.y - found.mean)
+        n = len(loss)
+        return gain > 2 * float(np.std(loss, ddof=1)) * math.sqrt(deferred / n / (n - deferred))
+    n, wrong = len(found.labels), int((found.predicted != found.labels).sum())
+    caught = round(wrong - (n - deferred) * float(found.risk.risk[n - 1 - deferred]))
+    return bool(scipy.stats.hypergeom.sf(caught - 1, n, wrong, deferred) <= 0.025)

@@ -1,0 +1,79 @@
+"""Tests of what the features do: importance and segments."""
+
+import numpy as np
+import pytest
+
+from dropbayes.report import measurements
+from dropbayes.report.features import Feature, features_of, importances, segments
+from tests.report.pages import regression_rows
+
+
+class Straight:
+    """A model that predicts twice the first input and nothing of the second."""
+
+    population_ = (None,)
+
+    def with_draws(self, **_):
+        return self
+
+    def predict(self, x):
+        return 2 * x[:, 0]
+
+
+def test_the_importance_of_a_straight_line_is_what_shuffling_does_to_it():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 2))
+    first, second = importances(Straight(), x, 2 * x[:, 0], features_of(x, ["a", "b"]))
+    assert (first.name, second.name) == ("a", "b")
+    assert second.rise == second.error == 0.0
+    expected = 2 * np.abs(x[:, None, 0] - x[None, :, 0]).mean()  # E|2(x - x')| over random pairs of rows
+    assert abs(first.rise - expected) < 4 * first.error
+
+
+def test_inputs_of_one_feature_are_shuffled_together():
+    rng = np.random.default_rng(0)
+    x = np.repeat(rng.normal(size=(300, 1)), 2, axis=1)
+    [only] = importances(Straight(), x, 2 * x[:, 0], features_of(x, ["a", "b"], {"both": (0, 1)}))
+    assert only.rise > 1
+
+
+def test_the_values_of_features_are_those_people_know():
+    x = np.array([[1.0, 0.0, 0.0, 3.0, 0.0], [0.0, 1.0, 0.0, 7.0, 1.0], [0.0, 0.0, 1.0, 5.0, 0.0]])
+    names = ["city = Oslo", "city = Rome", "city is missing", "size", "size is missing"]
+    city, size = features_of(x, names, {"city": (0, 1, 2), "size": (3, 4)})
+    assert city.values.tolist() == ["Oslo", "Rome", "(missing)"]
+    assert size.is_number
+    np.testing.assert_array_equal(size.values, [3.0, np.nan, 5.0])
+
+
+def test_segments_are_quarters_and_count_every_row(regressor):
+    x, y = regression_rows(200, seed=5)
+    found = measurements.regression(regressor, x, y)
+    parts = segments(found, [Feature("a", (0,), x[:, 0])])
+    assert [part.n_rows for part in parts] == [50] * 4
+    loss = np.abs(found.y - found.mean)
+    assert np.average([part.loss for part in parts]) == pytest.approx(loss.mean())
+    held = (found.lower <= y) & (y <= found.upper)
+    assert np.average([part.coverage for part in parts]) == pytest.approx(held.mean())
+
+
+def test_a_segment_in_which_the_model_errs_stands_out(regressor):
+    x, y = regression_rows(300, seed=5)
+    wrong = x[:, 1] > np.quantile(x[:, 1], 0.75)
+    y = np.where(wrong, y + 10, y)
+    parts = segments(measurements.regression(regressor, x, y), features_of(x, ["a", "b", "c"]))
+    worst = max(parts, key=lambda part: part.sigmas)
+    assert worst.feature == "b"
+    assert worst.coverage < 0.2
+    assert worst.coverage_sigmas < -10
+
+
+def test_categories_and_classes_have_segments_too(classifier):
+    from tests.report.pages import class_rows
+
+    x, labels = class_rows(120, seed=4)
+    found = measurements.classification(classifier, x, labels)
+    kind = np.array(["old", "new"], dtype=object)[np.arange(120) % 2]
+    parts = segments(found, [Feature("kind", (0,), kind)])
+    wrong = found.predicted != found.labels
+    assert {part.values: part.loss for part in parts} == {v: wrong[kind == v].mean() for v in ("old", "new")}

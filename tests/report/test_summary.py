@@ -1,0 +1,29 @@
+"""Tests of the answers in short."""
+
+import numpy as np
+import pytest
+
+from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+from dropbayes.report import measurements, report, summary, verdicts
+from tests.report.pages import QUICK, Page, class_rows, regression_rows
+
+
+@pytest.mark.parametrize(("shift", "word"), [(-2.0, "low"), (2.0, "high"), (0.0, "")])
+def test_predictions_below_the_truth_are_said_to_run_low(regressor, shift, word):
+    x, _ = regression_rows(60, seed=5)
+    found = measurements.regression(regressor, x, regressor.predict(x) - shift)
+    assert verdicts.bias_direction(found) == word
+    if word:
+        assert f"Predictions run {word}" in summary.regression_answers(found, target="t")[2].text
+
+
+def test_a_constant_truth_and_a_perfect_classifier_are_described():
+    x, _ = regression_rows(40)
+    model = DropoutRegressor(**QUICK, random_state=0).fit(x, np.full(40, 7.0))
+    assert "The truth is the same in all rows" in Page(report(model, x, np.full(40, 7.0), target="t")).text
+    x, labels = class_rows(60, 2)
+    x[:, 0] += 50 * labels
+    sharp = DropoutClassifier(**QUICK | {"n_steps": 300}, random_state=0).fit(x, labels == 1)
+    page = Page(report(sharp, x, labels == 1, target="t"))
+    assert page.scores["Accuracy"][0] == "1.0" and "AUROC of errors" not in page.scores
+    assert "No row is predicted wrongly" in page.text

@@ -1,0 +1,48 @@
+"""On a GPU the draws are those of the CPU, up to rounding: the same masks, by other kernels."""
+
+import copy
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import dropbayes as db
+from dropbayes.sampling.trees import split
+from tests.sampling.zoo import ZOO, build
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def on_device(tree):
+    return pytree.tree_map(lambda v: v.cuda() if isinstance(v, torch.Tensor) else v, tree)
+
+
+@pytest.mark.parametrize("masks", ["shared", "row"])
+@pytest.mark.parametrize("name", ZOO)
+def test_draws_are_those_of_the_cpu(name, masks):
+    net, x = build(name)
+    options = {"n_draws": 12, "masks": masks, "row_axis": ZOO[name].row_axis}
+    expected = split(db.draws(net, x, **options))[0]
+    ours = split(db.draws(copy.deepcopy(net).cuda(), on_device(x), **options))[0]
+    for one, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("masks", ["shared", "row"])
+@pytest.mark.parametrize("analytic", [True, False])
+@pytest.mark.parametrize("n_rows", [1, 7, 1000])
+def test_the_moments_of_a_perceptron_are_those_of_the_cpu(n_rows, analytic, masks):
+    net, _ = build("dropout_mlp")
+    x = torch.randn(n_rows, 6)
+    expected = db.predict(net, x, n_draws=50, masks=masks, analytic=analytic)
+    ours = db.predict(copy.deepcopy(net).cuda(), x.cuda(), n_draws=50, masks=masks, analytic=analytic)
+    torch.testing.assert_close(ours.mean.cpu(), expected.mean, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.epistemic.cpu(), expected.epistemic, rtol=1e-3, atol=1e-6)
+
+
+def test_exact_rows_keep_their_bits_in_any_batch():
+    net, x = build("transformer_encoder")
+    net, x = copy.deepcopy(net).cuda(), on_device(x)
+    whole = db.predict(net, x, n_draws=20, exact_rows=True)
+    alone = db.predict(net, x[1:2], n_draws=20, exact_rows=True)
+    assert torch.equal(alone.std[0], whole.std[1])
