@@ -103,7 +103,7 @@ def evaluate(
         def stream(
             plan: Plan, inputs: Inputs = inputs, targets: Tensor = targets, offset: int = offset
         ) -> list[tuple[dict[str, Tensor], Tensor]]:
-            with torch.no_grad(), plan.threads():
+            with plan.running():
                 return _stream(plan, inputs, targets, offset, request)
 
         summaries, plan = with_plan(net, inputs, stream, **options)
