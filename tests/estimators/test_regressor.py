@@ -178,7 +178,7 @@ def test_the_same_weights_rescaled_give_the_same_noise():
 @pytest.mark.parametrize("weight", [-1.0, 0.0])
 def test_negative_or_vanishing_weights_are_refused(weight):
     x, y = toy(20)
-    with pytest.raises(ValueError, match="[Nn]egative|at least one non-zero"):
+    with pytest.raises(ValueError, match=r"[Nn]egative|at least one non-zero"):
         DropoutRegressor(**QUICK).fit(x, y, sample_weight=np.full(20, weight))
 
 
