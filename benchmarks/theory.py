@@ -1,21 +1,28 @@
-"""What the theory costs: drawing weights against the product they feed, and the layers against `nn.Dropout`.
+"""The numbers of `docs/theory.md`: what the theory costs, where proposition 1 is good, what the bound chooses.
 
-Every figure is a ratio of two times taken alternately in one process, the median of many. Run
-`python -m benchmarks.theory`; it prints a Markdown table and writes `benchmarks/results/theory.json`.
+`python -m benchmarks.theory` prints Markdown tables and writes `benchmarks/results/theory.json`; `costs`, `overlap` or
+`choice` as an argument does one of them. Costs are ratios of two times taken alternately in one process, the median of
+many.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+import math
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from benchmarks import history
 from dropbayes.layers import BernoulliNoise, Linear
-from dropbayes.likelihoods import Gaussian
+from dropbayes.likelihoods import Gaussian, predictive_log_density
 from dropbayes.objective import negative_elbo
 from dropbayes.precision import Prior
 from dropbayes.recurrent import LSTM
@@ -135,17 +142,127 @@ def training_costs() -> dict[str, dict[str, float]]:
     }
 
 
-def main() -> None:
+# --- where proposition 1 is good -------------------------------------------------------------------------------------
+
+
+def overlap(distance: np.ndarray, keep_prob: float) -> np.ndarray:
+    """H(z | w) of two Gaussians this many deviations apart, as a share of H(z); exact in the tails too."""
+    z, step = np.linspace(-45.0, 45.0, 9001, retstep=True)
+    density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) * step
+    logit = math.log(keep_prob / (1 - keep_prob))
+    d = distance[:, None]
+    if_kept = np.logaddexp(0, -(logit + d**2 / 2 + d * z)) @ density
+    if_dropped = np.logaddexp(0, logit - d**2 / 2 + d * z) @ density
+    entropy = -(keep_prob * math.log(keep_prob) + (1 - keep_prob) * math.log(1 - keep_prob))
+    return (keep_prob * if_kept + (1 - keep_prob) * if_dropped) / entropy
+
+
+def overlaps(keep_prob: float = 0.9) -> dict[str, dict[str, float]]:
+    """The expected share for m ~ N(0, I_K), an integral over the chi distribution of its length."""
+    distance, step = np.linspace(1e-9, 70.0, 4001, retstep=True)
+    share = overlap(distance, keep_prob)
+    table: dict[str, dict[str, float]] = {}
+    for std in (0.05, 0.1, 0.2, 0.5, 1.0):
+        radius = std * distance
+        table[str(std)] = {}
+        for columns in (1, 4, 16, 64, 256):
+            log_chi = (1 - columns / 2) * math.log(2) - math.lgamma(columns / 2) - radius**2 / 2
+            density = np.exp(log_chi + (columns - 1) * np.log(radius)) * std * step
+            density[0] /= 2
+            table[str(std)][str(columns)] = float(share @ density)
+    return table
+
+
+# --- choosing by the bound -------------------------------------------------------------------------------------------
+
+
+def curve(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(n, 1, generator=generator) * 4 - 2
+    return x, torch.sin(2 * x) + 0.3 * x + 0.2 * torch.randn(n, 1, generator=generator)
+
+
+def trained(drop_prob: float, length_scale: float, width: int) -> tuple[float, float]:
+    """The bound per row and the held-out log-likelihood per row of one network; τ and σ are learned."""
+    x, y = curve(60, 0)
     torch.manual_seed(0)
-    torch.set_num_threads(1)
-    costs = sampling_costs() | training_costs()
+    noise = BernoulliNoise(drop_prob, std=0.05, learn_std=True)
+    net = nn.Sequential(Linear(1, width, noise=noise), nn.ReLU(), Linear(width, 1, noise=noise))
+    log_tau = nn.Parameter(torch.tensor(1.0))
+    prior = Prior(length_scale=length_scale, bias_length_scale=1.0, following_length_scale="fan_in", describes="kept")
+    optimizer = torch.optim.Adam([*net.parameters(), log_tau], lr=0.02)
+
+    def loss(n_draws: int) -> torch.Tensor:
+        output = net(x.repeat(n_draws, 1)).unflatten(0, (n_draws, -1))
+        likelihood = Gaussian(log_tau.exp())
+        return negative_elbo(net, output, y, likelihood=likelihood, prior=prior, n_data=len(x))
+
+    for _ in range(600):
+        optimizer.zero_grad()
+        loss(4).backward()
+        optimizer.step()
+    new_x, new_y = curve(1000, 1)
+    with torch.no_grad():
+        bound = -loss(400).item()
+        sampled = net(new_x.repeat(200, 1)).unflatten(0, (200, -1))
+        held_out = predictive_log_density(Gaussian(log_tau.exp()), sampled, new_y).mean().item()
+    return bound, held_out
+
+
+def choices() -> list[dict[str, float]]:
+    rows = []
+    for drop_prob, length_scale, width in itertools.product((0.01, 0.05, 0.2), (0.3, 1.0), (10, 40)):
+        bound, held_out = trained(drop_prob, length_scale, width)
+        rows.append(
+            {"drop_prob": drop_prob, "length_scale": length_scale, "width": width, "bound": bound, "held_out": held_out}
+        )
+    return rows
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def print_costs(costs: dict[str, dict[str, float]]) -> None:
     print("| what | ratio | quartiles | ms | reference ms |\n|---|---|---|---|---|")
     for name, cost in costs.items():
         quartiles = f"{cost['lower_quartile']:.2f} to {cost['upper_quartile']:.2f}"
         print(
             f"| {name} | {cost['ratio']:.2f} | {quartiles} | {cost['candidate_ms']:.2f} | {cost['reference_ms']:.2f} |"
         )
-    history.write("theory", {"costs": costs})
+
+
+def print_overlaps(table: dict[str, dict[str, float]]) -> None:
+    print("\n| σ | K = 1 | 4 | 16 | 64 | 256 |\n|---|---|---|---|---|---|")
+    for std, row in table.items():
+        print(f"| {std} | {' | '.join(f'{value:.2g}' for value in row.values())} |")
+
+
+def print_choices(rows: list[dict[str, float]]) -> None:
+    print("\n| drop_prob | l | width | bound per row | held-out log-likelihood per row |\n|---|---|---|---|---|")
+    for row in sorted(rows, key=lambda row: -row["bound"]):
+        print("| {drop_prob:g} | {length_scale:g} | {width} | {bound:.3f} | {held_out:.3f} |".format(**row))
+    ranks = [np.argsort(np.argsort([row[key] for row in rows])) for key in ("bound", "held_out")]
+    print(f"\nRank correlation {np.corrcoef(*ranks)[0, 1]:.2f}; held-out rows of the bound's choice "
+          f"{max(rows, key=lambda row: row['bound'])['held_out']:.3f}, of the best {max(row['held_out'] for row in rows):.3f}")  # fmt: skip
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    wanted = set(sys.argv[1:]) or {"costs", "overlap", "choice"}
+    past = history.RESULTS / "theory.json"
+    figures: dict[str, Any] = json.loads(past.read_text()) if past.exists() else {}
+    figures.pop("about", None)
+    if "costs" in wanted:
+        figures["costs"] = sampling_costs() | training_costs()
+        print_costs(figures["costs"])
+    if "overlap" in wanted:
+        figures["overlap"] = overlaps()
+        print_overlaps(figures["overlap"])
+    if "choice" in wanted:
+        figures["choice"] = choices()
+        print_choices(figures["choice"])
+    history.write("theory", figures)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "api_pages",
     "docstrings",
+    "live_page",
     "long_names",
     "mathml",
 ]

@@ -174,6 +174,7 @@ for column, (name, layer) in zip(axes.T, LAYERS.items(), strict=True):
             axis.fill_between(line[:, 0], mean - band, mean + band, color=colour, alpha=alpha, linewidth=0)
         axis.plot(x, y, "k.", markersize=4)
     ratios = [f"{float(variational[1][r].mean() / exact[1][r].mean()):.2g} {where}" for where, r in regions.items()]
+    print(f"{name.splitlines()[0]}: variance of the network over that of the process: {', '.join(ratios)}")
     column[0].set_title(name.replace("\n", " "))
     column[1].text(
         0.03,

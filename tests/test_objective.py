@@ -13,7 +13,7 @@ from torch import nn
 
 from dropbayes.layers import BernoulliNoise, ConcreteNoise, GaussianNoise, Linear, MixtureNoise
 from dropbayes.likelihoods import Categorical, Gaussian, predictive_log_density
-from dropbayes.objective import kl_divergence, last_layer_moments, negative_elbo, row_misfit
+from dropbayes.objective import divergence_of, kl_divergence, last_layer_moments, negative_elbo, row_misfit
 from dropbayes.precision import Prior, weight_decay
 from dropbayes.weight_layers import kl_constant
 
@@ -458,3 +458,13 @@ def test_the_theory_page_has_every_equation_and_names_only_tests_and_code_that_e
         re.findall(r"`(likelihoods|objective|precision|weight_layers|variational|layers|recurrent)\.(\w+)", page)
     ):
         assert hasattr(importlib.import_module(f"dropbayes.{module}"), name), (module, name)
+
+
+def test_the_divergence_makes_no_tensor_of_numbers_of_the_host(monkeypatch):
+    """A copy to the device could not be part of a CUDA graph: every `fit` on CUDA would lose its graph."""
+    net = nn.Sequential(nn.Dropout(0.1), nn.Linear(3, 4), nn.ReLU(), nn.Dropout(0.2), nn.Linear(4, 1))
+    divergence = divergence_of(net, prior=Prior(length_scale=2.0))
+    expected = divergence()
+    for owner, name in ((torch.Tensor, "new_tensor"), (torch, "tensor"), (torch, "as_tensor")):
+        monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("made of a number of the host"))
+    assert divergence() == expected

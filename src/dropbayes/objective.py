@@ -53,12 +53,11 @@ def divergence_of(
     fixed = [(half, d) for half, d in fixed if half]
 
     def divergence() -> Tensor:
-        values = [d.value.flatten() for _, d in fixed]
+        # Numbers of the host are factors, never tensors: a copy to the device could not be part of a CUDA graph.
+        squares = [(half, d.value.flatten()) for half, d in fixed]
         terms = [term() for term in own]
         terms += [0.5 * d.coefficient * d.value.square().sum() + d.constant for d in learned]
-        if values:
-            squares = torch.stack([value @ value for value in values])
-            terms.append(squares @ squares.new_tensor([half for half, _ in fixed]))
+        terms += [half * (value @ value) for half, value in squares]
         return torch.stack(terms).sum() + constant if terms else next(net.parameters()).new_tensor(constant)
 
     return divergence

@@ -153,7 +153,7 @@ def predict(
         inputs = as_inputs(batch, row_axis=row_axis)
 
         def stream(plan: Plan, inputs: Inputs = inputs, offset: int = offset) -> tuple[list[RowSummary], list[Tensor]]:
-            with torch.no_grad(), plan.threads():
+            with plan.running():
                 if automatic and not plan.exact:
                     return _stream_until(plan, inputs, offset, tolerance, request)
                 return _stream(plan, inputs, offset, request, own_bar), []

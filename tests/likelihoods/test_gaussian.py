@@ -39,7 +39,7 @@ def test_gaussian_is_finite_and_right_at_extreme_precisions(precision):
 
 @pytest.mark.parametrize("precision", [0.0, -1.0, float("nan"), float("inf")])
 def test_impossible_precisions_are_refused(precision):
-    with pytest.raises(ValueError, match=r"`precision` \(τ\) must be a positive number"):
+    with pytest.raises(ValueError, match="`precision` must be a positive finite number"):
         Gaussian(precision)
 
 

@@ -1,10 +1,13 @@
 // Short runs of the page's classes, for comparison with the library.
 import { readFileSync } from "node:fs";
 
+import { sharedMasks } from "../../src/dropbayes/page/web/masks.js";
 import { createNetwork } from "../../src/dropbayes/page/web/network.js";
 import { Training } from "../../src/dropbayes/page/web/training.js";
+import { SCENES } from "../../src/dropbayes/page/web/scenes.js";
+import { decoded, DEFAULTS, encoded } from "../../src/dropbayes/page/web/state.js";
 import { Agent, SCHEDULES, tick } from "../../src/dropbayes/page/web/agents.js";
-import { centred, DIGITS, drawLogits, hiddenUnits, ink, readTensors, restoredLayers, rotated } from "../../src/dropbayes/page/web/digit.js";
+import { centred, DIGITS, drawLogits, DROP_PROB, hiddenUnits, ink, readTensors, restoredLayers, rotated } from "../../src/dropbayes/page/web/digit.js";
 import { viewInputs, World } from "../../src/dropbayes/page/web/world.js";
 
 /** The network before and after `steps` steps of training, and the precision learned. */
@@ -61,5 +64,25 @@ export function writtenDigit(kind, degrees) {
 /** The softmax inputs of the draws of the network in a file. */
 export function digitDraws(path, image, keys) {
   const network = restoredLayers(readTensors(new Uint8Array(readFileSync(path))));
-  return drawLogits(network, hiddenUnits(network, image), keys);
+  const masks = sharedMasks(keys, 0, network.hidden.bias.length, DROP_PROB);
+  return drawLogits(network, hiddenUnits(network, image), masks);
+}
+
+export function allScenes() {
+  return SCENES;
+}
+
+/** The address of a scene as it comes. */
+export function sceneAddress(scene) {
+  const settings = { ...DEFAULTS, ...SCENES[scene].settings };
+  return encoded({ tab: "points", scene, points: null, settings }, settings);
+}
+
+/** A state read back from its address, with the settings that were given. */
+export function readBack(state) {
+  const usual = (name) => (name in SCENES ? { ...DEFAULTS, ...SCENES[name].settings } : null);
+  const whole = { ...state, settings: { ...usual(state.scene), ...state.settings } };
+  const again = decoded(encoded(whole, usual(state.scene)), usual, "gap");
+  const names = Object.keys(state.settings);
+  return { ...again, settings: Object.fromEntries(names.map((name) => [name, again.settings[name]])) };
 }

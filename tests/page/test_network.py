@@ -34,7 +34,7 @@ def typed(network):
 
 def page_draws(network, drop_prob, n_draws, seed):
     keys = {"seed": seed, "nDraws": n_draws, "sampler": "stratified", "replicate": 0}
-    masks = call("network.js", "sharedMasks", network["widths"], keys, drop_prob)
+    masks = call("network.js", "siteMasks", network["widths"], keys, drop_prob)
     arrays = [np.array(mask, np.uint8) for mask in masks]
     values = call("network.js", "drawFunctions", typed(network), GRID.tolist(), arrays, drop_prob, n_draws)
     return masks, np.array(values).reshape(n_draws, -1)

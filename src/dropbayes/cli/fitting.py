@@ -16,6 +16,7 @@ import pyarrow as pa
 from dropbayes import folders
 from dropbayes.cli.messages import count, note, number, out, print_json, reading_bar, table
 from dropbayes.predictor import Predictor, uncertainty_percentiles
+from dropbayes.runtime.version import __version__
 from dropbayes.tables import Column, Source, open_table
 from dropbayes.tables.columns import Task
 from dropbayes.tables.notation import PLAIN
@@ -65,9 +66,8 @@ def fit(
 
 
 def _versions() -> dict[str, str]:
-    return {
-        name: importlib.metadata.version(name) for name in ("dropbayes", "torch", "numpy", "scikit-learn", "pyarrow")
-    }
+    others = ("torch", "numpy", "scikit-learn", "pyarrow")
+    return {"dropbayes": __version__, **{name: importlib.metadata.version(name) for name in others}}
 
 
 def _fingerprint(data: str) -> dict[str, str]:

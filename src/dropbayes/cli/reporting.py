@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import shlex
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from dropbayes import folders
 from dropbayes.cli.messages import count, note, out, print_json
 from dropbayes.cli.predictions import targets, windows
+from dropbayes.runtime.version import __version__
 from dropbayes.tables import open_table, quoted, write_whole
 
 __all__ = ["report"]
@@ -101,7 +101,7 @@ def _ranges(model: folders.Model) -> dict[str, tuple[float, float]]:
 def _provenance(model: folders.Model, label: str, n_rows: int, command: str) -> dict[str, str]:
     """What the page says was done, in order."""
     origin = model.origin
-    versions = {**origin.get("versions", {}), "dropbayes": importlib.metadata.version("dropbayes")}
+    versions = {**origin.get("versions", {}), "dropbayes": __version__}
     facts = {
         "data": f"{label}, {n_rows:,} rows",
         "model": f"{model.schema.task}, fitted on {origin['n_rows']:,} rows of {origin['file']}",

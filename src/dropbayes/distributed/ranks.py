@@ -150,7 +150,7 @@ def _by_draws(
     ranges = [range(i, min(i + _GROUP_DRAWS, keys.n_draws)) for i in range(0, keys.n_draws, _GROUP_DRAWS)]
 
     def count(plan: Plan) -> dict[int, tuple[Group, torch.dtype]]:
-        with torch.no_grad(), plan.threads():
+        with plan.running():
             mine = range(rank, len(ranges), n_ranks)
             return {i: _counted(replace(plan, draws=ranges[i]), inputs, likelihood) for i in mine}
 

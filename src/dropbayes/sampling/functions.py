@@ -59,7 +59,7 @@ def draws(
 
     def gather(plan: Plan) -> Any:
         results: list[Tensor] = []
-        with torch.no_grad(), plan.threads():
+        with plan.running():
             for rows, chunks in plan.blocks(inputs, first_row=first_row):
                 for chunk in chunks:
                     if not results:

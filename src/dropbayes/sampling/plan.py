@@ -35,7 +35,7 @@ from dropbayes.sampling.strategies import (
     fused_kernels,
 )
 from dropbayes.sampling.trees import Inputs, own_leaves
-from dropbayes.sampling.views import View, checked_network
+from dropbayes.sampling.views import View, checked_network, unwrapped
 
 MASKS = ("shared", "row")
 
@@ -150,17 +150,18 @@ class Plan:
         return [arranged(tensor, layout, leading) for tensor, layout in zip(tensors, self.anatomy.outputs, strict=True)]
 
     @contextlib.contextmanager
-    def threads(self) -> Iterator[None]:
-        """Uses one thread for blocks of little work, where several would wait for each other."""
+    def running(self) -> Iterator[None]:
+        """Without gradients, and with one thread for blocks of little work, where several would wait for each other."""
         before = torch.get_num_threads()
-        if before == 1 or self.operations >= _THREADED_OPERATIONS:
-            yield
-            return
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+        few = before > 1 and self.operations < _THREADED_OPERATIONS
+        with torch.inference_mode(False), torch.no_grad():
+            if few:
+                torch.set_num_threads(1)
+            try:
+                yield
+            finally:
+                if few:
+                    torch.set_num_threads(before)
 
 
 def _cut(n_rows: int, sizes: tuple[int, ...]) -> Iterator[range]:
@@ -211,12 +212,13 @@ def plan_draws(
     if max_bytes is not None and max_bytes <= 0:
         raise ValueError(f"`max_bytes` must be a positive number of bytes; got {max_bytes!r}.")
     names = names_of(leave_out)
-    net = checked_network(net)
     device = inputs.device.type if inputs.device.type in _FREE_OPERATIONS else "cuda"
     exact_rows = device == "cpu" if exact_rows is None else exact_rows
-    direct = perceptron(net, inputs.leaves[0]) if inputs.is_matrix and not names and not careful else None
+    plain = inputs.is_matrix and isinstance(net, nn.Module) and not names and not careful
+    direct = perceptron(unwrapped(net), inputs.leaves[0]) if plain else None
     if direct is not None and device != "cpu" and (exact_rows or direct.fused is None):
         direct = None  # elsewhere a perceptron without a kernel of its own is like any other network
+    net = net if direct is not None else checked_network(net)
     record = None if direct is not None else inspected(net, inputs, names)
     anatomy = direct.anatomy if direct is not None else record.anatomy  # type: ignore[union-attr]
     check_random(anatomy)
@@ -390,6 +392,7 @@ class _Compacted:
         return Chunk(draws, [outputs], None)
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def _agreeing_sizes(general: _General, inputs: Inputs, largest: int, draws: range) -> tuple[int, ...]:
     """The numbers of rows in which a row is seen to have the bits it has in a block of the largest size."""
@@ -437,6 +440,7 @@ def _strategy(net: nn.Module, inputs: Inputs, record: Inspected, masks: Masks, l
     return record.strategies[masks.per_row]
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def _probed(net: nn.Module, inputs: Inputs, record: Inspected, masks: Masks, leave_out: tuple[str, ...]) -> Strategy:
     masks = replace(masks, integrate=False)

@@ -177,7 +177,7 @@ class Recorder(RandomSource):
                 self._readers_of_last += 1
                 is_linear = func is F.linear and _argument(args, kwargs, 0, "input") is tensor
                 self._final_linear = result if is_linear else None
-                self._final_version = result._version
+                self._final_version = 0 if result.is_inference() else result._version
 
     def _count_first_layer(self, args: tuple[Any, ...]) -> None:
         weights = next(a for a in args if isinstance(a, (list, tuple)) and len(a) > 2)

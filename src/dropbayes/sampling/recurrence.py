@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -54,7 +55,9 @@ class _Layer(torch.autograd.Function):
             # cuDNN's weights without biases are looked for in the buffer of all layers, and the wrong ones found.
             weights = [weight.clone() for weight in weights]
         hx = states if n_states > 1 else states[0]
-        result: tuple[Tensor, ...] = func(input, hx, weights, has_biases, 1, 0.0, False, bidirectional, batch_first)
+        with warnings.catch_warnings():  # cuDNN's buffer holds all layers, of which one is run here
+            warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+            result: tuple[Tensor, ...] = func(input, hx, weights, has_biases, 1, 0.0, False, bidirectional, batch_first)
         return result
 
     @staticmethod

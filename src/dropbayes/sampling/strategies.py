@@ -235,7 +235,7 @@ class KeyedSource(RandomSource):
         # Var[W (h ∘ z / keep_prob)] = (W ∘ W)(h ∘ h) drop_prob / keep_prob for z ~ Bernoulli(keep_prob)
         self.variance = nn.functional.linear(x.square(), weight.square()) * (drop_prob / (1 - drop_prob))
         result = nn.functional.linear(x, weight, bias)
-        self._integrated = (result, result._version)
+        self._integrated = (result, _version(result))
         return result
 
     def finish(self, outputs: list[Tensor]) -> list[Tensor]:
@@ -246,7 +246,7 @@ class KeyedSource(RandomSource):
             return outputs
         if self._integrated is None or self.variance is None or len(outputs) != 1:
             raise NetworkChanged("the last layer was not met")
-        if outputs[0] is not self._integrated[0] or outputs[0]._version != self._integrated[1]:
+        if outputs[0] is not self._integrated[0] or _version(outputs[0]) != self._integrated[1]:
             raise NetworkChanged("the last layer's output is not the network's")
         return [*outputs, self.variance]
 
@@ -306,6 +306,10 @@ class KeyedSource(RandomSource):
             value = value.unsqueeze(0)
         leading = list(range(n_leading))
         return value.movedim(leading, [layout.axis + place for place in leading])
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _draws_one_for_all() -> bool:

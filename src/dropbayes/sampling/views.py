@@ -28,7 +28,7 @@ def checked_network(net: Any) -> nn.Module:
     """The plain module behind `net`, unwrapped from DataParallel, DDP and torch.compile; TypeError if scripted."""
     if not isinstance(net, nn.Module):
         raise TypeError(f"`net` must be a torch.nn.Module; got {type(net).__name__}.")
-    inner = _unwrapped(net)
+    inner = unwrapped(net)
     if inner is not net:
         return checked_network(inner)
     scripted = [name or "(network)" for name, m in net.named_modules() if isinstance(m, torch.jit.ScriptModule)]
@@ -47,7 +47,8 @@ def check_initialised(net: nn.Module) -> None:
         raise ValueError(f"`net` must be initialised; {lazy[0]!r} is lazy. Run it once on a batch: net(x).")
 
 
-def _unwrapped(module: nn.Module) -> nn.Module:
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module inside DataParallel, DDP and torch.compile."""
     while True:
         if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             module = module.module
@@ -140,14 +141,14 @@ class View:
         modules, seen = [net], {id(net)}
         for module in modules:  # grows while it is walked
             for child in module._modules.values():
-                inner = None if child is None else _unwrapped(child)
+                inner = None if child is None else unwrapped(child)
                 if inner is not None and id(inner) not in seen:
                     seen.add(id(inner))
                     modules.append(inner)
         return modules
 
     def _clone(self, module: nn.Module, name: str) -> nn.Module:
-        module = _unwrapped(module)
+        module = unwrapped(module)
         if id(module) in self._clones:
             return self._clones[id(module)]
         clone = object.__new__(type(module))

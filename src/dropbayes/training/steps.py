@@ -83,8 +83,8 @@ class Step:
                 if self.required:
                     raise
                 self.graphed = False  # the network synchronises with the host, or its shapes depend on data
-                return self._eager(batch)
-        return self.replays[shapes](batch)
+        # Outside the handler, whose traceback would keep the graph of the side stream alive.
+        return self.replays[shapes](batch) if self.graphed else self._eager(batch)
 
     def _eager(self, batch: Batch) -> Tensor:
         self.net.zero_grad(set_to_none=True)

@@ -3,9 +3,6 @@
  *
  * The network is `dropbayes.page.digits.digit_network`, from the same file of 8-bit weights.
  */
-import { keepMask } from "./masks.js";
-
-/** @typedef {import("./masks.js").Keys} Keys */
 /** @typedef {Record<string, {shape: number[], values: Int8Array | Float32Array}>} Tensors */
 /** A line through points, in pixels. @typedef {number[][]} Stroke */
 
@@ -98,17 +95,17 @@ export function hiddenUnits(network, image) {
 
 /**
  * The softmax inputs of every draw, `[draw, class]`.
- * @param {LeNet} network @param {Float64Array} hidden @param {Keys} keys
+ * @param {LeNet} network @param {Float64Array} hidden @param {Uint8Array} masks `[draw, unit]`
  */
-export function drawLogits(network, hidden, keys) {
+export function drawLogits(network, hidden, masks) {
   const { weight, bias } = network.last;
   const units = hidden.length;
-  const result = new Float64Array(keys.nDraws * N_CLASSES);
-  for (let draw = 0; draw < keys.nDraws; draw += 1) {
-    const mask = keepMask(keys, 0, draw, null, units, DROP_PROB);
+  const nDraws = masks.length / units;
+  const result = new Float64Array(nDraws * N_CLASSES);
+  for (let draw = 0; draw < nDraws; draw += 1) {
     for (let kind = 0; kind < N_CLASSES; kind += 1) {
       let sum = 0;
-      for (let unit = 0; unit < units; unit += 1) if (mask[unit]) sum += hidden[unit] * weight[kind * units + unit];
+      for (let unit = 0; unit < units; unit += 1) if (masks[draw * units + unit]) sum += hidden[unit] * weight[kind * units + unit];
       result[draw * N_CLASSES + kind] = bias[kind] + sum / (1 - DROP_PROB);
     }
   }

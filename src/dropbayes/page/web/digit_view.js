@@ -1,6 +1,7 @@
 /** The view of the digit: written or drawn, turned, read by the draws of a network. */
 import { byId } from "./document.js";
-import { centred, DIGITS, drawLogits, hiddenUnits, ink, N_CLASSES, readTensors, restoredLayers, rotated, SIDE, softmax, uncertainty } from "./digit.js";
+import { centred, DIGITS, drawLogits, DROP_PROB, hiddenUnits, ink, N_CLASSES, readTensors, restoredLayers, rotated, SIDE, softmax, uncertainty } from "./digit.js";
+import { sharedMasks } from "./masks.js";
 import { linearScale, plainNumber, shortNumber, Surface } from "./plot.js";
 
 /** @typedef {import("./digit.js").Stroke} Stroke */
@@ -16,6 +17,7 @@ export class DigitView {
   /** @param {Uint8Array} weights the file of the network */
   constructor(weights) {
     this.network = restoredLayers(readTensors(weights));
+    this.masks = sharedMasks(KEYS, 0, this.network.hidden.bias.length, DROP_PROB);
     this.pad = new Surface(byId("digit-pad"));
     this.classes = new Surface(byId("classes"));
     this.scatters = [new Surface(byId("scatter-input")), new Surface(byId("scatter-output"))];
@@ -126,7 +128,7 @@ export class DigitView {
    * @returns {Reading}
    */
   read(angle) {
-    const logits = drawLogits(this.network, hiddenUnits(this.network, rotated(this.image, angle)), KEYS);
+    const logits = drawLogits(this.network, hiddenUnits(this.network, rotated(this.image, angle)), this.masks);
     const probabilities = softmax(logits);
     return { logits, probabilities, ...uncertainty(probabilities) };
   }

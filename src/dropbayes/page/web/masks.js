@@ -103,12 +103,13 @@ function fillHalves(key, row, words, flip) {
  * @returns {Uint32Array}
  */
 export function rank(permutation, nDraws) {
-  const keys = new BigInt64Array(nDraws);
+  const [highs, lows] = [new Int32Array(nDraws), new Uint32Array(nDraws)];
   for (let j = 0; j < nDraws; j += 1) {
     hash(PERMUTATION_KEY.high, PERMUTATION_KEY.low, permutation * nDraws + j);
-    keys[j] = (BigInt(last[0] | 0) << 32n) | BigInt(last[1]);
+    highs[j] = last[0];
+    lows[j] = last[1];
   }
-  return Uint32Array.from(keys.keys()).sort((a, b) => (keys[a] < keys[b] ? -1 : 1));
+  return Uint32Array.from(highs.keys()).sort((a, b) => highs[a] - highs[b] || lows[a] - lows[b]);
 }
 
 /** @type {Map<string, Uint32Array>} */
@@ -131,6 +132,15 @@ function points(permutation, nDraws) {
 }
 
 /**
+ * Step 5: the lattice of a unit and where it begins in it; the point of draw t is `lattice[(start + t) % T]`.
+ * @param {number} high the upper half of the unit's word @param {number} nDraws
+ */
+function unitLattice(high, nDraws) {
+  const permutations = Math.max(1, Math.min(MOST_PERMUTATIONS, Math.floor(TABLE_ENTRIES / nDraws)));
+  return { lattice: points((high & 0xffff) % permutations, nDraws), start: (high >>> 16) % nDraws };
+}
+
+/**
  * Steps 4 and 5: the words of one mask.
  * @param {Keys} keys @param {number} site @param {number} draw
  * @param {number | null} row null where all rows share the mask
@@ -143,16 +153,12 @@ export function words(keys, site, draw, row, units) {
     fillHalves(hashWord(stream(keys, site, DRAW), draw), row ?? 0, result, 0x80000000);
     return result;
   }
-  const { nDraws } = keys;
-  const permutations = Math.max(1, Math.min(MOST_PERMUTATIONS, Math.floor(TABLE_ENTRIES / nDraws)));
   const key = stream(keys, site, UNIT);
   if (row !== null) fillHalves(stream(keys, site, ROW), row, result, 0);
   for (let unit = 0; unit < units; unit += 1) {
-    hash(key.high, key.low, unit);
-    const shift = row === null ? last[1] : result[unit];
-    const start = (last[0] >>> 16) % nDraws;
-    const lattice = points((last[0] & 0xffff) % permutations, nDraws);
-    result[unit] = lattice[(start + draw) % nDraws] + shift;
+    const { high, low } = hashWord(key, unit);
+    const { lattice, start } = unitLattice(high, keys.nDraws);
+    result[unit] = lattice[(start + draw) % keys.nDraws] + (row === null ? low : result[unit]);
   }
   return result;
 }
@@ -178,6 +184,27 @@ export function threshold(dropProb) {
 export function keepMask(keys, site, draw, row, units, dropProb) {
   const least = threshold(dropProb);
   return Uint8Array.from(words(keys, site, draw, row, units), (word) => (word >= least ? 1 : 0));
+}
+
+/**
+ * The masks of all draws of the stratified sampler, shared by all rows, `[draw, unit]`: one hash for each unit.
+ * @param {Keys} keys @param {number} site @param {number} units @param {number} dropProb
+ * @returns {Uint8Array}
+ */
+export function sharedMasks(keys, site, units, dropProb) {
+  const { nDraws } = keys;
+  const key = stream(keys, site, UNIT);
+  const least = threshold(dropProb);
+  const result = new Uint8Array(nDraws * units);
+  for (let unit = 0; unit < units; unit += 1) {
+    const { high, low } = hashWord(key, unit);
+    const { lattice, start } = unitLattice(high, nDraws);
+    for (let draw = 0; draw < nDraws; draw += 1) {
+      const word = (lattice[(start + draw) % nDraws] + low) >>> 0;
+      result[draw * units + unit] = word >= least ? 1 : 0;
+    }
+  }
+  return result;
 }
 
 /**

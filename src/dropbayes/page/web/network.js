@@ -5,7 +5,7 @@
  * nn.Sequential(Linear, ReLU, Dropout, Linear, ..., Dropout, Linear). Weights are kept in float32, so that what is
  * copied to Python is what is drawn here; arithmetic is in float64.
  */
-import { keepMask, uniforms } from "./masks.js";
+import { sharedMasks, uniforms } from "./masks.js";
 
 /** @typedef {import("./masks.js").Keys} Keys */
 /** @typedef {"relu" | "tanh"} Activation */
@@ -41,18 +41,12 @@ export function createNetwork({ width, depth, activation, seed }) {
 }
 
 /**
- * The masks of all draws, for each site `[draw, unit]`, shared by all rows.
+ * The masks of all draws, for each site `[draw, unit]`.
  * @param {number[]} widths @param {Keys} keys @param {number} dropProb
  * @returns {Uint8Array[]}
  */
-export function sharedMasks(widths, keys, dropProb) {
-  return widths.slice(1, -1).map((units, site) => {
-    const masks = new Uint8Array(keys.nDraws * units);
-    for (let draw = 0; draw < keys.nDraws; draw += 1) {
-      masks.set(keepMask(keys, site, draw, null, units, dropProb), draw * units);
-    }
-    return masks;
-  });
+export function siteMasks(widths, keys, dropProb) {
+  return widths.slice(1, -1).map((units, site) => sharedMasks(keys, site, units, dropProb));
 }
 
 /**
@@ -151,7 +145,7 @@ function keptUnits(masks, draw, units) {
 
 /**
  * The draws of the network at `x`, `[draw, row]`: the units a draw drops are left out of its products.
- * @param {Network} network @param {ArrayLike<number>} x @param {Uint8Array[]} masks of `sharedMasks`
+ * @param {Network} network @param {ArrayLike<number>} x @param {Uint8Array[]} masks of `siteMasks`
  * @param {number} dropProb @param {number} nDraws
  * @returns {Float64Array}
  */

@@ -132,7 +132,7 @@ export class PointsPicture {
     const { ratio } = this;
     const context = ratio.begin();
     const x = linearScale(scene.xRange, LEFT, ratio.width - EDGE);
-    const y = linearScale([-3.4, 3.4], ratio.height - 20, 4);
+    const y = linearScale([-3.4, 3.4], ratio.height - 4, 4);
     const names = new Map([[-3, "⅛"], [-2, "¼"], [-1, "½"], [0, "1"], [1, "2"], [2, "4"], [3, "8"]]);
     ratio.axes(x, y, { x: () => "", y: (value) => names.get(value) ?? "" }, { x: [], y: [-2, 0, 2] });
     context.strokeStyle = ratio.colour("faint");

@@ -91,7 +91,7 @@ export const SCENES = {
   },
   clusters: {
     title: "Two clusters",
-    note: "With one hidden layer the doubt between two clusters can never exceed the larger one at their edges (Foong and others 2020). Raise the depth to 2 or 3 and it may, a little.",
+    note: "With one hidden layer the doubt between two clusters can never exceed the larger doubt at their edges (Foong and others 2020). Raise the depth to 2 or 3 and it may, a little.",
     points: [
       ...sampled(spaced(-1.7, -1.1, 10), () => -0.6, () => 0.12, 2),
       ...sampled(spaced(1.1, 1.7, 10), () => 0.6, () => 0.12, 3),
@@ -104,7 +104,7 @@ export const SCENES = {
   },
   step: {
     title: "A step",
-    note: "A jump is hard for a smooth function: draws that keep different units place it differently, and the band bulges at the step.",
+    note: "Where exactly does it jump? The points do not say, yet these draws are surest right there: dropping TanH units mostly stretches and shrinks the curve, and in the middle of the jump there is nothing to stretch. Choose ReLU and depth 3, and the band widens at the jump.",
     points: sampled(spaced(-2, 2, 24), (x) => (x < 0 ? -0.8 : 0.8), () => 0.04, 4),
     xRange: [-3.5, 3.5],
     yRange: [-2.6, 2.6],

@@ -4,7 +4,7 @@
  * A worker has one of the two tasks, chosen by its first message. It works in slices, between which it hears messages.
  */
 import { Agent, SCHEDULES, tick } from "./agents.js";
-import { createNetwork, drawFunctions, moments, sharedMasks, standardPrediction } from "./network.js";
+import { createNetwork, drawFunctions, moments, siteMasks, standardPrediction } from "./network.js";
 import { posterior } from "./process.js";
 import { Training, weightDecays } from "./training.js";
 import { World } from "./world.js";
@@ -37,7 +37,8 @@ export const N_GRID = 200;
 export const SETTLED_AFTER = 4000; // steps without a change
 const LEARNING_RATE = 0.01;
 const RATE_HALVES = 800; // in steps: the rate falls with the root of 1 + step / this
-const FIRST_STEPS = 30; // before the first band is shown
+const FIRST_STEPS = 6; // before the first band is shown
+const FIRST_DRAWS = 20; // in the first band: the rest follow at once
 const SLICE = 12; // milliseconds of work between messages
 const CURVE_BLOCK = 200; // steps whose mean reward is one point of the curves
 const WORLD_FRAME = 33; // milliseconds between pictures of the worlds
@@ -91,13 +92,14 @@ class Band {
     }
     this.training.setObjective(settings);
     if (isNew || differs("nDraws", "dropProb")) {
-      this.masks = sharedMasks(this.training.network.widths, this.keys(), settings.dropProb);
+      this.masks = siteMasks(this.training.network.widths, this.keys(), settings.dropProb);
     }
     const pointsDiffer = !before || String(before.x) !== String(request.x) || String(before.y) !== String(request.y);
     const trainingDiffers = isNew || pointsDiffer || differs("dropProb", "precision", "learnPrecision", "lengthScale");
     if (trainingDiffers) this.age = 0;
     this.processIsDue = true;
     if (isNew && request.x.length > 0) this.train(FIRST_STEPS, Infinity);
+    if (isNew) this.predict(Math.min(settings.nDraws, FIRST_DRAWS));
     this.predict();
     this.schedule();
   }
@@ -143,17 +145,19 @@ class Band {
     }
   }
 
-  predict() {
+  /** @param {number} [nDraws] how many of the draws; all if left out */
+  predict(nDraws) {
     const { settings, x, restarts } = /** @type {BandRequest} */ (this.request);
+    const count = nDraws ?? settings.nDraws;
     const training = /** @type {Training} */ (this.training);
     const started = performance.now();
-    const draws = drawFunctions(training.network, this.grid, this.masks, settings.dropProb, settings.nDraws);
+    const draws = drawFunctions(training.network, this.grid, this.masks, settings.dropProb, count);
     const { precision } = training;
     this.post({
       task: "band",
       grid: this.grid,
       draws,
-      ...moments(draws, settings.nDraws),
+      ...moments(draws, count),
       standard: standardPrediction(training.network, this.grid),
       network: training.network,
       precision,
