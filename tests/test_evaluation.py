@@ -83,3 +83,41 @@ def test_unequal_rows_and_missing_outcomes_are_refused():
         db.evaluate(net, DataLoader(TensorDataset(x)), likelihood=likelihood, progress=False)
     with pytest.raises(AttributeError, match="an evaluation has"):
         _ = db.evaluate(net, x, torch.zeros(5, 1), likelihood=likelihood).accuracy
+
+
+def test_coverage_is_that_of_the_mixture_of_draws():
+    from dropbayes.mixtures import Mixture
+
+    net, x, y = network(), torch.randn(60, 4), 2 * torch.randn(60, 1)
+    ours = db.evaluate(net, x, y, likelihood=db.Gaussian(precision=9.0), n_draws=40, masks="shared")
+    mixture = Mixture(db.draws(net, x, n_draws=40).double().squeeze(-1), torch.tensor(1 / 3))
+    for level in (50, 80, 95):
+        low, high = (mixture.quantile(0.5 + sign * level / 200) for sign in (-1, 1))
+        inside = ((low <= y[:, 0]) & (y[:, 0] <= high)).double().mean().item()
+        assert getattr(ours, f"coverage_{level}") == pytest.approx(inside)
+    assert ours.sharpness == pytest.approx(mixture.variance.mean().sqrt().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_a_row_of_weight_two_counts_as_two_in_every_score(classes):
+    net, x, weight = network(3), torch.randn(12, 4), torch.arange(12) % 3
+    y = torch.arange(12) % 3 if classes else torch.randn(12, 3)
+    rows = torch.repeat_interleave(torch.arange(12), weight)
+    options = {"likelihood": db.Categorical() if classes else db.Gaussian(2.0), "n_draws": 20, "masks": "shared"}
+    ours = db.evaluate(net, x, y, sample_weight=weight, **options)
+    theirs = db.evaluate(net, x[rows], y[rows], **options)
+    assert ours.scores == pytest.approx(theirs.scores)
+    assert ours.log_likelihood == pytest.approx(theirs.log_likelihood)
+
+
+def test_outcomes_that_cannot_be_scored_are_refused():
+    net, x = network(), torch.randn(4, 4)
+    options = {"likelihood": db.Gaussian(1.0), "n_draws": 5}
+    with pytest.raises(ValueError, match="`y` must be finite"):
+        db.evaluate(net, x, torch.full((4, 1), math.nan), **options)
+    with pytest.raises(ValueError, match="`y` must"):
+        db.evaluate(net, x, torch.zeros(4), **options)
+    with pytest.raises(ValueError, match="`sample_weight` must"):
+        db.evaluate(net, x, torch.zeros(4, 1), sample_weight=-torch.ones(4), **options)
+    with pytest.raises(ValueError, match="`y` must hold class labels from 0 to 2"):
+        db.evaluate(network(3), x, torch.tensor([0, 1, 2, 3]), likelihood=db.Categorical(), n_draws=5)

@@ -206,8 +206,8 @@ def deferral_for_risk(
     if certified is None:
         return DeferralRule(
             -math.inf,
-            f"No threshold could be certified for a {loss_name} of {target:g} with {len(scores)} held-out rows: every "
-            "row is deferred.",
+            f"No threshold could be certified to keep the {loss_name} at {target:g} with {len(scores)} held-out rows: "
+            "every row is deferred.",
         )
     return DeferralRule(
         certified,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +12,17 @@ from torch import Tensor, nn
 
 from dropbayes import scores
 from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
+from dropbayes.runtime.arrays import Array, to_tensor
 from dropbayes.runtime.progress import ProgressBar
+from dropbayes.runtime.validation import finite_tensor, row_weights
 from dropbayes.sampling.functions import checked_first_row, keep_state, with_plan
 from dropbayes.sampling.plan import Plan, checked_keys
 from dropbayes.sampling.statistics import Request, RowResults, RowStatistics
-from dropbayes.sampling.streaming import LogMean
+from dropbayes.sampling.streaming import LogMean, Mean
 from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs, loaded_batches, network_arguments
+from dropbayes.scores.averages import weighted_mean
 
-COVERAGES = (0.5, 0.8, 0.95)
+COVERAGES = scores.COVERAGE_LEVELS
 """The nominal coverages whose observed counterparts are reported."""
 
 __all__ = ["COVERAGES", "Evaluation", "Gaussian", "evaluate"]
@@ -62,6 +64,7 @@ def evaluate(
     row_axis: RowAxis = 0,
     first_row: int = 0,
     leave_out: str | Sequence[str] = (),
+    sample_weight: Array | None = None,
     max_bytes: int | None = None,
     progress: bool | None = None,
 ) -> Evaluation:
@@ -69,6 +72,8 @@ def evaluate(
 
     The log-likelihood is that of the mixture over draws,
     $\log \frac1T \sum_t p(\mathbf y^* \mid \widehat{\mathbf y}_t)$ [GG16, eq:predictive_dist_reg], averaged over rows.
+    Coverage is that of the central intervals of the mixture of Gaussians with each draw's mean and variance; what each
+    score means is in `scores.REGRESSION_SCORES` and `scores.CLASS_SCORES`.
 
     Args:
         net: Any network with dropout.
@@ -82,6 +87,7 @@ def evaluate(
         row_axis: The axis of the rows in the inputs: one for all arguments or one for each (a dict or tuple).
         first_row: The index of the first row, which keys its masks.
         leave_out: Modules, by name or class name, whose randomness in training is not dropout (an augmentation).
+        sample_weight: The weight of each row: a row of weight 2 counts as two in every score. Not for a DataLoader.
         max_bytes: A bound on working memory.
         progress: Whether to show a progress bar; by default only for a DataLoader.
 
@@ -89,7 +95,7 @@ def evaluate(
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
         >>> result = evaluate(net, torch.ones(3, 2), torch.zeros(3, 1), likelihood=Gaussian(precision=1.0))
         >>> sorted(result.scores)
-        ['coverage_50', 'coverage_80', 'coverage_95', 'mae', 'rmse']
+        ['coverage_50', 'coverage_80', 'coverage_95', 'mae', 'rmse', 'sharpness']
     """
     request = Request(likelihood)
     if likelihood is None:
@@ -114,9 +120,13 @@ def evaluate(
         offset += inputs.n_rows
         outcomes.append(targets)
     per_row, targets = torch.cat(densities), torch.cat(outcomes)
+    if sample_weight is not None:
+        if isinstance(x, torch.utils.data.DataLoader):
+            raise TypeError("`sample_weight` must be left out for a DataLoader: its order is not known beforehand.")
+        sample_weight = row_weights(sample_weight, len(targets), like=per_row)
     judge = _class_scores if isinstance(likelihood, ClassLikelihood) else _regression_scores
-    found = judge(results, targets, likelihood)
-    return Evaluation(float(per_row.mean()), found, per_row, len(targets), keys.n_draws)
+    values = judge(results, targets, per_row, likelihood, sample_weight)
+    return Evaluation(values.pop("log_likelihood"), values, per_row, len(targets), keys.n_draws)
 
 
 def _pairs(net: nn.Module, x: Any, y: Any, row_axis: RowAxis, progress: bool | None) -> Iterator[tuple[Inputs, Tensor]]:
@@ -148,7 +158,9 @@ def _without_labels(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
 
 def _pair(arguments: Any, y: Any, row_axis: RowAxis) -> tuple[Inputs, Tensor]:
     inputs = as_inputs(arguments, row_axis=row_axis)
-    targets = torch.as_tensor(y).to(inputs.device)
+    targets = to_tensor(y, name="y").to(inputs.device)
+    if targets.is_floating_point():
+        finite_tensor("y", targets)
     if not inputs.is_one_row and (targets.dim() == 0 or len(targets) != inputs.n_rows):
         raise ValueError(f"`y` must have one entry per row; got shape {tuple(targets.shape)} for {inputs.n_rows} rows.")
     return inputs, targets[None] if inputs.is_one_row else targets
@@ -163,33 +175,45 @@ def _stream(
     summaries = []
     for rows, chunks in plan.blocks(inputs, first_row=offset):
         outcomes = y[rows.start : rows.stop]
-        statistics, densities = RowStatistics(request), LogMean()
+        statistics, densities, transforms = RowStatistics(request), LogMean(), Mean()
         for chunk in chunks:
             output = chunk.outputs[judged]
             statistics.add(output, None)
-            densities.add(likelihood.log_density(output.double(), outcomes))
             likelihood.check(output, outcomes)
+            densities.add(likelihood.log_density(output.double(), outcomes))
+            if not isinstance(likelihood, ClassLikelihood):
+                transforms.add(_distribution(likelihood, output.double(), outcomes))
         densities.finish()
-        summaries.append((statistics.results(torch.float64), densities.value))
+        summary = statistics.results(torch.float64)
+        if not isinstance(likelihood, ClassLikelihood):
+            transforms.finish()
+            summary["pit"] = transforms.value
+        summaries.append((summary, densities.value))
     return summaries
 
 
-def _regression_scores(results: RowResults, y: Tensor, likelihood: Likelihood) -> dict[str, float]:
-    mean = results.joined("mean")
-    deviation = (results.joined("epistemic") + results.joined("aleatoric")).sqrt()
-    found = {"rmse": float(scores.rmse(mean, y)), "mae": float(scores.mae(mean, y))}
-    for level in COVERAGES:  # of the Gaussian with the predictive moments
-        half = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) * deviation
-        found[f"coverage_{round(100 * level)}"] = float(scores.coverage(mean - half, mean + half, y).mean())
-    return found
+def _distribution(likelihood: Likelihood, output: Tensor, y: Tensor) -> Tensor:
+    """The distribution function at the outcome, of the Gaussian with each draw's mean and variance."""
+    return torch.special.ndtr((y - likelihood.mean(output)) / likelihood.variance(output).sqrt())
 
 
-def _class_scores(results: RowResults, y: Tensor, likelihood: Likelihood) -> dict[str, float]:
+def _regression_scores(
+    results: RowResults, y: Tensor, densities: Tensor, likelihood: Likelihood, sample_weight: Array | None
+) -> dict[str, float]:
+    std = (results.joined("epistemic") + results.joined("aleatoric")).sqrt()
+    rows = scores.RegressionOutcomes(y, results.joined("mean"), std, results.joined("pit"), densities, sample_weight)
+    return scores.regression_scores(rows)
+
+
+def _class_scores(
+    results: RowResults, y: Tensor, densities: Tensor, likelihood: Likelihood, sample_weight: Array | None
+) -> dict[str, float]:
     assert isinstance(likelihood, ClassLikelihood)
     probabilities = likelihood.class_probabilities(results.joined("mean"))
-    probabilities, labels = probabilities.reshape(-1, probabilities.shape[-1]), y.long().reshape(-1)
-    return {
-        "accuracy": float(scores.accuracy(probabilities, labels)),
-        "brier": float(scores.brier_score(probabilities, labels).mean()),
-        "calibration_error": float(scores.expected_calibration_error(probabilities, labels)),
-    }
+    labels, n_rows = y.long(), len(y)
+    if sample_weight is not None:  # each of a row's labels has the row's weight
+        sample_weight = torch.as_tensor(sample_weight).repeat_interleave(labels.numel() // n_rows)
+    rows = scores.ClassOutcomes(labels.reshape(-1), probabilities.reshape(-1, probabilities.shape[-1]), sample_weight)
+    per_label = scores.class_scores(rows)
+    weight = None if sample_weight is None else sample_weight[:: labels.numel() // n_rows]
+    return per_label | {"log_likelihood": float(weighted_mean(densities, weight))}

@@ -80,9 +80,13 @@ def test_a_captured_graph_repeats_the_call_and_leaves_no_trace():
 
 
 @needs_cuda
-def test_a_call_that_cannot_be_captured_leaves_the_state_unchanged():
+def test_a_call_that_cannot_be_captured_leaves_state_and_random_numbers_unchanged():
     device = torch.device("cuda")
     count = torch.zeros(1, device=device)
+    torch.manual_seed(0)
+    expected = torch.rand(3, device=device)
+    torch.manual_seed(0)
     with pytest.raises(RuntimeError):
-        capture_graph(lambda: count.add_(1).item(), [count], device)
+        capture_graph(lambda: (torch.rand(2, device=device), count.add_(1).item()), [count], device)
     assert count.item() == 0
+    assert torch.equal(torch.rand(3, device=device), expected)

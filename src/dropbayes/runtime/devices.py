@@ -84,7 +84,8 @@ def capture_graph(
         device: The CUDA device of the work.
     """
     values = [tensor.detach().clone() for tensor in state]
-    random_state = torch.cuda.get_rng_state(device)
+    generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    before = generator.clone_state()
 
     def restore() -> None:
         with torch.no_grad():
@@ -103,7 +104,11 @@ def capture_graph(
         # Other threads may go on using the device: what they do is no part of this graph.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             result = call()
+    except BaseException:
+        generator.graphsafe_set_state(before)  # a broken capture leaves the generator unusable
+        raise
+    else:
+        generator.set_state(before.get_state())
     finally:
         restore()
-        torch.cuda.set_rng_state(random_state, device)
     return graph, result
