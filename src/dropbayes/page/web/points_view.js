@@ -1,5 +1,5 @@
 /** The view of points: the plot that is drawn on, its controls, and the worker that trains. */
-import { byId, copyText } from "./document.js";
+import { byId, copyText, speak } from "./document.js";
 import { shortNumber } from "./plot.js";
 import { PointEditor } from "./point_editor.js";
 import { PointsPicture } from "./points_picture.js";
@@ -255,6 +255,7 @@ export class PointsView {
     if (this.calm.matches && band.isTraining && now - this.bandTime < CALM_FRAME) return;
     const isSame = this.band && this.band.draws.length === band.draws.length && this.band.grid[0] === band.grid[0];
     this.before = isSame && !this.calm.matches ? this.shownBand(now) : null;
+    if (this.band?.isTraining && !band.isTraining && this.isRunning) speak(`The network has settled after ${band.step} steps.`);
     this.band = band;
     this.bandTime = now;
     this.describe(band);
