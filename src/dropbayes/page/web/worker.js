@@ -29,7 +29,7 @@ import { World } from "./world.js";
  * @property {"short" | "paper"} schedule
  * @property {number} seed
  * @property {boolean} running
- * @property {number} speed steps in a second
+ * @property {number} speed steps per second
  * @property {number} restarts
  */
 
