@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -77,6 +78,23 @@ def test_the_examples_of_a_page_run_and_print_what_it_shows(page, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     for found, printed in zip(examples(page), printed_by(page), strict=True):
         assert agree(found["shown"] or "", printed), f"{page.name} prints\n{printed}\nand shows\n{found['shown']}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["serving", "scaling"])
+def test_the_commands_of_a_page_run(page, tmp_path):
+    """The blocks of shell commands, one after the other in one shell, on a port that is free."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    blocks = re.findall(r"^```sh\n(.*?)^```", (DOCS / f"{page}.md").read_text(), re.DOTALL | re.MULTILINE)
+    command = f'dropbayes() {{ "{sys.executable}" -m dropbayes "$@"; }}; python() {{ "{sys.executable}" "$@"; }}\n'
+    script = "set -e\n" + command + "\n".join(blocks).replace("8000", port)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert page != "serving" or '"name":"mean"' in done.stdout
 
 
 def test_outputs_are_compared_number_by_number():
