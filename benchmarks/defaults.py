@@ -1,109 +1,113 @@
-"""`DropoutRegressor()` with no arguments on the UCI sets: its test scores against the paper's Table 1, and its time.
+"""`DropoutRegressor()` with no arguments on the UCI sets: test scores and CPU time, against an older source tree.
 
-    python -m benchmarks.defaults --splits 5 --workers 1
+    python -m benchmarks.defaults --sets boston,yacht --splits 3
+    python -m benchmarks.defaults --reference ../older/src     # each split with both trees, in turn
 
-Prints a Markdown table and writes benchmarks/results/defaults.json. Splits already in the file are not run again. The
-times are those of one process with `--threads` threads; the scores depend on neither.
+Prints a Markdown table of means over splits and writes benchmarks/results/defaults.json. Each fit is a process of its own
+with the default number of threads; its time is CPU time, which other work on the machine disturbs least. Splits already
+in the file are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import json
-import multiprocessing
+import os
 import pathlib
-import platform
 import statistics
-import time
+import subprocess
+import sys
+from typing import Any
 
-RESULTS = pathlib.Path(__file__).parent / "results" / "defaults.json"
+from benchmarks import history
+from dropbayes.runtime import files
+
+ROOT = pathlib.Path(__file__).parent.parent
+FIT = """
+import json, sys, time, warnings
+import numpy as np
+warnings.simplefilter("ignore")
+from dropbayes.estimators import DropoutRegressor
+try:
+    from dropbayes.experiments.uci import data
+except ImportError:
+    from dropbayes.experiments import uci_data as data
+table = data.load(sys.argv[1])
+train, test = table.splits[int(sys.argv[2])]
+DropoutRegressor(n_steps=10, min_epochs=1).fit(table.x[:60], table.y[:60])  # imports and first calls are not counted
+begun = time.process_time()
+model = DropoutRegressor(device="cpu", random_state=0).fit(table.x[train], table.y[train])
+seconds = time.process_time() - begun
+error = model.predict(table.x[test]) - table.y[test]
+score = float(np.mean(model.log_likelihood(table.x[test], table.y[test])))
+print(json.dumps({"log_likelihood": score, "rmse": float(np.sqrt(np.mean(error**2))), "cpu_seconds": seconds}))
+"""
 
 
-def one_fit(name: str, split: int, threads: int) -> dict[str, object]:
-    """Fits the training rows of a split with the defaults and scores the test rows."""
-    import numpy as np
-    import torch
-
-    from dropbayes.estimators import DropoutRegressor
-    from dropbayes.experiments.uci import data as uci_data
-
-    torch.set_num_threads(threads)
-    data = uci_data.load(name)
-    train, test = data.splits[split]
-    start = time.perf_counter()
-    model = DropoutRegressor(device="cpu").fit(data.x[train], data.y[train])
-    seconds = time.perf_counter() - start
-    error = model.predict(data.x[test]) - data.y[test].reshape(-1)
-    return {
-        "set": name,
-        "split": split,
-        "log_likelihood": float(np.mean(model.log_likelihood(data.x[test], data.y[test]))),
-        "rmse": float(np.sqrt(np.mean(error**2))),
-        "fit_seconds": seconds,
-    }
+def one_fit(source: pathlib.Path, name: str, split: int) -> dict[str, Any]:
+    """Fits the training rows of a split with the defaults of a source tree and scores the test rows."""
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    command = [sys.executable, "-c", FIT, name, str(split)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def table(entries: list[dict[str, object]]) -> str:
-    """Means over splits beside the published ones."""
-    from dropbayes.experiments.uci import page as uci_report
+def mean_and_error(values: list[float]) -> str:
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return f"{statistics.mean(values):.3f} ± {error:.3f}"
 
+
+def table(fits: list[dict[str, Any]]) -> str:
+    """Means over the splits that both trees have run, and the paired difference and ratio."""
     lines = [
-        "| set | splits | log-likelihood | Table 1 | reached | RMSE | Table 1 | fit (s) |",
-        "|---|---|---|---|---|---|---|---|",
+        "| set | splits | log-likelihood | before | difference | RMSE | before | CPU time (s) | before | ratio |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for name in sorted({str(entry["set"]) for entry in entries}):
-        own = [entry for entry in entries if entry["set"] == name]
-        scores = [float(e["log_likelihood"]) for e in own]  # type: ignore[arg-type]
-        error = statistics.stdev(scores) / len(scores) ** 0.5 if len(scores) > 1 else float("nan")
-        published = uci_report.PUBLISHED[name].paper
-        mean = statistics.mean(scores)
-        lines.append(
-            f"| {name} | {len(own)} | {mean:.3f} ± {error:.3f} | {published[1]} | {'yes' if mean >= published[1] else 'no'} | "
-            f"{statistics.mean(float(e['rmse']) for e in own):.4g} | {published[0]} | "  # type: ignore[arg-type]
-            f"{statistics.median(float(e['fit_seconds']) for e in own):.0f} |"  # type: ignore[arg-type]
-        )
+    for name in sorted({fit["set"] for fit in fits}):
+        now = {f["split"]: f for f in fits if f["set"] == name and f["tree"] == "present"}
+        before = {f["split"]: f for f in fits if f["set"] == name and f["tree"] == "reference"}
+        both = sorted(now.keys() & before.keys()) or sorted(now)
+        if not both:
+            continue
+        older = [before[s] for s in both] if before else []
+        scores, times = [now[s]["log_likelihood"] for s in both], [now[s]["cpu_seconds"] for s in both]
+        cells = [name, str(len(both)), f"{statistics.mean(scores):.3f}"]
+        if older:
+            differences = [now[s]["log_likelihood"] - before[s]["log_likelihood"] for s in both]
+            ratios = [before[s]["cpu_seconds"] / now[s]["cpu_seconds"] for s in both]
+            cells += [f"{statistics.mean(f['log_likelihood'] for f in older):.3f}", mean_and_error(differences)]
+        else:
+            ratios = []
+            cells += ["", ""]
+        cells += [f"{statistics.mean(now[s]['rmse'] for s in both):.4g}"]
+        cells += [
+            f"{statistics.mean(f['rmse'] for f in older):.4g}" if older else "",
+            f"{statistics.median(times):.1f}",
+        ]
+        cells += [f"{statistics.median(f['cpu_seconds'] for f in older):.1f}" if older else ""]
+        lines.append("| " + " | ".join([*cells, f"{statistics.median(ratios):.1f}" if ratios else ""]) + " |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    from dropbayes.experiments.uci import data as uci_data
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sets", default=",".join(uci_data.SMALLEST_FIRST))
-    parser.add_argument("--splits", type=int, default=20)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no fit after this time")
-    parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sets", default="boston,concrete,energy,yacht,wine,kin8nm,power")
+    parser.add_argument("--splits", type=int, default=3)
+    parser.add_argument("--reference", type=pathlib.Path, help="the src folder of an older version to compare with")
     arguments = parser.parse_args()
-    saved = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"fits": []}
-    done = {(e["set"], e["split"]) for e in saved["fits"]}
-    counts = {name: len(uci_data.load(name).splits) for name in arguments.sets.split(",")}
-    tasks = [
-        (name, split)
-        for split in range(arguments.splits)
-        for name in reversed(counts)  # the largest first
-        if split < counts[name] and (name, split) not in done
-    ]
-    began = time.perf_counter()
-    saved["hardware"] = f"{platform.machine()}, {arguments.workers} processes of {arguments.threads} threads"
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(arguments.workers, mp_context=context) as pool:
-        waiting = iter(tasks)
-        running = {
-            pool.submit(one_fit, *task, arguments.threads)
-            for task, _ in zip(waiting, range(arguments.workers), strict=False)
-        }
-        while running:
-            finished, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
-            for future in finished:
-                saved["fits"].append(future.result())
-                arguments.out.write_text(json.dumps(saved, indent=1) + "\n")
-                task = next(waiting, None)
-                if task is not None and time.perf_counter() - began < arguments.seconds:
-                    running.add(pool.submit(one_fit, *task, arguments.threads))
-    print(table(saved["fits"]))
+    path = ROOT / "benchmarks" / "results" / "defaults.json"
+    fits: list[dict[str, Any]] = json.loads(path.read_text()).get("fits", []) if path.exists() else []
+    done = {(f["set"], f["split"], f["tree"]) for f in fits if "tree" in f}
+    fits = [f for f in fits if "tree" in f]
+    trees = {"present": ROOT / "src"} | ({"reference": arguments.reference} if arguments.reference else {})
+    for split in range(arguments.splits):
+        for name in arguments.sets.split(","):
+            for tree, source in trees.items():
+                if (name, split, tree) not in done:
+                    fits.append({"set": name, "split": split, "tree": tree, **one_fit(source, name, split)})
+            files.write_text(path, json.dumps({"fits": fits}, indent=1) + "\n")
+    history.write("defaults", {"fits": fits})
+    print(table(fits))
 
 
 if __name__ == "__main__":

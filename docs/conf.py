@@ -26,7 +26,15 @@ extensions = [
     "long_names",
     "mathml",
 ]
-exclude_patterns = ["_build", "_ext", "gallery/*.py", "gallery/*.ipynb", "**/sg_*"]
+# Only the page of running times: the gallery's style sheets begin with sg_ too.
+exclude_patterns = [
+    "_build",
+    "_ext",
+    "gallery/*.py",
+    "gallery/*.ipynb",
+    "**/sg_execution_times*",
+    "sg_execution_times*",
+]
 nitpicky = True
 nitpick_ignore_regex = [
     # Types of other libraries: their documentation is not fetched, so nothing here could be linked to.
@@ -38,6 +46,13 @@ nitpick_ignore_regex = [
     # The standard library's.
     (r"py:.*", r"(argparse|collections\.abc|os|pathlib|types|typing)\..*"),
     (r"py:class", r"(Any|Callable|Collection|Iterator|Literal|Mapping|Sequence|range)"),
+    # Records and protocols of a part of a package, described where they are used; and halves of subscripted types.
+    (
+        r"py:class",
+        r"dropbayes\.(estimators\.noise|population\.heads|processes\.networks|runtime\.\w+|sampling\.\w+"
+        r"|serving\.\w+|training\.descent)\.\w+",
+    ),
+    (r"py:class", r".*\[.*"),
     # Our own aliases of types, and private classes.
     (r"py:class", r"(Array|optional|_.*|dropbayes\.experiments\.foraging\.View)"),
 ]
@@ -87,7 +102,9 @@ sphinx_gallery_conf = {
 
 # Looks ----------------------------------------------------------------------------------------------------------------
 html_theme = "furo"
-html_title = "dropbayes"
+html_title = f"dropbayes {release}"
+html_favicon = "_static/favicon.svg"
+html_logo = "_static/favicon.svg"
 html_static_path = ["_static"]
 html_css_files = ["dropbayes.css"]
 html_show_sphinx = False
@@ -107,3 +124,13 @@ html_theme_options = {
         "color-brand-content": "#7cb7ee",
     },
 }
+
+
+def _edit_link(app, pagename, templatename, context, doctree):
+    """Links a page to its source in the clone that it was built in; pages written by the build have none."""
+    if "/" not in pagename and (HERE / f"{pagename}.md").exists():
+        context["theme_source_edit_link"] = f"../../{pagename}.md"
+
+
+def setup(app):
+    app.connect("html-page-context", _edit_link, priority=100)

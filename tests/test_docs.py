@@ -3,14 +3,18 @@ is missing from it. `python tests/test_docs.py` writes what the examples print i
 
 import ast
 import contextlib
+import functools
+import http.server
 import importlib
 import io
 import os
 import pathlib
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import warnings
 
 import pytest
@@ -76,6 +80,23 @@ def test_the_examples_of_a_page_run_and_print_what_it_shows(page, tmp_path, monk
         assert agree(found["shown"] or "", printed), f"{page.name} prints\n{printed}\nand shows\n{found['shown']}"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["serving", "scaling"])
+def test_the_commands_of_a_page_run(page, tmp_path):
+    """The blocks of shell commands, one after the other in one shell, on a port that is free."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    blocks = re.findall(r"^```sh\n(.*?)^```", (DOCS / f"{page}.md").read_text(), re.DOTALL | re.MULTILINE)
+    command = f'dropbayes() {{ "{sys.executable}" -m dropbayes "$@"; }}; python() {{ "{sys.executable}" "$@"; }}\n'
+    script = "set -e\n" + command + "\n".join(blocks).replace("8000", port)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert page != "serving" or '"name":"mean"' in done.stdout
+
+
 def test_outputs_are_compared_number_by_number():
     assert (
         agree("a 1.00  b\n", "a 1.05 b") and agree("", "") and agree("29 of 697", "31 of 697") and agree("1e-6", "3e-6")
@@ -128,6 +149,7 @@ def test_the_api_page_of_a_module_shows_every_public_name(extensions):
         ("$$a =\n b$$", "\n.. math:: a = b\n"),
         ("    >>> cost = '$5 and $6 `x`'\n    '$5'", "    >>> cost = '$5 and $6 `x`'\n    '$5'"),
         ("So:\n\n    a = `b`", "So:\n\n::\n\n    a = `b`"),
+        ("| a | b |\n|---|---|\n| `x` | 1 |", ".. list-table::\n   :header-rows: 1\n\n   * - a\n     - b\n   * - ``x``\n     - 1"),
         ("A formula $a\n+ b$ over a line.", "A formula :math:`a + b` over a line."),
     ],
 )  # fmt: skip
@@ -198,9 +220,10 @@ def test_the_examples_of_the_gallery_have_titles_and_hide_what_saves_files():
         assert start < text.index(".savefig(") < end, script.name
 
 
-@pytest.mark.slow
-def test_the_documentation_builds_strictly_from_what_is_under_version_control(tmp_path):
-    """No warning, no name missing from the inventory, nothing fetched from a network when a page is read."""
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built documentation, from what is under version control; a warning is an error."""
+    tmp_path = tmp_path_factory.mktemp("documentation")
     for folder in ("docs", "examples", "src"):
         ignored = shutil.ignore_patterns("_build", "api", "gallery", "__pycache__", "sg_execution_times.rst")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
@@ -210,6 +233,12 @@ def test_the_documentation_builds_strictly_from_what_is_under_version_control(tm
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+    return site
+
+
+@pytest.mark.slow
+def test_the_documentation_builds_strictly_from_what_is_under_version_control(site):
+    """No name is missing from the inventory, nothing is fetched from a network when a page is read."""
     from sphinx.util.inventory import InventoryFile
 
     with open(site / "objects.inv", "rb") as file:
@@ -219,6 +248,37 @@ def test_the_documentation_builds_strictly_from_what_is_under_version_control(tm
     for page in site.rglob("*.html"):
         fetched = re.findall(r"<(?:script|img|link|iframe)[^>]+(?:src|href)=\"(https?:[^\"]+)", page.read_text())
         assert not fetched, (page, fetched)
+
+
+@pytest.mark.slow
+def test_a_browser_finds_every_file_of_the_site_and_no_error(site):
+    """Style sheets, pictures and scripts that a page asks for are there: the gallery once asked for four in vain."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("no chromium on this machine")
+    handler = functools.partial(QuietHandler, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, playwright.sync_playwright() as running:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser = running.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        tab, wrong = browser.new_page(), []
+        tab.on(
+            "response", lambda answer: wrong.append(f"{answer.status} {answer.url}") if answer.status >= 400 else None
+        )
+        tab.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        for page in [*sorted(site.glob("*.html")), site / "gallery/index.html", site / "api/index.html"]:
+            tab.goto(f"http://127.0.0.1:{server.server_port}/{page.relative_to(site)}")
+        browser.close()
+        server.shutdown()
+    assert wrong == []
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    """Serves files without a line for each."""
+
+    def log_message(self, *_):
+        pass
 
 
 if __name__ == "__main__":

@@ -1,38 +1,51 @@
-"""The README's examples run as they stand."""
+"""The README's examples run as they stand, and print what it shows."""
 
+import contextlib
+import io
 import pathlib
 import re
-from typing import Any
 
-import numpy as np
-import torch
-from torch import nn
+import pytest
 
-README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
+from tests.test_docs import agree, examples
 
-
-def test_every_python_example_of_the_readme_runs(capsys):
-    torch.manual_seed(0)
-    rng = np.random.default_rng(0)
-    table = rng.normal(size=(60, 3))
-    names: dict[str, Any] = {
-        "net": nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2)).eval(),
-        "x": torch.randn(5, 4),
-        "y": torch.randn(5, 2),
-        "tau": 4.0,
-    }
-    examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(examples) == 4
-    for example in examples:
-        if "DropoutRegressor" in example:  # the same lines, on a table, with a shorter search
-            names |= {"X": table, "y": table.sum(1), "X_new": table[:4]}
-            example = example.replace("DropoutRegressor()", "DropoutRegressor(n_steps=100, n_networks=1)")
-        exec(example, names)
-        if "add_dropout" in example:
-            names["net"] = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2)).eval()
-    assert "before weight layer" in capsys.readouterr().out
-    assert names["std"].shape == (4,) and (names["std"] > 0).all()
+ROOT = pathlib.Path(__file__).parent.parent
+README = ROOT / "README.md"
 
 
-def test_the_readme_shows_the_two_commands():
-    assert "make demo" in README and "make test" in README
+def test_every_python_example_of_the_readme_runs_and_prints_what_is_shown():
+    found = examples(README)
+    assert len(found) == 2
+    for example in found:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(example["code"], {"__name__": "__main__"})
+        assert agree(example["shown"] or "", out.getvalue())
+
+
+def test_installing_is_in_the_first_screen_and_promises_no_package_index():
+    head = README.read_text()[:2500]
+    assert "pip install ." in head
+    assert "make demo" in head
+    for page in (README, ROOT / "docs" / "index.md"):
+        assert not re.search(r"pip install '?dropbayes", page.read_text())
+
+
+def test_the_figures_of_the_readme_are_those_of_the_reproduction():
+    rows = {}
+    for line in README.read_text().splitlines():
+        cells = [cell.strip().strip("*") for cell in line.strip("|").split("|")]
+        if cells[0] in ("the paper", "its protocol, here", "deep ensembles", "our method") and len(cells) == 10:
+            rows[cells[0]] = [float(cell.replace("−", "-")) for cell in cells[1:]]
+    page = (ROOT / "docs" / "reproduction.md").read_text()
+    tables = [block.splitlines() for block in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)]
+    for label, head, column in (
+        ("its protocol, here", "LL ours", 8),
+        ("the paper", "deep ensembles", 2),
+        ("deep ensembles", "deep ensembles", 5),
+        ("our method", "deep ensembles", 7),
+    ):
+        table = next(lines for lines in tables if head in lines[0])  # the first such: log-likelihoods
+        cells = [line.strip("|").split("|")[column] for line in table[2:]]
+        shown = [float(re.search(r"-?[\d.]+", cell)[0]) for cell in cells]
+        assert rows[label] == pytest.approx(shown, abs=0.00501)

@@ -32,6 +32,19 @@ GROUPS = {
     ],
 }  # fmt: skip
 
+# The names at the top level: five that everybody needs, then all others by task. tests/test_docs.py asks for each.
+FIRST = ["predict", "evaluate", "sites", "DropoutRegressor", "load"]
+TASKS = {
+    "What a network's output means": [
+        "Gaussian", "HeteroscedasticGaussian", "StudentT", "Quantiles", "Categorical", "Bernoulli", "Poisson",
+        "Likelihood",
+    ],
+    "Draws and functions": ["draws", "function_draw"],
+    "Training": ["fit", "add_dropout", "negative_elbo", "parameter_groups", "weight_decay", "model_precision", "Prior"],
+    "Tables and models": ["DropoutClassifier", "Model", "Predictor"],
+    "What is returned": ["Prediction", "Evaluation", "Site", "Sites", "UncertaintyWarning"],
+}  # fmt: skip
+
 # Names that a module hands on from another one, where they are described.
 HANDED_ON = {"predictive": ["Gaussian"], "evaluation": ["Gaussian"]}
 
@@ -73,27 +86,31 @@ def page(name):
 
 
 def index():
-    """The reST of the page that lists them all."""
+    """The reST of the page that lists them all: the public names by task, then every module."""
     from docstrings import PLACES, converted
+
+    def link(name):
+        return f":py:obj:`db.{name} <{PLACES[name]}>`"
 
     names = []
     for name, place in sorted(PLACES.items(), key=lambda pair: pair[0].lower()):
         first = (getattr(dropbayes, name).__doc__ or "").strip().split("\n\n")[0]
-        names.append((f":py:obj:`db.{name} <{place}>`", " ".join(converted(first.split("\n"), here=place)).strip()))
-    lines = [
-        "API",
-        "===",
-        "",
-        "The first table is at the top level, ``import dropbayes as db``; the rest is in its module.",
-    ]
-    lines += _table(names)
+        names.append((link(name), " ".join(converted(first.split("\n"), here=place)).strip()))
+    described = dict(names)
+    lines = ["API", "===", "", "``import dropbayes as db``. These five do most of the work:"]
+    lines += _table([(link(name), described[link(name)]) for name in FIRST])
+    listed = {*FIRST, *(name for members in TASKS.values() for name in members)}
+    tasks = {**TASKS, "More": [name for name in PLACES if name not in listed]}
+    for task, members in ((task, members) for task, members in tasks.items() if members):
+        lines += ["", task, "-" * len(task), *_table([(link(name), described[link(name)]) for name in members])]
+    lines += ["", "By module", "---------", "", "Everything, under the question it answers."]
     for group, members in GROUPS.items():
         present = [name for name in members if name in modules()]
         rows = [
             (f":doc:`dropbayes.{name} <{name}>`", converted([summary(name)], here=f"dropbayes.{name}")[0])
             for name in present
         ]
-        lines += ["", group, "-" * len(group), *_table(rows)]
+        lines += ["", group, "^" * len(group), *_table(rows)]
         lines += ["", ".. toctree::", "   :hidden:", "", *(f"   {name}" for name in present)]
     return "\n".join(lines) + "\n"
 

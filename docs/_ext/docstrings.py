@@ -35,9 +35,21 @@ def converted(lines, *, here=""):
             return f":py:obj:`{found['code']} <{place}>`" if linked else f"``{found['code']}``"
         return found[0]
 
-    runs = itertools.groupby(_marked(lines), key=lambda pair: pair[0])
+    runs = itertools.groupby(_marked(_without_tables(lines)), key=lambda pair: pair[0])
     texts = [(verbatim, "\n".join(line for _, line in run)) for verbatim, run in runs]
     return "\n".join(text if verbatim else _MARKUP.sub(rest, text) for verbatim, text in texts).split("\n")
+
+
+def _without_tables(lines):
+    """The lines with Markdown tables as list-tables."""
+    for is_table, run in itertools.groupby(lines, key=lambda line: line.startswith("|")):
+        if not is_table:
+            yield from run
+            continue
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in run]
+        yield from (".. list-table::", "   :header-rows: 1", "")
+        for row in (rows[0], *rows[2:]):
+            yield from (f"   {'* ' if place == 0 else '  '}- {cell}" for place, cell in enumerate(row))
 
 
 def _one_line(text):
@@ -46,6 +58,7 @@ def _one_line(text):
 
 def _marked(lines):
     """Each line with whether it is code: a doctest and its output, or what stands indented after 'text:'."""
+    lines = list(lines)
     in_doctest, code_indent, previous = False, None, ""
     for place, line in enumerate(lines):
         indent = len(line) - len(line.lstrip())

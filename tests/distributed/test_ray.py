@@ -8,14 +8,14 @@ from dropbayes.distributed import predict_parquet
 from dropbayes.distributed import ray as on_ray
 from tests.distributed.rows import digest, rows, written
 
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")]
 
-@pytest.mark.slow
+
 def test_a_cluster_writes_the_bits_of_one_process(predictor, models, tmp_path):
     predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", engine="ray", n_workers=2, part_rows=250)
     assert digest(written(tmp_path / "out")) == digest(predictor.extend(rows(1000)))
 
 
-@pytest.mark.slow
 def test_a_dataset_gets_the_columns_of_a_prediction(predictor):
     import pyarrow as pa
     import ray

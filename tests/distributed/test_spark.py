@@ -9,6 +9,7 @@ from tests.distributed.rows import digest, rows, written
 
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:PySpark does not yet:FutureWarning", "ignore::ResourceWarning"),
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java, which is not installed"),
 ]

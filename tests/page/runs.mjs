@@ -5,13 +5,13 @@ import { sharedMasks } from "../../src/dropbayes/page/web/masks.js";
 import { createNetwork } from "../../src/dropbayes/page/web/network.js";
 import { Training } from "../../src/dropbayes/page/web/training.js";
 import { SCENES } from "../../src/dropbayes/page/web/scenes.js";
-import { decoded, DEFAULTS, encoded } from "../../src/dropbayes/page/web/state.js";
+import { stateOfFragment, DEFAULTS, stateFragment } from "../../src/dropbayes/page/web/state.js";
 import { Agent, SCHEDULES, tick } from "../../src/dropbayes/page/web/agents.js";
-import { centred, DIGITS, drawLogits, DROP_PROB, hiddenUnits, ink, readTensors, restoredLayers, rotated } from "../../src/dropbayes/page/web/digit.js";
+import { centredStrokes, DIGITS, drawLogits, DROP_PROB, hiddenUnits, ink, readTensors, restoredLayers, rotatedImage } from "../../src/dropbayes/page/web/digit.js";
 import { viewInputs, World } from "../../src/dropbayes/page/web/world.js";
 
 /** The network before and after `steps` steps of training, and the precision learned. */
-export function trained(shape, seed, objective, x, y, learningRate, steps) {
+export function trainNetwork(shape, seed, objective, x, y, learningRate, steps) {
   const network = createNetwork(shape);
   const before = structuredClone(network);
   const training = new Training(network, seed, objective);
@@ -35,7 +35,7 @@ export function walk(state, actions) {
 }
 
 /** The weights after learning once from the same experiences with the same masks. */
-export function learned(weights, biases, learningRate, states, after, actions, rewards, futureMasks, masks) {
+export function learnOnce(weights, biases, learningRate, states, after, actions, rewards, futureMasks, masks) {
   const agent = new Agent("thompson", { ...SCHEDULES.paper, learningRate }, 0);
   agent.weights = weights;
   agent.biases = biases;
@@ -44,7 +44,7 @@ export function learned(weights, biases, learningRate, states, after, actions, r
 }
 
 /** Mean rewards of `steps` steps, block by block. */
-export function lived(policy, schedule, seed, steps, block) {
+export function rewardsOfLife(policy, schedule, seed, steps, block) {
   const world = new World(seed);
   const agent = new Agent(policy, SCHEDULES[schedule], seed);
   const means = [];
@@ -58,7 +58,7 @@ export function lived(policy, schedule, seed, steps, block) {
 
 /** A written digit, turned. */
 export function writtenDigit(kind, degrees) {
-  return rotated(ink(centred(DIGITS[kind])), degrees);
+  return rotatedImage(ink(centredStrokes(DIGITS[kind])), degrees);
 }
 
 /** The softmax inputs of the draws of the network in a file. */
@@ -75,14 +75,14 @@ export function allScenes() {
 /** The address of a scene as it comes. */
 export function sceneAddress(scene) {
   const settings = { ...DEFAULTS, ...SCENES[scene].settings };
-  return encoded({ tab: "points", scene, points: null, settings }, settings);
+  return stateFragment({ tab: "points", scene, points: null, settings }, settings);
 }
 
 /** A state read back from its address, with the settings that were given. */
 export function readBack(state) {
   const usual = (name) => (name in SCENES ? { ...DEFAULTS, ...SCENES[name].settings } : null);
   const whole = { ...state, settings: { ...usual(state.scene), ...state.settings } };
-  const again = decoded(encoded(whole, usual(state.scene)), usual, "gap");
+  const again = stateOfFragment(stateFragment(whole, usual(state.scene)), usual, "gap");
   const names = Object.keys(state.settings);
   return { ...again, settings: Object.fromEntries(names.map((name) => [name, again.settings[name]])) };
 }

@@ -116,6 +116,7 @@ def test_every_scene_opens_with_its_points_and_note(visit):
         page.click(f"[data-scene={scene}]")
         wait_until(page, f"new URLSearchParams(location.hash.slice(1)).get('scene') === '{scene}'")
         assert page.get_attribute(f"[data-scene={scene}]", "aria-current") == "true"
+        assert page.locator("#scenes [aria-current=true]").count() == 1
         assert len(page.inner_text("#note")) > 60
         assert int(page.inner_text("#status").split()[0]) >= 20
 
@@ -206,6 +207,13 @@ def test_a_finger_adds_points_and_erases_one_by_holding(visit):
     page.locator("#plot").scroll_into_view_if_needed()
     page.touchscreen.tap(*place(page, 0.3, 0.4))
     status_says(page, "2 points")
+    x, y = place(page, 0.3, 0.4)
+    page.evaluate(
+        "([x, y]) => document.getElementById('plot').dispatchEvent("
+        "new PointerEvent('pointerdown', { pointerId: 9, pointerType: 'touch', clientX: x, clientY: y, button: 0 }))",
+        [x, y],
+    )
+    status_says(page, "1 point ")
 
 
 def test_the_keyboard_alone_adds_and_erases_points_and_hears_about_them(visit):
@@ -280,6 +288,9 @@ def test_the_copied_program_gives_the_draws_on_the_screen(chromium, monkeypatch)
         code = page.evaluate("navigator.clipboard.readText()")
         draws = page.evaluate("Array.from(window.last_band.draws)")
         mean = page.evaluate("Array.from(window.last_band.mean)")
+        page.click("#copy-link")
+        wait_until(page, "document.getElementById('copied').textContent.includes('link')")
+        link = page.evaluate("navigator.clipboard.readText()")
         context.close()
         server.shutdown()
     names: dict[str, Any] = {"__name__": "copied"}
@@ -288,6 +299,7 @@ def test_the_copied_program_gives_the_draws_on_the_screen(chromium, monkeypatch)
     assert np.allclose(np.reshape(draws, (20, -1)), prediction.draws[..., 0], rtol=0, atol=1e-11)
     assert np.allclose(mean, prediction.mean[:, 0], rtol=0, atol=1e-11)
     assert len(names["POINTS"]) == 24
+    assert link == f"{server.url}#tab=points&scene=gap&depth=3&nDraws=20"
 
 
 def test_a_link_opens_what_was_seen(visit):

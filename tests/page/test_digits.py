@@ -6,7 +6,7 @@ import torch
 
 import dropbayes as db
 from dropbayes.experiments.rotation import rotated
-from dropbayes.page.digits import WEIGHTS, digit_network, quantised, restored
+from dropbayes.page.digits import WEIGHTS, digit_network, quantised_weights, restored_weights
 from tests.page.javascript import call, call_all, needs_node
 
 KEYS = {"seed": 3, "nDraws": 20, "sampler": "stratified", "replicate": 0}
@@ -52,7 +52,7 @@ def test_every_written_digit_is_read_upright():
 @needs_node
 def test_strokes_are_scaled_and_centred_as_mnist_is():
     stroke = [[[100.0, 40.0], [100.0, 42.0], [108.0, 60.0]]]
-    image = np.array(call("digit.js", "ink", call("digit.js", "centred", stroke))).reshape(28, 28)
+    image = np.array(call("digit.js", "ink", call("digit.js", "centredStrokes", stroke))).reshape(28, 28)
     rows, columns = np.indices((28, 28)) + 0.5
     assert abs((image * rows).sum() / image.sum() - 14) < 0.1 and abs((image * columns).sum() / image.sum() - 14) < 0.1
     assert np.ptp(np.nonzero(image > 0.5)[0]) + 1 <= 20
@@ -60,8 +60,8 @@ def test_strokes_are_scaled_and_centred_as_mnist_is():
 
 def test_quantised_weights_are_off_by_half_a_scale_at_most():
     net = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Linear(5, 2))
-    tensors = quantised(net)
-    state = restored(tensors)
+    tensors = quantised_weights(net)
+    state = restored_weights(tensors)
     for name, value in net.state_dict().items():
         bound = 0 if name.endswith("bias") else tensors[name.replace("weight", "scale")].max() / 2
         assert (state[name] - value).abs().max() <= bound * 1.001

@@ -42,7 +42,7 @@ def page_draws(network, drop_prob, n_draws, seed):
 
 @pytest.mark.parametrize(("activation", "depth", "drop_prob"), [("relu", 1, 0.1), ("tanh", 2, 0.05), ("relu", 4, 0.5)])
 def test_draw_7_of_seed_3_is_the_same_function_here_and_there(activation, depth, drop_prob):
-    network = call("./runs.mjs", "trained", {"width": 15, "depth": depth, "activation": activation, "seed": 0}, 0,
+    network = call("./runs.mjs", "trainNetwork", {"width": 15, "depth": depth, "activation": activation, "seed": 0}, 0,
                    {"dropProb": drop_prob, "precision": 1, "learnPrecision": False, "lengthScale": 1}, [0], [0], 0.01, 0)["after"]  # fmt: skip
     masks, values = page_draws(network, drop_prob, 10, seed=3)
     net, x = torch_network(network, drop_prob), torch.tensor(GRID)[:, None]
@@ -64,7 +64,7 @@ def test_the_epistemic_variance_is_that_of_the_draws():
 
 
 def test_the_standard_prediction_is_the_pass_without_dropout():
-    network = call("./runs.mjs", "trained", {"width": 9, "depth": 2, "activation": "tanh", "seed": 4}, 0,
+    network = call("./runs.mjs", "trainNetwork", {"width": 9, "depth": 2, "activation": "tanh", "seed": 4}, 0,
                    {"dropProb": 0.2, "precision": 1, "learnPrecision": False, "lengthScale": 1}, [0], [0], 0.01, 0)["after"]  # fmt: skip
     values = call("network.js", "standardPrediction", typed(network), GRID.tolist())
     expected = torch_network(network, 0.2).eval()(torch.tensor(GRID)[:, None])[:, 0].detach()
@@ -92,7 +92,7 @@ def test_training_is_adam_on_the_negative_evidence_lower_bound(activation, depth
     x, y = np.linspace(-2, 2, 9), np.sin(np.linspace(-2, 2, 9))
     objective = {"dropProb": 0.2, "precision": 20.0, "learnPrecision": learn, "lengthScale": 0.7}
     shape = {"width": 6, "depth": depth, "activation": activation, "seed": 1}
-    run = call("./runs.mjs", "trained", shape, 5, objective, x.tolist(), y.tolist(), 0.01, 12)
+    run = call("./runs.mjs", "trainNetwork", shape, 5, objective, x.tolist(), y.tolist(), 0.01, 12)
     net = torch_network(run["before"], 0.2)  # whose dropout tells `negative_elbo` the keep probabilities
     keyed = nn.Sequential(*(
         KeyedDropout(5, (k - 2) // 3, 0.2) if isinstance(module, nn.Dropout) else module for k, module in enumerate(net)

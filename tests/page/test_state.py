@@ -45,7 +45,7 @@ def test_a_scene_as_it_comes_has_a_short_address():
     ],
 )
 def test_settings_from_an_address_are_sane_or_ignored(name, text, value):
-    assert call("state.js", "parsedSetting", name, text) == value
+    assert call("state.js", "settingOfText", name, text) == value
 
 
 def test_every_scene_lies_inside_its_axes_and_to_a_thousandth(scenes):

@@ -44,7 +44,7 @@ def test_an_agent_learns_as_in_the_experiment():
     actions, rewards = rng.integers(5, size=64), rng.normal(size=64).astype(np.float32)
     masks = [[mask[0].numpy() for mask in agents.masks(64)] for _ in range(2)]
     page = call(
-        "./runs.mjs", "learned", [w[0].T.numpy().astype(np.float64) for w in agents.weights],
+        "./runs.mjs", "learnOnce", [w[0].T.numpy().astype(np.float64) for w in agents.weights],
         [b.flatten().numpy().astype(np.float64) for b in agents.biases], 0.05, states.astype(np.float64),
         after.astype(np.float64), actions.astype(np.float64), rewards.astype(np.float64), *masks,
     )  # fmt: skip
@@ -67,5 +67,5 @@ def test_epsilon_falls_as_in_the_paper(age):
 
 
 def test_agents_learn_to_earn_more_than_at_random():
-    rewards = call("./runs.mjs", "lived", "thompson", "short", 0, 2000, 400)
+    rewards = call("./runs.mjs", "rewardsOfLife", "thompson", "short", 0, 2000, 400)
     assert np.mean(rewards[-2:]) > rewards[0] + 0.15

@@ -78,3 +78,8 @@ def test_memory_counts_what_is_alive_at_once():
 
     watch = seen(Module(forward), torch.ones(1, 1000)).watch
     assert 2 * 4000 <= watch.peak_bytes <= 4 * 4000
+
+
+def test_views_of_weights_take_no_memory():
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(100, 100), nn.Linear(100, 100))
+    assert seen(net, torch.ones(1, 100)).watch.peak_bytes <= 6 * 400

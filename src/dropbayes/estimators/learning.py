@@ -2,6 +2,7 @@ r"""What the estimators share: their settings, the search that sets the rest, an
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import numbers
 import os
@@ -42,6 +43,10 @@ _REPEATED_WEIGHT = 10
 _REMEMBERED_ROWS = 1000
 # Rows predicted at a time, and numbers of draws held for them: bounds of the memory.
 _BLOCK_ROWS, _BLOCK_ELEMENTS = 4096, 2**20
+
+
+# Operations on fewer numbers than this gain nothing from a second thread and cost its time.
+_ONE_THREAD_SIZE = 2**18
 
 
 class DropoutEstimator(BaseEstimator, ABC):
@@ -195,11 +200,17 @@ class DropoutEstimator(BaseEstimator, ABC):
             self._continue_and_test(x, y, weight)
             return
         self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # should rows be streamed in later
-        choice = self._search(x, y, weight, groups)
-        self.search_scores_ = choice.log_likelihood.numpy()
-        self.population_ = self._trained(x, y, weight, choice)
-        self._refuse_divergence()
-        self._fit_noise(choice)
+        with _threads(self._operation_size(len(x))):
+            choice = self._search(x, y, weight, groups)
+            self.search_scores_ = choice.log_likelihood.numpy()
+            self.population_ = self._trained(x, y, weight, choice)
+            self._refuse_divergence()
+            self._fit_noise(choice)
+
+    def _operation_size(self, n_rows: int) -> int:
+        """The numbers that one tensor operation of the search passes over."""
+        n_folds = _FOLDS if n_rows < _MANY_ROWS else 1
+        return len(self._grid(n_rows)[0]) * n_folds * self._batch_size(n_rows) * max(self._hidden(n_rows), default=1)
 
     def _search(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, groups: Any) -> EnsembleChoice:
         n_rows = min(len(x), _SEARCH_ROWS)
@@ -383,6 +394,18 @@ class DropoutEstimator(BaseEstimator, ABC):
         """Takes back what `_own_state` and `_own_tensors` gave."""
 
 
+@contextlib.contextmanager
+def _threads(operation_size: int) -> Iterator[None]:
+    """One thread where tensors are so small that a second one would only wait for the first."""
+    before = torch.get_num_threads()
+    if operation_size <= _ONE_THREAD_SIZE:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def as_array(values: Any) -> Any:
     """Torch tensors as numpy arrays; everything else scikit-learn reads itself."""
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
@@ -392,10 +415,7 @@ def row_weights(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
     """The weights of rows, refused where they are negative or all zero."""
     if sample_weight is None:
         return None
-    weight = _check_sample_weight(as_array(sample_weight), x, ensure_non_negative=True)
-    if not weight.any():
-        raise ValueError("`sample_weight` must be positive for some rows; got zeros alone.")
-    return weight
+    return _check_sample_weight(as_array(sample_weight), x, ensure_non_negative=True)
 
 
 def _canonical_rows(x: Any, y: Any, weight: Any, groups: Any) -> tuple[Any, Any, Any, Any]:

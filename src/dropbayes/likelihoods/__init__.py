@@ -3,14 +3,12 @@ r"""The observation models $p(\mathbf{y} \mid \mathbf{f})$ that turn a network's
 Every likelihood reads the network's output $\widehat{\mathbf y}$ shaped `[..., row, *event]`: axes before the row
 axis (draws) broadcast, axes after it belong to one observation.
 
-| what is observed | likelihood | what the network gives |
-|---|---|---|
-| a real number | `Gaussian`, `StudentT` where some observations are far off | its mean |
-| a real number whose noise depends on the input | `HeteroscedasticGaussian` | its mean and log-variance |
-| a real number of any distribution | `Quantiles` | its quantiles |
-| one of several classes | `Categorical` | a logit per class |
-| yes or no; several labels at once | `Bernoulli` | a logit per label |
-| a count | `Poisson` | the logarithm of its rate |
+- A real number: `Gaussian`, or `StudentT` where some observations are far off; the network gives its mean.
+- A real number whose noise depends on the input: `HeteroscedasticGaussian`; its mean and log-variance.
+- A real number of any distribution: `Quantiles`; its quantiles.
+- One of several classes: `Categorical`; a logit per class.
+- Yes or no, or several labels at once: `Bernoulli`; a logit per label.
+- A count: `Poisson`; the logarithm of its rate.
 """
 
 from dropbayes.likelihoods.discrete import Bernoulli, Categorical, Poisson

@@ -39,19 +39,21 @@ def program(sources: dict[str, str], entry: str = ENTRY) -> str:
         missing = [module for module in modules if module not in sources]
         if missing:
             raise ValueError(f"{name}.js imports {missing[0]}.js, which does not exist.")
-    order = [name for name in graphlib.TopologicalSorter(imports).static_order() if name in _reached(imports, entry)]
+    needed = _dependencies(imports, entry)
+    order = [name for name in graphlib.TopologicalSorter(imports).static_order() if name in needed]
     return '"use strict";\n' + "".join(_as_function(name, sources[name]) for name in order)
 
 
-def _reached(imports: dict[str, list[str]], entry: str) -> set[str]:
-    reached: set[str] = set()
+def _dependencies(imports: dict[str, list[str]], entry: str) -> set[str]:
+    """The entry and every module that it imports, directly or not."""
+    needed: set[str] = set()
     pending = [entry]
     while pending:
         name = pending.pop()
-        if name not in reached:
-            reached.add(name)
+        if name not in needed:
+            needed.add(name)
             pending += imports[name]
-    return reached
+    return needed
 
 
 def _as_function(name: str, text: str) -> str:

@@ -13,20 +13,20 @@ from torch import Tensor, nn
 
 from dropbayes.experiments.lenet import lenet, train
 
-__all__ = ["digit_network", "quantised", "restored"]
+__all__ = ["digit_network", "quantised_weights", "restored_weights"]
 
 WEIGHTS = pathlib.Path(__file__).parent / "web" / "lenet.safetensors"
 CHANNELS, HIDDEN, STEPS = (8, 16), 128, 7500
 LARGEST = 127  # of an 8-bit weight
 
 
-def quantised(net: nn.Module) -> dict[str, Tensor]:
+def quantised_weights(net: nn.Module) -> dict[str, Tensor]:
     """The weights as 8-bit integers with a scale for each output unit, and the biases as they are.
 
     Example:
         >>> layer = nn.Linear(2, 1)
         >>> _ = layer.weight.data.copy_(torch.tensor([[1.0, -0.5]]))
-        >>> quantised(layer)["weight"]
+        >>> quantised_weights(layer)["weight"]
         tensor([[127, -64]], dtype=torch.int8)
     """
     tensors: dict[str, Tensor] = {}
@@ -40,8 +40,8 @@ def quantised(net: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-def restored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The state of a network from what `quantised` made of it: each weight off by half a scale at most."""
+def restored_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The state of a network from what `quantised_weights` made of it: each weight off by half a scale at most."""
     state = {}
     for name, value in tensors.items():
         if name.endswith("weight"):
@@ -67,7 +67,7 @@ def digit_network() -> nn.Sequential:
         torch.Size([1, 10])
     """
     net = lenet("last", channels=CHANNELS, hidden=HIDDEN)
-    net.load_state_dict(restored(_bundled()))
+    net.load_state_dict(restored_weights(_bundled()))
     return net.eval()
 
 
@@ -80,7 +80,7 @@ def main() -> None:
 
     data = digits("mnist")
     net = train(lenet("last", channels=CHANNELS, hidden=HIDDEN), data.x, data.y, n_steps=STEPS)
-    files.write_bytes(WEIGHTS, save(quantised(net)))
+    files.write_bytes(WEIGHTS, save(quantised_weights(net)))
     with torch.no_grad():
         errors = (digit_network()(data.x_test).argmax(-1) != data.y_test).double().mean().item()
     print(f"{WEIGHTS.stat().st_size / 1000:.0f} kB; {100 * errors:.2f} % of the test digits are misread")

@@ -176,8 +176,9 @@ def look(
     """One forward pass of a view with these training flags, every mask left out, watched."""
     view = View(net, flags)
     recorder = Recorder(view.paths, lambda name, module: is_left_out(leave_out, name, module), honours)
-    watch, moved = Watch(recorder), list[str]()
-    leaves = own_leaves(leaves)
+    leaves, moved = own_leaves(leaves), list[str]()
+    held = (*view.net.parameters(), *view.net.buffers(), *(leaf for leaf in leaves if isinstance(leaf, Tensor)))
+    watch = Watch(recorder, held)
     with _LOOKING, unchanged_generators(moved), _refusing_originals(view), watch, Interception(recorder):
         torch.default_generator.manual_seed(SENTINEL_SEED)
         before = torch.default_generator.get_state()

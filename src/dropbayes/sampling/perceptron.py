@@ -56,30 +56,7 @@ class Perceptron:
     @property
     def anatomy(self) -> Anatomy:
         """What inspecting the network would show, read off its layers."""
-        sites: list[Site] = []
-        prefix = suffix = 0.0
-        pair_bytes, element = 0, 4
-        for place, layer in enumerate(self.layers):
-            if isinstance(layer, nn.Dropout):
-                following = self.layers[place + 1] if place + 1 < len(self.layers) else None
-                before = "linear" if isinstance(following, nn.Linear) else None
-                sites.append(Site(len(sites), "", "dropout", layer.p, (1,), before, RowLayout(0, 1)))
-            elif isinstance(layer, nn.Linear):
-                cost = 2.0 * layer.in_features * layer.out_features
-                prefix, suffix = (prefix, suffix + cost) if sites else (prefix + cost, suffix)
-                element = layer.weight.element_size()
-                pair_bytes = max(pair_bytes, 4 * layer.out_features * element)
-        last_layer = (
-            len(self.layers) > 1
-            and isinstance(self.layers[-1], nn.Linear)
-            and isinstance(self.layers[-2], nn.Dropout)
-            and self.layers[-2].p < 1
-        )
-        return Anatomy(
-            sites=tuple(sites), left_out=(), off_calls=frozenset(), lowered=frozenset(), prefix_cost=prefix,
-            suffix_cost=suffix, pair_bytes=pair_bytes, outputs=(RowLayout(0, 1),), structure=_ONE_TENSOR,
-            last_layer=last_layer, rows_together=True, host_random=False, seeds_itself=False, stateful=False,
-        )  # fmt: skip
+        return _anatomy(tuple([_size(layer) for layer in self.layers]))
 
     @functools.cached_property
     def fused(self) -> Any:
@@ -94,6 +71,37 @@ class Perceptron:
         drops = [layer.p for layer in self.layers if isinstance(layer, nn.Dropout)]
         inner = [layer.in_features for layer in linears[1:]]
         return bool(inner) and min(inner) >= _COMPACT_WIDTH and min(drops, default=0.0) >= _COMPACT_DROP_PROB
+
+
+def _size(layer: nn.Module) -> tuple[int, int, int] | float | None:
+    """A linear layer's inputs, outputs and bytes of a number; a dropout's probability; None for an activation."""
+    if isinstance(layer, nn.Linear):
+        return layer.in_features, layer.out_features, layer.weight.element_size()
+    return float(layer.p) if isinstance(layer, nn.Dropout) else None
+
+
+@functools.lru_cache(maxsize=64)
+def _anatomy(layers: tuple[tuple[int, int, int] | float | None, ...]) -> Anatomy:
+    sites: list[Site] = []
+    prefix = suffix = 0.0
+    pair_bytes = 0
+    for place, layer in enumerate(layers):
+        if isinstance(layer, float):
+            is_last = place + 1 == len(layers)
+            before = None if is_last or not isinstance(layers[place + 1], tuple) else "linear"
+            sites.append(Site(len(sites), "", "dropout", layer, (1,), before, RowLayout(0, 1)))
+        elif layer is not None:
+            n_inputs, n_outputs, n_bytes = layer
+            cost = 2.0 * n_inputs * n_outputs
+            prefix, suffix = (prefix, suffix + cost) if sites else (prefix + cost, suffix)
+            pair_bytes = max(pair_bytes, 4 * n_outputs * n_bytes)
+    last_drop_prob = layers[-2] if len(layers) > 1 and isinstance(layers[-1], tuple) else None
+    return Anatomy(
+        sites=tuple(sites), left_out=(), off_calls=frozenset(), lowered=frozenset(), prefix_cost=prefix,
+        suffix_cost=suffix, pair_bytes=pair_bytes, outputs=(RowLayout(0, 1),), structure=_ONE_TENSOR,
+        last_layer=isinstance(last_drop_prob, float) and last_drop_prob < 1, rows_together=True, host_random=False,
+        seeds_itself=False, stateful=False,
+    )  # fmt: skip
 
 
 def perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
@@ -158,7 +166,12 @@ class PerceptronDraws:
         widest = len(draws) * max(layer.out_features for layer in net.layers if isinstance(layer, nn.Linear))
         self._sizes = tuple(size for size in _TOGETHER[:-1] if size * widest <= _TOGETHER_ELEMENTS) + _TOGETHER[-1:]
         on_cpu = like.device.type == "cpu"
-        self._together = on_cpu and not per_row and all(_agrees(*factor, self._sizes) for factor in self._factors)
+        # With masks of their own, even a lone row takes part in products of all draws.
+        for sizes in ((*self._sizes, 1), self._sizes) if per_row else (self._sizes,):
+            self._together = on_cpu and all(_agrees(*factor, sizes) for factor in self._factors)
+            if self._together:
+                self._sizes = sizes
+                break
 
     def __call__(self, x: Tensor, first_row: int) -> tuple[Tensor, Tensor | None]:
         """The outputs `[draw, row, out]`, and the mean over draws of their variances over the integrated site."""

@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,10 @@ _FEWEST_PAIRS = 8
 _FEWEST_PAIRS_DIRECT = {"shared": 64, "row": 64}  # a layer that is one product needs more rows to be fast
 _WORKING_BYTES = {"cpu": 64 * 2**20, "cuda": 3 * 2**30}
 _MACRO_ROWS = 1024  # the direct path hands its blocks on in batches of this many rows
-_SHARED_PREFIX = 0.2  # from this share of a forward pass on, computing the prefix once pays for mapping
+_SHARED_PREFIX = {
+    "cpu": 0.05,
+    "cuda": 0.2,
+}  # from this share of a forward pass on, computing the prefix once pays for mapping
 _THREADED_OPERATIONS = 5e7  # a block with less work is done before other threads have started
 
 
@@ -168,7 +171,10 @@ def _cut(n_rows: int, sizes: tuple[int, ...]) -> Iterator[range]:
     """The rows in blocks of the given sizes, the largest first; the last one may fall short of the smallest."""
     start = 0
     while start < n_rows:
-        size = next((size for size in sizes if size <= n_rows - start), sizes[-1])
+        left = n_rows - start
+        fitting = next((size for size in sizes if size <= left), sizes[-1])
+        larger = next((size for size in reversed(sizes) if size >= left), fitting)
+        size = larger if larger <= 2 * left else fitting  # half a block of padding costs less than another call
         yield range(start, min(start + size, n_rows))
         start += size
 
@@ -423,13 +429,14 @@ def _same_bits(some: Chunk, whole: Chunk, size: int) -> bool:
 # Choosing a strategy --------------------------------------------------------------------------------------------------
 
 
-def _candidates(anatomy: Anatomy, per_row: bool) -> tuple[Strategy, ...]:
+def _candidates(anatomy: Anatomy, per_row: bool, device: str) -> tuple[Strategy, ...]:
     """The strategies from the fastest to the one that always works."""
     if anatomy.host_random:
         return (DRAW_BY_DRAW,) if anatomy.rows_together and not per_row else ()
     if not anatomy.rows_together:
         return (ROW_BY_ROW,)
-    first = (MAPPED, FOLDED) if anatomy.prefix_share > _SHARED_PREFIX else (FOLDED, MAPPED)
+    shares = anatomy.prefix_share > _SHARED_PREFIX.get(device, _SHARED_PREFIX["cuda"])
+    first = (MAPPED, FOLDED) if shares else (FOLDED, MAPPED)
     return (*first, DRAW_BY_DRAW, ROW_BY_ROW)
 
 
@@ -453,7 +460,7 @@ def _probed(net: nn.Module, inputs: Inputs, record: Inspected, masks: Masks, lea
         return evaluate(strategy, masks, Work(lambda: View(net, flags).net, inputs, leaves, draws, range(len(index))))
 
     oracle: list[Tensor] | None = None
-    for strategy in _candidates(masks.anatomy, masks.per_row):
+    for strategy in _candidates(masks.anatomy, masks.per_row, inputs.device.type):
         try:
             outputs = run(strategy)
         except (
@@ -466,6 +473,18 @@ def _probed(net: nn.Module, inputs: Inputs, record: Inspected, masks: Masks, lea
         if len(oracle) == len(outputs) and all(map(equal_but_for_rounding, outputs, oracle)):
             return strategy
     return ONE_BY_ONE
+
+
+@contextlib.contextmanager
+def _without_fallbacks() -> Iterator[None]:
+    """Makes an operation without a batching rule an error: mapped one draw at a time, it would be slow."""
+    functorch: Any = torch._C._functorch
+    enabled = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_enabled(enabled)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -242,12 +242,13 @@ class Watch(TorchDispatchMode):
     of the tensors alive at once, from the first site on, is `peak_bytes`.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, held: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self.recorder = recorder
         self.unaccounted: list[str] = []
         self.peak_bytes = 0
-        self._live: dict[int, int] = {}
+        # Views of parameters, buffers and inputs take no memory of their own.
+        self._live: dict[int, int] = {tensor.untyped_storage().data_ptr(): 0 for tensor in held if _has_storage(tensor)}
         self._total = 0
 
     def __torch_dispatch__(
@@ -269,10 +270,9 @@ class Watch(TorchDispatchMode):
         return kwargs.get("generator") is not None or seeded
 
     def _hold(self, tensor: Tensor) -> None:
-        try:
-            key, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
-        except (RuntimeError, NotImplementedError):  # no storage of its own: sparse, nested, meta
+        if not _has_storage(tensor):
             return
+        key, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
         if key in self._live:
             return
         self._live[key] = size
@@ -282,6 +282,14 @@ class Watch(TorchDispatchMode):
 
     def _free(self, key: int) -> None:
         self._total -= self._live.pop(key, 0)
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    """Whether a tensor has memory of its own: not sparse, nested, quantised by a subclass, or on the meta device."""
+    try:
+        return tensor.untyped_storage().data_ptr() != 0
+    except (RuntimeError, NotImplementedError):
+        return False
 
 
 def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -6,18 +6,22 @@ from dropbayes.tables.encoding import Encoded, encode
 from dropbayes.tables.inference import LeftOut, Problem, column_of, kind_of
 from dropbayes.tables.notation import Notation, notation_of
 from dropbayes.tables.reading import Source, open_table, quoted, regrouped
+from dropbayes.tables.training import ColumnProblems, Reading, TrainingRows, training_rows
 from dropbayes.tables.writing import Sink, without_formulas, write_whole
 
 __all__ = [
     "MISSING",
     "Column",
+    "ColumnProblems",
     "Encoded",
     "LeftOut",
     "Notation",
     "Problem",
+    "Reading",
     "Schema",
     "Sink",
     "Source",
+    "TrainingRows",
     "check_columns",
     "column_of",
     "encode",
@@ -28,6 +32,7 @@ __all__ = [
     "open_table",
     "quoted",
     "regrouped",
+    "training_rows",
     "without_formulas",
     "write_whole",
 ]

@@ -94,11 +94,32 @@ def train_test_splits(n_rows: int, n_splits: int) -> tuple[tuple[NDArray[np.int6
     return tuple((order[:n_train], order[n_train:]) for order in orders)
 
 
-def load(name: str) -> Dataset:
+def gap_splits(name: str) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...]:
+    """The gap splits of Foong and others (2019), one per input: its middle third is tested, the outer thirds learned.
+
+    Read from `gap_splits.npz` in `$DROPBAYES_DATA/uci`: a boolean array `[split, row]` per set, true for test rows.
+
+    Args:
+        name: One of `SETS`.
+    """
+    folder = data_folder()
+    path = None if folder is None else folder / "gap_splits.npz"
+    if path is None or not path.exists():
+        raise FileNotFoundError(
+            "the gap splits are read from gap_splits.npz in $DROPBAYES_DATA/uci, which is missing. Set DROPBAYES_DATA "
+            "to a folder that holds uci/gap_splits.npz."
+        )
+    with np.load(path) as masks:
+        tested = masks[SETS[name].name] if SETS[name].name in masks.files else masks[name]
+    return tuple((np.flatnonzero(~mask), np.flatnonzero(mask)) for mask in tested)
+
+
+def load(name: str, *, gap: bool = False) -> Dataset:
     """The named set with all its splits, from `$DROPBAYES_DATA/uci`, the cache, or the authors' repository.
 
     Args:
         name: One of `SETS`.
+        gap: Whether to take the gap splits instead of the random ones.
     """
     if name not in SETS:
         raise ValueError(f"`name` must be one of {', '.join(SETS)}; got {name!r}. For your own table use `from_csv`.")
@@ -108,7 +129,7 @@ def load(name: str) -> Dataset:
         name,
         table[:, : source.n_features],
         table[:, source.target],
-        train_test_splits(len(table), source.n_splits),
+        gap_splits(name) if gap else train_test_splits(len(table), source.n_splits),
     )
 
 

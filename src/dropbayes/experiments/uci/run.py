@@ -1,7 +1,8 @@
-"""The UCI table of the paper: reproduced with the authors' protocol (`faithful`), then with our own method (`best`).
+"""The UCI table of the paper: with the authors' protocol (`faithful`), then with `DropoutRegressor` at an effort.
 
     python -m dropbayes.experiments.uci --method faithful --device cuda --out out/uci
     python -m dropbayes.experiments.uci --method best --sets yacht,boston --splits 0-4
+    python -m dropbayes.experiments.uci --method standard --splits gap
     python -m dropbayes.experiments.uci --quick
     python -m dropbayes.experiments.uci --csv my.csv --target y --method best
 
@@ -26,13 +27,14 @@ from typing import Any
 
 import torch
 
-from dropbayes.experiments.uci import best as uci_best
+from dropbayes.estimators.effort import EFFORTS
 from dropbayes.experiments.uci import data as uci_data
+from dropbayes.experiments.uci import effort as uci_effort
 from dropbayes.experiments.uci import faithful as uci_faithful
 from dropbayes.experiments.uci.page import result_line
 from dropbayes.runtime import files
 
-METHODS: dict[str, Any] = {"faithful": uci_faithful, "best": uci_best}
+METHODS: dict[str, Any] = {"faithful": uci_faithful, **dict.fromkeys(EFFORTS, uci_effort)}
 QUICK_SETS, QUICK_SPLITS = ("yacht", "boston", "energy", "concrete", "wine"), 5
 
 
@@ -96,7 +98,7 @@ def run_set(
 
     Args:
         dataset: The set.
-        method: "faithful" or "best".
+        method: "faithful", or an effort of the estimator: "quick", "standard" or "best".
         splits: Which of its splits.
         out: The folder of the results.
         device: "auto", "cpu", "cuda" ...
@@ -106,7 +108,7 @@ def run_set(
     """
     path = _path(out, method, dataset.name)
     results = read_results(path)
-    settings = settings or METHODS[method].settings_for(dataset)
+    settings = settings or settings_of(method, dataset)
     if results["splits"] and results["settings"] != json.loads(json.dumps(vars(settings))):
         raise ValueError(
             f"{path} holds results of other settings. Name another folder with --out, or delete the file to start anew."
@@ -133,13 +135,23 @@ def run_set(
     return results
 
 
+def settings_of(method: str, dataset: uci_data.Dataset, *, quick: bool = False) -> Any:
+    """The settings of a method for a set; small ones for a first look."""
+    settings = METHODS[method].settings_for(dataset)
+    if method in EFFORTS:
+        return replace(settings, effort="quick" if quick else method)
+    return replace(settings, **METHODS[method].QUICK) if quick else settings
+
+
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="dropbayes.experiments.uci", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--method", choices=sorted(METHODS), default="faithful")
     parser.add_argument("--sets", help="names with commas; by default all nine, the smallest first")
-    parser.add_argument("--splits", help="'all', a count, a range as 0-4 or a list as 0,7")
+    parser.add_argument(
+        "--splits", help="'all', a count, a range as 0-4 or a list as 0,7; 'gap' or 'gap:0-4' for the gap splits"
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=pathlib.Path, help="the folder of the results; by default out/uci")
     parser.add_argument("--budget-seconds", type=float, default=float("inf"), help="start no set that would overrun it")
@@ -158,13 +170,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     method, quick = METHODS[arguments.method], arguments.quick
     names = (arguments.sets or ",".join(QUICK_SETS if quick else uci_data.SMALLEST_FIRST)).split(",")
     out = arguments.out or pathlib.Path("out") / ("uci-quick" if quick else "uci")
+    chosen = arguments.splits or (str(QUICK_SPLITS) if quick else "all")
+    gap = chosen.split(":")[0] == "gap"
+    if gap:
+        chosen, out = chosen.partition(":")[2] or "all", out / "gap"
     progress = None if importlib.util.find_spec("tqdm") else False
     began, rate = time.perf_counter(), 0.0
     for name in [arguments.csv.stem] if arguments.csv else names:
-        dataset = uci_data.from_csv(arguments.csv, target=arguments.target) if arguments.csv else uci_data.load(name)
-        splits = split_numbers(arguments.splits or (str(QUICK_SPLITS) if quick else "all"), len(dataset.splits))
-        settings = method.settings_for(dataset)
-        settings = replace(settings, **method.QUICK) if quick else settings
+        dataset = (
+            uci_data.from_csv(arguments.csv, target=arguments.target) if arguments.csv else uci_data.load(name, gap=gap)
+        )
+        splits = split_numbers(chosen, len(dataset.splits))
+        settings = settings_of(arguments.method, dataset, quick=quick)
         done = {entry["split"] for entry in read_results(_path(out, arguments.method, name))["splits"]}
         cost = method.network_steps(dataset, len(set(splits) - done), settings)
         start = time.perf_counter()

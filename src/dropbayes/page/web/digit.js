@@ -148,7 +148,7 @@ export function uncertainty(probabilities) {
  * The image turned anticlockwise about its centre, linear between pixels, nothing outside.
  * @param {ArrayLike<number>} image @param {number} degrees
  */
-export function rotated(image, degrees) {
+export function rotatedImage(image, degrees) {
   const angle = (degrees * Math.PI) / 180;
   const [cosine, sine, middle] = [Math.cos(angle), Math.sin(angle), (SIDE - 1) / 2];
   const pixel = (/** @type {number} */ row, /** @type {number} */ column) =>
@@ -194,7 +194,7 @@ function distanceToSegment(x, y, start, end) {
  * @param {Stroke[]} strokes
  * @returns {Stroke[]}
  */
-export function centred(strokes) {
+export function centredStrokes(strokes) {
   const points = strokes.flat();
   if (points.length === 0) return strokes;
   const [xs, ys] = [points.map((point) => point[0]), points.map((point) => point[1])];

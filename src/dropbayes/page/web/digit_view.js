@@ -1,6 +1,6 @@
 /** The view of the digit: written or drawn, turned, read by the draws of a network. */
 import { byId } from "./document.js";
-import { centred, DIGITS, drawLogits, DROP_PROB, hiddenUnits, ink, N_CLASSES, readTensors, restoredLayers, rotated, SIDE, softmax, uncertainty } from "./digit.js";
+import { centredStrokes, DIGITS, drawLogits, DROP_PROB, hiddenUnits, ink, N_CLASSES, readTensors, restoredLayers, rotatedImage, SIDE, softmax, uncertainty } from "./digit.js";
 import { sharedMasks } from "./masks.js";
 import { linearScale, plainNumber, shortNumber, Surface } from "./plot.js";
 
@@ -10,7 +10,7 @@ import { linearScale, plainNumber, shortNumber, Surface } from "./plot.js";
 const KEYS = /** @type {const} */ ({ seed: 3, nDraws: 100, sampler: "stratified", replicate: 0 });
 const N_ANGLES = 25;
 const N_SHOWN = 3; // classes in the scatter: those most often on top
-const TURN_SPEED = 45; // degrees in a second
+const TURN_SPEED = 45; // degrees per second
 
 /** The tab of the digit. */
 export class DigitView {
@@ -108,7 +108,7 @@ export class DigitView {
   setStrokes(strokes, kind) {
     this.strokes = strokes;
     this.kind = kind;
-    this.image = ink(centred(strokes));
+    this.image = ink(centredStrokes(strokes));
     this.readings = strokes.length === 0 ? [] : this.angles.map((angle) => this.read(angle));
     [...byId("samples").children].forEach((button, k) => button.setAttribute("aria-pressed", String(k === kind)));
     this.setAngle(kind < 0 ? 0 : this.angle);
@@ -128,7 +128,7 @@ export class DigitView {
    * @returns {Reading}
    */
   read(angle) {
-    const logits = drawLogits(this.network, hiddenUnits(this.network, rotated(this.image, angle)), this.masks);
+    const logits = drawLogits(this.network, hiddenUnits(this.network, rotatedImage(this.image, angle)), this.masks);
     const probabilities = softmax(logits);
     return { logits, probabilities, ...uncertainty(probabilities) };
   }
@@ -162,7 +162,7 @@ export class DigitView {
   drawPad() {
     const context = this.pad.begin();
     const size = this.pad.width / SIDE;
-    const image = this.pen ? ink(this.strokes) : rotated(this.image, this.angle);
+    const image = this.pen ? ink(this.strokes) : rotatedImage(this.image, this.angle);
     context.fillStyle = this.pad.colour("ink");
     image.forEach((value, k) => {
       if (value < 0.02) return;

@@ -3,7 +3,7 @@ import { DigitView } from "./digit_view.js";
 import { byId } from "./document.js";
 import { PointsView, sceneSettings } from "./points_view.js";
 import { SCENES } from "./scenes.js";
-import { decoded, encoded, TABS } from "./state.js";
+import { stateOfFragment, stateFragment, TABS } from "./state.js";
 import { taskRunner } from "./worker.js";
 import { WorldView } from "./world_view.js";
 
@@ -27,7 +27,7 @@ function digitWeights() {
 }
 
 function readAddress() {
-  return decoded(location.hash.slice(1), sceneSettings, Object.keys(SCENES)[0]);
+  return stateOfFragment(location.hash.slice(1), sceneSettings, Object.keys(SCENES)[0]);
 }
 
 function startPage() {
@@ -35,7 +35,7 @@ function startPage() {
   let timer = 0;
   const writeAddress = () => {
     const usual = /** @type {Settings} */ (sceneSettings(state.scene));
-    history.replaceState(null, "", `#${encoded(state, usual)}`);
+    history.replaceState(null, "", `#${stateFragment(state, usual)}`);
   };
   const changed = () => {
     state = points.state;

@@ -54,13 +54,13 @@ export class Surface {
     }
     this.width = box.width;
     this.height = box.height;
-    const scheme = getComputedStyle(document.documentElement).colorScheme;
-    if (scheme !== this.scheme) this.colours.clear();
-    this.scheme = scheme;
+    const { colorScheme, fontSize } = getComputedStyle(document.documentElement);
+    if (colorScheme !== this.scheme) this.colours.clear();
+    this.scheme = colorScheme;
     this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.context.clearRect(0, 0, box.width, box.height);
     this.context.lineJoin = "round";
-    this.context.font = "12px system-ui, sans-serif";
+    this.context.font = `${0.75 * parseFloat(fontSize)}px system-ui, sans-serif`;
     return this.context;
   }
 
@@ -111,22 +111,23 @@ export class Surface {
   /**
    * What the axes show, in the corners, on top of everything.
    * @param {Scale} x @param {Scale} y @param {{x: string, y: string}} labels
+   * @param {number} [top] pixels from the upper edge to the label of y
    */
-  axisLabels(x, y, labels) {
+  axisLabels(x, y, labels, top = 4) {
     const { context } = this;
     context.fillStyle = this.colour("faint");
     context.strokeStyle = this.colour("paper");
     context.lineWidth = 3;
-    const write = (/** @type {string} */ text, /** @type {number} */ left, /** @type {number} */ top) => {
-      context.strokeText(text, left, top);
-      context.fillText(text, left, top);
+    const write = (/** @type {string} */ text, /** @type {number} */ atX, /** @type {number} */ atY) => {
+      context.strokeText(text, atX, atY);
+      context.fillText(text, atX, atY);
     };
     context.textAlign = "right";
     context.textBaseline = "bottom";
     write(labels.x, x(x.range[1]), y(y.range[0]) - 4);
     context.textAlign = "left";
     context.textBaseline = "top";
-    write(labels.y, x(x.range[0]) + 6, y(y.range[1]) + 4);
+    write(labels.y, x(x.range[0]) + 6, y(y.range[1]) + top);
   }
 
   /**

@@ -1,7 +1,7 @@
 /** Points added, moved and erased with mouse, finger or keyboard. */
 import { speak } from "./document.js";
 import { shortNumber } from "./plot.js";
-import { rounded } from "./scenes.js";
+import { roundCoordinate } from "./scenes.js";
 import { MOST_POINTS } from "./state.js";
 
 /** @typedef {import("./scenes.js").Point} Point */
@@ -67,7 +67,7 @@ export class PointEditor {
     const { x, y } = this.host.scales();
     const [left, top] = [event.clientX - box.left, event.clientY - box.top];
     const inside = (/** @type {number} */ value, /** @type {[number, number]} */ [low, high]) => Math.min(high, Math.max(low, value));
-    return { x: rounded(inside(x.inverse(left), x.range)), y: rounded(inside(y.inverse(top), y.range)) };
+    return { x: roundCoordinate(inside(x.inverse(left), x.range)), y: roundCoordinate(inside(y.inverse(top), y.range)) };
   }
 
   /**
@@ -152,7 +152,7 @@ export class PointEditor {
     };
     if (event.key in moves) {
       const { x, y } = moves[event.key]();
-      this.cursor = { x: rounded(Math.min(right, Math.max(left, x))), y: rounded(Math.min(high, Math.max(low, y))) };
+      this.cursor = { x: roundCoordinate(Math.min(right, Math.max(left, x))), y: roundCoordinate(Math.min(high, Math.max(low, y))) };
       this.sayCursor();
     } else if (event.key === "Enter" || event.key === " ") {
       this.cursor = cursor;

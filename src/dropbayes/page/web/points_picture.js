@@ -40,6 +40,7 @@ import { linearScale, plainNumber, Surface, ticks } from "./plot.js";
 const LEFT = 44; // pixels for the labels of the axes
 const BOTTOM = 26;
 const EDGE = 10;
+const NARROW = 520; // where the label of y must stand below the status
 
 /** The two canvases of the view of points. */
 export class PointsPicture {
@@ -66,7 +67,7 @@ export class PointsPicture {
       if (band) this.drawBand(content, band, x, y);
       this.drawPoints(content, x, y);
     });
-    this.plot.axisLabels(x, y, { x: scene.x.label, y: scene.y.label });
+    this.plot.axisLabels(x, y, { x: scene.x.label, y: scene.y.label }, this.plot.width < NARROW ? 24 : 4);
     if (settings.process) this.drawRatio(content);
   }
 

@@ -5,7 +5,7 @@ import { PointEditor } from "./point_editor.js";
 import { PointsPicture } from "./points_picture.js";
 import { pythonCode } from "./python_code.js";
 import { SCENES } from "./scenes.js";
-import { DEFAULTS, encoded, parsedSetting, RANGES } from "./state.js";
+import { DEFAULTS, stateFragment, settingOfText, RANGES } from "./state.js";
 
 /** @typedef {import("./scenes.js").Point} Point */
 /** @typedef {import("./state.js").Settings} Settings */
@@ -64,7 +64,6 @@ export class PointsView {
     this.editor = new PointEditor(this.picture.plot.canvas, this);
     new ResizeObserver(() => this.redraw()).observe(this.picture.plot.canvas);
     this.showControls();
-    this.send();
   }
 
   get scene() {
@@ -159,7 +158,7 @@ export class PointsView {
     for (const name of NUMBERS) {
       const input = /** @type {HTMLInputElement} */ (byId(name));
       input.addEventListener("input", () => {
-        const value = parsedSetting(name, input.value);
+        const value = settingOfText(name, input.value);
         if (value !== undefined) this.change({ [name]: value });
       });
       input.addEventListener("blur", () => this.showControls());
@@ -222,8 +221,17 @@ export class PointsView {
     byId("run").setAttribute("aria-pressed", String(!this.isRunning));
     byId("ratio").hidden = !settings.process;
     byId("note").textContent = this.scene.note;
-    for (const button of byId("scenes").children) {
-      button.setAttribute("aria-current", String(/** @type {HTMLElement} */ (button).dataset.scene === this.state.scene));
+    this.showScene();
+  }
+
+  /** Marks the scene's button and, where the buttons do not fit, moves it into sight. */
+  showScene() {
+    const list = byId("scenes");
+    for (const child of list.children) {
+      const button = /** @type {HTMLElement} */ (child);
+      const isCurrent = button.dataset.scene === this.state.scene;
+      if (isCurrent && button.getAttribute("aria-current") !== "true") list.scrollLeft = button.offsetLeft - (list.clientWidth - button.offsetWidth) / 2;
+      button.setAttribute("aria-current", String(isCurrent));
     }
   }
 
@@ -236,7 +244,7 @@ export class PointsView {
 
   address() {
     const usual = /** @type {Settings} */ (sceneSettings(this.state.scene));
-    return `${location.href.split("#")[0]}#${encoded(this.state, usual)}`;
+    return `${location.href.split("#")[0]}#${stateFragment(this.state, usual)}`;
   }
 
   // What the worker says ----------------------------------------------------------------------------------------------

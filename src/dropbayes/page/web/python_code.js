@@ -37,10 +37,10 @@ from torch import nn
 import dropbayes as db
 
 POINTS = [
-${wrapped(data, " ")}
+${wrapLines(data, " ")}
 ]
 WEIGHTS = """
-${wrapped(base64(network), "")}
+${wrapLines(base64(network), "")}
 """
 x, y = torch.tensor(POINTS, dtype=torch.float64).reshape(-1, 2)[:, :, None].unbind(1)
 
@@ -93,7 +93,7 @@ function base64({ weights, biases }) {
  * Text in lines of at most 100 characters, cut at a separator (anywhere if it is empty).
  * @param {string} text @param {string} separator
  */
-function wrapped(text, separator) {
+function wrapLines(text, separator) {
   if (separator === "") return (text.match(new RegExp(`.{1,${LINE}}`, "g")) ?? []).join("\n");
   const lines = [""];
   for (const part of text.split(`),${separator}`)) {

@@ -23,7 +23,7 @@ const PLAIN_X = { label: "x", offset: 0, scale: 1 };
 const PLAIN_Y = { label: "y", offset: 0, scale: 1 };
 
 /** Coordinates are kept to a thousandth, so that a shared address holds them exactly. @param {number} value */
-export function rounded(value) {
+export function roundCoordinate(value) {
   return Math.round(value * 1000) / 1000;
 }
 
@@ -32,16 +32,16 @@ export function rounded(value) {
  * @param {number[]} xs @param {(x: number) => number} f @param {(x: number) => number} deviation @param {number} seed
  * @returns {Point[]}
  */
-function sampled(xs, f, deviation, seed) {
+function noisyPoints(xs, f, deviation, seed) {
   const chance = uniforms(seed, 0);
   return xs.map((x) => {
     const normal = Math.sqrt(-2 * Math.log(chance())) * Math.cos(2 * Math.PI * chance());
-    return { x: rounded(x), y: rounded(f(x) + deviation(x) * normal) };
+    return { x: roundCoordinate(x), y: roundCoordinate(f(x) + deviation(x) * normal) };
   });
 }
 
 /** @param {number} from @param {number} to @param {number} count */
-function spaced(from, to, count) {
+function evenlySpaced(from, to, count) {
   return Array.from({ length: count }, (_, k) => from + ((to - from) * k) / (count - 1));
 }
 
@@ -82,7 +82,7 @@ export const SCENES = {
   gap: {
     title: "A gap",
     note: "No points in the middle, none outside. A person would be unsure in both places. Is the network? Add a point in the gap and watch; then switch on the Gaussian process.",
-    points: sampled([...spaced(-2, -0.75, 12), ...spaced(0.75, 2, 12)], (x) => Math.sin(2 * x), () => 0.05, 1),
+    points: noisyPoints([...evenlySpaced(-2, -0.75, 12), ...evenlySpaced(0.75, 2, 12)], (x) => Math.sin(2 * x), () => 0.05, 1),
     xRange: [-3.5, 3.5],
     yRange: [-2.6, 2.6],
     x: PLAIN_X,
@@ -93,8 +93,8 @@ export const SCENES = {
     title: "Two clusters",
     note: "With one hidden layer the doubt between two clusters can never exceed the larger doubt at their edges (Foong and others 2020). Raise the depth to 2 or 3 and it may, a little.",
     points: [
-      ...sampled(spaced(-1.7, -1.1, 10), () => -0.6, () => 0.12, 2),
-      ...sampled(spaced(1.1, 1.7, 10), () => 0.6, () => 0.12, 3),
+      ...noisyPoints(evenlySpaced(-1.7, -1.1, 10), () => -0.6, () => 0.12, 2),
+      ...noisyPoints(evenlySpaced(1.1, 1.7, 10), () => 0.6, () => 0.12, 3),
     ],
     xRange: [-3.5, 3.5],
     yRange: [-2.6, 2.6],
@@ -105,7 +105,7 @@ export const SCENES = {
   step: {
     title: "A step",
     note: "Where exactly does it jump? The points do not say, yet these draws are surest right there: dropping TanH units mostly stretches and shrinks the curve, and in the middle of the jump there is nothing to stretch. Choose ReLU and depth 3, and the band widens at the jump.",
-    points: sampled(spaced(-2, 2, 24), (x) => (x < 0 ? -0.8 : 0.8), () => 0.04, 4),
+    points: noisyPoints(evenlySpaced(-2, 2, 24), (x) => (x < 0 ? -0.8 : 0.8), () => 0.04, 4),
     xRange: [-3.5, 3.5],
     yRange: [-2.6, 2.6],
     x: PLAIN_X,
@@ -115,7 +115,7 @@ export const SCENES = {
   noise: {
     title: "Noise that grows",
     note: "One noise level τ for all x: too wide on the left, too narrow on the right. The epistemic band hardly notices, for more points would not help here.",
-    points: sampled(spaced(-2, 2, 60), (x) => 0.5 * x, (x) => 0.03 + 0.18 * (x + 2), 5),
+    points: noisyPoints(evenlySpaced(-2, 2, 60), (x) => 0.5 * x, (x) => 0.03 + 0.18 * (x + 2), 5),
     xRange: [-3.5, 3.5],
     yRange: [-3.2, 3.2],
     x: PLAIN_X,
@@ -125,7 +125,7 @@ export const SCENES = {
   co2: {
     title: "CO₂",
     note: "Carbon dioxide at Mauna Loa, 1959 to 1962, month by month. The seasons are learned, but not that they go on: beyond the data the draws fan out.",
-    points: CO2.map((ppm, month) => ({ x: rounded(-2 + (month + 0.5) / 12), y: rounded((ppm - 2) / 2) })),
+    points: CO2.map((ppm, month) => ({ x: roundCoordinate(-2 + (month + 0.5) / 12), y: roundCoordinate((ppm - 2) / 2) })),
     xRange: [-2.6, 4],
     yRange: [-4, 5],
     x: { label: "year", offset: 1961, scale: 1 },
@@ -135,7 +135,7 @@ export const SCENES = {
   solar: {
     title: "Solar gaps",
     note: "Solar irradiance, reconstructed from 1610 on, with five segments taken out as in the paper. The doubt in the gaps is less than it should be: in the paper's experiment, repeated in full, the draws' own 95 % band held 58 % of the missing values.",
-    points: SOLAR.flatMap(([first, values]) => values.map((y, k) => ({ x: rounded(1.2 * (first + 0.0462 * k)), y }))),
+    points: SOLAR.flatMap(([first, values]) => values.map((y, k) => ({ x: roundCoordinate(1.2 * (first + 0.0462 * k)), y }))),
     xRange: [-2.7, 2.7],
     yRange: [-3.2, 4],
     x: { label: "time, standardised", offset: 0, scale: 1 / 1.2 },
@@ -145,7 +145,7 @@ export const SCENES = {
   figure2: {
     title: "Figure 2",
     note: "The paper's figure 2 in small: CO₂ less its trend, yearly means, asked far to the right of the data. The standard prediction goes on as if it knew; draws of ReLU networks spread; choose TanH and they do not; the squared-exponential process returns to its prior.",
-    points: FIGURE_2.map((y, k) => ({ x: rounded(-1.66 + 0.1528 * k), y })),
+    points: FIGURE_2.map((y, k) => ({ x: roundCoordinate(-1.66 + 0.1528 * k), y })),
     xRange: [-2.2, 4],
     yRange: [-3.2, 3.6],
     x: { label: "time, standardised", offset: 0, scale: 1 },

@@ -72,7 +72,7 @@ const SETTING_NAMES = /** @type {(keyof Settings)[]} */ (Object.keys(DEFAULTS));
  * A value of a setting from text; undefined where the text is none.
  * @param {keyof Settings} name @param {string} text
  */
-export function parsedSetting(name, text) {
+export function settingOfText(name, text) {
   if (typeof DEFAULTS[name] === "boolean") return text === "1" ? true : text === "0" ? false : undefined;
   if (name in CHOICES) return CHOICES[name].includes(text) ? text : undefined;
   const value = Number(text);
@@ -86,7 +86,7 @@ export function parsedSetting(name, text) {
  * The part of an address after #; settings and points that the scene has anyway are left out.
  * @param {State} state @param {Settings} usual the settings of the scene
  */
-export function encoded(state, usual) {
+export function stateFragment(state, usual) {
   const parts = new URLSearchParams({ tab: state.tab, scene: state.scene });
   for (const name of SETTING_NAMES) {
     const value = state.settings[name];
@@ -102,24 +102,24 @@ export function encoded(state, usual) {
  * @param {string} firstScene
  * @returns {State}
  */
-export function decoded(text, usual, firstScene) {
+export function stateOfFragment(text, usual, firstScene) {
   const parts = new URLSearchParams(text);
   const tab = parts.get("tab") ?? "";
   const named = parts.get("scene") ?? "";
   const scene = usual(named) ? named : firstScene;
   const settings = { .../** @type {Settings} */ (usual(scene)) };
   for (const name of SETTING_NAMES) {
-    const value = parts.has(name) ? parsedSetting(name, parts.get(name) ?? "") : undefined;
+    const value = parts.has(name) ? settingOfText(name, parts.get(name) ?? "") : undefined;
     if (value !== undefined) Object.assign(settings, { [name]: value });
   }
-  return { tab: TABS.includes(tab) ? tab : TABS[0], scene, points: parsedPoints(parts.get("points")), settings };
+  return { tab: TABS.includes(tab) ? tab : TABS[0], scene, points: pointsOfText(parts.get("points")), settings };
 }
 
 /**
  * @param {string | null} text
  * @returns {Point[] | null}
  */
-function parsedPoints(text) {
+function pointsOfText(text) {
   if (text === null) return null;
   const points = text.split(".").filter(Boolean).slice(0, MOST_POINTS).map((pair) => {
     const [x, y] = pair.split("_").map((value) => Number(value) / 1000);

@@ -29,7 +29,7 @@ import { World } from "./world.js";
  * @property {"short" | "paper"} schedule
  * @property {number} seed
  * @property {boolean} running
- * @property {number} speed steps in a second
+ * @property {number} speed steps per second
  * @property {number} restarts
  */
 
@@ -37,8 +37,8 @@ export const N_GRID = 200;
 export const SETTLED_AFTER = 4000; // steps without a change
 const LEARNING_RATE = 0.01;
 const RATE_HALVES = 800; // in steps: the rate falls with the root of 1 + step / this
-const FIRST_STEPS = 6; // before the first band is shown
-const FIRST_DRAWS = 20; // in the first band: the rest follow at once
+const FIRST_STEPS = 3; // before the first band is shown
+const FIRST_DRAWS = 10; // in the first band: the rest follow at once
 const SLICE = 12; // milliseconds of work between messages
 const CURVE_BLOCK = 200; // steps whose mean reward is one point of the curves
 const WORLD_FRAME = 33; // milliseconds between pictures of the worlds

@@ -3,7 +3,7 @@ import { byId } from "./document.js";
 import { linearScale, plainNumber, shortNumber, Surface } from "./plot.js";
 import { AGENT_RADIUS, HEIGHT, ITEM_RADIUS, N_EYES, WALLS, WIDTH } from "./world.js";
 
-/** Steps in a second for each position of the slider; the last asks for more than any machine gives. */
+/** Steps per second for each position of the slider; the last asks for more than any machine gives. */
 const SPEEDS = [5, 15, 30, 60, 120, 250, 500, 1000, 100000];
 const AVERAGED = 5; // blocks of the running mean: the last 1,000 steps, as in the paper's demonstration
 const EYE_COLOURS = ["faint", "food", "poison"];
@@ -72,7 +72,7 @@ export class WorldView {
     byId("world-run").textContent = this.isRunning ? "Pause" : "Run";
     const text = speed > 1000 ? "full" : `${speed}/s`;
     byId("speed-value").textContent = text;
-    byId("speed").setAttribute("aria-valuetext", speed > 1000 ? "as fast as it goes" : `${speed} steps a second`);
+    byId("speed").setAttribute("aria-valuetext", speed > 1000 ? "as fast as it goes" : `${speed} steps per second`);
     this.worker.postMessage({
       task: "world",
       schedule: value("schedule"),

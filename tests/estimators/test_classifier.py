@@ -1,0 +1,82 @@
+"""Tests of the classifier."""
+
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_iris
+
+from dropbayes.estimators import DropoutClassifier
+
+QUICK = {
+    "hidden": (20,), "drop_prob": 0.05, "weight_decay": 1e-4, "n_steps": 100, "n_folds": 2, "n_draws": 20,
+    "n_networks": 2, "min_epochs": 1, "device": "cpu", "learning_rate": 0.01,
+}  # fmt: skip
+
+
+def toy(n: int = 150, *, noise: float = 0.2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    source = np.random.default_rng(seed)
+    x = source.normal(size=(n, 2))
+    return x, 100 + 20 * np.sin(x[:, 0]) + 20 * noise * source.normal(size=n)
+
+
+def test_classifier_learns_a_stream_with_all_classes_named_first():
+    x, y = toy(1200)
+    label = np.where(y > 100, "high", "low")
+    model = DropoutClassifier(**QUICK, random_state=0)
+    with pytest.raises(ValueError, match="`classes` must be passed on the first call"):
+        model.partial_fit(x, label)
+    for rows in np.array_split(np.arange(1200), 12):
+        model.partial_fit(x[rows], label[rows], classes=["low", "high", "never"])
+    assert model.predict_proba(x).shape == (1200, 3)
+    assert model.score(x, label) > 0.85
+    with pytest.raises(ValueError, match="must hold only the classes"):
+        model.partial_fit(x[:2], ["low", "other"])
+
+
+@pytest.mark.parametrize("labels", [["low", "high"], [False, True], [3, -1]])
+def test_a_stored_classifier_keeps_its_labels(tmp_path, labels):
+    x, y = toy(40)
+    label = np.asarray(labels)[(y > 100).astype(int)]
+    model = DropoutClassifier(**QUICK, random_state=0).fit(x, label)
+    model.save(tmp_path / "m.safetensors")
+    copy = DropoutClassifier.load(tmp_path / "m.safetensors")
+    np.testing.assert_array_equal(copy.predict(x), model.predict(x))
+    np.testing.assert_array_equal(copy.predict_proba(x), model.predict_proba(x))
+    assert copy.classes_.dtype == model.classes_.dtype
+
+
+def test_classifier_is_calibrated_enough_to_beat_its_own_accuracy_baseline():
+    x, y = load_iris(return_X_y=True)
+    model = DropoutClassifier(**(QUICK | {"n_steps": 300}), random_state=0).fit(x[::2], y[::2])
+    assert model.score(x[1::2], y[1::2]) > 0.92
+    assert -0.25 < model.log_likelihood(x[1::2], y[1::2]) < 0
+    np.testing.assert_allclose(model.predict_proba(x).sum(1), 1)
+
+
+def test_the_temperature_is_that_of_held_out_rows_and_survives_a_file(tmp_path):
+    source = np.random.default_rng(0)
+    x = source.normal(size=(150, 6))
+    label = (x[:, 0] + 2 * source.normal(size=150) > 0).astype(int)  # mostly noise: networks that over-fit are too sure
+    settings = QUICK | {"drop_prob": 0.0, "n_steps": 600, "hidden": (50,), "weight_decay": 0.0}
+    model = DropoutClassifier(**settings, random_state=0).fit(x, label)
+    assert model.temperature_ > 1.5
+    new = source.normal(size=(1000, 6))
+    truth = (new[:, 0] + 2 * source.normal(size=1000) > 0).astype(int)
+    cold = pickle.loads(pickle.dumps(model))
+    cold.temperature_ = 1.0
+    assert model.log_likelihood(new, truth) > cold.log_likelihood(new, truth) + 0.1
+    model.save(tmp_path / "m.safetensors")
+    assert DropoutClassifier.load(tmp_path / "m.safetensors").temperature_ == model.temperature_
+
+
+def test_balanced_classes_raise_the_rare_one():
+    source = np.random.default_rng(1)
+    x = source.normal(size=(300, 1))
+    label = (x[:, 0] + source.normal(size=300) > 1.8).astype(int)
+    plain, balanced = (
+        DropoutClassifier(**QUICK, class_weight=weight, random_state=0).fit(x, label).predict_proba(x)[:, 1].mean()
+        for weight in (None, "balanced")
+    )
+    assert plain == pytest.approx(label.mean(), abs=0.06)
+    assert balanced > 2 * plain

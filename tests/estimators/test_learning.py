@@ -1,0 +1,211 @@
+"""Tests of what the estimators share: scikit-learn's checks, the search, weights, streams, pipelines."""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+
+QUICK = {
+    "hidden": (20,), "drop_prob": 0.05, "weight_decay": 1e-4, "n_steps": 100, "n_folds": 2, "n_draws": 20,
+    "n_networks": 2, "min_epochs": 1, "device": "cpu", "learning_rate": 0.01,
+}  # fmt: skip
+
+
+def toy(n: int = 150, *, noise: float = 0.2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    source = np.random.default_rng(seed)
+    x = source.normal(size=(n, 2))
+    return x, 100 + 20 * np.sin(x[:, 0]) + 20 * noise * source.normal(size=n)
+
+
+@pytest.fixture(scope="module")
+def regressor() -> DropoutRegressor:
+    # With two inputs, dropping one costs much: the inputs are kept.
+    settings = QUICK | {"n_steps": 1000, "n_draws": 200, "drop_prob": (0.0, 0.05), "noise": "constant"}
+    return DropoutRegressor(**settings, random_state=0).fit(*toy(300))
+
+
+@parametrize_with_checks([DropoutRegressor(**QUICK), DropoutClassifier(**QUICK)])
+def test_scikit_learn_estimator_check(estimator, check):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check(estimator)
+
+
+def test_the_first_place_goes_to_the_best_candidate_and_lists_are_tried():
+    x, y = toy(60)
+    grid = [(p, d) for p in (0.005, 0.3) for d in (1e-6, 1e-2)]
+    settings = QUICK | {"hidden": (10,), "drop_prob": [0.005, 0.3], "weight_decay": [1e-6, 1e-2]}
+    model = DropoutRegressor(**settings, random_state=0).fit(x, y)
+    member = model.population_.members[0]
+    assert (member.drop_prob, member.weight_decay) == grid[int(model.search_scores_.argmax())]
+
+
+def test_the_standard_search_trains_its_finalists_longer():
+    x, y = toy(60)
+    model = DropoutRegressor(hidden=(10,), n_steps=80, min_epochs=1, n_folds=2, random_state=0, device="cpu").fit(x, y)
+    assert model.search_scores_.shape == (7 + 3,)
+    assert len(model.population_) == 6
+
+
+def test_the_order_of_rows_does_not_matter_and_weights_are_repetitions():
+    x, y = toy(40)
+    order = np.random.default_rng(0).permutation(40)
+    model = DropoutRegressor(**QUICK, random_state=1)
+    plain = clone(model).fit(x, y).predict(x)
+    np.testing.assert_array_equal(plain, clone(model).fit(x[order], y[order]).predict(x))
+    weight = np.arange(40) % 3
+    weighted = clone(model).fit(x, y, sample_weight=weight).predict(x)
+    np.testing.assert_array_equal(weighted, clone(model).fit(x.repeat(weight, 0), y.repeat(weight)).predict(x))
+
+
+def test_copies_of_a_row_are_never_learned_from_and_held_out_at_once():
+    # Noise alone: were copies on both sides of a split, the held-out noise would look predictable and τ too large.
+    source = np.random.default_rng(0)
+    x, y = source.normal(size=(60, 8)), source.normal(size=60)
+    settings = QUICK | {"hidden": (100,), "drop_prob": 0.005, "weight_decay": 1e-6, "n_steps": 600}
+    once = DropoutRegressor(**settings, random_state=0).fit(x, y)
+    thrice = DropoutRegressor(**settings, random_state=0).fit(x.repeat(3, 0), y.repeat(3))
+    assert once.precision_ < 1.2
+    assert thrice.precision_ < 1.2
+
+
+def test_large_data_are_searched_on_a_part_and_learned_from_whole(monkeypatch):
+    from dropbayes.estimators import learning
+
+    monkeypatch.setattr(learning, "_SEARCH_ROWS", 100)
+    x, y = toy(600)
+    model = DropoutRegressor(**(QUICK | {"min_epochs": 20, "drop_prob": [(0.0, 0.05), 0.9]}), random_state=0).fit(x, y)
+    assert model.drop_prob_ == (0.0, 0.05)
+    assert len(model.population_) == 2
+    np.testing.assert_allclose(model.population_.x_mean[0], x.mean(0))  # of all rows, not of the searched part
+    assert model.score(x, y) > 0.8
+    assert 1 / 100 < model.precision_ < 1 / 9
+
+
+def test_all_kinds_of_tables_give_the_same_numbers():
+    x, y = toy(30)
+    model = DropoutRegressor(**QUICK, random_state=0)
+    expected = clone(model).fit(x, y).predict(x)
+    frame, column = pd.DataFrame(x, columns=["a", "b"]), pd.Series(y)
+    for inputs, targets in (
+        (x.tolist(), y.tolist()),
+        (frame, column),
+        (pl.DataFrame(frame.to_dict("list")), pl.Series(y)),
+        (torch.tensor(x, requires_grad=True), torch.tensor(y)),
+    ):
+        fitted = clone(model).fit(inputs, targets)
+        np.testing.assert_allclose(fitted.predict(inputs), expected)
+    assert list(clone(model).fit(pl.DataFrame(frame.to_dict("list")), y).feature_names_in_) == ["a", "b"]
+
+
+def test_partial_fit_learns_a_stream_and_follows_its_noise():
+    x, y = toy(4000)
+    model = DropoutRegressor(**(QUICK | {"drop_prob": (0.0, 0.05)}), random_state=0)
+    for rows in np.array_split(np.arange(4000), 20):
+        model.partial_fit(x[rows], y[rows])
+    assert model.score(*toy(500, seed=5)) > 0.8  # the noise leaves 0.91
+    assert model.precision_ == pytest.approx(1 / 16, rel=0.6)
+
+
+def test_a_stream_of_single_rows_keeps_a_sane_noise():
+    x, y = toy(60)
+    model = DropoutRegressor(**QUICK, random_state=0).partial_fit(x[:40], y[:40])
+    for row in range(40, 60):
+        model.partial_fit(x[[row]], y[[row]])
+    assert 1 / y.var() / 4 < model.precision_ < 20 / y.var()
+
+
+def test_warm_start_goes_on_from_the_present_weights():
+    x, y = toy(200)
+    warm = DropoutRegressor(**(QUICK | {"n_steps": 30}), warm_start=True, random_state=0).fit(x, y)
+    first = warm.score(x, y)
+    for _ in range(4):
+        warm.fit(x, y)
+    assert warm.score(x, y) > first
+
+
+def test_pipelines_searches_and_parallel_cross_validation():
+    source = np.random.default_rng(0)
+    frame = pd.DataFrame({"size": source.normal(size=120), "colour": source.choice(["red", "blue"], 120)})
+    target = frame["size"] + (frame["colour"] == "red")
+    frame.loc[::10, "size"] = np.nan
+    columns = ColumnTransformer(
+        [("n", make_pipeline(SimpleImputer(), StandardScaler()), ["size"]), ("c", OneHotEncoder(), ["colour"])]
+    )
+    pipeline = make_pipeline(columns, DropoutRegressor(**(QUICK | {"n_steps": 300}), random_state=0)).fit(frame, target)
+    assert pipeline.score(frame, target) > 0.7
+    search = GridSearchCV(DropoutRegressor(**QUICK, random_state=0), {"drop_prob": [0.05, 0.9]}, cv=2).fit(*toy(80))
+    assert search.best_params_ == {"drop_prob": 0.05}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scores = cross_val_score(DropoutRegressor(**QUICK, random_state=0), *toy(80), cv=2, n_jobs=2)
+    np.testing.assert_allclose(scores, cross_val_score(DropoutRegressor(**QUICK, random_state=0), *toy(80), cv=2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_draws": 0}, "`n_draws` must be a positive integer"),
+        ({"drop_prob": "auto"}, "`drop_prob` must be 'search'"),
+        ({"noise": "gaussian"}, "`noise` must be one of"),
+        ({"learning_rate": 0}, "`learning_rate` must be 'auto' or a positive"),
+        ({"n_folds": 0}, "`n_folds` must be 'auto'"),
+    ],
+)
+def test_bad_parameters_are_refused_in_fit(settings, message):
+    with pytest.raises(ValueError, match=message):
+        DropoutRegressor(**(QUICK | settings)).fit(*toy(20))
+
+
+@pytest.mark.parametrize("learning_rate", [1e2, 1e15, 1e30])
+def test_a_hopeless_learning_rate_stops_with_advice_or_predicts_finite_numbers(learning_rate):
+    x, y = toy(40)
+    try:
+        model = DropoutRegressor(**(QUICK | {"learning_rate": learning_rate}), random_state=0).fit(x, y)
+    except (FloatingPointError, ValueError) as error:
+        assert "learning" in str(error)
+    else:
+        assert np.isfinite(model.predict(x)).all()
+
+
+@pytest.mark.slow
+@parametrize_with_checks([DropoutRegressor(), DropoutClassifier()])
+def test_scikit_learn_estimator_check_with_the_default_settings(estimator, check):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check(estimator)
+
+
+def test_a_view_with_other_draws_leaves_the_model_as_it_is(regressor):
+    x, _ = toy(5, seed=8)
+    before = regressor.predict(x)
+    assert regressor.with_draws(n_draws=3).predictive(x).n_draws == 6
+    assert not torch.equal(regressor.with_draws(seed=99).predictive(x).location, regressor.predictive(x).location)
+    np.testing.assert_array_equal(regressor.predict(x), before)
+
+
+def test_a_warm_start_refuses_other_columns_and_measures_the_noise_anew():
+    x, y = toy(200)
+    warm = DropoutRegressor(**QUICK, noise="constant", warm_start=True, random_state=0).fit(x, y)
+    with pytest.raises(ValueError, match="features"):
+        warm.fit(x[:, :1], y)
+    before = warm.precision_
+    louder = 100 + 5 * (y - 100)
+    warm.fit(x, louder)
+    assert warm.precision_ < before / 4
+    label = np.where(y > 100, "high", "low")
+    classifier = DropoutClassifier(**QUICK, warm_start=True, random_state=0).fit(x, label)
+    with pytest.raises(ValueError, match="must hold only the classes"):
+        classifier.fit(x, np.where(y > 100, "high", "lower"))

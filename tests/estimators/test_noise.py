@@ -1,0 +1,103 @@
+"""Tests of the noise model: against torch's distributions, its gradient, and what it recovers."""
+
+import math
+
+import pytest
+import torch
+
+from dropbayes.estimators import noise as noise_model
+from dropbayes.estimators.noise import StudentNoise, fit_noise, noise_features
+
+F64 = torch.float64
+
+
+def noise_of(scale, shrink, nu, n_features=1):
+    def fill(value, *shape):
+        return torch.full((1, *shape), value, dtype=F64)
+
+    return StudentNoise(
+        first=fill(0.0, n_features, 4),
+        first_bias=fill(0.0, 1, 4),
+        second=fill(0.0, 1, 4),
+        second_bias=fill(math.log(scale), 1),
+        log_shrink=fill(math.log(shrink)),
+        log_freedom=fill(math.log(nu - 3)),
+        feature_mean=fill(0.0, 1, n_features),
+        feature_scale=fill(1.0, 1, n_features),
+    )
+
+
+def test_the_density_is_the_mixture_of_students_over_shrunk_draws():
+    draws = torch.randn(1, 9, 6, dtype=F64, generator=torch.Generator().manual_seed(0))
+    y, features = torch.linspace(-2, 2, 6, dtype=F64)[None], torch.zeros(1, 6, 1, dtype=F64)
+    centre = draws.mean(1, keepdim=True)
+    students = torch.distributions.StudentT(4.0, centre + 0.3 * (draws - centre), 0.7)
+    expected = students.log_prob(y[:, None]).exp().mean(1).log()
+    torch.testing.assert_close(noise_model.log_density(noise_of(0.7, 0.3, 4.0), draws, features, y), expected)
+
+
+def test_the_density_of_light_tails_and_unshrunk_draws_is_the_papers():
+    r"""log 1/T Σ N(y; f_t, τ⁻¹) with τ = σ⁻² [GG16, eq:predictive_dist]."""
+    draws = torch.randn(1, 5, 4, dtype=F64, generator=torch.Generator().manual_seed(1))
+    y, features, tau = torch.randn(1, 4, dtype=F64), torch.zeros(1, 4, 1, dtype=F64), 2.5
+    exponents = -0.5 * tau * (y[:, None] - draws).square()
+    paper = exponents.logsumexp(1) - math.log(5) - 0.5 * math.log(2 * math.pi) + 0.5 * math.log(tau)
+    ours = noise_model.log_density(noise_of(tau**-0.5, 1.0, 1e7), draws, features, y)
+    torch.testing.assert_close(ours, paper, rtol=1e-5, atol=1e-5)
+
+
+def test_the_derivatives_of_the_density_are_those_of_finite_differences():
+    source = torch.Generator().manual_seed(0)
+    error, deviation = (torch.randn(3, n, 7, dtype=F64, generator=source) for n in (1, 5))
+    log_scale = torch.randn(3, 7, dtype=F64, generator=source).requires_grad_()
+    shrink = torch.rand(3, dtype=F64, generator=source).requires_grad_()
+    freedom = (3 + 5 * torch.rand(3, dtype=F64, generator=source)).requires_grad_()
+    density = noise_model._MixtureDensity.apply
+    assert torch.autograd.gradcheck(lambda *moved: density(error, deviation, *moved), (log_scale, shrink, freedom))
+
+
+def test_the_mixture_in_the_units_of_y_has_the_fitted_density():
+    source = torch.Generator().manual_seed(2)
+    noise, draws, x = noise_of(0.7, 0.4, 5.0, 4), torch.randn(8, 3, 1, dtype=F64, generator=source), torch.randn(3, 2)
+    mean, scale, y = torch.tensor([10.0], dtype=F64), torch.tensor([3.0], dtype=F64), torch.randn(3, 1, dtype=F64)
+    mixture = noise.mixture(draws, x, mean, scale)
+    standard = noise_model.log_density(noise, draws.permute(2, 0, 1), torch.zeros(1, 3, 4, dtype=F64), y.T)
+    torch.testing.assert_close(mixture.log_density(10 + 3 * y), standard[0] - math.log(3.0))
+    assert mixture.freedom == pytest.approx(5.0)
+
+
+def test_the_fit_recovers_the_scale_and_uses_inputs_only_when_they_matter():
+    source = torch.Generator().manual_seed(0)
+    x = torch.rand(600, 1, generator=source) * 4 - 2
+    draws = 0.01 * torch.randn(2, 6, 600, generator=source)
+    log_sigma = torch.stack([torch.full((600,), math.log(0.5)), -1.0 + 0.8 * x[:, 0]])
+    y = log_sigma.exp() * torch.randn(2, 600, generator=source)
+    noise, scores = fit_noise(draws, x, y, n_steps=150)
+    fitted = noise.log_scale(noise_features(x, draws))
+    assert fitted[0].std() < 0.01 and (fitted[0].mean() - math.log(0.5)).abs() < 0.1
+    slope = torch.linalg.lstsq(torch.stack([torch.ones(600), x[:, 0]], 1), fitted[1]).solution[1]
+    assert 0.6 < slope < 1.0
+    truth = torch.distributions.Normal(torch.zeros(()), log_sigma.exp()).log_prob(y).mean(1)
+    assert ((scores - truth).abs() < 0.06).all()
+
+
+def test_weights_decide_which_rows_the_scale_describes():
+    source = torch.Generator().manual_seed(3)
+    draws, x = torch.zeros(1, 4, 400), torch.zeros(400, 1)
+    y = torch.randn(1, 400, generator=source) * torch.cat([torch.full((200,), 0.1), torch.full((200,), 2.0)])
+    weight = torch.cat([torch.ones(200), torch.full((200,), 1e-4)])
+    heavy, light = (fit_noise(draws, x, y, weight=w, n_steps=150)[0] for w in (weight, weight.flip(0)))
+    assert heavy.second_bias.exp() < 0.15 < 1.0 < light.second_bias.exp()
+    scaled, _ = fit_noise(draws, x, y, weight=7 * weight, n_steps=150)
+    torch.testing.assert_close(scaled.second_bias, heavy.second_bias, rtol=1e-3, atol=1e-3)
+
+
+def test_a_row_has_the_same_scale_alone_and_among_others():
+    source = torch.Generator().manual_seed(4)
+    draws, x = torch.randn(2, 6, 50, generator=source), torch.randn(50, 3, generator=source)
+    noise, _ = fit_noise(draws, x, torch.randn(2, 50, generator=source), n_steps=5)
+    sampled, one = draws.permute(1, 2, 0).double(), torch.ones(2, dtype=F64)
+    together = noise.mixture(sampled, x, one, one)
+    alone = noise.mixture(sampled[:, 17:18], x[17:18], one, one)
+    assert torch.equal(alone.scale[:, 0], together.scale[:, 17])
+    assert torch.equal(alone.location[:, 0], together.location[:, 17])

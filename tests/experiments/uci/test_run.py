@@ -1,0 +1,127 @@
+"""Tests of the runner."""
+
+import ast
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from dropbayes.experiments.uci import data as uci_data
+from dropbayes.experiments.uci import faithful as uci_faithful
+from dropbayes.experiments.uci import page as uci_report
+from dropbayes.experiments.uci import run as uci
+
+TINY_FAITHFUL = uci_faithful.Settings((2.0, 8.0), drop_probs=(0.01, 0.3), n_hidden=8, epochs=120, n_draws=40)
+
+
+@pytest.fixture(scope="module")
+def small():
+    source = np.random.default_rng(0)
+    x = source.normal(size=(120, 3))
+    y = 5 + 2 * np.sin(x[:, 0]) + x[:, 1] + 0.3 * source.normal(size=120)
+    return uci_data.from_arrays(x, y, name="small", n_splits=2)
+
+
+@dataclass(frozen=True)
+class CountedSettings:
+    size: int = 1
+
+
+class Counted:
+    """A method that notes what it is asked for."""
+
+    QUICK: dict = {}  # noqa: RUF012
+
+    def __init__(self):
+        self.asked = []
+
+    def settings_for(self, dataset):
+        return CountedSettings()
+
+    def network_steps(self, dataset, n_splits, settings):
+        return 1.0
+
+    def results(self, dataset, splits, *, settings, device, progress):
+        time.sleep(0.05)
+        if 3 in splits and not self.asked:
+            raise KeyboardInterrupt
+        self.asked += splits
+        return [{"split": s, "rmse": 1.0 + s, "log_likelihood": -1.0} for s in splits]
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    method = Counted()
+    monkeypatch.setitem(uci.METHODS, "faithful", method)
+    return method
+
+
+def _with_source():
+    import os
+    import pathlib
+
+    source = pathlib.Path(uci.__file__).parents[3]
+    return {**os.environ, "PYTHONPATH": str(source)}
+
+
+def test_interrupted_runs_go_on_with_the_missing_splits(small, counted, tmp_path):
+    uci.run_set(small, "faithful", [0, 1], out=tmp_path, splits_per_chunk=1)
+    results = uci.run_set(small, "faithful", [2, 0, 1], out=tmp_path, splits_per_chunk=1)
+    assert counted.asked == [0, 1, 2]
+    assert [entry["split"] for entry in results["splits"]] == [0, 1, 2]
+    assert json.loads((tmp_path / "faithful-small.json").read_text()) == json.loads(json.dumps(results))
+    assert [path.name for path in tmp_path.iterdir()] == ["faithful-small.json"]
+
+
+def test_chunks_before_an_interruption_are_kept(small, counted, tmp_path):
+    counted.asked = []
+    with pytest.raises(KeyboardInterrupt):
+        uci.run_set(small, "faithful", [3, 4], out=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_budget_leaves_sets_out_and_says_so(counted, monkeypatch, tmp_path, small, capsys):
+    monkeypatch.setattr(uci_data, "load", lambda name, gap: replace(small, name=name))
+    uci.main(["--sets", "a,b", "--splits", "1", "--out", str(tmp_path), "--budget-seconds", "0.05"])
+    shown = capsys.readouterr().out
+    assert "b: left out" in shown and not (tmp_path / "faithful-b.json").exists()
+
+
+def test_splits_are_named_in_four_ways():
+    assert uci.split_numbers("all", 3) == [0, 1, 2]
+    assert uci.split_numbers("9", 3) == [0, 1, 2]
+    assert uci.split_numbers("1-2,0", 3) == [1, 2, 0]
+    with pytest.raises(ValueError, match="a range as 0-4"):
+        uci.split_numbers("x", 3)
+
+
+def test_command_runs_both_methods_on_a_csv_and_writes_a_page(small, monkeypatch, tmp_path, capsys):
+    path = tmp_path / "mine.csv"
+    table = np.column_stack([small.x, small.y])
+    path.write_text("a,b,c,y\n" + "\n".join(",".join(map(repr, row)) for row in table.tolist()) + "\n")
+    monkeypatch.setattr(uci_faithful, "QUICK", {**vars(TINY_FAITHFUL)})
+    for method in ("faithful", "best"):
+        told = f"--csv {path} --target y --method {method} --quick --splits 0-1 --device cpu"
+        uci.main([*told.split(), "--out", str(tmp_path / "out")])
+    assert capsys.readouterr().out.count("mine") == 2
+    uci_report.main([str(tmp_path / "out")])
+    assert "# The UCI table" in capsys.readouterr().out
+
+
+def test_csv_needs_its_target():
+    with pytest.raises(SystemExit, match="go together"):
+        uci.main(["--csv", "x.csv"])
+
+
+def test_run_path_needs_torch_and_numpy_only():
+    script = (
+        "import sys, torch, numpy; before = set(sys.modules); import dropbayes.experiments.uci; "
+        "print(sorted({m.split('.')[0] for m in set(sys.modules) - before if not m.startswith('_')}))"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=_with_source())
+    third_party = set(ast.literal_eval(out.stdout)) - set(sys.stdlib_module_names) - {"dropbayes", "torch", "numpy"}
+    assert not third_party, third_party

@@ -1,0 +1,196 @@
+"""Tests of draws, scores and the fitted precision: closed forms and dense grids."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import dropbayes as db
+from dropbayes.population import (
+    Member,
+    Task,
+    draws,
+    evaluate,
+    fit_precision,
+    mixture,
+    randomness,
+    select,
+    train,
+)
+
+F64 = {"device": "cpu", "dtype": torch.float64}
+
+
+def toy(n: int = 120, *, noise: float = 0.3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 3, generator=source, dtype=torch.float64)
+    clean = 5 + 2 * x[:, 0].sin() + x[:, 1]
+    return x, clean + noise * torch.randn(n, generator=source, dtype=torch.float64)
+
+
+def linear_population(weight: torch.Tensor, drop_prob: float, n: int = 1):
+    """Members of a network without hidden layers and with a given weight: everything has a closed form."""
+    x, y = toy(30)
+    trained = train([Task(x, y)], [Member(drop_prob=drop_prob, seed=s, epochs=1) for s in range(n)], hidden=(), **F64)
+    trained.weights[0][:] = weight[:, None]
+    trained.biases[0][:] = 0.25
+    return trained, x
+
+
+def trained_population(**settings):
+    x, y = toy(150)
+    tasks = [Task(x[:100], y[:100], held_out=(x[100:], y[100:])), Task(x[30:], y[30:], held_out=(x[:30], y[:30]))]
+    members = [Member(task=i % 2, drop_prob=0.1, epochs=30, learning_rate=0.01, seed=i) for i in range(6)]
+    return train(tasks, members, hidden=(12,), batch_size=32, **F64, **settings), tasks
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_member_without_dropout_follows_torch_adam(schedule):
+    x, y = toy(50)
+    member = Member(drop_prob=0.0, weight_decay=3e-3, learning_rate=0.02, epochs=4, seed=7)
+    trained = train([Task(x, y)], [member], hidden=(6,), batch_size=16, schedule=schedule, **F64)
+
+    net = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1)).double()
+    for linear, weight in zip((net[0], net[2]), randomness.initial_weights(7, (3, 6, 1), torch.float64), strict=True):
+        linear.weight.data, linear.bias.data = weight.T.clone(), torch.zeros_like(linear.bias)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=16) if schedule == "cosine" else None
+    inputs, targets = (x - x.mean(0)) / x.std(0, unbiased=False), (y - y.mean()) / y.std(unbiased=False)
+    order = randomness.member_order(7, 50)
+    positions, counts = randomness.batches(0, 16, [50], 50)
+    for step in range(16):
+        rows = order[positions[step, 0, : int(counts[step, 0])]]
+        optimizer.zero_grad()
+        loss = 0.5 * (net(inputs[rows])[:, 0] - targets[rows]).square().mean()
+        (loss + 3e-3 * (net[0].weight.square().sum() + net[2].weight.square().sum())).backward()
+        optimizer.step()
+        if rate is not None:
+            rate.step()
+    torch.testing.assert_close(trained.weights[0][0], net[0].weight.T.detach(), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(trained.biases[1][0, 0], net[2].bias.detach(), rtol=1e-8, atol=1e-10)
+
+
+def test_draws_have_the_closed_form_moments_of_a_linear_network():
+    weight, n_draws = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64), 20_000
+    population, x = linear_population(weight, 0.2)
+    inputs = (x[:4] - population.x_mean[0]) / population.x_scale[0]
+    scale, shift = population.y_scale[0], population.y_mean[0]
+    mean, noise = draws(population, x[:4], n_draws=n_draws)
+    expected = (inputs @ weight + 0.25) * scale + shift
+    variance = (inputs.square() @ weight.square()) * (0.2 / 0.8) * scale**2  # p/(1-p) with p the drop probability
+    error = (variance / n_draws).sqrt()
+    assert ((mean[:, 0, :, 0].mean(0) - expected).abs() < 5 * error).all()
+    torch.testing.assert_close(mean[:, 0, :, 0].var(0), variance, rtol=0.05, atol=0)
+    torch.testing.assert_close(noise[0, 0, 0], 1 / population.precision[0])
+
+
+def test_masks_of_two_members_are_independent_over_seeds():
+    population, x = linear_population(torch.ones(3, dtype=torch.float64), 0.3, n=60)
+    mean, _ = draws(population, x[:40], n_draws=50)
+    centred = mean[..., 0] - mean[..., 0].mean((0, 2), keepdim=True)
+    within = (mean[..., 0] - mean[..., 0].mean(0)).transpose(0, 1).flatten(1)
+    correlation = torch.corrcoef(within)
+    off_diagonal = correlation[~torch.eye(60, dtype=torch.bool)]
+    assert abs(off_diagonal.mean()) < 0.02
+    assert centred.isfinite().all()
+
+
+def test_shared_masks_make_a_draw_a_function():
+    population, x = linear_population(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), 0.4)
+    twice, _ = draws(population, torch.cat([x[:3], x[:3]]), n_draws=7, masks="shared")
+    assert torch.equal(twice[:, :, :3], twice[:, :, 3:])
+    per_row, _ = draws(population, torch.cat([x[:3], x[:3]]), n_draws=7, masks="row")
+    assert not torch.equal(per_row[:, :, :3], per_row[:, :, 3:])
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic"])
+def test_evaluation_is_the_logsumexp_estimator_of_the_draws(likelihood):
+    population, tasks = trained_population(likelihood=likelihood)
+    held_out = [task.held_out for task in tasks]
+    scores = evaluate(population, held_out, n_draws=64)
+    mean, noise = draws(population, [x for x, _ in held_out], n_draws=64, seed=0)
+    for b, member in enumerate(population.members):
+        y = held_out[member.task][1]
+        density = torch.distributions.Normal(mean[:, b, : len(y), 0], noise[:, b, : len(y), 0].sqrt()).log_prob(y)
+        expected = (density.logsumexp(0) - math.log(64)).mean()
+        torch.testing.assert_close(scores.log_likelihood[b], expected)
+        rmse = (y - mean[:, b, : len(y), 0].mean(0)).square().mean().sqrt()
+        torch.testing.assert_close(scores.rmse[b], rmse)
+        total = mean[:, b, : len(y), 0].var(0, unbiased=False) + noise[:, b, : len(y), 0].mean(0)
+        torch.testing.assert_close(scores.variance[b, : len(y), 0], total)
+
+
+def test_a_mixture_of_members_averages_their_densities_and_moments():
+    population, tasks = trained_population()
+    _, y = tasks[0].held_out
+    scores = evaluate(population, [task.held_out for task in tasks], n_draws=50)
+    joint = mixture(scores, [m.task for m in population.members])
+    mean, noise = draws(population, [task.held_out[0] for task in tasks], n_draws=50)
+    pooled, spread = mean[:, ::2, : len(y), 0].flatten(0, 1), noise[:, ::2, : len(y), 0].flatten(0, 1)
+    density = torch.distributions.Normal(pooled, spread.sqrt()).log_prob(y)
+    torch.testing.assert_close(joint.log_likelihood[0], (density.logsumexp(0) - math.log(150)).mean())
+    torch.testing.assert_close(joint.variance[0, : len(y), 0], pooled.var(0, unbiased=False) + spread.mean(0))
+    with pytest.raises(ValueError, match="`groups` must join members of one task"):
+        mixture(scores, [0] * len(population))
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic"])
+def test_fitted_precision_is_the_best_of_a_dense_grid(likelihood):
+    population, tasks = trained_population(likelihood=likelihood)
+    held_out = [task.held_out for task in tasks]
+    fitted = fit_precision(population, held_out, n_draws=40)
+    best = evaluate(fitted, held_out, n_draws=40).log_likelihood
+    for factor in torch.logspace(-3, 3, 61):
+        other = replace(fitted, precision=fitted.precision * factor)
+        assert (evaluate(other, held_out, n_draws=40).log_likelihood <= best + 1e-6).all()
+
+
+def test_without_dropout_the_fitted_precision_is_one_over_the_mean_squared_error():
+    population, tasks = trained_population()
+    population = replace(population, drop_prob=torch.zeros_like(population.drop_prob))
+    held_out = [task.held_out for task in tasks]
+    fitted = fit_precision(population, held_out, n_draws=2)
+    rmse = evaluate(fitted, held_out, n_draws=1).rmse
+    torch.testing.assert_close(fitted.precision[:, 0], rmse**-2, rtol=1e-3, atol=0)
+    shared = fit_precision(population, held_out, n_draws=2, groups=[0] * 6)
+    in_standardised_units = (shared.precision * shared.y_scale.square())[:, 0]
+    torch.testing.assert_close(in_standardised_units, in_standardised_units[:1].expand(6))
+
+
+def test_classes_are_learned_and_scored_by_the_mean_probability():
+    x, y = toy(200)
+    label = (y > y.median()).long() + (x[:, 2] > 1).long()
+    population = train(
+        [Task(x, label)],
+        [Member(drop_prob=0.05, epochs=60, learning_rate=0.01, seed=s) for s in range(2)],
+        likelihood="categorical",
+        batch_size=32,
+        **F64,
+    )
+    scores = evaluate(population, (x, label), n_draws=50)
+    assert (scores.accuracy > 0.9).all()
+    torch.testing.assert_close(scores.mean.sum(-1), torch.ones(2, 200, dtype=torch.float64))
+    chosen = scores.mean.gather(-1, label[None, :, None].expand(2, -1, 1))[..., 0]
+    torch.testing.assert_close(scores.log_density, chosen.log())
+
+
+def test_gaussian_scores_agree_with_the_likelihood_of_the_library():
+    population, tasks = trained_population()
+    x, y = tasks[0].held_out
+    one = select(population, [0])
+    mean, _ = draws(one, x, n_draws=30)
+    likelihood = db.Gaussian(precision=float(one.precision[0, 0]))
+    density = likelihood.log_density(mean[:, 0, :, 0], y)
+    expected = (density.logsumexp(0) - math.log(30)).mean()
+    torch.testing.assert_close(evaluate(one, (x, y), n_draws=30).log_likelihood[0], expected)
+
+
+def test_draws_do_not_depend_on_the_other_rows_when_masks_are_shared():
+    population, tasks = trained_population()
+    x = torch.randn(3000, 3, dtype=torch.float64)
+    many, _ = draws(population, x, n_draws=30, masks="shared")
+    few, _ = draws(population, x[:2], n_draws=30, masks="shared")
+    torch.testing.assert_close(many[:, :, :2], few, rtol=1e-12, atol=1e-12)
+    assert tasks

@@ -1,0 +1,100 @@
+"""Tests of the step: against torch's optimiser and the same network trained alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dropbayes.population import (
+    Member,
+    Task,
+    fitting,
+    randomness,
+    train,
+)
+from dropbayes.population.heads import HEADS
+from dropbayes.population.program import forward
+from dropbayes.population.standardisation import stacked_table
+
+F64 = {"device": "cpu", "dtype": torch.float64}
+
+
+def toy(n: int = 120, *, noise: float = 0.3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 3, generator=source, dtype=torch.float64)
+    clean = 5 + 2 * x[:, 0].sin() + x[:, 1]
+    return x, clean + noise * torch.randn(n, generator=source, dtype=torch.float64)
+
+
+def test_twenty_members_equal_the_same_networks_trained_alone():
+    x, y = toy(160)
+    tasks = [Task(x[: 100 + 17 * k], y[: 100 + 17 * k]) for k in range(3)]  # unequal sizes: padding and last batches
+    members = [
+        Member(
+            task=i % 3,
+            drop_prob=(0.0, 0.02 * i) if i % 2 else 0.1,
+            precision=0.5 + i if i % 4 == 0 else None,
+            weight_decay=10.0 ** -(2 + i % 5),
+            learning_rate=1e-3 * (1 + i),
+            epochs=5 + i % 4,
+            seed=i,
+        )
+        for i in range(20)
+    ]
+    together = train(tasks, members, hidden=(10,), batch_size=32, **F64)
+    for i, member in enumerate(members):
+        alone = train(tasks, [member], hidden=(10,), batch_size=32, **F64)
+        for ours, theirs in zip(together.weights + together.biases, alone.weights + alone.biases, strict=True):
+            torch.testing.assert_close(ours[i], theirs[0], rtol=1e-9, atol=1e-12)
+
+
+def test_learned_drop_probability_goes_to_a_half_when_only_the_entropy_counts():
+    # A huge KL weight (tiny precision) leaves nothing but the entropy, which is greatest at one half.
+    x, y = toy(40)
+    member = Member(drop_prob=0.1, precision=1e-6, length_scale=1e-4, epochs=200, learning_rate=0.05)
+    learned = train([Task(x, y)], [member], hidden=(10,), learn_drop_prob=True, **F64)
+    torch.testing.assert_close(learned.drop_prob, torch.full((1, 2), 0.5, dtype=torch.float64), rtol=0, atol=0.02)
+
+
+def test_learned_drop_probability_falls_with_more_data():
+    few, many = (toy(n, noise=0.05) for n in (40, 1000))
+    member = Member(drop_prob=0.2, precision=100.0, learning_rate=0.01)
+    small = train([Task(*few)], [replace(member, epochs=300)], batch_size=40, learn_drop_prob=True, **F64)
+    large = train([Task(*many)], [replace(member, epochs=40)], batch_size=40, learn_drop_prob=True, **F64)
+    assert large.drop_prob.sum() < small.drop_prob.sum()
+
+
+def test_row_weights_count_rows_more_than_once():
+    x, y = toy(24)
+    weight = torch.tensor([1.0, 2.0]).repeat(12)
+    weighted = Task(x, y, weight=weight)
+    repeated = Task(torch.cat([x, x[1::2]]), torch.cat([y, y[1::2]]))
+    members = [Member(task=t, drop_prob=0.0, weight_decay=1e-4, epochs=30, seed=1) for t in (0, 1)]
+    population = train([weighted, repeated], members, hidden=(5,), batch_size=36, **F64)
+    torch.testing.assert_close(population.weights[0][0], population.weights[0][1])
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic", "categorical"])
+def test_the_gradient_by_hand_is_that_of_autograd(activation, likelihood):
+    x, y = toy(50)
+    targets = (y > y.median()).long() if likelihood == "categorical" else y
+    members = [Member(drop_prob=(0.0, 0.2, 0.1 * s), weight_decay=1e-2, seed=s) for s in range(3)]
+    table = stacked_table([Task(x, targets)], HEADS[likelihood], torch.float64)
+    head, device = HEADS[likelihood], torch.device("cpu")
+    program = fitting._program(table, members, (7, 5), head, activation, 20, "constant", False, device, torch.float64)
+    program.load(0, randomness.chunk_of(0, 20, [50], program.widths), 0)
+    before = program.vector.clone().requires_grad_()
+    positions = program.stack.rows.gather(1, program.positions[0].expand(3, -1))
+    inputs, outcome, weight = (values[positions] for values in program.data)
+    keep = 1 - program.stack.drop_prob
+    masks = []
+    for layer, words in enumerate(program.step_words):
+        mixed = torch.bitwise_xor(words[0], program.stack.member_words[layer])
+        masks.append((mixed >= program.thresholds[0, layer]).double() / keep[:, layer, None, None])
+    parameters = program.views(before)
+    output = forward(parameters[:3], parameters[3:], inputs, masks, activation)
+    loss = (head.row_losses(output, outcome) * weight).sum() / 20 + 1e-2 * sum(w.square().sum() for w in parameters[:3])
+    (expected,) = torch.autograd.grad(loss, before)
+    program.step()
+    torch.testing.assert_close(program.gradient, expected)

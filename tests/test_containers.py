@@ -1,0 +1,130 @@
+"""The container image and the KServe example: no builder is needed to see that they fit the project and each other."""
+
+import json
+import pathlib
+import re
+
+import pytest
+import yaml
+
+from tests.command_line import run
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def instructions():
+    """The instructions of the Dockerfile, with continued lines joined."""
+    text = re.sub(r"\\\n", " ", (ROOT / "Dockerfile").read_text())
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
+    return [tuple(line.split(None, 1)) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def service():
+    return yaml.safe_load((ROOT / "examples" / "kserve.yaml").read_text())
+
+
+def values(instructions, name):
+    return [value for key, value in instructions if key == name]
+
+
+def test_every_instruction_is_one_of_docker(instructions):
+    known = {
+        "FROM",
+        "ARG",
+        "WORKDIR",
+        "COPY",
+        "RUN",
+        "USER",
+        "ENV",
+        "EXPOSE",
+        "HEALTHCHECK",
+        "STOPSIGNAL",
+        "ENTRYPOINT",
+    }
+    assert {name for name, _ in instructions} <= known and instructions[0][0] == "FROM"
+
+
+def test_what_is_copied_is_there_and_is_all_that_the_package_is_built_from(instructions):
+    sources = [part for value in values(instructions, "COPY") if "--from" not in value for part in value.split()[:-1]]
+    assert all((ROOT / source).exists() for source in sources)
+    assert {"pyproject.toml", "README.md", "LICENSE", "src", "constraints.txt"} <= set(sources)
+
+
+def test_the_image_is_pinned_small_and_runs_as_an_ordinary_user(instructions):
+    assert all(re.match(r"python:3\.\d+-slim( AS \w+)?$", image) for image in values(instructions, "FROM"))
+    last_stage = instructions[max(i for i, (name, _) in enumerate(instructions) if name == "FROM") :]
+    assert int(values(last_stage, "USER")[0]) >= 1000
+    assert "cpu" in values(instructions, "ARG")[0] and "--no-cache-dir" in " ".join(values(instructions, "RUN"))
+
+
+def test_the_image_starts_a_server_that_its_health_check_asks(instructions):
+    command = json.loads(values(instructions, "ENTRYPOINT")[0])
+    assert command[:2] == ["dropbayes", "serve"]
+    port = values(instructions, "EXPOSE")[0]
+    assert command[command.index("--port") + 1] == port
+    check = values(instructions, "HEALTHCHECK")[0]
+    assert f"127.0.0.1:{port}/v2/health/ready" in check
+    assert json.loads(check[check.index("[") :])[0] == "python"
+
+
+# The fields that the example uses, as the definition of InferenceService v1beta1 types them (its predictor is a PodSpec
+# with the numbers of replicas beside it): github.com/kserve/kserve, config/crd/full/serving.kserve.io_inferenceservices.yaml.
+STRING, INTEGER, BOOLEAN = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
+
+
+def record(required=(), **properties):
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+def several(item):
+    return {"type": "array", "items": item, "minItems": 1}
+
+
+PROBE = record(
+    ["httpGet"], httpGet=record(["port"], path=STRING, port=INTEGER), periodSeconds=INTEGER, initialDelaySeconds=INTEGER
+)
+QUANTITIES = record(
+    [], cpu={"type": "string", "pattern": r"^\d+m?$"}, memory={"type": "string", "pattern": r"^\d+[KMG]i$"}
+)
+CONTAINER = record(
+    ["name", "image"], name=STRING, image=STRING, args=several(STRING), readinessProbe=PROBE, livenessProbe=PROBE,
+    ports=several(record(["containerPort"], containerPort=INTEGER, protocol={"enum": ["TCP", "UDP", "SCTP"]})),
+    env=several(record(["name"], name=STRING, value=STRING)), resources=record([], requests=QUANTITIES, limits=QUANTITIES),
+    securityContext=record(
+        [], allowPrivilegeEscalation=BOOLEAN, readOnlyRootFilesystem=BOOLEAN, runAsNonRoot=BOOLEAN, runAsUser=INTEGER,
+        capabilities=record([], drop=several(STRING)),
+    ),
+    volumeMounts=several(record(["name", "mountPath"], name=STRING, mountPath=STRING, readOnly=BOOLEAN)),
+)  # fmt: skip
+VOLUME = record(
+    ["name"], name=STRING, persistentVolumeClaim=record(["claimName"], claimName=STRING), emptyDir={"type": "object"}
+)
+PREDICTOR = record(
+    ["containers"], minReplicas=INTEGER, maxReplicas=INTEGER, containers=several(CONTAINER), volumes=several(VOLUME)
+)
+SERVICE = record(
+    ["apiVersion", "kind", "metadata", "spec"], apiVersion={"const": "serving.kserve.io/v1beta1"},
+    kind={"const": "InferenceService"}, metadata=record(["name"], name={"type": "string", "pattern": "^[a-z0-9-]+$"}),
+    spec=record(["predictor"], predictor=PREDICTOR),
+)  # fmt: skip
+
+
+def test_the_kserve_example_fits_its_schema(service):
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    jsonschema.Draft202012Validator(SERVICE).validate(service)
+    wrong = json.loads(json.dumps(service))
+    wrong["spec"]["predictor"]["containers"][0]["port"] = 1
+    assert not jsonschema.Draft202012Validator(SERVICE).is_valid(wrong)
+
+
+def test_the_kserve_example_probes_and_mounts_what_the_image_serves(service, instructions):
+    (container,) = service["spec"]["predictor"]["containers"]
+    assert [str(port["containerPort"]) for port in container["ports"]] == values(instructions, "EXPOSE")
+    assert container["readinessProbe"]["httpGet"]["path"] == "/v2/health/ready"
+    entry = json.loads(values(instructions, "ENTRYPOINT")[0])
+    assert container["volumeMounts"][0]["mountPath"] == entry[2] == "/models/model"
+    options = run("serve", "--help").text
+    assert all(argument in options for argument in [*entry[3:], *container["args"]] if argument.startswith("--"))
+    assert str(container["securityContext"]["runAsUser"]) == values(instructions, "USER")[0]
