@@ -8,7 +8,11 @@ import torch
 
 from dropbayes.estimators import DropoutClassifier
 from dropbayes.runtime import storage
-from tests.test_estimators import QUICK
+
+QUICK = {
+    "hidden": (20,), "drop_prob": 0.05, "weight_decay": 1e-4, "n_steps": 100, "n_folds": 2, "n_draws": 20,
+    "n_networks": 2, "min_epochs": 1, "device": "cpu", "learning_rate": 0.01,
+}  # fmt: skip
 
 
 def _forged(path, out, change):
