@@ -288,6 +288,9 @@ def test_the_copied_program_gives_the_draws_on_the_screen(chromium, monkeypatch)
         code = page.evaluate("navigator.clipboard.readText()")
         draws = page.evaluate("Array.from(window.last_band.draws)")
         mean = page.evaluate("Array.from(window.last_band.mean)")
+        page.click("#copy-link")
+        wait_until(page, "document.getElementById('copied').textContent.includes('link')")
+        link = page.evaluate("navigator.clipboard.readText()")
         context.close()
         server.shutdown()
     names: dict[str, Any] = {"__name__": "copied"}
@@ -296,6 +299,7 @@ def test_the_copied_program_gives_the_draws_on_the_screen(chromium, monkeypatch)
     assert np.allclose(np.reshape(draws, (20, -1)), prediction.draws[..., 0], rtol=0, atol=1e-11)
     assert np.allclose(mean, prediction.mean[:, 0], rtol=0, atol=1e-11)
     assert len(names["POINTS"]) == 24
+    assert link == f"{server.url}#tab=points&scene=gap&depth=3&nDraws=20"
 
 
 def test_a_link_opens_what_was_seen(visit):

@@ -1,7 +1,11 @@
 """The page is served on this machine alone, and nothing else is."""
 
 import http.client
+import signal
+import subprocess
+import sys
 import threading
+import urllib.request
 
 import pytest
 
@@ -55,3 +59,14 @@ def test_the_command_writes_the_file(tmp_path):
 def test_the_command_names_a_folder_that_is_missing(tmp_path):
     result = run("page", "--out", tmp_path / "nowhere" / "page.html")
     assert result.code == 1 and "nowhere" in result.err
+
+
+def test_the_command_serves_until_it_is_interrupted():
+    command = [sys.executable, "-m", "dropbayes", "page", "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        url = process.stdout.readline().strip()
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            assert answer.read().decode() == page_html()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+        assert "Ctrl+C" in process.stderr.read()

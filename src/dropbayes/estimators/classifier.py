@@ -65,6 +65,7 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
         n_folds: int | Literal["auto"] = "auto",
         n_draws: int = 50,
         warm_start: bool = False,
+        n_jobs: int | None = None,
         device: str = "auto",
         random_state: Any = None,
         verbose: bool = False,
@@ -73,7 +74,7 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
             hidden, effort=effort, drop_prob=drop_prob, weight_decay=weight_decay, learn_drop_prob=learn_drop_prob,
             activation=activation, n_networks=n_networks, n_steps=n_steps, min_epochs=min_epochs,
             learning_rate=learning_rate, batch_size=batch_size, n_folds=n_folds, n_draws=n_draws,
-            warm_start=warm_start, device=device, random_state=random_state, verbose=verbose,
+            warm_start=warm_start, n_jobs=n_jobs, device=device, random_state=random_state, verbose=verbose,
         )  # fmt: skip
         self.class_weight = class_weight
 
