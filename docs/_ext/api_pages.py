@@ -26,6 +26,7 @@ GROUPS = {
     "Training and files": ["training", "population", "runtime"],
     "The paper's experiments": ["experiments"],
     "The engine, for those who extend it": [
+        "sampling.prediction",
         "sampling.functions", "sampling.plan", "sampling.strategies", "sampling.perceptron", "sampling.inspection",
         "sampling.recorder", "sampling.anatomy", "sampling.views", "sampling.operations", "sampling.recurrence",
         "sampling.masks", "sampling.trees", "sampling.statistics", "sampling.streaming",

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
 
 import pytest
@@ -143,3 +144,28 @@ def test_a_model_that_cannot_be_written_leaves_the_previous_one(models, tmp_path
     check(run("fit", models / "train.csv", *options), 1, "No space left on device", out=b"classification of kind")
     assert {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize(("options", "left_out"), [(["--group", "g"], {"g": "the group of each row"}), (["--time", "t"], {}),
+                                                   (["--weights", "w"], {"w": "the weight of each row"})])  # fmt: skip
+def test_groups_and_times_and_weights_are_taken_from_their_columns(tmp_path, options, left_out):
+    lines = ["x,g,t,w,y", *(f"{i},g{i % 4},2020-01-{1 + i % 28:02},{1 + i % 2},{i * 1.5}" for i in range(40))]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    result = run("fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "m", "--json", *options, *TINY)
+    assert result.code == 0, result.err
+    found = json.loads(result.text)
+    assert found["left_out"] == left_out
+    assert {entry["name"] for entry in found["columns"]} == {"x", "g", "t", "w"} - set(left_out)
+
+
+def test_every_column_that_needs_a_decision_is_named_with_the_command_that_repairs_all(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = ["x,n,d,y", *(f"{i},{'1O' if i == 3 else i},{1 + i % 12}/3/2020,{i * 1.5}" for i in range(40))]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    call = ["fit", "t.csv", "--target", "y", "--out", "m", *TINY]
+    result = run(*call)
+    assert result.code == 1
+    assert "2 columns need a decision" in result.err
+    repair = re.search(r"to fit without them: dropbayes (.*)", result.err)[1]
+    assert shlex.split(repair) == [*call, "--ignore", "n", "--ignore", "d"]
+    assert run(*shlex.split(repair)).code == 0

@@ -155,56 +155,119 @@ def fit(
     ] = None,
     ignore: Annotated[
         list[str] | None,
-        typer.Option(help="A column to leave out; may be repeated.", metavar="COLUMN"),
+        typer.Option(help="A column to leave out; may be repeated.", metavar="COLUMN", rich_help_panel="Columns"),
     ] = None,
     categorical: Annotated[
         list[str] | None,
-        typer.Option(help="A numeric column whose numbers are categories; may be repeated.", metavar="COLUMN"),
+        typer.Option(
+            help="A numeric column whose numbers are categories; may be repeated.",
+            metavar="COLUMN",
+            rich_help_panel="Columns",
+        ),
     ] = None,
     missing: Annotated[
-        list[str] | None, typer.Option(help="A further text that means 'no value'; may be repeated.", metavar="TEXT")
+        list[str] | None,
+        typer.Option(
+            help="A further text that means 'no value'; may be repeated.", metavar="TEXT", rich_help_panel="Columns"
+        ),
     ] = None,
-    max_categories: Annotated[int, typer.Option(help="The most categories per column.", min=2, metavar="N")] = 100,
+    max_categories: Annotated[
+        int, typer.Option(help="The most categories per column.", min=2, metavar="N", rich_help_panel="Columns")
+    ] = 100,
     decimal: Annotated[
-        str | None, typer.Option(help="Decimal mark, . or , (found by default).", metavar="CHAR")
+        str | None,
+        typer.Option(help="Decimal mark, . or , (found by default).", metavar="CHAR", rich_help_panel="Columns"),
     ] = None,
     weights: Annotated[
-        str | None, typer.Option(help="The column with the weight of each row.", metavar="COLUMN")
+        str | None,
+        typer.Option(help="The column with the weight of each row.", metavar="COLUMN", rich_help_panel="Columns"),
     ] = None,
     group: Annotated[
         str | None,
-        typer.Option(help="The column of groups, each held out whole.", metavar="COLUMN"),
+        typer.Option(help="The column of groups, each held out whole.", metavar="COLUMN", rich_help_panel="Columns"),
     ] = None,
     time: Annotated[
         str | None,
-        typer.Option(help="The column of times, held out in consecutive blocks.", metavar="COLUMN"),
+        typer.Option(
+            help="The column of times, held out in consecutive blocks.", metavar="COLUMN", rich_help_panel="Columns"
+        ),
     ] = None,
     effort: Annotated[
         Literal["quick", "standard", "best"],
-        typer.Option(help="How long to search: seconds, the default, or an hour."),
+        typer.Option(
+            help="How long to search: seconds, the default, or an hour.", rich_help_panel="Model and training"
+        ),
     ] = "standard",
-    quick: Annotated[bool, typer.Option("--quick", metavar="", help="The same as --effort quick.")] = False,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", metavar="", help="The same as --effort quick.", rich_help_panel="Model and training"),
+    ] = False,
     seed: Annotated[
-        int, typer.Option(help="Seed of the weights, the folds and the draws.", min=0, max=2**32 - 1, metavar="N")
+        int,
+        typer.Option(
+            help="Seed of the weights, the folds and the draws.",
+            min=0,
+            max=2**32 - 1,
+            metavar="N",
+            rich_help_panel="Model and training",
+        ),
     ] = 0,
-    hidden: Annotated[str, typer.Option(help="Widths of the hidden layers.", metavar="WIDTHS")] = "auto",
-    drop_prob: Annotated[str, typer.Option(help="Drop probability, or several to try.", metavar="NUMBERS")] = "search",
-    weight_decay: Annotated[str, typer.Option(help="Weight decay λ, or several to try.", metavar="NUMBERS")] = "search",
+    hidden: Annotated[
+        str, typer.Option(help="Widths of the hidden layers.", metavar="WIDTHS", rich_help_panel="Model and training")
+    ] = "auto",
+    drop_prob: Annotated[
+        str,
+        typer.Option(
+            help="Drop probability, or several to try.", metavar="NUMBERS", rich_help_panel="Model and training"
+        ),
+    ] = "search",
+    weight_decay: Annotated[
+        str,
+        typer.Option(
+            help="Weight decay λ, or several to try.", metavar="NUMBERS", rich_help_panel="Model and training"
+        ),
+    ] = "search",
     noise: Annotated[
         Literal["student", "constant", "heteroscedastic"],
-        typer.Option(help="Noise of a regression: Student's t, constant, or learned per row."),
+        typer.Option(
+            metavar="KIND",
+            help="Noise of a regression: student, constant or heteroscedastic.",
+            rich_help_panel="Model and training",
+        ),
     ] = "student",
     learn_drop_prob: Annotated[
-        bool, typer.Option("--learn-drop-prob", metavar="", help="Learn each layer's drop probability.")
+        bool,
+        typer.Option(
+            "--learn-drop-prob",
+            metavar="",
+            help="Learn each layer's drop probability.",
+            rich_help_panel="Model and training",
+        ),
     ] = False,
-    activation: Annotated[Literal["relu", "tanh"], typer.Option(help="The non-linearity.")] = "relu",
-    n_networks: Annotated[int | None, typer.Option(help="Networks whose draws are pooled.", min=1, metavar="N")] = None,
-    n_steps: Annotated[int | None, typer.Option(help="Training steps on small data.", min=1, metavar="N")] = None,
-    n_draws: Annotated[int, typer.Option(help="Draws per network and prediction.", min=1, metavar="N")] = 50,
-    learning_rate: Annotated[
-        float | None, typer.Option(help="Adam's initial step size.", min=1e-12, metavar="X")
+    activation: Annotated[
+        Literal["relu", "tanh"], typer.Option(help="The non-linearity.", rich_help_panel="Model and training")
+    ] = "relu",
+    n_networks: Annotated[
+        int | None,
+        typer.Option(help="Networks whose draws are pooled.", min=1, metavar="N", rich_help_panel="Model and training"),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...", metavar="NAME")] = "auto",
+    n_steps: Annotated[
+        int | None,
+        typer.Option(help="Training steps on small data.", min=1, metavar="N", rich_help_panel="Model and training"),
+    ] = None,
+    n_draws: Annotated[
+        int,
+        typer.Option(
+            help="Draws per network and prediction.", min=1, metavar="N", rich_help_panel="Model and training"
+        ),
+    ] = 50,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(help="Adam's initial step size.", min=1e-12, metavar="X", rich_help_panel="Model and training"),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda ...", metavar="NAME", rich_help_panel="Model and training")
+    ] = "auto",
     delimiter: Delimiter = None,
     encoding: Encoding = None,
     as_json: Json = False,
@@ -435,10 +498,10 @@ def reproduce(
         reproducing.describe(name)
         return
     if name == "uci":
-        if change or figures_only or as_json:
-            raise typer.BadParameter("uci has no --set, --figures-only or --json", param_hint="NAME")
+        if change or figures_only:
+            raise typer.BadParameter("uci has no --set or --figures-only", param_hint="NAME")
         options = [*(["--quick"] if quick else []), *(["--out", out] if out else []), "--device", device]
-        raise typer.Exit(reproducing.reproduce_uci([*options, *context.args]))
+        raise typer.Exit(reproducing.reproduce_uci([*options, *context.args], as_json=as_json))
     if context.args:
         raise typer.BadParameter(f"only uci takes further arguments; got {' '.join(context.args)}", param_hint="NAME")
     reproducing.reproduce(
@@ -470,6 +533,7 @@ def page(
         int, typer.Option(help="The port on 127.0.0.1; 0 takes a free one.", min=0, max=65535, metavar="N")
     ] = 0,
     no_browser: Annotated[bool, typer.Option("--no-browser", metavar="", help="Do not open a browser.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Draw points and watch what a network does not know, in a browser.
 
@@ -478,9 +542,9 @@ def page(
     from dropbayes.cli import page as page_command
 
     if out is not None:
-        page_command.write_page(out)
+        page_command.write_page(out, as_json=as_json)
     else:
-        page_command.serve_page(port=port, open_browser=not no_browser)
+        page_command.serve_page(port=port, open_browser=not no_browser, as_json=as_json)
 
 
 @app.command()

@@ -237,11 +237,11 @@ def _print_table(console: Console, case: Case, predictions: dict[str, Numbers]) 
     from rich import box
     from rich.table import Table
 
-    title = f"Predicted {case.target}, spreads as standard deviations"
+    title = f"Predicted {case.target}, standard deviations σ and their two parts"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     table.padding, table.pad_edge = (0, 1, 0, 0), False  # fits 80 columns
     table.add_column("row" if case.along is None else case.features[case.along], justify="right", no_wrap=True)
-    for name in ("mean", "std", "epistemic", "aleatoric", "95 % interval", "truth"):
+    for name in ("mean", "σ", "epistemic", "aleatoric", "95 % interval", "truth"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     x, truths, parts = case.x, case.truth, case.part

@@ -65,6 +65,7 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
         n_folds: int | Literal["auto"] = "auto",
         n_draws: int = 50,
         warm_start: bool = False,
+        n_jobs: int | None = None,
         device: str = "auto",
         random_state: Any = None,
         verbose: bool = False,
@@ -73,7 +74,7 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
             hidden, effort=effort, drop_prob=drop_prob, weight_decay=weight_decay, learn_drop_prob=learn_drop_prob,
             activation=activation, n_networks=n_networks, n_steps=n_steps, min_epochs=min_epochs,
             learning_rate=learning_rate, batch_size=batch_size, n_folds=n_folds, n_draws=n_draws,
-            warm_start=warm_start, device=device, random_state=random_state, verbose=verbose,
+            warm_start=warm_start, n_jobs=n_jobs, device=device, random_state=random_state, verbose=verbose,
         )  # fmt: skip
         self.class_weight = class_weight
 
@@ -165,8 +166,9 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
         return np.searchsorted(self.classes_, labels)
 
     def _own_state(self) -> dict[str, Any]:
+        dates = self.classes_.dtype.kind in "mM"  # which JSON has not
         return {
-            "classes": self.classes_.tolist(),
+            "classes": self.classes_.astype(np.int64 if dates else self.classes_.dtype).tolist(),
             "classes_dtype": self.classes_.dtype.str,
             "temperature": self.temperature_,
         }
@@ -175,6 +177,12 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
         return {}
 
     def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        dtype = np.dtype(settings["classes_dtype"])
-        self.classes_ = np.asarray(settings["classes"], dtype=dtype)
+        dtype, classes = np.dtype(settings["classes_dtype"]), settings["classes"]
+        longest = max((len(label) for label in classes if isinstance(label, str)), default=0)
+        # A text dtype longer than its texts would ask for memory that no label needs.
+        if dtype.kind not in "biufUmMO" or (dtype.kind == "U" and dtype.itemsize > 4 * max(1, longest)):
+            raise ValueError(f"classes of dtype {str(dtype)!r:.40} with labels of up to {longest} characters")
+        self.classes_ = np.asarray(classes, dtype=np.int64 if dtype.kind in "mM" else dtype).astype(dtype)
+        if self.classes_.ndim != 1 or len(self.classes_) != self.population_.weights[-1].shape[2]:
+            raise ValueError(f"{len(self.classes_)} classes for {self.population_.weights[-1].shape[2]} outputs")
         self.temperature_ = float(settings.get("temperature", 1.0))  # format 1 had none

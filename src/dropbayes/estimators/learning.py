@@ -29,7 +29,7 @@ from dropbayes.population import (
     choose_ensemble,
     fit_precision,
     network,
-    train,
+    train_in_jobs,
 )
 
 # Searching on more rows than this changes the choice little and the time much.
@@ -73,6 +73,7 @@ class DropoutEstimator(BaseEstimator, ABC):
         n_folds: int | Literal["auto"] = "auto",
         n_draws: int = 50,
         warm_start: bool = False,
+        n_jobs: int | None = None,
         device: str = "auto",
         random_state: Any = None,
         verbose: bool = False,
@@ -91,6 +92,7 @@ class DropoutEstimator(BaseEstimator, ABC):
         self.n_folds = n_folds
         self.n_draws = n_draws
         self.warm_start = warm_start
+        self.n_jobs = n_jobs
         self.device = device
         self.random_state = random_state
         self.verbose = verbose
@@ -157,6 +159,7 @@ class DropoutEstimator(BaseEstimator, ABC):
             "batch_size": self._batch_size(n_rows),
             "schedule": "cosine",
             "learn_drop_prob": self.learn_drop_prob,
+            "n_jobs": self.n_jobs,
             "device": self.device,
             "progress": None if self.verbose else False,
         }
@@ -248,7 +251,7 @@ class DropoutEstimator(BaseEstimator, ABC):
             if n_searched < len(x):  # the same share of a full training
                 epochs = max(1, round(self._epochs(len(x)) * member.epochs / full))
             members.append(replace(member, task=0, epochs=epochs, seed=self.seed_ + 1000 + i))
-        trained = train([Task(x, y, weight)], members, n_classes=self._n_classes(), **self._settings(len(x)))
+        trained = train_in_jobs([Task(x, y, weight)], members, n_classes=self._n_classes(), **self._settings(len(x)))
         place = torch.arange(len(members)) % len(choice.places)
         return replace(trained, precision=choice.precision[place].to(trained.device) * trained.y_scale**-2)
 
@@ -258,7 +261,7 @@ class DropoutEstimator(BaseEstimator, ABC):
         self.seed_ += 1  # fresh batches and masks
         members = [replace(m, task=0, epochs=epochs, seed=self.seed_ + i) for i, m in enumerate(start.members)]
         settings = self._settings(len(x)) | {"schedule": schedule, "hidden": self.hidden_}
-        trained = train([Task(x, y, weight)], members, start=start, n_classes=self._n_classes(), **settings)
+        trained = train_in_jobs([Task(x, y, weight)], members, start=start, n_classes=self._n_classes(), **settings)
         self.population_ = replace(trained, precision=start.precision)
         self._refuse_divergence()
 
@@ -288,7 +291,7 @@ class DropoutEstimator(BaseEstimator, ABC):
             member = replace(grid[len(grid) // 2], task=0, epochs=1)
             members = [replace(member, seed=self.seed_ + i) for i in range(self._n_networks())]
             settings = self._settings(len(x))
-            self.population_ = train([Task(x, y, weight)], members, n_classes=self._n_classes(), **settings)
+            self.population_ = train_in_jobs([Task(x, y, weight)], members, n_classes=self._n_classes(), **settings)
             self.rows_tested_ = 1
             self._refuse_divergence()
             return
@@ -379,9 +382,7 @@ class DropoutEstimator(BaseEstimator, ABC):
         Raises:
             ValueError: The file is damaged, or holds something else.
         """
-        estimator, file = files.load(cls, path)
-        estimator._set_own_state(file.settings, file.tensors)
-        return estimator
+        return files.load(cls, path)[0]
 
     @abstractmethod
     def _own_state(self) -> dict[str, Any]:

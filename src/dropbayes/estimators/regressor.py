@@ -50,6 +50,7 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         n_folds: Folds of the search; 1 is a single split. "auto" takes 5 below 2000 rows.
         n_draws: Draws (the paper's T) per prediction and network.
         warm_start: Continues from the present weights when `fit` is called again, without a search.
+        n_jobs: Workers that train networks of the search, as joblib counts them; the model is the same for any number.
         device: "auto" (CUDA where there is one), "cpu", "cuda" ...
         random_state: The seed of everything, an integer for repeatable results.
         verbose: Shows progress in a terminal.
@@ -90,6 +91,7 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         n_folds: int | Literal["auto"] = "auto",
         n_draws: int = 50,
         warm_start: bool = False,
+        n_jobs: int | None = None,
         device: str = "auto",
         random_state: Any = None,
         verbose: bool = False,
@@ -98,7 +100,7 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
             hidden, effort=effort, drop_prob=drop_prob, weight_decay=weight_decay, learn_drop_prob=learn_drop_prob,
             activation=activation, n_networks=n_networks, n_steps=n_steps, min_epochs=min_epochs,
             learning_rate=learning_rate, batch_size=batch_size, n_folds=n_folds, n_draws=n_draws,
-            warm_start=warm_start, device=device, random_state=random_state, verbose=verbose,
+            warm_start=warm_start, n_jobs=n_jobs, device=device, random_state=random_state, verbose=verbose,
         )  # fmt: skip
         self.noise = noise
 

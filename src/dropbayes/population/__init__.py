@@ -35,6 +35,7 @@ same argument.
 from dropbayes.population.ensembles import EnsembleChoice, choose_ensemble
 from dropbayes.population.evaluation import Evaluation, draws, evaluate, fit_precision, mixture
 from dropbayes.population.fitting import train
+from dropbayes.population.jobs import train_in_jobs
 from dropbayes.population.records import Member, Population, Task, network, select
 from dropbayes.population.search import Choice, candidates, choose
 
@@ -55,4 +56,5 @@ __all__ = [
     "network",
     "select",
     "train",
+    "train_in_jobs",
 ]

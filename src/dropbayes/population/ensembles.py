@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.population.evaluation import draws, evaluate, fit_precision
-from dropbayes.population.fitting import train
+from dropbayes.population.jobs import train_in_jobs
 from dropbayes.population.records import STACKED, Member, Population, Task, select
 from dropbayes.population.search import fold_tasks
 
@@ -145,7 +145,7 @@ def _scored(
 ) -> tuple[Population, Tensor]:
     """The candidates on all folds with their τ, and their log-densities `[candidate, row of any fold]`."""
     members = [replace(c, task=k, seed=seed + i) for i, c in enumerate(candidates) for k in range(len(tasks))]
-    trained = train(tasks, members, **settings)
+    trained = train_in_jobs(tasks, members, **settings)
     held_out = [task.held_out for task in tasks]
     group = torch.arange(len(candidates)).repeat_interleave(len(tasks))
     trained = fit_precision(trained, held_out, n_draws=n_draws, groups=group)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.population.evaluation import evaluate, fit_precision
-from dropbayes.population.fitting import train
+from dropbayes.population.jobs import train_in_jobs
 from dropbayes.population.records import Member, Population, Task, select
 
 
@@ -134,7 +134,7 @@ def choose(
     """
     tasks = fold_tasks(x, y, n_folds=n_folds, groups=groups, weight=weight, seed=seed)
     members = [replace(c, task=k, seed=seed) for c in grid for k in range(len(tasks))]
-    trained = train(tasks, members, **settings)
+    trained = train_in_jobs(tasks, members, **settings)
     held_out = [task.held_out for task in tasks]
     group = torch.arange(len(grid)).repeat_interleave(len(tasks))
     trained = fit_precision(trained, held_out, n_draws=n_draws, groups=group)
@@ -154,7 +154,7 @@ def choose(
     settings = {k: v for k, v in settings.items() if k not in ("check_every", "patience")}
     reached = trained.epochs.view(len(grid), -1)[winner].double().median()
     best = replace(grid[winner], epochs=max(1, int(reached)), seed=seed)
-    final = train(
+    final = train_in_jobs(
         [Task(torch.as_tensor(x), torch.as_tensor(y), weight)],
         [replace(best, task=0, seed=seed + i) for i in range(n_members)],
         **settings,
