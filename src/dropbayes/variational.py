@@ -401,31 +401,42 @@ class Mixture(Family):
         return torch.einsum("l,lqk->qk", self.probs, self._component_variance + (self.locs - self.mean).square())
 
     def _choices(self, *shape: int, generator: torch.Generator | None, relaxed: bool) -> Tensor:
-        """The weight of each component for each unit, `[*shape, component]`: one-hot, or near it when `relaxed`."""
+        """The component of each unit; when `relaxed` the weights of all on a last axis, near one-hot."""
         if relaxed:
             uniform = _uniform(self.locs, *shape, len(self.probs), generator=generator)
             gumbel = -torch.log(-torch.log(uniform.clamp(torch.finfo(uniform.dtype).tiny, 1 - 2**-24)))
             return ((self.probs.log() + gumbel) / self.temperature).softmax(-1).to(self.locs.dtype)
         # One uniform for each unit, so that a sampler can stratify the choice.
         uniform = _uniform(self.locs, *shape, 1, generator=generator)
-        choice = (uniform >= self.probs.detach().cumsum(0)[:-1]).sum(-1)
-        return torch.nn.functional.one_hot(choice, len(self.probs)).to(self.locs.dtype)
+        return (uniform >= self.probs.detach().cumsum(0)[:-1]).sum(-1)
+
+    def _mixed(self, choices: Tensor, parameter: Tensor) -> Tensor:
+        """A parameter `[component, unit, column]` of each unit's component, or its mean under relaxed weights."""
+        if choices.is_floating_point():
+            return torch.einsum("...ql,lqk->...qk", choices, parameter)
+        return parameter[choices, torch.arange(parameter.shape[1], device=parameter.device)]
 
     def sample(self, *n: int, generator: torch.Generator | None = None, relaxed: bool = False) -> Tensor:
         _, units, columns = self.locs.shape
         choices = self._choices(*n, units, generator=generator, relaxed=relaxed)
-        mean = torch.einsum("...ql,lqk->...qk", choices, self.locs)
-        variance = torch.einsum("...ql,lqk->...qk", choices, self.stds.square().expand_as(self.locs))
-        draw = torch.addcmul(mean, variance.sqrt(), _normal(self.locs, *n, units, columns, generator=generator))
+        stds = self.stds.expand(len(self.locs), units, self.stds.shape[-1])
+        std = self._mixed(choices, stds.square()).sqrt() if relaxed else self._mixed(choices, stds)
+        noise = _normal(self.locs, *n, units, columns, generator=generator)
+        draw = torch.addcmul(self._mixed(choices, self.locs), std, noise)
         if self.factors is None:
             return draw
         shared = _normal(self.locs, *n, units, self.factors.shape[-1], generator=generator)
-        return draw + torch.einsum("...ql,lqkr,...qr->...qk", choices, self.factors, shared)
+        for rank, factor in enumerate(self.factors.unbind(-1)):
+            draw = torch.addcmul(draw, self._mixed(choices, factor), shared[..., rank, None])
+        return draw
 
     def product(self, x: Tensor, *, relaxed: bool = False) -> Tensor:
         if x.dim() == 1:
             return self.product(x[None], relaxed=relaxed)[0]
-        choices = self._choices(*x.shape, generator=None, relaxed=relaxed).movedim(-1, 0)
+        choices = self._choices(*x.shape, generator=None, relaxed=relaxed)
+        if not relaxed:
+            choices = torch.nn.functional.one_hot(choices, len(self.probs)).to(self.locs.dtype)
+        choices = choices.movedim(-1, 0)
         chosen = x * choices  # component i sees the units that chose it
         mean = (chosen @ self.locs).sum(0)
         variance = ((x.square() * choices) @ self.stds.square().expand_as(self.locs)).sum(0)

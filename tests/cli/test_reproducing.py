@@ -68,3 +68,12 @@ def test_the_help_of_uci_shows_its_options():
     assert result.code == 0
     assert "--method" in result.text
     assert "--splits" in result.text
+
+
+def test_uci_answers_in_json_too(monkeypatch):
+    from dropbayes.experiments.uci import run as uci
+
+    monkeypatch.setattr(uci, "main", lambda arguments: print("a line of the experiment"))
+    result = run("reproduce", "uci", "--quick", "--json")
+    assert json.loads(result.text)["name"] == "uci"
+    assert "a line of the experiment" in result.err

@@ -498,10 +498,10 @@ def reproduce(
         reproducing.describe(name)
         return
     if name == "uci":
-        if change or figures_only or as_json:
-            raise typer.BadParameter("uci has no --set, --figures-only or --json", param_hint="NAME")
+        if change or figures_only:
+            raise typer.BadParameter("uci has no --set or --figures-only", param_hint="NAME")
         options = [*(["--quick"] if quick else []), *(["--out", out] if out else []), "--device", device]
-        raise typer.Exit(reproducing.reproduce_uci([*options, *context.args]))
+        raise typer.Exit(reproducing.reproduce_uci([*options, *context.args], as_json=as_json))
     if context.args:
         raise typer.BadParameter(f"only uci takes further arguments; got {' '.join(context.args)}", param_hint="NAME")
     reproducing.reproduce(
@@ -533,6 +533,7 @@ def page(
         int, typer.Option(help="The port on 127.0.0.1; 0 takes a free one.", min=0, max=65535, metavar="N")
     ] = 0,
     no_browser: Annotated[bool, typer.Option("--no-browser", metavar="", help="Do not open a browser.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Draw points and watch what a network does not know, in a browser.
 
@@ -541,9 +542,9 @@ def page(
     from dropbayes.cli import page as page_command
 
     if out is not None:
-        page_command.write_page(out)
+        page_command.write_page(out, as_json=as_json)
     else:
-        page_command.serve_page(port=port, open_browser=not no_browser)
+        page_command.serve_page(port=port, open_browser=not no_browser, as_json=as_json)
 
 
 @app.command()

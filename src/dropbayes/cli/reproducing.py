@@ -79,12 +79,15 @@ def reproduce(
     console.print(f"files in [bold]{escape(folder)}/{name}[/bold]")
 
 
-def reproduce_uci(arguments: Sequence[str]) -> int:
+def reproduce_uci(arguments: Sequence[str], *, as_json: bool = False) -> int:
     """Runs the table of the UCI sets with its own arguments; returns the exit code."""
     from dropbayes.experiments.uci import run as uci
 
     try:
-        uci.main(list(arguments))
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+            uci.main(list(arguments))
+        if as_json:
+            print_json({"name": "uci", "arguments": list(arguments)})
     except SystemExit as ended:  # argparse has said what was wrong; the module itself ends with a sentence
         if isinstance(ended.code, str):
             complain(ended.code)

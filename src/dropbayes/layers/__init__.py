@@ -1,0 +1,29 @@
+r"""Weight layers that draw their weights from a chosen $q(\omega)$: linear, convolutional and embedding.
+
+Each layer is its torch namesake with a `noise`: the stored weight is the mean of $q$, and evaluation mode computes with
+it. In training mode every row of the batch gets a distinct draw, as in the paper's estimator of the bound, shared by
+all positions of the row (time steps, tokens, pixels); `row_axis=1` tells a layer that its input is time first. An
+interceptor of operations (`dropbayes.predict`) makes evaluation mode random: it sees `torch.nn.functional.dropout` and
+the operations in `STOCHASTIC`, and decides what they draw.
+"""
+
+from dropbayes.layers.noise import STOCHASTIC, BernoulliNoise, ConcreteNoise, GaussianNoise, MixtureNoise, Noise, drawn
+from dropbayes.layers.weights import Conv1d, Conv2d, Conv3d, Embedding, Linear, WeightLayer, mask_shape, word_mask
+
+__all__ = [
+    "STOCHASTIC",
+    "BernoulliNoise",
+    "ConcreteNoise",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "Embedding",
+    "GaussianNoise",
+    "Linear",
+    "MixtureNoise",
+    "Noise",
+    "WeightLayer",
+    "drawn",
+    "mask_shape",
+    "word_mask",
+]

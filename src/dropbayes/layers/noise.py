@@ -1,0 +1,245 @@
+r"""The families $q(\mathbf W)$ as modules that hold their own parameters, and the operation that draws from them."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
+
+from dropbayes.runtime.validation import check_positive
+from dropbayes.variational import Bernoulli, Concrete, DiagonalGaussian, Family, Mixture, multiplicative_gaussian
+
+__all__ = ["STOCHASTIC", "BernoulliNoise", "ConcreteNoise", "GaussianNoise", "MixtureNoise", "Noise", "drawn"]
+
+
+def drawn(sample: Callable[[], Tensor], mean: Tensor, *, training: bool) -> Tensor:
+    """`sample()` in training mode, `mean` otherwise: a stochastic operation that a torch function mode can switch on.
+
+    In evaluation mode the call is shown to any active `TorchFunctionMode`, which may answer with
+    `drawn(sample, mean, training=True)`; the draws inside then come from `torch.rand` and `torch.randn`.
+    """
+    if training:
+        return sample()
+    if has_torch_function((mean,)):
+        return handle_torch_function(drawn, (mean,), sample, mean, training=training)
+    return mean
+
+
+STOCHASTIC = (drawn,)
+"""The operations of this module that are random when `training` is true."""
+
+
+class Noise(nn.Module, ABC):
+    r"""A choice of $q(\mathbf W)$ around a stored weight matrix `[unit, column]`."""
+
+    on_units = False
+    """Whether a draw multiplies input units by a mask, which needs no weight matrix of its own."""
+    kl_is_weight_decay = False
+    """Whether the KL is, up to a constant, a multiple of the squared weights."""
+    keep_prob: float | None = None
+
+    def attach(self, units: int, columns: int) -> None:
+        """Makes the parameters this family needs beyond the stored weight."""
+
+    @abstractmethod
+    def posterior(self, weight: Tensor) -> Family:
+        r"""$q(\mathbf W)$ around the stored `weight`, `[unit, column]`."""
+
+    def bias_posterior(self, bias: Tensor) -> Family | None:
+        r"""$q(\mathbf b)$ around the stored `bias`, `[output, 1]`; None for a bias that is not random."""
+        return None
+
+    def divergence(self, q: Family, length_scale: float | Tensor) -> Tensor:
+        """The KL of `q`, one of this family's, from the prior: exact, an upper bound, or unbiased."""
+        return q.kl(length_scale)
+
+    def mean(self, weight: Tensor) -> Tensor:
+        r"""$\mathbb E_q[\mathbf W]$: the stored weight itself for every family but mixtures."""
+        return weight
+
+    def mask(self, *shape: int, like: Tensor, training: bool) -> Tensor:
+        """The factors of input units, with mean 1; only for families `on_units`."""
+        raise NotImplementedError(f"{type(self).__name__} draws weights, not masks of units.")
+
+
+def _check_drop_prob(value: float) -> None:
+    if not 0 <= value < 1:
+        raise ValueError(
+            f"`drop_prob` must lie in [0, 1); got {value!r}. It is the probability of dropping, not keeping."
+        )
+
+
+class BernoulliNoise(Noise):
+    r"""Dropout: $p\,\mathcal N(\mathbf m, \sigma^2 \mathbf I) + (1-p)\,\mathcal N(0, \sigma^2 \mathbf I)$ for a unit.
+
+    [GG16, eq:variaitonal_dist_1]. The stored weight $\theta$ is the mean, $\mathbf M = \theta / p$, as in `nn.Dropout`.
+
+    Args:
+        drop_prob: $1 - p$ in [0, 1).
+        std: $\sigma$; 0 is dropout, more is the paper's non-diminishing $\sigma$ (for biases too), whose KL is finite.
+        drop_bias: Whether biases have Bernoulli variables of their own [GG16, section "Insights"].
+        learn_std: Whether $\sigma$, positive, is a parameter of the layer.
+    """
+
+    def __init__(
+        self, drop_prob: float = 0.1, *, std: float = 0.0, drop_bias: bool = False, learn_std: bool = False
+    ) -> None:
+        super().__init__()
+        _check_drop_prob(drop_prob)
+        check_positive("std", std, allow_zero=not learn_std)
+        self.drop_prob, self.drop_bias, self.learn_std = drop_prob, drop_bias, learn_std
+        self.keep_prob = 1.0 - drop_prob
+        self.on_units = self.kl_is_weight_decay = std == 0
+        if learn_std:
+            self.log_std = nn.Parameter(torch.tensor(math.log(std)))
+        else:
+            self.fixed_std = std
+
+    @property
+    def std(self) -> float | Tensor:
+        r"""$\sigma$: a number, or the exponential of a parameter."""
+        return self.log_std.exp() if self.learn_std else self.fixed_std
+
+    def posterior(self, weight: Tensor) -> Bernoulli:
+        assert self.keep_prob is not None
+        return Bernoulli(weight / self.keep_prob, self.keep_prob, self.std)
+
+    def bias_posterior(self, bias: Tensor) -> Family | None:
+        assert self.keep_prob is not None
+        if self.drop_bias:
+            return Bernoulli(bias / self.keep_prob, self.keep_prob, self.std)
+        return None if self.on_units else DiagonalGaussian(bias, torch.as_tensor(self.std).to(bias))
+
+    def mask(self, *shape: int, like: Tensor, training: bool) -> Tensor:
+        return F.dropout(torch.ones(shape, dtype=like.dtype, device=like.device), self.drop_prob, training)
+
+    def extra_repr(self) -> str:
+        return f"drop_prob={self.drop_prob}, std={float(self.std):.3g}, drop_bias={self.drop_bias}"
+
+
+class ConcreteNoise(Noise):
+    r"""Dropout with a learned drop probability (Gal, Hron and Kendall 2017).
+
+    Masks are relaxed in training and Bernoulli in prediction. Its KL takes the prior's length-scale for the kept
+    weights $\mathbf M = \theta/p$ whatever `Prior.describes` says: a prior that moved with the learned $p$ would not
+    bound the evidence.
+
+    Args:
+        drop_prob: The initial drop probability, in (0, 1).
+        temperature: The temperature of the relaxation.
+    """
+
+    on_units = True
+
+    def __init__(self, drop_prob: float = 0.1, *, temperature: float = 0.1) -> None:
+        super().__init__()
+        _check_drop_prob(drop_prob)
+        if drop_prob == 0:
+            raise ValueError("`drop_prob` must be positive to be learned; got 0, whose logit is infinite.")
+        self.temperature = temperature
+        self.drop_logit = nn.Parameter(torch.logit(torch.tensor(drop_prob, dtype=torch.float64)).float())
+
+    @property
+    def drop_prob(self) -> float:
+        """The drop probability learned so far."""
+        return torch.sigmoid(self.drop_logit.detach()).item()
+
+    def posterior(self, weight: Tensor) -> Concrete:
+        # The logit of a rare drop needs more digits than bfloat16 has.
+        logit = self.drop_logit.to(torch.promote_types(weight.dtype, torch.float32))
+        return Concrete((weight / torch.sigmoid(-logit)).to(weight.dtype), logit, self.temperature)
+
+    def mask(self, *shape: int, like: Tensor, training: bool) -> Tensor:
+        ones = torch.ones(shape, dtype=like.dtype, device=like.device)
+        q = self.posterior(like.new_ones(1, 1))
+        draw = lambda: (q.masks(*shape, relaxed=training) / q.keep_prob).to(like.dtype)  # noqa: E731
+        return drawn(draw, ones, training=training)
+
+    def extra_repr(self) -> str:
+        return f"drop_prob={self.drop_prob:.3g}, temperature={self.temperature}"
+
+
+class GaussianNoise(Noise):
+    r"""Weights multiplied by $\mathcal N(1, \sigma^2)$, each by its own [GG16, section "Insights"].
+
+    Args:
+        noise_std: $\sigma$; $\sqrt{(1-p)/p}$ has the variance of dropout.
+        learn_std: Whether $\sigma$ is a parameter of the layer (Kingma, Salimans and Welling 2015).
+    """
+
+    def __init__(self, noise_std: float = 0.3, *, learn_std: bool = False) -> None:
+        super().__init__()
+        check_positive("noise_std", noise_std)
+        self.learn_std = learn_std
+        if learn_std:
+            self.log_std = nn.Parameter(torch.tensor(math.log(noise_std)))
+        else:
+            self.fixed_std = noise_std
+
+    @property
+    def noise_std(self) -> float | Tensor:
+        r"""$\sigma$: a number, or the exponential of a parameter."""
+        return self.log_std.exp() if self.learn_std else self.fixed_std
+
+    def posterior(self, weight: Tensor) -> DiagonalGaussian:
+        return multiplicative_gaussian(weight, self.noise_std)
+
+    def extra_repr(self) -> str:
+        return f"noise_std={float(self.noise_std):.3g}"
+
+
+class MixtureNoise(Noise):
+    r"""A mixture of $L$ Gaussians per unit, all learned: probabilities, means, deviations and low-rank factors.
+
+    The stored weight is the mean of the first component; the others start at small random values, as dropout's second
+    one sits at 0. Draws are relaxed in training (see `variational.Mixture`), which gives the probabilities their
+    gradient, and draws of the mixture itself in prediction.
+
+    Args:
+        n_components: $L \ge 2$.
+        rank: The rank of the covariance beyond its diagonal; 0 for a diagonal one.
+        std: The initial $\sigma$ of every component.
+        kl_draws: Draws per component of an unbiased Monte Carlo KL; 0 takes its upper bound by convexity.
+        temperature: The temperature of the relaxation.
+    """
+
+    def __init__(
+        self, n_components: int = 3, *, rank: int = 0, std: float = 0.05, kl_draws: int = 0, temperature: float = 0.1
+    ) -> None:
+        super().__init__()
+        if n_components < 2 or rank < 0 or kl_draws < 0 or not std > 0:
+            raise ValueError(
+                "`n_components` must be at least 2, `rank` and `kl_draws` at least 0 and `std` positive; "
+                f"got {n_components!r}, {rank!r}, {kl_draws!r} and {std!r}."
+            )
+        self.n_components, self.rank, self.initial_std = n_components, rank, std
+        self.kl_draws, self.temperature = kl_draws, temperature
+
+    def attach(self, units: int, columns: int) -> None:
+        shape = (self.n_components, units, columns)
+        self.logits = nn.Parameter(torch.zeros(self.n_components))
+        self.other_locs = nn.Parameter(self.initial_std * torch.randn(self.n_components - 1, units, columns))
+        self.log_stds = nn.Parameter(torch.full(shape, self.initial_std).log())
+        if self.rank:
+            self.factors = nn.Parameter(self.initial_std * torch.randn(*shape, self.rank))
+
+    def posterior(self, weight: Tensor) -> Mixture:
+        locs = torch.cat([weight[None], self.other_locs])
+        factors = self.factors if self.rank else None
+        return Mixture(self.logits.softmax(0), locs, self.log_stds.exp(), factors, self.temperature)
+
+    def divergence(self, q: Family, length_scale: float | Tensor) -> Tensor:
+        if self.kl_draws and isinstance(q, Mixture):
+            return q.kl_sampled(length_scale, n_draws=self.kl_draws)
+        return q.kl(length_scale)
+
+    def mean(self, weight: Tensor) -> Tensor:
+        return self.posterior(weight).mean
+
+    def extra_repr(self) -> str:
+        return f"n_components={self.n_components}, rank={self.rank}"
