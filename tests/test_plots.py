@@ -121,3 +121,15 @@ def test_gallery_script_writes_a_figure_into_the_folder_given(script, tmp_path):
     for figure in figures:
         image = plt.imread(figure)
         assert image.std() > 0.05  # not blank
+
+
+def test_a_band_of_two_columns_is_refused_and_not_drawn_wrong():
+    with pytest.raises(ValueError, match=r"`mean` must be \[row\]"):
+        plots.predictive_band(torch.arange(3.0), torch.zeros(3, 2), std=torch.ones(3))
+    with pytest.raises(ValueError, match="`draws` must be"):
+        plots.predictive_band(torch.arange(3.0), torch.zeros(3), std=torch.ones(3), draws=torch.zeros(2, 4))
+
+
+def test_a_rejection_diagram_without_errors_is_refused():
+    with pytest.raises(ValueError, match="`curve` must have a positive total loss"):
+        plots.rejection_diagram(scores.risk_coverage(torch.arange(3.0), torch.zeros(3)))

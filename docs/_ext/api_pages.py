@@ -12,7 +12,7 @@ SOURCE = pathlib.Path(dropbayes.__file__).parent
 # Every public module, under the question it answers. tests/test_docs.py fails if one is missing.
 GROUPS = {
     "Uncertainty of a network": [
-        "predictive", "sampling", "evaluation", "likelihoods", "conversion",
+        "predictive", "sampling", "evaluation", "verdict", "likelihoods", "conversion",
     ],
     "A table": ["estimators", "tables", "folders", "report", "page", "cli"],
     "Serving and scaling": ["predictor", "serving", "distributed"],
@@ -26,6 +26,7 @@ GROUPS = {
     "Training and files": ["training", "population", "runtime"],
     "The paper's experiments": ["experiments"],
     "The engine, for those who extend it": [
+        "sampling.prediction",
         "sampling.functions", "sampling.plan", "sampling.strategies", "sampling.perceptron", "sampling.inspection",
         "sampling.recorder", "sampling.anatomy", "sampling.views", "sampling.operations", "sampling.recurrence",
         "sampling.masks", "sampling.trees", "sampling.statistics", "sampling.streaming",

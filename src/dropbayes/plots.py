@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dropbayes.calibration import ReliabilityCurve, UncertaintyReference
-from dropbayes.runtime.validation import Array, float_tensor
+from dropbayes.runtime.validation import Array, finite_tensor, float_tensor, matching_tensors
 from dropbayes.scores import RiskCoverage
 
 if TYPE_CHECKING:
@@ -46,16 +47,21 @@ def predictive_band(
         observed: The data as (x, y).
         ax: The axes to draw on.
     """
+    arrays = {"x": _one_column("x", x), "mean": _one_column("mean", mean), "std": _one_column("std", std)}
+    coordinate, centre, deviation = (_values(one) for one in matching_tensors(arrays))
+    order = coordinate.argsort()
+    position, centre, deviation = coordinate[order], centre[order], deviation[order]
     ax = _axes(ax)
-    order = float_tensor(x).flatten().argsort()
-    place, centre, spread = (_values(array)[order.numpy()] for array in (x, mean, std))
     for width, colour, name in ((2, _BAND, "± 2 std"), (1, _INNER_BAND, "± 1 std")):
-        ax.fill_between(place, centre - width * spread, centre + width * spread, color=colour, lw=0, label=name)
+        ends = centre - width * deviation, centre + width * deviation
+        ax.fill_between(position, *ends, color=colour, lw=0, label=name)
     if draws is not None:
-        paths = float_tensor(draws).detach().cpu().numpy()[:, order.numpy()]
-        for index, path in enumerate(paths):
-            ax.plot(place, path, color=_DRAW, lw=0.7, ls=(0, (4, 1.5)), label=None if index else "draws")
-    ax.plot(place, centre, color="black", lw=1.8, label="mean")
+        paths = _one_column("draws", draws, n_axes=2).detach().cpu().numpy()
+        if paths.shape[1] != len(position):
+            raise ValueError(f"`draws` must be [draw, row] with {len(position)} rows; got shape {paths.shape}.")
+        for index, path in enumerate(paths[:, order]):
+            ax.plot(position, path, color=_DRAW, lw=0.7, ls=(0, (4, 1.5)), label=None if index else "draws")
+    ax.plot(position, centre, color="black", lw=1.8, label="mean")
     if observed is not None:
         known, y = (_values(array) for array in observed)
         ax.plot(known, y, ls="none", marker="o", ms=4, mfc="white", mec="black", mew=1, label="data")
@@ -78,7 +84,7 @@ def reliability_diagram(curve: ReliabilityCurve, *, label: str | None = None, ax
     """
     ax = _axes(ax)
     style = _next_curve(ax)
-    if not _drawn(ax):
+    if not _n_curves(ax):
         ax.plot([0, 1], [0, 1], color=_REFERENCE, lw=1, ls=":", label="calibrated")
     claimed, seen, error = (_values(array) for array in (curve.claimed, curve.observed, curve.standard_error))
     few = len(claimed) <= 20  # on a dense curve, markers and bars would only smear
@@ -102,7 +108,7 @@ def risk_coverage_diagram(curve: RiskCoverage, *, label: str | None = None, ax: 
     ax = _axes(ax)
     style = _next_curve(ax)
     coverage, risk, oracle = (_values(array) for array in (curve.coverage, curve.risk, curve.oracle_risk))
-    if not _drawn(ax):
+    if not _n_curves(ax):
         ax.axhline(risk[-1], color=_REFERENCE, lw=1, ls=":", label="no ranking")
         ax.fill_between(coverage, 0, oracle, color="0.88", lw=0, label="ranked by the true loss")
     name = f"{label or 'uncertainty'} (area {curve.area.item():.3g})"
@@ -125,12 +131,14 @@ def rejection_diagram(
         deferred: A share of rows to read off, marked with what remains.
         ax: The axes to draw on; call again with the same to compare rankings.
     """
+    total = curve.risk[-1]
+    if not total > 0:
+        raise ValueError("`curve` must have a positive total loss to share out; no row has any.")
     ax = _axes(ax)
     style = _next_curve(ax)
-    total = curve.risk[-1]
     rejected = _values(1 - curve.coverage)
     remaining, oracle = (_values(risk * curve.coverage / total) for risk in (curve.risk, curve.oracle_risk))
-    if not _drawn(ax):
+    if not _n_curves(ax):
         ax.plot([0, 1], [1, 0], color=_REFERENCE, lw=1, ls=":", label="at random")
         ax.fill_between(rejected, 0, oracle, color="0.88", lw=0, label="by the true loss")
     ax.plot(rejected, remaining, gid="curve", lw=1.5, ms=4, markevery=0.125, mfc="white", label=label, **style)
@@ -194,16 +202,26 @@ def _axes(ax: Axes | None) -> Axes:
     return plt.subplots(layout="constrained")[1]
 
 
+def _one_column(name: str, array: Array, *, n_axes: int = 1) -> Tensor:
+    """The array as `[row]` (`[draw, row]`), without the last axis of a network with one output."""
+    values = finite_tensor(name, array)
+    values = values.squeeze(-1) if values.dim() == n_axes + 1 and values.shape[-1] == 1 else values
+    if values.dim() != n_axes:
+        expected = "[row]" if n_axes == 1 else "[draw, row]"
+        raise ValueError(f"`{name}` must be {expected}, of one output; got shape {tuple(values.shape)}.")
+    return values
+
+
 def _values(array: Array) -> npt.NDArray[Any]:
     return float_tensor(array).detach().cpu().double().flatten().numpy()
 
 
-def _drawn(ax: Axes) -> int:
+def _n_curves(ax: Axes) -> int:
     return sum(line.get_gid() == "curve" for line in ax.lines)
 
 
 def _next_curve(ax: Axes) -> dict[str, Any]:
-    return _CURVES[_drawn(ax) % len(_CURVES)]
+    return _CURVES[_n_curves(ax) % len(_CURVES)]
 
 
 def _with_legend(ax: Axes, *, loc: str) -> Axes:

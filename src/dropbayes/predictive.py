@@ -11,7 +11,6 @@ import math
 import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -22,9 +21,10 @@ from dropbayes.runtime.progress import DelayedBar, ProgressBar
 from dropbayes.sampling.functions import checked_first_row, keep_state, with_plan
 from dropbayes.sampling.inspection import UncertaintyWarning
 from dropbayes.sampling.plan import Chunk, Plan, checked_keys
+from dropbayes.sampling.prediction import Prediction
 from dropbayes.sampling.statistics import Request, RowResults, RowStatistics, summary_of
 from dropbayes.sampling.streaming import Moments
-from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs, loaded_batches, map_tensors, network_arguments, split
+from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs, loaded_batches, network_arguments, split
 
 MOST_DRAWS = 10_000
 """The most draws that `n_draws="auto"` spends on a row."""
@@ -33,53 +33,6 @@ _REPLICATE_DRAWS = 32
 _FIRST_REPLICATES = 8  # fewer estimate their own spread too roughly to be trusted
 
 __all__ = ["Gaussian", "Prediction", "UncertaintyWarning", "batches", "predict"]
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """A network's prediction for each row: tensors, or trees of them built like the network's output."""
-
-    mean: Any
-    """The predictive mean; for `Categorical`, class probabilities."""
-    epistemic: Any
-    """The variance over draws: what more data would reduce."""
-    aleatoric: Any
-    """The expected variance given the function: what no data would reduce; 0 without a likelihood."""
-    n_draws: int
-    """The number of draws made; 0 when the moments are exact."""
-    method: str
-    """How the prediction was made: "exact", or the way the draws took."""
-    entropy: Tensor | None = None
-    """For `Categorical`: the entropy of the mean probabilities, in nats."""
-    expected_entropy: Tensor | None = None
-    """For `Categorical`: the mean over draws of their entropies."""
-    variation_ratio: Tensor | None = None
-    """For `Categorical`: the share of draws that disagree with the most frequent class."""
-    quantiles: Any = None
-    """Quantiles over draws, `[quantile, row, ...]`, if asked for."""
-    draws: Any = None
-    """All draws, `[draw, row, ...]`, if asked for."""
-    draws_used: Tensor | None = None
-    """For `n_draws="auto"`: how many draws each row took."""
-    standard_error: Any = None
-    """For `n_draws="auto"`: the Monte Carlo standard error reached by the mean."""
-
-    @property
-    def variance(self) -> Any:
-        r"""The total variance, epistemic and aleatoric: $\tau^{-1} + \mathrm{Var}_t[\widehat y_t]$ for a Gaussian."""
-        return map_tensors(torch.add, self.epistemic, self.aleatoric)
-
-    @property
-    def std(self) -> Any:
-        """The total standard deviation."""
-        return map_tensors(torch.sqrt, self.variance)
-
-    @property
-    def mutual_information(self) -> Tensor | None:
-        """For `Categorical`: the information a label would give about the function, in nats."""
-        if self.entropy is None or self.expected_entropy is None:
-            return None
-        return (self.entropy - self.expected_entropy).clamp(min=0)
 
 
 def predict(

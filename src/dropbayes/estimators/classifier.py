@@ -166,8 +166,9 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
         return np.searchsorted(self.classes_, labels)
 
     def _own_state(self) -> dict[str, Any]:
+        dates = self.classes_.dtype.kind in "mM"  # which JSON has not
         return {
-            "classes": self.classes_.tolist(),
+            "classes": self.classes_.astype(np.int64 if dates else self.classes_.dtype).tolist(),
             "classes_dtype": self.classes_.dtype.str,
             "temperature": self.temperature_,
         }
@@ -176,6 +177,12 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
         return {}
 
     def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        dtype = np.dtype(settings["classes_dtype"])
-        self.classes_ = np.asarray(settings["classes"], dtype=dtype)
+        dtype, classes = np.dtype(settings["classes_dtype"]), settings["classes"]
+        longest = max((len(label) for label in classes if isinstance(label, str)), default=0)
+        # A text dtype longer than its texts would ask for memory that no label needs.
+        if dtype.kind not in "biufUmMO" or (dtype.kind == "U" and dtype.itemsize > 4 * max(1, longest)):
+            raise ValueError(f"classes of dtype {str(dtype)!r:.40} with labels of up to {longest} characters")
+        self.classes_ = np.asarray(classes, dtype=np.int64 if dtype.kind in "mM" else dtype).astype(dtype)
+        if self.classes_.ndim != 1 or len(self.classes_) != self.population_.weights[-1].shape[2]:
+            raise ValueError(f"{len(self.classes_)} classes for {self.population_.weights[-1].shape[2]} outputs")
         self.temperature_ = float(settings.get("temperature", 1.0))  # format 1 had none

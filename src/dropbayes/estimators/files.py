@@ -9,6 +9,7 @@ from importlib.metadata import version as installed_version
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dropbayes.population import Member, Population
@@ -46,9 +47,11 @@ def load(kind: type, path: str | os.PathLike[str]) -> tuple[Any, storage.ModelFi
     """The estimator of the given class in a file, and the file."""
     file = storage.load(path, kinds=[kind.__name__])
     try:
-        return _restored(kind, file), file
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ValueError(f"`path` holds a {file.kind} with missing or unknown parts: {error}.") from None
+        estimator = _restored(kind, file)
+        estimator._set_own_state(file.settings, file.tensors)
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"`path` holds a {file.kind} with missing, unknown or impossible parts: {error}.") from None
+    return estimator, file
 
 
 def _restored(kind: type, file: storage.ModelFile) -> Any:
@@ -71,6 +74,7 @@ def _restored(kind: type, file: storage.ModelFile) -> Any:
         head=head_of(estimator._head()),
         activation=parameters["activation"],
     )
+    _check_layout(file, estimator.population_)
     estimator.seed_, estimator.n_features_in_ = settings["seed"], settings["n_features"]
     estimator.rows_tested_ = settings["rows_tested"]
     estimator.search_scores_ = np.asarray([-np.inf if s is None else s for s in settings["search_scores"]])
@@ -79,14 +83,41 @@ def _restored(kind: type, file: storage.ModelFile) -> Any:
     return estimator
 
 
+def _check_layout(file: storage.ModelFile, population: Population) -> None:
+    """Raises unless the tensors have the shapes that the settings and each other ask for, and finite values."""
+    n_members, width = len(population), file.setting("n_features", int)
+    for layer, weight in enumerate(population.weights):
+        file.tensor(f"weight.{layer}", shape=(n_members, width, None))
+        width = weight.shape[2]
+        file.tensor(f"bias.{layer}", shape=(n_members, 1, width))
+    for name in ("x_mean", "x_scale"):
+        file.tensor(name, shape=(n_members, file.settings["n_features"]))
+    n_outputs = file.tensor("y_mean", shape=(n_members, None)).shape[1]
+    file.tensor("y_scale", shape=(n_members, n_outputs))
+    file.tensor("drop_prob", shape=(n_members, len(population.weights)))
+    for name in STACKED:
+        if len(file.tensors[name]) != n_members:
+            raise ValueError(f"{name!r} must have one entry for each of the {n_members} networks")
+    if file.tensors["history"].dim() != 2 or file.tensors["history"].shape[1] != n_members:
+        raise ValueError(f"'history' must have a column for each of the {n_members} networks")
+    if not bool((population.y_scale > 0).all() and (population.x_scale > 0).all()):
+        raise ValueError("'x_scale' and 'y_scale' must be positive")
+    if width not in (n_outputs, 2 * n_outputs):  # a network of its own variance gives both
+        raise ValueError(f"the last layer has {width} outputs for {n_outputs} targets")
+
+
 def _as_json(value: Any) -> Any:
-    """Tuples marked, so that they come back as tuples; numpy numbers as Python's."""
+    """Tuples marked, so that they come back as tuples; arrays as tuples, numpy numbers and devices as Python's."""
     if isinstance(value, dict):
         return {key: _as_json(part) for key, part in value.items()}
     if isinstance(value, tuple):
         return {"tuple": [_as_json(part) for part in value]}
     if isinstance(value, list):
         return [_as_json(part) for part in value]
+    if isinstance(value, np.ndarray):
+        return _as_json(tuple(value.tolist()))
+    if isinstance(value, torch.device):
+        return str(value)
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -382,9 +382,7 @@ class DropoutEstimator(BaseEstimator, ABC):
         Raises:
             ValueError: The file is damaged, or holds something else.
         """
-        estimator, file = files.load(cls, path)
-        estimator._set_own_state(file.settings, file.tensors)
-        return estimator
+        return files.load(cls, path)[0]
 
     @abstractmethod
     def _own_state(self) -> dict[str, Any]:

@@ -1,0 +1,193 @@
+"""The prediction of a network: what `dropbayes.predict` returns, how it is read, and how it shows itself."""
+
+from __future__ import annotations
+
+import html
+import math
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dropbayes.sampling.trees import map_tensors, split
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Prediction"]
+
+_SHOWN_ROWS = 5
+_DRAWS_FIRST = ("draws", "quantiles")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A network's prediction for each row: tensors, or trees of them built like the network's output."""
+
+    mean: Any
+    """The predictive mean; for `Categorical`, class probabilities."""
+    epistemic: Any
+    """The variance over draws: what more data would reduce."""
+    aleatoric: Any
+    """The expected variance given the function: what no data would reduce; 0 without a likelihood."""
+    n_draws: int
+    """The number of draws made; 0 when the moments are exact."""
+    method: str
+    """How the prediction was made: "exact", or the way the draws took."""
+    entropy: Tensor | None = None
+    """For `Categorical`: the entropy of the mean probabilities, in nats."""
+    expected_entropy: Tensor | None = None
+    """For `Categorical`: the mean over draws of their entropies."""
+    variation_ratio: Tensor | None = None
+    """For `Categorical`: the share of draws that disagree with the most frequent class."""
+    quantiles: Any = None
+    """Quantiles over draws, `[quantile, row, ...]`, if asked for."""
+    draws: Any = None
+    """All draws, `[draw, row, ...]`, if asked for."""
+    draws_used: Tensor | None = None
+    """For `n_draws="auto"`: how many draws each row took."""
+    standard_error: Any = None
+    """For `n_draws="auto"`: the Monte Carlo standard error reached by the mean."""
+
+    @property
+    def variance(self) -> Any:
+        r"""The total variance, epistemic and aleatoric: $\tau^{-1} + \mathrm{Var}_t[\widehat y_t]$ for a Gaussian."""
+        return map_tensors(torch.add, self.epistemic, self.aleatoric)
+
+    @property
+    def std(self) -> Any:
+        """The total standard deviation."""
+        return map_tensors(torch.sqrt, self.variance)
+
+    @property
+    def mutual_information(self) -> Tensor | None:
+        """For `Categorical`: the information a label would give about the function, in nats."""
+        if self.entropy is None or self.expected_entropy is None:
+            return None
+        return (self.entropy - self.expected_entropy).clamp(min=0)
+
+    @property
+    def epistemic_std(self) -> Any:
+        """The standard deviation over draws."""
+        return map_tensors(torch.sqrt, self.epistemic)
+
+    def interval(self, level: float = 0.9) -> tuple[Any, Any]:
+        """The lower and upper ends of the central interval of a Gaussian with the predictive mean and variance.
+
+        Args:
+            level: The share of outcomes that the interval is meant to hold.
+
+        Example:
+            >>> one = Prediction(torch.zeros(1), torch.ones(1), torch.zeros(1), n_draws=100, method="exact")
+            >>> [round(float(end), 2) for end in one.interval(0.95)]
+            [-1.96, 1.96]
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"`level` must lie strictly between 0 and 1; got {level!r}.")
+        if self.entropy is not None:
+            raise ValueError("an interval needs a number to predict; classes have probabilities: read `mean`.")
+        half = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
+        lower = map_tensors(lambda mean, std: mean - half * std, self.mean, self.std)
+        return lower, map_tensors(lambda mean, std: mean + half * std, self.mean, self.std)
+
+    def numpy(self) -> dict[str, Any]:
+        """The statistics as NumPy arrays by name, without those that were not asked for."""
+        return {name: map_tensors(lambda t: t.detach().cpu().numpy(), value) for name, value in self._statistics()}
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A table with one line per row: mean and standard deviations, or class probabilities and information."""
+        import pandas
+
+        return pandas.DataFrame(self._columns())
+
+    def __len__(self) -> int:
+        """The number of rows, where the output is one tensor with rows first."""
+        return len(self._tensor())
+
+    def __getitem__(self, index: Any) -> Prediction:
+        """The prediction of some rows: an index, a slice, or a tensor of indices or booleans."""
+        self._tensor()
+        index = slice(index, index + 1 or None) if isinstance(index, int) else index
+        changed = {
+            name: value[:, index] if name in _DRAWS_FIRST else value[index]
+            for name, value in self._statistics(derived=False)
+        }
+        return replace(self, **changed)
+
+    def _statistics(self, *, derived: bool = True) -> list[tuple[str, Any]]:
+        own = [field.name for field in fields(self) if field.name not in ("n_draws", "method")]
+        names = [*own, *(("variance", "std", "mutual_information") if derived else ())]
+        return [(name, value) for name in names if (value := getattr(self, name)) is not None]
+
+    def _tensor(self) -> Tensor:
+        if not isinstance(self.mean, Tensor) or self.mean.dim() == 0:
+            raise TypeError(
+                "the prediction holds several tensors or no rows; read its fields, such as `mean`, instead."
+            )
+        return self.mean
+
+    def _columns(self) -> dict[str, Any]:
+        """The columns of a table: one for each output of a row, numbered where there are several."""
+        mean = self._tensor()
+        names = ("mean", "std", "epistemic_std") if self.entropy is None else ("mean",)
+        columns: dict[str, Any] = {}
+        for name in names:
+            flat = getattr(self, name).reshape(len(mean), -1).cpu()
+            label = "probability" if self.entropy is not None else name
+            single = flat.shape[1] == 1
+            columns |= {label if single else f"{label}_{i}": flat[:, i].numpy() for i in range(flat.shape[1])}
+        for name in ("entropy", "mutual_information"):
+            value = getattr(self, name)
+            if value is not None and value.dim() == 1:
+                columns[name] = value.cpu().numpy()
+        return columns
+
+    def __repr__(self) -> str:
+        made = "exact" if self.method == "exact" else f"{self.n_draws} draws, {self.method}"
+        if not isinstance(self.mean, Tensor) or self.mean.is_complex() or self.mean.dim() == 0:
+            shapes = ", ".join(str(tuple(t.shape)) for t in split(self.mean)[0])
+            return f"Prediction(outputs {shapes}; {made})"
+        if self.entropy is not None:
+            information = float(self.mutual_information.mean()) if self.mutual_information is not None else 0.0
+            return f"Prediction({len(self)} rows, mean mutual information {information:.3g} nats; {made})"
+        mean, std = float(self.mean.double().mean()), float(self.variance.double().mean().sqrt())
+        return (
+            f"Prediction({len(self)} rows of shape {tuple(self.mean.shape[1:])}, mean {mean:.3g} ± {std:.3g}; {made})"
+        )
+
+    def __str__(self) -> str:
+        rows = self._shown()
+        if rows is None:
+            return repr(self)
+        head, body = rows
+        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+        lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in (head, *body)]
+        return "\n".join([repr(self), *lines])
+
+    def _repr_html_(self) -> str:
+        rows = self._shown()
+        summary = f"<p>{html.escape(repr(self))}</p>"
+        if rows is None:
+            return summary
+        head, body = rows
+        heading = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+        lines = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in body)
+        return f"{summary}<table><thead><tr>{heading}</tr></thead><tbody>{lines}</tbody></table>"
+
+    def _shown(self) -> tuple[list[str], list[list[str]]] | None:
+        """A table of the first and last rows and few columns as text; None where there is none to show."""
+        if not isinstance(self.mean, Tensor) or self.mean.is_complex() or self.mean.dim() == 0:
+            return None
+        columns = dict(list(self._columns().items())[:8])
+        n_rows = len(self)
+        places: list[int | None] = list(range(n_rows))
+        if n_rows > 2 * _SHOWN_ROWS:
+            places = [*range(_SHOWN_ROWS), None, *range(n_rows - _SHOWN_ROWS, n_rows)]
+        body = [
+            ["…"] * (len(columns) + 1)
+            if place is None
+            else [str(place), *(f"{c[place]:.4g}" for c in columns.values())]
+            for place in places
+        ]
+        return ["row", *columns], body
