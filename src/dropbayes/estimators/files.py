@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dropbayes.estimators.missing import MissingValues
 from dropbayes.population import Member, Population
 from dropbayes.population.heads import head_of
 from dropbayes.population.records import ACTIVATIONS, STACKED
@@ -25,6 +26,7 @@ def save(estimator: Any, path: str | os.PathLike[str], *, own: dict[str, Any], o
     parameters = estimator.get_params(deep=False)
     if not isinstance(parameters["random_state"], int | np.integer | None):
         parameters["random_state"] = None  # a generator has no JSON form; the fitted model does not need it
+    missing = estimator.missing_values_
     population, names = estimator.population_, getattr(estimator, "feature_names_in_", None)
     settings = {
         "parameters": _as_json(parameters),
@@ -34,6 +36,7 @@ def save(estimator: Any, path: str | os.PathLike[str], *, own: dict[str, Any], o
         "n_features": int(estimator.n_features_in_),
         "feature_names": None if names is None else [str(name) for name in names],
         "search_scores": [float(s) if np.isfinite(s) else None for s in getattr(estimator, "search_scores_", [])],
+        "missing": None if missing is None else {"fill": missing.fill.tolist(), "columns": missing.columns.tolist()},
         **own,
     }
     tensors = {f"weight.{i}": w for i, w in enumerate(population.weights)}
@@ -78,6 +81,10 @@ def _restored(kind: type, file: storage.ModelFile) -> Any:
     estimator.seed_, estimator.n_features_in_ = settings["seed"], settings["n_features"]
     estimator.rows_tested_ = settings["rows_tested"]
     estimator.search_scores_ = np.asarray([-np.inf if s is None else s for s in settings["search_scores"]])
+    missing = settings.get("missing")  # older files have none
+    estimator.missing_values_ = missing and MissingValues(
+        np.asarray(missing["fill"], dtype=np.float64), np.asarray(missing["columns"], dtype=np.int64)
+    )
     if settings["feature_names"] is not None:
         estimator.feature_names_in_ = np.asarray(settings["feature_names"], dtype=object)
     return estimator
