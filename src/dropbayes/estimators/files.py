@@ -92,13 +92,15 @@ def _restored(kind: type, file: storage.ModelFile) -> Any:
 
 def _check_layout(file: storage.ModelFile, population: Population) -> None:
     """Raises unless the tensors have the shapes that the settings and each other ask for, and finite values."""
-    n_members, width = len(population), file.setting("n_features", int)
+    indicators = len((file.settings.get("missing") or {"columns": []})["columns"])
+    n_inputs = file.setting("n_features", int) + indicators
+    n_members, width = len(population), n_inputs
     for layer, weight in enumerate(population.weights):
         file.tensor(f"weight.{layer}", shape=(n_members, width, None))
         width = weight.shape[2]
         file.tensor(f"bias.{layer}", shape=(n_members, 1, width))
     for name in ("x_mean", "x_scale"):
-        file.tensor(name, shape=(n_members, file.settings["n_features"]))
+        file.tensor(name, shape=(n_members, n_inputs))
     n_outputs = file.tensor("y_mean", shape=(n_members, None)).shape[1]
     file.tensor("y_scale", shape=(n_members, n_outputs))
     file.tensor("drop_prob", shape=(n_members, len(population.weights)))
