@@ -111,7 +111,8 @@ def _check_layout(file: storage.ModelFile, population: Population) -> None:
         raise ValueError(f"'history' must have a column for each of the {n_members} networks")
     if not bool((population.y_scale > 0).all() and (population.x_scale > 0).all()):
         raise ValueError("'x_scale' and 'y_scale' must be positive")
-    if width not in (n_outputs, 2 * n_outputs):  # a network of its own variance gives both
+    # Classes have no targets to standardise; a network of its own variance gives two outputs per target.
+    if population.head.has_noise and width not in (n_outputs, 2 * n_outputs):
         raise ValueError(f"the last layer has {width} outputs for {n_outputs} targets")
 
 
