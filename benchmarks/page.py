@@ -35,10 +35,16 @@ window.Worker = class extends Plain {
     super(...values);
     this.addEventListener("message", ({ data }) => {
       if (data.task === "band") window.bands.push({ step: data.step, places: data.grid.length, draws: data.draws.length / data.grid.length });
-      if (data.task === "band" && !window.first) requestAnimationFrame(() => { window.first ??= performance.now(); });
     });
   }
 };
+// The status has words once there is a band; it is drawn in the next frame.
+const observer = new MutationObserver(() => {
+  if (!document.getElementById("status")?.textContent) return;
+  observer.disconnect();
+  requestAnimationFrame(() => { window.first = performance.now(); });
+});
+observer.observe(document, { childList: true, subtree: true, characterData: true });
 const plain = window.requestAnimationFrame.bind(window);
 window.requestAnimationFrame = (callback) => plain((now) => {
   const start = performance.now();

@@ -87,9 +87,14 @@ def test_the_commands_of_a_page_run(page, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     blocks = re.findall(r"^```sh\n(.*?)^```", (DOCS / f"{page}.md").read_text(), re.DOTALL | re.MULTILINE)
-    command = f'dropbayes() {{ "{sys.executable}" -m dropbayes "$@"; }}; python() {{ "{sys.executable}" "$@"; }}\n'
-    script = "set -e\n" + command + "\n".join(blocks).replace("8000", port)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    for name, module in (("dropbayes", "-m dropbayes"), ("python", "")):
+        shim = tmp_path / "bin" / name
+        shim.parent.mkdir(exist_ok=True)
+        shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
+        shim.chmod(0o755)
+    path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "PATH": path}
+    script = "set -e\n" + "\n".join(blocks).replace("8000", port)
     done = subprocess.run(
         ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
     )

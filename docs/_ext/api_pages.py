@@ -12,7 +12,7 @@ SOURCE = pathlib.Path(dropbayes.__file__).parent
 # Every public module, under the question it answers. tests/test_docs.py fails if one is missing.
 GROUPS = {
     "Uncertainty of a network": [
-        "predictive", "sampling", "evaluation", "likelihoods", "conversion",
+        "predictive", "sampling", "evaluation", "verdict", "likelihoods", "conversion",
     ],
     "A table": ["estimators", "tables", "folders", "report", "page", "cli"],
     "Serving and scaling": ["predictor", "serving", "distributed"],

@@ -35,11 +35,13 @@ if TYPE_CHECKING:
     from dropbayes.predictor import Predictor
     from dropbayes.sampling import Site, Sites, draws, function_draw, sites
     from dropbayes.training import fit
+    from dropbayes.verdict import DropoutChoice, Verdict, check, choose_dropout
     from dropbayes.weight_layers import parameter_groups
 
 __all__ = [
     "Bernoulli",
     "Categorical",
+    "DropoutChoice",
     "DropoutClassifier",
     "DropoutRegressor",
     "Evaluation",
@@ -56,8 +58,11 @@ __all__ = [
     "Sites",
     "StudentT",
     "UncertaintyWarning",
+    "Verdict",
     "__version__",
     "add_dropout",
+    "check",
+    "choose_dropout",
     "draws",
     "evaluate",
     "fit",
@@ -94,6 +99,7 @@ _HOME = {
     "predictor": ("Predictor",),
     "sampling": ("Site", "Sites", "draws", "function_draw", "sites"),
     "training": ("fit",),
+    "verdict": ("DropoutChoice", "Verdict", "check", "choose_dropout"),
     "weight_layers": ("parameter_groups",),
 }
 

@@ -103,6 +103,8 @@ def decays(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | No
 
 
 def _check_names(net: nn.Module, layers: Mapping[str, nn.Module], prior: Prior, given: Mapping[str, float]) -> None:
+    if not given and not prior.per_layer:
+        return
     parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}
     parameters |= {
         f"{layer}.{name}".lstrip(".") for layer, module in layers.items() for name in layer_parameters(module)

@@ -104,6 +104,11 @@ def layer_parameters(module: nn.Module) -> Iterator[str]:
 
     A weight that is computed from other parameters (`weight_norm`) goes by its own name: the prior is on the weight.
     """
+    if (
+        next(module.children(), None) is None and not module._forward_pre_hooks
+    ):  # nearly all layers: nothing inside, nothing computed
+        yield from (name for name, parameter in module._parameters.items() if parameter is not None)
+        return
     inside = {part for name, part in weight_layers(module) if name}
     speaks_for_parts = _states_keep_probs(module) or isinstance(module, nn.MultiheadAttention)
     for name, _ in module.named_parameters():

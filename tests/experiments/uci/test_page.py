@@ -38,3 +38,10 @@ def test_published_means_are_those_of_the_authors_files():
 def test_sign_flip_test_knows_the_exact_p_value():
     """Four equal differences: of 16 sign patterns only two reach the observed sum."""
     assert uci_report.sign_flip_p_value([1.0] * 4) == pytest.approx(2 / 16, abs=0.01)
+
+
+def test_the_gap_table_compares_only_where_all_splits_were_run():
+    splits = [{"split": s, "rmse": 1.0, "log_likelihood": value} for s, value in enumerate((-1.0, -2.0))]
+    results = {("standard", "yacht"): {"splits": splits}}
+    assert "| 2 of 6 | -1.500 ± 0.354 | -2.11 | not comparable |" in uci_report.gap_table(results, {"yacht": 6})
+    assert "| -2.11 | yes |" in uci_report.gap_table(results, {"yacht": 2})

@@ -199,4 +199,4 @@ def main(argv: Sequence[str] | None = None) -> None:
             progress=progress,
         )
         rate = (time.perf_counter() - start) / cost if cost else rate
-        print(result_line(results), flush=True)
+        print(result_line(results, gap=gap), flush=True)

@@ -72,6 +72,7 @@ function startPage() {
   // A page in the background works for nobody.
   document.addEventListener("visibilitychange", () => views[state.tab].setVisible(!document.hidden));
   open(state.tab);
+  if (state.tab === "points") points.preview();
 }
 
 /**

@@ -1,11 +1,12 @@
 /** The view of points: the plot that is drawn on, its controls, and the worker that trains. */
-import { byId, copyText } from "./document.js";
+import { byId, copyText, speak } from "./document.js";
 import { shortNumber } from "./plot.js";
 import { PointEditor } from "./point_editor.js";
 import { PointsPicture } from "./points_picture.js";
 import { pythonCode } from "./python_code.js";
 import { SCENES } from "./scenes.js";
 import { DEFAULTS, stateFragment, settingOfText, RANGES } from "./state.js";
+import { taskRunner } from "./worker.js";
 
 /** @typedef {import("./scenes.js").Point} Point */
 /** @typedef {import("./state.js").Settings} Settings */
@@ -14,6 +15,7 @@ import { DEFAULTS, stateFragment, settingOfText, RANGES } from "./state.js";
 /** @typedef {import("./points_picture.js").Process} Process */
 
 const TWEEN = 120; // milliseconds in which a new band takes the place of the old one
+const FIRST_DRAWS = 10;
 const CALM_FRAME = 600; // milliseconds between bands where motion is to be reduced
 
 /** What each slider shows: a position from 0 to 100 for a number, on a logarithmic scale where `isLog`. */
@@ -91,7 +93,12 @@ export class PointsView {
 
   send() {
     this.isSent = true;
-    this.worker.postMessage({
+    this.worker.postMessage(this.request());
+  }
+
+  /** @returns {import("./worker.js").BandRequest} */
+  request() {
+    return {
       task: "band",
       settings: this.state.settings,
       x: this.points.map(({ x }) => x),
@@ -99,7 +106,14 @@ export class PointsView {
       range: this.scene.xRange,
       running: this.isRunning && this.isVisible,
       restarts: this.restarts,
-    });
+    };
+  }
+
+  /** A first band of a few draws, made in this thread: a worker takes longer to start than that. */
+  preview() {
+    const run = taskRunner((message) => this.band ?? this.showBand({ ...message, isTraining: true }));
+    const { settings } = this.state;
+    run({ ...this.request(), settings: { ...settings, nDraws: Math.min(FIRST_DRAWS, settings.nDraws), process: false }, running: false });
   }
 
   /** @param {boolean} isVisible */
@@ -255,6 +269,7 @@ export class PointsView {
     if (this.calm.matches && band.isTraining && now - this.bandTime < CALM_FRAME) return;
     const isSame = this.band && this.band.draws.length === band.draws.length && this.band.grid[0] === band.grid[0];
     this.before = isSame && !this.calm.matches ? this.shownBand(now) : null;
+    if (this.band?.isTraining && !band.isTraining && this.isRunning) speak(`The network has settled after ${band.step} steps.`);
     this.band = band;
     this.bandTime = now;
     this.describe(band);

@@ -38,7 +38,6 @@ export const SETTLED_AFTER = 4000; // steps without a change
 const LEARNING_RATE = 0.01;
 const RATE_HALVES = 800; // in steps: the rate falls with the root of 1 + step / this
 const FIRST_STEPS = 3; // before the first band is shown
-const FIRST_DRAWS = 10; // in the first band: the rest follow at once
 const SLICE = 12; // milliseconds of work between messages
 const CURVE_BLOCK = 200; // steps whose mean reward is one point of the curves
 const WORLD_FRAME = 33; // milliseconds between pictures of the worlds
@@ -99,7 +98,6 @@ class Band {
     if (trainingDiffers) this.age = 0;
     this.processIsDue = true;
     if (isNew && request.x.length > 0) this.train(FIRST_STEPS, Infinity);
-    if (isNew) this.predict(Math.min(settings.nDraws, FIRST_DRAWS));
     this.predict();
     this.schedule();
   }
@@ -145,19 +143,17 @@ class Band {
     }
   }
 
-  /** @param {number} [nDraws] how many of the draws; all if left out */
-  predict(nDraws) {
+  predict() {
     const { settings, x, restarts } = /** @type {BandRequest} */ (this.request);
-    const count = nDraws ?? settings.nDraws;
     const training = /** @type {Training} */ (this.training);
     const started = performance.now();
-    const draws = drawFunctions(training.network, this.grid, this.masks, settings.dropProb, count);
+    const draws = drawFunctions(training.network, this.grid, this.masks, settings.dropProb, settings.nDraws);
     const { precision } = training;
     this.post({
       task: "band",
       grid: this.grid,
       draws,
-      ...moments(draws, count),
+      ...moments(draws, settings.nDraws),
       standard: standardPrediction(training.network, this.grid),
       network: training.network,
       precision,

@@ -6,31 +6,16 @@ from itertools import pairwise
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import dropbayes as db
 from dropbayes import folders, information
-from tests.command_line import make_models, run, table
+from tests.command_line import run
 
 N_ROWS = 300
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    make_models(folder)
-    (folder / "new.csv").write_text(table(N_ROWS, seed=5))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def columns(models):
-    return pd.read_csv(models / "new.csv")[["size", "city", "new"]].to_dict("series")
 
 
 @pytest.fixture(scope="module", params=["numbers", "classes"])
@@ -63,7 +48,7 @@ def test_rows_in_another_order_have_the_same_bits(predictor, columns):
 
 def test_many_rows_are_predicted_a_block_at_a_time(predictor, columns, monkeypatch):
     whole = predictor(columns)
-    monkeypatch.setattr("dropbayes.predictor._HELD", 1000)
+    monkeypatch.setattr("dropbayes.predictor.function._HELD", 1000)
     assert same_bits(predictor(columns), whole)
 
 
@@ -128,68 +113,9 @@ def test_settings_change_the_draws_and_leave_the_first_predictor_as_it_was(predi
     assert same_bits(other.with_settings(seed=predictor.seed, n_draws=13)(columns), before)
 
 
-def test_columns_may_be_of_any_array_kind(models, columns):
-    predictor = db.Predictor.load(models / "numbers")
-    whole = predictor(columns)
-    arrow = {name: pa.array(values) for name, values in columns.items()}
-    plain = {name: np.asarray(values)[:, None] for name, values in columns.items()}
-    lists = {name: [None if v != v else v for v in values] for name, values in columns.items()}
-    assert all(same_bits(predictor(other), whole) for other in (arrow, plain, lists))
-
-
-def test_all_columns_may_come_as_one_matrix(tmp_path):
-    x = np.random.default_rng(1).normal(size=(30, 2))
-    frame = pd.DataFrame(x, columns=["a", "b"])
-    model = db.DropoutRegressor((4,), drop_prob=0.1, weight_decay=1e-4, n_steps=5, n_networks=1, random_state=0)
-    model.fit(frame, x[:, 0]).save(tmp_path / "model.safetensors")
-    predictor = db.Predictor.load(tmp_path / "model.safetensors")
-    assert predictor.inputs == {"a": "number", "b": "number"}
-    assert same_bits(predictor({"x": x}), predictor({"a": x[:, 0], "b": x[:, 1], "other": x}))
-
-
 def test_no_rows_give_no_rows_of_the_same_shapes(predictor, columns):
     none, one = predictor(rows_of(columns, slice(0, 0))), predictor(rows_of(columns, slice(0, 1)))
     assert {n: (len(v), v.shape[1:]) for n, v in none.items()} == {n: (0, v.shape[1:]) for n, v in one.items()}
-
-
-def test_a_network_with_columns_is_read_by_its_likelihood():
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1))
-    predictor = db.Predictor(net, likelihood=db.Gaussian(precision=4.0), columns=("a", "b"), n_draws=20, seed=3)
-    x = torch.randn(9, 2)
-    found = predictor({"a": x[:, 0], "b": x[:, 1]})
-    draws = db.draws(net, x, n_draws=20, seed=3)
-    np.testing.assert_allclose(found["mean"], draws.mean(0), rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(found["aleatoric"], 0.25)
-    alone = predictor({"a": x[4:5, 0], "b": x[4:5, 1]})
-    assert all(np.array_equal(alone[name], found[name][4:5]) for name in found)
-
-
-def test_a_network_of_classes_over_pixels_keeps_its_shape():
-    net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Dropout2d(0.5), nn.Conv2d(4, 3, 1))
-    predictor = db.Predictor(net, likelihood=db.Categorical(class_axis=-3), n_draws=5)
-    found = predictor({"x": np.random.default_rng(0).normal(size=(2, 1, 6, 6)).astype(np.float32)})
-    assert found["probabilities"].shape == (2, 6, 6, 3) and found["entropy"].shape == (2, 6, 6)
-    np.testing.assert_allclose(found["probabilities"].sum(-1), 1, rtol=1e-5)
-
-
-REFUSED = {
-    "a column is missing": ({"city": ["Oslo"], "new": [True]}, "lacks 'size'"),
-    "columns of different lengths": ({"size": [1.0, 2.0], "city": ["Oslo"], "new": [True]}, "equally long"),
-    "a new category": ({"size": [1.0], "city": ["Paris"], "new": [True]}, "row 0, column 'city'"),
-    "a text for a number": ({"size": ["tall"], "city": ["Oslo"], "new": [True]}, "row 0, column 'size': must be a number"),
-    "an infinity": ({"size": [np.inf], "city": ["Oslo"], "new": [True]}, "must be a finite number"),
-    "a matrix in a column": ({"size": np.ones((2, 2)), "city": ["Oslo"], "new": [True]}, "one value per row"),
-    "half a character": ({"size": [1.0], "city": ["\ud800"], "new": [True]}, "cannot be read"),
-    "far away": ({"size": [1e60], "city": ["Oslo"], "new": [True]}, "row 0: the prediction is not finite"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_the_model_cannot_read_is_refused(models, case):
-    columns, message = REFUSED[case]
-    with pytest.raises(ValueError, match=message):
-        db.Predictor.load(models / "numbers")(columns)
 
 
 @pytest.mark.parametrize("setting", [{"n_draws": 0}, {"n_draws": True}, {"seed": -1}, {"interval": 1.0}, {"seed": 0.5}])
