@@ -50,6 +50,11 @@ class Evaluation:
         head = f"{self.n_rows} rows, {self.n_draws} draws"
         return "\n".join([head, *(f"{name:<{width}}  {value: .4f}" for name, value in lines.items())])
 
+    def _repr_html_(self) -> str:
+        lines = {"log-likelihood": self.log_likelihood, **{k.replace("_", " "): v for k, v in self.scores.items()}}
+        cells = "".join(f"<tr><td>{name}</td><td>{value:.4f}</td></tr>" for name, value in lines.items())
+        return f"<table><caption>{self.n_rows:,} rows, {self.n_draws} draws</caption>{cells}</table>"
+
 
 def evaluate(
     net: nn.Module,

@@ -26,7 +26,7 @@ def test_predict_agrees_with_the_estimator(models):
         np.testing.assert_allclose(column(rows, f"price_{name}"), values, rtol=1e-9)
     epistemic, aleatoric = column(rows, "price_epistemic_std"), column(rows, "price_aleatoric_std")
     np.testing.assert_allclose(epistemic**2 + aleatoric**2, std**2, rtol=1e-9)
-    np.testing.assert_allclose(aleatoric, model.estimator.precision_**-0.5, rtol=1e-9)
+    np.testing.assert_allclose(aleatoric, model.estimator.predictive(x).aleatoric.sqrt(), rtol=1e-9)
     assert [row["city"] for row in rows] == [row["city"] for row in rows_of((models / "new.csv").read_text())]
 
 

@@ -57,6 +57,7 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
         class_weight: Any = None,
         learn_drop_prob: bool = False,
         activation: Literal["relu", "tanh"] = "relu",
+        missing: Literal["error", "learn"] = "error",
         n_networks: int | Literal["auto"] = "auto",
         n_steps: int | Literal["auto"] = "auto",
         min_epochs: int = 10,
@@ -72,7 +73,7 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
     ) -> None:
         super().__init__(
             hidden, effort=effort, drop_prob=drop_prob, weight_decay=weight_decay, learn_drop_prob=learn_drop_prob,
-            activation=activation, n_networks=n_networks, n_steps=n_steps, min_epochs=min_epochs,
+            activation=activation, missing=missing, n_networks=n_networks, n_steps=n_steps, min_epochs=min_epochs,
             learning_rate=learning_rate, batch_size=batch_size, n_folds=n_folds, n_draws=n_draws,
             warm_start=warm_start, n_jobs=n_jobs, device=device, random_state=random_state, verbose=verbose,
         )  # fmt: skip
@@ -101,7 +102,9 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
         self.temperature_ = max(float(calibration.temperature(logits, codes)), _LEAST_TEMPERATURE)
 
     def _validated(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
-        x, y = validate_data(self, as_array(X), as_array(y), reset=reset, dtype=np.float64)
+        finite = self._finite_inputs()
+        x, y = validate_data(self, as_array(X), as_array(y), reset=reset, dtype=np.float64, ensure_all_finite=finite)
+        x = self._encoded(x, reset=reset)
         check_classification_targets(y)
         labels = column_or_1d(y, warn=True)
         weight = row_weights(sample_weight, x)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dropbayes.estimators.missing import MissingValues
 from dropbayes.population import Member, Population
 from dropbayes.population.heads import head_of
 from dropbayes.population.records import ACTIVATIONS, STACKED
@@ -25,6 +26,7 @@ def save(estimator: Any, path: str | os.PathLike[str], *, own: dict[str, Any], o
     parameters = estimator.get_params(deep=False)
     if not isinstance(parameters["random_state"], int | np.integer | None):
         parameters["random_state"] = None  # a generator has no JSON form; the fitted model does not need it
+    missing = estimator.missing_values_
     population, names = estimator.population_, getattr(estimator, "feature_names_in_", None)
     settings = {
         "parameters": _as_json(parameters),
@@ -34,6 +36,7 @@ def save(estimator: Any, path: str | os.PathLike[str], *, own: dict[str, Any], o
         "n_features": int(estimator.n_features_in_),
         "feature_names": None if names is None else [str(name) for name in names],
         "search_scores": [float(s) if np.isfinite(s) else None for s in getattr(estimator, "search_scores_", [])],
+        "missing": None if missing is None else {"fill": missing.fill.tolist(), "columns": missing.columns.tolist()},
         **own,
     }
     tensors = {f"weight.{i}": w for i, w in enumerate(population.weights)}
@@ -78,6 +81,10 @@ def _restored(kind: type, file: storage.ModelFile) -> Any:
     estimator.seed_, estimator.n_features_in_ = settings["seed"], settings["n_features"]
     estimator.rows_tested_ = settings["rows_tested"]
     estimator.search_scores_ = np.asarray([-np.inf if s is None else s for s in settings["search_scores"]])
+    missing = settings.get("missing")  # older files have none
+    estimator.missing_values_ = missing and MissingValues(
+        np.asarray(missing["fill"], dtype=np.float64), np.asarray(missing["columns"], dtype=np.int64)
+    )
     if settings["feature_names"] is not None:
         estimator.feature_names_in_ = np.asarray(settings["feature_names"], dtype=object)
     return estimator
@@ -85,13 +92,15 @@ def _restored(kind: type, file: storage.ModelFile) -> Any:
 
 def _check_layout(file: storage.ModelFile, population: Population) -> None:
     """Raises unless the tensors have the shapes that the settings and each other ask for, and finite values."""
-    n_members, width = len(population), file.setting("n_features", int)
+    indicators = len((file.settings.get("missing") or {"columns": []})["columns"])
+    n_inputs = file.setting("n_features", int) + indicators
+    n_members, width = len(population), n_inputs
     for layer, weight in enumerate(population.weights):
         file.tensor(f"weight.{layer}", shape=(n_members, width, None))
         width = weight.shape[2]
         file.tensor(f"bias.{layer}", shape=(n_members, 1, width))
     for name in ("x_mean", "x_scale"):
-        file.tensor(name, shape=(n_members, file.settings["n_features"]))
+        file.tensor(name, shape=(n_members, n_inputs))
     n_outputs = file.tensor("y_mean", shape=(n_members, None)).shape[1]
     file.tensor("y_scale", shape=(n_members, n_outputs))
     file.tensor("drop_prob", shape=(n_members, len(population.weights)))
@@ -102,7 +111,8 @@ def _check_layout(file: storage.ModelFile, population: Population) -> None:
         raise ValueError(f"'history' must have a column for each of the {n_members} networks")
     if not bool((population.y_scale > 0).all() and (population.x_scale > 0).all()):
         raise ValueError("'x_scale' and 'y_scale' must be positive")
-    if width not in (n_outputs, 2 * n_outputs):  # a network of its own variance gives both
+    # Classes have no targets to standardise; a network of its own variance gives two outputs per target.
+    if population.head.has_noise and width not in (n_outputs, 2 * n_outputs):
         raise ValueError(f"the last layer has {width} outputs for {n_outputs} targets")
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from dropbayes import sampling
 from dropbayes.estimators import files
 from dropbayes.estimators.effort import EFFORTS, Effort
+from dropbayes.estimators.missing import MissingValues
 from dropbayes.population import (
     EnsembleChoice,
     Member,
@@ -55,6 +56,7 @@ class DropoutEstimator(BaseEstimator, ABC):
     population_: Population
     seed_: int
     rows_tested_: int
+    missing_values_: MissingValues | None
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class DropoutEstimator(BaseEstimator, ABC):
         weight_decay: Any = "search",
         learn_drop_prob: bool = False,
         activation: Literal["relu", "tanh"] = "relu",
+        missing: Literal["error", "learn"] = "error",
         n_networks: int | Literal["auto"] = "auto",
         n_steps: int | Literal["auto"] = "auto",
         min_epochs: int = 10,
@@ -84,6 +87,7 @@ class DropoutEstimator(BaseEstimator, ABC):
         self.weight_decay = weight_decay
         self.learn_drop_prob = learn_drop_prob
         self.activation = activation
+        self.missing = missing
         self.n_networks = n_networks
         self.n_steps = n_steps
         self.min_epochs = min_epochs
@@ -334,9 +338,26 @@ class DropoutEstimator(BaseEstimator, ABC):
         view.seed_ = self.seed_ if seed is None else seed
         return view
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.missing == "learn"
+        return tags
+
+    def _finite_inputs(self) -> bool | Literal["allow-nan"]:
+        if self.missing not in ("error", "learn"):
+            raise ValueError(f"`missing` must be 'error' or 'learn'; got {self.missing!r}.")
+        return "allow-nan" if self.missing == "learn" else True
+
+    def _encoded(self, x: np.ndarray, *, reset: bool) -> np.ndarray:
+        """The inputs of the networks: missing values filled and told apart, where they are learned from."""
+        if reset:
+            self.missing_values_ = MissingValues.of(x) if self.missing == "learn" else None
+        return x if self.missing_values_ is None else self.missing_values_.encode(x)
+
     def _inputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        return validate_data(self, as_array(X), reset=False, dtype=np.float64)
+        x = validate_data(self, as_array(X), reset=False, dtype=np.float64, ensure_all_finite=self._finite_inputs())
+        return self._encoded(x, reset=False)
 
     def _output_blocks(self, x: np.ndarray, block_rows: int | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Rows, their standardised inputs, and the networks' outputs `[draw, network, row, output]`, block by block.

@@ -42,6 +42,8 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
             Gaussian noise whose variance is an output of the networks.
         learn_drop_prob: Learns each layer's drop probability (concrete dropout).
         activation: "relu" or "tanh".
+        missing: "error" to refuse missing inputs, or "learn" to fill them with the column's mean and add an indicator
+            column, so that the networks learn what their absence says.
         n_networks: Networks whose draws are pooled; "auto" leaves their number to the effort.
         n_steps: Steps of Adam on small tables; "auto" leaves them to the effort.
         min_epochs: Passes over large tables, where they are more steps than `n_steps`.
@@ -83,6 +85,7 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         noise: Literal["student", "constant", "heteroscedastic"] = "student",
         learn_drop_prob: bool = False,
         activation: Literal["relu", "tanh"] = "relu",
+        missing: Literal["error", "learn"] = "error",
         n_networks: int | Literal["auto"] = "auto",
         n_steps: int | Literal["auto"] = "auto",
         min_epochs: int = 10,
@@ -98,7 +101,7 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
     ) -> None:
         super().__init__(
             hidden, effort=effort, drop_prob=drop_prob, weight_decay=weight_decay, learn_drop_prob=learn_drop_prob,
-            activation=activation, n_networks=n_networks, n_steps=n_steps, min_epochs=min_epochs,
+            activation=activation, missing=missing, n_networks=n_networks, n_steps=n_steps, min_epochs=min_epochs,
             learning_rate=learning_rate, batch_size=batch_size, n_folds=n_folds, n_draws=n_draws,
             warm_start=warm_start, n_jobs=n_jobs, device=device, random_state=random_state, verbose=verbose,
         )  # fmt: skip
@@ -165,9 +168,12 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         super()._set_precision(precision)
 
     def _validated(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
+        finite = self._finite_inputs()
         x, y = validate_data(
-            self, as_array(X), as_array(y), reset=reset, dtype=np.float64, multi_output=True, y_numeric=True
-        )
+            self, as_array(X), as_array(y), reset=reset, dtype=np.float64, multi_output=True, y_numeric=True,
+            ensure_all_finite=finite,
+        )  # fmt: skip
+        x = self._encoded(x, reset=reset)
         y = np.asarray(y, dtype=np.float64)
         if not reset and (y.ndim == 1) != self.one_column_:
             raise ValueError(f"`y` must be {'[row]' if self.one_column_ else '[row, output]'}, as in the first fit.")
@@ -266,12 +272,12 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         $\log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)$; the density of all outputs together where
         there are several.
         """
-        x = self._inputs(X)
-        shape = (len(x),) if self.one_column_ else (len(x), self.population_.y_mean.shape[-1])
+        n_rows = len(self._inputs(X))
+        shape = (n_rows,) if self.one_column_ else (n_rows, self.population_.y_mean.shape[-1])
         targets = torch.from_numpy(np.array(as_array(y), dtype=np.float64))
         if targets.shape != shape:
             raise ValueError(f"`y` must have the shape {shape}, that of the prediction; got {tuple(targets.shape)}.")
-        densities = [mixture.log_density(targets[rows]) for rows, mixture in self.predictive_blocks(x)]
+        densities = [mixture.log_density(targets[rows]) for rows, mixture in self.predictive_blocks(X)]
         return float(torch.cat(densities).mean())
 
     def _own_state(self) -> dict[str, Any]:

@@ -1,0 +1,46 @@
+r"""Missing values learned from: filled with the mean, and told apart by an indicator column."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["MissingValues"]
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class MissingValues:
+    """The encoding of missing values that training rows showed.
+
+    Attributes:
+        fill: The mean of the present values of each column; 0 for a column without any.
+        columns: The numbers of the columns that lacked values; each has an indicator.
+
+    Example:
+        >>> values = MissingValues.of(np.array([[1.0, 5.0], [3.0, np.nan]]))
+        >>> values.encode(np.array([[np.nan, np.nan]]))
+        array([[2., 5., 1.]])
+    """
+
+    fill: Array
+    columns: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, x: Array) -> MissingValues:
+        """The encoding for training rows."""
+        absent = np.isnan(x)
+        count = (~absent).sum(0)
+        fill = np.where(absent, 0.0, x).sum(0) / np.maximum(count, 1)
+        return cls(fill, np.flatnonzero(absent.any(0)))
+
+    def encode(self, x: Array) -> Array:
+        """The columns filled, followed by the indicators: 1 where a value was missing.
+
+        A value missing in a column that lacked none in training is filled alone.
+        """
+        absent = np.isnan(x)
+        return np.column_stack([np.where(absent, self.fill, x), absent[:, self.columns].astype(np.float64)])
