@@ -5,15 +5,12 @@ from __future__ import annotations
 import html
 import math
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dropbayes.sampling.trees import map_tensors, split
-
-if TYPE_CHECKING:
-    import pandas
 
 __all__ = ["Prediction"]
 
@@ -95,8 +92,8 @@ class Prediction:
         """The statistics as NumPy arrays by name, without those that were not asked for."""
         return {name: map_tensors(lambda t: t.detach().cpu().numpy(), value) for name, value in self._statistics()}
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """A table with one line per row: mean and standard deviations, or class probabilities and information."""
+    def to_pandas(self) -> Any:
+        """A pandas table with one line per row: mean and deviations, or class probabilities and information."""
         import pandas
 
         return pandas.DataFrame(self._columns())

@@ -95,7 +95,7 @@ def notation_of(texts: Any, *, decimal: str | None = None) -> Notation | None:
         decimal: The decimal mark where it is known, "." or ","; by default, from the texts themselves.
 
     Example:
-        >>> notation_of(pa.array(["$1,234.50", "$7"]))
+        >>> notation_of(pa.array(["€1,234.50", "€7"]))
         Notation(decimal='.', thousands=',', sign='currency')
         >>> notation_of(pa.array(["12", "twelve"])) is None
         True
