@@ -27,6 +27,7 @@ GROUPS = {
     "The paper's experiments": ["experiments"],
     "The engine, for those who extend it": [
         "sampling.prediction",
+        "sampling.choice", "sampling.evaluators", "sampling.looks", "sampling.rows", "sampling.generators",
         "sampling.functions", "sampling.plan", "sampling.strategies", "sampling.perceptron", "sampling.inspection",
         "sampling.recorder", "sampling.anatomy", "sampling.views", "sampling.operations", "sampling.recurrence",
         "sampling.masks", "sampling.trees", "sampling.statistics", "sampling.streaming",

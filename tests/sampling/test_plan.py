@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import dropbayes as db
+from dropbayes.sampling import evaluators
 from dropbayes.sampling import plan as planning
 from dropbayes.sampling.trees import as_inputs
 from tests.sampling.zoo import Module, ScaledAttention, build
@@ -116,7 +117,7 @@ def test_rows_share_a_mask_only_when_told_to():
 def test_running_out_of_memory_halves_the_chunk_and_changes_nothing(monkeypatch):
     net, x = build("transformer_encoder")
     expected = db.predict(net, x, n_draws=40)
-    original, refused = planning._General.__call__, []
+    original, refused = evaluators.General.__call__, []
 
     def scarce(self, inputs, rows, first_row, draws):
         if len(draws) > 6:
@@ -124,7 +125,7 @@ def test_running_out_of_memory_halves_the_chunk_and_changes_nothing(monkeypatch)
             raise torch.OutOfMemoryError("too large")
         return original(self, inputs, rows, first_row, draws)
 
-    monkeypatch.setattr(planning._General, "__call__", scarce)
+    monkeypatch.setattr(evaluators.General, "__call__", scarce)
     ours = db.predict(net, x, n_draws=40)
     assert refused[:3] == [40, 20, 10]
     torch.testing.assert_close(ours.mean, expected.mean, rtol=1e-6, atol=1e-7)
@@ -135,7 +136,7 @@ def test_memory_that_never_suffices_is_an_error(monkeypatch):
     def scarce(*_):
         raise torch.OutOfMemoryError("too large")
 
-    monkeypatch.setattr(planning._Direct, "__call__", scarce)
+    monkeypatch.setattr(evaluators.Direct, "__call__", scarce)
     with pytest.raises(torch.OutOfMemoryError):
         db.predict(PERCEPTRON, torch.ones(2, 5))
 

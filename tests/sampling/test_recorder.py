@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dropbayes.sampling.inspection import look
+from dropbayes.sampling.looks import look
 from dropbayes.sampling.trees import as_inputs
 from tests.sampling.zoo import Module
 

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.sampling.inspection import flags_up, inspected
+from dropbayes.sampling.inspection import inspected
+from dropbayes.sampling.looks import flags_up
 from dropbayes.sampling.plan import checked_keys
 from dropbayes.sampling.strategies import (
     DRAW_BY_DRAW,

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import dropbayes as db
-from dropbayes.sampling.inspection import flags_up, inspect, look
+from dropbayes.sampling.inspection import inspect
+from dropbayes.sampling.looks import flags_up, look
 from dropbayes.sampling.plan import checked_keys, plan_draws
 from dropbayes.sampling.strategies import ONE_BY_ONE
 from dropbayes.sampling.trees import as_inputs, split

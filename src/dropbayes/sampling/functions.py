@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes.sampling.inspection import flags_up, forget, inspected, names_of
+from dropbayes.sampling.inspection import forget, inspected, names_of
+from dropbayes.sampling.looks import flags_up
 from dropbayes.sampling.operations import Interception
 from dropbayes.sampling.perceptron import perceptron
 from dropbayes.sampling.plan import MASKS, NetworkChanged, Plan, check_random, checked_keys, plan_draws

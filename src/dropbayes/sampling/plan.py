@@ -12,30 +12,21 @@ import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from dropbayes.sampling.anatomy import Anatomy, RowLayout
-from dropbayes.sampling.inspection import Inspected, equal_but_for_rounding, flags_up, inspected, names_of
+from dropbayes.sampling.choice import agreeing_sizes, chosen_strategy, is_out_of_memory
+from dropbayes.sampling.evaluators import Chunk, Compacted, Direct, Evaluator, General
+from dropbayes.sampling.inspection import inspected, names_of
 from dropbayes.sampling.masks import SAMPLERS, Keys
-from dropbayes.sampling.perceptron import Perceptron, compact_draw, perceptron, prepared_draws
-from dropbayes.sampling.strategies import (
-    DRAW_BY_DRAW,
-    FOLDED,
-    MAPPED,
-    ONE_BY_ONE,
-    ROW_BY_ROW,
-    Masks,
-    NetworkChanged,
-    Strategy,
-    Work,
-    evaluate,
-    fused_kernels,
-)
-from dropbayes.sampling.trees import Inputs, own_leaves
-from dropbayes.sampling.views import View, checked_network, unwrapped
+from dropbayes.sampling.perceptron import perceptron
+from dropbayes.sampling.strategies import ONE_BY_ONE, Masks, NetworkChanged
+from dropbayes.sampling.trees import Inputs
+from dropbayes.sampling.views import checked_network, unwrapped
+
+__all__ = ["MASKS", "Chunk", "NetworkChanged", "Plan", "check_random", "checked_keys", "plan_draws"]
 
 MASKS = ("shared", "row")
 
@@ -48,10 +39,6 @@ _FEWEST_PAIRS = 8
 _FEWEST_PAIRS_DIRECT = {"shared": 64, "row": 64}  # a layer that is one product needs more rows to be fast
 _WORKING_BYTES = {"cpu": 64 * 2**20, "cuda": 3 * 2**30}
 _MACRO_ROWS = 1024  # the direct path hands its blocks on in batches of this many rows
-_SHARED_PREFIX = {
-    "cpu": 0.05,
-    "cuda": 0.2,
-}  # from this share of a forward pass on, computing the prefix once pays for mapping
 _THREADED_OPERATIONS = 5e7  # a block with less work is done before other threads have started
 
 
@@ -66,32 +53,6 @@ def checked_keys(n_draws: int, seed: int, sampler: str) -> Keys:
     if sampler not in SAMPLERS:
         raise ValueError(f"`sampler` must be one of {', '.join(map(repr, SAMPLERS))}; got {sampler!r}.")
     return Keys(operator.index(seed), operator.index(n_draws), sampler)
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """The outputs of some draws for a block of rows, `[draw, row, ...]`.
-
-    Where the last layer is integrated over, also the mean over these draws of its variance, `[row, ...]`.
-    """
-
-    draws: range
-    outputs: list[Tensor]
-    variances: list[Tensor] | None
-
-
-class Evaluator(Protocol):
-    """What computes the draws of a block of rows."""
-
-    @property
-    def name(self) -> str:
-        """How it works, as `Prediction.method` says it."""
-
-    def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
-        """The draws of the rows `rows` of `inputs`, whose first one is keyed as `first_row`."""
-
-    def replicated(self, number: int) -> Evaluator:
-        """The same with independent draws."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +101,7 @@ class Plan:
 
     def moments(self, inputs: Inputs, first_row: int) -> tuple[Tensor, Tensor] | None:
         """The mean and variance over all draws without the draws themselves; None where they must be made."""
-        if not isinstance(self.evaluator, _Direct) or inputs.device.type == "cpu":
+        if not isinstance(self.evaluator, Direct) or inputs.device.type == "cpu":
             return None
         return self.evaluator.moments(inputs, first_row, self.draws)
 
@@ -241,16 +202,16 @@ def plan_draws(
     if direct is not None:
         macro = _MACRO_ROWS if compact else max(1, min(_MACRO_ROWS, 2**18 // chunk) // rows) * rows
         evaluator: Evaluator = (
-            _Compacted(direct, keys) if compact else _Direct(direct, keys, masks == "row", integrate, rows)
+            Compacted(direct, keys) if compact else Direct(direct, keys, masks == "row", integrate, rows)
         )
         return Plan(anatomy, evaluator, draws, (macro,), chunk, exact, integrate, operations)
     assert record is not None
     drawn = Masks(anatomy, keys, masks == "row", integrate)
-    strategy = ONE_BY_ONE if careful else _strategy(net, inputs, record, drawn, names)
-    general = _General(net, record, drawn, strategy, names, (rows,))
+    strategy = ONE_BY_ONE if careful else chosen_strategy(net, inputs, record, drawn, names)
+    general = General(net, record, drawn, strategy, names, (rows,))
     sizes: tuple[int, ...] = (rows,)
     if exact_rows and strategy.rows == "together":
-        sizes = _agreeing_sizes(general, inputs, rows, range(chunk))
+        sizes = agreeing_sizes(general, inputs, rows, range(chunk))
         general = replace(general, sizes=sizes)
     elif not exact_rows:
         general = replace(general, sizes=())
@@ -304,194 +265,3 @@ def _largest_block(anatomy: Anatomy, n_rows: int, n_wanted: int, limit: int) -> 
     rows = math.ceil(n_rows / n_blocks)
     n_chunks = math.ceil(n_wanted / max(1, min(n_wanted, pairs // rows)))
     return rows, math.ceil(n_wanted / n_chunks)
-
-
-# Evaluators -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _General:
-    """Any network, by the strategy that was seen to give it the right draws."""
-
-    net: nn.Module
-    record: Inspected
-    masks: Masks
-    strategy: Strategy
-    leave_out: tuple[str, ...]
-    sizes: tuple[int, ...]  # numbers of rows to which a block is padded; none to take them as they come
-
-    @property
-    def name(self) -> str:
-        return str(self.strategy)
-
-    def replicated(self, number: int) -> _General:
-        keys = replace(self.masks.keys, replicate=number)
-        return replace(self, masks=replace(self.masks, keys=keys))
-
-    def _network(self) -> nn.Module:
-        if self.masks.anatomy.stateful:  # every run starts from the network's own state
-            return View(self.net, flags_up(self.leave_out, self.masks.anatomy.lowered)).net
-        return self.record.view.net
-
-    def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
-        padded = min((size for size in self.sizes if size >= len(rows)), default=len(rows))
-        size = len(rows) if self.strategy.rows == "single" else padded
-        leaves = inputs.padded_rows(rows.start, rows.stop, 1 if inputs.is_one_row else size)
-        work = Work(self._network, inputs, leaves, draws, range(first_row, first_row + size))
-        outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.masks, work)]
-        if not self.masks.integrate:
-            return Chunk(draws, outputs, None)
-        return Chunk(draws, outputs[:-1], [outputs[-1].mean(0, dtype=torch.float64)])
-
-
-@dataclass(frozen=True)
-class _Direct:
-    """A perceptron, by its own path."""
-
-    perceptron: Perceptron
-    keys: Keys
-    per_row: bool
-    integrate: bool
-    rows: int
-
-    name = "direct"
-
-    def replicated(self, number: int) -> _Direct:
-        return replace(self, keys=replace(self.keys, replicate=number))
-
-    def moments(self, inputs: Inputs, first_row: int, draws: range) -> tuple[Tensor, Tensor] | None:
-        """The mean and variance over draws of all rows by one kernel; None where there is none for this perceptron."""
-        x = inputs.leaves[0]
-        kernels = fused_kernels() if x.is_cuda else None
-        if kernels is None or self.perceptron.fused is None or x.dtype != torch.float32:
-            return None
-        rows = range(first_row, first_row + inputs.n_rows) if self.per_row else None
-        moments: tuple[Tensor, Tensor] = kernels.perceptron_moments(
-            self.perceptron.fused, x.contiguous(), self.keys, draws=draws, rows=rows, integrate_last=self.integrate
-        )
-        return moments
-
-    def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
-        x = inputs.leaves[0][rows.start : rows.stop]
-        prepared = prepared_draws(
-            self.perceptron, self.keys, draws, block=self.rows, per_row=self.per_row, integrate=self.integrate, like=x
-        )
-        outputs, variance = prepared(x, first_row)
-        return Chunk(draws, [outputs], None if variance is None else [variance])
-
-
-@dataclass(frozen=True)
-class _Compacted:
-    """A wide perceptron whose dropped units are left out of its products."""
-
-    perceptron: Perceptron
-    keys: Keys
-
-    name = "direct, compacted"
-
-    def replicated(self, number: int) -> _Compacted:
-        return replace(self, keys=replace(self.keys, replicate=number))
-
-    def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
-        x = inputs.leaves[0][rows.start : rows.stop]
-        outputs = torch.stack([compact_draw(self.perceptron, x, keys=self.keys, draw=draw) for draw in draws])
-        return Chunk(draws, [outputs], None)
-
-
-@torch.inference_mode(False)
-@torch.no_grad()
-def _agreeing_sizes(general: _General, inputs: Inputs, largest: int, draws: range) -> tuple[int, ...]:
-    """The numbers of rows in which a row is seen to have the bits it has in a block of the largest size."""
-    masks = general.masks
-    drawn = (masks.per_row, masks.integrate, masks.keys.n_draws, masks.keys.sampler)
-    key = (*drawn, largest, len(draws), torch.get_num_threads())
-    known = general.record.sizes
-    if key not in known:
-        index = [place % inputs.n_rows for place in range(largest)]
-        rows = replace(inputs, leaves=tuple(inputs.rows(index)), n_rows=largest)
-
-        def run(n_rows: int) -> Chunk:
-            return replace(general, sizes=())(rows, range(largest - n_rows, largest), largest - n_rows, draws)
-
-        whole = run(largest)
-        smaller = [size for size in (largest // 4, largest // 16, largest // 64, 1) if 0 < size < largest]
-        known[key] = (largest, *(size for size in dict.fromkeys(smaller) if _same_bits(run(size), whole, size)))
-    return known[key]
-
-
-def _same_bits(some: Chunk, whole: Chunk, size: int) -> bool:
-    pairs = list(zip(some.outputs, whole.outputs, strict=True))
-    pairs += list(zip(some.variances or [], whole.variances or [], strict=True)) if some.variances else []
-    outputs = all(torch.equal(a, b[:, -size:]) for a, b in pairs[: len(some.outputs)])
-    return outputs and all(torch.equal(a, b[-size:]) for a, b in pairs[len(some.outputs) :])
-
-
-# Choosing a strategy --------------------------------------------------------------------------------------------------
-
-
-def _candidates(anatomy: Anatomy, per_row: bool, device: str) -> tuple[Strategy, ...]:
-    """The strategies from the fastest to the one that always works."""
-    if anatomy.host_random:
-        return (DRAW_BY_DRAW,) if anatomy.rows_together and not per_row else ()
-    if not anatomy.rows_together:
-        return (ROW_BY_ROW,)
-    shares = anatomy.prefix_share > _SHARED_PREFIX.get(device, _SHARED_PREFIX["cuda"])
-    first = (MAPPED, FOLDED) if shares else (FOLDED, MAPPED)
-    return (*first, DRAW_BY_DRAW, ROW_BY_ROW)
-
-
-def _strategy(net: nn.Module, inputs: Inputs, record: Inspected, masks: Masks, leave_out: tuple[str, ...]) -> Strategy:
-    """The fastest strategy that gives a few rows and draws what one row of one draw at a time gives them."""
-    if masks.per_row not in record.strategies:
-        record.strategies[masks.per_row] = _probed(net, inputs, record, masks, leave_out)
-    return record.strategies[masks.per_row]
-
-
-@torch.inference_mode(False)
-@torch.no_grad()
-def _probed(net: nn.Module, inputs: Inputs, record: Inspected, masks: Masks, leave_out: tuple[str, ...]) -> Strategy:
-    masks = replace(masks, integrate=False)
-    index = [0] if inputs.n_rows == 1 else [0, inputs.n_rows - 1]
-    draws = range(min(2, masks.keys.n_draws))
-
-    def run(strategy: Strategy) -> list[Tensor]:
-        flags = flags_up(leave_out, masks.anatomy.lowered)
-        leaves = own_leaves(inputs.rows(index))
-        return evaluate(strategy, masks, Work(lambda: View(net, flags).net, inputs, leaves, draws, range(len(index))))
-
-    oracle: list[Tensor] | None = None
-    for strategy in _candidates(masks.anatomy, masks.per_row, inputs.device.type):
-        try:
-            outputs = run(strategy)
-        except (
-            Exception
-        ) as error:  # control flow that depends on data, an operation without a rule, a mask without rows
-            if is_out_of_memory(error):
-                raise
-            continue
-        oracle = oracle or run(ONE_BY_ONE)
-        if len(oracle) == len(outputs) and all(map(equal_but_for_rounding, outputs, oracle)):
-            return strategy
-    return ONE_BY_ONE
-
-
-@contextlib.contextmanager
-def _without_fallbacks() -> Iterator[None]:
-    """Makes an operation without a batching rule an error: mapped one draw at a time, it would be slow."""
-    functorch: Any = torch._C._functorch
-    enabled = functorch._is_vmap_fallback_enabled()
-    functorch._set_vmap_fallback_enabled(False)
-    try:
-        yield
-    finally:
-        functorch._set_vmap_fallback_enabled(enabled)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-
-
-__all__ = ["MASKS", "Chunk", "NetworkChanged", "Plan", "check_random", "checked_keys", "plan_draws"]

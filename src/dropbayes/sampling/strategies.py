@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.sampling.anatomy import Anatomy, RowLayout, Site
-from dropbayes.sampling.inspection import unchanged_generators
+from dropbayes.sampling.generators import unchanged_generators
 from dropbayes.sampling.masks import Keys, derived_seed, keep_mask, uniform
 from dropbayes.sampling.operations import Interception, RandomSource, scaled_product, transform_depth
 from dropbayes.sampling.recorder import SENTINEL_SEED

@@ -1,0 +1,129 @@
+"""The strategy a network is seen to allow, and the sizes of blocks in which a row is seen to have the same bits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dropbayes.sampling.anatomy import Anatomy
+from dropbayes.sampling.evaluators import Chunk, General
+from dropbayes.sampling.inspection import Inspected
+from dropbayes.sampling.looks import equal_but_for_rounding, flags_up
+from dropbayes.sampling.strategies import (
+    DRAW_BY_DRAW,
+    FOLDED,
+    MAPPED,
+    ONE_BY_ONE,
+    ROW_BY_ROW,
+    Masks,
+    Strategy,
+    Work,
+    evaluate,
+)  # fmt: skip
+from dropbayes.sampling.trees import Inputs, own_leaves
+from dropbayes.sampling.views import View
+
+_SHARED_PREFIX = {
+    "cpu": 0.05,
+    "cuda": 0.2,
+}  # from this share of a forward pass on, computing the prefix once pays for mapping
+
+
+def _candidates(anatomy: Anatomy, per_row: bool, device: str) -> tuple[Strategy, ...]:
+    """The strategies from the fastest to the one that always works."""
+    if anatomy.host_random:
+        return (DRAW_BY_DRAW,) if anatomy.rows_together and not per_row else ()
+    if not anatomy.rows_together:
+        return (ROW_BY_ROW,)
+    shares = anatomy.prefix_share > _SHARED_PREFIX.get(device, _SHARED_PREFIX["cuda"])
+    first = (MAPPED, FOLDED) if shares else (FOLDED, MAPPED)
+    return (*first, DRAW_BY_DRAW, ROW_BY_ROW)
+
+
+def chosen_strategy(
+    net: nn.Module, inputs: Inputs, record: Inspected, masks: Masks, leave_out: tuple[str, ...]
+) -> Strategy:
+    """The fastest strategy that gives a few rows and draws what one row of one draw at a time gives them."""
+    if masks.per_row not in record.strategies:
+        record.strategies[masks.per_row] = _probed(net, inputs, record, masks, leave_out)
+    return record.strategies[masks.per_row]
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def _probed(net: nn.Module, inputs: Inputs, record: Inspected, masks: Masks, leave_out: tuple[str, ...]) -> Strategy:
+    masks = replace(masks, integrate=False)
+    index = [0] if inputs.n_rows == 1 else [0, inputs.n_rows - 1]
+    draws = range(min(2, masks.keys.n_draws))
+
+    def run(strategy: Strategy) -> list[Tensor]:
+        flags = flags_up(leave_out, masks.anatomy.lowered)
+        leaves = own_leaves(inputs.rows(index))
+        return evaluate(strategy, masks, Work(lambda: View(net, flags).net, inputs, leaves, draws, range(len(index))))
+
+    oracle: list[Tensor] | None = None
+    for strategy in _candidates(masks.anatomy, masks.per_row, inputs.device.type):
+        try:
+            outputs = run(strategy)
+        except (
+            Exception
+        ) as error:  # control flow that depends on data, an operation without a rule, a mask without rows
+            if is_out_of_memory(error):
+                raise
+            continue
+        oracle = oracle or run(ONE_BY_ONE)
+        if len(oracle) == len(outputs) and all(map(equal_but_for_rounding, outputs, oracle)):
+            return strategy
+    return ONE_BY_ONE
+
+
+@contextlib.contextmanager
+def _without_fallbacks() -> Iterator[None]:
+    """Makes an operation without a batching rule an error: mapped one draw at a time, it would be slow."""
+    functorch: Any = torch._C._functorch
+    enabled = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_enabled(enabled)
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def agreeing_sizes(general: General, inputs: Inputs, largest: int, draws: range) -> tuple[int, ...]:
+    """The numbers of rows in which a row is seen to have the bits it has in a block of the largest size."""
+    masks = general.masks
+    drawn = (masks.per_row, masks.integrate, masks.keys.n_draws, masks.keys.sampler)
+    key = (*drawn, largest, len(draws), torch.get_num_threads())
+    known = general.record.sizes
+    if key not in known:
+        index = [place % inputs.n_rows for place in range(largest)]
+        rows = replace(inputs, leaves=tuple(inputs.rows(index)), n_rows=largest)
+
+        def run(n_rows: int) -> Chunk:
+            return replace(general, sizes=())(rows, range(largest - n_rows, largest), largest - n_rows, draws)
+
+        whole = run(largest)
+        smaller = [size for size in (largest // 4, largest // 16, largest // 64, 1) if 0 < size < largest]
+        known[key] = (largest, *(size for size in dict.fromkeys(smaller) if _same_bits(run(size), whole, size)))
+    return known[key]
+
+
+def _same_bits(some: Chunk, whole: Chunk, size: int) -> bool:
+    pairs = list(zip(some.outputs, whole.outputs, strict=True))
+    pairs += list(zip(some.variances or [], whole.variances or [], strict=True)) if some.variances else []
+    outputs = all(torch.equal(a, b[:, -size:]) for a, b in pairs[: len(some.outputs)])
+    return outputs and all(torch.equal(a, b[-size:]) for a, b in pairs[len(some.outputs) :])
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -1,0 +1,132 @@
+"""What computes the draws of a block of rows: any network by a strategy, or a perceptron by its own path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dropbayes.sampling.inspection import Inspected
+from dropbayes.sampling.looks import flags_up
+from dropbayes.sampling.masks import Keys
+from dropbayes.sampling.perceptron import Perceptron, compact_draw, prepared_draws
+from dropbayes.sampling.strategies import Masks, Strategy, Work, evaluate, fused_kernels
+from dropbayes.sampling.trees import Inputs
+from dropbayes.sampling.views import View
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The outputs of some draws for a block of rows, `[draw, row, ...]`.
+
+    Where the last layer is integrated over, also the mean over these draws of its variance, `[row, ...]`.
+    """
+
+    draws: range
+    outputs: list[Tensor]
+    variances: list[Tensor] | None
+
+
+class Evaluator(Protocol):
+    """What computes the draws of a block of rows."""
+
+    @property
+    def name(self) -> str:
+        """How it works, as `Prediction.method` says it."""
+
+    def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
+        """The draws of the rows `rows` of `inputs`, whose first one is keyed as `first_row`."""
+
+    def replicated(self, number: int) -> Evaluator:
+        """The same with independent draws."""
+
+
+@dataclass(frozen=True)
+class General:
+    """Any network, by the strategy that was seen to give it the right draws."""
+
+    net: nn.Module
+    record: Inspected
+    masks: Masks
+    strategy: Strategy
+    leave_out: tuple[str, ...]
+    sizes: tuple[int, ...]  # numbers of rows to which a block is padded; none to take them as they come
+
+    @property
+    def name(self) -> str:
+        return str(self.strategy)
+
+    def replicated(self, number: int) -> General:
+        keys = replace(self.masks.keys, replicate=number)
+        return replace(self, masks=replace(self.masks, keys=keys))
+
+    def _network(self) -> nn.Module:
+        if self.masks.anatomy.stateful:  # every run starts from the network's own state
+            return View(self.net, flags_up(self.leave_out, self.masks.anatomy.lowered)).net
+        return self.record.view.net
+
+    def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
+        padded = min((size for size in self.sizes if size >= len(rows)), default=len(rows))
+        size = len(rows) if self.strategy.rows == "single" else padded
+        leaves = inputs.padded_rows(rows.start, rows.stop, 1 if inputs.is_one_row else size)
+        work = Work(self._network, inputs, leaves, draws, range(first_row, first_row + size))
+        outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.masks, work)]
+        if not self.masks.integrate:
+            return Chunk(draws, outputs, None)
+        return Chunk(draws, outputs[:-1], [outputs[-1].mean(0, dtype=torch.float64)])
+
+
+@dataclass(frozen=True)
+class Direct:
+    """A perceptron, by its own path."""
+
+    perceptron: Perceptron
+    keys: Keys
+    per_row: bool
+    integrate: bool
+    rows: int
+
+    name = "direct"
+
+    def replicated(self, number: int) -> Direct:
+        return replace(self, keys=replace(self.keys, replicate=number))
+
+    def moments(self, inputs: Inputs, first_row: int, draws: range) -> tuple[Tensor, Tensor] | None:
+        """The mean and variance over draws of all rows by one kernel; None where there is none for this perceptron."""
+        x = inputs.leaves[0]
+        kernels = fused_kernels() if x.is_cuda else None
+        if kernels is None or self.perceptron.fused is None or x.dtype != torch.float32:
+            return None
+        rows = range(first_row, first_row + inputs.n_rows) if self.per_row else None
+        moments: tuple[Tensor, Tensor] = kernels.perceptron_moments(
+            self.perceptron.fused, x.contiguous(), self.keys, draws=draws, rows=rows, integrate_last=self.integrate
+        )
+        return moments
+
+    def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
+        x = inputs.leaves[0][rows.start : rows.stop]
+        prepared = prepared_draws(
+            self.perceptron, self.keys, draws, block=self.rows, per_row=self.per_row, integrate=self.integrate, like=x
+        )
+        outputs, variance = prepared(x, first_row)
+        return Chunk(draws, [outputs], None if variance is None else [variance])
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """A wide perceptron whose dropped units are left out of its products."""
+
+    perceptron: Perceptron
+    keys: Keys
+
+    name = "direct, compacted"
+
+    def replicated(self, number: int) -> Compacted:
+        return replace(self, keys=replace(self.keys, replicate=number))
+
+    def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
+        x = inputs.leaves[0][rows.start : rows.stop]
+        outputs = torch.stack([compact_draw(self.perceptron, x, keys=self.keys, draw=draw) for draw in draws])
+        return Chunk(draws, [outputs], None)

@@ -1,0 +1,50 @@
+"""The strategy and the block sizes that a network is seen to allow."""
+
+import pytest
+import torch
+from torch import nn
+
+import dropbayes as db
+from dropbayes.sampling.choice import is_out_of_memory
+from dropbayes.sampling.plan import checked_keys, plan_draws
+from dropbayes.sampling.trees import as_inputs
+from tests.sampling.zoo import Module
+
+
+def method(net, x, **options):
+    return db.predict(net, x, n_draws=6, analytic=False, **options).method
+
+
+def test_an_operation_without_a_batching_rule_is_not_mapped():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+    net = Module(lambda m, x: Doubled.apply(m.d(torch.relu(m.a(x)))), a=nn.Linear(3, 64), d=nn.Dropout(0.3))
+    assert method(net, torch.randn(4, 3)) == "folded"
+
+
+def test_control_flow_on_a_draw_runs_draw_by_draw():
+    net = Module(lambda m, x: m.a(x) if torch.rand([]) < 0.5 else -m.a(x), a=nn.Linear(3, 2))
+    assert method(net, torch.randn(4, 3)) == "draw by draw"
+    assert method(net, torch.randn(4, 3), masks="row") == "one by one"
+
+
+def test_rows_of_a_block_size_have_the_bits_of_the_largest():
+    net = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Dropout(0.3), nn.Linear(8, 2))
+    plan = plan_draws(net, as_inputs(torch.randn(50, 3)), keys=checked_keys(20, 0, "stratified"), masks="shared")
+    assert plan.sizes == tuple(sorted(plan.sizes, reverse=True)) and plan.sizes[0] >= 4
+
+
+@pytest.mark.parametrize(
+    "error, expected",
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("x"), True),
+        (RuntimeError("can't allocate memory"), True),
+        (ValueError(), False),
+    ],
+)
+def test_running_out_of_memory_is_recognised(error, expected):
+    assert is_out_of_memory(error) == expected
