@@ -24,11 +24,18 @@ from benchmarks.serving import fitted_folder
 from dropbayes.distributed import parts, processes
 
 
+def set_up(prediction, everyone):
+    """Prepares a worker, and waits until all are."""
+    processes._set_up(prediction)
+    everyone.wait()
+
+
 def seconds(prediction, some, n_workers):
     """The time that warm workers need for some parts."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(n_workers, context, processes._set_up, (prediction,)) as pool:
-        list(pool.map(time.sleep, [2.0] * n_workers))  # every worker is up
+    everyone = context.Barrier(n_workers)
+    with ProcessPoolExecutor(n_workers, context, set_up, (prediction, everyone)) as pool:
+        list(pool.map(time.sleep, [0.5] * n_workers))  # begins when every worker is up
         begun = time.perf_counter()
         list(pool.map(processes._make, some))
         return time.perf_counter() - begun
