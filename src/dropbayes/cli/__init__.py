@@ -24,6 +24,8 @@ __all__ = ["main"]
 _EXPECTED = (ValueError, OSError, FloatingPointError, MemoryError, ImportError)
 
 
+_TERMINATED = 128 + signal.SIGTERM
+
 _OPTIONS = {
     name: f"--{name.replace('_', '-')}"
     for name in (
@@ -53,7 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = _leave_quietly()
         except KeyboardInterrupt:
             complain("interrupted; nothing was left half-written.")
-            code = 130
+            code = 130 if argv is not None else _exit_now(130)
+        except SystemExit as end:
+            if argv is not None or end.code != _TERMINATED:
+                raise
+            _exit_now(_TERMINATED)
         except Exception as error:
             if debugging():
                 raise
@@ -117,12 +123,20 @@ def _leave_quietly() -> int:
     return 1
 
 
+def _exit_now(code: int) -> int:
+    """Ends the process without waiting for threads of other libraries: a reader that still blocks would abort it."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
 def _exit_on_sigterm() -> Any:
     """Turns SIGTERM into SystemExit so that partial files are removed."""
     if threading.current_thread() is not threading.main_thread():
         return None
 
     def leave(*_: Any) -> None:
-        raise SystemExit(143)
+        raise SystemExit(_TERMINATED)
 
     return signal.signal(signal.SIGTERM, leave)
