@@ -376,8 +376,9 @@ def test_a_digit_drawn_by_hand_is_read(visit):
     page = visit("tab=digit")
     page.locator("#digit-pad").scroll_into_view_if_needed()
     box = page.locator("#digit-pad").bounding_box()
+    wait_until(page, "document.getElementById('digit-read').textContent !== ''")  # the digit it opens with
     page.click("#digit-clear")
-    assert page.inner_text("#digit-read") == ""
+    wait_until(page, "document.getElementById('digit-read').textContent === ''")
     stroke = [(0.3, 0.25), (0.7, 0.25), (0.45, 0.8)]  # a seven
     page.mouse.move(box["x"] + stroke[0][0] * box["width"], box["y"] + stroke[0][1] * box["height"])
     page.mouse.down()

@@ -54,6 +54,7 @@ class Predictor:
         allow_new: Whether a category unknown in training counts as none of those known, rather than as wrong.
 
     Example:
+        >>> from dropbayes.likelihoods import Gaussian
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
         >>> predict = Predictor(net, likelihood=Gaussian(precision=4.0), columns=("height", "weight"))
         >>> predict({"height": [1.7, 1.8], "weight": [70.0, 80.0]})["std"].shape

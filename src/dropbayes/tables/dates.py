@@ -93,7 +93,7 @@ def date_parts(days: Floats) -> tuple[str, ...]:
     """The parts that can teach something: the year always, the season over more than a quarter of it, and so on.
 
     Example:
-        >>> date_parts(np.arange(0.0, 900.0, 30.4)), date_parts(np.arange(0.0, 30.0))
+        >>> date_parts(np.arange(0.0, 900.0, 30.0)), date_parts(np.arange(0.0, 30.0))
         (('year', 'season'), ('year', 'week'))
     """
     span = float(days.max() - days.min()) if len(days) else 0.0
@@ -108,9 +108,8 @@ def date_inputs(days: Floats, parts: tuple[str, ...]) -> Floats:
     """The inputs of a network, `[row, input]`: the decimal year, then sine and cosine of each place on a circle.
 
     Example:
-        >>> date_inputs(np.array([0.0, 0.25]), ("year", "day")).round(3)
-        array([[1970.   ,    0.   ,    1.   ],
-               [1970.001,    1.   ,    0.   ]])
+        >>> date_inputs(np.array([0.0, 0.25]), ("year", "day")).round(3).tolist()
+        [[1970.0, 0.0, 1.0], [1970.001, 1.0, 0.0]]
     """
     turns = {"season": days / _YEAR, "week": (days + 3) / 7, "day": days}  # 1 January 1970 was a Thursday
     columns = []

@@ -66,6 +66,7 @@ class Notation:
         """The texts as programs write numbers; those that do not match stay as they are.
 
         Example:
+            >>> import pyarrow as pa
             >>> Notation(",", ".").plain(pa.array(["1.234,5", "x.y"])).to_pylist()
             ['1234.5', 'x.y']
         """
@@ -95,6 +96,7 @@ def notation_of(texts: Any, *, decimal: str | None = None) -> Notation | None:
         decimal: The decimal mark where it is known, "." or ","; by default, from the texts themselves.
 
     Example:
+        >>> import pyarrow as pa
         >>> notation_of(pa.array(["€1,234.50", "€7"]))
         Notation(decimal='.', thousands=',', sign='currency')
         >>> notation_of(pa.array(["12", "twelve"])) is None
