@@ -69,8 +69,8 @@ def test_the_image_starts_a_server_that_its_health_check_asks(instructions):
     assert json.loads(check[check.index("[") :])[0] == "python"
 
 
-# The fields that the example uses, as the definition of InferenceService v1beta1 types them (its predictor is a PodSpec
-# with the numbers of replicas beside it): github.com/kserve/kserve, config/crd/full/serving.kserve.io_inferenceservices.yaml.
+# The fields that the example uses, written down by hand: InferenceService v1beta1, whose predictor is a PodSpec with the
+# numbers of replicas beside it. Not a copy of the definition that a cluster holds.
 STRING, INTEGER, BOOLEAN = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
 
 
