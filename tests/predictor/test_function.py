@@ -72,6 +72,11 @@ def test_the_numbers_are_those_of_the_command_line(models, columns):
     predictor = db.Predictor.load(models / "numbers")
     found = predictor.flat_columns(predictor(columns))
     assert all(np.array_equal(written[f"price_{name}"], values) for name, values in found.items())
+    answer = predictor(columns)  # what `flat_columns` makes a table of: the written numbers must be these
+    assert np.array_equal(written["price_mean"], answer["mean"].ravel())
+    np.testing.assert_allclose(written["price_epistemic_std"] ** 2, answer["epistemic"].ravel(), rtol=1e-9)
+    total = written["price_epistemic_std"] ** 2 + written["price_aleatoric_std"] ** 2
+    np.testing.assert_allclose(written["price_std"] ** 2, total, rtol=1e-9)
 
 
 def test_a_table_has_a_column_for_each_class(models, columns):
