@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from typing import TYPE_CHECKING, Any
 
+from dropbayes.runtime.renames import RenamedModules
 from dropbayes.runtime.version import __version__
 
 if TYPE_CHECKING:
-    from dropbayes.conversion import add_dropout
     from dropbayes.estimators import DropoutClassifier, DropoutRegressor
-    from dropbayes.evaluation import Evaluation, evaluate
-    from dropbayes.folders import Model, load
+    from dropbayes.layers import add_dropout
     from dropbayes.likelihoods import (
         Bernoulli,
         Categorical,
@@ -29,13 +29,22 @@ if TYPE_CHECKING:
         Quantiles,
         StudentT,
     )
-    from dropbayes.objective import negative_elbo
+    from dropbayes.models.model import Model, load
+    from dropbayes.models.predictor import Predictor
     from dropbayes.precision import Prior, model_precision, weight_decay
-    from dropbayes.predictive import Prediction, UncertaintyWarning, predict
-    from dropbayes.predictor import Predictor
+    from dropbayes.predictive import (
+        DropoutChoice,
+        Evaluation,
+        Prediction,
+        UncertaintyWarning,
+        Verdict,
+        check,
+        choose_dropout,
+        evaluate,
+        predict,
+    )
     from dropbayes.sampling import Site, Sites, draws, function_draw, sites
-    from dropbayes.training import fit
-    from dropbayes.verdict import DropoutChoice, Verdict, check, choose_dropout
+    from dropbayes.training import fit, negative_elbo
     from dropbayes.weight_layers import parameter_groups
 
 __all__ = [
@@ -79,10 +88,8 @@ __all__ = [
 # Loaded on first use: the command line answers `--help` before torch could be imported, and scikit-learn takes
 # longer to import than all of this. No module bears the name of a public function, so importing one hides none.
 _HOME = {
-    "conversion": ("add_dropout",),
     "estimators": ("DropoutClassifier", "DropoutRegressor"),
-    "evaluation": ("Evaluation", "evaluate"),
-    "folders": ("Model", "load"),
+    "layers": ("add_dropout",),
     "likelihoods": (
         "Bernoulli",
         "Categorical",
@@ -93,23 +100,52 @@ _HOME = {
         "Quantiles",
         "StudentT",
     ),
-    "objective": ("negative_elbo",),
+    "models.model": ("Model", "load"),
+    "models.predictor": ("Predictor",),
     "precision": ("Prior", "model_precision", "weight_decay"),
-    "predictive": ("Prediction", "UncertaintyWarning", "predict"),
-    "predictor": ("Predictor",),
+    "predictive": (
+        "DropoutChoice",
+        "Evaluation",
+        "Prediction",
+        "UncertaintyWarning",
+        "Verdict",
+        "check",
+        "choose_dropout",
+        "evaluate",
+        "predict",
+    ),
     "sampling": ("Site", "Sites", "draws", "function_draw", "sites"),
-    "training": ("fit",),
-    "verdict": ("DropoutChoice", "Verdict", "check", "choose_dropout"),
+    "training": ("fit", "negative_elbo"),
     "weight_layers": ("parameter_groups",),
 }
+
+# Earlier names of modules, which go on importing the module itself.
+sys.meta_path.insert(
+    0,
+    RenamedModules(
+        "dropbayes",
+        {
+            "conversion": "layers.conversion",
+            "covariances": "processes.covariances",
+            "evaluation": "predictive.evaluation",
+            "folders": "models.model",
+            "mixtures": "predictive.mixtures",
+            "objective": "training.objective",
+            "predictor": "models.predictor",
+            "recurrent": "layers.recurrent",
+            "theory": "processes.theory",
+            "verdict": "predictive.verdict",
+        },
+    ),
+)
 
 
 def __getattr__(name: str) -> Any:
     for module, names in _HOME.items():
         if name in names:
-            found = getattr(importlib.import_module(f"dropbayes.{module}"), name)
-            globals()[name] = found
-            return found
+            value = getattr(importlib.import_module(f"dropbayes.{module}"), name)
+            globals()[name] = value
+            return value
     if not name.startswith("_") and importlib.util.find_spec(f"dropbayes.{name}"):
         return importlib.import_module(f"dropbayes.{name}")
     raise AttributeError(f"module 'dropbayes' has no attribute {name!r}")

@@ -16,8 +16,8 @@ from dropbayes.layers import (
     MixtureNoise,
 )
 from dropbayes.likelihoods import Gaussian
-from dropbayes.objective import negative_elbo
 from dropbayes.precision import Prior
+from dropbayes.training.objective import negative_elbo
 from dropbayes.variational import Mixture
 
 DTYPE = torch.float64

@@ -10,7 +10,6 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF
 from torch.distributions import MultivariateNormal
 
-from dropbayes.covariances import Cosine, Erf, Identity, ReLU, Step, TanH
 from dropbayes.processes import (
     Deep,
     NetworkKernel,
@@ -21,6 +20,7 @@ from dropbayes.processes import (
     prior_draws,
     tuned,
 )
+from dropbayes.processes.covariances import Cosine, Erf, Identity, ReLU, Step, TanH
 from tests.processes.samples import GRID, PRECISION, X, Y, toy_data
 
 
