@@ -46,5 +46,5 @@ def test_other_modules_are_left_to_the_usual_importers():
     renamed = RenamedModules("package", {"old": "new.place"})
     assert renamed.present_name("package.old.part") == "package.new.place.part"
     assert renamed.find_spec("package.older") is None and renamed.find_spec("old") is None
-    with pytest.raises(ModuleNotFoundError, match="dropbayes.recurrent.missing"):
+    with pytest.raises(ModuleNotFoundError, match=r"dropbayes\.recurrent\.missing"):
         importlib.import_module("dropbayes.recurrent.missing")
