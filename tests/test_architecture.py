@@ -19,9 +19,9 @@ RANK = {
     "runtime": -1,  # below zero: nothing of the mathematics
     "likelihoods": 0,
     "variational": 0,
+    "covariances": 0,
     "information": 1,
     "scores": 1,
-    "precision": 1,
     "conformal": 2,
     "decisions": 2,
     "acquisition": 2,

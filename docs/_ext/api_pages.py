@@ -17,7 +17,7 @@ GROUPS = {
     "A table": ["estimators", "tables", "models", "report", "page", "cli"],
     "Serving and scaling": ["serving", "distributed"],
     "The theory": [
-        "precision", "weight_layers", "variational", "layers", "processes", "processes.covariances",
+        "weight_layers", "variational", "layers", "covariances", "processes",
     ],
     "Judging and acting": [
         "scores", "information", "calibration", "conformal", "decisions", "acquisition", "plots",

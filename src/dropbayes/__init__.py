@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     )
     from dropbayes.models.model import Model, load
     from dropbayes.models.predictor import Predictor
-    from dropbayes.precision import Prior, model_precision, weight_decay
     from dropbayes.predictive import (
         DropoutChoice,
         Evaluation,
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     )
     from dropbayes.sampling import Site, Sites, draws, function_draw, sites
     from dropbayes.training import fit, negative_elbo
-    from dropbayes.weight_layers import parameter_groups
+    from dropbayes.weight_layers import Prior, model_precision, parameter_groups, weight_decay
 
 __all__ = [
     "Bernoulli",
@@ -102,7 +101,6 @@ _HOME = {
     ),
     "models.model": ("Model", "load"),
     "models.predictor": ("Predictor",),
-    "precision": ("Prior", "model_precision", "weight_decay"),
     "predictive": (
         "DropoutChoice",
         "Evaluation",
@@ -116,7 +114,7 @@ _HOME = {
     ),
     "sampling": ("Site", "Sites", "draws", "function_draw", "sites"),
     "training": ("fit", "negative_elbo"),
-    "weight_layers": ("parameter_groups",),
+    "weight_layers": ("Prior", "model_precision", "parameter_groups", "weight_decay"),
 }
 
 # Earlier names of modules, which go on importing the module itself.
@@ -126,11 +124,11 @@ sys.meta_path.insert(
         "dropbayes",
         {
             "conversion": "layers.conversion",
-            "covariances": "processes.covariances",
             "evaluation": "predictive.evaluation",
             "folders": "models.model",
             "mixtures": "predictive.mixtures",
             "objective": "training.objective",
+            "precision": "weight_layers.precision",
             "predictor": "models.predictor",
             "recurrent": "layers.recurrent",
             "theory": "processes.theory",

@@ -6,7 +6,7 @@ import pytest
 
 from dropbayes.cli.explaining import facts
 from dropbayes.models.model import load
-from dropbayes.precision import model_precision
+from dropbayes.weight_layers.precision import model_precision
 from tests.command_line import column, rows_of, run
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from dropbayes.covariances import Cosine, Erf, ReLU, TanH
 from dropbayes.processes import Deep, exact_process
-from dropbayes.processes.covariances import Cosine, Erf, ReLU, TanH
 from tests.page.javascript import call, needs_node
 
 pytestmark = needs_node

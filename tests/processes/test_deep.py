@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
+from dropbayes.covariances import Erf, Identity, ReLU, Step, TanH
 from dropbayes.processes import (
     Deep,
     network_prior_draws,
 )
-from dropbayes.processes.covariances import Erf, Identity, ReLU, Step, TanH
 from tests.processes.samples import GRID
 
 

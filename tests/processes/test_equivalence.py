@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from dropbayes.covariances import Cosine, ReLU, TanH
 from dropbayes.processes import (
     exact_process,
     finite_rank_process,
 )
-from dropbayes.processes.covariances import Cosine, ReLU, TanH
 from tests.processes.samples import GRID, PRECISION, toy_data
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal
 
+from dropbayes.covariances import Cosine, ReLU, TanH
 from dropbayes.processes import exact_process, network_evidence
-from dropbayes.processes.covariances import Cosine, ReLU, TanH
 
 X = torch.linspace(-1, 1, 6, dtype=torch.float64)[:, None]
 Y = torch.sin(2 * X[:, 0])

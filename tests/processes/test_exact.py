@@ -10,6 +10,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF
 from torch.distributions import MultivariateNormal
 
+from dropbayes.covariances import Cosine, Erf, Identity, ReLU, Step, TanH
 from dropbayes.processes import (
     Deep,
     NetworkKernel,
@@ -20,7 +21,6 @@ from dropbayes.processes import (
     prior_draws,
     tuned,
 )
-from dropbayes.processes.covariances import Cosine, Erf, Identity, ReLU, Step, TanH
 from tests.processes.samples import GRID, PRECISION, X, Y, toy_data
 
 

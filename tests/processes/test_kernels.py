@@ -10,13 +10,13 @@ from sklearn.base import clone
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
+from dropbayes.covariances import Cosine, Quadrature, ReLU, TanH
 from dropbayes.processes import (
     Deep,
     NetworkKernel,
     exact_process,
     gpytorch_kernel,
 )
-from dropbayes.processes.covariances import Cosine, Quadrature, ReLU, TanH
 from tests.processes.samples import GRID, PRECISION, toy_data
 
 

@@ -11,12 +11,11 @@ from dropbayes.runtime.renames import RenamedModules
 
 EARLIER = {
     "conversion": "add_dropout",
-    "covariances": "ReLU",
-    "covariances.layers": "Layer",
     "evaluation": "evaluate",
     "folders": "load",
     "mixtures": "Mixture",
     "objective": "negative_elbo",
+    "precision": "Prior",
     "predictor": "Predictor",
     "recurrent": "LSTM",
     "theory": "theory_report",

@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from dropbayes.processes.covariances import Covariance, Layer, Pairs
+from dropbayes.covariances import Covariance, Layer, Pairs
 
 
 def _checked_layers(layers: Sequence[Layer]) -> None:
@@ -33,7 +33,7 @@ class Deep(Covariance):
         layers: The covariance of each hidden layer, first layer first. (The paper has $l_i = 1$ after the first.)
 
     Example:
-        >>> from dropbayes.processes.covariances import ReLU
+        >>> from dropbayes.covariances import ReLU
         >>> layer = ReLU(bias_scale=0.0)
         >>> round(Deep((layer, layer))(torch.tensor([[2.0]])).item(), 6)  # each rectifier halves the variance
         1.0
@@ -98,7 +98,7 @@ def network_prior_draws(
         seed: Names the draws.
 
     Example:
-        >>> from dropbayes.processes.covariances import ReLU
+        >>> from dropbayes.covariances import ReLU
         >>> network_prior_draws([ReLU(), ReLU()], torch.ones(5, 3), widths=[20, 30], n_draws=7).shape
         torch.Size([7, 5, 1])
     """

@@ -14,7 +14,7 @@ from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessR
 from sklearn.gaussian_process.kernels import Kernel
 from torch import Tensor
 
-from dropbayes.processes.covariances import Covariance
+from dropbayes.covariances import Covariance
 from dropbayes.processes.kernels import NetworkKernel
 
 JITTERS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
@@ -142,7 +142,7 @@ def exact_process(
         output_bias: The constant mean function, the bias of the network's output layer: a number, or one per output.
 
     Example:
-        >>> from dropbayes.processes.covariances import Cosine
+        >>> from dropbayes.covariances import Cosine
         >>> x = torch.tensor([[0.0]])
         >>> process = exact_process(Cosine(), x, torch.tensor([2.0]), precision=1.0)
         >>> process.mean(x), process.variance(x)

@@ -10,7 +10,7 @@ import torch
 from sklearn.gaussian_process.kernels import Hyperparameter, Kernel
 from torch import Tensor
 
-from dropbayes.processes.covariances import Cosine, Covariance, Quadrature
+from dropbayes.covariances import Cosine, Covariance, Quadrature
 
 
 def _tunable(covariance: Covariance) -> dict[str, float]:
@@ -31,7 +31,7 @@ class NetworkKernel(Kernel):
 
     Example:
         >>> from sklearn.gaussian_process.kernels import ConstantKernel
-        >>> from dropbayes.processes.covariances import ReLU
+        >>> from dropbayes.covariances import ReLU
         >>> ConstantKernel(2.0) * NetworkKernel(ReLU(length_scale=0.5))
         1.41**2 * ReLU(length_scale=0.5, bias_scale=1)
     """
@@ -114,7 +114,7 @@ def gpytorch_kernel(covariance: Covariance) -> Any:
         covariance: The covariance function $\mathbf K$, with its scales as the values to start from.
 
     Example:
-        >>> from dropbayes.processes.covariances import ReLU
+        >>> from dropbayes.covariances import ReLU
         >>> kernel = gpytorch_kernel(ReLU())
         >>> kernel(torch.ones(2, 3)).to_dense().shape
         torch.Size([2, 2])

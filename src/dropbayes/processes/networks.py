@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from dropbayes.precision import Prior
-from dropbayes.processes.covariances import Covariance, Erf, Identity, Layer, Pairs, Quadrature, ReLU, Sigmoid, TanH
+from dropbayes.covariances import Covariance, Erf, Identity, Layer, Pairs, Quadrature, ReLU, Sigmoid, TanH
+from dropbayes.weight_layers.precision import Prior
 
 __all__ = ["NetworkCovariance", "process_of"]
 

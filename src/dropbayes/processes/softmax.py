@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dropbayes.processes.covariances import Covariance
+from dropbayes.covariances import Covariance
 from dropbayes.runtime.validation import check_count
 
 __all__ = ["SoftmaxProcess", "softmax_process"]
@@ -72,7 +72,7 @@ def softmax_process(
         n_classes: The number of classes; one more than the largest label by default.
 
     Example:
-        >>> from dropbayes.processes.covariances import Cosine
+        >>> from dropbayes.covariances import Cosine
         >>> x = torch.tensor([[-1.0], [0.0], [1.0]], dtype=torch.float64)
         >>> process = softmax_process(Cosine(0.5), x, torch.tensor([0, 1, 2]))
         >>> process.probabilities(x).argmax(-1).tolist()

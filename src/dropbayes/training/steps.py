@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.likelihoods import Likelihood
-from dropbayes.precision import Prior
 from dropbayes.runtime.devices import capture_graph
 from dropbayes.training.objective import divergence_of, row_misfit
 from dropbayes.training.rows import Batch, Rows
+from dropbayes.weight_layers.precision import Prior
 
 __all__ = ["Step", "batch_objective", "run_epoch", "wants_graph"]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.gaussian_process.kernels import RBF, DotProduct
 
-from dropbayes.processes.covariances import (
+from dropbayes.covariances import (
     Cosine,
     Erf,
     Identity,
@@ -20,7 +20,7 @@ from dropbayes.processes.covariances import (
     Step,
     TanH,
 )
-from tests.processes.covariances.samples import ALL, SCALES, inputs
+from tests.covariances.samples import ALL, SCALES, inputs
 
 
 @pytest.mark.parametrize("layer", [*(c(*s) for c in ALL for s in SCALES[:3]), Cosine(0.8)], ids=repr)
@@ -189,8 +189,8 @@ def test_bad_input_is_one_clear_error(call, error, message):
 
 
 def test_covariances_need_no_scikit_learn():
-    script = "import sys, dropbayes.processes.covariances; print('sklearn' in sys.modules or 'scipy' in sys.modules)"
-    source = str(pathlib.Path(__file__).parents[3] / "src")
+    script = "import sys, dropbayes.covariances; print('sklearn' in sys.modules or 'scipy' in sys.modules)"
+    source = str(pathlib.Path(__file__).parents[2] / "src")
     environment = {**os.environ, "PYTHONPATH": source}
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
     assert out.stdout.strip() == "False"

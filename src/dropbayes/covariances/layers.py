@@ -12,8 +12,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from dropbayes.processes.covariances.pairs import Pairs, checked_inputs, hypotenuse
-from dropbayes.processes.covariances.quadrature import expected_product, quadrature_error
+from dropbayes.covariances.pairs import Pairs, checked_inputs, hypotenuse
+from dropbayes.covariances.quadrature import expected_product, quadrature_error
 
 WARNED_ERROR = 1e-5
 """The relative error of a quadrature from which on it warns."""

@@ -11,8 +11,8 @@ covariance is a function of their standard deviations $s_u$, $s_v$ and of the an
 correlation.
 """
 
-from dropbayes.processes.covariances.biases import RandomBias
-from dropbayes.processes.covariances.layers import (
+from dropbayes.covariances.biases import RandomBias
+from dropbayes.covariances.layers import (
     Cosine,
     Covariance,
     Erf,
@@ -25,7 +25,7 @@ from dropbayes.processes.covariances.layers import (
     Step,
     TanH,
 )
-from dropbayes.processes.covariances.pairs import Pairs
+from dropbayes.covariances.pairs import Pairs
 
 __all__ = [
     "Cosine",

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from dropbayes.processes.covariances.layers import Covariance, Layer, Quadrature
-from dropbayes.processes.covariances.pairs import Pairs
+from dropbayes.covariances.layers import Covariance, Layer, Quadrature
+from dropbayes.covariances.pairs import Pairs
 
 __all__ = ["RandomBias"]
 
@@ -30,7 +30,7 @@ class RandomBias(Covariance):
         nodes: Nodes of the outer rule.
 
     Example:
-        >>> from dropbayes.processes.covariances import Erf
+        >>> from dropbayes.covariances import Erf
         >>> x = torch.tensor([[0.5], [-1.0]], dtype=torch.float64)
         >>> normal = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), 1.0)
         >>> bool((RandomBias(Erf(), normal)(x) - Erf(bias_scale=1.0)(x)).abs().max() < 1e-6)

@@ -2,7 +2,7 @@
 
 import torch
 
-from dropbayes.processes.covariances import (
+from dropbayes.covariances import (
     Cosine,
     Erf,
     Identity,

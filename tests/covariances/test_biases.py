@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.distributions import Laplace, Normal, Uniform
 
-from dropbayes.processes.covariances import Cosine, Erf, RandomBias, TanH
-from tests.processes.covariances.samples import inputs
+from dropbayes.covariances import Cosine, Erf, RandomBias, TanH
+from tests.covariances.samples import inputs
 
 ZERO = torch.zeros((), dtype=torch.float64)
 

@@ -4,7 +4,7 @@ import mpmath
 import pytest
 import torch
 
-from dropbayes.processes.covariances import (
+from dropbayes.covariances import (
     Cosine,
     Erf,
     Identity,
@@ -13,7 +13,7 @@ from dropbayes.processes.covariances import (
     Step,
     TanH,
 )
-from tests.processes.covariances.samples import ALL, inputs
+from tests.covariances.samples import ALL, inputs
 
 
 @pytest.mark.parametrize("magnitude", [1e-8, 1.0, 1e8])
