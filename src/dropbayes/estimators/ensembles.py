@@ -21,9 +21,9 @@ from dropbayes import sampling
 from dropbayes.estimators import files
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.estimators.noise import StudentNoise
-from dropbayes.mixtures import Mixture, draw_mean
 from dropbayes.population import Population, network
 from dropbayes.population.evaluation import in_units
+from dropbayes.predictive.mixtures import Mixture, draw_mean
 
 __all__ = ["ClassEnsemble", "Ensemble", "RegressionEnsemble", "as_array"]
 
