@@ -74,7 +74,9 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         )  # fmt: skip
         self.class_weight = class_weight
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> DropoutClassifier:
+    def fit(
+        self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None, times: Any = None
+    ) -> DropoutClassifier:
         """Searches, trains and fits the temperature; see `DropoutRegressor.fit`."""
         x, labels, weight = self._validated(X, y, sample_weight, reset=not self._is_warm())
         classes, codes = np.unique(labels, return_inverse=True)
@@ -85,7 +87,7 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
             raise ValueError(f"`y` must have at least 2 classes; got {len(np.unique(present))} class.")
         if not self._is_warm():
             self.classes_, self.temperature_ = classes, 1.0
-        self._learn(x, codes.astype(np.int64), weight, groups)
+        self._learn(x, codes.astype(np.int64), weight, groups, times)
         return self
 
     def _fit_noise(self, choice: EnsembleChoice) -> None:

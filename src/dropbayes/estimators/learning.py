@@ -174,8 +174,10 @@ class DropoutEstimator(BaseEstimator, Ensemble):
     def _is_warm(self) -> bool:
         return bool(self.warm_start) and hasattr(self, "population_")
 
-    def _learn(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, groups: Any) -> None:
+    def _learn(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, groups: Any, times: Any = None) -> None:
         self._check_parameters()
+        if times is not None:
+            groups = _time_groups(times, groups, len(x))
         self.__dict__.pop("recalibration", None)  # it was that of other networks
         x, y, weight, groups = _canonical_rows(x, y, weight, groups)
         if len(x) < 2:
@@ -186,7 +188,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             return
         self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # should rows be streamed in later
         with _threads(self._operation_size(len(x))):
-            choice = self._search(x, y, weight, groups)
+            choice = self._search(x, y, weight, groups, forward=times is not None)
             self.search_scores_ = choice.log_likelihood.numpy()
             self.population_ = self._trained(x, y, weight, choice)
             self._refuse_divergence()
@@ -197,7 +199,9 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         n_folds = _FOLDS if n_rows < _MANY_ROWS else 1
         return len(self._grid(n_rows)[0]) * n_folds * self._batch_size(n_rows) * max(self._hidden(n_rows), default=1)
 
-    def _search(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, groups: Any) -> EnsembleChoice:
+    def _search(
+        self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, groups: Any, *, forward: bool
+    ) -> EnsembleChoice:
         n_rows = min(len(x), _SEARCH_ROWS)
         rows = np.random.RandomState(self.seed_).permutation(len(x))[:n_rows]
         n_folds = (_FOLDS if n_rows < _MANY_ROWS else 1) if self.n_folds == "auto" else int(self.n_folds)
@@ -212,6 +216,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             n_places=min(self._effort.n_places, n_networks),
             n_folds=n_folds,
             groups=_row_groups(x[rows], y[rows]) if groups is None else groups[rows],
+            forward=forward,
             weight=None if weight is None else torch.as_tensor(weight[rows]),
             n_draws=self._effort.search_draws,
             seed=self.seed_,
@@ -342,6 +347,21 @@ def row_weights(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
     if sample_weight is None:
         return None
     return _check_sample_weight(as_array(sample_weight), x, ensure_non_negative=True)
+
+
+def _time_groups(times: Any, groups: Any, n_rows: int) -> np.ndarray:
+    """The rank of each row's time: rows of one time are held out together."""
+    if groups is not None:
+        raise ValueError("`groups` and `times` are two ways to hold rows out; give one of them.")
+    times = np.asarray(as_array(times))
+    if times.shape != (n_rows,):
+        raise ValueError(f"`times` must hold one time for each of the {n_rows} rows; got {times.shape}.")
+    if times.dtype.kind in "fmM" and bool((times != times).any()):
+        raise ValueError("`times` must hold a time for every row; some are missing.")
+    ranks = np.unique(times, return_inverse=True)[1].reshape(-1)
+    if ranks.max() == 0:
+        raise ValueError("`times` must hold at least 2 times, to learn from the first and hold out the second; got 1.")
+    return ranks
 
 
 def _canonical_rows(x: Any, y: Any, weight: Any, groups: Any) -> tuple[Any, Any, Any, Any]:

@@ -107,7 +107,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
     def _n_classes(self) -> int | None:
         return None
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> DropoutRegressor:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None, times: Any = None) -> DropoutRegressor:
         """Searches, trains and fits the noise.
 
         Args:
@@ -116,11 +116,13 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             sample_weight: The weight of each row, zero or more; a row of weight 2 counts as two, in the objective, in
                 the noise and in the choice of candidates.
             groups: The group of each row: the search holds whole groups out. By default only copies of a row are one.
+            times: The time of each row, anything that can be sorted: the search then learns from the past and holds
+                out what follows (forward chaining), as a forecast will be used.
         """
         x, y, weight = self._validated(X, y, sample_weight, reset=not self._is_warm())
         if not self._is_warm():
             self.noise_ = None
-        self._learn(x, y, weight, groups)
+        self._learn(x, y, weight, groups, times)
         return self
 
     def _fit_noise(self, choice: EnsembleChoice) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import os
 import pathlib
 from dataclasses import dataclass, replace
@@ -79,9 +78,8 @@ class Model:
         """A model fitted to training rows."""
         regression = rows.schema.task == "regression"
         estimator = (estimators.DropoutRegressor if regression else estimators.DropoutClassifier)(**settings)
-        groups = {} if rows.group is None else {"groups": rows.group}
         try:
-            estimator.fit(rows.x, rows.y, sample_weight=rows.weight, **groups)
+            estimator.fit(rows.x, rows.y, sample_weight=rows.weight, groups=rows.group, times=rows.time)
         finally:
             estimator.verbose = False
         return cls(estimator, rows.schema, {"n_rows": len(rows.x), **origin})
@@ -112,16 +110,17 @@ class Model:
         vars(view).pop("feature_names_in_", None)  # the schema has the names; rows come as plain arrays
         return cls(view, schema, {"file": "a data frame", "n_rows": table.num_rows})
 
-    @functools.cached_property
+    @property
     def estimator(self) -> Any:
         """The networks as a fitted `DropoutRegressor` or `DropoutClassifier`, recalibrated if the model is."""
         regression = isinstance(self.ensemble, RegressionEnsemble)
         kind = estimators.DropoutRegressor if regression else estimators.DropoutClassifier
-        if isinstance(self.ensemble, kind):
-            return self.ensemble
-        estimator = kind(**self.ensemble.get_params())
-        estimator.__dict__.update(vars(self.ensemble))
-        return estimator
+        if not isinstance(self.ensemble, kind):
+            estimator = kind(**self.ensemble.get_params())
+            estimator.__dict__.update(vars(self.ensemble))
+            # From now on the model predicts with it, so that there is one object to change and to save.
+            object.__setattr__(self, "ensemble", estimator)
+        return self.ensemble
 
     def with_draws(self, *, n_draws: int | None, seed: int | None) -> Model:
         """The model predicting from another number of draws or another seed, where one is asked for."""

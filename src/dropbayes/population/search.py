@@ -51,7 +51,9 @@ def candidates(*, budget: int | None = None, seed: int = 0, **choices: Sequence[
     return grid if budget is None or budget >= len(grid) else random.Random(seed).sample(grid, budget)
 
 
-def folds(groups: Tensor, n_folds: int, *, seed: int = 0, holdout: float = 0.2) -> list[tuple[Tensor, Tensor]]:
+def folds(
+    groups: Tensor, n_folds: int, *, seed: int = 0, holdout: float = 0.2, forward: bool = False
+) -> list[tuple[Tensor, Tensor]]:
     """Rows to learn and rows held out: `n_folds` disjoint folds, or for one fold a single split.
 
     Args:
@@ -59,8 +61,11 @@ def folds(groups: Tensor, n_folds: int, *, seed: int = 0, holdout: float = 0.2) 
         n_folds: How many, at most the number of groups.
         seed: The seed of the random choice.
         holdout: The share of groups held out by a single split.
+        forward: Whether the numbers are in the order of time: what is held out then follows all that is learned.
     """
     numbers = groups.unique()
+    if forward:
+        return _forward_chain(groups, numbers, n_folds, holdout)
     order = numbers[torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))]
     if n_folds == 1:
         parts = [order[: max(1, round(holdout * len(order)))]]
@@ -70,8 +75,22 @@ def folds(groups: Tensor, n_folds: int, *, seed: int = 0, holdout: float = 0.2) 
     return [((~mask).nonzero()[:, 0], mask.nonzero()[:, 0]) for mask in held]
 
 
+def _forward_chain(groups: Tensor, times: Tensor, n_folds: int, holdout: float) -> list[tuple[Tensor, Tensor]]:
+    """Splits that learn the past and hold out what follows, the past longer in each (Hyndman and Athanasopoulos, 2021,
+    section 5.10).
+    """
+    if n_folds == 1:
+        parts = [times[-max(1, round(holdout * len(times))) :]]
+    else:
+        parts = list(times.tensor_split(min(n_folds + 1, len(times))))[1:]
+    return [
+        ((groups < part[0]).nonzero()[:, 0], ((groups >= part[0]) & (groups <= part[-1])).nonzero()[:, 0])
+        for part in parts
+    ]
+
+
 def fold_tasks(
-    x: Any, y: Any, *, n_folds: int, groups: Any = None, weight: Any = None, seed: int = 0
+    x: Any, y: Any, *, n_folds: int, groups: Any = None, weight: Any = None, seed: int = 0, forward: bool = False
 ) -> tuple[Task, ...]:
     """One task per fold: the rows to learn, and the fold with its weights held out.
 
@@ -83,6 +102,7 @@ def fold_tasks(
             default.
         weight: Row weights.
         seed: The seed of the folds.
+        forward: Whether the groups are numbered in the order of time, and each fold follows what is learned.
     """
     x, y = torch.as_tensor(x), torch.as_tensor(y)
     weight = None if weight is None else torch.as_tensor(weight)
@@ -95,7 +115,7 @@ def fold_tasks(
 
     return tuple(
         Task(x[learned], y[learned], weights(learned), held_out=(x[held], y[held], weights(held)))
-        for learned, held in folds(groups, n_folds, seed=seed)
+        for learned, held in folds(groups, n_folds, seed=seed, forward=forward)
     )
 
 
