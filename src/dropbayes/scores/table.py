@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from dropbayes.runtime.validation import Array, finite_tensor
+from dropbayes.runtime.validation import Array, finite_tensor, matching_tensors, row_values
 from dropbayes.scores import classification, regression
 from dropbayes.scores.averages import weighted_mean
 
@@ -46,6 +46,10 @@ class RegressionOutcomes:
     pit: Array
     log_likelihood: Array
     sample_weight: Array | None = None
+
+    def __post_init__(self) -> None:
+        n_rows = len(matching_tensors({"mean": self.mean, "std": self.std, "pit": self.pit, "y": self.y})[0])
+        row_values("log_likelihood", self.log_likelihood, n_rows=n_rows, infinite=True)
 
 
 @dataclass(frozen=True)
