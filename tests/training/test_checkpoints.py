@@ -112,7 +112,7 @@ MANY = pytest.mark.slow
     [
         (12, 60, "forked"),
         pytest.param(200, 600, "forked", marks=MANY),
-        (2, 60, "fresh"),
+        (1, 30, "fresh"),
         pytest.param(200, 600, "fresh", marks=MANY),
     ],
 )
