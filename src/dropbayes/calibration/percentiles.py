@@ -121,12 +121,13 @@ def _most_likely(family: str, x: Numbers, weight: Numbers) -> tuple[float, float
         centre = weight @ np.log(x)
         return math.sqrt(weight @ (np.log(x) - centre) ** 2), math.exp(centre)
     if family == "gamma":
-        mean = weight @ x
+        mean = float(weight @ x)
         ratio = x / mean
         # log E[x] - E[log x], term by term at least 0, and with its digits where points are almost equal
-        gap = weight @ (ratio - 1 - np.where(ratio > 0.5, np.log1p(np.maximum(ratio, 0.5) - 1), np.log(ratio)))
+        logs = np.where(ratio > 0.5, np.log1p(np.maximum(ratio, 0.5) - 1), np.log(ratio))
+        gap = float(weight @ (ratio - 1 - logs))
         shape = _root(lambda a: gap - _log_less_digamma(a))
-        return shape, float(mean) / shape
+        return shape, mean / shape
     logs = np.log(x)
 
     def slope(shape: float) -> float:
