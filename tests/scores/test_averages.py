@@ -19,6 +19,6 @@ def test_a_weighted_quantile_is_that_of_repeated_rows_in_any_unit_of_weight():
     values, weight = normal(20), torch.arange(20).remainder(4).double()
     ordered = values.repeat_interleave(weight.long()).sort().values
     for scale in (1e-15, 1.0, 1e15):
-        mass = scale * torch.arange(1, len(ordered) + 1)
+        mass = scale * torch.arange(1, len(ordered) + 1).double()
         assert torch.equal(weighted_quantile(values, scale * weight, mass), ordered)
     assert weighted_quantile(values, weight, weight.sum() + 1) == torch.inf

@@ -42,7 +42,6 @@ def run(checkpoint):
             "history": vars(history)}
 
 def work():
-    open(os.path.join(folder, "ready"), "w").close()
     torch.save(run(path), result)
 """
 
@@ -63,26 +62,25 @@ def start():
         os._exit(0)
     return child
 
+def version():
+    return os.stat(path).st_mtime_ns if os.path.exists(path) else None
+
 begin = time.perf_counter()
 whole = run(None)
-duration = time.perf_counter() - begin
+epoch = (time.perf_counter() - begin) / epochs
 done, chance, reached = 0, random.Random(0), set()
-while True:
-    if os.path.exists(os.path.join(folder, "ready")):
-        os.remove(os.path.join(folder, "ready"))
-    child = start()
-    while not os.path.exists(os.path.join(folder, "ready")):  # imports take longer than the training that is killed
-        time.sleep(0.002)
-    if done == kills:
-        assert os.waitpid(child, 0)[1] == 0
-        break
-    time.sleep(chance.uniform(0, 2 * duration / kills))
+while done < kills:
+    child, seen, wanted = start(), version(), chance.randint(0, 2 * epochs // kills)
+    while wanted and not os.path.exists(result):  # so many checkpoints are written, however busy the machine is
+        time.sleep(0.001)
+        wanted, seen = wanted - (version() != seen), version()
+    time.sleep(chance.uniform(0, 2 * epoch))
     os.kill(child, signal.SIGKILL)
     done += os.waitpid(child, 0)[1] == signal.SIGKILL
-    if os.path.exists(path):
-        reached.add(os.stat(path).st_mtime_ns)
+    reached.add(version())
     if os.path.exists(result):
         os.remove(result); os.remove(path)  # it finished too soon: begin again
+assert os.waitpid(start(), 0)[1] == 0
 resumed = torch.load(result)
 print(json.dumps({"kills": done, "same": same(whole, resumed), "epochs": len(resumed["history"]["loss"]),
                   "reached": len(reached)}))
@@ -124,7 +122,7 @@ def test_kills_then_resume_give_bit_identical_weights_history_and_predictions(tm
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     outcome = json.loads(result.stdout)
-    assert outcome.pop("reached") >= kills // 10  # the kills fell in different epochs
+    assert outcome.pop("reached") >= kills // 2  # the kills fell in different epochs
     assert outcome == {"kills": kills, "same": True, "epochs": epochs}
 
 
