@@ -279,6 +279,7 @@ def in_units(population: Population, output: Tensor) -> tuple[Tensor, Tensor]:
 
 def _chunks(population: Population, inputs: Tensor, n_draws: int, seed: int, masks: str) -> Iterator[Tensor]:
     """Standardised outputs of a few draws at a time, `[draw, member, row, output]`."""
+    check_count("n_draws", n_draws)
     if masks not in ("row", "shared"):
         raise ValueError(f"`masks` must be 'row' or 'shared'; got {masks!r}.")
     device, dtype, n_members = population.device, population.weights[0].dtype, len(population)
