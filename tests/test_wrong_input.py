@@ -17,6 +17,7 @@ from torch import nn
 
 import dropbayes as db
 from dropbayes import acquisition, calibration, conformal, decisions, information, population, scores
+from dropbayes.predictive import scoring
 
 MODULES = (scores, information, calibration, conformal, decisions, acquisition)
 
@@ -92,12 +93,16 @@ def posterior_of(n_outputs: int) -> Any:
     return model.posterior(torch.ones(1, 2, 1)).mean
 
 
+def table_of(table: dict[str, scoring.Score], rows: Any) -> dict[str, torch.Tensor]:
+    return {name: score.value(rows) for name, score in table.items()}
+
+
 def regression_of(sample_weight: Any = None, **rows: Any) -> Any:
-    return scores.regression_scores(scores.RegressionOutcomes(**rows, sample_weight=sample_weight))
+    return table_of(scoring.REGRESSION_SCORES, scoring.RegressionOutcomes(**rows, sample_weight=sample_weight))
 
 
 def classes_of(sample_weight: Any = None, **rows: Any) -> Any:
-    return scores.class_scores(scores.ClassOutcomes(**rows, sample_weight=sample_weight))
+    return table_of(scoring.CLASS_SCORES, scoring.ClassOutcomes(**rows, sample_weight=sample_weight))
 
 
 def evaluation_of(x: Any, y: Any, n_draws: int, sample_weight: Any = None) -> Any:
@@ -165,8 +170,13 @@ call(scores.crps_decomposition, {"draws": DRAWS, "y": Y}, any_rows="draws")
 call(scores.auroc, {"uncertainty": STD, "event": WRONG})
 call(scores.average_precision, {"uncertainty": STD, "event": WRONG})
 call(scores.risk_coverage, {"uncertainty": STD, "loss": UNIT})
-call(regression_of, {**ROWS, "std": STD, "pit": UNIT, "log_likelihood": -STD}, of=scores.regression_scores)
-call(classes_of, CLASSES, of=scores.class_scores)
+call(
+    regression_of,
+    {**ROWS, "std": STD, "pit": UNIT, "log_likelihood": -STD, "crps": STD, **ENDS},
+    "regression scores",
+    free="crps",
+)
+call(classes_of, {**CLASSES, "mutual_information": UNIT}, "class scores", free="mutual_information")
 call(evaluation_of, {"x": P.float(), "y": Y[:, None].float()}, settings={"n_draws": 3}, of=db.evaluate, passed_on="x")
 call(precision_of, {"x": P, "y": Y[:, None]}, settings={"n_draws": 3}, of=population.fit_precision)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dropbayes.scores.averages import weighted_mean, weighted_quantile
+from dropbayes.scores.averages import standard_error, weighted_mean, weighted_quantile
 from tests.scores.samples import normal
 
 
@@ -22,3 +22,9 @@ def test_a_weighted_quantile_is_that_of_repeated_rows_in_any_unit_of_weight():
         mass = scale * torch.arange(1, len(ordered) + 1).double()
         assert torch.equal(weighted_quantile(values, scale * weight, mass), ordered)
     assert weighted_quantile(values, weight, weight.sum() + 1) == torch.inf
+
+
+def test_the_standard_error_is_the_deviation_of_means_of_such_rows():
+    means = normal(4000, 25, seed=3).mean(1)
+    errors = torch.stack([standard_error(row) for row in normal(400, 25, seed=4)])
+    assert errors.square().mean().sqrt().item() == pytest.approx(means.std().item(), rel=0.05)

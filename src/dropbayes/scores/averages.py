@@ -1,4 +1,4 @@
-"""Averages and quantiles over rows in which a row of weight 2 counts as two."""
+"""Averages and quantiles over rows, in which a row of weight 2 counts as two, and standard errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dropbayes.runtime.validation import Array, row_weights
 
-__all__ = ["weighted_mean", "weighted_quantile"]
+__all__ = ["standard_error", "weighted_mean", "weighted_quantile"]
 
 
 def weighted_mean(values: Tensor, sample_weight: Array | None) -> Tensor:
@@ -43,3 +43,13 @@ def weighted_quantile(values: Tensor, weight: Tensor, mass: Tensor) -> Tensor:
     # The last digits forgive the rounding of e.g. 100 * 0.9.
     rank = torch.searchsorted(weight[order].cumsum(0), mass * (1 - 1e-12))
     return torch.cat([ordered, ordered.new_full((1,), math.inf)])[rank]
+
+
+def standard_error(values: Tensor) -> Tensor:
+    r"""The standard error $s / \sqrt N$ of the mean of independent rows of equal weight.
+
+    Examples:
+        >>> standard_error(torch.tensor([1.0, 3.0]))
+        tensor(1.)
+    """
+    return values.std() / len(values) ** 0.5
