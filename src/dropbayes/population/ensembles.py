@@ -97,7 +97,10 @@ def choose_ensemble(
         seed: The seed of folds and networks.
         settings: Passed to `train`.
     """
-    tasks = fold_tasks(x, y, n_folds=n_folds, groups=groups, weight=weight, seed=seed, forward=forward)
+    likelihood = settings.get("likelihood", "gaussian")
+    tasks = fold_tasks(
+        x, y, n_folds=n_folds, groups=groups, forward=forward, weight=weight, likelihood=likelihood, seed=seed
+    )
     candidates = list(grid)
     trained, density = _scored(tasks, candidates, n_draws, seed, settings)
     if finalists:
