@@ -5,9 +5,12 @@ The copy has the same modules and the same state dict: dropout is attached to th
 
 from __future__ import annotations
 
-import copy
+import contextlib
+import functools
+import itertools
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from copy import deepcopy
 from typing import Any, Literal
 
 import torch
@@ -17,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from dropbayes import recurrent
 from dropbayes.layers import mask_shape, word_mask
+from dropbayes.layers.weight_masks import WeightDropout, adapter_matrices, stacked_matrices
 from dropbayes.weight_layers import DroppedLayer, is_bias, keep_probs, matrices, weight_layers
 
 __all__ = ["add_dropout"]
@@ -58,6 +62,14 @@ class InputDropout:
                 return _dropped(x[None], self.drop_prob, layer.training, 0, 1)[0]
             return _dropped(x, self.drop_prob, layer.training, 0, 1)
         return _dropped(x, self.drop_prob, layer.training, self.row_axis if x.dim() > 2 else 0, -1)
+
+
+class AdapterDropout(nn.Dropout):
+    """The dropout before a low-rank adapter, with one mask for all positions of a row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input with whole units dropped."""
+        return _dropped(x, self.p, self.training, 0, -1)
 
 
 class WordDropout:
@@ -135,6 +147,9 @@ class _Products(TorchFunctionMode):
         if unit_axis == -2 and x.dim() == 2:  # W x with x [unit, row]
             return F.dropout(x, self.dropout.drop_prob, self.training)
         return _dropped(x, self.dropout.drop_prob, self.training, row_axis, unit_axis)
+
+
+_HOOKS = (InputDropout, WordDropout, ProductDropout, WeightDropout)
 
 
 class DroppedLSTM(recurrent.LSTM):
@@ -273,10 +288,30 @@ def _chosen(where: Any, net: nn.Module) -> Callable[[str, nn.Module], bool]:
     return lambda name, module: any(name == chosen or name.startswith(f"{chosen}.") for chosen in names)
 
 
-def _already_dropped(net: nn.Module, x: Any) -> set[nn.Module]:
+@contextlib.contextmanager
+def _warning_of_uncalled(layers: list[tuple[str, nn.Module]]) -> Iterator[None]:
+    """Warns of layers that are not called while the network runs: another module reads their weights."""
+    called: set[nn.Module] = set()
+    hooks = [m.register_forward_pre_hook(lambda m, args: called.add(m)) for _, m in layers]  # type: ignore[func-returns-value]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    uncalled = [name for name, layer in layers if layer not in called]
+    if uncalled:
+        warnings.warn(
+            f"{', '.join(uncalled[:3])}{', ...' if len(uncalled) > 3 else ''} are not called by the forward pass on `x` "
+            "(another module may read their weights): they get no dropout.",
+            stacklevel=4,
+        )
+
+
+def _already_dropped(net: nn.Module, x: Any, layers: list[tuple[str, nn.Module]]) -> set[nn.Module]:
     """The weight layers whose input is dropped already: traced with an input, else known in `nn.Sequential` only."""
     if x is not None:
-        kept = keep_probs(net, x)
+        with _warning_of_uncalled(layers):
+            kept = keep_probs(net, x)
         names = {name.rpartition(".")[0] for name, p in kept.items() if p < 1}
         return {module for name, module in weight_layers(net) if name in names}
     followers = _follows_dropout(net)
@@ -305,6 +340,7 @@ def add_dropout(
     units: Units = "channel",
     row_axis: int | None = None,
     x: Any = None,
+    copy: bool = True,
 ) -> nn.Module:
     r"""A copy of `net` with dropout before every weight layer: draws of a $q(\omega)$ over all its weights.
 
@@ -322,7 +358,10 @@ def add_dropout(
     dropout already keep theirs (a layer of `dropbayes.layers`; an `nn.Dropout` before them in an `nn.Sequential`, and
     anywhere if `x` is given); `nn.LSTM(dropout=)` becomes one mask per sequence of `drop_prob`. A second call replaces
     the probability of the first. Weight-normalised and otherwise parametrised layers are dropped as others are, and so
-    are matrices that a module of your own multiplies by. What is left as it is, is named in a warning. A linear layer
+    are matrices that a module of your own multiplies by. The experts of a mixture in one tensor are dropped by the
+    columns of their matrices, with one mask for all rows; a low-rank adapter of PEFT is given its `lora_dropout`, with
+    one mask for all positions of a row, and experts' adapters, for which PEFT has none, are dropped by columns. What is
+    left as it is, is named in a warning; with `x`, layers that the forward pass does not call as well. A linear layer
     that is called several times in one forward pass (a loop written by hand) draws a mask for every call.
 
     Args:
@@ -333,6 +372,8 @@ def add_dropout(
         row_axis: The axis of the rows in inputs of linear and embedding layers; 1 for `[time, row, ...]`. By default 0,
             with a warning if the network has time-first layers.
         x: A batch of the network's input, to see which layers have dropout already.
+        copy: Whether the result has weights of its own. With False it has the parameters and buffers of `net`
+            themselves: no memory for a large network, and training one trains the other.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
@@ -349,15 +390,26 @@ def add_dropout(
         )
     if units not in ("channel", "element"):
         raise ValueError(f'`units` must be "channel" or "element"; got {units!r}.')
-    result = copy.deepcopy(net)
+    tensors = () if copy else itertools.chain(net.parameters(), net.buffers())
+    result = deepcopy(net, {id(tensor): tensor for tensor in tensors})
     chosen = _chosen(where, result)
     layers = [(name, layer) for name, layer in weight_layers(result) if chosen(name, layer)]
+    stacked = [(name, m) for name, m in result.named_modules() if any(stacked_matrices(m)) and chosen(name, m)]
+    if where is not None and not layers and not stacked:
+        raise ValueError(f"`where` must choose a weight layer of `net` at least; got {where!r}, which chooses none.")
     if row_axis is None:
         _warn_of_time_first(layers)
-    already = _already_dropped(result, x)
-    for _, layer in layers:
-        if layer not in already or _made_here(layer):
+    already = _already_dropped(result, x, layers)
+    for name, layer in layers:
+        if layer in already and not _made_here(layer):
+            continue
+        adapted = _adapted_layer(result, name)
+        if adapted is None:
             _attach(layer, drop_prob, units, row_axis or 0)
+        else:
+            _attach_to_adapter(adapted, name.rpartition(".")[2], drop_prob)
+    for _, module in stacked:
+        _attach_columns(module, WeightDropout(drop_prob, stacked_matrices))
     _warn_of_undropped(result, layers)
     for module in result.modules():
         if isinstance(module, nn.TransformerEncoder):
@@ -402,10 +454,7 @@ def _share_masks(net: nn.Module) -> None:
 def _made_here(layer: nn.Module) -> bool:
     """Whether an earlier call of `add_dropout` gave the layer its dropout."""
     hooks = (*layer._forward_pre_hooks.values(), *layer._forward_hooks.values())
-    owners = {type(getattr(hook, "__self__", hook)) for hook in hooks}
-    return isinstance(layer, (DroppedAttention, *_MADE_HERE)) or bool(
-        owners & {InputDropout, WordDropout, ProductDropout}
-    )
+    return isinstance(layer, (DroppedAttention, *_MADE_HERE)) or any(_is_ours(hook) for hook in hooks)
 
 
 def _attach(layer: Any, drop_prob: float, units: Units, row_axis: int) -> None:
@@ -419,14 +468,40 @@ def _attach(layer: Any, drop_prob: float, units: Units, row_axis: int) -> None:
     elif isinstance(layer, (DroppedLayer, nn.EmbeddingBag)):
         return
     else:
-        for hooks in (layer._forward_pre_hooks, layer._forward_hooks):
-            for key in [k for k, hook in hooks.items() if _is_ours(hook)]:
-                del hooks[key]
+        _detach(layer)
         _register(layer, drop_prob, units, row_axis)
 
 
+def _adapted_layer(net: nn.Module, name: str) -> Any:
+    """PEFT's layer whose adapter's first matrix has this name, `layer.lora_A.adapter`; None for any other layer."""
+    layer, _, rest = name.rpartition(".lora_A.")
+    adapted = net.get_submodule(layer) if rest else None
+    return adapted if rest in getattr(adapted, "lora_dropout", {}) else None
+
+
+def _attach_to_adapter(adapted: Any, adapter: str, drop_prob: float) -> None:
+    if hasattr(adapted, "parameter_name"):  # of a tensor, not of a layer: it has no input to drop
+        matrices = functools.partial(adapter_matrices, adapter=adapter)
+        _attach_columns(adapted, WeightDropout(drop_prob, matrices))
+    elif getattr(adapted.lora_dropout[adapter], "p", 0) == 0 or isinstance(adapted.lora_dropout[adapter], AdapterDropout):
+        adapted.lora_dropout[adapter] = AdapterDropout(drop_prob).train(adapted.training)
+
+
+def _attach_columns(module: nn.Module, dropout: WeightDropout) -> None:
+    _detach(module)
+    module.register_forward_pre_hook(dropout.begin)
+    module.register_forward_hook(dropout.end, always_call=True)
+
+
+def _detach(layer: nn.Module) -> None:
+    """Removes what an earlier call has attached."""
+    for hooks in (layer._forward_pre_hooks, layer._forward_hooks):
+        for key in [k for k, hook in hooks.items() if _is_ours(hook)]:
+            del hooks[key]
+
+
 def _is_ours(hook: Any) -> bool:
-    return isinstance(getattr(hook, "__self__", hook), (InputDropout, WordDropout, ProductDropout))
+    return isinstance(getattr(hook, "__self__", hook), _HOOKS)
 
 
 def _register(layer: nn.Module, drop_prob: float, units: Units, row_axis: int) -> None:
