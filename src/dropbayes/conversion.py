@@ -23,7 +23,7 @@ from dropbayes.layers import mask_shape, word_mask
 from dropbayes.layers.weight_masks import WeightDropout, adapter_matrices, stacked_matrices
 from dropbayes.weight_layers import DroppedLayer, is_bias, keep_probs, matrices, weight_layers
 
-__all__ = ["add_dropout"]
+__all__ = ["adapted_layer", "add_dropout"]
 
 Units = Literal["channel", "element"]
 _CONVOLUTION = nn.modules.conv._ConvNd
@@ -403,7 +403,7 @@ def add_dropout(
     for name, layer in layers:
         if layer in already and not _made_here(layer):
             continue
-        adapted = _adapted_layer(result, name)
+        adapted = adapted_layer(result, name)
         if adapted is None:
             _attach(layer, drop_prob, units, row_axis or 0)
         else:
@@ -472,7 +472,7 @@ def _attach(layer: Any, drop_prob: float, units: Units, row_axis: int) -> None:
         _register(layer, drop_prob, units, row_axis)
 
 
-def _adapted_layer(net: nn.Module, name: str) -> Any:
+def adapted_layer(net: nn.Module, name: str) -> Any:
     """PEFT's layer whose adapter's first matrix has this name, `layer.lora_A.adapter`; None for any other layer."""
     layer, _, rest = name.rpartition(".lora_A.")
     adapted = net.get_submodule(layer) if rest else None
