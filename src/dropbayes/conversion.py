@@ -483,7 +483,9 @@ def _attach_to_adapter(adapted: Any, adapter: str, drop_prob: float) -> None:
     if hasattr(adapted, "parameter_name"):  # of a tensor, not of a layer: it has no input to drop
         matrices = functools.partial(adapter_matrices, adapter=adapter)
         _attach_columns(adapted, WeightDropout(drop_prob, matrices))
-    elif getattr(adapted.lora_dropout[adapter], "p", 0) == 0 or isinstance(adapted.lora_dropout[adapter], AdapterDropout):
+    elif getattr(adapted.lora_dropout[adapter], "p", 0) == 0 or isinstance(
+        adapted.lora_dropout[adapter], AdapterDropout
+    ):
         adapted.lora_dropout[adapter] = AdapterDropout(drop_prob).train(adapted.training)
 
 

@@ -35,7 +35,9 @@ def test_every_layer_that_is_chosen_is_called(name):
 @pytest.mark.parametrize("name", set(SETTINGS) - WITHOUT_ATTENTION)
 def test_the_output_projection_is_the_last_linear_layer_that_an_attention_calls(name):
     model = tiny_model(name)
-    called = [n for n in calls(model, tiny_text()) if isinstance(model.get_submodule(n), nn.Linear) or n.endswith("c_proj")]
+    called = [
+        n for n in calls(model, tiny_text()) if isinstance(model.get_submodule(n), nn.Linear) or n.endswith("c_proj")
+    ]
     for output in attention_outputs(model):
         attention = output.rpartition(".")[0]
         assert output == [n for n in called if n.startswith(f"{attention}.")][-1]
