@@ -88,11 +88,11 @@ def test_without_colours_the_numbers_are_written():
 
 
 def test_the_terminals_shades_grow_with_the_number():
-    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    out = io.StringIO()
     spans = ShadedText(list("abcde"), [0, 1, 2, 3, 4]).__rich__().spans
     assert len({str(span.style) for span in spans if span.end <= 5}) == 4
-    console.print(ShadedText(["a"], [1.0]))
-    assert "\x1b[1;38;2;17;17;17;48;2;255;106;0ma" in console.file.getvalue()
+    Console(file=out, force_terminal=True, color_system="truecolor").print(ShadedText(["a"], [1.0]))
+    assert "\x1b[1;38;2;17;17;17;48;2;255;106;0ma" in out.getvalue()
 
 
 @pytest.mark.parametrize(

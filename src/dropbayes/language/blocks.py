@@ -13,8 +13,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from dropbayes.conversion import adapted_layer
-from dropbayes.layers.weight_masks import stacked_matrices
+from dropbayes.layers.weight_masks import adapted_layer, stacked_matrices
 from dropbayes.weight_layers import weight_layers
 from dropbayes.weight_layers.structure import fan_in
 
@@ -116,7 +115,7 @@ def adapters(net: nn.Module) -> frozenset[str]:
 
 def _block_names(net: nn.Module) -> list[str]:
     """The names of the blocks: the elements of the largest list of modules with several weight layers each."""
-    decoder = net.get_decoder() if hasattr(net, "get_decoder") else net
+    decoder: nn.Module = getattr(net, "get_decoder", lambda: net)()  # what transformers calls so
     for root in (decoder, net):
         lists = [
             (name, module)

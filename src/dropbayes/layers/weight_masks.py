@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["WeightDropout", "adapter_matrices", "stacked_matrices"]
+from dropbayes.layers.hooks import drop_units
+
+__all__ = ["AdapterDropout", "WeightDropout", "adapted_layer", "adapter_matrices", "stacked_matrices"]
 
 _ORIGINALS = "_weights_without_dropout"
 
@@ -81,3 +83,18 @@ def adapter_matrices(module: Any, adapter: str) -> Iterator[tuple[nn.Module, str
     """The matrix A of PEFT's adapter of a stacked tensor, `[expert · rank, input]`: a mask for each expert."""
     matrix = module.lora_A[adapter]
     yield matrix, "weight", (module.num_experts, matrix.weight.shape[1])
+
+
+class AdapterDropout(nn.Dropout):
+    """The dropout before a low-rank adapter, with one mask for all positions of a row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input with whole units dropped."""
+        return drop_units(x, self.p, self.training, 0, -1)
+
+
+def adapted_layer(net: nn.Module, name: str) -> Any:
+    """PEFT's layer whose adapter's first matrix has this name, `layer.lora_A.adapter`; None for any other layer."""
+    layer, _, rest = name.rpartition(".lora_A.")
+    adapted = net.get_submodule(layer) if rest else None
+    return adapted if rest in getattr(adapted, "lora_dropout", {}) else None
