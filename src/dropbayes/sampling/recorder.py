@@ -147,13 +147,15 @@ class Recorder(RandomSource):
         return next(self._callers(), ("", None))
 
     def _callers(self) -> Iterator[tuple[str, nn.Module]]:
-        """The modules of the view whose code is running, from the innermost."""
+        """The modules of the view whose code is running, from the innermost to the network itself."""
         frame = sys._getframe(1)
-        while frame is not None:
+        while frame is not None:  # the callers' frames are left alone: reading their variables would keep them alive
             owner = frame.f_locals.get("self")
             name = self.paths.get(id(owner))
             if name is not None:
                 yield name, owner
+            if name == "":
+                return
             frame = frame.f_back  # type: ignore[assignment]
 
     def _name(self, kind: str) -> str:
