@@ -1,4 +1,4 @@
-"""Averages over rows in which a row of weight 2 counts as two."""
+"""Averages over rows, in which a row of weight 2 counts as two, and their standard errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dropbayes.runtime.validation import Array, row_weights
 
-__all__ = ["weighted_mean"]
+__all__ = ["standard_error", "weighted_mean"]
 
 
 def weighted_mean(values: Tensor, sample_weight: Array | None) -> Tensor:
@@ -22,3 +22,14 @@ def weighted_mean(values: Tensor, sample_weight: Array | None) -> Tensor:
     weight = row_weights(sample_weight, len(values), like=values)
     per_row = values.reshape(len(values), -1).mean(1).double()
     return ((per_row * weight).sum() / weight.sum()).to(values.dtype)
+
+
+def standard_error(values: Tensor) -> Tensor:
+    r"""The standard error $s / \sqrt N$ of the mean of independent rows of equal weight.
+
+    Examples:
+        >>> import torch
+        >>> standard_error(torch.tensor([1.0, 3.0]))
+        tensor(1.)
+    """
+    return values.std() / len(values) ** 0.5

@@ -1,0 +1,445 @@
+r"""Dropout before every weight layer of an existing network, as a copy [GG16, section "Applications"].
+
+The copy has the same modules and the same state dict: dropout is attached to the weight layers, not put between them.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Collection
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from dropbayes.layers import recurrent
+from dropbayes.layers.weights import mask_shape, word_mask
+from dropbayes.weight_layers import DroppedLayer, is_bias, keep_probs, matrices, weight_layers
+
+__all__ = ["add_dropout"]
+
+Units = Literal["channel", "element"]
+_CONVOLUTION = nn.modules.conv._ConvNd
+
+
+def _dropped(x: Tensor, drop_prob: float, training: bool, row_axis: int, unit_axis: int) -> Tensor:
+    """`x` with whole units dropped: one mask per row, the same at all its positions."""
+    if x.dim() <= 2 and unit_axis in (-1, x.dim() - 1):
+        return F.dropout(x, drop_prob, training)
+    ones = torch.ones(mask_shape(x, row_axis, unit_axis), dtype=x.dtype, device=x.device)
+    return x * F.dropout(ones, drop_prob, training)
+
+
+class InputDropout:
+    """A forward pre-hook that drops the input of the layer it is attached to."""
+
+    def __init__(self, drop_prob: float, units: Units = "channel", row_axis: int = 0) -> None:
+        self.drop_prob, self.units, self.row_axis = drop_prob, units, row_axis
+
+    @property
+    def keep_prob(self) -> float:
+        return 1.0 - self.drop_prob
+
+    def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        n_inputs = 2 if isinstance(layer, nn.Bilinear) else 1  # what follows the inputs (states, sizes) is not dropped
+        names = list(kwargs)[: max(n_inputs - len(args), 0)]
+        inputs = (self.drop(layer, x) for x in args[:n_inputs])
+        return (*inputs, *args[n_inputs:]), kwargs | {name: self.drop(layer, kwargs[name]) for name in names}
+
+    def drop(self, layer: nn.Module, x: Tensor) -> Tensor:
+        if self.units == "element":
+            return F.dropout(x, self.drop_prob, layer.training)
+        if isinstance(layer, _CONVOLUTION):
+            n_positions = len(layer.kernel_size)
+            if x.dim() == n_positions + 1:  # one row without its axis, as torch allows
+                return _dropped(x[None], self.drop_prob, layer.training, 0, 1)[0]
+            return _dropped(x, self.drop_prob, layer.training, 0, 1)
+        return _dropped(x, self.drop_prob, layer.training, self.row_axis if x.dim() > 2 else 0, -1)
+
+
+class WordDropout:
+    """A forward hook that drops whole vectors of an embedding table: a word type is dropped wherever it stands."""
+
+    def __init__(self, drop_prob: float, row_axis: int = 0) -> None:
+        self.drop_prob, self.row_axis = drop_prob, row_axis
+
+    @property
+    def keep_prob(self) -> float:
+        return 1.0 - self.drop_prob
+
+    def __call__(self, layer: nn.Embedding, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        indices = args[0] if args else kwargs["input"]
+
+        def mask(*shape: int) -> Tensor:
+            ones = torch.ones(shape, dtype=output.dtype, device=output.device)
+            return F.dropout(ones, self.drop_prob, layer.training)
+
+        row_axis = self.row_axis if indices.dim() > 1 else 0
+        return output * word_mask(indices, layer.num_embeddings, mask, row_axis)
+
+
+class ProductDropout:
+    """A pair of hooks for a module of unknown code: while it runs, what multiplies its own matrices is dropped."""
+
+    def __init__(self, drop_prob: float, row_axis: int = 0) -> None:
+        self.drop_prob, self.row_axis = drop_prob, row_axis
+
+    @property
+    def keep_prob(self) -> float:
+        return 1.0 - self.drop_prob
+
+    def begin(self, module: nn.Module, args: Any) -> None:
+        """The forward pre-hook."""
+        del args
+        ids = {id(matrix): name for name, matrix in matrices(module).items()}
+        _Products(self, ids, module.training, type(module).__name__).__enter__()
+
+    def end(self, module: nn.Module, args: Any, output: Any) -> None:
+        """The forward hook, called after an error too."""
+        del module, args, output
+        TorchFunctionMode.__exit__(_Products(self, {}, False, ""), None, None, None)  # leaves the innermost mode
+
+
+class _Products(TorchFunctionMode):
+    """Drops the other factor of every product with one of the given matrices."""
+
+    def __init__(self, dropout: ProductDropout, ids: dict[int, str], training: bool, owner: str) -> None:
+        super().__init__()
+        self.dropout, self.ids, self.training, self.owner = dropout, ids, training, owner
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        position = next((i for i, a in enumerate(args) if isinstance(a, Tensor) and id(a) in self.ids), None)
+        if position is None:
+            return func(*args, **(kwargs or {}))
+        args = list(args)
+        if func is F.linear and position == 1:
+            args[0] = self._drop(args[0], -1)
+        elif func in (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__):
+            other = 1 - position
+            args[other] = self._drop(args[other], -1 if position == 1 else max(-2, -args[other].dim()))
+        elif func is torch.addmm and position == 2:
+            args[1] = self._drop(args[1], -1)
+        elif func in (torch.einsum, torch.bmm, torch.baddbmm, torch.tensordot, Tensor.__rmatmul__):
+            warnings.warn(
+                f"{self.owner}.{self.ids[id(args[position])]} is multiplied by {func.__name__}, which add_dropout "
+                "cannot drop: this matrix stays as it is.",
+                stacklevel=2,
+            )
+        return func(*args, **(kwargs or {}))
+
+    def _drop(self, x: Tensor, unit_axis: int) -> Tensor:
+        row_axis = self.dropout.row_axis if x.dim() > 2 else 0
+        if unit_axis == -2 and x.dim() == 2:  # W x with x [unit, row]
+            return F.dropout(x, self.dropout.drop_prob, self.training)
+        return _dropped(x, self.dropout.drop_prob, self.training, row_axis, unit_axis)
+
+
+class DroppedLSTM(recurrent.LSTM):
+    """An `nn.LSTM` that `add_dropout` made a `recurrent.LSTM`."""
+
+
+class DroppedGRU(recurrent.GRU):
+    """An `nn.GRU` that `add_dropout` made a `recurrent.GRU`."""
+
+
+class DroppedRNN(recurrent.RNN):
+    """An `nn.RNN` that `add_dropout` made a `recurrent.RNN`."""
+
+
+class DroppedLSTMCell(recurrent.LSTMCell):
+    """An `nn.LSTMCell` that `add_dropout` made a `recurrent.LSTMCell`."""
+
+
+class DroppedGRUCell(recurrent.GRUCell):
+    """An `nn.GRUCell` that `add_dropout` made a `recurrent.GRUCell`."""
+
+
+class DroppedRNNCell(recurrent.RNNCell):
+    """An `nn.RNNCell` that `add_dropout` made a `recurrent.RNNCell`."""
+
+
+_RECURRENT: dict[type[nn.Module], type[nn.Module]] = {
+    nn.LSTM: DroppedLSTM,
+    nn.GRU: DroppedGRU,
+    nn.RNN: DroppedRNN,
+    nn.LSTMCell: DroppedLSTMCell,
+    nn.GRUCell: DroppedGRUCell,
+    nn.RNNCell: DroppedRNNCell,
+}
+_MADE_HERE = tuple(_RECURRENT.values())
+
+
+class DroppedAttention(nn.MultiheadAttention):
+    """`nn.MultiheadAttention` with dropout before each of its four projections; made by `add_dropout` alone."""
+
+    drop_prob: float
+    units: Units
+
+    @property
+    def keep_prob(self) -> float:
+        return 1.0 - self.drop_prob
+
+    def parameter_keep_probs(self) -> dict[str, float]:
+        """The keep probability of every parameter: biases are not dropped."""
+        names = [name for name, _ in self.named_parameters()]
+        return {name: 1.0 if is_bias(name) else self.keep_prob for name in names}
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `nn.MultiheadAttention`, with a mask each for query, key, value and the output projection."""
+        q, k, v = (self._drop(x, 0 if self.batch_first else 1) for x in (query, key, value))
+        swap = self.batch_first and query.dim() == 3
+        if swap:
+            q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+        # torch's function ends with the output projection: given the identity, it stops before it (exactly).
+        identity = torch.eye(self.embed_dim, dtype=q.dtype, device=q.device)
+        heads, weights = F.multi_head_attention_forward(
+            q,
+            k,
+            v,
+            self.embed_dim,
+            self.num_heads,
+            self.in_proj_weight,
+            self.in_proj_bias,
+            self.bias_k,
+            self.bias_v,
+            self.add_zero_attn,
+            self.dropout,
+            identity,
+            None,
+            training=self.training,
+            key_padding_mask=key_padding_mask,
+            need_weights=need_weights,
+            attn_mask=attn_mask,
+            use_separate_proj_weight=not self._qkv_same_embed_dim,
+            q_proj_weight=self.q_proj_weight,
+            k_proj_weight=self.k_proj_weight,
+            v_proj_weight=self.v_proj_weight,
+            average_attn_weights=average_attn_weights,
+            is_causal=is_causal,
+        )
+        heads = self._drop(heads, 1)
+        return self.out_proj(heads.transpose(0, 1) if swap else heads), weights
+
+    def _drop(self, x: Tensor, row_axis: int) -> Tensor:
+        if self.units == "element":
+            return F.dropout(x, self.drop_prob, self.training)
+        if x.dim() == 2:  # one row without its axis: positions and units
+            return self._drop(x[None], 0)[0]
+        return _dropped(x, self.drop_prob, self.training, row_axis, -1)
+
+
+def _follows_dropout(net: nn.Module) -> set[nn.Module]:
+    """The weight layers that follow an `nn.Dropout` in an `nn.Sequential`: there order of use is certain."""
+    followers: set[nn.Module] = set()
+    layers = {module for _, module in weight_layers(net)}
+    for sequence in net.modules():
+        dropped = False
+        for module in sequence if isinstance(sequence, nn.Sequential) else ():
+            if isinstance(module, nn.modules.dropout._DropoutNd):
+                dropped = dropped or module.p > 0
+            elif module in layers:
+                followers |= {module} if dropped else set()
+                dropped = False
+            elif any(part in layers for part in module.modules()):
+                dropped = False
+    return followers
+
+
+def _chosen(where: Any, net: nn.Module) -> Callable[[str, nn.Module], bool]:
+    """`where` as a predicate of (name, module)."""
+    if where is None:
+        return lambda name, module: True
+    if callable(where):
+        return lambda name, module: bool(where(name, module))
+    names = {where} if isinstance(where, str) else set(where)
+    known = {name for name, _ in net.named_modules()}
+    if names - known:
+        raise ValueError(
+            f"`where` must name modules of `net`; got {sorted(names - known)}. List them with net.named_modules()."
+        )
+    return lambda name, module: any(name == chosen or name.startswith(f"{chosen}.") for chosen in names)
+
+
+def _already_dropped(net: nn.Module, x: Any) -> set[nn.Module]:
+    """The weight layers whose input is dropped already: traced with an input, else known in `nn.Sequential` only."""
+    if x is not None:
+        kept = keep_probs(net, x)
+        names = {name.rpartition(".")[0] for name, p in kept.items() if p < 1}
+        return {module for name, module in weight_layers(net) if name in names}
+    followers = _follows_dropout(net)
+    dropouts = [
+        name
+        for name, module in net.named_modules()
+        if isinstance(module, nn.modules.dropout._DropoutNd)
+        and module.p > 0
+        and not isinstance(net.get_submodule(name.rpartition(".")[0]), nn.Sequential)
+    ]
+    if dropouts:
+        warnings.warn(
+            f"`net` has dropout of its own ({', '.join(dropouts[:3])}{', ...' if len(dropouts) > 3 else ''}), and "
+            "without an input it is not known before which layers: they may be given a second one. Pass `x=`, a batch "
+            "of inputs.",
+            stacklevel=3,
+        )
+    return followers
+
+
+def add_dropout(
+    net: nn.Module,
+    drop_prob: float = 0.1,
+    *,
+    where: Callable[[str, nn.Module], bool] | Collection[str] | None = None,
+    units: Units = "channel",
+    row_axis: int | None = None,
+    x: Any = None,
+) -> nn.Module:
+    r"""A copy of `net` with dropout before every weight layer: draws of a $q(\omega)$ over all its weights.
+
+    [GG16, sections 3 and "Applications"]. A weight matrix acts at every position of a row with the same weights, so a
+    draw of them is one mask of its input units per row. Linear layers drop the units of their input, with one mask for
+    all tokens or time steps of a row; convolutions drop input channels; an attention drops the units of its query, key,
+    value and output projections; recurrent layers and cells drop the units of their input and of their state with one
+    mask per sequence; an `nn.Embedding` drops word types. In evaluation mode the copy computes what `net` computes; in
+    training mode, and under `dropbayes.predict`, it is random.
+
+    With `units="element"` every element has a mask of its own, at every pixel and token, as `nn.Dropout` has: draws of
+    no distribution over weights, whose effect on an average over positions is smaller.
+
+    The original is untouched. The copy has the same state dict keys and can be copied and pickled. Layers that have
+    dropout already keep theirs (a layer of `dropbayes.layers`; an `nn.Dropout` before them in an `nn.Sequential`, and
+    anywhere if `x` is given); `nn.LSTM(dropout=)` becomes one mask per sequence of `drop_prob`. A second call replaces
+    the probability of the first. Weight-normalised and otherwise parametrised layers are dropped as others are, and so
+    are matrices that a module of your own multiplies by. What is left as it is, is named in a warning. A linear layer
+    that is called several times in one forward pass (a loop written by hand) draws a mask for every call.
+
+    Args:
+        net: Any network.
+        drop_prob: The probability of dropping a unit, in [0, 1): `p` of `nn.Dropout`, one minus the paper's p.
+        where: Limits the change: a predicate of (name, module), or module names (a name includes its submodules).
+        units: `"channel"`, or `"element"` for torch's habit in linear, convolution and attention layers.
+        row_axis: The axis of the rows in inputs of linear and embedding layers; 1 for `[time, row, ...]`. By default 0,
+            with a warning if the network has time-first layers.
+        x: A batch of the network's input, to see which layers have dropout already.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
+        >>> bayesian = add_dropout(net, 0.2)
+        >>> torch.equal(bayesian(torch.ones(3, 4)), net(torch.ones(3, 4)))
+        True
+        >>> bayesian.state_dict().keys() == net.state_dict().keys()
+        True
+    """
+    if not 0 <= drop_prob < 1:
+        raise ValueError(
+            f"`drop_prob` must lie in [0, 1); got {drop_prob!r}. It is the probability of dropping a unit, not of "
+            "keeping it."
+        )
+    if units not in ("channel", "element"):
+        raise ValueError(f'`units` must be "channel" or "element"; got {units!r}.')
+    result = copy.deepcopy(net)
+    chosen = _chosen(where, result)
+    layers = [(name, layer) for name, layer in weight_layers(result) if chosen(name, layer)]
+    if row_axis is None:
+        _warn_of_time_first(layers)
+    already = _already_dropped(result, x)
+    for _, layer in layers:
+        if layer not in already or _made_here(layer):
+            _attach(layer, drop_prob, units, row_axis or 0)
+    _warn_of_undropped(result, layers)
+    for module in result.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False  # nested tensors only exist on the fused path, which skips submodules
+    _share_masks(result)
+    return result
+
+
+def _warn_of_time_first(layers: list[tuple[str, nn.Module]]) -> None:
+    sequential = (nn.RNNBase, nn.MultiheadAttention)
+    time_first = [name or "(network)" for name, m in layers if isinstance(m, sequential) and not m.batch_first]
+    others = [name for name, m in layers if not isinstance(m, (*sequential, nn.RNNCellBase))]
+    if time_first and others:
+        warnings.warn(
+            f"{', '.join(time_first)} take sequences time first. If the inputs of the other weight layers are "
+            "[time, row, ...] too, pass `row_axis=1`: a row's mask is then the same at all time steps. Pass "
+            "`row_axis=0` if they are [row, ...].",
+            stacklevel=3,
+        )
+
+
+def _warn_of_undropped(net: nn.Module, layers: list[tuple[str, nn.Module]]) -> None:
+    names = [name or "(network)" for name, layer in layers if isinstance(layer, nn.EmbeddingBag)]
+    names += [name or "(network)" for name, layer in layers if type(layer) in _MADE_HERE and layer is net
+              and isinstance(layer, nn.RNNCellBase)]  # fmt: skip
+    if names:
+        warnings.warn(
+            f"{', '.join(names)}: an nn.EmbeddingBag looks up and sums in one operation and is left as it is; a cell "
+            "that is itself the network draws new masks at every call (put the loop over time into a module).",
+            stacklevel=3,
+        )
+
+
+def _share_masks(net: nn.Module) -> None:
+    """Lets recurrent layers and cells keep their masks for the whole forward pass of the network."""
+    has_recurrence = any(isinstance(module, _MADE_HERE) for module in net.modules() if module is not net)
+    if has_recurrence and recurrent.begin_forward_pass not in net._forward_pre_hooks.values():
+        net.register_forward_pre_hook(recurrent.begin_forward_pass)
+        net.register_forward_hook(recurrent.end_forward_pass, always_call=True)
+
+
+def _made_here(layer: nn.Module) -> bool:
+    """Whether an earlier call of `add_dropout` gave the layer its dropout."""
+    hooks = (*layer._forward_pre_hooks.values(), *layer._forward_hooks.values())
+    owners = {type(getattr(hook, "__self__", hook)) for hook in hooks}
+    return isinstance(layer, (DroppedAttention, *_MADE_HERE)) or bool(
+        owners & {InputDropout, WordDropout, ProductDropout}
+    )
+
+
+def _attach(layer: Any, drop_prob: float, units: Units, row_axis: int) -> None:
+    if isinstance(layer, nn.MultiheadAttention):
+        layer.__class__ = DroppedAttention
+        layer.drop_prob, layer.units = drop_prob, units  # type: ignore[assignment]
+    elif type(layer) in _RECURRENT or isinstance(layer, _MADE_HERE):
+        layer.__class__ = _RECURRENT.get(type(layer), type(layer))
+        layer.dropout = 0.0
+        layer.set_drop_probs(drop_prob)
+    elif isinstance(layer, (DroppedLayer, nn.EmbeddingBag)):
+        return
+    else:
+        for hooks in (layer._forward_pre_hooks, layer._forward_hooks):
+            for key in [k for k, hook in hooks.items() if _is_ours(hook)]:
+                del hooks[key]
+        _register(layer, drop_prob, units, row_axis)
+
+
+def _is_ours(hook: Any) -> bool:
+    return isinstance(getattr(hook, "__self__", hook), (InputDropout, WordDropout, ProductDropout))
+
+
+def _register(layer: nn.Module, drop_prob: float, units: Units, row_axis: int) -> None:
+    if isinstance(layer, nn.Embedding):
+        layer.register_forward_hook(WordDropout(drop_prob, row_axis), with_kwargs=True)
+    elif isinstance(layer, (nn.Linear, nn.Bilinear, _CONVOLUTION)) or _is_plain(layer):
+        layer.register_forward_pre_hook(InputDropout(drop_prob, units, row_axis), with_kwargs=True)
+    else:
+        dropout = ProductDropout(drop_prob, row_axis)
+        layer.register_forward_pre_hook(dropout.begin)
+        layer.register_forward_hook(dropout.end, always_call=True)
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether a module of unknown code is a linear layer by its looks: a `weight`, no other matrix and no parts."""
+    return next(layer.children(), None) is None and set(matrices(layer)) <= {"weight"}

@@ -1,0 +1,211 @@
+"""A whole model of a table: its networks, the columns it reads, its calibration, and how it came about."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pathlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+from dropbayes.estimators.recalibration import Method, fit_recalibration, recalibrated
+from dropbayes.models import storage
+from dropbayes.models.prediction import column_names, prediction_columns
+from dropbayes.tables import Encoded, Schema, check_columns, encode, labels, numbers
+from dropbayes.tables.columns import Task
+from dropbayes.tables.frames import as_frame, as_table
+from dropbayes.tables.training import Reading, TrainingRows, training_rows
+
+__all__ = ["Model", "load"]
+
+Array = npt.NDArray[Any]
+
+
+def _row(row: int) -> str:
+    """Where a row of a data frame is found, in words."""
+    return "the data frame" if row < 0 else f"the data frame, row {row}"
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A fitted estimator with the columns it reads and how it came about.
+
+    Attributes:
+        estimator: A fitted `DropoutRegressor` or `DropoutClassifier`, recalibrated if the model is.
+        schema: Its columns.
+        origin: What it was fitted on and with: file, rows, settings, versions, calibration.
+        path: Its folder, if it has one.
+
+    Example:
+        >>> frame = {"size": list(range(60)), "price": [3.0 * size for size in range(60)]}
+        >>> model = Model.fit(frame, target="price", n_steps=20, n_networks=1, drop_prob=0.05, weight_decay=1e-4)
+        >>> sorted(model.predict({"size": [10, 900]}))
+        ['aleatoric_std', 'epistemic_std', 'lower', 'mean', 'outside', 'std', 'upper']
+        >>> model.predict({"size": [10, 900]})["outside"]
+        ['', 'size']
+    """
+
+    estimator: Any
+    schema: Schema
+    origin: dict[str, Any]
+    path: pathlib.Path | None = None
+
+    @classmethod
+    def fit(
+        cls, frame: Any, *, target: str, task: Task | None = None, reading: Reading | None = None, **settings: Any
+    ) -> Model:
+        """A model fitted to a data frame: columns understood as the command line does, then an estimator.
+
+        Args:
+            frame: A data frame (pandas, polars, arrow) or a dict of columns, the target among them.
+            target: The column to predict.
+            task: "regression" or "classification"; by default, regression for a numeric target.
+            reading: How its columns are to be read.
+            settings: Parameters of `DropoutRegressor` or `DropoutClassifier`.
+        """
+        rows = training_rows(
+            as_table(frame), target=target, label="the data frame", at=_row, task=task, reading=reading
+        )
+        return cls.of_rows(rows, origin={"file": "a data frame"}, **settings)
+
+    @classmethod
+    def of_rows(cls, rows: TrainingRows, *, origin: dict[str, Any], **settings: Any) -> Model:
+        """A model fitted to training rows."""
+        regression = rows.schema.task == "regression"
+        kind: Any = DropoutRegressor if regression else DropoutClassifier
+        estimator = kind(**settings)
+        groups = {} if rows.group is None else {"groups": rows.group}
+        try:
+            estimator.fit(rows.x, rows.y, sample_weight=rows.weight, **groups)
+        finally:
+            estimator.verbose = False
+        return cls(estimator, rows.schema, {"n_rows": len(rows.x), **origin})
+
+    @classmethod
+    def of(cls, estimator: Any, frame: Any, y: Any, *, target: str) -> Model:
+        """An estimator that was fitted in Python, with the columns it read: ready to be saved as a folder.
+
+        Args:
+            estimator: A `DropoutRegressor` or `DropoutClassifier` fitted to the columns of `frame`.
+            frame: The inputs it was fitted to, a data frame of numbers or booleans.
+            y: The targets it was fitted to.
+            target: The name of what it predicts.
+        """
+        task: Task = "regression" if isinstance(estimator, DropoutRegressor) else "classification"
+        table = as_table(frame).append_column(target, [np.asarray(y).tolist()])
+        schema = training_rows(table, target=target, label="the data frame", at=_row, task=task).schema
+        if schema.inputs != tuple(name for name in table.column_names if name != target):
+            raise ValueError(
+                "`frame` must hold numbers alone, as the estimator was fitted to them; its columns would become the "
+                f"inputs {', '.join(schema.inputs[:8])}. Fit with Model.fit(frame, target=...), which encodes columns."
+            )
+        if estimator.n_features_in_ != len(schema.inputs):
+            raise ValueError(
+                f"`frame` must hold the {estimator.n_features_in_} inputs of the estimator; got {len(schema.inputs)}."
+            )
+        view = copy.copy(estimator)
+        vars(view).pop("feature_names_in_", None)  # the schema has the names; rows come as plain arrays
+        return cls(view, schema, {"file": "a data frame", "n_rows": table.num_rows})
+
+    def with_draws(self, *, n_draws: int | None, seed: int | None) -> Model:
+        """The model predicting from another number of draws or another seed, where one is asked for."""
+        return replace(self, estimator=self.estimator.with_draws(n_draws=n_draws, seed=seed))
+
+    def encode(self, frame: Any, *, allow_new: bool = False) -> Encoded:
+        """The rows of a data frame as inputs of the networks.
+
+        Args:
+            frame: A data frame or a dict of columns.
+            allow_new: Whether to encode unseen categories as all zeros instead of failing.
+        """
+        table = as_table(frame)
+        check_columns(self.schema, table.column_names, "the data frame")
+        return encode(self.schema, table, at=_row, allow_new=allow_new)
+
+    def predict(self, frame: Any, *, coverage: float = 0.95, allow_new: bool = False) -> Any:
+        """The prediction of each row, with uncertainty: the columns that `dropbayes predict` adds.
+
+        Args:
+            frame: A data frame or a dict of columns.
+            coverage: The probability that an interval holds the outcome.
+            allow_new: Whether to encode unseen categories as all zeros instead of failing.
+
+        Returns:
+            A data frame of the same kind (a dict for a dict). "outside" names the columns whose value lies beyond
+            those of the training rows.
+        """
+        if not 0 < coverage < 1:
+            raise ValueError(f"`coverage` must lie between 0 and 1; got {coverage!r}.")
+        encoded = self.encode(frame, allow_new=allow_new)
+        blocks = [
+            prediction_columns(self.estimator, encoded.x[start : start + self.estimator.block_rows], coverage=coverage)
+            for start in range(0, len(encoded.x), self.estimator.block_rows)
+        ]
+        if not blocks:
+            raise ValueError("`frame` must have at least one row.")
+        columns = [np.concatenate(parts).tolist() for parts in zip(*blocks, strict=True)]
+        return as_frame(
+            dict(zip(column_names(self.estimator), [*columns, encoded.outside_names()], strict=True)), frame
+        )
+
+    def outcomes(self, frame: Any) -> Array:
+        """The targets in a data frame: numbers, or classes."""
+        table = as_table(frame)
+        check_columns(self.schema, table.column_names, "the data frame", with_target=True)
+        values = table[self.schema.target]
+        if self.schema.task == "classification":
+            return np.array(labels(values, missing=self.schema.missing))
+        notation = self.schema.target_notation
+        return numbers(values, self.schema.target, at=_row, missing=self.schema.missing, notation=notation)
+
+    def calibrate(self, frame: Any, *, method: Method = "scale", allow_new: bool = False) -> Model:
+        """The model recalibrated on held-out rows; save it to keep it so.
+
+        Args:
+            frame: Rows that the model was not fitted to, with their targets.
+            method: "scale", "isotonic" or "conformal"; see `dropbayes.estimators.recalibration`.
+            allow_new: Whether to encode unseen categories as all zeros instead of failing.
+        """
+        x, y = self.encode(frame, allow_new=allow_new).x, self.outcomes(frame)
+        return self.recalibrated(fit_recalibration(self.estimator, x, y, method=method), "a data frame")
+
+    def recalibrated(self, recalibration: Any, source: str) -> Model:
+        """The model with a recalibration, and where that came from."""
+        origin = {name: value for name, value in self.origin.items() if name != "calibration"}
+        if recalibration is not None:
+            origin["calibration"] = {
+                "method": recalibration.method, "values": list(recalibration.values), "n_rows": recalibration.n_rows,
+                "file": source,
+            }  # fmt: skip
+        return replace(self, estimator=recalibrated(self.estimator, recalibration), origin=origin)
+
+    def save(self, path: str | os.PathLike[str]) -> Model:
+        """Writes the model's folder, whole or not at all; a model in it is replaced.
+
+        Returns:
+            The model with its folder.
+        """
+        storage.write(path, self.estimator, self.schema, self.origin)
+        return replace(self, path=pathlib.Path(path))
+
+    def save_calibration(self) -> None:
+        """Writes the calibration into the model's folder; the networks stay as they are."""
+        if self.path is None:
+            raise ValueError("the model has no folder yet; write it with model.save(path).")
+        storage.write_origin(self.path, self.schema, self.origin)
+
+
+def load(path: str | os.PathLike[str]) -> Model:
+    """The model in a folder: what `dropbayes fit` or `Model.save` wrote, with its columns and calibration.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        ValueError: It is no model, a damaged one, or of a later format.
+    """
+    return Model(*storage.read(path), pathlib.Path(path))

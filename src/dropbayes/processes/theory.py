@@ -1,0 +1,216 @@
+r"""The theory read off a network: which of its weights are Bayesian, under which prior, and beside which process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dropbayes.predictive import predict
+from dropbayes.processes.exact import exact_process
+from dropbayes.processes.networks import NetworkCovariance
+from dropbayes.runtime.validation import check_n_data, check_positive
+from dropbayes.sampling import Site, sites
+from dropbayes.weight_layers import decays, is_bias, keep_probs, kl_is_weight_decay, trace, weight_layers
+from dropbayes.weight_layers.precision import Prior, weight_decay
+
+__all__ = ["TheoryReport", "VarianceRatio", "WeightReading", "theory_report", "variance_ratio"]
+
+
+@dataclass(frozen=True)
+class WeightReading:
+    r"""How the theory reads one weight matrix.
+
+    Args:
+        name: The parameter's name.
+        shape: Its shape.
+        keep_prob: $p$ of its inputs; None for a family that states its own KL.
+        length_scale: $l$ of the kept weights $\mathbf M = \theta/p$; None likewise.
+        weight_decay: $\lambda = l^2 p/(2N\tau)$ on the stored weights; None likewise.
+        reading: "Bayesian" (dropped), "MAP" (a point with a prior) or "flat" (a point without one).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    keep_prob: float | None
+    length_scale: float | None
+    weight_decay: float | None
+    reading: str
+
+
+@dataclass(frozen=True)
+class TheoryReport:
+    """What the theory says of a network; prints as two tables.
+
+    Args:
+        weights: The reading of every weight matrix, in the order of the network.
+        outside: The sites that are draws of no q(W), each with the reason.
+        without_prior: The names of parameters outside weight layers: normalisation, tokens, positions.
+    """
+
+    weights: tuple[WeightReading, ...]
+    outside: tuple[tuple[Site, str], ...]
+    without_prior: tuple[str, ...]
+
+    @property
+    def is_variational(self) -> bool:
+        """Whether every draw of the network is a draw of its weights, and some weight is random."""
+        return not self.outside and any(weight.reading == "Bayesian" for weight in self.weights)
+
+    def __str__(self) -> str:
+        head = ("weight", "shape", "keep_prob", "length-scale", "weight decay", "reading")
+        body = [
+            (
+                weight.name,
+                "x".join(map(str, weight.shape)),
+                *map(_number, (weight.keep_prob, weight.length_scale, weight.weight_decay)),
+                weight.reading,
+            )
+            for weight in self.weights
+        ]
+        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *body)]
+        lines.insert(1, "  ".join("-" * width for width in widths))
+        lines += [f"site {site.index} ({site.path or 'network'}): {reason}" for site, reason in self.outside]
+        if not self.outside:
+            lines.append("every site is a draw of some q(W)" if self.is_variational else "no weight is random: MAP")
+        if self.without_prior:
+            lines.append(f"without a prior: {', '.join(self.without_prior)}")
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def theory_report(
+    net: nn.Module, x: Any, prior: Prior, n_data: int, *, precision: float = 1.0, row_axis: int = 0
+) -> TheoryReport:
+    r"""What the theory says of `net`: its Bayesian and MAP weights, their $\lambda$, and what lies outside the theory.
+
+    A weight matrix whose input units are dropped with one mask per row is a draw of $q(\mathbf W)$; one whose inputs
+    are not dropped is a point, MAP under its prior [GG16, section "Applications"]. A mask that differs from position to
+    position, that multiplies no weight's input (on a residual branch, on attention weights), or that is drawn anew for
+    a second use of the same weight is a draw of no distribution over weights.
+
+    Args:
+        net: Any network; it is not changed.
+        x: A batch of its input: a tensor, a tuple of positional or a dict of named arguments.
+        prior: The length-scales.
+        n_data: $N$, the number of training rows.
+        precision: $\tau$; 1 for classification.
+        row_axis: The axis of the rows in the inputs.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 1))
+        >>> print(theory_report(net, torch.zeros(3, 2), Prior(length_scale=2.0), n_data=100, precision=10.0))
+        weight    shape  keep_prob  length-scale  weight decay  reading
+        --------  -----  ---------  ------------  ------------  --------
+        0.weight  8x2    1          2             0.002         MAP
+        3.weight  1x8    0.9        1.8           0.0018        Bayesian
+        every site is a draw of some q(W)
+    """
+    check_n_data(n_data)
+    check_positive("precision", precision)
+    traced = keep_probs(net, x)
+    weights = [
+        _reading(decay.name, decay.value, decay.keep_prob, decay.kept_length_scale, prior, n_data, precision)
+        for decay in decays(net, prior=prior, keep_probs=traced)
+        if not is_bias(decay.parameter)
+    ]
+    for name, module in weight_layers(net):
+        if not kl_is_weight_decay(module):
+            weight = getattr(module, "weight", torch.empty(0))
+            weights.append(
+                WeightReading(f"{name}.weight".lstrip("."), tuple(weight.shape), None, None, None, "Bayesian")
+            )
+    of_layers = {id(p) for _, module in weight_layers(net) for p in module.parameters()}
+    others = tuple(name for name, p in net.named_parameters() if id(p) not in of_layers)
+    return TheoryReport(tuple(weights), _outside(net, x, row_axis), others)
+
+
+def _reading(
+    name: str, value: Tensor, keep_prob: float, scale: Any, prior: Prior, n_data: int, precision: float
+) -> WeightReading:
+    scale = float(scale)
+    if scale == 0:
+        return WeightReading(name, tuple(value.shape), keep_prob, scale, 0.0, "flat")
+    # λ‖M‖² with M = θ/p is λ/p² on the stored weight; a length-scale of the mean has it in l already.
+    decay = weight_decay(precision=precision, keep_prob=keep_prob, length_scale=scale, n_data=n_data) / keep_prob**2
+    return WeightReading(name, tuple(value.shape), keep_prob, scale, decay, "Bayesian" if keep_prob < 1 else "MAP")
+
+
+def _outside(net: nn.Module, x: Any, row_axis: int) -> tuple[tuple[Site, str], ...]:
+    uses = Counter(name for name, _ in trace(net, x))
+    repeated = {name.rpartition(".")[0] for name, count in uses.items() if count > 1}
+    own = {name for name, module in weight_layers(net) if not kl_is_weight_decay(module)}
+    outside = []
+    for site in sites(net, x, row_axis=row_axis):
+        if not site.is_random or _inside(site.path, own):
+            continue
+        if site.kind in ("attention", "recurrent"):
+            outside.append((site, f"{site.kind} dropout is drawn anew at every position"))
+        elif site.before is None:
+            outside.append((site, "its mask multiplies no weight's input"))
+        elif sum(size > 1 for size in site.shape) > 1:
+            outside.append((site, f"its mask differs from position to position of {site.before}'s input"))
+        elif site.before in repeated:
+            outside.append((site, f"{site.before} is used more than once, with a mask each time"))
+    return tuple(outside)
+
+
+def _inside(path: str, layers: set[str]) -> bool:
+    return any(path == layer or path.startswith(f"{layer}.") for layer in layers)
+
+
+@dataclass(frozen=True)
+class VarianceRatio:
+    """The epistemic variances of a network and of its process at the same rows.
+
+    Args:
+        network: The variance over dropout draws, `[row]`.
+        process: The posterior variance of the process, `[row]`.
+    """
+
+    network: Tensor
+    process: Tensor
+
+    @property
+    def ratio(self) -> Tensor:
+        """How many times the process's variance the network has, `[row]`."""
+        return self.network / self.process
+
+
+def variance_ratio(
+    net: nn.Module,
+    covariance: NetworkCovariance,
+    data: tuple[Tensor, Tensor],
+    x: Tensor,
+    *,
+    precision: float,
+    n_draws: int = 200,
+    seed: int = 0,
+    **options: Any,
+) -> VarianceRatio:
+    r"""The variance of a trained network's dropout draws beside that of the exact process it tends to.
+
+    Args:
+        net: The trained network, with one output.
+        covariance: Its process, from `process_of(net, prior)`.
+        data: The training rows $(\mathbf X, \mathbf Y)$, which the process is conditioned on.
+        x: The rows to compare at.
+        precision: $\tau$ of both.
+        n_draws: The number of dropout draws.
+        seed: The seed of the draws.
+        **options: Further arguments of `predict`.
+    """
+    inputs, targets = data
+    process = exact_process(
+        covariance, inputs.double(), targets.double().reshape(len(inputs)), precision=precision,
+        output_bias=covariance.output_bias,
+    )  # fmt: skip
+    prediction: Any = predict(net, x, n_draws=n_draws, seed=seed, **options)
+    return VarianceRatio(prediction.epistemic.reshape(len(x)).double(), process.variance(x.double()))

@@ -1,0 +1,193 @@
+r"""The evidence lower bound as a loss: the data's misfit under drawn weights plus their divergence from the prior."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dropbayes.likelihoods import Gaussian, Likelihood
+from dropbayes.weight_layers import decays, kl_is_weight_decay, weight_layers
+from dropbayes.weight_layers.precision import Prior
+
+__all__ = ["divergence_of", "kl_divergence", "last_layer_moments", "negative_elbo", "row_misfit"]
+
+
+def kl_divergence(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None) -> Tensor:
+    r"""The divergence $\mathrm{KL}(q(\omega) \| p(\omega))$ of a network's weights from their prior, a scalar.
+
+    A layer of `dropbayes.layers` whose divergence is not a weight decay ($\sigma > 0$, a learned drop probability, a
+    mixture) states its own: exact, or an upper bound. Any other weight layer is dropout, for which proposition 1 leaves
+    $\tfrac{l^2 p}{2} \|\mathbf M\|^2 - QK\log l - Q\,\mathcal H(p)$ for weights and $\tfrac{l'^2}{2} \|\mathbf m\|^2 -
+    K\log l'$ for biases [GG16, prop:KL_mixture_of_Gaussians, eq:L:GP-MC, eq:L:GP-MC-reg-lengthscale], and
+    $-(\log\sigma + \tfrac12)$ per weight besides, which is infinite as $\sigma \to 0$ and left out.
+
+    Args:
+        net: Any network.
+        prior: The length-scales.
+        keep_probs: Keep probabilities by module or parameter name: `dropbayes.weight_layers.keep_probs(net, x)` finds
+            them by tracing an input; by default they are read off the structure.
+    """
+    return divergence_of(net, prior=prior, keep_probs=keep_probs)()
+
+
+def divergence_of(
+    net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None
+) -> Callable[[], Tensor]:
+    """`kl_divergence` as a function of the network's current weights: what its structure says is read once."""
+    own: list[Callable[[], Tensor]] = []
+    module: Any
+    for position, (layer, module) in enumerate(weight_layers(net)):
+        if not kl_is_weight_decay(module):
+            own.append(functools.partial(module.kl, prior, name=layer, first=position == 0))
+    decaying = list(decays(net, prior=prior, keep_probs=keep_probs))
+    if not own and not decaying:
+        raise ValueError("`net` must have a weight layer to put the prior on; got a network without one.")
+    learned = [d for d in decaying if isinstance(d.kept_length_scale, Tensor)]
+    fixed = [(0.5 * d.coefficient, d) for d in decaying if not isinstance(d.kept_length_scale, Tensor)]
+    constant = sum(d.constant for _, d in fixed)
+    fixed = [(half, d) for half, d in fixed if half]
+
+    def divergence() -> Tensor:
+        # Numbers of the host are factors, never tensors: a copy to the device could not be part of a CUDA graph.
+        squares = [(half, d.value.flatten()) for half, d in fixed]
+        terms = [term() for term in own]
+        terms += [0.5 * d.coefficient * d.value.square().sum() + d.constant for d in learned]
+        terms += [half * (value @ value) for half, value in squares]
+        return torch.stack(terms).sum() + constant if terms else next(net.parameters()).new_tensor(constant)
+
+    return divergence
+
+
+def negative_elbo(
+    net: nn.Module,
+    output: Tensor,
+    y: Tensor,
+    *,
+    likelihood: Likelihood,
+    prior: Prior,
+    n_data: int,
+    keep_probs: Mapping[str, float] | None = None,
+    alpha: float = 0.0,
+    output_variance: Tensor | None = None,
+) -> Tensor:
+    r"""The negative evidence lower bound per training row, $-\mathcal L_{\text{GP-VI}} / N$, from one mini-batch.
+
+    $$-\frac 1M \sum_{n \in S} \log p(\mathbf y_n \mid \widehat{\mathbf y}_n) + \frac 1N \mathrm{KL}(q \| p)$$
+
+    [GG16, eq:L:GP-VI, eq:L:GP-MC-reg-SVI], for a mini-batch $S$ of $M$ rows drawn uniformly from $N$. `output` is the
+    network's in training mode, where dropout draws one distinct mask per row; with leading draw axes
+    (`[draw, row, ...]`) it is averaged over the draws. Divided by $N$, so that the learning rate does not depend on
+    the size of the data.
+
+    What is a bound: the data term is an unbiased estimate of the expected log-likelihood under what training draws, and
+    the KL is exact for Gaussian families and $\sigma > 0$ and an upper bound for mixtures, so that the expectation of
+    `-n_data * negative_elbo(...)` does not exceed $\log p(\mathbf Y \mid \mathbf X)$. (Layers with learned
+    probabilities draw relaxed masks in training, close to $q$; outputs drawn by `dropbayes.draws` are $q$'s own.) With
+    $\sigma = 0$, that is with dropout, the KL is infinite and there is no bound (Hron, Matthews and Ghahramani 2018):
+    the value is the limit less $-(\log\sigma + \tfrac12)$ per weight, so differences between networks of one shape are
+    differences of bounds, and gradients are the bound's. Where length-scales are 1 and nothing is dropped, that is the
+    log joint density of MAP.
+
+    For `Gaussian(precision)` with $D$ outputs it is, term by term, the dropout loss [GG16, eq:L:dropout] under the
+    identities of `dropbayes.weight_layers`:
+
+    $$\tau \Big( E + \sum_i \lambda_i \|\mathbf M_i\|^2 \Big) + \frac D2 \log \frac{2\pi}{\tau} + \frac CN,$$
+
+    with $C$ of `dropbayes.weight_layers.kl_constant`; for `Categorical` it is $E + \sum_i \lambda_i \|\mathbf M_i\|^2 +
+    C/N$ with $\tau = 1$. $\tau$ and the length-scales may be tensors that require gradients.
+
+    Args:
+        net: The network that gave `output`.
+        output: $\widehat{\mathbf y}$ of the mini-batch, `[..., row, *event]`.
+        y: Targets of the mini-batch, `[row, *event]` or class labels `[row]`.
+        likelihood: $p(\mathbf y \mid \widehat{\mathbf y})$.
+        prior: The length-scales.
+        n_data: $N$, the number of rows in the whole training set (not the mini-batch).
+        keep_probs: Keep probabilities by module or parameter name, as `dropbayes.weight_layers.keep_probs(net, x)`
+            finds them; by default they are read off the network's structure.
+        alpha: The $\alpha$ of an $\alpha$-divergence in [0, 1] (Li and Gal 2017): the misfit of a row is
+            $-\tfrac1\alpha \log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)^\alpha$ over the draws of
+            `output`, which must have a draw axis. 0 is the evidence lower bound; 1 fits the predictive density, and
+            cures some of the bound's over-confidence. Not a bound for $\alpha > 0$.
+        output_variance: The variance of `output`, then a mean, over what was integrated analytically
+            (`last_layer_moments`), shaped like it; for a `Gaussian`.
+
+    Example:
+        >>> from dropbayes.likelihoods import Gaussian
+        >>> net = nn.Sequential(nn.Dropout(0.1), nn.Linear(3, 1))
+        >>> x, y = torch.zeros(4, 3), torch.zeros(4, 1)
+        >>> loss = negative_elbo(net, net(x), y, likelihood=Gaussian(1.0), prior=Prior(length_scale=1.0), n_data=100)
+        >>> loss.backward()
+    """
+    if n_data < 1:
+        raise ValueError(f"`n_data` must be at least 1, the number of training rows; got {n_data!r}.")
+    if len(y) > n_data:
+        raise ValueError(
+            f"`n_data` must count the whole training set; got {n_data!r}, fewer than the {len(y)} rows of `y`."
+        )
+    misfit = row_misfit(likelihood, output, y, alpha=alpha, output_variance=output_variance).mean()
+    return misfit + kl_divergence(net, prior=prior, keep_probs=keep_probs) / n_data
+
+
+def row_misfit(
+    likelihood: Likelihood, output: Tensor, y: Tensor, *, alpha: float = 0.0, output_variance: Tensor | None = None
+) -> Tensor:
+    r"""The data term of `negative_elbo` of each row, averaged over draws as $\alpha$ says: `[row]`."""
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"`alpha` must lie in [0, 1]; got {alpha!r}. 0 is the evidence lower bound.")
+    density = likelihood.log_density(output, y)
+    if output_variance is not None:
+        if not isinstance(likelihood, Gaussian):
+            raise ValueError(f"`output_variance` needs a Gaussian likelihood; got {likelihood!r}.")
+        if output_variance.shape != output.shape:
+            raise ValueError(
+                f"`output_variance` must have the shape of `output`; got {tuple(output_variance.shape)} against "
+                f"{tuple(output.shape)}."
+            )
+        # E log N(y; ŷ, 1/τ) = log N(y; E ŷ, 1/τ) - τ/2 Var ŷ, summed over the outputs of a row.
+        variance = output_variance.flatten(output.dim() - y.dim() + 1).sum(-1) if y.dim() > 1 else output_variance
+        density = density - 0.5 * likelihood.precision * variance
+    n_rows = len(y)
+    draws = density.reshape(-1, n_rows)
+    if alpha == 0:
+        return -draws.mean(0)
+    if len(draws) < 2:
+        raise ValueError(
+            "`output` must have a draw axis, [draw, row, ...] with two draws or more, for `alpha` above 0."
+        )
+    return -(torch.logsumexp(alpha * draws, 0) - math.log(len(draws))) / alpha
+
+
+def last_layer_moments(net: nn.Sequential, x: Tensor) -> tuple[Tensor, Tensor]:
+    r"""The mean and variance of the output over the weights of the last layer alone, `[row, output]` each.
+
+    What comes before is run as it is, drawn in training mode; the dropout before the last layer, or the family of a
+    last `layers.Linear`, is integrated: $\mathrm{Var}[\widehat y] = \tfrac{1-p}{p} \sum_k \phi_k^2 \theta_k^2$ for
+    dropout. With `negative_elbo(..., output_variance=)` this is the bound with less noise in its gradient, and with an
+    exact gradient in learned probabilities of the last layer.
+
+    Args:
+        net: A sequence whose last module is a linear layer, with or without an `nn.Dropout` before it.
+        x: The inputs.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Dropout(0.5), nn.Linear(3, 1))
+        >>> mean, variance = last_layer_moments(net, torch.ones(4, 2))
+        >>> bool((variance > 0).all())
+        True
+    """
+    if not isinstance(net, nn.Sequential) or not len(net) or not isinstance(net[-1], nn.Linear):
+        raise ValueError("`net` must be an nn.Sequential that ends in a linear layer.")
+    last: Any = net[-1]
+    if hasattr(last, "moments"):
+        return last.moments(net[:-1](x))
+    before: Any = net[-2] if len(net) > 1 else None
+    dropped = isinstance(before, nn.Dropout)
+    features = net[: -2 if dropped else -1](x)
+    odds = before.p / (1 - before.p) if dropped else 0.0
+    return last(features), odds * features.square() @ last.weight.square().T

@@ -1,0 +1,123 @@
+"""Scores of a network against outcomes, recomputed from its draws."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import dropbayes as db
+
+
+def network(outputs=1):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, outputs)).eval()
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_log_likelihood_is_the_logsumexp_over_draws(outputs):
+    # [GG16, eq:predictive_dist_reg] for D outputs, written out.
+    net, x, tau = network(outputs), torch.randn(11, 4), 2.5
+    y = torch.randn(11, outputs)
+    ours = db.evaluate(net, x, y, likelihood=db.Gaussian(precision=tau), n_draws=64, masks="shared")
+    draws = db.draws(net, x, n_draws=64).double()
+    squares = (y - draws).square().sum(-1)
+    expected = torch.logsumexp(-0.5 * tau * squares, 0) - math.log(64) + 0.5 * outputs * math.log(tau / (2 * math.pi))
+    torch.testing.assert_close(ours.log_likelihoods, expected, rtol=1e-5, atol=1e-6)
+    assert ours.log_likelihood == pytest.approx(float(expected.mean()), rel=1e-6)
+    assert ours.rmse == pytest.approx(float((y - draws.mean(0)).square().mean().sqrt()), rel=1e-5)
+
+
+def test_coverage_counts_outcomes_inside_the_interval():
+    net, x = network(), torch.randn(400, 4)
+    prediction = db.predict(net, x, n_draws=100, likelihood=db.Gaussian(precision=9.0), masks="row", analytic=False)
+    y = prediction.mean + prediction.std * torch.randn(400, 1)
+    ours = db.evaluate(net, x, y, likelihood=db.Gaussian(precision=9.0), n_draws=100)
+    for level in (50, 80, 95):
+        error = math.sqrt(level * (100 - level) / 400) / 10
+        assert abs(100 * getattr(ours, f"coverage_{level}") - level) < 400 * error
+
+
+def test_class_scores_are_those_of_scikit_learn():
+    sklearn_metrics = pytest.importorskip("sklearn.metrics")
+    net, x = network(3), torch.randn(50, 4)
+    y = torch.randint(0, 3, (50,))
+    ours = db.evaluate(net, x, y, likelihood=db.Categorical(), n_draws=40, masks="shared")
+    probabilities = db.draws(net, x, n_draws=40).double().softmax(-1).mean(0)
+    assert ours.log_likelihood == pytest.approx(
+        -sklearn_metrics.log_loss(y, probabilities.numpy(), labels=[0, 1, 2]), rel=1e-5
+    )
+    assert ours.accuracy == pytest.approx(float((probabilities.argmax(-1) == y).double().mean()))
+    one_hot = torch.nn.functional.one_hot(y, 3)
+    assert ours.brier == pytest.approx(float((probabilities - one_hot).square().sum(-1).mean()), rel=1e-5)
+    assert 0 <= ours.calibration_error <= 1
+
+
+def test_a_loader_of_pairs_gives_the_scores_of_its_rows():
+    net, x, y = network(), torch.randn(21, 4), torch.randn(21, 1)
+    whole = db.evaluate(net, x, y, likelihood=db.Gaussian(precision=1.0), n_draws=30)
+    streamed = db.evaluate(
+        net,
+        DataLoader(TensorDataset(x, y), batch_size=4),
+        likelihood=db.Gaussian(precision=1.0),
+        n_draws=30,
+        progress=False,
+    )
+    assert streamed.log_likelihood == pytest.approx(whole.log_likelihood, rel=1e-6)
+    assert "log-likelihood" in str(whole) and "21 rows, 30 draws" in str(whole)
+
+
+def test_unequal_rows_and_missing_outcomes_are_refused():
+    net, x = network(), torch.randn(5, 4)
+    likelihood = db.Gaussian(precision=1.0)
+    with pytest.raises(ValueError, match="`y` must have one entry per row"):
+        db.evaluate(net, x, torch.zeros(4, 1), likelihood=likelihood)
+    with pytest.raises(ValueError, match="`y` must have the shape"):
+        db.evaluate(net, x, torch.zeros(5), likelihood=likelihood)
+    with pytest.raises(TypeError, match="`y` must hold the outcomes"):
+        db.evaluate(net, x, likelihood=likelihood)
+    with pytest.raises(TypeError, match="`likelihood` must say"):
+        db.evaluate(net, x, torch.zeros(5, 1), likelihood=None)
+    with pytest.raises(TypeError, match="pairs"):
+        db.evaluate(net, DataLoader(TensorDataset(x)), likelihood=likelihood, progress=False)
+    with pytest.raises(AttributeError, match="an evaluation has"):
+        _ = db.evaluate(net, x, torch.zeros(5, 1), likelihood=likelihood).accuracy
+
+
+def test_coverage_is_that_of_the_mixture_of_draws():
+    from dropbayes.predictive.mixtures import Mixture
+
+    net, x, y = network(), torch.randn(60, 4), 2 * torch.randn(60, 1)
+    ours = db.evaluate(net, x, y, likelihood=db.Gaussian(precision=9.0), n_draws=40, masks="shared")
+    mixture = Mixture(db.draws(net, x, n_draws=40).double().squeeze(-1), torch.tensor(1 / 3))
+    for level in (50, 80, 95):
+        low, high = (mixture.quantile(0.5 + sign * level / 200) for sign in (-1, 1))
+        inside = ((low <= y[:, 0]) & (y[:, 0] <= high)).double().mean().item()
+        assert getattr(ours, f"coverage_{level}") == pytest.approx(inside)
+    assert ours.sharpness == pytest.approx(mixture.variance.mean().sqrt().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_a_row_of_weight_two_counts_as_two_in_every_score(classes):
+    net, x, weight = network(3), torch.randn(12, 4), torch.arange(12) % 3
+    y = torch.arange(12) % 3 if classes else torch.randn(12, 3)
+    rows = torch.repeat_interleave(torch.arange(12), weight)
+    options = {"likelihood": db.Categorical() if classes else db.Gaussian(2.0), "n_draws": 20, "masks": "shared"}
+    ours = db.evaluate(net, x, y, sample_weight=weight, **options)
+    theirs = db.evaluate(net, x[rows], y[rows], **options)
+    assert ours.scores == pytest.approx(theirs.scores)
+    assert ours.log_likelihood == pytest.approx(theirs.log_likelihood)
+
+
+def test_outcomes_that_cannot_be_scored_are_refused():
+    net, x = network(), torch.randn(4, 4)
+    options = {"likelihood": db.Gaussian(1.0), "n_draws": 5}
+    with pytest.raises(ValueError, match="`y` must be finite"):
+        db.evaluate(net, x, torch.full((4, 1), math.nan), **options)
+    with pytest.raises(ValueError, match="`y` must"):
+        db.evaluate(net, x, torch.zeros(4), **options)
+    with pytest.raises(ValueError, match="`sample_weight` must"):
+        db.evaluate(net, x, torch.zeros(4, 1), sample_weight=-torch.ones(4), **options)
+    with pytest.raises(ValueError, match="`y` must hold class labels from 0 to 2"):
+        db.evaluate(network(3), x, torch.tensor([0, 1, 2, 3]), likelihood=db.Categorical(), n_draws=5)

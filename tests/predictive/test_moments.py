@@ -1,0 +1,189 @@
+"""Predictions: closed forms, integrated layers, automatic draws, loaders."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import dropbayes as db
+from dropbayes.predictive import moments
+from dropbayes.sampling.plan import checked_keys, plan_draws
+from dropbayes.sampling.trees import as_inputs
+from tests.sampling.zoo import Module, build
+
+
+def perceptron(drop_prob=0.2, width=50, outputs=1, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Dropout(drop_prob), nn.Linear(6, width), nn.ReLU(), nn.Dropout(drop_prob), nn.Linear(width, outputs)
+    ).eval()
+
+
+@pytest.mark.parametrize("sampler", ["stratified", "independent"])
+def test_a_linear_network_has_its_closed_form_mean_and_variance(sampler):
+    # Two layers with nothing between: y = w2 (z2 / k) ∘ (W1 (z1 / k) ∘ x); the moments follow from those of the masks.
+    torch.manual_seed(0)
+    drop_prob, keep = 0.3, 0.7
+    net = nn.Sequential(
+        nn.Dropout(drop_prob), nn.Linear(3, 4, bias=False), nn.Dropout(drop_prob), nn.Linear(4, 1, bias=False)
+    ).double()
+    x = torch.randn(2, 3, dtype=torch.float64)
+    first, second = net[1].weight.detach(), net[3].weight.detach()[0]
+    odds = drop_prob / keep
+    hidden = x @ first.t()
+    hidden_covariance = torch.einsum("hi,ni,gi->nhg", first, x**2, first) * odds
+    second_moment = hidden_covariance + hidden[:, :, None] * hidden[:, None, :]
+    scaled = second_moment * (1 + odds * torch.eye(4, dtype=torch.float64))
+    variance = torch.einsum("h,nhg,g->n", second, scaled, second) - (hidden @ second) ** 2
+    prediction = db.predict(net, x, n_draws=100_000, sampler=sampler, analytic=False)
+    torch.testing.assert_close(prediction.mean[:, 0], hidden @ second, rtol=0, atol=float(0.01 * variance.sqrt().min()))
+    torch.testing.assert_close(prediction.epistemic[:, 0], variance, rtol=0.01, atol=0)
+    integrated = db.predict(net, x, n_draws=20_000, sampler=sampler)
+    assert "integrated" in integrated.method
+    torch.testing.assert_close(integrated.epistemic[:, 0], variance, rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_integrating_the_last_layer_keeps_the_moments_and_loses_noise(mapped):
+    net = perceptron()
+    net = Module(lambda m, v: m.inner(v), inner=net) if mapped else net
+    x = torch.randn(10, 6)
+    truth = db.predict(net, x, n_draws=40_000, analytic=False)
+    errors = {}
+    for analytic in (True, False):
+        means = torch.stack([db.predict(net, x, n_draws=50, seed=s, analytic=analytic).mean for s in range(1, 21)])
+        errors[analytic] = float((means - truth.mean).square().mean())
+    assert errors[True] < errors[False] / 2
+    variance = torch.stack([db.predict(net, x, n_draws=50, seed=s).epistemic for s in range(1, 21)]).mean(0)
+    torch.testing.assert_close(variance, truth.epistemic, rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("drop_prob, gain", [(0.5, 3), (0.2, 7), (0.05, 20)])
+def test_stratified_means_are_worth_many_more_independent_draws(drop_prob, gain):
+    net, x = perceptron(drop_prob), torch.randn(8, 6)
+    truth = db.predict(net, x, n_draws=50_000).mean
+    errors = {}
+    for sampler in ("stratified", "independent"):
+        means = [
+            db.predict(net, x, n_draws=100, seed=seed, sampler=sampler, analytic=False).mean for seed in range(1, 41)
+        ]
+        errors[sampler] = float((torch.stack(means) - truth).square().mean())
+    assert errors["independent"] > gain * errors["stratified"]
+
+
+def test_automatic_draws_reach_the_tolerance_and_say_so():
+    net, x = perceptron(0.5), torch.randn(30, 6)
+    truth = db.predict(net, x, n_draws=60_000).mean
+    prediction = db.predict(net, x, n_draws="auto", tolerance=0.01)
+    ratio = prediction.standard_error / prediction.std
+    assert (ratio <= 0.01).all() and prediction.draws_used.min() >= 8 * 32
+    assert prediction.n_draws == int(prediction.draws_used.max())
+    z = (prediction.mean - truth) / prediction.standard_error
+    assert z.abs().max() < 6 and 0.3 < float(z.square().mean()) < 3  # the error claimed is the error made
+    coarse = db.predict(net, x, n_draws="auto", tolerance=0.2)
+    assert coarse.n_draws < prediction.n_draws
+
+
+def test_automatic_draws_of_a_row_do_not_depend_on_its_neighbours():
+    net, x = perceptron(0.5), torch.randn(30, 6)
+    whole = db.predict(net, x, n_draws="auto", tolerance=0.02, analytic=False)
+    alone = db.predict(net, x[11:12], n_draws="auto", tolerance=0.02, analytic=False)
+    assert torch.equal(alone.mean[0], whole.mean[11]) and alone.draws_used[0] == whole.draws_used[11]
+
+
+def test_automatic_draws_stop_at_the_cap(monkeypatch):
+    monkeypatch.setattr(moments, "MOST_DRAWS", 320)
+    prediction = db.predict(perceptron(0.5), torch.randn(3, 6), n_draws="auto", tolerance=1e-9)
+    assert prediction.n_draws == 320 and (prediction.standard_error > 0).all()
+
+
+def test_no_draws_are_spent_where_the_moments_are_exact():
+    net, x = build("dropout_only_before_last_layer")
+    prediction = db.predict(net, x, n_draws="auto", tolerance=1e-9)
+    assert prediction.method == "exact" and prediction.n_draws == 0
+
+
+def test_a_loader_gives_the_prediction_of_its_rows():
+    net, x = perceptron(), torch.randn(23, 6)
+    whole = db.predict(net, x, n_draws=20)
+    streamed = db.predict(net, DataLoader(TensorDataset(x), batch_size=5), n_draws=20, progress=False)
+    assert torch.equal(streamed.mean, whole.mean) and torch.equal(streamed.std, whole.std)
+    own = db.predict(net, x, n_draws=20, masks="row")
+    streamed_own = db.predict(net, DataLoader(TensorDataset(x), batch_size=5), n_draws=20, masks="row", progress=False)
+    torch.testing.assert_close(streamed_own.mean, own.mean)
+
+
+def test_a_loader_of_dicts_serves_a_hugging_face_model():
+    net, x = build("bert_sdpa")
+    rows = [{name: value[i] for name, value in x.items()} for i in range(3)]
+    whole = db.predict(net, x, n_draws=4)
+    streamed = db.predict(net, DataLoader(rows, batch_size=2), n_draws=4, progress=False)
+    torch.testing.assert_close(streamed.mean.logits, whole.mean.logits)
+
+
+def test_class_predictions_carry_their_information():
+    net, x = perceptron(0.5, outputs=3), torch.randn(9, 6)
+    p = db.predict(net, x, likelihood=db.Categorical(), n_draws=50)
+    torch.testing.assert_close(p.mean.sum(-1), torch.ones(9))
+    assert (p.mutual_information >= 0).all() and (p.mutual_information <= p.entropy).all()
+    assert (p.entropy <= math.log(3)).all() and ((p.variation_ratio >= 0) & (p.variation_ratio < 2 / 3 + 1e-6)).all()
+    probabilities = db.draws(net, x, n_draws=50).softmax(-1)
+    torch.testing.assert_close(p.mean, probabilities.mean(0))
+    torch.testing.assert_close(p.epistemic, probabilities.var(0, correction=0), rtol=1e-4, atol=1e-6)
+
+
+def test_quantiles_and_draws_come_in_the_networks_structure():
+    net, x = build("tuple_in_named_tuple_out")
+    p = db.predict(net, x, n_draws=30, quantiles=[0.25, 0.75], keep_draws=True)
+    assert p.draws.mean.shape == (30, 4, 3) and p.quantiles.spread.shape == (2, 4, 3)
+    expected = p.draws.mean.quantile(torch.tensor([0.25, 0.75]), dim=0)
+    torch.testing.assert_close(p.quantiles.mean, expected)
+
+
+def test_sequence_first_results_have_rows_where_the_network_has_them():
+    net, x = build("lstm_sequence_first")
+    p = db.predict(net, x, n_draws=5, row_axis=1)
+    assert p.mean.shape == (*x.shape[:2], 5)
+    states, x = build("lstm_with_states")
+    mean = db.predict(states, x, n_draws=5).mean
+    assert mean[0].shape == (4, 6, 5) and mean[1][0].shape == (3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    "arguments, error, words",
+    [
+        ({"n_draws": "many"}, TypeError, "`n_draws` must be a whole number or .auto."),
+        ({"n_draws": "auto", "tolerance": 0}, ValueError, "`tolerance` must be a positive number"),
+        ({"n_draws": "auto", "keep_draws": True}, ValueError, "its own number of draws"),
+        ({"likelihood": 3}, TypeError, "`likelihood` must be one of"),
+        ({"quantiles": [0.0]}, ValueError, "`quantiles`"),
+        ({"likelihood": db.HeteroscedasticGaussian()}, ValueError, "even last axis"),
+    ],
+)
+def test_bad_wishes_are_refused(arguments, error, words):
+    with pytest.raises(error, match=words):
+        db.predict(perceptron(), torch.ones(2, 6), **arguments)
+
+
+def test_a_likelihood_needs_one_tensor():
+    net, x = build("tuple_in_named_tuple_out")
+    with pytest.raises(ValueError, match="needs an output of one tensor, or one called `logits`; the network gives 2"):
+        db.predict(net, x, likelihood=db.Gaussian(precision=1.0))
+
+
+def test_networks_that_give_nan_are_named():
+    net = perceptron()
+    with pytest.raises(ValueError, match="`net` gave NaN"):
+        db.predict(net, torch.full((2, 6), float("nan")))
+
+
+@pytest.mark.parametrize("name", ["dropout_mlp", "transformer_encoder", "lstm", "dropout2d"])
+@pytest.mark.parametrize("n_draws", [10, 1000, 1_000_000])
+def test_working_memory_is_bounded_whatever_the_number_of_draws(name, n_draws):
+    net, x = build(name)
+    limit = 2**20
+    plan = plan_draws(net, as_inputs(x), keys=checked_keys(n_draws, 0, "stratified"), masks="shared", max_bytes=limit)
+    rows = getattr(plan.evaluator, "rows", plan.block_rows)  # a perceptron's blocks are evaluated in parts
+    assert rows * plan.chunk_draws * plan.anatomy.suffix_bytes <= limit
