@@ -60,7 +60,7 @@ ENCODER_DECODERS = {
     "mbart": ("MBartForConditionalGeneration", _BART),
     "marian": ("MarianMTModel", {**_BART, "pad_token_id": 0}),
     "pegasus": ("PegasusForConditionalGeneration", _BART),
-    "m2m_100": ("M2M100ForConditionalGeneration", _BART),
+    "m2m_100": ("M2M100ForConditionalGeneration", {**_BART, "encoder_layerdrop": 0.3, "decoder_layerdrop": 0.0}),
     "umt5": ("UMT5ForConditionalGeneration", _T5),
 }
 HYBRIDS = {

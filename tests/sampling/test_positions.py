@@ -97,6 +97,17 @@ def test_without_positions_a_step_has_other_masks_than_the_whole_sequence():
     assert (stepwise(function, "gpt2", ids, mask) - whole)[mask.bool()].abs().max() > 1e-2
 
 
+@torch.no_grad()
+def test_a_draw_that_skips_layers_keeps_the_masks_of_the_others():
+    """LayerDrop of the encoder: a skipped layer takes its sites along, and the others keep their masks."""
+    ids, mask = unequal_prompts("left")
+    net = sequence_model("m2m_100")
+    functions = [db.function_draw(net, index, n_draws=6, seed=3, positions="tied") for index in range(6)]
+    for function in functions:
+        whole = function(arguments("m2m_100", ids, mask, 0, LENGTH, None)).logits
+        torch.testing.assert_close(stepwise(function, "m2m_100", ids, mask), whole, atol=1e-5, rtol=0)
+
+
 class Reader(nn.Module):
     """Tokens or vectors `[row, position, feature]`, each dropped alone: its output is its mask, times two."""
 

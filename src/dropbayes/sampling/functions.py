@@ -195,6 +195,7 @@ def function_draw(
         drawn = Masks(anatomy, keys, masks == "row", False, position_masks(positions, inputs))
         source = KeyedSource(drawn, range(index, index + 1), range(inputs.n_rows), folded=True)
         view = View(plain, flags_up(names, anatomy.lowered))
+        source.follow(view.net)
         try:
             with Interception(source):
                 output = eagerly(inputs.call)(view.net, inputs.leaves)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dropbayes.sampling.anatomy import Site
+from dropbayes.sampling.names import SiteNames
 from dropbayes.sampling.operations import RandomSource
 
 SENTINEL_SEED = 0x64726F70626179  # torch's generator has this seed during a look, so that seeding shows
@@ -74,7 +73,9 @@ class Recorder(RandomSource):
     _alive: list[Tensor] = field(default_factory=list)  # keeps those ids from being used again
     _last_output: Tensor | None = None
     _told: int = 0
-    _named: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._names = SiteNames(self.paths)
 
     def is_off(self, training: bool) -> bool:
         path, module = self._caller()
@@ -91,7 +92,7 @@ class Recorder(RandomSource):
         path, _ = self._caller()
         # Between the layers of a recurrent module, the next weight layer is in the module itself.
         before = path or "(network)" if kind == "recurrent" else None
-        self.sites.append(Site(len(self.sites), path, kind, drop_prob, shape, before, name=self._name(kind)))
+        self.sites.append(Site(len(self.sites), path, kind, drop_prob, shape, before, name=self._names.next(kind)))
 
     def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> None:
         path, module = self._caller()
@@ -101,7 +102,7 @@ class Recorder(RandomSource):
             self.sites_left_out.append(Site(-1, path, kind, drop_prob, shape, left_out=True))
             return
         self.raw_sites += 1
-        self.sites.append(Site(len(self.sites), path, kind, drop_prob, shape, name=self._name(kind)))
+        self.sites.append(Site(len(self.sites), path, kind, drop_prob, shape, name=self._names.next(kind)))
 
     def is_fixed(self, generator: torch.Generator | None) -> bool:
         if generator is not None:
@@ -144,30 +145,7 @@ class Recorder(RandomSource):
 
     def _caller(self) -> tuple[str, nn.Module | None]:
         """The innermost module of the view whose code is running."""
-        return next(self._callers(), ("", None))
-
-    def _callers(self) -> Iterator[tuple[str, nn.Module]]:
-        """The modules of the view whose code is running, from the innermost to the network itself."""
-        frame = sys._getframe(1)
-        while frame is not None:  # the callers' frames are left alone: reading their variables would keep them alive
-            owner = frame.f_locals.get("self")
-            name = self.paths.get(id(owner))
-            if name is not None:
-                yield name, owner
-            if name == "":
-                return
-            frame = frame.f_back  # type: ignore[assignment]
-
-    def _name(self, kind: str) -> str:
-        """The name of the next site: it stays the same when other parts of the network do not run.
-
-        A module that several others share is named with those that call it.
-        """
-        paths = [path for path, _ in self._callers()] or [""]
-        others = dict.fromkeys(path for path in paths[1:] if path and not f"{paths[0]}.".startswith(f"{path}."))
-        place = f"{' in '.join((paths[0], *others))} {kind}"
-        self._named[place] += 1
-        return f"{place} {self._named[place] - 1}"
+        return next(self._names.callers(), ("", None))
 
     def _note_site(self, result: Tensor) -> None:
         site = self.sites[-1]

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from dropbayes.sampling.anatomy import Anatomy, RowLayout, Site
 from dropbayes.sampling.generators import unchanged_generators
 from dropbayes.sampling.masks import Keys, Units, derived_seed, keep_mask, uniform
+from dropbayes.sampling.names import SiteNames
 from dropbayes.sampling.operations import Interception, RandomSource, scaled_product, transform_depth
 from dropbayes.sampling.positions import Positions
 from dropbayes.sampling.recorder import SENTINEL_SEED
@@ -125,9 +126,18 @@ class KeyedSource(RandomSource):
         self.level: int | None = None  # of vmap, where draws are mapped over
         self.variance: Tensor | None = None
         self.site = 0
+        self._names: SiteNames | None = None
+        self._by_name: dict[str, Site] = {}
         self._calls = 0
         self._pending: tuple[Tensor, float] | None = None
         self._integrated: tuple[Tensor, int] | None = None
+
+    def follow(self, net: nn.Module) -> None:
+        """Knows the sites of `net` by name where a draw may skip layers (LayerDrop), and with them their sites."""
+        sites = self.masks.anatomy.sites
+        if self.masks.positions is not None and any(site.kind == "rand" and not site.shape for site in sites):
+            self._names = SiteNames({id(module): path for path, module in net.named_modules()})
+            self._by_name = {site.name: site for site in sites}
 
     def is_off(self, training: bool) -> bool:
         self._calls += 1
@@ -268,7 +278,7 @@ class KeyedSource(RandomSource):
 
     def finish(self, outputs: list[Tensor]) -> list[Tensor]:
         """The outputs, with the integrated variance after them; an error where other sites were met than expected."""
-        if self.site != len(self.masks.anatomy.sites) and not self.lenient:
+        if self.site != len(self.masks.anatomy.sites) and not (self.lenient or self._names):
             raise NetworkChanged(f"{self.site} sites instead of {len(self.masks.anatomy.sites)}")
         if not self.masks.integrate:
             return outputs
@@ -292,9 +302,12 @@ class KeyedSource(RandomSource):
         if self.lenient:
             self.site += 1
             return Site(self.site - 1, "", kind, drop_prob, ())
-        if self.site >= len(self.masks.anatomy.sites):
+        if self._names is None and self.site >= len(self.masks.anatomy.sites):
             raise NetworkChanged("more sites than before")
-        site = self.masks.anatomy.sites[self.site]
+        name = None if self._names is None else self._names.next(kind)
+        site = self.masks.anatomy.sites[self.site] if name is None else self._by_name.get(name)
+        if site is None:
+            raise NetworkChanged(f"a site {name!r} that was not there before")
         if site.kind != kind or (drop_prob is not None and site.drop_prob != drop_prob):
             raise NetworkChanged(
                 f"site {self.site} is {kind} with {drop_prob}, no longer {site.kind} with {site.drop_prob}"
@@ -389,8 +402,10 @@ def _one_draw(work: Work, draw: int) -> Work:
 
 
 def _run(masks: Masks, source: KeyedSource, work: Work, leaves: list[Any]) -> list[Tensor]:
+    net = work.network()
+    source.follow(net)
     with Interception(source):
-        output, _ = split(eagerly(work.inputs.call)(work.network(), leaves))
+        output, _ = split(eagerly(work.inputs.call)(net, leaves))
     return source.finish(output)
 
 
