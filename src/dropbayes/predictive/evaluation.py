@@ -171,7 +171,7 @@ def _without_labels(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
 def _pair(arguments: Any, y: Any, row_axis: RowAxis) -> tuple[Inputs, Tensor]:
     inputs = as_inputs(arguments, row_axis=row_axis)
     targets = to_tensor(y, name="y").to(inputs.device)
-    if targets.is_floating_point():
+    if targets.is_floating_point() or targets.is_complex():
         finite_tensor("y", targets)
     if not inputs.is_one_row and (targets.dim() == 0 or len(targets) != inputs.n_rows):
         raise ValueError(f"`y` must have one entry per row; got shape {tuple(targets.shape)} for {inputs.n_rows} rows.")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dropbayes import calibration, information, scores
-from dropbayes.runtime.validation import Array, finite_tensor, matching_tensors
+from dropbayes.runtime.validation import Array, finite_tensor, matching_tensors, row_values, row_weights
 from dropbayes.scores.averages import standard_error, weighted_mean
 
 __all__ = [
@@ -61,6 +61,10 @@ class RegressionOutcomes:
     crps: Array | None = None
     lower: Array | None = None
     upper: Array | None = None
+
+    def __post_init__(self) -> None:
+        n_rows = len(matching_tensors({"mean": self.mean, "std": self.std, "pit": self.pit, "y": self.y})[0])
+        row_values("log_likelihood", self.log_likelihood, n_rows=n_rows, infinite=True)
 
     def absolute_errors(self) -> Tensor:
         outcome, mean = matching_tensors({"y": self.y, "mean": self.mean})
@@ -175,8 +179,13 @@ def _coverage(level: float) -> Score:
     return Score(f"coverage_{percent}", label, meaning, "nominal", value, error, level, percent=True, core=True)
 
 
+def _widths(rows: Any) -> Tensor:
+    lower, upper, _ = matching_tensors({"lower": rows.lower, "upper": rows.upper, "y": rows.y})
+    return upper - lower
+
+
 def _absolute_risk(rows: RegressionOutcomes) -> scores.RiskCoverage:
-    return scores.risk_coverage(rows.std, rows.absolute_errors())
+    return scores.risk_coverage(rows.std, rows.absolute_errors(), sample_weight=rows.sample_weight)
 
 
 REGRESSION_SCORES = _named(
@@ -219,7 +228,7 @@ REGRESSION_SCORES = _named(
         "95 % interval width",
         "mean width, in units of the target; narrower is better if the coverage is right",
         None,
-        lambda rows: finite_tensor("upper", rows.upper) - finite_tensor("lower", rows.lower),
+        _widths,
     ),
     _mean(
         "interval_score",
@@ -275,27 +284,30 @@ REGRESSION_SCORES = _named(
 # --- classification ------------------------------------------------------------------------------------------------
 
 
-def balanced_accuracy(predicted: Array, labels: Array) -> Tensor:
+def balanced_accuracy(predicted: Array, labels: Array, *, sample_weight: Array | None = None) -> Tensor:
     """The mean, over the classes that occur, of the share of their rows that are recognised."""
-    hit = torch.as_tensor(predicted) == torch.as_tensor(labels)
-    shares = [hit[torch.as_tensor(labels) == label].double().mean() for label in torch.as_tensor(labels).unique()]
-    return torch.stack(shares).mean()
+    truth = torch.as_tensor(labels)
+    weight = row_weights(sample_weight, len(truth), like=truth)
+    _, group = truth[weight > 0].unique(return_inverse=True)
+    weight, hit = weight[weight > 0], (torch.as_tensor(predicted) == truth)[weight > 0]
+    return (torch.bincount(group, weight * hit) / torch.bincount(group, weight)).mean()
 
 
 def _error_risk(rows: ClassOutcomes) -> scores.RiskCoverage:
-    return scores.risk_coverage(rows.entropy(), 1 - rows.correct())
+    return scores.risk_coverage(rows.entropy(), 1 - rows.correct(), sample_weight=rows.sample_weight)
 
 
 def _temperature(rows: ClassOutcomes) -> Tensor:
     logits = torch.as_tensor(rows.probabilities).clamp_min(1e-30).log()
-    return calibration.temperature(logits[None], rows.labels)
+    return calibration.temperature(logits[None], rows.labels, sample_weight=rows.sample_weight)
 
 
 def _detection(rows: ClassOutcomes) -> Tensor:
     wrong = 1 - rows.correct()
-    if not 0 < wrong.sum() < len(wrong):
+    counted = wrong[row_weights(rows.sample_weight, len(wrong), like=wrong) > 0]
+    if not 0 < counted.sum() < len(counted):
         return torch.tensor(math.nan)  # nothing to detect, or nothing but errors
-    return scores.auroc(rows.entropy(), wrong)
+    return scores.auroc(rows.entropy(), wrong, sample_weight=rows.sample_weight)
 
 
 CLASS_SCORES = _named(
@@ -321,7 +333,9 @@ CLASS_SCORES = _named(
         "Balanced accuracy",
         "mean over the classes of the share of their rows that are recognised",
         "higher",
-        lambda rows: balanced_accuracy(torch.as_tensor(rows.probabilities).argmax(1), rows.labels),
+        lambda rows: balanced_accuracy(
+            torch.as_tensor(rows.probabilities).argmax(1), rows.labels, sample_weight=rows.sample_weight
+        ),
         percent=True,
     ),
     _mean(
@@ -356,7 +370,9 @@ CLASS_SCORES = _named(
         "Adaptive ECE",
         "the same over 15 bins of equally many rows",
         "lower",
-        lambda rows: scores.adaptive_calibration_error(rows.probabilities, rows.labels),
+        lambda rows: scores.adaptive_calibration_error(
+            rows.probabilities, rows.labels, sample_weight=rows.sample_weight
+        ),
         percent=True,
     ),
     Score(
