@@ -2,7 +2,7 @@
 
 A model of six layers, 256 wide, generates 64 tokens under the mean of eight draws, on the CPU. It is compared with eight
 calls of the model's own `generate`, which is what one text for each of eight models would cost, and with the same draws
-one at a time. Each figure is the smallest of a few turns, taken in turn.
+one at a time. Each figure is the CPU time of one thread, the smallest of a few turns, taken in turn.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import dropbayes as db
 from benchmarks import history
 
-N_DRAWS, NEW_TOKENS, TURNS = 8, 64, 5
+N_DRAWS, NEW_TOKENS, TURNS = 8, 64, 4
 
 
 def models() -> dict[str, Any]:
@@ -57,17 +57,22 @@ def measured(model: Any) -> dict[str, float]:
     seconds = dict.fromkeys(calls, float("inf"))
     for turn in range(TURNS):
         for name, call in calls.items():
-            start = time.perf_counter()
+            if name == "draw by draw" and turn != 1:
+                continue
+            start = time.process_time()
             call()
             if turn:  # the first turn inspects the model and warms the caches of the processor
-                seconds[name] = min(seconds[name], time.perf_counter() - start)
+                seconds[name] = min(seconds[name], time.process_time() - start)
     return {**seconds, "cache_bytes": result.cache_bytes}
 
 
 def main() -> None:
+    torch.set_num_threads(1)
     figures = {name: measured(model) for name, model in models().items()}
     goals = []
-    print("| dropout in | 8 generations | 8 draws, one batch | ratio | draw by draw | caches |\n|---|---|---|---|---|---|")
+    print(
+        "| dropout in | 8 generations | 8 draws, one batch | ratio | draw by draw | caches |\n|---|---|---|---|---|---|"
+    )
     for name, row in figures.items():
         row["ratio"] = row["generations"] / row["one batch"]
         print(

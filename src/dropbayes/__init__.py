@@ -18,8 +18,8 @@ from dropbayes.runtime.version import __version__
 
 if TYPE_CHECKING:
     from dropbayes.estimators import DropoutClassifier, DropoutRegressor
-    from dropbayes.layers import add_dropout
     from dropbayes.language import Generation, generate, score, semantic_entropy
+    from dropbayes.layers import add_dropout
     from dropbayes.likelihoods import (
         Bernoulli,
         Categorical,

@@ -1,14 +1,15 @@
 """What stands in for a model while transformers decodes: its forward pass is that of many draws.
 
-The decoding itself (greedy, sampling, beams, penalties, stopping) is transformers' own `generate`. It is called on a view
-of the model whose forward pass runs all draws as one batch, each with rows of its own in the cache, and answers with the
-log of their mean distribution, or with one distribution for each draw.
+The decoding itself (greedy, sampling, beams, penalties, stopping) is transformers' own `generate`. It is called on a
+view of the model whose forward pass runs all draws as one batch, each with rows of its own in the cache, and answers
+with the log of their mean distribution, or with one distribution for each draw.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import weakref
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ from dropbayes.sampling.looks import equal_but_for_rounding
 from dropbayes.sampling.masks import Keys
 from dropbayes.sampling.trees import copied_cache
 from dropbayes.sampling.views import View
+
+# The keys under which a model's step from its cache was seen to be that of the whole text, by the model.
+_checked: weakref.WeakKeyDictionary[nn.Module, set[Any]] = weakref.WeakKeyDictionary()
 
 _GROWING = ("input_ids", "decoder_input_ids", "position_ids", "token_type_ids", "decoder_position_ids")
 
@@ -56,7 +60,7 @@ class DrawnModel:
         self.cache_bytes = 0
         self._caches: list[Any] = []
         self._prompt: dict[str, Any] = {}
-        self._checked = False
+        self._keyed = (keys, draws, positions, leave_out)
 
     def model(self) -> Any:
         """The view of the model on which `generate` is called."""
@@ -89,8 +93,9 @@ class DrawnModel:
         self.log_probs = torch.cat(logits).log_softmax(-1)
         if is_prompt:
             self._prompt = arguments
-        elif name is not None and not self._checked:
+        elif name is not None and self._keyed not in _checked.setdefault(self.net, set()):
             self._check_step(arguments, n_rows, name)
+            _checked[self.net].add(self._keyed)
         self.cache_bytes = max(self.cache_bytes, sum(map(cache_bytes, self._caches)))
         answer = self.log_probs.logsumexp(0) - math.log(self.n_draws) if self.together else self.log_probs.flatten(0, 1)
         output = outputs[0]
@@ -125,7 +130,6 @@ class DrawnModel:
     def _check_step(self, step: dict[str, Any], n_rows: int, name: str) -> None:
         """Compares the first step from the cache with the whole text, read at once: the same function or an error."""
         assert self.log_probs is not None
-        self._checked = True
         whole = {key: value for key, value in step.items() if key != name}
         for key in _GROWING:
             if isinstance(step.get(key), Tensor):

@@ -75,13 +75,13 @@ class FoldedDraws:
             source.finish(split(output)[0])
         except NetworkChanged as changed:
             raise ValueError(
-                f"`model` met other sites than when it was inspected ({changed}): its sites depend on the text, so that "
-                "draws cannot share a batch. Use dropbayes.function_draw."
+                f"`model` met other sites than when it was inspected ({changed}): its sites depend on the text, so "
+                "that draws cannot share a batch. Use dropbayes.function_draw."
             ) from None
         return output
 
     def anatomy(self, arguments: dict[str, Any], n_rows: int) -> Anatomy:
-        """What is known of the model for arguments of this form; inspected where it is new, on the first draw's rows."""
+        """What is known of the model for arguments of this form, inspected on the first draw's rows where it is new."""
         self._n_rows = n_rows
         cache = arguments.get(cache_name(arguments) or "")
         filled = cache is not None and any(map(tensors_of, cache_layers(cache)))

@@ -83,8 +83,8 @@ def generate(
 ) -> Any:
     """Text by a language model with dropout: under the mean of its draws, or one text for each draw.
 
-    A draw is one function from the first token to the last: its masks are tied over positions, or keyed by them, so that
-    reading from the cache changes nothing. All draws run as one batch. Decoding is transformers' own.
+    A draw is one function from the first token to the last: its masks are tied over positions, or keyed by them, so
+    that reading from the cache changes nothing. All draws run as one batch. Decoding is transformers' own.
 
     Args:
         model: A causal or an encoder-decoder model of transformers with dropout; it is not changed.
@@ -300,9 +300,7 @@ def _decoded(work: _Work, drawn: DrawnModel, inputs: dict[str, Any], observe: An
     return sequences
 
 
-def _scored(
-    work: _Work, answer: Tensor, mask: Tensor, at_once: int, draws: range | None = None
-) -> UncertaintyRecord:
+def _scored(work: _Work, answer: Tensor, mask: Tensor, at_once: int, draws: range | None = None) -> UncertaintyRecord:
     """The uncertainty of given answers, read at once, some rows at a time."""
     draws = range(work.keys.n_draws) if draws is None else draws
     chunks = [range(s, min(s + at_once, draws.stop)) for s in range(draws.start, draws.stop, at_once)]
@@ -334,9 +332,7 @@ def _judged(log_probs: Tensor, answer: Tensor, mask: Tensor) -> UncertaintyRecor
     return record
 
 
-def _whole_text(
-    work: _Work, given: dict[str, Tensor], answer: Tensor, mask: Tensor
-) -> tuple[dict[str, Any], slice]:
+def _whole_text(work: _Work, given: dict[str, Tensor], answer: Tensor, mask: Tensor) -> tuple[dict[str, Any], slice]:
     """The arguments that read prompt and answer at once, and the columns of the logits that foretell the answer."""
     length = answer.shape[1]
     if work.has_encoder:
@@ -362,8 +358,8 @@ def _named(inputs: Any) -> dict[str, Tensor]:
     named = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
     if not isinstance(named, Mapping) or not isinstance(named.get("input_ids"), Tensor):
         raise TypeError(
-            f"`inputs` must be token ids [row, token], or a dict with `input_ids`; got {type(inputs).__name__}. Tokenize "
-            'with return_tensors="pt".'
+            f"`inputs` must be token ids [row, token], or a dict with `input_ids`; got {type(inputs).__name__}. "
+            'Tokenize with return_tensors="pt".'
         )
     ids = named["input_ids"]
     if ids.dim() != 2 or 0 in ids.shape or ids.is_floating_point():

@@ -19,17 +19,17 @@ _OURS = {
 
 
 def checked_language_model(model: Any) -> nn.Module:
-    """`model`, if it is a language model of transformers that draws can be made of; else one error that says why not."""
+    """`model`, if it is a language model of transformers that can be drawn from; else one error that says why not."""
     if not isinstance(model, nn.Module) or not callable(getattr(model, "generate", None)):
         raise TypeError(f"`model` must be a language model of transformers; got {type(model).__name__}.")
     if any("_orig_mod" in module._modules or module._compiled_call_impl is not None for module in model.modules()):
         raise ValueError(
-            "`model` must not be compiled: compiled code hides its dropout. Pass the model that torch.compile was given."
+            "`model` must not be compiled: compiled code hides its dropout. Pass the model that was compiled."
         )
     if getattr(model, "is_quantized", False) or any(_is_quantised(module) for module in model.modules()):
         raise ValueError(
-            "`model` must not be quantised: its kernels round activations by row, so that a draw in a batch would not be "
-            "the draw alone. Load it in bfloat16 or float16."
+            "`model` must not be quantised: how its kernels round may depend on the batch, so that a draw among others "
+            "need not be the draw alone. Load it in bfloat16 or float16."
         )
     inner = generating_module(model)
     if not inner.can_generate():

@@ -1,7 +1,7 @@
 r"""The uncertainty of a text that draws of a language model give it, token by token and as a whole.
 
-Draw $t$ gives the next token the distribution $p_t(y_l \mid y_{<l}, x)$. Malinin and Gales (2021, *Uncertainty Estimation
-in Autoregressive Structured Prediction*, section 3) combine the draws in two ways: the *product of expectations*
+Draw $t$ gives the next token the distribution $p_t(y_l \mid y_{<l}, x)$. Malinin and Gales (2021, *Uncertainty
+Estimation in Autoregressive Structured Prediction*) combine the draws in two ways: the *product of expectations*
 averages them at every token,
 
 $$P(y \mid x) = \prod_l \frac1T \sum_t p_t(y_l \mid y_{<l}, x),$$
@@ -12,8 +12,8 @@ $$P(y \mid x) = \frac1T \sum_t \prod_l p_t(y_l \mid y_{<l}, x)
  = \prod_l \sum_t w_{t,l}\, p_t(y_l \mid y_{<l}, x), \qquad w_{t,l} \propto \prod_{k<l} p_t(y_k \mid y_{<k}, x),$$
 
 in which the text so far has updated the weight of each draw. With weights $w$, the total uncertainty of a token is the
-entropy of the mean distribution, data uncertainty the mean of the entropies, and knowledge uncertainty their difference,
-the mutual information of token and draw. Those of a text are the means over its tokens (rates, in nats per token): the
+entropy of the mean distribution, data uncertainty the mean of the entropies, and knowledge uncertainty their
+difference, the mutual information of token and draw. Those of a text are the means over its tokens (rates, in nats per token): the
 chain rule of the entropy of a sequence, estimated with this one text.
 """
 
