@@ -20,7 +20,7 @@ def semantic_entropy(
     *,
     log_probs: Sequence[float] | Tensor | None = None,
 ) -> float:
-    r"""The entropy, in nats, of classes of texts that say the same (Kuhn, Gal and Farquhar 2023, *Semantic uncertainty*).
+    r"""The entropy in nats over what texts say (Kuhn, Gal and Farquhar 2023, *Semantic Uncertainty*).
 
     $-\sum_c P(c) \ln P(c)$, where $P(c)$ is the share of texts in class $c$, or the sum of their probabilities,
     normalised. A text joins the first class whose first member is equivalent to it, in both directions.

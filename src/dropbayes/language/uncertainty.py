@@ -13,8 +13,8 @@ $$P(y \mid x) = \frac1T \sum_t \prod_l p_t(y_l \mid y_{<l}, x)
 
 in which the text so far has updated the weight of each draw. With weights $w$, the total uncertainty of a token is the
 entropy of the mean distribution, data uncertainty the mean of the entropies, and knowledge uncertainty their
-difference, the mutual information of token and draw. Those of a text are the means over its tokens (rates, in nats per token): the
-chain rule of the entropy of a sequence, estimated with this one text.
+difference, the mutual information of token and draw. Those of a text are the means over its tokens (rates, in nats per
+token): the chain rule of the entropy of a sequence, estimated with this one text.
 """
 
 from __future__ import annotations
