@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from dropbayes.predictive.mixtures import Mixture
 from dropbayes.sampling import draws, sites
 from dropbayes.scores import confidence_and_correctness, expected_calibration_error, risk_coverage
 
-__all__ = ["DropoutChoice", "Verdict", "check", "choose_dropout"]
+__all__ = ["DropoutChoice", "Verdict", "check", "choose_dropout", "row_verdict"]
 
 DROP_PROBS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 """The drop probabilities that `choose_dropout` tries."""
@@ -154,26 +154,63 @@ def check(
     judge = _ClassJudge() if _is_classes(targets, plain, likelihood) else _NumberJudge(likelihood)
     densities, base = judge.log_densities(sampled, targets), judge.log_densities(plain[None], targets)
     uncertainty, loss = judge.uncertainty_and_loss(sampled, targets)
-    curve = risk_coverage(uncertainty, loss)
-    difference = densities - base
     equivalent, ensembles = _ensemble_equivalent(judge, members, x, targets, float(densities.mean()))
-    measured: dict[str, Any] = {
-        "sites": tuple((site.path, site.drop_prob) for site in found),
-        "n_rows": len(targets),
-        "n_draws": n_draws,
-        "log_likelihood": float(densities.mean()),
-        "plain_log_likelihood": float(base.mean()),
-        "gain_error": float(difference.std() / math.sqrt(len(difference))),
-        "risk_area": float(curve.area),
-        "random_area": float(loss.mean()),
-        "oracle_area": float(curve.oracle_area),
-        "coverage": judge.coverage(sampled, targets),
-        "calibration_error": judge.calibration_error(sampled, targets),
-        "ensemble_equivalent": equivalent,
-        "ensemble_log_likelihoods": ensembles,
-    }
-    verdict = Verdict(**measured, advice=())
-    return Verdict(**measured, advice=_advice(verdict))
+    return row_verdict(
+        densities, base, uncertainty, loss,
+        sites=[(site.path, site.drop_prob) for site in found],
+        n_draws=n_draws,
+        coverage=judge.coverage(sampled, targets),
+        calibration_error=judge.calibration_error(sampled, targets),
+        ensemble_equivalent=equivalent,
+        ensemble_log_likelihoods=ensembles,
+    )  # fmt: skip
+
+
+def row_verdict(
+    densities: Tensor,
+    plain_densities: Tensor,
+    uncertainty: Tensor,
+    loss: Tensor,
+    *,
+    sites: Sequence[tuple[str, float | None]],
+    n_draws: int,
+    coverage: dict[float, float],
+    calibration_error: float | None,
+    ensemble_equivalent: float | None = None,
+    ensemble_log_likelihoods: tuple[float, ...] = (),
+) -> Verdict:
+    """The verdict that follows from what was measured on each row.
+
+    Args:
+        densities: The log-density of each outcome under the draws.
+        plain_densities: That without dropout.
+        uncertainty: The uncertainty of each row.
+        loss: The loss of each row.
+        sites: The name and drop probability of each stochastic operation.
+        n_draws: The number of draws.
+        coverage: The observed share of outcomes inside the central intervals, by claimed share (regression).
+        calibration_error: The expected calibration error (classes).
+        ensemble_equivalent: The number of networks trained apart that reach the same log-likelihood, where known.
+        ensemble_log_likelihoods: The log-likelihood of ensembles of 1, 2, ... members, where known.
+    """
+    curve, difference = risk_coverage(uncertainty, loss), densities - plain_densities
+    verdict = Verdict(
+        sites=tuple(sites),
+        n_rows=len(densities),
+        n_draws=n_draws,
+        log_likelihood=float(densities.mean()),
+        plain_log_likelihood=float(plain_densities.mean()),
+        gain_error=float(difference.std() / math.sqrt(len(difference))),
+        risk_area=float(curve.area),
+        random_area=float(loss.mean()),
+        oracle_area=float(curve.oracle_area),
+        coverage=coverage,
+        calibration_error=calibration_error,
+        ensemble_equivalent=ensemble_equivalent,
+        ensemble_log_likelihoods=ensemble_log_likelihoods,
+        advice=(),
+    )
+    return replace(verdict, advice=_advice(verdict))
 
 
 @dataclass(frozen=True)
