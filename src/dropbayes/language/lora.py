@@ -3,8 +3,8 @@ r"""Draws of a network with low-rank adapters, as adapters.
 A mask that is the same at every position can be folded into the adapter that reads what it drops,
 $\mathbf B \mathbf A (\mathbf z \odot \mathbf x) / (1 - p) = \mathbf B \mathbf A' \mathbf x$ with
 $\mathbf A' = \mathbf A\,\mathrm{diag}(\mathbf z) / (1 - p)$: a draw of the network is the network with another,
-ordinary adapter (Hu et al. 2021 for the adapter, Gal and Ghahramani 2016 for the mask that positions share). $T$ draws are
-$T$ adapters in PEFT's own format, which anything that serves adapters can load.
+ordinary adapter (Hu et al. 2021 for the adapter, Gal and Ghahramani 2016 for the mask that positions share). $T$ draws
+are $T$ adapters in PEFT's own format, which anything that serves adapters can load.
 """
 
 from __future__ import annotations
