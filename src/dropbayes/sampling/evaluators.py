@@ -8,10 +8,12 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from dropbayes.sampling.compaction import compact_draws
 from dropbayes.sampling.inspection import Inspected
 from dropbayes.sampling.looks import flags_up
 from dropbayes.sampling.masks import Keys
-from dropbayes.sampling.perceptron import Perceptron, compact_draw, prepared_draws
+from dropbayes.sampling.perceptron import Perceptron
+from dropbayes.sampling.perceptron_draws import prepared_draws
 from dropbayes.sampling.strategies import Masks, Strategy, Work, evaluate, fused_kernels
 from dropbayes.sampling.trees import Inputs
 from dropbayes.sampling.views import View
@@ -120,6 +122,7 @@ class Compacted:
 
     perceptron: Perceptron
     keys: Keys
+    integrate: bool
 
     name = "direct, compacted"
 
@@ -128,5 +131,14 @@ class Compacted:
 
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
         x = inputs.leaves[0][rows.start : rows.stop]
-        outputs = torch.stack([compact_draw(self.perceptron, x, keys=self.keys, draw=draw) for draw in draws])
-        return Chunk(draws, [outputs], None)
+        # On a CPU a draw's weights are taken through all rows while they are in the cache.
+        parts = [range(draw, draw + 1) for draw in draws] if x.device.type == "cpu" else [draws]
+        results = [
+            compact_draws(self.perceptron.layers, x, self.keys, draws=part, integrate_last=self.integrate)
+            for part in parts
+        ]
+        outputs = torch.cat([outputs for outputs, _ in results])
+        if not self.integrate:
+            return Chunk(draws, [outputs], None)
+        shares = [variance.double() for _, variance in results if variance is not None]
+        return Chunk(draws, [outputs], [torch.stack(shares).mean(0)])

@@ -37,7 +37,11 @@ _KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 def _kernels_for(x: Tensor) -> Any:
     """The kernels that make masks in registers; None where there are none for this device, or a gradient is wanted."""
-    return fused_kernels() if x.is_cuda and not (torch.is_grad_enabled() and x.requires_grad) else None
+    return None if torch.is_grad_enabled() and x.requires_grad else _kernels_on(x.device)
+
+
+def _kernels_on(device: torch.device) -> Any:
+    return fused_kernels() if device.type == "cuda" else None
 
 
 @functools.cache
@@ -178,12 +182,18 @@ class KeyedSource(RandomSource):
         folded = _folded_draws(x, self.level, layout.axis) if self.level is not None and drawn else x
         result: Tensor = kernels.masked(
             folded.contiguous(), self.masks.keys, site.index, drop_prob=drop_prob, draws=self.draws,
-            rows=self._own_rows, outer=math.prod(shape[: layout.axis]),
-            inner=layout.inner * math.prod(shape[layout.axis + 1 :]), drawn=drawn,
+            rows=self._own_rows, drawn=drawn, **_extents(shape, layout),
         )  # fmt: skip
+        result = self._as_seen(result, layout, shape)
+        if self.level is None and x.dim() == 4 and not x.is_contiguous():
+            last = x.is_contiguous(memory_format=torch.channels_last)
+            return result.contiguous(memory_format=torch.channels_last) if last else result
+        return result
+
+    def _as_seen(self, result: Tensor, layout: RowLayout, shape: tuple[int, ...]) -> Tensor:
+        """A kernel's result, `[outer, draw, row, inner]`, as the network sees it: mapped draws hidden."""
         if self.level is None:
-            last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-            return result.view(shape).contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+            return result.view(shape)
         sizes = (*shape[: layout.axis], len(self.draws), *shape[layout.axis :])
         return _add_batch_dim(result.view(sizes), layout.axis, self.level)
 
@@ -228,6 +238,13 @@ class KeyedSource(RandomSource):
         if not shape and not site.is_random:  # LayerDrop of probability 0 or 1
             return torch.full((), 0.5, dtype=torch.float64, device=device)
         layout, inner_shape = self._layout(site, shape)
+        kernels = _kernels_on(device)
+        if kernels is not None and layout is not None:
+            result: Tensor = kernels.uniforms(
+                self.masks.keys, site.index, draws=self.draws, rows=self._own_rows, n_rows=len(self.rows),
+                device=device, **_extents(shape, layout),
+            )  # fmt: skip
+            return self._as_seen(result, layout, shape)
         words = uniform(
             self.masks.keys, site.index, draws=self.draws, rows=self._own_rows, shape=inner_shape, device=device
         )
@@ -319,6 +336,12 @@ class KeyedSource(RandomSource):
             value = value.unsqueeze(0)
         leading = list(range(n_leading))
         return value.movedim(leading, [layout.axis + place for place in leading])
+
+
+def _extents(shape: tuple[int, ...], layout: RowLayout) -> dict[str, int]:
+    """How many of a row's units precede and follow the rows in memory."""
+    axis = layout.axis
+    return {"outer": math.prod(shape[:axis]), "inner": layout.inner * math.prod(shape[axis + 1 :])}
 
 
 def _is_mapped(x: Tensor, level: int) -> bool:
