@@ -95,7 +95,8 @@ def choose_ensemble(
         seed: The seed of folds and networks.
         settings: Passed to `train`.
     """
-    tasks = fold_tasks(x, y, n_folds=n_folds, groups=groups, weight=weight, seed=seed)
+    likelihood = settings.get("likelihood", "gaussian")
+    tasks = fold_tasks(x, y, n_folds=n_folds, groups=groups, weight=weight, likelihood=likelihood, seed=seed)
     candidates = list(grid)
     trained, density = _scored(tasks, candidates, n_draws, seed, settings)
     if finalists:

@@ -3,15 +3,21 @@
 from dropbayes.predictive.evaluation import COVERAGES, Evaluation, evaluate
 from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.predictive.moments import Gaussian, Prediction, UncertaintyWarning, batches, predict
+from dropbayes.predictive.scoring import CLASS_SCORES, REGRESSION_SCORES, ClassOutcomes, RegressionOutcomes, Score
 from dropbayes.predictive.verdict import DropoutChoice, Verdict, check, choose_dropout
 
 __all__ = [
+    "CLASS_SCORES",
     "COVERAGES",
+    "REGRESSION_SCORES",
+    "ClassOutcomes",
     "DropoutChoice",
     "Evaluation",
     "Gaussian",
     "Mixture",
     "Prediction",
+    "RegressionOutcomes",
+    "Score",
     "UncertaintyWarning",
     "Verdict",
     "batches",

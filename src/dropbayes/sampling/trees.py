@@ -191,6 +191,8 @@ def _tensors(x: Any) -> Any:
     def tensor(leaf: Any) -> Any:
         if not isinstance(leaf, np.ndarray):
             return leaf
+        if leaf.dtype.kind not in "biufc":
+            raise TypeError(f"`x` must hold numbers; got an array of dtype {leaf.dtype}.")
         made = torch.from_numpy(np.array(leaf, order="C"))  # a copy: an array may be read-only
         return made.to(torch.get_default_dtype()) if made.dtype == torch.float64 else made
 
