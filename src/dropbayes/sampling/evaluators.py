@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.sampling.compaction import compact_draws
+from dropbayes.sampling.fusion import kernels_on
 from dropbayes.sampling.inspection import Inspected
 from dropbayes.sampling.looks import flags_up
 from dropbayes.sampling.masks import Keys
 from dropbayes.sampling.perceptron import Perceptron
 from dropbayes.sampling.perceptron_draws import prepared_draws
-from dropbayes.sampling.strategies import Masks, Strategy, Work, evaluate, fused_kernels
+from dropbayes.sampling.strategies import Masks, Strategy, Work, evaluate
 from dropbayes.sampling.trees import Inputs
 from dropbayes.sampling.views import View
 
@@ -98,7 +99,7 @@ class Direct:
     def moments(self, inputs: Inputs, first_row: int, draws: range) -> tuple[Tensor, Tensor] | None:
         """The mean and variance over draws of all rows by one kernel; None where there is none for this perceptron."""
         x = inputs.leaves[0]
-        kernels = fused_kernels() if x.is_cuda else None
+        kernels = kernels_on(x.device)
         if kernels is None or self.perceptron.fused is None or x.dtype != torch.float32:
             return None
         rows = range(first_row, first_row + inputs.n_rows) if self.per_row else None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.sampling.anatomy import Anatomy, RowLayout, Site
-from dropbayes.sampling.strategies import fused_kernels
+from dropbayes.sampling.fusion import fused_kernels
 from dropbayes.sampling.trees import split
 from dropbayes.sampling.views import has_global_hooks
 

@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from dropbayes.sampling.anatomy import Anatomy, RowLayout
 from dropbayes.sampling.choice import agreeing_sizes, chosen_strategy, is_out_of_memory
 from dropbayes.sampling.evaluators import Chunk, Compacted, Direct, Evaluator, General
+from dropbayes.sampling.fusion import kernels_on
 from dropbayes.sampling.inspection import inspected, names_of
 from dropbayes.sampling.lengths import sequence_lengths
 from dropbayes.sampling.masks import SAMPLERS, Keys
 from dropbayes.sampling.perceptron import perceptron
 from dropbayes.sampling.positions import Positions, checked_positions
-from dropbayes.sampling.strategies import ONE_BY_ONE, Masks, NetworkChanged, fused_kernels
+from dropbayes.sampling.strategies import ONE_BY_ONE, Masks, NetworkChanged
 from dropbayes.sampling.trees import Inputs
 from dropbayes.sampling.views import checked_network, unwrapped
 
@@ -189,7 +190,7 @@ def plan_draws(
     direct = perceptron(unwrapped(net), inputs.leaves[0]) if plain else None
     # Units that a draw drops are left out where rows share them; on a GPU, weights are gathered by a kernel.
     compact = direct is not None and masks == "shared" and direct.is_wide and not exact_rows
-    compact = compact and (device == "cpu" or (inputs.device.type == "cuda" and fused_kernels() is not None))
+    compact = compact and (device == "cpu" or kernels_on(inputs.device) is not None)
     if direct is not None and device != "cpu" and not compact and (exact_rows or direct.fused is None):
         direct = None  # elsewhere a perceptron without a kernel of its own is like any other network
     net = net if direct is not None else checked_network(net)

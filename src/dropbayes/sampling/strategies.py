@@ -8,8 +8,6 @@ oracle of the others.
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib.util
 import math
 import random
 import sys
@@ -21,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.sampling.anatomy import Anatomy, RowLayout, Site
+from dropbayes.sampling.fusion import kernels_on
 from dropbayes.sampling.generators import unchanged_generators
 from dropbayes.sampling.masks import Keys, Units, derived_seed, keep_mask, uniform
 from dropbayes.sampling.names import SiteNames
@@ -39,21 +38,7 @@ _KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 def _kernels_for(x: Tensor) -> Any:
     """The kernels that make masks in registers; None where there are none for this device, or a gradient is wanted."""
-    return None if torch.is_grad_enabled() and x.requires_grad else _kernels_on(x.device)
-
-
-def _kernels_on(device: torch.device) -> Any:
-    return fused_kernels() if device.type == "cuda" else None
-
-
-@functools.cache
-def fused_kernels() -> Any:
-    """The Triton kernels; None where Triton is not installed."""
-    if importlib.util.find_spec("triton") is None:
-        return None
-    from dropbayes.sampling import kernels
-
-    return kernels
+    return None if torch.is_grad_enabled() and x.requires_grad else kernels_on(x.device)
 
 
 class NetworkChanged(Exception):
@@ -258,7 +243,7 @@ class KeyedSource(RandomSource):
         if not shape and not site.is_random:  # LayerDrop of probability 0 or 1
             return torch.full((), 0.5, dtype=torch.float64, device=device)
         layout, inner_shape = self._layout(site, shape)
-        kernels, positions = _kernels_on(device), self.masks.positions
+        kernels, positions = kernels_on(device), self.masks.positions
         if kernels is not None and layout is not None and positions is None:
             result: Tensor = kernels.uniforms(
                 self.masks.keys, site.index, draws=self.draws, rows=self._own_rows, n_rows=len(self.rows),
