@@ -8,7 +8,7 @@ from dropbayes.population import (
     choose,
     evaluate,
 )
-from dropbayes.population.search import fold_tasks, folds
+from dropbayes.population.search import fold_tasks, folds, forward_folds
 
 F64 = {"device": "cpu", "dtype": torch.float64}
 
@@ -29,6 +29,25 @@ def test_search_prefers_the_candidate_that_can_learn_and_refits_it_on_all_rows()
     assert len(choice.population) == 2
     score = evaluate(choice.population, toy(200, seed=1)).log_likelihood
     assert (score - choice.log_likelihood[0]).abs().max() < 0.35  # held-out folds foretell fresh rows
+
+
+def test_forward_folds_learn_all_that_came_before_and_nothing_after():
+    times = torch.tensor([3, 0, 5, 1, 4, 2, 5, 0, 3, 1])
+    splits = forward_folds(times, 5)
+    assert [times[held].unique().tolist() for _, held in splits] == [[1], [2], [3], [4], [5]]
+    for learned, held in splits:
+        assert learned.tolist() == [row for row in range(10) if times[row] < times[held].min()]
+
+
+def test_a_single_forward_split_holds_out_the_last_fifth():
+    times = torch.arange(10).flip(0)
+    [(learned, held)] = forward_folds(times, 1)
+    assert sorted(times[held].tolist()) == [8, 9]
+    assert sorted(times[learned].tolist()) == list(range(8))
+
+
+def test_more_forward_folds_than_times_are_as_many_as_there_are():
+    assert len(forward_folds(torch.tensor([0, 1, 2, 2]), 5)) == 2
 
 
 def test_a_budget_draws_distinct_candidates():

@@ -189,7 +189,9 @@ def fit(
     time: Annotated[
         str | None,
         typer.Option(
-            help="The column of times, held out in consecutive blocks.", metavar="COLUMN", rich_help_panel="Columns"
+            help="The column of times: learn the past, hold out what follows.",
+            metavar="COLUMN",
+            rich_help_panel="Columns",
         ),
     ] = None,
     effort: Annotated[

@@ -62,7 +62,7 @@ def evaluate(
 
 def _number_rows(model: Model, window: Window, y: Any, present: Any, source: Source) -> dict[str, Tensor]:
     """What the scores of regression need of each row."""
-    mixture = model.estimator.predictive(window.x)
+    mixture = model.ensemble.predictive(window.x)
     check_finite([mixture.mean.numpy()], window, source)
     outcome = torch.from_numpy(np.where(present, y, 0.0))
     rows = {
@@ -76,13 +76,13 @@ def _number_rows(model: Model, window: Window, y: Any, present: Any, source: Sou
 
 
 def _class_rows(model: Model, window: Window, y: Any, present: Any, source: Source) -> dict[str, Tensor]:
-    probabilities = draw_mean(model.estimator.draws(window.x))
+    probabilities = draw_mean(model.ensemble.draws(window.x))
     check_finite([probabilities.sum(1).numpy()], window, source)
     return {"probabilities": probabilities[present], "y": torch.from_numpy(y[present])}
 
 
 def _say(model: Model, source: Source, n_rows: int, found: dict[str, float], *, as_json: bool) -> None:
-    n_draws = int(model.estimator.n_draws) * len(model.estimator.population_)
+    n_draws = int(model.ensemble.n_draws) * len(model.ensemble.population_)
     if as_json:
         print_json({"model": str(model.path), "data": source.label, "n_rows": n_rows, "n_draws": n_draws, **found})
         return

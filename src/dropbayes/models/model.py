@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dropbayes import information
-from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+from dropbayes import estimators, information
+from dropbayes.estimators.ensembles import RegressionEnsemble
 from dropbayes.estimators.recalibration import Method, fit_recalibration, recalibrated
 from dropbayes.models import storage
 from dropbayes.models.prediction import column_names, prediction_columns
@@ -32,29 +32,29 @@ def _row(row: int) -> str:
     return "the data frame" if row < 0 else f"the data frame, row {row}"
 
 
-def uncertainty_percentiles(estimator: Any, x: Array) -> dict[str, float]:
+def uncertainty_percentiles(ensemble: Any, x: Array) -> dict[str, float]:
     """The 50th, 90th, 95th and 99th percentile of the uncertainty of known rows, to compare later rows with.
 
     The uncertainty is the standard deviation, or for classes the entropy.
 
     Args:
-        estimator: A fitted estimator.
-        x: Its inputs; of many rows, some evenly spaced ones are taken.
+        ensemble: The fitted networks.
+        x: Their inputs; of many rows, some evenly spaced ones are taken.
     """
     some = x[:: -(-len(x) // _PERCENTILE_ROWS)]
-    if isinstance(estimator, DropoutClassifier):
-        values = information.entropy(estimator.predict_proba(some)).numpy()
+    if isinstance(ensemble, RegressionEnsemble):
+        values = ensemble.predict(some, return_std=True)[1]
     else:
-        values = estimator.predict(some, return_std=True)[1]
+        values = information.entropy(ensemble.predict_proba(some)).numpy()
     return {str(level): float(np.percentile(values, level)) for level in (50, 90, 95, 99)}
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A fitted estimator with the columns it reads and how it came about.
+    """A fitted ensemble with the columns it reads and how it came about.
 
     Attributes:
-        estimator: A fitted `DropoutRegressor` or `DropoutClassifier`, recalibrated if the model is.
+        ensemble: The fitted networks, recalibrated if the model is.
         schema: Its columns.
         origin: What it was fitted on and with: file, rows, settings, versions, calibration.
         path: Its folder, if it has one.
@@ -68,7 +68,7 @@ class Model:
         ['', 'size']
     """
 
-    estimator: Any
+    ensemble: Any
     schema: Schema
     origin: dict[str, Any]
     path: pathlib.Path | None = None
@@ -95,11 +95,9 @@ class Model:
     def of_rows(cls, rows: TrainingRows, *, origin: dict[str, Any], **settings: Any) -> Model:
         """A model fitted to training rows."""
         regression = rows.schema.task == "regression"
-        kind: Any = DropoutRegressor if regression else DropoutClassifier
-        estimator = kind(**settings)
-        groups = {} if rows.group is None else {"groups": rows.group}
+        estimator = (estimators.DropoutRegressor if regression else estimators.DropoutClassifier)(**settings)
         try:
-            estimator.fit(rows.x, rows.y, sample_weight=rows.weight, **groups)
+            estimator.fit(rows.x, rows.y, sample_weight=rows.weight, groups=rows.group, times=rows.time)
         finally:
             estimator.verbose = False
         percentiles = uncertainty_percentiles(estimator, rows.x)
@@ -115,7 +113,7 @@ class Model:
             y: The targets it was fitted to.
             target: The name of what it predicts.
         """
-        task: Task = "regression" if isinstance(estimator, DropoutRegressor) else "classification"
+        task: Task = "regression" if isinstance(estimator, RegressionEnsemble) else "classification"
         table = as_table(frame).append_column(target, [np.asarray(y).tolist()])
         rows = training_rows(table, target=target, label="the data frame", at=_row, task=task)
         schema = rows.schema
@@ -140,9 +138,21 @@ class Model:
         percentiles: dict[str, float] = known or self.origin.get("uncertainty_percentiles", {})
         return percentiles
 
+    @property
+    def estimator(self) -> Any:
+        """The networks as a fitted `DropoutRegressor` or `DropoutClassifier`, recalibrated if the model is."""
+        regression = isinstance(self.ensemble, RegressionEnsemble)
+        kind = estimators.DropoutRegressor if regression else estimators.DropoutClassifier
+        if not isinstance(self.ensemble, kind):
+            estimator = kind(**self.ensemble.get_params())
+            estimator.__dict__.update(vars(self.ensemble))
+            # From now on the model predicts with it, so that there is one object to change and to save.
+            object.__setattr__(self, "ensemble", estimator)
+        return self.ensemble
+
     def with_draws(self, *, n_draws: int | None, seed: int | None) -> Model:
         """The model predicting from another number of draws or another seed, where one is asked for."""
-        return replace(self, estimator=self.estimator.with_draws(n_draws=n_draws, seed=seed))
+        return replace(self, ensemble=self.ensemble.with_draws(n_draws=n_draws, seed=seed))
 
     def encode(self, frame: Any, *, allow_new: bool = False) -> Encoded:
         """The rows of a data frame as inputs of the networks.
@@ -171,15 +181,13 @@ class Model:
             raise ValueError(f"`coverage` must lie between 0 and 1; got {coverage!r}.")
         encoded = self.encode(frame, allow_new=allow_new)
         blocks = [
-            prediction_columns(self.estimator, encoded.x[start : start + self.estimator.block_rows], coverage=coverage)
-            for start in range(0, len(encoded.x), self.estimator.block_rows)
+            prediction_columns(self.ensemble, encoded.x[start : start + self.ensemble.block_rows], coverage=coverage)
+            for start in range(0, len(encoded.x), self.ensemble.block_rows)
         ]
         if not blocks:
             raise ValueError("`frame` must have at least one row.")
         columns = [np.concatenate(parts).tolist() for parts in zip(*blocks, strict=True)]
-        return as_frame(
-            dict(zip(column_names(self.estimator), [*columns, encoded.outside_names()], strict=True)), frame
-        )
+        return as_frame(dict(zip(column_names(self.ensemble), [*columns, encoded.outside_names()], strict=True)), frame)
 
     def outcomes(self, frame: Any) -> Array:
         """The targets in a data frame: numbers, or classes."""
@@ -200,11 +208,11 @@ class Model:
             allow_new: Whether to encode unseen categories as all zeros instead of failing.
         """
         x, y = self.encode(frame, allow_new=allow_new).x, self.outcomes(frame)
-        return self.recalibrated(fit_recalibration(self.estimator, x, y, method=method), "a data frame", x)
+        return self.recalibrated(fit_recalibration(self.ensemble, x, y, method=method), "a data frame", x)
 
     def recalibrated(self, recalibration: Any, source: str = "", x: Array | None = None) -> Model:
         """The model with a recalibration, where that came from and the inputs of its rows; None takes it back."""
-        estimator = recalibrated(self.estimator, recalibration)
+        ensemble = recalibrated(self.ensemble, recalibration)
         origin = {name: value for name, value in self.origin.items() if name != "calibration"}
         if recalibration is not None:
             origin["calibration"] = {
@@ -212,8 +220,8 @@ class Model:
                 "file": source,
             }  # fmt: skip
             if x is not None:
-                origin["calibration"]["uncertainty_percentiles"] = uncertainty_percentiles(estimator, x)
-        return replace(self, estimator=estimator, origin=origin)
+                origin["calibration"]["uncertainty_percentiles"] = uncertainty_percentiles(ensemble, x)
+        return replace(self, ensemble=ensemble, origin=origin)
 
     def save(self, path: str | os.PathLike[str]) -> Model:
         """Writes the model's folder, whole or not at all; a model in it is replaced.
@@ -221,7 +229,7 @@ class Model:
         Returns:
             The model with its folder.
         """
-        storage.write(path, self.estimator, self.schema, self.origin)
+        storage.write(path, self.ensemble, self.schema, self.origin)
         return replace(self, path=pathlib.Path(path))
 
     def save_calibration(self) -> None:

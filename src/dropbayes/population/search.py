@@ -79,6 +79,23 @@ def folds(
     return [((~mask).nonzero()[:, 0], mask.nonzero()[:, 0]) for mask in held]
 
 
+def forward_folds(times: Tensor, n_folds: int, *, holdout: float = 0.2) -> list[tuple[Tensor, Tensor]]:
+    """Splits that learn the past and hold out what follows, the past longer in each (forward chaining).
+
+    Args:
+        times: A number for each row that rises with its time; rows of one time stay together.
+        n_folds: How many, fewer than there are times; 1 is a single split.
+        holdout: The share of the times, the last ones, held out by a single split.
+    """
+    distinct = times.unique()
+    if n_folds == 1:
+        parts = [distinct[-max(1, round(holdout * len(distinct))) :]]
+    else:
+        parts = list(distinct.tensor_split(min(n_folds + 1, len(distinct))))[1:]
+    held = [(times >= part[0]) & (times <= part[-1]) for part in parts]
+    return [((times < part[0]).nonzero()[:, 0], mask.nonzero()[:, 0]) for part, mask in zip(parts, held, strict=True)]
+
+
 def _strata_of_groups(group: Tensor, strata: Tensor) -> Tensor:
     """The commonest stratum of each group, by number."""
     _, stratum = strata.unique(return_inverse=True)
@@ -92,6 +109,7 @@ def fold_tasks(
     *,
     n_folds: int,
     groups: Any = None,
+    forward: bool = False,
     weight: Any = None,
     likelihood: str | Head = "gaussian",
     seed: int = 0,
@@ -104,6 +122,7 @@ def fold_tasks(
         n_folds: Folds; 1 for a single split with a fifth of the rows held out.
         groups: The group number of each row; rows of a group are never on both sides of a split. Each row its own by
             default.
+        forward: Whether the groups are numbered in the order of time, and each fold follows what is learned.
         weight: Row weights.
         likelihood: That of the networks; the folds of a classification have the classes in equal shares.
         seed: The seed of the folds.
@@ -113,16 +132,19 @@ def fold_tasks(
     groups = torch.arange(len(x)) if groups is None else torch.as_tensor(groups)
     if len(groups.unique()) < 2:
         raise ValueError("`groups` must have at least 2 groups, one to learn from and one to hold out; got 1.")
-
-    head = head_of(likelihood)
-    strata = None if head.has_noise else head.columns(y)[:, 0]
+    if forward:
+        splits = forward_folds(groups, n_folds)
+    else:
+        head = head_of(likelihood)
+        strata = None if head.has_noise else head.columns(y)[:, 0]
+        splits = folds(groups, n_folds, strata=strata, seed=seed)
 
     def weights(rows: Tensor) -> Tensor | None:
         return None if weight is None else weight[rows]
 
     return tuple(
         Task(x[learned], y[learned], weights(learned), held_out=(x[held], y[held], weights(held)))
-        for learned, held in folds(groups, n_folds, strata=strata, seed=seed)
+        for learned, held in splits
     )
 
 
