@@ -170,7 +170,8 @@ class WeightedSum:
                 slice(o * d, o * d + end, step)
                 for o, d, end, step in zip(offset, self.dilation, ends, self.stride, strict=True)
             )
-            part = covariance[(..., *(window * times))]
+            index: Any = (..., *window * times)
+            part = covariance[index]
             total = part if total is None else total + part
         assert total is not None
         return total
@@ -302,7 +303,7 @@ class ConvolutionalCovariance(Covariance):
             if not isinstance(step.operation, WeightedSum):
                 return step
             names = {scale: f"{step.name}_{scale}" for scale in ("length_scale", "bias_scale")}
-            own = {scale: values[name] for scale, name in names.items() if name in values}
+            own: dict[str, Any] = {scale: values[name] for scale, name in names.items() if name in values}
             return replace(step, operation=replace(step.operation, **own))
 
         return replace(self, steps=tuple(changed(step) for step in self.steps))

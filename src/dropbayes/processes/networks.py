@@ -232,7 +232,7 @@ class _Reading:
 
 def _averages_positions(node: fx.Node) -> bool:
     """Whether a mean is one over all axes after the channels, without keeping them."""
-    axes = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    axes: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
     kept = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
     axes = sorted([axes] if isinstance(axes, int) else list(axes or []))
     return not kept and axes in ([2], [2, 3], [2, 3, 4], [-1], [-2, -1], [-3, -2, -1])
