@@ -471,7 +471,7 @@ def report(
 )
 def reproduce(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help=f"{', '.join(NAMES)}; or uci.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help=f"{', '.join(NAMES)}.")] = None,
     quick: Annotated[bool, typer.Option("--quick", metavar="", help="A small version, minutes on two cores.")] = False,
     out: Annotated[str | None, typer.Option(help="The folder for results; out by default.", metavar="FOLDER")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...", metavar="NAME")] = "auto",
@@ -493,17 +493,18 @@ def reproduce(
         print(context.get_help())
         return
     if name is None:
-        raise typer.BadParameter(f"must be one of {', '.join(NAMES)}, uci", param_hint="NAME")
-    if name not in (*NAMES, "uci"):
-        raise typer.BadParameter(f"must be one of {', '.join(NAMES)}, uci; got {name!r}", param_hint="NAME")
+        raise typer.BadParameter(f"must be one of {', '.join(NAMES)}", param_hint="NAME")
+    if name not in NAMES:
+        raise typer.BadParameter(f"must be one of {', '.join(NAMES)}; got {name!r}", param_hint="NAME")
     if asked:
         reproducing.describe(name)
         return
     if name == "uci":
         if change or figures_only:
-            raise typer.BadParameter("uci has no --set or --figures-only", param_hint="NAME")
-        options = [*(["--quick"] if quick else []), *(["--out", out] if out else []), "--device", device]
-        raise typer.Exit(reproducing.reproduce_uci([*options, *context.args], as_json=as_json))
+            raise typer.BadParameter("uci has options of its own, not --set and --figures-only", param_hint="NAME")
+        options = [*(["--quick"] if quick else []), "--device", device, *context.args]
+        folder = out or ("out/uci-quick" if quick else "out/uci")
+        raise typer.Exit(reproducing.reproduce_uci(options, folder=folder, as_json=as_json))
     if context.args:
         raise typer.BadParameter(f"only uci takes further arguments; got {' '.join(context.args)}", param_hint="NAME")
     reproducing.reproduce(
