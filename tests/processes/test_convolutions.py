@@ -69,7 +69,7 @@ NETWORKS = {
 def test_wide_networks_drawn_from_their_prior_have_the_covariance(name):
     net, shape = NETWORKS[name]
     x = images(3, *shape)
-    outputs = drawn_from_the_prior(net.double(), x, 400)
+    outputs = drawn_from_the_prior(net.double().eval(), x, 400)
     products = outputs[:, :, None] * outputs[:, None, :]
     error = products.std(0) / math.sqrt(len(outputs))
     covariance = process_of(net, PRIOR, input_shape=shape)(x)
