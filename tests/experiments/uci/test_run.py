@@ -139,7 +139,7 @@ def test_the_table_is_an_experiment_like_the_others(counted, monkeypatch, tmp_pa
     assert "yacht" in (tmp_path / "uci" / "page.md").read_text()
     again = reproduce("uci", settings=settings, out=tmp_path, device="cpu", figures_only=True)
     assert again.metrics == findings.metrics and counted.asked == [0, 1]
-    with pytest.raises(FileNotFoundError, match="must hold the results of boston; 2 splits lack"):
+    with pytest.raises(FileNotFoundError, match="must hold the results of boston; 2 splits are missing"):
         reproduce("uci", settings=replace(settings, sets=("boston",)), out=tmp_path, device="cpu", figures_only=True)
 
 

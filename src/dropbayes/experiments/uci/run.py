@@ -208,7 +208,7 @@ def run(settings: Settings, record: Record, *, device: torch.device) -> Findings
         missing = set(splits) - done
         if missing and record.saved_only:
             raise FileNotFoundError(
-                f"{str(record.folder)!r} must hold the results of {name}; {len(missing)} splits lack."
+                f"{str(record.folder)!r} must hold the results of {name}; {len(missing)} splits are missing."
             )
         cost = method.network_steps(dataset, len(missing), options)
         start = time.perf_counter()
