@@ -40,7 +40,7 @@ PAGES = history.RESULTS.parent.parent / "docs"
 def table_after(page, words):
     """The cells of the first table after some words of a page, without its head."""
     text = (PAGES / page).read_text().split(words, 1)[1]
-    lines = [line for line in text.split("\n|", 1)[1].split("\n\n")[0].splitlines()][2:]
+    lines = text.split("\n|", 1)[1].split("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
