@@ -1,7 +1,8 @@
-"""Language models: text under many draws and its uncertainty, where dropout may be put, and tokens shaded."""
+"""Language models: text under many draws, where dropout may be put, draws as adapters, and tokens shaded."""
 
 from dropbayes.language.blocks import adapters, attention_outputs, feed_forward_inputs, heads, last_blocks
 from dropbayes.language.generation import DrawnTexts, Generation, generate, score
+from dropbayes.language.lora import export_adapters
 from dropbayes.language.meaning import semantic_entropy
 from dropbayes.language.shading import ShadedText
 from dropbayes.language.uncertainty import SequenceUncertainty, TextUncertainty
@@ -14,6 +15,7 @@ __all__ = [
     "TextUncertainty",
     "adapters",
     "attention_outputs",
+    "export_adapters",
     "feed_forward_inputs",
     "generate",
     "heads",
