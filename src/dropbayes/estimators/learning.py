@@ -2,10 +2,8 @@ r"""What the estimators share: their settings, and the search that sets the rest
 
 from __future__ import annotations
 
-import contextlib
 import numbers
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -28,6 +26,7 @@ from dropbayes.population import (
     fit_precision,
     train_in_jobs,
 )
+from dropbayes.runtime.devices import cpu_threads
 
 # Searching on more rows than this changes the choice little and the time much.
 _SEARCH_ROWS = 50_000
@@ -187,9 +186,10 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             self._continue_and_test(x, y, weight)
             return
         self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # should rows be streamed in later
-        with _threads(self._operation_size(len(x))):
+        with cpu_threads(1 if self._operation_size(len(x)) <= _ONE_THREAD_SIZE else None):
             choice = self._search(x, y, weight, groups, forward=times is not None)
             self.search_scores_ = choice.log_likelihood.numpy()
+            self.search_edges_ = search_edges(choice)
             self.population_ = self._trained(x, y, weight, choice)
             self._refuse_divergence()
             self._fit_noise(choice)
@@ -330,16 +330,23 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         return self._encoded(x, reset=False)
 
 
-@contextlib.contextmanager
-def _threads(operation_size: int) -> Iterator[None]:
-    """One thread where tensors are so small that a second one would only wait for the first."""
-    before = torch.get_num_threads()
-    if operation_size <= _ONE_THREAD_SIZE:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def search_edges(choice: EnsembleChoice) -> dict[str, float]:
+    """The settings whose best value is the least or the greatest of several tried: one beyond it may be better.
+
+    A drop probability of zero is no such edge; nothing lies beyond it.
+    """
+
+    def setting(member: Member, name: str) -> float:
+        value = getattr(member, name)
+        return float(max(value) if isinstance(value, tuple) else value)
+
+    edges = {}
+    for name in ("drop_prob", "weight_decay"):
+        tried = {setting(member, name) for member in choice.candidates}
+        best = setting(choice.members[0], name)
+        if len(tried) > 1 and best > 0 and best in (min(tried), max(tried)):
+            edges[name] = best
+    return edges
 
 
 def row_weights(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
