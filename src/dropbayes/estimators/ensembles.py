@@ -24,6 +24,8 @@ from dropbayes.estimators.noise import StudentNoise
 from dropbayes.population import Population, network
 from dropbayes.population.evaluation import in_units
 from dropbayes.predictive.mixtures import Mixture, draw_mean
+from dropbayes.runtime.validation import finite_tensor
+from dropbayes.scores.averages import weighted_mean
 
 __all__ = ["ClassEnsemble", "Ensemble", "RegressionEnsemble", "as_array"]
 
@@ -261,19 +263,19 @@ class RegressionEnsemble(Ensemble):
         lower, upper = (torch.cat(end).numpy() for end in zip(*ends, strict=True))
         return lower, upper
 
-    def log_likelihood(self, X: Any, y: Any) -> float:
+    def log_likelihood(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         r"""The mean over rows of the predictive log-density [GG16, eq:predictive_dist].
 
         $\log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)$; the density of all outputs together where
-        there are several.
+        there are several. A row of weight 2 counts as two.
         """
         n_rows = len(self._inputs(X))
         shape = (n_rows,) if self.one_column_ else (n_rows, self.population_.y_mean.shape[-1])
-        targets = torch.from_numpy(np.array(as_array(y), dtype=np.float64))
+        targets = finite_tensor("y", as_array(y)).double()
         if targets.shape != shape:
             raise ValueError(f"`y` must have the shape {shape}, that of the prediction; got {tuple(targets.shape)}.")
         densities = [mixture.log_density(targets[rows]) for rows, mixture in self.predictive_blocks(X)]
-        return float(torch.cat(densities).mean())
+        return float(weighted_mean(torch.cat(densities), sample_weight))
 
     def _own_state(self) -> dict[str, Any]:
         return {"one_column": bool(self.one_column_)}
@@ -330,11 +332,12 @@ class ClassEnsemble(Ensemble):
         entropy = torch.cat([information.entropy(draw_mean(draws)) for draws in blocks])
         return entropy.numpy(), torch.cat([information.mutual_information(draws) for draws in blocks]).numpy()
 
-    def log_likelihood(self, X: Any, y: Any) -> float:
-        """The mean log-probability of the true classes."""
+    def log_likelihood(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The mean log-probability of the true classes; a row of weight 2 counts as two."""
         probabilities = self.predict_proba(X)
         codes = self._codes(y, len(probabilities))
-        return float(np.log(probabilities[np.arange(len(codes)), codes]).mean())
+        densities = torch.from_numpy(np.log(probabilities[np.arange(len(codes)), codes]))
+        return float(weighted_mean(densities, sample_weight))
 
     def _codes(self, y: Any, n_rows: int) -> np.ndarray:
         """The class numbers of outcomes."""
