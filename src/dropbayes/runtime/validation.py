@@ -172,7 +172,7 @@ def matching_tensors(arrays: Mapping[str, Array], *, draws: str | None = None, i
     shapes = {name: tuple(tensor.shape[1:] if name == draws else tensor.shape) for name, tensor in tensors.items()}
     if len(set(shapes.values())) != 1 or not next(iter(shapes.values())):
         got = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
-        rule = f"{_listed(arrays)} must have one shape, [row, ...]"
+        rule = f"{_list_names(arrays)} must have one shape, [row, ...]"
         rule += f", `{draws}` with an axis of draws before it" if draws else ""
         raise ValueError(
             f"{rule}; got {got}. Reshape y (y[:, None] for a one-column output) or squeeze the prediction."
@@ -184,7 +184,7 @@ def matching_tensors(arrays: Mapping[str, Array], *, draws: str | None = None, i
     return [tensor.to(device, dtype) for tensor in tensors.values()]
 
 
-def _listed(names: Mapping[str, Any]) -> str:
+def _list_names(names: Mapping[str, Any]) -> str:
     quoted = [f"`{name}`" for name in names]
     return ", ".join(quoted[:-1]) + " and " + quoted[-1] if len(quoted) > 1 else quoted[0]
 
