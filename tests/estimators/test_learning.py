@@ -41,6 +41,11 @@ def test_with_times_the_noise_is_that_of_forecasts_and_not_of_gaps():
     assert forward.precision_ < plain.precision_ / 2
 
 
+def test_a_width_that_is_no_tuple_is_refused_with_an_example():
+    with pytest.raises(ValueError, match=r"`hidden` must be 'auto' or a tuple of widths such as \(50, 50\); got 50"):
+        DropoutRegressor(**QUICK | {"hidden": 50}).fit(*toy(20))
+
+
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"times": np.zeros(20)}, "at least 2 times"),
     ({"times": np.arange(19)}, "one time for each of the 20 rows"),

@@ -115,8 +115,8 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             value = getattr(self, name)
             if isinstance(value, str) and value != "search":
                 raise ValueError(f"`{name}` must be 'search', a number, or a list of numbers to try; got {value!r}.")
-        if isinstance(self.hidden, str) and self.hidden != "auto":
-            raise ValueError(f"`hidden` must be 'auto' or a tuple of widths; got {self.hidden!r}.")
+        if self.hidden != "auto" and not isinstance(self.hidden, tuple | list):
+            raise ValueError(f"`hidden` must be 'auto' or a tuple of widths such as (50, 50); got {self.hidden!r}.")
 
     def _hidden(self, n_rows: int) -> tuple[int, ...]:
         if self.hidden != "auto":
