@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dropbayes import sampling
+from dropbayes import information, sampling
 from dropbayes.estimators import files
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.estimators.noise import StudentNoise
@@ -70,6 +70,11 @@ class Ensemble(ABC):
     def hidden_(self) -> tuple[int, ...]:
         """The widths of the networks' hidden layers."""
         return tuple(weight.shape[2] for weight in self.population_.weights[:-1])
+
+    @property
+    def networks_(self) -> list[nn.Module]:
+        """The networks, as torch modules of standardised inputs and outputs (`population_.x_mean`, `x_scale` ...)."""
+        return [network(self.population_, index) for index in range(len(self.population_))]
 
     def with_draws(self, *, n_draws: int | None = None, seed: int | None = None) -> Any:
         """A view of this fitted estimator that predicts from another number of draws, or from those of another seed.
@@ -320,6 +325,12 @@ class ClassEnsemble(Ensemble):
         """The most probable class of each row."""
         probabilities = self.predict_proba(X)
         return np.asarray(self.classes_[probabilities.argmax(1)])
+
+    def predict_uncertainty(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The entropy of each row's class probabilities and its epistemic part, the mutual information, in nats."""
+        blocks = [probabilities for _, probabilities in self.draw_blocks(X)]
+        entropy = torch.cat([information.entropy(draw_mean(draws)) for draws in blocks])
+        return entropy.numpy(), torch.cat([information.mutual_information(draws) for draws in blocks]).numpy()
 
     def log_likelihood(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The mean log-probability of the true classes; a row of weight 2 counts as two."""

@@ -2,10 +2,8 @@ r"""What the estimators share: their settings, and the search that sets the rest
 
 from __future__ import annotations
 
-import contextlib
 import numbers
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -28,6 +26,7 @@ from dropbayes.population import (
     fit_precision,
     train_in_jobs,
 )
+from dropbayes.runtime.devices import cpu_threads
 
 # Searching on more rows than this changes the choice little and the time much.
 _SEARCH_ROWS = 50_000
@@ -116,8 +115,8 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             value = getattr(self, name)
             if isinstance(value, str) and value != "search":
                 raise ValueError(f"`{name}` must be 'search', a number, or a list of numbers to try; got {value!r}.")
-        if isinstance(self.hidden, str) and self.hidden != "auto":
-            raise ValueError(f"`hidden` must be 'auto' or a tuple of widths; got {self.hidden!r}.")
+        if self.hidden != "auto" and not isinstance(self.hidden, tuple | list):
+            raise ValueError(f"`hidden` must be 'auto' or a tuple of widths such as (50, 50); got {self.hidden!r}.")
 
     def _hidden(self, n_rows: int) -> tuple[int, ...]:
         if self.hidden != "auto":
@@ -187,7 +186,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             self._continue_and_test(x, y, weight)
             return
         self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # should rows be streamed in later
-        with _threads(self._operation_size(len(x))):
+        with cpu_threads(1 if self._operation_size(len(x)) <= _ONE_THREAD_SIZE else None):
             choice = self._search(x, y, weight, groups, forward=times is not None)
             self.search_scores_ = choice.log_likelihood.numpy()
             self.search_edges_ = search_edges(choice)
@@ -348,18 +347,6 @@ def search_edges(choice: EnsembleChoice) -> dict[str, float]:
         if len(tried) > 1 and best > 0 and best in (min(tried), max(tried)):
             edges[name] = best
     return edges
-
-
-@contextlib.contextmanager
-def _threads(operation_size: int) -> Iterator[None]:
-    """One thread where tensors are so small that a second one would only wait for the first."""
-    before = torch.get_num_threads()
-    if operation_size <= _ONE_THREAD_SIZE:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def row_weights(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:

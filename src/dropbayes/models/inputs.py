@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
-__all__ = ["MATRIX", "arrow_column", "columns_by_name", "columns_of_table", "matrix_of", "number_column", "row_label"]
+from dropbayes.runtime.arrays import NumpyArray
 
-Array = npt.NDArray[Any]
+__all__ = ["MATRIX", "arrow_column", "columns_by_name", "columns_of_table", "matrix_of", "number_column", "row_label"]
 
 MATRIX = "x"
 """The name of the input that holds all columns as one matrix, `[row, column]`."""
@@ -32,7 +31,7 @@ def _array(values: Any) -> Any:
     return values if hasattr(values, "shape") or type(values).__module__.startswith("pyarrow") else np.asarray(values)
 
 
-def matrix_of(columns: Mapping[str, Any]) -> Array:
+def matrix_of(columns: Mapping[str, Any]) -> NumpyArray:
     if MATRIX not in columns:
         raise ValueError(f"`columns` must hold the array `{MATRIX}`; got {sorted(map(str, columns))[:8]}.")
     x = np.asarray(_array(columns[MATRIX]))
@@ -47,11 +46,15 @@ def columns_by_name(columns: Mapping[str, Any], names: Sequence[str]) -> dict[st
     if lacking and MATRIX in columns:
         x = matrix_of(columns)
         if x.ndim != 2 or x.shape[1] != len(names):
-            raise ValueError(f"`{MATRIX}` must be shaped [row, {len(names)}], a column for each of {_listed(names)}; "
-                             f"got {list(x.shape)}.")  # fmt: skip
+            raise ValueError(
+                f"`{MATRIX}` must be shaped [row, {len(names)}], a column for each of {_list_names(names)}; "
+                f"got {list(x.shape)}."
+            )
         return {name: x[:, place] for place, name in enumerate(names)}
     if lacking:
-        raise ValueError(f"`columns` lacks {_listed(lacking)}, which the model reads; it has {_listed(columns)}.")
+        raise ValueError(
+            f"`columns` lacks {_list_names(lacking)}, which the model reads; it has {_list_names(columns)}."
+        )
     arrays = {name: _array(columns[name]) for name in names}
     for name, values in arrays.items():
         shape = getattr(values, "shape", (len(values),))
@@ -65,7 +68,7 @@ def columns_by_name(columns: Mapping[str, Any], names: Sequence[str]) -> dict[st
     return arrays
 
 
-def _listed(names: Iterable[Any]) -> str:
+def _list_names(names: Iterable[Any]) -> str:
     names = [repr(str(name)) for name in names]
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
@@ -81,7 +84,7 @@ def arrow_column(values: Any, name: str) -> Any:
         raise ValueError(f"column {name!r} cannot be read: {str(error).splitlines()[0]}") from None
 
 
-def number_column(values: Any, name: str) -> Array:
+def number_column(values: Any, name: str) -> NumpyArray:
     array = np.asarray(values)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"column {name!r} must hold numbers; got {array.dtype}.")

@@ -6,16 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from torch import Tensor
 
 from dropbayes import information
 from dropbayes.estimators.ensembles import RegressionEnsemble
 from dropbayes.predictive.mixtures import draw_mean
+from dropbayes.runtime.arrays import NumpyArray, round_digits
 
 __all__ = ["column_names", "label_sets", "prediction_columns"]
-
-Array = npt.NDArray[Any]
 
 NUMBERS = ("mean", "std", "epistemic_std", "aleatoric_std", "lower", "upper")
 
@@ -38,7 +35,7 @@ def column_names(estimator: Any, prefix: str = "") -> list[str]:
     return [prefix + name for name in (*names, "outside")]
 
 
-def prediction_columns(estimator: Any, x: Array, *, coverage: float) -> list[Array]:
+def prediction_columns(estimator: Any, x: NumpyArray, *, coverage: float) -> list[NumpyArray]:
     r"""The columns of a prediction for rows of inputs, all but the last, "outside", which needs the table.
 
     For numbers the mean, the standard deviation with its epistemic and aleatoric parts ($\sigma^2$ is the sum of their
@@ -48,25 +45,23 @@ def prediction_columns(estimator: Any, x: Array, *, coverage: float) -> list[Arr
     """
     if isinstance(estimator, RegressionEnsemble):
         mixture = estimator.predictive(x)
-        deviations = [np.sqrt(_rounded(part)) for part in (mixture.epistemic, mixture.aleatoric)]
+        deviations = [np.sqrt(round_digits(part)) for part in (mixture.epistemic, mixture.aleatoric)]
         columns: list[Any] = [mixture.mean, mixture.std, *deviations, *mixture.interval(coverage)]
-        return [_rounded(column) for column in columns]
+        return [round_digits(column) for column in columns]
     probabilities = estimator.draws(x)
     mean = draw_mean(probabilities)
     uncertainty = information.entropy(mean), information.mutual_information(probabilities)
-    columns = [estimator.classes_[mean.argmax(1).numpy()], *(_rounded(column) for column in (*mean.T, *uncertainty))]
+    columns = [
+        estimator.classes_[mean.argmax(1).numpy()],
+        *(round_digits(column) for column in (*mean.T, *uncertainty)),
+    ]
     return columns + label_sets(estimator, {"probabilities": mean}, coverage=coverage)
 
 
-def label_sets(estimator: Any, prediction: Mapping[str, Any], *, coverage: float) -> list[Array]:
+def label_sets(estimator: Any, prediction: Mapping[str, Any], *, coverage: float) -> list[NumpyArray]:
     """The column of the labels that hold the truth with the given probability, if the model was calibrated so."""
     if not has_label_sets(estimator):
         return []
     inside = estimator.recalibration.label_sets(prediction["probabilities"], coverage).numpy()
     labels = np.array([str(label) for label in estimator.classes_.tolist()])
     return [np.array(["; ".join(labels[row]) for row in inside])]
-
-
-def _rounded(column: Tensor | Array) -> Array:
-    """The numbers to 12 digits: more than a network of single precision has, and easier to read."""
-    return np.array([float(f"{value:.12g}") for value in column.tolist()])
