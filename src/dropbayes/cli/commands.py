@@ -61,7 +61,7 @@ def fit(
     ] = 100,
     decimal: Annotated[
         str | None,
-        typer.Option(help="Decimal mark, . or , (found by default).", metavar="CHAR", rich_help_panel="Columns"),
+        typer.Option(help="Decimal mark, . or , (detected by default).", metavar="CHAR", rich_help_panel="Columns"),
     ] = None,
     weights: Annotated[
         str | None,
