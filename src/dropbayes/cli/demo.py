@@ -24,7 +24,7 @@ TRAINED_UNTIL, HORIZON = 1985.0, 2015.0
 # In a rehearsal, trained until 1975 with these settings, 98 % of the ten years after lay in the 95 % intervals. Some
 # twenty settings were looked at there, and five also on the years held out (subtracting a linear trend first left 65 to
 # 79 % of those inside), so the scores demonstrate the report and are no benchmark. No dropout before the first layer:
-# its inputs are time and season, and nobody doubts those.
+# its inputs are time and season, which are certain.
 SETTINGS: dict[str, Any] = {
     "drop_prob": (0.0, 0.05, 0.05),
     "weight_decay": 1e-5,

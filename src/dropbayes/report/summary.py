@@ -181,7 +181,7 @@ def _advice(
 def interval_advice(measured: Regression, features: Sequence[Feature] = ()) -> tuple[str, Markup]:
     """A headline if something must be corrected first, and how to use the intervals.
 
-    The fault is looked for in the order in which it must be mended: noise that varies with the row, a bias, a wrong
+    Faults are looked for in the order in which they must be corrected: noise that varies with the row, a bias, a wrong
     shape, a wrong scale.
     """
     verdict, direction = regression_verdict(measured), bias_direction(measured)

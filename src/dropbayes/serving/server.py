@@ -25,7 +25,7 @@ __all__ = ["Settings", "serve"]
 
 _MOST_CONNECTIONS = 1000
 _IDLE_SECONDS = 10  # that a connection is kept open between requests
-_HEADER_SECONDS = 20.0  # that the head of a request may take, or the rest of a body nobody reads
+_HEADER_SECONDS = 20.0  # that the head of a request may take, or the rest of a body that is not read
 _DRAIN_SECONDS = 60
 _BACKLOG = 2048
 

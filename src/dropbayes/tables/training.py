@@ -55,7 +55,7 @@ class Reading:
         decimal: The decimal mark, "." or ","; by default, from the cells themselves.
         weights: The column with the weight of each row, if there is one.
         group: The column of groups that are held out together, if there is one.
-        time: The column of times, if the search shall learn from the past and hold out what follows.
+        time: The column of times, if the search is to learn from the past and hold out what follows.
     """
 
     ignore: Sequence[str] = ()
