@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from benchmarks import history
 from dropbayes.layers import BernoulliNoise, Linear
 from dropbayes.likelihoods import Gaussian
-from dropbayes.precision import Prior
 from dropbayes.processes import exact_process, process_of
 from dropbayes.sampling import draws
 from dropbayes.training import fit
+from dropbayes.weight_layers.precision import Prior
 
 WIDTH, PRECISION, CHAINS = 20, 100.0, 8
 PRIOR = Prior(length_scale=0.5, bias_length_scale=1.0, following_length_scale="fan_in")

@@ -19,7 +19,7 @@ import numpy as np
 
 import dropbayes as db
 from benchmarks import history
-from dropbayes import folders
+from dropbayes.models.model import Model
 
 CLIENTS = 32
 
@@ -29,7 +29,7 @@ def fitted_folder(folder: pathlib.Path) -> pathlib.Path:
     generator = np.random.default_rng(0)
     frame = {name: generator.normal(size=300).tolist() for name in ("a", "b", "c", "d")}
     frame["y"] = [a + np.sin(b) for a, b in zip(frame["a"], frame["b"], strict=True)]
-    model = folders.Model.fit(frame, target="y", n_steps=200, drop_prob=0.1, weight_decay=1e-4, random_state=0)
+    model = Model.fit(frame, target="y", n_steps=200, drop_prob=0.1, weight_decay=1e-4, random_state=0)
     model.save(folder)
     return folder
 

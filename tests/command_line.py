@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dropbayes import folders
 from dropbayes.cli import main
+from dropbayes.models.model import Model
 from dropbayes.tables import encode, open_table
 
 TINY = ["--hidden", "4", "--n-steps", "5", "--n-networks", "2", "--n-draws", "3", "--drop-prob", "0.1", "--weight-decay", "1e-4"]  # fmt: skip
@@ -71,7 +71,7 @@ def column(rows: list[dict[str, str]], name: str) -> np.ndarray:
     return np.array([float(row[name]) for row in rows])
 
 
-def inputs(model: folders.Model, path: pathlib.Path) -> np.ndarray:
+def inputs(model: Model, path: pathlib.Path) -> np.ndarray:
     with open_table(path) as source:
         return np.concatenate([encode(model.schema, block, at=str).x for block in source.blocks()])
 

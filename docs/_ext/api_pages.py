@@ -12,16 +12,15 @@ SOURCE = pathlib.Path(dropbayes.__file__).parent
 # Every public module, under the question it answers. tests/test_docs.py fails if one is missing.
 GROUPS = {
     "Uncertainty of a network": [
-        "predictive", "sampling", "evaluation", "verdict", "likelihoods", "conversion",
+        "predictive", "sampling", "likelihoods",
     ],
-    "A table": ["estimators", "tables", "folders", "report", "page", "cli"],
-    "Serving and scaling": ["predictor", "serving", "distributed"],
+    "A table": ["estimators", "tables", "models", "report", "page", "cli"],
+    "Serving and scaling": ["serving", "distributed"],
     "The theory": [
-        "theory", "precision", "weight_layers", "objective", "variational", "layers", "recurrent", "covariances",
-        "processes",
+        "weight_layers", "variational", "layers", "covariances", "processes",
     ],
     "Judging and acting": [
-        "scores", "information", "calibration", "conformal", "decisions", "acquisition", "mixtures", "plots",
+        "scores", "information", "calibration", "conformal", "decisions", "acquisition", "plots",
     ],
     "Training and files": ["training", "population", "runtime"],
     "The paper's experiments": ["experiments"],
@@ -48,7 +47,7 @@ TASKS = {
 }  # fmt: skip
 
 # Names that a module hands on from another one, where they are described.
-HANDED_ON = {"predictive": ["Gaussian"], "evaluation": ["Gaussian"]}
+HANDED_ON = {"predictive": ["Gaussian"]}
 
 
 def modules():

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from typing import TYPE_CHECKING, Any
 
+from dropbayes.runtime.renames import RenamedModules
 from dropbayes.runtime.version import __version__
 
 if TYPE_CHECKING:
-    from dropbayes.conversion import add_dropout
     from dropbayes.estimators import DropoutClassifier, DropoutRegressor
-    from dropbayes.evaluation import Evaluation, evaluate
-    from dropbayes.folders import Model, load
+    from dropbayes.layers import add_dropout
     from dropbayes.likelihoods import (
         Bernoulli,
         Categorical,
@@ -29,14 +29,22 @@ if TYPE_CHECKING:
         Quantiles,
         StudentT,
     )
-    from dropbayes.objective import negative_elbo
-    from dropbayes.precision import Prior, model_precision, weight_decay
-    from dropbayes.predictive import Prediction, UncertaintyWarning, predict
-    from dropbayes.predictor import Predictor
+    from dropbayes.models.model import Model, load
+    from dropbayes.models.predictor import Predictor
+    from dropbayes.predictive import (
+        DropoutChoice,
+        Evaluation,
+        Prediction,
+        UncertaintyWarning,
+        Verdict,
+        check,
+        choose_dropout,
+        evaluate,
+        predict,
+    )
     from dropbayes.sampling import Site, Sites, draws, function_draw, sites
-    from dropbayes.training import fit
-    from dropbayes.verdict import DropoutChoice, Verdict, check, choose_dropout
-    from dropbayes.weight_layers import parameter_groups
+    from dropbayes.training import fit, negative_elbo
+    from dropbayes.weight_layers import Prior, model_precision, parameter_groups, weight_decay
 
 __all__ = [
     "Bernoulli",
@@ -79,10 +87,8 @@ __all__ = [
 # Loaded on first use: the command line answers `--help` before torch could be imported, and scikit-learn takes
 # longer to import than all of this. No module bears the name of a public function, so importing one hides none.
 _HOME = {
-    "conversion": ("add_dropout",),
     "estimators": ("DropoutClassifier", "DropoutRegressor"),
-    "evaluation": ("Evaluation", "evaluate"),
-    "folders": ("Model", "load"),
+    "layers": ("add_dropout",),
     "likelihoods": (
         "Bernoulli",
         "Categorical",
@@ -93,23 +99,51 @@ _HOME = {
         "Quantiles",
         "StudentT",
     ),
-    "objective": ("negative_elbo",),
-    "precision": ("Prior", "model_precision", "weight_decay"),
-    "predictive": ("Prediction", "UncertaintyWarning", "predict"),
-    "predictor": ("Predictor",),
+    "models.model": ("Model", "load"),
+    "models.predictor": ("Predictor",),
+    "predictive": (
+        "DropoutChoice",
+        "Evaluation",
+        "Prediction",
+        "UncertaintyWarning",
+        "Verdict",
+        "check",
+        "choose_dropout",
+        "evaluate",
+        "predict",
+    ),
     "sampling": ("Site", "Sites", "draws", "function_draw", "sites"),
-    "training": ("fit",),
-    "verdict": ("DropoutChoice", "Verdict", "check", "choose_dropout"),
-    "weight_layers": ("parameter_groups",),
+    "training": ("fit", "negative_elbo"),
+    "weight_layers": ("Prior", "model_precision", "parameter_groups", "weight_decay"),
 }
+
+# Earlier names of modules, which go on importing the module itself.
+sys.meta_path.insert(
+    0,
+    RenamedModules(
+        "dropbayes",
+        {
+            "conversion": "layers.conversion",
+            "evaluation": "predictive.evaluation",
+            "folders": "models.model",
+            "mixtures": "predictive.mixtures",
+            "objective": "training.objective",
+            "precision": "weight_layers.precision",
+            "predictor": "models.predictor",
+            "recurrent": "layers.recurrent",
+            "theory": "processes.theory",
+            "verdict": "predictive.verdict",
+        },
+    ),
+)
 
 
 def __getattr__(name: str) -> Any:
     for module, names in _HOME.items():
         if name in names:
-            found = getattr(importlib.import_module(f"dropbayes.{module}"), name)
-            globals()[name] = found
-            return found
+            value = getattr(importlib.import_module(f"dropbayes.{module}"), name)
+            globals()[name] = value
+            return value
     if not name.startswith("_") and importlib.util.find_spec(f"dropbayes.{name}"):
         return importlib.import_module(f"dropbayes.{name}")
     raise AttributeError(f"module 'dropbayes' has no attribute {name!r}")

@@ -6,7 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from dropbayes import folders
+from dropbayes.models.model import load
+from dropbayes.models.storage import CARD
 from tests.command_line import check, column, inputs, rows_of, run, table
 
 
@@ -29,7 +30,7 @@ def test_predict_and_evaluate_say_something_else_from_then_on(model, models, tmp
 
 
 def test_the_factor_is_the_one_of_the_held_out_residuals(model, tmp_path):
-    loaded = folders.load(model)
+    loaded = load(model)
     x, y = inputs(loaded, tmp_path / "held.csv"), column(rows_of((tmp_path / "held.csv").read_text()), "price")
     mean, std = loaded.estimator.predict(x, return_std=True)
     found = json.loads(run("calibrate", model, tmp_path / "held.csv", "--json").text)
@@ -51,7 +52,7 @@ def test_a_calibration_can_be_taken_back_and_is_told(model, models, tmp_path):
     assert run("predict", model, models / "new.csv", "-o", "-").text != before
     run("calibrate", model, "--method", "none")
     assert run("predict", model, models / "new.csv", "-o", "-").text == before
-    assert "conformal" not in (model / folders.CARD).read_text()
+    assert "conformal" not in (model / CARD).read_text()
 
 
 def test_classes_get_sets_of_labels(models, tmp_path):

@@ -14,8 +14,8 @@ import types
 
 import pytest
 
-from dropbayes import folders
 from dropbayes.cli import predicting
+from dropbayes.models.storage import COLUMNS, MODEL
 from tests.command_line import check, run, table
 
 SOURCE = pathlib.Path(__file__).parent.parent.parent / "src"
@@ -164,13 +164,13 @@ WRONG_MODELS = {
     "absent": (shutil.rmtree, "there is no model folder"),
     "a file": (lambda m: (shutil.rmtree(m), m.write_text("x")), "is not a model folder"),
     "an empty folder": (lambda m: (shutil.rmtree(m), m.mkdir()), "is not a model folder: it must hold columns.json and"),
-    "no network": (lambda m: (m / folders.MODEL).unlink(), "is not a model folder"),
-    "no columns": (lambda m: (m / folders.COLUMNS).unlink(), "is not a model folder"),
-    "network cut short": (lambda m: (m / folders.MODEL).write_bytes((m / folders.MODEL).read_bytes()[:-9]), "is not the file that columns.json belongs to"),
-    "network of another fit": (lambda m: (m / folders.MODEL).write_bytes(b"x"), "is not the file that columns.json belongs to"),
-    "columns cut short": (lambda m: (m / folders.COLUMNS).write_text((m / folders.COLUMNS).read_text()[:50]), "columns.json' is damaged"),
-    "columns of something else": (lambda m: (m / folders.COLUMNS).write_text("[1, 2]"), "columns.json' is damaged"),
-    "columns not text": (lambda m: (m / folders.COLUMNS).write_bytes(b"\xff\xfe\x00"), "columns.json' is damaged"),
+    "no network": (lambda m: (m / MODEL).unlink(), "is not a model folder"),
+    "no columns": (lambda m: (m / COLUMNS).unlink(), "is not a model folder"),
+    "network cut short": (lambda m: (m / MODEL).write_bytes((m / MODEL).read_bytes()[:-9]), "is not the file that columns.json belongs to"),
+    "network of another fit": (lambda m: (m / MODEL).write_bytes(b"x"), "is not the file that columns.json belongs to"),
+    "columns cut short": (lambda m: (m / COLUMNS).write_text((m / COLUMNS).read_text()[:50]), "columns.json' is damaged"),
+    "columns of something else": (lambda m: (m / COLUMNS).write_text("[1, 2]"), "columns.json' is damaged"),
+    "columns not text": (lambda m: (m / COLUMNS).write_bytes(b"\xff\xfe\x00"), "columns.json' is damaged"),
     "a later format": (lambda m: edit(m, format=99), "has the format 99; this version reads 1 to 2"),
     "parts missing": (lambda m: edit(m, columns=None), "lacks parts or has unknown ones"),
     "unknown kind": (lambda m: edit(m, task="ranking"), "lacks parts or has unknown ones"),
@@ -180,8 +180,8 @@ WRONG_MODELS = {
 
 
 def edit(folder, **changes):
-    values = json.loads((folder / folders.COLUMNS).read_text())
-    (folder / folders.COLUMNS).write_text(json.dumps({**values, **changes}))
+    values = json.loads((folder / COLUMNS).read_text())
+    (folder / COLUMNS).write_text(json.dumps({**values, **changes}))
 
 
 @pytest.mark.parametrize(("change", "pattern"), WRONG_MODELS.values(), ids=WRONG_MODELS)

@@ -6,13 +6,13 @@ import re
 import numpy as np
 import pytest
 
-from dropbayes import folders
+from dropbayes.models.model import load
 from tests.command_line import column, inputs, rows_of, run
 
 
 def test_evaluate_scores_as_the_estimator_does(models):
     found = json.loads(run("evaluate", models / "numbers", models / "new.csv", "--json").text)
-    model = folders.load(models / "numbers")
+    model = load(models / "numbers")
     x, y = inputs(model, models / "new.csv"), column(rows_of((models / "new.csv").read_text()), "price")
     assert found["rmse"] == pytest.approx(np.sqrt(((model.estimator.predict(x) - y) ** 2).mean()), rel=1e-9)
     assert found["log_likelihood"] == pytest.approx(model.estimator.log_likelihood(x, y), rel=1e-9)
@@ -25,7 +25,7 @@ def test_evaluate_scores_classes(models):
     from sklearn.metrics import accuracy_score, log_loss
 
     found = json.loads(run("evaluate", models / "classes", models / "new.csv", "--json").text)
-    model = folders.load(models / "classes")
+    model = load(models / "classes")
     probabilities = model.estimator.predict_proba(inputs(model, models / "new.csv"))
     labels = [row["kind"] for row in rows_of((models / "new.csv").read_text())]
     assert found["log_likelihood"] == pytest.approx(-log_loss(labels, probabilities, labels=model.estimator.classes_))

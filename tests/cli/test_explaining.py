@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from dropbayes import folders
 from dropbayes.cli.explaining import facts
-from dropbayes.precision import model_precision
+from dropbayes.models.model import load
+from dropbayes.weight_layers.precision import model_precision
 from tests.command_line import column, rows_of, run
 
 
 def test_explain_states_the_identity_of_precision_weight_decay_and_length_scale(models):
     found = json.loads(run("explain", models / "numbers", "--json").text)
-    population = folders.load(models / "numbers").estimator.population_
+    population = load(models / "numbers").estimator.population_
     standard = found["precision"] * float(population.y_scale[0, 0]) ** 2
     for layer in found["layers"]:
         tau = model_precision(
@@ -27,7 +27,7 @@ def test_explain_states_the_identity_of_precision_weight_decay_and_length_scale(
 
 
 def test_the_precision_of_classes_is_one(models):
-    layer = facts(folders.load(models / "classes"))["layers"][0]
+    layer = facts(load(models / "classes"))["layers"][0]
     tau = model_precision(
         weight_decay=layer["weight_decay"],
         keep_prob=1 - layer["drop_prob"],

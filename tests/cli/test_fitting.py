@@ -9,7 +9,8 @@ import shutil
 
 import pytest
 
-from dropbayes import folders
+from dropbayes.models.model import load
+from dropbayes.models.storage import CARD, COLUMNS, MODEL
 from tests.command_line import TINY, check, run
 
 
@@ -54,7 +55,7 @@ def test_the_same_call_fits_the_same_bytes(models, tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         run("fit", models / "train.csv", "--target", "price", "--ignore", "kind", "--out", "m", *TINY)
-    for file in (folders.MODEL, folders.COLUMNS, folders.CARD):
+    for file in (MODEL, COLUMNS, CARD):
         assert (tmp_path / "one" / "m" / file).read_bytes() == (tmp_path / "two" / "m" / file).read_bytes()
 
 
@@ -69,7 +70,7 @@ def test_settings_reach_the_estimator(models, tmp_path):
     options = ["--hidden", "3,5", "--drop-prob", "0.2", "--weight-decay", "0.01", "--activation", "tanh", "--noise",
                "heteroscedastic", "--n-steps", "3", "--n-networks", "1", "--n-draws", "7", "--seed", "5"]  # fmt: skip
     run("fit", models / "train.csv", "--target", "price", "--ignore", "kind", "--out", tmp_path / "m", *options)
-    estimator = folders.load(tmp_path / "m").estimator
+    estimator = load(tmp_path / "m").estimator
     wanted = {"hidden": (3, 5), "drop_prob": 0.2, "weight_decay": 0.01, "activation": "tanh", "noise": "heteroscedastic",
               "n_steps": 3, "n_networks": 1, "n_draws": 7, "random_state": 5}  # fmt: skip
     assert {name: getattr(estimator, name) for name in wanted} == wanted
@@ -117,14 +118,14 @@ WRONG_TRAINING = {
 def test_wrong_training_is_one_line_and_leaves_the_previous_model(models, tmp_path, contents, options, pattern):
     (tmp_path / "t.csv").write_text(contents)
     shutil.copytree(models / "numbers", tmp_path / "m")
-    before = (tmp_path / "m" / folders.COLUMNS).read_bytes()
+    before = (tmp_path / "m" / COLUMNS).read_bytes()
     check(
         run("fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "m", *TINY, *options),
         1,
         pattern,
         out=b"regression",
     )
-    assert (tmp_path / "m" / folders.COLUMNS).read_bytes() == before
+    assert (tmp_path / "m" / COLUMNS).read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "t.csv"]
 
 

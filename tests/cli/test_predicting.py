@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv as arrow_csv
 
-from dropbayes import folders
+from dropbayes.models.model import load
 from tests.command_line import check, column, inputs, rows_of, run, table
 
 
 def test_predict_agrees_with_the_estimator(models):
     result = run("predict", models / "numbers", models / "new.csv", "-o", "-", "--coverage", "0.8")
     rows = rows_of(result.text)
-    model = folders.load(models / "numbers")
+    model = load(models / "numbers")
     x = inputs(model, models / "new.csv")
     mean, std = model.estimator.predict(x, return_std=True)
     lower, upper = model.estimator.predict_interval(x, 0.8)
@@ -32,7 +32,7 @@ def test_predict_agrees_with_the_estimator(models):
 
 def test_predict_agrees_with_the_classifier(models):
     rows = rows_of(run("predict", models / "classes", models / "new.csv", "-o", "-").text)
-    model = folders.load(models / "classes")
+    model = load(models / "classes")
     x = inputs(model, models / "new.csv")
     probabilities = model.estimator.predict_proba(x)
     found = np.column_stack([column(rows, f"kind_probability_{label}") for label in ("high", "low", "middle")])

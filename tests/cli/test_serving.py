@@ -7,15 +7,15 @@ import pytest
 
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 
-from dropbayes import folders
+from dropbayes.models.storage import COLUMNS, MODEL
 from tests.command_line import run
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / folders.MODEL).write_bytes(b"x"), "is not the file that columns.json belongs to"),
-        (lambda folder: (folder / folders.COLUMNS).write_text("{}"), "is damaged"),
+        (lambda folder: (folder / MODEL).write_bytes(b"x"), "is not the file that columns.json belongs to"),
+        (lambda folder: (folder / COLUMNS).write_text("{}"), "is damaged"),
         (shutil.rmtree, "there is no model folder"),
     ],
 )

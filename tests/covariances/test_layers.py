@@ -190,7 +190,7 @@ def test_bad_input_is_one_clear_error(call, error, message):
 
 def test_covariances_need_no_scikit_learn():
     script = "import sys, dropbayes.covariances; print('sklearn' in sys.modules or 'scipy' in sys.modules)"
-    source = str(pathlib.Path(__file__).parent.parent.parent / "src")
+    source = str(pathlib.Path(__file__).parents[2] / "src")
     environment = {**os.environ, "PYTHONPATH": source}
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
     assert out.stdout.strip() == "False"

@@ -11,7 +11,12 @@ from dropbayes.covariances import (
     Sigmoid,
     TanH,
 )
-from dropbayes.covariances.quadrature import expected_product, hermite_coefficients, polar_quadrature, quadrature_error
+from dropbayes.covariances.quadrature import (
+    expected_product,
+    hermite_coefficients,
+    polar_quadrature,
+    quadrature_error,
+)
 from tests.covariances.samples import CLOSED_FORMS, SCALES, inputs
 
 

@@ -16,9 +16,9 @@ from dropbayes.layers import (
     MixtureNoise,
 )
 from dropbayes.likelihoods import Gaussian
-from dropbayes.objective import negative_elbo
-from dropbayes.precision import Prior
+from dropbayes.training.objective import negative_elbo
 from dropbayes.variational import Mixture
+from dropbayes.weight_layers.precision import Prior
 
 DTYPE = torch.float64
 

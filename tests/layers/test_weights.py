@@ -23,11 +23,11 @@ from dropbayes.layers import (
     drawn,
 )
 from dropbayes.likelihoods import Gaussian
-from dropbayes.objective import kl_divergence, negative_elbo
-from dropbayes.precision import Prior
 from dropbayes.sampling import operations
+from dropbayes.training.objective import kl_divergence, negative_elbo
 from dropbayes.variational import Bernoulli, DiagonalGaussian, kl_monte_carlo
 from dropbayes.weight_layers import kl_coefficients, parameter_groups
+from dropbayes.weight_layers.precision import Prior
 
 DTYPE = torch.float64
 NOISES = {

@@ -11,7 +11,7 @@ from dropbayes.population import (
     evaluate,
     train,
 )
-from dropbayes.precision import weight_decay
+from dropbayes.weight_layers.precision import weight_decay
 
 F64 = {"device": "cpu", "dtype": torch.float64}
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from dropbayes.covariances import Identity, ReLU, TanH
-from dropbayes.precision import Prior
 from dropbayes.processes import Deep, exact_process, process_of
+from dropbayes.weight_layers.precision import Prior
 
 X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 PRIOR = Prior(length_scale=1.4, bias_length_scale=2.0, following_length_scale="fan_in")

@@ -289,7 +289,7 @@ def rnn():
 @specimen()
 def lstm_cell_with_dropout():
     def forward(m, x):
-        h = c = torch.zeros(x.shape[0], 5)
+        h = c = x.new_zeros(x.shape[0], 5)
         for step in x.unbind(1):
             h, c = m.cell(F.dropout(step, 0.3, m.training), (h, c))
         return h
@@ -337,7 +337,7 @@ def gaussian_noise():
 @specimen(raw=True)
 def noise_in_a_buffer():
     def forward(m, x):
-        noise = torch.empty(x.shape[0], 8)
+        noise = x.new_empty(x.shape[0], 8)
         noise.normal_(0, 0.5)
         return m.b(m.a(x) + noise)
 

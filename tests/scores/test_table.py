@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dropbayes import calibration, scores
-from dropbayes.mixtures import Mixture
+from dropbayes.predictive.mixtures import Mixture
 from tests.scores.samples import normal
 
 

@@ -12,7 +12,8 @@ import pytest
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 
 import dropbayes as db
-from dropbayes import folders
+from dropbayes.models.model import load
+from dropbayes.models.storage import MODEL
 from tests.serving.live import columns_request, live_server, outputs_of
 from tests.serving.test_application import COLUMNS, as_lists
 
@@ -26,7 +27,7 @@ def until(condition, seconds=60):
 
 def refit(models, folder):
     """Puts another model into the folder, as `dropbayes fit` would."""
-    model = folders.load(models / "numbers")
+    model = load(models / "numbers")
     model.estimator.seed_ += 1
     model.save(folder)
 
@@ -86,7 +87,7 @@ def test_a_broken_new_model_leaves_the_old_one_in_place(models, tmp_path):
     shutil.copytree(models / "numbers", folder)
     with live_server(folder) as live:
         before = live.infer(columns_request(COLUMNS))
-        (folder / folders.MODEL).write_bytes(b"broken")
+        (folder / MODEL).write_bytes(b"broken")
         live.signal(signal.SIGHUP)
         time.sleep(3)
         assert live.infer(columns_request(COLUMNS)) == before and before[0] == 200

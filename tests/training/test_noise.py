@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from dropbayes.likelihoods import Categorical, Gaussian
-from dropbayes.precision import Prior
 from dropbayes.training import fit
+from dropbayes.weight_layers.precision import Prior
 
 
 def test_a_learned_precision_ends_at_the_inverse_of_the_mean_squared_error(tmp_path):

@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from dropbayes.layers import BernoulliNoise, Linear
-from dropbayes.objective import kl_divergence
-from dropbayes.precision import Prior
+from dropbayes.training.objective import kl_divergence
 from dropbayes.weight_layers import keep_probs, kl_coefficients, kl_constant, parameter_groups
+from dropbayes.weight_layers.precision import Prior
 
 
 def decays(net, groups):

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from dropbayes.layers import BernoulliNoise, GaussianNoise, Linear
-from dropbayes.recurrent import LSTM
+from dropbayes.layers.recurrent import LSTM
 from dropbayes.weight_layers import BayesianLayer, DroppedLayer, keep_probs_by_order, kl_is_weight_decay, weight_layers
 
 

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from dropbayes.conversion import add_dropout
 from dropbayes.layers import BernoulliNoise, Conv2d, Embedding, Linear
-from dropbayes.recurrent import LSTM
+from dropbayes.layers.conversion import add_dropout
+from dropbayes.layers.recurrent import LSTM
 from dropbayes.weight_layers import keep_probs, trace
 
 

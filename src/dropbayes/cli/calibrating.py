@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from dropbayes import folders
 from dropbayes.cli.messages import count, note, number, out, print_json
 from dropbayes.cli.predictions import targets, windows
 from dropbayes.estimators.recalibration import fit_recalibration
+from dropbayes.models.model import Model, load
 from dropbayes.tables import open_table, quoted
 
 __all__ = ["calibrate", "labelled_rows"]
@@ -26,7 +26,7 @@ def calibrate(
     as_json: bool,
 ) -> None:
     """Calibrates a model on held-out rows, or takes its calibration back; see `dropbayes calibrate --help`."""
-    model = folders.load(model_path)
+    model = load(model_path)
     if method == "none":
         model = model.recalibrated(None, "")
         model.save_calibration()
@@ -45,7 +45,7 @@ def calibrate(
 
 
 def labelled_rows(
-    model: folders.Model, data: str, *, delimiter: str | None, encoding: str | None, allow_new: bool
+    model: Model, data: str, *, delimiter: str | None, encoding: str | None, allow_new: bool
 ) -> tuple[Any, Any, Any]:
     """The inputs and outcomes (class numbers for classes) of all rows that have one, and the table they are from."""
     xs: list[Any] = []
@@ -61,7 +61,7 @@ def labelled_rows(
     return x, y, source
 
 
-def _say(model: folders.Model, recalibration: Any, *, as_json: bool) -> None:
+def _say(model: Model, recalibration: Any, *, as_json: bool) -> None:
     if as_json:
         print_json({
             "model": str(model.path), "method": None if recalibration is None else recalibration.method,

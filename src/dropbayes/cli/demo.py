@@ -204,8 +204,8 @@ def _fitted(case: Case, folder: pathlib.Path) -> DropoutRegressor:
     """The fitted model, which is also written to the folder."""
     import torch
 
-    from dropbayes import folders
     from dropbayes.estimators import DropoutRegressor
+    from dropbayes.models.model import Model
     from dropbayes.tables import Schema
     from dropbayes.tables.columns import Column
 
@@ -218,7 +218,7 @@ def _fitted(case: Case, folder: pathlib.Path) -> DropoutRegressor:
     )
     versions = {"torch": torch.__version__, "numpy": np.__version__}
     origin = {"file": case.source, "n_rows": len(case.training[0]), "settings": SETTINGS, "versions": versions}
-    folders.Model(model, Schema(columns, case.target, "regression"), origin).save(folder)
+    Model(model, Schema(columns, case.target, "regression"), origin).save(folder)
     return model
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dropbayes import folders
 from dropbayes.cli.messages import count, note, number, out, print_json, table
 from dropbayes.cli.predictions import Window, check_finite, targets, windows
-from dropbayes.mixtures import draw_mean
+from dropbayes.models.model import Model, load
+from dropbayes.predictive.mixtures import draw_mean
 from dropbayes.scores.table import (
     CLASS_SCORES,
     REGRESSION_SCORES,
@@ -38,7 +38,7 @@ def evaluate(
     as_json: bool,
 ) -> None:
     """Scores a model against outcomes; see `dropbayes evaluate --help`."""
-    model = folders.load(model_path).with_draws(n_draws=n_draws, seed=seed)
+    model = load(model_path).with_draws(n_draws=n_draws, seed=seed)
     row_values = _number_rows if model.schema.task == "regression" else _class_rows
     parts: list[dict[str, Tensor]] = []
     n_absent = 0
@@ -61,7 +61,7 @@ def evaluate(
     _say(model, source, len(next(iter(rows.values()))), found, as_json=as_json)
 
 
-def _number_rows(model: folders.Model, window: Window, y: Any, present: Any, source: Source) -> dict[str, Tensor]:
+def _number_rows(model: Model, window: Window, y: Any, present: Any, source: Source) -> dict[str, Tensor]:
     """What the scores of regression need of each row."""
     mixture = model.estimator.predictive(window.x)
     check_finite([mixture.mean.numpy()], window, source)
@@ -76,13 +76,13 @@ def _number_rows(model: folders.Model, window: Window, y: Any, present: Any, sou
     return {name: values[torch.from_numpy(present)] for name, values in rows.items()}
 
 
-def _class_rows(model: folders.Model, window: Window, y: Any, present: Any, source: Source) -> dict[str, Tensor]:
+def _class_rows(model: Model, window: Window, y: Any, present: Any, source: Source) -> dict[str, Tensor]:
     probabilities = draw_mean(model.estimator.draws(window.x))
     check_finite([probabilities.sum(1).numpy()], window, source)
     return {"probabilities": probabilities[present], "y": torch.from_numpy(y[present])}
 
 
-def _say(model: folders.Model, source: Source, n_rows: int, found: dict[str, float], *, as_json: bool) -> None:
+def _say(model: Model, source: Source, n_rows: int, found: dict[str, float], *, as_json: bool) -> None:
     n_draws = int(model.estimator.n_draws) * len(model.estimator.population_)
     if as_json:
         print_json({"model": str(model.path), "data": source.label, "n_rows": n_rows, "n_draws": n_draws, **found})

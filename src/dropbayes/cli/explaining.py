@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from dropbayes import folders
 from dropbayes.cli.messages import number, out, print_json, table
-from dropbayes.folders.card import range_text
+from dropbayes.models.card import range_text
+from dropbayes.models.model import Model, load
 from dropbayes.population import network
 from dropbayes.sampling import sites
 
@@ -24,7 +24,7 @@ __all__ = ["explain", "facts"]
 
 def explain(model_path: str, *, as_json: bool) -> None:
     """Says what a model is; see `dropbayes explain --help`."""
-    model = folders.load(model_path)
+    model = load(model_path)
     found = facts(model)
     if as_json:
         print_json({"model": str(model.path), **found})
@@ -32,7 +32,7 @@ def explain(model_path: str, *, as_json: bool) -> None:
         _show(model, found)
 
 
-def facts(model: folders.Model) -> dict[str, Any]:
+def facts(model: Model) -> dict[str, Any]:
     r"""The numbers that define a model.
 
     The weight decay λ stands beside half the mean squared error of standardised targets (for classes, beside the mean
@@ -89,7 +89,7 @@ def facts(model: folders.Model) -> dict[str, Any]:
     return found
 
 
-def _show(model: folders.Model, found: dict[str, Any]) -> None:
+def _show(model: Model, found: dict[str, Any]) -> None:
     from rich.markup import escape
 
     console = out()

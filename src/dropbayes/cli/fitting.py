@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dropbayes import folders
 from dropbayes.cli.messages import count, note, number, out, print_json, reading_bar, table
-from dropbayes.predictor import Predictor, uncertainty_percentiles
+from dropbayes.models.model import Model
+from dropbayes.models.predictor import Predictor, uncertainty_percentiles
+from dropbayes.models.storage import check_place
 from dropbayes.runtime.version import __version__
 from dropbayes.tables import Column, Source, open_table
 from dropbayes.tables.columns import Task
@@ -40,7 +41,7 @@ def fit(
 ) -> None:
     """Fits a model to a table and writes its folder; see `dropbayes fit --help`."""
     path = pathlib.Path(folder)
-    folders.check_place(pathlib.Path(path.absolute()))
+    check_place(pathlib.Path(path.absolute()))
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
         rows = _training_rows(source, target, task, reading, command)
     if rows.schema.task == "classification":
@@ -56,7 +57,7 @@ def fit(
         "versions": _versions(),
     }
     begun = time.perf_counter()
-    model = folders.Model.of_rows(rows, origin=origin, **settings, verbose=True)
+    model = Model.of_rows(rows, origin=origin, **settings, verbose=True)
     seconds = time.perf_counter() - begun
     model.origin["uncertainty_percentiles"] = uncertainty_percentiles(Predictor(model), rows.x)
     best = _held_out_score(model)
@@ -172,13 +173,13 @@ def _short(texts: list[str], most: int = 4) -> str:
     return ", ".join(texts[:most]) + (", …" if len(texts) > most else "")
 
 
-def _held_out_score(model: folders.Model) -> float | None:
+def _held_out_score(model: Model) -> float | None:
     scores = np.asarray(model.estimator.search_scores_, dtype=float)
     best = float(scores.max()) if len(scores) else float("nan")
     return best if np.isfinite(best) else None
 
 
-def _say(model: folders.Model, rows: TrainingRows, seconds: float, *, as_json: bool) -> None:
+def _say(model: Model, rows: TrainingRows, seconds: float, *, as_json: bool) -> None:
     from dropbayes.cli.explaining import facts
 
     if as_json:
@@ -199,7 +200,7 @@ def _say(model: folders.Model, rows: TrainingRows, seconds: float, *, as_json: b
         )
 
 
-def _results(model: folders.Model) -> list[str]:
+def _results(model: Model) -> list[str]:
     estimator = model.estimator
     population = estimator.population_
     each = [f"{drop_prob:.4g}" for drop_prob in population.drop_prob[0].tolist()]

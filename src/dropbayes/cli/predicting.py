@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dropbayes import folders
 from dropbayes.cli.messages import out, print_json
 from dropbayes.cli.predictions import Window, check_finite, windows
-from dropbayes.predictor import Predictor
+from dropbayes.models.model import Model, load
+from dropbayes.models.prediction import column_names, label_sets
+from dropbayes.models.predictor import Predictor
 from dropbayes.tables import Schema, Sink, Source, numbers, open_table, quoted
 from dropbayes.tables.training import check_name
 
@@ -36,9 +37,9 @@ def predict(
 ) -> None:
     """Writes the predictions of a model for a table; see `dropbayes predict --help`."""
     Sink(output)  # a wrong name is refused before a model is read
-    model = folders.load(model_path)
+    model = load(model_path)
     predictor = Predictor(model, n_draws=n_draws, seed=seed, interval=coverage, allow_new=allow_new)
-    added = folders.column_names(model.estimator, f"{model.schema.target}_" if prefix is None else prefix)
+    added = column_names(model.estimator, f"{model.schema.target}_" if prefix is None else prefix)
     n_rows = n_outside = 0
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
         kept = _kept_columns(keep, source)
@@ -49,7 +50,7 @@ def predict(
                 columns = list(predictor.flat_columns(prediction).values())
                 check_finite(columns, window, source)
                 outside = window.encoded.outside_names()
-                columns += folders.label_sets(model.estimator, prediction, coverage=coverage)
+                columns += label_sets(model.estimator, prediction, coverage=coverage)
                 columns.append(np.array(outside, dtype=np.str_))
                 sink.write(_joined(window, kept, added, columns, model.schema, typed=sink.as_parquet))
                 n_rows += len(window.x)
@@ -92,7 +93,7 @@ def _joined(
 
 
 def _say(
-    model: folders.Model, predictor: Predictor, n_rows: int, n_outside: int, added: list[str], output: str,
+    model: Model, predictor: Predictor, n_rows: int, n_outside: int, added: list[str], output: str,
     *, as_json: bool,
 ) -> None:  # fmt: skip
     if as_json:

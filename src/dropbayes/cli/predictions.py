@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dropbayes.cli.messages import count, note, number, reading_bar
-from dropbayes.folders import Model
+from dropbayes.models.model import Model
 from dropbayes.tables import Encoded, Schema, Source, check_columns, encode, labels, numbers, quoted, regrouped
 from dropbayes.tables.columns import listed
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dropbayes import folders
 from dropbayes.cli.messages import count, note, out, print_json
 from dropbayes.cli.predictions import targets, windows
+from dropbayes.models.model import Model, load
 from dropbayes.runtime.version import __version__
 from dropbayes.tables import open_table, quoted, write_whole
 
@@ -31,7 +31,7 @@ def report(
     as_json: bool,
 ) -> None:
     """Writes a report; see `dropbayes report --help`."""
-    model = folders.load(model_path).with_draws(n_draws=n_draws, seed=seed)
+    model = load(model_path).with_draws(n_draws=n_draws, seed=seed)
     options: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new}
     x, y, columns, label = _rows(model, data, **options)
     known = None if training is None else _rows(model, training, **options)[:2]
@@ -57,7 +57,7 @@ def report(
 
 
 def _rows(
-    model: folders.Model, data: str, *, delimiter: str | None, encoding: str | None, allow_new: bool
+    model: Model, data: str, *, delimiter: str | None, encoding: str | None, allow_new: bool
 ) -> tuple[Any, Any, dict[str, list[Any]], str]:
     """The inputs, the outcomes and the columns of all rows that have an outcome, and the name of their table."""
     xs: list[Any] = []
@@ -81,7 +81,7 @@ def _rows(
     return x, y if model.schema.task == "regression" else model.estimator.classes_[y], columns, source.label
 
 
-def _features(model: folders.Model) -> dict[str, list[int]]:
+def _features(model: Model) -> dict[str, list[int]]:
     """The inputs that each column became."""
     groups, start = {}, 0
     for column in model.schema.columns:
@@ -90,7 +90,7 @@ def _features(model: folders.Model) -> dict[str, list[int]]:
     return groups
 
 
-def _ranges(model: folders.Model) -> dict[str, tuple[float, float]]:
+def _ranges(model: Model) -> dict[str, tuple[float, float]]:
     return {
         column.name: (column.low, column.high)
         for column in model.schema.columns
@@ -98,7 +98,7 @@ def _ranges(model: folders.Model) -> dict[str, tuple[float, float]]:
     }
 
 
-def _provenance(model: folders.Model, label: str, n_rows: int, command: str) -> dict[str, str]:
+def _provenance(model: Model, label: str, n_rows: int, command: str) -> dict[str, str]:
     """What the page says was done, in order."""
     origin = model.origin
     versions = {**origin.get("versions", {}), "dropbayes": __version__}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dropbayes.cli.messages import out, print_json
 from dropbayes.distributed import predict_parquet
-from dropbayes.predictor import Predictor
+from dropbayes.models.predictor import Predictor
 
 __all__ = ["predict"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dropbayes.distributed.parts import Part, Prediction, set_up_worker
-from dropbayes.predictor import Predictor
+from dropbayes.models.predictor import Predictor
 
 __all__ = ["predict", "run"]
 

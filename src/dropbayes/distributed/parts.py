@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dropbayes.predictor import Predictor
+from dropbayes.models.predictor import Predictor
 from dropbayes.runtime import files
 from dropbayes.runtime.progress import ProgressBar
 

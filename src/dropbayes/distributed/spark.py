@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from dropbayes.distributed.parts import Part, Prediction, set_up_worker
-from dropbayes.predictor import Predictor
+from dropbayes.models.predictor import Predictor
 
 __all__ = ["predict", "run"]
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from dropbayes import calibration
 from dropbayes.estimators.learning import DropoutEstimator, as_array, row_weights
-from dropbayes.mixtures import draw_mean
 from dropbayes.population import EnsembleChoice
+from dropbayes.predictive.mixtures import draw_mean
 
 # Held-out rows without a single error would ask for temperature 0: the probabilities are sharpened no more than this.
 _LEAST_TEMPERATURE = 0.5

@@ -19,7 +19,7 @@ from torch import Tensor
 from dropbayes import calibration
 from dropbayes.estimators.classifier import DropoutClassifier
 from dropbayes.estimators.regressor import DropoutRegressor
-from dropbayes.mixtures import Mixture, draw_mean
+from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.runtime.validation import Array, float_tensor
 
 __all__ = ["METHODS", "Recalibration", "fit_recalibration", "recalibrated", "uncalibrated"]

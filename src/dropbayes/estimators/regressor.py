@@ -15,9 +15,9 @@ from torch import Tensor
 
 from dropbayes.estimators.learning import DropoutEstimator, as_array, row_weights
 from dropbayes.estimators.noise import StudentNoise, fit_noise
-from dropbayes.mixtures import Mixture
 from dropbayes.population import EnsembleChoice
 from dropbayes.population.evaluation import in_units
+from dropbayes.predictive.mixtures import Mixture
 
 _NOISES = ("student", "constant", "heteroscedastic")
 

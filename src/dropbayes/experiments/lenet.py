@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.likelihoods import Categorical
-from dropbayes.precision import Prior
 from dropbayes.training import InverseDecay, fit
+from dropbayes.weight_layers.precision import Prior
 
 __all__ = ["DropoutLayers", "lenet", "train"]
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from dropbayes.experiments import bands, datasets
 from dropbayes.experiments.record import Array, Arrays, Findings, Record, markdown_table
+from dropbayes.layers.recurrent import LSTM
 from dropbayes.likelihoods import Gaussian
-from dropbayes.precision import Prior
 from dropbayes.predictive import predict
-from dropbayes.recurrent import LSTM
 from dropbayes.training import fit
+from dropbayes.weight_layers.precision import Prior
 
 Kind = Literal["none", "naive", "variational"]
 NAMES: dict[Kind, str] = {

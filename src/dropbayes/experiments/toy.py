@@ -18,10 +18,10 @@ from dropbayes.experiments import bands
 from dropbayes.experiments.record import Arrays, Findings, Record, markdown_table
 from dropbayes.layers import ConcreteNoise, Linear
 from dropbayes.likelihoods import Gaussian, HeteroscedasticGaussian
-from dropbayes.precision import Prior, model_precision
 from dropbayes.predictive import Prediction, predict
 from dropbayes.runtime.devices import cpu_threads
 from dropbayes.training import fit
+from dropbayes.weight_layers.precision import Prior, model_precision
 
 DEMO_DROP, DEMO_DECAY, DEMO_SQUARED_SCALE, DEMO_POINTS = 0.05, 1e-5, 0.005, 20  # the authors' demonstration
 JUMPS = ((7.0, -7.0), (8.5, 7.0), (10.0, -7.0), (11.5, 7.0))  # the authors' heteroscedastic repository

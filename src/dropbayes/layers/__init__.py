@@ -1,4 +1,4 @@
-r"""Weight layers that draw their weights from a chosen $q(\omega)$: linear, convolutional and embedding.
+r"""Weight layers that draw their weights from a chosen $q(\omega)$: linear, convolutional, embedding and recurrent.
 
 Each layer is its torch namesake with a `noise`: the stored weight is the mean of $q$, and evaluation mode computes with
 it. In training mode every row of the batch gets a distinct draw, as in the paper's estimator of the bound, shared by
@@ -7,10 +7,15 @@ interceptor of operations (`dropbayes.predict`) makes evaluation mode random: it
 the operations in `STOCHASTIC`, and decides what they draw.
 """
 
+from dropbayes.layers.conversion import add_dropout
 from dropbayes.layers.noise import STOCHASTIC, BernoulliNoise, ConcreteNoise, GaussianNoise, MixtureNoise, Noise, drawn
+from dropbayes.layers.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from dropbayes.layers.weights import Conv1d, Conv2d, Conv3d, Embedding, Linear, WeightLayer, mask_shape, word_mask
 
 __all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
     "STOCHASTIC",
     "BernoulliNoise",
     "ConcreteNoise",
@@ -18,11 +23,15 @@ __all__ = [
     "Conv2d",
     "Conv3d",
     "Embedding",
+    "GRUCell",
     "GaussianNoise",
+    "LSTMCell",
     "Linear",
     "MixtureNoise",
     "Noise",
+    "RNNCell",
     "WeightLayer",
+    "add_dropout",
     "drawn",
     "mask_shape",
     "word_mask",

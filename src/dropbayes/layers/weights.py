@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dropbayes.layers.noise import BernoulliNoise, Noise, drawn
-from dropbayes.precision import Prior
 from dropbayes.variational import Bernoulli, Family
+from dropbayes.weight_layers.precision import Prior
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "Embedding", "Linear", "WeightLayer", "mask_shape", "word_mask"]
 

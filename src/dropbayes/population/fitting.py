@@ -18,9 +18,9 @@ from dropbayes.population.heads import Head, head_of
 from dropbayes.population.program import Program, Stack
 from dropbayes.population.records import ACTIVATIONS, Activation, Member, Population, Task, per_layer, select
 from dropbayes.population.standardisation import Table, stacked_table
-from dropbayes.precision import weight_decay
 from dropbayes.runtime.devices import available_device, tensor_cores
 from dropbayes.runtime.progress import ProgressBar
+from dropbayes.weight_layers.precision import weight_decay
 
 # Members that have finished stay in the stack, their results set aside, until this share of it is idle: cutting the
 # stack costs a copy, and on a CUDA device a new capture.

@@ -18,6 +18,7 @@ from dropbayes.processes.finite_rank import FiniteRankProcess, finite_rank_proce
 from dropbayes.processes.kernels import NetworkKernel, gpytorch_kernel
 from dropbayes.processes.networks import NetworkCovariance, process_of
 from dropbayes.processes.softmax import SoftmaxProcess, softmax_process
+from dropbayes.processes.theory import TheoryReport, VarianceRatio, WeightReading, theory_report, variance_ratio
 
 __all__ = [
     "Deep",
@@ -28,6 +29,9 @@ __all__ = [
     "NetworkKernel",
     "Process",
     "SoftmaxProcess",
+    "TheoryReport",
+    "VarianceRatio",
+    "WeightReading",
     "exact_process",
     "finite_rank_process",
     "gaussian_process_classifier",
@@ -37,5 +41,7 @@ __all__ = [
     "prior_draws",
     "process_of",
     "softmax_process",
+    "theory_report",
     "tuned",
+    "variance_ratio",
 ]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from dropbayes.covariances import Covariance, Erf, Identity, Layer, Pairs, Quadrature, ReLU, Sigmoid, TanH
-from dropbayes.precision import Prior
+from dropbayes.weight_layers.precision import Prior
 
 __all__ = ["NetworkCovariance", "process_of"]
 
@@ -109,7 +109,7 @@ def process_of(net: nn.Module, prior: Prior) -> NetworkCovariance:
 
     Read off the network's graph (`torch.fx`): linear layers, activations, dropout (which the prior does not see), and
     sums of branches (residual networks). Every linear layer has the length-scale that `prior` gives it, its own width
-    and its own bias. Use it with `exact_process`, `prior_draws` and `dropbayes.theory.variance_ratio`.
+    and its own bias. Use it with `exact_process`, `prior_draws` and `dropbayes.processes.theory.variance_ratio`.
 
     Args:
         net: A perceptron, with or without shortcuts, in any module style that `torch.fx` can trace.

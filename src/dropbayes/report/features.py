@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dropbayes.mixtures import draw_mean
+from dropbayes.predictive.mixtures import draw_mean
 from dropbayes.report.measurements import Classification, Regression
 
 __all__ = ["Feature", "Importance", "Segment", "features_of", "importances", "segments"]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dropbayes import calibration, information, scores
 from dropbayes.calibration import ReliabilityCurve
-from dropbayes.mixtures import Mixture
+from dropbayes.predictive.mixtures import Mixture
 from dropbayes.scores import RiskCoverage
 
 Numbers = npt.NDArray[np.float64]

@@ -25,8 +25,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dropbayes import folders
-from dropbayes.predictor import MATRIX, Predictor, check_finite, uncertainty
+from dropbayes.models.inputs import MATRIX
+from dropbayes.models.model import load
+from dropbayes.models.predictor import Predictor, check_finite, uncertainty
+from dropbayes.models.storage import COLUMNS
 from dropbayes.runtime.version import __version__
 from dropbayes.serving import protocol
 from dropbayes.serving.batching import Batches
@@ -75,7 +77,7 @@ class ServedModel:
     def load(cls, path: pathlib.Path) -> ServedModel:
         """The model in a folder, checked by a first prediction."""
         version = _version(path) if path.is_dir() else ""
-        model = folders.load(path)
+        model = load(path)
         if _version(path) != version:
             raise ValueError(f"{str(path)!r} was replaced while it was read; try again.")
         predictor = Predictor(model)
@@ -107,7 +109,7 @@ class ServedModel:
 def _version(path: pathlib.Path) -> str:
     """The description holds the digest of the network's file: its own digest is that of both."""
     try:
-        return hashlib.sha256((path / folders.COLUMNS).read_bytes()).hexdigest()[:12]
+        return hashlib.sha256((path / COLUMNS).read_bytes()).hexdigest()[:12]
     except OSError:
         return ""  # loading says what is wrong
 

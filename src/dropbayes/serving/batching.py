@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dropbayes.predictor import Predictor
+from dropbayes.models.predictor import Predictor
 
 __all__ = ["Batches"]
 

@@ -3,5 +3,15 @@ r"""The training of one network on the paper's objective, with checkpoints that 
 from dropbayes.training.checkpoints import History
 from dropbayes.training.descent import Descent, InverseDecay
 from dropbayes.training.fitting import Progress, fit
+from dropbayes.training.objective import kl_divergence, last_layer_moments, negative_elbo
 
-__all__ = ["Descent", "History", "InverseDecay", "Progress", "fit"]
+__all__ = [
+    "Descent",
+    "History",
+    "InverseDecay",
+    "Progress",
+    "fit",
+    "kl_divergence",
+    "last_layer_moments",
+    "negative_elbo",
+]

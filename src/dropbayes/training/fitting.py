@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.likelihoods import Gaussian, Likelihood
-from dropbayes.precision import Prior
 from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.devices import available_device
 from dropbayes.runtime.progress import ProgressBar
@@ -29,6 +28,7 @@ from dropbayes.training.noise import ModelNoise
 from dropbayes.training.rows import Batch, Rows, output_tensor, training_rows
 from dropbayes.training.steps import Step, batch_objective, run_epoch, wants_graph
 from dropbayes.weight_layers import complete_keep_probs
+from dropbayes.weight_layers.precision import Prior
 
 __all__ = ["Progress", "fit"]
 

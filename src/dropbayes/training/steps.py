@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.likelihoods import Likelihood
-from dropbayes.objective import divergence_of, row_misfit
-from dropbayes.precision import Prior
 from dropbayes.runtime.devices import capture_graph
+from dropbayes.training.objective import divergence_of, row_misfit
 from dropbayes.training.rows import Batch, Rows
+from dropbayes.weight_layers.precision import Prior
 
 __all__ = ["Step", "batch_objective", "run_epoch", "wants_graph"]
 
@@ -29,7 +29,7 @@ def batch_objective(
     n_data: float,
     alpha: float = 0.0,
 ) -> Objective:
-    r"""The negative evidence lower bound per row as a function of a batch's outputs; see `objective.negative_elbo`.
+    r"""The negative evidence lower bound per row as a function of a batch's outputs; see `negative_elbo`.
 
     With weights $w_n$ of the rows, N is their sum: the bound is that of a data set in which row n occurs $w_n$ times.
     """

@@ -1,6 +1,7 @@
-r"""The weight layers of a network: their dropout, their number of inputs, and the weight decay their prior implies."""
+r"""Weight decay as a prior: the identity of $\tau$, $\lambda$ and $l$, and the weight layers of a network."""
 
 from dropbayes.weight_layers.decay import Decay, decays, kl_coefficients, kl_constant, parameter_groups
+from dropbayes.weight_layers.precision import Prior, model_precision, optimizer_weight_decay, weight_decay
 from dropbayes.weight_layers.structure import (
     BayesianLayer,
     DroppedLayer,
@@ -17,6 +18,7 @@ __all__ = [
     "BayesianLayer",
     "Decay",
     "DroppedLayer",
+    "Prior",
     "complete_keep_probs",
     "decays",
     "is_bias",
@@ -27,7 +29,10 @@ __all__ = [
     "kl_constant",
     "kl_is_weight_decay",
     "matrices",
+    "model_precision",
+    "optimizer_weight_decay",
     "parameter_groups",
     "trace",
+    "weight_decay",
     "weight_layers",
 ]

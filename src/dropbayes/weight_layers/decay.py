@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dropbayes.precision import Prior
 from dropbayes.runtime.validation import check_keep_prob, check_n_data, check_number, check_positive
+from dropbayes.weight_layers.precision import Prior
 from dropbayes.weight_layers.structure import (
     DroppedLayer,
     fan_in,

@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import dropbayes
-from dropbayes.precision import Prior
-from dropbayes.recurrent import GRU, LSTM, RNN
+from dropbayes.layers.recurrent import GRU, LSTM, RNN
 from dropbayes.weight_layers import kl_coefficients
+from dropbayes.weight_layers.precision import Prior
 
 DTYPE = torch.float64
 PAIRS = [(LSTM, nn.LSTM), (GRU, nn.GRU), (RNN, nn.RNN)]

@@ -9,7 +9,7 @@ import torch
 from scipy import integrate, stats
 
 from dropbayes import calibration, scores
-from dropbayes.mixtures import Mixture, draw_mean
+from dropbayes.predictive.mixtures import Mixture, draw_mean
 
 F64 = torch.float64
 NOISES = [math.inf, 3.0, 7.5, 150.0]

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import dropbayes as db
-from dropbayes import folders
+from dropbayes.models.storage import CARD, COLUMNS
 from tests.command_line import TINY, rows_of, run, table
 
 SMALL = {
@@ -88,7 +88,7 @@ def test_a_calibration_is_recorded_and_comes_back(model, tmp_path, method):
     for name in ("lower", "upper"):
         assert loaded.predict(held_out)[name].tolist() == calibrated.predict(held_out)[name].tolist()
     assert calibrated.predict(held_out)["upper"].tolist() != model.predict(held_out)["upper"].tolist()
-    assert f"calibration: {method}" in (tmp_path / "m" / folders.CARD).read_text()
+    assert f"calibration: {method}" in (tmp_path / "m" / CARD).read_text()
 
 
 def test_weights_reach_the_estimator():
@@ -112,9 +112,9 @@ def test_a_model_without_a_folder_has_nowhere_to_keep_a_calibration(model):
 
 def test_a_folder_of_the_first_format_is_read(model, tmp_path):
     path = model.save(tmp_path / "m").path
-    values = json.loads((path / folders.COLUMNS).read_text())
+    values = json.loads((path / COLUMNS).read_text())
     for column in values["columns"]:
         column.pop("range", None)
-    (path / folders.COLUMNS).write_text(json.dumps({**values, "format": 1}))
-    (path / folders.CARD).unlink()
+    (path / COLUMNS).write_text(json.dumps({**values, "format": 1}))
+    (path / CARD).unlink()
     assert db.load(path).predict(frame(5))["outside"].tolist() == [""] * 5

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.estimators.recalibration import Method, fit_recalibration, recalibrated
-from dropbayes.folders import storage
-from dropbayes.folders.prediction import column_names, prediction_columns
+from dropbayes.models import storage
+from dropbayes.models.prediction import column_names, prediction_columns
 from dropbayes.tables import Encoded, Schema, check_columns, encode, labels, numbers
 from dropbayes.tables.columns import Task
 from dropbayes.tables.frames import as_frame, as_table

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes.conversion import add_dropout
+from dropbayes.layers.conversion import add_dropout
 from dropbayes.likelihoods import Categorical, ClassLikelihood, Gaussian, Likelihood
-from dropbayes.mixtures import Mixture
+from dropbayes.predictive.mixtures import Mixture
 from dropbayes.sampling import draws, sites
 from dropbayes.scores import confidence_and_correctness, expected_calibration_error, risk_coverage
 

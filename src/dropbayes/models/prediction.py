@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dropbayes import information
 from dropbayes.estimators import DropoutRegressor
-from dropbayes.mixtures import draw_mean
+from dropbayes.predictive.mixtures import draw_mean
 
 __all__ = ["column_names", "label_sets", "prediction_columns"]
 

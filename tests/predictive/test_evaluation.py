@@ -86,7 +86,7 @@ def test_unequal_rows_and_missing_outcomes_are_refused():
 
 
 def test_coverage_is_that_of_the_mixture_of_draws():
-    from dropbayes.mixtures import Mixture
+    from dropbayes.predictive.mixtures import Mixture
 
     net, x, y = network(), torch.randn(60, 4), 2 * torch.randn(60, 1)
     ours = db.evaluate(net, x, y, likelihood=db.Gaussian(precision=9.0), n_draws=40, masks="shared")

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from dropbayes import information, sampling
 from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
-from dropbayes.mixtures import Mixture, draw_mean
-from dropbayes.predictor.columns import (
+from dropbayes.models.inputs import (
     MATRIX,
     arrow_column,
     columns_by_name,
@@ -24,6 +23,7 @@ from dropbayes.predictor.columns import (
     number_column,
     row_label,
 )  # fmt: skip
+from dropbayes.predictive.mixtures import Mixture, draw_mean
 
 if TYPE_CHECKING:
     from dropbayes.tables import Schema
@@ -136,13 +136,13 @@ class TableModel:
         """The prediction of a table's rows, and the columns that a table has besides."""
         if self.schema is None:
             return predictor.predict_inputs(self.encode(columns_of_table(table), False)), {}
-        from dropbayes import folders
+        from dropbayes.models.prediction import label_sets
         from dropbayes.tables import check_columns, encode
 
         check_columns(self.schema, table.column_names, "the table")
         rows = encode(self.schema, table, at=row_label, allow_new=predictor.allow_new)
         prediction = predictor.predict_inputs(rows.x)
-        sets = folders.label_sets(self.estimator, prediction, coverage=predictor.interval)
+        sets = label_sets(self.estimator, prediction, coverage=predictor.interval)
         return prediction, dict(zip(("labels",), sets, strict=False)) | {
             "outside": np.array(rows.outside_names(), dtype=np.str_)
         }

@@ -5,7 +5,7 @@ import pytest
 
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.estimators.recalibration import Recalibration, recalibrated
-from dropbayes.folders import column_names, prediction_columns
+from dropbayes.models.prediction import column_names, prediction_columns
 
 X = np.linspace(-1, 1, 30)[:, None]
 SMALL = {

@@ -1,6 +1,6 @@
 """Tests of the card of a model."""
 
-from dropbayes.folders.card import card, range_text
+from dropbayes.models.card import card, range_text
 from dropbayes.tables import Column, Schema
 
 

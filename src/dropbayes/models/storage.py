@@ -16,7 +16,7 @@ from typing import Any
 
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.estimators.recalibration import Recalibration, recalibrated, uncalibrated
-from dropbayes.folders.card import card
+from dropbayes.models.card import card
 from dropbayes.runtime import files
 from dropbayes.tables import Schema
 from dropbayes.tables.columns import as_json, from_json

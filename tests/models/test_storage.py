@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from dropbayes import folders
 from dropbayes.estimators import DropoutRegressor
+from dropbayes.models.model import Model, load
+from dropbayes.models.storage import MODEL, check_place
 from dropbayes.tables import Column, Schema
 
 
@@ -14,22 +15,22 @@ def model(tmp_path_factory):
     estimator = DropoutRegressor((4,), drop_prob=0.1, weight_decay=1e-4, n_steps=5, n_networks=1, random_state=0)
     path = tmp_path_factory.mktemp("models") / "line"
     schema = Schema((Column("a", "number"),), "y", "regression")
-    return folders.Model(estimator.fit(x, x[:, 0]), schema, {"n_rows": 20}).save(path)
+    return Model(estimator.fit(x, x[:, 0]), schema, {"n_rows": 20}).save(path)
 
 
 def test_a_saved_model_predicts_the_same_bits(model):
     x = np.array([[0.5], [3.0]])
-    assert np.array_equal(folders.load(model.path).estimator.predict(x), model.estimator.predict(x))
+    assert np.array_equal(load(model.path).estimator.predict(x), model.estimator.predict(x))
 
 
 def test_a_folder_with_other_files_is_left_alone(model, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="is not empty and does not hold a model"):
-        folders.check_place(tmp_path)
+        check_place(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_a_network_that_was_changed_is_refused(model):
-    (model.path / folders.MODEL).write_bytes((model.path / folders.MODEL).read_bytes() + b" ")
+    (model.path / MODEL).write_bytes((model.path / MODEL).read_bytes() + b" ")
     with pytest.raises(ValueError, match=r"is not the file that columns\.json belongs to"):
-        folders.load(model.path)
+        load(model.path)

@@ -13,9 +13,9 @@ from torch import nn
 
 from dropbayes.layers import BernoulliNoise, ConcreteNoise, GaussianNoise, Linear, MixtureNoise
 from dropbayes.likelihoods import Categorical, Gaussian, predictive_log_density
-from dropbayes.objective import divergence_of, kl_divergence, last_layer_moments, negative_elbo, row_misfit
-from dropbayes.precision import Prior, weight_decay
+from dropbayes.training.objective import divergence_of, kl_divergence, last_layer_moments, negative_elbo, row_misfit
 from dropbayes.weight_layers import kl_constant
+from dropbayes.weight_layers.precision import Prior, weight_decay
 
 DTYPE = torch.float64
 
@@ -447,7 +447,7 @@ PROPOSITIONS = ["KL_mixture_of_Gaussians", "lower_bound_class", "mean", "var"]
 
 
 def test_the_theory_page_has_every_equation_and_names_only_tests_and_code_that_exist():
-    tests = pathlib.Path(__file__).parent
+    tests = pathlib.Path(__file__).parents[1]
     page = (tests.parent / "docs" / "theory.md").read_text()
     for label in [f"eq:{name}" for name in LABELS] + [f"prop:{name}" for name in PROPOSITIONS]:
         assert f"`{label}`" in page, label
@@ -455,7 +455,7 @@ def test_the_theory_page_has_every_equation_and_names_only_tests_and_code_that_e
     for name in set(re.findall(r"`(test_\w+)`", page)):
         assert f"def {name}(" in written, name
     for module, name in set(
-        re.findall(r"`(likelihoods|objective|precision|weight_layers|variational|layers|recurrent)\.(\w+)", page)
+        re.findall(r"`(likelihoods|training|weight_layers|variational|layers|processes)\.(\w+)", page)
     ):
         assert hasattr(importlib.import_module(f"dropbayes.{module}"), name), (module, name)
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.verdict import check, choose_dropout
+from dropbayes.predictive.verdict import check, choose_dropout
 
 
 def network(seed=0, *, drop_prob=0.1, n_outputs=1):

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes.precision import Prior, weight_decay
 from dropbayes.predictive import predict
-from dropbayes.processes import NetworkCovariance, exact_process
+from dropbayes.processes.exact import exact_process
+from dropbayes.processes.networks import NetworkCovariance
 from dropbayes.runtime.validation import check_n_data, check_positive
 from dropbayes.sampling import Site, sites
 from dropbayes.weight_layers import decays, is_bias, keep_probs, kl_is_weight_decay, trace, weight_layers
+from dropbayes.weight_layers.precision import Prior, weight_decay
 
 __all__ = ["TheoryReport", "VarianceRatio", "WeightReading", "theory_report", "variance_ratio"]
 

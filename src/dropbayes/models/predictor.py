@@ -19,7 +19,7 @@ import numpy.typing as npt
 from torch import nn
 
 from dropbayes.likelihoods import Likelihood
-from dropbayes.predictor.models import (
+from dropbayes.models.backends import (
     CLASSIFICATION,
     REGRESSION,
     network_model,
@@ -45,7 +45,7 @@ class Predictor:
     the rows are cut into calls. A copy of it (`pickle`) holds the weights and the names of the columns, nothing else.
 
     Args:
-        model: A fitted `DropoutRegressor` or `DropoutClassifier`, a model of `dropbayes.folders`, or a network.
+        model: A fitted `DropoutRegressor` or `DropoutClassifier`, a model of `dropbayes.models`, or a network.
         likelihood: How a network's output is read; required for a network.
         columns: The names of a network's input columns, in order; without them it has one input, the array `x`.
         n_draws: The draws $T$ (of each network of an estimator); by default those of the model, 100 for a network.
@@ -100,9 +100,9 @@ class Predictor:
         Raises:
             ValueError: It is no model, a damaged one, or of a later format.
         """
-        from dropbayes import folders
+        from dropbayes.models.model import load
 
-        model = saved_estimator(path) if os.path.isfile(path) else folders.load(path)
+        model = saved_estimator(path) if os.path.isfile(path) else load(path)
         return cls(model, n_draws=n_draws, seed=seed, interval=interval, allow_new=allow_new)
 
     def with_settings(

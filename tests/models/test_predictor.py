@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import dropbayes as db
-from dropbayes import folders, information
+from dropbayes import information
+from dropbayes.models.model import load
 from tests.command_line import run
 
 N_ROWS = 300
@@ -48,7 +49,7 @@ def test_rows_in_another_order_have_the_same_bits(predictor, columns):
 
 def test_many_rows_are_predicted_a_block_at_a_time(predictor, columns, monkeypatch):
     whole = predictor(columns)
-    monkeypatch.setattr("dropbayes.predictor.function._HELD", 1000)
+    monkeypatch.setattr("dropbayes.models.predictor._HELD", 1000)
     assert same_bits(predictor(columns), whole)
 
 
@@ -88,7 +89,7 @@ def test_a_table_has_a_column_for_each_class(models, columns):
 
 
 def test_the_moments_of_a_regression_are_those_of_the_draws(models, columns):
-    model = folders.load(models / "numbers")
+    model = load(models / "numbers")
     predictor = db.Predictor(model, interval=0.8)
     mixture = model.estimator.predictive(predictor.encode(columns))
     found = predictor(columns)
@@ -102,7 +103,7 @@ def test_the_moments_of_a_regression_are_those_of_the_draws(models, columns):
 
 
 def test_the_information_of_classes_is_that_of_the_draws(models, columns):
-    predictor, model = db.Predictor.load(models / "classes"), folders.load(models / "classes")
+    predictor, model = db.Predictor.load(models / "classes"), load(models / "classes")
     found = predictor(columns)
     draws = model.estimator.draws(predictor.encode(columns))
     np.testing.assert_allclose(found["probabilities"], draws.mean(0), rtol=1e-6)
@@ -133,6 +134,6 @@ def test_a_network_needs_a_likelihood_and_an_estimator_has_one(models):
     with pytest.raises(ValueError, match="`likelihood` must say"):
         db.Predictor(nn.Linear(1, 1))
     with pytest.raises(ValueError, match="pass them with a network only"):
-        db.Predictor(folders.load(models / "numbers"), likelihood=db.Gaussian(1.0))
+        db.Predictor(load(models / "numbers"), likelihood=db.Gaussian(1.0))
     with pytest.raises(TypeError, match="must be a dropout estimator"):
         db.Predictor("model")

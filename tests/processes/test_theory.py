@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from dropbayes.conversion import add_dropout
 from dropbayes.layers import Linear, MixtureNoise
+from dropbayes.layers.conversion import add_dropout
 from dropbayes.likelihoods import Gaussian
-from dropbayes.precision import Prior
 from dropbayes.processes import process_of
-from dropbayes.theory import theory_report, variance_ratio
+from dropbayes.processes.theory import theory_report, variance_ratio
 from dropbayes.training import fit
 from dropbayes.weight_layers import keep_probs, kl_coefficients
+from dropbayes.weight_layers.precision import Prior
 
 PRIOR = Prior(length_scale=2.0, following_length_scale="fan_in")
 

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dropbayes import recurrent
-from dropbayes.layers import mask_shape, word_mask
+from dropbayes.layers import recurrent
+from dropbayes.layers.weights import mask_shape, word_mask
 from dropbayes.weight_layers import DroppedLayer, is_bias, keep_probs, matrices, weight_layers
 
 __all__ = ["add_dropout"]

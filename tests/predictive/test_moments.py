@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dropbayes as db
-from dropbayes import predictive
+from dropbayes.predictive import moments
 from dropbayes.sampling.plan import checked_keys, plan_draws
 from dropbayes.sampling.trees import as_inputs
 from tests.sampling.zoo import Module, build
@@ -94,7 +94,7 @@ def test_automatic_draws_of_a_row_do_not_depend_on_its_neighbours():
 
 
 def test_automatic_draws_stop_at_the_cap(monkeypatch):
-    monkeypatch.setattr(predictive, "MOST_DRAWS", 320)
+    monkeypatch.setattr(moments, "MOST_DRAWS", 320)
     prediction = db.predict(perceptron(0.5), torch.randn(3, 6), n_draws="auto", tolerance=1e-9)
     assert prediction.n_draws == 320 and (prediction.standard_error > 0).all()
 

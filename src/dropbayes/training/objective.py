@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.likelihoods import Gaussian, Likelihood
-from dropbayes.precision import Prior
 from dropbayes.weight_layers import decays, kl_is_weight_decay, weight_layers
+from dropbayes.weight_layers.precision import Prior
 
 __all__ = ["divergence_of", "kl_divergence", "last_layer_moments", "negative_elbo", "row_misfit"]
 
@@ -94,7 +94,7 @@ def negative_elbo(
     log joint density of MAP.
 
     For `Gaussian(precision)` with $D$ outputs it is, term by term, the dropout loss [GG16, eq:L:dropout] under the
-    identities of `dropbayes.precision`:
+    identities of `dropbayes.weight_layers`:
 
     $$\tau \Big( E + \sum_i \lambda_i \|\mathbf M_i\|^2 \Big) + \frac D2 \log \frac{2\pi}{\tau} + \frac CN,$$
 
