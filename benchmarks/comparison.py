@@ -28,7 +28,7 @@ import torch
 
 from benchmarks import history
 from dropbayes.experiments.uci import data
-from dropbayes.mixtures import Mixture
+from dropbayes.predictive.mixtures import Mixture
 from dropbayes.runtime import files
 
 ROOT = pathlib.Path(__file__).parent.parent
