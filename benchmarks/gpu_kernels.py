@@ -79,22 +79,22 @@ def relative_error(result: Tensor, expected: Tensor) -> float:
 def mask(report: Callable[..., None]) -> None:
     from dropbayes.sampling.kernels import masked
 
-    # draws, rows, units, elements per unit
-    shapes = {"100,663,296": (32, 16, 256 * 768, 1), "lone row": (32, 1, 197 * 768, 1), "channels": (32, 4, 64, 256**2)}
-    for (name, (n_draws, n_rows, inner, broadcast)), dtype in (
+    # draws, rows, units
+    shapes = {"100,663,296": (32, 16, 256 * 768), "lone row": (32, 1, 197 * 768)}
+    for (name, (n_draws, n_rows, inner)), dtype in (
         (item, dtype) for item in shapes.items() for dtype in (torch.float32, torch.bfloat16)
     ):
-        x = torch.randn(n_draws, n_rows, inner, broadcast, device="cuda").to(dtype)
+        x = torch.randn(n_draws, n_rows, inner, device="cuda").to(dtype)
         dropout = replay_milliseconds(F.dropout, x, 0.1, True)
         for sampler in SAMPLERS:
             for rows in (None, range(n_rows)):
                 keys = Keys(3, n_draws, sampler)
-                arguments = {"drop_prob": 0.1, "draws": range(n_draws), "rows": rows, "outer": 1, "inner": inner, "broadcast": broadcast}  # fmt: skip
+                arguments = {"drop_prob": 0.1, "draws": range(n_draws), "rows": rows, "outer": 1, "inner": inner}  # fmt: skip
                 y = masked(x, keys, 0, **arguments)[0]
                 few = range(2)
                 kept = keep_mask(keys, 0, drop_prob=0.1, draws=few, rows=rows, shape=(inner,), dtype=dtype, device=x.device)  # fmt: skip
                 kept = kept if rows else kept[:, None]
-                equal = torch.equal(y[:2].view(2, n_rows, inner, broadcast), x[:2] * (kept * (1 / 0.9))[..., None])
+                equal = torch.equal(y[:2].view(2, n_rows, inner), x[:2] * (kept * (1 / 0.9)))
                 took = replay_milliseconds(masked, x, keys, 0, **arguments)
                 report(
                     "mask", f"{name} {str(dtype)[6:]} {sampler} {'row' if rows else 'shared'}", right=equal,

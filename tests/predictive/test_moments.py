@@ -186,4 +186,4 @@ def test_working_memory_is_bounded_whatever_the_number_of_draws(name, n_draws):
     limit = 2**20
     plan = plan_draws(net, as_inputs(x), keys=checked_keys(n_draws, 0, "stratified"), masks="shared", max_bytes=limit)
     rows = getattr(plan.evaluator, "rows", plan.block_rows)  # a perceptron's blocks are evaluated in parts
-    assert rows * plan.chunk_draws * plan.anatomy.pair_bytes <= limit
+    assert rows * plan.chunk_draws * plan.anatomy.suffix_bytes <= limit

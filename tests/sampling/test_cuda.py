@@ -13,6 +13,12 @@ from tests.sampling.zoo import ZOO, build
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
+@pytest.fixture(autouse=True)
+def without_tf32(monkeypatch):
+    """cuDNN's recurrent layers round products to TF32 unless told otherwise."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 def on_device(tree):
     return pytree.tree_map(lambda v: v.cuda() if isinstance(v, torch.Tensor) else v, tree)
 

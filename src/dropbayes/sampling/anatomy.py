@@ -54,7 +54,8 @@ class Anatomy:
     lowered: frozenset[type]  # classes whose training branch does more than drop: they stay in evaluation mode
     prefix_cost: float  # floating-point operations before the first site, for one row
     suffix_cost: float  # and after it, for one row of one draw
-    pair_bytes: int  # the memory of all tensors alive at once after the first site, for one row of one draw
+    pass_bytes: int  # the memory of all tensors alive at once, for one row of one draw
+    suffix_bytes: int  # and of those among them that are made from the first site on
     outputs: tuple[RowLayout | None, ...]  # of each tensor of the output
     structure: Structure
     last_layer: bool  # the last site is dropout that only the final linear layer reads

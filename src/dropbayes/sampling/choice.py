@@ -64,15 +64,15 @@ def _probed(net: nn.Module, inputs: Inputs, record: Inspected, masks: Masks, lea
     def run(strategy: Strategy) -> list[Tensor]:
         flags = flags_up(leave_out, masks.anatomy.lowered)
         leaves = own_leaves(inputs.rows(index))
-        return evaluate(strategy, masks, Work(lambda: View(net, flags).net, inputs, leaves, draws, range(len(index))))
+        work = Work(lambda: View(net, flags).net, inputs, leaves, draws, range(len(index)))
+        with _without_fallbacks() if strategy is MAPPED else contextlib.nullcontext():
+            return evaluate(strategy, masks, work)
 
     oracle: list[Tensor] | None = None
     for strategy in _candidates(masks.anatomy, masks.per_row, inputs.device.type):
         try:
             outputs = run(strategy)
-        except (
-            Exception
-        ) as error:  # control flow that depends on data, an operation without a rule, a mask without rows
+        except Exception as error:  # control flow that depends on data, an operation without a rule, ...
             if is_out_of_memory(error):
                 raise
             continue

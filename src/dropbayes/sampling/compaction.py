@@ -98,7 +98,6 @@ def _scaled_mask(keys: Keys, site: int, drop_prob: float, draws: range, width: i
             rows=None,
             outer=1,
             inner=width,
-            broadcast=1,
             drawn=False,
         )
         return spread.view(-1, width)

@@ -84,7 +84,7 @@ def _size(layer: nn.Module) -> tuple[int, int, int] | float | None:
 def _anatomy(layers: tuple[tuple[int, int, int] | float | None, ...]) -> Anatomy:
     sites: list[Site] = []
     prefix = suffix = 0.0
-    pair_bytes = 0
+    pass_bytes = 0
     for place, layer in enumerate(layers):
         if isinstance(layer, float):
             is_last = place + 1 == len(layers)
@@ -94,11 +94,12 @@ def _anatomy(layers: tuple[tuple[int, int, int] | float | None, ...]) -> Anatomy
             n_inputs, n_outputs, n_bytes = layer
             cost = 2.0 * n_inputs * n_outputs
             prefix, suffix = (prefix, suffix + cost) if sites else (prefix + cost, suffix)
-            pair_bytes = max(pair_bytes, 4 * n_outputs * n_bytes)
+            pass_bytes = max(pass_bytes, 4 * n_outputs * n_bytes)
     last_drop_prob = layers[-2] if len(layers) > 1 and isinstance(layers[-1], tuple) else None
     return Anatomy(
         sites=tuple(sites), left_out=(), off_calls=frozenset(), lowered=frozenset(), prefix_cost=prefix,
-        suffix_cost=suffix, pair_bytes=pair_bytes, outputs=(RowLayout(0, 1),), structure=_ONE_TENSOR,
+        suffix_cost=suffix, pass_bytes=pass_bytes, suffix_bytes=pass_bytes, outputs=(RowLayout(0, 1),),
+        structure=_ONE_TENSOR,
         last_layer=isinstance(last_drop_prob, float) and last_drop_prob < 1, rows_together=True, host_random=False,
         seeds_itself=False, stateful=False,
     )  # fmt: skip

@@ -194,10 +194,17 @@ def plan_draws(
     integrate = integrate and not compact
     exact = integrate and anatomy.n_random == 1
     draws = range(1) if exact else range(keys.n_draws)
+    drawn = Masks(anatomy, keys, masks == "row", integrate)
+    strategy = ONE_BY_ONE
+    if record is not None and not careful:
+        strategy = chosen_strategy(net, inputs, record, drawn, names)
     limit = max_bytes if max_bytes is not None else _WORKING_BYTES[device]
-    rows, chunk = _block_shape(anatomy, len(draws), keys.n_draws, device, limit, direct is not None, masks)
-    if not exact_rows and direct is None:
-        rows, chunk = _largest_block(anatomy, inputs.n_rows, len(draws), limit)
+    # Mapped over draws, what precedes the first site is there once for all of them.
+    pairs = max(1, limit // max(anatomy.suffix_bytes if strategy.draws == "mapped" else anatomy.pass_bytes, 1))
+    if exact_rows or direct is not None:
+        rows, chunk = _block_shape(anatomy, len(draws), keys.n_draws, device, pairs, direct is not None, masks)
+    else:
+        rows, chunk = _largest_block(inputs.n_rows, len(draws), pairs)
     operations = rows * (anatomy.prefix_cost + chunk * anatomy.suffix_cost)
     if direct is not None:
         macro = _MACRO_ROWS if compact else max(1, min(_MACRO_ROWS, 2**18 // chunk) // rows) * rows
@@ -206,8 +213,6 @@ def plan_draws(
         )
         return Plan(anatomy, evaluator, draws, (macro,), chunk, exact, integrate, operations)
     assert record is not None
-    drawn = Masks(anatomy, keys, masks == "row", integrate)
-    strategy = ONE_BY_ONE if careful else chosen_strategy(net, inputs, record, drawn, names)
     general = General(net, record, drawn, strategy, names, (rows,))
     sizes: tuple[int, ...] = (rows,)
     if exact_rows and strategy.rows == "together":
@@ -239,9 +244,9 @@ def check_random(anatomy: Anatomy) -> None:
 
 
 def _block_shape(
-    anatomy: Anatomy, n_wanted: int, n_draws: int, device: str, limit: int, direct: bool, masks: str
+    anatomy: Anatomy, n_wanted: int, n_draws: int, device: str, pairs: int, direct: bool, masks: str
 ) -> tuple[int, int]:
-    """The rows and draws of a block: from the network and the number of draws alone (and a memory bound that binds)."""
+    """The rows and draws of a block: from the network, the number of draws, and the pairs that fit into memory."""
     # Rows with masks of their own cannot share products, only calls.
     free = _FREE_OPERATIONS_DIRECT if direct and masks == "shared" else _FREE_OPERATIONS
     fewest_pairs = _FEWEST_PAIRS_DIRECT[masks] if direct else _FEWEST_PAIRS
@@ -252,15 +257,13 @@ def _block_shape(
         rows = max(rows, 4)  # nearly all work is shared: four rows of it are far below one row drawn one by one
     elif n_wanted < fewest_pairs:
         rows = max(rows, 2 ** math.ceil(math.log2(fewest_pairs / n_wanted)))
-    pairs = max(1, limit // max(anatomy.pair_bytes, 1))
     rows = min(rows, 2 ** int(math.log2(pairs)))
     chunks = math.ceil(n_wanted / max(1, pairs // rows))
     return rows, math.ceil(n_wanted / chunks)
 
 
-def _largest_block(anatomy: Anatomy, n_rows: int, n_wanted: int, limit: int) -> tuple[int, int]:
-    """The rows and draws of blocks that fill the memory: all draws of some rows, or some draws of one."""
-    pairs = max(1, limit // max(anatomy.pair_bytes, 1))
+def _largest_block(n_rows: int, n_wanted: int, pairs: int) -> tuple[int, int]:
+    """The rows and draws of blocks of as many pairs as memory holds: all draws of some rows, or some draws of one."""
     n_blocks = math.ceil(n_rows / max(1, min(n_rows, pairs // n_wanted)))
     rows = math.ceil(n_rows / n_blocks)
     n_chunks = math.ceil(n_wanted / max(1, min(n_wanted, pairs // rows)))

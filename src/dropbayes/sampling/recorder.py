@@ -239,17 +239,19 @@ class Watch(TorchDispatchMode):
     """Sees every operation at the dispatcher, whatever Python called it.
 
     Random operations that arrive here were not replaced: `unaccounted` names them and the module that ran. The memory
-    of the tensors alive at once, from the first site on, is `peak_bytes`.
+    of all tensors alive at once is `peak_bytes`, that of those made from the first site on `peak_suffix_bytes`.
     """
 
     def __init__(self, recorder: Recorder, held: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self.recorder = recorder
         self.unaccounted: list[str] = []
-        self.peak_bytes = 0
+        self.peak_bytes = self.peak_suffix_bytes = 0
         # Views of parameters, buffers and inputs take no memory of their own.
-        self._live: dict[int, int] = {tensor.untyped_storage().data_ptr(): 0 for tensor in held if _has_storage(tensor)}
-        self._total = 0
+        self._live: dict[int, tuple[int, bool]] = {
+            tensor.untyped_storage().data_ptr(): (0, False) for tensor in held if _has_storage(tensor)
+        }
+        self._total = self._suffix_total = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -259,10 +261,9 @@ class Watch(TorchDispatchMode):
             path, _ = self.recorder._caller()
             self.unaccounted.append(f"{func.overloadpacket.__name__} in {path or 'the network'}")
         result = func(*args, **kwargs)
-        if self.recorder.sites:
-            for leaf in pytree.tree_leaves(result):
-                if isinstance(leaf, Tensor):
-                    self._hold(leaf)
+        for leaf in pytree.tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._hold(leaf)
         return result
 
     def _is_fixed(self, kwargs: dict[str, Any]) -> bool:
@@ -275,13 +276,17 @@ class Watch(TorchDispatchMode):
         key, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
         if key in self._live:
             return
-        self._live[key] = size
+        self._live[key] = size, bool(self.recorder.sites)
         self._total += size
+        self._suffix_total += size if self.recorder.sites else 0
         self.peak_bytes = max(self.peak_bytes, self._total)
+        self.peak_suffix_bytes = max(self.peak_suffix_bytes, self._suffix_total)
         weakref.finalize(tensor, self._free, key)
 
     def _free(self, key: int) -> None:
-        self._total -= self._live.pop(key, 0)
+        size, in_suffix = self._live.pop(key, (0, False))
+        self._total -= size
+        self._suffix_total -= size if in_suffix else 0
 
 
 def _has_storage(tensor: Tensor) -> bool:

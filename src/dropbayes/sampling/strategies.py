@@ -29,8 +29,8 @@ from dropbayes.sampling.trees import Inputs, own_leaves, split
 from dropbayes.sampling.views import eagerly
 
 # functorch's own primitive: a real tensor seen as batched along one axis at a level of vmap.
-_add_batch_dim: Callable[[Tensor, int, int], Tensor] = torch._C._functorch._add_batch_dim
-
+_functorch: Any = torch._C._functorch
+_add_batch_dim: Callable[[Tensor, int, int], Tensor] = _functorch._add_batch_dim
 
 _KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -167,26 +167,31 @@ class KeyedSource(RandomSource):
         self, site: Site, layout: RowLayout | None, x: Tensor, drop_prob: float, shape: tuple[int, ...]
     ) -> Tensor | None:
         """The masked tensor by one kernel that makes the mask in registers; None where there is none for it."""
-        kernels = _kernels_for(x) if layout is not None and self.folded and self.level is None else None
+        kernels = _kernels_for(x) if layout is not None else None
         if kernels is None or layout is None or x.dtype not in _KERNEL_DTYPES:
             return None
-        channels = shape[1] if shape != x.shape and x.dim() == 4 and layout.axis == 0 else 0
-        last = channels and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-        inner = layout.inner * math.prod(shape[layout.axis + 1 :])
-        if (not last and not x.is_contiguous()) or (last and inner != channels):
-            return None
+        if shape != tuple(x.shape):  # whole channels: their few factors first, then a product that broadcasts
+            ones = torch.ones((), dtype=x.dtype, device=x.device).expand(shape)
+            factors = self._fused(site, layout, ones, drop_prob, shape)
+            return None if factors is None else x * factors
+        drawn = self.level is None or _is_mapped(x, self.level)
+        folded = _folded_draws(x, self.level, layout.axis) if self.level is not None and drawn else x
         result: Tensor = kernels.masked(
-            x, self.masks.keys, site.index, drop_prob=drop_prob, draws=self.draws, rows=self._own_rows,
-            outer=math.prod(shape[: layout.axis]), inner=inner, broadcast=x.numel() // math.prod(shape),
-            channels=channels if last else 0,
+            folded.contiguous(), self.masks.keys, site.index, drop_prob=drop_prob, draws=self.draws,
+            rows=self._own_rows, outer=math.prod(shape[: layout.axis]),
+            inner=layout.inner * math.prod(shape[layout.axis + 1 :]), drawn=drawn,
         )  # fmt: skip
-        return result.as_strided(x.shape, x.stride())
+        if self.level is None:
+            last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+            return result.view(shape).contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+        sizes = (*shape[: layout.axis], len(self.draws), *shape[layout.axis :])
+        return _add_batch_dim(result.view(sizes), layout.axis, self.level)
 
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, drop_prob: float, is_causal: bool,
         scale: float,
     ) -> Tensor | None:  # fmt: skip
-        if self.lenient or not self.folded or self.site >= len(self.masks.anatomy.sites):
+        if self.lenient or self.site >= len(self.masks.anatomy.sites):
             return None
         layout = self.masks.anatomy.sites[self.site].layout
         kernels = _kernels_for(query) if query.dim() == 4 and layout is not None and layout.axis == 0 else None
@@ -198,12 +203,20 @@ class KeyedSource(RandomSource):
         site = self._next("attention", drop_prob)
         layout, _ = self._layout(site, (query.shape[0], query.shape[1], query.shape[2], key.shape[2]))
         assert layout is not None
+        if self.level is not None:
+            query, key, value = (_folded_draws(t, self.level, 0, len(self.draws)) for t in (query, key, value))
+            if attn_mask is not None and (
+                _is_mapped(attn_mask, self.level) or (attn_mask.dim() == 4 and attn_mask.shape[0] > 1)
+            ):
+                attn_mask = _folded_draws(attn_mask, self.level, 0, len(self.draws))
         result: Tensor = kernels.attention(
             query.to(dtype), key.to(dtype), value.to(dtype), keys=self.masks.keys, site=site.index,
             drop_prob=drop_prob, draws=self.draws, rows=self._own_rows, attn_mask=attn_mask, is_causal=is_causal,
             scale=scale, folded=layout.inner,
         )  # fmt: skip
-        return result
+        return (
+            result if self.level is None else _add_batch_dim(result.unflatten(0, (len(self.draws), -1)), 0, self.level)
+        )
 
     def uniform(
         self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device
@@ -306,6 +319,18 @@ class KeyedSource(RandomSource):
             value = value.unsqueeze(0)
         leading = list(range(n_leading))
         return value.movedim(leading, [layout.axis + place for place in leading])
+
+
+def _is_mapped(x: Tensor, level: int) -> bool:
+    """Whether a tensor differs between the draws that are mapped over."""
+    return bool(_functorch.is_batchedtensor(x)) and _functorch.maybe_get_level(x) == level
+
+
+def _folded_draws(x: Tensor, level: int, axis: int, n_draws: int = 1) -> Tensor:
+    """A tensor mapped over draws with these as part of `axis`, outermost; any other repeated for `n_draws`."""
+    if not _is_mapped(x, level):
+        return x.unsqueeze(axis).expand(*x.shape[:axis], n_draws, *x.shape[axis:]).flatten(axis, axis + 1)
+    return _functorch.get_unwrapped(x).movedim(_functorch.maybe_get_bdim(x), axis).flatten(axis, axis + 1)
 
 
 def _version(tensor: Tensor) -> int:

@@ -7,8 +7,10 @@ dictionaries of its own. Methods and functions bound to modules of the network a
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import types
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -90,8 +92,7 @@ class View:
         if in_training is not None:
             self._raise_flags(originals, in_training)
         self._global_hooks = _global_hooks()
-        # What validity and changes are judged by. Modules are known by id: a strong reference would keep them alive.
-        self._sources = {id(module): _snapshot(module, versions=False) for module in originals}
+        self._states = [_State(module) for module in net.modules()]
         self._before = {id(module): _snapshot(self._clones[id(module)]) for module in originals}
 
     @property
@@ -107,14 +108,8 @@ class View:
         """Whether nothing about the network's modules has changed but values, which the view then has as well."""
         if self._global_hooks != _global_hooks():
             return False
-        modules = self._originals(net)
-        if len(modules) != len(self._sources):
-            return False
-        return all(
-            id(module) in self._sources
-            and not _differences(self._sources[id(module)], _snapshot(module, versions=False))
-            for module in modules
-        )
+        # A module that holds the children it had leads to all modules of the tree.
+        return self._states[0].module() is net and all(state.holds() for state in self._states)
 
     def changes(self) -> list[str]:
         """The attributes, buffers and containers that running the view has changed, by name."""
@@ -256,7 +251,44 @@ def _global_hooks() -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(hooks) for hooks in _GLOBAL_HOOKS)
 
 
-def _snapshot(module: nn.Module, *, versions: bool = True) -> dict[str, Any]:
+class _State:
+    """What a module is made of, its training flag aside, arranged for a fast comparison before every prediction."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = weakref.ref(module)  # a strong reference would keep it alive
+        attributes = {key: value for key, value in module.__dict__.items() if key not in _IGNORED}
+        filled = {key for key, value in attributes.items() if isinstance(value, _CONTAINERS) and value}
+        self.contents = [(key, tuple(_contents(attributes[key]))) for key in filled]
+        self.empty = [key for key, value in attributes.items() if isinstance(value, _CONTAINERS) and not value]
+        self.names = [key for key in attributes if key not in filled]
+        self.values = [_by_identity(attributes[key]) for key in self.names]
+        self.keys = frozenset(module.__dict__)
+
+    def holds(self) -> bool:
+        """Whether the module is still made of the same."""
+        module = self.module()
+        if module is None:
+            return False
+        attributes = module.__dict__
+        if attributes.keys() != self.keys or any(map(attributes.__getitem__, self.empty)):
+            return False
+        for key, known in self.contents:
+            value = attributes[key]
+            if not isinstance(value, _CONTAINERS) or not _same(tuple(_contents(value)), known):
+                return False
+        now = list(map(attributes.__getitem__, self.names))
+        return all(map(operator.is_, now, self.values)) or all(map(_same, map(_by_identity, now), self.values))
+
+
+_IGNORED = ("training", "_compiled_call_impl")
+
+
+def _by_identity(value: Any) -> Any:
+    """What stands for a value that is compared: a module's id, so that it is not kept alive."""
+    return id(value) if isinstance(value, nn.Module) else value
+
+
+def _snapshot(module: nn.Module) -> dict[str, Any]:
     """What a module is made of: attributes, and the entries of its dictionaries of tensors, hooks and containers."""
     entries: dict[str, Any] = {}
     for key, value in module.__dict__.items():
@@ -267,7 +299,7 @@ def _snapshot(module: nn.Module, *, versions: bool = True) -> dict[str, Any]:
         elif key in _TENSORS:
             for name, tensor in value.items():
                 entries[f"{key}/{name}"] = tensor
-                if versions and key == "_buffers" and tensor is not None:
+                if key == "_buffers" and tensor is not None:
                     entries[f"{key}/{name}/version"] = _version(tensor)
         elif isinstance(value, _CONTAINERS):
             entries[key] = tuple(_contents(value))
@@ -275,8 +307,8 @@ def _snapshot(module: nn.Module, *, versions: bool = True) -> dict[str, Any]:
             entries[key] = id(value)
         else:
             entries[key] = value
-    entries.pop("training", None)
-    entries.pop("_compiled_call_impl", None)
+    for key in _IGNORED:
+        entries.pop(key, None)
     return entries
 
 
@@ -302,7 +334,9 @@ def _same(a: Any, b: Any) -> bool:
     if a is b:
         return True
     if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(_same(one, other) for one, other in zip(a, b, strict=True))
+        return len(a) == len(b) and (all(map(operator.is_, a, b)) or all(map(_same, a, b)))
+    if isinstance(a, _CONTAINERS):
+        return type(a) is type(b) and not a and not b
     if isinstance(a, types.MethodType) and isinstance(b, types.MethodType):
         return a.__func__ is b.__func__ and a.__self__ is b.__self__
     return type(a) is type(b) and isinstance(a, _PLAIN) and a == b

@@ -14,70 +14,58 @@ from dropbayes.sampling.masks import Keys, keep_mask
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SEED, SITE, DRAWS, ROWS = 2**63 + 5, 2, range(2, 9), range(7, 11)
 SHAPES = {
-    "features": (1, 13, 1),
-    "steps first": (3, 5, 1),
-    "channels": (1, 4, 9),
-    "both": (2, 3, 2),
-    "pairs": (3, 6, 1),
+    "features": (1, 13),
+    "steps first": (3, 5),
+    "pairs": (3, 6),
 }
 
 
 def expected(x, keys, drop_prob, rows, outer, inner):
-    """x `[outer, draw, row, inner, broadcast]` times masks of `[outer, inner]` units."""
+    """x `[outer, draw, row, inner]` times masks of `[outer, inner]` units."""
     mask = keep_mask(
         keys, SITE, drop_prob=drop_prob, draws=DRAWS, rows=rows, shape=(outer, inner), dtype=x.dtype, device=x.device
     )
     mask = mask if rows else mask[:, None].expand(-1, len(ROWS), -1, -1)
-    return x * (mask.permute(2, 0, 1, 3)[..., None] * (1 / (1 - drop_prob)))
+    return x * (mask.permute(2, 0, 1, 3) * (1 / (1 - drop_prob)))
 
 
 @pytest.mark.parametrize(
     ("sampler", "rows", "shape"), list(product(("stratified", "independent"), (None, ROWS), SHAPES.values()))
 )
 def test_a_masked_tensor_has_the_bits_of_the_torch_masks(sampler, rows, shape):
-    outer, inner, broadcast = shape
-    keys, x = Keys(SEED, 10, sampler, 1), torch.randn(outer, 7, 4, inner, broadcast, device=DEVICE)
-    result = masked(x, keys, SITE, drop_prob=0.3, draws=DRAWS, rows=rows, outer=outer, inner=inner, broadcast=broadcast)
+    outer, inner = shape
+    keys, x = Keys(SEED, 10, sampler, 1), torch.randn(outer, 7, 4, inner, device=DEVICE)
+    result = masked(x, keys, SITE, drop_prob=0.3, draws=DRAWS, rows=rows, outer=outer, inner=inner)
     assert torch.equal(result, expected(x, keys, 0.3, rows, outer, inner))
 
 
 @pytest.mark.parametrize(("sampler", "rows"), list(product(("stratified", "independent"), (None, ROWS))))
 def test_a_tensor_without_draws_is_spread_over_them(sampler, rows):
-    keys, x = Keys(SEED, 10, sampler), torch.randn(3, 1, 4, 6, 2, device=DEVICE)
-    result = masked(x, keys, SITE, drop_prob=0.2, draws=DRAWS, rows=rows, outer=3, inner=6, broadcast=2, drawn=False)
-    assert torch.equal(result, expected(x.expand(-1, 7, -1, -1, -1), keys, 0.2, rows, 3, 6))
+    keys, x = Keys(SEED, 10, sampler), torch.randn(3, 1, 4, 6, device=DEVICE)
+    result = masked(x, keys, SITE, drop_prob=0.2, draws=DRAWS, rows=rows, outer=3, inner=6, drawn=False)
+    assert torch.equal(result, expected(x.expand(-1, 7, -1, -1), keys, 0.2, rows, 3, 6))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_every_floating_dtype_has_the_same_masks(dtype):
     # Twice a number is exact in every dtype; the interpreter truncates other products in bfloat16.
-    keys, x = Keys(SEED, 10), torch.randn(1, 7, 4, 33, 1, device=DEVICE).to(dtype)
-    result = masked(x, keys, SITE, drop_prob=0.5, draws=DRAWS, rows=ROWS, outer=1, inner=33, broadcast=1)
+    keys, x = Keys(SEED, 10), torch.randn(1, 7, 4, 33, device=DEVICE).to(dtype)
+    result = masked(x, keys, SITE, drop_prob=0.5, draws=DRAWS, rows=ROWS, outer=1, inner=33)
     assert torch.equal(result, expected(x, keys, 0.5, ROWS, 1, 33))
 
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="the interpreter truncates to bfloat16 where a GPU rounds")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_products_are_rounded_as_torch_rounds_them(dtype):
-    keys, x = Keys(SEED, 10), torch.randn(1, 7, 4, 1000, 1, device=DEVICE).to(dtype)
-    result = masked(x, keys, SITE, drop_prob=0.3, draws=DRAWS, rows=ROWS, outer=1, inner=1000, broadcast=1)
+    keys, x = Keys(SEED, 10), torch.randn(1, 7, 4, 1000, device=DEVICE).to(dtype)
+    result = masked(x, keys, SITE, drop_prob=0.3, draws=DRAWS, rows=ROWS, outer=1, inner=1000)
     assert torch.equal(result, expected(x, keys, 0.3, ROWS, 1, 1000))
-
-
-@pytest.mark.parametrize("features", [True, False])
-def test_channels_last_memory_has_the_masks_of_its_logical_order(features):
-    x = torch.randn(7 * 4, 5, 3, 2, device=DEVICE).to(memory_format=torch.channels_last)
-    keys, (inner, broadcast) = Keys(SEED, 10), (5, 6) if features else (30, 1)
-    arguments = {"drop_prob": 0.4, "draws": DRAWS, "rows": ROWS, "outer": 1, "inner": inner, "broadcast": broadcast}
-    result = masked(x, keys, SITE, channels=5, **arguments)
-    plain = masked(x.contiguous(), keys, SITE, **arguments).view(28, 5, 6)
-    assert torch.equal(result.view(28, 6, 5).transpose(1, 2), plain)
 
 
 @pytest.mark.parametrize("drop_prob", [1e-12, 1 - 2**-33, 1.0])
 def test_extreme_drop_probabilities_are_those_of_the_definition(drop_prob):
-    keys, x = Keys(SEED, 10), torch.ones(1, 7, 4, 50, 1, device=DEVICE)
-    result = masked(x, keys, SITE, drop_prob=drop_prob, draws=DRAWS, rows=ROWS, outer=1, inner=50, broadcast=1)
+    keys, x = Keys(SEED, 10), torch.ones(1, 7, 4, 50, device=DEVICE)
+    result = masked(x, keys, SITE, drop_prob=drop_prob, draws=DRAWS, rows=ROWS, outer=1, inner=50)
     mask = keep_mask(keys, SITE, drop_prob=drop_prob, draws=DRAWS, rows=ROWS, shape=(50,), dtype=x.dtype, device=DEVICE)
     assert torch.equal(result.bool().squeeze(), mask.bool())
 
@@ -93,6 +81,6 @@ def test_every_draw_has_a_program_and_no_program_is_without_draws(tiles):
 def test_nothing_is_written_outside_the_result(monkeypatch):
     # Five programs at most for seven draws: two draws each, and four programs.
     monkeypatch.setattr("dropbayes.sampling.kernels.masking._ENOUGH_PROGRAMS", 5)
-    keys, x = Keys(SEED, 10), torch.randn(1, 7, 4, 6, 1, device=DEVICE)
-    result = masked(x, keys, SITE, drop_prob=0.3, draws=DRAWS, rows=ROWS, outer=1, inner=6, broadcast=1)
+    keys, x = Keys(SEED, 10), torch.randn(1, 7, 4, 6, device=DEVICE)
+    result = masked(x, keys, SITE, drop_prob=0.3, draws=DRAWS, rows=ROWS, outer=1, inner=6)
     assert torch.equal(result, expected(x, keys, 0.3, ROWS, 1, 6))

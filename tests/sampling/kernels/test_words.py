@@ -24,10 +24,8 @@ def coordinates(case):
 
 def kernel_mask(case, drop_prob):
     keys, draws, rows = coordinates(case)
-    ones = torch.ones(1, 1, 1, case["units"], 1, device=DEVICE)
-    result = masked(
-        ones, keys, case["site"], drop_prob=drop_prob, draws=draws, rows=rows, outer=1, inner=case["units"], broadcast=1
-    )
+    ones = torch.ones(1, 1, 1, case["units"], device=DEVICE)
+    result = masked(ones, keys, case["site"], drop_prob=drop_prob, draws=draws, rows=rows, outer=1, inner=case["units"])
     return result.flatten() > 0
 
 

@@ -39,14 +39,12 @@ def masked(
     rows: range | None,
     outer: int,
     inner: int,
-    broadcast: int,
-    channels: int = 0,
     drawn: bool = True,
 ) -> Tensor:
-    """x ∘ mask / (1 - `drop_prob`) as a new tensor `[outer, draw, row, inner, broadcast]`.
+    """x ∘ mask / (1 - `drop_prob`) as a new tensor `[outer, draw, row, inner]`.
 
     Args:
-        x: A tensor whose memory, in order, is `[outer, draw, row, inner, broadcast]`, or the same without draws.
+        x: A tensor whose memory, in order, is `[outer, draw, row, inner]`, or the same without draws.
         keys: Seed, number of draws and sampler.
         site: The site's index in the order of execution.
         drop_prob: The probability of a zero.
@@ -54,24 +52,22 @@ def masked(
         rows: Which rows `x` holds, each with masks of its own; None for one mask shared by all rows.
         outer: The number of a row's units that precede the draws in memory, such as a sequence's steps.
         inner: The number of a row's units that follow the rows. A unit's index is outer index * `inner` + inner index.
-        broadcast: How many neighbouring elements share a unit, such as the pixels of a dropped channel.
-        channels: The number of channels of a channels-last tensor, in which they follow the pixels; 0 for any other.
         drawn: Whether `x` has draws already; otherwise one tensor is read and one per draw is written.
     """
-    n_drawn, columns = len(draws), inner * broadcast
-    n_rows = x.numel() // (outer * columns * (n_drawn if drawn else 1))
-    out = x.new_empty(outer, n_drawn, n_rows, inner, broadcast)
-    tile_columns = min(_WIDEST_TILE, power_of_two(columns))
+    n_drawn = len(draws)
+    n_rows = x.numel() // (outer * inner * (n_drawn if drawn else 1))
+    out = x.new_empty(outer, n_drawn, n_rows, inner)
+    tile_columns = min(_WIDEST_TILE, power_of_two(inner))
     tile_rows = max(1, min(_TILE_BYTES // x.element_size() // tile_columns, power_of_two(n_rows)))
-    tiles = outer * tile_count(n_rows, tile_rows) * tile_count(columns, tile_columns)
+    tiles = outer * tile_count(n_rows, tile_rows) * tile_count(inner, tile_columns)
     chunk = draws_per_program(n_drawn, tiles)
     _masked[(tiles * tile_count(n_drawn, chunk),)](
         x, out, *source(keys, x.device), site, signed_threshold(drop_prob),
         struct.unpack("q", struct.pack("d", keep_scale(drop_prob)))[0],
         draws.start, n_drawn, chunk, rows.start if rows else 0, n_rows,
-        columns, outer * inner, inner, broadcast, max(channels, 1),
-        STRATIFIED=keys.sampler == "stratified", OWN_ROWS=rows is not None, DRAWN=drawn, CHANNELS_LAST=channels > 0,
-        PAIRED=channels == 0 and broadcast == 1 and inner % 2 == 0,
+        outer * inner, inner,
+        STRATIFIED=keys.sampler == "stratified", OWN_ROWS=rows is not None, DRAWN=drawn,
+        PAIRED=inner % 2 == 0,
         ROWS=tile_rows, COLUMNS=tile_columns, num_warps=4,
     )  # fmt: skip
     return out
@@ -83,16 +79,16 @@ def draws_per_program(n_drawn: int, tiles: int) -> int:
 
 
 @triton.jit(do_not_specialize=["key", "n_draws", "n_permutations", "site", "threshold", "scale", "first_draw",
-                               "n_drawn", "chunk", "first_row", "n_rows", "n_units", "inner", "channels"])  # fmt: skip
+                               "n_drawn", "chunk", "first_row", "n_rows", "n_units"])  # fmt: skip
 def _masked(
     x_at, out_at, lattices_at, key: tl.int64, n_draws: tl.int32, n_permutations: tl.int32, site: tl.int32,
     threshold: tl.int32, scale: tl.int64, first_draw: tl.int32, n_drawn: tl.int32, chunk: tl.int32,
-    first_row: tl.int64, n_rows: tl.int32, columns, n_units: tl.int32, inner: tl.int32, broadcast, channels: tl.int32,
-    STRATIFIED: tl.constexpr, OWN_ROWS: tl.constexpr, DRAWN: tl.constexpr, CHANNELS_LAST: tl.constexpr,
-    PAIRED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    first_row: tl.int64, n_rows: tl.int32, n_units: tl.int32, inner,
+    STRATIFIED: tl.constexpr, OWN_ROWS: tl.constexpr, DRAWN: tl.constexpr, PAIRED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    column_tiles, row_tiles, chunks = tl.cdiv(columns, COLUMNS), tl.cdiv(n_rows, ROWS), tl.cdiv(n_drawn, chunk)
+    column_tiles, row_tiles, chunks = tl.cdiv(inner, COLUMNS), tl.cdiv(n_rows, ROWS), tl.cdiv(n_drawn, chunk)
     column_tile = program % column_tiles
     column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     program = program // column_tiles
@@ -100,14 +96,9 @@ def _masked(
     program = program // row_tiles
     first = (program % chunks) * chunk
     outside = program // chunks
-    if CHANNELS_LAST:
-        per_channel = inner // channels
-        unit = (column % channels) * per_channel + column // channels % per_channel
-    else:
-        unit = column // broadcast
-    unit += outside * inner
+    unit = outside * inner + column
     pair = (outside * inner + column_tile * COLUMNS) // 2 + tl.arange(0, COLUMNS // 2 if PAIRED else 1)
-    is_inside = (row < n_rows)[:, None] & (column < columns)[None, :]
+    is_inside = (row < n_rows)[:, None] & (column < inner)[None, :]
     own_row = (first_row + row if OWN_ROWS else row * 0)[:, None]
     if STRATIFIED:
         place, shift = choice(unit_stream(key, site), unit, n_draws, n_permutations)
@@ -119,8 +110,8 @@ def _masked(
     DTYPE: tl.constexpr = x_at.dtype.element_ty
     WIDE: tl.constexpr = tl.float64 if tl.float64 == DTYPE else tl.float32
     factor = scale.to(tl.int64).to(tl.float64, bitcast=True).to(WIDE).to(DTYPE).to(WIDE)
-    block = n_rows.to(tl.int64) * columns
-    within = row[:, None].to(tl.int64) * columns + column[None, :]
+    block = n_rows.to(tl.int64) * inner
+    within = row[:, None].to(tl.int64) * inner + column[None, :]
     if not DRAWN:
         x = tl.load(x_at + outside * block + within, mask=is_inside, other=0.0)
     for t in range(first, tl.minimum(first + chunk, n_drawn)):
