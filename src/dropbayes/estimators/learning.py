@@ -15,12 +15,14 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_array, check_is_fitted, check_X_y, validate_data
 from torch import Tensor
 
 from dropbayes import sampling
 from dropbayes.estimators import files
+from dropbayes.estimators.bins import Bins
 from dropbayes.estimators.effort import EFFORTS, Effort
+from dropbayes.estimators.frames import FrameColumns, is_mixed_frame
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.population import (
     EnsembleChoice,
@@ -56,7 +58,9 @@ class DropoutEstimator(BaseEstimator, ABC):
     population_: Population
     seed_: int
     rows_tested_: int
+    frame_columns_: FrameColumns | None
     missing_values_: MissingValues | None
+    bins_: Bins | None
 
     def __init__(
         self,
@@ -178,16 +182,25 @@ class DropoutEstimator(BaseEstimator, ABC):
         n_finalists = 0
         if isinstance(self.drop_prob, str):
             n_finalists = effort.n_finalists
-            tried = [((inputs, *[units] * n_layers), share) for inputs, units, share in effort.candidates]
+            bins = getattr(self, "bins_", None)
+            seen = [(candidate, bins and len(bins.edges)) for candidate in effort.candidates]
+            seen += [(candidate, None) for candidate in effort.binned if bins]
+            tried = [((inputs, *[units] * n_layers), share, n) for (inputs, units, share), n in seen]
         else:
             given = self.drop_prob if isinstance(self.drop_prob, list) else [self.drop_prob]
-            tried = [(drop_prob, 1.0) for drop_prob in given]
+            tried = [(drop_prob, 1.0, None) for drop_prob in given]
         decay = self.weight_decay
         decays = effort.weight_decays if isinstance(decay, str) else decay if isinstance(decay, list) else [decay]
         rate = effort.learning_rate if self.learning_rate == "auto" else float(self.learning_rate)
         grid = [
-            Member(drop_prob=drop_prob, weight_decay=value, learning_rate=rate, epochs=self._epochs(n_rows, share))
-            for drop_prob, share in tried
+            Member(
+                drop_prob=drop_prob,
+                weight_decay=value,
+                learning_rate=rate,
+                epochs=self._epochs(n_rows, share),
+                n_inputs=n_inputs,
+            )
+            for drop_prob, share, n_inputs in tried
             for value in decays
         ]
         return grid, n_finalists
@@ -204,8 +217,11 @@ class DropoutEstimator(BaseEstimator, ABC):
             raise ValueError(f"Found n_samples={len(x)}: at least 2 rows are needed, to learn and to hold out.")
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         if self._is_warm():
-            self._continue_and_test(x, y, weight)
+            self._continue_and_test(self._binned(x), y, weight)
             return
+        groups = _row_groups(x, y) if groups is None else groups
+        self.bins_ = self._bins(x)
+        x = self._binned(x)
         self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # should rows be streamed in later
         with _threads(self._operation_size(len(x))):
             choice = self._search(x, y, weight, groups)
@@ -233,7 +249,7 @@ class DropoutEstimator(BaseEstimator, ABC):
             finalist_epochs=self._epochs(n_rows),
             n_places=min(self._effort.n_places, n_networks),
             n_folds=n_folds,
-            groups=_row_groups(x[rows], y[rows]) if groups is None else groups[rows],
+            groups=None if groups is None else groups[rows],
             weight=None if weight is None else torch.as_tensor(weight[rows]),
             n_draws=self._effort.search_draws,
             seed=self.seed_,
@@ -248,13 +264,16 @@ class DropoutEstimator(BaseEstimator, ABC):
         """The networks of the ensemble on all rows, the places in turn, with the τ of their places."""
         n_searched = min(len(x), _SEARCH_ROWS)
         full = self._epochs(n_searched)
+        if self.bins_ is not None and all(member.n_inputs is not None for member in choice.members):
+            x, self.bins_ = x[:, : len(self.bins_.edges)], None  # no place went to a candidate that sees the bins
         members = []
         for i in range(self._n_networks()):
             member = choice.members[i % len(choice.places)]
             epochs = member.epochs
             if n_searched < len(x):  # the same share of a full training
                 epochs = max(1, round(self._epochs(len(x)) * member.epochs / full))
-            members.append(replace(member, task=0, epochs=epochs, seed=self.seed_ + 1000 + i))
+            n_inputs = None if self.bins_ is None else member.n_inputs
+            members.append(replace(member, task=0, epochs=epochs, seed=self.seed_ + 1000 + i, n_inputs=n_inputs))
         trained = train_in_jobs([Task(x, y, weight)], members, n_classes=self._n_classes(), **self._settings(len(x)))
         place = torch.arange(len(members)) % len(choice.places)
         return replace(trained, precision=choice.precision[place].to(trained.device) * trained.y_scale**-2)
@@ -291,6 +310,7 @@ class DropoutEstimator(BaseEstimator, ABC):
         """The step of `partial_fit`: the first rows set up the networks, later ones test τ before they are learned."""
         if not hasattr(self, "population_"):
             self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
+            self.bins_ = None  # the first rows of a stream are too few to cut
             grid, _ = self._grid(len(x))
             member = replace(grid[len(grid) // 2], task=0, epochs=1)
             members = [replace(member, seed=self.seed_ + i) for i in range(self._n_networks())]
@@ -299,6 +319,7 @@ class DropoutEstimator(BaseEstimator, ABC):
             self.rows_tested_ = 1
             self._refuse_divergence()
             return
+        x = self._binned(x)
         # A running mean of the noise variance, so that a call with a single row cannot upset it.
         total = self.rows_tested_ + len(x)
         tested = self._tested_precision(x, y, weight)
@@ -348,16 +369,47 @@ class DropoutEstimator(BaseEstimator, ABC):
             raise ValueError(f"`missing` must be 'error' or 'learn'; got {self.missing!r}.")
         return "allow-nan" if self.missing == "learn" else True
 
+    def _arrays(self, X: Any, *y: Any, reset: bool, **checks: Any) -> Any:
+        """The inputs, and the targets where they are given, as arrays; a frame's categories and dates as numbers.
+
+        Args:
+            X: Inputs.
+            y: Targets.
+            reset: Whether these are the first rows, whose columns later ones must have.
+            checks: As for scikit-learn's `check_X_y`.
+        """
+        checks |= {"dtype": np.float64, "ensure_all_finite": self._finite_inputs()}
+        if reset:
+            self.frame_columns_ = FrameColumns.of(X) if is_mixed_frame(X) else None
+        if self.frame_columns_ is None:
+            return validate_data(self, as_array(X), *map(as_array, y), reset=reset, **checks)
+        validate_data(self, X, skip_check_array=True, reset=reset)  # names and number of columns
+        x = self.frame_columns_.encode(X, learn_missing=self.missing == "learn")
+        return check_X_y(x, *map(as_array, y), **checks) if y else check_array(x, **checks)
+
     def _encoded(self, x: np.ndarray, *, reset: bool) -> np.ndarray:
         """The inputs of the networks: missing values filled and told apart, where they are learned from."""
         if reset:
             self.missing_values_ = MissingValues.of(x) if self.missing == "learn" else None
         return x if self.missing_values_ is None else self.missing_values_.encode(x)
 
+    def _bins(self, x: np.ndarray) -> Bins | None:
+        """The bins that candidates of the search may see; none where the user has named the candidates."""
+        bins = Bins.of(x, most_inputs=self._effort.bin_inputs) if isinstance(self.drop_prob, str) else None
+        return bins if bins and bins.n_inputs else None
+
+    def _binned(self, x: np.ndarray) -> np.ndarray:
+        return x if self.bins_ is None else self.bins_.encode(x)
+
+    @property
+    def _n_columns(self) -> int:
+        """The inputs of the networks before those of the bins."""
+        return self.population_.x_mean.shape[1] - (0 if self.bins_ is None else self.bins_.n_inputs)
+
     def _inputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        x = validate_data(self, as_array(X), reset=False, dtype=np.float64, ensure_all_finite=self._finite_inputs())
-        return self._encoded(x, reset=False)
+        x = self._arrays(X, reset=False)
+        return self._binned(self._encoded(x, reset=False))
 
     def _output_blocks(self, x: np.ndarray, block_rows: int | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Rows, their standardised inputs, and the networks' outputs `[draw, network, row, output]`, block by block.

@@ -209,7 +209,7 @@ def _program(
         drops.append(per_layer(member.drop_prob, len(widths) - 1, name="drop_prob"))
         decays.append(_decays(member, [1 - p for p in drops[-1]], n_rows, table.moments.y_scale[member.task]))
         words.append(randomness.member_words(member.seed, widths))
-        weights.append(randomness.initial_weights(member.seed, widths, dtype))
+        weights.append(_initial_weights(member, widths, dtype))
         steps.append(member.epochs * randomness.steps_per_epoch(n_rows, batch_size))
 
     def on_device(values: Any, kind: torch.dtype = torch.float64) -> Tensor:
@@ -226,6 +226,7 @@ def _program(
         weight_decay=on_device(decays, dtype),
         learning_rate=on_device([m.learning_rate for m in members]),
         n_steps=on_device(steps),
+        n_inputs=on_device([_n_inputs(m, widths) for m in members], torch.long),
         kl_scale=kl_scale,
         member_words=tuple(torch.stack(layer).to(device) for layer in zip(*words, strict=True)),
     )
@@ -240,6 +241,20 @@ def _program(
         batch_size=batch_size,
         n_sizes=len(sizes),
     )
+
+
+def _n_inputs(member: Member, widths: Sequence[int]) -> int:
+    seen = widths[0] if member.n_inputs is None else member.n_inputs
+    if not 1 <= seen <= widths[0]:
+        raise ValueError(f"`n_inputs` must lie between 1 and {widths[0]}, the columns of the task; got {seen}.")
+    return seen
+
+
+def _initial_weights(member: Member, widths: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
+    """The weights of a network of the inputs that the member sees, and zeros for the others."""
+    seen = _n_inputs(member, widths)
+    first, *rest = randomness.initial_weights(member.seed, [seen, *widths[1:]], dtype)
+    return [torch.cat([first, first.new_zeros(widths[0] - seen, widths[1])]), *rest]
 
 
 def _untrained_population(table: Table, members: Sequence[Member], program: Program) -> Population:

@@ -33,6 +33,7 @@ class Stack:
         weight_decay: λ of each layer, `[member, layer]`.
         learning_rate: Adam's first step size.
         n_steps: The length of the schedule.
+        n_inputs: How many leading inputs each member sees.
         kl_scale: The weight of the KL beside the data term where drop probabilities are learned, otherwise None.
         member_words: One word for each unit before each weight layer, combined with the step's words.
     """
@@ -43,6 +44,7 @@ class Stack:
     weight_decay: Tensor
     learning_rate: Tensor
     n_steps: Tensor
+    n_inputs: Tensor
     kl_scale: Tensor | None
     member_words: tuple[Tensor, ...]
 
@@ -89,6 +91,7 @@ class Program:
         first, second: Adam's moments of `vector`.
         step_in_chunk: The present step's place in the loaded chunk.
         has_dropout: For each weight layer, whether any member drops units before it.
+        is_scaled: Whether any weight is multiplied on its way into a step: over its keep probability, or by zero.
     """
 
     def __init__(
@@ -137,6 +140,10 @@ class Program:
         self._mixed = [buffer(n_members, batch, width, kind=torch.int16) for width in self.widths[:-1]]
         self._masks = [buffer(n_members, batch, width) for width in self.widths[:-1]]
         self._inverse_keep = self._per_parameter(1 / (1 - stack.drop_prob).to(dtype), otherwise=1.0)
+        # The scale of a weight is zero where its member does not see the input: then so is its gradient.
+        unseen = torch.arange(self.widths[0], device=device) >= stack.n_inputs[:, None]
+        self.views(self._inverse_keep)[0].masked_fill_(unseen[..., None], 0.0)
+        self.is_scaled = any(self.has_dropout) or bool(unseen.any())
         self._decay = self._per_parameter(2 * stack.weight_decay, otherwise=0.0)
         same = [bool((values == values[0]).all()) for values in (stack.learning_rate, stack.n_steps)]
         self._one_rate = device.type == "cpu" and all(same)
@@ -249,7 +256,7 @@ class Program:
             for layer, dropped in enumerate(self.has_dropout)
         ]
         scaled = self.weights
-        if any(self.has_dropout):
+        if self.is_scaled:
             torch.mul(self.vector, self._inverse_keep, out=self._scaled)
             scaled = self._scaled_parameters[: self.n_layers]
         inputs, active, h = [], [], x
@@ -275,7 +282,7 @@ class Program:
             else:
                 mask = masks[layer]
                 delta = (delta if mask is None else delta * mask) * (1 - active[layer].square())
-        if any(self.has_dropout):
+        if self.is_scaled:
             self.gradient.mul_(self._inverse_keep)
         self.gradient.addcmul_(self.vector, self._decay)
 
@@ -291,7 +298,7 @@ class Program:
             output = forward(scaled, biases, x, masks, self.activation)
             data_term = (self.head.row_losses(output, y) * share).sum()
             (gradient,) = torch.autograd.grad(data_term + self._kl(weights, logit).sum(), vector)
-        self.gradient.copy_(gradient)
+        self.gradient.copy_(torch.where(self._inverse_keep > 0, gradient, 0.0))
 
     def _relaxed_mask(self, logit: Tensor, layer: int) -> Tensor:
         """The relaxed Bernoulli mask of concrete dropout: differentiable in the drop probability."""
