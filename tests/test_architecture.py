@@ -33,6 +33,7 @@ RANK = {
     "training": 5,
     "population": 5,
     "processes": 6,
+    "language": 6,
     "estimators": 6,
     "plots": 6,
     "experiments": 7,

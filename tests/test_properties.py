@@ -1,17 +1,16 @@
-"""Properties that hold for every input: bounds of information, propriety of scores, and refusal of what is wrong."""
+"""Properties that hold for every input: bounds of information and propriety of scores."""
 
 import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from dropbayes import acquisition, calibration, conformal, decisions, information, scores
+from dropbayes import conformal, information, scores
 
 FEW = settings(max_examples=40, deadline=None)
 
@@ -19,9 +18,6 @@ FEW = settings(max_examples=40, deadline=None)
 def tensors(*shape: int, low: float = -3.0, high: float = 3.0) -> st.SearchStrategy[torch.Tensor]:
     elements = st.floats(low, high, width=32)
     return arrays.arrays(np.float64, shape, elements=elements).map(torch.from_numpy)
-
-
-# ----------------------------------------------------------------------------------------------- mathematics
 
 
 @FEW
@@ -97,143 +93,3 @@ def test_every_risk_curve_lies_between_the_oracle_and_the_worst_ranking(uncertai
     curve = scores.risk_coverage(uncertainty, loss)
     worst = scores.risk_coverage(-loss, loss)
     assert curve.oracle_area - 1e-9 <= curve.area <= worst.area + 1e-9
-
-
-# ------------------------------------------------------------------------------------------------- wrong input
-
-P = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.3, 0.3, 0.4], [0.2, 0.5, 0.3], [0.6, 0.3, 0.1]]).double()
-LABELS = torch.tensor([0, 1, 2, 1, 2])
-Y, MEAN = torch.linspace(-1, 1, 5).double(), torch.linspace(-0.8, 1.2, 5).double()
-STD, WRONG = torch.linspace(0.5, 1.5, 5).double(), torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0])
-DRAWS = torch.stack([MEAN, MEAN + 0.3, MEAN - 0.2])
-PD = torch.stack([P, P.flip(0)])
-UNIT = torch.linspace(0.1, 0.9, 5).double()
-FITTED = calibration.isotonic_recalibration(UNIT)
-
-# Every public function with arguments that are right; after the bar, arguments whose shape is free.
-CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
-    "rmse": (scores.rmse, {"mean": MEAN, "y": Y}, ""),
-    "mae": (scores.mae, {"mean": MEAN, "y": Y}, ""),
-    "mixture_log_likelihood": (scores.mixture_log_likelihood, {"log_density_draws": DRAWS}, "log_density_draws"),
-    "gaussian_mixture": (lambda draws, y: scores.gaussian_mixture_log_likelihood(draws, y, precision=1.0), {"draws": DRAWS, "y": Y}, ""),
-    "gaussian_log_likelihood": (scores.gaussian_log_likelihood, {"mean": MEAN, "variance": STD, "y": Y}, ""),
-    "crps": (scores.crps, {"draws": DRAWS, "y": Y}, ""),
-    "crps with noise": (scores.crps, {"draws": DRAWS, "y": Y, "noise_variance": STD}, ""),
-    "fair_crps": (scores.fair_crps, {"draws": DRAWS, "y": Y}, ""),
-    "energy_score": (scores.energy_score, {"draws": PD, "y": P}, ""),
-    "variogram_score": (scores.variogram_score, {"draws": PD, "y": P}, ""),
-    "interval_score": (lambda **a: scores.interval_score(**a, level=0.9), {"lower": MEAN - 1, "upper": MEAN + 1, "y": Y}, ""),
-    "coverage": (scores.coverage, {"lower": MEAN - 1, "upper": MEAN + 1, "y": Y, "sample_weight": STD}, ""),
-    "quantile_score": (lambda **a: scores.quantile_score(**a, level=0.9), {"quantile": MEAN, "y": Y}, ""),
-    "sharpness": (scores.sharpness, {"std": STD}, "std"),
-    "class_log_likelihood": (scores.class_log_likelihood, {"probabilities": P, "labels": LABELS}, ""),
-    "brier_score": (scores.brier_score, {"probabilities": P, "labels": LABELS}, ""),
-    "accuracy": (scores.accuracy, {"probabilities": P, "labels": LABELS, "sample_weight": STD}, ""),
-    "ece": (scores.expected_calibration_error, {"probabilities": P, "labels": LABELS, "sample_weight": STD}, ""),
-    "ace": (scores.adaptive_calibration_error, {"probabilities": P, "labels": LABELS}, ""),
-    "brier_decomposition": (scores.brier_decomposition, {"probabilities": P, "labels": LABELS}, ""),
-    "crps_decomposition": (scores.crps_decomposition, {"draws": DRAWS, "y": Y}, ""),
-    "auroc": (scores.auroc, {"uncertainty": STD, "event": WRONG}, ""),
-    "average_precision": (scores.average_precision, {"uncertainty": STD, "event": WRONG}, ""),
-    "risk_coverage": (scores.risk_coverage, {"uncertainty": STD, "loss": UNIT}, ""),
-    "entropy": (information.entropy, {"probabilities": P}, "probabilities"),
-    "predictive_entropy": (information.predictive_entropy, {"probability_draws": PD}, "probability_draws"),
-    "expected_entropy": (information.expected_entropy, {"probability_draws": PD}, "probability_draws"),
-    "mutual_information": (information.mutual_information, {"probability_draws": PD}, "probability_draws"),
-    "variation_ratio": (information.variation_ratio, {"probability_draws": PD}, "probability_draws"),
-    "joint": (information.joint_mutual_information, {"probability_draws": PD}, "probability_draws"),
-    "empirical_percentile": (calibration.empirical_percentile, {"uncertainty": STD, "training_uncertainty": UNIT}, "uncertainty training_uncertainty"),
-    "relative_uncertainty": (calibration.relative_uncertainty, {"uncertainty": STD, "training_uncertainty": UNIT}, "uncertainty training_uncertainty"),
-    "uncertainty_reference": (calibration.uncertainty_reference, {"training_uncertainty": UNIT}, "training_uncertainty"),
-    "class_reliability": (calibration.class_reliability, {"probabilities": P, "labels": LABELS}, ""),
-    "gaussian_pit": (calibration.gaussian_pit, {"mean": MEAN, "std": STD, "y": Y}, ""),
-    "mixture_pit": (calibration.mixture_pit, {"draws": DRAWS, "y": Y, "noise_variance": STD}, ""),
-    "quantile_reliability": (calibration.quantile_reliability, {"pit": UNIT}, "pit"),
-    "interval_reliability": (calibration.interval_reliability, {"pit": UNIT}, "pit"),
-    "uniformity_test": (calibration.uniformity_test, {"pit": UNIT}, "pit"),
-    "std_scale": (calibration.std_scale, {"mean": MEAN, "std": STD, "y": Y}, ""),
-    "isotonic": (calibration.isotonic_recalibration, {"pit": UNIT}, "pit"),
-    "observed": (FITTED.observed, {"claimed": UNIT}, "claimed"),
-    "temperature": (calibration.temperature, {"logit_draws": PD.log(), "labels": LABELS}, ""),
-    "vector_scaling": (calibration.vector_scaling, {"probabilities": P, "labels": LABELS}, ""),
-    "dirichlet": (calibration.dirichlet_calibration, {"probabilities": P, "labels": LABELS}, ""),
-    "beta": (calibration.beta_calibration, {"probability": UNIT, "event": WRONG}, ""),
-    "calibration_test": (lambda **a: calibration.calibration_test(**a, n_resamples=3), {"probabilities": P, "labels": LABELS}, ""),
-    "standardised_residuals": (conformal.standardised_residuals, {"mean": MEAN, "std": STD, "y": Y}, ""),
-    "conformal_threshold": (lambda **a: conformal.conformal_threshold(**a, level=0.5), {"scores": STD, "sample_weight": UNIT}, ""),
-    "conformal_interval": (lambda **a: conformal.conformal_interval(**a, level=0.5), {"mean": MEAN, "std": STD, "calibration_scores": UNIT}, ""),
-    "quantile_residuals": (conformal.quantile_residuals, {"lower": MEAN - 1, "upper": MEAN + 1, "y": Y}, ""),
-    "label_scores": (conformal.label_scores, {"probabilities": P, "labels": LABELS}, ""),
-    "conformal_sets": (lambda **a: conformal.conformal_sets(**a, level=0.5), {"probabilities": P, "calibration_scores": UNIT}, ""),
-    "adaptive_label_scores": (conformal.adaptive_label_scores, {"probabilities": P, "labels": LABELS, "uniform": UNIT}, ""),
-    "conformal_distribution": (conformal.conformal_distribution, {"mean": MEAN, "std": STD, "calibration_residuals": Y}, ""),
-    "cross_conformal": (lambda **a: conformal.cross_conformal_interval(**a, level=0.5), {"predictions": DRAWS.T, "residuals": STD}, ""),
-    "deferral_for_workload": (lambda **a: decisions.deferral_for_workload(**a, fraction=0.5), {"uncertainty": STD}, ""),
-    "deferral_for_error": (lambda **a: decisions.deferral_for_error(**a, target=0.5), {"uncertainty": STD, "wrong": WRONG}, ""),
-    "deferral_for_risk": (lambda **a: decisions.deferral_for_risk(**a, target=0.5), {"uncertainty": STD, "loss": UNIT}, ""),
-    "cascade_frontier": (lambda **a: decisions.cascade_frontier(**a, cheap_cost=1, costly_cost=2), {"uncertainty": STD, "cheap_loss": UNIT, "costly_loss": UNIT}, ""),
-    "action_probabilities": (decisions.action_probabilities, {"value_draws": PD}, ""),
-    "least_cost_action": (decisions.least_cost_action, {"probabilities": P, "cost": torch.ones(3, 2)}, ""),
-    "bald_queries": (lambda **a: acquisition.bald_queries(**a, n_queries=2), {"probability_draws": PD}, ""),
-    "batch_bald_queries": (lambda **a: acquisition.batch_bald_queries(**a, n_queries=2), {"probability_draws": PD}, ""),
-    "variance_queries": (lambda **a: acquisition.variance_queries(**a, n_queries=2, noise_variance=1.0), {"draws": DRAWS}, ""),
-    "epig_queries": (lambda **a: acquisition.epig_queries(**a, n_queries=1), {"pool_draws": PD, "target_draws": PD}, ""),
-    "stochastic_queries": (lambda **a: acquisition.stochastic_queries(**a, n_queries=1), {"scores": UNIT}, ""),
-    "badge_queries": (lambda **a: acquisition.badge_queries(**a, n_queries=2), {"probabilities": P, "features": P}, ""),
-    "expected_improvement": (lambda **a: acquisition.expected_improvement(**a, best=0.0), {"draws": DRAWS}, ""),
-    "upper_confidence_bound": (acquisition.upper_confidence_bound, {"draws": DRAWS}, ""),
-}  # fmt: skip
-# Arguments of new rows, which may be any number.
-NEW_ROWS = {("conformal_sets", "probabilities"), ("least_cost_action", "probabilities")}
-
-
-def with_nan(value: torch.Tensor, at: int) -> torch.Tensor:
-    values = value.double().clone().flatten()
-    values[at % len(values)] = math.nan
-    return values.reshape(value.shape)
-
-
-VALUES = {
-    "NaN": with_nan,
-    "text": lambda value, at: np.full(tuple(value.shape), "a"),
-    "empty": lambda value, at: value[:0],
-}
-SHAPES = {
-    "a column": lambda value, at: value[..., None],
-    "an axis more": lambda value, at: value[None],
-    "a row more": lambda value, at: torch.cat([value, value[-1:]], -1 if value.dim() == 1 else 0),
-    "a number": lambda value, at: value.flatten()[0],
-}
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_the_right_arguments_are_accepted(name):
-    function, arguments, _ = CALLS[name]
-    function(**arguments)
-    function(**{key: value.numpy() for key, value in arguments.items()})
-
-
-@settings(max_examples=400, deadline=None)
-@given(st.data())
-def test_wrong_values_and_shapes_are_an_error_that_names_an_argument(data):
-    name = data.draw(st.sampled_from(sorted(CALLS)))
-    function, arguments, free = CALLS[name]
-    key = data.draw(st.sampled_from(sorted(arguments)))
-    change = data.draw(st.sampled_from(sorted(VALUES | SHAPES)))
-    other = (VALUES | SHAPES)[change](arguments[key], data.draw(st.integers(0, 20)))
-    if change in SHAPES and (key in free.split() or _is_a_set_of_its_own(key, change)):
-        return
-    if change == "a row more" and (name, key) in NEW_ROWS:
-        return
-    with pytest.raises((ValueError, TypeError), match=r"`\w+`"):
-        function(**arguments | {key: other})
-
-
-def _is_a_set_of_its_own(key: str, change: str) -> bool:
-    """Whether another number of rows is right: calibration rows, draws and targets need not be as many as new rows."""
-    own = {"calibration_scores", "calibration_residuals", "draws", "probability_draws", "value_draws", "scores"}
-    more = key in own | {"uncertainty", "target_draws", "cost", "predictions", "logit_draws", "pool_draws"}
-    # One number stands for all rows where a standard deviation or a noise variance may.
-    return (change == "a row more" and more) or (
-        change == "a number" and key in {"std", "noise_variance", "predictions"}
-    )

@@ -14,6 +14,7 @@ GROUPS = {
     "Uncertainty of a network": [
         "predictive", "sampling", "likelihoods",
     ],
+    "Language models": ["language"],
     "A table": ["estimators", "tables", "models", "report", "page", "cli"],
     "Serving and scaling": ["serving", "distributed"],
     "The theory": [

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dropbayes.runtime.validation import Array, check_count, class_probabilities
+from dropbayes.runtime.validation import Array, check_count, class_probabilities, random_generator
 
 OUTCOME_LIMIT = 10_000
 """The most joint labels of a batch to enumerate (batches of 4 for 10 classes, of 13 for 2); more are sampled."""
@@ -291,7 +291,7 @@ def joint_mutual_information(
     if draws.dim() != 3:
         raise ValueError(f"`probability_draws` must be shaped [draw, row, class]; got {tuple(draws.shape)}.")
     check_count("max_outcomes", max_outcomes)
-    generator = torch.Generator().manual_seed(seed)
+    generator = random_generator(seed)
     outcomes = Outcomes.of_no_rows(draws)
     total = draws.new_zeros((), dtype=torch.float64)
     for row in range(draws.shape[1]):

@@ -74,3 +74,14 @@ def test_training_points_of_weight_two_count_as_two_in_percentiles():
     known, weight, new = normal(30).abs(), torch.arange(30) % 3, normal(10, seed=1).abs()
     ours = calibration.empirical_percentile(new, known, sample_weight=weight)
     torch.testing.assert_close(ours, calibration.empirical_percentile(new, known.repeat_interleave(weight)))
+
+
+@pytest.mark.parametrize("family", calibration.FAMILIES)
+@pytest.mark.parametrize("spread", [0.01, 0.4, 2.0])
+def test_the_fit_of_each_family_is_at_least_as_likely_as_scipys(family, spread):
+    values = np.exp(spread * np.random.default_rng(3).normal(size=200))
+    reference = calibration.uncertainty_reference(values, families=[family])
+    distribution = getattr(scipy.stats, calibration.FAMILIES[family])
+    shape, _, scale = distribution.fit(values, floc=0)
+    assert reference.log_likelihoods[family] >= distribution.logpdf(values, shape, scale=scale).mean() - 1e-9
+    assert reference.shape == pytest.approx(shape, rel=1e-2)

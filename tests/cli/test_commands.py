@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 
 import pytest
 
@@ -25,30 +24,6 @@ def process(*arguments, **options):
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "dropbayes", *map(str, arguments)]
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, **options)
-
-
-def test_help_imports_neither_torch_nor_arrow():
-    script = (
-        "import sys; from dropbayes.cli import main; main(['--help']); main(['fit', '--help']); main(['--version'])\n"
-        "print(sorted({'torch', 'numpy', 'pyarrow', 'sklearn'} & set(sys.modules)))"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
-    assert out.stdout.splitlines()[-1] == "[]"
-    assert "Usage: dropbayes" in out.stdout and "dropbayes 0." in out.stdout
-
-
-@pytest.mark.parametrize(
-    "name", ["fit", "predict", "evaluate", "calibrate", "explain", "report", "reproduce", "demo", "page", "bench"]
-)
-def test_every_command_has_help(name):
-    result = run(name, "--help")
-    assert result.code == 0 and f"Usage: dropbayes {name}" in result.text
-
-
-def test_nothing_asked_is_answered_with_help():
-    result = run()
-    assert result.code == 2 and "Usage: dropbayes" in result.text and result.err == ""
 
 
 def test_the_module_runs_and_the_first_lines_can_be_taken_from_a_pipe(models, tmp_path):
@@ -93,18 +68,6 @@ def test_a_file_that_cannot_grow_leaves_the_previous_one(models, tmp_path):
         assert child.wait(60) == 1
         assert re.fullmatch(rb"dropbayes: error: File too large\.\n", child.stderr.read())
         assert out.read_text() == "previous" and sorted(p.name for p in tmp_path.iterdir()) == ["many.csv", "out.csv"]
-
-
-def test_demo_is_called_with_its_folder(tmp_path, monkeypatch):
-    called = {}
-
-    def demo(*, out, console):
-        called.update(out=out, console=console)
-        return out / "report.html"
-
-    monkeypatch.setitem(sys.modules, "dropbayes.cli.demo", types.SimpleNamespace(demo=demo))
-    result = run("demo", "--out", tmp_path, "--json")
-    assert called["out"] == tmp_path and json.loads(result.text) == {"report": str(tmp_path / "report.html")}
 
 
 # Arguments, with {models} for the folder of the models; the exit code and what the line must say.
@@ -201,20 +164,6 @@ def test_an_interruption_is_one_line_and_code_130(models, tmp_path, monkeypatch)
     monkeypatch.setattr(predicting.Predictor, "predict_inputs", interrupted)
     check(run("predict", models / "numbers", models / "train.csv", "-o", tmp_path / "out.csv"), 130, "interrupted")
     assert (tmp_path / "out.csv").read_text() == "previous" and len(list(tmp_path.iterdir())) == 1
-
-
-def test_what_nobody_expected_is_one_line_unless_debugging(models, monkeypatch):
-    def surprised(*_, **__):
-        raise RuntimeError("the unforeseen\nhappened")
-
-    monkeypatch.setattr(predicting.Predictor, "predict_inputs", surprised)
-    arguments = ["predict", models / "numbers", models / "train.csv", "-o", os.devnull]
-    check(run(*arguments), 1, "unexpected RuntimeError: the unforeseen happened. Set DROPBAYES_DEBUG=1")
-    with pytest.raises(RuntimeError):
-        run("--debug", *arguments)
-    monkeypatch.setenv("DROPBAYES_DEBUG", "1")
-    with pytest.raises(RuntimeError):
-        run(*arguments)
 
 
 def test_a_missing_package_is_named(models, monkeypatch):

@@ -35,17 +35,22 @@ def test_reproduce_runs_an_experiment_with_its_settings(tmp_path, monkeypatch):
 
 
 def test_reproduce_uci_passes_every_argument_on(monkeypatch):
+    from dropbayes.experiments.record import Findings
     from dropbayes.experiments.uci import run as uci
 
     seen = []
-    monkeypatch.setattr(uci, "main", seen.append)
-    assert (
-        run("reproduce", "uci", "--csv", "my.csv", "--target", "y", "--method", "best", "--quick", "--out", "o").code
-        == 0
-    )
-    assert seen == [
-        ["--quick", "--out", "o", "--device", "auto", "--csv", "my.csv", "--target", "y", "--method", "best"]
-    ]
+
+    def main(arguments):
+        seen.append(arguments)
+        print("a line of the experiment")
+        return Findings("The UCI table", ["It came out."], {"yacht": {"rmse": 0.5}})
+
+    monkeypatch.setattr(uci, "main", main)
+    told = ["--csv", "my.csv", "--target", "y", "--method", "best"]
+    result = run("reproduce", "uci", *told, "--quick", "--out", "o", "--json")
+    assert seen == [["--quick", "--device", "auto", *told, "--out", "o"]]
+    assert json.loads(result.text)["metrics"] == {"yacht": {"rmse": 0.5}}
+    assert "a line of the experiment" in result.err
 
 
 def test_reproduce_uci_reports_wrong_arguments():
@@ -68,12 +73,3 @@ def test_the_help_of_uci_shows_its_options():
     assert result.code == 0
     assert "--method" in result.text
     assert "--splits" in result.text
-
-
-def test_uci_answers_in_json_too(monkeypatch):
-    from dropbayes.experiments.uci import run as uci
-
-    monkeypatch.setattr(uci, "main", lambda arguments: print("a line of the experiment"))
-    result = run("reproduce", "uci", "--quick", "--json")
-    assert json.loads(result.text)["name"] == "uci"
-    assert "a line of the experiment" in result.err

@@ -1,10 +1,12 @@
 """Dask: the same rows and bits as one process."""
 
 import pytest
+from pyarrow import parquet
 
 pytest.importorskip("distributed", reason="the extra `dask` is not installed")
 
 from dropbayes.distributed import dask, predict_parquet
+from tests.distributed.kills import killed_at_random, spawned
 from tests.distributed.rows import digest, rows, written
 
 
@@ -23,3 +25,14 @@ def test_a_data_frame_gets_the_columns_of_a_prediction_partition_by_partition(pr
 def test_a_cluster_writes_the_bits_of_one_process(predictor, models, tmp_path):
     predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", engine="dask", n_workers=2, part_rows=250)
     assert digest(written(tmp_path / "out")) == digest(predictor.extend(rows(1000)))
+
+
+@pytest.mark.slow
+def test_every_row_is_there_once_after_workers_were_killed(predictor, tmp_path):
+    parquet.write_table(rows(100_000), tmp_path / "rows.parquet")
+    with killed_at_random(8, spawned) as killer:
+        predict_parquet(
+            predictor, tmp_path / "rows.parquet", tmp_path / "out", engine="dask", n_workers=2, part_rows=1000
+        )
+    assert killer.killed == 8
+    assert digest(written(tmp_path / "out")) == digest(predictor.extend(rows(100_000)))

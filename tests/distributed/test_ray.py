@@ -1,11 +1,13 @@
 """Ray: the same rows and bits as one process."""
 
 import pytest
+from pyarrow import parquet
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
 from dropbayes.distributed import predict_parquet
 from dropbayes.distributed import ray as on_ray
+from tests.distributed.kills import killed_at_random, ray_actor
 from tests.distributed.rows import digest, rows, written
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")]
@@ -27,3 +29,13 @@ def test_a_dataset_gets_the_columns_of_a_prediction(predictor):
     finally:
         ray.shutdown()
     assert digest(found) == digest(predictor.extend(rows(60)))
+
+
+def test_every_row_is_there_once_after_actors_were_killed(predictor, tmp_path):
+    parquet.write_table(rows(100_000), tmp_path / "rows.parquet")
+    with killed_at_random(8, ray_actor) as killer:
+        predict_parquet(
+            predictor, tmp_path / "rows.parquet", tmp_path / "out", engine="ray", n_workers=2, part_rows=1000
+        )
+    assert killer.killed == 8
+    assert digest(written(tmp_path / "out")) == digest(predictor.extend(rows(100_000)))

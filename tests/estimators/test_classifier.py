@@ -7,6 +7,7 @@ import pytest
 from sklearn.datasets import load_iris
 
 from dropbayes.estimators import DropoutClassifier
+from dropbayes.population import ensembles, search
 
 QUICK = {
     "hidden": (20,), "drop_prob": 0.05, "weight_decay": 1e-4, "n_steps": 100, "n_folds": 2, "n_draws": 20,
@@ -80,3 +81,18 @@ def test_balanced_classes_raise_the_rare_one():
     )
     assert plain == pytest.approx(label.mean(), abs=0.06)
     assert balanced > 2 * plain
+
+
+def test_the_search_shares_out_a_rare_class_and_keeps_groups_whole(monkeypatch):
+    made = []
+    monkeypatch.setattr(ensembles, "fold_tasks", lambda *a, **k: made.append(search.fold_tasks(*a, **k)) or made[-1])
+    x, y, groups = (
+        np.random.default_rng(0).normal(size=(60, 2)),
+        np.repeat(["a", "b", "c"], [40, 16, 4]),
+        np.arange(60) // 2,
+    )
+    DropoutClassifier(**QUICK | {"n_folds": 2}).fit(x, y, groups=groups)
+    assert all((task.held_out[1] == 2).sum() == 2 for task in made[0])
+    pairs = {tuple(row): pair for row, pair in zip(x.tolist(), groups.tolist(), strict=True)}
+    sides = [{pairs[tuple(row)] for row in task.held_out[0].tolist()} for task in made[0]]
+    assert not sides[0] & sides[1]

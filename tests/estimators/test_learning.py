@@ -36,6 +36,26 @@ def regressor() -> DropoutRegressor:
     return DropoutRegressor(**settings, random_state=0).fit(*toy(300))
 
 
+def test_with_times_the_noise_is_that_of_forecasts_and_not_of_gaps():
+    t = np.linspace(0, 1, 200)
+    y = np.exp(3 * t)  # the past does not show how steep the future is
+    settings = QUICK | {"noise": "constant", "random_state": 0, "n_folds": 5, "n_steps": 300}
+    plain = DropoutRegressor(**settings).fit(t[:, None], y)
+    forward = DropoutRegressor(**settings).fit(t[:, None], y, times=t)
+    assert forward.precision_ < plain.precision_ / 2
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"times": np.zeros(20)}, "at least 2 times"),
+    ({"times": np.arange(19)}, "one time for each of the 20 rows"),
+    ({"times": np.full(20, np.nan)}, "some are missing"),
+    ({"times": np.arange(20), "groups": np.arange(20)}, "two ways to hold rows out"),
+])  # fmt: skip
+def test_wrong_times_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        DropoutRegressor(**QUICK).fit(np.arange(20.0)[:, None], np.arange(20.0), **arguments)
+
+
 @parametrize_with_checks([DropoutRegressor(**QUICK), DropoutClassifier(**QUICK)])
 def test_scikit_learn_estimator_check(estimator, check):
     with warnings.catch_warnings():

@@ -1,6 +1,5 @@
 """Running an experiment by name."""
 
-import importlib
 import pathlib
 
 import pytest
@@ -8,7 +7,8 @@ import pytest
 from dropbayes import experiments
 from dropbayes.experiments import adversarial, co2, convolution, recurrent, reinforcement, rotation, solar, toy
 from dropbayes.experiments.__main__ import main
-from dropbayes.experiments.reproduction import reproduce, settings_of
+from dropbayes.experiments.reproduction import experiment_module, reproduce, settings_of
+from dropbayes.experiments.uci import run as uci
 
 
 def test_the_command_line_sets_settings_and_draws_again_from_saved_stages(tmp_path, capsys):
@@ -24,7 +24,7 @@ def test_the_command_line_sets_settings_and_draws_again_from_saved_stages(tmp_pa
         reproduce("sunshine")
 
 
-@pytest.mark.parametrize("module", [co2, solar, rotation, reinforcement, adversarial, recurrent, convolution, toy])
+@pytest.mark.parametrize("module", [co2, solar, rotation, reinforcement, adversarial, recurrent, convolution, toy, uci])
 def test_settings_are_frozen_and_come_in_three_sizes(module):
     full, quick, small = module.Settings(), module.Settings.quick(), module.Settings.tiny()
     assert full != quick != small
@@ -35,5 +35,5 @@ def test_settings_are_frozen_and_come_in_three_sizes(module):
 def test_the_names_are_the_modules_that_can_be_run():
     folder = pathlib.Path(experiments.__file__).parent
     runnable = {path.stem for path in folder.glob("*.py") if "\nclass Settings" in path.read_text()}
-    assert runnable == set(experiments.NAMES)
-    assert all(callable(importlib.import_module(f"dropbayes.experiments.{name}").run) for name in experiments.NAMES)
+    assert runnable | {"uci"} == set(experiments.NAMES)
+    assert all(callable(experiment_module(name).run) for name in experiments.NAMES)

@@ -41,6 +41,14 @@ def test_python_predicts_what_the_command_line_predicts(tmp_path):
     assert [row["price_outside"] for row in written] == predicted["outside"].tolist()
 
 
+def test_a_change_of_the_estimator_of_a_loaded_model_is_what_predicts_and_is_saved(model, tmp_path):
+    loaded = db.load(model.save(tmp_path / "m").path)
+    before = loaded.predict(frame(5))["mean"]
+    loaded.estimator.seed_ += 1
+    assert not np.array_equal(loaded.predict(frame(5))["mean"], before)
+    assert db.load(loaded.save(tmp_path / "n").path).estimator.seed_ == model.estimator.seed_ + 1
+
+
 def test_a_model_fitted_in_python_is_the_folder_of_the_command_line(model, tmp_path):
     saved = model.save(tmp_path / "m")
     result = run("predict", saved.path, "-", "-o", "-", stdin=table(10, seed=1).encode())

@@ -194,3 +194,9 @@ def test_draws_do_not_depend_on_the_other_rows_when_masks_are_shared():
     few, _ = draws(population, x[:2], n_draws=30, masks="shared")
     torch.testing.assert_close(many[:, :, :2], few, rtol=1e-12, atol=1e-12)
     assert tasks
+
+
+def test_no_draws_at_all_are_refused():
+    population, x = linear_population(torch.ones(3), 0.5)
+    with pytest.raises(ValueError, match="`n_draws` must be a whole number"):
+        evaluate(population, (x, x[:, 0]), n_draws=0)

@@ -1,5 +1,7 @@
 """A population trained by several workers is the population."""
 
+import contextlib
+
 import joblib
 import numpy as np
 import pytest
@@ -27,8 +29,35 @@ def test_members_have_the_same_bits_whichever_worker_trains_them(tasks):
             assert torch.equal(divided.precision, whole.precision) and torch.equal(divided.epochs, whole.epochs)
 
 
+@contextlib.contextmanager
+def joblib_backend(name):
+    """joblib told of its own processes, or of a cluster of Dask or Ray on this machine."""
+    with contextlib.ExitStack() as stack:
+        if name == "dask":
+            distributed = pytest.importorskip("distributed", reason="the extra `dask` is not installed")
+            cluster = stack.enter_context(
+                distributed.LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None)
+            )
+            stack.enter_context(distributed.Client(cluster))
+        elif name == "ray":
+            ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
+            from ray.util.joblib import register_ray
+
+            ray.init(
+                address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1"
+            )
+            stack.callback(ray.shutdown)
+            register_ray()
+        stack.enter_context(joblib.parallel_config(backend=name))
+        yield
+
+
 @pytest.mark.slow
-def test_a_search_finds_the_same_model_on_one_and_on_two_workers():
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning", "ignore::UserWarning"
+)
+@pytest.mark.parametrize("backend", ["loky", "dask", "ray"])
+def test_a_search_finds_the_same_model_on_one_and_on_two_workers(backend):
     x = np.random.default_rng(0).normal(size=(80, 2))
     settings = {
         "drop_prob": [0.05, 0.2],
@@ -39,6 +68,7 @@ def test_a_search_finds_the_same_model_on_one_and_on_two_workers():
         "device": "cpu",
     }
     one = db.DropoutRegressor((8,), **settings).fit(x, x[:, 0])
-    two = db.DropoutRegressor((8,), **settings, n_jobs=2).fit(x, x[:, 0])
+    with joblib_backend(backend):
+        two = db.DropoutRegressor((8,), **settings, n_jobs=2).fit(x, x[:, 0])
     assert np.array_equal(one.search_scores_, two.search_scores_)
     assert np.array_equal(one.predict(x), two.predict(x))

@@ -1,5 +1,6 @@
 """Tests of the search over candidates."""
 
+import pytest
 import torch
 
 from dropbayes.population import (
@@ -7,6 +8,7 @@ from dropbayes.population import (
     choose,
     evaluate,
 )
+from dropbayes.population.search import fold_tasks, folds, forward_folds
 
 F64 = {"device": "cpu", "dtype": torch.float64}
 
@@ -29,6 +31,61 @@ def test_search_prefers_the_candidate_that_can_learn_and_refits_it_on_all_rows()
     assert (score - choice.log_likelihood[0]).abs().max() < 0.35  # held-out folds foretell fresh rows
 
 
+def test_forward_folds_learn_all_that_came_before_and_nothing_after():
+    times = torch.tensor([3, 0, 5, 1, 4, 2, 5, 0, 3, 1])
+    splits = forward_folds(times, 5)
+    assert [times[held].unique().tolist() for _, held in splits] == [[1], [2], [3], [4], [5]]
+    for learned, held in splits:
+        assert learned.tolist() == [row for row in range(10) if times[row] < times[held].min()]
+
+
+def test_a_single_forward_split_holds_out_the_last_fifth():
+    times = torch.arange(10).flip(0)
+    [(learned, held)] = forward_folds(times, 1)
+    assert sorted(times[held].tolist()) == [8, 9]
+    assert sorted(times[learned].tolist()) == list(range(8))
+
+
+def test_more_forward_folds_than_times_are_as_many_as_there_are():
+    assert len(forward_folds(torch.tensor([0, 1, 2, 2]), 5)) == 2
+
+
 def test_a_budget_draws_distinct_candidates():
     grid = candidates(budget=5, drop_prob=[0.1, 0.2, 0.3], learning_rate=[1e-3, 1e-2, 1e-1])
     assert len(set(grid)) == 5
+
+
+@pytest.mark.parametrize("stratified", [False, True])
+@pytest.mark.parametrize("n_folds", [1, 2, 5, 9])
+def test_a_group_is_never_on_both_sides_and_every_row_is_held_out_once(n_folds, stratified):
+    groups = torch.arange(90) % 13 + 100
+    made = folds(groups, n_folds, strata=torch.arange(90) % 3 if stratified else None, seed=2)
+    assert len(made) == n_folds
+    for learned, held in made:
+        assert not set(groups[learned].tolist()) & set(groups[held].tolist())
+        assert sorted([*learned.tolist(), *held.tolist()]) == list(range(90))
+    if n_folds > 1:
+        assert sorted(row for _, held in made for row in held.tolist()) == list(range(90))
+
+
+@pytest.mark.parametrize("n_folds", [1, 3, 5])
+def test_every_fold_of_a_classification_has_its_share_of_every_class(n_folds):
+    labels = torch.tensor([0] * 83 + [1] * 12 + [2] * 5)
+    tasks = fold_tasks(torch.zeros(100, 2), labels, n_folds=n_folds, likelihood="categorical")
+    for task in tasks:
+        held = torch.bincount(task.held_out[1], minlength=3)
+        expected = torch.tensor([83, 12, 5]) / (n_folds if n_folds > 1 else 5)
+        assert ((held - expected).abs() < 1).all() and (held > 0).all()
+
+
+def test_classes_are_shared_out_by_groups_where_rows_belong_together():
+    labels, groups = torch.arange(60) % 2, torch.arange(60) // 6
+    labels[:12] = 2  # two groups of a rare class
+    tasks = fold_tasks(torch.zeros(60, 1), labels, n_folds=2, groups=groups, likelihood="categorical")
+    assert [int((task.held_out[1] == 2).sum()) for task in tasks] == [6, 6]
+
+
+def test_the_folds_of_a_regression_are_those_of_the_seed_alone():
+    x = torch.arange(40.0)[:, None]
+    one, other = (fold_tasks(x, y, n_folds=4, seed=3) for y in (x[:, 0], x[:, 0] > 20))
+    assert all(torch.equal(a.x, b.x) for a, b in zip(one, other, strict=True))

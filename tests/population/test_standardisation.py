@@ -5,7 +5,7 @@ import torch
 
 from dropbayes.population import Task
 from dropbayes.population.heads import HEADS
-from dropbayes.population.standardisation import moments, row_weights, stacked_table
+from dropbayes.population.standardisation import moments, stacked_table
 
 F64 = torch.float64
 
@@ -46,5 +46,5 @@ def test_tasks_lie_end_to_end_in_standard_units():
 
 @pytest.mark.parametrize("weight", [[-1.0, 1.0], [0.0, 0.0], [1.0], [[1.0], [1.0]], [float("nan"), 1.0]])
 def test_what_is_no_weight_is_refused(weight):
-    with pytest.raises(ValueError, match="`weight` must hold one"):
-        row_weights(weight, 2)
+    with pytest.raises(ValueError, match="`weight` must"):
+        stacked_table([Task(torch.ones(2, 1), torch.ones(2), weight)], HEADS["gaussian"], F64)

@@ -1,4 +1,4 @@
-"""Tests of the verdict on Monte Carlo dropout and of the choice of a drop probability."""
+"""Tests of the verdict on Monte Carlo dropout."""
 
 import math
 
@@ -7,31 +7,8 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.predictive.verdict import check, choose_dropout
-
-
-def network(seed=0, *, drop_prob=0.1, n_outputs=1):
-    torch.manual_seed(seed)
-    layers = [nn.Linear(2, 40), nn.ReLU(), *([nn.Dropout(drop_prob)] if drop_prob else []), nn.Linear(40, n_outputs)]
-    return nn.Sequential(*layers)
-
-
-def numbers(n=300, *, seed=1):
-    source = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, 2, generator=source)
-    return x, x[:, :1] + 0.3 * torch.randn(n, 1, generator=source)
-
-
-def trained(seed=0, *, drop_prob=0.1, n_outputs=1):
-    net, (x, y) = network(seed, drop_prob=drop_prob, n_outputs=n_outputs), numbers(seed=0)
-    target = (y[:, 0] > 0).long() if n_outputs > 1 else y
-    loss = nn.CrossEntropyLoss() if n_outputs > 1 else nn.MSELoss()
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
-    for _ in range(150):
-        optimizer.zero_grad()
-        loss(net(x), target).backward()
-        optimizer.step()
-    return net.eval()
+from dropbayes.predictive.verdict import check
+from tests.predictive.small_problem import numbers, trained
 
 
 def test_the_numbers_of_a_verdict_are_those_of_evaluate():
@@ -108,44 +85,6 @@ def test_a_verdict_reads_as_a_table_in_a_terminal_and_in_a_notebook():
     for part in ("ranking of errors", "coverage of 95%", "300 rows"):
         assert part in text and part in html
     assert all(len(line) <= 120 for line in text.splitlines())
-
-
-def test_the_chosen_probability_is_the_largest_within_the_tolerance():
-    (x, y), net = numbers(1000), trained(drop_prob=0.0)
-    choice = choose_dropout(net, x, y, tolerance=0.05)
-    within = [p for p, score in choice.tried.items() if score >= choice.plain_log_likelihood - 0.05]
-    assert choice.drop_prob == max(within)
-    assert choice.log_likelihood == choice.tried[choice.drop_prob]
-    wider = choose_dropout(net, x, y, tolerance=10.0)
-    assert wider.drop_prob == 0.3
-    assert db.sites(choice.network, x)[0].drop_prob == pytest.approx(choice.drop_prob)
-
-
-def test_when_no_probability_is_within_the_tolerance_it_says_so():
-    x = torch.linspace(-1, 1, 200)[:, None].expand(-1, 2).contiguous()
-    net = nn.Sequential(nn.Linear(2, 1))
-    with torch.no_grad():
-        net[0].weight[:], net[0].bias[:] = 50.0, 0.0
-        y = net(x) + 0.01 * torch.randn(200, 1)
-    choice = choose_dropout(net, x, y, tolerance=0.01)
-    assert choice.drop_prob == 0 and choice.network is net and not choice.helps
-    assert "no drop probability" in str(choice)
-
-
-def test_layers_chosen_apart_keep_the_tolerance_and_drop_at_least_as_much():
-    (x, y), net = numbers(500), trained(drop_prob=0.0)
-    one, apart = (choose_dropout(net, x, y, tolerance=0.1, per_layer=each) for each in (False, True))
-    assert min(apart.drop_prob.values()) >= one.drop_prob
-    assert apart.log_likelihood >= apart.plain_log_likelihood - 0.1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"tolerance": -1}, "`tolerance` must be"), ({"drop_probs": [1.0]}, "`drop_probs` must hold")],
-)
-def test_bad_arguments_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        choose_dropout(trained(drop_prob=0.0), *numbers(20), **arguments)
 
 
 def test_outcomes_of_another_shape_are_refused():

@@ -16,7 +16,7 @@ def test_simple_models_are_fitted_to_the_training_rows_and_judged_on_the_others(
     found = measurements.regression(regressor, x, y)
     lines = {line.name: line for line in baselines(found, x, y, training, n_classes=0)}
     assert lines["mean of the training rows"].error == pytest.approx(np.sqrt(((y - training[1].mean()) ** 2).mean()))
-    assert lines["this model"].error == pytest.approx(found.scores["RMSE"].value)
+    assert lines["this model"].error == pytest.approx(found.scores["rmse"].value)
     assert lines["linear regression"].error == pytest.approx(0.3, rel=0.15)  # the noise of a linear truth
     assert lines["mean of the training rows"].gap > 4
     assert lines["this model"].gap is None

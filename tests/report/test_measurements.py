@@ -8,6 +8,7 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, precision_recall_fscore_support
 
 from dropbayes import calibration, information, scores
+from dropbayes.predictive.scoring import REGRESSION_SCORES, RegressionOutcomes
 from dropbayes.report import measurements, report
 from tests.report.pages import Page, class_rows, draws_of, regression_rows
 
@@ -86,15 +87,16 @@ def test_the_calibration_error_of_chance_is_what_calibrated_models_show():
 def test_standard_errors_are_those_of_resampled_rows():
     rng = np.random.default_rng(0)
     mean, y = np.zeros(300), rng.standard_t(8, size=300)
-    rmse, mae = measurements._errors(mean, y)
+    rows = RegressionOutcomes(y, mean, np.ones(300), np.full(300, 0.5), np.zeros(300))
+    rmse, mae = (REGRESSION_SCORES[name].error(rows).item() for name in ("rmse", "mae"))
     again = [rng.choice(y, 300) for _ in range(2000)]
-    assert rmse.error == pytest.approx(np.std([np.sqrt((a**2).mean()) for a in again]), rel=0.1)
-    assert mae.error == pytest.approx(np.std([np.abs(a).mean() for a in again]), rel=0.1)
+    assert rmse == pytest.approx(np.std([np.sqrt((a**2).mean()) for a in again]), rel=0.1)
+    assert mae == pytest.approx(np.std([np.abs(a).mean() for a in again]), rel=0.1)
 
 
 def test_the_error_of_the_mean_rank_is_that_of_uniform_ranks(regressor):
     x, y = regression_rows(40, seed=5)
-    error = measurements.regression(regressor, x, y).scores["Mean PIT"].error
+    error = measurements.regression(regressor, x, y).scores["mean_pit"].error
     ranks = np.random.default_rng(0).uniform(size=(20_000, 40)).mean(1)
     assert error == pytest.approx(ranks.std(), rel=0.02)
 

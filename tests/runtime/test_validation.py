@@ -147,3 +147,15 @@ def test_events_are_booleans_or_zeros_and_ones():
 
 def test_everything_public_is_documented():
     assert all(getattr(validation, name).__doc__ or name.startswith("check_") for name in validation.__all__)
+
+
+def test_counts_of_independent_rows_are_whole():
+    assert validation.row_counts([2.0, 0.0, 1.0], 3, like=torch.ones(3)).tolist() == [2, 0, 1]
+    with pytest.raises(ValueError, match="`sample_weight` must hold whole numbers here"):
+        validation.row_counts([0.5, 1.0], 2, like=torch.ones(2))
+
+
+@pytest.mark.parametrize("seed", [1.0, True, "a", None])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(TypeError, match="`seed` must be a whole number"):
+        validation.random_generator(seed)

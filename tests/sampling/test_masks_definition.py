@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dropbayes.sampling.masks import Keys, keep_mask, uniform
+from dropbayes.sampling.masks import Keys, Units, keep_mask, named_site, uniform
 
 PAGE = pathlib.Path(__file__).parent.parent.parent / "docs" / "masks.md"
 VALUES = PAGE.with_suffix(".json")
@@ -54,12 +54,32 @@ def word(seed, replicate, sampler, n_draws, site, draw, row, unit, units):
     return (point + shift) % 2**32
 
 
+def named(name):
+    key = 0
+    for byte in name.encode():
+        key = hashed(key, byte + 1)
+    return key
+
+
+def placed_word(seed, replicate, sampler, n_draws, site, draw, row, unit):
+    """The word of a unit that is numbered by position."""
+    if row is None:
+        return word(seed, replicate, sampler, n_draws, site, draw, None, unit, 2)
+    if sampler == "independent":
+        key = hashed(hashed(stream(seed, replicate, site, 3), draw), row + 1)
+        return half(key, 0, unit, 2) ^ 0x80000000
+    shift = hashed(stream(seed, replicate, site, 1), unit) % 2**32
+    own = half(hashed(stream(seed, replicate, site, 2), row + 1), 0, unit, 2)
+    return (word(seed, replicate, sampler, n_draws, site, draw, None, unit, 2) - shift + own) % 2**32
+
+
 def threshold(drop_prob):
     return min(round(drop_prob * 2**32), 2**32 - 1)
 
 
 # The file of values --------------------------------------------------------------------------------------------------
 
+NAMES = ("layer dropout 0", "transformer.h.0.attn attention 0", "shared dropout 1 in décodeur")
 DROP_PROBS = (0.0, 1e-9, 0.05, 0.1, 0.25, 1 / 3, 0.5, 0.9, 1 - 2**-33, 1 - 3 * 2**-33, 5 * 2**-33, 1.0)
 
 
@@ -71,6 +91,27 @@ def cases():
         yield {"seed": str(seed), "replicate": 0, "sampler": sampler, "n_draws": n_draws, "site": 2, "draw": n_draws - 1, "row": None, "units": 5}  # fmt: skip
     for sampler in ("stratified", "independent"):
         yield {"seed": "11", "replicate": 2, "sampler": sampler, "n_draws": 5000, "site": 3, "draw": 4321, "row": 1_000_000, "units": 3}  # fmt: skip
+
+
+def placed_cases():
+    """One axis of positions after the features, and two (query and key) after the heads."""
+    for sampler, row in product(("stratified", "independent"), (None, 0, 5)):
+        case = {"seed": "3", "replicate": 0, "sampler": sampler, "n_draws": 10, "site": named("layer dropout 0"), "draw": 7, "row": row}  # fmt: skip
+        yield case | {"shape": [3, 2], "axes": [1], "starts": [4]}
+        yield case | {"shape": [3, 1, 2], "axes": [1, 2], "starts": [5, 4]}
+
+
+def placed_words_of(case):
+    keyed = {name: case[name] for name in ("replicate", "sampler", "n_draws", "site", "draw", "row")}
+    within = [n for axis, n in enumerate(case["shape"]) if axis not in case["axes"]]
+    words = []
+    for index in np.ndindex(*case["shape"]):
+        place = 0
+        for axis, start in zip(case["axes"], case["starts"], strict=True):
+            place = place * 2**20 + index[axis] + start
+        unit = np.ravel_multi_index([i for a, i in enumerate(index) if a not in case["axes"]], within)
+        words.append(placed_word(int(case["seed"]), **keyed, unit=place * int(np.prod(within)) + int(unit)))
+    return words
 
 
 def words_of(case):
@@ -98,6 +139,8 @@ def values():
         ],
         "threshold": [{"drop_prob": p, "value": threshold(p)} for p in DROP_PROBS],
         "words": [case | {"value": words_of(case)} for case in cases()],
+        "names": [{"name": name, "value": hex(named(name))} for name in NAMES],
+        "positions": [case | {"site": hex(case["site"]), "value": placed_words_of(case)} for case in placed_cases()],
         "masks": [case | {"drop_prob": p, "value": mask_of(case, p)} for case in masked for p in (0.1, 0.5)],
     }
 
@@ -120,6 +163,20 @@ def test_the_library_gives_the_published_words(published):
     for case in published["words"]:
         keys, draws, rows = coordinates(case)
         uniforms = uniform(keys, case["site"], draws=draws, rows=rows, shape=(case["units"],), device=CPU)
+        assert (uniforms.flatten() * 2**32 - 0.5).long().tolist() == case["value"]
+
+
+def test_the_library_gives_names_the_published_numbers(published):
+    for case in published["names"]:
+        assert named_site(case["name"]) == int(case["value"], 16)
+
+
+def test_the_library_gives_the_published_words_by_position(published):
+    for case in published["positions"]:
+        keys, draws, rows = coordinates(case)
+        units = Units(tuple(case["shape"]), tuple(case["axes"]), tuple(case["starts"]))
+        site = int(case["site"], 16)
+        uniforms = uniform(keys, site, draws=draws, rows=rows, shape=units.shape, device=CPU, units=units)
         assert (uniforms.flatten() * 2**32 - 0.5).long().tolist() == case["value"]
 
 

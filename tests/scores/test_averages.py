@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dropbayes.scores.averages import weighted_mean
+from dropbayes.scores.averages import standard_error, weighted_mean, weighted_quantile
 from tests.scores.samples import normal
 
 
@@ -13,3 +13,18 @@ def test_a_weighted_mean_is_the_mean_of_repeated_rows_whatever_the_weights_unit(
     assert weighted_mean(values, weight).item() == pytest.approx(repeated)
     assert weighted_mean(values, weight * 1e-9).item() == pytest.approx(repeated)
     assert weighted_mean(values, None) == values.mean()
+
+
+def test_a_weighted_quantile_is_that_of_repeated_rows_in_any_unit_of_weight():
+    values, weight = normal(20), torch.arange(20).remainder(4).double()
+    ordered = values.repeat_interleave(weight.long()).sort().values
+    for scale in (1e-15, 1.0, 1e15):
+        mass = scale * torch.arange(1, len(ordered) + 1).double()
+        assert torch.equal(weighted_quantile(values, scale * weight, mass), ordered)
+    assert weighted_quantile(values, weight, weight.sum() + 1) == torch.inf
+
+
+def test_the_standard_error_is_the_deviation_of_means_of_such_rows():
+    means = normal(4000, 25, seed=3).mean(1)
+    errors = torch.stack([standard_error(row) for row in normal(400, 25, seed=4)])
+    assert errors.square().mean().sqrt().item() == pytest.approx(means.std().item(), rel=0.05)

@@ -67,12 +67,11 @@ def test_weights_and_groups_leave_the_inputs_and_keep_their_rows():
     assert rows.schema.inputs == ("x",)
 
 
-def test_times_are_held_out_in_consecutive_blocks():
-    rows = rows_of({"t": [str((7 * i) % N) for i in range(N)]}, time="t")
-    order = np.argsort(rows.x[:, rows.schema.inputs.index("t")])
-    blocks = rows.group[order]
-    assert (np.diff(blocks) >= 0).all()
-    assert np.bincount(blocks).tolist() == [4] * 10
+def test_rows_are_ranked_by_their_time_and_equal_times_share_a_rank():
+    times = [str(10 * ((7 * i) % N // 2)) for i in range(N)]
+    rows = rows_of({"t": times}, time="t")
+    assert rows.time.tolist() == [int(text) // 10 for text in times]
+    assert rows.group is None
 
 
 @pytest.mark.parametrize(("columns", "reading", "message"), [
@@ -80,6 +79,7 @@ def test_times_are_held_out_in_consecutive_blocks():
     ({"w": ["0"] * N}, {"weights": "w"}, "every weight is 0"),
     ({"g": ["a"] * N}, {"group": "g"}, "one group holds every row"),
     ({"g": ["a", "b"] * (N // 2)}, {"time": "g"}, "must hold numbers or dates"),
+    ({"t": ["1", ""] * (N // 2)}, {"time": "t"}, "row 1, column 't': must have a time in every row"),
     ({"g": ["a", "b"] * (N // 2)}, {"time": "x", "group": "g"}, "are two ways to hold rows out"),
     ({}, {"ignore": ["y"]}, "`ignore` must not name the target"),
 ])  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dropbayes.runtime.validation import Array, check_count, class_probabilities, finite_tensor
+from dropbayes.runtime.validation import Array, check_count, class_probabilities, finite_tensor, random_generator
 
 __all__ = ["badge_queries"]
 
@@ -40,7 +40,7 @@ def badge_queries(probabilities: Array, features: Array, n_queries: int, *, seed
     check_count("n_queries", n_queries, at_most=len(predicted))
     residual = predicted - torch.nn.functional.one_hot(predicted.argmax(-1), predicted.shape[1])
     squares = residual.square().sum(-1) * hidden.square().sum(-1)
-    generator = torch.Generator().manual_seed(seed)
+    generator = random_generator(seed)
     chosen = [int(squares.argmax())]
     distance = torch.full_like(squares, torch.inf)
     while len(chosen) < n_queries:

@@ -15,6 +15,7 @@ from dropbayes.runtime.validation import (
     check_positive,
     class_probabilities,
     finite_tensor,
+    random_generator,
     row_values,
 )
 
@@ -81,7 +82,7 @@ def batch_bald_queries(
     check_count("max_outcomes", max_outcomes)
     draws = _pool(probability_draws, n_queries).double()
     gain = mutual_information(draws)
-    generator = torch.Generator().manual_seed(seed)
+    generator = random_generator(seed)
     outcomes, chosen = Outcomes.of_no_rows(draws), list[int]()
     for _ in range(n_queries):
         if chosen:
@@ -216,7 +217,7 @@ def stochastic_queries(scores: Array, n_queries: int, *, power: float = 1.0, see
         raise ValueError(f"`scores` must be at least 0; got {values.min().item():.3g}.")
     check_positive("power", power)
     check_count("n_queries", n_queries, at_most=len(values))
-    uniform = torch.rand(len(values), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    uniform = torch.rand(len(values), generator=random_generator(seed), dtype=torch.float64)
     gumbel = -(-uniform.clamp_min(1e-300).log()).log()
     # Rows of score 0 come last, in random order among themselves.
     keys = power * values.clamp_min(torch.finfo(torch.float64).tiny).log().cpu() + gumbel

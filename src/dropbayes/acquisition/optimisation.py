@@ -70,7 +70,10 @@ def _values(draws: Array) -> Tensor:
 
 
 def _best(best: float) -> float:
-    return float(finite_tensor("best", best, axes="[]" if isinstance(best, Tensor) and best.dim() else None))
+    value = finite_tensor("best", best)
+    if value.dim():
+        raise ValueError(f"`best` must be one number; got shape {tuple(value.shape)}.")
+    return float(value)
 
 
 def botorch_model(

@@ -3,14 +3,17 @@ r"""The paper's percentiles: an uncertainty ranked among those of the training p
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.validation import Array, finite_tensor, row_weights
+from dropbayes.scores.averages import weighted_quantile
 
 __all__ = [
     "FAMILIES",
@@ -58,7 +61,7 @@ class UncertaintyReference:
 
 
 def uncertainty_reference(
-    training_uncertainty: Array, *, families: Sequence[str] = tuple(FAMILIES)
+    training_uncertainty: Array, *, families: Sequence[str] = tuple(FAMILIES), sample_weight: Array | None = None
 ) -> UncertaintyReference:
     r"""The distribution fitted to the training set's output uncertainty, the most likely of several families.
 
@@ -69,6 +72,7 @@ def uncertainty_reference(
     Args:
         training_uncertainty: The standard deviation (or any positive uncertainty) of each training point.
         families: Keys of `FAMILIES` to choose from by likelihood.
+        sample_weight: The weight of each training point.
 
     Returns:
         The fitted reference; call its `percentile` on new uncertainties.
@@ -83,7 +87,9 @@ def uncertainty_reference(
     """
     import scipy.stats
 
-    values = finite_tensor("training_uncertainty", training_uncertainty).detach().double().flatten()
+    values = finite_tensor("training_uncertainty", training_uncertainty).detach().double().flatten().cpu()
+    weight = row_weights(sample_weight, len(values), like=values)
+    values, weight = values[weight > 0], (weight / weight.sum())[weight > 0]
     if len(values) < 3 or not bool((values > 0).all()) or values.std() < 1e-9 * values.mean():
         raise ValueError(
             "`training_uncertainty` must hold at least 3 positive, finite and differing numbers; got "
@@ -93,17 +99,59 @@ def uncertainty_reference(
     unknown = set(families) - set(FAMILIES)
     if unknown or not families:
         raise ValueError(f"`families` must be among {sorted(FAMILIES)}; got {sorted(families)}.")
-    unit = values.median().item()  # fit in natural units: scipy's optimisers start near one
-    scaled = (values / unit).cpu().numpy()
+    unit = float(values.log().mul(weight).sum().exp())  # natural units: their logarithms are around 0
+    x, w = (values / unit).numpy(), weight.numpy()
     fits: dict[str, tuple[float, float]] = {}
     likelihoods: dict[str, float] = {}
     for family in families:
+        shape, scale = _most_likely(family, x, w)
         distribution = getattr(scipy.stats, FAMILIES[family])
-        shape, _, scale = distribution.fit(scaled, floc=0)
-        fits[family] = (float(shape), float(scale) * unit)
-        likelihoods[family] = float(distribution.logpdf(scaled, shape, scale=scale).mean()) - math.log(unit)
+        fits[family] = (shape, scale * unit)
+        likelihoods[family] = float((w * distribution.logpdf(x, shape, scale=scale)).sum()) - math.log(unit)
     best = max(likelihoods, key=lambda family: likelihoods[family])
     return UncertaintyReference(best, *fits[best], likelihoods)
+
+
+def _most_likely(family: str, x: Numbers, weight: Numbers) -> tuple[float, float]:
+    """The shape and scale of largest likelihood of points `x` whose weights sum to 1."""
+    if family == "inverse gamma":
+        shape, scale = _most_likely("gamma", 1 / x, weight)
+        return shape, 1 / scale
+    if family == "lognormal":
+        centre = weight @ np.log(x)
+        return math.sqrt(weight @ (np.log(x) - centre) ** 2), math.exp(centre)
+    if family == "gamma":
+        mean = float(weight @ x)
+        ratio = x / mean
+        # log E[x] - E[log x], term by term at least 0, and with its digits where points are almost equal
+        logs = np.where(ratio > 0.5, np.log1p(np.maximum(ratio, 0.5) - 1), np.log(ratio))
+        gap = float(weight @ (ratio - 1 - logs))
+        shape = _root(lambda a: gap - _log_less_digamma(a))
+        return shape, mean / shape
+    logs = np.log(x)
+
+    def slope(shape: float) -> float:
+        """The Weibull likelihood's: the mean logarithm under weights x^shape, less 1/shape and the plain mean."""
+        powers = weight * np.exp(shape * (logs - logs.max()))
+        return float(powers @ logs / powers.sum() - 1 / shape - weight @ logs)
+
+    shape = _root(slope)
+    powers = weight @ np.exp(shape * (logs - logs.max()))
+    return shape, math.exp(logs.max() + math.log(powers) / shape)
+
+
+def _log_less_digamma(a: float) -> float:
+    """log a - ψ(a), by its series where the difference would lose its digits."""
+    import scipy.special
+
+    return 1 / (2 * a) + 1 / (12 * a * a) if a > 1e4 else math.log(a) - float(scipy.special.digamma(a))
+
+
+def _root(rising: Callable[[float], float]) -> float:
+    """The positive number at which a rising function is 0."""
+    import scipy.optimize
+
+    return math.exp(scipy.optimize.brentq(lambda log: rising(math.exp(log)), -20.0, 45.0, xtol=1e-13))
 
 
 def empirical_percentile(
@@ -130,18 +178,27 @@ def empirical_percentile(
     return (50 * (mass[places[0]] + mass[places[1]]) / mass[-1]).to(new.dtype)
 
 
-def relative_uncertainty(uncertainty: Array, training_uncertainty: Array) -> Tensor:
+def relative_uncertainty(
+    uncertainty: Array, training_uncertainty: Array, *, sample_weight: Array | None = None
+) -> Tensor:
     r"""The uncertainty in units of the median training point's: linear, and free of the data's scale.
 
     [GG16, section Model Calibration]: "scale the uncertainty linearly to remove data magnitude effects". Two models of
     targets in different units compare; 3 means "three times as unsure as about a typical training point".
+
+    Args:
+        uncertainty: Uncertainties of new points.
+        training_uncertainty: The uncertainty of each training point.
+        sample_weight: The weight of each training point.
 
     Examples:
         >>> relative_uncertainty(torch.tensor([6.0]), torch.tensor([1.0, 2.0, 30.0]))
         tensor([3.])
     """
     new = finite_tensor("uncertainty", uncertainty, infinite=True)
-    typical = finite_tensor("training_uncertainty", training_uncertainty).median()
+    known = finite_tensor("training_uncertainty", training_uncertainty).detach().flatten()
+    weight = row_weights(sample_weight, len(known), like=known)
+    typical = weighted_quantile(known, weight, 0.5 * weight.sum())
     if not typical > 0:
         raise ValueError(f"`training_uncertainty` must have a positive median; got {typical.item():.3g}.")
     return new / typical.to(new.dtype)

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from dropbayes.calibration.reliability import ReliabilityCurve, transforms
-from dropbayes.runtime.validation import Array, check_count, check_probability
+from dropbayes.runtime.validation import (
+    Array,
+    check_count,
+    check_probability,
+    matching_tensors,
+    random_generator,
+    row_counts,
+)
 from dropbayes.scores import confidence_and_correctness
 
 __all__ = ["CalibrationTest", "calibration_test", "reliability_band", "uniformity_test"]
@@ -37,7 +44,13 @@ class CalibrationTest:
 
 
 def calibration_test(
-    probabilities: Array, labels: Array, *, n_bins: int = 15, n_resamples: int = 1000, seed: int = 0
+    probabilities: Array,
+    labels: Array,
+    *,
+    n_bins: int = 15,
+    n_resamples: int = 1000,
+    seed: int = 0,
+    sample_weight: Array | None = None,
 ) -> CalibrationTest:
     r"""The expected calibration error, tested: labels drawn from the claims show what chance alone does.
 
@@ -50,6 +63,7 @@ def calibration_test(
         n_bins: The number of bins of equal width.
         n_resamples: The number of sets of labels drawn.
         seed: The seed of the draws.
+        sample_weight: How many independent rows each row stands for, whole numbers.
 
     Examples:
         >>> p = torch.tensor([[0.3, 0.7]]).repeat(100, 1)
@@ -60,8 +74,10 @@ def calibration_test(
     check_count("n_bins", n_bins)
     check_count("n_resamples", n_resamples)
     confidence, correct = (part.detach().double().cpu() for part in confidence_and_correctness(probabilities, labels))
+    counts = row_counts(sample_weight, len(confidence), like=confidence)
+    confidence, correct = confidence.repeat_interleave(counts), correct.repeat_interleave(counts)
     bins = (confidence * n_bins).long().clamp_max(n_bins - 1)
-    generator = torch.Generator().manual_seed(seed)
+    generator = random_generator(seed)
 
     def error(right: Tensor) -> float:
         gap = torch.zeros(n_bins, dtype=torch.float64).index_add(0, bins, right - confidence)
@@ -96,13 +112,17 @@ def reliability_band(curve: ReliabilityCurve, *, level: float = 0.95) -> tuple[T
     import scipy.stats
 
     check_probability("level", level)
-    count, claimed = curve.count.cpu().double().round().numpy(), curve.claimed.cpu().double().clamp(0, 1).numpy()
-    ends = [scipy.stats.binom.ppf(0.5 + sign * level / 2, count, claimed) / count for sign in (-1, 1)]
-    lower, upper = (torch.as_tensor(end).to(curve.claimed) for end in ends)
+    claimed, count = matching_tensors({"claimed": curve.claimed, "count": curve.count})
+    rounding = 8 * torch.finfo(claimed.dtype).eps
+    if claimed.dim() != 1 or not bool(((claimed >= 0) & (claimed <= 1 + rounding) & (count >= 0.5)).all()):
+        raise ValueError("`curve` must claim probabilities, `[point]`, each with at least one row behind it.")
+    rows, probability = count.double().round().cpu().numpy(), claimed.double().clamp_max(1).cpu().numpy()
+    ends = [scipy.stats.binom.ppf(0.5 + sign * level / 2, rows, probability) / rows for sign in (-1, 1)]
+    lower, upper = (torch.as_tensor(end).to(claimed) for end in ends)
     return lower, upper
 
 
-def uniformity_test(pit: Array) -> float:
+def uniformity_test(pit: Array, *, sample_weight: Array | None = None) -> float:
     """The p-value of the hypothesis that the transforms are uniform: that the predictive distributions are calibrated.
 
     The test of Kolmogorov and Smirnov. Small means miscalibrated in bias, width or shape; large means that these rows
@@ -110,6 +130,7 @@ def uniformity_test(pit: Array) -> float:
 
     Args:
         pit: Probability integral transforms of independent rows, `[row]`.
+        sample_weight: How many independent rows each row stands for, whole numbers.
 
     Examples:
         >>> uniformity_test(torch.linspace(0.01, 0.99, 50)) > 0.9, uniformity_test(torch.linspace(0.4, 0.6, 50)) < 1e-6
@@ -117,5 +138,6 @@ def uniformity_test(pit: Array) -> float:
     """
     import scipy.stats
 
-    values = transforms(pit).detach().double().flatten().cpu().numpy()
-    return float(scipy.stats.kstest(values, "uniform").pvalue)
+    values = transforms(pit).detach().double().cpu()
+    values = values.repeat_interleave(row_counts(sample_weight, len(values), like=values), 0)
+    return float(scipy.stats.kstest(values.flatten().numpy(), "uniform").pvalue)

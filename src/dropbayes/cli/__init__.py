@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments; those of the process by default.
     """
-    from dropbayes.cli.commands import command, debugging
+    from dropbayes.cli import commands, showcases  # noqa: F401  # they add themselves to the application
+    from dropbayes.cli.application import command, debugging
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     with warnings.catch_warnings():

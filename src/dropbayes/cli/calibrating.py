@@ -37,8 +37,8 @@ def calibrate(
     x, y, source = labelled_rows(model, data, delimiter=delimiter, encoding=encoding, allow_new=allow_new)
     if source.label == model.origin.get("file"):
         note(f"{source.label!r} has the name of the training table; calibrate on rows that the model has not seen.")
-    y = y if model.schema.task == "regression" else model.estimator.classes_[y]
-    recalibration = fit_recalibration(model.estimator, x, y, method=method)
+    y = y if model.schema.task == "regression" else model.ensemble.classes_[y]
+    recalibration = fit_recalibration(model.ensemble, x, y, method=method)
     model = model.recalibrated(recalibration, source.label)
     model.save_calibration()
     _say(model, recalibration, as_json=as_json)

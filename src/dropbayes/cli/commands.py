@@ -1,143 +1,28 @@
-"""The commands with their options; each imports what it needs when it runs."""
+"""The commands on tables and models, with their options; each imports what it needs when it runs."""
 
 from __future__ import annotations
 
-import functools
-import math
-import os
-import pathlib
-import sys
 from typing import Annotated, Any, Literal
 
 import typer
 
-from dropbayes.cli.reproducing import NAMES
-
-__all__ = ["app", "command", "debugging"]
-
-app = typer.Typer(
-    name="dropbayes",
-    help="How sure is my network? Fit dropout networks to tables, and predict with honest uncertainty.",
-    epilog="Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.",
-    add_completion=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+from dropbayes.cli.application import app
+from dropbayes.cli.options import (
+    AllowNew,
+    BlockRows,
+    Data,
+    Delimiter,
+    Draws,
+    Encoding,
+    Json,
+    ModelFolder,
+    Outcomes,
+    Seed,
+    check_one_output,
+    delimiter_character,
+    hidden_widths,
+    search_space,
 )
-
-_debug = False
-
-Json = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON document on standard output.")]
-Delimiter = Annotated[
-    str | None,
-    typer.Option(help="The delimiter of a CSV file; found from its first lines by default.", metavar="CHAR"),
-]
-Encoding = Annotated[
-    str | None,
-    typer.Option(help="Encoding of a CSV file, such as cp1252.", metavar="NAME"),
-]
-Data = Annotated[
-    str,
-    typer.Argument(
-        metavar="DATA",
-        help="A CSV (also compressed) or Parquet file; - reads CSV from standard input.",
-    ),
-]
-Outcomes = Annotated[str, typer.Argument(metavar="DATA", help="A CSV or Parquet file that includes the target column.")]
-ModelFolder = Annotated[str, typer.Argument(metavar="MODEL", help="The folder that `dropbayes fit` wrote.")]
-Draws = Annotated[
-    int | None,
-    typer.Option(help="Draws per network; by default as many as the model was fitted with.", min=1, metavar="N"),
-]
-Seed = Annotated[int | None, typer.Option(help="Seed of the draws; by default that of the fit.", min=0, metavar="N")]
-AllowNew = Annotated[
-    bool, typer.Option("--allow-new", metavar="", help="Encode unseen categories as all zeros instead of failing.")
-]
-BlockRows = Annotated[
-    int | None, typer.Option(help="Rows read at a time; does not change the result.", min=1, metavar="N")
-]
-
-
-def command() -> Any:
-    """The command with all subcommands."""
-    global _debug
-    _debug = False
-    # Rich takes longer to import than all of this; in a pipe its frames are in the way.
-    return _command(sys.stdout.isatty())
-
-
-@functools.cache
-def _command(framed: bool) -> Any:
-    app.rich_markup_mode = "rich" if framed else None
-    return typer.main.get_command(app)
-
-
-def debugging() -> bool:
-    """Whether errors shall show where they arose."""
-    return _debug or os.environ.get("DROPBAYES_DEBUG", "") not in ("", "0")
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        from dropbayes.runtime.version import __version__
-
-        print(f"dropbayes {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _all(
-    debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")] = False,
-    version: Annotated[
-        bool, typer.Option("--version", metavar="", help="Print the version.", callback=_version, is_eager=True)
-    ] = False,
-) -> None:
-    global _debug
-    _debug = debug
-
-
-def _numbers(text: str, option: str) -> list[float]:
-    """The numbers in a text with commas."""
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        found = [math.nan]
-    if not all(math.isfinite(value) for value in found):
-        raise typer.BadParameter(f"must be a number, or several with commas; got {text!r}", param_hint=f"'{option}'")
-    return found
-
-
-def _hidden(text: str) -> tuple[int, ...] | str:
-    if text == "auto":
-        return text
-    found = _numbers(text, "--hidden")
-    if not all(value >= 1 and value.is_integer() for value in found):
-        raise typer.BadParameter(f"must be widths of layers such as 50,50; got {text!r}", param_hint="'--hidden'")
-    return tuple(int(value) for value in found)
-
-
-def _searched(text: str, option: str, *, probability: bool) -> Any:
-    """The word "search", a number, or a list to try."""
-    if text == "search":
-        return text
-    found = _numbers(text, option)
-    if not all(value >= 0 and (value < 1 or not probability) for value in found):
-        rule = "must lie in [0, 1)" if probability else "must be 0 or more"
-        raise typer.BadParameter(f"{rule}; got {text!r}", param_hint=f"'{option}'")
-    return found[0] if len(found) == 1 else found
-
-
-def _one_character(delimiter: str | None) -> str | None:
-    if delimiter is None:
-        return None
-    delimiter = {"\\t": "\t", "tab": "\t"}.get(delimiter, delimiter)
-    if len(delimiter) != 1 or delimiter in '"\r\n' or ord(delimiter) > 127:
-        raise typer.BadParameter(f"must be one plain character; got {delimiter!r}", param_hint="'--delimiter'")
-    return delimiter
-
-
-def _not_both_on_stdout(output: str, as_json: bool) -> None:
-    if output == "-" and as_json:
-        raise typer.BadParameter("cannot go to standard output together with --json; name a file", param_hint="'-o'")
 
 
 @app.command()
@@ -189,7 +74,9 @@ def fit(
     time: Annotated[
         str | None,
         typer.Option(
-            help="The column of times, held out in consecutive blocks.", metavar="COLUMN", rich_help_panel="Columns"
+            help="The column of times: learn the past, hold out what follows.",
+            metavar="COLUMN",
+            rich_help_panel="Columns",
         ),
     ] = None,
     effort: Annotated[
@@ -282,9 +169,9 @@ def fit(
     from dropbayes.cli import fitting
 
     settings: dict[str, Any] = {
-        "hidden": _hidden(hidden),
-        "drop_prob": _searched(drop_prob, "--drop-prob", probability=True),
-        "weight_decay": _searched(weight_decay, "--weight-decay", probability=False),
+        "hidden": hidden_widths(hidden),
+        "drop_prob": search_space(drop_prob, "--drop-prob", probability=True),
+        "weight_decay": search_space(weight_decay, "--weight-decay", probability=False),
         "noise": noise,
         "learn_drop_prob": learn_drop_prob,
         "activation": activation,
@@ -301,7 +188,7 @@ def fit(
 
     reading = Reading(ignore or [], categorical or [], missing or [], max_categories, decimal, weights, group, time)
     fitting.fit(
-        data, target=target[0], folder=folder, task=task, reading=reading, delimiter=_one_character(delimiter),
+        data, target=target[0], folder=folder, task=task, reading=reading, delimiter=delimiter_character(delimiter),
         encoding=encoding, settings=settings, command=["dropbayes", *(context.obj or ["fit", data])], as_json=as_json,
     )  # fmt: skip
 
@@ -367,12 +254,12 @@ def predict(
         return
     if workers is not None or address is not None:
         raise typer.BadParameter("are those of an engine; name one with --engine", param_hint="'--workers, --address'")
-    _not_both_on_stdout(output, as_json)
+    check_one_output(output, as_json)
     from dropbayes.cli import predicting
 
     predicting.predict(
         model, data, output=output, coverage=coverage, n_draws=n_draws, seed=seed, keep=keep, prefix=prefix,
-        delimiter=_one_character(delimiter), encoding=encoding, block_rows=block_rows, allow_new=allow_new,
+        delimiter=delimiter_character(delimiter), encoding=encoding, block_rows=block_rows, allow_new=allow_new,
         as_json=as_json,
     )  # fmt: skip
 
@@ -393,7 +280,7 @@ def evaluate(
     from dropbayes.cli import evaluating
 
     evaluating.evaluate(
-        model, data, n_draws=n_draws, seed=seed, delimiter=_one_character(delimiter), encoding=encoding,
+        model, data, n_draws=n_draws, seed=seed, delimiter=delimiter_character(delimiter), encoding=encoding,
         block_rows=block_rows, allow_new=allow_new, as_json=as_json,
     )  # fmt: skip
 
@@ -421,7 +308,7 @@ def calibrate(
     from dropbayes.cli import calibrating
 
     calibrating.calibrate(
-        model, data, method=method, delimiter=_one_character(delimiter), encoding=encoding, allow_new=allow_new,
+        model, data, method=method, delimiter=delimiter_character(delimiter), encoding=encoding, allow_new=allow_new,
         as_json=as_json,
     )  # fmt: skip
 
@@ -454,112 +341,13 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write an HTML report on a model's predictions for a table."""
-    _not_both_on_stdout(output, as_json)
+    check_one_output(output, as_json)
     from dropbayes.cli import reporting
 
     reporting.report(
         model, data, output=output, title=title, training=training, n_draws=n_draws, seed=seed,
-        delimiter=_one_character(delimiter), encoding=encoding, allow_new=allow_new, as_json=as_json,
+        delimiter=delimiter_character(delimiter), encoding=encoding, allow_new=allow_new, as_json=as_json,
     )  # fmt: skip
-
-
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    add_help_option=False,
-)
-def reproduce(
-    context: typer.Context,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help=f"{', '.join(NAMES)}; or uci.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", metavar="", help="A small version, minutes on two cores.")] = False,
-    out: Annotated[str | None, typer.Option(help="The folder for results; out by default.", metavar="FOLDER")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...", metavar="NAME")] = "auto",
-    change: Annotated[
-        list[str] | None, typer.Option("--set", help="Change one setting; may be repeated.", metavar="KEY=VALUE")
-    ] = None,
-    figures_only: Annotated[
-        bool, typer.Option("--figures-only", metavar="", help="Draw from what an earlier run saved.")
-    ] = False,
-    as_json: Json = False,
-    asked: Annotated[
-        bool, typer.Option("--help", "-h", metavar="", help="Show this message; with NAME, that experiment's options.")
-    ] = False,
-) -> None:
-    """Run an experiment of the paper; `reproduce NAME --help` shows its settings."""
-    from dropbayes.cli import reproducing
-
-    if asked and name is None:
-        print(context.get_help())
-        return
-    if name is None:
-        raise typer.BadParameter(f"must be one of {', '.join(NAMES)}, uci", param_hint="NAME")
-    if name not in (*NAMES, "uci"):
-        raise typer.BadParameter(f"must be one of {', '.join(NAMES)}, uci; got {name!r}", param_hint="NAME")
-    if asked:
-        reproducing.describe(name)
-        return
-    if name == "uci":
-        if change or figures_only:
-            raise typer.BadParameter("uci has no --set or --figures-only", param_hint="NAME")
-        options = [*(["--quick"] if quick else []), *(["--out", out] if out else []), "--device", device]
-        raise typer.Exit(reproducing.reproduce_uci([*options, *context.args], as_json=as_json))
-    if context.args:
-        raise typer.BadParameter(f"only uci takes further arguments; got {' '.join(context.args)}", param_hint="NAME")
-    reproducing.reproduce(
-        name, quick=quick, folder=out or "out", device=device, changes=change or [], figures_only=figures_only,
-        as_json=as_json,
-    )  # fmt: skip
-
-
-@app.command()
-def demo(
-    out: Annotated[str, typer.Option(help="The folder for results.", metavar="FOLDER")] = "out",
-    as_json: Json = False,
-) -> None:
-    """Fit, predict and report on atmospheric CO2, in under a minute."""
-    from rich.console import Console
-
-    from dropbayes.cli import messages
-    from dropbayes.cli.demo import demo as run
-
-    written = run(out=pathlib.Path(out), console=Console(stderr=True) if as_json else messages.out())
-    if as_json:
-        messages.print_json({"report": str(written)})
-
-
-@app.command()
-def page(
-    out: Annotated[str | None, typer.Option(help="Write the page to this file instead.", metavar="FILE")] = None,
-    port: Annotated[
-        int, typer.Option(help="The port on 127.0.0.1; 0 takes a free one.", min=0, max=65535, metavar="N")
-    ] = 0,
-    no_browser: Annotated[bool, typer.Option("--no-browser", metavar="", help="Do not open a browser.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Draw points and watch what a network does not know, in a browser.
-
-    One page that needs no server and no network connection; it is served on 127.0.0.1, or written as one HTML file.
-    """
-    from dropbayes.cli import page as page_command
-
-    if out is not None:
-        page_command.write_page(out, as_json=as_json)
-    else:
-        page_command.serve_page(port=port, open_browser=not no_browser, as_json=as_json)
-
-
-@app.command()
-def bench(
-    n_draws: Annotated[int, typer.Option(help="Draws of each prediction.", min=1, metavar="N")] = 100,
-    repeats: Annotated[int, typer.Option(help="Repetitions; the median is reported.", min=1, metavar="N")] = 7,
-    as_json: Json = False,
-) -> None:
-    """Measure how fast predictions are here.
-
-    Against a loop of forward passes and against one pass over a repeated batch, in turns in one process.
-    """
-    from dropbayes.cli import bench as measuring
-
-    measuring.bench(n_draws=n_draws, repeats=repeats, as_json=as_json)
 
 
 @app.command()

@@ -12,13 +12,12 @@ from dropbayes.cli.messages import count, note, number, out, print_json, table
 from dropbayes.cli.predictions import Window, check_finite, targets, windows
 from dropbayes.models.model import Model, load
 from dropbayes.predictive.mixtures import draw_mean
-from dropbayes.scores.table import (
+from dropbayes.predictive.scoring import (
     CLASS_SCORES,
     REGRESSION_SCORES,
     ClassOutcomes,
     RegressionOutcomes,
-    class_scores,
-    regression_scores,
+    core_scores,
 )
 from dropbayes.tables import Source, open_table, quoted
 
@@ -55,15 +54,15 @@ def evaluate(
         note(f"{count(n_absent, 'row')} without a target left out.")
     rows = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     if model.schema.task == "regression":
-        found = regression_scores(RegressionOutcomes(**rows))
+        found = core_scores(REGRESSION_SCORES, RegressionOutcomes(**rows))
     else:
-        found = class_scores(ClassOutcomes(rows["y"], rows["probabilities"]))
+        found = core_scores(CLASS_SCORES, ClassOutcomes(rows["y"], rows["probabilities"]))
     _say(model, source, len(next(iter(rows.values()))), found, as_json=as_json)
 
 
 def _number_rows(model: Model, window: Window, y: Any, present: Any, source: Source) -> dict[str, Tensor]:
     """What the scores of regression need of each row."""
-    mixture = model.estimator.predictive(window.x)
+    mixture = model.ensemble.predictive(window.x)
     check_finite([mixture.mean.numpy()], window, source)
     outcome = torch.from_numpy(np.where(present, y, 0.0))
     rows = {
@@ -77,13 +76,13 @@ def _number_rows(model: Model, window: Window, y: Any, present: Any, source: Sou
 
 
 def _class_rows(model: Model, window: Window, y: Any, present: Any, source: Source) -> dict[str, Tensor]:
-    probabilities = draw_mean(model.estimator.draws(window.x))
+    probabilities = draw_mean(model.ensemble.draws(window.x))
     check_finite([probabilities.sum(1).numpy()], window, source)
     return {"probabilities": probabilities[present], "y": torch.from_numpy(y[present])}
 
 
 def _say(model: Model, source: Source, n_rows: int, found: dict[str, float], *, as_json: bool) -> None:
-    n_draws = int(model.estimator.n_draws) * len(model.estimator.population_)
+    n_draws = int(model.ensemble.n_draws) * len(model.ensemble.population_)
     if as_json:
         print_json({"model": str(model.path), "data": source.label, "n_rows": n_rows, "n_draws": n_draws, **found})
         return
@@ -92,6 +91,6 @@ def _say(model: Model, source: Source, n_rows: int, found: dict[str, float], *, 
     console = out()
     about = f"[bold]{escape(model.schema.target)}[/bold] in {escape(source.label)}: {n_rows:,} rows, {n_draws} draws"
     console.print(about + "\n")
-    meanings = REGRESSION_SCORES if model.schema.task == "regression" else CLASS_SCORES
-    rows = [[meanings[name].label, number(value), meanings[name].meaning] for name, value in found.items()]
+    scores = REGRESSION_SCORES if model.schema.task == "regression" else CLASS_SCORES
+    rows = [[scores[name].label, number(value), scores[name].description] for name, value in found.items()]
     console.print(table("", ["score", "value", "meaning"], rows, numbers=(1,)))

@@ -39,7 +39,7 @@ def facts(model: Model) -> dict[str, Any]:
     negative log-likelihood: τ = 1). With N rows and the precision τ in standardised units, the prior length-scale it
     amounts to is $l = \sqrt{2 N \lambda \tau / p}$, the inverse of [GG16, eq:weightdecay_tau_relation].
     """
-    estimator, population = model.estimator, model.estimator.population_
+    estimator, population = model.ensemble, model.ensemble.population_
     n_data = int(model.origin["n_rows"])
     net = network(population, 0).eval()
     example = torch.zeros(

@@ -174,7 +174,7 @@ def _short(texts: list[str], most: int = 4) -> str:
 
 
 def _held_out_score(model: Model) -> float | None:
-    scores = np.asarray(model.estimator.search_scores_, dtype=float)
+    scores = np.asarray(model.ensemble.search_scores_, dtype=float)
     best = float(scores.max()) if len(scores) else float("nan")
     return best if np.isfinite(best) else None
 
@@ -194,14 +194,14 @@ def _say(model: Model, rows: TrainingRows, seconds: float, *, as_json: bool) -> 
     for line in _results(model):
         console.print(line)
     console.print(f"\nwritten to [bold]{escape(str(model.path))}[/bold] after {seconds:.1f} s of training")
-    if not bool((model.estimator.population_.drop_prob > 0).any()):
+    if not bool((model.ensemble.population_.drop_prob > 0).any()):
         note(
             "nothing is dropped, so that draws differ only between networks; the epistemic variance will be too small."
         )
 
 
 def _results(model: Model) -> list[str]:
-    estimator = model.estimator
+    estimator = model.ensemble
     population = estimator.population_
     each = [f"{drop_prob:.4g}" for drop_prob in population.drop_prob[0].tolist()]
     drop = each[0] if len(set(each)) == 1 else ", ".join(each)

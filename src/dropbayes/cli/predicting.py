@@ -39,7 +39,7 @@ def predict(
     Sink(output)  # a wrong name is refused before a model is read
     model = load(model_path)
     predictor = Predictor(model, n_draws=n_draws, seed=seed, interval=coverage, allow_new=allow_new)
-    added = column_names(model.estimator, f"{model.schema.target}_" if prefix is None else prefix)
+    added = column_names(model.ensemble, f"{model.schema.target}_" if prefix is None else prefix)
     n_rows = n_outside = 0
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
         kept = _kept_columns(keep, source)
@@ -50,7 +50,7 @@ def predict(
                 columns = list(predictor.flat_columns(prediction).values())
                 check_finite(columns, window, source)
                 outside = window.encoded.outside_names()
-                columns += label_sets(model.estimator, prediction, coverage=coverage)
+                columns += label_sets(model.ensemble, prediction, coverage=coverage)
                 columns.append(np.array(outside, dtype=np.str_))
                 sink.write(_joined(window, kept, added, columns, model.schema, typed=sink.as_parquet))
                 n_rows += len(window.x)

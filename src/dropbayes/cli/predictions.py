@@ -56,7 +56,7 @@ def windows(
     missing, new, outside = Counter[str](), Counter[str](), Counter[str]()
     first = 0
     with reading_bar(source, title) as bar:
-        for table in regrouped(source.blocks(block_rows), model.estimator.block_rows):
+        for table in regrouped(source.blocks(block_rows), model.ensemble.block_rows):
             encoded = encode(model.schema, table, at=_place(source, first), allow_new=allow_new)
             missing.update(encoded.missing)
             new.update(encoded.new)
@@ -101,7 +101,7 @@ def targets(model: Model, window: Window, source: Source) -> tuple[Array, Array]
         y = numbers(window.table[name], name, at=at, missing=missing, notation=model.schema.target_notation)
         return y, ~np.isnan(y)
     texts = labels(window.table[name], missing=missing)
-    known = {str(label): code for code, label in enumerate(model.estimator.classes_.tolist())}
+    known = {str(label): code for code, label in enumerate(model.ensemble.classes_.tolist())}
     for row, text in enumerate(texts):
         if text is not None and text not in known:
             raise ValueError(

@@ -44,7 +44,7 @@ def report(
     html = page(
         model.estimator, x, y, target=model.schema.target, shown=columns, names=model.schema.inputs,
         title=title or f"{model.schema.target}: {label}", done=_provenance(model, label, len(x), shlex.join(command)),
-        n_draws=n_draws, seed=model.estimator.seed_ if seed is None else seed, training=known,
+        n_draws=n_draws, seed=model.ensemble.seed_ if seed is None else seed, training=known,
         features=_features(model), ranges=_ranges(model),
     )  # fmt: skip
     write_whole(output, html)
@@ -78,7 +78,7 @@ def _rows(
         raise ValueError(f"{source.label}, column {quoted(model.schema.target)}: no row has a value to score against.")
     if n_absent:
         note(f"{count(n_absent, 'row')} without a target left out.")
-    return x, y if model.schema.task == "regression" else model.estimator.classes_[y], columns, source.label
+    return x, y if model.schema.task == "regression" else model.ensemble.classes_[y], columns, source.label
 
 
 def _features(model: Model) -> dict[str, list[int]]:
@@ -108,8 +108,8 @@ def _provenance(model: Model, label: str, n_rows: int, command: str) -> dict[str
         "SHA-256 of the training data": origin.get("sha256", ""),
         "settings": ", ".join(f"{name}={value}" for name, value in origin.get("settings", {}).items()),
         "calibration": _calibration_text(origin.get("calibration")),
-        "draws": f"{int(model.estimator.n_draws)} from {count(len(model.estimator.population_), 'network')} each",
-        "seed of the draws": str(model.estimator.seed_),
+        "draws": f"{int(model.ensemble.n_draws)} from {count(len(model.ensemble.population_), 'network')} each",
+        "seed of the draws": str(model.ensemble.seed_),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "to fit": origin.get("command", ""),
         "to repeat": command,

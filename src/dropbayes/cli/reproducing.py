@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from dropbayes.cli.messages import complain, out, print_json, table
 from dropbayes.experiments import NAMES
@@ -17,12 +17,14 @@ __all__ = ["NAMES", "describe", "reproduce", "reproduce_uci"]
 def describe(name: str) -> None:
     """Prints the options of one experiment: its settings with their values in full and with --quick."""
     if name == "uci":
-        reproduce_uci(["--help"])
+        reproduce_uci(["--help"], folder="")
         return
     import dataclasses
     import inspect
 
-    module = importlib.import_module(f"dropbayes.experiments.{name}")
+    from dropbayes.experiments.reproduction import experiment_module
+
+    module = experiment_module(name)
     full, quick = module.Settings(), module.Settings.quick()
     meanings = _meanings(inspect.getdoc(module.Settings) or "")
     rows = [
@@ -62,8 +64,12 @@ def reproduce(
         findings = reproduction.reproduce(
             name, settings=settings, out=folder, device=device, figures_only=figures_only, command=command
         )
+    _say(name, findings, f"{folder}/{name}", as_json=as_json)
+
+
+def _say(name: str, findings: Any, folder: str, *, as_json: bool) -> None:
     if as_json:
-        print_json({"name": name, "title": findings.title, "metrics": findings.metrics, "folder": f"{folder}/{name}"})
+        print_json({"name": name, "title": findings.title, "metrics": findings.metrics, "folder": folder})
         return
     from rich.markdown import Markdown
     from rich.markup import escape
@@ -76,21 +82,20 @@ def reproduce(
     for heading, text in findings.tables.items():
         console.print(f"[bold]{escape(heading)}[/bold]")
         console.print(Markdown(text))
-    console.print(f"files in [bold]{escape(folder)}/{name}[/bold]")
+    console.print(f"files in [bold]{escape(folder)}[/bold]")
 
 
-def reproduce_uci(arguments: Sequence[str], *, as_json: bool = False) -> int:
-    """Runs the table of the UCI sets with its own arguments; returns the exit code."""
+def reproduce_uci(arguments: Sequence[str], *, folder: str, as_json: bool = False) -> int:
+    """Runs the table of the UCI sets with options of its own; returns the exit code."""
     from dropbayes.experiments.uci import run as uci
 
     try:
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-            uci.main(list(arguments))
-        if as_json:
-            print_json({"name": "uci", "arguments": list(arguments)})
+            findings = uci.main([*arguments, "--out", folder])
     except SystemExit as ended:  # argparse has said what was wrong; the module itself ends with a sentence
         if isinstance(ended.code, str):
             complain(ended.code)
             return 2
         return int(ended.code or 0)
+    _say("uci", findings, folder, as_json=as_json)
     return 0

@@ -2,6 +2,8 @@ r"""Conformal intervals of a regression: around a mean, or between predicted qua
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -18,16 +20,16 @@ def standardised_residuals(mean: Array, std: Array | float, y: Array) -> Tensor:
         >>> standardised_residuals(torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([4.0]))
         tensor([1.5000])
     """
-    centre, deviation, outcome = _moments(mean, std, y)
+    centre, deviation, outcome = _moments({"mean": mean, "y": y}, std)
     return (outcome - centre).abs() / deviation
 
 
-def _moments(mean: Array, std: Array | float, y: Array | None = None) -> list[Tensor]:
-    """Mean, positive standard deviation and target of one shape; the deviation may be one number for all rows."""
+def _moments(arrays: Mapping[str, Array], std: Array | float) -> list[Tensor]:
+    """The mean, the positive standard deviation and what else there is, of one shape; one deviation may serve all."""
     deviation = finite_tensor("std", std)
     if deviation.dim() == 0:
-        deviation = deviation.expand(finite_tensor("mean", mean).shape)
-    tensors = matching_tensors({"mean": mean, "std": deviation} | ({} if y is None else {"y": y}))
+        deviation = deviation.expand(finite_tensor("mean", arrays["mean"]).shape)
+    tensors = matching_tensors({"mean": arrays["mean"], "std": deviation, **arrays})
     if not bool((tensors[1] > 0).all()):
         raise ValueError(f"`std` must be positive; got {tensors[1].min().item():.3g}.")
     return tensors
@@ -62,7 +64,7 @@ def conformal_interval(
         >>> conformal_interval(torch.tensor([5.0]), torch.tensor([2.0]), calibration_scores=scores, level=0.9)
         (tensor([1.4000]), tensor([8.6000]))
     """
-    centre, deviation = _moments(mean, std)
+    centre, deviation = _moments({"mean": mean}, std)
     half = _per_row(threshold_of(calibration_scores, level, threshold), centre) * deviation
     return centre - half, centre + half
 

@@ -17,6 +17,7 @@ from dropbayes.runtime.validation import (
     row_values,
     row_weights,
 )
+from dropbayes.scores.averages import weighted_quantile
 
 __all__ = ["class_thresholds", "conformal_threshold", "group_thresholds", "threshold_of"]
 
@@ -56,16 +57,12 @@ def conformal_threshold(
     new = finite_tensor("new_weight", new_weight).to(weight)
     if not bool((new >= 0).all()):
         raise ValueError(f"`new_weight` must be at least 0; got {new.min().item():.3g}.")
-    ordered, order = held_out.sort()
-    cumulative = weight[order].cumsum(0)
-    needed = level * (cumulative[-1] + new)
-    # The last digits forgive the rounding of e.g. 100 * 0.9.
-    rank = torch.searchsorted(cumulative, needed - 1e-9 * (1 + needed * 1e-3))
-    beyond = torch.cat([ordered, ordered.new_full((1,), math.inf)])
-    return beyond[rank]
+    return weighted_quantile(held_out, weight, level * (weight.sum() + new))
 
 
-def group_thresholds(scores: Array, groups: Array, new_groups: Array, *, level: float) -> Tensor:
+def group_thresholds(
+    scores: Array, groups: Array, new_groups: Array, *, level: float, sample_weight: Array | None = None
+) -> Tensor:
     """The threshold of each new row among the held-out rows of its own group: the guarantee holds within each group.
 
     Mondrian conformal prediction [Vovk et al. 2005]. Groups must be known before the outcome: a site, an age band, a
@@ -76,6 +73,7 @@ def group_thresholds(scores: Array, groups: Array, new_groups: Array, *, level: 
         groups: Their groups, any integers, `[row]`.
         new_groups: The groups of the new rows, `[new row]`; a group without held-out rows has an infinite threshold.
         level: The probability to guarantee in every group.
+        sample_weight: The weight of each held-out row; a new row has weight 1.
 
     Examples:
         >>> scores, groups = torch.arange(1.0, 9.0), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
@@ -85,10 +83,12 @@ def group_thresholds(scores: Array, groups: Array, new_groups: Array, *, level: 
     held_out = row_values("scores", scores, infinite=True)
     known = _groups("groups", groups, n_rows=len(held_out))
     new = _groups("new_groups", new_groups)
+    weight = row_weights(sample_weight, len(held_out), like=held_out)
     thresholds = held_out.new_full((len(new),), math.inf)
     for group in new.unique():
-        if bool((known == group).any()):
-            thresholds[new == group] = conformal_threshold(held_out[known == group], level=level)
+        own = (known == group) & (weight > 0)
+        if bool(own.any()):
+            thresholds[new == group] = conformal_threshold(held_out[own], level=level, sample_weight=weight[own])
     return thresholds
 
 
@@ -99,7 +99,9 @@ def _groups(name: str, groups: Array, *, n_rows: int | None = None) -> Tensor:
     return values.long()
 
 
-def class_thresholds(scores: Array, labels: Array, *, n_classes: int, level: float) -> Tensor:
+def class_thresholds(
+    scores: Array, labels: Array, *, n_classes: int, level: float, sample_weight: Array | None = None
+) -> Tensor:
     """The threshold of each class among the held-out rows of that class: sets cover every class, rare ones too.
 
     Pass it as the `threshold` of `conformal_sets`. Without it a rare class may be missed most of the time while the
@@ -110,6 +112,7 @@ def class_thresholds(scores: Array, labels: Array, *, n_classes: int, level: flo
         labels: Their class indices, `[row]`.
         n_classes: The number of classes.
         level: The probability to guarantee for every class.
+        sample_weight: The weight of each held-out row; a new row has weight 1.
 
     Returns:
         The thresholds, `[class]`; infinite for a class with too few rows, which is then in every set.
@@ -117,7 +120,7 @@ def class_thresholds(scores: Array, labels: Array, *, n_classes: int, level: flo
     check_count("n_classes", n_classes)
     held_out = row_values("scores", scores, infinite=True)
     truth = class_labels(labels, n_rows=len(held_out), n_classes=n_classes)
-    return group_thresholds(held_out, truth, torch.arange(n_classes), level=level)
+    return group_thresholds(held_out, truth, torch.arange(n_classes), level=level, sample_weight=sample_weight)
 
 
 def threshold_of(calibration_scores: Array | None, level: float | None, threshold: Array | float | None) -> Tensor:

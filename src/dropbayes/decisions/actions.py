@@ -33,7 +33,7 @@ def thompson_action(function_draw: Callable[[Tensor], Tensor], state: Tensor) ->
         >>> thompson_action(lambda s: torch.stack([s, 1 - s], -1), torch.tensor([0.2, 0.9]))
         tensor([1, 0])
     """
-    return function_draw(state).argmax(-1)
+    return finite_tensor("function_draw", function_draw(state), axes="[row, action]").argmax(-1)
 
 
 def action_probabilities(value_draws: Array) -> Tensor:

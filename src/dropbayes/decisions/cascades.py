@@ -139,6 +139,8 @@ def cascade(
         >>> cascade(torch.tensor([0.1, 5.0]), cheap, costly=lambda x: 10 * x, threshold=1.0).output
         tensor([ 0., 50.])
     """
+    if not isinstance(threshold, (int, float)) or math.isnan(threshold):
+        raise ValueError(f"`threshold` must be a number; got {threshold!r}.")
     output, uncertainty = cheap(x)
     escalated = DeferralRule(threshold, "").defers(uncertainty)
     if escalated.shape != output.shape[:1]:

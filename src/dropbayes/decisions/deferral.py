@@ -15,8 +15,12 @@ from dropbayes.runtime.validation import (
     check_probability,
     events,
     float_tensor,
+    random_generator,
+    row_counts,
     row_values,
+    row_weights,
 )
+from dropbayes.scores.averages import weighted_quantile
 
 __all__ = ["DeferralRule", "deferral_for_error", "deferral_for_risk", "deferral_for_workload"]
 
@@ -40,7 +44,7 @@ class DeferralRule:
         return ~(float_tensor(uncertainty).double() <= self.threshold)
 
 
-def deferral_for_workload(uncertainty: Array, *, fraction: float) -> DeferralRule:
+def deferral_for_workload(uncertainty: Array, *, fraction: float, sample_weight: Array | None = None) -> DeferralRule:
     r"""The rule that hands over a new row with probability at most `fraction`.
 
     The threshold is the $\lceil (1 - \text{fraction})(n+1) \rceil$-th smallest of $n$ held-out uncertainties. For new
@@ -50,6 +54,7 @@ def deferral_for_workload(uncertainty: Array, *, fraction: float) -> DeferralRul
     Args:
         uncertainty: Uncertainties of held-out rows, `[row]`.
         fraction: The share of the work a person can take.
+        sample_weight: The weight of each held-out row; a new row has weight 1.
 
     Examples:
         >>> rule = deferral_for_workload(torch.arange(99.0), fraction=0.1)
@@ -58,13 +63,10 @@ def deferral_for_workload(uncertainty: Array, *, fraction: float) -> DeferralRul
     """
     scores = held_out_uncertainty(uncertainty)
     check_probability("fraction", fraction, closed=True)
-    rank = math.ceil((1 - fraction) * (len(scores) + 1) - 1e-9)  # 1e-9 forgives the rounding of the product
-    if rank > len(scores):
-        threshold = math.inf
-    else:
-        threshold = scores.kthvalue(rank).values.item() if rank > 0 else -math.inf
+    weight = row_weights(sample_weight, len(scores), like=scores)
+    threshold = weighted_quantile(scores, weight, (1 - fraction) * (weight.sum() + 1))
     return DeferralRule(
-        threshold,
+        float(threshold) if fraction < 1 else -math.inf,
         f"A new row exchangeable with the {len(scores)} held-out rows is deferred with probability at most "
         f"{fraction:g}.",
     )
@@ -78,6 +80,7 @@ def deferral_for_error(
     confidence: float = 0.95,
     n_candidates: int = 100,
     seed: int = 0,
+    sample_weight: Array | None = None,
 ) -> DeferralRule:
     r"""The rule that defers least while the error rate of the rows *kept* is certified to be at most `target`.
 
@@ -90,6 +93,7 @@ def deferral_for_error(
         confidence: The probability that the promise holds.
         n_candidates: The number of thresholds to choose from.
         seed: The seed of the split of the held-out rows.
+        sample_weight: How many independent rows each row stands for, whole numbers.
 
     Returns:
         The rule. Where nothing can be certified it defers every row, and its `guarantee` says so.
@@ -109,6 +113,7 @@ def deferral_for_error(
         confidence=confidence,
         n_candidates=n_candidates,
         seed=seed,
+        sample_weight=sample_weight,
         loss_name="error rate",
     )
 
@@ -122,6 +127,7 @@ def deferral_for_risk(
     confidence: float = 0.95,
     n_candidates: int = 100,
     seed: int = 0,
+    sample_weight: Array | None = None,
     loss_name: str = "mean loss",
 ) -> DeferralRule:
     r"""The rule that defers least while the mean loss of the rows *kept* is certified to be at most `target`.
@@ -143,6 +149,7 @@ def deferral_for_risk(
         confidence: The probability that the promise holds.
         n_candidates: The number of thresholds to choose from; the sequence makes many as safe as few.
         seed: The seed of the split of the held-out rows.
+        sample_weight: How many independent rows each row stands for, whole numbers.
         loss_name: What the loss is called in the guarantee.
 
     Returns:
@@ -165,8 +172,10 @@ def deferral_for_risk(
     check_probability("target", target / largest_loss if isinstance(target, (int, float)) else target)
     check_probability("confidence", confidence)
     check_count("n_candidates", n_candidates)
+    counts = row_counts(sample_weight, len(scores), like=scores)
+    scores, losses = scores.repeat_interleave(counts), losses.repeat_interleave(counts)
     share, unit = target / largest_loss, losses / largest_loss
-    order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(scores), generator=random_generator(seed))
     pilot, rest = order[: len(scores) // _PILOT], order[len(scores) // _PILOT :]
     levels = torch.arange(1, n_candidates, dtype=torch.float64) / n_candidates
     thresholds = [*(scores[pilot].quantile(levels).tolist() if len(pilot) else []), math.inf]

@@ -2,26 +2,23 @@ r"""The scikit-learn classifier."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils import column_or_1d, compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from torch import Tensor
 
 from dropbayes import calibration
-from dropbayes.estimators.learning import DropoutEstimator, as_array, row_weights
+from dropbayes.estimators.ensembles import ClassEnsemble
+from dropbayes.estimators.learning import DropoutEstimator, row_weights
 from dropbayes.population import EnsembleChoice
-from dropbayes.predictive.mixtures import draw_mean
 
 # Held-out rows without a single error would ask for temperature 0: the probabilities are sharpened no more than this.
 _LEAST_TEMPERATURE = 0.5
 
 
-class DropoutClassifier(ClassifierMixin, DropoutEstimator):
+class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
     r"""Classification by an ensemble of dropout networks whose probabilities are averaged over draws [GG16].
 
     The parameters are those of `DropoutRegressor`, without `noise`; the weight decay stands beside the mean
@@ -43,8 +40,6 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
         >>> model.fit(x, x[:, 0] > 0).predict_proba(x).shape
         (40, 2)
     """
-
-    temperature_: float
 
     def __init__(
         self,
@@ -78,10 +73,9 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
         )  # fmt: skip
         self.class_weight = class_weight
 
-    def _head(self) -> str:
-        return "categorical"
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> DropoutClassifier:
+    def fit(
+        self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None, times: Any = None
+    ) -> DropoutClassifier:
         """Searches, trains and fits the temperature; see `DropoutRegressor.fit`."""
         x, labels, weight = self._validated(X, y, sample_weight, reset=not self._is_warm())
         classes, codes = np.unique(labels, return_inverse=True)
@@ -92,7 +86,7 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
             raise ValueError(f"`y` must have at least 2 classes; got {len(np.unique(present))} class.")
         if not self._is_warm():
             self.classes_, self.temperature_ = classes, 1.0
-        self._learn(x, codes.astype(np.int64), weight, groups)
+        self._learn(x, codes.astype(np.int64), weight, groups, times)
         return self
 
     def _fit_noise(self, choice: EnsembleChoice) -> None:
@@ -127,64 +121,3 @@ class DropoutClassifier(ClassifierMixin, DropoutEstimator):
             raise ValueError(f"`classes` must be those of the first call, {self.classes_}; got {classes}.")
         self._take_in(x, self._codes(labels, len(x)), weight)
         return self
-
-    def draws(self, X: Any) -> Tensor:
-        """The class probabilities of every draw, `[draw, row, class]`: one function each."""
-        return torch.cat([probabilities for _, probabilities in self.draw_blocks(X)], 1)
-
-    def draw_blocks(self, X: Any, *, block_rows: int | None = None) -> Iterator[tuple[slice, Tensor]]:
-        """The rows and `draws` of one block of rows after the other, so that the memory stays bounded.
-
-        Args:
-            X: Inputs `[row, feature]`.
-            block_rows: Rows per block; chosen from the number of draws by default.
-        """
-        for rows, _, outputs in self._output_blocks(self._inputs(X), block_rows):
-            yield rows, (outputs.double() / self.temperature_).softmax(-1).flatten(0, 1).cpu()
-
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """The class probabilities, a mean over draws, `[row, class]`."""
-        return torch.cat([draw_mean(probabilities) for _, probabilities in self.draw_blocks(X)]).numpy()
-
-    def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of each row."""
-        probabilities = self.predict_proba(X)
-        return np.asarray(self.classes_[probabilities.argmax(1)])
-
-    def log_likelihood(self, X: Any, y: Any) -> float:
-        """The mean log-probability of the true classes."""
-        probabilities = self.predict_proba(X)
-        codes = self._codes(y, len(probabilities))
-        return float(np.log(probabilities[np.arange(len(codes)), codes]).mean())
-
-    def _codes(self, y: Any, n_rows: int) -> np.ndarray:
-        """The class numbers of outcomes."""
-        labels = np.asarray(as_array(y))
-        if labels.shape != (n_rows,):
-            raise ValueError(f"`y` must hold one class for each of the {n_rows} rows; got the shape {labels.shape}.")
-        unknown = np.setdiff1d(labels, self.classes_)
-        if len(unknown):
-            raise ValueError(f"`y` must hold only the classes {self.classes_.tolist()}; got {unknown.tolist()[0]!r}.")
-        return np.searchsorted(self.classes_, labels)
-
-    def _own_state(self) -> dict[str, Any]:
-        dates = self.classes_.dtype.kind in "mM"  # which JSON has not
-        return {
-            "classes": self.classes_.astype(np.int64 if dates else self.classes_.dtype).tolist(),
-            "classes_dtype": self.classes_.dtype.str,
-            "temperature": self.temperature_,
-        }
-
-    def _own_tensors(self) -> dict[str, Tensor]:
-        return {}
-
-    def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        dtype, classes = np.dtype(settings["classes_dtype"]), settings["classes"]
-        longest = max((len(label) for label in classes if isinstance(label, str)), default=0)
-        # A text dtype longer than its texts would ask for memory that no label needs.
-        if dtype.kind not in "biufUmMO" or (dtype.kind == "U" and dtype.itemsize > 4 * max(1, longest)):
-            raise ValueError(f"classes of dtype {str(dtype)!r:.40} with labels of up to {longest} characters")
-        self.classes_ = np.asarray(classes, dtype=np.int64 if dtype.kind in "mM" else dtype).astype(dtype)
-        if self.classes_.ndim != 1 or len(self.classes_) != self.population_.weights[-1].shape[2]:
-            raise ValueError(f"{len(self.classes_)} classes for {self.population_.weights[-1].shape[2]} outputs")
-        self.temperature_ = float(settings.get("temperature", 1.0))  # format 1 had none

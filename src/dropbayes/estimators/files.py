@@ -47,12 +47,12 @@ def save(estimator: Any, path: str | os.PathLike[str], *, own: dict[str, Any], o
     tensors |= {f"bias.{i}": b for i, b in enumerate(population.biases)}
     tensors |= {name: getattr(population, name) for name in _STACKED}
     tensors |= own_tensors
-    storage.save(path, tensors, kind=type(estimator).__name__, settings=settings, version=_version())
+    storage.save(path, tensors, kind=estimator.saved_as, settings=settings, version=_version())
 
 
-def load(kind: type, path: str | os.PathLike[str]) -> tuple[Any, storage.ModelFile]:
+def load(kind: Any, path: str | os.PathLike[str]) -> tuple[Any, storage.ModelFile]:
     """The estimator of the given class in a file, and the file."""
-    file = storage.load(path, kinds=[kind.__name__])
+    file = storage.load(path, kinds=[kind.saved_as])
     try:
         estimator = _restored(kind, file)
         estimator._set_own_state(file.settings, file.tensors)
@@ -61,7 +61,7 @@ def load(kind: type, path: str | os.PathLike[str]) -> tuple[Any, storage.ModelFi
     return estimator, file
 
 
-def _restored(kind: type, file: storage.ModelFile) -> Any:
+def _restored(kind: Any, file: storage.ModelFile) -> Any:
     settings, tensors = file.settings, file.tensors
     parameters = {name: _from_json(value) for name, value in settings["parameters"].items()}
     if parameters["activation"] not in ACTIVATIONS:

@@ -1,12 +1,10 @@
-r"""What the estimators share: their settings, the search that sets the rest, and the draws they predict from."""
+r"""What the estimators share: their settings, and the search that sets the rest."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import numbers
-import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
@@ -18,10 +16,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_array, check_is_fitted, check_X_y, validate_data
 from torch import Tensor
 
-from dropbayes import sampling
-from dropbayes.estimators import files
 from dropbayes.estimators.bins import Bins
 from dropbayes.estimators.effort import EFFORTS, Effort
+from dropbayes.estimators.ensembles import Ensemble, as_array
 from dropbayes.estimators.frames import FrameColumns, is_mixed_frame
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.population import (
@@ -31,7 +28,6 @@ from dropbayes.population import (
     Task,
     choose_ensemble,
     fit_precision,
-    network,
     train_in_jobs,
 )
 
@@ -44,23 +40,16 @@ _FOLDS = 5
 _REPEATED_WEIGHT = 10
 # Rows whose noise a stream remembers.
 _REMEMBERED_ROWS = 1000
-# Rows predicted at a time, and numbers of draws held for them: bounds of the memory.
-_BLOCK_ROWS, _BLOCK_ELEMENTS = 4096, 2**20
 
 
 # Operations on fewer numbers than this gain nothing from a second thread and cost its time.
 _ONE_THREAD_SIZE = 2**18
 
 
-class DropoutEstimator(BaseEstimator, ABC):
+class DropoutEstimator(BaseEstimator, Ensemble):
     """What the regressor and the classifier share; see them for the parameters."""
 
-    population_: Population
-    seed_: int
     rows_tested_: int
-    frame_columns_: FrameColumns | None
-    missing_values_: MissingValues | None
-    bins_: Bins | None
 
     def __init__(
         self,
@@ -104,16 +93,6 @@ class DropoutEstimator(BaseEstimator, ABC):
         self.device = device
         self.random_state = random_state
         self.verbose = verbose
-
-    @property
-    def drop_prob_(self) -> tuple[float, ...]:
-        """The drop probability before each weight layer of the first network."""
-        return tuple(self.population_.drop_prob[0].tolist())
-
-    @property
-    def hidden_(self) -> tuple[int, ...]:
-        """The widths of the networks' hidden layers."""
-        return tuple(weight.shape[2] for weight in self.population_.weights[:-1])
 
     # --- settings -------------------------------------------------------------------------------------------------
 
@@ -172,10 +151,6 @@ class DropoutEstimator(BaseEstimator, ABC):
             "progress": None if self.verbose else False,
         }
 
-    @abstractmethod
-    def _head(self) -> str:
-        """The likelihood of the networks."""
-
     def _grid(self, n_rows: int) -> tuple[list[Member], int]:
         """The candidates, and how many of the best to train again for all steps."""
         effort, n_layers = self._effort, len(self._hidden(n_rows))
@@ -210,8 +185,11 @@ class DropoutEstimator(BaseEstimator, ABC):
     def _is_warm(self) -> bool:
         return bool(self.warm_start) and hasattr(self, "population_")
 
-    def _learn(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, groups: Any) -> None:
+    def _learn(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, groups: Any, times: Any = None) -> None:
         self._check_parameters()
+        if times is not None:
+            groups = _time_groups(times, groups, len(x))
+        self.__dict__.pop("recalibration", None)  # it was that of other networks
         x, y, weight, groups = _canonical_rows(x, y, weight, groups)
         if len(x) < 2:
             raise ValueError(f"Found n_samples={len(x)}: at least 2 rows are needed, to learn and to hold out.")
@@ -219,12 +197,11 @@ class DropoutEstimator(BaseEstimator, ABC):
         if self._is_warm():
             self._continue_and_test(self._binned(x), y, weight)
             return
-        groups = _row_groups(x, y) if groups is None else groups
         self.bins_ = self._bins(x)
         x = self._binned(x)
         self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # should rows be streamed in later
         with _threads(self._operation_size(len(x))):
-            choice = self._search(x, y, weight, groups)
+            choice = self._search(x, y, weight, groups, forward=times is not None)
             self.search_scores_ = choice.log_likelihood.numpy()
             self.population_ = self._trained(x, y, weight, choice)
             self._refuse_divergence()
@@ -235,12 +212,14 @@ class DropoutEstimator(BaseEstimator, ABC):
         n_folds = _FOLDS if n_rows < _MANY_ROWS else 1
         return len(self._grid(n_rows)[0]) * n_folds * self._batch_size(n_rows) * max(self._hidden(n_rows), default=1)
 
-    def _search(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, groups: Any) -> EnsembleChoice:
+    def _search(
+        self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, groups: Any, *, forward: bool
+    ) -> EnsembleChoice:
         n_rows = min(len(x), _SEARCH_ROWS)
         rows = np.random.RandomState(self.seed_).permutation(len(x))[:n_rows]
         n_folds = (_FOLDS if n_rows < _MANY_ROWS else 1) if self.n_folds == "auto" else int(self.n_folds)
         grid, n_finalists = self._grid(n_rows)
-        n_networks = self._n_networks()
+        n_networks, n_columns = self._n_networks(), None if self.bins_ is None else len(self.bins_.edges)
         return choose_ensemble(
             torch.tensor(x[rows]),
             torch.tensor(y[rows]),
@@ -249,7 +228,8 @@ class DropoutEstimator(BaseEstimator, ABC):
             finalist_epochs=self._epochs(n_rows),
             n_places=min(self._effort.n_places, n_networks),
             n_folds=n_folds,
-            groups=None if groups is None else groups[rows],
+            groups=_row_groups(x[rows, :n_columns], y[rows]) if groups is None else groups[rows],
+            forward=forward,
             weight=None if weight is None else torch.as_tensor(weight[rows]),
             n_draws=self._effort.search_draws,
             seed=self.seed_,
@@ -346,19 +326,6 @@ class DropoutEstimator(BaseEstimator, ABC):
 
     # --- prediction -----------------------------------------------------------------------------------------------
 
-    def with_draws(self, *, n_draws: int | None = None, seed: int | None = None) -> Any:
-        """A view of this fitted estimator that predicts from another number of draws, or from those of another seed.
-
-        Args:
-            n_draws: The draws of each network.
-            seed: The seed of the draws.
-        """
-        check_is_fitted(self)
-        view = copy.copy(self)
-        view.n_draws = self.n_draws if n_draws is None else n_draws
-        view.seed_ = self.seed_ if seed is None else seed
-        return view
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = self.missing == "learn"
@@ -398,76 +365,10 @@ class DropoutEstimator(BaseEstimator, ABC):
         bins = Bins.of(x, most_inputs=self._effort.bin_inputs) if isinstance(self.drop_prob, str) else None
         return bins if bins and bins.n_inputs else None
 
-    def _binned(self, x: np.ndarray) -> np.ndarray:
-        return x if self.bins_ is None else self.bins_.encode(x)
-
-    @property
-    def _n_columns(self) -> int:
-        """The inputs of the networks before those of the bins."""
-        return self.population_.x_mean.shape[1] - (0 if self.bins_ is None else self.bins_.n_inputs)
-
     def _inputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         x = self._arrays(X, reset=False)
         return self._binned(self._encoded(x, reset=False))
-
-    def _output_blocks(self, x: np.ndarray, block_rows: int | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Rows, their standardised inputs, and the networks' outputs `[draw, network, row, output]`, block by block.
-
-        A draw is a function, the same whatever rows it is asked for.
-        """
-        population = self.population_
-        nets = [network(population, i) for i in range(len(population))]
-        random = [bool((p > 0).any()) for p in population.drop_prob]
-        n_rows = block_rows or self.block_rows
-        for start in range(0, len(x), n_rows):
-            rows = slice(start, min(start + n_rows, len(x)))
-            inputs = torch.tensor(x[rows]).to(population.device)
-            # All networks learned the same rows, so they share one standardisation.
-            standard = ((inputs - population.x_mean[0]) / population.x_scale[0]).to(population.weights[0].dtype)
-            outputs = []
-            with torch.no_grad():
-                for i, net in enumerate(nets):
-                    if random[i]:
-                        sampled = sampling.draws(net, standard, n_draws=int(self.n_draws), seed=self.seed_ + i)
-                    else:  # nothing is dropped: one function
-                        sampled = net.eval()(standard).expand(int(self.n_draws) if any(random) else 1, -1, -1)
-                    outputs.append(sampled)
-            yield rows, standard, torch.stack(outputs, 1)
-
-    @property
-    def block_rows(self) -> int:
-        """The rows predicted at once: from the model and its draws alone, so that a row is always in the same block."""
-        per_row = int(self.n_draws) * len(self.population_) * self.population_.weights[-1].shape[-1]
-        return max(16, min(_BLOCK_ROWS, _BLOCK_ELEMENTS // per_row))
-
-    # --- storage --------------------------------------------------------------------------------------------------
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the fitted estimator to one file (see `dropbayes.runtime.storage`); `load` reads it back."""
-        check_is_fitted(self)
-        files.save(self, path, own=self._own_state(), own_tensors=self._own_tensors())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Any:
-        """The estimator a file holds, fitted.
-
-        Raises:
-            ValueError: The file is damaged, or holds something else.
-        """
-        return files.load(cls, path)[0]
-
-    @abstractmethod
-    def _own_state(self) -> dict[str, Any]:
-        """What a file must hold besides what all estimators have, as JSON values."""
-
-    @abstractmethod
-    def _own_tensors(self) -> dict[str, Tensor]:
-        """The tensors a file must hold besides those all estimators have."""
-
-    @abstractmethod
-    def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Takes back what `_own_state` and `_own_tensors` gave."""
 
 
 @contextlib.contextmanager
@@ -482,16 +383,26 @@ def _threads(operation_size: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def as_array(values: Any) -> Any:
-    """Torch tensors as numpy arrays; everything else scikit-learn reads itself."""
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
-
-
 def row_weights(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
     """The weights of rows, refused where they are negative or all zero."""
     if sample_weight is None:
         return None
     return _check_sample_weight(as_array(sample_weight), x, ensure_non_negative=True)
+
+
+def _time_groups(times: Any, groups: Any, n_rows: int) -> np.ndarray:
+    """The rank of each row's time: rows of one time are held out together."""
+    if groups is not None:
+        raise ValueError("`groups` and `times` are two ways to hold rows out; give one of them.")
+    times = np.asarray(as_array(times))
+    if times.shape != (n_rows,):
+        raise ValueError(f"`times` must hold one time for each of the {n_rows} rows; got {times.shape}.")
+    if times.dtype.kind in "fmM" and bool((times != times).any()):
+        raise ValueError("`times` must hold a time for every row; some are missing.")
+    ranks = np.unique(times, return_inverse=True)[1].reshape(-1)
+    if ranks.max() == 0:
+        raise ValueError("`times` must hold at least 2 times, to learn from the first and hold out the second; got 1.")
+    return ranks
 
 
 def _canonical_rows(x: Any, y: Any, weight: Any, groups: Any) -> tuple[Any, Any, Any, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,8 +16,7 @@ import torch
 from torch import Tensor
 
 from dropbayes import calibration
-from dropbayes.estimators.classifier import DropoutClassifier
-from dropbayes.estimators.regressor import DropoutRegressor
+from dropbayes.estimators.ensembles import ClassEnsemble
 from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.runtime.validation import Array, float_tensor
 
@@ -122,33 +120,11 @@ class _ConformalMixture(Mixture):
         return self.mean + math.copysign(float(reach), level - 0.5) * self.std
 
 
-class _RecalibratedRegressor(DropoutRegressor):
-    """A view of a regressor whose predictive distribution passes through a map."""
-
-    recalibration: Recalibration
-
-    def predictive(self, X: Any) -> Mixture:
-        return self.recalibration.mixture(uncalibrated(self).predictive(X))
-
-    def predictive_blocks(self, X: Any, *, block_rows: int | None = None) -> Iterator[tuple[slice, Mixture]]:
-        for rows, mixture in uncalibrated(self).predictive_blocks(X, block_rows=block_rows):
-            yield rows, self.recalibration.mixture(mixture)
-
-
-class _RecalibratedClassifier(DropoutClassifier):
-    """A view of a classifier whose draws pass through a map."""
-
-    recalibration: Recalibration
-
-    def draw_blocks(self, X: Any, *, block_rows: int | None = None) -> Iterator[tuple[slice, Tensor]]:
-        for rows, probabilities in uncalibrated(self).draw_blocks(X, block_rows=block_rows):
-            yield rows, self.recalibration.probabilities(probabilities)
-
-
 def recalibrated(estimator: Any, recalibration: Recalibration | None) -> Any:
     """A view of a fitted estimator that predicts with a recalibration; the estimator itself for None.
 
     Example:
+        >>> from dropbayes.estimators import DropoutRegressor
         >>> x = np.linspace(-2, 2, 40)[:, None]
         >>> model = DropoutRegressor(drop_prob=0.1, weight_decay=1e-4, n_steps=20, n_networks=1, random_state=0)
         >>> model = model.fit(x, np.sin(x[:, 0]))
@@ -158,11 +134,9 @@ def recalibrated(estimator: Any, recalibration: Recalibration | None) -> Any:
     """
     if recalibration is None:
         return uncalibrated(estimator)
-    view = copy.copy(estimator)
-    classifier = isinstance(estimator, DropoutClassifier)
-    if classifier and recalibration.method == "isotonic":
+    if isinstance(estimator, ClassEnsemble) and recalibration.method == "isotonic":
         raise ValueError("`method` isotonic maps the levels of numbers; use scale or conformal for classes.")
-    view.__class__ = _RecalibratedClassifier if classifier else _RecalibratedRegressor
+    view = copy.copy(estimator)
     view.recalibration = recalibration
     return view
 
@@ -170,7 +144,7 @@ def recalibrated(estimator: Any, recalibration: Recalibration | None) -> Any:
 def uncalibrated(estimator: Any) -> Any:
     """The estimator without its recalibration."""
     view = copy.copy(estimator)
-    view.__class__ = DropoutClassifier if isinstance(estimator, DropoutClassifier) else DropoutRegressor
+    vars(view).pop("recalibration", None)
     return view
 
 
@@ -188,7 +162,7 @@ def fit_recalibration(estimator: Any, X: Any, y: Any, *, method: Method = "scale
     if len(y) < _FEWEST:
         raise ValueError(f"`y` must hold at least {_FEWEST} held-out rows to calibrate on; got {len(y)}.")
     plain = uncalibrated(estimator)
-    if isinstance(plain, DropoutClassifier):
+    if isinstance(plain, ClassEnsemble):
         return _fit_classes(plain, X, y, method)
     outcome = torch.as_tensor(np.asarray(y, dtype=np.float64))
     blocks = [(rows, mixture) for rows, mixture in plain.predictive_blocks(X)]
@@ -202,7 +176,7 @@ def fit_recalibration(estimator: Any, X: Any, y: Any, *, method: Method = "scale
     return Recalibration(method, (float(calibration.std_scale(mean, std, outcome)),), len(y))
 
 
-def _fit_classes(plain: DropoutClassifier, X: Any, y: Any, method: Method) -> Recalibration:
+def _fit_classes(plain: ClassEnsemble, X: Any, y: Any, method: Method) -> Recalibration:
     codes = {label: code for code, label in enumerate(plain.classes_.tolist())}
     labels = torch.tensor([codes[label] for label in np.asarray(y).tolist()])
     if method == "isotonic":

@@ -2,8 +2,6 @@ r"""The scikit-learn regressor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any, Literal
 
 import numpy as np
@@ -12,16 +10,13 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from dropbayes.estimators.learning import DropoutEstimator, as_array, row_weights
-from dropbayes.estimators.noise import StudentNoise, fit_noise
+from dropbayes.estimators.ensembles import RegressionEnsemble
+from dropbayes.estimators.learning import DropoutEstimator, row_weights
+from dropbayes.estimators.noise import fit_noise
 from dropbayes.population import EnsembleChoice
-from dropbayes.population.evaluation import in_units
-from dropbayes.predictive.mixtures import Mixture
-
-_NOISES = ("student", "constant", "heteroscedastic")
 
 
-class DropoutRegressor(RegressorMixin, DropoutEstimator):
+class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
     r"""Regression by an ensemble of dropout networks whose uncertainty is read off their draws [GG16].
 
     Inputs and targets are standardised inside. Candidates (drop probabilities and lengths of training) are trained on
@@ -71,9 +66,6 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         ((40,), (40,))
     """
 
-    noise_: StudentNoise | None
-    one_column_: bool
-
     def __init__(
         self,
         hidden: tuple[int, ...] | Literal["auto"] = "auto",
@@ -111,21 +103,10 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         tags.target_tags.multi_output = True
         return tags
 
-    def _head(self) -> str:
-        if self.noise not in _NOISES:
-            raise ValueError(f"`noise` must be one of {', '.join(map(repr, _NOISES))}; got {self.noise!r}.")
-        return "heteroscedastic" if self.noise == "heteroscedastic" else "gaussian"
-
     def _n_classes(self) -> int | None:
         return None
 
-    @property
-    def precision_(self) -> Any:
-        """τ in units of 1/y²: a number, or one per output."""
-        precision = self.population_.precision[0].cpu().numpy()
-        return float(precision[0]) if self.one_column_ else precision
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> DropoutRegressor:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None, times: Any = None) -> DropoutRegressor:
         """Searches, trains and fits the noise.
 
         Args:
@@ -134,11 +115,13 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
             sample_weight: The weight of each row, zero or more; a row of weight 2 counts as two, in the objective, in
                 the noise and in the choice of candidates.
             groups: The group of each row: the search holds whole groups out. By default only copies of a row are one.
+            times: The time of each row, anything that can be sorted: the search then learns from the past and holds
+                out what follows (forward chaining), as a forecast will be used.
         """
         x, y, weight = self._validated(X, y, sample_weight, reset=not self._is_warm())
         if not self._is_warm():
             self.noise_ = None
-        self._learn(x, y, weight, groups)
+        self._learn(x, y, weight, groups, times)
         return self
 
     def _fit_noise(self, choice: EnsembleChoice) -> None:
@@ -189,69 +172,6 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         self._take_in(x, y, weight)
         return self
 
-    def predictive(self, X: Any) -> Mixture:
-        """The predictive distribution of each row: a mixture over the draws of all networks, in the units of y."""
-        blocks = [mixture for _, mixture in self.predictive_blocks(X)]
-        location, scale = (torch.cat([getattr(m, name) for m in blocks], 1) for name in ("location", "scale"))
-        return Mixture(location, scale, blocks[0].freedom)
-
-    def predictive_blocks(self, X: Any, *, block_rows: int | None = None) -> Iterator[tuple[slice, Mixture]]:
-        """The rows and the `predictive` of one block of rows after the other, so that the memory stays bounded.
-
-        Args:
-            X: Inputs `[row, feature]`.
-            block_rows: Rows per block; chosen from the number of draws by default.
-        """
-        for rows, inputs, outputs in self._output_blocks(self._inputs(X), block_rows):
-            mixture = self._mixture(inputs, outputs)
-            yield rows, mixture.output(0) if self.one_column_ else mixture
-
-    def _mixture(self, inputs: Tensor, outputs: Tensor) -> Mixture:
-        population = self.population_
-        if self.noise_ is not None:
-            draws = outputs.double().flatten(0, 1).cpu()
-            columns = inputs[:, : self._n_columns].cpu()
-            return self.noise_.mixture(draws, columns, population.y_mean[0].cpu(), population.y_scale[0].cpu())
-        mean, variance = in_units(population, outputs)
-        return Mixture(mean.flatten(0, 1).cpu(), variance.flatten(0, 1).sqrt().cpu())
-
-    def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
-        r"""The predictive mean; with `return_std` also the standard deviation, or with `return_cov` the covariance.
-
-        Mean and variance are those of [GG16, prop:mean, prop:var]: the variance of the draws plus that of the noise.
-        The covariance between rows is that of the draws, which are functions.
-        """
-        if return_std and return_cov:
-            raise RuntimeError("At most one of return_std or return_cov can be requested.")
-        if return_cov:
-            return self._mean_and_covariance(X)
-        means, stds = [], []
-        for _, mixture in self.predictive_blocks(X):
-            means.append(mixture.mean)
-            if return_std:
-                stds.append(mixture.std)
-        mean = torch.cat(means).numpy()
-        return (mean, torch.cat(stds).numpy()) if return_std else mean
-
-    def _mean_and_covariance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
-        mixture = self.predictive(X)
-        centred = mixture.location - mixture.mean
-        covariance = torch.einsum("tn...,tm...->nm...", centred, centred) / mixture.n_draws
-        rows = torch.arange(len(mixture.mean))
-        covariance[rows, rows] += mixture.aleatoric
-        return mixture.mean.numpy(), covariance.numpy()
-
-    def predict_interval(self, X: Any, coverage: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-        """The lower and upper ends of the central interval that holds the outcome with probability `coverage`.
-
-        They are quantiles of the predictive distribution itself, the mixture over the draws.
-        """
-        if not 0 < coverage < 1:
-            raise ValueError(f"`coverage` must lie in (0, 1); got {coverage!r}.")
-        ends = [mixture.interval(coverage) for _, mixture in self.predictive_blocks(X)]
-        lower, upper = (torch.cat(end).numpy() for end in zip(*ends, strict=True))
-        return lower, upper
-
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Samples of outcomes, `[row, sample]` or `[row, output, sample]`: function draws with noise added."""
         mixture, source = self.predictive(X), check_random_state(random_state)
@@ -262,33 +182,3 @@ class DropoutRegressor(RegressorMixin, DropoutEstimator):
         if np.isfinite(freedom).all():
             noise = source.standard_t(freedom, size=location.shape)
         return np.moveaxis(location + scale * noise, 0, -1)
-
-    def log_likelihood(self, X: Any, y: Any) -> float:
-        r"""The mean over rows of the predictive log-density [GG16, eq:predictive_dist].
-
-        $\log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)$; the density of all outputs together where
-        there are several.
-        """
-        n_rows = len(self._inputs(X))
-        shape = (n_rows,) if self.one_column_ else (n_rows, self.population_.y_mean.shape[-1])
-        targets = torch.from_numpy(np.array(as_array(y), dtype=np.float64))
-        if targets.shape != shape:
-            raise ValueError(f"`y` must have the shape {shape}, that of the prediction; got {tuple(targets.shape)}.")
-        densities = [mixture.log_density(targets[rows]) for rows, mixture in self.predictive_blocks(X)]
-        return float(torch.cat(densities).mean())
-
-    def _own_state(self) -> dict[str, Any]:
-        return {"one_column": bool(self.one_column_)}
-
-    def _own_tensors(self) -> dict[str, Tensor]:
-        return (
-            {}
-            if self.noise_ is None
-            else {f"noise.{f.name}": getattr(self.noise_, f.name) for f in fields(self.noise_)}
-        )
-
-    def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        self.one_column_ = settings["one_column"]
-        names = [f.name for f in fields(StudentNoise)]
-        stored = all(f"noise.{name}" in tensors for name in names)
-        self.noise_ = StudentNoise(**{name: tensors[f"noise.{name}"] for name in names}) if stored else None

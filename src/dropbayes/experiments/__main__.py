@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from dropbayes.experiments import NAMES
-from dropbayes.experiments.reproduction import reproduce, settings_of
+from dropbayes.experiments.reproduction import reproduce, settings_of, show
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,8 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.name, settings=settings, out=options.out, device=options.device, figures_only=options.figures_only,
         command=command,
     )  # fmt: skip
-    print(f"# {findings.title}\n")
-    print("\n\n".join([*findings.sentences, *findings.tables.values()]))
+    show(findings)
     print(
         f"\n{time.perf_counter() - start:.0f} s; files in {pathlib.Path(options.out) / options.name}", file=sys.stderr
     )

@@ -17,7 +17,7 @@ import torch
 
 from dropbayes.runtime import files
 
-__all__ = ["Array", "Arrays", "Findings", "Record", "markdown_table"]
+__all__ = ["Array", "Arrays", "Findings", "Record", "markdown_lines", "markdown_table"]
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
@@ -151,9 +151,13 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
         |---|---|
         | ReLU | 0.25 |
     """
-    names = list(rows[0])
-    lines = [names, ["---"] * len(names), *([_cell(row[name]) for name in names] for row in rows)]
-    return "\n".join("|---" * len(names) + "|" if line[0] == "---" else f"| {' | '.join(line)} |" for line in lines)
+    return markdown_lines(list(rows[0]), [[_cell(row.get(name, "")) for name in rows[0]] for row in rows])
+
+
+def markdown_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table of texts under a header."""
+    lines = [f"| {' | '.join(line)} |" for line in (header, *rows)]
+    return "\n".join([lines[0], "|---" * len(header) + "|", *lines[1:]])
 
 
 def _cell(value: Any) -> str:

@@ -13,7 +13,7 @@ from dropbayes.experiments import NAMES
 from dropbayes.experiments.record import Findings, Record
 from dropbayes.runtime.devices import available_device
 
-__all__ = ["reproduce", "settings_of"]
+__all__ = ["experiment_module", "reproduce", "settings_of", "show"]
 
 
 def reproduce(
@@ -21,6 +21,7 @@ def reproduce(
     *,
     settings: Any = None,
     out: str | pathlib.Path = "out",
+    folder: str | pathlib.Path | None = None,
     device: str = "auto",
     figures_only: bool = False,
     command: str | None = None,
@@ -31,16 +32,30 @@ def reproduce(
         name: One of `NAMES`.
         settings: An instance of the module's `Settings`; the full size by default.
         out: The folder that holds a folder for each experiment.
+        folder: The folder of this experiment; by default the one of its name in `out`.
         device: "auto", "cpu", "cuda" ...
         figures_only: Whether to draw from saved stages without computing any.
         command: The command that the page names as its origin.
     """
     settings = settings_of(name) if settings is None else settings
-    module = importlib.import_module(f"dropbayes.experiments.{name}")
-    record = Record(pathlib.Path(out) / name, settings, saved_only=figures_only)
+    module = experiment_module(name)
+    record = Record(
+        pathlib.Path(out) / name if folder is None else pathlib.Path(folder), settings, saved_only=figures_only
+    )
     findings: Findings = module.run(settings, record, device=available_device(device))
     record.write(findings, command=command or f"python -m dropbayes.experiments {name}")
     return findings
+
+
+def experiment_module(name: str) -> Any:
+    """The module that holds the `Settings` of an experiment and its `run`."""
+    return importlib.import_module(f"dropbayes.experiments.{'uci.run' if name == 'uci' else name}")
+
+
+def show(findings: Findings) -> None:
+    """Prints the findings as Markdown."""
+    print(f"# {findings.title}\n")
+    print("\n\n".join([*findings.sentences, *findings.tables.values()]))
 
 
 def settings_of(name: str, *, quick: bool = False, changes: Sequence[str] = ()) -> Any:
@@ -53,8 +68,8 @@ def settings_of(name: str, *, quick: bool = False, changes: Sequence[str] = ()) 
     """
     if name not in NAMES:
         raise ValueError(f"`name` must be one of {', '.join(NAMES)}; got {name!r}.")
-    module = importlib.import_module(f"dropbayes.experiments.{name}")
-    settings = module.Settings.quick() if quick else module.Settings()
+    settings_class = experiment_module(name).Settings
+    settings = settings_class.quick() if quick else settings_class()
     known = {field.name for field in fields(settings)}
     for change in changes:
         key, _, text = change.partition("=")

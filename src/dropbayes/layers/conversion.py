@@ -5,136 +5,33 @@ The copy has the same modules and the same state dict: dropout is attached to th
 
 from __future__ import annotations
 
-import copy
+import contextlib
+import functools
+import itertools
 import warnings
-from collections.abc import Callable, Collection
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Iterator
+from copy import deepcopy
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from dropbayes.layers import recurrent
-from dropbayes.layers.weights import mask_shape, word_mask
+from dropbayes.layers.hooks import InputDropout, ProductDropout, Units, WordDropout, drop_units
+from dropbayes.layers.weight_masks import (
+    AdapterDropout,
+    WeightDropout,
+    adapted_layer,
+    adapter_matrices,
+    stacked_matrices,
+)
 from dropbayes.weight_layers import DroppedLayer, is_bias, keep_probs, matrices, weight_layers
 
 __all__ = ["add_dropout"]
 
-Units = Literal["channel", "element"]
 _CONVOLUTION = nn.modules.conv._ConvNd
-
-
-def _dropped(x: Tensor, drop_prob: float, training: bool, row_axis: int, unit_axis: int) -> Tensor:
-    """`x` with whole units dropped: one mask per row, the same at all its positions."""
-    if x.dim() <= 2 and unit_axis in (-1, x.dim() - 1):
-        return F.dropout(x, drop_prob, training)
-    ones = torch.ones(mask_shape(x, row_axis, unit_axis), dtype=x.dtype, device=x.device)
-    return x * F.dropout(ones, drop_prob, training)
-
-
-class InputDropout:
-    """A forward pre-hook that drops the input of the layer it is attached to."""
-
-    def __init__(self, drop_prob: float, units: Units = "channel", row_axis: int = 0) -> None:
-        self.drop_prob, self.units, self.row_axis = drop_prob, units, row_axis
-
-    @property
-    def keep_prob(self) -> float:
-        return 1.0 - self.drop_prob
-
-    def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        n_inputs = 2 if isinstance(layer, nn.Bilinear) else 1  # what follows the inputs (states, sizes) is not dropped
-        names = list(kwargs)[: max(n_inputs - len(args), 0)]
-        inputs = (self.drop(layer, x) for x in args[:n_inputs])
-        return (*inputs, *args[n_inputs:]), kwargs | {name: self.drop(layer, kwargs[name]) for name in names}
-
-    def drop(self, layer: nn.Module, x: Tensor) -> Tensor:
-        if self.units == "element":
-            return F.dropout(x, self.drop_prob, layer.training)
-        if isinstance(layer, _CONVOLUTION):
-            n_positions = len(layer.kernel_size)
-            if x.dim() == n_positions + 1:  # one row without its axis, as torch allows
-                return _dropped(x[None], self.drop_prob, layer.training, 0, 1)[0]
-            return _dropped(x, self.drop_prob, layer.training, 0, 1)
-        return _dropped(x, self.drop_prob, layer.training, self.row_axis if x.dim() > 2 else 0, -1)
-
-
-class WordDropout:
-    """A forward hook that drops whole vectors of an embedding table: a word type is dropped wherever it stands."""
-
-    def __init__(self, drop_prob: float, row_axis: int = 0) -> None:
-        self.drop_prob, self.row_axis = drop_prob, row_axis
-
-    @property
-    def keep_prob(self) -> float:
-        return 1.0 - self.drop_prob
-
-    def __call__(self, layer: nn.Embedding, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
-        indices = args[0] if args else kwargs["input"]
-
-        def mask(*shape: int) -> Tensor:
-            ones = torch.ones(shape, dtype=output.dtype, device=output.device)
-            return F.dropout(ones, self.drop_prob, layer.training)
-
-        row_axis = self.row_axis if indices.dim() > 1 else 0
-        return output * word_mask(indices, layer.num_embeddings, mask, row_axis)
-
-
-class ProductDropout:
-    """A pair of hooks for a module of unknown code: while it runs, what multiplies its own matrices is dropped."""
-
-    def __init__(self, drop_prob: float, row_axis: int = 0) -> None:
-        self.drop_prob, self.row_axis = drop_prob, row_axis
-
-    @property
-    def keep_prob(self) -> float:
-        return 1.0 - self.drop_prob
-
-    def begin(self, module: nn.Module, args: Any) -> None:
-        """The forward pre-hook."""
-        del args
-        ids = {id(matrix): name for name, matrix in matrices(module).items()}
-        _Products(self, ids, module.training, type(module).__name__).__enter__()
-
-    def end(self, module: nn.Module, args: Any, output: Any) -> None:
-        """The forward hook, called after an error too."""
-        del module, args, output
-        TorchFunctionMode.__exit__(_Products(self, {}, False, ""), None, None, None)  # leaves the innermost mode
-
-
-class _Products(TorchFunctionMode):
-    """Drops the other factor of every product with one of the given matrices."""
-
-    def __init__(self, dropout: ProductDropout, ids: dict[int, str], training: bool, owner: str) -> None:
-        super().__init__()
-        self.dropout, self.ids, self.training, self.owner = dropout, ids, training, owner
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        position = next((i for i, a in enumerate(args) if isinstance(a, Tensor) and id(a) in self.ids), None)
-        if position is None:
-            return func(*args, **(kwargs or {}))
-        args = list(args)
-        if func is F.linear and position == 1:
-            args[0] = self._drop(args[0], -1)
-        elif func in (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__):
-            other = 1 - position
-            args[other] = self._drop(args[other], -1 if position == 1 else max(-2, -args[other].dim()))
-        elif func is torch.addmm and position == 2:
-            args[1] = self._drop(args[1], -1)
-        elif func in (torch.einsum, torch.bmm, torch.baddbmm, torch.tensordot, Tensor.__rmatmul__):
-            warnings.warn(
-                f"{self.owner}.{self.ids[id(args[position])]} is multiplied by {func.__name__}, which add_dropout "
-                "cannot drop: this matrix stays as it is.",
-                stacklevel=2,
-            )
-        return func(*args, **(kwargs or {}))
-
-    def _drop(self, x: Tensor, unit_axis: int) -> Tensor:
-        row_axis = self.dropout.row_axis if x.dim() > 2 else 0
-        if unit_axis == -2 and x.dim() == 2:  # W x with x [unit, row]
-            return F.dropout(x, self.dropout.drop_prob, self.training)
-        return _dropped(x, self.dropout.drop_prob, self.training, row_axis, unit_axis)
+_HOOKS = (InputDropout, WordDropout, ProductDropout, WeightDropout)
 
 
 class DroppedLSTM(recurrent.LSTM):
@@ -238,7 +135,7 @@ class DroppedAttention(nn.MultiheadAttention):
             return F.dropout(x, self.drop_prob, self.training)
         if x.dim() == 2:  # one row without its axis: positions and units
             return self._drop(x[None], 0)[0]
-        return _dropped(x, self.drop_prob, self.training, row_axis, -1)
+        return drop_units(x, self.drop_prob, self.training, row_axis, -1)
 
 
 def _follows_dropout(net: nn.Module) -> set[nn.Module]:
@@ -273,10 +170,30 @@ def _chosen(where: Any, net: nn.Module) -> Callable[[str, nn.Module], bool]:
     return lambda name, module: any(name == chosen or name.startswith(f"{chosen}.") for chosen in names)
 
 
-def _already_dropped(net: nn.Module, x: Any) -> set[nn.Module]:
+@contextlib.contextmanager
+def _warning_of_uncalled(layers: list[tuple[str, nn.Module]]) -> Iterator[None]:
+    """Warns of layers that are not called while the network runs: another module reads their weights."""
+    called: set[nn.Module] = set()
+    hooks = [m.register_forward_pre_hook(lambda m, args: called.add(m)) for _, m in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    uncalled = [name for name, layer in layers if layer not in called]
+    if uncalled:
+        warnings.warn(
+            f"{', '.join(uncalled[:3])}{', ...' if len(uncalled) > 3 else ''} are not called on `x` "
+            "(another module may read their weights): they get no dropout.",
+            stacklevel=4,
+        )
+
+
+def _already_dropped(net: nn.Module, x: Any, layers: list[tuple[str, nn.Module]]) -> set[nn.Module]:
     """The weight layers whose input is dropped already: traced with an input, else known in `nn.Sequential` only."""
     if x is not None:
-        kept = keep_probs(net, x)
+        with _warning_of_uncalled(layers):
+            kept = keep_probs(net, x)
         names = {name.rpartition(".")[0] for name, p in kept.items() if p < 1}
         return {module for name, module in weight_layers(net) if name in names}
     followers = _follows_dropout(net)
@@ -305,6 +222,7 @@ def add_dropout(
     units: Units = "channel",
     row_axis: int | None = None,
     x: Any = None,
+    copy: bool = True,
 ) -> nn.Module:
     r"""A copy of `net` with dropout before every weight layer: draws of a $q(\omega)$ over all its weights.
 
@@ -322,7 +240,10 @@ def add_dropout(
     dropout already keep theirs (a layer of `dropbayes.layers`; an `nn.Dropout` before them in an `nn.Sequential`, and
     anywhere if `x` is given); `nn.LSTM(dropout=)` becomes one mask per sequence of `drop_prob`. A second call replaces
     the probability of the first. Weight-normalised and otherwise parametrised layers are dropped as others are, and so
-    are matrices that a module of your own multiplies by. What is left as it is, is named in a warning. A linear layer
+    are matrices that a module of your own multiplies by. The experts of a mixture in one tensor are dropped by the
+    columns of their matrices, with one mask for all rows; a low-rank adapter of PEFT is given its `lora_dropout`, with
+    one mask for all positions of a row, and experts' adapters, for which PEFT has none, are dropped by columns. What is
+    left as it is, is named in a warning; with `x`, layers that the forward pass does not call as well. A linear layer
     that is called several times in one forward pass (a loop written by hand) draws a mask for every call.
 
     Args:
@@ -333,6 +254,8 @@ def add_dropout(
         row_axis: The axis of the rows in inputs of linear and embedding layers; 1 for `[time, row, ...]`. By default 0,
             with a warning if the network has time-first layers.
         x: A batch of the network's input, to see which layers have dropout already.
+        copy: Whether the result has weights of its own. With False it has the parameters and buffers of `net`
+            themselves: no memory for a large network, and training one trains the other.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
@@ -349,15 +272,26 @@ def add_dropout(
         )
     if units not in ("channel", "element"):
         raise ValueError(f'`units` must be "channel" or "element"; got {units!r}.')
-    result = copy.deepcopy(net)
+    tensors = () if copy else itertools.chain(net.parameters(), net.buffers())
+    result = deepcopy(net, {id(tensor): tensor for tensor in tensors})
     chosen = _chosen(where, result)
     layers = [(name, layer) for name, layer in weight_layers(result) if chosen(name, layer)]
+    stacked = [(name, m) for name, m in result.named_modules() if any(stacked_matrices(m)) and chosen(name, m)]
+    if where is not None and not layers and not stacked:
+        raise ValueError(f"`where` must choose a weight layer of `net` at least; got {where!r}, which chooses none.")
     if row_axis is None:
         _warn_of_time_first(layers)
-    already = _already_dropped(result, x)
-    for _, layer in layers:
-        if layer not in already or _made_here(layer):
+    already = _already_dropped(result, x, layers)
+    for name, layer in layers:
+        if layer in already and not _made_here(layer):
+            continue
+        adapted = adapted_layer(result, name)
+        if adapted is None:
             _attach(layer, drop_prob, units, row_axis or 0)
+        else:
+            _attach_to_adapter(adapted, name.rpartition(".")[2], drop_prob)
+    for _, module in stacked:
+        _attach_columns(module, WeightDropout(drop_prob, stacked_matrices))
     _warn_of_undropped(result, layers)
     for module in result.modules():
         if isinstance(module, nn.TransformerEncoder):
@@ -402,10 +336,7 @@ def _share_masks(net: nn.Module) -> None:
 def _made_here(layer: nn.Module) -> bool:
     """Whether an earlier call of `add_dropout` gave the layer its dropout."""
     hooks = (*layer._forward_pre_hooks.values(), *layer._forward_hooks.values())
-    owners = {type(getattr(hook, "__self__", hook)) for hook in hooks}
-    return isinstance(layer, (DroppedAttention, *_MADE_HERE)) or bool(
-        owners & {InputDropout, WordDropout, ProductDropout}
-    )
+    return isinstance(layer, (DroppedAttention, *_MADE_HERE)) or any(_is_ours(hook) for hook in hooks)
 
 
 def _attach(layer: Any, drop_prob: float, units: Units, row_axis: int) -> None:
@@ -419,14 +350,35 @@ def _attach(layer: Any, drop_prob: float, units: Units, row_axis: int) -> None:
     elif isinstance(layer, (DroppedLayer, nn.EmbeddingBag)):
         return
     else:
-        for hooks in (layer._forward_pre_hooks, layer._forward_hooks):
-            for key in [k for k, hook in hooks.items() if _is_ours(hook)]:
-                del hooks[key]
+        _detach(layer)
         _register(layer, drop_prob, units, row_axis)
 
 
+def _attach_to_adapter(adapted: Any, adapter: str, drop_prob: float) -> None:
+    if hasattr(adapted, "parameter_name"):  # of a tensor, not of a layer: it has no input to drop
+        matrices = functools.partial(adapter_matrices, adapter=adapter)
+        _attach_columns(adapted, WeightDropout(drop_prob, matrices))
+    elif getattr(adapted.lora_dropout[adapter], "p", 0) == 0 or isinstance(
+        adapted.lora_dropout[adapter], AdapterDropout
+    ):
+        adapted.lora_dropout[adapter] = AdapterDropout(drop_prob).train(adapted.training)
+
+
+def _attach_columns(module: nn.Module, dropout: WeightDropout) -> None:
+    _detach(module)
+    module.register_forward_pre_hook(dropout.begin)
+    module.register_forward_hook(dropout.end, always_call=True)
+
+
+def _detach(layer: nn.Module) -> None:
+    """Removes what an earlier call has attached."""
+    for hooks in (layer._forward_pre_hooks, layer._forward_hooks):
+        for key in [k for k, hook in hooks.items() if _is_ours(hook)]:
+            del hooks[key]
+
+
 def _is_ours(hook: Any) -> bool:
-    return isinstance(getattr(hook, "__self__", hook), (InputDropout, WordDropout, ProductDropout))
+    return isinstance(getattr(hook, "__self__", hook), _HOOKS)
 
 
 def _register(layer: nn.Module, drop_prob: float, units: Units, row_axis: int) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes import information, sampling
+from dropbayes.estimators.ensembles import ClassEnsemble, Ensemble, RegressionEnsemble
 from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from dropbayes.models.inputs import (
     MATRIX,
@@ -24,6 +25,7 @@ from dropbayes.models.inputs import (
     row_label,
 )  # fmt: skip
 from dropbayes.predictive.mixtures import Mixture, draw_mean
+from dropbayes.runtime import storage
 
 if TYPE_CHECKING:
     from dropbayes.tables import Schema
@@ -219,14 +221,11 @@ class NetworkModel:
 
 
 def table_model(model: Any) -> TableModel:
-    estimator = getattr(model, "estimator", model)
-    if not hasattr(estimator, "with_draws"):
+    estimator = getattr(model, "ensemble", model)
+    if not isinstance(estimator, Ensemble):
         kind = type(model).__name__
         raise TypeError(f"`model` must be a dropout estimator, the model of a folder or a network; got {kind}.")
-    from sklearn.utils.validation import check_is_fitted
-
-    check_is_fitted(estimator)
-    return TableModel(estimator, getattr(model, "schema", None))
+    return TableModel(estimator.with_draws(), getattr(model, "schema", None))
 
 
 def network_model(net: nn.Module, likelihood: Likelihood | None, columns: Sequence[str] | None) -> NetworkModel:
@@ -239,8 +238,5 @@ def network_model(net: nn.Module, likelihood: Likelihood | None, columns: Sequen
 
 
 def saved_estimator(path: str | os.PathLike[str]) -> Any:
-    from dropbayes import estimators
-    from dropbayes.runtime import storage
-
-    kind = storage.load(path, kinds=["DropoutRegressor", "DropoutClassifier"]).kind
-    return getattr(estimators, kind).load(path)
+    kinds: dict[str, type[Ensemble]] = {kind.saved_as: kind for kind in (RegressionEnsemble, ClassEnsemble)}
+    return kinds[storage.load(path, kinds=list(kinds)).kind].load(path)

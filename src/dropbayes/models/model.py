@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+from dropbayes import estimators
+from dropbayes.estimators.ensembles import RegressionEnsemble
 from dropbayes.estimators.recalibration import Method, fit_recalibration, recalibrated
 from dropbayes.models import storage
 from dropbayes.models.prediction import column_names, prediction_columns
@@ -32,10 +33,10 @@ def _row(row: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A fitted estimator with the columns it reads and how it came about.
+    """A fitted ensemble with the columns it reads and how it came about.
 
     Attributes:
-        estimator: A fitted `DropoutRegressor` or `DropoutClassifier`, recalibrated if the model is.
+        ensemble: The fitted networks, recalibrated if the model is.
         schema: Its columns.
         origin: What it was fitted on and with: file, rows, settings, versions, calibration.
         path: Its folder, if it has one.
@@ -49,7 +50,7 @@ class Model:
         ['', 'size']
     """
 
-    estimator: Any
+    ensemble: Any
     schema: Schema
     origin: dict[str, Any]
     path: pathlib.Path | None = None
@@ -76,11 +77,9 @@ class Model:
     def of_rows(cls, rows: TrainingRows, *, origin: dict[str, Any], **settings: Any) -> Model:
         """A model fitted to training rows."""
         regression = rows.schema.task == "regression"
-        kind: Any = DropoutRegressor if regression else DropoutClassifier
-        estimator = kind(**settings)
-        groups = {} if rows.group is None else {"groups": rows.group}
+        estimator = (estimators.DropoutRegressor if regression else estimators.DropoutClassifier)(**settings)
         try:
-            estimator.fit(rows.x, rows.y, sample_weight=rows.weight, **groups)
+            estimator.fit(rows.x, rows.y, sample_weight=rows.weight, groups=rows.group, times=rows.time)
         finally:
             estimator.verbose = False
         return cls(estimator, rows.schema, {"n_rows": len(rows.x), **origin})
@@ -95,7 +94,7 @@ class Model:
             y: The targets it was fitted to.
             target: The name of what it predicts.
         """
-        task: Task = "regression" if isinstance(estimator, DropoutRegressor) else "classification"
+        task: Task = "regression" if isinstance(estimator, RegressionEnsemble) else "classification"
         table = as_table(frame).append_column(target, [np.asarray(y).tolist()])
         schema = training_rows(table, target=target, label="the data frame", at=_row, task=task).schema
         if schema.inputs != tuple(name for name in table.column_names if name != target):
@@ -111,9 +110,21 @@ class Model:
         vars(view).pop("feature_names_in_", None)  # the schema has the names; rows come as plain arrays
         return cls(view, schema, {"file": "a data frame", "n_rows": table.num_rows})
 
+    @property
+    def estimator(self) -> Any:
+        """The networks as a fitted `DropoutRegressor` or `DropoutClassifier`, recalibrated if the model is."""
+        regression = isinstance(self.ensemble, RegressionEnsemble)
+        kind = estimators.DropoutRegressor if regression else estimators.DropoutClassifier
+        if not isinstance(self.ensemble, kind):
+            estimator = kind(**self.ensemble.get_params())
+            estimator.__dict__.update(vars(self.ensemble))
+            # From now on the model predicts with it, so that there is one object to change and to save.
+            object.__setattr__(self, "ensemble", estimator)
+        return self.ensemble
+
     def with_draws(self, *, n_draws: int | None, seed: int | None) -> Model:
         """The model predicting from another number of draws or another seed, where one is asked for."""
-        return replace(self, estimator=self.estimator.with_draws(n_draws=n_draws, seed=seed))
+        return replace(self, ensemble=self.ensemble.with_draws(n_draws=n_draws, seed=seed))
 
     def encode(self, frame: Any, *, allow_new: bool = False) -> Encoded:
         """The rows of a data frame as inputs of the networks.
@@ -142,15 +153,13 @@ class Model:
             raise ValueError(f"`coverage` must lie between 0 and 1; got {coverage!r}.")
         encoded = self.encode(frame, allow_new=allow_new)
         blocks = [
-            prediction_columns(self.estimator, encoded.x[start : start + self.estimator.block_rows], coverage=coverage)
-            for start in range(0, len(encoded.x), self.estimator.block_rows)
+            prediction_columns(self.ensemble, encoded.x[start : start + self.ensemble.block_rows], coverage=coverage)
+            for start in range(0, len(encoded.x), self.ensemble.block_rows)
         ]
         if not blocks:
             raise ValueError("`frame` must have at least one row.")
         columns = [np.concatenate(parts).tolist() for parts in zip(*blocks, strict=True)]
-        return as_frame(
-            dict(zip(column_names(self.estimator), [*columns, encoded.outside_names()], strict=True)), frame
-        )
+        return as_frame(dict(zip(column_names(self.ensemble), [*columns, encoded.outside_names()], strict=True)), frame)
 
     def outcomes(self, frame: Any) -> Array:
         """The targets in a data frame: numbers, or classes."""
@@ -171,7 +180,7 @@ class Model:
             allow_new: Whether to encode unseen categories as all zeros instead of failing.
         """
         x, y = self.encode(frame, allow_new=allow_new).x, self.outcomes(frame)
-        return self.recalibrated(fit_recalibration(self.estimator, x, y, method=method), "a data frame")
+        return self.recalibrated(fit_recalibration(self.ensemble, x, y, method=method), "a data frame")
 
     def recalibrated(self, recalibration: Any, source: str) -> Model:
         """The model with a recalibration, and where that came from."""
@@ -181,7 +190,7 @@ class Model:
                 "method": recalibration.method, "values": list(recalibration.values), "n_rows": recalibration.n_rows,
                 "file": source,
             }  # fmt: skip
-        return replace(self, estimator=recalibrated(self.estimator, recalibration), origin=origin)
+        return replace(self, ensemble=recalibrated(self.ensemble, recalibration), origin=origin)
 
     def save(self, path: str | os.PathLike[str]) -> Model:
         """Writes the model's folder, whole or not at all; a model in it is replaced.
@@ -189,7 +198,7 @@ class Model:
         Returns:
             The model with its folder.
         """
-        storage.write(path, self.estimator, self.schema, self.origin)
+        storage.write(path, self.ensemble, self.schema, self.origin)
         return replace(self, path=pathlib.Path(path))
 
     def save_calibration(self) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from dropbayes import information
-from dropbayes.estimators import DropoutRegressor
+from dropbayes.estimators.ensembles import RegressionEnsemble
 from dropbayes.predictive.mixtures import draw_mean
 
 __all__ = ["column_names", "label_sets", "prediction_columns"]
@@ -24,12 +24,12 @@ def has_label_sets(estimator: Any) -> bool:
     """Whether the calibration of a classifier gives each row a set of labels."""
     recalibration = getattr(estimator, "recalibration", None)
     conformal = recalibration is not None and recalibration.method == "conformal"
-    return conformal and not isinstance(estimator, DropoutRegressor)
+    return conformal and not isinstance(estimator, RegressionEnsemble)
 
 
 def column_names(estimator: Any, prefix: str = "") -> list[str]:
     """The names of the columns a prediction adds."""
-    if isinstance(estimator, DropoutRegressor):
+    if isinstance(estimator, RegressionEnsemble):
         names: tuple[str, ...] = NUMBERS
     else:
         classes = [f"probability_{label}" for label in estimator.classes_.tolist()]
@@ -46,7 +46,7 @@ def prediction_columns(estimator: Any, x: Array, *, coverage: float) -> list[Arr
     the most probable one, all probabilities, entropy and mutual information in nats, and, if the model was calibrated
     so, the labels that hold the truth with the given probability.
     """
-    if isinstance(estimator, DropoutRegressor):
+    if isinstance(estimator, RegressionEnsemble):
         mixture = estimator.predictive(x)
         deviations = [np.sqrt(_rounded(part)) for part in (mixture.epistemic, mixture.aleatoric)]
         columns: list[Any] = [mixture.mean, mixture.std, *deviations, *mixture.interval(coverage)]

@@ -14,7 +14,7 @@ import secrets
 import shutil
 from typing import Any
 
-from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+from dropbayes.estimators.ensembles import ClassEnsemble, RegressionEnsemble
 from dropbayes.estimators.recalibration import Recalibration, recalibrated, uncalibrated
 from dropbayes.models.card import card
 from dropbayes.runtime import files
@@ -97,7 +97,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Any, Schema, dict[str, Any]]:
     if _digest(path / MODEL) != description["sha256"]:
         raise ValueError(f"{str(path / MODEL)!r} is not the file that {COLUMNS} belongs to; fit the model again.")
     schema = description["schema"]
-    kind = DropoutRegressor if schema.task == "regression" else DropoutClassifier
+    kind = RegressionEnsemble if schema.task == "regression" else ClassEnsemble
     try:
         estimator = kind.load(path / MODEL)
     except ValueError as error:

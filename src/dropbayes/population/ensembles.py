@@ -71,6 +71,7 @@ def choose_ensemble(
     n_places: int = 3,
     n_folds: int = 5,
     groups: Any = None,
+    forward: bool = False,
     weight: Any = None,
     n_draws: int = 32,
     seed: int = 0,
@@ -91,12 +92,16 @@ def choose_ensemble(
         n_places: The places of the ensemble.
         n_folds: Folds; 1 for a single split with a fifth of the rows held out.
         groups: The group number of each row; rows of a group are never on both sides of a split.
+        forward: Whether the groups are numbered in the order of time, and each fold follows what is learned.
         weight: Row weights.
         n_draws: Draws per held-out row.
         seed: The seed of folds and networks.
         settings: Passed to `train`.
     """
-    tasks = fold_tasks(x, y, n_folds=n_folds, groups=groups, weight=weight, seed=seed)
+    likelihood = settings.get("likelihood", "gaussian")
+    tasks = fold_tasks(
+        x, y, n_folds=n_folds, groups=groups, forward=forward, weight=weight, likelihood=likelihood, seed=seed
+    )
     candidates = list(grid)
     trained, density = _scored(tasks, candidates, n_draws, seed, settings)
     if finalists:

@@ -13,7 +13,7 @@ from torch import Tensor
 from dropbayes.population import randomness
 from dropbayes.population.program import forward
 from dropbayes.population.records import Population, select
-from dropbayes.population.standardisation import row_weights
+from dropbayes.runtime.validation import check_count, finite_tensor, row_weights
 
 # Mask elements in flight: enough to fill the device, few enough for its cache (CPU) or memory (CUDA).
 _ELEMENTS = {"cpu": 2**21, "cuda": 2**27}
@@ -115,7 +115,10 @@ def _labelled_rows(population: Population, rows: Any) -> tuple[Tensor, Tensor, T
                 f"`rows` must have targets of the shape {(count, n_outputs)}, one per row and output; got "
                 f"{tuple(column.shape)}."
             )
-    weights = [row_weights(entry[2] if len(entry) > 2 else None, n) for entry, n in zip(given, counts, strict=True)]
+    weights = [
+        row_weights(entry[2] if len(entry) > 2 else None, n, name="weight")
+        for entry, n in zip(given, counts, strict=True)
+    ]
     task = torch.tensor([m.task if len(given) > 1 else 0 for m in population.members])
     y, weight = _padded(columns), _padded([w[:, None] for w in weights])[..., 0]
     return inputs, y.to(population.device)[task], weight.to(population.device)[task], task
@@ -195,6 +198,7 @@ def fit_precision(
     """
     if not population.head.has_noise:
         return population
+    check_count("n_draws", n_draws)
     inputs, y, weight, _ = _labelled_rows(population, rows)
     group = torch.arange(len(population)) if groups is None else torch.as_tensor(groups)
     _, group = group.to(population.device).unique(return_inverse=True)
@@ -251,8 +255,8 @@ def _padded(columns: Sequence[Tensor]) -> Tensor:
 def _task_rows(population: Population, x: Any) -> tuple[Tensor, list[int]]:
     """Inputs of each task padded to `[task, row, feature]`, and the numbers of true rows."""
     given = [x] if isinstance(x, Tensor) or hasattr(x, "__array__") else list(x)
-    tensors = [torch.as_tensor(values, dtype=torch.float64) for values in given]
-    if any(t.dim() != 2 or t.shape[1] != population.x_mean.shape[1] for t in tensors):
+    tensors = [finite_tensor("x", values, axes="[row, feature]").double() for values in given]
+    if any(t.shape[1] != population.x_mean.shape[1] for t in tensors):
         raise ValueError(
             f"`x` must be [row, feature] with {population.x_mean.shape[1]} features; got "
             f"{[tuple(t.shape) for t in tensors][:3]}."
@@ -275,6 +279,7 @@ def in_units(population: Population, output: Tensor) -> tuple[Tensor, Tensor]:
 
 def _chunks(population: Population, inputs: Tensor, n_draws: int, seed: int, masks: str) -> Iterator[Tensor]:
     """Standardised outputs of a few draws at a time, `[draw, member, row, output]`."""
+    check_count("n_draws", n_draws)
     if masks not in ("row", "shared"):
         raise ValueError(f"`masks` must be 'row' or 'shared'; got {masks!r}.")
     device, dtype, n_members = population.device, population.weights[0].dtype, len(population)

@@ -13,6 +13,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from dropbayes.runtime.arrays import to_tensor
+from dropbayes.runtime.validation import finite_tensor
+
 __all__ = ["HEADS", "CategoricalHead", "GaussianHead", "Head", "HeteroscedasticHead", "head_of"]
 
 
@@ -29,13 +32,11 @@ class Head(ABC):
 
     def columns(self, y: Any) -> Tensor:
         """Targets as `[row, output]`."""
-        column = torch.as_tensor(y)
+        column = finite_tensor("y", y).double()
         column = column[:, None] if column.dim() == 1 else column
         if column.dim() != 2:
             raise ValueError(f"`y` must be [row] or [row, output]; got the shape {tuple(column.shape)}.")
-        if not bool(column.isfinite().all()):
-            raise ValueError("`y` must be finite; got missing or infinite values. Leave those rows out.")
-        return column.double()
+        return column
 
     def n_outputs(self, columns: Tensor) -> int:
         """The number of outputs (or classes) that targets show."""
@@ -112,7 +113,7 @@ class CategoricalHead(Head):
     has_noise = False
 
     def columns(self, y: Any) -> Tensor:
-        column = torch.as_tensor(y)
+        column = to_tensor(y, name="y")
         whole = not column.is_floating_point() and column.dtype != torch.bool and not column.is_complex()
         if column.dim() == 2 and column.shape[1] == 1:
             column = column[:, 0]

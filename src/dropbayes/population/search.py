@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.population.evaluation import evaluate, fit_precision
+from dropbayes.population.heads import Head, head_of
 from dropbayes.population.jobs import train_in_jobs
 from dropbayes.population.records import Member, Population, Task, select
 
@@ -51,27 +52,67 @@ def candidates(*, budget: int | None = None, seed: int = 0, **choices: Sequence[
     return grid if budget is None or budget >= len(grid) else random.Random(seed).sample(grid, budget)
 
 
-def folds(groups: Tensor, n_folds: int, *, seed: int = 0, holdout: float = 0.2) -> list[tuple[Tensor, Tensor]]:
+def folds(
+    groups: Tensor, n_folds: int, *, strata: Tensor | None = None, seed: int = 0, holdout: float = 0.2
+) -> list[tuple[Tensor, Tensor]]:
     """Rows to learn and rows held out: `n_folds` disjoint folds, or for one fold a single split.
 
     Args:
         groups: The group number of each row; the rows of a group stay together.
         n_folds: How many, at most the number of groups.
+        strata: A number for each row, such as its class; every fold gets its share of the groups of each (a group
+            counts for the number that most of its rows have).
         seed: The seed of the random choice.
         holdout: The share of groups held out by a single split.
     """
-    numbers = groups.unique()
-    order = numbers[torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))]
-    if n_folds == 1:
-        parts = [order[: max(1, round(holdout * len(order)))]]
-    else:
+    numbers, group = groups.unique(return_inverse=True)
+    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))
+    if strata is None:
         parts = list(order.tensor_split(min(n_folds, len(order))))
-    held = [torch.isin(groups, part) for part in parts]
+        parts = parts if n_folds > 1 else [order[: max(1, round(holdout * len(order)))]]
+    else:
+        order = order[_strata_of_groups(group, strata)[order].argsort(stable=True)]
+        # Dealt like cards, each stratum goes round all folds; a single split takes every fifth.
+        n_parts = min(n_folds if n_folds > 1 else round(1 / holdout), len(order))
+        parts = [order[part::n_parts] for part in range(n_parts)][: max(1, n_folds)]
+    held = [torch.isin(group, part) for part in parts]
     return [((~mask).nonzero()[:, 0], mask.nonzero()[:, 0]) for mask in held]
 
 
+def forward_folds(times: Tensor, n_folds: int, *, holdout: float = 0.2) -> list[tuple[Tensor, Tensor]]:
+    """Splits that learn the past and hold out what follows, the past longer in each (forward chaining).
+
+    Args:
+        times: A number for each row that rises with its time; rows of one time stay together.
+        n_folds: How many, fewer than there are times; 1 is a single split.
+        holdout: The share of the times, the last ones, held out by a single split.
+    """
+    distinct = times.unique()
+    if n_folds == 1:
+        parts = [distinct[-max(1, round(holdout * len(distinct))) :]]
+    else:
+        parts = list(distinct.tensor_split(min(n_folds + 1, len(distinct))))[1:]
+    held = [(times >= part[0]) & (times <= part[-1]) for part in parts]
+    return [((times < part[0]).nonzero()[:, 0], mask.nonzero()[:, 0]) for part, mask in zip(parts, held, strict=True)]
+
+
+def _strata_of_groups(group: Tensor, strata: Tensor) -> Tensor:
+    """The commonest stratum of each group, by number."""
+    _, stratum = strata.unique(return_inverse=True)
+    counts = torch.zeros(int(group.max()) + 1, int(stratum.max()) + 1, dtype=torch.long)
+    return counts.index_put_((group, stratum), torch.ones_like(group), accumulate=True).argmax(1)
+
+
 def fold_tasks(
-    x: Any, y: Any, *, n_folds: int, groups: Any = None, weight: Any = None, seed: int = 0
+    x: Any,
+    y: Any,
+    *,
+    n_folds: int,
+    groups: Any = None,
+    forward: bool = False,
+    weight: Any = None,
+    likelihood: str | Head = "gaussian",
+    seed: int = 0,
 ) -> tuple[Task, ...]:
     """One task per fold: the rows to learn, and the fold with its weights held out.
 
@@ -81,7 +122,9 @@ def fold_tasks(
         n_folds: Folds; 1 for a single split with a fifth of the rows held out.
         groups: The group number of each row; rows of a group are never on both sides of a split. Each row its own by
             default.
+        forward: Whether the groups are numbered in the order of time, and each fold follows what is learned.
         weight: Row weights.
+        likelihood: That of the networks; the folds of a classification have the classes in equal shares.
         seed: The seed of the folds.
     """
     x, y = torch.as_tensor(x), torch.as_tensor(y)
@@ -89,13 +132,19 @@ def fold_tasks(
     groups = torch.arange(len(x)) if groups is None else torch.as_tensor(groups)
     if len(groups.unique()) < 2:
         raise ValueError("`groups` must have at least 2 groups, one to learn from and one to hold out; got 1.")
+    if forward:
+        splits = forward_folds(groups, n_folds)
+    else:
+        head = head_of(likelihood)
+        strata = None if head.has_noise else head.columns(y)[:, 0]
+        splits = folds(groups, n_folds, strata=strata, seed=seed)
 
     def weights(rows: Tensor) -> Tensor | None:
         return None if weight is None else weight[rows]
 
     return tuple(
         Task(x[learned], y[learned], weights(learned), held_out=(x[held], y[held], weights(held)))
-        for learned, held in folds(groups, n_folds, seed=seed)
+        for learned, held in splits
     )
 
 
@@ -132,7 +181,8 @@ def choose(
         seed: The seed of folds and networks.
         settings: Passed to `train`: `hidden`, `likelihood`, `batch_size`, `learn_drop_prob` ...
     """
-    tasks = fold_tasks(x, y, n_folds=n_folds, groups=groups, weight=weight, seed=seed)
+    likelihood = settings.get("likelihood", "gaussian")
+    tasks = fold_tasks(x, y, n_folds=n_folds, groups=groups, weight=weight, likelihood=likelihood, seed=seed)
     members = [replace(c, task=k, seed=seed) for c in grid for k in range(len(tasks))]
     trained = train_in_jobs(tasks, members, **settings)
     held_out = [task.held_out for task in tasks]

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from dropbayes.population.heads import Head
 from dropbayes.population.records import Population, Task
+from dropbayes.runtime.validation import row_weights
 
-__all__ = ["Moments", "Table", "moments", "row_weights", "stacked_table"]
+__all__ = ["Moments", "Table", "moments", "stacked_table"]
 
 # A column whose deviation is this small beside its mean carries rounding errors alone.
 _CONSTANT = 1e-10
@@ -65,22 +66,6 @@ def moments(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return mean * unit, torch.where(constant, 1.0, scale * unit)
 
 
-def row_weights(weight: object, n_rows: int) -> Tensor:
-    """The weights of rows in float64, ones by default; refused where they are no weights."""
-    if weight is None:
-        return torch.ones(n_rows, dtype=torch.float64)
-    values = torch.as_tensor(weight).double()
-    if values.shape != (n_rows,) or not bool((values >= 0).all() & values.isfinite().all()) or not bool(values.any()):
-        raise ValueError(
-            f"`weight` must hold one finite number, zero or more, for each of the {n_rows} rows, and not zeros alone; "
-            f"got the shape {tuple(values.shape)} with values from {float(values.min()):.3g} to "
-            f"{float(values.max()):.3g}."
-            if values.numel()
-            else f"`weight` must hold one number for each of the {n_rows} rows; got none."
-        )
-    return values
-
-
 def _task_moments(x: Tensor, y: Tensor, weight: Tensor, head: Head) -> Moments:
     neutral = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     return Moments(*moments(x, weight), *(moments(y, weight) if head.has_noise else neutral))
@@ -98,7 +83,7 @@ def _task_columns(task: Task, number: int, head: Head) -> tuple[Tensor, Tensor, 
             f"`tasks` must hold x [row, feature] and y with as many rows, at least one; task {number} has x "
             f"{tuple(x.shape)} and y {tuple(y.shape)}."
         )
-    return x, y, row_weights(task.weight, len(x))
+    return x, y, row_weights(task.weight, len(x), name="weight")
 
 
 def stacked_table(

@@ -1,17 +1,24 @@
 """The predictive distribution of a network: its moments, the mixture itself, and how it fares against outcomes."""
 
+from dropbayes.predictive.dropout_choice import DropoutChoice, choose_dropout
 from dropbayes.predictive.evaluation import COVERAGES, Evaluation, evaluate
 from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.predictive.moments import Gaussian, Prediction, UncertaintyWarning, batches, predict
-from dropbayes.predictive.verdict import DropoutChoice, Verdict, check, choose_dropout
+from dropbayes.predictive.scoring import CLASS_SCORES, REGRESSION_SCORES, ClassOutcomes, RegressionOutcomes, Score
+from dropbayes.predictive.verdict import Verdict, check
 
 __all__ = [
+    "CLASS_SCORES",
     "COVERAGES",
+    "REGRESSION_SCORES",
+    "ClassOutcomes",
     "DropoutChoice",
     "Evaluation",
     "Gaussian",
     "Mixture",
     "Prediction",
+    "RegressionOutcomes",
+    "Score",
     "UncertaintyWarning",
     "Verdict",
     "batches",

@@ -10,8 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes import scores
 from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
+from dropbayes.predictive.scoring import (
+    CLASS_SCORES,
+    COVERAGE_LEVELS,
+    REGRESSION_SCORES,
+    ClassOutcomes,
+    RegressionOutcomes,
+    core_scores,
+)
 from dropbayes.runtime.arrays import Array, to_tensor
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import finite_tensor, row_weights
@@ -22,7 +29,7 @@ from dropbayes.sampling.streaming import LogMean, Mean
 from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs, loaded_batches, network_arguments
 from dropbayes.scores.averages import weighted_mean
 
-COVERAGES = scores.COVERAGE_LEVELS
+COVERAGES = COVERAGE_LEVELS
 """The nominal coverages whose observed counterparts are reported."""
 
 __all__ = ["COVERAGES", "Evaluation", "Gaussian", "evaluate"]
@@ -78,7 +85,7 @@ def evaluate(
     The log-likelihood is that of the mixture over draws,
     $\log \frac1T \sum_t p(\mathbf y^* \mid \widehat{\mathbf y}_t)$ [GG16, eq:predictive_dist_reg], averaged over rows.
     Coverage is that of the central intervals of the mixture of Gaussians with each draw's mean and variance; what each
-    score means is in `scores.REGRESSION_SCORES` and `scores.CLASS_SCORES`.
+    score means is in `predictive.REGRESSION_SCORES` and `predictive.CLASS_SCORES`.
 
     Args:
         net: Any network with dropout.
@@ -164,7 +171,7 @@ def _without_labels(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
 def _pair(arguments: Any, y: Any, row_axis: RowAxis) -> tuple[Inputs, Tensor]:
     inputs = as_inputs(arguments, row_axis=row_axis)
     targets = to_tensor(y, name="y").to(inputs.device)
-    if targets.is_floating_point():
+    if targets.is_floating_point() or targets.is_complex():
         finite_tensor("y", targets)
     if not inputs.is_one_row and (targets.dim() == 0 or len(targets) != inputs.n_rows):
         raise ValueError(f"`y` must have one entry per row; got shape {tuple(targets.shape)} for {inputs.n_rows} rows.")
@@ -206,8 +213,8 @@ def _regression_scores(
     results: RowResults, y: Tensor, densities: Tensor, likelihood: Likelihood, sample_weight: Array | None
 ) -> dict[str, float]:
     std = (results.joined("epistemic") + results.joined("aleatoric")).sqrt()
-    rows = scores.RegressionOutcomes(y, results.joined("mean"), std, results.joined("pit"), densities, sample_weight)
-    return scores.regression_scores(rows)
+    rows = RegressionOutcomes(y, results.joined("mean"), std, results.joined("pit"), densities, sample_weight)
+    return core_scores(REGRESSION_SCORES, rows)
 
 
 def _class_scores(
@@ -218,7 +225,7 @@ def _class_scores(
     labels, n_rows = y.long(), len(y)
     if sample_weight is not None:  # each of a row's labels has the row's weight
         sample_weight = torch.as_tensor(sample_weight).repeat_interleave(labels.numel() // n_rows)
-    rows = scores.ClassOutcomes(labels.reshape(-1), probabilities.reshape(-1, probabilities.shape[-1]), sample_weight)
-    per_label = scores.class_scores(rows)
+    rows = ClassOutcomes(labels.reshape(-1), probabilities.reshape(-1, probabilities.shape[-1]), sample_weight)
+    per_label = core_scores(CLASS_SCORES, rows)
     weight = None if sample_weight is None else sample_weight[:: labels.numel() // n_rows]
     return per_label | {"log_likelihood": float(weighted_mean(densities, weight))}

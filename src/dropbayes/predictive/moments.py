@@ -43,6 +43,7 @@ def predict(
     seed: int = 0,
     likelihood: Likelihood | None = None,
     masks: str = "shared",
+    positions: str | None = None,
     sampler: str = "stratified",
     row_axis: RowAxis = 0,
     analytic: bool = True,
@@ -68,6 +69,8 @@ def predict(
         seed: With `n_draws`, fixes every mask: the same seed gives the same prediction.
         likelihood: What the output means: `Gaussian`, `HeteroscedasticGaussian`, `Categorical`; None for the bare one.
         masks: "shared" for one mask per draw, "row" for fresh masks for every row.
+        positions: For a network that reads sequences: "tied" for one mask for all positions of a sequence, "own" for
+            one for each, keyed by the absolute position; None takes a position for a unit like any other.
         sampler: "stratified" or "independent".
         row_axis: The axis of the rows in the inputs, 1 for sequence-first networks: one for all arguments or one for
             each (a dict or tuple); None where the whole input is one row (graphs, sets, a contrastive batch).
@@ -99,7 +102,10 @@ def predict(
         _check_automatic(n_draws, tolerance, request)
     keys = checked_keys(_REPLICATE_DRAWS if automatic else n_draws, seed, sampler)  # type: ignore[arg-type]
     results, used, offset = RowResults(), list[Tensor](), checked_first_row(first_row)
-    options = {"keys": keys, "masks": masks, "max_bytes": max_bytes, "exact_rows": exact_rows, "leave_out": leave_out}
+    options = {
+        "keys": keys, "masks": masks, "positions": positions, "max_bytes": max_bytes, "exact_rows": exact_rows,
+        "leave_out": leave_out,
+    }  # fmt: skip
     plan: Plan | None = None
     own_bar = False if isinstance(x, torch.utils.data.DataLoader) else progress  # a loader has one over its batches
     for batch in batches(net, x, progress=progress, title="predict"):

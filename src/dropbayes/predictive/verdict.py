@@ -1,4 +1,4 @@
-r"""The verdict on Monte Carlo dropout for a network, and the drop probability to give one without."""
+r"""The verdict on Monte Carlo dropout for a network."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes.layers.conversion import add_dropout
-from dropbayes.likelihoods import Categorical, ClassLikelihood, Gaussian, Likelihood
-from dropbayes.predictive.mixtures import Mixture
+from dropbayes.likelihoods import Likelihood
+from dropbayes.predictive.judges import checked_targets, judge_of, plain_output
 from dropbayes.sampling import draws, sites
-from dropbayes.scores import confidence_and_correctness, expected_calibration_error, risk_coverage
+from dropbayes.scores import risk_coverage
 
-__all__ = ["DropoutChoice", "Verdict", "check", "choose_dropout"]
-
-DROP_PROBS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
-"""The drop probabilities that `choose_dropout` tries."""
+__all__ = ["Verdict", "check"]
 
 # The gap between claimed and observed coverage beyond which calibration is advised.
 _COVERAGE_GAP = 0.05
@@ -149,9 +145,9 @@ def check(
     sampled = draws(net, x, n_draws=n_draws, seed=seed, masks="row")
     if not isinstance(sampled, Tensor):
         raise TypeError(f"`net` must return one tensor; got {type(sampled).__name__}. Wrap it to return its logits.")
-    plain = _plain_output(net, x)
-    targets = _targets(y, plain, likelihood)
-    judge = _ClassJudge() if _is_classes(targets, plain, likelihood) else _NumberJudge(likelihood)
+    plain = plain_output(net, x)
+    targets = checked_targets(y, plain, likelihood)
+    judge = judge_of(targets, plain, likelihood)
     densities, base = judge.log_densities(sampled, targets), judge.log_densities(plain[None], targets)
     uncertainty, loss = judge.uncertainty_and_loss(sampled, targets)
     curve = risk_coverage(uncertainty, loss)
@@ -176,223 +172,13 @@ def check(
     return Verdict(**measured, advice=_advice(verdict))
 
 
-@dataclass(frozen=True)
-class DropoutChoice:
-    """The drop probability for a network trained without dropout; prints as a table.
-
-    Attributes:
-        drop_prob: The largest that costs at most the tolerance; 0 if none does. One per weight layer, by name, where
-            they were chosen apart.
-        helps: Whether the held-out log-likelihood is better with it than without dropout, by more than its standard
-            error.
-        log_likelihood: That of the choice.
-        plain_log_likelihood: That of the network without dropout.
-        tried: The log-likelihood of each drop probability, one for all layers.
-        network: A copy of the network with the chosen dropout; the network itself if nothing was chosen.
-    """
-
-    drop_prob: float | dict[str, float]
-    helps: bool
-    log_likelihood: float
-    plain_log_likelihood: float
-    tried: dict[float, float]
-    network: nn.Module
-
-    def __str__(self) -> str:
-        lines = [f"without dropout  {self.plain_log_likelihood: .4f}"]
-        lines += [f"drop_prob {p:<6g} {value: .4f}" for p, value in self.tried.items()]
-        chosen = self.drop_prob
-        if not chosen or (isinstance(chosen, dict) and not any(chosen.values())):
-            return "\n".join([*lines, "no drop probability keeps the held-out log-likelihood within the tolerance"])
-        word = "better than" if self.helps else "no better than"
-        return "\n".join([*lines, f"chosen: {chosen}, {word} no dropout"])
-
-
-def choose_dropout(
-    net: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    *,
-    tolerance: float = 0.01,
-    likelihood: Likelihood | None = None,
-    drop_probs: Sequence[float] = DROP_PROBS,
-    per_layer: bool = False,
-    n_draws: int = 50,
-    seed: int = 0,
-) -> DropoutChoice:
-    r"""The drop probability that costs at most so much held-out log-likelihood, for a network trained without dropout.
-
-    Dropout is put before every weight layer (`add_dropout`), nothing is trained. Of the probabilities that cost at most
-    the tolerance against the plain network the largest is chosen: the widest distribution over functions that the rows
-    do not contradict.
-
-    Args:
-        net: A trained network.
-        x: Inputs of rows it was not trained on.
-        y: Their outcomes.
-        tolerance: The greatest loss of log-likelihood, in nats per row.
-        likelihood: What the output means; see `check`.
-        drop_probs: The probabilities to try, rising.
-        per_layer: Whether to go on and raise the probability of each weight layer apart, as far as the same tolerance
-            allows, the layers in turn.
-        n_draws: The number of draws T.
-        seed: The seed of the draws.
-    """
-    if not tolerance >= 0:
-        raise ValueError(f"`tolerance` must be zero or more nats per row; got {tolerance!r}.")
-    if not drop_probs or not all(0 < p < 1 for p in drop_probs):
-        raise ValueError(f"`drop_probs` must hold probabilities in (0, 1); got {list(drop_probs)}.")
-    plain = _plain_output(net, x)
-    targets = _targets(y, plain, likelihood)
-    judge = _ClassJudge() if _is_classes(targets, plain, likelihood) else _NumberJudge(likelihood)
-    base = judge.log_densities(plain[None], targets)
-
-    def densities(candidate: nn.Module) -> Tensor:
-        return judge.log_densities(draws(candidate, x, n_draws=n_draws, seed=seed, masks="row"), targets)
-
-    scores = {p: densities(add_dropout(net, p)) for p in sorted(drop_probs)}
-    tried = {p: float(values.mean()) for p, values in scores.items()}
-    allowed = [p for p, value in tried.items() if value >= float(base.mean()) - tolerance]
-    chosen = max(allowed, default=0.0)
-    network, best = (add_dropout(net, chosen), scores[chosen]) if chosen else (net, base)
-    by_layer: dict[str, float] = {}
-    if per_layer and chosen:
-        network, best, by_layer = _raise_layers(network, chosen, sorted(drop_probs), densities, base, tolerance)
-    gain = best - base
-    helps = bool(chosen) and float(gain.mean()) > float(gain.std() / math.sqrt(len(gain)))
-    return DropoutChoice(by_layer or chosen, helps, float(best.mean()), float(base.mean()), tried, network)
-
-
-def _raise_layers(
-    network: nn.Module, chosen: float, drop_probs: list[float], densities: Any, base: Tensor, tolerance: float
-) -> tuple[nn.Module, Tensor, dict[str, float]]:
-    names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
-    by_layer, best = dict.fromkeys(names, chosen), densities(network)
-    for name in names:
-        for p in (p for p in drop_probs if p > chosen):
-            candidate = add_dropout(network, p, where=[name])
-            score = densities(candidate)
-            if float(score.mean()) < float(base.mean()) - tolerance:
-                break
-            network, best, by_layer[name] = candidate, score, p
-    return network, best, by_layer
-
-
-# --- judging one kind of outcome ----------------------------------------------------------------------------------
-
-
-class _NumberJudge:
-    """Numbers, with Gaussian noise of given precision, or of the precision that fits best."""
-
-    def __init__(self, likelihood: Likelihood | None) -> None:
-        self.likelihood = likelihood
-
-    def mixture(self, sampled: Tensor, y: Tensor) -> Mixture:
-        """The predictive mixture of draws `[draw, row, output]`, one column per output."""
-        location = sampled.double().reshape(len(sampled), len(y), -1)
-        outcome = y.double().reshape(len(y), -1)
-        if isinstance(self.likelihood, Gaussian):
-            return Mixture(location, torch.tensor(float(self.likelihood.precision) ** -0.5, dtype=torch.float64))
-        if self.likelihood is not None:
-            raise TypeError(f"`likelihood` must be Gaussian or a class likelihood; got {self.likelihood}.")
-        return Mixture(location, _best_scale(location, outcome))
-
-    def log_densities(self, sampled: Tensor, y: Tensor) -> Tensor:
-        return self.mixture(sampled, y).log_density(y.double().reshape(len(y), -1))
-
-    def uncertainty_and_loss(self, sampled: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        mixture = self.mixture(sampled, y)
-        error = (mixture.mean - y.double().reshape(len(y), -1)).abs().mean(-1)
-        return mixture.variance.sum(-1), error
-
-    def coverage(self, sampled: Tensor, y: Tensor) -> dict[float, float]:
-        pit = self.mixture(sampled, y).pit(y.double().reshape(len(y), -1))
-        return {level: float(((2 * pit - 1).abs() <= level).double().mean()) for level in (0.5, 0.8, 0.95)}
-
-    def calibration_error(self, sampled: Tensor, y: Tensor) -> None:
-        del sampled, y
-
-
-class _ClassJudge:
-    """Classes, with logits as outputs."""
-
-    def log_densities(self, sampled: Tensor, y: Tensor) -> Tensor:
-        log = sampled.double().log_softmax(-1)
-        return log.gather(-1, y.expand(len(log), -1)[..., None])[..., 0].logsumexp(0) - math.log(len(log))
-
-    def uncertainty_and_loss(self, sampled: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        mean = sampled.double().softmax(-1).mean(0)
-        entropy = -(mean * mean.clamp_min(1e-300).log()).sum(-1)
-        return entropy, 1 - confidence_and_correctness(mean, y)[1]
-
-    def coverage(self, sampled: Tensor, y: Tensor) -> dict[float, float]:
-        del sampled, y
-        return {}
-
-    def calibration_error(self, sampled: Tensor, y: Tensor) -> float:
-        return float(expected_calibration_error(sampled.double().softmax(-1).mean(0), y))
-
-
-def _best_scale(location: Tensor, y: Tensor) -> Tensor:
-    """The scale of Gaussian noise with the largest likelihood of the mixture, one per output, by golden section."""
-    error = (y - location).square()
-    scales = []
-    for k in range(y.shape[1]):
-        column = error[..., k]
-        low = math.log(max(float(column.amin(0).mean()), 1e-12)) / 2
-        high = math.log(max(float(column.mean()), 1e-12)) / 2 + 0.1
-
-        def likelihood(log_scale: float, column: Tensor = column) -> float:
-            density = -0.5 * column * math.exp(-2 * log_scale)
-            return float(density.logsumexp(0).mean()) - log_scale
-
-        for _ in range(40):
-            first, second = (low + share * (high - low) for share in (0.381966, 0.618034))
-            low, high = (low, second) if likelihood(first) > likelihood(second) else (first, high)
-        scales.append(math.exp((low + high) / 2))
-    return torch.tensor(scales, dtype=torch.float64, device=location.device)
-
-
-def _plain_output(net: nn.Module, x: Tensor) -> Tensor:
-    """One pass without dropout; the network's flags are left as they were."""
-    training = {name: module.training for name, module in net.named_modules()}
-    try:
-        with torch.no_grad():
-            output = net.eval()(x)
-    finally:
-        for name, module in net.named_modules():
-            module.training = training[name]
-    if not isinstance(output, Tensor):
-        raise TypeError(f"`net` must return one tensor; got {type(output).__name__}. Wrap it to return its logits.")
-    return output
-
-
-def _is_classes(y: Tensor, output: Tensor, likelihood: Likelihood | None) -> bool:
-    if likelihood is not None:
-        if isinstance(likelihood, ClassLikelihood) and not isinstance(likelihood, Categorical):
-            raise TypeError(f"`likelihood` must be Categorical or Gaussian; got {likelihood}.")
-        return isinstance(likelihood, Categorical)
-    return not y.is_floating_point() and output.dim() == 2 and output.shape[1] > 1
-
-
-def _targets(y: Any, output: Tensor, likelihood: Likelihood | None) -> Tensor:
-    targets = torch.as_tensor(y, device=output.device)
-    if len(targets) != len(output):
-        raise ValueError(f"`y` must have one outcome for each of the {len(output)} rows; got {len(targets)}.")
-    if not _is_classes(targets, output, likelihood) and targets.numel() != output.numel():
-        raise ValueError(
-            f"`y` must have the shape {tuple(output.shape)} of the network's output; got {tuple(targets.shape)}."
-        )
-    return targets
-
-
 def _ensemble_equivalent(
     judge: Any, members: Sequence[nn.Module], x: Tensor, y: Tensor, reached: float
 ) -> tuple[float | None, tuple[float, ...]]:
     """The size of the ensemble with the same log-likelihood, interpolated, and the log-likelihoods of all sizes."""
     if not members:
         return None, ()
-    outputs = torch.stack([_plain_output(member, x) for member in members])
+    outputs = torch.stack([plain_output(member, x) for member in members])
     scores = []
     for size in range(1, len(members) + 1):
         starts = range(len(members))  # every member is in as many of these ensembles as every other

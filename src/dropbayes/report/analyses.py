@@ -9,7 +9,7 @@ from dropbayes.report.features import IMPORTANCE_ROWS, Importance, Segment, segm
 from dropbayes.report.formatting import number, percent, score_text
 from dropbayes.report.inputs import ReportInputs
 from dropbayes.report.layout import Column, Section, Table
-from dropbayes.report.measurements import Classification, Regression, Score
+from dropbayes.report.measurements import Classification, Regression
 
 SHOWN_FEATURES, SEGMENT_FEATURES = 12, 5
 """The most features in a table, and the most important ones that are divided into parts."""
@@ -27,9 +27,9 @@ def baseline_table(inputs: ReportInputs, found: Regression | Classification) -> 
     columns.append(Column("beside this model", number=False))
     rows = []
     for line in lines:
-        error = Score("RMSE", line.error, line.error_se, percent=not regression)
+        error = score_text(line.error, line.error_se, percent=not regression)
         more = [] if line.log_likelihood is None else [number(line.log_likelihood)]
-        rows.append([line.name, score_text(error), *more, _beside(line.gap)])
+        rows.append([line.name, error, *more, _beside(line.gap)])
     caption = (
         f"Simple models fitted to the same {len(inputs.training[0]):,} training rows. The last column compares errors "
         "row by row; two standard errors are beyond chance."
@@ -66,7 +66,7 @@ def _importance_table(ranked: list[Importance], n_rows: int, regression: bool) -
     loss = "mean absolute error" if regression else "negative log-likelihood (nats)"
     rows = [
         [
-            one.name, score_text(Score("MAE", one.rise, one.error)),
+            one.name, score_text(one.rise, one.error),
             f"{100 * max(one.rise, 0.0) / greatest:.0f} %" if greatest > 0 else "0 %",
         ]
         for one in ranked[:SHOWN_FEATURES]

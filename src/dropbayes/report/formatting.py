@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import unicodedata
 
-from dropbayes.report.measurements import Score
-
 _JOINERS = "\u200c\u200d"  # part of emoji and of some scripts
 # part of emoji and of some scripts
 
@@ -90,18 +88,18 @@ def percent(share: float) -> str:
     return f"{100 * share:.{0 if coarse else 1}f} %"
 
 
-def score_text(score: Score) -> str:
+def score_text(value: float, error: float | None = None, *, percent: bool = False) -> str:
     """The value of a score and its standard error, to the digits that the error leaves.
 
     Examples:
-        >>> score_text(Score("RMSE", 1.23456, 0.0312)), score_text(Score("ECE", 0.0345, percent=True))
+        >>> score_text(1.23456, 0.0312), score_text(0.0345, percent=True)
         ('1.235 ± 0.031', '3.45 %')
     """
-    scale, unit = (100.0, " %") if score.percent else (1.0, "")
-    value = scale * score.value
-    if score.error is None or not math.isfinite(score.value) or not math.isfinite(score.error) or not score.error:
-        return number(value, digits=3 if score.percent else 4) + unit
-    error = scale * score.error
+    scale, unit = (100.0, " %") if percent else (1.0, "")
+    value = scale * value
+    if error is None or not math.isfinite(value) or not math.isfinite(error) or not error:
+        return number(value, digits=3 if percent else 4) + unit
+    error = scale * error
     decimals = max(0, 1 - math.floor(math.log10(error)))
     if decimals > 6 or abs(value) >= 1e7:
         return f"{number(value, digits=4)} ± {number(error, digits=2)}{unit}"

@@ -14,7 +14,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from dropbayes.report import svg
-from dropbayes.report.measurements import Score
+from dropbayes.report.measurements import ScoreValue
 from dropbayes.report.summary import Answer
 from dropbayes.report.svg import Figure
 from dropbayes.runtime.version import __version__
@@ -109,7 +109,7 @@ class Section:
     intro: str | Markup = ""
     answers: Sequence[Answer] = ()
     charts: Sequence[Chart] = ()
-    scores: Sequence[tuple[Score, str]] = ()
+    scores: Sequence[tuple[ScoreValue, str]] = ()
     caption: str = ""
     download: str = ""
     tables: Sequence[Table] = ()

@@ -7,7 +7,7 @@ Nothing here is computed by a formula of its own: scores come from `dropbayes.sc
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,19 @@ from torch import Tensor
 from dropbayes import calibration, information, scores
 from dropbayes.calibration import ReliabilityCurve
 from dropbayes.predictive.mixtures import Mixture
+from dropbayes.predictive.scoring import (
+    CLASS_SCORES,
+    INTERVAL_LEVEL,
+    REGRESSION_SCORES,
+    ClassOutcomes,
+    RegressionOutcomes,
+    Score,
+)
 from dropbayes.scores import RiskCoverage
 
 Numbers = npt.NDArray[np.float64]
 
-LEVEL = 0.95
+LEVEL = INTERVAL_LEVEL
 """The coverage claimed by the intervals shown."""
 
 CRPS_ROWS = 2000
@@ -33,58 +41,37 @@ ENOUGH_ROWS = 30
 """Below this many rows the report does not judge calibration."""
 
 
-MEANINGS = {
-    "RMSE": "root mean squared error of the predicted mean; smaller is better",
-    "MAE": "mean absolute error; smaller is better",
-    "CRPS": "continuous ranked probability score, in the target's units; smaller is better",
-    "50 % interval holds": "share of truths inside; 50 % is calibrated",
-    "80 % interval holds": "share of truths inside; 80 % is calibrated",
-    "95 % interval holds": "share of truths inside; 95 % is calibrated",
-    "95 % interval width": "mean width; narrower is better if the coverage is right",
-    "95 % interval score": "width plus a penalty for misses; smaller is better",
-    "Sharpness": "root mean predictive variance: the RMSE the model expects of itself",
-    "Calibration gap": "mean gap between claimed and observed coverage over all levels; 0 is best",
-    "Mean PIT": "mean rank of the truth in its prediction; 0.5 is unbiased, more means predictions run low",
-    "Best factor on std": "1 is right; above 1 the model was over-confident",
-    "Accuracy": "share of rows whose most probable class is the truth",
-    "Balanced accuracy": "mean over the classes of the share of their rows that are recognised",
-    "Mean confidence": "mean probability of the predicted class; a calibrated model's accuracy",
-    "Brier score": "squared error of the probabilities, 0 to 2; smaller is better",
-    "ECE": "expected calibration error, 15 bins of equal width; smaller is better",
-    "Adaptive ECE": "the same over 15 bins of equally many rows",
-    "Best temperature": "1 is right; above 1 the model was over-confident",
-    "Entropy": "mean total uncertainty, in nats",
-    "Mutual information": "its epistemic part, in nats",
-    "AUROC of errors": "chance that a wrong row is more uncertain than a right one; 0.5 is no better than chance",
-    "AURC": "area under the risk-coverage curve; smaller is better",
-    "Excess AURC": "the part of it above the best possible ranking; 0 is perfect",
-    "Log-likelihood": "mean log-density (or log-probability) of the truth; larger is better",
-}
-"""What each score says, and which direction is better."""
-
-
 @dataclass(frozen=True)
-class Score:
+class ScoreValue:
     """One line of the table of scores.
 
     Args:
-        name: What it is called.
+        score: What it is, of `dropbayes.predictive.scoring`.
         value: The number.
         error: Its standard error over the rows, taken as independent; None where none is known.
-        percent: Whether it is a share, shown in percent.
         remark: What to add to its meaning.
     """
 
-    name: str
+    score: Score
     value: float
     error: float | None = None
-    percent: bool = False
     remark: str = ""
 
     @property
     def meaning(self) -> str:
-        """What it says."""
-        return MEANINGS[self.name] + self.remark
+        """What it says, and which direction is better."""
+        return self.score.description + self.remark
+
+
+def score_values(table: Mapping[str, Score], rows: Any, **remarks: str) -> dict[str, ScoreValue]:
+    """Every score of a table that the rows have, by name, with the remark made on it."""
+    values = {}
+    for name, score in table.items():
+        value = float(score.value(rows))
+        error = None if score.error is None else float(score.error(rows))
+        if not math.isnan(value):
+            values[name] = ScoreValue(score, value, error, remarks.get(name, ""))
+    return values
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +88,7 @@ class Regression:
     pit: Numbers
     reliability: ReliabilityCurve
     risk: RiskCoverage
-    scores: dict[str, Score]
+    scores: dict[str, ScoreValue]
     n_draws: int
 
     @property
@@ -121,7 +108,7 @@ class Classification:
     aleatoric: Numbers
     reliability: ReliabilityCurve
     risk: RiskCoverage
-    scores: dict[str, Score]
+    scores: dict[str, ScoreValue]
     n_draws: int
 
     @property
@@ -215,36 +202,14 @@ def regression(model: Any, x: Numbers, y: Numbers) -> Regression:
     transform = torch.cat(pit)
     reliability = calibration.interval_reliability(transform)
     risk = scores.risk_coverage(std, np.abs(y - mean_))
-    chosen_few = f" (of {CRPS_ROWS:,} evenly chosen rows)" if len(x) > CRPS_ROWS else ""
-    lines = [
-        *_errors(mean_, y),
-        Score("Log-likelihood", *mean_and_error(torch.cat(density))),
-        Score("CRPS", *mean_and_error(torch.cat(ranked)), remark=chosen_few),
-        *_coverages(reliability),
-        Score("95 % interval width", *mean_and_error(upper - lower)),
-        Score("95 % interval score", *mean_and_error(scores.interval_score(lower, upper, y, level=LEVEL))),
-        Score("Sharpness", float(scores.sharpness(std))),
-        Score("Calibration gap", float(reliability.mean_gap), percent=True),
-        Score("Mean PIT", float(transform.mean()), 1 / math.sqrt(12 * len(y))),  # of uniform transforms
-        Score("Best factor on std", float(calibration.std_scale(mean_, std, y))),
-        Score("AURC", float(risk.area)),
-        Score("Excess AURC", float(risk.excess_area)),
-    ]
-    return Regression(
-        y, mean_, std, epistemic, aleatoric, lower, upper, transform.numpy(), reliability, risk, _named(lines), n_draws
+    rows_scored = RegressionOutcomes(
+        y, mean_, std, transform, torch.cat(density), crps=torch.cat(ranked), lower=lower, upper=upper
     )
-
-
-def _errors(mean: Numbers, y: Numbers) -> list[Score]:
-    rmse = float(scores.rmse(mean, y))
-    square_error = mean_and_error((mean - y) ** 2)[1]
-    error = square_error / (2 * rmse) if rmse else 0.0  # of a root, to first order
-    return [Score("RMSE", rmse, error), Score("MAE", float(scores.mae(mean, y)), mean_and_error(np.abs(mean - y))[1])]
-
-
-def _coverages(curve: ReliabilityCurve) -> list[Score]:
-    held = [(p, float(curve.observed[p - 1]), float(curve.standard_error[p - 1])) for p in (50, 80, 95)]
-    return [Score(f"{p} % interval holds", share, error, percent=True) for p, share, error in held]
+    crps_rows = f" (of {CRPS_ROWS:,} evenly chosen rows)" if len(x) > CRPS_ROWS else ""
+    values = score_values(REGRESSION_SCORES, rows_scored, crps=crps_rows)
+    return Regression(
+        y, mean_, std, epistemic, aleatoric, lower, upper, transform.numpy(), reliability, risk, values, n_draws
+    )
 
 
 # -------------------------------------------------------------------------------------------- classification
@@ -262,28 +227,12 @@ def classification(model: Any, x: Numbers, labels: npt.NDArray[np.int64]) -> Cla
     confidence, correct = scores.confidence_and_correctness(probabilities, truth)
     reliability = calibration.class_reliability(probabilities, truth)
     risk = scores.risk_coverage(entropy, 1 - correct)
-    ece, adaptive = (
-        float(measure(probabilities, truth))
-        for measure in (scores.expected_calibration_error, scores.adaptive_calibration_error)
-    )
-    lines = [
-        Score("Accuracy", float(scores.accuracy(probabilities, truth)), mean_and_error(correct)[1], percent=True),
-        Score("Balanced accuracy", balanced_accuracy(probabilities.argmax(1).numpy(), labels), percent=True),
-        Score("Mean confidence", *mean_and_error(confidence), percent=True),
-        Score("Log-likelihood", *mean_and_error(scores.class_log_likelihood(probabilities, truth))),
-        Score("Brier score", *mean_and_error(scores.brier_score(probabilities, truth))),
-        Score("ECE", ece, percent=True, remark=f", and chance alone makes it {100 * chance_error(confidence):.1f} %"),
-        Score("Adaptive ECE", adaptive, percent=True),
-        Score("Best temperature", _temperature(probabilities, truth)),
-        Score("Entropy", *mean_and_error(entropy)),
-        Score("Mutual information", *mean_and_error(epistemic)),
-        *_detection(entropy, 1 - correct),
-        Score("AURC", float(risk.area)),
-        Score("Excess AURC", float(risk.excess_area)),
-    ]
+    chance = f", and chance alone makes it {100 * chance_error(confidence):.1f} %"
+    rows_scored = ClassOutcomes(truth, probabilities, mutual_information=epistemic)
+    values = score_values(CLASS_SCORES, rows_scored, calibration_error=chance)
     return Classification(
         labels, probabilities.numpy(), entropy.numpy(), epistemic.numpy(), aleatoric.numpy(), reliability, risk,
-        _named(lines), n_draws,
+        values, n_draws,
     )  # fmt: skip
 
 
@@ -321,12 +270,6 @@ def per_class(predicted: Any, labels: Any, n_classes: int) -> list[ClassScores]:
     return found
 
 
-def balanced_accuracy(predicted: Any, labels: Any) -> float:
-    """The mean over the classes that occur of the share of their rows that are recognised."""
-    classes = np.unique(labels)
-    return float(np.mean([(predicted[labels == label] == label).mean() for label in classes]))
-
-
 def never_predicted(found: Classification) -> list[int]:
     """The classes that occur in some rows and are predicted in none."""
     return sorted(set(found.labels.tolist()) - set(found.predicted.tolist()))
@@ -345,24 +288,6 @@ def chance_error(confidence: Tensor, *, n_bins: int = 15) -> float:
     bins = (confidence * n_bins).long().clamp_max(n_bins - 1)
     variance = torch.zeros(n_bins, dtype=confidence.dtype).index_add(0, bins, confidence * (1 - confidence))
     return float((variance * 2 / math.pi).sqrt().sum() / len(confidence))
-
-
-def _temperature(probabilities: Tensor, truth: Tensor) -> float:
-    logits = probabilities.clamp_min(1e-30).log()
-    return float(calibration.temperature(logits[None], truth))
-
-
-def _detection(entropy: Tensor, wrong: Tensor) -> list[Score]:
-    if not 0 < wrong.sum() < len(wrong):
-        return []  # nothing to detect, or nothing but errors
-    return [Score("AUROC of errors", float(scores.auroc(entropy, wrong)))]
-
-
-# ------------------------------------------------------------------------------------------------------ both
-
-
-def _named(lines: list[Score]) -> dict[str, Score]:
-    return {score.name: score for score in lines}
 
 
 def risk_after_deferring(risk: RiskCoverage, share: float) -> tuple[int, float]:

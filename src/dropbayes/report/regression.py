@@ -55,13 +55,13 @@ def regression_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
 
 
 def _reliability_charts(found: Regression) -> list[Chart]:
-    held = {p: percent(found.scores[f"{p} % interval holds"].value) for p in (50, 80, 95)}
+    held = {p: percent(found.scores[f"coverage_{p}"].value) for p in (50, 80, 95)}
     verdict = verdicts.regression_verdict(found)
     judged = "the curve should follow the diagonal" if verdict.kind == "few" else verdict.text
     caption = (
         f"Intervals that claim 50 %, 80 % and 95 % hold {held[50]}, {held[80]} and {held[95]} of the truths: {judged}."
     )
-    score = found.scores["Mean PIT"]
+    score = found.scores["mean_pit"]
     bias = (
         f"predictions run {verdicts.bias_direction(found)}"
         if verdicts.bias_direction(found)

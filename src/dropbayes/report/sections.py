@@ -26,7 +26,7 @@ SHOWN_COLUMNS = 4
 def scores_section(found: Regression | Classification, tables: Sequence[Table] = ()) -> Section:
     """The table of scores, and others below it."""
     n = len(found.uncertainty)
-    lines = [(score, score_text(score)) for score in found.scores.values()]
+    lines = [(one, score_text(one.value, one.error, percent=one.score.percent)) for one in found.scores.values()]
     return Section(
         "scores",
         "Scores",
@@ -35,8 +35,8 @@ def scores_section(found: Regression | Classification, tables: Sequence[Table] =
         download=csv_address(
             ["score", "value", "standard error", "meaning"],
             [
-                [score.name, f"{score.value:.8g}", "" if score.error is None else f"{score.error:.4g}", score.meaning]
-                for score, _ in lines
+                [one.score.label, f"{one.value:.8g}", "" if one.error is None else f"{one.error:.4g}", one.meaning]
+                for one, _ in lines
             ],
         ),
         tables=tables,

@@ -57,19 +57,19 @@ def regression_answers(found: Regression, *, target: str, features: Sequence[Fea
 
 
 def _how_good(found: Regression, target: str) -> Answer:
-    rmse, mae = found.scores["RMSE"].value, found.scores["MAE"].value
+    rmse, mae = found.scores["rmse"].value, found.scores["mae"].value
     spread = float(found.y.std())
     start = Markup(
         "On {} rows the predicted <b><bdi>{}</bdi></b> is off by {} on average (root mean square {}). "
     ).format(f"{len(found.y):,}", target, number(mae), number(rmse))
     if spread == 0:
         return Answer("How good is it?", f"± {number(mae)}", start + "The truth is the same in all rows.")
-    if rmse + 2 * (found.scores["RMSE"].error or 0.0) < spread:
+    if rmse + 2 * (found.scores["rmse"].error or 0.0) < spread:
         text = Markup("Guessing their mean would be off by {} (RMS): the model explains {} of the variance.").format(
             number(spread), percent(1 - (rmse / spread) ** 2)
         )
         return Answer("How good is it?", f"± {number(mae)}", start + text, "good")
-    worse = rmse - 2 * (found.scores["RMSE"].error or 0.0) > spread
+    worse = rmse - 2 * (found.scores["rmse"].error or 0.0) > spread
     text = Markup("Guessing the mean of these rows would be off by {} (RMS): {}.").format(
         number(spread), "that is better" if worse else "no gain beyond chance"
     )
@@ -77,7 +77,7 @@ def _how_good(found: Regression, target: str) -> Answer:
 
 
 def _how_sure(found: Regression) -> Answer:
-    share, width = epistemic_share(found), found.scores["95 % interval width"].value
+    share, width = epistemic_share(found), found.scores["interval_width"].value
     text = Markup(
         "A typical prediction has a standard deviation of {}; the 95 % interval is {} wide on average. {} of the "
         "variance is <em>epistemic</em> (what the model has not learned; more data would shrink it), the rest "
@@ -89,17 +89,17 @@ def _how_sure(found: Regression) -> Answer:
 def _how_true(found: Regression) -> Answer:
     verdict = regression_verdict(found)
     text = Markup("The 95 % intervals hold {} of the truths, the 50 % intervals {}. {}").format(
-        percent(found.scores["95 % interval holds"].value), percent(found.scores["50 % interval holds"].value),
+        percent(found.scores["coverage_95"].value), percent(found.scores["coverage_50"].value),
         _sentence(verdict),
     )  # fmt: skip
     bias = bias_direction(found)
     if bias:
         text += Markup(" Predictions run {}: the truth's mean rank in its prediction is {}.").format(
-            bias, f"{found.scores['Mean PIT'].value:.2f}"
+            bias, f"{found.scores['mean_pit'].value:.2f}"
         )
     return Answer(
         "Can its certainty be trusted?",
-        f"95 % → {percent(found.scores['95 % interval holds'].value)}",
+        f"95 % → {percent(found.scores['coverage_95'].value)}",
         text,
         verdict.tone,
     )
@@ -113,7 +113,7 @@ def _sentence(verdict: Verdict) -> str:
 
 def class_answers(found: Classification, *, target: str) -> list[Answer]:
     """How good, how sure, how true to its word, and what to do."""
-    accuracy, confidence = found.scores["Accuracy"].value, found.scores["Mean confidence"].value
+    accuracy, confidence = found.scores["accuracy"].value, found.scores["mean_confidence"].value
     most_common = np.bincount(found.labels).max() / len(found.labels)
     good = Markup(
         "On {} rows the most probable <b><bdi>{}</bdi></b> is right in {}. Always guessing the commonest class would "
@@ -122,7 +122,7 @@ def class_answers(found: Classification, *, target: str) -> list[Answer]:
     never = never_predicted(found)
     if never:
         classes = "1 class that occurs is" if len(never) == 1 else f"{len(never)} classes that occur are"
-        balanced = percent(found.scores["Balanced accuracy"].value)
+        balanced = percent(found.scores["balanced_accuracy"].value)
         good += Markup(" {} never predicted (balanced accuracy {}).").format(classes, balanced)
     fair = accuracy > most_common and not never
     verdict = class_verdict(found)
@@ -213,7 +213,7 @@ def probability_advice(found: Classification) -> tuple[str, Markup]:
         return "", Markup("Take the probabilities as they are.")
     if verdict.kind == "few":
         return "", Markup("Judge the probabilities on more rows before relying on them.")
-    factor = found.scores["Best temperature"].value
+    factor = found.scores["temperature"].value
     return f"Divide logits by {number(factor)}", Markup(
         "The logits are off by a factor of {} on these rows. Fit it on held-out rows and keep it: "
         "<code>dropbayes calibrate MODEL HELD_OUT</code>."
@@ -231,6 +231,6 @@ def risk_caption(found: Regression | Classification, *, loss: str) -> str:
     bought = f"; it would be {' and '.join(parts)}" if parts else "; there are too few rows to defer a tenth of them"
     return (
         f"The {loss} of all rows is {show(found.risk.risk[-1].item())}{bought}. "
-        f"The area under the curve is {number(found.scores['AURC'].value)}, of which "
-        f"{number(found.scores['Excess AURC'].value)} is above the best possible ranking."
+        f"The area under the curve is {number(found.scores['aurc'].value)}, of which "
+        f"{number(found.scores['excess_aurc'].value)} is above the best possible ranking."
     )

@@ -132,16 +132,16 @@ def class_verdict(found: Classification) -> Verdict:
         return Verdict("few", f"{n} rows are too few to judge calibration")
     confidence = found.confidence
     error = math.sqrt(float((confidence * (1 - confidence)).sum())) / n
-    gap = found.scores["Accuracy"].value - float(confidence.mean())
+    gap = found.scores["accuracy"].value - float(confidence.mean())
     if abs(gap) > 2 * error:
         kind, word = ("over", "over-confident") if gap < 0 else ("under", "too cautious")
         slight = "slightly " if abs(gap) < 0.03 else ""
         return Verdict(
             kind,
             f"{slight}{word}: it claims {percent(float(confidence.mean()))} and is right in "
-            f"{percent(found.scores['Accuracy'].value)} of the rows",
+            f"{percent(found.scores['accuracy'].value)} of the rows",
         )
-    chance, seen = chance_error(torch.from_numpy(confidence)), found.scores["ECE"].value
+    chance, seen = chance_error(torch.from_numpy(confidence)), found.scores["calibration_error"].value
     if seen > 2 * chance:
         return Verdict(
             "uneven", f"right on the whole but not at every level: ECE {percent(seen)}, chance {percent(chance)}"
@@ -154,7 +154,7 @@ def class_verdict(found: Classification) -> Verdict:
 
 def bias_direction(found: Regression) -> str:
     """Whether predictions run "low" or "high", beyond two standard errors of the mean rank of the truth; else ""."""
-    score = found.scores["Mean PIT"]
+    score = found.scores["mean_pit"]
     if len(found.y) < ENOUGH_ROWS or abs(score.value - 0.5) <= 2 * (score.error or math.inf):
         return ""
     slightly = "slightly " if abs(score.value - 0.5) < 0.05 else ""

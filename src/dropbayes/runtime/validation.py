@@ -30,6 +30,8 @@ __all__ = [
     "finite_tensor",
     "float_tensor",
     "matching_tensors",
+    "random_generator",
+    "row_counts",
     "row_values",
     "row_weights",
 ]
@@ -84,6 +86,13 @@ def check_count(name: str, value: int, *, at_least: int = 1, at_most: int | None
     if not whole or value < at_least or (at_most is not None and value > at_most):
         rule = f"at least {at_least}" if at_most is None else f"between {at_least} and {at_most}"
         raise ValueError(f"`{name}` must be a whole number, {rule}; got {value!r}.")
+
+
+def random_generator(seed: int) -> torch.Generator:
+    """A generator on the CPU with the seed, a whole number."""
+    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool):
+        raise TypeError(f"`seed` must be a whole number; got {seed!r}.")
+    return torch.Generator().manual_seed(int(seed))
 
 
 def _is_finite_number(value: Any) -> bool:
@@ -179,23 +188,46 @@ def _listed(names: Mapping[str, Any]) -> str:
     return ", ".join(quoted[:-1]) + " and " + quoted[-1] if len(quoted) > 1 else quoted[0]
 
 
-def row_weights(sample_weight: Array | None, n_rows: int, *, like: Tensor) -> Tensor:
+def row_weights(
+    sample_weight: Array | None, n_rows: int, *, like: Tensor | None = None, name: str = "sample_weight"
+) -> Tensor:
     """The weight of each row, `[row]` in float64: ones by default. A row of weight 2 counts as two.
 
     Args:
         sample_weight: Finite weights, zero or more, not all zero.
         n_rows: The number of rows.
         like: A tensor on the device of the result.
+        name: The argument's name in errors.
     """
+    device = None if like is None else like.device
     if sample_weight is None:
-        return torch.ones(n_rows, dtype=torch.float64, device=like.device)
-    weight = row_values("sample_weight", sample_weight, n_rows=n_rows).detach().to(like.device, torch.float64)
+        return torch.ones(n_rows, dtype=torch.float64, device=device)
+    weight = row_values(name, sample_weight, n_rows=n_rows).detach().to(device, torch.float64)
     if not (bool((weight >= 0).all()) and bool((weight > 0).any())):
         raise ValueError(
-            "`sample_weight` must be zero or more and not all zero; got values from "
+            f"`{name}` must be zero or more and not all zero; got values from "
             f"{weight.min().item():.3g} to {weight.max().item():.3g}."
         )
     return weight
+
+
+def row_counts(sample_weight: Array | None, n_rows: int, *, like: Tensor) -> Tensor:
+    """How many independent rows each row stands for, `[row]` in int64: whole weights, ones by default.
+
+    A p-value and a certificate count independent rows, of which there is no fraction.
+
+    Args:
+        sample_weight: Whole weights, zero or more, not all zero.
+        n_rows: The number of rows.
+        like: A tensor on the device of the result.
+    """
+    weight = row_weights(sample_weight, n_rows, like=like)
+    if not bool((weight == weight.round()).all()):
+        raise ValueError(
+            "`sample_weight` must hold whole numbers here, how many independent rows each row stands for; got values "
+            f"from {weight.min().item():.3g} to {weight.max().item():.3g} with fractions."
+        )
+    return weight.long()
 
 
 # ---------------------------------------------------------------------------------------------------- classes
@@ -246,7 +278,7 @@ def class_labels(labels: Array, *, n_rows: int, n_classes: int, device: torch.de
 def events(name: str, array: Array, *, n_rows: int) -> Tensor:
     """True where something happened, `[row]`, from booleans or from zeros and ones."""
     tensor = to_tensor(array, name=name)
-    binary = tensor.dtype == torch.bool or bool(((tensor == 0) | (tensor == 1)).all())
+    binary = not tensor.is_complex() and bool(((tensor == 0) | (tensor == 1)).all())
     if tensor.dim() != 1 or len(tensor) != n_rows or not binary:
         raise ValueError(
             f"`{name}` must hold true or false (1 or 0) for each of the {n_rows} rows; got shape {tuple(tensor.shape)} "

@@ -18,6 +18,14 @@ class RowLayout:
 
 
 @dataclass(frozen=True)
+class PositionAxis:
+    """An axis of a mask that holds the positions of a sequence, and which of the input's sequences that is."""
+
+    axis: int
+    sequence: int
+
+
+@dataclass(frozen=True)
 class Site:
     """One place in a forward pass where the network is random."""
 
@@ -37,6 +45,10 @@ class Site:
     """Where a batch has its rows in the mask; None where the mask has no rows."""
     left_out: bool = False
     """Whether `leave_out` switched it off."""
+    name: str = ""
+    """Where it is, whatever else runs: the module, the operation, and which of its calls there."""
+    positions: tuple[PositionAxis, ...] = ()
+    """The axes that hold positions, where they were looked for."""
 
     @property
     def is_random(self) -> bool:

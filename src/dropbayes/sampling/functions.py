@@ -13,9 +13,18 @@ from dropbayes.sampling.inspection import forget, inspected, names_of
 from dropbayes.sampling.looks import flags_up
 from dropbayes.sampling.operations import Interception
 from dropbayes.sampling.perceptron import perceptron
-from dropbayes.sampling.plan import MASKS, NetworkChanged, Plan, check_random, checked_keys, plan_draws
+from dropbayes.sampling.plan import (
+    MASKS,
+    NetworkChanged,
+    Plan,
+    check_random,
+    checked_keys,
+    plan_draws,
+    position_masks,
+)
+from dropbayes.sampling.positions import checked_positions
 from dropbayes.sampling.strategies import KeyedSource, Masks
-from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs, own_leaves, split
+from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs, is_cache, own_leaves, split
 from dropbayes.sampling.views import View, checked_network, eagerly
 
 
@@ -26,6 +35,7 @@ def draws(
     n_draws: int = 100,
     seed: int = 0,
     masks: str = "shared",
+    positions: str | None = None,
     sampler: str = "stratified",
     row_axis: RowAxis = 0,
     exact_rows: bool | None = None,
@@ -41,6 +51,8 @@ def draws(
         n_draws: The number of draws $T$.
         seed: With `n_draws` and `sampler`, fixes every mask.
         masks: "shared" for one mask per draw, so that a draw is a function; "row" for a fresh mask for every row.
+        positions: For a network that reads sequences: "tied" for one mask for all positions of a sequence, "own" for
+            one for each, keyed by the absolute position; None takes a position for a unit like any other.
         sampler: "stratified" or "independent" (see `dropbayes.sampling.masks`).
         row_axis: The axis of the rows in the inputs: one for all arguments or one for each (a dict or tuple); None
             where the whole input is one row (graphs, sets).
@@ -71,7 +83,13 @@ def draws(
                         result[chunk.draws.start : chunk.draws.stop, rows.start : rows.stop] = out
         return plan.anatomy.structure.build(plan.arrange(results, leading=1))
 
-    options = {"masks": masks, "max_bytes": max_bytes, "exact_rows": exact_rows, "leave_out": leave_out}
+    options = {
+        "masks": masks,
+        "positions": positions,
+        "max_bytes": max_bytes,
+        "exact_rows": exact_rows,
+        "leave_out": leave_out,
+    }
     result, plan = with_plan(net, inputs, gather, keys=keys, **options)
     keep_state(net, inputs, plan)
     return result
@@ -126,6 +144,7 @@ def function_draw(
     n_draws: int = 100,
     seed: int = 0,
     masks: str = "shared",
+    positions: str | None = None,
     sampler: str = "stratified",
     row_axis: RowAxis = 0,
     leave_out: str | Sequence[str] = (),
@@ -142,6 +161,8 @@ def function_draw(
         n_draws: The number of draws the index counts in.
         seed: As in `draws`.
         masks: As in `draws`; a draw is a function of its input alone only with "shared".
+        positions: As in `draws`; with "tied" or "own", a step that reads a cache has the masks that it has in the
+            whole sequence.
         sampler: As in `draws`.
         row_axis: As in `draws`.
         leave_out: As in `draws`.
@@ -157,36 +178,45 @@ def function_draw(
         raise ValueError(f"`index` must be one of the {n_draws} draws, 0 to {n_draws - 1}; got {index}.")
     if masks not in MASKS:
         raise ValueError(f"`masks` must be one of {', '.join(map(repr, MASKS))}; got {masks!r}.")
-    plain, names = checked_network(net), names_of(leave_out)
+    plain, names, positions = checked_network(net), names_of(leave_out), checked_positions(positions)
 
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: Any, _again: bool = False, **kwargs: Any) -> Any:
         x = kwargs if kwargs and not args else args[0] if len(args) == 1 and not kwargs else args
         if args and kwargs:
             raise TypeError("a draw takes positional or named arguments, not both. Name all of them.")
         inputs = as_inputs(x, row_axis=row_axis)
-        anatomy = inspected(plain, inputs, names).anatomy
+        anatomy = inspected(
+            plain, inputs, names, positions=positions is not None, any_length=positions is not None
+        ).anatomy
         check_random(anatomy)
         if not anatomy.rows_together or anatomy.host_random:
-            return _drawn_in_parts(plain, inputs, keys, operator.index(index), masks, names)
-        source = KeyedSource(
-            Masks(anatomy, keys, masks == "row", False), range(index, index + 1), range(inputs.n_rows), folded=True
-        )
+            options = {"masks": masks, "positions": positions, "leave_out": names}
+            return _drawn_in_parts(plain, inputs, keys, operator.index(index), options)
+        drawn = Masks(anatomy, keys, masks == "row", False, position_masks(positions, inputs))
+        source = KeyedSource(drawn, range(index, index + 1), range(inputs.n_rows), folded=True)
         view = View(plain, flags_up(names, anatomy.lowered))
-        with Interception(source):
-            output = eagerly(inputs.call)(view.net, inputs.leaves)
+        source.follow(view.net)
         try:
+            with Interception(source):
+                output = eagerly(inputs.call)(view.net, inputs.leaves)
             source.finish(split(output)[0])
-        except NetworkChanged:
+        except NetworkChanged as changed:
             forget(plain)
-            return function(*args, **kwargs)
+            if any(map(is_cache, inputs.leaves)):  # which has been written into
+                raise ValueError(
+                    f"`net` met other sites than when it was inspected ({changed}). Call it again with a new cache."
+                ) from None
+            if _again:
+                raise
+            return function(*args, **kwargs, _again=True)
         return output
 
     return function
 
 
-def _drawn_in_parts(net: nn.Module, inputs: Inputs, keys: Any, index: int, masks: str, names: tuple[str, ...]) -> Any:
+def _drawn_in_parts(net: nn.Module, inputs: Inputs, keys: Any, index: int, options: dict[str, Any]) -> Any:
     """One draw of a network that takes one row at a time."""
-    plan = plan_draws(net, inputs, keys=keys, masks=masks, leave_out=names)
+    plan = plan_draws(net, inputs, keys=keys, **options)
     parts = [plan.evaluator(inputs, rows, rows.start, range(index, index + 1)) for rows, _ in plan.blocks(inputs)]
     whole = [torch.cat([part.outputs[place][0] for part in parts]) for place in range(len(parts[0].outputs))]
     return plan.anatomy.structure.build(plan.arrange(whole, leading=0))

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from dropbayes.sampling.anatomy import Anatomy, Sites
+from dropbayes.sampling.lengths import form, with_positions
 from dropbayes.sampling.looks import Look, LookFailed, flags_down, flags_up, is_left_out, look
 from dropbayes.sampling.rows import check_rows, look_at_several_rows, output_layouts, site_layouts
 from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs
@@ -71,15 +72,25 @@ _inspected: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Inspected
 _MOST_FORMS = 16
 
 
-def inspected(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...] = ()) -> Inspected:
-    """`inspect`, remembered for inputs of this form until something about the network's modules changes."""
-    key = (inputs.signature, inputs.n_rows == 1, leave_out)
+def inspected(
+    net: nn.Module,
+    inputs: Inputs,
+    leave_out: tuple[str, ...] = (),
+    *,
+    positions: bool = False,
+    any_length: bool = False,
+) -> Inspected:
+    """`inspect`, remembered for inputs of this form until something about the network's modules changes.
+
+    With `any_length`, what is remembered of one length serves for others: sites and axes, but neither costs nor shapes.
+    """
+    key = (form(inputs) if any_length else inputs.signature, inputs.n_rows == 1, leave_out, positions, any_length)
     known = _inspected.setdefault(net, {})
     record = known.get(key)
     if record is not None and record.view.is_valid(net):
         return record
     known.pop(key, None)
-    record = inspect(net, inputs, leave_out)
+    record = inspect(net, inputs, leave_out, positions=positions)
     while len(known) >= _MOST_FORMS:
         known.pop(next(iter(known)))
     known[key] = record
@@ -100,7 +111,7 @@ class UncertaintyWarning(UserWarning):
 
 @torch.inference_mode(False)  # in which tensors have no versions, by which writing to them is seen
 @torch.no_grad()
-def inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...] = ()) -> Inspected:
+def inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...] = (), *, positions: bool = False) -> Inspected:
     """The anatomy of a network on inputs of this form; an error where it could not be drawn from rightly."""
     check_initialised(net)
     _check_names(net, leave_out)
@@ -120,6 +131,8 @@ def inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...] = ()) -> 
         if name in versions and buffer._version != versions[name]:
             raise ValueError(f"`net` must not write to its own buffers past its module tree; {name!r} was changed.")
     sites, together = site_layouts(inputs, chosen, several)
+    if positions:
+        sites = with_positions(net, inputs, flags, leave_out, chosen, sites)
     recorder = chosen.recorder
     anatomy = Anatomy(
         sites=sites,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,8 @@ _REMEMBERED_ELEMENTS = 2**15  # masks up to this size are kept: at most 256 of 1
 _UNIT, _ROW, _DRAW = 1, 2, 3  # streams of one site
 _HOST = 4  # the stream of seeds for generators outside of torch
 
+LONGEST = 2**20  # positions along one axis: two of them number a pair without collision
+
 
 @dataclass(frozen=True)
 class Keys:
@@ -49,6 +52,36 @@ class Keys:
         return _fold(self.seed % _WORD, self.replicate, site, purpose)
 
 
+def named_site(name: str) -> int:
+    """The number of a site that is known by its name instead of its place in the order of execution."""
+    return _fold(0, *name.encode())
+
+
+@dataclass(frozen=True)
+class Units:
+    """Units of a mask that are numbered by absolute position, so that their numbers do not depend on its length.
+
+    Args:
+        shape: The shape of the mask.
+        axes: The axes that hold positions, one or two.
+        starts: The absolute position of the first entry along each of them.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    starts: tuple[int, ...]
+
+    def numbers(self, device: torch.device) -> Tensor:
+        """The number of each unit, flattened: place * (units at one place) + unit, place = position or a pair's."""
+        within = tuple(1 if axis in self.axes else size for axis, size in enumerate(self.shape))
+        place = torch.zeros((), dtype=torch.int64, device=device)
+        for axis, start in zip(self.axes, self.starts, strict=True):
+            positions = torch.arange(start, start + self.shape[axis], device=device)
+            place = place * LONGEST + positions.reshape(-1, *(1,) * (len(self.shape) - axis - 1))
+        unit = torch.arange(math.prod(within), device=device).reshape(within)
+        return (place * math.prod(within) + unit).expand(self.shape).reshape(-1)
+
+
 def keep_mask(
     keys: Keys,
     site: int,
@@ -59,22 +92,24 @@ def keep_mask(
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
+    units: Units | None = None,
 ) -> Tensor:
     """The 0/1 masks of one site, shaped `[draw, *shape]`, or `[draw, row, *shape]` when `rows` is given.
 
     Args:
         keys: Seed, number of draws and sampler.
-        site: The site's index in the order of execution.
+        site: The site's index in the order of execution, or the number of its name.
         drop_prob: The probability of a zero, resolved to 2⁻³².
         draws: Which draws of `range(keys.n_draws)`.
         rows: Which rows get masks of their own; None for one mask shared by all rows.
         shape: The shape of one mask.
         dtype: The floating dtype of the result.
         device: Where the result is made.
+        units: The numbers of the units, where they go by absolute position; by default in row-major order.
     """
-    if rows is None and len(draws) * math.prod(shape) <= _REMEMBERED_ELEMENTS:
+    if rows is None and units is None and len(draws) * math.prod(shape) <= _REMEMBERED_ELEMENTS:
         return _remembered_mask(keys, site, drop_prob, draws, shape, dtype, device)
-    return _new_mask(keys, site, drop_prob, draws, rows, shape, dtype, device)
+    return _new_mask(keys, site, drop_prob, draws, rows, shape, dtype, device, units)
 
 
 def _new_mask(
@@ -86,8 +121,9 @@ def _new_mask(
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
+    units: Units | None = None,
 ) -> Tensor:
-    words = _words(keys, site, draws, rows, math.prod(shape), device)
+    words = _words(keys, site, draws, rows, math.prod(shape) if units is None else units, device)
     threshold = min(round(drop_prob * 2**32), 2**32 - 1) - 2**31
     mask = torch.empty(words.shape, dtype=dtype, device=device)
     torch.ge(words, threshold, out=mask)
@@ -109,10 +145,11 @@ def _remembered_mask(
 
 
 def uniform(
-    keys: Keys, site: int, *, draws: range, rows: range | None, shape: tuple[int, ...], device: torch.device
-) -> Tensor:
+    keys: Keys, site: int, *, draws: range, rows: range | None, shape: tuple[int, ...], device: torch.device,
+    units: Units | None = None,
+) -> Tensor:  # fmt: skip
     """Uniforms in (0, 1) in float64, `[draw, *shape]` or `[draw, row, *shape]`, keyed as `keep_mask` is."""
-    words = _words(keys, site, draws, rows, math.prod(shape), device)
+    words = _words(keys, site, draws, rows, math.prod(shape) if units is None else units, device)
     return ((words.double() + (2**31 + 0.5)) * 2.0**-32).reshape(*words.shape[:-1], *shape)
 
 
@@ -121,8 +158,10 @@ def derived_seed(keys: Keys, draw: int, row: int) -> int:
     return _fold(keys.seed % _WORD, keys.replicate, _HOST, draw, row)
 
 
-def _words(keys: Keys, site: int, draws: range, rows: range | None, units: int, device: torch.device) -> Tensor:
+def _words(keys: Keys, site: int, draws: range, rows: range | None, units: int | Units, device: torch.device) -> Tensor:
     """Signed 32-bit words, uniform over their range: `[draw, unit]` or `[draw, row, unit]`."""
+    if isinstance(units, Units):
+        return _numbered_words(keys, site, draws, rows, units.numbers(device))
     if keys.sampler == "independent":
         return _independent_words(keys, site, draws, rows, units, device)
     # One hash a unit picks its permutation and offset and, where all rows share it, its shift.
@@ -139,6 +178,28 @@ def _independent_words(
     streams = _hash(keys.stream(site, _DRAW), draws.start, draws.stop, device)[:, None]
     words = _hash_rows(streams, rows or range(1), units, device)
     return words if rows is None else words.reshape(len(draws), len(rows), units)
+
+
+def _numbered_words(keys: Keys, site: int, draws: range, rows: range | None, numbers: Tensor) -> Tensor:
+    """The words of units with numbers of their own; the row is folded into the key, since rows have no fixed width."""
+    device = numbers.device
+    if keys.sampler == "independent":
+        streams = _hash(keys.stream(site, _DRAW), draws.start, draws.stop, device)[:, None]
+        if rows is None:
+            return _halves(streams, numbers)
+        return torch.stack([_halves(_hash_numbers(streams, [row + 1]), numbers) for row in rows], dim=1)
+    choice = _hash_numbers(keys.stream(site, _UNIT), numbers)
+    lattice = _lattice(keys, draws, choice)
+    if rows is None:
+        return lattice + choice.to(torch.int32)
+    key = keys.stream(site, _ROW)
+    return lattice[:, None, :] + torch.stack([_halves(_fold(key, row), numbers) for row in rows])
+
+
+def _halves(key: int | Tensor, numbers: Tensor) -> Tensor:
+    """The 32-bit word of each numbered unit: half of the 64-bit hash it shares with its neighbour."""
+    hashed = _hash_numbers(key, numbers // 2)
+    return torch.where(numbers % 2 == 1, hashed >> 32, hashed).to(torch.int32)
 
 
 def _lattice(keys: Keys, draws: range, choice: Tensor) -> Tensor:
@@ -169,13 +230,25 @@ def _hash_rows(key: int | Tensor, rows: range, units: int, device: torch.device)
 def _hash(key: int | Tensor, first: int, last: int, device: torch.device) -> Tensor:
     """SplitMix64's outputs `first` to `last` of the stream `key` (or of each stream of a column), as int64."""
     if device.type == "cpu":  # NumPy's unsigned words: the same bits at a fraction of the cost of a call into torch
-        stream = np.uint64(key) if isinstance(key, int) else key.numpy().view(np.uint64)
-        state = np.arange(first, last, dtype=np.uint64) * np.uint64(_INCREMENT) + stream
-        for shift, multiplier in _ROUNDS:
-            state = (state ^ (state >> np.uint64(shift))) * np.uint64(multiplier)
-        return torch.from_numpy((state ^ (state >> np.uint64(31))).view(np.int64))
-    words = torch.arange(first, last, device=device) * _signed(_INCREMENT)
-    words = words + (_signed(key) if isinstance(key, int) else key)
+        return _hash_words(key, np.arange(first, last, dtype=np.uint64))
+    return _hash_numbers(key, torch.arange(first, last, device=device))
+
+
+def _hash_words(key: int | Tensor, numbers: np.ndarray) -> Tensor:
+    stream = np.uint64(key) if isinstance(key, int) else key.numpy().view(np.uint64)
+    state = numbers * np.uint64(_INCREMENT) + stream
+    for shift, multiplier in _ROUNDS:
+        state = (state ^ (state >> np.uint64(shift))) * np.uint64(multiplier)
+    return torch.from_numpy((state ^ (state >> np.uint64(31))).view(np.int64))
+
+
+def _hash_numbers(key: int | Tensor, numbers: Tensor | Sequence[int]) -> Tensor:
+    """SplitMix64's outputs of the given numbers: of the stream `key`, or of each stream of a column."""
+    like = key if isinstance(key, Tensor) else None
+    numbers = torch.as_tensor(numbers, device=None if like is None else like.device)
+    if numbers.device.type == "cpu":
+        return _hash_words(key, numbers.numpy().view(np.uint64))
+    words = numbers * _signed(_INCREMENT) + (_signed(key) if isinstance(key, int) else key)
     for shift, multiplier in _ROUNDS:
         words = (words ^ _shift_right(words, shift)) * _signed(multiplier)
     return words ^ _shift_right(words, 31)

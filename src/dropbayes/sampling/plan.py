@@ -20,13 +20,15 @@ from dropbayes.sampling.anatomy import Anatomy, RowLayout
 from dropbayes.sampling.choice import agreeing_sizes, chosen_strategy, is_out_of_memory
 from dropbayes.sampling.evaluators import Chunk, Compacted, Direct, Evaluator, General
 from dropbayes.sampling.inspection import inspected, names_of
+from dropbayes.sampling.lengths import sequence_lengths
 from dropbayes.sampling.masks import SAMPLERS, Keys
 from dropbayes.sampling.perceptron import perceptron
+from dropbayes.sampling.positions import Positions, checked_positions
 from dropbayes.sampling.strategies import ONE_BY_ONE, Masks, NetworkChanged
 from dropbayes.sampling.trees import Inputs
 from dropbayes.sampling.views import checked_network, unwrapped
 
-__all__ = ["MASKS", "Chunk", "NetworkChanged", "Plan", "check_random", "checked_keys", "plan_draws"]
+__all__ = ["MASKS", "Chunk", "NetworkChanged", "Plan", "check_random", "checked_keys", "plan_draws", "position_masks"]
 
 MASKS = ("shared", "row")
 
@@ -155,6 +157,7 @@ def plan_draws(
     *,
     keys: Keys,
     masks: str,
+    positions: str | None = None,
     max_bytes: int | None = None,
     integrate: bool = False,
     exact_rows: bool | None = None,
@@ -168,6 +171,7 @@ def plan_draws(
         inputs: Its inputs; only their form matters.
         keys: Seed, number of draws and sampler.
         masks: "shared" or "row".
+        positions: "tied", "own" or None.
         max_bytes: A bound on working memory.
         integrate: Leave the last site out and integrate over it, where the last layer allows it.
         exact_rows: Whether a row must have the same bits in any batch; by default on a CPU.
@@ -178,15 +182,15 @@ def plan_draws(
         raise ValueError(f"`masks` must be one of {', '.join(map(repr, MASKS))}; got {masks!r}.")
     if max_bytes is not None and max_bytes <= 0:
         raise ValueError(f"`max_bytes` must be a positive number of bytes; got {max_bytes!r}.")
-    names = names_of(leave_out)
+    names, positions = names_of(leave_out), checked_positions(positions)
     device = inputs.device.type if inputs.device.type in _FREE_OPERATIONS else "cuda"
     exact_rows = device == "cpu" if exact_rows is None else exact_rows
-    plain = inputs.is_matrix and isinstance(net, nn.Module) and not names and not careful
+    plain = inputs.is_matrix and isinstance(net, nn.Module) and not (names or careful or positions)
     direct = perceptron(unwrapped(net), inputs.leaves[0]) if plain else None
     if direct is not None and device != "cpu" and (exact_rows or direct.fused is None):
         direct = None  # elsewhere a perceptron without a kernel of its own is like any other network
     net = net if direct is not None else checked_network(net)
-    record = None if direct is not None else inspected(net, inputs, names)
+    record = None if direct is not None else inspected(net, inputs, names, positions=positions is not None)
     anatomy = direct.anatomy if direct is not None else record.anatomy  # type: ignore[union-attr]
     check_random(anatomy)
     integrate = integrate and anatomy.last_layer and not careful
@@ -194,7 +198,7 @@ def plan_draws(
     integrate = integrate and not compact
     exact = integrate and anatomy.n_random == 1
     draws = range(1) if exact else range(keys.n_draws)
-    drawn = Masks(anatomy, keys, masks == "row", integrate)
+    drawn = Masks(anatomy, keys, masks == "row", integrate, position_masks(positions, inputs))
     strategy = ONE_BY_ONE
     if record is not None and not careful:
         strategy = chosen_strategy(net, inputs, record, drawn, names)
@@ -221,6 +225,13 @@ def plan_draws(
     elif not exact_rows:
         general = replace(general, sizes=())
     return Plan(anatomy, general, draws, sizes, chunk, exact, integrate, operations)
+
+
+def position_masks(positions: str | None, inputs: Inputs) -> Positions | None:
+    """How the masks of a run on `inputs` depend on position; None where a position is a unit like any other."""
+    if positions is None:
+        return None
+    return Positions(positions == "tied", () if positions == "tied" else sequence_lengths(inputs))
 
 
 def check_random(anatomy: Anatomy) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dropbayes.sampling.anatomy import Site
+from dropbayes.sampling.names import SiteNames
 from dropbayes.sampling.operations import RandomSource
 
 SENTINEL_SEED = 0x64726F70626179  # torch's generator has this seed during a look, so that seeding shows
@@ -74,6 +74,9 @@ class Recorder(RandomSource):
     _last_output: Tensor | None = None
     _told: int = 0
 
+    def __post_init__(self) -> None:
+        self._names = SiteNames(self.paths)
+
     def is_off(self, training: bool) -> bool:
         path, module = self._caller()
         out = module is not None and self.left_out(path, module)
@@ -89,7 +92,7 @@ class Recorder(RandomSource):
         path, _ = self._caller()
         # Between the layers of a recurrent module, the next weight layer is in the module itself.
         before = path or "(network)" if kind == "recurrent" else None
-        self.sites.append(Site(len(self.sites), path, kind, drop_prob, shape, before))
+        self.sites.append(Site(len(self.sites), path, kind, drop_prob, shape, before, name=self._names.next(kind)))
 
     def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> None:
         path, module = self._caller()
@@ -99,7 +102,7 @@ class Recorder(RandomSource):
             self.sites_left_out.append(Site(-1, path, kind, drop_prob, shape, left_out=True))
             return
         self.raw_sites += 1
-        self.sites.append(Site(len(self.sites), path, kind, drop_prob, shape))
+        self.sites.append(Site(len(self.sites), path, kind, drop_prob, shape, name=self._names.next(kind)))
 
     def is_fixed(self, generator: torch.Generator | None) -> bool:
         if generator is not None:
@@ -142,14 +145,7 @@ class Recorder(RandomSource):
 
     def _caller(self) -> tuple[str, nn.Module | None]:
         """The innermost module of the view whose code is running."""
-        frame = sys._getframe(2)
-        while frame is not None:
-            owner = frame.f_locals.get("self")
-            name = self.paths.get(id(owner))
-            if name is not None:
-                return name, owner
-            frame = frame.f_back  # type: ignore[assignment]
-        return "", None
+        return next(self._names.callers(), ("", None))
 
     def _note_site(self, result: Tensor) -> None:
         site = self.sites[-1]

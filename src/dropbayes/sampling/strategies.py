@@ -22,8 +22,10 @@ from torch import Tensor, nn
 
 from dropbayes.sampling.anatomy import Anatomy, RowLayout, Site
 from dropbayes.sampling.generators import unchanged_generators
-from dropbayes.sampling.masks import Keys, derived_seed, keep_mask, uniform
+from dropbayes.sampling.masks import Keys, Units, derived_seed, keep_mask, uniform
+from dropbayes.sampling.names import SiteNames
 from dropbayes.sampling.operations import Interception, RandomSource, scaled_product, transform_depth
+from dropbayes.sampling.positions import Positions
 from dropbayes.sampling.recorder import SENTINEL_SEED
 from dropbayes.sampling.trees import Inputs, own_leaves, split
 from dropbayes.sampling.views import eagerly
@@ -93,6 +95,7 @@ class Masks:
     keys: Keys
     per_row: bool
     integrate: bool  # the last site is left out, and its variance given instead
+    positions: Positions | None = None  # how they depend on position; None where a position is a unit like any other
 
 
 @dataclass(frozen=True)
@@ -118,14 +121,23 @@ class KeyedSource(RandomSource):
 
     def __init__(self, masks: Masks, draws: range, rows: range, *, folded: bool) -> None:
         # One row of one draw needs no layout: the number of its sites may even depend on its values.
-        self.lenient = len(draws) == 1 and len(rows) == 1 and not masks.integrate
+        self.lenient = len(draws) == 1 and len(rows) == 1 and not masks.integrate and masks.positions is None
         self.masks, self.draws, self.rows, self.folded = masks, draws, rows, folded
         self.level: int | None = None  # of vmap, where draws are mapped over
         self.variance: Tensor | None = None
         self.site = 0
+        self._names: SiteNames | None = None
+        self._by_name: dict[str, Site] = {}
         self._calls = 0
         self._pending: tuple[Tensor, float] | None = None
         self._integrated: tuple[Tensor, int] | None = None
+
+    def follow(self, net: nn.Module) -> None:
+        """Knows the sites of `net` by name where a draw may skip layers (LayerDrop), and with them their sites."""
+        sites = self.masks.anatomy.sites
+        if self.masks.positions is not None and any(site.kind == "rand" and not site.shape for site in sites):
+            self._names = SiteNames({id(module): path for path, module in net.named_modules()})
+            self._by_name = {site.name: site for site in sites}
 
     def is_off(self, training: bool) -> bool:
         self._calls += 1
@@ -139,13 +151,17 @@ class KeyedSource(RandomSource):
     def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
         site = self._next(kind, drop_prob)
         layout, inner_shape = self._layout(site, shape)
-        return self._laid(self._mask(site, drop_prob, inner_shape, like), layout, shape)
+        return self._laid(self._mask(site, drop_prob, inner_shape, like), layout, shape, inner_shape)
 
     def _mask(self, site: Site, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        return keep_mask(
-            self.masks.keys, site.index, drop_prob=drop_prob, draws=self.draws, rows=self._own_rows, shape=shape,
-            dtype=like.dtype, device=like.device,
-        )  # fmt: skip
+        def make(number: int, shape: tuple[int, ...], units: Units | None) -> Tensor:
+            return keep_mask(
+                self.masks.keys, number, drop_prob=drop_prob, draws=self.draws, rows=self._own_rows, shape=shape,
+                dtype=like.dtype, device=like.device, units=units,
+            )  # fmt: skip
+
+        positions = self.masks.positions
+        return make(site.index, shape, None) if positions is None else positions.made(site, shape, make)
 
     def masked(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
         site = self._next(kind, drop_prob)
@@ -155,7 +171,7 @@ class KeyedSource(RandomSource):
             return x.copy_(fused) if inplace and not isinstance(x, nn.Parameter) else fused
         mask = self._mask(site, drop_prob, inner_shape, x)
         if layout is None or self._own_rows is not None:
-            return scaled_product(x, self._laid(mask, layout, shape), drop_prob, inplace)
+            return scaled_product(x, self._laid(mask, layout, shape, inner_shape), drop_prob, inplace)
         # A mask that rows share is multiplied in without a copy for each row.
         sizes = (len(self.draws) if self.folded else 1, len(self.rows), layout.inner)
         split_x = x.unflatten(layout.axis, sizes)
@@ -167,6 +183,8 @@ class KeyedSource(RandomSource):
         self, site: Site, layout: RowLayout | None, x: Tensor, drop_prob: float, shape: tuple[int, ...]
     ) -> Tensor | None:
         """The masked tensor by one kernel that makes the mask in registers; None where there is none for it."""
+        if self.masks.positions is not None:
+            return None
         kernels = _kernels_for(x) if layout is not None else None
         if kernels is None or layout is None or x.dtype not in _KERNEL_DTYPES:
             return None
@@ -192,6 +210,8 @@ class KeyedSource(RandomSource):
         scale: float,
     ) -> Tensor | None:  # fmt: skip
         if self.lenient or self.site >= len(self.masks.anatomy.sites):
+            return None
+        if self.masks.positions is not None:
             return None
         layout = self.masks.anatomy.sites[self.site].layout
         kernels = _kernels_for(query) if query.dim() == 4 and layout is not None and layout.axis == 0 else None
@@ -228,10 +248,15 @@ class KeyedSource(RandomSource):
         if not shape and not site.is_random:  # LayerDrop of probability 0 or 1
             return torch.full((), 0.5, dtype=torch.float64, device=device)
         layout, inner_shape = self._layout(site, shape)
-        words = uniform(
-            self.masks.keys, site.index, draws=self.draws, rows=self._own_rows, shape=inner_shape, device=device
-        )
-        return self._laid(words, layout, shape)
+
+        def make(number: int, shape: tuple[int, ...], units: Units | None) -> Tensor:
+            return uniform(
+                self.masks.keys, number, draws=self.draws, rows=self._own_rows, shape=shape, device=device, units=units
+            )
+
+        positions = self.masks.positions
+        words = make(site.index, inner_shape, None) if positions is None else positions.made(site, inner_shape, make)
+        return self._laid(words, layout, shape, inner_shape)
 
     def integrate(self, x: Tensor, drop_prob: float) -> Tensor | None:
         if not self.masks.integrate or self.site != len(self.masks.anatomy.sites) - 1:
@@ -253,7 +278,7 @@ class KeyedSource(RandomSource):
 
     def finish(self, outputs: list[Tensor]) -> list[Tensor]:
         """The outputs, with the integrated variance after them; an error where other sites were met than expected."""
-        if self.site != len(self.masks.anatomy.sites) and not self.lenient:
+        if self.site != len(self.masks.anatomy.sites) and not (self.lenient or self._names):
             raise NetworkChanged(f"{self.site} sites instead of {len(self.masks.anatomy.sites)}")
         if not self.masks.integrate:
             return outputs
@@ -277,9 +302,12 @@ class KeyedSource(RandomSource):
         if self.lenient:
             self.site += 1
             return Site(self.site - 1, "", kind, drop_prob, ())
-        if self.site >= len(self.masks.anatomy.sites):
+        if self._names is None and self.site >= len(self.masks.anatomy.sites):
             raise NetworkChanged("more sites than before")
-        site = self.masks.anatomy.sites[self.site]
+        name = None if self._names is None else self._names.next(kind)
+        site = self.masks.anatomy.sites[self.site] if name is None else self._by_name.get(name)
+        if site is None:
+            raise NetworkChanged(f"a site {name!r} that was not there before")
         if site.kind != kind or (drop_prob is not None and site.drop_prob != drop_prob):
             raise NetworkChanged(
                 f"site {self.site} is {kind} with {drop_prob}, no longer {site.kind} with {site.drop_prob}"
@@ -299,8 +327,11 @@ class KeyedSource(RandomSource):
             raise Unsuited("rows along another axis")
         return RowLayout(axis, shape[axis] // copies), (*shape[:axis], shape[axis] // copies, *shape[axis + 1 :])
 
-    def _laid(self, value: Tensor, layout: RowLayout | None, shape: tuple[int, ...]) -> Tensor:
+    def _laid(
+        self, value: Tensor, layout: RowLayout | None, shape: tuple[int, ...], inner_shape: tuple[int, ...]
+    ) -> Tensor:
         """`[draw, (row,) ...]` as the network sees it, with draws and rows along the row axis."""
+        value = value.expand(*value.shape[: value.dim() - len(inner_shape)], *inner_shape)  # tied positions
         if layout is None:
             value = value[0] if self.level is None else _add_batch_dim(value, 0, self.level)
             return value[0] if self._own_rows is not None else value
@@ -371,8 +402,10 @@ def _one_draw(work: Work, draw: int) -> Work:
 
 
 def _run(masks: Masks, source: KeyedSource, work: Work, leaves: list[Any]) -> list[Tensor]:
+    net = work.network()
+    source.follow(net)
     with Interception(source):
-        output, _ = split(eagerly(work.inputs.call)(work.network(), leaves))
+        output, _ = split(eagerly(work.inputs.call)(net, leaves))
     return source.finish(output)
 
 

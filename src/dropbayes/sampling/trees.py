@@ -60,6 +60,16 @@ class Inputs:
         return net(*args, **kwargs)
 
     @property
+    def arguments(self) -> list[str]:
+        """The name of the argument that each leaf is part of; empty for positional ones."""
+        _, named = pytree.tree_unflatten(list(range(len(self.leaves))), self.spec)
+        names = [""] * len(self.leaves)
+        for name, value in named.items():
+            for place in pytree.tree_leaves(value):
+                names[place] = name
+        return names
+
+    @property
     def device(self) -> torch.device:
         """The device of the first row tensor, or of the first tensor."""
         pairs = list(zip(self.leaves, self.axes, strict=True))
@@ -82,9 +92,9 @@ class Inputs:
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def _is_cache(leaf: Any) -> bool:
-    """Whether a leaf is a key-value cache that can be cut into rows (transformers' own method)."""
-    return hasattr(leaf, "batch_select_indices")
+def is_cache(leaf: Any) -> bool:
+    """Whether a leaf is a key-value cache that can be cut into rows (transformers' own method, made for beams)."""
+    return hasattr(leaf, "reorder_cache")
 
 
 def _select(leaf: Any, axis: int | None, index: Sequence[int] | Tensor) -> Any:
@@ -92,24 +102,30 @@ def _select(leaf: Any, axis: int | None, index: Sequence[int] | Tensor) -> Any:
         return leaf
     if isinstance(leaf, Tensor):
         return leaf.index_select(axis, torch.as_tensor(index, device=leaf.device))
-    chosen = _copied_cache(leaf)
-    chosen.batch_select_indices(torch.as_tensor(index))
+    chosen = copied_cache(leaf)
+    chosen.reorder_cache(torch.as_tensor(index))
     return chosen
 
 
-def _copied_cache(cache: Any) -> Any:
-    """A cache that can grow and be cut without the one it was made from; its tensors are shared until then."""
+def copied_cache(cache: Any) -> Any:
+    """A cache that can grow, be cut and be written into without the one it was made from."""
+    if isinstance(cache, Tensor):
+        return cache.clone()
+    if isinstance(cache, dict):
+        return {key: copied_cache(value) for key, value in cache.items()}
+    if isinstance(cache, (list, tuple)):
+        return type(cache)(copied_cache(value) for value in cache)
+    if not is_cache(cache):
+        return cache
     made = copy.copy(cache)
-    if hasattr(made, "layers"):
-        made.layers = [copy.copy(layer) for layer in made.layers]
+    made.__dict__.update({name: copied_cache(value) for name, value in vars(cache).items()})
     return made
 
 
 def own_leaves(leaves: Iterable[Any]) -> list[Any]:
     """The leaves for one run, which may write into its tensors and append to its caches."""
     return [
-        leaf.clone() if isinstance(leaf, Tensor) else _copied_cache(leaf) if _is_cache(leaf) else leaf
-        for leaf in leaves
+        leaf.clone() if isinstance(leaf, Tensor) else copied_cache(leaf) if is_cache(leaf) else leaf for leaf in leaves
     ]
 
 
@@ -151,7 +167,7 @@ def as_inputs(x: Any, *, row_axis: RowAxis = 0) -> Inputs:
     if not isinstance(row_axis, int) and len(set(sizes)) > 1:
         raise ValueError(f"`row_axis` must name axes of one length; got lengths {sizes}.")
     axes = tuple(
-        axis if _size(leaf, axis) == sizes[0] or (axis is not None and _is_cache(leaf)) else None
+        axis if _size(leaf, axis) == sizes[0] or (axis is not None and is_cache(leaf)) else None
         for leaf, axis in zip(leaves, stated, strict=True)
     )
     return Inputs(tuple(leaves), axes, spec, sizes[0])
@@ -191,6 +207,8 @@ def _tensors(x: Any) -> Any:
     def tensor(leaf: Any) -> Any:
         if not isinstance(leaf, np.ndarray):
             return leaf
+        if leaf.dtype.kind not in "biufc":
+            raise TypeError(f"`x` must hold numbers; got an array of dtype {leaf.dtype}.")
         made = torch.from_numpy(np.array(leaf, order="C"))  # a copy: an array may be read-only
         return made.to(torch.get_default_dtype()) if made.dtype == torch.float64 else made
 

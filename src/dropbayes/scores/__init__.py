@@ -28,27 +28,11 @@ from dropbayes.scores.regression import (
     rmse,
     sharpness,
 )
-from dropbayes.scores.table import (
-    CLASS_SCORES,
-    COVERAGE_LEVELS,
-    REGRESSION_SCORES,
-    ClassOutcomes,
-    RegressionOutcomes,
-    Score,
-    class_scores,
-    regression_scores,
-)
 
 __all__ = [
-    "CLASS_SCORES",
-    "COVERAGE_LEVELS",
-    "REGRESSION_SCORES",
     "Array",
-    "ClassOutcomes",
     "Decomposition",
-    "RegressionOutcomes",
     "RiskCoverage",
-    "Score",
     "accuracy",
     "adaptive_calibration_error",
     "auroc",
@@ -56,7 +40,6 @@ __all__ = [
     "brier_decomposition",
     "brier_score",
     "class_log_likelihood",
-    "class_scores",
     "confidence_and_correctness",
     "coverage",
     "crps",
@@ -71,7 +54,6 @@ __all__ = [
     "mae",
     "mixture_log_likelihood",
     "quantile_score",
-    "regression_scores",
     "risk_coverage",
     "rmse",
     "sharpness",

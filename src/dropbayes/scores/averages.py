@@ -1,19 +1,21 @@
-"""Averages over rows in which a row of weight 2 counts as two."""
+"""Averages and quantiles over rows, in which a row of weight 2 counts as two, and standard errors."""
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor
 
 from dropbayes.runtime.validation import Array, row_weights
 
-__all__ = ["weighted_mean"]
+__all__ = ["standard_error", "weighted_mean", "weighted_quantile"]
 
 
 def weighted_mean(values: Tensor, sample_weight: Array | None) -> Tensor:
     """The mean over rows and all further axes, each row counted by its weight.
 
     Examples:
-        >>> import torch
         >>> weighted_mean(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 1.0]))
         tensor(2.)
     """
@@ -22,3 +24,32 @@ def weighted_mean(values: Tensor, sample_weight: Array | None) -> Tensor:
     weight = row_weights(sample_weight, len(values), like=values)
     per_row = values.reshape(len(values), -1).mean(1).double()
     return ((per_row * weight).sum() / weight.sum()).to(values.dtype)
+
+
+def weighted_quantile(values: Tensor, weight: Tensor, mass: Tensor) -> Tensor:
+    """The smallest value at or below which the rows weigh at least `mass`; infinite where all together weigh less.
+
+    Args:
+        values: The value of each row, `[row]`.
+        weight: The weight of each row in float64, `[row]`.
+        mass: The weight to reach, of any shape.
+
+    Examples:
+        >>> values, weight = torch.tensor([3.0, 1.0, 2.0]), torch.ones(3, dtype=torch.float64)
+        >>> weighted_quantile(values, weight, torch.tensor([1.5, 3.5], dtype=torch.float64))
+        tensor([2., inf])
+    """
+    ordered, order = values.sort()
+    # The last digits forgive the rounding of e.g. 100 * 0.9.
+    rank = torch.searchsorted(weight[order].cumsum(0), mass * (1 - 1e-12))
+    return torch.cat([ordered, ordered.new_full((1,), math.inf)])[rank]
+
+
+def standard_error(values: Tensor) -> Tensor:
+    r"""The standard error $s / \sqrt N$ of the mean of independent rows of equal weight.
+
+    Examples:
+        >>> standard_error(torch.tensor([1.0, 3.0]))
+        tensor(1.)
+    """
+    return values.std() / len(values) ** 0.5

@@ -20,7 +20,6 @@ from dropbayes.tables.reading import quoted
 
 __all__ = ["ColumnProblems", "Reading", "TrainingRows", "check_name", "training_rows"]
 
-_BLOCKS = 10  # Blocks of consecutive times; each is held out whole.
 _REMEDIES = {
     "ignore": "leave it out with `ignore`",
     "missing": "correct it, leave the cell empty, name it with `missing`, or take the column as categories with "
@@ -56,7 +55,7 @@ class Reading:
         decimal: The decimal mark, "." or ","; by default, from the cells themselves.
         weights: The column with the weight of each row, if there is one.
         group: The column of groups that are held out together, if there is one.
-        time: The column of times whose consecutive blocks are held out together, if there is one.
+        time: The column of times, if the search shall learn from the past and hold out what follows.
     """
 
     ignore: Sequence[str] = ()
@@ -78,7 +77,8 @@ class TrainingRows:
         y: The targets; texts for classes.
         schema: What they were made from.
         weight: The weight of each row, if there are any.
-        group: The group of each row, or its block of consecutive times, if there are any.
+        group: The group of each row, if there are any.
+        time: The rank of each row's time, if there are any.
         missing: How many cells were missing, by column.
         n_dropped: How many rows had no target.
         kept: The rows of the table that have one.
@@ -89,6 +89,7 @@ class TrainingRows:
     schema: Schema
     weight: Floats | None = None
     group: npt.NDArray[Any] | None = None
+    time: npt.NDArray[Any] | None = None
     missing: dict[str, int] = field(default_factory=dict)
     n_dropped: int = 0
     kept: npt.NDArray[np.intp] | None = None
@@ -149,10 +150,12 @@ def training_rows(
     weight = None
     if reading.weights is not None:
         weight = _weights(rows[reading.weights], reading.weights, place, tokens)
-    return TrainingRows(
-        encoded.x, y[kept], schema, weight, _groups(rows, columns, reading, place, tokens), encoded.missing,
-        len(present) - len(kept), kept,
-    )  # fmt: skip
+    if reading.group is not None and reading.time is not None:
+        raise ValueError("`group` and `time` are two ways to hold rows out; give one of them.")
+    group = None if reading.group is None else _groups(rows[reading.group], reading.group, place, tokens)
+    time = None if reading.time is None else _time_ranks(rows, columns, reading.time, place, tokens)
+    n_dropped = len(present) - len(kept)
+    return TrainingRows(encoded.x, y[kept], schema, weight, group, time, encoded.missing, n_dropped, kept)
 
 
 def _columns(
@@ -233,23 +236,27 @@ def _weights(values: Any, name: str, at: Place, tokens: tuple[str, ...]) -> Floa
     return weight
 
 
-def _groups(
-    rows: pa.Table, columns: list[Column], reading: Reading, at: Place, tokens: tuple[str, ...]
-) -> npt.NDArray[Any] | None:
-    """The group of each row as a number, or the block of consecutive times it is in."""
-    if reading.group is not None and reading.time is not None:
-        raise ValueError("`group` and `time` are two ways to hold rows out; give one of them.")
-    if reading.group is not None:
-        group = texts(rows[reading.group], tokens).to_pylist()
-        codes = np.unique(["" if text is None else text for text in group], return_inverse=True)[1]
-        if codes.max() == 0:
-            raise ValueError(f"{at(-1)}, column {quoted(reading.group)}: one group holds every row (`group`).")
-        return codes
-    if reading.time is None:
-        return None
+def _groups(values: Any, name: str, at: Place, tokens: tuple[str, ...]) -> npt.NDArray[Any]:
+    """The group of each row as a number."""
+    group = texts(values, tokens).to_pylist()
+    codes = np.unique(["" if text is None else text for text in group], return_inverse=True)[1]
+    if codes.max() == 0:
+        raise ValueError(f"{at(-1)}, column {quoted(name)}: one group holds every row (`group`).")
+    return codes
+
+
+def _time_ranks(
+    rows: pa.Table, columns: list[Column], name: str, at: Place, tokens: tuple[str, ...]
+) -> npt.NDArray[Any]:
+    """The rank of each row's time among all times."""
     known = {column.name: column for column in columns}
-    if reading.time not in known or known[reading.time].kind not in ("number", "date"):
-        raise ValueError(f"{at(-1)}, column {quoted(reading.time)}: must hold numbers or dates (`time`).")
-    values = column_values(known[reading.time], rows[reading.time], at, tokens)
-    rank = np.unique(np.nan_to_num(values, nan=known[reading.time].fill), return_inverse=True)[1]
-    return rank * _BLOCKS // (rank.max() + 1)
+    if name not in known or known[name].kind not in ("number", "date"):
+        raise ValueError(f"{at(-1)}, column {quoted(name)}: must hold numbers or dates (`time`).")
+    values = column_values(known[name], rows[name], at, tokens)
+    if np.isnan(values).any():
+        row = int(np.isnan(values).argmax())
+        raise ValueError(f"{at(row)}, column {quoted(name)}: must have a time in every row (`time`).")
+    ranks = np.unique(values, return_inverse=True)[1]
+    if ranks.max() == 0:
+        raise ValueError(f"{at(-1)}, column {quoted(name)}: one time holds every row (`time`).")
+    return ranks

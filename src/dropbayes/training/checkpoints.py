@@ -14,11 +14,28 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.runtime import files
+from dropbayes.runtime.validation import check_count
 
-__all__ = ["History", "Run", "load", "save"]
+__all__ = ["Checkpoint", "History", "Run", "load", "save"]
 
 # A file is this line, the SHA-256 of the rest, and the rest: a dictionary as torch saves it.
 _MAGIC = b"dropbayes checkpoint 2\n"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The file that a run is saved in and resumed from.
+
+    Args:
+        path: The file.
+        every: The number of epochs between two saves.
+    """
+
+    path: str | os.PathLike[str]
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        check_count("checkpoint_every", self.every)
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.validation import check_positive, check_probability
 
-__all__ = ["Descent", "DescentOptions", "InverseDecay", "described", "kept_rates"]
+__all__ = ["Descent", "InverseDecay", "Schedule", "described", "kept_rates"]
 
 Schedule = Callable[[int], float]
 
@@ -32,18 +31,6 @@ class InverseDecay:
 
     def __call__(self, iteration: int) -> float:
         return float((1 + self.gamma * iteration) ** -self.power)
-
-
-class DescentOptions(TypedDict, total=False):
-    """The fields of `Descent`, as `fit` takes them directly, and the former name of `sample_weight`."""
-
-    optimizer: Literal["adam", "sgd"] | torch.optim.Optimizer
-    learning_rate: float
-    momentum: float
-    schedule: Schedule | None
-    autocast: torch.dtype | None
-    cuda_graph: bool | None
-    weight: Array
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -18,15 +18,15 @@ from dropbayes.runtime.arrays import Array
 from dropbayes.runtime.devices import available_device
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import check_count
-from dropbayes.sampling import draws
-from dropbayes.sampling.functions import is_stochastic
 from dropbayes.training import checkpoints
-from dropbayes.training.checkpoints import History, Run
-from dropbayes.training.descent import Descent, DescentOptions, described, kept_rates
+from dropbayes.training.checkpoints import Checkpoint, History, Run
+from dropbayes.training.descent import Descent, described, kept_rates
 from dropbayes.training.fingerprints import fingerprint
 from dropbayes.training.noise import ModelNoise
-from dropbayes.training.rows import Batch, Rows, output_tensor, training_rows
+from dropbayes.training.rows import Rows, training_rows
+from dropbayes.training.settings import Bound, FitOptions, settings_of
 from dropbayes.training.steps import Step, batch_objective, run_epoch, wants_graph
+from dropbayes.training.stopping import EarlyStopping, held_out_score
 from dropbayes.weight_layers import complete_keep_probs
 from dropbayes.weight_layers.precision import Prior
 
@@ -52,23 +52,18 @@ def fit(
     *,
     likelihood: Likelihood,
     prior: Prior | None = None,
-    learn_precision: bool = False,
-    alpha: float = 0.0,
-    keep_probs: Mapping[str, float] | None = None,
+    bound: Bound | None = None,
     sample_weight: Array | None = None,
     epochs: int = 100,
     batch_size: int = 128,
     descent: Descent | None = None,
-    held_out: Any = None,
-    patience: int = 10,
-    n_draws: int = 32,
-    checkpoint: str | os.PathLike[str] | None = None,
-    checkpoint_every: int = 1,
+    stopping: EarlyStopping | None = None,
+    checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
     callbacks: Sequence[Callable[[Progress], bool | None]] = (),
     device: str | torch.device = "auto",
     seed: int = 0,
     progress: bool | None = None,
-    **options: Unpack[DescentOptions],
+    **options: Unpack[FitOptions],
 ) -> History:
     r"""The `History` of training `net` in place to the minimum of the negative evidence lower bound.
 
@@ -88,28 +83,21 @@ def fit(
         y: Targets, as `likelihood` takes them; None if `x` is a DataLoader.
         likelihood: The observation model $p(\mathbf y \mid \widehat{\mathbf y})$.
         prior: The length-scales of weights and biases; `Prior()` by default.
-        learn_precision: Whether the τ of a `Gaussian` is trained with the network, from its own value on. The τ that
-            goes with the returned weights is `history.precision[history.best_epoch - 1]`.
-        alpha: The α of an α-divergence in [0, 1] (Li and Gal 2017), estimated with ten draws per step; 0 is the
-            evidence lower bound. See `negative_elbo`.
-        keep_probs: Keep probabilities by module name, before those that a trace of the first rows shows.
+        bound: Which bound is minimised: its α-divergence, keep probabilities, and whether τ is trained too.
         sample_weight: The weight of each row. A row of weight 2 counts as two, beside the prior too: N is their sum.
         epochs: The number of passes over the rows.
         batch_size: The number of rows of a mini-batch, M; a DataLoader has its own.
         descent: The optimiser, its learning rate and schedule, the numerical precision.
-        held_out: `(x, y)` of rows for early stopping on the predictive log-likelihood, or a DataLoader of pairs.
-        patience: The number of epochs without improvement after which training stops. The network returns to its best
-            epoch.
-        n_draws: The number of draws per held-out row.
-        checkpoint: A file to write after every `checkpoint_every` epochs and to resume from. One of another run (other
-            network, data, weights, optimiser, schedule, seed ...) is refused. Of a DataLoader, every value of a
-            TensorDataset is compared, of other datasets their type and length.
-        checkpoint_every: The number of epochs between checkpoints.
+        stopping: The held-out rows on whose predictive log-likelihood training stops early.
+        checkpoint: A file to write after every epoch and to resume from; `Checkpoint(path, every=10)` writes more
+            rarely. One of another run (other network, data, weights, optimiser, schedule, seed ...) is refused. Of a
+            DataLoader, every value of a TensorDataset is compared, of other datasets their type and length.
         callbacks: Functions called with a `Progress` after every epoch; one that returns True stops the training.
         device: "auto" (CUDA where there is one), "cpu", "cuda" ...
         seed: The seed of batches and masks.
         progress: Whether to show a bar; by default in a terminal or notebook.
-        **options: The fields of `Descent` one by one: `learning_rate=1e-2` for `descent=Descent(learning_rate=1e-2)`.
+        **options: The fields of `Bound`, `Descent` and `EarlyStopping` one by one: `learning_rate=1e-2` for
+            `descent=Descent(learning_rate=1e-2)`, `held_out=(x, y), patience=20` for `stopping=`.
 
     Raises:
         FloatingPointError: The loss or a weight is no longer finite. The network keeps its last finite state.
@@ -121,19 +109,18 @@ def fit(
         >>> len(history.loss)
         2
     """
-    counts = {"epochs": epochs, "batch_size": batch_size, "patience": patience}
-    for name, count in (counts | {"n_draws": n_draws, "checkpoint_every": checkpoint_every}).items():
-        check_count(name, count)
+    check_count("epochs", epochs)
+    check_count("batch_size", batch_size)
     if not isinstance(likelihood, Likelihood):
         raise TypeError(
             f"`likelihood` must say what the output means, such as Gaussian(precision=1.0); got {likelihood!r}."
         )
-    weight = options.pop("weight", sample_weight)
-    descent = replace(descent or Descent(), **options)
+    settings = settings_of(bound, descent, stopping, checkpoint, sample_weight, options)
+    bound, descent, stopping, file = settings.bound, settings.descent, settings.stopping, settings.checkpoint
     target = available_device(device)
-    rows = training_rows(x, y, net=net, device=target, batch_size=batch_size, sample_weight=weight)
-    judged = _held_out_rows(held_out, net, target)
-    noise = ModelNoise(likelihood, learn_precision, target)
+    rows = training_rows(x, y, net=net, device=target, batch_size=batch_size, sample_weight=settings.sample_weight)
+    judged = stopping.rows(net, target)
+    noise = ModelNoise(likelihood, bound.learn_precision, target)
     with (
         _borrowed(net, target),
         noise.trained_by(descent.optimizer_of(net)) as trained,
@@ -141,23 +128,21 @@ def fit(
     ):
         _check_targets(net, rows, likelihood)
         _check_targets(net, judged, likelihood)
-        traced = complete_keep_probs(net, next(rows.pass_through()).first(2).arguments, keep_probs)
-        objective = batch_objective(net, noise.likelihood, prior or Prior(), traced, rows.n_data, alpha)
+        traced = complete_keep_probs(net, next(rows.pass_through()).first(2).arguments, bound.keep_probs)
+        objective = batch_objective(net, noise.likelihood, prior or Prior(), traced, rows.n_data, bound.alpha)
         scale = 1 / float(likelihood.precision) if isinstance(likelihood, Gaussian) else 1.0
-        graphed = wants_graph(net, descent.cuda_graph, target) and not learn_precision
-        step = Step(
-            net, objective, scale, descent.autocast, graphed, bool(descent.cuda_graph), ALPHA_DRAWS if alpha else 1
-        )
+        graphed = wants_graph(net, descent.cuda_graph, target) and not bound.learn_precision
+        n_step_draws = ALPHA_DRAWS if bound.alpha else 1
+        step = Step(net, objective, scale, descent.autocast, graphed, bool(descent.cuda_graph), n_step_draws)
         identity = ""
-        if checkpoint is not None:
+        if file is not None:
             identity = fingerprint(
                 net=net, rows=rows.identity(), held_out=judged and judged.identity(), likelihood=likelihood,
-                prior=prior, keep_probs=keep_probs, learn_precision=learn_precision, alpha=alpha,
-                **counts | {"epochs": None},
-                n_draws=n_draws, seed=seed,
+                prior=prior, keep_probs=bound.keep_probs, learn_precision=bound.learn_precision, alpha=bound.alpha,
+                epochs=None, batch_size=batch_size, patience=stopping.patience, n_draws=stopping.n_draws, seed=seed,
                 optimizer=described(optimizer), schedule=descent.schedule, autocast=descent.autocast,
             )  # fmt: skip
-        run = checkpoints.load(checkpoint, net, optimizer, fingerprint=identity)
+        run = checkpoints.load(None if file is None else file.path, net, optimizer, fingerprint=identity)
         noise.restore(run.history.precision)
         done = len(run.history.loss)
         with ProgressBar("fit", epochs, unit="epochs", initial=done, show=progress) as bar:
@@ -167,17 +152,17 @@ def fit(
                 net.train()
                 loss = run_epoch(step, optimizer, rows, base_rates=base_rates, schedule=descent.schedule, epoch=epoch)
                 _check_finite(net, before, loss, epoch, optimizer)
-                score = (
-                    None if judged is None else _held_out_score(net, judged, noise.likelihood(), n_draws, seed, epoch)
-                )
+                score = None
+                if judged is not None:
+                    score = held_out_score(net, judged, noise.likelihood(), stopping.n_draws, seed, epoch)
                 run = replace(run, history=replace(run.history, precision=[*run.history.precision, *noise.values()]))
-                run = _extended(run, net, loss, score, optimizer.param_groups[0]["lr"], patience)
+                run = _extended(run, net, loss, score, optimizer.param_groups[0]["lr"], stopping.patience)
                 stop = [callback(Progress(epoch + 1, net, run.history)) for callback in callbacks]
                 if any(stop) and not run.history.stopped:
                     run = replace(run, history=replace(run.history, stopped="callback"))
                 last = run.history.stopped or epoch + 1 == epochs
-                if checkpoint is not None and (last or (epoch + 1) % checkpoint_every == 0):
-                    checkpoints.save(checkpoint, net, optimizer, run, fingerprint=identity)
+                if file is not None and (last or (epoch + 1) % file.every == 0):
+                    checkpoints.save(file.path, net, optimizer, run, fingerprint=identity)
                 bar.advance()
         if run.best is not None:
             net.load_state_dict(run.best)
@@ -196,16 +181,6 @@ def _borrowed(net: nn.Module, device: torch.device) -> Iterator[None]:
         net.to(home)
         for module, training in modes:
             module.training = training
-
-
-def _held_out_rows(held_out: Any, net: nn.Module, device: torch.device) -> Rows | None:
-    if held_out is None:
-        return None
-    if isinstance(held_out, (tuple, list)):
-        if len(held_out) != 2:
-            raise ValueError(f"`held_out` must be a pair (x, y) or a DataLoader of pairs; got {len(held_out)} parts.")
-        return training_rows(*held_out, net=net, device=device, batch_size=1, name="held_out")
-    return training_rows(held_out, None, net=net, device=device, batch_size=1, name="held_out")
 
 
 def _check_targets(net: nn.Module, rows: Rows | None, likelihood: Likelihood) -> None:
@@ -236,29 +211,6 @@ def _extended(run: Run, net: nn.Module, loss: float, score: float | None, rate: 
     stopped = "patience" if run.waited + 1 >= patience else ""
     history = replace(history, best_epoch=run.history.best_epoch, stopped=stopped)
     return replace(run, history=history, waited=run.waited + 1)
-
-
-def _held_out_score(net: nn.Module, rows: Rows, likelihood: Likelihood, n_draws: int, seed: int, epoch: int) -> float:
-    r"""The mean of $\log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)$ [GG16, eq:predictive_dist]."""
-    total = 0.0
-    for batch in rows.pass_through():
-        densities = likelihood.log_density(_held_out_draws(net, batch, n_draws, seed), batch.y).double()
-        total += float((densities.logsumexp(0) - math.log(len(densities))).sum())
-    if math.isnan(total):
-        raise FloatingPointError(
-            f"the held-out log-likelihood is NaN in epoch {epoch + 1}: no epoch could be called the best. Look for NaN "
-            "or extreme values in the inputs of `held_out`."
-        )
-    return total / rows.n_rows
-
-
-def _held_out_draws(net: nn.Module, batch: Batch, n_draws: int, seed: int) -> Tensor:
-    """Outputs with fresh masks, `[draw, row, ...]`; the same masks at every check, so that scores are comparable."""
-    net.eval()
-    with torch.no_grad():
-        if not is_stochastic(net, batch.arguments):
-            return batch.output(net)[None]
-        return output_tensor(draws(net, batch.arguments, n_draws=n_draws, seed=seed, masks="row"))
 
 
 def _state_copy(net: nn.Module) -> dict[str, Tensor]:

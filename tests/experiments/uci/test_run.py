@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from dropbayes.experiments.reproduction import reproduce, show
 from dropbayes.experiments.uci import data as uci_data
 from dropbayes.experiments.uci import faithful as uci_faithful
 from dropbayes.experiments.uci import page as uci_report
@@ -86,7 +87,8 @@ def test_chunks_before_an_interruption_are_kept(small, counted, tmp_path):
 
 def test_budget_leaves_sets_out_and_says_so(counted, monkeypatch, tmp_path, small, capsys):
     monkeypatch.setattr(uci_data, "load", lambda name, gap: replace(small, name=name))
-    uci.main(["--sets", "a,b", "--splits", "1", "--out", str(tmp_path), "--budget-seconds", "0.05"])
+    findings = uci.main(["--sets", "a,b", "--splits", "1", "--out", str(tmp_path), "--budget-seconds", "0.05"])
+    show(findings)
     shown = capsys.readouterr().out
     assert "b: left out" in shown and not (tmp_path / "faithful-b.json").exists()
 
@@ -106,8 +108,10 @@ def test_command_runs_both_methods_on_a_csv_and_writes_a_page(small, monkeypatch
     monkeypatch.setattr(uci_faithful, "QUICK", {**vars(TINY_FAITHFUL)})
     for method in ("faithful", "best"):
         told = f"--csv {path} --target y --method {method} --quick --splits 0-1 --device cpu"
-        uci.main([*told.split(), "--out", str(tmp_path / "out")])
-    assert capsys.readouterr().out.count("mine") == 2
+        findings = uci.main([*told.split(), "--out", str(tmp_path / "out")])
+        assert set(findings.metrics) == {"mine"} and findings.metrics["mine"]["n_splits"] == 2
+    assert capsys.readouterr().err.count("mine ") == 2
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["settings"]["method"] == "best"
     uci_report.main([str(tmp_path / "out")])
     assert "# The UCI table" in capsys.readouterr().out
 
@@ -125,3 +129,20 @@ def test_run_path_needs_torch_and_numpy_only():
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=_with_source())
     third_party = set(ast.literal_eval(out.stdout)) - set(sys.stdlib_module_names) - {"dropbayes", "torch", "numpy"}
     assert not third_party, third_party
+
+
+def test_the_table_is_an_experiment_like_the_others(counted, monkeypatch, tmp_path, small):
+    monkeypatch.setattr(uci_data, "load", lambda name, gap: replace(small, name=name))
+    settings = uci.Settings(sets=("yacht",), splits="2")
+    findings = reproduce("uci", settings=settings, out=tmp_path, device="cpu")
+    assert findings.metrics["yacht"]["rmse"] == 1.5 and "| yacht | 2 |" in findings.tables["Beside published results"]
+    assert "yacht" in (tmp_path / "uci" / "page.md").read_text()
+    again = reproduce("uci", settings=settings, out=tmp_path, device="cpu", figures_only=True)
+    assert again.metrics == findings.metrics and counted.asked == [0, 1]
+    with pytest.raises(FileNotFoundError, match="must hold the results of boston; 2 splits are missing"):
+        reproduce("uci", settings=replace(settings, sets=("boston",)), out=tmp_path, device="cpu", figures_only=True)
+
+
+def test_impossible_settings_are_refused():
+    with pytest.raises(ValueError, match="`method` must be one of faithful"):
+        uci.Settings(method="luck")

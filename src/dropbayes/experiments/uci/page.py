@@ -9,12 +9,13 @@ import argparse
 import json
 import math
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from dropbayes.experiments.record import markdown_lines
 from dropbayes.experiments.uci.data import SETS, data_folder
 
 
@@ -117,6 +118,28 @@ def result_line(results: Mapping[str, Any], *, gap: bool = False) -> str:
     return f"{line}  published: {', '.join(shown)}"
 
 
+def summary(results: Mapping[str, Any]) -> dict[str, float]:
+    """Means and standard errors over the splits of one method on one set, and how long they took."""
+    values: dict[str, float] = {"n_splits": len(results["splits"]), "seconds": results["seconds"]}
+    for metric in _METRICS:
+        values[metric], values[f"{metric}_error"] = mean_and_error([split[metric] for split in results["splits"]])
+    return values
+
+
+def table_row(results: Mapping[str, Any], *, gap: bool = False) -> dict[str, Any]:
+    """One row of a table of sets: ours, and the published means beside it."""
+    ours, name = summary(results), results["set"]
+    row = {"set": name, "splits": ours["n_splits"], "RMSE": _figure(ours["rmse"], ours["rmse_error"])}
+    row["log-likelihood"] = _figure(ours["log_likelihood"], ours["log_likelihood_error"])
+    published = PUBLISHED.get(name)
+    if gap:
+        row["best published log-likelihood"] = f"{GAP_BEST[name]:g}" if name in GAP_BEST else ""
+    elif published is not None:
+        for label, pair in (("authors 2018 (clean)", published.clean), ("best mark", published.best)):
+            row[label] = f"{_figure(pair[0])} / {_figure(pair[1])}"
+    return row | {"seconds": f"{ours['seconds']:.0f}"}
+
+
 def clean_reference() -> dict[str, Any]:
     """The authors' results of each split of the clean run, where the data folder holds them."""
     folder = data_folder()
@@ -131,11 +154,6 @@ def read_folder(folder: pathlib.Path) -> dict[tuple[str, str], dict[str, Any]]:
     """All results of a folder by method and set."""
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     return {(entry["method"], entry["set"]): entry for entry in found if "splits" in entry}
-
-
-def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [list(header), ["---"] * len(header), *[list(row) for row in rows]]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def faithful_table(results: Mapping[tuple[str, str], Any], reference: Mapping[str, Any]) -> str:
@@ -156,7 +174,7 @@ def faithful_table(results: Mapping[tuple[str, str], Any], reference: Mapping[st
             else:
                 line.append("")
         rows.append(line)
-    return _markdown(
+    return markdown_lines(
         [
             "set",
             "splits",
@@ -198,7 +216,7 @@ def best_table(results: Mapping[tuple[str, str], Any], reference: Mapping[str, A
         else:
             line.append("")
         rows.append(line)
-    return _markdown(
+    return markdown_lines(
         [
             *[
                 "set",
@@ -238,7 +256,7 @@ def gap_table(results: Mapping[tuple[str, str], Any], n_splits: Mapping[str, int
         better = better if run == n_splits[name] else "not comparable"
         cells = [name, method, f"{run} of {n_splits[name]}", _figure(mean, error), f"{GAP_BEST[name]:g}", better]
         rows.append([*cells, _figure(rmse, rmse_error)])
-    return _markdown(["set", "effort", "splits", "LL ours", "LL best published", "better", "RMSE ours"], rows)
+    return markdown_lines(["set", "effort", "splits", "LL ours", "LL best published", "better", "RMSE ours"], rows)
 
 
 def _runs(results: Mapping[tuple[str, str], Any], method: str) -> str:

@@ -1,4 +1,4 @@
-"""The UCI table of the paper: with the authors' protocol (`faithful`), then with `DropoutRegressor` at an effort.
+"""The UCI table of the paper: with the authors' protocol (`faithful`), or with `DropoutRegressor` at an effort.
 
     python -m dropbayes.experiments.uci --method faithful --device cuda --out out/uci
     python -m dropbayes.experiments.uci --method best --sets yacht,boston --splits 0-4
@@ -6,8 +6,8 @@
     python -m dropbayes.experiments.uci --quick
     python -m dropbayes.experiments.uci --csv my.csv --target y --method best
 
-Results are one JSON file per method and set. A run that was interrupted goes on with the splits that are missing;
-`python -m dropbayes.experiments.uci.page` turns the files into a table.
+Results are one JSON file per method and set. An interrupted run continues with the splits that are missing;
+`python -m dropbayes.experiments.uci.page` makes the page of the reproduction from the files.
 """
 
 from __future__ import annotations
@@ -21,21 +21,73 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from dropbayes.estimators.effort import EFFORTS
+from dropbayes.experiments.record import Findings, Record, markdown_table
+from dropbayes.experiments.reproduction import reproduce
 from dropbayes.experiments.uci import data as uci_data
 from dropbayes.experiments.uci import effort as uci_effort
 from dropbayes.experiments.uci import faithful as uci_faithful
-from dropbayes.experiments.uci.page import result_line
+from dropbayes.experiments.uci.page import result_line, summary, table_row
 from dropbayes.runtime import files
 
 METHODS: dict[str, Any] = {"faithful": uci_faithful, **dict.fromkeys(EFFORTS, uci_effort)}
-QUICK_SETS, QUICK_SPLITS = ("yacht", "boston", "energy", "concrete", "wine"), 5
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is run, with which method; the published protocol by default.
+
+    Attributes:
+        method: "faithful", or an effort of the estimator: "quick", "standard" or "best".
+        sets: The names of the sets, the smallest first.
+        splits: "all", a count, a range as 0-4 or a list as 0,7; "gap" or "gap:0-4" for the gap splits.
+        csv: A table of your own instead of the sets.
+        target: The column of that table to predict.
+        small: Whether to take fewer draws and steps than the method has.
+        budget_seconds: The time after which no set is begun that would take longer; 0 for no limit.
+        splits_per_chunk: The number of splits after which results are written; 0 for all at once.
+    """
+
+    method: str = "faithful"
+    sets: tuple[str, ...] = uci_data.SMALLEST_FIRST
+    splits: str = "all"
+    csv: str = ""
+    target: str = ""
+    small: bool = False
+    budget_seconds: float = 0.0
+    splits_per_chunk: int = 0
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"`method` must be one of {', '.join(METHODS)}; got {self.method!r}.")
+        if bool(self.csv) != bool(self.target):
+            raise ValueError("`csv` and `target` go together: name the file and the column to predict.")
+
+    @classmethod
+    def quick(cls) -> Settings:
+        """Five small sets, five splits each, with fewer draws and steps."""
+        return cls(sets=("yacht", "boston", "energy", "concrete", "wine"), splits="5", small=True)
+
+    @classmethod
+    def tiny(cls) -> Settings:
+        """One split of one set."""
+        return cls(method="quick", sets=("yacht",), splits="1", small=True)
+
+    @property
+    def gap(self) -> bool:
+        """Whether the splits leave a gap in one input, instead of being random."""
+        return self.splits.split(":")[0] == "gap"
+
+    @property
+    def chosen_splits(self) -> str:
+        """The splits as `split_numbers` reads them."""
+        return (self.splits.partition(":")[2] or "all") if self.gap else self.splits
 
 
 def split_numbers(text: str, n_splits: int) -> list[int]:
@@ -143,6 +195,53 @@ def settings_of(method: str, dataset: uci_data.Dataset, *, quick: bool = False) 
     return replace(settings, **METHODS[method].QUICK) if quick else settings
 
 
+def run(settings: Settings, record: Record, *, device: torch.device) -> Findings:
+    """Runs the method on every set; the splits that the record's folder has already are not run again."""
+    began, rate, left_out = time.perf_counter(), 0.0, []
+    method, results = METHODS[settings.method], {}
+    progress = None if importlib.util.find_spec("tqdm") else False
+    for name in [pathlib.Path(settings.csv).stem] if settings.csv else settings.sets:
+        dataset = _dataset(name, settings)
+        splits = split_numbers(settings.chosen_splits, len(dataset.splits))
+        options = settings_of(settings.method, dataset, quick=settings.small)
+        done = {entry["split"] for entry in read_results(_path(record.folder, settings.method, name))["splits"]}
+        missing = set(splits) - done
+        if missing and record.saved_only:
+            raise FileNotFoundError(
+                f"{str(record.folder)!r} must hold the results of {name}; {len(missing)} splits are missing."
+            )
+        cost = method.network_steps(dataset, len(missing), options)
+        start = time.perf_counter()
+        if settings.budget_seconds and start - began + rate * cost > settings.budget_seconds:
+            left_out.append(f"{name}: left out, {start - began:.0f} s spent and {rate * cost:.0f} s expected.")
+            continue
+        results[name] = run_set(
+            dataset, settings.method, splits, out=record.folder, device=str(device), settings=options,
+            splits_per_chunk=settings.splits_per_chunk or None, progress=progress,
+        )  # fmt: skip
+        rate = (time.perf_counter() - start) / cost if cost else rate
+        print(result_line(results[name], gap=settings.gap), file=sys.stderr, flush=True)
+    return _findings(settings, results, left_out)
+
+
+def _dataset(name: str, settings: Settings) -> uci_data.Dataset:
+    if settings.csv:
+        return uci_data.from_csv(settings.csv, target=settings.target)
+    return uci_data.load(name, gap=settings.gap)
+
+
+def _findings(settings: Settings, results: Mapping[str, Any], left_out: Sequence[str]) -> Findings:
+    kind = "gap" if settings.gap else "random 90/10"
+    sentence = (
+        f"Method: {settings.method}; means over {kind} splits ± the standard error over splits, in the units of the "
+        "target. Everything is chosen inside the training rows of a split."
+    )
+    metrics = {name: summary(entry) for name, entry in results.items()}
+    rows = [table_row(entry, gap=settings.gap) for entry in results.values()]
+    tables = {"Beside published results": markdown_table(rows)} if rows else {}
+    return Findings("The UCI table", [sentence, *left_out], metrics, tables)
+
+
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="dropbayes.experiments.uci", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -154,49 +253,28 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=pathlib.Path, help="the folder of the results; by default out/uci")
-    parser.add_argument("--budget-seconds", type=float, default=float("inf"), help="start no set that would overrun it")
-    parser.add_argument("--splits-per-chunk", type=int, help="write the results after this many splits; default all")
+    parser.add_argument("--budget-seconds", type=float, default=0.0, help="start no set that would overrun it")
+    parser.add_argument("--splits-per-chunk", type=int, default=0, help="write results after this many splits")
     parser.add_argument("--quick", action="store_true", help="the five small sets, 5 splits, fewer draws and steps")
-    parser.add_argument("--csv", type=pathlib.Path, help="a table of your own instead of the nine sets")
-    parser.add_argument("--target", help="the column of --csv to predict")
+    parser.add_argument("--csv", default="", help="a table of your own instead of the nine sets")
+    parser.add_argument("--target", default="", help="the column of --csv to predict")
     return parser.parse_args(argv)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> Findings:
     """Runs the experiment from the command line."""
     arguments = _arguments(argv)
-    if (arguments.csv is None) != (arguments.target is None):
-        raise SystemExit("`--csv` and `--target` go together: name the file and the column to predict.")
-    method, quick = METHODS[arguments.method], arguments.quick
-    names = (arguments.sets or ",".join(QUICK_SETS if quick else uci_data.SMALLEST_FIRST)).split(",")
-    out = arguments.out or pathlib.Path("out") / ("uci-quick" if quick else "uci")
-    chosen = arguments.splits or (str(QUICK_SPLITS) if quick else "all")
-    gap = chosen.split(":")[0] == "gap"
-    if gap:
-        chosen, out = chosen.partition(":")[2] or "all", out / "gap"
-    progress = None if importlib.util.find_spec("tqdm") else False
-    began, rate = time.perf_counter(), 0.0
-    for name in [arguments.csv.stem] if arguments.csv else names:
-        dataset = (
-            uci_data.from_csv(arguments.csv, target=arguments.target) if arguments.csv else uci_data.load(name, gap=gap)
-        )
-        splits = split_numbers(chosen, len(dataset.splits))
-        settings = settings_of(arguments.method, dataset, quick=quick)
-        done = {entry["split"] for entry in read_results(_path(out, arguments.method, name))["splits"]}
-        cost = method.network_steps(dataset, len(set(splits) - done), settings)
-        start = time.perf_counter()
-        if start - began + rate * cost > arguments.budget_seconds:
-            print(f"{name}: left out, {start - began:.0f} s spent and {rate * cost:.0f} s expected", flush=True)
-            continue
-        results = run_set(
-            dataset,
-            arguments.method,
-            splits,
-            out=out,
-            device=arguments.device,
-            settings=settings,
-            splits_per_chunk=arguments.splits_per_chunk,
-            progress=progress,
-        )
-        rate = (time.perf_counter() - start) / cost if cost else rate
-        print(result_line(results, gap=gap), flush=True)
+    base = Settings.quick() if arguments.quick else Settings()
+    try:
+        settings = replace(
+            base, method=arguments.method, splits=arguments.splits or base.splits, csv=arguments.csv,
+            sets=tuple(arguments.sets.split(",")) if arguments.sets else base.sets, target=arguments.target,
+            budget_seconds=arguments.budget_seconds, splits_per_chunk=arguments.splits_per_chunk,
+        )  # fmt: skip
+    except ValueError as error:
+        raise SystemExit(str(error).replace("`csv` and `target`", "`--csv` and `--target`")) from None
+    folder = arguments.out or pathlib.Path("out") / ("uci-quick" if arguments.quick else "uci")
+    return reproduce(
+        "uci", settings=settings, folder=folder / "gap" if settings.gap else folder, device=arguments.device,
+        command=shlex.join(["python", "-m", "dropbayes.experiments.uci", *(sys.argv[1:] if argv is None else argv)]),
+    )  # fmt: skip

@@ -1,0 +1,372 @@
+r"""Fitted ensembles of dropout networks: what an estimator predicts with, apart from how it learns.
+
+They need nothing of scikit-learn, whose import takes as long as that of torch: a model folder is read as an ensemble,
+and the estimators are ensembles that can be fitted.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dropbayes import sampling
+from dropbayes.estimators import files
+from dropbayes.estimators.bins import Bins
+from dropbayes.estimators.frames import FrameColumns
+from dropbayes.estimators.missing import MissingValues
+from dropbayes.estimators.noise import StudentNoise
+from dropbayes.population import Population, network
+from dropbayes.population.evaluation import in_units
+from dropbayes.predictive.mixtures import Mixture, draw_mean
+
+__all__ = ["ClassEnsemble", "Ensemble", "RegressionEnsemble", "as_array"]
+
+# Rows predicted at a time, and numbers of draws held for them: bounds of the memory.
+_BLOCK_ROWS, _BLOCK_ELEMENTS = 4096, 2**20
+_NOISES = ("student", "constant", "heteroscedastic")
+
+
+class Ensemble(ABC):
+    """What ensembles for numbers and for classes share.
+
+    Args:
+        parameters: The parameters that the estimator was fitted with, by name.
+    """
+
+    saved_as: ClassVar[str]
+    """The kind that its file names."""
+
+    population_: Population
+    seed_: int
+    n_draws: int
+    n_features_in_: int
+    frame_columns_: FrameColumns | None
+    missing_values_: MissingValues | None
+    bins_: Bins | None
+    recalibration: Any = None
+    """The map that predictions pass through (`dropbayes.estimators.recalibration`), if any."""
+
+    def __init__(self, **parameters: Any) -> None:
+        self._names = tuple(parameters)
+        vars(self).update(parameters)
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The parameters that the estimator was fitted with, by name."""
+        del deep
+        return {name: getattr(self, name) for name in self._names}
+
+    @property
+    def drop_prob_(self) -> tuple[float, ...]:
+        """The drop probability before each weight layer of the first network."""
+        return tuple(self.population_.drop_prob[0].tolist())
+
+    @property
+    def hidden_(self) -> tuple[int, ...]:
+        """The widths of the networks' hidden layers."""
+        return tuple(weight.shape[2] for weight in self.population_.weights[:-1])
+
+    def with_draws(self, *, n_draws: int | None = None, seed: int | None = None) -> Any:
+        """A view of this fitted estimator that predicts from another number of draws, or from those of another seed.
+
+        Args:
+            n_draws: The draws of each network.
+            seed: The seed of the draws.
+        """
+        self._check_fitted()
+        view = copy.copy(self)
+        view.n_draws = self.n_draws if n_draws is None else n_draws
+        view.seed_ = self.seed_ if seed is None else seed
+        return view
+
+    def _check_fitted(self) -> None:
+        """Raises scikit-learn's own error for an estimator that was not fitted."""
+        if not hasattr(self, "population_"):
+            from sklearn.utils.validation import check_is_fitted
+
+            check_is_fitted(self)
+
+    def _inputs(self, X: Any) -> np.ndarray:
+        """The inputs of the networks for rows `[row, feature]`."""
+        if self.frame_columns_ is not None:
+            x = self.frame_columns_.encode(X, learn_missing=self.missing_values_ is not None)
+        else:
+            x = np.asarray(as_array(X), dtype=np.float64)
+            if x.ndim != 2 or x.shape[1] != self.n_features_in_:
+                raise ValueError(f"`X` must be shaped [row, {self.n_features_in_}]; got {list(x.shape)}.")
+        if not np.isfinite(x).all() and (self.missing_values_ is None or np.isinf(x).any()):
+            raise ValueError("`X` must hold finite numbers.")
+        return self._binned(x if self.missing_values_ is None else self.missing_values_.encode(x))
+
+    def _binned(self, x: np.ndarray) -> np.ndarray:
+        return x if self.bins_ is None else self.bins_.encode(x)
+
+    @property
+    def _n_columns(self) -> int:
+        """The inputs of the networks before those of the bins."""
+        return self.population_.x_mean.shape[1] - (0 if self.bins_ is None else self.bins_.n_inputs)
+
+    def _output_blocks(self, x: np.ndarray, block_rows: int | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Rows, their standardised inputs, and the networks' outputs `[draw, network, row, output]`, block by block.
+
+        A draw is a function, the same whatever rows it is asked for.
+        """
+        population = self.population_
+        nets = [network(population, i) for i in range(len(population))]
+        random = [bool((p > 0).any()) for p in population.drop_prob]
+        n_rows = block_rows or self.block_rows
+        for start in range(0, len(x), n_rows):
+            rows = slice(start, min(start + n_rows, len(x)))
+            inputs = torch.tensor(x[rows]).to(population.device)
+            # All networks learned the same rows, so they share one standardisation.
+            standard = ((inputs - population.x_mean[0]) / population.x_scale[0]).to(population.weights[0].dtype)
+            outputs = []
+            with torch.no_grad():
+                for i, net in enumerate(nets):
+                    if random[i]:
+                        sampled = sampling.draws(net, standard, n_draws=int(self.n_draws), seed=self.seed_ + i)
+                    else:  # nothing is dropped: one function
+                        sampled = net.eval()(standard).expand(int(self.n_draws) if any(random) else 1, -1, -1)
+                    outputs.append(sampled)
+            yield rows, standard, torch.stack(outputs, 1)
+
+    @property
+    def block_rows(self) -> int:
+        """The rows predicted at once: from the model and its draws alone, so that a row is always in the same block."""
+        per_row = int(self.n_draws) * len(self.population_) * self.population_.weights[-1].shape[-1]
+        return max(16, min(_BLOCK_ROWS, _BLOCK_ELEMENTS // per_row))
+
+    # --- storage --------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the fitted estimator to one file (see `dropbayes.runtime.storage`); `load` reads it back."""
+        self._check_fitted()
+        files.save(self, path, own=self._own_state(), own_tensors=self._own_tensors())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Any:
+        """The estimator or ensemble that a file holds, fitted.
+
+        Raises:
+            ValueError: The file is damaged, or holds something else.
+        """
+        return files.load(cls, path)[0]
+
+    @abstractmethod
+    def _head(self) -> str:
+        """The likelihood of the networks."""
+
+    @abstractmethod
+    def _own_state(self) -> dict[str, Any]:
+        """What a file must hold besides what all estimators have, as JSON values."""
+
+    @abstractmethod
+    def _own_tensors(self) -> dict[str, Tensor]:
+        """The tensors a file must hold besides those all estimators have."""
+
+    @abstractmethod
+    def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Takes back what `_own_state` and `_own_tensors` gave."""
+
+
+class RegressionEnsemble(Ensemble):
+    """An ensemble that predicts numbers."""
+
+    saved_as = "DropoutRegressor"
+    noise: str
+    noise_: StudentNoise | None
+    one_column_: bool
+
+    def _head(self) -> str:
+        if self.noise not in _NOISES:
+            raise ValueError(f"`noise` must be one of {', '.join(map(repr, _NOISES))}; got {self.noise!r}.")
+        return "heteroscedastic" if self.noise == "heteroscedastic" else "gaussian"
+
+    @property
+    def precision_(self) -> Any:
+        """τ in units of 1/y²: a number, or one per output."""
+        precision = self.population_.precision[0].cpu().numpy()
+        return float(precision[0]) if self.one_column_ else precision
+
+    def predictive(self, X: Any) -> Mixture:
+        """The predictive distribution of each row: a mixture over the draws of all networks, in the units of y."""
+        blocks = [mixture for _, mixture in self._uncalibrated_blocks(X, None)]
+        location, scale = (torch.cat([getattr(m, name) for m in blocks], 1) for name in ("location", "scale"))
+        return self._recalibrated(Mixture(location, scale, blocks[0].freedom))
+
+    def predictive_blocks(self, X: Any, *, block_rows: int | None = None) -> Iterator[tuple[slice, Mixture]]:
+        """The rows and the `predictive` of one block of rows after the other, so that the memory stays bounded.
+
+        Args:
+            X: Inputs `[row, feature]`.
+            block_rows: Rows per block; chosen from the number of draws by default.
+        """
+        for rows, mixture in self._uncalibrated_blocks(X, block_rows):
+            yield rows, self._recalibrated(mixture)
+
+    def _recalibrated(self, mixture: Mixture) -> Mixture:
+        return mixture if self.recalibration is None else self.recalibration.mixture(mixture)
+
+    def _uncalibrated_blocks(self, X: Any, block_rows: int | None) -> Iterator[tuple[slice, Mixture]]:
+        for rows, inputs, outputs in self._output_blocks(self._inputs(X), block_rows):
+            mixture = self._mixture(inputs, outputs)
+            yield rows, mixture.output(0) if self.one_column_ else mixture
+
+    def _mixture(self, inputs: Tensor, outputs: Tensor) -> Mixture:
+        population = self.population_
+        if self.noise_ is not None:
+            draws = outputs.double().flatten(0, 1).cpu()
+            columns = inputs[:, : self._n_columns].cpu()
+            return self.noise_.mixture(draws, columns, population.y_mean[0].cpu(), population.y_scale[0].cpu())
+        mean, variance = in_units(population, outputs)
+        return Mixture(mean.flatten(0, 1).cpu(), variance.flatten(0, 1).sqrt().cpu())
+
+    def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
+        r"""The predictive mean; with `return_std` also the standard deviation, or with `return_cov` the covariance.
+
+        Mean and variance are those of [GG16, prop:mean, prop:var]: the variance of the draws plus that of the noise.
+        The covariance between rows is that of the draws, which are functions.
+        """
+        if return_std and return_cov:
+            raise RuntimeError("At most one of return_std or return_cov can be requested.")
+        if return_cov:
+            return self._mean_and_covariance(X)
+        means, stds = [], []
+        for _, mixture in self.predictive_blocks(X):
+            means.append(mixture.mean)
+            if return_std:
+                stds.append(mixture.std)
+        mean = torch.cat(means).numpy()
+        return (mean, torch.cat(stds).numpy()) if return_std else mean
+
+    def _mean_and_covariance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+        mixture = self.predictive(X)
+        centred = mixture.location - mixture.mean
+        covariance = torch.einsum("tn...,tm...->nm...", centred, centred) / mixture.n_draws
+        rows = torch.arange(len(mixture.mean))
+        covariance[rows, rows] += mixture.aleatoric
+        return mixture.mean.numpy(), covariance.numpy()
+
+    def predict_interval(self, X: Any, coverage: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+        """The lower and upper ends of the central interval that holds the outcome with probability `coverage`.
+
+        They are quantiles of the predictive distribution itself, the mixture over the draws.
+        """
+        if not 0 < coverage < 1:
+            raise ValueError(f"`coverage` must lie in (0, 1); got {coverage!r}.")
+        ends = [mixture.interval(coverage) for _, mixture in self.predictive_blocks(X)]
+        lower, upper = (torch.cat(end).numpy() for end in zip(*ends, strict=True))
+        return lower, upper
+
+    def log_likelihood(self, X: Any, y: Any) -> float:
+        r"""The mean over rows of the predictive log-density [GG16, eq:predictive_dist].
+
+        $\log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)$; the density of all outputs together where
+        there are several.
+        """
+        n_rows = len(self._inputs(X))
+        shape = (n_rows,) if self.one_column_ else (n_rows, self.population_.y_mean.shape[-1])
+        targets = torch.from_numpy(np.array(as_array(y), dtype=np.float64))
+        if targets.shape != shape:
+            raise ValueError(f"`y` must have the shape {shape}, that of the prediction; got {tuple(targets.shape)}.")
+        densities = [mixture.log_density(targets[rows]) for rows, mixture in self.predictive_blocks(X)]
+        return float(torch.cat(densities).mean())
+
+    def _own_state(self) -> dict[str, Any]:
+        return {"one_column": bool(self.one_column_)}
+
+    def _own_tensors(self) -> dict[str, Tensor]:
+        if self.noise_ is None:
+            return {}
+        return {f"noise.{f.name}": getattr(self.noise_, f.name) for f in fields(self.noise_)}
+
+    def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.one_column_ = settings["one_column"]
+        names = [f.name for f in fields(StudentNoise)]
+        stored = all(f"noise.{name}" in tensors for name in names)
+        self.noise_ = StudentNoise(**{name: tensors[f"noise.{name}"] for name in names}) if stored else None
+
+
+class ClassEnsemble(Ensemble):
+    """An ensemble that predicts classes."""
+
+    saved_as = "DropoutClassifier"
+    classes_: np.ndarray
+    temperature_: float
+
+    def _head(self) -> str:
+        return "categorical"
+
+    def draws(self, X: Any) -> Tensor:
+        """The class probabilities of every draw, `[draw, row, class]`: one function each."""
+        return torch.cat([probabilities for _, probabilities in self.draw_blocks(X)], 1)
+
+    def draw_blocks(self, X: Any, *, block_rows: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+        """The rows and `draws` of one block of rows after the other, so that the memory stays bounded.
+
+        Args:
+            X: Inputs `[row, feature]`.
+            block_rows: Rows per block; chosen from the number of draws by default.
+        """
+        for rows, _, outputs in self._output_blocks(self._inputs(X), block_rows):
+            probabilities = (outputs.double() / self.temperature_).softmax(-1).flatten(0, 1).cpu()
+            yield rows, probabilities if self.recalibration is None else self.recalibration.probabilities(probabilities)
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The class probabilities, a mean over draws, `[row, class]`."""
+        return torch.cat([draw_mean(probabilities) for _, probabilities in self.draw_blocks(X)]).numpy()
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of each row."""
+        probabilities = self.predict_proba(X)
+        return np.asarray(self.classes_[probabilities.argmax(1)])
+
+    def log_likelihood(self, X: Any, y: Any) -> float:
+        """The mean log-probability of the true classes."""
+        probabilities = self.predict_proba(X)
+        codes = self._codes(y, len(probabilities))
+        return float(np.log(probabilities[np.arange(len(codes)), codes]).mean())
+
+    def _codes(self, y: Any, n_rows: int) -> np.ndarray:
+        """The class numbers of outcomes."""
+        labels = np.asarray(as_array(y))
+        if labels.shape != (n_rows,):
+            raise ValueError(f"`y` must hold one class for each of the {n_rows} rows; got the shape {labels.shape}.")
+        unknown = np.setdiff1d(labels, self.classes_)
+        if len(unknown):
+            raise ValueError(f"`y` must hold only the classes {self.classes_.tolist()}; got {unknown.tolist()[0]!r}.")
+        return np.searchsorted(self.classes_, labels)
+
+    def _own_state(self) -> dict[str, Any]:
+        dates = self.classes_.dtype.kind in "mM"  # which JSON has not
+        return {
+            "classes": self.classes_.astype(np.int64 if dates else self.classes_.dtype).tolist(),
+            "classes_dtype": self.classes_.dtype.str,
+            "temperature": self.temperature_,
+        }
+
+    def _own_tensors(self) -> dict[str, Tensor]:
+        return {}
+
+    def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        dtype, classes = np.dtype(settings["classes_dtype"]), settings["classes"]
+        longest = max((len(label) for label in classes if isinstance(label, str)), default=0)
+        # A text dtype longer than its texts would ask for memory that no label needs.
+        if dtype.kind not in "biufUmMO" or (dtype.kind == "U" and dtype.itemsize > 4 * max(1, longest)):
+            raise ValueError(f"classes of dtype {str(dtype)!r:.40} with labels of up to {longest} characters")
+        self.classes_ = np.asarray(classes, dtype=np.int64 if dtype.kind in "mM" else dtype).astype(dtype)
+        if self.classes_.ndim != 1 or len(self.classes_) != self.population_.weights[-1].shape[2]:
+            raise ValueError(f"{len(self.classes_)} classes for {self.population_.weights[-1].shape[2]} outputs")
+        self.temperature_ = float(settings.get("temperature", 1.0))  # format 1 had none
+
+
+def as_array(values: Any) -> Any:
+    """Torch tensors as numpy arrays; everything else scikit-learn reads itself."""
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values

@@ -1,0 +1,180 @@
+"""Where a transformer may be given dropout: sets of its weight layers, for `add_dropout(where=...)`.
+
+Each function returns names, so sets combine: `last_blocks(model, 4) & feed_forward_inputs(model)`. They are found by
+the structure of the network (its list of blocks, its modules of attention) and the names that transformers uses; print
+them to see what was chosen. Convolutions over time are never among them: networks of state-space layers read their
+weights without calling them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from torch import nn
+
+from dropbayes.layers.weight_masks import adapted_layer, stacked_matrices
+from dropbayes.weight_layers import weight_layers
+from dropbayes.weight_layers.structure import fan_in
+
+__all__ = ["adapters", "attention_outputs", "feed_forward_inputs", "heads", "last_blocks"]
+
+# The names that transformers gives to classes and layers.
+_ATTENTION = re.compile(r"(Attention|Attn)\w{0,3}$")
+_MIXING = re.compile(r"(Attention|Attn)\w{0,3}$|Mixer|Mamba|DeltaNet|Recurrent|ShortConv|SSM|TimeMix")
+_ROUTER = re.compile(r"(router|gate|classifier)$", re.IGNORECASE)
+_OTHER_INPUTS = re.compile(r"(^|[._])(vision|visual|image|audio|speech|multi_modal)", re.IGNORECASE)
+_OUT_OF_ATTENTION = re.compile(r"\.(o|wo|out|output|dense|c_proj|proj)(_proj|_linear)?(\.\w+)?$")
+_INTO_ATTENTION = re.compile(r"\.(w?[qkv]|qkv|kv|query|key|value|c_attn|in|gate|g|to_[qkv])(_\w+)?$", re.IGNORECASE)
+_NEVER_CALLED = re.compile(r"\.dt_proj$")  # state-space layers read its weight and their convolution's
+
+
+def last_blocks(net: nn.Module, n_blocks: int) -> frozenset[str]:
+    """The weight layers of the last blocks, with what comes before them shared by all draws.
+
+    Of an encoder and a decoder these are the decoder's; of several lists of blocks those of the largest, images and
+    sound apart.
+
+    Args:
+        net: A network with a list of blocks.
+        n_blocks: The number of blocks.
+    """
+    names = _block_names(net)
+    if isinstance(n_blocks, bool) or not isinstance(n_blocks, int) or not 1 <= n_blocks <= len(names):
+        raise ValueError(f"`n_blocks` must be one of 1 to {len(names)}, the blocks of `net`; got {n_blocks!r}.")
+    return _inside(net, names[-n_blocks:])
+
+
+def attention_outputs(net: nn.Module) -> frozenset[str]:
+    """The output projection of every attention: dropout before it drops units of the heads' outputs.
+
+    Args:
+        net: A network with modules of attention.
+    """
+    outputs = set()
+    for attention in _outermost(net, _ATTENTION):
+        layers = [name for name in _linear_layers(net) if _under(name, [attention])]
+        others = [name for name in layers if not _INTO_ATTENTION.search(name)]
+        outputs |= set([name for name in others if _OUT_OF_ATTENTION.search(name)][-1:] or others[-1:])
+    return _some(outputs, "a module of attention")
+
+
+def feed_forward_inputs(net: nn.Module) -> frozenset[str]:
+    """The layers that read the input of a feed-forward part: in a block, outside its attention, as wide as the block.
+
+    The experts of a mixture are among them, their router is not.
+
+    Args:
+        net: A network with a list of blocks and modules of attention.
+    """
+    modules, blocks = dict(net.named_modules()), _block_names(net)
+    width = _widths(modules[min(attention_outputs(net))])[1]
+    mixing, chosen = _outermost(net, _MIXING, inside=blocks), {name for name in _stacked(net) if _under(name, blocks)}
+    for block in blocks:
+        layers = [name for name in _linear_layers(net) if _under(name, [block]) and not _under(name, mixing)]
+        inputs = [name for name in layers if _widths(modules[name])[0] == width and not _ROUTER.search(name)]
+        if inputs and inputs[-1] == layers[-1] and _widths(modules[layers[-1]])[1] == width:
+            inputs = inputs[:-1]  # the way out of a part that is no wider than the block
+        chosen |= set(inputs)
+    return _some(chosen, "a feed-forward part in its blocks")
+
+
+def heads(net: nn.Module) -> frozenset[str]:
+    """The weight layers after the last block: the projection to the vocabulary, a classifier.
+
+    Args:
+        net: A network with a list of blocks.
+    """
+    blocks, names = _block_names(net), [name for name, _ in net.named_modules()]
+    end = names.index(blocks[-1])
+    layers = [name for name in _linear_layers(net) if not _under(name, blocks) and not _OTHER_INPUTS.search(name)]
+    after = {name for name in layers if names.index(name) > end}
+    return _some(after, "a weight layer after its blocks")
+
+
+def adapters(net: nn.Module) -> frozenset[str]:
+    """The first matrix of every low-rank adapter of PEFT: dropout before it is PEFT's `lora_dropout`.
+
+    Args:
+        net: A network with adapters that are not merged into its weights.
+    """
+    merged = [name for name, module in net.named_modules() if getattr(module, "merged_adapters", None)]
+    if merged:
+        raise ValueError(
+            f"`net` must have adapters beside its weights; {merged[0]} has one merged into its weight, which is then "
+            "constant. Undo it with net.unmerge_adapter()."
+        )
+    matrices = {name for name, _ in net.named_modules() if adapted_layer(net, name) is not None}
+    return _some(
+        matrices, "a low-rank adapter of PEFT (merge_and_unload removes them: load them again without merging)"
+    )
+
+
+# The structure of a network -----------------------------------------------------------------------------------------
+
+
+def _block_names(net: nn.Module) -> list[str]:
+    """The names of the blocks: the elements of the largest list of modules with several weight layers each."""
+    decoder: nn.Module = getattr(net, "get_decoder", lambda: net)()  # what transformers calls so
+    for root in (decoder, net):
+        lists = [
+            (name, module)
+            for name, module in root.named_modules()
+            if isinstance(module, (nn.ModuleList, nn.Sequential))
+            and len(module)
+            and all(sum(1 for _ in _multiplying(part)) > 1 for part in module)
+        ]
+        lists = [item for item in lists if not _OTHER_INPUTS.search(item[0])] or lists
+        if lists:
+            largest = max(lists, key=lambda item: sum(p.numel() for p in item[1].parameters()))[1]
+            prefix = next(name for name, module in net.named_modules() if module is largest)
+            return [f"{prefix}.{key}" for key in largest._modules]
+    raise ValueError("`net` must have a list of blocks (an nn.ModuleList of them); name its layers in `where` instead.")
+
+
+def _multiplying(module: nn.Module) -> Iterable[str]:
+    return [*(name for name, _ in weight_layers(module)), *_stacked(module)]
+
+
+def _stacked(net: nn.Module) -> list[str]:
+    return [name for name, module in net.named_modules() if any(stacked_matrices(module))]
+
+
+def _is_linear(name: str, module: nn.Module) -> bool:
+    other = isinstance(module, (nn.Embedding, nn.modules.conv._ConvNd)) or ".lora_" in name
+    return not other and "weight" in module._parameters and not _NEVER_CALLED.search(name)
+
+
+def _linear_layers(net: nn.Module) -> list[str]:
+    return [name for name, module in weight_layers(net) if _is_linear(name, module)]
+
+
+def _inside(net: nn.Module, parts: list[str]) -> frozenset[str]:
+    return frozenset(name for name in [*_linear_layers(net), *_stacked(net)] if _under(name, parts))
+
+
+def _under(name: str, parts: Iterable[str]) -> bool:
+    return any(name.startswith(f"{part}.") for part in parts)
+
+
+def _outermost(net: nn.Module, kind: re.Pattern[str], inside: list[str] | None = None) -> list[str]:
+    """The modules whose class has such a name and that are not part of another one."""
+    names: list[str] = []
+    for name, module in net.named_modules():
+        if kind.search(type(module).__name__) and not _under(name, names) and (inside is None or _under(name, inside)):
+            names.append(name)
+    return names
+
+
+def _widths(layer: nn.Module) -> tuple[int, int]:
+    """How many units a linear layer reads and writes."""
+    weight = layer._parameters["weight"]
+    assert weight is not None
+    inputs = fan_in(layer, "weight", weight)
+    return inputs, weight.numel() // inputs
+
+
+def _some(names: set[str], kind: str) -> frozenset[str]:
+    if not names:
+        raise ValueError(f"`net` must have {kind}; it has none. Name the layers in `where` instead.")
+    return frozenset(names)

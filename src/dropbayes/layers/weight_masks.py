@@ -1,0 +1,100 @@
+r"""Dropout of matrices that a module multiplies by in code of its own: the columns of the matrix are dropped.
+
+A mask of the input units that is the same at every position is a mask of the weights' columns,
+$\mathbf W (\mathbf z \odot \mathbf x) = (\mathbf W\,\mathrm{diag}(\mathbf z))\,\mathbf x$. So a matrix can be dropped
+without a look at how its module uses it: the experts of a mixture, which are slices of one tensor, and the low-rank
+adapters of such experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dropbayes.layers.hooks import drop_units
+
+__all__ = ["AdapterDropout", "WeightDropout", "adapted_layer", "adapter_matrices", "stacked_matrices"]
+
+_ORIGINALS = "_weights_without_dropout"
+
+# What names the matrices of a module to drop: their owner, their name in it and the shape of the mask.
+Matrices = Callable[[nn.Module], Iterator[tuple[nn.Module, str, tuple[int, ...]]]]
+
+
+class WeightDropout:
+    """A pair of hooks: while a module runs, the given matrices have columns dropped, one mask for all rows.
+
+    Args:
+        drop_prob: The probability of dropping a unit.
+        matrices: Finds the matrices, given the module that runs.
+    """
+
+    def __init__(self, drop_prob: float, matrices: Matrices) -> None:
+        self.drop_prob, self.matrices = drop_prob, matrices
+
+    @property
+    def keep_prob(self) -> float:
+        return 1.0 - self.drop_prob
+
+    def begin(self, module: nn.Module, args: Any) -> None:
+        """The forward pre-hook."""
+        del args
+        for owner, name, shape in list(self.matrices(module)):
+            weight = owner._parameters[name]
+            assert weight is not None
+            ones = torch.ones(shape, dtype=weight.dtype, device=weight.device)
+            mask = F.dropout(ones, self.drop_prob, module.training)
+            owner.__dict__.setdefault(_ORIGINALS, {})[name] = weight
+            owner._parameters[name] = weight * _spread(mask, weight)  # type: ignore[assignment]
+
+    def end(self, module: nn.Module, args: Any, output: Any) -> None:
+        """The forward hook, called after an error too."""
+        del args, output
+        for owner, _, _ in list(self.matrices(module)):
+            owner._parameters.update(owner.__dict__.pop(_ORIGINALS, {}))
+
+
+def _spread(mask: Tensor, weight: Tensor) -> Tensor:
+    """A mask `[expert, unit]` for the rows `[expert · rank, unit]` of a weight; other masks broadcast as they are."""
+    if mask.dim() == weight.dim() == 2:
+        return mask.repeat_interleave(weight.shape[0] // mask.shape[0], dim=0)
+    return mask
+
+
+def stacked_matrices(module: nn.Module) -> Iterator[tuple[nn.Module, str, tuple[int, ...]]]:
+    """The matrices of a module of transformers that keeps those of all its experts in one tensor each.
+
+    Such a module says whether they are `[expert, output, input]` or, with `is_transposed`, `[expert, input, output]`.
+    """
+    transposed = module.__dict__.get("is_transposed")
+    if transposed is None:
+        return
+    for name, weight in module._parameters.items():
+        if weight is not None and weight.dim() == 3:
+            experts, first, second = weight.shape
+            yield module, name, (experts, first, 1) if transposed else (experts, 1, second)
+
+
+def adapter_matrices(module: Any, adapter: str) -> Iterator[tuple[nn.Module, str, tuple[int, ...]]]:
+    """The matrix A of PEFT's adapter of a stacked tensor, `[expert · rank, input]`: a mask for each expert."""
+    matrix = module.lora_A[adapter]
+    yield matrix, "weight", (module.num_experts, matrix.weight.shape[1])
+
+
+class AdapterDropout(nn.Dropout):
+    """The dropout before a low-rank adapter, with one mask for all positions of a row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input with whole units dropped."""
+        return drop_units(x, self.p, self.training, 0, -1)
+
+
+def adapted_layer(net: nn.Module, name: str) -> Any:
+    """PEFT's layer whose adapter's first matrix has this name, `layer.lora_A.adapter`; None for any other layer."""
+    layer, _, rest = name.rpartition(".lora_A.")
+    adapted = net.get_submodule(layer) if rest else None
+    return adapted if rest in getattr(adapted, "lora_dropout", {}) else None

@@ -1,0 +1,138 @@
+r"""The drop probability to give a network that was trained without dropout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from dropbayes.layers.conversion import add_dropout
+from dropbayes.likelihoods import Likelihood
+from dropbayes.predictive.judges import checked_targets, judge_of, plain_output
+from dropbayes.predictive.text import NextTokens, TextJudge, text_inputs
+from dropbayes.sampling import draws
+from dropbayes.weight_layers.structure import hook_keep_prob
+
+__all__ = ["DropoutChoice", "choose_dropout"]
+
+DROP_PROBS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
+"""The drop probabilities that `choose_dropout` tries."""
+
+
+@dataclass(frozen=True)
+class DropoutChoice:
+    """The drop probability for a network trained without dropout; prints as a table.
+
+    Attributes:
+        drop_prob: The largest that costs at most the tolerance; 0 if none does. One per weight layer, by name, where
+            they were chosen apart.
+        helps: Whether the held-out log-likelihood is better with it than without dropout, by more than its standard
+            error.
+        log_likelihood: That of the choice.
+        plain_log_likelihood: That of the network without dropout.
+        tried: The log-likelihood of each drop probability, one for all layers.
+        network: A copy of the network with the chosen dropout, for a text one that shares its weights; the network
+            itself if nothing was chosen.
+    """
+
+    drop_prob: float | dict[str, float]
+    helps: bool
+    log_likelihood: float
+    plain_log_likelihood: float
+    tried: dict[float, float]
+    network: nn.Module
+
+    def __str__(self) -> str:
+        lines = [f"without dropout  {self.plain_log_likelihood: .4f}"]
+        lines += [f"drop_prob {p:<6g} {value: .4f}" for p, value in self.tried.items()]
+        chosen = self.drop_prob
+        if not chosen or (isinstance(chosen, dict) and not any(chosen.values())):
+            return "\n".join([*lines, "no drop probability keeps the held-out log-likelihood within the tolerance"])
+        word = "better than" if self.helps else "no better than"
+        return "\n".join([*lines, f"chosen: {chosen}, {word} no dropout"])
+
+
+def choose_dropout(
+    net: nn.Module,
+    x: Any,
+    y: Tensor | None = None,
+    *,
+    tolerance: float = 0.01,
+    where: Callable[[str, nn.Module], bool] | Collection[str] | None = None,
+    likelihood: Likelihood | None = None,
+    drop_probs: Sequence[float] = DROP_PROBS,
+    per_layer: bool = False,
+    n_draws: int = 50,
+    seed: int = 0,
+) -> DropoutChoice:
+    r"""The drop probability that costs at most so much held-out log-likelihood, for a network trained without dropout.
+
+    Dropout is put before every weight layer (`add_dropout`), nothing is trained. Of the probabilities that cost at most
+    the tolerance against the plain network the largest is chosen: the widest distribution over functions that the rows
+    do not contradict. Where even the smallest costs more, the choice is 0, none.
+
+    Without `y` the network is a causal language model and `x` a text: each token is the outcome of those before it,
+    with one mask for all positions of a sequence, and the tolerance is in nats per token.
+
+    Args:
+        net: A trained network.
+        x: Inputs of rows it was not trained on; for a language model token ids `[row, position]`, or a dict with
+            `input_ids` and `attention_mask`.
+        y: Their outcomes; None for a text.
+        tolerance: The greatest loss of log-likelihood, in nats per row (per token of a text).
+        where: The weight layers that may be given dropout; see `add_dropout`.
+        likelihood: What the output means; see `check`.
+        drop_probs: The probabilities to try, rising.
+        per_layer: Whether to go on and raise the probability of each weight layer apart, as far as the same tolerance
+            allows, the layers in turn.
+        n_draws: The number of draws T.
+        seed: The seed of the draws.
+    """
+    if not tolerance >= 0:
+        raise ValueError(f"`tolerance` must be zero or more nats per row; got {tolerance!r}.")
+    if not drop_probs or not all(0 < p < 1 for p in drop_probs):
+        raise ValueError(f"`drop_probs` must hold probabilities in (0, 1); got {list(drop_probs)}.")
+    is_text = y is None
+    inputs = text_inputs(x) if is_text else x
+    function = NextTokens if is_text else lambda network: network
+    plain = plain_output(function(net), inputs)
+    targets = plain if is_text else checked_targets(y, plain, likelihood)
+    judge: Any = TextJudge(inputs) if is_text else judge_of(targets, plain, likelihood)
+    base = judge.log_densities(plain[None], targets)
+
+    def densities(candidate: nn.Module) -> Tensor:
+        sampled = draws(function(candidate), inputs, n_draws=n_draws, seed=seed, masks="row")
+        return judge.log_densities(sampled, targets)
+
+    def dropped(drop_prob: float, copy: bool = False) -> nn.Module:
+        return add_dropout(net, drop_prob, where=where, copy=copy)
+
+    scores = {p: densities(dropped(p)) for p in sorted(drop_probs)}
+    tried = {p: float(values.mean()) for p, values in scores.items()}
+    allowed = [p for p, value in tried.items() if value >= float(base.mean()) - tolerance]
+    chosen = max(allowed, default=0.0)
+    network, best = (dropped(chosen, copy=not is_text), scores[chosen]) if chosen else (net, base)
+    by_layer: dict[str, float] = {}
+    if per_layer and chosen:
+        network, best, by_layer = _raise_layers(network, chosen, sorted(drop_probs), densities, base, tolerance)
+    gain = best - base
+    helps = bool(chosen) and float(gain.mean()) > float(gain.std() / math.sqrt(len(gain)))
+    return DropoutChoice(by_layer or chosen, helps, float(best.mean()), float(base.mean()), tried, network)
+
+
+def _raise_layers(
+    network: nn.Module, chosen: float, drop_probs: list[float], densities: Any, base: Tensor, tolerance: float
+) -> tuple[nn.Module, Tensor, dict[str, float]]:
+    names = [name for name, module in network.named_modules() if hook_keep_prob(module) is not None]
+    by_layer, best = dict.fromkeys(names, chosen), densities(network)
+    for name in names:
+        for p in (p for p in drop_probs if p > chosen):
+            candidate = add_dropout(network, p, where=[name], copy=False)
+            score = densities(candidate)
+            if float(score.mean()) < float(base.mean()) - tolerance:
+                break
+            network, best, by_layer[name] = candidate, score, p
+    return network, best, by_layer

@@ -1,0 +1,124 @@
+"""Predictions of one kind of outcome, numbers or classes, scored from the draws of a network."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dropbayes.likelihoods import Categorical, ClassLikelihood, Gaussian, Likelihood
+from dropbayes.predictive.mixtures import Mixture
+from dropbayes.scores import confidence_and_correctness, expected_calibration_error
+
+__all__ = ["ClassJudge", "NumberJudge", "checked_targets", "judge_of", "plain_output"]
+
+
+def judge_of(targets: Tensor, plain: Tensor, likelihood: Likelihood | None) -> ClassJudge | NumberJudge:
+    return ClassJudge() if is_classes(targets, plain, likelihood) else NumberJudge(likelihood)
+
+
+class NumberJudge:
+    """Numbers, with Gaussian noise of given precision, or of the precision that fits best."""
+
+    def __init__(self, likelihood: Likelihood | None) -> None:
+        self.likelihood = likelihood
+
+    def mixture(self, sampled: Tensor, y: Tensor) -> Mixture:
+        """The predictive mixture of draws `[draw, row, output]`, one column per output."""
+        location = sampled.double().reshape(len(sampled), len(y), -1)
+        outcome = y.double().reshape(len(y), -1)
+        if isinstance(self.likelihood, Gaussian):
+            return Mixture(location, torch.tensor(float(self.likelihood.precision) ** -0.5, dtype=torch.float64))
+        if self.likelihood is not None:
+            raise TypeError(f"`likelihood` must be Gaussian or a class likelihood; got {self.likelihood}.")
+        return Mixture(location, _best_scale(location, outcome))
+
+    def log_densities(self, sampled: Tensor, y: Tensor) -> Tensor:
+        return self.mixture(sampled, y).log_density(y.double().reshape(len(y), -1))
+
+    def uncertainty_and_loss(self, sampled: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        mixture = self.mixture(sampled, y)
+        error = (mixture.mean - y.double().reshape(len(y), -1)).abs().mean(-1)
+        return mixture.variance.sum(-1), error
+
+    def coverage(self, sampled: Tensor, y: Tensor) -> dict[float, float]:
+        pit = self.mixture(sampled, y).pit(y.double().reshape(len(y), -1))
+        return {level: float(((2 * pit - 1).abs() <= level).double().mean()) for level in (0.5, 0.8, 0.95)}
+
+    def calibration_error(self, sampled: Tensor, y: Tensor) -> None:
+        del sampled, y
+
+
+class ClassJudge:
+    """Classes, with logits as outputs."""
+
+    def log_densities(self, sampled: Tensor, y: Tensor) -> Tensor:
+        log = sampled.double().log_softmax(-1)
+        return log.gather(-1, y.expand(len(log), -1)[..., None])[..., 0].logsumexp(0) - math.log(len(log))
+
+    def uncertainty_and_loss(self, sampled: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        mean = sampled.double().softmax(-1).mean(0)
+        entropy = -(mean * mean.clamp_min(1e-300).log()).sum(-1)
+        return entropy, 1 - confidence_and_correctness(mean, y)[1]
+
+    def coverage(self, sampled: Tensor, y: Tensor) -> dict[float, float]:
+        del sampled, y
+        return {}
+
+    def calibration_error(self, sampled: Tensor, y: Tensor) -> float:
+        return float(expected_calibration_error(sampled.double().softmax(-1).mean(0), y))
+
+
+def _best_scale(location: Tensor, y: Tensor) -> Tensor:
+    """The scale of Gaussian noise with the largest likelihood of the mixture, one per output, by golden section."""
+    error = (y - location).square()
+    scales = []
+    for k in range(y.shape[1]):
+        column = error[..., k]
+        low = math.log(max(float(column.amin(0).mean()), 1e-12)) / 2
+        high = math.log(max(float(column.mean()), 1e-12)) / 2 + 0.1
+
+        def likelihood(log_scale: float, column: Tensor = column) -> float:
+            density = -0.5 * column * math.exp(-2 * log_scale)
+            return float(density.logsumexp(0).mean()) - log_scale
+
+        for _ in range(40):
+            first, second = (low + share * (high - low) for share in (0.381966, 0.618034))
+            low, high = (low, second) if likelihood(first) > likelihood(second) else (first, high)
+        scales.append(math.exp((low + high) / 2))
+    return torch.tensor(scales, dtype=torch.float64, device=location.device)
+
+
+def plain_output(net: nn.Module, x: Any) -> Tensor:
+    """One pass without dropout; the network's flags are left as they were."""
+    training = {name: module.training for name, module in net.named_modules()}
+    try:
+        with torch.no_grad():
+            output = net.eval()(**x) if isinstance(x, dict) else net.eval()(x)
+    finally:
+        for name, module in net.named_modules():
+            module.training = training[name]
+    if not isinstance(output, Tensor):
+        raise TypeError(f"`net` must return one tensor; got {type(output).__name__}. Wrap it to return its logits.")
+    return output
+
+
+def is_classes(y: Tensor, output: Tensor, likelihood: Likelihood | None) -> bool:
+    if likelihood is not None:
+        if isinstance(likelihood, ClassLikelihood) and not isinstance(likelihood, Categorical):
+            raise TypeError(f"`likelihood` must be Categorical or Gaussian; got {likelihood}.")
+        return isinstance(likelihood, Categorical)
+    return not y.is_floating_point() and output.dim() == 2 and output.shape[1] > 1
+
+
+def checked_targets(y: Any, output: Tensor, likelihood: Likelihood | None) -> Tensor:
+    targets = torch.as_tensor(y, device=output.device)
+    if len(targets) != len(output):
+        raise ValueError(f"`y` must have one outcome for each of the {len(output)} rows; got {len(targets)}.")
+    if not is_classes(targets, output, likelihood) and targets.numel() != output.numel():
+        raise ValueError(
+            f"`y` must have the shape {tuple(output.shape)} of the network's output; got {tuple(targets.shape)}."
+        )
+    return targets

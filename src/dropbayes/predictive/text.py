@@ -1,0 +1,76 @@
+r"""The log-likelihood of a text under draws of a language model.
+
+Of a token it is $\log \tfrac1T \sum_t p(w_i \mid w_{<i}, \omega_t)$: the probabilities of the draws are averaged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["NextTokens", "TextJudge", "text_inputs"]
+
+
+class NextTokens(nn.Module):
+    """A language model as a function from a text to the log-probability of each of its tokens but the first.
+
+    Args:
+        model: A causal language model of transformers, or a network that returns logits `[row, position, token]`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """The log-probabilities `[row, position - 1]`."""
+        known = {} if attention_mask is None else {"attention_mask": attention_mask}
+        output = self.model(input_ids=input_ids, **known)
+        logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+        if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != input_ids.shape:
+            raise ValueError(
+                "`net` must be a causal language model, with logits [row, position, token] for every position; without "
+                "outcomes `y`, choose_dropout takes `x` as a text."
+            )
+        log_probabilities = logits[:, :-1].float().log_softmax(-1)
+        return log_probabilities.gather(-1, input_ids[:, 1:, None])[..., 0]
+
+
+class TextJudge:
+    """Scores a text by the nats of its tokens, padding left out.
+
+    Args:
+        inputs: The text as `text_inputs` gives it.
+    """
+
+    def __init__(self, inputs: Mapping[str, Tensor]) -> None:
+        ids = inputs["input_ids"]
+        mask = inputs.get("attention_mask")
+        self.counted = (torch.ones_like(ids) if mask is None else mask)[:, 1:].double()
+        if mask is not None:
+            self.counted = self.counted * mask[:, :-1]  # the first token after padding follows nothing
+        if not self.counted.sum() > 0:
+            raise ValueError("`x` must hold a text of two tokens at least; every second token is padding.")
+
+    def log_densities(self, sampled: Tensor, targets: Any = None) -> Tensor:
+        """A number for each row whose mean over rows is the mean over tokens."""
+        del targets
+        mixed = sampled.double().logsumexp(0) - math.log(len(sampled))
+        total = (mixed * self.counted.to(mixed.device)).sum(-1)
+        return total * len(total) / float(self.counted.sum())
+
+
+def text_inputs(x: Any) -> dict[str, Tensor]:
+    """A text as the named inputs `input_ids` and, where given, `attention_mask`."""
+    inputs = {"input_ids": x} if isinstance(x, Tensor) else dict(x) if isinstance(x, Mapping) else {}
+    ids = inputs.get("input_ids")
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point() or ids.shape[1] < 2:
+        raise ValueError(
+            "`x` must be a text where no `y` is given: token ids [row, position], two positions at least, or what a "
+            f"tokenizer returns; got {type(x).__name__}{'' if ids is None else f' with input_ids {tuple(ids.shape)}'}."
+        )
+    return {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}

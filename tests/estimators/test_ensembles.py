@@ -1,0 +1,73 @@
+"""Tests of fitted ensembles: they predict as the estimators do, from the same files, without scikit-learn."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from sklearn.exceptions import NotFittedError
+
+from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+from dropbayes.estimators.ensembles import ClassEnsemble, RegressionEnsemble
+from dropbayes.estimators.recalibration import Recalibration, recalibrated
+
+SMALL = {"hidden": (8,), "n_steps": 20, "n_networks": 2, "n_draws": 10, "drop_prob": 0.2, "weight_decay": 1e-4}
+X = np.random.default_rng(0).normal(size=(60, 2))
+Y = X[:, 0] - X[:, 1]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ensembles") / "model.safetensors"
+    DropoutRegressor(**SMALL, random_state=0).fit(X, Y).save(path)
+    return path
+
+
+def test_an_ensemble_predicts_the_very_numbers_of_its_estimator(file):
+    mean, std = RegressionEnsemble.load(file).predict(X, return_std=True)
+    expected = DropoutRegressor.load(file).predict(X, return_std=True)
+    assert np.array_equal(mean, expected[0]) and np.array_equal(std, expected[1])
+
+
+def test_an_ensemble_of_classes_predicts_the_probabilities_of_its_estimator(tmp_path):
+    estimator = DropoutClassifier(**SMALL, random_state=0).fit(X, np.where(Y > 0, "up", "down"))
+    estimator.save(tmp_path / "m")
+    ensemble = ClassEnsemble.load(tmp_path / "m")
+    assert np.array_equal(ensemble.predict_proba(X), estimator.predict_proba(X))
+    assert ensemble.predict(X).tolist() == estimator.predict(X).tolist()
+
+
+def test_a_saved_ensemble_is_the_estimator_again(file, tmp_path):
+    RegressionEnsemble.load(file).save(tmp_path / "copy")
+    copy = DropoutRegressor.load(tmp_path / "copy")
+    assert copy.get_params() == DropoutRegressor.load(file).get_params()
+    assert np.array_equal(copy.predict(X), DropoutRegressor.load(file).predict(X))
+
+
+def test_an_ensemble_refuses_rows_it_cannot_read(file):
+    ensemble = RegressionEnsemble.load(file)
+    with pytest.raises(ValueError, match=r"`X` must be shaped \[row, 2\]; got \[60, 3\]"):
+        ensemble.predict(np.zeros((60, 3)))
+    with pytest.raises(ValueError, match="`X` must hold finite numbers"):
+        ensemble.predict(np.full((1, 2), np.nan))
+
+
+def test_an_estimator_that_was_not_fitted_says_so():
+    with pytest.raises(NotFittedError):
+        DropoutRegressor().with_draws(n_draws=3)
+
+
+def test_fitting_again_forgets_the_recalibration_of_other_networks():
+    view = recalibrated(DropoutRegressor(**SMALL, random_state=0).fit(X, Y), Recalibration("scale", (3.0,), 60))
+    fresh = DropoutRegressor(**SMALL, random_state=0).fit(X, Y).predict(X, return_std=True)[1]
+    assert np.array_equal(view.fit(X, Y).predict(X, return_std=True)[1], fresh)
+
+
+def test_a_file_is_read_and_predicted_from_without_scikit_learn(file):
+    script = (
+        "import sys, numpy as np\n"
+        "from dropbayes.estimators.ensembles import RegressionEnsemble\n"
+        f"RegressionEnsemble.load({str(file)!r}).predict(np.zeros((3, 2)))\n"
+        "print(sorted({name.split('.')[0] for name in sys.modules} & {'sklearn', 'scipy', 'pandas'}))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() == "[]"

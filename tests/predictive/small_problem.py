@@ -1,0 +1,28 @@
+"""Two inputs, a number or a class to predict, and networks trained on them."""
+
+import torch
+from torch import nn
+
+
+def network(seed=0, *, drop_prob=0.1, n_outputs=1):
+    torch.manual_seed(seed)
+    layers = [nn.Linear(2, 40), nn.ReLU(), *([nn.Dropout(drop_prob)] if drop_prob else []), nn.Linear(40, n_outputs)]
+    return nn.Sequential(*layers)
+
+
+def numbers(n=300, *, seed=1):
+    source = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 2, generator=source)
+    return x, x[:, :1] + 0.3 * torch.randn(n, 1, generator=source)
+
+
+def trained(seed=0, *, drop_prob=0.1, n_outputs=1):
+    net, (x, y) = network(seed, drop_prob=drop_prob, n_outputs=n_outputs), numbers(seed=0)
+    target = (y[:, 0] > 0).long() if n_outputs > 1 else y
+    loss = nn.CrossEntropyLoss() if n_outputs > 1 else nn.MSELoss()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss(net(x), target).backward()
+        optimizer.step()
+    return net.eval()

@@ -1,0 +1,90 @@
+"""The table of scores: each entry is the function it names."""
+
+import pytest
+import torch
+
+from dropbayes import calibration, scores
+from dropbayes.predictive.mixtures import Mixture
+from dropbayes.predictive.scoring import (
+    CLASS_SCORES,
+    COVERAGE_LEVELS,
+    REGRESSION_SCORES,
+    ClassOutcomes,
+    RegressionOutcomes,
+    balanced_accuracy,
+    core_scores,
+)
+from tests.scores.samples import normal
+
+
+@pytest.fixture
+def mixture():
+    return normal(20, 300, seed=1), normal(300, seed=2)
+
+
+def outcomes(draws, y, noise=0.5, sample_weight=None):
+    return RegressionOutcomes(
+        y, draws.mean(0), (draws.var(0, correction=0) + noise).sqrt(),
+        calibration.mixture_pit(draws, y, noise_variance=noise),
+        scores.gaussian_mixture_log_likelihood(draws, y, precision=1 / noise), sample_weight,
+    )  # fmt: skip
+
+
+def test_coverage_is_that_of_the_mixtures_central_interval(mixture):
+    draws, y = mixture
+    values = core_scores(REGRESSION_SCORES, outcomes(draws, y))
+    for level in COVERAGE_LEVELS:
+        distribution = Mixture(draws, torch.tensor(0.5).sqrt())
+        low, high = (distribution.quantile(0.5 + sign * level / 2) for sign in (-1, 1))
+        assert values[f"coverage_{100 * level:.0f}"] == pytest.approx(scores.coverage(low, high, y).item())
+
+
+def test_weights_reach_every_score_of_the_table(mixture):
+    draws, y = (part[..., :12] for part in mixture)
+    weight = torch.arange(12) % 3
+    rows = torch.repeat_interleave(torch.arange(12), weight)
+    weighted = core_scores(REGRESSION_SCORES, outcomes(draws, y, sample_weight=weight))
+    assert weighted == pytest.approx(core_scores(REGRESSION_SCORES, outcomes(draws[:, rows], y[rows])))
+    p, labels = normal(12, 3).softmax(-1), torch.arange(12) % 3
+    weighted = core_scores(CLASS_SCORES, ClassOutcomes(labels, p, weight))
+    assert weighted == pytest.approx(core_scores(CLASS_SCORES, ClassOutcomes(labels[rows], p[rows])))
+
+
+def test_every_score_has_a_name_a_meaning_and_a_direction():
+    for table in (REGRESSION_SCORES, CLASS_SCORES):
+        for name, score in table.items():
+            assert score.name == name and score.label and score.meaning
+            assert (score.nominal is not None) == (score.better == "nominal")
+
+
+def test_better_predictions_move_every_score_in_its_direction():
+    labels = torch.arange(300) % 3
+    sure = torch.nn.functional.one_hot(labels).double() * 0.97 + 0.01
+    vague = torch.nn.functional.one_hot((labels + (torch.arange(300) < 100)) % 3).double() * 0.97 + 0.01
+    good, bad = (core_scores(CLASS_SCORES, ClassOutcomes(labels, p)) for p in (sure, vague))
+    for name, score in CLASS_SCORES.items():
+        if name not in good:
+            continue
+        assert good[name] > bad[name] if score.better == "higher" else good[name] < bad[name]
+
+
+def test_every_score_that_is_a_mean_has_the_error_of_resampled_rows(mixture):
+    draws, y = mixture
+    rows = outcomes(draws, y)
+    rng = torch.Generator().manual_seed(0)
+    chosen = [torch.randint(300, (300,), generator=rng) for _ in range(400)]
+    for name in ("log_likelihood", "rmse", "mae"):
+        score = REGRESSION_SCORES[name]
+        resampled = [score.value(outcomes(draws[:, some], y[some])) for some in chosen]
+        assert score.error(rows).item() == pytest.approx(torch.stack(resampled).std().item(), rel=0.15)
+
+
+def test_balanced_accuracy_counts_every_class_alike():
+    labels, predicted = torch.tensor([0] * 9 + [1]), torch.tensor([0] * 10)
+    assert balanced_accuracy(predicted, labels).item() == 0.5
+
+
+def test_a_description_says_which_direction_is_better():
+    assert REGRESSION_SCORES["coverage_95"].description.endswith("; 95 % is right")
+    assert REGRESSION_SCORES["rmse"].description.endswith("; smaller is better")
+    assert CLASS_SCORES["accuracy"].description.endswith("; larger is better")
