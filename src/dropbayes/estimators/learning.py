@@ -30,6 +30,7 @@ from dropbayes.population import (
     fit_precision,
     train_in_jobs,
 )
+from dropbayes.runtime.progress import ProgressBar
 
 # Searching on more rows than this changes the choice little and the time much.
 _SEARCH_ROWS = 50_000
@@ -138,7 +139,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         epochs = (steps if self.n_steps == "auto" else int(self.n_steps)) / per_epoch
         return max(1, round(share * max(self.min_epochs, epochs)))
 
-    def _settings(self, n_rows: int) -> dict[str, Any]:
+    def _settings(self, n_rows: int, progress: ProgressBar | None = None) -> dict[str, Any]:
         return {
             "hidden": self._hidden(n_rows),
             "likelihood": self._head(),
@@ -148,7 +149,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             "learn_drop_prob": self.learn_drop_prob,
             "n_jobs": self.n_jobs,
             "device": self.device,
-            "progress": None if self.verbose else False,
+            "progress": progress or (None if self.verbose else False),
         }
 
     def _grid(self, n_rows: int) -> tuple[list[Member], int]:
@@ -200,10 +201,10 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         self.bins_ = self._bins(x)
         x = self._binned(x)
         self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # should rows be streamed in later
-        with _threads(self._operation_size(len(x))):
-            choice = self._search(x, y, weight, groups, forward=times is not None)
+        with _threads(self._operation_size(len(x))), self._progress(len(x)) as progress:
+            choice = self._search(x, y, weight, groups, forward=times is not None, progress=progress)
             self.search_scores_ = choice.log_likelihood.numpy()
-            self.population_ = self._trained(x, y, weight, choice)
+            self.population_ = self._trained(x, y, weight, choice, progress)
             self._refuse_divergence()
             self._fit_noise(choice)
 
@@ -212,12 +213,33 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         n_folds = _FOLDS if n_rows < _MANY_ROWS else 1
         return len(self._grid(n_rows)[0]) * n_folds * self._batch_size(n_rows) * max(self._hidden(n_rows), default=1)
 
+    def _progress(self, n_rows: int) -> ProgressBar:
+        """One bar for the search and the training after it, in steps of a network, so that the time left is known."""
+        n_searched = min(n_rows, _SEARCH_ROWS)
+        (grid, n_finalists), n_folds = self._grid(n_searched), self._folds(n_searched)
+        learned = n_searched * (n_folds - 1) // n_folds if n_folds > 1 else n_searched * (_FOLDS - 1) // _FOLDS
+        epochs = sum(member.epochs for member in grid) + n_finalists * self._epochs(n_searched)
+        searched = epochs * n_folds * -(-learned // self._batch_size(n_searched))
+        trained = self._n_networks() * self._epochs(n_rows) * -(-n_rows // self._batch_size(n_rows))
+        show = None if self.verbose else False
+        return ProgressBar("fit", searched + trained, unit="network steps", show=show)
+
+    def _folds(self, n_rows: int) -> int:
+        return (_FOLDS if n_rows < _MANY_ROWS else 1) if self.n_folds == "auto" else int(self.n_folds)
+
     def _search(
-        self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, groups: Any, *, forward: bool
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        weight: np.ndarray | None,
+        groups: Any,
+        *,
+        forward: bool,
+        progress: ProgressBar,
     ) -> EnsembleChoice:
         n_rows = min(len(x), _SEARCH_ROWS)
         rows = np.random.RandomState(self.seed_).permutation(len(x))[:n_rows]
-        n_folds = (_FOLDS if n_rows < _MANY_ROWS else 1) if self.n_folds == "auto" else int(self.n_folds)
+        n_folds = self._folds(n_rows)
         grid, n_finalists = self._grid(n_rows)
         n_networks, n_columns = self._n_networks(), None if self.bins_ is None else len(self.bins_.edges)
         return choose_ensemble(
@@ -234,13 +256,15 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             n_draws=self._effort.search_draws,
             seed=self.seed_,
             n_classes=self._n_classes(),
-            **self._settings(n_rows),
+            **self._settings(n_rows, progress),
         )
 
     def _n_networks(self) -> int:
         return self._effort.n_places * self._effort.n_seeds if self.n_networks == "auto" else int(self.n_networks)
 
-    def _trained(self, x: np.ndarray, y: np.ndarray, weight: Any, choice: EnsembleChoice) -> Population:
+    def _trained(
+        self, x: np.ndarray, y: np.ndarray, weight: Any, choice: EnsembleChoice, progress: ProgressBar
+    ) -> Population:
         """The networks of the ensemble on all rows, the places in turn, with the τ of their places."""
         n_searched = min(len(x), _SEARCH_ROWS)
         full = self._epochs(n_searched)
@@ -254,7 +278,8 @@ class DropoutEstimator(BaseEstimator, Ensemble):
                 epochs = max(1, round(self._epochs(len(x)) * member.epochs / full))
             n_inputs = None if self.bins_ is None else member.n_inputs
             members.append(replace(member, task=0, epochs=epochs, seed=self.seed_ + 1000 + i, n_inputs=n_inputs))
-        trained = train_in_jobs([Task(x, y, weight)], members, n_classes=self._n_classes(), **self._settings(len(x)))
+        settings = self._settings(len(x), progress)
+        trained = train_in_jobs([Task(x, y, weight)], members, n_classes=self._n_classes(), **settings)
         place = torch.arange(len(members)) % len(choice.places)
         return replace(trained, precision=choice.precision[place].to(trained.device) * trained.y_scale**-2)
 

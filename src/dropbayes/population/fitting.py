@@ -49,7 +49,7 @@ def train(
     n_classes: int | None = None,
     device: str | torch.device = "auto",
     dtype: torch.dtype = torch.float32,
-    progress: bool | None = None,
+    progress: bool | ProgressBar | None = None,
 ) -> Population:
     r"""The members, each trained by Adam on its own task, all as one tensor program.
 
@@ -77,7 +77,8 @@ def train(
         n_classes: The number of classes, when the tasks may lack the last ones.
         device: "auto" (CUDA where there is one), "cpu", "cuda" ...
         dtype: The type of parameters and data.
-        progress: Shows a bar; by default when standard error is a terminal.
+        progress: Shows a bar; by default when standard error is a terminal. A bar of a greater piece of work is
+            advanced by the steps of every network.
 
     Example:
         >>> x = torch.linspace(-1, 1, 64)[:, None]
@@ -97,7 +98,7 @@ def train(
     sizes, held_out, step = sorted(set(table.n_rows)), [task.held_out for task in tasks], 0
     with (
         tensor_cores(device),
-        ProgressBar(f"{len(members)} networks", int(n_steps.max()), show=progress) as bar,
+        _bar(progress, f"{len(members)} networks", int(n_steps.sum())) as bar,
         _chunk_source(batch_size, sizes, program.widths, device) as chunk_of,
     ):
         while bool(run.training.any()):
@@ -108,11 +109,18 @@ def train(
             count = min(run.next_end(step), next_check, (chunk + 1) * randomness.STEPS_PER_CHUNK) - step
             advance(program, count)
             step += count
-            bar.advance(count)
+            bar.advance(count * int(run.training.sum()))
             if check_every and (step == next_check or step in run.n_steps[run.training]):
                 run.check(program, step, held_out, patience)
             run.retire(program, step, early_stopping=bool(check_every))
     return run.result()
+
+
+def _bar(progress: bool | ProgressBar | None, title: str, total: int) -> contextlib.AbstractContextManager[ProgressBar]:
+    """A bar of its own, or the given one, which stays open."""
+    if isinstance(progress, ProgressBar):
+        return contextlib.nullcontext(progress)
+    return ProgressBar(title, total, unit="network steps", show=progress)
 
 
 def advance(program: Program, steps: int) -> None:
