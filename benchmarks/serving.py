@@ -3,12 +3,15 @@
     python -m benchmarks.serving [seconds]
 
 Both are measured in one run on one machine: first 32 threads that call the predictor one row at a time, then 32 threads
-that send one row at a time to `dropbayes serve`. Only the ratio means anything.
+that send one row at a time to `dropbayes serve`. Only the ratio means anything. Then a client pours a body of 100 MB into
+the server: how long until it is refused, and how much memory that took.
 """
 
 import http.client
 import json
 import pathlib
+import select
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,12 +19,13 @@ import threading
 import time
 
 import numpy as np
+import psutil
 
 import dropbayes as db
 from benchmarks import history
 from dropbayes.models.model import Model
 
-CLIENTS = 32
+CLIENTS, BODY = 32, 100 * 2**20
 
 
 def fitted_folder(folder: pathlib.Path) -> pathlib.Path:
@@ -59,6 +63,29 @@ def summary(times, seconds):
     return {"requests": len(times), "per_second": len(times) / seconds, "p50_ms": 1e3 * p50, "p99_ms": 1e3 * p99}
 
 
+def refusal(address, process):
+    """The seconds until a body of 100 MB is refused, and the bytes by which the server grew."""
+    host, port = address.rsplit(":", 1)
+    memory = psutil.Process(process.pid).memory_info
+    before, peak, chunk = memory().rss, 0, b" " * 2**16
+    begun = time.perf_counter()
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(
+            f"POST /v2/models/model/infer HTTP/1.1\r\nHost: a\r\nContent-Length: {BODY}\r\n\r\n".encode()
+        )
+        connection.setblocking(False)
+        sent, answer = 0, b""
+        while b"\r\n" not in answer:
+            readable, writable, _ = select.select([connection], [connection] if sent < BODY else [], [], 60)
+            if readable:
+                answer += connection.recv(4096)
+            elif writable:
+                sent += connection.send(chunk)
+            peak = max(peak, memory().rss)
+    assert b" 413 " in answer, answer
+    return {"refused_s": time.perf_counter() - begun, "sent_bytes": sent, "grown_bytes": max(0, peak - before)}
+
+
 def measure(seconds: float = 60.0) -> dict:
     with tempfile.TemporaryDirectory() as place:
         folder = fitted_folder(pathlib.Path(place) / "model")
@@ -89,6 +116,7 @@ def measure(seconds: float = 60.0) -> dict:
 
             over_http(0)()  # the first request waits for the model
             served = summary(latencies(over_http, seconds), seconds)
+            refused = refusal(address, server)
         finally:
             server.terminate()
             server.wait()
@@ -99,10 +127,16 @@ def measure(seconds: float = 60.0) -> dict:
         "direct": bare,
         "served": served,
         **ratios,
+        "body_of_100_mb": refused,
     }
 
 
 if __name__ == "__main__":
     found = measure(float(sys.argv[1]) if len(sys.argv) > 1 else 60.0)
     print(json.dumps(found, indent=1))
-    history.write("serving", found, [history.Goal("p99 of served over direct", found["p99_ratio"], at_most=2.0)])
+    goals = [
+        history.Goal("p99 of served over direct", found["p99_ratio"], at_most=2.0),
+        history.Goal("seconds until 100 MB are refused", found["body_of_100_mb"]["refused_s"], at_most=1.0),
+        history.Goal("MB taken by it", found["body_of_100_mb"]["grown_bytes"] / 2**20, at_most=50.0),
+    ]
+    history.write("serving", found, goals)

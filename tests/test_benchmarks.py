@@ -32,3 +32,35 @@ def test_figures_carry_their_commit_and_processor():
     if head.returncode == 0:
         assert head.stdout.startswith(about["commit"].split(",")[0])
     assert about["cpu"] and about["torch"] and about["date"].count("-") == 2
+
+
+PAGES = history.RESULTS.parent.parent / "docs"
+
+
+def table_after(page, words):
+    """The cells of the first table after some words of a page, without its head."""
+    text = (PAGES / page).read_text().split(words, 1)[1]
+    lines = text.split("\n|", 1)[1].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def last_run(name):
+    return json.loads((history.RESULTS / f"{name}.json").read_text())
+
+
+def test_the_tables_of_the_theory_are_those_of_the_last_run():
+    run = last_run("theory")
+    overlap = table_after("theory.md", "`python -m benchmarks.theory overlap`")
+    assert overlap == [[std, *(f"{share:.2g}" for share in row.values())] for std, row in run["overlap"].items()]
+    choice = table_after("theory.md", "`python -m benchmarks.theory choice`")
+    figures = [[f"{row['bound']:.3f}", f"{row['held_out']:.3f}"] for row in run["choice"]]
+    assert sorted(row[3:] for row in choice) == sorted(figures)
+
+
+def test_the_table_of_the_posteriors_is_that_of_the_last_run():
+    run = last_run("posteriors")
+    shown = table_after("posteriors.md", "root mean square difference of the means")
+    assert shown == [[name, *(f"{value:.2g}" for value in row.values())] for name, row in run["table"].items()]
+    page = " ".join((PAGES / "posteriors.md").read_text().split())
+    assert f"R-hat over the grid was {run['r_hat']:.3f}" in page and f"chains of {run['samples']} samples" in page
+    assert f"at least {run['effective_samples'] // 10 * 10:.0f} effective samples" in page

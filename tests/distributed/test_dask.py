@@ -30,7 +30,11 @@ def test_a_cluster_writes_the_bits_of_one_process(predictor, models, tmp_path):
 @pytest.mark.slow
 def test_every_row_is_there_once_after_workers_were_killed(predictor, tmp_path):
     parquet.write_table(rows(100_000), tmp_path / "rows.parquet")
-    with killed_at_random(8, spawned) as killer:
+
+    def is_at_work(process):  # Dask gives up where a worker is killed before the cluster stands
+        return spawned(process) and any((tmp_path / "out").glob("part-*"))
+
+    with killed_at_random(8, is_at_work) as killer:
         predict_parquet(
             predictor, tmp_path / "rows.parquet", tmp_path / "out", engine="dask", n_workers=2, part_rows=1000
         )

@@ -5,11 +5,13 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from sklearn.exceptions import NotFittedError
 
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.estimators.ensembles import ClassEnsemble, RegressionEnsemble
 from dropbayes.estimators.recalibration import Recalibration, recalibrated
+from dropbayes.population import network
 
 SMALL = {"hidden": (8,), "n_steps": 20, "n_networks": 2, "n_draws": 10, "drop_prob": 0.2, "weight_decay": 1e-4}
 X = np.random.default_rng(0).normal(size=(60, 2))
@@ -42,6 +44,17 @@ def test_a_saved_ensemble_is_the_estimator_again(file, tmp_path):
     copy = DropoutRegressor.load(tmp_path / "copy")
     assert copy.get_params() == DropoutRegressor.load(file).get_params()
     assert np.array_equal(copy.predict(X), DropoutRegressor.load(file).predict(X))
+
+
+def test_without_dropout_a_prediction_is_the_mean_of_the_plain_networks(file):
+    ensemble = RegressionEnsemble.load(file)
+    ensemble.noise_ = None
+    population = ensemble.population_
+    standard = ((torch.from_numpy(X) - population.x_mean[0]) / population.x_scale[0]).float()
+    plain = torch.stack([network(population, i).eval()(standard) for i in range(2)]).mean(0)
+    expected = plain[:, 0] * population.y_scale[0] + population.y_mean[0]
+    np.testing.assert_allclose(ensemble.without_dropout().predict(X), expected.detach(), rtol=1e-5, atol=1e-6)
+    assert not np.allclose(ensemble.predict(X), expected.detach(), rtol=1e-3)
 
 
 def test_an_ensemble_refuses_rows_it_cannot_read(file):

@@ -126,3 +126,24 @@ def test_a_folder_of_the_first_format_is_read(model, tmp_path):
     (path / COLUMNS).write_text(json.dumps({**values, "format": 1}))
     (path / CARD).unlink()
     assert db.load(path).predict(frame(5))["outside"].tolist() == [""] * 5
+
+
+def test_the_percentiles_of_training_rows_are_kept_however_a_model_came_about(model, tmp_path):
+    rows = frame().drop(columns="kind")
+    deviations = db.Predictor(model)({name: rows[name].tolist() for name in rows if name != "price"})["std"]
+    expected = {str(level): np.percentile(deviations, level) for level in (50, 90, 95, 99)}
+    saved = db.load(model.save(tmp_path / "m").path)
+    assert model.uncertainty_percentiles == saved.uncertainty_percentiles == pytest.approx(expected)
+    x, y = np.random.default_rng(0).normal(size=(50, 2)), np.arange(50.0)
+    estimator = db.DropoutRegressor(**SMALL).fit(x, y)
+    of = db.Model.of(estimator, pd.DataFrame(x, columns=["a", "b"]), y, target="y")
+    assert of.uncertainty_percentiles["50"] == pytest.approx(np.median(estimator.predict(x, return_std=True)[1]))
+
+
+def test_a_calibration_that_widens_brings_percentiles_of_its_own_and_takes_them_back(model):
+    rows = frame(seed=3).drop(columns="kind")
+    wider = model.calibrate(rows)
+    factor = wider.estimator.recalibration.values[0]
+    plain = model.estimator.predict(model.encode(rows).x, return_std=True)[1]
+    assert wider.uncertainty_percentiles["95"] == pytest.approx(factor * np.percentile(plain, 95))
+    assert wider.recalibrated(None).uncertainty_percentiles == model.uncertainty_percentiles

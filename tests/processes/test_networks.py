@@ -79,7 +79,7 @@ def test_scales_can_be_changed_by_name():
 @pytest.mark.parametrize(
     ("net", "rule"),
     [
-        (nn.Sequential(nn.Conv1d(1, 1, 1)), "linear layers, activations, dropout and sums"),
+        (nn.Sequential(nn.Linear(3, 1), nn.LayerNorm(1)), "linear layers, convolutions, activations"),
         (nn.Sequential(nn.ReLU(), nn.Linear(3, 1)), "apply activations to linear layers' outputs"),
         (nn.Sequential(nn.Identity()), "must have a linear layer"),
     ],

@@ -56,10 +56,17 @@ class Live:
 
 
 @contextlib.contextmanager
-def live_server(folder, *options):
-    """A server of a model folder on a free port; ended at the end of the context."""
+def live_server(folder, *options, before=""):
+    """A server of a model folder on a free port; ended at the end of the context.
+
+    Args:
+        folder: The model folder.
+        options: Options of `dropbayes serve`.
+        before: Python to run in the server's process first, to set a limit that no test could wait for.
+    """
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "dropbayes", "serve", str(folder), "--port", "0", *map(str, options)]
+    start = ["-c", f"{before}; from dropbayes.cli import main; main()"] if before else ["-m", "dropbayes"]
+    command = [sys.executable, *start, "serve", str(folder), "--port", "0", *map(str, options)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
     try:
         line = process.stdout.readline()

@@ -1,5 +1,6 @@
 """The process behind the port: it starts or says why not, drains, takes up new models, and sheds what is slow."""
 
+import contextlib
 import json
 import shutil
 import signal
@@ -126,3 +127,39 @@ def test_the_server_listens_on_this_machine_alone(server):
     for address in {other for other in others if not other.startswith("127.")}:
         with pytest.raises(OSError):
             socket.create_connection((address, server.port), timeout=2)
+
+
+def closed(connection, seconds):
+    """Whether the other side ends the connection within some seconds, after whatever it says."""
+    connection.settimeout(seconds)
+    try:
+        with connection, contextlib.suppress(ConnectionResetError):
+            while connection.recv(65536):
+                pass
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_a_head_that_does_not_end_is_given_up_at_its_deadline(models):
+    with live_server(
+        models / "numbers", before="import dropbayes.serving.server as s; s._HEADER_SECONDS = 1.0"
+    ) as live:
+        silent, slow = (socket.create_connection((live.host, live.port)) for _ in range(2))
+        slow.sendall(b"GET /v2 HTTP/1.1\r\nHost: a\r\nX-Slow: ")
+        assert closed(silent, 60) and closed(slow, 60)
+        assert live.get("/v2/health/live")[0] == 200
+
+
+def test_connections_beyond_the_limit_are_turned_away_and_the_others_served(models):
+    with live_server(
+        models / "numbers", before="import dropbayes.serving.server as s; s._MOST_CONNECTIONS = 4"
+    ) as live:
+        held = [socket.create_connection((live.host, live.port)) for _ in range(4)]
+        for connection in held:
+            connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: a\r\n")  # a head without an end
+        until(lambda: live.ask("GET", "/v2/health/live")[0] == 503)
+        for connection in held:
+            connection.close()
+        until(lambda: live.get("/v2/health/live")[0] == 200)
+        assert live.infer(columns_request(COLUMNS))[0] == 200

@@ -28,7 +28,7 @@ def calibrate(
     """Calibrates a model on held-out rows, or takes its calibration back; see `dropbayes calibrate --help`."""
     model = load(model_path)
     if method == "none":
-        model = model.recalibrated(None, "")
+        model = model.recalibrated(None)
         model.save_calibration()
         _say(model, None, as_json=as_json)
         return
@@ -39,7 +39,7 @@ def calibrate(
         note(f"{source.label!r} has the name of the training table; calibrate on rows that the model has not seen.")
     y = y if model.schema.task == "regression" else model.ensemble.classes_[y]
     recalibration = fit_recalibration(model.ensemble, x, y, method=method)
-    model = model.recalibrated(recalibration, source.label)
+    model = model.recalibrated(recalibration, source.label, x)
     model.save_calibration()
     _say(model, recalibration, as_json=as_json)
 

@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from dropbayes.cli.messages import count, note, number, out, print_json, reading_bar, table
 from dropbayes.models.model import Model
-from dropbayes.models.predictor import Predictor, uncertainty_percentiles
 from dropbayes.models.storage import check_place
 from dropbayes.runtime.version import __version__
 from dropbayes.tables import Column, Source, open_table
@@ -59,7 +58,6 @@ def fit(
     begun = time.perf_counter()
     model = Model.of_rows(rows, origin=origin, **settings, verbose=True)
     seconds = time.perf_counter() - begun
-    model.origin["uncertainty_percentiles"] = uncertainty_percentiles(Predictor(model), rows.x)
     best = _held_out_score(model)
     model.origin["scores"] = {} if best is None else {"held-out log-likelihood (nats per row)": best}
     model = model.save(path)

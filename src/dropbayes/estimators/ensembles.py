@@ -10,7 +10,7 @@ import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -84,6 +84,13 @@ class Ensemble(ABC):
         view = copy.copy(self)
         view.n_draws = self.n_draws if n_draws is None else n_draws
         view.seed_ = self.seed_ if seed is None else seed
+        return view
+
+    def without_dropout(self) -> Any:
+        """A view of this fitted estimator that drops nothing: one function per network."""
+        self._check_fitted()
+        view = copy.copy(self)
+        view.population_ = replace(self.population_, drop_prob=torch.zeros_like(self.population_.drop_prob))
         return view
 
     def _check_fitted(self) -> None:

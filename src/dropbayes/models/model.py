@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dropbayes import estimators
+from dropbayes import estimators, information
 from dropbayes.estimators.ensembles import RegressionEnsemble
 from dropbayes.estimators.recalibration import Method, fit_recalibration, recalibrated
 from dropbayes.models import storage
@@ -21,14 +21,32 @@ from dropbayes.tables.columns import Task
 from dropbayes.tables.frames import as_frame, as_table
 from dropbayes.tables.training import Reading, TrainingRows, training_rows
 
-__all__ = ["Model", "load"]
+__all__ = ["Model", "load", "uncertainty_percentiles"]
 
 Array = npt.NDArray[Any]
+_PERCENTILE_ROWS = 2000
 
 
 def _row(row: int) -> str:
     """Where a row of a data frame is found, in words."""
     return "the data frame" if row < 0 else f"the data frame, row {row}"
+
+
+def uncertainty_percentiles(ensemble: Any, x: Array) -> dict[str, float]:
+    """The 50th, 90th, 95th and 99th percentile of the uncertainty of known rows, to compare later rows with.
+
+    The uncertainty is the standard deviation, or for classes the entropy.
+
+    Args:
+        ensemble: The fitted networks.
+        x: Their inputs; of many rows, some evenly spaced ones are taken.
+    """
+    some = x[:: -(-len(x) // _PERCENTILE_ROWS)]
+    if isinstance(ensemble, RegressionEnsemble):
+        values = ensemble.predict(some, return_std=True)[1]
+    else:
+        values = information.entropy(ensemble.predict_proba(some)).numpy()
+    return {str(level): float(np.percentile(values, level)) for level in (50, 90, 95, 99)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +100,8 @@ class Model:
             estimator.fit(rows.x, rows.y, sample_weight=rows.weight, groups=rows.group, times=rows.time)
         finally:
             estimator.verbose = False
-        return cls(estimator, rows.schema, {"n_rows": len(rows.x), **origin})
+        percentiles = uncertainty_percentiles(estimator, rows.x)
+        return cls(estimator, rows.schema, {"n_rows": len(rows.x), **origin, "uncertainty_percentiles": percentiles})
 
     @classmethod
     def of(cls, estimator: Any, frame: Any, y: Any, *, target: str) -> Model:
@@ -96,7 +115,8 @@ class Model:
         """
         task: Task = "regression" if isinstance(estimator, RegressionEnsemble) else "classification"
         table = as_table(frame).append_column(target, [np.asarray(y).tolist()])
-        schema = training_rows(table, target=target, label="the data frame", at=_row, task=task).schema
+        rows = training_rows(table, target=target, label="the data frame", at=_row, task=task)
+        schema = rows.schema
         if schema.inputs != tuple(name for name in table.column_names if name != target):
             raise ValueError(
                 "`frame` must hold numbers alone, as the estimator was fitted to them; its columns would become the "
@@ -108,7 +128,15 @@ class Model:
             )
         view = copy.copy(estimator)
         vars(view).pop("feature_names_in_", None)  # the schema has the names; rows come as plain arrays
-        return cls(view, schema, {"file": "a data frame", "n_rows": table.num_rows})
+        origin = {"file": "a data frame", "n_rows": table.num_rows}
+        return cls(view, schema, {**origin, "uncertainty_percentiles": uncertainty_percentiles(view, rows.x)})
+
+    @property
+    def uncertainty_percentiles(self) -> dict[str, float]:
+        """Percentiles of the uncertainty on known rows: those of training, or of the calibration that changed it."""
+        known = self.origin.get("calibration", {}).get("uncertainty_percentiles")
+        percentiles: dict[str, float] = known or self.origin.get("uncertainty_percentiles", {})
+        return percentiles
 
     @property
     def estimator(self) -> Any:
@@ -180,17 +208,20 @@ class Model:
             allow_new: Whether to encode unseen categories as all zeros instead of failing.
         """
         x, y = self.encode(frame, allow_new=allow_new).x, self.outcomes(frame)
-        return self.recalibrated(fit_recalibration(self.ensemble, x, y, method=method), "a data frame")
+        return self.recalibrated(fit_recalibration(self.ensemble, x, y, method=method), "a data frame", x)
 
-    def recalibrated(self, recalibration: Any, source: str) -> Model:
-        """The model with a recalibration, and where that came from."""
+    def recalibrated(self, recalibration: Any, source: str = "", x: Array | None = None) -> Model:
+        """The model with a recalibration, where that came from and the inputs of its rows; None takes it back."""
+        ensemble = recalibrated(self.ensemble, recalibration)
         origin = {name: value for name, value in self.origin.items() if name != "calibration"}
         if recalibration is not None:
             origin["calibration"] = {
                 "method": recalibration.method, "values": list(recalibration.values), "n_rows": recalibration.n_rows,
                 "file": source,
             }  # fmt: skip
-        return replace(self, ensemble=recalibrated(self.ensemble, recalibration), origin=origin)
+            if x is not None:
+                origin["calibration"]["uncertainty_percentiles"] = uncertainty_percentiles(ensemble, x)
+        return replace(self, ensemble=ensemble, origin=origin)
 
     def save(self, path: str | os.PathLike[str]) -> Model:
         """Writes the model's folder, whole or not at all; a model in it is replaced.

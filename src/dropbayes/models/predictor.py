@@ -28,13 +28,12 @@ from dropbayes.models.backends import (
     table_model,
 )  # fmt: skip
 
-__all__ = ["Predictor", "check_finite", "uncertainty", "uncertainty_percentiles"]
+__all__ = ["Predictor", "check_finite", "uncertainty"]
 
 Array = npt.NDArray[Any]
 
 # Numbers of draws held at once: what they take is a few times eight bytes each.
 _HELD = 2**20
-_PERCENTILE_ROWS = 2000
 _MOST_ROWS = 4096  # as many as the estimators take at once
 
 
@@ -243,18 +242,6 @@ def check_finite(prediction: Mapping[str, Array]) -> None:
 def uncertainty(prediction: Mapping[str, Array]) -> Array:
     """The number by which rows are deferred: the standard deviation, or for classes the entropy."""
     return prediction["std" if "std" in prediction else "entropy"]
-
-
-def uncertainty_percentiles(predictor: Predictor, x: Array) -> dict[str, float]:
-    """The 50th, 90th, 95th and 99th percentile of the uncertainty of training rows, to compare later rows with.
-
-    Args:
-        predictor: The model.
-        x: The training rows as inputs of the network; of many, some evenly spaced ones are taken.
-    """
-    some = x[:: -(-len(x) // _PERCENTILE_ROWS)]
-    values = uncertainty(predictor.predict_inputs(some))
-    return {str(level): float(np.percentile(values, level)) for level in (50, 90, 95, 99)}
 
 
 def _settings(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from dropbayes.predictive.judges import checked_targets, judge_of, plain_output
 from dropbayes.sampling import draws, sites
 from dropbayes.scores import risk_coverage
 
-__all__ = ["Verdict", "check"]
+__all__ = ["Verdict", "check", "row_verdict"]
 
 # The gap between claimed and observed coverage beyond which calibration is advised.
 _COVERAGE_GAP = 0.05
@@ -150,26 +150,63 @@ def check(
     judge = judge_of(targets, plain, likelihood)
     densities, base = judge.log_densities(sampled, targets), judge.log_densities(plain[None], targets)
     uncertainty, loss = judge.uncertainty_and_loss(sampled, targets)
-    curve = risk_coverage(uncertainty, loss)
-    difference = densities - base
     equivalent, ensembles = _ensemble_equivalent(judge, members, x, targets, float(densities.mean()))
-    measured: dict[str, Any] = {
-        "sites": tuple((site.path, site.drop_prob) for site in found),
-        "n_rows": len(targets),
-        "n_draws": n_draws,
-        "log_likelihood": float(densities.mean()),
-        "plain_log_likelihood": float(base.mean()),
-        "gain_error": float(difference.std() / math.sqrt(len(difference))),
-        "risk_area": float(curve.area),
-        "random_area": float(loss.mean()),
-        "oracle_area": float(curve.oracle_area),
-        "coverage": judge.coverage(sampled, targets),
-        "calibration_error": judge.calibration_error(sampled, targets),
-        "ensemble_equivalent": equivalent,
-        "ensemble_log_likelihoods": ensembles,
-    }
-    verdict = Verdict(**measured, advice=())
-    return Verdict(**measured, advice=_advice(verdict))
+    return row_verdict(
+        densities, base, uncertainty, loss,
+        sites=[(site.path, site.drop_prob) for site in found],
+        n_draws=n_draws,
+        coverage=judge.coverage(sampled, targets),
+        calibration_error=judge.calibration_error(sampled, targets),
+        ensemble_equivalent=equivalent,
+        ensemble_log_likelihoods=ensembles,
+    )  # fmt: skip
+
+
+def row_verdict(
+    densities: Tensor,
+    plain_densities: Tensor,
+    uncertainty: Tensor,
+    loss: Tensor,
+    *,
+    sites: Sequence[tuple[str, float | None]],
+    n_draws: int,
+    coverage: dict[float, float],
+    calibration_error: float | None,
+    ensemble_equivalent: float | None = None,
+    ensemble_log_likelihoods: tuple[float, ...] = (),
+) -> Verdict:
+    """The verdict that follows from what was measured on each row.
+
+    Args:
+        densities: The log-density of each outcome under the draws.
+        plain_densities: That without dropout.
+        uncertainty: The uncertainty of each row.
+        loss: The loss of each row.
+        sites: The name and drop probability of each stochastic operation.
+        n_draws: The number of draws.
+        coverage: The observed share of outcomes inside the central intervals, by claimed share (regression).
+        calibration_error: The expected calibration error (classes).
+        ensemble_equivalent: The number of networks trained apart that reach the same log-likelihood, where known.
+        ensemble_log_likelihoods: The log-likelihood of ensembles of 1, 2, ... members, where known.
+    """
+    curve, difference = risk_coverage(uncertainty, loss), densities - plain_densities
+    verdict = Verdict(
+        sites=tuple(sites),
+        n_rows=len(densities),
+        n_draws=n_draws,
+        log_likelihood=float(densities.mean()),
+        plain_log_likelihood=float(plain_densities.mean()),
+        gain_error=float(difference.std() / math.sqrt(len(difference))),
+        risk_area=float(curve.area),
+        random_area=float(loss.mean()),
+        oracle_area=float(curve.oracle_area),
+        coverage=coverage,
+        calibration_error=calibration_error,
+        ensemble_equivalent=ensemble_equivalent,
+        ensemble_log_likelihoods=ensemble_log_likelihoods,
+        advice=(),
+    )
+    return replace(verdict, advice=_advice(verdict))
 
 
 def _ensemble_equivalent(

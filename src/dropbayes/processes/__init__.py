@@ -4,6 +4,7 @@ The engines are scikit-learn's `GaussianProcessRegressor` and `GaussianProcessCl
 rows; what is here are the paper's covariances as their kernels, and the paper's own steps between them.
 """
 
+from dropbayes.processes.convolutions import ConvolutionalCovariance
 from dropbayes.processes.deep import Deep, network_prior_draws
 from dropbayes.processes.evidence import Evidence, network_evidence
 from dropbayes.processes.exact import (
@@ -21,6 +22,7 @@ from dropbayes.processes.softmax import SoftmaxProcess, softmax_process
 from dropbayes.processes.theory import TheoryReport, VarianceRatio, WeightReading, theory_report, variance_ratio
 
 __all__ = [
+    "ConvolutionalCovariance",
     "Deep",
     "Evidence",
     "ExactProcess",

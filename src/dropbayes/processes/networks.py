@@ -3,7 +3,7 @@ r"""The Gaussian process of a network as it stands: its own layers, widths, leng
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from dropbayes.covariances import Covariance, Erf, Identity, Layer, Pairs, Quadrature, ReLU, Sigmoid, TanH
+from dropbayes.processes import convolutions as positions
+from dropbayes.processes.convolutions import ConvolutionalCovariance
 from dropbayes.weight_layers.precision import Prior
 
 __all__ = ["NetworkCovariance", "process_of"]
@@ -29,9 +31,15 @@ _ACTIVATIONS: dict[Any, Callable[[], Layer]] = {
         )
     },
 }  # fmt: skip
-_PASSED = (nn.Dropout, nn.AlphaDropout, nn.Identity, nn.Flatten)
-_PASSED_FUNCTIONS = (F.dropout, torch.flatten, "flatten")
+_PASSED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.Identity)
+_PASSED_FUNCTIONS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
+_FLATTENING = (torch.flatten, "flatten")
 _SUMS = (operator.add, torch.add, "add")
+_MEANS = (torch.mean, "mean")
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_POOLINGS = (
+    nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -104,17 +112,23 @@ class NetworkCovariance(Covariance):
         return replace(self, steps=tuple(steps))
 
 
-def process_of(net: nn.Module, prior: Prior) -> NetworkCovariance:
+def process_of(
+    net: nn.Module, prior: Prior, *, input_shape: Sequence[int] | None = None
+) -> NetworkCovariance | ConvolutionalCovariance:
     r"""The covariance of the Gaussian process that `net` tends to as it is made wider, under `prior`.
 
-    Read off the network's graph (`torch.fx`): linear layers, activations, dropout (which the prior does not see), and
-    sums of branches (residual networks). Every linear layer has the length-scale that `prior` gives it, its own width
-    and its own bias. Use it with `exact_process`, `prior_draws` and `dropbayes.processes.theory.variance_ratio`.
+    Read off the network's graph (`torch.fx`): linear layers, convolutions, activations, averages over positions,
+    dropout (which the prior does not see), and sums of branches (residual networks). Every layer has the length-scale
+    that `prior` gives it, its own width and its own bias. Use it with `exact_process`, `prior_draws` and
+    `dropbayes.processes.variance_ratio`.
 
     Args:
-        net: A perceptron, with or without shortcuts, in any module style that `torch.fx` can trace.
+        net: A perceptron or a convolutional network, with or without shortcuts, in any module style that `torch.fx` can
+            trace.
         prior: The length-scales of its weights and biases. A bias with a flat prior ($l' = 0$) is allowed in the output
             layer alone, where it is the mean function.
+        input_shape: The shape of one input of a convolutional network: channels, then the extent of each axis. Its
+            covariance takes inputs of that shape, or flat ones.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 50), nn.ReLU(), nn.Dropout(0.1), nn.Linear(50, 1))
@@ -124,50 +138,127 @@ def process_of(net: nn.Module, prior: Prior) -> NetworkCovariance:
         >>> bool((covariance(x) - expected).abs() < 1e-12)
         True
     """
-    graph = fx.symbolic_trace(net).graph
-    modules, steps = dict(net.named_modules()), []
-    aliases: dict[fx.Node, str] = {}
-    last_linear: tuple[str, nn.Linear] | None = None
-    n_linear = 0
-    for node in graph.nodes:
-        kind = modules[node.target] if node.op == "call_module" else node.target
-        sources = [aliases[a] for a in node.args if isinstance(a, fx.Node) and a in aliases]
-        if node.op == "placeholder":
-            aliases[node] = "input"
-        elif node.op == "output":
-            break
-        elif isinstance(kind, _PASSED) or kind in _PASSED_FUNCTIONS:
-            aliases[node] = sources[0]
-        elif isinstance(kind, nn.Linear):
-            steps.append(_linear(str(node.target), kind, sources[0], prior, first=n_linear == 0))
-            last_linear, n_linear = (str(node.target), kind), n_linear + 1
-            aliases[node] = steps[-1].name
-        elif kind in _SUMS and len(sources) == 2:
-            _check_sum(steps, sources, node.name)
-            steps.append(Step(node.name, tuple(sources), None))
-            aliases[node] = node.name
-        elif (key := type(kind) if node.op == "call_module" else kind) in _ACTIVATIONS:
-            steps.append(_activation(node.name, steps, sources[0], _ACTIVATIONS[key]()))
-            aliases[node] = node.name
-        else:
-            raise ValueError(
-                f"`net` must be made of linear layers, activations, dropout and sums; got {node.target!r} "
-                f"({node.op}), whose covariance is not known here."
-            )
-    if not steps or last_linear is None:
+    reading = _Reading(net, prior, convolutional=any(isinstance(module, _CONVOLUTIONS) for module in net.modules()))
+    if reading.convolutional and input_shape is None:
+        raise ValueError("`input_shape` must say the shape of one input of a convolutional network: (channels, ...).")
+    for node in fx.symbolic_trace(net).graph.nodes:
+        reading.read(node)
+    if reading.last is None:
         raise ValueError("`net` must have a linear layer.")
-    return NetworkCovariance(tuple(steps), _mean_function(prior, *last_linear))
+    output_bias = _mean_function(prior, *reading.last)
+    if not reading.convolutional:
+        return NetworkCovariance(tuple(reading.steps), output_bias)
+    assert input_shape is not None
+    covariance = ConvolutionalCovariance(tuple(reading.steps), tuple(input_shape), output_bias)
+    covariance.diagonal(torch.zeros(1, *covariance.input_shape))  # what does not fit together is refused here
+    return covariance
+
+
+class _Reading:
+    """The steps of a network, read node by node off its graph."""
+
+    def __init__(self, net: nn.Module, prior: Prior, *, convolutional: bool) -> None:
+        self.modules, self.prior, self.convolutional = dict(net.named_modules()), prior, convolutional
+        self.steps: list[Any] = []
+        self.names: dict[fx.Node, str] = {}
+        self.last: tuple[str, Any] | None = None  # the last module with weights
+
+    def read(self, node: fx.Node) -> None:
+        if node.op == "placeholder":
+            self.names[node] = "input"
+        elif node.op != "output":
+            kind = self.modules[str(node.target)] if node.op == "call_module" else node.target
+            sources = tuple(self.names[a] for a in node.args if isinstance(a, fx.Node) and a in self.names)
+            step = self._step(node, kind, sources) if sources else None
+            if step is None:
+                raise ValueError(
+                    "`net` must be made of linear layers, convolutions, activations, averages over all positions or "
+                    f"windows, dropout and sums; got {node.target!r} ({node.op}), whose covariance is not known here."
+                )
+            if not isinstance(step, str):
+                self.steps.append(step)
+            self.names[node] = step if isinstance(step, str) else step.name
+
+    def _step(self, node: fx.Node, kind: Any, sources: tuple[str, ...]) -> Any:
+        """The step of a node, or the name of the one it passes on; None where it is not known."""
+        is_module = node.op == "call_module"
+        flattens = isinstance(kind, nn.Flatten) or kind in _FLATTENING
+        if isinstance(kind, _PASSED) or kind in _PASSED_FUNCTIONS or (flattens and not self.convolutional):
+            return sources[0]
+        if isinstance(kind, (nn.Linear, *_CONVOLUTIONS)):
+            first, self.last = self.last is None, (str(node.target), kind)
+            return self._weighted(str(node.target), kind, sources[0], first=first)
+        if kind in _SUMS and len(sources) == 2:
+            _check_sum(self.steps, list(sources), node.name, convolutional=self.convolutional)
+            return (
+                positions.Step(node.name, sources, positions.Sum())
+                if self.convolutional
+                else Step(node.name, sources, None)
+            )
+        key = type(kind) if is_module else kind
+        if key in _ACTIVATIONS:
+            layer = _ACTIVATIONS[key]()
+            if self.convolutional:
+                _check_units(self.steps, sources[0])
+                return positions.Step(node.name, sources, positions.Activation(layer))
+            return _activation(node.name, self.steps, sources[0], layer)
+        if self.convolutional and (operation := self._operation(node, kind, flattens)) is not None:
+            return positions.Step(node.name, sources, operation)
+        return None
+
+    def _operation(self, node: fx.Node, kind: Any, flattens: bool) -> positions.Operation | None:
+        if flattens:
+            return positions.Flatten()
+        if isinstance(kind, _POOLINGS):
+            return positions.pooling(kind, int(type(kind).__name__[-2]))
+        if kind in _MEANS and _averages_positions(node):
+            return positions.Pooling(None)
+        return None
+
+    def _weighted(self, name: str, module: Any, source: str, *, first: bool) -> Any:
+        if not self.convolutional:
+            return _linear(name, module, source, self.prior, first=first)
+        fan_in = module.weight[0].numel()
+        scale = self.prior.of_weight(name, parameter="weight", first=first, fan_in=fan_in)
+        bias_scale = _bias_scale(self.prior, name, module)
+        linear = isinstance(module, nn.Linear)
+        operation = (
+            positions.WeightedSum(scale, bias_scale, module.out_features)
+            if linear
+            else positions.convolution(module, scale, bias_scale)
+        )
+        return positions.Step(name.replace(".", "_"), (source,), operation)
+
+
+def _averages_positions(node: fx.Node) -> bool:
+    """Whether a mean is one over all axes after the channels, without keeping them."""
+    axes: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    kept = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
+    axes = sorted([axes] if isinstance(axes, int) else list(axes or []))
+    return not kept and axes in ([2], [2, 3], [2, 3, 4], [-1], [-2, -1], [-3, -2, -1])
+
+
+def _bias_scale(prior: Prior, name: str, module: Any) -> Any:
+    if module.bias is None:
+        return 0.0
+    inverse = prior.of_bias(name, parameter="bias")
+    return 1 / inverse if isinstance(inverse, Tensor) or inverse else 0.0
+
+
+def _check_units(steps: list[positions.Step], source: str) -> None:
+    below = next((step for step in steps if step.name == source), None)
+    if below is None:
+        raise ValueError(
+            "`net` must apply activations to the outputs of layers; their units are alike, inputs are not."
+        )
 
 
 def _linear(name: str, module: nn.Linear, source: str, prior: Prior, *, first: bool) -> Step:
     scale = prior.of_weight(name, parameter="weight", first=first, fan_in=module.in_features)
-    bias_scale: Any = 0.0
-    if module.bias is not None:
-        inverse = prior.of_bias(name, parameter="bias")
-        bias_scale = 1 / inverse if isinstance(inverse, Tensor) or inverse else 0.0
     # The inputs' covariance is a sum over them, the units' is that of one: a layer adds up K of them.
     length_scale = scale if source == "input" else scale / module.in_features**0.5
-    return Step(name.replace(".", "_"), (source,), Identity(length_scale, bias_scale), module.in_features)
+    identity = Identity(length_scale, _bias_scale(prior, name, module))
+    return Step(name.replace(".", "_"), (source,), identity, module.in_features)
 
 
 def _activation(name: str, steps: list[Step], source: str, layer: Layer) -> Step:
@@ -183,15 +274,18 @@ def _activation(name: str, steps: list[Step], source: str, layer: Layer) -> Step
     return Step(name, (source,), layer)
 
 
-def _check_sum(steps: list[Step], sources: list[str], name: str) -> None:
-    linear = {step.name for step in steps if isinstance(step.layer, Identity)}
-    if not linear & set(sources) or sources[0] == sources[1]:
-        raise ValueError(f"`net` must add branches of which one ends in a linear layer of its own; {name} does not.")
+def _check_sum(steps: list[Any], sources: list[str], name: str, *, convolutional: bool) -> None:
+    if convolutional:
+        weighted = {step.name for step in steps if isinstance(step.operation, positions.WeightedSum)}
+    else:
+        weighted = {step.name for step in steps if isinstance(step.layer, Identity)}
+    if not weighted & set(sources) or sources[0] == sources[1] or (convolutional and "input" in sources):
+        raise ValueError(f"`net` must add branches of which one ends in a layer of its own; {name} does not.")
 
 
-def _mean_function(prior: Prior, name: str, module: nn.Linear) -> float:
+def _mean_function(prior: Prior, name: str, module: Any) -> float:
     if module.bias is None or prior.of_bias(name, parameter="bias") != 0:
         return 0.0
-    if module.out_features > 1:
+    if len(module.bias) > 1:
         raise ValueError("`net` with a flat prior on its output bias must have one output.")
     return float(module.bias.detach())

@@ -6,6 +6,7 @@ import numpy as np
 from markupsafe import Markup
 
 from dropbayes.report import analyses, figures, measurements, sections, summary, verdicts
+from dropbayes.report.dropout import dropout_section
 from dropbayes.report.features import importances
 from dropbayes.report.formatting import name, number, percent, times
 from dropbayes.report.inputs import ReportInputs
@@ -45,6 +46,7 @@ def class_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
         *analyses.shift_section(inputs),
         sections.uncertain_section(inputs, found, own, cells, [one.name for one in ranked], "entropy"),
         sections.deferral_section(found, loss="error rate"),
+        *dropout_section(inputs, found),
         sections.provenance_section(inputs, found),
     ]  # fmt: skip
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from dropbayes.report import analyses, figures, measurements, sections, summary, svg, verdicts
+from dropbayes.report.dropout import dropout_section
 from dropbayes.report.features import importances
 from dropbayes.report.formatting import fixed, number, percent
 from dropbayes.report.inputs import ReportInputs
@@ -50,6 +51,7 @@ def regression_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
         *analyses.shift_section(inputs),
         sections.uncertain_section(inputs, found, own, cells, [one.name for one in ranked], "variance"),
         sections.deferral_section(found, loss="mean absolute error"),
+        *dropout_section(inputs, found),
         sections.provenance_section(inputs, found),
     ]  # fmt: skip
 

@@ -188,9 +188,11 @@ def interval_advice(found: Regression, features: Sequence[Feature] = ()) -> tupl
         return "", Markup("Take the intervals as they are.")
     if feature:
         where = Markup("The noise varies with <bdi>{}</bdi> and the intervals do not enough: ").format(feature)
-        return "Let the noise vary", where + Markup(
-            "fit again with <code>--noise student</code>, whose scale varies with the row, or with more effort."
-        )
+        if np.ptp(found.aleatoric_std) < 0.01 * found.aleatoric_std.mean():
+            return "Let the noise vary", where + Markup(
+                "fit again with <code>--noise student</code>, whose scale varies with the row."
+            )
+        return "Learn the noise longer", where + Markup("fit again with more rows or <code>--effort best</code>.")
     if direction and not direction.startswith("slightly"):
         text = "Predictions run {}: look for what changed since the training rows, and fit again with newer ones."
         return "Mend the bias first", Markup(text).format(direction)

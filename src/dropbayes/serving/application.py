@@ -82,7 +82,7 @@ class ServedModel:
             raise ValueError(f"{str(path)!r} was replaced while it was read; try again.")
         predictor = Predictor(model)
         check_finite(predictor.predict_inputs(np.zeros((1, len(model.schema.inputs)))))
-        return cls(path.resolve().name, version, predictor, model.origin.get("uncertainty_percentiles", {}))
+        return cls(path.resolve().name, version, predictor, model.uncertainty_percentiles)
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -1,0 +1,145 @@
+"""Tests of the process of a convolutional network, against perceptrons and against wide networks drawn from their prior."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from dropbayes.processes import exact_process, prior_draws, process_of
+from dropbayes.weight_layers.precision import Prior
+
+PRIOR = Prior(length_scale=1.4, bias_length_scale=2.0, following_length_scale="fan_in")
+WIDTH = 120
+
+
+def images(n_rows, *shape, seed=0):
+    return torch.randn(n_rows, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def drawn_from_the_prior(net, x, n_draws):
+    """Outputs of the network with its parameters drawn from the prior, `[draw, row]`."""
+    torch.manual_seed(1)
+    weighted = [(n, m) for n, m in net.named_modules() if isinstance(m, (nn.Linear, nn.Conv1d, nn.Conv2d))]
+    outputs = []
+    for _ in range(n_draws):
+        for place, (name, module) in enumerate(weighted):
+            fan_in = module.weight[0].numel()
+            nn.init.normal_(module.weight, std=1 / PRIOR.of_weight(name, first=place == 0, fan_in=fan_in))
+            nn.init.normal_(module.bias, std=1 / PRIOR.of_bias(name))
+        with torch.no_grad():
+            outputs.append(net(x)[:, 0])
+    return torch.stack(outputs)
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(2, WIDTH, 3, padding=1)
+        self.inner, self.out = nn.Conv2d(WIDTH, WIDTH, 3, padding=1), nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        h = self.first(x)
+        h = torch.relu(h + self.inner(torch.tanh(h)))
+        return self.out(h.mean((2, 3)))
+
+
+NETWORKS = {
+    "flattened": (
+        nn.Sequential(nn.Conv2d(2, WIDTH, 3, padding=1), nn.ReLU(), nn.Conv2d(WIDTH, WIDTH, 2, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(4 * WIDTH, 1)),
+        (2, 4, 4),
+    ),
+    "averaged": (
+        nn.Sequential(nn.Conv1d(2, WIDTH, 3, padding="same"), nn.ReLU(), nn.Dropout1d(0.2), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(WIDTH, 1)),
+        (2, 6),
+    ),
+    "windows": (
+        nn.Sequential(nn.Conv2d(1, WIDTH, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(WIDTH, WIDTH, 2), nn.Tanh(), nn.Flatten(), nn.Linear(WIDTH, 1)),
+        (1, 4, 4),
+    ),
+    "dilated": (
+        nn.Sequential(nn.Conv1d(2, WIDTH, 3, padding=2, stride=2, dilation=2), nn.GELU(), nn.Flatten(), nn.Linear(4 * WIDTH, 1)),
+        (2, 7),
+    ),
+    "residual": (Residual(), (2, 4, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_wide_networks_drawn_from_their_prior_have_the_covariance(name):
+    net, shape = NETWORKS[name]
+    x = images(3, *shape)
+    outputs = drawn_from_the_prior(net.double().eval(), x, 400)
+    products = outputs[:, :, None] * outputs[:, None, :]
+    error = products.std(0) / math.sqrt(len(outputs))
+    covariance = process_of(net, PRIOR, input_shape=shape)(x)
+    assert ((products.mean(0) - covariance).abs() < 4.5 * error).all()
+
+
+def test_a_kernel_as_large_as_the_image_makes_a_perceptron():
+    x = images(4, 2, 3, 3)
+    convolutional = nn.Sequential(
+        nn.Conv2d(2, 7, 3), nn.ReLU(), nn.Conv2d(7, 9, 1), nn.Tanh(), nn.Flatten(), nn.Linear(9, 1)
+    )
+    perceptron = nn.Sequential(nn.Linear(18, 7), nn.ReLU(), nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 1))
+    expected = process_of(perceptron, PRIOR)(x.flatten(1))
+    torch.testing.assert_close(process_of(convolutional, PRIOR, input_shape=(2, 3, 3))(x), expected)
+
+
+def test_an_average_over_windows_of_one_position_changes_nothing():
+    x = images(3, 2, 5)
+    layers = nn.Conv1d(2, 7, 3), nn.ReLU(), nn.Flatten(), nn.Linear(21, 1)
+    plain = process_of(nn.Sequential(*layers), PRIOR, input_shape=(2, 5))
+    pooled = process_of(nn.Sequential(*layers[:2], nn.AvgPool1d(1), *layers[2:]), PRIOR, input_shape=(2, 5))
+    torch.testing.assert_close(plain(x), pooled(x))
+    torch.testing.assert_close(plain.diagonal(x), pooled(x).diagonal())
+
+
+def test_two_convolutions_of_an_affine_network_have_the_covariance_of_their_sums():
+    # Without an activation: flattened, x's covariance is the sum over patches of patches' inner products.
+    x = images(4, 2, 5)
+    net = nn.Sequential(nn.Conv1d(2, 6, 3, bias=False), nn.Flatten(), nn.Linear(18, 1, bias=False))
+    patches = x.unfold(2, 3, 1).permute(0, 2, 1, 3).flatten(2)  # [row, position, channel * offset]
+    expected = torch.einsum("npd,mpd->nm", patches, patches) / 1.4**2 * 6 / 18
+    torch.testing.assert_close(process_of(net, PRIOR, input_shape=(2, 5))(x), expected)
+
+
+def test_averaging_forgets_where_a_feature_is_and_flattening_does_not():
+    x = torch.zeros(2, 1, 8, dtype=torch.float64)
+    x[0, 0, 2], x[1, 0, 5] = 1.0, 1.0  # the same feature elsewhere
+    layers = nn.Conv1d(1, 9, 3), nn.ReLU()
+    averaged = nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(9, 1))
+    flattened = nn.Sequential(*layers, nn.Flatten(), nn.Linear(54, 1))
+    same, other = (process_of(net, PRIOR, input_shape=(1, 8))(x) for net in (averaged, flattened))
+    assert same[0, 1] == pytest.approx(same[0, 0].item()) and other[0, 1] < 0.99 * other[0, 0]
+
+
+def test_the_process_is_used_like_any_other_with_flat_rows_too():
+    net = nn.Sequential(nn.Conv2d(1, 8, 2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 1))
+    covariance = process_of(net, PRIOR, input_shape=(1, 3, 3))
+    x = images(6, 1, 3, 3)
+    torch.testing.assert_close(covariance(x.flatten(1)), covariance(x))
+    assert (torch.linalg.eigvalsh(covariance(x)) > 0).all()
+    process = exact_process(covariance, x.flatten(1), x[:, 0, 0, 0], precision=1e6)
+    torch.testing.assert_close(process.mean(x.flatten(1)), x[:, 0, 0, 0], atol=1e-3, rtol=1e-3)
+    assert prior_draws(covariance, x.flatten(1), n_draws=3).shape == (3, 6)
+    wider = covariance.with_scales({"3_bias_scale": 2.0})
+    torch.testing.assert_close(wider(x), covariance(x) + 4.0 - 0.25)
+
+
+REFUSED = {
+    "no shape": (nn.Sequential(nn.Conv1d(1, 2, 1)), None, "`input_shape` must say"),
+    "positions left": (nn.Sequential(nn.Conv1d(1, 2, 1)), (1, 4), "its output has some left"),
+    "a linear layer on positions": (nn.Sequential(nn.Conv1d(1, 2, 1), nn.Linear(4, 1)), (1, 4), "flatten or average"),
+    "an activation after": (nn.Sequential(nn.Conv1d(1, 2, 1), nn.Flatten(), nn.ReLU(), nn.Linear(8, 1)), (1, 4), "before it flattens"),
+    "the largest of a window": (nn.Sequential(nn.Conv1d(1, 2, 1), nn.MaxPool1d(2)), (1, 4), "averages over all positions"),
+    "groups": (nn.Sequential(nn.Conv1d(2, 2, 1, groups=2)), (2, 4), "of one group"),
+    "circular padding": (nn.Sequential(nn.Conv1d(1, 2, 3, padding=1, padding_mode="circular")), (1, 4), "padded with zeros"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_has_no_closed_form_is_refused(case):
+    net, shape, rule = REFUSED[case]
+    with pytest.raises(ValueError, match=rule):
+        process_of(net, PRIOR, input_shape=shape)
