@@ -216,8 +216,8 @@ def mean_of(values: list[float | None]) -> float | None:
     return None if any(value is None for value in values) else statistics.mean(values)
 
 
-def read() -> list[dict[str, Any]]:
-    return json.loads(RESULTS.read_text())["fits"] if RESULTS.exists() else []
+def read(path: pathlib.Path) -> list[dict[str, Any]]:
+    return json.loads(path.read_text())["fits"] if path.exists() else []
 
 
 def main() -> None:
@@ -225,6 +225,7 @@ def main() -> None:
     parser.add_argument("--sets", default=",".join(data.SMALLEST_FIRST))
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--splits", type=int, default=3, help="splits of the smaller sets; the large ones have one")
+    parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="the file of the fits")
     parser.add_argument("--show", action="store_true", help="prints the table of the splits run so far")
     parser.add_argument("--fit", nargs=3, metavar=("METHOD", "SET", "SPLIT"), help="prints one fit's scores as JSON")
     arguments = parser.parse_args()
@@ -232,7 +233,7 @@ def main() -> None:
         method, name, split = arguments.fit
         print(json.dumps(one_fit(method, name, int(split))))
         return
-    fits = read()
+    fits = read(arguments.out)
     done = {(f["set"], f["split"], f["method"]) for f in fits}
     for name in [] if arguments.show else arguments.sets.split(","):
         for split in range(1 if name in LARGE else arguments.splits):
@@ -240,7 +241,7 @@ def main() -> None:
                 if (name, split, method) not in done:
                     fits.append(_in_a_process(method, name, split))
                     files.write_text(
-                        RESULTS, json.dumps({"about": history.environment(), "fits": fits}, indent=1) + "\n"
+                        arguments.out, json.dumps({"about": history.environment(), "fits": fits}, indent=1) + "\n"
                     )
     print(table(fits))
 

@@ -101,7 +101,7 @@ class Ensemble(ABC):
             check_is_fitted(self)
 
     def _inputs(self, X: Any) -> np.ndarray:
-        """The inputs of the networks for rows `[row, feature]`."""
+        """The inputs of the networks for rows `[row, feature]`, but for those of the bins."""
         if self.frame_columns_ is not None:
             x = self.frame_columns_.encode(X, learn_missing=self.missing_values_ is not None)
         else:
@@ -110,7 +110,7 @@ class Ensemble(ABC):
                 raise ValueError(f"`X` must be shaped [row, {self.n_features_in_}]; got {list(x.shape)}.")
         if not np.isfinite(x).all() and (self.missing_values_ is None or np.isinf(x).any()):
             raise ValueError("`X` must hold finite numbers.")
-        return self._binned(x if self.missing_values_ is None else self.missing_values_.encode(x))
+        return x if self.missing_values_ is None else self.missing_values_.encode(x)
 
     def _binned(self, x: np.ndarray) -> np.ndarray:
         return x if self.bins_ is None else self.bins_.encode(x)
@@ -131,7 +131,7 @@ class Ensemble(ABC):
         n_rows = block_rows or self.block_rows
         for start in range(0, len(x), n_rows):
             rows = slice(start, min(start + n_rows, len(x)))
-            inputs = torch.tensor(x[rows]).to(population.device)
+            inputs = torch.tensor(self._binned(x[rows])).to(population.device)
             # All networks learned the same rows, so they share one standardisation.
             standard = ((inputs - population.x_mean[0]) / population.x_scale[0]).to(population.weights[0].dtype)
             outputs = []

@@ -393,7 +393,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
     def _inputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         x = self._arrays(X, reset=False)
-        return self._binned(self._encoded(x, reset=False))
+        return self._encoded(x, reset=False)
 
 
 @contextlib.contextmanager
