@@ -10,16 +10,19 @@ import io
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import warnings
 
 import pytest
 
 import dropbayes
+from tests.command_line import run
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -28,6 +31,7 @@ PAGES = sorted(DOCS.glob("*.md"))
 FENCE = re.compile(
     r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<shown>(?!\$ ).*?)^```\n)?", re.DOTALL | re.MULTILINE
 )
+SESSION = re.compile(r"^ *```text\n(?P<session> *\$ .*?)^ *```\n", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
@@ -78,6 +82,42 @@ def test_the_examples_of_a_page_run_and_print_what_it_shows(page, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     for found, printed in zip(examples(page), printed_by(page), strict=True):
         assert agree(found["shown"] or "", printed), f"{page.name} prints\n{printed}\nand shows\n{found['shown']}"
+
+
+def commands_of(session):
+    """The commands of a shell session, each with the lines below it."""
+    return [
+        (command, textwrap.dedent(shown))
+        for command, shown in re.findall(r"^ *\$ (.*)\n((?: *(?!\$ ).*\n)*?)(?= *\$ |\Z)", session, re.MULTILINE)
+    ]
+
+
+def sessions(page):
+    """The commands of a page, in order, each with what is shown below it."""
+    return [pair for found in SESSION.finditer(page.read_text()) for pair in commands_of(found["session"])]
+
+
+def answer(command):
+    """What a command of a session says, notes first; `dropbayes` runs in this process."""
+    program, *arguments = shlex.split(command)
+    if program != "dropbayes":
+        return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+    result = run(*arguments)
+    return result.err + result.text
+
+
+def without_times(text):
+    """A session's text without what differs from run to run: seconds, and the widths of rules."""
+    return re.sub("─+", "─", re.sub(r"\d+(\.\d+)? s of training", "some seconds of training", text))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if sessions(page)], ids=lambda page: page.stem)
+def test_the_sessions_of_a_page_say_what_it_shows(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    printed_by(page)
+    for command, shown in sessions(page):
+        said, expected = without_times(answer(command)), without_times(shown)
+        assert agree(expected, said), f"{page.name}: $ {command} says\n{said}\nand shows\n{expected}"
 
 
 @pytest.mark.slow
@@ -297,5 +337,11 @@ if __name__ == "__main__":
             block = f"```python\n{found['code']}```\n"
             return block + (f"\n```text\n{printed}\n```\n" if printed else "")
 
-        page.write_text(FENCE.sub(with_output, page.read_text()))
+        def with_answers(found):
+            indent = re.match(" *", found["session"])[0]
+            text = "".join(f"$ {command}\n{answer(command)}" for command, _ in commands_of(found["session"]))
+            lines = [f"{indent}{line}".rstrip() for line in text.rstrip().split("\n")]
+            return "\n".join([f"{indent}```text", *lines, f"{indent}```\n"])
+
+        page.write_text(SESSION.sub(with_answers, FENCE.sub(with_output, page.read_text())))
         print(page.name)

@@ -14,7 +14,7 @@ GROUPS = {
     "Uncertainty of a network": [
         "predictive", "sampling", "likelihoods",
     ],
-    "Language models": ["language"],
+    "Language models": ["language", "language.callback"],
     "A table": ["estimators", "tables", "models", "report", "page", "cli"],
     "Serving and scaling": ["serving", "distributed"],
     "The theory": [

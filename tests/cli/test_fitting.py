@@ -11,7 +11,7 @@ import pytest
 
 from dropbayes.models.model import load
 from dropbayes.models.storage import CARD, COLUMNS, MODEL
-from tests.command_line import TINY, check, run
+from tests.command_line import TINY, check, run, table
 
 
 def test_fit_says_what_it_did_with_each_column(models, tmp_path):
@@ -170,3 +170,12 @@ def test_every_column_that_needs_a_decision_is_named_with_the_command_that_repai
     repair = re.search(r"to fit without them: dropbayes (.*)", result.err)[1]
     assert shlex.split(repair) == [*call, "--ignore", "n", "--ignore", "d"]
     assert run(*shlex.split(repair)).code == 0
+
+
+@pytest.mark.parametrize(("tried", "said"), [("0.05,0.9", "--drop-prob 0.025,0.05,0.1 tries beyond it"), ("0.05", "")])
+def test_a_best_setting_at_the_edge_of_those_tried_is_told(tmp_path, tried, said):
+    (tmp_path / "train.csv").write_text(table(60))
+    options = [*TINY, "--ignore", "kind", "--drop-prob", tried, "--n-steps", "200"]
+    result = run("fit", tmp_path / "train.csv", "--target", "price", "--out", tmp_path / "m", *options)
+    assert result.code == 0
+    assert (said in result.err) if said else ("edge" not in result.err)

@@ -1,6 +1,7 @@
 """Tests of what the estimators share: scikit-learn's checks, the search, weights, streams, pipelines."""
 
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,8 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor, learning
+from dropbayes.estimators.learning import search_edges
+from dropbayes.population import Member
 
 QUICK = {
     "hidden": (20,), "drop_prob": 0.05, "weight_decay": 1e-4, "n_steps": 100, "n_folds": 2, "n_draws": 20,
@@ -34,6 +37,16 @@ def regressor() -> DropoutRegressor:
     # With two inputs, dropping one costs much: the inputs are kept.
     settings = QUICK | {"n_steps": 1000, "n_draws": 200, "drop_prob": (0.0, 0.05), "noise": "constant"}
     return DropoutRegressor(**settings, random_state=0).fit(*toy(300))
+
+
+def test_an_edge_is_the_least_or_greatest_of_several_but_never_zero():
+    def edges(tried, best):
+        members = tuple(Member(drop_prob=drop_prob, weight_decay=1e-4) for drop_prob in tried)
+        return search_edges(SimpleNamespace(candidates=members, members=(members[tried.index(best)],)))
+
+    assert edges([0.1, 0.2, 0.3], 0.3) == edges([0.3, 0.4], 0.3) == {"drop_prob": 0.3}
+    assert edges([(0.0, 0.1), (0.0, 0.5)], (0.0, 0.5)) == {"drop_prob": 0.5}
+    assert edges([0.1, 0.2, 0.3], 0.2) == edges([0.0, 0.2], 0.0) == edges([0.2], 0.2) == {}
 
 
 def test_with_times_the_noise_is_that_of_forecasts_and_not_of_gaps():

@@ -187,3 +187,13 @@ def test_working_memory_is_bounded_whatever_the_number_of_draws(name, n_draws):
     plan = plan_draws(net, as_inputs(x), keys=checked_keys(n_draws, 0, "stratified"), masks="shared", max_bytes=limit)
     rows = getattr(plan.evaluator, "rows", plan.block_rows)  # a perceptron's blocks are evaluated in parts
     assert rows * plan.chunk_draws * plan.anatomy.suffix_bytes <= limit
+
+
+@pytest.mark.parametrize("n_draws", [20, "auto"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_outputs_that_are_not_numbers_are_refused(bad, n_draws):
+    net = nn.Sequential(nn.Dropout(0.3), nn.Linear(2, 4), nn.ReLU(), nn.Dropout(0.3), nn.Linear(4, 3))
+    with torch.no_grad():
+        net[4].bias[1] = bad
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        db.predict(net, torch.ones(5, 2), n_draws=n_draws)

@@ -1,6 +1,5 @@
 """The direct path of perceptrons against the general one."""
 
-import copy
 import itertools
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.sampling import perceptron as sequential
 from dropbayes.sampling.perceptron import perceptron
 from tests.sampling.zoo import Module
 
@@ -112,64 +110,3 @@ def test_exact_moments_are_those_of_all_masks(activation):
     assert prediction.method == "exact" and prediction.n_draws == 0
     torch.testing.assert_close(prediction.mean, mean.detach())
     torch.testing.assert_close(prediction.epistemic, variance.detach())
-
-
-@pytest.mark.parametrize("products_agree", [True, False])
-@pytest.mark.parametrize("name", NETS)
-def test_a_row_has_the_same_bits_in_batches_of_any_size(name, products_agree, monkeypatch):
-    # Where products of several sizes do not agree, rows are padded to blocks of one size instead.
-    sequential._prepared.clear()
-    if not products_agree:
-        monkeypatch.setattr(sequential, "_agrees", lambda weight, multiple, sizes: False)
-    net, general = pair(name)
-    x = torch.randn(203, 3)
-    whole = db.predict(net, x, n_draws=30)
-    for size in (1, 2, 3, 5, 17, 36, 64, 100, 131):
-        part = db.predict(net, x[:size], n_draws=30)
-        last = db.predict(net, x[-size:], n_draws=30)
-        assert torch.equal(part.mean, whole.mean[:size]) and torch.equal(part.epistemic, whole.epistemic[:size])
-        assert torch.equal(last.mean, whole.mean[-size:]) and torch.equal(last.epistemic, whole.epistemic[-size:])
-    torch.testing.assert_close(whole.variance, db.predict(general, x, n_draws=30).variance)
-    sequential._prepared.clear()
-
-
-def test_products_that_sum_in_another_order_are_noticed(monkeypatch):
-    affine = sequential._affine
-
-    def reordered(x, weight, bias):  # the small sizes sum from the last feature to the first
-        if len(x) > 8:
-            return affine(x, weight, bias)
-        return sum(x[:, [k]] * weight[[k]] for k in reversed(range(len(weight)))) + (0 if bias is None else bias)
-
-    weight = torch.randn(24, 3)
-    sequential._tried.cache_clear()
-    monkeypatch.setattr(sequential, "_affine", reordered)
-    assert not sequential._agrees(weight, 1, (64, 16, 4))
-    sequential._tried.cache_clear()
-
-
-@pytest.mark.parametrize("masks", ["shared", "row"])
-@pytest.mark.parametrize("n_outputs", [1, 3])
-def test_a_network_changed_in_place_lends_its_numbers_to_no_copy(masks, n_outputs):
-    net = nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Dropout(0.1), nn.Linear(20, n_outputs)).eval()
-    x = torch.randn(5, 2)
-    before, snapshot = db.predict(net, x, n_draws=8, masks=masks), copy.deepcopy(net)
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.add_(10.0)
-    assert torch.equal(db.predict(snapshot, x, n_draws=8, masks=masks).mean, before.mean)
-    assert not torch.equal(db.predict(net, x, n_draws=8, masks=masks).mean, before.mean)
-
-
-def test_the_same_fit_three_times_in_one_process_gives_the_same_weights():
-    x = torch.linspace(-1, 1, 60)[:, None]
-    y = torch.sin(3 * x) + 0.1 * torch.randn(60, 1, generator=torch.Generator().manual_seed(0))
-    states = []
-    for _ in range(3):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(1, 20), nn.ReLU(), nn.Dropout(0.1), nn.Linear(20, 1))
-        db.fit(
-            net, x[:40], y[:40], likelihood=db.Gaussian(10.0), epochs=12, held_out=(x[40:], y[40:]), patience=3, seed=0
-        )
-        states.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
-    assert torch.equal(states[0], states[1]) and torch.equal(states[0], states[2])

@@ -6,6 +6,7 @@ from torch import nn
 
 import dropbayes as db
 from dropbayes.sampling import strategies
+from dropbayes.sampling.fusion import fused_kernels
 from dropbayes.sampling.inspection import inspected
 from dropbayes.sampling.looks import flags_up
 from dropbayes.sampling.plan import checked_keys
@@ -50,14 +51,14 @@ def test_every_strategy_gives_the_draws_of_one_by_one(name, strategy, per_row):
 
 @pytest.mark.parametrize("per_row", [False, True])
 @pytest.mark.parametrize("strategy", [FOLDED, MAPPED], ids=str)
-@pytest.mark.parametrize("name", ["dropout2d", "transformer_encoder", "lstm"])
+@pytest.mark.parametrize("name", ["dropout2d", "transformer_encoder", "lstm", "drop_path_rand"])
 def test_kernels_give_every_strategy_the_same_masks(name, strategy, per_row, monkeypatch):
-    kernels = strategies.fused_kernels()
+    kernels = fused_kernels()
     if kernels is None or torch.cuda.is_available():
         pytest.skip("needs Triton's interpreter, which runs where Triton is installed and no GPU is")
     net, x = build(name)
     expected = run(strategy, net, x, per_row=per_row)
-    monkeypatch.setattr(strategies, "_kernels_for", lambda x: kernels)
+    monkeypatch.setattr(strategies, "kernels_on", lambda device: kernels)
     for ours, other in zip(run(strategy, net, x, per_row=per_row), expected, strict=True):
         torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)
 

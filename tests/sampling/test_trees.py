@@ -65,3 +65,11 @@ def test_inputs_without_rows_are_refused(x):
 def test_arrays_are_refused_with_the_remedy():
     with pytest.raises(TypeError, match=r"torch\.as_tensor"):
         as_inputs([1.0, 2.0].__iter__())
+
+
+def test_inputs_made_in_inference_mode_can_be_written_to():
+    with torch.inference_mode():
+        x, named = torch.ones(2, 3), {"x": torch.ones(2, 3), "n": 4}
+    for inputs in (as_inputs(x), as_inputs(named)):
+        tensors = [leaf for leaf in inputs.leaves if isinstance(leaf, torch.Tensor)]
+        assert not any(tensor.is_inference() for tensor in tensors)

@@ -58,6 +58,7 @@ def test_text_in_parts_is_the_same_text():
 
 
 @pytest.mark.parametrize(("start", "what"), [(b"PK\x03\x04", "Excel"), (b"\xd0\xcf\x11\xe0", "Excel"), (b"%PDF", "PDF"),
+                                             (b"<!doctype html>", "a web page"), (b'[{"x": 1}]', "JSON"),
                                              (b"PAR1", "Parquet, which cannot be read from a stream")])  # fmt: skip
 def test_what_is_no_table_is_refused_by_name(start, what):
     with pytest.raises(ValueError, match=what):

@@ -24,7 +24,8 @@ def test_the_kind_of_a_column(values, kind):
 
 
 @pytest.mark.parametrize(("values", "reason"), [
-    (texts("", "NA"), "no value in any row"), (texts("3", "3.0"), "3 in every row"), (texts("a", "a"), "'a' in every row"),
+    (texts("", "NA"), "no value in any row"), (texts("3", "3.0"), "3 in every row"),
+    (texts("1000000000000000001", "1000000000000000002"), "numbers too large to be told apart"), (texts("a", "a"), "'a' in every row"),
 ])  # fmt: skip
 def test_columns_that_teach_nothing_are_left_out_with_the_reason(values, reason):
     assert column_of(values, "a", at=at) == LeftOut(reason)

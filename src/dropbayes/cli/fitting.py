@@ -7,7 +7,7 @@ import importlib.metadata
 import pathlib
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,7 @@ def fit(
     model.origin["scores"] = {} if best is None else {"held-out log-likelihood (nats per row)": best}
     model = model.save(path)
     _say(model, rows, seconds, as_json=as_json)
+    _note_edges(model.estimator.search_edges_)
 
 
 def _versions() -> dict[str, str]:
@@ -196,6 +197,15 @@ def _say(model: Model, rows: TrainingRows, seconds: float, *, as_json: bool) -> 
         note(
             "nothing is dropped, so that draws differ only between networks; the epistemic variance will be too small."
         )
+
+
+def _note_edges(edges: Mapping[str, float]) -> None:
+    for name, value in edges.items():
+        factor = 2 if name == "drop_prob" else 10
+        beyond = ",".join(f"{v:g}" for v in (value / factor, value, value * factor) if v < 1 or name != "drop_prob")
+        words = name.replace("prob", "probability").replace("_", " ")
+        option = name.replace("_", "-")
+        note(f"the best {words}, {value:g}, is at the edge of those tried; --{option} {beyond} tries beyond it.")
 
 
 def _results(model: Model) -> list[str]:

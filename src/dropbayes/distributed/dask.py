@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -55,12 +56,30 @@ def run(prediction: Prediction, parts: Sequence[Part], n_workers: int, address: 
             )  # fmt: skip
             stack.enter_context(cluster)
         client = stack.enter_context(distributed.Client(address or cluster))
-        shared = client.scatter(prediction, broadcast=True)  # one copy for each worker
-        futures = client.map(_make, list(parts), prediction=shared, pure=False, retries=1000)
+        name = f"dropbayes-{uuid.uuid4().hex}"
+        client.register_plugin(_plugin(prediction), name=name)
+        stack.callback(client.unregister_worker_plugin, name)
+        futures = client.map(_make, list(parts), plugin=name, pure=False, retries=1000)
         for future in distributed.as_completed(futures):
             yield int(future.result())
 
 
-def _make(part: Part, prediction: Prediction) -> int:
-    set_up_worker()
-    return prediction(part)
+def _plugin(prediction: Prediction) -> Any:
+    """What gives every worker the model once, also one that takes the place of a worker that was killed."""
+    import distributed
+
+    class WithPrediction(distributed.WorkerPlugin):
+        def __init__(self) -> None:
+            self.prediction = prediction
+
+        def setup(self, worker: Any) -> None:
+            del worker
+            set_up_worker()
+
+    return WithPrediction()
+
+
+def _make(part: Part, plugin: str) -> int:
+    import distributed
+
+    return int(distributed.get_worker().plugins[plugin].prediction(part))

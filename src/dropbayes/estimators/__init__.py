@@ -18,4 +18,5 @@ _HOME = {"DropoutClassifier": "classifier", "DropoutRegressor": "regressor"}
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'dropbayes.estimators' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"dropbayes.estimators.{_HOME[name]}"), name)
+    globals()[name] = getattr(importlib.import_module(f"dropbayes.estimators.{_HOME[name]}"), name)
+    return globals()[name]

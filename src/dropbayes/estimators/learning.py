@@ -204,6 +204,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         with _threads(self._operation_size(len(x))), self._progress(len(x)) as progress:
             choice = self._search(x, y, weight, groups, forward=times is not None, progress=progress)
             self.search_scores_ = choice.log_likelihood.numpy()
+            self.search_edges_ = search_edges(choice)
             self.population_ = self._trained(x, y, weight, choice, progress)
             self._refuse_divergence()
             self._fit_noise(choice)
@@ -394,6 +395,25 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         check_is_fitted(self)
         x = self._arrays(X, reset=False)
         return self._encoded(x, reset=False)
+
+
+def search_edges(choice: EnsembleChoice) -> dict[str, float]:
+    """The settings whose best value is the least or the greatest of several tried: one beyond it may be better.
+
+    A drop probability of zero is no such edge; nothing lies beyond it.
+    """
+
+    def setting(member: Member, name: str) -> float:
+        value = getattr(member, name)
+        return float(max(value) if isinstance(value, tuple) else value)
+
+    edges = {}
+    for name in ("drop_prob", "weight_decay"):
+        tried = {setting(member, name) for member in choice.candidates}
+        best = setting(choice.members[0], name)
+        if len(tried) > 1 and best > 0 and best in (min(tried), max(tried)):
+            edges[name] = best
+    return edges
 
 
 @contextlib.contextmanager

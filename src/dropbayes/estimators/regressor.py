@@ -57,6 +57,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         drop_prob_: The drop probability before each weight layer of the first network.
         noise_: The fitted noise model of `noise="student"`, in standardised units; None for the other kinds.
         search_scores_: The held-out log-likelihood of each candidate, with Gaussian noise, in the units of y.
+        search_edges_: The best drop probability and weight decay, where they are the least or greatest tried.
 
     Example:
         >>> x = np.linspace(-2, 2, 40)[:, None]

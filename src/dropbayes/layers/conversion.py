@@ -202,6 +202,7 @@ def _already_dropped(net: nn.Module, x: Any, layers: list[tuple[str, nn.Module]]
         for name, module in net.named_modules()
         if isinstance(module, nn.modules.dropout._DropoutNd)
         and module.p > 0
+        and ".lora_dropout." not in name  # before its adapter
         and not isinstance(net.get_submodule(name.rpartition(".")[0]), nn.Sequential)
     ]
     if dropouts:

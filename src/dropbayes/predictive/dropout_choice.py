@@ -104,7 +104,8 @@ def choose_dropout(
     base = judge.log_densities(plain[None], targets)
 
     def densities(candidate: nn.Module) -> Tensor:
-        sampled = draws(function(candidate), inputs, n_draws=n_draws, seed=seed, masks="row")
+        positions = "tied" if is_text else None
+        sampled = draws(function(candidate), inputs, n_draws=n_draws, seed=seed, masks="row", positions=positions)
         return judge.log_densities(sampled, targets)
 
     def dropped(drop_prob: float, copy: bool = False) -> nn.Module:

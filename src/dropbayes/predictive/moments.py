@@ -130,7 +130,7 @@ def predict(
     made = int(draws_used.max()) if draws_used is not None else 0 if plan.exact else keys.n_draws
     statistics = results.trees(plan, request.judged(plan))
     prediction = Prediction(n_draws=made, method=plan.method, draws_used=draws_used, **statistics)
-    _warn_if_certain(prediction)
+    _check_outputs(prediction)
     return prediction
 
 
@@ -175,16 +175,30 @@ def _judged(chunk: Chunk, judged: int | None) -> tuple[list[Tensor], list[Tensor
     return [chunk.outputs[judged]], [variances[judged]]
 
 
-def _warn_if_certain(prediction: Prediction) -> None:
-    """Warns of a network whose masks change nothing: its uncertainty is zero, but hardly its error."""
-    variances = [prediction.epistemic] if isinstance(prediction.epistemic, Tensor) else split(prediction.epistemic)[0]
-    if prediction.n_draws != 1 and not any(bool(variance.any()) for variance in variances):
+def _check_outputs(prediction: Prediction) -> None:
+    """Refuses outputs that are not finite, and warns of a network whose masks change nothing.
+
+    Of such a network the uncertainty is zero, but hardly the error.
+    """
+    means, variances = _tensors(prediction.mean), _tensors(prediction.epistemic)
+    # One NaN or infinity among the draws makes their mean so, too. One wait for the device serves both questions.
+    flags = torch.stack([*(mean.isfinite().all() for mean in means), *(v.any() for v in variances)]).tolist()
+    if not all(flags[: len(means)]):
+        raise ValueError(_NOT_FINITE)
+    if prediction.n_draws != 1 and not any(flags[len(means) :]):
         warnings.warn(
             "every draw of the network gave the same output: its dropout does not reach the output for these rows, so "
             "the epistemic variance is 0. Look at dropbayes.sites(net, x).",
             UncertaintyWarning,
             stacklevel=3,
         )
+
+
+_NOT_FINITE = "`net` gave NaN or infinite outputs. Check the input rows and the weights for NaN, or predict in float32."
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [tree] if isinstance(tree, Tensor) else split(tree)[0]
 
 
 # Draws until the error is small enough -----------------------------------------------------------------------------
@@ -272,6 +286,8 @@ def _snapshot(statistics: list[RowStatistics], replicates: list[Moments], n_rows
     largest = torch.zeros(n_rows, dtype=torch.float64)
     for one, means in zip(statistics, replicates, strict=True):
         summary = one.results()
+        if not summary["mean"].isfinite().all():  # more draws would not mend it
+            raise ValueError(_NOT_FINITE)
         means.finish()
         error = (means.variance / (means.count - 1)).sqrt()  # of the mean of independent replicate means
         deviation = (summary["epistemic"] + summary["aleatoric"]).double().sqrt()

@@ -8,13 +8,13 @@ number that any draw keeps.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from dropbayes.sampling.fusion import kernels_on
 from dropbayes.sampling.masks import Keys, keep_mask
 
 _ALIGNMENT = 16  # units: widths that matrix products like
@@ -85,20 +85,11 @@ def _sites(layers: Sequence[nn.Module], x: Tensor, keys: Keys, draws: range, int
 
 def _scaled_mask(keys: Keys, site: int, drop_prob: float, draws: range, width: int, like: Tensor) -> Tensor:
     """The masks of a site, `[draw, unit]`, scaled by 1 / keep_prob."""
-    if _has_kernels(like):  # one launch in place of some twenty
-        from dropbayes.sampling.kernels import masked
-
+    kernels = kernels_on(like.device)
+    if kernels is not None:  # one launch in place of some twenty
         ones = like.new_ones(width)
-        spread = masked(
-            ones,
-            keys,
-            site,
-            drop_prob=drop_prob,
-            draws=draws,
-            rows=None,
-            outer=1,
-            inner=width,
-            drawn=False,
+        spread: Tensor = kernels.masked(
+            ones, keys, site, drop_prob=drop_prob, draws=draws, rows=None, outer=1, inner=width, drawn=False
         )
         return spread.view(-1, width)
     mask = keep_mask(
@@ -143,15 +134,13 @@ def _product(h: Tensor, layer: nn.Linear, units: Tensor | None, wanted: Tensor |
 
 def _part(weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Some rows and columns of the weights, other ones for every draw."""
-    if _has_kernels(weight) and weight.is_contiguous():
-        from dropbayes.sampling.kernels import gathered_weights
-
-        return gathered_weights(weight, rows, columns)
-    return weight[rows[:, :, None], columns[:, None, :]]
-
-
-def _has_kernels(like: Tensor) -> bool:
-    return like.is_cuda and importlib.util.find_spec("triton") is not None
+    kernels = kernels_on(weight.device)
+    if kernels is not None and weight.is_contiguous():
+        gathered: Tensor = kernels.gathered_weights(weight, rows, columns)
+        return gathered
+    # The rows first: picking columns is the slower of the two, and fewer are left.
+    parts = [weight.index_select(0, r).index_select(1, c) for r, c in zip(rows, columns, strict=True)]
+    return torch.stack(parts) if len(parts) > 1 else parts[0][None]
 
 
 def _integrated_variance(h: Tensor, layer: nn.Linear, dropout: nn.Module) -> Tensor:

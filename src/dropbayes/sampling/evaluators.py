@@ -8,11 +8,14 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from dropbayes.sampling.compaction import compact_draws
+from dropbayes.sampling.fusion import kernels_on
 from dropbayes.sampling.inspection import Inspected
 from dropbayes.sampling.looks import flags_up
 from dropbayes.sampling.masks import Keys
-from dropbayes.sampling.perceptron import Perceptron, compact_draw, prepared_draws
-from dropbayes.sampling.strategies import Masks, Strategy, Work, evaluate, fused_kernels
+from dropbayes.sampling.perceptron import Perceptron
+from dropbayes.sampling.perceptron_draws import prepared_draws
+from dropbayes.sampling.strategies import Masks, Strategy, Work, evaluate
 from dropbayes.sampling.trees import Inputs
 from dropbayes.sampling.views import View
 
@@ -96,7 +99,7 @@ class Direct:
     def moments(self, inputs: Inputs, first_row: int, draws: range) -> tuple[Tensor, Tensor] | None:
         """The mean and variance over draws of all rows by one kernel; None where there is none for this perceptron."""
         x = inputs.leaves[0]
-        kernels = fused_kernels() if x.is_cuda else None
+        kernels = kernels_on(x.device)
         if kernels is None or self.perceptron.fused is None or x.dtype != torch.float32:
             return None
         rows = range(first_row, first_row + inputs.n_rows) if self.per_row else None
@@ -120,6 +123,7 @@ class Compacted:
 
     perceptron: Perceptron
     keys: Keys
+    integrate: bool
 
     name = "direct, compacted"
 
@@ -128,5 +132,14 @@ class Compacted:
 
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
         x = inputs.leaves[0][rows.start : rows.stop]
-        outputs = torch.stack([compact_draw(self.perceptron, x, keys=self.keys, draw=draw) for draw in draws])
-        return Chunk(draws, [outputs], None)
+        # On a CPU a draw's weights are taken through all rows while they are in the cache.
+        parts = [range(draw, draw + 1) for draw in draws] if x.device.type == "cpu" else [draws]
+        results = [
+            compact_draws(self.perceptron.layers, x, self.keys, draws=part, integrate_last=self.integrate)
+            for part in parts
+        ]
+        outputs = torch.cat([outputs for outputs, _ in results])
+        if not self.integrate:
+            return Chunk(draws, [outputs], None)
+        shares = [variance.double() for _, variance in results if variance is not None]
+        return Chunk(draws, [outputs], [torch.stack(shares).mean(0)])

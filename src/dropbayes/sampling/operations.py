@@ -84,6 +84,7 @@ class Interception(TorchFunctionMode):
     def __init__(self, source: RandomSource) -> None:
         super().__init__()
         self.source = source
+        self._after = None if type(source).after is RandomSource.after else source.after
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -91,7 +92,8 @@ class Interception(TorchFunctionMode):
         kwargs = kwargs or {}
         handler = _HANDLERS.get(func)
         result = func(*args, **kwargs) if handler is None else handler(self, func, *args, **kwargs)
-        self.source.after(func, args, kwargs, result)
+        if self._after is not None:
+            self._after(func, args, kwargs, result)
         return result
 
 

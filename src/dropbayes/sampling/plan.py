@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from dropbayes.sampling.anatomy import Anatomy, RowLayout
 from dropbayes.sampling.choice import agreeing_sizes, chosen_strategy, is_out_of_memory
 from dropbayes.sampling.evaluators import Chunk, Compacted, Direct, Evaluator, General
+from dropbayes.sampling.fusion import kernels_on
 from dropbayes.sampling.inspection import inspected, names_of
 from dropbayes.sampling.lengths import sequence_lengths
 from dropbayes.sampling.masks import SAMPLERS, Keys
@@ -187,15 +188,16 @@ def plan_draws(
     exact_rows = device == "cpu" if exact_rows is None else exact_rows
     plain = inputs.is_matrix and isinstance(net, nn.Module) and not (names or careful or positions)
     direct = perceptron(unwrapped(net), inputs.leaves[0]) if plain else None
-    if direct is not None and device != "cpu" and (exact_rows or direct.fused is None):
+    # Units that a draw drops are left out where rows share them; on a GPU, weights are gathered by a kernel.
+    compact = direct is not None and masks == "shared" and direct.is_wide and not exact_rows
+    compact = compact and (device == "cpu" or kernels_on(inputs.device) is not None)
+    if direct is not None and device != "cpu" and not compact and (exact_rows or direct.fused is None):
         direct = None  # elsewhere a perceptron without a kernel of its own is like any other network
     net = net if direct is not None else checked_network(net)
     record = None if direct is not None else inspected(net, inputs, names, positions=positions is not None)
     anatomy = direct.anatomy if direct is not None else record.anatomy  # type: ignore[union-attr]
     check_random(anatomy)
     integrate = integrate and anatomy.last_layer and not careful
-    compact = direct is not None and masks == "shared" and direct.is_wide and not exact_rows and device == "cpu"
-    integrate = integrate and not compact
     exact = integrate and anatomy.n_random == 1
     draws = range(1) if exact else range(keys.n_draws)
     drawn = Masks(anatomy, keys, masks == "row", integrate, position_masks(positions, inputs))
@@ -205,16 +207,19 @@ def plan_draws(
     limit = max_bytes if max_bytes is not None else _WORKING_BYTES[device]
     # Mapped over draws, what precedes the first site is there once for all of them.
     pairs = max(1, limit // max(anatomy.suffix_bytes if strategy.draws == "mapped" else anatomy.pass_bytes, 1))
-    if exact_rows or direct is not None:
+    if exact_rows or (direct is not None and not (compact and device == "cuda")):
         rows, chunk = _block_shape(anatomy, len(draws), keys.n_draws, device, pairs, direct is not None, masks)
     else:
         rows, chunk = _largest_block(inputs.n_rows, len(draws), pairs)
     operations = rows * (anatomy.prefix_cost + chunk * anatomy.suffix_cost)
     if direct is not None:
-        macro = _MACRO_ROWS if compact else max(1, min(_MACRO_ROWS, 2**18 // chunk) // rows) * rows
-        evaluator: Evaluator = (
-            Compacted(direct, keys) if compact else Direct(direct, keys, masks == "row", integrate, rows)
-        )
+        if compact:
+            macro = rows if device == "cuda" else _MACRO_ROWS
+            return Plan(
+                anatomy, Compacted(direct, keys, integrate), draws, (macro,), chunk, exact, integrate, operations
+            )
+        macro = max(1, min(_MACRO_ROWS, 2**18 // chunk) // rows) * rows
+        evaluator = Direct(direct, keys, masks == "row", integrate, rows)
         return Plan(anatomy, evaluator, draws, (macro,), chunk, exact, integrate, operations)
     assert record is not None
     general = General(net, record, drawn, strategy, names, (rows,))

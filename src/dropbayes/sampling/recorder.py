@@ -70,7 +70,7 @@ class Recorder(RandomSource):
     _readers_of_last: int = 0
     _fed_by: dict[int, int] = field(default_factory=dict)  # id of a tensor -> the site whose output it is
     _uniforms: dict[int, int] = field(default_factory=dict)  # id of a scalar uniform -> its site
-    _alive: list[Tensor] = field(default_factory=list)  # keeps those ids from being used again
+    _scalars: list[Tensor] = field(default_factory=list)  # keeps those ids from being used again
     _last_output: Tensor | None = None
     _told: int = 0
 
@@ -154,11 +154,12 @@ class Recorder(RandomSource):
             self._last_output = result
         elif site.kind == "rand" and result.dim() == 0:
             self._uniforms[id(result)] = site.index
-            self._alive.append(result)
+            self._scalars.append(result)
 
     def _mark(self, tensor: Tensor, site: int) -> None:
+        # Forgotten with the tensor: kept alive, it would count as memory that the network needs.
         self._fed_by[id(tensor)] = site
-        self._alive.append(tensor)
+        weakref.finalize(tensor, self._fed_by.pop, id(tensor), None)
 
     def _follow(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
         leaves = pytree.tree_leaves((args, kwargs))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +94,6 @@ class RowStatistics:
         """The statistics by name, `[row, ...]`."""
         for grouped in (self.moments, self.aleatoric, self.entropies):
             grouped.finish()
-        _check_finite(self.moments.mean)
         likelihood, mean, epistemic = self.request.likelihood, self.moments.mean, self.moments.variance
         if self.integrated is not None:  # the law of total variance over the last layer's masks
             epistemic = epistemic + self.integrated / self.moments.count
@@ -133,7 +131,6 @@ class RowStatistics:
 
 def summary_of(mean: Tensor, epistemic: Tensor, request: Request) -> dict[str, Tensor]:
     """The statistics of rows whose moments over draws are known, `[row, ...]` in float64."""
-    _check_finite(mean)
     likelihood = request.likelihood
     noise = 1 / float(likelihood.precision) if isinstance(likelihood, Gaussian) else 0.0
     found = {"mean": mean, "epistemic": epistemic, "aleatoric": torch.full_like(mean, noise)}
@@ -143,14 +140,6 @@ def summary_of(mean: Tensor, epistemic: Tensor, request: Request) -> dict[str, T
 def _entropy(probabilities: Tensor) -> Tensor:
     # `information.entropy` without its checks: these are softmaxes, a tile at a time
     return -torch.special.xlogy(probabilities, probabilities).sum(-1)
-
-
-def _check_finite(mean: Tensor) -> None:
-    # One NaN or infinity among the draws makes their mean so, too, and the sum of all means.
-    if not math.isfinite(mean.sum()):
-        raise ValueError(
-            "`net` gave NaN or infinite outputs. Check the input rows and the weights for NaN, or predict in float32."
-        )
 
 
 def _result_dtype(output: Tensor) -> torch.dtype:

@@ -8,8 +8,6 @@ oracle of the others.
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib.util
 import math
 import random
 import sys
@@ -21,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.sampling.anatomy import Anatomy, RowLayout, Site
+from dropbayes.sampling.fusion import kernels_on
 from dropbayes.sampling.generators import unchanged_generators
 from dropbayes.sampling.masks import Keys, Units, derived_seed, keep_mask, uniform
 from dropbayes.sampling.names import SiteNames
@@ -39,17 +38,7 @@ _KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 def _kernels_for(x: Tensor) -> Any:
     """The kernels that make masks in registers; None where there are none for this device, or a gradient is wanted."""
-    return fused_kernels() if x.is_cuda and not (torch.is_grad_enabled() and x.requires_grad) else None
-
-
-@functools.cache
-def fused_kernels() -> Any:
-    """The Triton kernels; None where Triton is not installed."""
-    if importlib.util.find_spec("triton") is None:
-        return None
-    from dropbayes.sampling import kernels
-
-    return kernels
+    return None if torch.is_grad_enabled() and x.requires_grad else kernels_on(x.device)
 
 
 class NetworkChanged(Exception):
@@ -196,12 +185,18 @@ class KeyedSource(RandomSource):
         folded = _folded_draws(x, self.level, layout.axis) if self.level is not None and drawn else x
         result: Tensor = kernels.masked(
             folded.contiguous(), self.masks.keys, site.index, drop_prob=drop_prob, draws=self.draws,
-            rows=self._own_rows, outer=math.prod(shape[: layout.axis]),
-            inner=layout.inner * math.prod(shape[layout.axis + 1 :]), drawn=drawn,
+            rows=self._own_rows, drawn=drawn, **_extents(shape, layout),
         )  # fmt: skip
+        result = self._as_seen(result, layout, shape)
+        if self.level is None and x.dim() == 4 and not x.is_contiguous():
+            last = x.is_contiguous(memory_format=torch.channels_last)
+            return result.contiguous(memory_format=torch.channels_last) if last else result
+        return result
+
+    def _as_seen(self, result: Tensor, layout: RowLayout, shape: tuple[int, ...]) -> Tensor:
+        """A kernel's result, `[outer, draw, row, inner]`, as the network sees it: mapped draws hidden."""
         if self.level is None:
-            last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-            return result.view(shape).contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+            return result.view(shape)
         sizes = (*shape[: layout.axis], len(self.draws), *shape[layout.axis :])
         return _add_batch_dim(result.view(sizes), layout.axis, self.level)
 
@@ -248,13 +243,19 @@ class KeyedSource(RandomSource):
         if not shape and not site.is_random:  # LayerDrop of probability 0 or 1
             return torch.full((), 0.5, dtype=torch.float64, device=device)
         layout, inner_shape = self._layout(site, shape)
+        kernels, positions = kernels_on(device), self.masks.positions
+        if kernels is not None and layout is not None and positions is None:
+            result: Tensor = kernels.uniforms(
+                self.masks.keys, site.index, draws=self.draws, rows=self._own_rows, n_rows=len(self.rows),
+                device=device, **_extents(shape, layout),
+            )  # fmt: skip
+            return self._as_seen(result, layout, shape)
 
         def make(number: int, shape: tuple[int, ...], units: Units | None) -> Tensor:
             return uniform(
                 self.masks.keys, number, draws=self.draws, rows=self._own_rows, shape=shape, device=device, units=units
             )
 
-        positions = self.masks.positions
         words = make(site.index, inner_shape, None) if positions is None else positions.made(site, inner_shape, make)
         return self._laid(words, layout, shape, inner_shape)
 
@@ -350,6 +351,12 @@ class KeyedSource(RandomSource):
             value = value.unsqueeze(0)
         leading = list(range(n_leading))
         return value.movedim(leading, [layout.axis + place for place in leading])
+
+
+def _extents(shape: tuple[int, ...], layout: RowLayout) -> dict[str, int]:
+    """How many of a row's units precede and follow the rows in memory."""
+    axis = layout.axis
+    return {"outer": math.prod(shape[:axis]), "inner": layout.inner * math.prod(shape[axis + 1 :])}
 
 
 def _is_mapped(x: Tensor, level: int) -> bool:

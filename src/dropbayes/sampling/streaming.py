@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from dropbayes.sampling.fusion import kernels_on
+
 _LARGE_ELEMENTS = 2**16  # up to this many elements a draw, groups are large: fewer, longer sums
 _LARGE_GROUP, _SMALL_GROUP = 128, 16
 
@@ -67,9 +69,7 @@ class Moments(_Groups):
 
     def _count_in(self, draws: Tensor) -> None:
         size = draws.shape[0]
-        draws = draws.double()
-        mean = draws.mean(0)
-        squares = (draws - mean).square_().sum(0)
+        mean, squares = _moments(draws)
         if self.count == 0:
             self.count, self.mean, self._squares = size, mean, squares
             return
@@ -78,6 +78,17 @@ class Moments(_Groups):
         self._squares = self._squares + squares + step.square() * (self.count * size / total)
         self.mean = self.mean + step * (size / total)
         self.count = total
+
+
+def _moments(draws: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and the sum of squared deviations from it, in float64."""
+    kernels = None if draws.requires_grad else kernels_on(draws.device)
+    if kernels is not None and draws.dtype in (torch.float32, torch.float16, torch.bfloat16):
+        moments: tuple[Tensor, Tensor] = kernels.moments_over_draws(draws)
+        return moments
+    draws = draws.double()
+    mean = draws.mean(0)
+    return mean, (draws - mean).square_().sum(0)
 
 
 class Mean(_Groups):

@@ -141,6 +141,7 @@ def as_inputs(x: Any, *, row_axis: RowAxis = 0) -> Inputs:
     Tensors with as many entries along `row_axis` as the first tensor has are cut into rows; all else is passed whole.
     With a mapping or sequence, `row_axis` says it for each argument; with None, the whole input is one row.
     """
+    x = _ordinary(x)
     if isinstance(x, Tensor) and isinstance(row_axis, int) and x.dim() > row_axis and x.shape[row_axis] > 0:
         return Inputs((x,), (row_axis,), _ONE_ARGUMENT, x.shape[row_axis])  # the usual case, without the search
     x = _tensors(x)
@@ -156,6 +157,7 @@ def as_inputs(x: Any, *, row_axis: RowAxis = 0) -> Inputs:
             f"got {type(x).__name__}. Convert other data with torch.as_tensor."
         )
     leaves, spec = pytree.tree_flatten(arguments)
+    leaves = [_ordinary(leaf) for leaf in leaves]
     if row_axis is None:
         return Inputs(tuple(leaves), (None,) * len(leaves), spec, 1)
     stated = _stated_axes(row_axis, arguments)
@@ -171,6 +173,14 @@ def as_inputs(x: Any, *, row_axis: RowAxis = 0) -> Inputs:
         for leaf, axis in zip(leaves, stated, strict=True)
     )
     return Inputs(tuple(leaves), axes, spec, sizes[0])
+
+
+def _ordinary(leaf: Any) -> Any:
+    """A copy of an inference tensor, into which a network could not write outside inference mode; else the leaf."""
+    if not (isinstance(leaf, Tensor) and leaf.is_inference()):
+        return leaf
+    with torch.inference_mode(False):
+        return leaf.clone()
 
 
 def _size(leaf: Any, axis: int | None) -> int | None:

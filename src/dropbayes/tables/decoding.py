@@ -29,6 +29,11 @@ _COMPRESSED: dict[bytes, tuple[str, Callable[[Any], Any]]] = {
 _FOREIGN = {
     b"PK\x03\x04": "an Excel workbook or a zip archive, which is not read: save the sheet as CSV",
     b"\xd0\xcf\x11\xe0": "an Excel workbook, which is not read: save the sheet as CSV",
+    **dict.fromkeys(
+        (b"<!doctyp", b"<!DOCTYP", b"<html", b"<HTML"),
+        "a web page, perhaps one that asks for a login: download the table itself",
+    ),
+    **dict.fromkeys((b"[{", b'{"'), "JSON, which is not read: save the table as CSV or Parquet"),
     b"%PDF": "a PDF, which is not read: save the table as CSV or Parquet",
 }
 _BYTE_ORDER_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}

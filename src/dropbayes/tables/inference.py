@@ -158,6 +158,8 @@ def _number(
     if not len(present):
         return LeftOut("no value in any row")
     if not absent and present.min() == present.max():
+        if abs(present[0]) >= 2**53 and pc.count_distinct(values).as_py() > 1:
+            return LeftOut("numbers too large to be told apart")
         return LeftOut(f"{present[0]:g} in every row")
     distinct = _IDENTIFIER.match(name) and not absent and len(present) > _MANY
     if distinct and len(np.unique(present)) == len(present) and (present == np.round(present)).all():

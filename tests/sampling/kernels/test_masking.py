@@ -7,9 +7,9 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from dropbayes.sampling.kernels import masked
+from dropbayes.sampling.kernels import masked, uniforms
 from dropbayes.sampling.kernels.masking import draws_per_program
-from dropbayes.sampling.masks import Keys, keep_mask
+from dropbayes.sampling.masks import Keys, keep_mask, uniform
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SEED, SITE, DRAWS, ROWS = 2**63 + 5, 2, range(2, 9), range(7, 11)
@@ -44,6 +44,15 @@ def test_a_tensor_without_draws_is_spread_over_them(sampler, rows):
     keys, x = Keys(SEED, 10, sampler), torch.randn(3, 1, 4, 6, device=DEVICE)
     result = masked(x, keys, SITE, drop_prob=0.2, draws=DRAWS, rows=rows, outer=3, inner=6, drawn=False)
     assert torch.equal(result, expected(x.expand(-1, 7, -1, -1), keys, 0.2, rows, 3, 6))
+
+
+@pytest.mark.parametrize(("sampler", "rows"), list(product(("stratified", "independent"), (None, ROWS))))
+def test_uniforms_have_the_bits_of_torch_operations(sampler, rows):
+    keys, arguments = Keys(SEED, 10, sampler), {"draws": DRAWS, "rows": rows, "device": DEVICE}
+    result = uniforms(keys, SITE, n_rows=4, outer=3, inner=5, **arguments)
+    words = uniform(keys, SITE, shape=(3, 5), **arguments)
+    words = words if rows else words[:, None].expand(-1, 4, -1, -1)
+    assert torch.equal(result, words.permute(2, 0, 1, 3))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -6,7 +6,17 @@ same bits of masks; these are forward passes alone, without a derivative.
 
 from dropbayes.sampling.kernels.attention import attention
 from dropbayes.sampling.kernels.gathering import gathered_weights
-from dropbayes.sampling.kernels.masking import masked
+from dropbayes.sampling.kernels.masking import masked, uniforms
+from dropbayes.sampling.kernels.moments import moments_over_draws
 from dropbayes.sampling.kernels.perceptron import Affine, affine_layers, perceptron_moments
 
-__all__ = ["Affine", "affine_layers", "attention", "gathered_weights", "masked", "perceptron_moments"]
+__all__ = [
+    "Affine",
+    "affine_layers",
+    "attention",
+    "gathered_weights",
+    "masked",
+    "moments_over_draws",
+    "perceptron_moments",
+    "uniforms",
+]

@@ -54,15 +54,46 @@ def masked(
         inner: The number of a row's units that follow the rows. A unit's index is outer index * `inner` + inner index.
         drawn: Whether `x` has draws already; otherwise one tensor is read and one per draw is written.
     """
-    n_drawn = len(draws)
-    n_rows = x.numel() // (outer * inner * (n_drawn if drawn else 1))
-    out = x.new_empty(outer, n_drawn, n_rows, inner)
+    n_rows = x.numel() // (outer * inner * (len(draws) if drawn else 1))
+    out = x.new_empty(outer, len(draws), n_rows, inner)
+    _launch(x, out, keys, site, drop_prob, draws, rows, drawn)
+    return out
+
+
+def uniforms(
+    keys: Keys,
+    site: int,
+    *,
+    draws: range,
+    rows: range | None,
+    n_rows: int,
+    outer: int,
+    inner: int,
+    device: torch.device,
+) -> Tensor:
+    """Uniforms in (0, 1) in float64, `[outer, draw, row, inner]`, keyed as the masks of `masked` are."""
+    out = torch.empty(outer, len(draws), n_rows, inner, dtype=torch.float64, device=device)
+    _launch(None, out, keys, site, 0.0, draws, rows, False)
+    return out
+
+
+def _launch(
+    x: Tensor | None,
+    out: Tensor,
+    keys: Keys,
+    site: int,
+    drop_prob: float,
+    draws: range,
+    rows: range | None,
+    drawn: bool,
+) -> None:
+    outer, n_drawn, n_rows, inner = out.shape
     tile_columns = min(_WIDEST_TILE, power_of_two(inner))
-    tile_rows = max(1, min(_TILE_BYTES // x.element_size() // tile_columns, power_of_two(n_rows)))
+    tile_rows = max(1, min(_TILE_BYTES // out.element_size() // tile_columns, power_of_two(n_rows)))
     tiles = outer * tile_count(n_rows, tile_rows) * tile_count(inner, tile_columns)
     chunk = draws_per_program(n_drawn, tiles)
     _masked[(tiles * tile_count(n_drawn, chunk),)](
-        x, out, *source(keys, x.device), site, signed_threshold(drop_prob),
+        x, out, *source(keys, out.device), site, signed_threshold(drop_prob),
         struct.unpack("q", struct.pack("d", keep_scale(drop_prob)))[0],
         draws.start, n_drawn, chunk, rows.start if rows else 0, n_rows,
         outer * inner, inner,
@@ -70,7 +101,6 @@ def masked(
         PAIRED=inner % 2 == 0,
         ROWS=tile_rows, COLUMNS=tile_columns, num_warps=4,
     )  # fmt: skip
-    return out
 
 
 def draws_per_program(n_drawn: int, tiles: int) -> int:
@@ -107,12 +137,12 @@ def _masked(
             shift = unit_words(row_stream(key, site), own_row, unit, pair, n_units, PAIRED)
     else:
         draw_key = draw_stream(key, site)
-    DTYPE: tl.constexpr = x_at.dtype.element_ty
+    DTYPE: tl.constexpr = out_at.dtype.element_ty
     WIDE: tl.constexpr = tl.float64 if tl.float64 == DTYPE else tl.float32
     factor = scale.to(tl.int64).to(tl.float64, bitcast=True).to(WIDE).to(DTYPE).to(WIDE)
     block = n_rows.to(tl.int64) * inner
     within = row[:, None].to(tl.int64) * inner + column[None, :]
-    if not DRAWN:
+    if x_at is not None and not DRAWN:
         x = tl.load(x_at + outside * block + within, mask=is_inside, other=0.0)
     for t in range(first, tl.minimum(first + chunk, n_drawn)):
         at = (outside.to(tl.int64) * n_drawn + t) * block + within
@@ -123,5 +153,10 @@ def _masked(
             word = tl.load(lattices_at + place + (first_draw + t)) + shift
         else:
             word = unit_words(hashed(draw_key, first_draw + t), own_row, unit, pair, n_units, PAIRED)
-        product = x.to(WIDE) * tl.where(word >= threshold, factor, 0.0)
-        tl.store(out_at + at, product.to(DTYPE), mask=is_inside)
+        if x_at is None:
+            result = (((word.to(tl.int64) + 0x80000000) * 2 + 1).to(tl.float64) * 1.1641532182693481e-10).to(
+                DTYPE
+            )  # 2⁻³³
+        else:
+            result = (x.to(WIDE) * tl.where(word >= threshold, factor, 0.0)).to(DTYPE)
+        tl.store(out_at + at, result, mask=is_inside)

@@ -1,0 +1,135 @@
+"""Uncertainty in the log of a training run: a callback for the Trainer of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from dropbayes.likelihoods import Categorical
+from dropbayes.predictive import predict
+from dropbayes.scores import accuracy, class_log_likelihood, expected_calibration_error
+
+__all__ = ["UncertaintyCallback"]
+
+_IGNORED = -100  # the label that transformers leaves out of its losses
+
+
+class UncertaintyCallback(TrainerCallback):
+    """Reports how Monte Carlo dropout fares on the held-out rows, whenever a `Trainer` evaluates.
+
+    Adds to the metrics that `Trainer.evaluate` returns, and to the log history: the log-likelihood, the accuracy and
+    the expected calibration error of the mean over draws, beside those of the pass without dropout (`plain_`), and the
+    mean mutual information of outcome and weights. For classes of rows, of tokens, and of the next token.
+
+    Args:
+        n_draws: The number of draws.
+        seed: The seed of the draws.
+        max_rows: The greatest number of held-out rows to draw for; None for all.
+
+    Example:
+        trainer = Trainer(model, arguments, ..., callbacks=[UncertaintyCallback()])
+    """
+
+    def __init__(self, n_draws: int = 20, seed: int = 0, max_rows: int | None = None) -> None:
+        for name, value in (("n_draws", n_draws), ("max_rows", 1 if max_rows is None else max_rows)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"`{name}` must be a positive whole number; got {value!r}.")
+        self.n_draws, self.seed, self.max_rows = n_draws, seed, max_rows
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **context: Any
+    ) -> None:
+        """Called by the trainer after its own evaluation."""
+        del args, control
+        values = self.measure(context["model"], context["eval_dataloader"])
+        prefix = next((key.removesuffix("loss") for key in metrics or {} if key.endswith("_loss")), "eval_")
+        named = {f"{prefix}{name}": value for name, value in values.items()}
+        if metrics is not None:
+            metrics.update(named)
+        state.log_history.append({**named, "epoch": state.epoch, "step": state.global_step})
+
+    def measure(self, model: nn.Module, batches: Any) -> dict[str, float]:
+        """The scores of a model on batches of named inputs with `labels`.
+
+        Args:
+            model: A classifier of rows or tokens, or a causal language model.
+            batches: The batches: a DataLoader, or a list of dicts.
+        """
+        columns: list[tuple[Tensor, ...]] = []
+        remaining = self.max_rows
+        for batch in batches:
+            if remaining is not None:
+                batch = {name: value[:remaining] for name, value in batch.items()}
+            columns.append(self._columns(model, batch))
+            if remaining is not None:
+                remaining -= len(batch["labels"])
+                if remaining <= 0:
+                    break
+        if not sum(len(labels) for *_, labels in columns):
+            raise ValueError("the evaluation rows must have labels other than -100; they have none.")
+        drawn, plain, information, labels = (torch.cat(column) for column in zip(*columns, strict=True))
+        scores = {"mutual_information": float(information.mean())}
+        for prefix, probabilities in (("mc_", drawn), ("plain_", plain)):
+            scores[f"{prefix}accuracy"] = float(accuracy(probabilities, labels))
+            scores[f"{prefix}calibration_error"] = float(expected_calibration_error(probabilities, labels))
+            scores[f"{prefix}log_likelihood"] = float(class_log_likelihood(probabilities, labels).mean())
+        return scores
+
+    def _columns(self, model: nn.Module, batch: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        """Probabilities over draws and without dropout, mutual information and label of every outcome."""
+        if "labels" not in batch:
+            raise ValueError(f"the evaluation batches must have `labels`; got {sorted(batch)}.")
+        device = next(model.parameters()).device
+        inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
+        labels = batch["labels"].to(device)
+        prediction = predict(
+            _Logits(model), inputs, likelihood=Categorical(), n_draws=self.n_draws, seed=self.seed, progress=False
+        )
+        with torch.no_grad():
+            plain = _in_evaluation(model, inputs).float().softmax(-1)
+        drawn, information = prediction.mean, prediction.mutual_information
+        assert information is not None
+        if _predicts_next_token(model) and labels.dim() == 2:
+            drawn, plain, information, labels = drawn[:, :-1], plain[:, :-1], information[:, :-1], labels[:, 1:]
+        if labels.shape != drawn.shape[:-1]:
+            raise ValueError(
+                f"the labels must be classes of rows or tokens, of shape {tuple(drawn.shape[:-1])}; got "
+                f"{tuple(labels.shape)}."
+            )
+        counted = labels != _IGNORED
+        return (*(values[counted].cpu().double() for values in (drawn, plain, information)), labels[counted].cpu())
+
+
+class _Logits(nn.Module):
+    """A model of transformers as a function from its named inputs to its logits alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Any) -> Tensor:
+        return _checked_logits(self.model(**inputs))
+
+
+def _checked_logits(output: Any) -> Tensor:
+    logits = getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"the model must return logits; got {type(output).__name__}.")
+    return logits
+
+
+def _in_evaluation(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+    training = model.training
+    try:
+        return _checked_logits(model.eval()(**inputs))
+    finally:
+        model.train(training)
+
+
+def _predicts_next_token(model: Any) -> bool:
+    can_generate = getattr(model, "can_generate", lambda: False)
+    return bool(can_generate()) and not model.config.is_encoder_decoder

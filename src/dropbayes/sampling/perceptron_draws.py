@@ -1,0 +1,363 @@
+"""The draws of a perceptron without the cost of general interception.
+
+The masks are those of any other path, so the same seed gives the same draws. What is gained is that the masks of a draw
+shared by all rows can be folded into the weights that read them, once for all rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dropbayes.sampling.masks import Keys, keep_mask
+from dropbayes.sampling.perceptron import Perceptron
+
+_IN_PLACE: dict[type, Callable[[Tensor], Tensor]] = {
+    nn.ReLU: torch.relu_,
+    nn.Tanh: torch.tanh_,
+    nn.Sigmoid: torch.sigmoid_,
+}
+_FOLDED_ELEMENTS = 2**20  # masked copies of a weight matrix, one a draw, are made up to this size
+_TOGETHER = (64, 32, 16, 8, 4)  # rows of one product where a row's bits are the same in each of these sizes,
+_TOGETHER_ELEMENTS = 2**19  # of those that keep a layer of all draws within the cache
+_TESTED_OPERATIONS = 2e8  # larger products are not tried out: they lose little by being made in blocks of one size
+_LARGE_WEIGHTS = 2**14
+
+
+# The steps ------------------------------------------------------------------------------------------------------------
+# Until the first site a tensor is `[row, feature]`. Then the draws stand after the rows where these share their masks
+# (the product with the folded weights of all draws has them there), and before them where each row has its own.
+
+
+class Step(Protocol):
+    """A layer, or several, of all draws."""
+
+    def __call__(self, h: Tensor, rows: range, block: int | None) -> Tensor:
+        """The next tensor; `rows` keys masks, `block` is the number of rows in one product (None for all)."""
+
+
+@dataclass(frozen=True)
+class Affine:
+    """h W + b."""
+
+    weight: Tensor  # [feature, out]
+    bias: Tensor | None
+    drawn: tuple[int, int] | None = None  # draws and units, where the weights of all draws stand side by side
+
+    def __call__(self, h: Tensor, rows: range, block: int | None) -> Tensor:
+        product = _product(h, self.weight, self.bias, block)
+        return product.view(-1, *self.drawn) if self.drawn else product.view(*h.shape[:-1], -1)
+
+
+@dataclass(frozen=True)
+class SharedMask:
+    """h ∘ z_t, with masks that all rows share."""
+
+    factors: Tensor  # [draw, unit], 0 or 1 / keep_prob
+
+    def __call__(self, h: Tensor, rows: range, block: int | None) -> Tensor:
+        return h * self.factors if h.dim() == 3 else h[:, None] * self.factors
+
+
+@dataclass(frozen=True)
+class RowMasks:
+    """h ∘ z_t, with masks of its own for every row."""
+
+    keys: Keys
+    draws: range
+    site: int
+    drop_prob: float
+
+    def __call__(self, h: Tensor, rows: range, block: int | None) -> Tensor:
+        rows = range(rows.start, rows.start + h.shape[-2])  # with those added to fill a block
+        mask = _mask(self.keys, self.site, self.drop_prob, self.draws, rows, h.shape[-1], h)
+        return mask.mul_(h * _scale(self.drop_prob))  # the mask is as large as the result, and nobody else's
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An elementwise function."""
+
+    function: Callable[[Tensor], Tensor]
+
+    def __call__(self, h: Tensor, rows: range, block: int | None) -> Tensor:
+        return self.function(h)
+
+
+@dataclass(frozen=True)
+class IntegratedLayer:
+    """The last layer with its mask integrated out.
+
+    Var[W (h ∘ z / keep_prob)] = (W ∘ W)(h ∘ h) drop_prob / keep_prob for z ~ Bernoulli(keep_prob).
+    """
+
+    mean: Affine
+    squares: Tensor  # [feature, out], or [draw * feature, out] where the mean over draws is one sum with the product
+    is_drawn: bool
+    per_row: bool
+
+    def __call__(self, h: Tensor, rows: range, block: int | None) -> tuple[Tensor, Tensor]:
+        """The expected outputs, and the mean over draws of their variances."""
+        result = self.mean(h, rows, block)
+        h = h.square_() if self.is_drawn else h.square()
+        if self.is_drawn and self.per_row:
+            return result, _product(h, self.squares, None, block).view_as(result).mean(0, dtype=torch.float64)
+        return result, _product(h.view(h.shape[0], -1), self.squares, None, block)
+
+
+def _product(h: Tensor, weight: Tensor, bias: Tensor | None, block: int | None) -> Tensor:
+    """h @ weight + bias for `[row, (draw,) feature]`, in blocks of rows where that matters for a row's bits."""
+    flat = h.reshape(-1, h.shape[-1])
+    size = flat.shape[0] if block is None else block * flat.shape[0] // h.shape[0]
+    if size == flat.shape[0]:
+        return _affine(flat, weight, bias)
+    return torch.cat([_affine(part, weight, bias) for part in flat.split(size)])
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if bias is None:
+        return torch.mm(x, weight)
+    # With a factor laid out by columns, a product with a bias takes a slower kernel than the two operations.
+    return torch.addmm(bias, x, weight) if weight.is_contiguous() else torch.mm(x, weight).add_(bias)
+
+
+def _mask(
+    keys: Keys, site: int, drop_prob: float, draws: range, rows: range | None, width: int, like: Tensor
+) -> Tensor:
+    shape = (1, width)  # one row's shape in any other path: the words of a mask are counted in it
+    mask = keep_mask(
+        keys, site, drop_prob=drop_prob, draws=draws, rows=rows, shape=shape, dtype=like.dtype, device=like.device
+    )
+    return mask.view(len(draws), -1, width)
+
+
+def _scale(drop_prob: float) -> float:
+    return 1 / (1 - drop_prob) if drop_prob < 1 else 1.0
+
+
+# The draws ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PerceptronDraws:
+    """Some draws of a perceptron, prepared once and then evaluated on rows.
+
+    A row must have the same bits whatever rows it comes with. Where this machine's products of these shapes are seen
+    to give a row the same bits in any of a few `sizes`, rows are taken in parts of those sizes; elsewhere products are
+    made in blocks of one size, to which rows are padded.
+    """
+
+    steps: tuple[Step, ...]
+    last: IntegratedLayer | None
+    n_draws: int
+    per_row: bool
+    block: int  # the number of rows in a product
+    sizes: tuple[int, ...] | None  # None where products must have one size
+
+    def __call__(self, x: Tensor, first_row: int) -> tuple[Tensor, Tensor | None]:
+        """The outputs `[draw, row, out]`, and the mean over draws of their variances over the integrated site."""
+        n_rows, results, variances = x.shape[0], [], []
+        block = None if self.sizes or self.per_row else self.block
+        for h in self._parts(x):
+            rows = range(first_row, first_row + h.shape[0])
+            for step in self.steps:
+                h = step(h, rows, block)
+            if self.last is not None:
+                h, variance = self.last(h, rows, block)
+                variances.append(variance)
+            results.append(self._draws_first(h))
+            first_row = rows.stop
+        if len(results) == 1:
+            return results[0][:, :n_rows], variances[0][:n_rows] if variances else None
+        return torch.cat(results, 1)[:, :n_rows], torch.cat(variances)[:n_rows] if variances else None
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, ...] | list[Tensor]:
+        """The rows, padded, in parts that are evaluated one after another and small enough for the cache."""
+        n_rows = x.shape[0]
+        missing = -n_rows % (self.sizes[-1] if self.sizes else self.block)
+        if missing:
+            x = torch.cat([x, x.new_zeros(missing, x.shape[1])])
+        if not self.sizes:
+            return x.split(max(self.block, _TOGETHER[0]))
+        sizes, left = [], n_rows + missing
+        for size in self.sizes:
+            count, left = divmod(left, size)
+            sizes += [size] * count
+        return x.split(sizes) if len(sizes) > 1 else [x]
+
+    def _draws_first(self, h: Tensor) -> Tensor:
+        if h.dim() == 2:
+            return h.expand(self.n_draws, *h.shape)
+        return h if self.per_row else h.transpose(0, 1)
+
+
+def prepare(
+    net: Perceptron, keys: Keys, draws: range, *, block: int, per_row: bool, integrate: bool, like: Tensor
+) -> PerceptronDraws:
+    """Some draws of a perceptron, prepared.
+
+    Args:
+        net: The layers.
+        keys: Seed, number of draws and sampler.
+        draws: Which draws.
+        block: The number of rows in a product.
+        per_row: Whether each row has masks of its own.
+        integrate: Leave the last dropout out and give its variance; it must stand right before the last layer.
+        like: The rows: their dtype and device are those of the masks.
+    """
+    steps, last = _steps(net.layers, keys, draws, per_row, integrate, like)
+    widest = len(draws) * max(layer.out_features for layer in net.layers if isinstance(layer, nn.Linear))
+    fitting = tuple(size for size in _TOGETHER[:-1] if size * widest <= _TOGETHER_ELEMENTS) + _TOGETHER[-1:]
+    # With masks of their own, even a lone row takes part in products of all draws.
+    candidates = ((*fitting, 1), fitting) if per_row else (fitting,)
+    factors = _factors(steps, last, len(draws))
+    on_cpu = like.device.type == "cpu"
+    sizes = next((s for s in candidates if on_cpu and all(_agrees(*factor, s) for factor in factors)), None)
+    return PerceptronDraws(steps, last, len(draws), per_row, block, sizes)
+
+
+def _steps(
+    layers: tuple[nn.Module, ...], keys: Keys, draws: range, per_row: bool, integrate: bool, like: Tensor
+) -> tuple[tuple[Step, ...], IntegratedLayer | None]:
+    """The layers as steps; the last one apart where its mask is integrated out."""
+    steps: list[Step] = []
+    site, is_drawn, width = 0, False, next(layer.in_features for layer in layers if isinstance(layer, nn.Linear))
+    n_sites = sum(isinstance(layer, nn.Dropout) for layer in layers)
+    pending = list(layers)
+    while pending:
+        layer = pending.pop(0)
+        if isinstance(layer, nn.Dropout):
+            after = pending[0] if pending else None
+            site += 1
+            if integrate and site == n_sites:
+                assert isinstance(after, nn.Linear)
+                return tuple(steps), _integrated_layer(layer.p, after, len(draws), is_drawn, per_row)
+            if per_row:
+                steps.append(RowMasks(keys, draws, site - 1, layer.p))
+            else:
+                factors = _mask(keys, site - 1, layer.p, draws, None, width, like)[:, 0] * _scale(layer.p)
+                if not is_drawn and isinstance(after, nn.Linear) and _fits(after, len(draws)):
+                    steps.append(_folded(factors, after))
+                    pending.pop(0)
+                    width = after.out_features
+                else:
+                    steps.append(SharedMask(factors))
+            is_drawn = True
+        elif isinstance(layer, nn.Linear):
+            steps.append(Affine(_transposed(layer.weight), layer.bias))
+            width = layer.out_features
+        else:
+            # The first tensors may still be views of the rows given: only later ones are written over.
+            steps.append(Activation(_IN_PLACE.get(type(layer), layer) if is_drawn else layer))
+    return tuple(steps), None
+
+
+def _fits(layer: nn.Linear, n_draws: int) -> bool:
+    return layer.weight.numel() * n_draws <= _FOLDED_ELEMENTS
+
+
+def _folded(factors: Tensor, layer: nn.Linear) -> Affine:
+    """(x ∘ z_t) Wᵀ + b = x (z_t ∘ W)ᵀ + b: one product with the masked weights of all draws side by side."""
+    n_draws, width = factors.shape[0], layer.out_features
+    flat = (layer.weight.t()[:, None, :] * factors.t()[:, :, None]).contiguous().view(layer.in_features, -1)
+    return Affine(flat, None if layer.bias is None else layer.bias.repeat(n_draws), (n_draws, width))
+
+
+def _integrated_layer(
+    drop_prob: float, layer: nn.Linear, n_draws: int, is_drawn: bool, per_row: bool
+) -> IntegratedLayer:
+    squares = layer.weight.square().t() * (drop_prob / (1 - drop_prob))
+    if is_drawn and not per_row:  # only the mean over draws is wanted: one sum over draws and units
+        squares = (squares / n_draws).repeat(n_draws, 1)
+    return IntegratedLayer(Affine(_transposed(layer.weight), layer.bias), squares.contiguous(), is_drawn, per_row)
+
+
+def _transposed(weight: Tensor) -> Tensor:
+    """The weights as the right factor, laid out for the faster kernel: rows first only where they are few."""
+    return weight.t() if weight.numel() >= _LARGE_WEIGHTS else weight.t().contiguous()
+
+
+# Whether a row has the same bits in products of several sizes ---------------------------------------------------------
+
+
+def _factors(steps: tuple[Step, ...], last: IntegratedLayer | None, n_draws: int) -> list[tuple[Tensor, int]]:
+    """The right factors of all products, and how many rows of the left one each row of the batch has there."""
+    factors, multiple = [], 1
+    for step in (*steps, *([last.mean] if last else [])):
+        if isinstance(step, Affine):
+            factors.append((step.weight, multiple))
+        if isinstance(step, (SharedMask, RowMasks)) or (isinstance(step, Affine) and step.drawn):
+            multiple = n_draws
+    return factors + ([(last.squares, 1)] if last else [])
+
+
+def _agrees(weight: Tensor, multiple: int, sizes: tuple[int, ...]) -> bool:
+    """Whether a row of a product with such a factor has the same bits in all these numbers of rows.
+
+    The order in which a product sums depends on its shape and not on its values, so that random ones show it.
+    """
+    return _tried(tuple(weight.shape), weight.stride(), weight.dtype, multiple, sizes, torch.get_num_threads())
+
+
+@functools.lru_cache(maxsize=256)
+def _tried(
+    shape: tuple[int, int], stride: tuple[int, ...], dtype: torch.dtype, multiple: int, sizes: tuple[int, ...], _: int
+) -> bool:
+    most = sizes[0] * multiple
+    if 2.0 * most * shape[0] * shape[1] > _TESTED_OPERATIONS or dtype not in (torch.float32, torch.float64):
+        return False
+    source = torch.Generator().manual_seed(0)
+    weight = torch.empty_strided(shape, stride, dtype=dtype).normal_(generator=source)
+    rows = torch.randn(most, shape[0], dtype=dtype, generator=source)
+    for bias in (None, torch.randn(shape[1], dtype=dtype, generator=source)):
+        whole = _affine(rows, weight, bias)
+        for size in sizes:
+            for part in (slice(size * multiple), slice(most - size * multiple, most)):
+                if not torch.equal(_affine(rows[part], weight, bias), whole[part]):
+                    return False
+    return True
+
+
+_prepared: OrderedDict[tuple[Any, ...], PerceptronDraws] = OrderedDict()
+_PREPARED_ENTRIES, _PREPARED_WEIGHTS = 8, 2**14
+
+
+def prepared_draws(
+    net: Perceptron, keys: Keys, draws: range, *, block: int, per_row: bool, integrate: bool, like: Tensor
+) -> PerceptronDraws:
+    """The prepared draws, remembered for small networks: one row after another with one seed prepares only once.
+
+    What is remembered is looked up by the values of the weights, so no way of changing them can go unnoticed.
+    """
+    parameters = [p for layer in net.layers for p in layer._parameters.values() if p is not None]
+
+    def make(net: Perceptron) -> PerceptronDraws:
+        return prepare(net, keys, draws, block=block, per_row=per_row, integrate=integrate, like=like[:0])
+
+    small = sum([p.numel() for p in parameters]) <= _PREPARED_WEIGHTS
+    if not small or like.device.type != "cpu" or like.dtype not in (torch.float32, torch.float64):
+        return make(net)
+    kinds = tuple(map(_settings, net.layers))
+    values = tuple([p.detach().numpy().tobytes() for p in parameters])
+    key = (kinds, values, keys, draws, block, per_row, integrate, like.dtype, torch.get_num_threads())
+    known = _prepared.get(key)
+    if known is None:
+        known = _prepared[key] = make(copy.deepcopy(net))  # of its own weights: those of `net` may change in place
+        while len(_prepared) > _PREPARED_ENTRIES:
+            _prepared.popitem(last=False)
+    return known
+
+
+def _settings(layer: nn.Module) -> tuple[Any, ...]:
+    """What a layer does besides its weights."""
+    kind = type(layer)
+    if kind is nn.Linear:
+        return (kind, layer.weight.shape)
+    return (kind, layer.p if kind is nn.Dropout else None if kind in _IN_PLACE else layer.extra_repr())

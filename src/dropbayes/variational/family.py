@@ -1,0 +1,108 @@
+r"""What every approximating distribution over a weight matrix can do, and what their formulas share."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "LOG_2_PI",
+    "Family",
+    "binary_entropy",
+    "check_probability",
+    "check_stds",
+    "log",
+    "normal_like",
+    "safe_sqrt",
+    "uniform_like",
+]
+
+LOG_2_PI = math.log(2 * math.pi)
+
+
+class Family(ABC):
+    r"""A distribution $q(\mathbf W) = \prod_q q(\mathbf w_q)$ over a matrix of `[unit, column]`."""
+
+    @property
+    @abstractmethod
+    def mean(self) -> Tensor:
+        r"""$\mathbb E_q[\mathbf W]$, `[unit, column]`."""
+
+    @property
+    @abstractmethod
+    def variance(self) -> Tensor:
+        r"""The variance of each element of $\mathbf W$, `[unit, column]`."""
+
+    @abstractmethod
+    def sample(self, *n: int, generator: torch.Generator | None = None, relaxed: bool = False) -> Tensor:
+        r"""Draws of $\mathbf W$ by the family's reparametrisation, `[*n, unit, column]`.
+
+        Args:
+            *n: The leading axes.
+            generator: The source of randomness.
+            relaxed: Whether discrete choices with learned probabilities are smoothed, so that the probabilities get a
+                gradient; the draws are then close to $q$'s but not its own.
+        """
+
+    @abstractmethod
+    def product(self, x: Tensor, *, relaxed: bool = False) -> Tensor:
+        r"""$\mathbf x_n \mathbf W_n$ with a distinct draw $\mathbf W_n$ for every row $n$ of `x`, `[n, column]`.
+
+        Exact in distribution and without the matrices: given its discrete choices a product is Gaussian, and is drawn
+        as such (the local reparametrisation of Kingma, Salimans and Welling 2015).
+        """
+
+    @abstractmethod
+    def kl(self, length_scale: float | Tensor) -> Tensor:
+        r"""$\mathrm{KL}(q \,\|\, \mathcal N(0, l^{-2} \mathbf I))$, a scalar: exact, or an upper bound of it."""
+
+    @abstractmethod
+    def at(self, units: Tensor) -> Family:
+        """The same family for the chosen units of the matrix (a lookup in an embedding table)."""
+
+
+# --- checks and formulas -------------------------------------------------------------------------------------------
+
+
+def check_probability(name: str, value: float | Tensor) -> None:
+    inside = bool(((value > 0) & (value <= 1)).all()) if isinstance(value, Tensor) else 0 < value <= 1
+    if not inside:
+        raise ValueError(f"`{name}` must lie in (0, 1]; got {value!r}.")
+
+
+def check_stds(name: str, value: Tensor, *, allow_zero: bool) -> None:
+    if value.is_cuda and torch.cuda.is_current_stream_capturing():
+        return  # a look at the values would break the capture, which repeats a step that was checked
+    smallest = value.detach().min() if value.numel() else torch.ones(())
+    if not (smallest > 0 or (allow_zero and smallest == 0)):
+        rule = "zero or more" if allow_zero else "positive"
+        raise ValueError(f"`{name}` (σ) must be {rule}; got {smallest.item()!r} among them.")
+
+
+def log(value: float | Tensor) -> float | Tensor:
+    return value.log() if isinstance(value, Tensor) else math.log(value)
+
+
+def binary_entropy(probability: float) -> float:
+    """The entropy of a Bernoulli variable, in nats; 0 at both ends."""
+    other = 1 - probability
+    return -sum(p * math.log(p) for p in (probability, other) if p > 0)
+
+
+def normal_like(like: Tensor, *shape: int, generator: torch.Generator | None = None) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
+
+
+def uniform_like(like: Tensor, *shape: int, generator: torch.Generator | None = None) -> Tensor:
+    """Uniforms of at least float32: those of bfloat16 come in steps of 1/256, and would never drop with 1 in 1000."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return torch.rand(shape, generator=generator, dtype=dtype, device=like.device)
+
+
+def safe_sqrt(variance: Tensor) -> Tensor:
+    """The square root with a gradient of 0, not infinity, at 0 (an input row of zeros)."""
+    positive = variance > 0
+    return torch.where(positive, torch.where(positive, variance, 1.0).sqrt(), 0.0)
