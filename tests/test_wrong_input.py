@@ -127,6 +127,17 @@ def members() -> Any:
 
 
 MEMBERS = members()
+TINY = {
+    "hidden": (4,),
+    "n_steps": 3,
+    "n_networks": 1,
+    "n_draws": 2,
+    "drop_prob": 0.1,
+    "weight_decay": 1e-4,
+    "device": "cpu",
+}
+REGRESSOR = db.DropoutRegressor(**TINY, random_state=0).fit(P.numpy(), Y.numpy())
+CLASSIFIER = db.DropoutClassifier(**TINY, random_state=0).fit(P.numpy(), LABELS.numpy())
 
 
 CALLS: dict[str, Call] = {}
@@ -179,6 +190,9 @@ call(
 call(classes_of, {**CLASSES, "mutual_information": UNIT}, "class scores", free="mutual_information")
 call(evaluation_of, {"x": P.float(), "y": Y[:, None].float()}, settings={"n_draws": 3}, of=db.evaluate, passed_on="x")
 call(precision_of, {"x": P, "y": Y[:, None]}, settings={"n_draws": 3}, of=population.fit_precision)
+
+call(REGRESSOR.log_likelihood, {"X": P, "y": Y}, "log-likelihood of numbers", passed_on="X")
+call(CLASSIFIER.log_likelihood, {"X": P, "y": LABELS}, "log-likelihood of classes", passed_on="X")
 
 for function in (information.predictive_entropy, information.expected_entropy, information.mutual_information,
                  information.variation_ratio):  # fmt: skip
@@ -372,7 +386,7 @@ SHAPES: dict[str, Callable[[torch.Tensor], Any]] = {
     "a number": lambda value: value.flatten()[0],
 }
 # The right answer: a row of unknown uncertainty is handed over; nothing given, nothing asked.
-RIGHT = {("defers", "uncertainty", "NaN"), ("defers", "uncertainty", "nothing"), ("cascade", "uncertainty", "NaN"),
+RIGHT = {("log-likelihood of classes", "y", "complex numbers"), ("defers", "uncertainty", "NaN"), ("defers", "uncertainty", "nothing"), ("cascade", "uncertainty", "NaN"),
          ("adaptive_scores", "uniform", "None"), ("adaptive_label_scores", "uniform", "None"),
          ("adaptive_conformal_sets", "uniform", "None"), ("float_tensor", "array", "NaN"),
          ("float_tensor", "array", "nothing")}  # fmt: skip

@@ -8,17 +8,7 @@ from sklearn.datasets import load_iris
 
 from dropbayes.estimators import DropoutClassifier
 from dropbayes.population import ensembles, search
-
-QUICK = {
-    "hidden": (20,), "drop_prob": 0.05, "weight_decay": 1e-4, "n_steps": 100, "n_folds": 2, "n_draws": 20,
-    "n_networks": 2, "min_epochs": 1, "device": "cpu", "learning_rate": 0.01,
-}  # fmt: skip
-
-
-def toy(n: int = 150, *, noise: float = 0.2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    source = np.random.default_rng(seed)
-    x = source.normal(size=(n, 2))
-    return x, 100 + 20 * np.sin(x[:, 0]) + 20 * noise * source.normal(size=n)
+from tests.estimators.samples import QUICK, toy
 
 
 def test_classifier_learns_a_stream_with_all_classes_named_first():

@@ -7,24 +7,7 @@ import numpy as np
 import pytest
 
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
-
-QUICK = {
-    "hidden": (20,), "drop_prob": 0.05, "weight_decay": 1e-4, "n_steps": 100, "n_folds": 2, "n_draws": 20,
-    "n_networks": 2, "min_epochs": 1, "device": "cpu", "learning_rate": 0.01,
-}  # fmt: skip
-
-
-def toy(n: int = 150, *, noise: float = 0.2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    source = np.random.default_rng(seed)
-    x = source.normal(size=(n, 2))
-    return x, 100 + 20 * np.sin(x[:, 0]) + 20 * noise * source.normal(size=n)
-
-
-@pytest.fixture(scope="module")
-def regressor() -> DropoutRegressor:
-    # With two inputs, dropping one costs much: the inputs are kept.
-    settings = QUICK | {"n_steps": 1000, "n_draws": 200, "drop_prob": (0.0, 0.05), "noise": "constant"}
-    return DropoutRegressor(**settings, random_state=0).fit(*toy(300))
+from tests.estimators.samples import toy
 
 
 def test_files_and_pickles_predict_the_same(tmp_path, regressor):

@@ -8,11 +8,7 @@ import torch
 
 from dropbayes.estimators import DropoutClassifier
 from dropbayes.runtime import storage
-
-QUICK = {
-    "hidden": (20,), "drop_prob": 0.05, "weight_decay": 1e-4, "n_steps": 100, "n_folds": 2, "n_draws": 20,
-    "n_networks": 2, "min_epochs": 1, "device": "cpu", "learning_rate": 0.01,
-}  # fmt: skip
+from tests.estimators.samples import QUICK
 
 
 def _forged(path, out, change):

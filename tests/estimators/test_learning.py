@@ -19,24 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor, learning
 from dropbayes.estimators.learning import search_edges
 from dropbayes.population import Member
-
-QUICK = {
-    "hidden": (20,), "drop_prob": 0.05, "weight_decay": 1e-4, "n_steps": 100, "n_folds": 2, "n_draws": 20,
-    "n_networks": 2, "min_epochs": 1, "device": "cpu", "learning_rate": 0.01,
-}  # fmt: skip
-
-
-def toy(n: int = 150, *, noise: float = 0.2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    source = np.random.default_rng(seed)
-    x = source.normal(size=(n, 2))
-    return x, 100 + 20 * np.sin(x[:, 0]) + 20 * noise * source.normal(size=n)
-
-
-@pytest.fixture(scope="module")
-def regressor() -> DropoutRegressor:
-    # With two inputs, dropping one costs much: the inputs are kept.
-    settings = QUICK | {"n_steps": 1000, "n_draws": 200, "drop_prob": (0.0, 0.05), "noise": "constant"}
-    return DropoutRegressor(**settings, random_state=0).fit(*toy(300))
+from tests.estimators.samples import QUICK, toy
 
 
 def test_an_edge_is_the_least_or_greatest_of_several_but_never_zero():
@@ -56,6 +39,11 @@ def test_with_times_the_noise_is_that_of_forecasts_and_not_of_gaps():
     plain = DropoutRegressor(**settings).fit(t[:, None], y)
     forward = DropoutRegressor(**settings).fit(t[:, None], y, times=t)
     assert forward.precision_ < plain.precision_ / 2
+
+
+def test_a_width_that_is_no_tuple_is_refused_with_an_example():
+    with pytest.raises(ValueError, match=r"`hidden` must be 'auto' or a tuple of widths such as \(50, 50\); got 50"):
+        DropoutRegressor(**QUICK | {"hidden": 50}).fit(*toy(20))
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

@@ -12,15 +12,7 @@ from dropbayes.population import (
     train,
 )
 from dropbayes.weight_layers.precision import weight_decay
-
-F64 = {"device": "cpu", "dtype": torch.float64}
-
-
-def toy(n: int = 120, *, noise: float = 0.3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    source = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, 3, generator=source, dtype=torch.float64)
-    clean = 5 + 2 * x[:, 0].sin() + x[:, 1]
-    return x, clean + noise * torch.randn(n, generator=source, dtype=torch.float64)
+from tests.population.samples import F64, toy
 
 
 def test_precision_sets_the_papers_weight_decay_in_standardised_units():

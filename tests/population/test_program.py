@@ -15,15 +15,7 @@ from dropbayes.population import (
 from dropbayes.population.heads import HEADS
 from dropbayes.population.program import forward
 from dropbayes.population.standardisation import stacked_table
-
-F64 = {"device": "cpu", "dtype": torch.float64}
-
-
-def toy(n: int = 120, *, noise: float = 0.3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    source = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, 3, generator=source, dtype=torch.float64)
-    clean = 5 + 2 * x[:, 0].sin() + x[:, 1]
-    return x, clean + noise * torch.randn(n, generator=source, dtype=torch.float64)
+from tests.population.samples import F64, toy
 
 
 def test_twenty_members_equal_the_same_networks_trained_alone():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropbayes.processes import exact_process, prior_draws, process_of
+from dropbayes.processes import exact_process, prior_draws, process_of, variance_ratio
 from dropbayes.weight_layers.precision import Prior
 
 PRIOR = Prior(length_scale=1.4, bias_length_scale=2.0, following_length_scale="fan_in")
@@ -125,6 +125,15 @@ def test_the_process_is_used_like_any_other_with_flat_rows_too():
     assert prior_draws(covariance, x.flatten(1), n_draws=3).shape == (3, 6)
     wider = covariance.with_scales({"3_bias_scale": 2.0})
     torch.testing.assert_close(wider(x), covariance(x) + 4.0 - 0.25)
+
+
+def test_its_dropout_draws_are_compared_with_its_process_on_images():
+    net = nn.Sequential(nn.Conv1d(1, 8, 3), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(24, 1))
+    x, covariance = images(6, 1, 5).float(), process_of(net, PRIOR, input_shape=(1, 5))
+    compared = variance_ratio(net, covariance, (x, x.mean((1, 2))), x + 3, precision=100.0)
+    process = exact_process(covariance, x.double().flatten(1), x.mean((1, 2)).double(), precision=100.0)
+    torch.testing.assert_close(compared.process, process.variance((x + 3).double().flatten(1)))
+    assert (compared.network > 0).all()
 
 
 REFUSED = {

@@ -51,6 +51,8 @@ def test_the_callers_number_of_threads_survives_an_error():
         assert torch.get_num_threads() == 1
         raise KeyError
     assert torch.get_num_threads() == before
+    with cpu_threads(None):
+        assert torch.get_num_threads() == before
 
 
 @needs_cuda

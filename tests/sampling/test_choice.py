@@ -8,7 +8,7 @@ import dropbayes as db
 from dropbayes.sampling.choice import is_out_of_memory
 from dropbayes.sampling.plan import checked_keys, plan_draws
 from dropbayes.sampling.trees import as_inputs
-from tests.sampling.zoo import Module
+from tests.sampling.zoo import Module, build
 
 
 def method(net, x, **options):
@@ -48,3 +48,35 @@ def test_rows_of_a_block_size_have_the_bits_of_the_largest():
 )
 def test_running_out_of_memory_is_recognised(error, expected):
     assert is_out_of_memory(error) == expected
+
+
+@pytest.mark.parametrize("name", ["transformer_encoder", "gpt2", "convnet_with_batch_norm"])
+def test_rounding_under_autocast_hides_no_strategy(name):
+    net, x = build(name)
+    plain = db.predict(net, x, n_draws=6, analytic=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = db.predict(net, x, n_draws=6, analytic=False)
+    assert rounded.method == plain.method
+
+
+def test_a_network_that_needs_autocast_is_inspected_under_it():
+    net = Module(
+        lambda m, x: m.b(m.d(m.n(m.a(x)))),
+        a=nn.Linear(3, 64),
+        n=nn.LayerNorm(64),
+        d=nn.Dropout(0.3),
+        b=nn.Linear(64, 2),
+    )
+    net.a.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert method(net, torch.randn(4, 3)) in ("folded", "mapped")
+
+
+def test_memory_that_does_not_grow_with_the_rows_is_not_counted_for_each():
+    def forward(m, x):
+        return m.d(m.a(x)) @ m.w.t().clone()  # a copy of the weights in every pass
+
+    net = Module(forward, a=nn.Linear(3, 64), d=nn.Dropout(0.3))
+    net.w = nn.Parameter(torch.randn(4000, 64))
+    plan = plan_draws(net, as_inputs(torch.randn(5, 3)), keys=checked_keys(20, 0, "stratified"), masks="shared")
+    assert 4 * 4000 <= plan.anatomy.pass_bytes < 4 * 4000 * 3

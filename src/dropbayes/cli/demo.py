@@ -5,13 +5,10 @@ from __future__ import annotations
 import importlib
 import pathlib
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dropbayes.runtime import files
 
@@ -19,8 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dropbayes.estimators import DropoutRegressor
-
-Numbers = npt.NDArray[np.float64]
+    from dropbayes.runtime.arrays import Numbers
 
 TRAINED_UNTIL, HORIZON = 1985.0, 2015.0
 """The series is learned before the one year and predicted until the other; it is on record until the end of 2001."""
@@ -104,13 +100,14 @@ def demo(*, out: pathlib.Path, console: Console) -> pathlib.Path:
     case = _case(console)
     with console.status("Loading torch ..."):
         importlib.import_module("dropbayes.report")
+        from dropbayes.runtime.devices import cpu_threads
     n_rows = len(case.training[0])
-    with console.status(f"Fitting {SETTINGS['n_networks']} dropout networks to {n_rows} rows ..."), _one_thread():
+    with console.status(f"Fitting {SETTINGS['n_networks']} dropout networks to {n_rows} rows ..."), cpu_threads(1):
         model = _fitted(case, out / "model")
         predictions = _predictions(model, case)
     _print_table(console, case, predictions)
     _write_csv(out / f"{case.name}.csv", case, predictions)
-    with console.status("Writing the report ..."), _one_thread():
+    with console.status("Writing the report ..."), cpu_threads(1):
         files.write_text(out / "report.html", _page(model, case))
     _print_result(console, case, predictions, out)
     console.print(f"[dim]{time.perf_counter() - start:.0f} s in all[/dim]", highlight=False)
@@ -185,19 +182,6 @@ def diabetes() -> Case:
 
 
 # --------------------------------------------------------------------------------------------------- results
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """torch on one thread: the products are small, and threads would only wait for each other."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _fitted(case: Case, folder: pathlib.Path) -> DropoutRegressor:

@@ -122,7 +122,7 @@ def _show(model: Model, found: dict[str, Any]) -> None:
     layers = [
         [
             str(i),
-            f"{entry['kind'] or 'nothing'} before layer {i}",
+            entry["kind"] or "nothing",
             f"{entry['drop_prob']:.4g}",
             f"{entry['n_inputs']} → {entry['n_outputs']}",
             f"{entry['weight_decay']:.3g}",
@@ -130,7 +130,7 @@ def _show(model: Model, found: dict[str, Any]) -> None:
         ]
         for i, entry in enumerate(found["layers"], start=1)
     ]
-    heads = ["layer", "site", "drop probability", "sizes", "weight decay λ", "length-scale l"]
+    heads = ["before layer", "dropped by", "drop probability", "sizes", "weight decay λ", "length-scale l"]
     console.print(table("Sites: where a draw is random", heads, layers, numbers=(0, 2, 4, 5)))
     console.print()
     columns = [[c["name"], c["kind"], str(len(c["inputs"])), c["training_rows"]] for c in found["columns"]]

@@ -12,17 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from dropbayes.cli.messages import count, note, number, reading_bar
 from dropbayes.models.model import Model
+from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.tables import Encoded, Schema, Source, check_columns, encode, labels, numbers, quoted, regrouped
 from dropbayes.tables.columns import listed
 
 __all__ = ["Window", "check_finite", "targets", "windows"]
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +32,7 @@ class Window:
     first: int
 
     @property
-    def x(self) -> Array:
+    def x(self) -> NumpyArray:
         """The inputs, `[row, input]`."""
         return self.encoded.x
 
@@ -94,7 +92,7 @@ def _note_what_was_done(schema: Schema, missing: Counter[str], new: Counter[str]
         note(f"outside the range of the training rows: {some}{more}.")
 
 
-def targets(model: Model, window: Window, source: Source) -> tuple[Array, Array]:
+def targets(model: Model, window: Window, source: Source) -> tuple[NumpyArray, NumpyArray]:
     """The outcomes of a window's rows (class numbers for classes), and which rows have one."""
     name, missing, at = model.schema.target, model.schema.missing, _place(source, window.first)
     if model.schema.task == "regression":
@@ -112,7 +110,7 @@ def targets(model: Model, window: Window, source: Source) -> tuple[Array, Array]
     return codes, codes >= 0
 
 
-def check_finite(columns: list[Array], window: Window, source: Source) -> None:
+def check_finite(columns: list[NumpyArray], window: Window, source: Source) -> None:
     """Raises ValueError where a row is so far from the training rows that single precision overflows."""
     for column in columns:
         if column.dtype.kind == "f" and not np.isfinite(column).all():

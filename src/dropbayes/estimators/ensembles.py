@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dropbayes import sampling
+from dropbayes import information, sampling
 from dropbayes.estimators import files
 from dropbayes.estimators.bins import Bins
 from dropbayes.estimators.frames import FrameColumns
@@ -26,6 +26,8 @@ from dropbayes.estimators.noise import StudentNoise
 from dropbayes.population import Population, network
 from dropbayes.population.evaluation import in_units
 from dropbayes.predictive.mixtures import Mixture, draw_mean
+from dropbayes.runtime.validation import finite_tensor
+from dropbayes.scores.averages import weighted_mean
 
 __all__ = ["ClassEnsemble", "Ensemble", "RegressionEnsemble", "as_array"]
 
@@ -72,6 +74,14 @@ class Ensemble(ABC):
     def hidden_(self) -> tuple[int, ...]:
         """The widths of the networks' hidden layers."""
         return tuple(weight.shape[2] for weight in self.population_.weights[:-1])
+
+    @property
+    def networks_(self) -> list[nn.Module]:
+        """The networks, as torch modules of standardised inputs and outputs (`population_.x_mean`, `x_scale` ...).
+
+        Where `bins_` is not None, the inputs are what its `encode` makes of the columns.
+        """
+        return [network(self.population_, index) for index in range(len(self.population_))]
 
     def with_draws(self, *, n_draws: int | None = None, seed: int | None = None) -> Any:
         """A view of this fitted estimator that predicts from another number of draws, or from those of another seed.
@@ -272,19 +282,19 @@ class RegressionEnsemble(Ensemble):
         lower, upper = (torch.cat(end).numpy() for end in zip(*ends, strict=True))
         return lower, upper
 
-    def log_likelihood(self, X: Any, y: Any) -> float:
+    def log_likelihood(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         r"""The mean over rows of the predictive log-density [GG16, eq:predictive_dist].
 
         $\log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)$; the density of all outputs together where
-        there are several.
+        there are several. A row of weight 2 counts as two.
         """
         n_rows = len(self._inputs(X))
         shape = (n_rows,) if self.one_column_ else (n_rows, self.population_.y_mean.shape[-1])
-        targets = torch.from_numpy(np.array(as_array(y), dtype=np.float64))
+        targets = finite_tensor("y", as_array(y)).double()
         if targets.shape != shape:
             raise ValueError(f"`y` must have the shape {shape}, that of the prediction; got {tuple(targets.shape)}.")
         densities = [mixture.log_density(targets[rows]) for rows, mixture in self.predictive_blocks(X)]
-        return float(torch.cat(densities).mean())
+        return float(weighted_mean(torch.cat(densities), sample_weight))
 
     def _own_state(self) -> dict[str, Any]:
         return {"one_column": bool(self.one_column_)}
@@ -335,11 +345,18 @@ class ClassEnsemble(Ensemble):
         probabilities = self.predict_proba(X)
         return np.asarray(self.classes_[probabilities.argmax(1)])
 
-    def log_likelihood(self, X: Any, y: Any) -> float:
-        """The mean log-probability of the true classes."""
+    def predict_uncertainty(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The entropy of each row's class probabilities and its epistemic part, the mutual information, in nats."""
+        blocks = [probabilities for _, probabilities in self.draw_blocks(X)]
+        entropy = torch.cat([information.entropy(draw_mean(draws)) for draws in blocks])
+        return entropy.numpy(), torch.cat([information.mutual_information(draws) for draws in blocks]).numpy()
+
+    def log_likelihood(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The mean log-probability of the true classes; a row of weight 2 counts as two."""
         probabilities = self.predict_proba(X)
         codes = self._codes(y, len(probabilities))
-        return float(np.log(probabilities[np.arange(len(codes)), codes]).mean())
+        densities = torch.from_numpy(np.log(probabilities[np.arange(len(codes)), codes]))
+        return float(weighted_mean(densities, sample_weight))
 
     def _codes(self, y: Any, n_rows: int) -> np.ndarray:
         """The class numbers of outcomes."""

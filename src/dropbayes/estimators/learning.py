@@ -2,10 +2,8 @@ r"""What the estimators share: their settings, and the search that sets the rest
 
 from __future__ import annotations
 
-import contextlib
 import numbers
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -30,6 +28,7 @@ from dropbayes.population import (
     fit_precision,
     train_in_jobs,
 )
+from dropbayes.runtime.devices import cpu_threads
 from dropbayes.runtime.progress import ProgressBar
 
 # Searching on more rows than this changes the choice little and the time much.
@@ -119,8 +118,8 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             value = getattr(self, name)
             if isinstance(value, str) and value != "search":
                 raise ValueError(f"`{name}` must be 'search', a number, or a list of numbers to try; got {value!r}.")
-        if isinstance(self.hidden, str) and self.hidden != "auto":
-            raise ValueError(f"`hidden` must be 'auto' or a tuple of widths; got {self.hidden!r}.")
+        if self.hidden != "auto" and not isinstance(self.hidden, tuple | list):
+            raise ValueError(f"`hidden` must be 'auto' or a tuple of widths such as (50, 50); got {self.hidden!r}.")
 
     def _hidden(self, n_rows: int) -> tuple[int, ...]:
         if self.hidden != "auto":
@@ -201,7 +200,8 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         self.bins_ = self._bins(x)
         x = self._binned(x)
         self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # should rows be streamed in later
-        with _threads(self._operation_size(len(x))), self._progress(len(x)) as progress:
+        threads = 1 if self._operation_size(len(x)) <= _ONE_THREAD_SIZE else None
+        with cpu_threads(threads), self._progress(len(x)) as progress:
             choice = self._search(x, y, weight, groups, forward=times is not None, progress=progress)
             self.search_scores_ = choice.log_likelihood.numpy()
             self.search_edges_ = search_edges(choice)
@@ -414,18 +414,6 @@ def search_edges(choice: EnsembleChoice) -> dict[str, float]:
         if len(tried) > 1 and best > 0 and best in (min(tried), max(tried)):
             edges[name] = best
     return edges
-
-
-@contextlib.contextmanager
-def _threads(operation_size: int) -> Iterator[None]:
-    """One thread where tensors are so small that a second one would only wait for the first."""
-    before = torch.get_num_threads()
-    if operation_size <= _ONE_THREAD_SIZE:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def row_weights(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:

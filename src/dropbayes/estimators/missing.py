@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MissingValues"]
+from dropbayes.runtime.arrays import Numbers
 
-Array = npt.NDArray[np.float64]
+__all__ = ["MissingValues"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,18 +26,18 @@ class MissingValues:
         array([[2., 5., 1.]])
     """
 
-    fill: Array
+    fill: Numbers
     columns: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, x: Array) -> MissingValues:
+    def of(cls, x: Numbers) -> MissingValues:
         """The encoding for training rows."""
         absent = np.isnan(x)
         count = (~absent).sum(0)
         fill = np.where(absent, 0.0, x).sum(0) / np.maximum(count, 1)
         return cls(fill, np.flatnonzero(absent.any(0)))
 
-    def encode(self, x: Array) -> Array:
+    def encode(self, x: Numbers) -> Numbers:
         """The columns filled, followed by the indicators: 1 where a value was missing.
 
         A value missing in a column that lacked none in training is filled alone.

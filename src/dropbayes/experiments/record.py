@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from dropbayes.runtime import files
+from dropbayes.runtime.arrays import NumpyArray
 
 __all__ = ["Array", "Arrays", "Findings", "Record", "markdown_lines", "markdown_table"]
 
-Array = npt.NDArray[Any]
+Array = NumpyArray
 Arrays = dict[str, Array]
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +25,7 @@ from dropbayes.models.inputs import (
 )  # fmt: skip
 from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.runtime import storage
+from dropbayes.runtime.arrays import NumpyArray
 
 if TYPE_CHECKING:
     from dropbayes.tables import Schema
@@ -41,19 +41,17 @@ __all__ = [
     "table_model",
 ]
 
-Array = npt.NDArray[Any]
-
 REGRESSION = ("mean", "std", "epistemic", "aleatoric", "lower", "upper")
 CLASSIFICATION = ("predicted", "probabilities", "entropy", "mutual_information")
 
 
-def _moments(mixture: Mixture, interval: float) -> dict[str, Array]:
+def _moments(mixture: Mixture, interval: float) -> dict[str, NumpyArray]:
     """The moments of each row's predictive distribution, and the ends of its central interval."""
     found = (mixture.mean, mixture.std, mixture.epistemic, mixture.aleatoric, *mixture.interval(interval))
     return {name: values.numpy() for name, values in zip(REGRESSION, found, strict=True)}
 
 
-def _information(probabilities: Tensor, classes: Array | None) -> dict[str, Array]:
+def _information(probabilities: Tensor, classes: NumpyArray | None) -> dict[str, NumpyArray]:
     """The most probable class of each row, all class probabilities, entropy and mutual information."""
     mean = draw_mean(probabilities)
     best = mean.argmax(-1).numpy()
@@ -62,7 +60,7 @@ def _information(probabilities: Tensor, classes: Array | None) -> dict[str, Arra
     return {name: np.asarray(values) for name, values in zip(CLASSIFICATION, found, strict=True)}
 
 
-def rounded(values: Array) -> Array:
+def rounded(values: NumpyArray) -> NumpyArray:
     """The numbers to 12 digits: more than a network of single precision has, and easier to read."""
     if values.dtype.kind != "f":
         return values
@@ -89,7 +87,7 @@ class TableModel:
         return self.inputs if self.schema is None else self.schema
 
     @property
-    def no_rows(self) -> Array:
+    def no_rows(self) -> NumpyArray:
         return np.zeros((0, int(self.estimator.n_features_in_)))
 
     @property
@@ -101,7 +99,7 @@ class TableModel:
         return hasattr(self.estimator, "classes_")
 
     @property
-    def classes(self) -> Array | None:
+    def classes(self) -> NumpyArray | None:
         return np.asarray(self.estimator.classes_) if self.has_classes else None
 
     @property
@@ -111,7 +109,7 @@ class TableModel:
         names = getattr(self.estimator, "feature_names_in_", None)
         return {MATRIX: "array"} if names is None else dict.fromkeys(map(str, names), "number")
 
-    def encode(self, columns: Mapping[str, Any], allow_new: bool) -> Array:
+    def encode(self, columns: Mapping[str, Any], allow_new: bool) -> NumpyArray:
         names = list(self.inputs)
         if self.schema is not None:
             import pyarrow as pa
@@ -134,7 +132,7 @@ class TableModel:
     def prefix(self) -> str:
         return "" if self.schema is None else f"{self.schema.target}_"
 
-    def table_prediction(self, predictor: Any, table: Any) -> tuple[dict[str, Array], dict[str, Array]]:
+    def table_prediction(self, predictor: Any, table: Any) -> tuple[dict[str, NumpyArray], dict[str, NumpyArray]]:
         """The prediction of a table's rows, and the columns that a table has besides."""
         if self.schema is None:
             return predictor.predict_inputs(self.encode(columns_of_table(table), False)), {}
@@ -149,7 +147,7 @@ class TableModel:
             "outside": np.array(rows.outside_names(), dtype=np.str_)
         }
 
-    def statistics(self, x: Array, n_draws: int, seed: int, interval: float) -> dict[str, Array]:
+    def statistics(self, x: NumpyArray, n_draws: int, seed: int, interval: float) -> dict[str, NumpyArray]:
         estimator = self.estimator.with_draws(n_draws=n_draws, seed=seed)
         vars(estimator).pop("feature_names_in_", None)  # the names were looked at when the columns were put in order
         if self.has_classes:
@@ -177,7 +175,7 @@ class NetworkModel:
         return self.inputs
 
     @property
-    def no_rows(self) -> Array:
+    def no_rows(self) -> NumpyArray:
         if self.columns is None:
             raise ValueError("`columns` must name the inputs of a network whose prediction is a table.")
         return np.zeros((0, len(self.columns)))
@@ -190,14 +188,14 @@ class NetworkModel:
     def inputs(self) -> dict[str, str]:
         return {MATRIX: "array"} if self.columns is None else dict.fromkeys(self.columns, "number")
 
-    def encode(self, columns: Mapping[str, Any], allow_new: bool) -> Array:
+    def encode(self, columns: Mapping[str, Any], allow_new: bool) -> NumpyArray:
         if self.columns is None:
             return np.asarray(matrix_of(columns))
         return np.column_stack(
             [number_column(values, name) for name, values in columns_by_name(columns, self.columns).items()]
         )
 
-    def statistics(self, x: Array, n_draws: int, seed: int, interval: float) -> dict[str, Array]:
+    def statistics(self, x: NumpyArray, n_draws: int, seed: int, interval: float) -> dict[str, NumpyArray]:
         output = self._draws(x, n_draws, seed)
         mean = self.likelihood.mean(output).double()
         if isinstance(self.likelihood, Categorical):
@@ -207,10 +205,10 @@ class NetworkModel:
         moments = _moments(Mixture(mean.reshape(n_draws, -1), scale.reshape(n_draws, -1)), interval)
         return {name: values.reshape(shape) for name, values in moments.items()}
 
-    def table_prediction(self, predictor: Any, table: Any) -> tuple[dict[str, Array], dict[str, Array]]:
+    def table_prediction(self, predictor: Any, table: Any) -> tuple[dict[str, NumpyArray], dict[str, NumpyArray]]:
         return predictor.predict_inputs(self.encode(columns_of_table(table), False)), {}
 
-    def _draws(self, x: Array, n_draws: int, seed: int) -> Tensor:
+    def _draws(self, x: NumpyArray, n_draws: int, seed: int) -> Tensor:
         like = next(self.net.parameters(), torch.empty(0))
         inputs = torch.tensor(x, device=like.device)
         inputs = inputs.to(like.dtype) if inputs.is_floating_point() else inputs

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
-__all__ = ["MATRIX", "arrow_column", "columns_by_name", "columns_of_table", "matrix_of", "number_column", "row_label"]
+from dropbayes.runtime.arrays import NumpyArray
 
-Array = npt.NDArray[Any]
+__all__ = ["MATRIX", "arrow_column", "columns_by_name", "columns_of_table", "matrix_of", "number_column", "row_label"]
 
 MATRIX = "x"
 """The name of the input that holds all columns as one matrix, `[row, column]`."""
@@ -32,7 +31,7 @@ def _array(values: Any) -> Any:
     return values if hasattr(values, "shape") or type(values).__module__.startswith("pyarrow") else np.asarray(values)
 
 
-def matrix_of(columns: Mapping[str, Any]) -> Array:
+def matrix_of(columns: Mapping[str, Any]) -> NumpyArray:
     if MATRIX not in columns:
         raise ValueError(f"`columns` must hold the array `{MATRIX}`; got {sorted(map(str, columns))[:8]}.")
     x = np.asarray(_array(columns[MATRIX]))
@@ -81,7 +80,7 @@ def arrow_column(values: Any, name: str) -> Any:
         raise ValueError(f"column {name!r} cannot be read: {str(error).splitlines()[0]}") from None
 
 
-def number_column(values: Any, name: str) -> Array:
+def number_column(values: Any, name: str) -> NumpyArray:
     array = np.asarray(values)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"column {name!r} must hold numbers; got {array.dtype}.")

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dropbayes import estimators, information
 from dropbayes.estimators.ensembles import RegressionEnsemble
 from dropbayes.estimators.recalibration import Method, fit_recalibration, recalibrated
 from dropbayes.models import storage
 from dropbayes.models.prediction import column_names, prediction_columns
+from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.tables import Encoded, Schema, check_columns, encode, labels, numbers
 from dropbayes.tables.columns import Task
 from dropbayes.tables.frames import as_frame, as_table
@@ -23,7 +23,6 @@ from dropbayes.tables.training import Reading, TrainingRows, training_rows
 
 __all__ = ["Model", "load", "uncertainty_percentiles"]
 
-Array = npt.NDArray[Any]
 _PERCENTILE_ROWS = 2000
 
 
@@ -32,7 +31,7 @@ def _row(row: int) -> str:
     return "the data frame" if row < 0 else f"the data frame, row {row}"
 
 
-def uncertainty_percentiles(ensemble: Any, x: Array) -> dict[str, float]:
+def uncertainty_percentiles(ensemble: Any, x: NumpyArray) -> dict[str, float]:
     """The 50th, 90th, 95th and 99th percentile of the uncertainty of known rows, to compare later rows with.
 
     The uncertainty is the standard deviation, or for classes the entropy.
@@ -189,7 +188,7 @@ class Model:
         columns = [np.concatenate(parts).tolist() for parts in zip(*blocks, strict=True)]
         return as_frame(dict(zip(column_names(self.ensemble), [*columns, encoded.outside_names()], strict=True)), frame)
 
-    def outcomes(self, frame: Any) -> Array:
+    def outcomes(self, frame: Any) -> NumpyArray:
         """The targets in a data frame: numbers, or classes."""
         table = as_table(frame)
         check_columns(self.schema, table.column_names, "the data frame", with_target=True)
@@ -210,7 +209,7 @@ class Model:
         x, y = self.encode(frame, allow_new=allow_new).x, self.outcomes(frame)
         return self.recalibrated(fit_recalibration(self.ensemble, x, y, method=method), "a data frame", x)
 
-    def recalibrated(self, recalibration: Any, source: str = "", x: Array | None = None) -> Model:
+    def recalibrated(self, recalibration: Any, source: str = "", x: NumpyArray | None = None) -> Model:
         """The model with a recalibration, where that came from and the inputs of its rows; None takes it back."""
         ensemble = recalibrated(self.ensemble, recalibration)
         origin = {name: value for name, value in self.origin.items() if name != "calibration"}

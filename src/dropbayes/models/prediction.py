@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from dropbayes import information
 from dropbayes.estimators.ensembles import RegressionEnsemble
 from dropbayes.predictive.mixtures import draw_mean
+from dropbayes.runtime.arrays import NumpyArray
 
 __all__ = ["column_names", "label_sets", "prediction_columns"]
-
-Array = npt.NDArray[Any]
 
 NUMBERS = ("mean", "std", "epistemic_std", "aleatoric_std", "lower", "upper")
 
@@ -38,7 +36,7 @@ def column_names(estimator: Any, prefix: str = "") -> list[str]:
     return [prefix + name for name in (*names, "outside")]
 
 
-def prediction_columns(estimator: Any, x: Array, *, coverage: float) -> list[Array]:
+def prediction_columns(estimator: Any, x: NumpyArray, *, coverage: float) -> list[NumpyArray]:
     r"""The columns of a prediction for rows of inputs, all but the last, "outside", which needs the table.
 
     For numbers the mean, the standard deviation with its epistemic and aleatoric parts ($\sigma^2$ is the sum of their
@@ -58,7 +56,7 @@ def prediction_columns(estimator: Any, x: Array, *, coverage: float) -> list[Arr
     return columns + label_sets(estimator, {"probabilities": mean}, coverage=coverage)
 
 
-def label_sets(estimator: Any, prediction: Mapping[str, Any], *, coverage: float) -> list[Array]:
+def label_sets(estimator: Any, prediction: Mapping[str, Any], *, coverage: float) -> list[NumpyArray]:
     """The column of the labels that hold the truth with the given probability, if the model was calibrated so."""
     if not has_label_sets(estimator):
         return []
@@ -67,6 +65,6 @@ def label_sets(estimator: Any, prediction: Mapping[str, Any], *, coverage: float
     return [np.array(["; ".join(labels[row]) for row in inside])]
 
 
-def _rounded(column: Tensor | Array) -> Array:
+def _rounded(column: Tensor | NumpyArray) -> NumpyArray:
     """The numbers to 12 digits: more than a network of single precision has, and easier to read."""
     return np.array([float(f"{value:.12g}") for value in column.tolist()])

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import nn
 
 from dropbayes.likelihoods import Likelihood
@@ -27,10 +26,9 @@ from dropbayes.models.backends import (
     saved_estimator,
     table_model,
 )  # fmt: skip
+from dropbayes.runtime.arrays import NumpyArray
 
 __all__ = ["Predictor", "check_finite", "uncertainty"]
-
-Array = npt.NDArray[Any]
 
 # Numbers of draws held at once: what they take is a few times eight bytes each.
 _HELD = 2**20
@@ -131,7 +129,7 @@ class Predictor:
         return list(self.flat_columns(self.predict_inputs(self._model.no_rows)))
 
     @property
-    def classes(self) -> Array | None:
+    def classes(self) -> NumpyArray | None:
         """The labels of the classes, in the order of `probabilities`; None if they have no names."""
         return self._model.classes
 
@@ -154,7 +152,7 @@ class Predictor:
         """The draws of a prediction: `n_draws` of each network."""
         return self.n_draws * self._model.n_networks
 
-    def __call__(self, columns: Mapping[str, Any]) -> dict[str, Array]:
+    def __call__(self, columns: Mapping[str, Any]) -> dict[str, NumpyArray]:
         """The prediction for each row.
 
         Args:
@@ -173,12 +171,12 @@ class Predictor:
         check_finite(found)
         return found
 
-    def flat_columns(self, prediction: Mapping[str, Array]) -> dict[str, Array]:
+    def flat_columns(self, prediction: Mapping[str, NumpyArray]) -> dict[str, NumpyArray]:
         """The prediction as columns of a table: each class probability, or output, in a column of its own.
 
         The parts of the uncertainty are standard deviations there, `epistemic_std` and `aleatoric_std`.
         """
-        columns: dict[str, Array] = {}
+        columns: dict[str, NumpyArray] = {}
         for name, values in prediction.items():
             if name in ("epistemic", "aleatoric"):  # beside `std` a table has deviations
                 name, values = f"{name}_std", rounded(np.sqrt(values))
@@ -211,11 +209,11 @@ class Predictor:
             table = table.append_column(prefix + name, pa.array(values.tolist() if kind else values, kind))
         return table
 
-    def encode(self, columns: Mapping[str, Any]) -> Array:
+    def encode(self, columns: Mapping[str, Any]) -> NumpyArray:
         """The rows as inputs of the network, `[row, ...]`; see `__call__` for the columns."""
         return self._model.encode(columns, self.allow_new)
 
-    def predict_inputs(self, x: Array) -> dict[str, Array]:
+    def predict_inputs(self, x: NumpyArray) -> dict[str, NumpyArray]:
         """The prediction for rows that `encode` gave, or any number of such joined; not checked to be finite."""
         step = max(1, min(_MOST_ROWS, _HELD // max(1, self.total_draws * self._model.row_size)))
         blocks = [self._block(x[start : start + step]) for start in range(0, max(len(x), 1), step)]
@@ -223,13 +221,13 @@ class Predictor:
             return blocks[0]
         return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
-    def _block(self, x: Array) -> dict[str, Array]:
+    def _block(self, x: NumpyArray) -> dict[str, NumpyArray]:
         rows = x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype)  # no rows have the shapes of one
         found = self._model.statistics(rows, self.n_draws, self.seed, self.interval)
         return found if len(x) else {name: values[:0] for name, values in found.items()}
 
 
-def check_finite(prediction: Mapping[str, Array]) -> None:
+def check_finite(prediction: Mapping[str, NumpyArray]) -> None:
     """Raises ValueError where a row is so far from the training rows that single precision overflows."""
     for values in prediction.values():
         if values.dtype.kind == "f" and not np.isfinite(values).all():
@@ -239,7 +237,7 @@ def check_finite(prediction: Mapping[str, Array]) -> None:
             )
 
 
-def uncertainty(prediction: Mapping[str, Array]) -> Array:
+def uncertainty(prediction: Mapping[str, NumpyArray]) -> NumpyArray:
     """The number by which rows are deferred: the standard deviation, or for classes the entropy."""
     return prediction["std" if "std" in prediction else "entropy"]
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.predictive import predict
+from dropbayes.processes.convolutions import ConvolutionalCovariance
 from dropbayes.processes.exact import exact_process
 from dropbayes.processes.networks import NetworkCovariance
 from dropbayes.runtime.validation import check_n_data, check_positive
@@ -186,7 +187,7 @@ class VarianceRatio:
 
 def variance_ratio(
     net: nn.Module,
-    covariance: NetworkCovariance,
+    covariance: NetworkCovariance | ConvolutionalCovariance,
     data: tuple[Tensor, Tensor],
     x: Tensor,
     *,
@@ -209,8 +210,8 @@ def variance_ratio(
     """
     inputs, targets = data
     process = exact_process(
-        covariance, inputs.double(), targets.double().reshape(len(inputs)), precision=precision,
+        covariance, inputs.double().flatten(1), targets.double().reshape(len(inputs)), precision=precision,
         output_bias=covariance.output_bias,
     )  # fmt: skip
     prediction: Any = predict(net, x, n_draws=n_draws, seed=seed, **options)
-    return VarianceRatio(prediction.epistemic.reshape(len(x)).double(), process.variance(x.double()))
+    return VarianceRatio(prediction.epistemic.reshape(len(x)).double(), process.variance(x.double().flatten(1)))

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from dropbayes.report.features import Feature
 from dropbayes.report.measurements import Classification, Regression, mean_and_error
+from dropbayes.runtime.arrays import Numbers
 
 __all__ = ["Baseline", "Shift", "baselines", "shifts"]
 
-Numbers = npt.NDArray[np.float64]
 TRAINING_ROWS = 20_000
 """The most training rows (an even selection) that the simple models are fitted to."""
 

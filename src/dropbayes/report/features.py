@@ -13,10 +13,9 @@ import numpy.typing as npt
 
 from dropbayes.predictive.mixtures import draw_mean
 from dropbayes.report.measurements import Classification, Regression
+from dropbayes.runtime.arrays import Numbers
 
 __all__ = ["Feature", "Importance", "Segment", "features_of", "importances", "segments"]
-
-Numbers = npt.NDArray[np.float64]
 
 IMPORTANCE_ROWS, IMPORTANCE_DRAWS = 400, 40
 """The rows whose feature is shuffled (an even selection), and the draws of all networks that predict them."""

@@ -12,9 +12,8 @@ from dropbayes.calibration import ReliabilityCurve
 from dropbayes.report import svg
 from dropbayes.report.measurements import Classification, Regression
 from dropbayes.report.svg import Axis, Figure, Mark
+from dropbayes.runtime.arrays import Numbers
 from dropbayes.scores import RiskCoverage
-
-Numbers = npt.NDArray[np.float64]
 
 BAND_POINTS, SHOWN_POINTS, SHOWN_INTERVALS = 1200, 1500, 150
 """The most vertices of a band, points of a scatter, and intervals side by side."""

@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from sklearn.utils.validation import check_is_fitted
 
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.report import measurements
 from dropbayes.report.features import Feature, features_of
 from dropbayes.report.formatting import name
+from dropbayes.runtime.arrays import Numbers
 
 _COMMAND = re.compile(r"(dropbayes|python) [a-z-]")
-
-Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

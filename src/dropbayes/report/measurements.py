@@ -27,9 +27,8 @@ from dropbayes.predictive.scoring import (
     RegressionOutcomes,
     Score,
 )
+from dropbayes.runtime.arrays import Numbers
 from dropbayes.scores import RiskCoverage
-
-Numbers = npt.NDArray[np.float64]
 
 LEVEL = INTERVAL_LEVEL
 """The coverage claimed by the intervals shown."""

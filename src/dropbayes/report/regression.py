@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from markupsafe import Markup
 
 from dropbayes.report import analyses, figures, measurements, sections, summary, svg, verdicts
@@ -15,8 +14,7 @@ from dropbayes.report.formatting import fixed, number, percent
 from dropbayes.report.inputs import ReportInputs
 from dropbayes.report.layout import HALF, Chart, Column, Section
 from dropbayes.report.measurements import Regression
-
-Numbers = npt.NDArray[np.float64]
+from dropbayes.runtime.arrays import Numbers
 
 
 def regression_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:

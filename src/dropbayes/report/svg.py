@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup, escape
 
-Numbers = npt.NDArray[np.float64]
+from dropbayes.runtime.arrays import Numbers
 
 _LETTER = 6.7
 """The width of a letter of the axes' type, in pixels, with a margin for wide ones."""

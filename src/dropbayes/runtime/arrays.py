@@ -10,10 +10,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["Array", "Numbers", "to_tensor"]
+__all__ = ["Array", "Numbers", "NumpyArray", "to_tensor"]
 
-Array = Tensor | npt.NDArray[Any]
+NumpyArray = npt.NDArray[Any]
 Numbers = npt.NDArray[np.float64]
+Array = Tensor | NumpyArray
 
 
 def to_tensor(array: Any, *, name: str = "array") -> Tensor:

@@ -45,12 +45,16 @@ def available_device(device: str | torch.device = "auto") -> torch.device:
 
 
 @contextlib.contextmanager
-def cpu_threads(count: int) -> Iterator[None]:
+def cpu_threads(count: int | None) -> Iterator[None]:
     """Operations on the CPU in `count` threads within the context; the caller's number is restored.
 
-    Small products gain nothing by a second thread, and where other programs use the cores they lose much by it.
+    None leaves the number as it is. Small products gain nothing by a second thread, and where other programs use the
+    cores they lose much by it.
     """
     before = torch.get_num_threads()
+    if count in (None, before):
+        yield
+        return
     torch.set_num_threads(count)
     try:
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dropbayes.sampling.anatomy import Anatomy
 from dropbayes.sampling.evaluators import Chunk, General
 from dropbayes.sampling.inspection import Inspected
-from dropbayes.sampling.looks import equal_but_for_rounding, flags_up
+from dropbayes.sampling.looks import autocast_dtype, equal_but_for_rounding, flags_up
 from dropbayes.sampling.strategies import (
     DRAW_BY_DRAW,
     FOLDED,
@@ -28,20 +28,25 @@ from dropbayes.sampling.strategies import (
 from dropbayes.sampling.trees import Inputs, own_leaves
 from dropbayes.sampling.views import View
 
-_SHARED_PREFIX = {
-    "cpu": 0.05,
-    "cuda": 0.2,
-}  # from this share of a forward pass on, computing the prefix once pays for mapping
+# Computing what precedes the first site once pays for mapping from this share of a forward pass on, and from this many
+# operations saved: calls that are mapped take longer to launch.
+_SHARED_PREFIX = {"cpu": 0.05, "cuda": 0.2}
+_SAVED_OPERATIONS = {"cpu": 0.0, "cuda": 2e11}
 
 
-def _candidates(anatomy: Anatomy, per_row: bool, device: str) -> tuple[Strategy, ...]:
+def _shares_prefix(anatomy: Anatomy, inputs: Inputs, n_draws: int) -> bool:
+    device = inputs.device.type if inputs.device.type in _SHARED_PREFIX else "cuda"
+    saved = anatomy.prefix_cost * inputs.n_rows * (n_draws - 1)
+    return anatomy.prefix_share > _SHARED_PREFIX[device] and saved >= _SAVED_OPERATIONS[device]
+
+
+def _candidates(anatomy: Anatomy, per_row: bool, shares_prefix: bool) -> tuple[Strategy, ...]:
     """The strategies from the fastest to the one that always works."""
     if anatomy.host_random:
         return (DRAW_BY_DRAW,) if anatomy.rows_together and not per_row else ()
     if not anatomy.rows_together:
         return (ROW_BY_ROW,)
-    shares = anatomy.prefix_share > _SHARED_PREFIX.get(device, _SHARED_PREFIX["cuda"])
-    first = (MAPPED, FOLDED) if shares else (FOLDED, MAPPED)
+    first = (MAPPED, FOLDED) if shares_prefix else (FOLDED, MAPPED)
     return (*first, DRAW_BY_DRAW, ROW_BY_ROW)
 
 
@@ -49,14 +54,24 @@ def chosen_strategy(
     net: nn.Module, inputs: Inputs, record: Inspected, masks: Masks, leave_out: tuple[str, ...]
 ) -> Strategy:
     """The fastest strategy that gives a few rows and draws what one row of one draw at a time gives them."""
-    if masks.per_row not in record.strategies:
-        record.strategies[masks.per_row] = _probed(net, inputs, record, masks, leave_out)
-    return record.strategies[masks.per_row]
+    shares_prefix = _shares_prefix(masks.anatomy, inputs, masks.keys.n_draws)
+    key = (masks.per_row, shares_prefix, autocast_dtype(inputs.device))
+    if key not in record.strategies:
+        candidates = _candidates(masks.anatomy, masks.per_row, shares_prefix)
+        record.strategies[key] = _probed(net, inputs, record, masks, leave_out, candidates)
+    return cast(Strategy, record.strategies[key])
 
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def _probed(net: nn.Module, inputs: Inputs, record: Inspected, masks: Masks, leave_out: tuple[str, ...]) -> Strategy:
+def _probed(
+    net: nn.Module,
+    inputs: Inputs,
+    record: Inspected,
+    masks: Masks,
+    leave_out: tuple[str, ...],
+    candidates: tuple[Strategy, ...],
+) -> Strategy:
     masks = replace(masks, integrate=False)
     index = [0] if inputs.n_rows == 1 else [0, inputs.n_rows - 1]
     draws = range(min(2, masks.keys.n_draws))
@@ -68,15 +83,23 @@ def _probed(net: nn.Module, inputs: Inputs, record: Inspected, masks: Masks, lea
         with _without_fallbacks() if strategy is MAPPED else contextlib.nullcontext():
             return evaluate(strategy, masks, work)
 
+    def compared(strategy: Strategy) -> list[Tensor]:
+        """Its outputs in full precision where the network allows it: rounding then hides no difference."""
+        if autocast_dtype(inputs.device) is None or record.needs_autocast:
+            return run(strategy)
+        run(strategy)
+        with torch.autocast(inputs.device.type, enabled=False):
+            return run(strategy)
+
     oracle: list[Tensor] | None = None
-    for strategy in _candidates(masks.anatomy, masks.per_row, inputs.device.type):
+    for strategy in candidates:
         try:
-            outputs = run(strategy)
+            outputs = compared(strategy)
         except Exception as error:  # control flow that depends on data, an operation without a rule, ...
             if is_out_of_memory(error):
                 raise
             continue
-        oracle = oracle or run(ONE_BY_ONE)
+        oracle = oracle or compared(ONE_BY_ONE)
         if len(oracle) == len(outputs) and all(map(equal_but_for_rounding, outputs, oracle)):
             return strategy
     return ONE_BY_ONE

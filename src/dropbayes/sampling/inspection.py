@@ -11,8 +11,8 @@ import dataclasses
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ from torch import nn
 
 from dropbayes.sampling.anatomy import Anatomy, Sites
 from dropbayes.sampling.lengths import form, with_positions
-from dropbayes.sampling.looks import Look, LookFailed, flags_down, flags_up, is_left_out, look
-from dropbayes.sampling.rows import check_rows, look_at_several_rows, output_layouts, site_layouts
+from dropbayes.sampling.looks import Look, LookFailed, autocast_dtype, flags_down, flags_up, is_left_out, look
+from dropbayes.sampling.rows import SEVERAL, check_rows, look_at_several_rows, output_layouts, site_layouts
 from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs
 from dropbayes.sampling.views import View, check_initialised, checked_network
 
@@ -64,7 +64,8 @@ class Inspected:
 
     anatomy: Anatomy
     view: View
-    strategies: dict[bool, Any] = dataclasses.field(default_factory=dict)  # by whether each row has its own masks
+    needs_autocast: bool = False
+    strategies: dict[Any, Any] = dataclasses.field(default_factory=dict)  # by what the choice depends on
     sizes: dict[Any, tuple[int, ...]] = dataclasses.field(default_factory=dict)  # of blocks, where bits agree
 
 
@@ -109,10 +110,24 @@ class UncertaintyWarning(UserWarning):
 # The inspection -------------------------------------------------------------------------------------------------------
 
 
+def inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...] = (), *, positions: bool = False) -> Inspected:
+    """The anatomy of a network on inputs of this form; an error where it could not be drawn from rightly.
+
+    Autocast is off, so that what is compared differs by no more than the rounding of full precision, unless the network
+    needs it.
+    """
+    if autocast_dtype(inputs.device) is None:
+        return _inspect(net, inputs, leave_out, positions)
+    try:
+        with torch.autocast(inputs.device.type, enabled=False):
+            return _inspect(net, inputs, leave_out, positions)
+    except RuntimeError:  # weights of low precision, which an input of another meets only under autocast
+        return replace(_inspect(net, inputs, leave_out, positions), needs_autocast=True)
+
+
 @torch.inference_mode(False)  # in which tensors have no versions, by which writing to them is seen
 @torch.no_grad()
-def inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...] = (), *, positions: bool = False) -> Inspected:
-    """The anatomy of a network on inputs of this form; an error where it could not be drawn from rightly."""
+def _inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...], positions: bool) -> Inspected:
     check_initialised(net)
     _check_names(net, leave_out)
     versions = {name: buffer._version for name, buffer in net.named_buffers() if not buffer.is_inference()}
@@ -141,8 +156,8 @@ def inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...] = (), *, 
         lowered=lowered,
         prefix_cost=recorder.prefix_cost,
         suffix_cost=recorder.suffix_cost,
-        pass_bytes=chosen.watch.peak_bytes,
-        suffix_bytes=chosen.watch.peak_suffix_bytes,
+        pass_bytes=_bytes_of_a_row(chosen, several, lambda look: look.watch.peak_bytes),
+        suffix_bytes=_bytes_of_a_row(chosen, several, lambda look: look.watch.peak_suffix_bytes),
         outputs=outputs,
         structure=chosen.structure,
         last_layer=recorder.is_integrable(chosen.tensors),
@@ -152,6 +167,11 @@ def inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...] = (), *, 
         stateful=bool(plain.view.changes()) or bool(chosen.view.changes()),
     )
     return Inspected(anatomy, View(net, flags, own_buffers=anatomy.stateful))
+
+
+def _bytes_of_a_row(one: Look, several: Look | None, peak_bytes: Callable[[Look], int]) -> int:
+    """What another row adds to the memory of a pass; copies of weights do not grow with the rows."""
+    return peak_bytes(one) if several is None else max(1, (peak_bytes(several) - peak_bytes(one)) // (SEVERAL - 1))
 
 
 def _check_names(net: nn.Module, leave_out: tuple[str, ...]) -> None:

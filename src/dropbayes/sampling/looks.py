@@ -129,6 +129,14 @@ def _refusing_originals(view: View) -> Iterator[None]:
         )
 
 
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype to which autocast rounds on a device; None where it is off."""
+    try:
+        return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+    except RuntimeError:  # a device without autocast
+        return None
+
+
 def equal_but_for_rounding(a: Tensor, b: Tensor, batch: Tensor | None = None) -> bool:
     """Whether two outputs agree up to what another order of summation can change, measured by the batch they are in."""
     if a.shape != b.shape:

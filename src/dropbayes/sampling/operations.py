@@ -22,7 +22,8 @@ from torch.overrides import TorchFunctionMode
 from dropbayes.layers import STOCHASTIC
 from dropbayes.sampling.recurrence import recurrence
 
-# functorch's own: the depth of nested transforms, None outside all of them.
+# functorch's own: whether a tensor is mapped over; the depth of nested transforms, None outside all of them.
+_is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_batchedtensor
 transform_depth: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 
 
@@ -270,6 +271,16 @@ def _linear(mode: Interception, func: Any, input: Tensor, weight: Tensor, bias: 
     return func(input, weight, bias) if result is None else result
 
 
+def _convolution(
+    mode: Interception, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+) -> Tensor:
+    device = input.device.type
+    if _is_batched(input) and torch.is_autocast_enabled(device):  # mapped over, autocast forgets the bias
+        dtype = torch.get_autocast_dtype(device)
+        input, weight, bias = input.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    return func(input, weight, bias, *args, **kwargs)
+
+
 def _batch_norm(
     mode: Interception,
     func: Any,
@@ -283,19 +294,13 @@ def _batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Batch normalisation in evaluation as the affine map it is: mapped over draws, torch's own takes twice as long."""
-    if (
-        transform_depth() is None
-        or training
-        or running_mean is None
-        or running_var is None
-        or input.dtype != running_var.dtype
-    ):
+    if not _is_batched(input) or training or running_mean is None or running_var is None:
         return func(input, running_mean, running_var, weight, bias, training, momentum, eps)
     scale = torch.rsqrt(running_var + eps)
     scale = scale if weight is None else scale * weight
     shift = -running_mean * scale if bias is None else bias - running_mean * scale
     shape = (-1,) + (1,) * (input.dim() - 2)
-    return input * scale.view(shape) + shift.view(shape)
+    return (input * scale.view(shape) + shift.view(shape)).to(input.dtype)  # in the wider dtype, as torch's own
 
 
 # Random numbers ---------------------------------------------------------------------------------------------------
@@ -450,6 +455,9 @@ _HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _recurrent),
     F.linear: _linear,
     F.batch_norm: _batch_norm,
+    **dict.fromkeys(
+        (F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), _convolution
+    ),
     **dict.fromkeys((torch.bernoulli, Tensor.bernoulli), _bernoulli),
     Tensor.bernoulli_: _bernoulli_,
     **dict.fromkeys((torch.rand, torch.rand_like), _rand),

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from dropbayes.runtime.devices import cpu_threads
 from dropbayes.sampling.anatomy import Anatomy, RowLayout
 from dropbayes.sampling.choice import agreeing_sizes, chosen_strategy, is_out_of_memory
 from dropbayes.sampling.evaluators import Chunk, Compacted, Direct, Evaluator, General
@@ -119,16 +120,9 @@ class Plan:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Without gradients, and with one thread for blocks of little work, where several would wait for each other."""
-        before = torch.get_num_threads()
-        few = before > 1 and self.operations < _THREADED_OPERATIONS
-        with torch.inference_mode(False), torch.no_grad():
-            if few:
-                torch.set_num_threads(1)
-            try:
-                yield
-            finally:
-                if few:
-                    torch.set_num_threads(before)
+        threads = cpu_threads(1 if self.operations < _THREADED_OPERATIONS else None)
+        with torch.inference_mode(False), torch.no_grad(), threads:
+            yield
 
 
 def _cut(n_rows: int, sizes: tuple[int, ...]) -> Iterator[range]:

@@ -15,7 +15,7 @@ from dropbayes.sampling.looks import Flags, Look, LookFailed, equal_but_for_roun
 from dropbayes.sampling.trees import Inputs, own_leaves, split
 from dropbayes.sampling.views import eagerly
 
-_SEVERAL = 3  # rows of a look at how shapes grow
+SEVERAL = 3  # rows of a look at how shapes grow
 _WITNESS_BYTES = 256 * 2**20  # a batch whose evaluation needs more memory is witnessed by its first rows
 _WITNESS_ROWS = 16
 
@@ -26,7 +26,7 @@ def look_at_several_rows(
     """A look at several rows as one batch; None where the network takes one row at a time."""
     if inputs.is_one_row:
         return None
-    index = [place % inputs.n_rows for place in range(_SEVERAL)]
+    index = [place % inputs.n_rows for place in range(SEVERAL)]
     try:
         return look(net, inputs, inputs.rows(index), flags, leave_out, honours=chosen.recorder.honours_flags)
     except LookFailed as failed:
@@ -42,7 +42,7 @@ def _layout(one: tuple[int, ...], several: tuple[int, ...]) -> RowLayout | str |
     grown = [axis for axis, (a, b) in enumerate(zip(one, several, strict=True)) if a != b]
     if not grown:
         return None
-    if len(grown) > 1 or several[grown[0]] != _SEVERAL * one[grown[0]]:
+    if len(grown) > 1 or several[grown[0]] != SEVERAL * one[grown[0]]:
         return "more than one axis" if len(grown) > 1 else "not in proportion"
     return RowLayout(grown[0], one[grown[0]])
 
@@ -69,7 +69,7 @@ def output_layouts(inputs: Inputs, plain: Look, several: Look | None) -> tuple[R
         layout = _layout(tuple(one.shape), tuple(more.shape))
         if isinstance(layout, str):
             raise ValueError(
-                f"`net` gives an output of shape {tuple(one.shape)} for one row, {tuple(more.shape)} for {_SEVERAL}: "
+                f"`net` gives an output of shape {tuple(one.shape)} for one row, {tuple(more.shape)} for {SEVERAL}: "
                 "its rows depend on each other. Pass row_axis=None to take the whole input as one row."
             )
         layouts.append(layout)

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -29,6 +28,7 @@ from dropbayes.models.inputs import MATRIX
 from dropbayes.models.model import load
 from dropbayes.models.predictor import Predictor, check_finite, uncertainty
 from dropbayes.models.storage import COLUMNS
+from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.version import __version__
 from dropbayes.serving import protocol
 from dropbayes.serving.batching import Batches
@@ -36,8 +36,6 @@ from dropbayes.serving.metrics import Metrics
 from dropbayes.serving.protocol import RequestError
 
 __all__ = ["Limits", "Service", "application"]
-
-Array = npt.NDArray[Any]
 
 _DATATYPE = {"number": "FP64", "boolean": "BOOL", "category": "BYTES", "date": "BYTES", "array": "FP64"}
 # A body up to this size is decoded where it arrives; a longer one would keep others waiting.
@@ -223,7 +221,7 @@ class Service:
 
     def _decoded(
         self, model: ServedModel, body: bytes, header_length: str | None
-    ) -> tuple[protocol.InferenceRequest, Predictor, Array]:
+    ) -> tuple[protocol.InferenceRequest, Predictor, NumpyArray]:
         asked, binary = protocol.decode_request(body, header_length)
         known = [*model.predictor.outputs, "deferred"]
         for output in asked.outputs:
@@ -245,7 +243,11 @@ class Service:
             raise RequestError(400, str(error)) from None
 
     def _encoded(
-        self, model: ServedModel, asked: protocol.InferenceRequest, predictor: Predictor, prediction: dict[str, Array]
+        self,
+        model: ServedModel,
+        asked: protocol.InferenceRequest,
+        predictor: Predictor,
+        prediction: dict[str, NumpyArray],
     ) -> protocol.Encoded:
         try:
             check_finite(prediction)

@@ -15,13 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dropbayes.models.predictor import Predictor
+from dropbayes.runtime.arrays import NumpyArray
 
 __all__ = ["Batches"]
-
-Array = npt.NDArray[Any]
 
 # Draws of a batch: about a tenth of a second on one core, so that the next request need not wait for longer.
 _BATCH_DRAWS = 2**18
@@ -34,13 +32,13 @@ class _Job:
 
     key: tuple[Any, ...]
     predictor: Predictor
-    x: Array
+    x: NumpyArray
     loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[dict[str, Array]]
+    future: asyncio.Future[dict[str, NumpyArray]]
     position: int = 0
-    parts: list[dict[str, Array]] = field(default_factory=list)
+    parts: list[dict[str, NumpyArray]] = field(default_factory=list)
 
-    def finish(self, result: dict[str, Array] | Exception) -> None:
+    def finish(self, result: dict[str, NumpyArray] | Exception) -> None:
         def set_result() -> None:
             if self.future.cancelled():
                 return
@@ -67,7 +65,7 @@ class Batches:
         self._thread = threading.Thread(target=self._run, name="predictions", daemon=True)
         self._thread.start()
 
-    async def predict(self, predictor: Predictor, x: Array) -> dict[str, Array]:
+    async def predict(self, predictor: Predictor, x: NumpyArray) -> dict[str, NumpyArray]:
         """The prediction of some rows, made together with those of others that wait."""
         loop = asyncio.get_running_loop()
         job = _Job(predictor.key, predictor, x, loop, loop.create_future())
@@ -132,7 +130,7 @@ class Batches:
             self._deliver(job, rows, {name: values[start : start + size] for name, values in found.items()})
             start += size
 
-    def _deliver(self, job: _Job, rows: slice, part: dict[str, Array]) -> None:
+    def _deliver(self, job: _Job, rows: slice, part: dict[str, NumpyArray]) -> None:
         job.parts.append(part)
         job.position = rows.stop
         if job.position < len(job.x):

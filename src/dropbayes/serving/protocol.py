@@ -14,14 +14,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
+
+from dropbayes.runtime.arrays import NumpyArray
 
 __all__ = [
     "DATATYPES", "EXTENSIONS", "HEADER_LENGTH", "InferenceRequest", "Parameters", "RequestError", "datatype_of",
     "decode_request", "encode_response", "tensors",
 ]  # fmt: skip
-
-Array = npt.NDArray[Any]
 
 HEADER_LENGTH = "inference-header-content-length"
 EXTENSIONS = ("binary_tensor_data",)
@@ -112,7 +111,7 @@ def decode_request(body: bytes, header_length: str | None) -> tuple[InferenceReq
     return request, body[end:]
 
 
-def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int) -> dict[str, Array]:
+def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int) -> dict[str, NumpyArray]:
     """The inputs of a request by name, each shaped `[row]` or `[row, column]`.
 
     Args:
@@ -125,7 +124,7 @@ def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int) -> dict[
     """
     if not 0 < len(request.inputs) <= _MOST_INPUTS:
         raise RequestError(400, f"`inputs` must hold 1 to {_MOST_INPUTS} tensors; got {len(request.inputs)}.")
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, NumpyArray] = {}
     start = 0
     for entry in request.inputs:
         if entry.name in arrays:
@@ -155,7 +154,7 @@ def _check_shape(entry: InputTensor, max_rows: int) -> None:
         raise RequestError(413, f"input {_shown(entry.name)} has {entry.shape[0]} rows; at most {max_rows} are taken.")
 
 
-def _json_tensor(entry: InputTensor) -> Array:
+def _json_tensor(entry: InputTensor) -> NumpyArray:
     """The data of JSON, flat or nested, which must be of the declared type and number."""
     if entry.data is msgspec.UNSET:
         raise _wrong(entry, "has no `data`")
@@ -196,7 +195,7 @@ def _list_decoder(element: Any, nested: bool) -> Any:
     return msgspec.json.Decoder(list[list[element]] if nested else list[element])
 
 
-def _binary_tensor(entry: InputTensor, data: bytes) -> Array:
+def _binary_tensor(entry: InputTensor, data: bytes) -> NumpyArray:
     dtype, count = DATATYPES[entry.datatype], math.prod(entry.shape)
     if dtype.kind == "O":
         array = np.array([*_texts(entry, data), None], dtype=object)[:-1]  # the last keeps numpy from guessing
@@ -248,7 +247,7 @@ class Encoded:
     header_length: int | None = None
 
 
-def datatype_of(array: Array) -> str:
+def datatype_of(array: NumpyArray) -> str:
     """The protocol's name for an array's type."""
     if array.dtype.kind in "OUS":
         return "BYTES"
@@ -256,7 +255,7 @@ def datatype_of(array: Array) -> str:
 
 
 def encode_response(
-    head: Mapping[str, Any], outputs: Mapping[str, Array], *, binary: Sequence[str] | frozenset[str] = ()
+    head: Mapping[str, Any], outputs: Mapping[str, NumpyArray], *, binary: Sequence[str] | frozenset[str] = ()
 ) -> Encoded:
     """A response with the named outputs; those in `binary` as raw bytes behind the JSON."""
     entries: list[dict[str, Any]] = []
@@ -273,7 +272,7 @@ def encode_response(
     return Encoded(b"".join([text, *behind]), len(text)) if behind else Encoded(text)
 
 
-def _raw(array: Array) -> bytes:
+def _raw(array: NumpyArray) -> bytes:
     if array.dtype.kind in "OUS":
         texts = [str(value).encode() for value in array.ravel()]
         return b"".join(len(text).to_bytes(4, "little") + text for text in texts)

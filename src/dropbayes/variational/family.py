@@ -74,6 +74,8 @@ def check_probability(name: str, value: float | Tensor) -> None:
 
 
 def check_stds(name: str, value: Tensor, *, allow_zero: bool) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"`{name}` (σ) must be a tensor; got {value!r}. Pass torch.tensor({name}).")
     if value.is_cuda and torch.cuda.is_current_stream_capturing():
         return  # a look at the values would break the capture, which repeats a step that was checked
     smallest = value.detach().min() if value.numel() else torch.ones(())

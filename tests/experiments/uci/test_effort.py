@@ -2,19 +2,7 @@
 
 from dataclasses import replace
 
-import numpy as np
-import pytest
-
-from dropbayes.experiments.uci import data as uci_data
 from dropbayes.experiments.uci import effort
-
-
-@pytest.fixture(scope="module")
-def small():
-    source = np.random.default_rng(0)
-    x = source.normal(size=(120, 3))
-    y = 5 + 2 * np.sin(x[:, 0]) + x[:, 1] + 0.3 * source.normal(size=120)
-    return uci_data.from_arrays(x, y, name="small", n_splits=2)
 
 
 def test_no_test_row_chooses_anything(small):
