@@ -26,6 +26,7 @@ def suits(program: Program) -> bool:
         and program.widths[2] == 1
         and program.head.name == "gaussian"
         and program.stack.kl_scale is None
+        and bool((program.stack.n_inputs == program.widths[0]).all())
         and program.vector.dtype == torch.float32
     )
 

@@ -47,6 +47,7 @@ class Member:
         learning_rate: Adam's step size.
         epochs: Passes over the task's rows.
         seed: The seed of its initial weights, its batches and its masks.
+        n_inputs: The number of leading columns that it sees; None for all of them. Weights of the others are zero.
     """
 
     task: int = 0
@@ -57,6 +58,7 @@ class Member:
     learning_rate: float = 1e-3
     epochs: int = 100
     seed: int = 0
+    n_inputs: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
