@@ -8,6 +8,7 @@ import pytest
 import torch
 from sklearn.exceptions import NotFittedError
 
+import dropbayes as db
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.estimators.ensembles import ClassEnsemble, RegressionEnsemble
 from dropbayes.estimators.recalibration import Recalibration, recalibrated
@@ -37,6 +38,22 @@ def test_an_ensemble_of_classes_predicts_the_probabilities_of_its_estimator(tmp_
     ensemble = ClassEnsemble.load(tmp_path / "m")
     assert np.array_equal(ensemble.predict_proba(X), estimator.predict_proba(X))
     assert ensemble.predict(X).tolist() == estimator.predict(X).tolist()
+
+
+def test_the_networks_are_torch_modules_of_standardised_inputs(file):
+    ensemble = RegressionEnsemble.load(file)
+    first, _ = ensemble.networks_
+    assert [site.drop_prob for site in db.sites(first, torch.zeros(1, 2))] == pytest.approx([0.2, 0.2])
+    assert first(torch.zeros(3, 2)).shape == (3, 1)
+
+
+def test_the_uncertainty_of_classes_is_entropy_with_its_epistemic_part():
+    model = DropoutClassifier(**SMALL, random_state=0).fit(X, np.where(Y > 0, "up", "down"))
+    draws = model.draws(X).numpy()
+    entropy, mutual = model.predict_uncertainty(X)
+    mean = draws.mean(0)
+    np.testing.assert_allclose(entropy, -(mean * np.log(mean)).sum(1), rtol=1e-6)
+    np.testing.assert_allclose(mutual, entropy + (draws * np.log(draws)).sum(2).mean(0), atol=1e-9)
 
 
 def test_a_saved_ensemble_is_the_estimator_again(file, tmp_path):

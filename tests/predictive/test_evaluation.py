@@ -121,3 +121,9 @@ def test_outcomes_that_cannot_be_scored_are_refused():
         db.evaluate(net, x, torch.zeros(4, 1), sample_weight=-torch.ones(4), **options)
     with pytest.raises(ValueError, match="`y` must hold class labels from 0 to 2"):
         db.evaluate(network(3), x, torch.tensor([0, 1, 2, 3]), likelihood=db.Categorical(), n_draws=5)
+
+
+def test_an_evaluation_shows_itself_in_one_line():
+    result = db.evaluate(network(), torch.randn(4, 4), torch.zeros(4, 1), likelihood=db.Gaussian(1.0), n_draws=5)
+    assert repr(result).startswith("Evaluation(4 rows, log_likelihood -")
+    assert len(repr(result)) < 120 and "tensor" not in repr(result)

@@ -197,3 +197,19 @@ def test_outputs_that_are_not_numbers_are_refused(bad, n_draws):
         net[4].bias[1] = bad
     with pytest.raises(ValueError, match="NaN or infinite"):
         db.predict(net, torch.ones(5, 2), n_draws=n_draws)
+
+
+def test_a_loader_of_pairs_and_an_array_are_read_as_the_tensor_they_hold():
+    net, x = perceptron(), torch.randn(12, 6)
+    expected = db.predict(net, x, n_draws=10).mean
+    pairs = DataLoader(TensorDataset(x, torch.zeros(12, 1)), batch_size=5)
+    assert torch.equal(db.predict(net, pairs, n_draws=10, progress=False).mean, expected)
+    for array in (x.numpy(), x.double().numpy()):  # numpy's own dtype is float64
+        torch.testing.assert_close(db.predict(net, array, n_draws=10).mean, expected)
+
+
+@pytest.mark.parametrize("drop_prob", [0.0, None])
+def test_a_network_without_dropout_is_refused_with_the_remedy(drop_prob):
+    layers = [nn.Linear(4, 2), nn.Linear(2, 1)] if drop_prob is None else [nn.Dropout(drop_prob), nn.Linear(4, 1)]
+    with pytest.raises(ValueError, match=r"no dropout that is switched on.*add_dropout"):
+        db.predict(nn.Sequential(*layers), torch.randn(3, 4))

@@ -95,3 +95,15 @@ def test_a_network_with_a_state_is_left_as_one_evaluation_leaves_it():
     db.predict(net, x, n_draws=6)
     assert net.calls == reference.calls
     torch.testing.assert_close(net.average, reference.average)
+
+
+@pytest.mark.parametrize(("x", "hint"), [
+    (torch.randn(4, 3, dtype=torch.float64), "pass x.to(torch.float32)"),
+    (torch.randn(4, 7), "got the shape (4, 7)"),
+    (torch.randn(3), "a batch of rows"),
+])  # fmt: skip
+def test_an_input_that_does_not_fit_is_explained_beside_the_message_of_torch(x, hint):
+    net = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 1))
+    with pytest.raises(RuntimeError) as raised:
+        db.draws(net, x, n_draws=2)
+    assert hint in raised.value.__notes__[0]

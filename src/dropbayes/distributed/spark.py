@@ -21,27 +21,27 @@ def predict(frame: Any, predictor: Predictor, *, prefix: str | None = None) -> A
         frame: A `pyspark.sql.DataFrame` with the model's columns. Spark promises no order: carry a column with the
             number of each row where it matters.
         predictor: The model.
-        prefix: What the names of the new columns begin with; by default the target and `_`.
+        prefix: The prefix of the new columns' names; by default the target and `_`.
     """
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
     empty = to_arrow_schema(frame.schema).empty_table()
     schema = from_arrow_schema(predictor.extend(empty, prefix=prefix).schema)
-    return frame.mapInArrow(functools.partial(_extended, predictor=predictor, prefix=prefix), schema)
+    return frame.mapInArrow(functools.partial(_add_predictions, predictor=predictor, prefix=prefix), schema)
 
 
-def _extended(batches: Iterator[pa.RecordBatch], *, predictor: Predictor, prefix: str | None) -> Iterator[Any]:
+def _add_predictions(batches: Iterator[pa.RecordBatch], *, predictor: Predictor, prefix: str | None) -> Iterator[Any]:
     set_up_worker()
     for batch in batches:
         yield from predictor.extend(pa.Table.from_batches([batch]), prefix=prefix).to_batches()
 
 
 def run(prediction: Prediction, parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
-    """Makes the parts on a Spark cluster; yields the rows of each once all are done.
+    """Computes the parts on a Spark cluster; yields the number of rows of each once all are finished.
 
     Args:
-        prediction: What a worker does with a part.
-        parts: The parts to make.
+        prediction: The task of a worker.
+        parts: The parts to compute.
         n_workers: The number of workers that Spark has on this machine.
         address: The master's address; None runs Spark in processes of this machine.
     """

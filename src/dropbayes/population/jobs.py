@@ -1,4 +1,4 @@
-"""A population trained by several workers, through joblib: its processes, or the Dask or Ray cluster it is told of."""
+"""A population trained by several workers, through joblib: its processes, or a Dask or Ray cluster."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def train_in_jobs(
         )
         for share in shares
     )
-    return _joined(trained)
+    return _concatenate(trained)
 
 
-def _joined(populations: Sequence[Population]) -> Population:
+def _concatenate(populations: Sequence[Population]) -> Population:
     n_checks = max(len(population.history) for population in populations)
     histories = [_padded(population.history, n_checks) for population in populations]
     stacked: dict[str, Any] = {name: torch.cat([getattr(one, name) for one in populations]) for name in STACKED}

@@ -35,7 +35,7 @@ COVERAGES = COVERAGE_LEVELS
 __all__ = ["COVERAGES", "Evaluation", "Gaussian", "evaluate"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """How a network's predictive distribution fares against outcomes; prints as a table."""
 
@@ -50,6 +50,11 @@ class Evaluation:
         if name in scores:
             return scores[name]
         raise AttributeError(f"an evaluation has {', '.join(['log_likelihood', *scores])}; not {name!r}")
+
+    def __repr__(self) -> str:
+        first = {"log_likelihood": self.log_likelihood, **dict(list(self.scores.items())[:3])}
+        scores = ", ".join(f"{name} {value:.4g}" for name, value in first.items())
+        return f"Evaluation({self.n_rows:,} rows, {scores}; {self.n_draws} draws)"
 
     def __str__(self) -> str:
         lines = {"log-likelihood": self.log_likelihood, **{k.replace("_", " "): v for k, v in self.scores.items()}}

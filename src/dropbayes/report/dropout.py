@@ -21,12 +21,12 @@ VERDICT_ROWS = 2000
 """The rows that the verdict is based on: beyond them, an even selection."""
 
 
-def dropout_section(inputs: ReportInputs, found: Regression | Classification) -> list[Section]:
+def dropout_section(inputs: ReportInputs, measured: Regression | Classification) -> list[Section]:
     """The verdict as a table with its advice; no section where nothing is dropped or the rows are too few."""
     population = inputs.model.population_
     if len(inputs.x) < ENOUGH_ROWS or not bool((population.drop_prob > 0).any()):
         return []
-    verdict = dropout_verdict(inputs.model, inputs.x, inputs.y, n_draws=found.n_draws)
+    verdict = dropout_verdict(inputs.model, inputs.x, inputs.y, n_draws=measured.n_draws)
     columns = [Column("what", number=False), Column("value"), Column("meaning", number=False)]
     rows = [[_spaced(what), _spaced(value), meaning] for what, value, meaning in verdict.rows()[1:]]
     some = f" (evenly chosen from {len(inputs.x):,})" if verdict.n_rows < len(inputs.x) else ""
@@ -40,7 +40,7 @@ def dropout_section(inputs: ReportInputs, found: Regression | Classification) ->
 
 
 def _spaced(text: str) -> str:
-    """The text with its signs as this page sets them."""
+    """The text with this page's typographic signs."""
     return text.replace("-", "−").replace("%", " %")
 
 
@@ -72,13 +72,13 @@ def _class_densities(probabilities: Tensor, truth: Tensor) -> Tensor:
 
 
 def _sharpened(draws: Tensor, truth: Tensor) -> Tensor:
-    """The class probabilities of draws at the temperature that these rows like best."""
+    """The class probabilities of draws at the temperature of largest likelihood on these rows."""
     logits = draws.clamp_min(1e-30).log()
     return draw_mean((logits / calibration.temperature(logits, truth)).softmax(-1))
 
 
 def _rescaled(mixture: Mixture, truth: Tensor) -> Mixture:
-    """The mixture with its noise multiplied by the factor that these rows like best."""
+    """The mixture with its noise multiplied by the factor of largest likelihood on these rows."""
 
     def at(log_factor: float) -> Mixture:
         return Mixture(mixture.location, mixture.scale * float(np.exp(log_factor)), mixture.freedom)

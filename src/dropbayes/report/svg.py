@@ -1,7 +1,7 @@
 """Charts as inline SVG: scales, round ticks, axes, and marks described once in the data's own units.
 
-A `Figure` says what to draw; `drawn` draws it at a given size, so that a phone gets a chart of its own with letters
-as large as on a laptop. Colours are style-sheet classes of the page: a chart follows its light or dark theme.
+A `Figure` says what to draw; `render` draws it at a given size, so that a phone gets a chart of its own with text as
+large as on a laptop. Colours are style-sheet classes of the page: a chart follows its light or dark theme.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 from dropbayes.runtime.arrays import Numbers
 
 _LETTER = 6.7
-"""The width of a letter of the axes' type, in pixels, with a margin for wide ones."""
+"""The width of a character of the axis labels, in pixels, with a margin for wide ones."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def dots(xs: Numbers, ys: Numbers, *, kind: str) -> Mark:
 
 
 def stems(xs: Numbers, lower: Numbers, upper: Numbers, *, kind: str) -> Mark:
-    """An upright stroke from `lower` to `upper` at each place."""
+    """A vertical line from `lower` to `upper` at each position."""
 
     def drawn_stems(x: Scale, y: Scale) -> str:
         ends = zip(_pairs(x, y, xs, lower), _pairs(x, y, xs, upper), strict=True)
@@ -165,7 +165,7 @@ def bars(left: Numbers, right: Numbers, height: Numbers, *, floor: Numbers | flo
 
 
 def upright(place: float, *, kind: str, text: str = "") -> Mark:
-    """An upright rule over the whole height, with a word at its top."""
+    """A vertical line over the whole height, with a label at its top."""
 
     def drawn_rule(x: Scale, y: Scale) -> str:
         rule = _path(f"M{x(place):.1f} {y.start:.1f}V{y.end:.1f}", kind)
@@ -178,12 +178,12 @@ def upright(place: float, *, kind: str, text: str = "") -> Mark:
 
 
 def level(height: float, *, kind: str) -> Mark:
-    """A level rule over the whole width."""
+    """A horizontal line over the whole width."""
     return lambda x, y: _path(f"M{x.start:.1f} {y(height):.1f}H{x.end:.1f}", kind)
 
 
 def words(xs: Numbers, ys: Numbers, texts: Sequence[str], *, kind: str) -> Mark:
-    """A text centred over each place."""
+    """A text centred over each position."""
 
     def drawn_words(x: Scale, y: Scale) -> str:
         places = zip(x(xs), y(ys), texts, strict=True)
@@ -241,7 +241,7 @@ class Axis:
     ticks: tuple[tuple[float, str], ...] | None = None
     percent: bool = False
 
-    def marked(self, most: int) -> list[tuple[float, str]]:
+    def tick_marks(self, most: int) -> list[tuple[float, str]]:
         """The ticks and their texts."""
         if self.ticks is not None:
             return list(self.ticks)
@@ -257,8 +257,8 @@ class Figure:
 
     Args:
         key: A name unique on the page.
-        title: The chart in a phrase, for those who hear it.
-        description: What is drawn, in a sentence, for those who hear it.
+        title: The chart in a phrase, for screen readers.
+        description: What is drawn, in a sentence, for screen readers.
         x: The horizontal axis.
         y: The vertical axis; `low` is at the bottom (exchange the ends to have it on top).
         marks: Drawn in order, over the grid.
@@ -276,13 +276,13 @@ class Figure:
     grid: bool = True
 
 
-def drawn(figure: Figure, *, width: int, height: int) -> Markup:
+def render(figure: Figure, *, width: int, height: int) -> Markup:
     """The figure as an SVG element of the given size in its own pixels."""
-    y_ticks = figure.y.marked(max(3, height // 55))
+    y_ticks = figure.y.tick_marks(max(3, height // 55))
     left = 12 + _LETTER * max((len(text) for _, text in y_ticks), default=1)
     x = Scale(figure.x.low, figure.x.high, start=left, end=width - 20)
     y = Scale(figure.y.low, figure.y.high, start=height - 42, end=30)
-    x_ticks = _apart(figure.x.marked(max(3, width // 85)), x)
+    x_ticks = _apart(figure.x.tick_marks(max(3, width // 85)), x)
     place = f"{figure.key}-{width}"
     parts = [
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-labelledby="{place}-t {place}-d" '
@@ -304,7 +304,7 @@ def drawn(figure: Figure, *, width: int, height: int) -> Markup:
 
 
 def _apart(ticks: list[tuple[float, str]], x: Scale) -> list[tuple[float, str]]:
-    """Every n-th tick, so many that no two texts touch."""
+    """Every n-th tick, such that no two labels touch."""
     for n in range(1, len(ticks) + 1):
         some = ticks[::n]
         near = pairwise(some)

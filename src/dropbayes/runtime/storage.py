@@ -128,7 +128,10 @@ def load(path: str | os.PathLike[str], *, kinds: Collection[str]) -> ModelFile:
         FileNotFoundError, IsADirectoryError: There is no file of this name.
     """
     if pathlib.Path(path).is_dir():
-        raise IsADirectoryError(f"`path` must name a model file; {os.fspath(path)!r} is a folder. Name the file in it.")
+        raise IsADirectoryError(
+            f"`path` must name a model file; {os.fspath(path)!r} is a folder. dropbayes.load reads the folder of "
+            "a whole model."
+        )
     return parsed(pathlib.Path(path).read_bytes(), kinds=kinds)
 
 

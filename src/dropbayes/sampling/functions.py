@@ -114,7 +114,12 @@ def checked_first_row(first_row: int) -> int:
 
 def with_plan(net: nn.Module, inputs: Inputs, compute: Callable[[Plan], Any], **options: Any) -> tuple[Any, Plan]:
     """What `compute` makes of a plan, and the plan; made anew where the network has changed since it was inspected."""
-    plan = plan_draws(net, inputs, **options)
+    try:
+        plan = plan_draws(net, inputs, **options)
+    except RuntimeError as error:
+        for hint in _input_hints(net, inputs, str(error)):
+            error.add_note(hint)
+        raise
     try:
         return compute(plan), plan
     except NetworkChanged:
@@ -125,6 +130,19 @@ def with_plan(net: nn.Module, inputs: Inputs, compute: Callable[[Plan], Any], **
     except NetworkChanged:  # inspected on these very inputs: the sites depend on the values of a row
         plan = plan_draws(net, inputs, **options, careful=True)
         return compute(plan), plan
+
+
+def _input_hints(net: nn.Module, inputs: Inputs, message: str) -> list[str]:
+    """What torch's message leaves unsaid where the input does not fit the network."""
+    weights = {parameter.dtype for parameter in net.parameters() if parameter.is_floating_point()}
+    given = {leaf.dtype for leaf in inputs.leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()}
+    if "dtype" in message and len(weights) == 1 and given - weights:
+        expected = next(iter(weights))
+        return [f"`x` has {next(iter(given - weights))} and the network's weights {expected}: pass x.to({expected})."]
+    if "shape" in message or "size" in message:
+        shapes = [tuple(leaf.shape) for leaf in inputs.leaves if isinstance(leaf, Tensor)]
+        return [f"`x` must be a batch of rows that the network takes, [row, ...]; got the shape {shapes[0]}."]
+    return []
 
 
 def keep_state(net: nn.Module, inputs: Inputs, plan: Plan) -> None:

@@ -57,7 +57,7 @@ class Parameters(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class InputTensor(msgspec.Struct, forbid_unknown_fields=True):
-    """One input: its data as JSON, or as so many of the bytes behind it."""
+    """One input: its data as JSON, or the number of its bytes after the JSON."""
 
     name: str
     shape: list[int]
@@ -90,7 +90,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def decode_request(body: bytes, header_length: str | None) -> tuple[InferenceRequest, bytes]:
-    """The request in a body, and the bytes behind its JSON.
+    """The request in a body, and the bytes after its JSON.
 
     Args:
         body: The whole body.
@@ -116,7 +116,7 @@ def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int) -> dict[
 
     Args:
         request: The request.
-        binary: The bytes behind its JSON.
+        binary: The bytes after its JSON.
         max_rows: The most rows of an input.
 
     Raises:
@@ -128,7 +128,7 @@ def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int) -> dict[
     start = 0
     for entry in request.inputs:
         if entry.name in arrays:
-            raise RequestError(400, f"input {_shown(entry.name)} is given twice.")
+            raise RequestError(400, f"input {_quoted(entry.name)} is given twice.")
         _check_shape(entry, max_rows)
         size = entry.parameters.get("binary_data_size")
         if size is None:
@@ -147,15 +147,15 @@ def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int) -> dict[
 
 def _check_shape(entry: InputTensor, max_rows: int) -> None:
     if entry.datatype not in DATATYPES:
-        raise _wrong(entry, f"has the datatype {_shown(entry.datatype)}; known are {', '.join(DATATYPES)}")
+        raise _wrong(entry, f"has the datatype {_quoted(entry.datatype)}; known are {', '.join(DATATYPES)}")
     if not 1 <= len(entry.shape) <= _MOST_AXES or any(size < 0 for size in entry.shape):
         raise _wrong(entry, f"must be shaped [rows] or [rows, columns]; got {entry.shape[:4]}")
     if entry.shape[0] > max_rows:
-        raise RequestError(413, f"input {_shown(entry.name)} has {entry.shape[0]} rows; at most {max_rows} are taken.")
+        raise RequestError(413, f"input {_quoted(entry.name)} has {entry.shape[0]} rows; at most {max_rows} are taken.")
 
 
 def _json_tensor(entry: InputTensor) -> NumpyArray:
-    """The data of JSON, flat or nested, which must be of the declared type and number."""
+    """JSON data, flat or nested, validated against the declared type and size."""
     if entry.data is msgspec.UNSET:
         raise _wrong(entry, "has no `data`")
     dtype = DATATYPES[entry.datatype]
@@ -209,7 +209,7 @@ def _binary_tensor(entry: InputTensor, data: bytes) -> NumpyArray:
 
 
 def _texts(entry: InputTensor, data: bytes) -> list[str]:
-    """Texts, each behind its length in four bytes."""
+    """Texts, each preceded by its length in four bytes."""
     texts, start = [], 0
     while start < len(data):
         length = int.from_bytes(data[start : start + 4], "little")
@@ -224,10 +224,10 @@ def _texts(entry: InputTensor, data: bytes) -> list[str]:
 
 
 def _wrong(entry: InputTensor, what: str) -> RequestError:
-    return RequestError(400, f"input {_shown(entry.name)} {what}.")
+    return RequestError(400, f"input {_quoted(entry.name)} {what}.")
 
 
-def _shown(text: str) -> str:
+def _quoted(text: str) -> str:
     """A name for a message: short, and without characters that JSON could not carry."""
     return repr(text if len(text) <= 40 else text[:39] + "…").encode("ascii", "backslashreplace").decode()
 
@@ -257,7 +257,7 @@ def datatype_of(array: NumpyArray) -> str:
 def encode_response(
     head: Mapping[str, Any], outputs: Mapping[str, NumpyArray], *, binary: Sequence[str] | frozenset[str] = ()
 ) -> Encoded:
-    """A response with the named outputs; those in `binary` as raw bytes behind the JSON."""
+    """A response with the named outputs; those in `binary` as raw bytes after the JSON."""
     entries: list[dict[str, Any]] = []
     behind: list[bytes] = []
     for name, array in outputs.items():

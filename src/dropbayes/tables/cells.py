@@ -27,7 +27,7 @@ BOOLEANS = {"true": 1.0, "yes": 1.0, "y": 1.0, "t": 1.0, "false": 0.0, "no": 0.0
 
 Floats = npt.NDArray[np.float64]
 Place = Callable[[int], str]
-"""Where a row is found, in words; the table itself for -1."""
+"""The location of a row, in words; the table itself for -1."""
 
 # Beyond it a number standardised to single precision may overflow whatever the others are.
 _LARGEST = 1e100
@@ -94,7 +94,7 @@ def numbers(
     Args:
         values: An arrow array of numbers or texts.
         name: The column's name, for messages.
-        at: Where a row of this array is found, in words; -1 for the table itself.
+        at: The location of a row of this array, in words; -1 for the table itself.
         missing: The texts that mean "no value".
         notation: How the numbers are written; a number as programs write it is read, too.
 
@@ -114,19 +114,19 @@ def numbers(
             raise ValueError(
                 f"{at(row)}, column {quoted(name)}: must be a number{how}; got {quoted(cells[row].as_py())}."
             ) from None
-        found = values.to_numpy(zero_copy_only=False).astype(np.float64)
-        wrong = ~(np.abs(found) <= _LARGEST) & cells.is_valid().to_numpy(zero_copy_only=False)
+        floats = values.to_numpy(zero_copy_only=False).astype(np.float64)
+        wrong = ~(np.abs(floats) <= _LARGEST) & cells.is_valid().to_numpy(zero_copy_only=False)
     elif not is_numeric(values):
         raise ValueError(f"{at(-1)}, column {quoted(name)}: must hold numbers; got {values.type}.")
     else:
-        found = pc.cast(values, pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
-        wrong = np.abs(found) > _LARGEST
+        floats = pc.cast(values, pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
+        wrong = np.abs(floats) > _LARGEST
         cells = values
     if wrong.any():
         row = int(wrong.argmax())
         rule = f"a finite number of at most {_LARGEST:g}; got {quoted(cells[row].as_py())}"
         raise ValueError(f"{at(row)}, column {quoted(name)}: must be {rule}. Correct it, or leave the cell empty.")
-    return found
+    return floats
 
 
 def booleans(values: Any, name: str, at: Place, missing: Collection[str]) -> Floats:
