@@ -18,6 +18,7 @@ from dropbayes.runtime.version import __version__
 
 if TYPE_CHECKING:
     from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+    from dropbayes.language import Generation, generate, score, semantic_entropy
     from dropbayes.layers import add_dropout
     from dropbayes.likelihoods import (
         Bernoulli,
@@ -54,6 +55,7 @@ __all__ = [
     "DropoutRegressor",
     "Evaluation",
     "Gaussian",
+    "Generation",
     "HeteroscedasticGaussian",
     "Likelihood",
     "Model",
@@ -75,11 +77,14 @@ __all__ = [
     "evaluate",
     "fit",
     "function_draw",
+    "generate",
     "load",
     "model_precision",
     "negative_elbo",
     "parameter_groups",
     "predict",
+    "score",
+    "semantic_entropy",
     "sites",
     "weight_decay",
 ]
@@ -89,6 +94,7 @@ __all__ = [
 _HOME = {
     "estimators": ("DropoutClassifier", "DropoutRegressor"),
     "layers": ("add_dropout",),
+    "language": ("Generation", "generate", "score", "semantic_entropy"),
     "likelihoods": (
         "Bernoulli",
         "Categorical",

@@ -55,3 +55,8 @@ def ray_actor(process):
     return (
         process.cmdline()[:1] != [] and process.cmdline()[0].startswith("ray::") and "MapWorker" in process.cmdline()[0]
     )
+
+
+def spark_worker(process):
+    """Whether Spark runs Python in it."""
+    return "pyspark.daemon" in " ".join(process.cmdline())

@@ -3,8 +3,10 @@
 import shutil
 
 import pytest
+from pyarrow import parquet
 
 from dropbayes.distributed import predict_parquet, spark
+from tests.distributed.kills import killed_at_random, spark_worker
 from tests.distributed.rows import digest, rows, written
 
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
@@ -31,3 +33,13 @@ def test_a_data_frame_gets_the_columns_of_a_prediction(predictor):
     finally:
         session.stop()
     assert digest(found) == digest(predictor.extend(rows(60)))
+
+
+def test_every_row_is_there_once_after_workers_were_killed(predictor, tmp_path):
+    parquet.write_table(rows(100_000), tmp_path / "rows.parquet")
+    with killed_at_random(8, spark_worker) as killer:
+        predict_parquet(
+            predictor, tmp_path / "rows.parquet", tmp_path / "out", engine="spark", n_workers=2, part_rows=1000
+        )
+    assert killer.killed == 8
+    assert digest(written(tmp_path / "out")) == digest(predictor.extend(rows(100_000)))

@@ -10,6 +10,8 @@ from dropbayes.language import adapters, attention_outputs, feed_forward_inputs,
 from tests.language.tiny_models import SETTINGS, tiny_model, tiny_text
 
 WITHOUT_ATTENTION = {"Mamba", "Mamba2"}
+FAST = {"Llama", "Phi3", "Mixtral", "Falcon", "Mamba"}
+ARCHITECTURES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS]
 
 
 def calls(model, x):
@@ -22,7 +24,7 @@ def calls(model, x):
     return names
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_layer_that_is_chosen_is_called(name):
     model = tiny_model(name)
     called = calls(model, tiny_text())
@@ -32,7 +34,7 @@ def test_every_layer_that_is_chosen_is_called(name):
         assert choose(model, 1) <= set(called)
 
 
-@pytest.mark.parametrize("name", set(SETTINGS) - WITHOUT_ATTENTION)
+@pytest.mark.parametrize("name", sorted(set(SETTINGS) - WITHOUT_ATTENTION))
 def test_the_output_projection_is_the_last_linear_layer_that_an_attention_calls(name):
     model = tiny_model(name)
     called = [
@@ -76,13 +78,27 @@ def test_a_feed_forward_part_no_wider_than_its_block_is_left_by_its_last_layer()
     assert {name.rpartition(".")[2] for name in feed_forward_inputs(model)} == {"gate_proj", "up_proj"}
 
 
-@pytest.mark.parametrize("name", sorted(SETTINGS))
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_can_be_drawn_from_with_one_mask_for_all_positions(name):
     model, x = tiny_model(name), tiny_text()
     dropped = db.add_dropout(model, 0.2, where=last_blocks(model, 1), copy=False)
     drawn = db.draws(dropped, {"input_ids": x, "use_cache": False}, n_draws=4).logits
     assert drawn.std(0).mean() > 1e-4
     torch.testing.assert_close(dropped(x).logits, model(x).logits, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_step_that_reads_a_cache_is_that_of_the_whole_text(name):
+    model, x = tiny_model(name), tiny_text()
+    dropped = db.add_dropout(model, 0.2, where=last_blocks(model, 1) | heads(model), copy=False)
+    draw = db.function_draw(dropped, 1, n_draws=4, positions="tied")
+    whole = draw({"input_ids": x, "use_cache": False}).logits
+    start = draw({"input_ids": x[:, :-1], "use_cache": True})
+    cache = "cache_params" if "cache_params" in start else "past_key_values"
+    step = draw({"input_ids": x[:, -1:], cache: start[cache], "use_cache": True})
+    atol = 1e-5 * max(1.0, float(whole.abs().max()))
+    torch.testing.assert_close(torch.cat([start.logits, step.logits], 1), whole, rtol=0, atol=atol)
+    assert (whole - model(x).logits).abs().max() > 0.01
 
 
 def test_bad_input_is_refused():

@@ -136,6 +136,40 @@ def test_its_dropout_draws_are_compared_with_its_process_on_images():
     assert (compared.network > 0).all()
 
 
+class ByFunctions(nn.Module):
+    """The same network in the style of functions, which flattens as it is told."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.convolution, self.out, self.last = nn.Conv2d(1, 8, 2), nn.Linear(8 if last is averages else 32, 1), last
+
+    def forward(self, x):
+        return self.out(self.last(nn.functional.relu(self.convolution(x))))
+
+
+def averages(h):
+    return torch.flatten(nn.functional.adaptive_avg_pool2d(h, (1, 1)), 1)
+
+
+FLATTENED = [
+    lambda h: h.view(h.size(0), -1),
+    lambda h: h.reshape(h.shape[0], -1),
+    lambda h: h.view(-1, 32),
+    lambda h: h.flatten(1),
+]
+
+
+def test_the_style_in_which_a_network_is_written_does_not_matter():
+    x, shape = images(3, 1, 3, 3), (1, 3, 3)
+    layers = nn.Conv2d(1, 8, 2), nn.ReLU()
+    expected = process_of(nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, 1)), PRIOR, input_shape=shape)(x)
+    for flatten in FLATTENED:
+        torch.testing.assert_close(process_of(ByFunctions(flatten), PRIOR, input_shape=shape)(x), expected)
+    averaged = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1))
+    found = process_of(ByFunctions(averages), PRIOR, input_shape=shape)(x)
+    torch.testing.assert_close(found, process_of(averaged, PRIOR, input_shape=shape)(x))
+
+
 REFUSED = {
     "no shape": (nn.Sequential(nn.Conv1d(1, 2, 1)), None, "`input_shape` must say"),
     "positions left": (nn.Sequential(nn.Conv1d(1, 2, 1)), (1, 4), "its output has some left"),

@@ -27,6 +27,32 @@ class Residual(nn.Module):
         return self.out(torch.tanh(h))
 
 
+TWICE = nn.Linear(3, 3)
+
+
+class SeveralOutputs(nn.Module):
+    """A network with a second head, of which it returns the first, both, or an element."""
+
+    def __init__(self, n_outputs=1):
+        super().__init__()
+        self.size, self.first, self.second, self.n_outputs = (
+            nn.Linear(3, 9),
+            nn.Linear(9, 1),
+            nn.Linear(9, 4),
+            n_outputs,
+        )
+
+    def forward(self, x):
+        h = torch.relu(self.size(x))
+        first, second = self.first(h), self.second(h)
+        return first if self.n_outputs == 1 else (first, second)
+
+
+def test_the_process_is_of_what_the_network_returns_whatever_its_modules_are_called():
+    plain = nn.Sequential(nn.Linear(3, 9), nn.ReLU(), nn.Linear(9, 1))
+    torch.testing.assert_close(process_of(SeveralOutputs(), PRIOR)(X), process_of(plain, PRIOR)(X))
+
+
 def prior_outputs(net, prior, n_draws):
     """Outputs of the network with its parameters drawn from the prior."""
     outputs = []
@@ -82,6 +108,8 @@ def test_scales_can_be_changed_by_name():
         (nn.Sequential(nn.Linear(3, 1), nn.LayerNorm(1)), "linear layers, convolutions, activations"),
         (nn.Sequential(nn.ReLU(), nn.Linear(3, 1)), "apply activations to linear layers' outputs"),
         (nn.Sequential(nn.Identity()), "must have a linear layer"),
+        (SeveralOutputs(2), "return what a layer"),
+        (nn.Sequential(nn.Linear(3, 3), nn.Tanh(), TWICE, nn.Tanh(), TWICE), "use each layer once"),
     ],
 )
 def test_what_has_no_closed_form_is_refused(net, rule):

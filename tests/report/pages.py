@@ -44,8 +44,8 @@ def class_rows(n, n_classes=3, seed=0):
 
 
 def scales_of(drawing):
-    found = [re.search(rf'data-{axis}="([^"]+)"', drawing)[1].split() for axis in "xy"]
-    return [svg.Scale(*map(float, numbers)) for numbers in found]
+    measured = [re.search(rf'data-{axis}="([^"]+)"', drawing)[1].split() for axis in "xy"]
+    return [svg.Scale(*map(float, numbers)) for numbers in measured]
 
 
 def draws_of(model, x):

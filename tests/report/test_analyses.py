@@ -22,8 +22,8 @@ def tables(text):
 def test_every_table_downloads_as_it_is_shown(regressor):
     x, y = regression_rows(120, seed=5)
     text = report(regressor, x, y, target="t", training=regression_rows(80))
-    found = tables(text)
-    assert set(found) == {
+    measured = tables(text)
+    assert set(measured) == {
         "scores.csv",
         "baselines.csv",
         "importance.csv",
@@ -32,8 +32,8 @@ def test_every_table_downloads_as_it_is_shown(regressor):
         "uncertain.csv",
     }
     page = Page(text)
-    assert [row["row"] for row in found["uncertain.csv"]] == page.column("row")
-    assert {row["score"]: row["value"] for row in found["scores.csv"]}["RMSE"][:6] == page.scores["RMSE"][0][:6]
+    assert [row["row"] for row in measured["uncertain.csv"]] == page.column("row")
+    assert {row["score"]: row["value"] for row in measured["scores.csv"]}["RMSE"][:6] == page.scores["RMSE"][0][:6]
 
 
 def test_all_three_features_matter_alike_and_are_said_to(regressor):
@@ -64,8 +64,8 @@ def test_a_class_that_is_never_predicted_is_told(classifier):
     never = predicted != "cat"
     page = Page(report(classifier, x[never], truth[never], target="animal"))
     assert "1 class that occurs is never predicted" in page.text
-    found = tables(report(classifier, x[never], truth[never], target="animal"))["classes.csv"]
-    assert {row["class"]: row["predicted"] for row in found}["cat"] == "0"
+    measured = tables(report(classifier, x[never], truth[never], target="animal"))["classes.csv"]
+    assert {row["class"]: row["predicted"] for row in measured}["cat"] == "0"
 
 
 def test_inputs_of_one_category_are_one_feature(regressor):

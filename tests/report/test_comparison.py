@@ -13,10 +13,10 @@ from tests.report.pages import class_rows, regression_rows
 
 def test_simple_models_are_fitted_to_the_training_rows_and_judged_on_the_others(regressor):
     training, (x, y) = regression_rows(300), regression_rows(200, seed=5)
-    found = measurements.regression(regressor, x, y)
-    lines = {line.name: line for line in baselines(found, x, y, training, n_classes=0)}
+    measured = measurements.regression(regressor, x, y)
+    lines = {line.name: line for line in baselines(measured, x, y, training, n_classes=0)}
     assert lines["mean of the training rows"].error == pytest.approx(np.sqrt(((y - training[1].mean()) ** 2).mean()))
-    assert lines["this model"].error == pytest.approx(found.scores["rmse"].value)
+    assert lines["this model"].error == pytest.approx(measured.scores["rmse"].value)
     assert lines["linear regression"].error == pytest.approx(0.3, rel=0.15)  # the noise of a linear truth
     assert lines["mean of the training rows"].gap > 4
     assert lines["this model"].gap is None
@@ -24,9 +24,9 @@ def test_simple_models_are_fitted_to_the_training_rows_and_judged_on_the_others(
 
 def test_the_classes_of_simple_models_keep_their_numbers(classifier):
     (known, labels), (x, new) = class_rows(90), class_rows(60, seed=9)
-    found = measurements.classification(classifier, x, new)
-    lines = {line.name: line for line in baselines(found, x, new, (known, labels), n_classes=3)}
-    assert lines["this model"].log_likelihood == pytest.approx(-log_loss(new, found.probabilities, labels=[0, 1, 2]))
+    measured = measurements.classification(classifier, x, new)
+    lines = {line.name: line for line in baselines(measured, x, new, (known, labels), n_classes=3)}
+    assert lines["this model"].log_likelihood == pytest.approx(-log_loss(new, measured.probabilities, labels=[0, 1, 2]))
     assert lines["logistic regression"].error < 0.3 < lines["class shares of the training rows"].error
 
 

@@ -48,12 +48,12 @@ def test_the_values_of_features_are_those_people_know():
 
 def test_segments_are_quarters_and_count_every_row(regressor):
     x, y = regression_rows(200, seed=5)
-    found = measurements.regression(regressor, x, y)
-    parts = segments(found, [Feature("a", (0,), x[:, 0])])
+    measured = measurements.regression(regressor, x, y)
+    parts = segments(measured, [Feature("a", (0,), x[:, 0])])
     assert [part.n_rows for part in parts] == [50] * 4
-    loss = np.abs(found.y - found.mean)
+    loss = np.abs(measured.y - measured.mean)
     assert np.average([part.loss for part in parts]) == pytest.approx(loss.mean())
-    held = (found.lower <= y) & (y <= found.upper)
+    held = (measured.lower <= y) & (y <= measured.upper)
     assert np.average([part.coverage for part in parts]) == pytest.approx(held.mean())
 
 
@@ -72,8 +72,8 @@ def test_categories_and_classes_have_segments_too(classifier):
     from tests.report.pages import class_rows
 
     x, labels = class_rows(120, seed=4)
-    found = measurements.classification(classifier, x, labels)
+    measured = measurements.classification(classifier, x, labels)
     kind = np.array(["old", "new"], dtype=object)[np.arange(120) % 2]
-    parts = segments(found, [Feature("kind", (0,), kind)])
-    wrong = found.predicted != found.labels
+    parts = segments(measured, [Feature("kind", (0,), kind)])
+    wrong = measured.predicted != measured.labels
     assert {part.values: part.loss for part in parts} == {v: wrong[kind == v].mean() for v in ("old", "new")}

@@ -113,10 +113,10 @@ def test_without_a_seed_the_draws_are_the_models_own(regressor):
 def test_the_scores_of_each_class_are_those_of_scikit_learn():
     rng = np.random.default_rng(0)
     labels, predicted = rng.integers(4, size=200), rng.integers(3, size=200)  # the last class is never predicted
-    found = measurements.per_class(predicted, labels, 4)
+    measured = measurements.per_class(predicted, labels, 4)
     precision, recall, f1, support = precision_recall_fscore_support(labels, predicted, zero_division=np.nan)
-    np.testing.assert_allclose([one.precision for one in found], precision)
-    np.testing.assert_allclose([one.recall for one in found], recall)
-    np.testing.assert_allclose([one.f1 for one in found][:3], f1[:3])
-    assert [one.support for one in found] == support.tolist()
-    assert [one.predicted for one in found] == np.bincount(predicted, minlength=4).tolist()
+    np.testing.assert_allclose([one.precision for one in measured], precision)
+    np.testing.assert_allclose([one.recall for one in measured], recall)
+    np.testing.assert_allclose([one.f1 for one in measured][:3], f1[:3])
+    assert [one.support for one in measured] == support.tolist()
+    assert [one.predicted for one in measured] == np.bincount(predicted, minlength=4).tolist()

@@ -23,8 +23,8 @@ def test_one_feature_has_a_band_on_an_even_grid_that_is_the_models(one_feature):
     edges = vertical.inverse(np.array([float(pair.split()[1]) for pair in outer.split("L")]))
     lower, upper = one_feature.predict_interval(grid[:, None])
     np.testing.assert_allclose(edges, np.concatenate([upper, lower[::-1]]), atol=0.03)
-    found = measurements.regression(one_feature, x, y)
-    outside = int(((y < found.lower) | (y > found.upper)).sum())
+    measured = measurements.regression(one_feature, x, y)
+    outside = int(((y < measured.lower) | (y > measured.upper)).sum())
     assert len(re.findall("h0", (re.search(r'class="miss" d="([^"]*)"', drawing) or ["", ""])[1])) == outside
     assert Page(report(one_feature, np.ones((4, 1)), y[:4], target="t")).scores  # one place: rows side by side
 

@@ -72,10 +72,10 @@ def test_deferring_is_told_as_the_risk_curve_has_it(classifier):
     x, labels = class_rows(80, seed=4)
     names = np.array(["ant", "bee", "cat"])[labels]
     page = Page(report(classifier, x, names, target="animal"))
-    found = measurements.classification(classifier, x, labels)
-    kept = np.argsort(found.entropy)[:72]
-    risk = float((found.predicted != found.labels)[kept].mean())
-    assert measurements.risk_after_deferring(found.risk, 0.1) == (8, pytest.approx(risk))
+    measured = measurements.classification(classifier, x, labels)
+    kept = np.argsort(measured.entropy)[:72]
+    risk = float((measured.predicted != measured.labels)[kept].mean())
+    assert measurements.risk_after_deferring(measured.risk, 0.1) == (8, pytest.approx(risk))
     assert f"{formatting.percent(risk)} without the 10 % most uncertain rows" in page.text
 
 

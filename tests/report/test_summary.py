@@ -11,10 +11,10 @@ from tests.report.pages import QUICK, Page, class_rows, regression_rows
 @pytest.mark.parametrize(("shift", "word"), [(-2.0, "low"), (2.0, "high"), (0.0, "")])
 def test_predictions_below_the_truth_are_said_to_run_low(regressor, shift, word):
     x, _ = regression_rows(60, seed=5)
-    found = measurements.regression(regressor, x, regressor.predict(x) - shift)
-    assert verdicts.bias_direction(found) == word
+    measured = measurements.regression(regressor, x, regressor.predict(x) - shift)
+    assert verdicts.bias_direction(measured) == word
     if word:
-        assert f"Predictions run {word}" in summary.regression_answers(found, target="t")[2].text
+        assert f"Predictions run {word}" in summary.regression_answers(measured, target="t")[2].text
 
 
 def test_a_constant_truth_and_a_perfect_classifier_are_described():

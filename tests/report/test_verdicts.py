@@ -35,8 +35,8 @@ def test_the_verdict_is_rarely_wrong_about_a_calibrated_model():
     wrong = 0
     for _ in range(400):
         curve = calibration.interval_reliability(rng.uniform(size=200))
-        found = measurements.Regression(*[np.zeros(200)] * 7, np.full(200, 0.5), curve, None, {}, 1)  # type: ignore[call-arg]
-        wrong += verdicts.regression_verdict(found).kind != "calibrated"
+        measured = measurements.Regression(*[np.zeros(200)] * 7, np.full(200, 0.5), curve, None, {}, 1)  # type: ignore[call-arg]
+        wrong += verdicts.regression_verdict(measured).kind != "calibrated"
     assert wrong <= 32  # 5 % of 400 and three standard deviations
 
 
@@ -50,15 +50,15 @@ def test_the_verdict_on_probabilities_follows_the_truth(power, verdict):
     rows = scoring.ClassOutcomes(labels, both)
     values = {name: scoring.CLASS_SCORES[name] for name in ("accuracy", "calibration_error")}
     measured = measurements.score_values(values, rows)
-    found = measurements.Classification(labels, both, *[np.zeros(3000)] * 3, None, None, measured, 1)  # type: ignore[call-arg]
-    assert verdicts.class_verdict(found).kind == verdict
+    measured = measurements.Classification(labels, both, *[np.zeros(3000)] * 3, None, None, measured, 1)  # type: ignore[call-arg]
+    assert verdicts.class_verdict(measured).kind == verdict
 
 
 def test_a_gain_of_deferring_is_called_real_where_random_rows_would_rarely_bring_it():
-    found = calibrated_regression(1.0, n=100)
-    rng, loss = np.random.default_rng(0), np.abs(found.y)
+    measured = calibrated_regression(1.0, n=100)
+    rng, loss = np.random.default_rng(0), np.abs(measured.y)
     scatter = np.std([rng.permutation(loss)[10:].mean() for _ in range(4000)])
-    assert verdicts.gain_is_real(found, 10, 2.2 * scatter) and not verdicts.gain_is_real(found, 10, 1.8 * scatter)
+    assert verdicts.gain_is_real(measured, 10, 2.2 * scatter) and not verdicts.gain_is_real(measured, 10, 1.8 * scatter)
 
 
 @pytest.mark.parametrize(("n_wrong", "caught", "real"), [(1, 1, False), (2, 2, True), (10, 4, True), (10, 2, False)])
@@ -66,11 +66,11 @@ def test_the_errors_caught_by_deferring_are_weighed_against_a_random_choice(n_wr
     uncertainty = np.arange(100.0)
     wrong = np.zeros(100, dtype=np.int64)
     wrong[[*range(n_wrong - caught), *range(100 - caught, 100)]] = 1  # the most uncertain rows come last
-    found = measurements.Classification(  # type: ignore[call-arg]
+    measured = measurements.Classification(  # type: ignore[call-arg]
         wrong, np.eye(2)[np.zeros(100, dtype=int)], *[uncertainty] * 3, None,
         scores.risk_coverage(uncertainty, wrong.astype(float)), {}, 1,
     )  # fmt: skip
-    assert verdicts.gain_is_real(found, 10, math.nan) == real
+    assert verdicts.gain_is_real(measured, 10, math.nan) == real
     chosen = [np.random.default_rng(k).permutation(wrong)[:10].sum() >= caught for k in range(2000)]
     assert (np.mean(chosen) <= 0.025) == real
 
@@ -96,11 +96,11 @@ def test_a_wrong_scale_is_one_factor_for_all_levels(scale):
 def test_a_wrong_shape_is_not_called_too_cautious():
     rng = np.random.default_rng(0)
     residual = rng.standard_t(3, size=5000)
-    found = noisy_regression(residual, np.full(5000, residual.std()))
-    verdict = verdicts.regression_verdict(found)
+    measured = noisy_regression(residual, np.full(5000, residual.std()))
+    verdict = verdicts.regression_verdict(measured)
     assert verdict.kind == "uneven"
     assert "its 50 % intervals are too wide, its 95 % intervals" in verdict.text
-    assert summary.interval_advice(found)[0] == "Map the levels"
+    assert summary.interval_advice(measured)[0] == "Map the levels"
 
 
 def test_noise_that_varies_with_a_feature_is_found_and_constant_noise_is_not():

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from dropbayes.runtime.arrays import to_tensor
+from dropbayes.runtime.arrays import round_digits, to_tensor
 
 
 def test_a_tensor_is_returned_as_it_is():
@@ -48,3 +48,11 @@ def test_truth_values_and_whole_numbers_keep_their_kind():
 def test_what_is_no_real_number_is_refused_by_name(array):
     with pytest.raises(TypeError, match="`weight` must be a tensor or an array of numbers; got "):
         to_tensor(array, name="weight")
+
+
+def test_digits_are_significant_ones_and_other_kinds_are_left_alone():
+    values = np.array([[1 / 3, 2e-30 / 3], [np.inf, -123456.789]])
+    rounded = round_digits(values, digits=4)
+    np.testing.assert_allclose(rounded, values, rtol=5e-4)
+    assert rounded[1, 1] == -123500.0
+    assert round_digits(np.array(["a"])).tolist() == ["a"]

@@ -153,6 +153,8 @@ def test_counts_of_independent_rows_are_whole():
     assert validation.row_counts([2.0, 0.0, 1.0], 3, like=torch.ones(3)).tolist() == [2, 0, 1]
     with pytest.raises(ValueError, match="`sample_weight` must hold whole numbers here"):
         validation.row_counts([0.5, 1.0], 2, like=torch.ones(2))
+    with pytest.raises(ValueError, match="`sample_weight` must add up to at most"):
+        validation.row_counts([1e12, 1.0], 2, like=torch.ones(2))
 
 
 @pytest.mark.parametrize("seed", [1.0, True, "a", None])

@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception as error:
             if debugging():
                 raise
-            complain(_described(error), [_as_options(line) for line in getattr(error, "__notes__", ())])
+            complain(_error_message(error), [_as_options(line) for line in getattr(error, "__notes__", ())])
             code = 1
         finally:
             if previous is not None:
@@ -80,7 +80,7 @@ def _run(command: Any, arguments: list[str]) -> int:
         _run(command, ["--help"])
         return 2
     try:
-        found = command.main(args=arguments, prog_name="dropbayes", standalone_mode=False, obj=arguments)
+        outcome = command.main(args=arguments, prog_name="dropbayes", standalone_mode=False, obj=arguments)
     except usage_error as error:
         name = error.ctx.command_path if error.ctx is not None else "dropbayes"
         complain(f"{error.format_message().rstrip('.')}. See {name} --help.")
@@ -88,13 +88,13 @@ def _run(command: Any, arguments: list[str]) -> int:
     except typer.Abort:
         raise KeyboardInterrupt from None
     except typer.Exit as error:
-        found = error.exit_code
-    if found == 130:  # typer's word for an interruption
+        outcome = error.exit_code
+    if outcome == 130:  # typer's word for an interruption
         raise KeyboardInterrupt
-    return found if isinstance(found, int) else 0
+    return outcome if isinstance(outcome, int) else 0
 
 
-def _described(error: Exception) -> str:
+def _error_message(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         subject = "" if error.filename is None else f"{str(error.filename)!r}: "
         return f"{subject}{error.strerror}."

@@ -63,7 +63,7 @@ def repeated_batch(net: nn.Module, x: Tensor, n_draws: int) -> tuple[Tensor, Ten
     return draws.mean(0), draws.var(0)
 
 
-def _measured(name: str, n_draws: int, repeats: int) -> dict[str, Any]:
+def _measure(name: str, n_draws: int, repeats: int) -> dict[str, Any]:
     """The medians of times taken in turns."""
     make, shape = _CASES[name]
     torch.manual_seed(0)
@@ -96,7 +96,7 @@ def bench(*, n_draws: int, repeats: int, as_json: bool) -> None:
     rows = []
     with ProgressBar("measure", len(_CASES), unit="cases") as bar:
         for name in _CASES:
-            rows.append(_measured(name, n_draws, repeats))
+            rows.append(_measure(name, n_draws, repeats))
             bar.advance_to(len(rows))
     about = {"torch": torch.__version__, "machine": platform.machine(), "threads": torch.get_num_threads()}
     if as_json:

@@ -103,7 +103,7 @@ def demo(*, out: pathlib.Path, console: Console) -> pathlib.Path:
         from dropbayes.runtime.devices import cpu_threads
     n_rows = len(case.training[0])
     with console.status(f"Fitting {SETTINGS['n_networks']} dropout networks to {n_rows} rows ..."), cpu_threads(1):
-        model = _fitted(case, out / "model")
+        model = _fit_model(case, out / "model")
         predictions = _predictions(model, case)
     _print_table(console, case, predictions)
     _write_csv(out / f"{case.name}.csv", case, predictions)
@@ -184,7 +184,7 @@ def diabetes() -> Case:
 # --------------------------------------------------------------------------------------------------- results
 
 
-def _fitted(case: Case, folder: pathlib.Path) -> DropoutRegressor:
+def _fit_model(case: Case, folder: pathlib.Path) -> DropoutRegressor:
     """The fitted model, which is also written to the folder."""
     import torch
 

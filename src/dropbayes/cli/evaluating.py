@@ -54,10 +54,10 @@ def evaluate(
         note(f"{count(n_absent, 'row')} without a target left out.")
     rows = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     if model.schema.task == "regression":
-        found = core_scores(REGRESSION_SCORES, RegressionOutcomes(**rows))
+        values = core_scores(REGRESSION_SCORES, RegressionOutcomes(**rows))
     else:
-        found = core_scores(CLASS_SCORES, ClassOutcomes(rows["y"], rows["probabilities"]))
-    _say(model, source, len(next(iter(rows.values()))), found, as_json=as_json)
+        values = core_scores(CLASS_SCORES, ClassOutcomes(rows["y"], rows["probabilities"]))
+    _say(model, source, len(next(iter(rows.values()))), values, as_json=as_json)
 
 
 def _number_rows(model: Model, window: Window, y: Any, present: Any, source: Source) -> dict[str, Tensor]:
@@ -81,10 +81,10 @@ def _class_rows(model: Model, window: Window, y: Any, present: Any, source: Sour
     return {"probabilities": probabilities[present], "y": torch.from_numpy(y[present])}
 
 
-def _say(model: Model, source: Source, n_rows: int, found: dict[str, float], *, as_json: bool) -> None:
+def _say(model: Model, source: Source, n_rows: int, values: dict[str, float], *, as_json: bool) -> None:
     n_draws = int(model.ensemble.n_draws) * len(model.ensemble.population_)
     if as_json:
-        print_json({"model": str(model.path), "data": source.label, "n_rows": n_rows, "n_draws": n_draws, **found})
+        print_json({"model": str(model.path), "data": source.label, "n_rows": n_rows, "n_draws": n_draws, **values})
         return
     from rich.markup import escape
 
@@ -92,5 +92,5 @@ def _say(model: Model, source: Source, n_rows: int, found: dict[str, float], *, 
     about = f"[bold]{escape(model.schema.target)}[/bold] in {escape(source.label)}: {n_rows:,} rows, {n_draws} draws"
     console.print(about + "\n")
     scores = REGRESSION_SCORES if model.schema.task == "regression" else CLASS_SCORES
-    rows = [[scores[name].label, number(value), scores[name].description] for name, value in found.items()]
+    rows = [[scores[name].label, number(value), scores[name].description] for name, value in values.items()]
     console.print(table("", ["score", "value", "meaning"], rows, numbers=(1,)))

@@ -25,11 +25,11 @@ __all__ = ["explain", "facts"]
 def explain(model_path: str, *, as_json: bool) -> None:
     """Says what a model is; see `dropbayes explain --help`."""
     model = load(model_path)
-    found = facts(model)
+    about = facts(model)
     if as_json:
-        print_json({"model": str(model.path), **found})
+        print_json({"model": str(model.path), **about})
     else:
-        _show(model, found)
+        _show(model, about)
 
 
 def facts(model: Model) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def facts(model: Model) -> dict[str, Any]:
                 "n_inputs": layer.in_features, "n_outputs": layer.out_features, "weight_decay": decay,
                 "length_scale": math.sqrt(2 * n_data * decay * standard / (1 - drop_prob)),
             })  # fmt: skip
-    found: dict[str, Any] = {
+    about: dict[str, Any] = {
         "task": model.schema.task,
         "target": model.schema.target,
         "n_data": n_data,
@@ -82,38 +82,44 @@ def facts(model: Model) -> dict[str, Any]:
         "origin": model.origin,
     }
     if regression:
-        found["noise"] = estimator.noise
-        found["precision"] = float(population.precision[0, 0]) if has_precision else None
+        about["noise"] = estimator.noise
+        about["precision"] = float(population.precision[0, 0]) if has_precision else None
     else:
-        found["classes"] = [str(label) for label in estimator.classes_]
-    return found
+        about["classes"] = [str(label) for label in estimator.classes_]
+    return about
 
 
-def _show(model: Model, found: dict[str, Any]) -> None:
+def _show(model: Model, about: dict[str, Any]) -> None:
     from rich.markup import escape
 
     console = out()
-    sizes = "-".join(str(n) for n in (len(model.schema.inputs), *found["hidden"], found["layers"][-1]["n_outputs"]))
-    console.print(f"[bold]{found['task']}[/bold] of [bold]{escape(found['target'])}[/bold]", end="")
-    console.print(f", fitted on {found['n_data']:,} rows of {escape(str(model.origin.get('file', 'a table')))}\n")
+    sizes = "-".join(str(n) for n in (len(model.schema.inputs), *about["hidden"], about["layers"][-1]["n_outputs"]))
+    console.print(f"[bold]{about['task']}[/bold] of [bold]{escape(about['target'])}[/bold]", end="")
+    console.print(f", fitted on {about['n_data']:,} rows of {escape(str(model.origin.get('file', 'a table')))}\n")
     rows = [
-        ["networks", f"{found['n_networks']} of {sizes}, {found['activation']}; {found['n_weights']:,} weights each"],
-        ["draws", f"{found['n_draws']} per prediction, {found['n_draws'] // found['n_networks']} of each network"],
+        [
+            "networks",
+            f"{about['n_networks']} of {sizes}, {about['activation']}; {about['n_weights']:,} weights each",
+        ],
+        [
+            "draws",
+            f"{about['n_draws']} per prediction, {about['n_draws'] // about['n_networks']} of each network",
+        ],
     ]
-    if found["task"] == "classification":
-        rows.append(["classes", ", ".join(found["classes"])])
-    elif found["noise"] in _NOISE_WORDS:
-        rows.append(["noise", _NOISE_WORDS[found["noise"]]])
-    if found.get("precision") is not None:
+    if about["task"] == "classification":
+        rows.append(["classes", ", ".join(about["classes"])])
+    elif about["noise"] in _NOISE_WORDS:
+        rows.append(["noise", _NOISE_WORDS[about["noise"]]])
+    if about.get("precision") is not None:
         rows.append(
             [
                 "precision τ",
-                f"{number(found['precision'])}: noise of standard deviation {number(found['precision'] ** -0.5)}",
+                f"{number(about['precision'])}: noise of standard deviation {number(about['precision'] ** -0.5)}",
             ]
         )
-    rows.append(["training rows N", f"{found['n_data']:,}"])
-    if found["held_out_log_likelihood"] is not None:
-        rows.append(["held-out log-likelihood", f"{number(found['held_out_log_likelihood'])} nats per row"])
+    rows.append(["training rows N", f"{about['n_data']:,}"])
+    if about["held_out_log_likelihood"] is not None:
+        rows.append(["held-out log-likelihood", f"{number(about['held_out_log_likelihood'])} nats per row"])
     if "calibration" in model.origin:
         done = model.origin["calibration"]
         rows.append(["calibration", f"{done['method']}, on {done['n_rows']:,} rows of {done['file']}"])
@@ -128,13 +134,13 @@ def _show(model: Model, found: dict[str, Any]) -> None:
             f"{entry['weight_decay']:.3g}",
             f"{entry['length_scale']:.3g}",
         ]
-        for i, entry in enumerate(found["layers"], start=1)
+        for i, entry in enumerate(about["layers"], start=1)
     ]
     heads = ["before layer", "dropped by", "drop probability", "sizes", "weight decay λ", "length-scale l"]
     console.print(table("Sites: where a draw is random", heads, layers, numbers=(0, 2, 4, 5)))
     console.print()
-    columns = [[c["name"], c["kind"], str(len(c["inputs"])), c["training_rows"]] for c in found["columns"]]
-    columns += [[name, "left out", "0", reason] for name, reason in found["left_out"].items()]
+    columns = [[c["name"], c["kind"], str(len(c["inputs"])), c["training_rows"]] for c in about["columns"]]
+    columns += [[name, "left out", "0", reason] for name, reason in about["left_out"].items()]
     console.print(
         table(
             "Columns: what it reads", ["column", "kind", "inputs", "values in the training rows"], columns, numbers=(2,)

@@ -39,17 +39,17 @@ def describe(name: str) -> None:
 
 def _meanings(docstring: str) -> dict[str, str]:
     """The sentences that a docstring gives each of its arguments."""
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     name = ""
     for line in re.split(r"(?:Args|Attributes):\n", docstring, maxsplit=1)[-1].splitlines():
         text = line.strip()
         indent = len(line) - len(line.lstrip())
         if indent == 4 and ":" in text:
             name, _, meaning = text.partition(":")
-            found[name] = meaning.strip()
+            meanings[name] = meaning.strip()
         elif name and text:
-            found[name] += f" {text}"
-    return found
+            meanings[name] += f" {text}"
+    return meanings
 
 
 def reproduce(

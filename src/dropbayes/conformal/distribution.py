@@ -2,14 +2,13 @@ r"""Conformal predictive distributions: a whole distribution calibrated in proba
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dropbayes.conformal.regression import conformal_interval
-from dropbayes.runtime.validation import Array, check_probability, matching_tensors, row_values
+from dropbayes.runtime.validation import Array, check_probability, matching_tensors, row_values, row_weights
+from dropbayes.scores.averages import weighted_quantile
 
 __all__ = ["ConformalDistribution", "conformal_distribution"]
 
@@ -25,48 +24,49 @@ class ConformalDistribution:
         mean: The predictive mean of the new rows, `[row]`.
         std: Their predictive standard deviation, `[row]`.
         residuals: The signed residuals in standard deviations of $n$ held-out rows, rising.
+        weight: The weight of each residual; a new row has weight 1.
     """
 
     mean: Tensor
     std: Tensor
     residuals: Tensor
+    weight: Tensor
 
     def distribution(self, y: Array) -> Tensor:
         """The distribution function at `y`, `[row]`: the middle of the step that the unknown rank leaves open."""
         centre, _, outcome = matching_tensors({"mean": self.mean, "std": self.std, "y": y})
         standard = ((outcome - centre) / self.std.to(centre)).contiguous()
-        known = self.residuals.to(standard)
-        below = torch.searchsorted(known, standard)
-        up_to = torch.searchsorted(known, standard, right=True)
-        return (0.5 * (below + up_to + 1) / (len(known) + 1)).to(standard.dtype)
+        mass = torch.cat([self.weight.new_zeros(1), self.weight.cumsum(0)])
+        below, up_to = (mass[torch.searchsorted(self.residuals.to(standard), standard, right=r)] for r in (False, True))
+        return (0.5 * (below + up_to + 1) / (mass[-1] + 1)).to(standard.dtype)
 
     def quantile(self, level: float) -> Tensor:
         """The quantile of each row, `[row]`: a new target is at most this with probability at least `level`."""
         check_probability("level", level)
-        rank = math.ceil((len(self.residuals) + 1) * level - 1e-9)
-        if rank > len(self.residuals):
-            return torch.full_like(self.mean, math.inf)
-        return self.mean + self.residuals[rank - 1].to(self.mean) * self.std
+        return self.mean + self._residual(level, 1) * self.std
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
         """The central interval of each row; skewed residuals make it lie askew about the mean."""
         check_probability("level", level)
-        tail = (len(self.residuals) + 1) * (1 - level) / 2
-        rank = math.floor(tail + 1e-9)
-        if rank < 1:
-            return conformal_interval(self.mean, self.std, threshold=math.inf)
-        ends = self.residuals[rank - 1], self.residuals[len(self.residuals) - rank]
-        lower, upper = (self.mean + end.to(self.mean) * self.std for end in ends)
-        return lower, upper
+        outer = (1 + level) / 2
+        return self.mean - self._residual(outer, -1) * self.std, self.mean + self._residual(outer, 1) * self.std
+
+    def _residual(self, level: float, sign: int) -> Tensor:
+        """The residual that a new row's, times the sign, does not exceed with probability at least `level`."""
+        mass = level * (self.weight.sum() + 1)
+        return weighted_quantile(sign * self.residuals, self.weight, mass).to(self.mean)
 
 
-def conformal_distribution(mean: Array, std: Array, *, calibration_residuals: Array) -> ConformalDistribution:
+def conformal_distribution(
+    mean: Array, std: Array, *, calibration_residuals: Array, sample_weight: Array | None = None
+) -> ConformalDistribution:
     r"""The conformal predictive distribution of new rows.
 
     Args:
         mean: Predictive mean of the new rows, `[row]`.
         std: Their predictive standard deviation, `[row]`.
         calibration_residuals: Signed residuals $(y - \mu)/\sigma$ of held-out rows, `[row]`.
+        sample_weight: The weight of each held-out row; a new row has weight 1.
 
     Examples:
         >>> known = torch.tensor([-2.0, -1.0, 0.0, 1.0, 5.0])  # skewed: now and then a target is far above
@@ -78,4 +78,6 @@ def conformal_distribution(mean: Array, std: Array, *, calibration_residuals: Ar
     if centre.dim() != 1 or not bool((deviation > 0).all()):
         raise ValueError(f"`mean` and `std` must be [row], and `std` positive; got {tuple(centre.shape)}.")
     residuals = row_values("calibration_residuals", calibration_residuals)
-    return ConformalDistribution(centre, deviation, residuals.sort().values)
+    weight = row_weights(sample_weight, len(residuals), like=residuals)
+    residuals, order = residuals.sort()
+    return ConformalDistribution(centre, deviation, residuals, weight[order])

@@ -22,11 +22,11 @@ def predict(frame: Any, predictor: Predictor, *, prefix: str | None = None) -> A
         predictor: The model.
         prefix: What the names of the new columns begin with; by default the target and `_`.
     """
-    meta = _extended(frame._meta, predictor, prefix)
-    return frame.map_partitions(_extended, predictor, prefix, meta=meta)
+    meta = _add_predictions(frame._meta, predictor, prefix)
+    return frame.map_partitions(_add_predictions, predictor, prefix, meta=meta)
 
 
-def _extended(frame: Any, predictor: Predictor, prefix: str | None) -> Any:
+def _add_predictions(frame: Any, predictor: Predictor, prefix: str | None) -> Any:
     import pyarrow as pa
 
     table = predictor.extend(pa.Table.from_pandas(frame, preserve_index=False), prefix=prefix)

@@ -153,10 +153,10 @@ def _sources(source: pathlib.Path) -> list[pathlib.Path]:
         raise FileNotFoundError(f"there is no file or folder {str(source)!r}.")
     if not source.is_dir():
         return [source.resolve()]
-    found = sorted(p.resolve() for p in source.rglob("*.parquet") if not p.name.startswith((".", "_")))
-    if not found:
+    paths = sorted(p.resolve() for p in source.rglob("*.parquet") if not p.name.startswith((".", "_")))
+    if not paths:
         raise ValueError(f"{str(source)!r} holds no Parquet file.")
-    return found
+    return paths
 
 
 def _description(

@@ -27,10 +27,10 @@ def predict(frame: Any, predictor: Predictor, *, prefix: str | None = None) -> A
 
     empty = to_arrow_schema(frame.schema).empty_table()
     schema = from_arrow_schema(predictor.extend(empty, prefix=prefix).schema)
-    return frame.mapInArrow(functools.partial(_extended, predictor=predictor, prefix=prefix), schema)
+    return frame.mapInArrow(functools.partial(_add_predictions, predictor=predictor, prefix=prefix), schema)
 
 
-def _extended(batches: Iterator[pa.RecordBatch], *, predictor: Predictor, prefix: str | None) -> Iterator[Any]:
+def _add_predictions(batches: Iterator[pa.RecordBatch], *, predictor: Predictor, prefix: str | None) -> Iterator[Any]:
     set_up_worker()
     for batch in batches:
         yield from predictor.extend(pa.Table.from_batches([batch]), prefix=prefix).to_batches()

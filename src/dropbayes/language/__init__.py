@@ -1,15 +1,25 @@
-"""Language models: where they may be given dropout, draws as adapters, and tokens shaded by their uncertainty."""
+"""Language models: text under many draws, where dropout may be put, draws as adapters, and tokens shaded."""
 
 from dropbayes.language.blocks import adapters, attention_outputs, feed_forward_inputs, heads, last_blocks
+from dropbayes.language.generation import DrawnTexts, Generation, generate, score
 from dropbayes.language.lora import export_adapters
+from dropbayes.language.meaning import semantic_entropy
 from dropbayes.language.shading import ShadedText
+from dropbayes.language.uncertainty import SequenceUncertainty, TextUncertainty
 
 __all__ = [
+    "DrawnTexts",
+    "Generation",
+    "SequenceUncertainty",
     "ShadedText",
+    "TextUncertainty",
     "adapters",
     "attention_outputs",
     "export_adapters",
     "feed_forward_inputs",
+    "generate",
     "heads",
     "last_blocks",
+    "score",
+    "semantic_entropy",
 ]

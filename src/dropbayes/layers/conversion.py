@@ -155,7 +155,7 @@ def _follows_dropout(net: nn.Module) -> set[nn.Module]:
     return followers
 
 
-def _chosen(where: Any, net: nn.Module) -> Callable[[str, nn.Module], bool]:
+def _layer_filter(where: Any, net: nn.Module) -> Callable[[str, nn.Module], bool]:
     """`where` as a predicate of (name, module)."""
     if where is None:
         return lambda name, module: True
@@ -275,7 +275,7 @@ def add_dropout(
         raise ValueError(f'`units` must be "channel" or "element"; got {units!r}.')
     tensors = () if copy else itertools.chain(net.parameters(), net.buffers())
     result = deepcopy(net, {id(tensor): tensor for tensor in tensors})
-    chosen = _chosen(where, result)
+    chosen = _layer_filter(where, result)
     layers = [(name, layer) for name, layer in weight_layers(result) if chosen(name, layer)]
     stacked = [(name, m) for name, m in result.named_modules() if any(stacked_matrices(m)) and chosen(name, m)]
     if where is not None and not layers and not stacked:

@@ -25,7 +25,7 @@ from dropbayes.models.inputs import (
 )  # fmt: skip
 from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.runtime import storage
-from dropbayes.runtime.arrays import NumpyArray
+from dropbayes.runtime.arrays import NumpyArray, round_digits
 
 if TYPE_CHECKING:
     from dropbayes.tables import Schema
@@ -36,7 +36,6 @@ __all__ = [
     "NetworkModel",
     "TableModel",
     "network_model",
-    "rounded",
     "saved_estimator",
     "table_model",
 ]
@@ -47,8 +46,8 @@ CLASSIFICATION = ("predicted", "probabilities", "entropy", "mutual_information")
 
 def _moments(mixture: Mixture, interval: float) -> dict[str, NumpyArray]:
     """The moments of each row's predictive distribution, and the ends of its central interval."""
-    found = (mixture.mean, mixture.std, mixture.epistemic, mixture.aleatoric, *mixture.interval(interval))
-    return {name: values.numpy() for name, values in zip(REGRESSION, found, strict=True)}
+    statistics = (mixture.mean, mixture.std, mixture.epistemic, mixture.aleatoric, *mixture.interval(interval))
+    return {name: values.numpy() for name, values in zip(REGRESSION, statistics, strict=True)}
 
 
 def _information(probabilities: Tensor, classes: NumpyArray | None) -> dict[str, NumpyArray]:
@@ -56,15 +55,8 @@ def _information(probabilities: Tensor, classes: NumpyArray | None) -> dict[str,
     mean = draw_mean(probabilities)
     best = mean.argmax(-1).numpy()
     predicted = best if classes is None else classes[best]
-    found = predicted, mean, information.entropy(mean), information.mutual_information(probabilities)
-    return {name: np.asarray(values) for name, values in zip(CLASSIFICATION, found, strict=True)}
-
-
-def rounded(values: NumpyArray) -> NumpyArray:
-    """The numbers to 12 digits: more than a network of single precision has, and easier to read."""
-    if values.dtype.kind != "f":
-        return values
-    return np.array([float(f"{value:.12g}") for value in values.ravel().tolist()]).reshape(values.shape)
+    statistics = predicted, mean, information.entropy(mean), information.mutual_information(probabilities)
+    return {name: np.asarray(values) for name, values in zip(CLASSIFICATION, statistics, strict=True)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +108,8 @@ class TableModel:
 
             from dropbayes.tables import encode
 
-            found = columns_by_name(columns, names)
-            table = pa.table({name: arrow_column(values, name) for name, values in found.items()})
+            inputs = columns_by_name(columns, names)
+            table = pa.table({name: arrow_column(values, name) for name, values in inputs.items()})
             return encode(self.schema, table, at=row_label, allow_new=allow_new).x
         if self.inputs != {MATRIX: "array"}:
             return np.column_stack(
@@ -151,10 +143,10 @@ class TableModel:
         estimator = self.estimator.with_draws(n_draws=n_draws, seed=seed)
         vars(estimator).pop("feature_names_in_", None)  # the names were looked at when the columns were put in order
         if self.has_classes:
-            found = _information(estimator.draws(x), self.classes)
+            statistics = _information(estimator.draws(x), self.classes)
         else:
-            found = _moments(estimator.predictive(x), interval)
-        return {name: rounded(values) for name, values in found.items()}
+            statistics = _moments(estimator.predictive(x), interval)
+        return {name: round_digits(values) for name, values in statistics.items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,11 +46,15 @@ def columns_by_name(columns: Mapping[str, Any], names: Sequence[str]) -> dict[st
     if lacking and MATRIX in columns:
         x = matrix_of(columns)
         if x.ndim != 2 or x.shape[1] != len(names):
-            raise ValueError(f"`{MATRIX}` must be shaped [row, {len(names)}], a column for each of {_listed(names)}; "
-                             f"got {list(x.shape)}.")  # fmt: skip
+            raise ValueError(
+                f"`{MATRIX}` must be shaped [row, {len(names)}], a column for each of {_list_names(names)}; "
+                f"got {list(x.shape)}."
+            )
         return {name: x[:, place] for place, name in enumerate(names)}
     if lacking:
-        raise ValueError(f"`columns` lacks {_listed(lacking)}, which the model reads; it has {_listed(columns)}.")
+        raise ValueError(
+            f"`columns` lacks {_list_names(lacking)}, which the model reads; it has {_list_names(columns)}."
+        )
     arrays = {name: _array(columns[name]) for name in names}
     for name, values in arrays.items():
         shape = getattr(values, "shape", (len(values),))
@@ -64,7 +68,7 @@ def columns_by_name(columns: Mapping[str, Any], names: Sequence[str]) -> dict[st
     return arrays
 
 
-def _listed(names: Iterable[Any]) -> str:
+def _list_names(names: Iterable[Any]) -> str:
     names = [repr(str(name)) for name in names]
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 

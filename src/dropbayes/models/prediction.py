@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from dropbayes import information
 from dropbayes.estimators.ensembles import RegressionEnsemble
 from dropbayes.predictive.mixtures import draw_mean
-from dropbayes.runtime.arrays import NumpyArray
+from dropbayes.runtime.arrays import NumpyArray, round_digits
 
 __all__ = ["column_names", "label_sets", "prediction_columns"]
 
@@ -46,13 +45,16 @@ def prediction_columns(estimator: Any, x: NumpyArray, *, coverage: float) -> lis
     """
     if isinstance(estimator, RegressionEnsemble):
         mixture = estimator.predictive(x)
-        deviations = [np.sqrt(_rounded(part)) for part in (mixture.epistemic, mixture.aleatoric)]
+        deviations = [np.sqrt(round_digits(part)) for part in (mixture.epistemic, mixture.aleatoric)]
         columns: list[Any] = [mixture.mean, mixture.std, *deviations, *mixture.interval(coverage)]
-        return [_rounded(column) for column in columns]
+        return [round_digits(column) for column in columns]
     probabilities = estimator.draws(x)
     mean = draw_mean(probabilities)
     uncertainty = information.entropy(mean), information.mutual_information(probabilities)
-    columns = [estimator.classes_[mean.argmax(1).numpy()], *(_rounded(column) for column in (*mean.T, *uncertainty))]
+    columns = [
+        estimator.classes_[mean.argmax(1).numpy()],
+        *(round_digits(column) for column in (*mean.T, *uncertainty)),
+    ]
     return columns + label_sets(estimator, {"probabilities": mean}, coverage=coverage)
 
 
@@ -63,8 +65,3 @@ def label_sets(estimator: Any, prediction: Mapping[str, Any], *, coverage: float
     inside = estimator.recalibration.label_sets(prediction["probabilities"], coverage).numpy()
     labels = np.array([str(label) for label in estimator.classes_.tolist()])
     return [np.array(["; ".join(labels[row]) for row in inside])]
-
-
-def _rounded(column: Tensor | NumpyArray) -> NumpyArray:
-    """The numbers to 12 digits: more than a network of single precision has, and easier to read."""
-    return np.array([float(f"{value:.12g}") for value in column.tolist()])

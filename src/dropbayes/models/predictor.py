@@ -22,11 +22,10 @@ from dropbayes.models.backends import (
     CLASSIFICATION,
     REGRESSION,
     network_model,
-    rounded,
     saved_estimator,
     table_model,
 )  # fmt: skip
-from dropbayes.runtime.arrays import NumpyArray
+from dropbayes.runtime.arrays import NumpyArray, round_digits
 
 __all__ = ["Predictor", "check_finite", "uncertainty"]
 
@@ -167,9 +166,9 @@ class Predictor:
             ValueError: A column is missing or holds what the model cannot read; or a row is so far from those of
                 training that its prediction is not finite.
         """
-        found = self.predict_inputs(self.encode(columns))
-        check_finite(found)
-        return found
+        prediction = self.predict_inputs(self.encode(columns))
+        check_finite(prediction)
+        return prediction
 
     def flat_columns(self, prediction: Mapping[str, NumpyArray]) -> dict[str, NumpyArray]:
         """The prediction as columns of a table: each class probability, or output, in a column of its own.
@@ -179,7 +178,7 @@ class Predictor:
         columns: dict[str, NumpyArray] = {}
         for name, values in prediction.items():
             if name in ("epistemic", "aleatoric"):  # beside `std` a table has deviations
-                name, values = f"{name}_std", rounded(np.sqrt(values))
+                name, values = f"{name}_std", round_digits(np.sqrt(values))
             if values.ndim == 1:
                 columns[name] = values
                 continue
@@ -223,8 +222,8 @@ class Predictor:
 
     def _block(self, x: NumpyArray) -> dict[str, NumpyArray]:
         rows = x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype)  # no rows have the shapes of one
-        found = self._model.statistics(rows, self.n_draws, self.seed, self.interval)
-        return found if len(x) else {name: values[:0] for name, values in found.items()}
+        prediction = self._model.statistics(rows, self.n_draws, self.seed, self.interval)
+        return prediction if len(x) else {name: values[:0] for name, values in prediction.items()}
 
 
 def check_finite(prediction: Mapping[str, NumpyArray]) -> None:

@@ -93,7 +93,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Any, Schema, dict[str, Any]]:
         raise FileNotFoundError(f"there is no model folder {str(path)!r}; fit a model first.")
     if not path.is_dir() or not (path / COLUMNS).is_file() or not (path / MODEL).is_file():
         raise ValueError(f"{str(path)!r} is not a model folder: it must hold {COLUMNS} and {MODEL}.")
-    description = _described(path)
+    description = _read_description(path)
     if _digest(path / MODEL) != description["sha256"]:
         raise ValueError(f"{str(path / MODEL)!r} is not the file that {COLUMNS} belongs to; fit the model again.")
     schema = description["schema"]
@@ -110,7 +110,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Any, Schema, dict[str, Any]]:
     return recalibrated(estimator, description["calibration"]), schema, description["origin"]
 
 
-def _described(path: pathlib.Path) -> dict[str, Any]:
+def _read_description(path: pathlib.Path) -> dict[str, Any]:
     try:
         values = json.loads((path / COLUMNS).read_text(encoding="utf-8"))
         number = values["format"]

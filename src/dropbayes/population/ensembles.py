@@ -108,7 +108,7 @@ def choose_ensemble(
         longer = [replace(candidates[number], epochs=finalist_epochs) for number in best]
         again, more = _scored(tasks, longer, n_draws, seed + len(candidates), settings)
         candidates, density = candidates + longer, torch.cat([density, more])
-        trained = _joined(trained, again)
+        trained = _concatenate(trained, again)
     log_likelihood = _row_mean(density, tasks)
     if not bool(log_likelihood.isfinite().any()):
         raise ValueError(
@@ -170,7 +170,7 @@ def _row_mean(density: Tensor, tasks: Sequence[Task]) -> Tensor:
     return torch.where(weight > 0, density * weight, 0.0).sum(1) / weight.sum()
 
 
-def _joined(first: Population, second: Population) -> Population:
+def _concatenate(first: Population, second: Population) -> Population:
     """Two populations of one architecture as one."""
     both: dict[str, Any] = {name: torch.cat([getattr(first, name), getattr(second, name)]) for name in STACKED}
     return replace(

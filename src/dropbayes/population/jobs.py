@@ -50,10 +50,10 @@ def train_in_jobs(
         )
         for share in shares
     )
-    return _joined(trained)
+    return _concatenate(trained)
 
 
-def _joined(populations: Sequence[Population]) -> Population:
+def _concatenate(populations: Sequence[Population]) -> Population:
     n_checks = max(len(population.history) for population in populations)
     histories = [_padded(population.history, n_checks) for population in populations]
     stacked: dict[str, Any] = {name: torch.cat([getattr(one, name) for one in populations]) for name in STACKED}

@@ -141,7 +141,7 @@ def check(
         >>> 0.85 < verdict.coverage[0.95] <= 1
         True
     """
-    found = sites(net, x)
+    network_sites = sites(net, x)
     sampled = draws(net, x, n_draws=n_draws, seed=seed, masks="row")
     if not isinstance(sampled, Tensor):
         raise TypeError(f"`net` must return one tensor; got {type(sampled).__name__}. Wrap it to return its logits.")
@@ -153,7 +153,7 @@ def check(
     equivalent, ensembles = _ensemble_equivalent(judge, members, x, targets, float(densities.mean()))
     return row_verdict(
         densities, base, uncertainty, loss,
-        sites=[(site.path, site.drop_prob) for site in found],
+        sites=[(site.path, site.drop_prob) for site in network_sites],
         n_draws=n_draws,
         coverage=judge.coverage(sampled, targets),
         calibration_error=judge.calibration_error(sampled, targets),

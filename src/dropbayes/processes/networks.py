@@ -34,9 +34,12 @@ _ACTIVATIONS: dict[Any, Callable[[], Layer]] = {
 _PASSED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.Identity)
 _PASSED_FUNCTIONS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 _FLATTENING = (torch.flatten, "flatten")
+_RESHAPING = (torch.reshape, "reshape", "view")
+_SIZES = (getattr, operator.getitem, len, "size")  # of a tensor's shape, which later nodes reshape by
 _SUMS = (operator.add, torch.add, "add")
 _MEANS = (torch.mean, "mean")
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_ADAPTIVE = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
 _POOLINGS = (
     nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
 )  # fmt: skip
@@ -143,8 +146,6 @@ def process_of(
         raise ValueError("`input_shape` must say the shape of one input of a convolutional network: (channels, ...).")
     for node in fx.symbolic_trace(net).graph.nodes:
         reading.read(node)
-    if reading.last is None:
-        raise ValueError("`net` must have a linear layer.")
     output_bias = _mean_function(prior, *reading.last)
     if not reading.convolutional:
         return NetworkCovariance(tuple(reading.steps), output_bias)
@@ -161,12 +162,14 @@ class _Reading:
         self.modules, self.prior, self.convolutional = dict(net.named_modules()), prior, convolutional
         self.steps: list[Any] = []
         self.names: dict[fx.Node, str] = {}
-        self.last: tuple[str, Any] | None = None  # the last module with weights
+        self.weighted: dict[str, tuple[str, Any]] = {}  # the name and module of each step with weights
 
     def read(self, node: fx.Node) -> None:
         if node.op == "placeholder":
             self.names[node] = "input"
-        elif node.op != "output":
+        elif node.op == "output":
+            self._end(node.args[0])
+        elif node.op == "call_module" or node.target not in _SIZES:
             kind = self.modules[str(node.target)] if node.op == "call_module" else node.target
             sources = tuple(self.names[a] for a in node.args if isinstance(a, fx.Node) and a in self.names)
             step = self._step(node, kind, sources) if sources else None
@@ -179,15 +182,31 @@ class _Reading:
                 self.steps.append(step)
             self.names[node] = step if isinstance(step, str) else step.name
 
+    def _end(self, output: Any) -> None:
+        """Leaves out what comes after the step that is the output."""
+        name = self.names.get(output) if isinstance(output, fx.Node) else None
+        places = [place for place, step in enumerate(self.steps) if step.name == name]
+        if not places:
+            raise ValueError("`net` must have a linear layer, and return what a layer or a sum of layers gives.")
+        del self.steps[places[0] + 1 :]
+
+    @property
+    def last(self) -> tuple[str, Any]:
+        """The name and the module of the last layer with weights; the first step is one."""
+        return next(self.weighted[step.name] for step in reversed(self.steps) if step.name in self.weighted)
+
     def _step(self, node: fx.Node, kind: Any, sources: tuple[str, ...]) -> Any:
         """The step of a node, or the name of the one it passes on; None where it is not known."""
         is_module = node.op == "call_module"
-        flattens = isinstance(kind, nn.Flatten) or kind in _FLATTENING
+        flattens = isinstance(kind, nn.Flatten) or kind in _FLATTENING or (kind in _RESHAPING and _is_flat(node))
         if isinstance(kind, _PASSED) or kind in _PASSED_FUNCTIONS or (flattens and not self.convolutional):
             return sources[0]
         if isinstance(kind, (nn.Linear, *_CONVOLUTIONS)):
-            first, self.last = self.last is None, (str(node.target), kind)
-            return self._weighted(str(node.target), kind, sources[0], first=first)
+            step = self._weighted(str(node.target), kind, sources[0], first=not self.weighted)
+            if step.name in self.weighted:
+                raise ValueError(f"`net` must use each layer once; {node.target} is used again, with the same weights.")
+            self.weighted[step.name] = (str(node.target), kind)
+            return step
         if kind in _SUMS and len(sources) == 2:
             _check_sum(self.steps, list(sources), node.name, convolutional=self.convolutional)
             return (
@@ -211,7 +230,7 @@ class _Reading:
             return positions.Flatten()
         if isinstance(kind, _POOLINGS):
             return positions.pooling(kind, int(type(kind).__name__[-2]))
-        if kind in _MEANS and _averages_positions(node):
+        if (kind in _MEANS and _averages_positions(node)) or (kind in _ADAPTIVE and _is_one(node.args[1])):
             return positions.Pooling(None)
         return None
 
@@ -228,6 +247,16 @@ class _Reading:
             else positions.convolution(module, scale, bias_scale)
         )
         return positions.Step(name.replace(".", "_"), (source,), operation)
+
+
+def _is_flat(node: fx.Node) -> bool:
+    """Whether a reshape makes one row of numbers of each input."""
+    sizes = node.args[1] if len(node.args) == 2 else node.args[1:]
+    return isinstance(sizes, (tuple, list)) and len(sizes) == 2 and -1 in sizes
+
+
+def _is_one(sizes: Any) -> bool:
+    return sizes == 1 or (isinstance(sizes, (tuple, list)) and set(sizes) == {1})
 
 
 def _averages_positions(node: fx.Node) -> bool:

@@ -15,13 +15,13 @@ SHOWN_FEATURES, SEGMENT_FEATURES = 12, 5
 """The most features in a table, and the most important ones that are divided into parts."""
 
 
-def baseline_table(inputs: ReportInputs, found: Regression | Classification) -> list[Table]:
+def baseline_table(inputs: ReportInputs, measured: Regression | Classification) -> list[Table]:
     """Simple models beside ours, where the training rows are known."""
     if inputs.training is None:
         return []
-    regression = isinstance(found, Regression)
+    regression = isinstance(measured, Regression)
     n_classes = 0 if regression else len(inputs.model.classes_)
-    lines = comparison.baselines(found, inputs.x, inputs.y, inputs.training, n_classes=n_classes)
+    lines = comparison.baselines(measured, inputs.x, inputs.y, inputs.training, n_classes=n_classes)
     columns = [Column("model", number=False), Column("RMSE" if regression else "error rate")]
     columns += [] if regression else [Column("log-likelihood")]
     columns.append(Column("beside this model", number=False))
@@ -49,12 +49,12 @@ def _beside(sigmas: float | None) -> str:
 # --- features ------------------------------------------------------------------------------------------------------
 
 
-def features_section(inputs: ReportInputs, found: Regression | Classification, ranked: list[Importance]) -> Section:
+def features_section(inputs: ReportInputs, measured: Regression | Classification, ranked: list[Importance]) -> Section:
     """Which features matter, the greatest first in `ranked`, and where along them the model errs."""
-    regression = isinstance(found, Regression)
+    regression = isinstance(measured, Regression)
     order = {one.name: place for place, one in enumerate(ranked)}
     chosen = sorted(inputs.features, key=lambda feature: order[feature.name])[:SEGMENT_FEATURES]
-    parts = segments(found, chosen)
+    parts = segments(measured, chosen)
     tables = [_importance_table(ranked, len(inputs.x), regression)]
     tables += [_segment_table(parts, regression)] if parts else []
     intro = _features_intro(ranked, parts, regression)
@@ -125,11 +125,11 @@ def shift_section(inputs: ReportInputs) -> list[Section]:
     """How the rows judged differ from those trained on, as far as those are known."""
     if inputs.training is None and not inputs.ranges:
         return []
-    found = comparison.shifts(inputs.features, inputs.training_features, inputs.ranges)
-    moved = [one for one in found if one.p_value is not None and one.p_value < 0.01 / len(found)]
-    outside = [one for one in found if one.outside > 0]
+    measured = comparison.shifts(inputs.features, inputs.training_features, inputs.ranges)
+    moved = [one for one in measured if one.p_value is not None and one.p_value < 0.01 / len(measured)]
+    outside = [one for one in measured if one.outside > 0]
     names = {one.name for one in (*moved, *outside)}
-    shown = found[:SHOWN_FEATURES]
+    shown = measured[:SHOWN_FEATURES]
     heads = ("in training", "here", "distance", "outside the training range")
     caption = (
         "Medians, or the commonest value; the distance is the greatest difference of the two distribution functions "

@@ -18,11 +18,11 @@ CLASSES = 30
 
 
 def class_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
-    found = measurements.classification(inputs.model, inputs.x, inputs.y)
+    measured = measurements.classification(inputs.model, inputs.x, inputs.y)
     classes = [name(label, most=40) for label in inputs.model.classes_.tolist()]
     ranked = importances(inputs.model, inputs.x, inputs.y, inputs.features)
     lede = Markup("Predictions of <b><bdi>{}</bdi></b>, one of {} classes, for {} rows with a known truth.").format(
-        inputs.target, len(classes), f"{len(found.labels):,}"
+        inputs.target, len(classes), f"{len(measured.labels):,}"
     )
     own = [
         Column("predicted", number=False), Column("probability"), Column("truth", number=False), Column("entropy"),
@@ -30,30 +30,37 @@ def class_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
     ]  # fmt: skip
 
     def cells(row: int) -> list[str]:
-        parts = (number(part[row]) for part in (found.entropy, found.epistemic, found.aleatoric))
-        return [classes[found.predicted[row]], percent(found.confidence[row]), classes[found.labels[row]], *parts]
+        parts = (number(part[row]) for part in (measured.entropy, measured.epistemic, measured.aleatoric))
+        return [
+            classes[measured.predicted[row]],
+            percent(measured.confidence[row]),
+            classes[measured.labels[row]],
+            *parts,
+        ]
 
     return lede, [
-        Section("summary", "In short", answers=summary.class_answers(found, target=inputs.target)),
-        Section("predictions", "The probabilities", charts=_probability_charts(found, classes)),
+        Section("summary", "In short", answers=summary.class_answers(measured, target=inputs.target)),
+        Section("predictions", "The probabilities", charts=_probability_charts(measured, classes)),
         Section(
             "reliability", "Are the probabilities right?",
             "Of the rows whose predicted class was given 80 %, 80 % should be right.",
-            charts=[_class_reliability_chart(found)],
+            charts=[_class_reliability_chart(measured)],
         ),
-        sections.scores_section(found, [_class_table(found, classes), *analyses.baseline_table(inputs, found)]),
-        analyses.features_section(inputs, found, ranked),
+        sections.scores_section(
+            measured, [_class_table(measured, classes), *analyses.baseline_table(inputs, measured)]
+        ),
+        analyses.features_section(inputs, measured, ranked),
         *analyses.shift_section(inputs),
-        sections.uncertain_section(inputs, found, own, cells, [one.name for one in ranked], "entropy"),
-        sections.deferral_section(found, loss="error rate"),
-        *dropout_section(inputs, found),
-        sections.provenance_section(inputs, found),
+        sections.uncertain_section(inputs, measured, own, cells, [one.name for one in ranked], "entropy"),
+        sections.deferral_section(measured, loss="error rate"),
+        *dropout_section(inputs, measured),
+        sections.provenance_section(inputs, measured),
     ]  # fmt: skip
 
 
-def _class_table(found: Classification, classes: list[str]) -> Table:
+def _class_table(measured: Classification, classes: list[str]) -> Table:
     """Precision, recall and support of each class, the most frequent first."""
-    lines = measurements.per_class(found.predicted, found.labels, len(classes))
+    lines = measurements.per_class(measured.predicted, measured.labels, len(classes))
     order = sorted(range(len(lines)), key=lambda k: -lines[k].support)[:CLASSES]
     rows = [
         [
@@ -72,26 +79,26 @@ def _class_table(found: Classification, classes: list[str]) -> Table:
     return Table("classes", caption, columns, rows, never)
 
 
-def _probability_charts(found: Classification, classes: list[str]) -> list[Chart]:
-    right = found.predicted == found.labels
-    sure = found.confidence > 0.9
+def _probability_charts(measured: Classification, classes: list[str]) -> list[Chart]:
+    right = measured.predicted == measured.labels
+    sure = measured.confidence > 0.9
     among = f", {percent(float(right[sure].mean()))} of them rightly" if sure.any() else ""
     caption = (
         f"{int(sure.sum()):,} of {times(len(right), 'row')} are given more than 90 %{among}; in all, "
         f"{int((~right).sum()):,} are wrong."
     )
-    worst = _most_confused(found, classes)
+    worst = _most_confused(measured, classes)
     if len(classes) > figures.CONFUSION_CLASSES:
-        return [Chart(figures.confidences(found), f"{caption} {worst}")]
+        return [Chart(figures.confidences(measured), f"{caption} {worst}")]
     return [
-        Chart(figures.confidences(found), caption, HALF, "Probability of the predicted class"),
-        Chart(figures.confusion(found, classes), worst, HALF, "True and predicted classes"),
+        Chart(figures.confidences(measured), caption, HALF, "Probability of the predicted class"),
+        Chart(figures.confusion(measured, classes), worst, HALF, "True and predicted classes"),
     ]
 
 
-def _most_confused(found: Classification, classes: list[str]) -> str:
+def _most_confused(measured: Classification, classes: list[str]) -> str:
     count = np.zeros((len(classes), len(classes)), dtype=int)
-    np.add.at(count, (found.labels, found.predicted), 1)
+    np.add.at(count, (measured.labels, measured.predicted), 1)
     np.fill_diagonal(count, 0)
     if not count.any():
         return "No row is predicted wrongly."
@@ -99,8 +106,8 @@ def _most_confused(found: Classification, classes: list[str]) -> str:
     return f"The commonest mistake: {classes[i]} taken for {classes[j]} ({times(int(count[i, j]), 'row')})."
 
 
-def _class_reliability_chart(found: Classification) -> Chart:
-    curve, verdict = found.reliability, verdicts.class_verdict(found)
+def _class_reliability_chart(measured: Classification) -> Chart:
+    curve, verdict = measured.reliability, verdicts.class_verdict(measured)
     most = int(curve.count.argmax())
     caption = (
         f"The fullest bin has {int(curve.count[most]):,} rows, claims {percent(float(curve.claimed[most]))} and is "

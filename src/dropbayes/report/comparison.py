@@ -41,29 +41,31 @@ class Baseline:
 
 
 def baselines(
-    found: Regression | Classification, x: Numbers, y: Any, training: tuple[Numbers, Any], *, n_classes: int
+    measured: Regression | Classification, x: Numbers, y: Any, training: tuple[Numbers, Any], *, n_classes: int
 ) -> list[Baseline]:
     """Our model, the mean (or the class shares), a linear model and gradient boosting, all judged on the same rows."""
     rows = np.linspace(0, len(training[0]) - 1, min(len(training[0]), TRAINING_ROWS)).round().astype(int)
     known = training[0][rows], training[1][rows]
-    if isinstance(found, Regression):
-        return _regression_baselines(found, x, y, known)
-    return _class_baselines(found, x, y, known, n_classes)
+    if isinstance(measured, Regression):
+        return _regression_baselines(measured, x, y, known)
+    return _class_baselines(measured, x, y, known, n_classes)
 
 
-def _regression_baselines(found: Regression, x: Numbers, y: Numbers, known: tuple[Numbers, Numbers]) -> list[Baseline]:
+def _regression_baselines(
+    measured: Regression, x: Numbers, y: Numbers, known: tuple[Numbers, Numbers]
+) -> list[Baseline]:
     from sklearn.ensemble import HistGradientBoostingRegressor
     from sklearn.linear_model import RidgeCV
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
     predictions = {
-        "this model": found.mean,
+        "this model": measured.mean,
         "mean of the training rows": np.full(len(y), known[1].mean()),
         "linear regression": make_pipeline(StandardScaler(), RidgeCV(np.logspace(-3, 3, 7))).fit(*known).predict(x),
         "gradient boosting": HistGradientBoostingRegressor(random_state=0).fit(*known).predict(x),
     }
-    own = (found.mean - y) ** 2
+    own = (measured.mean - y) ** 2
     lines = []
     for name, predicted in predictions.items():
         squares = (predicted - y) ** 2
@@ -74,7 +76,7 @@ def _regression_baselines(found: Regression, x: Numbers, y: Numbers, known: tupl
 
 
 def _class_baselines(
-    found: Classification, x: Numbers, y: npt.NDArray[np.int64], known: tuple[Numbers, Any], n_classes: int
+    measured: Classification, x: Numbers, y: npt.NDArray[np.int64], known: tuple[Numbers, Any], n_classes: int
 ) -> list[Baseline]:
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
@@ -82,7 +84,10 @@ def _class_baselines(
     from sklearn.preprocessing import StandardScaler
 
     share = np.bincount(known[1], minlength=n_classes) / len(known[1])
-    predictions = {"this model": found.probabilities, "class shares of the training rows": np.tile(share, (len(y), 1))}
+    predictions = {
+        "this model": measured.probabilities,
+        "class shares of the training rows": np.tile(share, (len(y), 1)),
+    }
     for name, model in (
         ("logistic regression", make_pipeline(StandardScaler(), LogisticRegression(max_iter=500))),
         ("gradient boosting", HistGradientBoostingClassifier(random_state=0, early_stopping=False, max_iter=50)),
@@ -91,7 +96,7 @@ def _class_baselines(
         probabilities = np.zeros((len(y), n_classes))
         probabilities[:, fitted.classes_] = fitted.predict_proba(x)
         predictions[name] = probabilities
-    own = (found.predicted != y).astype(float)
+    own = (measured.predicted != y).astype(float)
     lines = []
     for name, probabilities in predictions.items():
         wrong = (probabilities.argmax(1) != y).astype(float)
@@ -144,8 +149,8 @@ def shifts(
         ranges: The least and greatest training value of features, for those that are not.
     """
     known = {} if training is None else {feature.name: feature for feature in training}
-    found = [_shift(feature, known.get(feature.name), ranges.get(feature.name)) for feature in features]
-    return sorted(found, key=lambda one: (-(one.distance or 0.0), -one.outside))
+    measured = [_shift(feature, known.get(feature.name), ranges.get(feature.name)) for feature in features]
+    return sorted(measured, key=lambda one: (-(one.distance or 0.0), -one.outside))
 
 
 def _shift(feature: Feature, before: Feature | None, limits: tuple[float, float] | None) -> Shift:

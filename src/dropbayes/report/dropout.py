@@ -21,12 +21,12 @@ VERDICT_ROWS = 2000
 """The rows that the verdict is based on: beyond them, an even selection."""
 
 
-def dropout_section(inputs: ReportInputs, found: Regression | Classification) -> list[Section]:
+def dropout_section(inputs: ReportInputs, measured: Regression | Classification) -> list[Section]:
     """The verdict as a table with its advice; no section where nothing is dropped or the rows are too few."""
     population = inputs.model.population_
     if len(inputs.x) < ENOUGH_ROWS or not bool((population.drop_prob > 0).any()):
         return []
-    verdict = dropout_verdict(inputs.model, inputs.x, inputs.y, n_draws=found.n_draws)
+    verdict = dropout_verdict(inputs.model, inputs.x, inputs.y, n_draws=measured.n_draws)
     columns = [Column("what", number=False), Column("value"), Column("meaning", number=False)]
     rows = [[_spaced(what), _spaced(value), meaning] for what, value, meaning in verdict.rows()[1:]]
     some = f" (evenly chosen from {len(inputs.x):,})" if verdict.n_rows < len(inputs.x) else ""

@@ -126,7 +126,7 @@ def importances(model: Any, x: Numbers, y: Any, features: Sequence[Feature]) -> 
     before = _losses(fewer, x, y)
     generator = np.random.default_rng(0)
     repeats = max(1, min(_REPEATS, _PREDICTIONS // max(1, len(features))))
-    found = []
+    measured = []
     for feature in features:
         rises = []
         for _ in range(repeats):
@@ -134,8 +134,8 @@ def importances(model: Any, x: Numbers, y: Any, features: Sequence[Feature]) -> 
             shuffled[:, feature.columns] = x[generator.permutation(len(x))][:, feature.columns]
             rises.append(_losses(fewer, shuffled, y) - before)
         rise = np.mean(rises, axis=0)
-        found.append(Importance(feature.name, float(rise.mean()), float(rise.std(ddof=1) / math.sqrt(len(rise)))))
-    return sorted(found, key=lambda one: -one.rise)
+        measured.append(Importance(feature.name, float(rise.mean()), float(rise.std(ddof=1) / math.sqrt(len(rise)))))
+    return sorted(measured, key=lambda one: -one.rise)
 
 
 def _losses(model: Any, x: Numbers, y: Any) -> Numbers:
@@ -149,16 +149,16 @@ def _losses(model: Any, x: Numbers, y: Any) -> Numbers:
 # --- segments ------------------------------------------------------------------------------------------------------
 
 
-def segments(found: Regression | Classification, features: Sequence[Feature]) -> list[Segment]:
+def segments(measured: Regression | Classification, features: Sequence[Feature]) -> list[Segment]:
     """How the model does in each segment of each feature: quarters of a number, the commonest of other values."""
-    if isinstance(found, Regression):
-        loss = np.abs(found.y - found.mean)
-        right = ((found.lower <= found.y) & (found.y <= found.upper)).astype(float) - 0.95
+    if isinstance(measured, Regression):
+        loss = np.abs(measured.y - measured.mean)
+        right = ((measured.lower <= measured.y) & (measured.y <= measured.upper)).astype(float) - 0.95
         variance = np.full(len(loss), 0.95 * 0.05)
     else:
-        loss = (found.predicted != found.labels).astype(float)
-        right = 1 - loss - found.confidence
-        variance = found.confidence * (1 - found.confidence)
+        loss = (measured.predicted != measured.labels).astype(float)
+        right = 1 - loss - measured.confidence
+        variance = measured.confidence * (1 - measured.confidence)
     result = []
     for feature in features:
         for values, inside in _parts(feature):
@@ -169,7 +169,7 @@ def segments(found: Regression | Classification, features: Sequence[Feature]) ->
             error = math.sqrt(loss[inside].var(ddof=1) / n + loss[rest].var(ddof=1) / max(int(rest.sum()), 2))
             gap = float(right[inside].mean())
             chance = math.sqrt(max(float(variance[inside].sum()), 1e-12)) / n
-            shown = gap + 0.95 if isinstance(found, Regression) else gap
+            shown = gap + 0.95 if isinstance(measured, Regression) else gap
             excess = float(loss[inside].mean() - loss[rest].mean()) / max(error, 1e-300)
             result.append(Segment(feature.name, values, n, float(loss[inside].mean()), excess, shown, gap / chance))
     return result

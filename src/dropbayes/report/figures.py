@@ -77,17 +77,17 @@ def band_along(
 
 
 def sorted_intervals(
-    found: Regression, inner: tuple[Numbers, Numbers], rows: npt.NDArray[np.intp], *, target: str
+    measured: Regression, inner: tuple[Numbers, Numbers], rows: npt.NDArray[np.intp], *, target: str
 ) -> Figure:
     """The intervals of some rows side by side, in the order of their predicted means; `inner` is of these rows."""
     rank = np.arange(1.0, len(rows) + 1)
-    value, lower, upper = found.y[rows], found.lower[rows], found.upper[rows]
+    value, lower, upper = measured.y[rows], measured.lower[rows], measured.upper[rows]
     held = (lower <= value) & (value <= upper)
     kind = "thick" if len(rows) <= 60 else "thin"
     marks = (
         svg.stems(rank, lower, upper, kind=f"outer-stem {kind}"),
         svg.stems(rank, *inner, kind=f"inner-stem {kind}"),
-        svg.line(rank, found.mean[rows], kind="mean"),
+        svg.line(rank, measured.mean[rows], kind="mean"),
         svg.dots(rank[held], value[held], kind="truth"),
         svg.dots(rank[~held], value[~held], kind="miss"),
     )
@@ -141,12 +141,14 @@ def transforms(pit: Numbers, *, n_bins: int = 10) -> Figure:
     )  # fmt: skip
 
 
-def confidences(found: Classification, *, n_bins: int = 20) -> Figure:
+def confidences(measured: Classification, *, n_bins: int = 20) -> Figure:
     """The histogram of the predicted class's probability, right rows and wrong rows stacked."""
-    low = 1 / found.probabilities.shape[1]
+    low = 1 / measured.probabilities.shape[1]
     edges = np.linspace(low, 1, n_bins + 1)
-    right = found.predicted == found.labels
-    counts = [np.histogram(np.clip(found.confidence[some], low, 1), edges)[0].astype(float) for some in (right, ~right)]
+    right = measured.predicted == measured.labels
+    counts = [
+        np.histogram(np.clip(measured.confidence[some], low, 1), edges)[0].astype(float) for some in (right, ~right)
+    ]
     marks = (
         svg.bars(edges[:-1], edges[1:], counts[0], kind="bar"),
         svg.bars(edges[:-1], edges[1:], counts[0] + counts[1], floor=counts[0], kind="wrong-bar"),
@@ -160,11 +162,11 @@ def confidences(found: Classification, *, n_bins: int = 20) -> Figure:
     )  # fmt: skip
 
 
-def confusion(found: Classification, names: Sequence[str]) -> Figure:
+def confusion(measured: Classification, names: Sequence[str]) -> Figure:
     """The share of each true class's rows predicted as each class."""
     n = len(names)
     count = np.zeros((n, n))
-    np.add.at(count, (found.labels, found.predicted), 1)
+    np.add.at(count, (measured.labels, measured.predicted), 1)
     share = count / np.maximum(count.sum(1, keepdims=True), 1)
     texts = [[f"{value:.0f}" if value else "" for value in row] for row in count]
     ticks = tuple((k + 0.5, _short(name, 12)) for k, name in enumerate(names))

@@ -89,7 +89,7 @@ class ReportInputs:
             raise ValueError(f"`along` must number a column of `x`, 0 to {rows.shape[1] - 1}; got {along!r}.")
         return cls(
             measurements.with_draws(model, n_draws=n_draws, seed=seed), rows, truth, name(target),
-            _shown(shown, rows, columns),
+            _shown_columns(shown, rows, columns),
             name(title, most=160), _facts(done), columns, None if along is None else int(along),
             _pair(model, training), None if unknown is None else _inputs(model, unknown, "unknown", at_least=1),
             features_of(rows, columns, _groups(features, rows.shape[1])),
@@ -167,7 +167,7 @@ def _columns(model: Any, names: Any, n_features: int) -> list[str]:
     return [name(label) for label in known]
 
 
-def _shown(shown: Any, x: Numbers, names: list[str]) -> list[tuple[str, Sequence[object]]]:
+def _shown_columns(shown: Any, x: Numbers, names: list[str]) -> list[tuple[str, Sequence[object]]]:
     if shown is None:
         return list(zip(names, x.T, strict=True))
     if not isinstance(shown, Mapping):

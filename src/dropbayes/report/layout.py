@@ -43,12 +43,12 @@ class Chart:
     @property
     def wide(self) -> Markup:
         """The chart for a laptop."""
-        return svg.drawn(self.figure, width=self.size[0], height=self.size[1])
+        return svg.render(self.figure, width=self.size[0], height=self.size[1])
 
     @property
     def narrow(self) -> Markup:
         """The chart for a phone."""
-        return svg.drawn(self.figure, width=PHONE[0], height=PHONE[1])
+        return svg.render(self.figure, width=PHONE[0], height=PHONE[1])
 
     @staticmethod
     def swatch(kind: str) -> str:

@@ -259,19 +259,19 @@ def per_class(predicted: Any, labels: Any, n_classes: int) -> list[ClassScores]:
         >>> first.precision, first.recall, second.precision, second.recall
         (0.5, 1.0, 1.0, 0.5)
     """
-    found = []
+    measured = []
     for label in range(n_classes):
         own, named = labels == label, predicted == label
         right = float((own & named).sum())
         precision = right / named.sum() if named.any() else math.nan
         recall = right / own.sum() if own.any() else math.nan
-        found.append(ClassScores(int(own.sum()), int(named.sum()), float(precision), float(recall)))
-    return found
+        measured.append(ClassScores(int(own.sum()), int(named.sum()), float(precision), float(recall)))
+    return measured
 
 
-def never_predicted(found: Classification) -> list[int]:
+def never_predicted(measured: Classification) -> list[int]:
     """The classes that occur in some rows and are predicted in none."""
-    return sorted(set(found.labels.tolist()) - set(found.predicted.tolist()))
+    return sorted(set(measured.labels.tolist()) - set(measured.predicted.tolist()))
 
 
 def chance_error(confidence: Tensor, *, n_bins: int = 15) -> float:

@@ -18,84 +18,88 @@ from dropbayes.runtime.arrays import Numbers
 
 
 def regression_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
-    found = measurements.regression(inputs.model, inputs.x, inputs.y)
+    measured = measurements.regression(inputs.model, inputs.x, inputs.y)
     ranked = importances(inputs.model, inputs.x, inputs.y, inputs.features)
     lede = Markup(
         "Predictions of <b><bdi>{}</bdi></b> for {} rows with a known truth, each with its uncertainty."
-    ).format(inputs.target, f"{len(found.y):,}")
-    unit = float(np.median(found.std))
+    ).format(inputs.target, f"{len(measured.y):,}")
+    unit = float(np.median(measured.std))
     own = [Column(label) for label in ("predicted", "95 % interval", "truth", "σ", "epistemic σ", "aleatoric σ")]
 
     def cells(row: int) -> list[str]:
         lower, upper, mean, truth = (
-            fixed(part[row], spread=unit) for part in (found.lower, found.upper, found.mean, found.y)
+            fixed(part[row], spread=unit) for part in (measured.lower, measured.upper, measured.mean, measured.y)
         )
-        spread = (number(part[row]) for part in (found.std, found.epistemic_std, found.aleatoric_std))
+        spread = (number(part[row]) for part in (measured.std, measured.epistemic_std, measured.aleatoric_std))
         return [mean, f"{lower} to {upper}", truth, *spread]
 
     return lede, [
         Section(
             "summary", "In short",
-            answers=summary.regression_answers(found, target=inputs.target, features=inputs.features),
+            answers=summary.regression_answers(measured, target=inputs.target, features=inputs.features),
         ),
-        Section("predictions", "Predictions and truths", charts=[_band_chart(inputs, found)]),
+        Section("predictions", "Predictions and truths", charts=[_band_chart(inputs, measured)]),
         Section(
             "reliability", "Are the intervals right?",
             "An interval that claims 80 % should hold 80 % of the truths, at every level.",
-            charts=_reliability_charts(found),
+            charts=_reliability_charts(measured),
         ),
-        sections.scores_section(found, analyses.baseline_table(inputs, found)),
-        analyses.features_section(inputs, found, ranked),
+        sections.scores_section(measured, analyses.baseline_table(inputs, measured)),
+        analyses.features_section(inputs, measured, ranked),
         *analyses.shift_section(inputs),
-        sections.uncertain_section(inputs, found, own, cells, [one.name for one in ranked], "variance"),
-        sections.deferral_section(found, loss="mean absolute error"),
-        *dropout_section(inputs, found),
-        sections.provenance_section(inputs, found),
+        sections.uncertain_section(inputs, measured, own, cells, [one.name for one in ranked], "variance"),
+        sections.deferral_section(measured, loss="mean absolute error"),
+        *dropout_section(inputs, measured),
+        sections.provenance_section(inputs, measured),
     ]  # fmt: skip
 
 
-def _reliability_charts(found: Regression) -> list[Chart]:
-    held = {p: percent(found.scores[f"coverage_{p}"].value) for p in (50, 80, 95)}
-    verdict = verdicts.regression_verdict(found)
+def _reliability_charts(measured: Regression) -> list[Chart]:
+    held = {p: percent(measured.scores[f"coverage_{p}"].value) for p in (50, 80, 95)}
+    verdict = verdicts.regression_verdict(measured)
     judged = "the curve should follow the diagonal" if verdict.kind == "few" else verdict.text
     caption = (
         f"Intervals that claim 50 %, 80 % and 95 % hold {held[50]}, {held[80]} and {held[95]} of the truths: {judged}."
     )
-    score = found.scores["mean_pit"]
+    score = measured.scores["mean_pit"]
     bias = (
-        f"predictions run {verdicts.bias_direction(found)}"
-        if verdicts.bias_direction(found)
+        f"predictions run {verdicts.bias_direction(measured)}"
+        if verdicts.bias_direction(measured)
         else "no bias beyond chance"
     )
     rank = f"Flat bars are ideal; the mean rank of the truth is {score.value:.2f}: {bias}."
     return [
-        Chart(figures.coverage(found.reliability), caption, HALF, "Claimed and observed coverage"),
-        Chart(figures.transforms(found.pit), rank, HALF, "Where in its prediction the truth falls"),
+        Chart(figures.coverage(measured.reliability), caption, HALF, "Claimed and observed coverage"),
+        Chart(figures.transforms(measured.pit), rank, HALF, "Where in its prediction the truth falls"),
     ]
 
 
-def _band_chart(inputs: ReportInputs, found: Regression) -> Chart:
-    n, held = len(found.y), (found.lower <= found.y) & (found.y <= found.upper)
+def _band_chart(inputs: ReportInputs, measured: Regression) -> Chart:
+    n, held = len(measured.y), (measured.lower <= measured.y) & (measured.y <= measured.upper)
     counted = f"{int(held.sum()):,} of {n:,} truths ({percent(float(held.mean()))}) lie inside their 95 % interval"
     along = 0 if inputs.x.shape[1] == 1 else inputs.along
     if along is None or np.ptp(_everywhere(inputs)[:, along]) == 0:
-        order = np.argsort(found.mean, kind="stable")
+        order = np.argsort(measured.mean, kind="stable")
         picked = svg.thinned(
-            found.mean[order], found.y[order], found.lower[order], found.upper[order], most=figures.SHOWN_INTERVALS
+            measured.mean[order],
+            measured.y[order],
+            measured.lower[order],
+            measured.upper[order],
+            most=figures.SHOWN_INTERVALS,
         )
         rows = order[picked]
         inner = inputs.model.predict_interval(inputs.x[rows], coverage=0.5)
         some = f" ({len(rows):,} of the rows are drawn)" if len(rows) < n else ""
-        widths = found.upper - found.lower
+        widths = measured.upper - measured.lower
         caption = (
             f"{counted}{some}; the intervals are {number(float(widths.min()))} to {number(float(widths.max()))} wide."
         )
-        return Chart(figures.sorted_intervals(found, inner, rows, target=inputs.target), caption)
+        return Chart(figures.sorted_intervals(measured, inner, rows, target=inputs.target), caption)
     band = _band(inputs, along)
     known = None if inputs.training is None else (inputs.training[0][:, along], inputs.training[1])
     figure = figures.band_along(
         band, feature=inputs.names[along], target=inputs.target,
-        truths=(inputs.x[:, along], found.y, held), known=known,
+        truths=(inputs.x[:, along], measured.y, held), known=known,
     )  # fmt: skip
     return Chart(figure, f"{counted}. {_widening(band, known)}")
 

@@ -23,10 +23,10 @@ SHOWN_COLUMNS = 4
 """The most of the data's own columns shown beside them."""
 
 
-def scores_section(found: Regression | Classification, tables: Sequence[Table] = ()) -> Section:
+def scores_section(measured: Regression | Classification, tables: Sequence[Table] = ()) -> Section:
     """The table of scores, and others below it."""
-    n = len(found.uncertainty)
-    lines = [(one, score_text(one.value, one.error, percent=one.score.percent)) for one in found.scores.values()]
+    n = len(measured.uncertainty)
+    lines = [(one, score_text(one.value, one.error, percent=one.score.percent)) for one in measured.scores.values()]
     return Section(
         "scores",
         "Scores",
@@ -43,30 +43,30 @@ def scores_section(found: Regression | Classification, tables: Sequence[Table] =
     )
 
 
-def deferral_section(found: Regression | Classification, *, loss: str) -> Section:
+def deferral_section(measured: Regression | Classification, *, loss: str) -> Section:
     """The risk-coverage curve and what deferring would buy."""
-    figure = figures.risk_coverage(found.risk, loss=loss, percent=isinstance(found, Classification))
+    figure = figures.risk_coverage(measured.risk, loss=loss, percent=isinstance(measured, Classification))
     return Section(
         "deferral",
         "What deferring would buy",
         "If the most uncertain rows go to a person, how wrong is the model on the rest?",
-        charts=[Chart(figure, summary.risk_caption(found, loss=loss))],
+        charts=[Chart(figure, summary.risk_caption(measured, loss=loss))],
     )
 
 
-def provenance_section(inputs: ReportInputs, found: Regression | Classification) -> Section:
+def provenance_section(inputs: ReportInputs, measured: Regression | Classification) -> Section:
     """What the caller did, and what the model is."""
     model = inputs.model
-    kind = "regressor" if isinstance(found, Regression) else "classifier"
+    kind = "regressor" if isinstance(measured, Regression) else "classifier"
     networks = times(len(model.population_), f"dropout {kind}")
     drops = ", ".join(f"{p:.3g}" for p in model.population_.drop_prob[0].tolist())
     facts = [
         ("Networks", f"{networks} with hidden layers {model.hidden_}", False),
         ("Drop probabilities", f"{drops} (before each weight layer)", False),
-        ("Draws", f"{found.n_draws:,} functions drawn from the networks, the same for every row", False),
-        ("Rows judged", f"{len(found.uncertainty):,}, features: {inputs.x.shape[1]:,}", False),
+        ("Draws", f"{measured.n_draws:,} functions drawn from the networks, the same for every row", False),
+        ("Rows judged", f"{len(measured.uncertainty):,}, features: {inputs.x.shape[1]:,}", False),
     ]
-    if isinstance(found, Regression) and model.noise == "constant":
+    if isinstance(measured, Regression) and model.noise == "constant":
         tau = float(model.precision_)
         facts.insert(2, ("Noise", f"standard deviation {number(tau**-0.5)} (precision τ = {number(tau)})", False))
     said = {label.casefold() for label, _, _ in inputs.done}
@@ -77,25 +77,27 @@ def provenance_section(inputs: ReportInputs, found: Regression | Classification)
 # ---------------------------------------------------------------------------------------- the most uncertain rows
 
 
-def _percentiles(inputs: ReportInputs, found: Regression | Classification) -> tuple[Any, str]:
+def _percentiles(inputs: ReportInputs, measured: Regression | Classification) -> tuple[Any, str]:
     """The percentile of each row's uncertainty, and among what."""
     if inputs.training is None:
-        return calibration.empirical_percentile(found.uncertainty, found.uncertainty), "among the rows of this report"
-    if isinstance(found, Regression):
+        return calibration.empirical_percentile(
+            measured.uncertainty, measured.uncertainty
+        ), "among the rows of this report"
+    if isinstance(measured, Regression):
         _, epistemic, aleatoric = measurements.mean_and_deviations(inputs.model, inputs.training[0])
         known = np.sqrt(epistemic**2 + aleatoric**2)
     else:
         known = measurements.entropies(inputs.model, inputs.training[0])
     try:
         fitted = calibration.uncertainty_reference(known)
-        return fitted.percentile(found.uncertainty), f"among the training rows ({fitted.family} fitted to theirs)"
+        return fitted.percentile(measured.uncertainty), f"among the training rows ({fitted.family} fitted to theirs)"
     except ValueError:  # too few, or all alike
-        return calibration.empirical_percentile(found.uncertainty, known), "among the training rows"
+        return calibration.empirical_percentile(measured.uncertainty, known), "among the training rows"
 
 
 def uncertain_section(
     inputs: ReportInputs,
-    found: Regression | Classification,
+    measured: Regression | Classification,
     own: list[Column],
     cells: Callable[[int], list[str]],
     ranked: Sequence[str],
@@ -105,14 +107,14 @@ def uncertain_section(
 
     Args:
         inputs: What the report is about.
-        found: What was measured.
+        measured: The measurements of the rows.
         own: The model's columns.
         cells: The texts under them for a row.
         ranked: The features, the most important first: those of the data's columns are shown.
         unit: What the uncertainty is a part of.
     """
-    order = np.argsort(-found.uncertainty, kind="stable")[:UNCERTAIN_ROWS]
-    percentiles, among = _percentiles(inputs, found)
+    order = np.argsort(-measured.uncertainty, kind="stable")[:UNCERTAIN_ROWS]
+    percentiles, among = _percentiles(inputs, measured)
     places = {name: place for place, name in enumerate(ranked)}
     shown = sorted(inputs.shown, key=lambda column: places.get(column[0], len(places)))[:SHOWN_COLUMNS]
     columns = [Column("row")]
@@ -120,7 +122,7 @@ def uncertain_section(
     columns += [*own, Column("epistemic share", share=True), Column("percentile")]
     rows = []
     for row in map(int, order):
-        share = _share(found, row)
+        share = _share(measured, row)
         place = _percentile_cell(float(percentiles[row]))
         rows.append(
             [f"{row + 1:,}", *(_cell(values[row]) for _, values in shown), *cells(row), f"{100 * share:.0f} %", place]
@@ -129,20 +131,20 @@ def uncertain_section(
     more = f" {left_out:,} more columns are not shown." if left_out > 0 else ""
     top = int(order[0])
     intro = (
-        f"The row the model is least sure about is row {top + 1:,}; {100 * _share(found, top):.0f} % of its {unit} is "
-        "epistemic, which more data like it would shrink. The rest is noise."
+        f"The row the model is least sure about is row {top + 1:,}; {100 * _share(measured, top):.0f} % of its {unit} "
+        "is epistemic, which more data like it would shrink. The rest is noise."
     )
     caption = (
-        f"The {len(rows)} most uncertain of {len(found.uncertainty):,} rows. The percentile is that of the row's total "
-        f"uncertainty {among}.{more}"
+        f"The {len(rows)} most uncertain of {len(measured.uncertainty):,} rows. The percentile is that of the row's "
+        f"total uncertainty {among}.{more}"
     )
     return Section("uncertain", "The most uncertain rows", intro, tables=[Table("uncertain", caption, columns, rows)])
 
 
-def _share(found: Regression | Classification, row: int) -> float:
-    if isinstance(found, Regression):
-        return float(found.epistemic_std[row] ** 2 / found.std[row] ** 2)
-    return float(np.clip(found.epistemic[row] / max(found.entropy[row], 1e-300), 0, 1))
+def _share(measured: Regression | Classification, row: int) -> float:
+    if isinstance(measured, Regression):
+        return float(measured.epistemic_std[row] ** 2 / measured.std[row] ** 2)
+    return float(np.clip(measured.epistemic[row] / max(measured.entropy[row], 1e-300), 0, 1))
 
 
 def _percentile_cell(percentile: float) -> str:

@@ -46,60 +46,62 @@ class Answer:
     tone: str = "plain"
 
 
-def regression_answers(found: Regression, *, target: str, features: Sequence[Feature] = ()) -> list[Answer]:
+def regression_answers(measured: Regression, *, target: str, features: Sequence[Feature] = ()) -> list[Answer]:
     """How good, how sure, how true to its word, and what to do."""
     return [
-        _how_good(found, target),
-        _how_sure(found),
-        _how_true(found),
-        Answer("What to do with it?", *_advice(found, found.risk.risk[-1].item(), "mean absolute error", features)),
+        _how_good(measured, target),
+        _how_sure(measured),
+        _how_true(measured),
+        Answer(
+            "What to do with it?", *_advice(measured, measured.risk.risk[-1].item(), "mean absolute error", features)
+        ),
     ]
 
 
-def _how_good(found: Regression, target: str) -> Answer:
-    rmse, mae = found.scores["rmse"].value, found.scores["mae"].value
-    spread = float(found.y.std())
+def _how_good(measured: Regression, target: str) -> Answer:
+    rmse, mae = measured.scores["rmse"].value, measured.scores["mae"].value
+    spread = float(measured.y.std())
     start = Markup(
         "On {} rows the predicted <b><bdi>{}</bdi></b> is off by {} on average (root mean square {}). "
-    ).format(f"{len(found.y):,}", target, number(mae), number(rmse))
+    ).format(f"{len(measured.y):,}", target, number(mae), number(rmse))
     if spread == 0:
         return Answer("How good is it?", f"± {number(mae)}", start + "The truth is the same in all rows.")
-    if rmse + 2 * (found.scores["rmse"].error or 0.0) < spread:
+    if rmse + 2 * (measured.scores["rmse"].error or 0.0) < spread:
         text = Markup("Guessing their mean would be off by {} (RMS): the model explains {} of the variance.").format(
             number(spread), percent(1 - (rmse / spread) ** 2)
         )
         return Answer("How good is it?", f"± {number(mae)}", start + text, "good")
-    worse = rmse - 2 * (found.scores["rmse"].error or 0.0) > spread
+    worse = rmse - 2 * (measured.scores["rmse"].error or 0.0) > spread
     text = Markup("Guessing the mean of these rows would be off by {} (RMS): {}.").format(
         number(spread), "that is better" if worse else "no gain beyond chance"
     )
     return Answer("How good is it?", f"± {number(mae)}", start + text, "warn")
 
 
-def _how_sure(found: Regression) -> Answer:
-    share, width = epistemic_share(found), found.scores["interval_width"].value
+def _how_sure(measured: Regression) -> Answer:
+    share, width = epistemic_share(measured), measured.scores["interval_width"].value
     text = Markup(
         "A typical prediction has a standard deviation of {}; the 95 % interval is {} wide on average. {} of the "
         "variance is <em>epistemic</em> (what the model has not learned; more data would shrink it), the rest "
         "<em>aleatoric</em> (noise that stays)."
-    ).format(number(float(np.median(found.std))), number(width), percent(share))
-    return Answer("How sure is it?", f"σ ≈ {number(float(np.median(found.std)))}", text)
+    ).format(number(float(np.median(measured.std))), number(width), percent(share))
+    return Answer("How sure is it?", f"σ ≈ {number(float(np.median(measured.std)))}", text)
 
 
-def _how_true(found: Regression) -> Answer:
-    verdict = regression_verdict(found)
+def _how_true(measured: Regression) -> Answer:
+    verdict = regression_verdict(measured)
     text = Markup("The 95 % intervals hold {} of the truths, the 50 % intervals {}. {}").format(
-        percent(found.scores["coverage_95"].value), percent(found.scores["coverage_50"].value),
+        percent(measured.scores["coverage_95"].value), percent(measured.scores["coverage_50"].value),
         _sentence(verdict),
     )  # fmt: skip
-    bias = bias_direction(found)
+    bias = bias_direction(measured)
     if bias:
         text += Markup(" Predictions run {}: the truth's mean rank in its prediction is {}.").format(
-            bias, f"{found.scores['mean_pit'].value:.2f}"
+            bias, f"{measured.scores['mean_pit'].value:.2f}"
         )
     return Answer(
         "Can its certainty be trusted?",
-        f"95 % → {percent(found.scores['coverage_95'].value)}",
+        f"95 % → {percent(measured.scores['coverage_95'].value)}",
         text,
         verdict.tone,
     )
@@ -111,26 +113,28 @@ def _sentence(verdict: Verdict) -> str:
     return f"The model is {verdict.text}."
 
 
-def class_answers(found: Classification, *, target: str) -> list[Answer]:
+def class_answers(measured: Classification, *, target: str) -> list[Answer]:
     """How good, how sure, how true to its word, and what to do."""
-    accuracy, confidence = found.scores["accuracy"].value, found.scores["mean_confidence"].value
-    most_common = np.bincount(found.labels).max() / len(found.labels)
+    accuracy, confidence = measured.scores["accuracy"].value, measured.scores["mean_confidence"].value
+    most_common = np.bincount(measured.labels).max() / len(measured.labels)
     good = Markup(
         "On {} rows the most probable <b><bdi>{}</bdi></b> is right in {}. Always guessing the commonest class would "
         "be right in {}."
-    ).format(f"{len(found.labels):,}", target, percent(accuracy), percent(float(most_common)))
-    never = never_predicted(found)
+    ).format(f"{len(measured.labels):,}", target, percent(accuracy), percent(float(most_common)))
+    never = never_predicted(measured)
     if never:
         classes = "1 class that occurs is" if len(never) == 1 else f"{len(never)} classes that occur are"
-        balanced = percent(found.scores["balanced_accuracy"].value)
+        balanced = percent(measured.scores["balanced_accuracy"].value)
         good += Markup(" {} never predicted (balanced accuracy {}).").format(classes, balanced)
     fair = accuracy > most_common and not never
-    verdict = class_verdict(found)
+    verdict = class_verdict(measured)
     sure = Markup(
         "The predicted class has a probability of {} on average; {} of the rows are given more than 90 %. {} of the "
         "entropy is <em>epistemic</em> (draws disagree; more data would help), the rest <em>aleatoric</em> (classes "
         "that overlap)."
-    ).format(percent(confidence), percent(float((found.confidence > 0.9).mean())), percent(epistemic_share(found)))
+    ).format(
+        percent(confidence), percent(float((measured.confidence > 0.9).mean())), percent(epistemic_share(measured))
+    )
     return [
         Answer("How good is it?", percent(accuracy), good, "good" if fair else "warn"),
         Answer("How sure is it?", percent(confidence), sure),
@@ -140,25 +144,25 @@ def class_answers(found: Classification, *, target: str) -> list[Answer]:
             Markup("Claimed {}, observed {}. {}").format(percent(confidence), percent(accuracy), _sentence(verdict)),
             verdict.tone,
         ),
-        Answer("What to do with it?", *_advice(found, 1 - accuracy, "error rate", ())),
+        Answer("What to do with it?", *_advice(measured, 1 - accuracy, "error rate", ())),
     ]
 
 
 def _advice(
-    found: Regression | Classification, risk: float, loss: str, features: Sequence[Feature]
+    measured: Regression | Classification, risk: float, loss: str, features: Sequence[Feature]
 ) -> tuple[str, Markup, str]:
     """The headline, the advice and its colour; a fault of the calibration comes before deferral."""
-    deferred, remains = risk_after_deferring(found.risk, 0.1)
-    show = percent if isinstance(found, Classification) else number
-    if isinstance(found, Regression):
-        fault, use = interval_advice(found, features)
+    deferred, remains = risk_after_deferring(measured.risk, 0.1)
+    show = percent if isinstance(measured, Classification) else number
+    if isinstance(measured, Regression):
+        fault, use = interval_advice(measured, features)
     else:
-        fault, use = probability_advice(found)
-    if len(found.uncertainty) < ENOUGH_ROWS:
+        fault, use = probability_advice(measured)
+    if len(measured.uncertainty) < ENOUGH_ROWS:
         return "Judge more rows", use, "plain"
     if risk == 0:
         return "Use it", use, "good"
-    if gain_is_real(found, deferred, risk - remains):
+    if gain_is_real(measured, deferred, risk - remains):
         text = Markup(
             "Handing the {} most uncertain rows (10 %) to a person lowers the {} of the rest from {} to {}."
         ).format(f"{deferred:,}", loss, show(risk), show(remains))
@@ -174,21 +178,21 @@ def _advice(
     return fault or "Keep all rows", use + " " + text, "warn" if fault else "plain"
 
 
-def interval_advice(found: Regression, features: Sequence[Feature] = ()) -> tuple[str, Markup]:
+def interval_advice(measured: Regression, features: Sequence[Feature] = ()) -> tuple[str, Markup]:
     """A headline if something is to be mended first, and how to use the intervals.
 
     The fault is looked for in the order in which it must be mended: noise that varies with the row, a bias, a wrong
     shape, a wrong scale.
     """
-    verdict, direction = regression_verdict(found), bias_direction(found)
+    verdict, direction = regression_verdict(measured), bias_direction(measured)
     if verdict.kind == "few":
         return "", Markup("Judge the intervals on more rows before relying on them.")
-    feature = dependent_feature(found, features)
+    feature = dependent_feature(measured, features)
     if verdict.kind == "calibrated" and not feature:
         return "", Markup("Take the intervals as they are.")
     if feature:
         where = Markup("The noise varies with <bdi>{}</bdi> and the intervals do not enough: ").format(feature)
-        if np.ptp(found.aleatoric_std) < 0.01 * found.aleatoric_std.mean():
+        if np.ptp(measured.aleatoric_std) < 0.01 * measured.aleatoric_std.mean():
             return "Let the noise vary", where + Markup(
                 "fit again with <code>--noise student</code>, whose scale varies with the row."
             )
@@ -201,38 +205,38 @@ def interval_advice(found: Regression, features: Sequence[Feature] = ()) -> tupl
             "The noise has another shape than the model gives it. Map its levels on held-out rows: "
             "<code>dropbayes calibrate MODEL HELD_OUT --method isotonic</code>."
         )
-    factor = interval_factors(found).mean
+    factor = interval_factors(measured).mean
     return f"Multiply σ by {number(factor)}", Markup(
         "Every standard deviation is off by the same factor, {} on these rows. Fit it on held-out rows and keep it: "
         "<code>dropbayes calibrate MODEL HELD_OUT</code>."
     ).format(number(factor))
 
 
-def probability_advice(found: Classification) -> tuple[str, Markup]:
+def probability_advice(measured: Classification) -> tuple[str, Markup]:
     """A headline if something is to be mended first, and how to use the probabilities."""
-    verdict = class_verdict(found)
+    verdict = class_verdict(measured)
     if verdict.kind == "calibrated":
         return "", Markup("Take the probabilities as they are.")
     if verdict.kind == "few":
         return "", Markup("Judge the probabilities on more rows before relying on them.")
-    factor = found.scores["temperature"].value
+    factor = measured.scores["temperature"].value
     return f"Divide logits by {number(factor)}", Markup(
         "The logits are off by a factor of {} on these rows. Fit it on held-out rows and keep it: "
         "<code>dropbayes calibrate MODEL HELD_OUT</code>."
     ).format(number(factor))
 
 
-def risk_caption(found: Regression | Classification, *, loss: str) -> str:
+def risk_caption(measured: Regression | Classification, *, loss: str) -> str:
     """What deferring a tenth and a fifth of the rows would buy."""
-    show = percent if isinstance(found, Classification) else number
+    show = percent if isinstance(measured, Classification) else number
     parts = []
     for share in (0.1, 0.2):
-        deferred, remains = risk_after_deferring(found.risk, share)
+        deferred, remains = risk_after_deferring(measured.risk, share)
         if deferred:
             parts.append(f"{show(remains)} without the {100 * share:.0f} % most uncertain rows")
     bought = f"; it would be {' and '.join(parts)}" if parts else "; there are too few rows to defer a tenth of them"
     return (
-        f"The {loss} of all rows is {show(found.risk.risk[-1].item())}{bought}. "
-        f"The area under the curve is {number(found.scores['aurc'].value)}, of which "
-        f"{number(found.scores['excess_aurc'].value)} is above the best possible ranking."
+        f"The {loss} of all rows is {show(measured.risk.risk[-1].item())}{bought}. "
+        f"The area under the curve is {number(measured.scores['aurc'].value)}, of which "
+        f"{number(measured.scores['excess_aurc'].value)} is above the best possible ranking."
     )

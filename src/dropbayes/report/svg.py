@@ -241,7 +241,7 @@ class Axis:
     ticks: tuple[tuple[float, str], ...] | None = None
     percent: bool = False
 
-    def marked(self, most: int) -> list[tuple[float, str]]:
+    def tick_marks(self, most: int) -> list[tuple[float, str]]:
         """The ticks and their texts."""
         if self.ticks is not None:
             return list(self.ticks)
@@ -276,13 +276,13 @@ class Figure:
     grid: bool = True
 
 
-def drawn(figure: Figure, *, width: int, height: int) -> Markup:
+def render(figure: Figure, *, width: int, height: int) -> Markup:
     """The figure as an SVG element of the given size in its own pixels."""
-    y_ticks = figure.y.marked(max(3, height // 55))
+    y_ticks = figure.y.tick_marks(max(3, height // 55))
     left = 12 + _LETTER * max((len(text) for _, text in y_ticks), default=1)
     x = Scale(figure.x.low, figure.x.high, start=left, end=width - 20)
     y = Scale(figure.y.low, figure.y.high, start=height - 42, end=30)
-    x_ticks = _apart(figure.x.marked(max(3, width // 85)), x)
+    x_ticks = _apart(figure.x.tick_marks(max(3, width // 85)), x)
     place = f"{figure.key}-{width}"
     parts = [
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-labelledby="{place}-t {place}-d" '

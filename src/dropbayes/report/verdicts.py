@@ -33,17 +33,17 @@ class Verdict:
         return {"calibrated": "good", "few": "plain"}.get(self.kind, "warn")
 
 
-def regression_verdict(found: Regression) -> Verdict:
+def regression_verdict(measured: Regression) -> Verdict:
     """The judgement of the 50 %, 80 % and 95 % intervals: their coverage against that of chance, jointly at 5 %."""
-    n = len(found.y)
+    n = len(measured.y)
     if n < ENOUGH_ROWS:
         return Verdict("few", f"{n} rows are too few to judge calibration")
     claims = [level - 1 for level in (50, 80, 95)]
-    gap = (found.reliability.observed - found.reliability.claimed)[claims].numpy()
-    sigmas = gap / found.reliability.standard_error[claims].numpy()
+    gap = (measured.reliability.observed - measured.reliability.claimed)[claims].numpy()
+    sigmas = gap / measured.reliability.standard_error[claims].numpy()
     if np.abs(sigmas).max() <= _JOINT_SIGMAS:
         return Verdict("calibrated", f"as far as {n:,} rows can tell, it is calibrated")
-    factors = interval_factors(found)
+    factors = interval_factors(measured)
     if not factors.agree:
         words = {level: _width(value) for level, value in zip((50, 95), factors.values[[0, 2]], strict=True)}
         shape = f"its 50 % intervals are {words[50]}, its 95 % intervals {words[95]}"
@@ -79,14 +79,14 @@ class IntervalFactors:
         return bool(np.all(np.abs(self.values - self.mean) <= _JOINT_SIGMAS * self.errors))
 
 
-def interval_factors(found: Regression) -> IntervalFactors:
+def interval_factors(measured: Regression) -> IntervalFactors:
     r"""The factors of the intervals.
 
     A row is inside every central interval that claims more than $u = |2 F(y) - 1|$, so the interval that holds the
     share p claims the p-quantile $u_p$. In a Gaussian's units its half-width is $z(u_p)$ where $z(p)$ was meant: the
     factor is $z(u_p) / z(p)$. Its error is that of the order statistics $np \pm \sqrt{n p (1 - p)}$.
     """
-    ordered = np.sort(np.abs(2 * found.pit - 1))
+    ordered = np.sort(np.abs(2 * measured.pit - 1))
     n = len(ordered)
 
     def half_width(level: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -105,15 +105,15 @@ def _width(factor: float) -> str:
     return "too wide" if factor < 0.98 else "too narrow" if factor > 1.02 else "right"
 
 
-def dependent_feature(found: Regression, features: Sequence[Feature]) -> str:
+def dependent_feature(measured: Regression, features: Sequence[Feature]) -> str:
     """The feature (or "the prediction") with which the width of the intervals should vary and does not; "" if none.
 
     Spearman's rank correlation of $|2 F(y) - 1|$ with each number, at a joint level of 1 % and above 0.1.
     """
-    if len(found.y) < ENOUGH_ROWS:
+    if len(measured.y) < ENOUGH_ROWS:
         return ""
-    u = np.abs(2 * found.pit - 1)
-    numbers = {"the prediction": found.mean, **{f.name: f.values for f in features if f.is_number}}
+    u = np.abs(2 * measured.pit - 1)
+    numbers = {"the prediction": measured.mean, **{f.name: f.values for f in features if f.is_number}}
     strongest, greatest = "", 0.1
     for name, values in numbers.items():
         known = np.isfinite(values)
@@ -125,23 +125,23 @@ def dependent_feature(found: Regression, features: Sequence[Feature]) -> str:
     return strongest
 
 
-def class_verdict(found: Classification) -> Verdict:
+def class_verdict(measured: Classification) -> Verdict:
     """The judgement of the probabilities: mean confidence against accuracy, then the gap in bins against chance."""
-    n = len(found.labels)
+    n = len(measured.labels)
     if n < ENOUGH_ROWS:
         return Verdict("few", f"{n} rows are too few to judge calibration")
-    confidence = found.confidence
+    confidence = measured.confidence
     error = math.sqrt(float((confidence * (1 - confidence)).sum())) / n
-    gap = found.scores["accuracy"].value - float(confidence.mean())
+    gap = measured.scores["accuracy"].value - float(confidence.mean())
     if abs(gap) > 2 * error:
         kind, word = ("over", "over-confident") if gap < 0 else ("under", "too cautious")
         slight = "slightly " if abs(gap) < 0.03 else ""
         return Verdict(
             kind,
             f"{slight}{word}: it claims {percent(float(confidence.mean()))} and is right in "
-            f"{percent(found.scores['accuracy'].value)} of the rows",
+            f"{percent(measured.scores['accuracy'].value)} of the rows",
         )
-    chance, seen = chance_error(torch.from_numpy(confidence)), found.scores["calibration_error"].value
+    chance, seen = chance_error(torch.from_numpy(confidence)), measured.scores["calibration_error"].value
     if seen > 2 * chance:
         return Verdict(
             "uneven", f"right on the whole but not at every level: ECE {percent(seen)}, chance {percent(chance)}"
@@ -152,33 +152,33 @@ def class_verdict(found: Classification) -> Verdict:
     )
 
 
-def bias_direction(found: Regression) -> str:
+def bias_direction(measured: Regression) -> str:
     """Whether predictions run "low" or "high", beyond two standard errors of the mean rank of the truth; else ""."""
-    score = found.scores["mean_pit"]
-    if len(found.y) < ENOUGH_ROWS or abs(score.value - 0.5) <= 2 * (score.error or math.inf):
+    score = measured.scores["mean_pit"]
+    if len(measured.y) < ENOUGH_ROWS or abs(score.value - 0.5) <= 2 * (score.error or math.inf):
         return ""
     slightly = "slightly " if abs(score.value - 0.5) < 0.05 else ""
     return slightly + ("low" if score.value > 0.5 else "high")
 
 
-def epistemic_share(found: Regression | Classification) -> float:
+def epistemic_share(measured: Regression | Classification) -> float:
     """The epistemic part of the mean uncertainty: of the variance, or of the entropy."""
-    if isinstance(found, Regression):
-        return float((found.epistemic_std**2).mean() / (found.std**2).mean())
-    return float(found.epistemic.mean() / max(found.entropy.mean(), 1e-300))
+    if isinstance(measured, Regression):
+        return float((measured.epistemic_std**2).mean() / (measured.std**2).mean())
+    return float(measured.epistemic.mean() / max(measured.entropy.mean(), 1e-300))
 
 
-def gain_is_real(found: Regression | Classification, deferred: int, gain: float) -> bool:
+def gain_is_real(measured: Regression | Classification, deferred: int, gain: float) -> bool:
     r"""Whether deferring the $d$ most uncertain of $N$ rows lowers the mean loss more than $d$ rows at random would.
 
     For errors, the number among $d$ random rows is hypergeometric; it must reach the number deferred with a probability
     of at most 2.5 %. For losses of standard deviation $s$ the gain must exceed $2 s \sqrt{d / (N (N - d))}$, twice the
     standard error of a mean of $N - d$ rows drawn without replacement.
     """
-    if isinstance(found, Regression):
-        loss = np.abs(found.y - found.mean)
+    if isinstance(measured, Regression):
+        loss = np.abs(measured.y - measured.mean)
         n = len(loss)
         return gain > 2 * float(np.std(loss, ddof=1)) * math.sqrt(deferred / n / (n - deferred))
-    n, wrong = len(found.labels), int((found.predicted != found.labels).sum())
-    caught = round(wrong - (n - deferred) * float(found.risk.risk[n - 1 - deferred]))
+    n, wrong = len(measured.labels), int((measured.predicted != measured.labels).sum())
+    caught = round(wrong - (n - deferred) * float(measured.risk.risk[n - 1 - deferred]))
     return bool(scipy.stats.hypergeom.sf(caught - 1, n, wrong, deferred) <= 0.025)

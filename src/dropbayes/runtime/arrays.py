@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["Array", "Numbers", "NumpyArray", "to_tensor"]
+__all__ = ["Array", "Numbers", "NumpyArray", "round_digits", "to_tensor"]
 
 NumpyArray = npt.NDArray[Any]
 Numbers = npt.NDArray[np.float64]
@@ -39,3 +39,18 @@ def to_tensor(array: Any, *, name: str = "array") -> Tensor:
     if values.dtype.kind not in "biuf":
         raise TypeError(f"{refusal} of dtype {values.dtype}.")
     return torch.from_numpy(values.astype(values.dtype.newbyteorder("="), copy=False))
+
+
+def round_digits(values: Any, digits: int = 12) -> NumpyArray:
+    """Floating-point numbers to some significant digits, others as they are.
+
+    Twelve digits are more than a network of single precision has, and easier to read than seventeen.
+
+    Example:
+        >>> round_digits(np.array([1 / 3]), digits=3)
+        array([0.333])
+    """
+    array = np.asarray(values)
+    if array.dtype.kind != "f":
+        return array
+    return np.array([float(f"{value:.{digits}g}") for value in array.ravel().tolist()]).reshape(array.shape)

@@ -38,6 +38,7 @@ __all__ = [
 
 # Probabilities may be off by rounding: of a half-precision softmax over many classes, or to three printed digits.
 _HALF_TOLERANCE, _TOLERANCE = 1e-2, 1e-3
+_MOST_COUNTED = 100_000_000  # rows that weights may stand for where each is looked at
 
 # ---------------------------------------------------------------------------------------------------- numbers
 
@@ -171,7 +172,7 @@ def matching_tensors(arrays: Mapping[str, Array], *, draws: str | None = None, i
     shapes = {name: tuple(tensor.shape[1:] if name == draws else tensor.shape) for name, tensor in tensors.items()}
     if len(set(shapes.values())) != 1 or not next(iter(shapes.values())):
         got = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
-        rule = f"{_listed(arrays)} must have one shape, [row, ...]"
+        rule = f"{_list_names(arrays)} must have one shape, [row, ...]"
         rule += f", `{draws}` with an axis of draws before it" if draws else ""
         raise ValueError(
             f"{rule}; got {got}. Reshape y (y[:, None] for a one-column output) or squeeze the prediction."
@@ -183,7 +184,7 @@ def matching_tensors(arrays: Mapping[str, Array], *, draws: str | None = None, i
     return [tensor.to(device, dtype) for tensor in tensors.values()]
 
 
-def _listed(names: Mapping[str, Any]) -> str:
+def _list_names(names: Mapping[str, Any]) -> str:
     quoted = [f"`{name}`" for name in names]
     return ", ".join(quoted[:-1]) + " and " + quoted[-1] if len(quoted) > 1 else quoted[0]
 
@@ -227,6 +228,8 @@ def row_counts(sample_weight: Array | None, n_rows: int, *, like: Tensor) -> Ten
             "`sample_weight` must hold whole numbers here, how many independent rows each row stands for; got values "
             f"from {weight.min().item():.3g} to {weight.max().item():.3g} with fractions."
         )
+    if weight.sum() > _MOST_COUNTED:
+        raise ValueError(f"`sample_weight` must add up to at most {_MOST_COUNTED:,} rows here; got {weight.sum():.3g}.")
     return weight.long()
 
 

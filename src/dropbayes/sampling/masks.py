@@ -52,6 +52,7 @@ class Keys:
         return _fold(self.seed % _WORD, self.replicate, site, purpose)
 
 
+@functools.lru_cache(maxsize=2**14)
 def named_site(name: str) -> int:
     """The number of a site that is known by its name instead of its place in the order of execution."""
     return _fold(0, *name.encode())

@@ -207,7 +207,7 @@ class KeyedSource(RandomSource):
         if self.lenient or self.site >= len(self.masks.anatomy.sites):
             return None
         if self.masks.positions is not None:
-            return None
+            return self._tied_attention(query, key, value, attn_mask, drop_prob, is_causal, scale)
         layout = self.masks.anatomy.sites[self.site].layout
         kernels = _kernels_for(query) if query.dim() == 4 and layout is not None and layout.axis == 0 else None
         if kernels is None or query.shape[-1] > 256 or value.shape[-1] > 256:
@@ -232,6 +232,19 @@ class KeyedSource(RandomSource):
         return (
             result if self.level is None else _add_batch_dim(result.unflatten(0, (len(self.draws), -1)), 0, self.level)
         )
+
+    def _tied_attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, drop_prob: float, is_causal: bool,
+        scale: float,
+    ) -> Tensor | None:  # fmt: skip
+        """Attention whose heads are dropped whole, by torch's own kernel: what it gives is dropped instead."""
+        positions, site = self.masks.positions, self.masks.anatomy.sites[self.site]
+        weights = (*query.shape[:-1], key.shape[-2])
+        by_head = [place.axis for place in site.positions] == [len(weights) - 2, len(weights) - 1]
+        if positions is None or not positions.tied or not by_head or site.layout is None or self._own_rows is not None:
+            return None
+        result = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale=scale)
+        return self.masked("attention", result, drop_prob, weights, False)
 
     def uniform(
         self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device

@@ -212,7 +212,7 @@ class Service:
                     prediction = await self.batches.predict(predictor, x)
             except TimeoutError:
                 raise RequestError(503, "the server is busy; try again later.") from None
-            encode = lambda: self._encoded(model, asked, predictor, prediction)  # noqa: E731
+            encode = lambda: self._encode(model, asked, predictor, prediction)  # noqa: E731
             encoded = await run_in_threadpool(encode) if len(x) > 1000 else encode()
         if encoded.header_length is None:
             return Response(encoded.body, media_type="application/json")
@@ -242,7 +242,7 @@ class Service:
         except ValueError as error:
             raise RequestError(400, str(error)) from None
 
-    def _encoded(
+    def _encode(
         self,
         model: ServedModel,
         asked: protocol.InferenceRequest,

@@ -115,7 +115,7 @@ class Batches:
     def _predict(self, batch: list[tuple[_Job, slice]]) -> None:
         try:
             joined = np.concatenate([job.x[rows] for job, rows in batch])
-            found = batch[0][0].predictor.predict_inputs(joined)
+            prediction = batch[0][0].predictor.predict_inputs(joined)
         except Exception as error:
             if len(batch) > 1:  # the fault is one request's: the others shall not have it
                 for entry in batch:
@@ -127,7 +127,7 @@ class Batches:
         start = 0
         for job, rows in batch:
             size = rows.stop - rows.start
-            self._deliver(job, rows, {name: values[start : start + size] for name, values in found.items()})
+            self._deliver(job, rows, {name: values[start : start + size] for name, values in prediction.items()})
             start += size
 
     def _deliver(self, job: _Job, rows: slice, part: dict[str, NumpyArray]) -> None:

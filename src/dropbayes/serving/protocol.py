@@ -128,7 +128,7 @@ def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int) -> dict[
     start = 0
     for entry in request.inputs:
         if entry.name in arrays:
-            raise RequestError(400, f"input {_shown(entry.name)} is given twice.")
+            raise RequestError(400, f"input {_quoted(entry.name)} is given twice.")
         _check_shape(entry, max_rows)
         size = entry.parameters.get("binary_data_size")
         if size is None:
@@ -147,11 +147,11 @@ def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int) -> dict[
 
 def _check_shape(entry: InputTensor, max_rows: int) -> None:
     if entry.datatype not in DATATYPES:
-        raise _wrong(entry, f"has the datatype {_shown(entry.datatype)}; known are {', '.join(DATATYPES)}")
+        raise _wrong(entry, f"has the datatype {_quoted(entry.datatype)}; known are {', '.join(DATATYPES)}")
     if not 1 <= len(entry.shape) <= _MOST_AXES or any(size < 0 for size in entry.shape):
         raise _wrong(entry, f"must be shaped [rows] or [rows, columns]; got {entry.shape[:4]}")
     if entry.shape[0] > max_rows:
-        raise RequestError(413, f"input {_shown(entry.name)} has {entry.shape[0]} rows; at most {max_rows} are taken.")
+        raise RequestError(413, f"input {_quoted(entry.name)} has {entry.shape[0]} rows; at most {max_rows} are taken.")
 
 
 def _json_tensor(entry: InputTensor) -> NumpyArray:
@@ -224,10 +224,10 @@ def _texts(entry: InputTensor, data: bytes) -> list[str]:
 
 
 def _wrong(entry: InputTensor, what: str) -> RequestError:
-    return RequestError(400, f"input {_shown(entry.name)} {what}.")
+    return RequestError(400, f"input {_quoted(entry.name)} {what}.")
 
 
-def _shown(text: str) -> str:
+def _quoted(text: str) -> str:
     """A name for a message: short, and without characters that JSON could not carry."""
     return repr(text if len(text) <= 40 else text[:39] + "…").encode("ascii", "backslashreplace").decode()
 

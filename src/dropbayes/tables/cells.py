@@ -114,19 +114,19 @@ def numbers(
             raise ValueError(
                 f"{at(row)}, column {quoted(name)}: must be a number{how}; got {quoted(cells[row].as_py())}."
             ) from None
-        found = values.to_numpy(zero_copy_only=False).astype(np.float64)
-        wrong = ~(np.abs(found) <= _LARGEST) & cells.is_valid().to_numpy(zero_copy_only=False)
+        floats = values.to_numpy(zero_copy_only=False).astype(np.float64)
+        wrong = ~(np.abs(floats) <= _LARGEST) & cells.is_valid().to_numpy(zero_copy_only=False)
     elif not is_numeric(values):
         raise ValueError(f"{at(-1)}, column {quoted(name)}: must hold numbers; got {values.type}.")
     else:
-        found = pc.cast(values, pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
-        wrong = np.abs(found) > _LARGEST
+        floats = pc.cast(values, pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
+        wrong = np.abs(floats) > _LARGEST
         cells = values
     if wrong.any():
         row = int(wrong.argmax())
         rule = f"a finite number of at most {_LARGEST:g}; got {quoted(cells[row].as_py())}"
         raise ValueError(f"{at(row)}, column {quoted(name)}: must be {rule}. Correct it, or leave the cell empty.")
-    return found
+    return floats
 
 
 def booleans(values: Any, name: str, at: Place, missing: Collection[str]) -> Floats:

@@ -67,14 +67,14 @@ def column_of(
         return LeftOut(f"values of type {values.type}, which no model reads")
     if pa.types.is_time(values.type) or pa.types.is_duration(values.type):
         return LeftOut(f"values of type {values.type}, which no model reads")
-    found = "category" if categorical else kind_of(values, at=at, missing=missing, decimal=decimal)
-    if isinstance(found, Problem):
-        return found
-    if found == "category":
+    kind = "category" if categorical else kind_of(values, at=at, missing=missing, decimal=decimal)
+    if isinstance(kind, Problem):
+        return kind
+    if kind == "category":
         return _category(values, name, missing, max_categories, forced=categorical)
-    if found == "date":
+    if kind == "date":
         return _date(values, name, missing)
-    return _number(values, name, at, missing, found, decimal)
+    return _number(values, name, at, missing, kind, decimal)
 
 
 def kind_of(
@@ -150,11 +150,11 @@ def _number(
 ) -> Column | LeftOut:
     notation = number_notation(values, missing, decimal)
     if kind == "boolean":
-        found = cells.booleans(values, name, at, missing)
+        floats = cells.booleans(values, name, at, missing)
     else:
-        found = cells.numbers(values, name, at=at, missing=missing, notation=notation)
-    present = found[~np.isnan(found)]
-    absent = len(present) < len(found)
+        floats = cells.numbers(values, name, at=at, missing=missing, notation=notation)
+    present = floats[~np.isnan(floats)]
+    absent = len(present) < len(floats)
     if not len(present):
         return LeftOut("no value in any row")
     if not absent and present.min() == present.max():

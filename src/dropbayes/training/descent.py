@@ -12,7 +12,7 @@ from torch import nn
 
 from dropbayes.runtime.validation import check_positive, check_probability
 
-__all__ = ["Descent", "InverseDecay", "Schedule", "described", "kept_rates"]
+__all__ = ["Descent", "InverseDecay", "Schedule", "kept_rates", "optimizer_settings"]
 
 Schedule = Callable[[int], float]
 
@@ -105,7 +105,7 @@ def kept_rates(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.optim.O
             group["lr"] = rate
 
 
-def described(optimizer: torch.optim.Optimizer) -> Any:
+def optimizer_settings(optimizer: torch.optim.Optimizer) -> Any:
     """The optimiser's class and settings, without its parameters and state."""
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     return type(optimizer), groups, [len(group["params"]) for group in optimizer.param_groups]

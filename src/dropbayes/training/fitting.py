@@ -20,7 +20,7 @@ from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import check_count
 from dropbayes.training import checkpoints
 from dropbayes.training.checkpoints import Checkpoint, History, Run
-from dropbayes.training.descent import Descent, described, kept_rates
+from dropbayes.training.descent import Descent, kept_rates, optimizer_settings
 from dropbayes.training.fingerprints import fingerprint
 from dropbayes.training.noise import ModelNoise
 from dropbayes.training.rows import Rows, training_rows
@@ -122,7 +122,7 @@ def fit(
     judged = stopping.rows(net, target)
     noise = ModelNoise(likelihood, bound.learn_precision, target)
     with (
-        _borrowed(net, target),
+        _on_device(net, target),
         noise.trained_by(descent.optimizer_of(net)) as trained,
         kept_rates(trained) as (optimizer, base_rates),
     ):
@@ -140,7 +140,7 @@ def fit(
                 net=net, rows=rows.identity(), held_out=judged and judged.identity(), likelihood=likelihood,
                 prior=prior, keep_probs=bound.keep_probs, learn_precision=bound.learn_precision, alpha=bound.alpha,
                 epochs=None, batch_size=batch_size, patience=stopping.patience, n_draws=stopping.n_draws, seed=seed,
-                optimizer=described(optimizer), schedule=descent.schedule, autocast=descent.autocast,
+                optimizer=optimizer_settings(optimizer), schedule=descent.schedule, autocast=descent.autocast,
             )  # fmt: skip
         run = checkpoints.load(None if file is None else file.path, net, optimizer, fingerprint=identity)
         noise.restore(run.history.precision)
@@ -156,7 +156,7 @@ def fit(
                 if judged is not None:
                     score = held_out_score(net, judged, noise.likelihood(), stopping.n_draws, seed, epoch)
                 run = replace(run, history=replace(run.history, precision=[*run.history.precision, *noise.values()]))
-                run = _extended(run, net, loss, score, optimizer.param_groups[0]["lr"], stopping.patience)
+                run = _with_epoch(run, net, loss, score, optimizer.param_groups[0]["lr"], stopping.patience)
                 stop = [callback(Progress(epoch + 1, net, run.history)) for callback in callbacks]
                 if any(stop) and not run.history.stopped:
                     run = replace(run, history=replace(run.history, stopped="callback"))
@@ -170,7 +170,7 @@ def fit(
 
 
 @contextlib.contextmanager
-def _borrowed(net: nn.Module, device: torch.device) -> Iterator[None]:
+def _on_device(net: nn.Module, device: torch.device) -> Iterator[None]:
     """Moves the network to the device; its own device and modes, and the caller's random state, are restored."""
     home, modes = next(net.parameters()).device, [(module, module.training) for module in net.modules()]
     net.to(device)
@@ -195,7 +195,7 @@ def _check_targets(net: nn.Module, rows: Rows | None, likelihood: Likelihood) ->
         likelihood.log_density(output, batch.y[:1])
 
 
-def _extended(run: Run, net: nn.Module, loss: float, score: float | None, rate: float, patience: int) -> Run:
+def _with_epoch(run: Run, net: nn.Module, loss: float, score: float | None, rate: float, patience: int) -> Run:
     """The run with one more epoch."""
     history = replace(
         run.history,

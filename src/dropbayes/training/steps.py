@@ -78,7 +78,7 @@ class Step:
         shapes = tuple(tensor.shape for tensor in batch.tensors)
         if shapes not in self.replays:
             try:
-                self.replays[shapes] = self._captured(batch)
+                self.replays[shapes] = self._capture_step(batch)
             except RuntimeError:
                 if self.required:
                     raise
@@ -96,7 +96,7 @@ class Step:
         (loss * self.scale).backward()
         return loss.detach()
 
-    def _captured(self, batch: Batch) -> Callable[[Batch], Tensor]:
+    def _capture_step(self, batch: Batch) -> Callable[[Batch], Tensor]:
         """The pass as a CUDA graph that reads from tensors of fixed address."""
         fixed = batch.clone()
         graph, loss = capture_graph(lambda: self._eager(fixed), list(self.net.buffers()), batch.y.device)

@@ -79,12 +79,12 @@ class _Trace(TorchFunctionMode):
             self.lookups.add(id(result))
             self.alive.append(result)
         elif func in _PASSES_ON:
-            self._remember(result, self._kept(*args[:1]))
+            self._remember(result, self._keep_prob_of(*args[:1]))
         elif func in _ELEMENTWISE and not any(id(a) in self.lookups for a in args):  # a mask of words is the table's
-            self._remember(result, self._kept(*args))
+            self._remember(result, self._keep_prob_of(*args))
         return result
 
-    def _kept(self, *operands: Any) -> float:
+    def _keep_prob_of(self, *operands: Any) -> float:
         product = 1.0
         for operand in operands:
             product *= self.kept.get(id(operand), 1.0)
@@ -98,7 +98,7 @@ class _Trace(TorchFunctionMode):
     def _dropout(self, func: Function, input: Tensor, p: Any = None, *_: Any, **kwargs: Any) -> Tensor:
         drop_prob = float(_DROPOUTS[func] if p is None else p)
         result = input.view_as(input)
-        self._remember(result, self._kept(input) * (1 - drop_prob))
+        self._remember(result, self._keep_prob_of(input) * (1 - drop_prob))
         return result
 
     def _use(self, weight: Any, kept: float) -> None:
@@ -110,7 +110,7 @@ class _Trace(TorchFunctionMode):
         operands += [a for arg in args if isinstance(arg, (tuple, list)) for a in arg if isinstance(a, Tensor)]
         factors = [a for a in operands if id(a) not in self.names]
         for weight in operands:
-            self._use(weight, self._kept(*factors))
+            self._use(weight, self._keep_prob_of(*factors))
 
     def _attention(self, args: Any, kwargs: Any) -> None:
         weights = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and id(a) in self.names]
@@ -118,7 +118,7 @@ class _Trace(TorchFunctionMode):
         for weight in weights:
             own = self.names[id(weight)].rpartition(".")[2]
             source = by_input.get(own, args[0])
-            self._use(weight, self._kept(source) if own != "weight" else 1.0)
+            self._use(weight, self._keep_prob_of(source) if own != "weight" else 1.0)
 
     def _recurrent(self, func: Function, args: Any) -> None:
         weights = [w for a in args if isinstance(a, (tuple, list)) for w in a if isinstance(w, Tensor)]
@@ -128,7 +128,7 @@ class _Trace(TorchFunctionMode):
             own = self.names.get(id(weight), "").rpartition(".")[2]
             first = own == "weight_ih" or own.startswith("weight_ih_l0")
             later = 1.0 - dropout if own.startswith("weight_ih_l") else 1.0
-            self._use(weight, self._kept(args[0]) if first else later)
+            self._use(weight, self._keep_prob_of(args[0]) if first else later)
 
 
 @contextlib.contextmanager

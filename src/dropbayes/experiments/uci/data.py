@@ -187,25 +187,25 @@ def _text(source: Source) -> bytes:
     folders: Sequence[pathlib.Path | None] = (data_folder(), cache_folder())
     for folder in folders:
         if folder is not None and (folder / file).exists():
-            return _checked(gzip.decompress((folder / file).read_bytes()), source, str(folder / file))
-    return _downloaded(source, cache_folder() / file)
+            return _verify_digest(gzip.decompress((folder / file).read_bytes()), source, str(folder / file))
+    return _download(source, cache_folder() / file)
 
 
-def _checked(content: bytes, source: Source, where: str) -> bytes:
-    found = hashlib.sha256(content).hexdigest()
-    if found != source.sha256:
+def _verify_digest(content: bytes, source: Source, where: str) -> bytes:
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != source.sha256:
         raise ValueError(
-            f"{where} must hold the published {source.name} data (SHA-256 {source.sha256}); got {found}. Delete the "
+            f"{where} must hold the published {source.name} data (SHA-256 {source.sha256}); got {digest}. Delete the "
             "file and run again to download it."
         )
     return content
 
 
-def _downloaded(source: Source, target: pathlib.Path) -> bytes:
+def _download(source: Source, target: pathlib.Path) -> bytes:
     address = SOURCE.format(name=source.name)
     try:
         with urllib.request.urlopen(address, timeout=60) as answer:
-            content = _checked(answer.read(), source, address)
+            content = _verify_digest(answer.read(), source, address)
     except (urllib.error.URLError, TimeoutError) as error:
         raise FileNotFoundError(
             f"the {source.name} data is neither in $DROPBAYES_DATA/uci nor in {target.parent}, and {address} cannot be "

@@ -70,7 +70,7 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     return float(array.mean()), float(array.std() / math.sqrt(len(array)))
 
 
-def paired(ours: Mapping[int, float], theirs: Sequence[float]) -> tuple[float, float, int]:
+def paired_difference(ours: Mapping[int, float], theirs: Sequence[float]) -> tuple[float, float, int]:
     """The mean of our value minus theirs over the splits both have, its standard error, and their number."""
     differences = [value - theirs[split] for split, value in sorted(ours.items()) if split < len(theirs)]
     mean, _ = mean_and_error(differences)
@@ -146,14 +146,14 @@ def clean_reference() -> dict[str, Any]:
     path = folder / "gal_reference_results.json" if folder else None
     if path is None or not path.exists():
         return {}
-    found = json.loads(path.read_text())["results"]
-    return {name: found[source.name][_CLEAN_RUN] for name, source in SETS.items()}
+    entries = json.loads(path.read_text())["results"]
+    return {name: entries[source.name][_CLEAN_RUN] for name, source in SETS.items()}
 
 
 def read_folder(folder: pathlib.Path) -> dict[tuple[str, str], dict[str, Any]]:
     """All results of a folder by method and set."""
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    return {(entry["method"], entry["set"]): entry for entry in found if "splits" in entry}
+    entries = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return {(entry["method"], entry["set"]): entry for entry in entries if "splits" in entry}
 
 
 def faithful_table(results: Mapping[tuple[str, str], Any], reference: Mapping[str, Any]) -> str:
@@ -169,7 +169,7 @@ def faithful_table(results: Mapping[tuple[str, str], Any], reference: Mapping[st
             line += [_figure(published.paper[place]), _figure(published.clean[place], published.clean_error[place])]
             line.append(_figure(*mean_and_error(list(ours.values()))))
             if name in reference and len(ours) > 1:
-                mean, error, _ = paired(ours, reference[name][key])
+                mean, error, _ = paired_difference(ours, reference[name][key])
                 line.append(f"{mean:+.2g} ({mean / error:+.1f} s.e.)")
             else:
                 line.append("")

@@ -117,8 +117,8 @@ def _path(out: pathlib.Path, method: str, name: str) -> pathlib.Path:
 def read_results(path: pathlib.Path) -> dict[str, Any]:
     """The results of a file, or empty ones."""
     if path.exists():
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
+        results: dict[str, Any] = json.loads(path.read_text())
+        return results
     return {"splits": [], "seconds": 0.0}
 
 

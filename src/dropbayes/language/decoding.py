@@ -1,0 +1,154 @@
+"""What stands in for a model while transformers decodes: its forward pass is that of many draws.
+
+The decoding itself (greedy, sampling, beams, penalties, stopping) is transformers' own `generate`. It is called on a
+view of the model whose forward pass runs all draws as one batch, each with rows of its own in the cache, and answers
+with the log of their mean distribution, or with one distribution for each draw.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dropbayes.language.caches import cache_bytes, cache_name, reorder, spread
+from dropbayes.language.folding import FoldedDraws, n_rows_of
+from dropbayes.language.models import generating_module
+from dropbayes.sampling.looks import equal_but_for_rounding
+from dropbayes.sampling.masks import Keys
+from dropbayes.sampling.trees import copied_cache
+from dropbayes.sampling.views import View
+
+# The keys under which a model's step from its cache was seen to be that of the whole text, by the model.
+_checked: weakref.WeakKeyDictionary[nn.Module, set[Any]] = weakref.WeakKeyDictionary()
+
+_GROWING = ("input_ids", "decoder_input_ids", "position_ids", "token_type_ids", "decoder_position_ids")
+
+
+class DrawnModel:
+    """The model as transformers sees it.
+
+    Args:
+        net: The model.
+        keys: The keys of all draws.
+        draws: The draws to decode with.
+        positions: "tied" or "own".
+        leave_out: Modules whose randomness is not dropout.
+        draws_at_once: The most draws in one batch.
+        together: Whether all draws read the same text, and answer with their mean; else each reads rows of its own.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        keys: Keys,
+        draws: range,
+        positions: str,
+        leave_out: tuple[str, ...],
+        draws_at_once: int,
+        together: bool,
+    ) -> None:
+        self.net, self.n_draws, self.together = net, len(draws), together
+        starts = range(draws.start, draws.stop, draws_at_once)
+        chunks = [range(start, min(start + draws_at_once, draws.stop)) for start in starts]
+        self.chunks = [FoldedDraws(net, keys, chunk, positions, leave_out) for chunk in chunks]
+        self.log_probs: Tensor | None = None
+        self.cache_bytes = 0
+        self._caches: list[Any] = []
+        self._prompt: dict[str, Any] = {}
+        self._keyed = (keys, draws, positions, leave_out)
+
+    def model(self) -> Any:
+        """The view of the model on which `generate` is called."""
+        stand_in = generating_module(View(self.net).net)
+
+        @functools.wraps(stand_in.forward)  # transformers reads its parameters
+        def forward(**arguments: Any) -> Any:
+            return self.forward(arguments)
+
+        stand_in.forward = forward
+        return stand_in
+
+    def forward(self, arguments: dict[str, Any]) -> Any:
+        """The forward pass of all draws: logits are the log of their mean distribution, or those of each draw."""
+        n_rows = n_rows_of(arguments) // (1 if self.together else self.n_draws)
+        name = cache_name(arguments)
+        cache = arguments.get(name or "")
+        is_prompt = cache is not None and not any(cache is known for known in self._caches)
+        if is_prompt:
+            self._adopt(cache)
+        outputs, logits = [], []
+        for place, chunk in enumerate(self.chunks):
+            own = {key: self._part(value, chunk, n_rows) for key, value in arguments.items()}
+            if name is not None:
+                own[name] = self._caches[place]
+            outputs.append(chunk(own, n_rows, alike=self.together or is_prompt))
+            if name is not None and not self.together and is_prompt:
+                spread(self._caches[place], n_rows, len(chunk.draws))
+            logits.append(outputs[-1].logits[:, -1].float().unflatten(0, (len(chunk.draws), n_rows)))
+        self.log_probs = torch.cat(logits).log_softmax(-1)
+        if is_prompt:
+            self._prompt = arguments
+        elif name is not None and self._keyed not in _checked.setdefault(self.net, set()):
+            self._check_step(arguments, n_rows, name)
+            _checked[self.net].add(self._keyed)
+        self.cache_bytes = max(self.cache_bytes, sum(map(cache_bytes, self._caches)))
+        answer = self.log_probs.logsumexp(0) - math.log(self.n_draws) if self.together else self.log_probs.flatten(0, 1)
+        output = outputs[0]
+        output["logits"] = answer[:, None]
+        return output
+
+    def _part(self, value: Any, chunk: FoldedDraws, n_rows: int) -> Any:
+        """The rows of a chunk's draws, of a value that has rows of all draws (what the encoder gave)."""
+        if len(self.chunks) == 1 or not hasattr(value, "last_hidden_state"):
+            return value
+        first = chunk.draws.start - self.chunks[0].draws.start
+        rows = slice(first * n_rows, (first + len(chunk.draws)) * n_rows)
+        return type(value)(last_hidden_state=value.last_hidden_state[rows])
+
+    def _adopt(self, cache: Any) -> None:
+        """Takes a new, empty cache as that of the first draws, with one more for each of the other chunks."""
+        self._caches = [cache, *(copied_cache(cache) for _ in self.chunks[1:])]
+        if self.together:
+            cache.reorder_cache = self._reorder
+        elif self.n_draws > 1:
+            cache.reorder_cache = self._reorder_each
+
+    def _reorder(self, rows: Tensor) -> None:
+        for cache, chunk in zip(self._caches, self.chunks, strict=True):
+            reorder(cache, rows, len(chunk.draws))
+
+    def _reorder_each(self, rows: Tensor) -> None:
+        for cache in self._caches:
+            reorder(cache, rows, 1)
+
+    @torch.no_grad()
+    def _check_step(self, step: dict[str, Any], n_rows: int, name: str) -> None:
+        """Compares the first step from the cache with the whole text, read at once: the same function or an error."""
+        assert self.log_probs is not None
+        whole = {key: value for key, value in step.items() if key != name}
+        for key in _GROWING:
+            if isinstance(step.get(key), Tensor):
+                whole[key] = torch.cat([self._prompt[key], step[key]], -1)
+        mask = self._prompt.get("attention_mask")
+        if isinstance(mask, Tensor) and "input_ids" in whole and mask.shape == self._prompt["input_ids"].shape:
+            whole["attention_mask"] = torch.cat([mask, torch.ones_like(mask[:, :1])], -1)
+        if "inputs_embeds" in self._prompt or step.get("decoder_inputs_embeds") is not None:
+            return
+        whole["use_cache"] = False
+        parts = [
+            chunk({key: self._part(value, chunk, n_rows) for key, value in whole.items()}, n_rows, alike=self.together)
+            for chunk in self.chunks
+        ]
+        logits = [part.logits[:, -1].float().unflatten(0, (-1, n_rows)) for part in parts]
+        expected = torch.cat(logits).log_softmax(-1)
+        if not equal_but_for_rounding(self.log_probs, expected):
+            difference = float((self.log_probs - expected).abs().max())
+            raise ValueError(
+                f"`model` cannot share its cache among draws: a step from it differs from the whole text by "
+                f"{difference:.2g} in log-probability. Pass use_cache=False."
+            )

@@ -1,0 +1,156 @@
+"""Some draws of a language model as one batch: the rows of every draw side by side, draws outermost.
+
+A draw's masks are those of `function_draw`: keyed by site and position, so that a step that reads a cache continues the
+function that filled it. Blocks before the first site give every draw the same: they run, and are cached, once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dropbayes.language.caches import cache_name, first_rows, tensors_of
+from dropbayes.language.caches import layers_of as cache_layers
+from dropbayes.sampling.anatomy import Anatomy
+from dropbayes.sampling.inspection import inspected
+from dropbayes.sampling.looks import flags_up
+from dropbayes.sampling.masks import Keys
+from dropbayes.sampling.operations import Interception
+from dropbayes.sampling.plan import check_random, position_masks
+from dropbayes.sampling.strategies import KeyedSource, Masks, NetworkChanged
+from dropbayes.sampling.trees import Inputs, as_inputs, is_cache, split
+from dropbayes.sampling.views import View, eagerly
+
+_TEXT = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
+
+
+def n_rows_of(arguments: dict[str, Any]) -> int:
+    """The number of texts in the arguments of a call."""
+    return next(int(arguments[name].shape[0]) for name in reversed(_TEXT) if arguments.get(name) is not None)
+
+
+class FoldedDraws:
+    """Some draws of a model, called as the model is.
+
+    Args:
+        net: The model.
+        keys: The keys of all draws.
+        draws: Which of them.
+        positions: "tied" or "own".
+        leave_out: Modules whose randomness is not dropout.
+    """
+
+    def __init__(self, net: nn.Module, keys: Keys, draws: range, positions: str, leave_out: tuple[str, ...]) -> None:
+        self.net, self.keys, self.draws = net, keys, draws
+        self.positions, self.leave_out = positions, leave_out
+        self._known: dict[Any, Anatomy] = {}
+        self._views: dict[frozenset[type], nn.Module] = {}
+        self._source: KeyedSource | None = None
+        self._n_rows = 0
+        self._alike = True
+
+    def __call__(self, arguments: dict[str, Any], n_rows: int, *, alike: bool = True) -> Any:
+        """The model's output, with the rows of all draws.
+
+        Args:
+            arguments: The named arguments, with rows of one draw or of all of them.
+            n_rows: The number of rows of one draw.
+            alike: Whether every draw reads the same rows: what comes before the first site is then computed once.
+        """
+        anatomy = self.anatomy(arguments, n_rows)
+        inputs = _ordered({name: self._map(self._cut, value) for name, value in arguments.items()})
+        drawn = Masks(anatomy, self.keys, False, False, position_masks(self.positions, inputs))
+        source = KeyedSource(drawn, self.draws, range(n_rows), folded=True)
+        view = self._view(anatomy)
+        source.follow(view)
+        self._source, self._alike = source, alike
+        folded = {name: self._map(self._fold, value) for name, value in arguments.items()}
+        with Interception(source):
+            output = eagerly(view.__call__)(**folded)
+        try:
+            source.finish(split(output)[0])
+        except NetworkChanged as changed:
+            raise ValueError(
+                f"`model` met other sites than when it was inspected ({changed}): its sites depend on the text, so "
+                "that draws cannot share a batch. Use dropbayes.function_draw."
+            ) from None
+        return output
+
+    def anatomy(self, arguments: dict[str, Any], n_rows: int) -> Anatomy:
+        """What is known of the model for arguments of this form, inspected on the first draw's rows where it is new."""
+        self._n_rows = n_rows
+        cache = arguments.get(cache_name(arguments) or "")
+        filled = cache is not None and any(map(tensors_of, cache_layers(cache)))
+        lengths = [arguments[name].shape[1] == 1 for name in _TEXT if arguments.get(name) is not None]
+        form = (tuple(sorted(n for n, v in arguments.items() if v is not None)), tuple(lengths), filled, n_rows == 1)
+        if form not in self._known:
+            first = {name: self._map(self._cut, value) for name, value in arguments.items()}
+            if cache is not None:
+                first[cache_name(arguments) or ""] = first_rows(cache, n_rows)
+            inputs = _ordered(first)
+            anatomy = inspected(self.net, inputs, self.leave_out, positions=True, any_length=True).anatomy
+            check_random(anatomy)
+            if not anatomy.rows_together or anatomy.host_random:
+                raise ValueError(
+                    "`model` takes one text at a time (its texts depend on each other, or it draws from Python's or "
+                    "NumPy's generator), so that draws cannot share a batch. Use dropbayes.function_draw."
+                )
+            self._known[form] = anatomy
+        return self._known[form]
+
+    def is_foldable(self, arguments: dict[str, Any], n_rows: int) -> bool:
+        """Whether several draws can share a batch: not where a mask has no rows, as LayerDrop's."""
+        return all(site.layout is not None for site in self.anatomy(arguments, n_rows).sites if site.is_random)
+
+    # Rows --------------------------------------------------------------------------------------------------------
+
+    def _map(self, function: Callable[[Any], Any], value: Any) -> Any:
+        return value if value is None or is_cache(value) else pytree.tree_map(function, value, is_leaf=is_cache)
+
+    def _fold(self, leaf: Any) -> Any:
+        """The rows of one draw once for each draw."""
+        if not isinstance(leaf, Tensor) or leaf.dim() < 2:
+            return leaf
+        if leaf.shape[0] != self._n_rows:
+            return leaf
+        return leaf.repeat(len(self.draws), *(1,) * (leaf.dim() - 1))
+
+    def _cut(self, leaf: Any) -> Any:
+        """The rows of the first draw."""
+        n_folded = self._n_rows * len(self.draws)
+        whole = isinstance(leaf, Tensor) and leaf.shape[:1] == (n_folded,) and leaf.dim() > 1
+        whole = whole and (leaf.dim() > 2 or not leaf.is_floating_point())
+        return leaf[: self._n_rows] if whole else leaf
+
+    # The prefix --------------------------------------------------------------------------------------------------
+
+    def _view(self, anatomy: Anatomy) -> nn.Module:
+        """The modules that run: those of blocks without a site compute what all draws share once."""
+        if anatomy.lowered not in self._views:
+            view = View(self.net, flags_up(self.leave_out, anatomy.lowered)).net
+            paths = [site.path for site in anatomy.sites if site.is_random]
+            for path, container in view.named_modules():
+                for name, block in container.named_children() if isinstance(container, nn.ModuleList) else ():
+                    place = f"{path}.{name}"
+                    if not any(f"{site}.".startswith(f"{place}.") for site in paths):
+                        block.forward = functools.partial(self._once, block.forward)
+            self._views[anatomy.lowered] = view
+        return self._views[anatomy.lowered]
+
+    def _once(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A block before the first site, run on the rows of one draw."""
+        assert self._source is not None
+        if self._source.site or not self._alike or len(self.draws) == 1:
+            return forward(*args, **kwargs)
+        args, kwargs = pytree.tree_map(self._cut, (args, kwargs), is_leaf=is_cache)
+        return self._map(self._fold, forward(*args, **kwargs))
+
+
+def _ordered(arguments: dict[str, Any]) -> Inputs:
+    """The arguments as inputs, texts first: their number is the number of rows."""
+    names = sorted(arguments, key=lambda name: name not in _TEXT)
+    return as_inputs({name: arguments[name] for name in names if arguments[name] is not None})

@@ -1,0 +1,54 @@
+"""Semantic entropy: the uncertainty about what is said rather than how."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+__all__ = ["semantic_entropy"]
+
+Text = TypeVar("Text")
+
+
+def semantic_entropy(
+    texts: Sequence[Text],
+    equivalent: Callable[[Text, Text], bool],
+    *,
+    log_probs: Sequence[float] | Tensor | None = None,
+) -> float:
+    r"""The entropy in nats over what texts say (Kuhn, Gal and Farquhar 2023, *Semantic Uncertainty*).
+
+    $-\sum_c P(c) \ln P(c)$, where $P(c)$ is the share of texts in class $c$, or the sum of their probabilities,
+    normalised. A text joins the first class whose first member is equivalent to it, in both directions.
+
+    Args:
+        texts: The texts that were drawn for one prompt, one for each draw: strings, or anything that can be compared.
+        equivalent: Whether the first text implies the second; asked in both directions.
+        log_probs: The log-probability of each text; by default all weigh the same.
+
+    Example:
+        >>> same_number = lambda a, b: a.strip(".") == b.strip(".")
+        >>> round(semantic_entropy(["42", "42.", "41", "42"], same_number), 3)
+        0.562
+    """
+    if isinstance(texts, str) or len(texts) == 0:
+        raise ValueError(f"`texts` must be a sequence of at least one text; got {texts!r}.")
+    if not callable(equivalent):
+        raise TypeError(f"`equivalent` must be a function of two texts; got {type(equivalent).__name__}.")
+    weights = torch.zeros(len(texts)) if log_probs is None else torch.as_tensor(log_probs, dtype=torch.float64)
+    if weights.shape != (len(texts),) or bool(weights.isnan().any()):
+        raise ValueError(f"`log_probs` must have a number for each of the {len(texts)} texts; got {log_probs!r}.")
+    firsts: list[Text] = []
+    shares: list[float] = []
+    for text, share in zip(texts, weights.double().softmax(0).tolist(), strict=True):
+        place = next((n for n, first in enumerate(firsts) if equivalent(first, text) and equivalent(text, first)), None)
+        if place is None:
+            firsts.append(text)
+            shares.append(share)
+        else:
+            shares[place] += share
+    return -sum(share * math.log(share) for share in shares if share > 0) + 0.0
