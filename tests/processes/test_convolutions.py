@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropbayes.processes import exact_process, prior_draws, process_of, variance_ratio
+from dropbayes.processes import convolutions, exact_process, prior_draws, process_of, variance_ratio
 from dropbayes.weight_layers.precision import Prior
 
 PRIOR = Prior(length_scale=1.4, bias_length_scale=2.0, following_length_scale="fan_in")
@@ -134,6 +134,15 @@ def test_its_dropout_draws_are_compared_with_its_process_on_images():
     process = exact_process(covariance, x.double().flatten(1), x.mean((1, 2)).double(), precision=100.0)
     torch.testing.assert_close(compared.process, process.variance((x + 3).double().flatten(1)))
     assert (compared.network > 0).all()
+
+
+def test_the_covariance_is_the_same_in_blocks_of_any_size(monkeypatch):
+    x, y = images(5, 2, 4), images(3, 2, 4, seed=1)
+    net = nn.Sequential(nn.Conv1d(2, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(6, 1))
+    covariance = process_of(net, PRIOR, input_shape=(2, 4))
+    whole = covariance(x, y)
+    monkeypatch.setattr(convolutions, "_ELEMENTS", 64)  # two rows and two columns at a time
+    torch.testing.assert_close(covariance(x, y), whole)
 
 
 class ByFunctions(nn.Module):

@@ -37,6 +37,7 @@ __all__ = [
     "pooling",
 ]
 
+_ELEMENTS = 2**22  # of a block of covariances, each pair of rows with all its positions
 _POOL: Any = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
@@ -258,10 +259,17 @@ class ConvolutionalCovariance(Covariance):
     output_bias: float = 0.0
 
     def __call__(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        images = self._images(x, "x")
-        field = self._field(images, images if y is None else self._images(y, "y").to(images))
-        assert field.both is not None
-        return field.both
+        rows = self._images(x, "x")
+        columns = rows if y is None else self._images(y, "y").to(rows)
+        n_pairs = math.prod(self.input_shape[1:]) ** (2 if self._all_pairs else 1)
+        side = max(1, math.isqrt(_ELEMENTS // n_pairs))
+        blocks = [[self._both(some, others) for others in columns.split(side)] for some in rows.split(side)]
+        return torch.cat([torch.cat(row, 1) for row in blocks])
+
+    def _both(self, x: Tensor, y: Tensor) -> Tensor:
+        both = self._field(x, y).both
+        assert both is not None
+        return both
 
     def diagonal(self, x: Tensor) -> Tensor:
         return self._field(self._images(x, "x"), None).of_x
@@ -278,9 +286,13 @@ class ConvolutionalCovariance(Covariance):
             )
         return flat.reshape(-1, *self.input_shape)
 
+    @property
+    def _all_pairs(self) -> bool:
+        """Whether covariances between all pairs of positions are needed: an average mixes positions."""
+        return any(isinstance(step.operation, Pooling) for step in self.steps)
+
     def _field(self, x: Tensor, y: Tensor | None) -> Field:
-        all_pairs = any(isinstance(step.operation, Pooling) for step in self.steps)
-        fields = {"input": Field.of_inputs(x, y, all_pairs=all_pairs)}
+        fields = {"input": Field.of_inputs(x, y, all_pairs=self._all_pairs)}
         for step in self.steps:
             operation: Any = step.operation
             fields[step.name] = operation(*(fields[source] for source in step.sources))
