@@ -17,6 +17,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from benchmarks import history
@@ -94,19 +95,31 @@ def main() -> None:
     parser.add_argument("--sets", default="boston,concrete,energy,yacht,wine,kin8nm,power")
     parser.add_argument("--splits", type=int, default=3)
     parser.add_argument("--reference", type=pathlib.Path, help="the src folder of an older version to compare with")
+    parser.add_argument(
+        "--out", type=pathlib.Path, help="the file of the fits; by default benchmarks/results/defaults.json"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="fits at a time; their CPU time is each one's own")
     arguments = parser.parse_args()
-    path = ROOT / "benchmarks" / "results" / "defaults.json"
+    path = arguments.out or ROOT / "benchmarks" / "results" / "defaults.json"
     fits: list[dict[str, Any]] = json.loads(path.read_text()).get("fits", []) if path.exists() else []
     done = {(f["set"], f["split"], f["tree"]) for f in fits if "tree" in f}
     fits = [f for f in fits if "tree" in f]
     trees = {"present": ROOT / "src"} | ({"reference": arguments.reference} if arguments.reference else {})
-    for split in range(arguments.splits):
-        for name in arguments.sets.split(","):
-            for tree, source in trees.items():
-                if (name, split, tree) not in done:
-                    fits.append({"set": name, "split": split, "tree": tree, **one_fit(source, name, split)})
+    missing = [
+        (name, split, tree)
+        for split in range(arguments.splits)
+        for name in arguments.sets.split(",")
+        for tree in trees
+        if (name, split, tree) not in done
+    ]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        begun = {pool.submit(one_fit, trees[fit[2]], *fit[:2]): fit for fit in missing}
+        for future in as_completed(begun):
+            name, split, tree = begun[future]
+            fits.append({"set": name, "split": split, "tree": tree, **future.result()})
             files.write_text(path, json.dumps({"fits": fits}, indent=1) + "\n")
-    history.write("defaults", {"fits": fits})
+    if arguments.out is None:
+        history.write("defaults", {"fits": fits})
     print(table(fits))
 
 

@@ -37,7 +37,7 @@ RANK = {
     "estimators": 6,
     "plots": 6,
     "experiments": 7,
-    "tables": 7,
+    "tables": 5,
     "models": 8,
     "report": 8,
     "page": 8,

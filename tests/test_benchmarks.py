@@ -1,9 +1,14 @@
 """What the benchmarks keep of their runs; that they are importable is checked with their types."""
 
 import json
+import math
 import subprocess
 
-from benchmarks import history
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from benchmarks import comparison, history
 from benchmarks.history import Goal
 
 
@@ -57,6 +62,16 @@ def test_the_tables_of_the_theory_are_those_of_the_last_run():
     assert sorted(row[3:] for row in choice) == sorted(figures)
 
 
+@pytest.mark.parametrize(
+    ("precision", "words"), [("float32", "In float32:"), ("bfloat16", 'Under `torch.autocast("cuda"')]
+)
+def test_the_tables_of_the_gpu_are_those_of_the_last_run(precision, words):
+    cases = [case for case in last_run("gpu")["cases"] if case["precision"] == precision]
+    columns = ("loop_ms", "repeat_ms", "row_ms", "shared_ms")
+    expected = [[case["case"], *(f"{case[column]:.3g}" for column in columns)] for case in cases]
+    assert [row[:5] for row in table_after("benchmarks.md", words)] == expected
+
+
 def test_the_table_of_the_posteriors_is_that_of_the_last_run():
     run = last_run("posteriors")
     shown = table_after("posteriors.md", "root mean square difference of the means")
@@ -64,3 +79,34 @@ def test_the_table_of_the_posteriors_is_that_of_the_last_run():
     page = " ".join((PAGES / "posteriors.md").read_text().split())
     assert f"R-hat over the grid was {run['r_hat']:.3f}" in page and f"chains of {run['samples']} samples" in page
     assert f"at least {run['effective_samples'] // 10 * 10:.0f} effective samples" in page
+
+
+def test_the_comparison_scores_a_gaussian_as_scipy_does():
+    y, mean, std = np.array([0.3, -1.0, 2.0]), np.array([0.0, -0.5, 2.5]), np.array([1.0, 0.5, 2.0])
+    found = comparison.scores(comparison.gaussian(mean, std), y)
+    assert math.isclose(found["log_likelihood"], norm(mean, std).logpdf(y).mean())
+    assert math.isclose(found["width"], (2 * norm.ppf(0.95) * std).mean(), rel_tol=1e-6)
+    z = (y - mean) / std
+    crps = std * (z * (2 * norm.cdf(z) - 1) + 2 * norm.pdf(z) - 1 / math.sqrt(math.pi))
+    assert math.isclose(found["crps"], crps.mean(), rel_tol=1e-6)
+
+
+def test_the_comparison_scores_quantiles_nearly_as_their_distribution():
+    y = np.random.default_rng(0).normal(size=2000)
+    quantiles = norm.ppf(comparison.LEVELS)[:, None] + np.zeros(len(y))
+    prediction = {"mean": np.zeros(len(y)), "quantiles": quantiles, "ends": (quantiles[0], quantiles[-1])}
+    found, exact = comparison.scores(prediction, y), comparison.scores(comparison.gaussian(0 * y, 1 + 0 * y), y)
+    assert found["log_likelihood"] is None and math.isclose(found["coverage"], exact["coverage"])
+    assert math.isclose(found["crps"], exact["crps"], rel_tol=0.05)
+
+
+def test_the_comparison_marks_the_best_of_the_splits_that_all_methods_have_run():
+    row = {"set": "yacht", "rmse": 2.0, "crps": 1.0, "coverage": 0.9, "width": 3.0, "cpu_seconds": 1.0}
+    fits = [
+        {**row, "method": method, "split": split, "log_likelihood": None if method == "quantile_boosting" else score}
+        for score, method in enumerate(comparison.METHODS)
+        for split in range(1 + score)
+    ]
+    lines = comparison.table(fits).splitlines()
+    assert len(lines) == 2 + len(comparison.METHODS) and lines[2].startswith("| yacht | 1 |")
+    assert "| **3.000** |" in lines[5] and "| – |" in lines[6]

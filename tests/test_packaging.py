@@ -54,9 +54,9 @@ def test_the_constraints_meet_every_requirement():
         assert requirement.specifier.contains(pinned[requirement.name.lower()]), str(requirement)
 
 
-def test_dev_has_every_extra_but_the_heavy_engines():
+def test_dev_has_every_extra_but_the_heavy_engines_and_the_rivals_of_a_benchmark():
     (everything,) = [text for text in EXTRAS["dev"] if text.startswith("dropbayes")]
-    assert Requirement(everything).extras == set(EXTRAS) - {"dev", "ray", "spark"}
+    assert Requirement(everything).extras == set(EXTRAS) - {"dev", "ray", "spark", "compare"}
 
 
 def test_the_version_is_one():

@@ -86,3 +86,17 @@ def test_the_search_shares_out_a_rare_class_and_keeps_groups_whole(monkeypatch):
     pairs = {tuple(row): pair for row, pair in zip(x.tolist(), groups.tolist(), strict=True)}
     sides = [{pairs[tuple(row)] for row in task.held_out[0].tolist()} for task in made[0]]
     assert not sides[0] & sides[1]
+
+
+def test_the_temperature_is_that_of_the_heavy_rows():
+    source = np.random.default_rng(0)
+    x = source.normal(size=(400, 2))
+    labels = x[:, 0] > 0
+    wrong = source.random(400) < 0.3
+    labels[wrong] = ~labels[wrong]
+    settings = QUICK | {"n_steps": 300}
+    plain, weighted = (
+        DropoutClassifier(**settings, random_state=0).fit(x, labels, sample_weight=weight)
+        for weight in (None, np.where(wrong, 0.01, 1.5))
+    )
+    assert weighted.temperature_ < plain.temperature_

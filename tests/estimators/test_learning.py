@@ -16,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+from dropbayes.estimators import DropoutClassifier, DropoutRegressor, learning
 from dropbayes.estimators.learning import search_edges
 from dropbayes.population import Member
 from tests.estimators.samples import QUICK, toy
@@ -230,3 +230,48 @@ def test_a_warm_start_refuses_other_columns_and_measures_the_noise_anew():
     classifier = DropoutClassifier(**QUICK, warm_start=True, random_state=0).fit(x, label)
     with pytest.raises(ValueError, match="must hold only the classes"):
         classifier.fit(x, np.where(y > 100, "high", "lower"))
+
+
+def test_one_bar_counts_the_steps_of_search_and_training(monkeypatch):
+    bars = []
+
+    class Bar(learning.ProgressBar):
+        def __init__(self, *arguments, **settings):
+            super().__init__(*arguments, **settings)
+            bars.append(self)
+
+    monkeypatch.setattr(learning, "ProgressBar", Bar)
+    DropoutRegressor(**QUICK, random_state=0).fit(*toy(64))
+    assert len(bars) == 1 and bars[0].done == bars[0].total
+
+
+def test_two_thousand_columns_of_one_hidden_factor_are_learned_from():
+    source = np.random.default_rng(0)
+    factor = source.normal(size=400)
+    x = factor[:, None] * source.normal(size=2000) + 3 * source.normal(size=(400, 2000))
+    model = DropoutRegressor(**QUICK, random_state=0).fit(x[:300], factor[:300])
+    assert model.score(x[300:], factor[300:]) > 0.9
+
+
+def test_constant_columns_change_nothing_that_matters():
+    x, y = toy(100)
+    wider = np.column_stack([x, np.full(100, 7.0), np.zeros(100)])
+    model = DropoutRegressor(**QUICK, random_state=0).fit(wider, y)
+    assert np.corrcoef(model.predict(wider), y)[0, 1] > 0.9
+    assert model.population_.x_scale[0, 2:].tolist() == [1.0, 1.0]
+
+
+def test_a_constant_target_is_predicted_as_it_is():
+    x, _ = toy(50)
+    mean, std = DropoutRegressor(**QUICK, random_state=0).fit(x, np.full(50, 3.5)).predict(x, return_std=True)
+    np.testing.assert_allclose(mean, 3.5, atol=0.05)
+    assert np.isfinite(std).all()
+
+
+def test_targets_of_zero_and_one_keep_their_probability_as_the_mean():
+    source = np.random.default_rng(0)
+    x = source.uniform(size=(600, 1))
+    y = (source.random(600) < 0.2 + 0.6 * x[:, 0]).astype(float)
+    model = DropoutRegressor(**(QUICK | {"n_steps": 400}), random_state=0).fit(x, y)
+    np.testing.assert_allclose(model.predict(np.array([[0.1], [0.5], [0.9]])), [0.26, 0.5, 0.74], atol=0.12)
+    assert np.isfinite(model.log_likelihood(x, y))

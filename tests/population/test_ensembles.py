@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from dropbayes.population import Member, choose_ensemble
+from dropbayes.population import Member, choose_ensemble, ensembles
 from dropbayes.population.ensembles import greedy_places
 
 F64 = torch.float64
@@ -67,3 +67,10 @@ def test_weights_of_rows_count_in_the_score_and_in_the_precision():
     assert weighted.log_likelihood[0] > plain.log_likelihood[0] + 0.5
     torch.testing.assert_close(scaled.precision, weighted.precision, rtol=1e-3, atol=0)
     assert math.isclose(scaled.log_likelihood[0], weighted.log_likelihood[0], rel_tol=1e-3)
+
+
+def test_the_best_of_each_number_of_inputs_is_a_finalist():
+    candidates = [Member(n_inputs=n) for n in (2, 2, 2, None, None)]
+    score = torch.tensor([3.0, 5.0, 4.0, 1.0, 2.0])
+    assert ensembles._finalists(candidates, score, 2) == [1, 4]
+    assert ensembles._finalists(candidates, score, 3) == [1, 4, 2]

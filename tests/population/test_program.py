@@ -90,3 +90,30 @@ def test_the_gradient_by_hand_is_that_of_autograd(activation, likelihood):
     (expected,) = torch.autograd.grad(loss, before)
     program.step()
     torch.testing.assert_close(program.gradient, expected)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_member_that_sees_two_inputs_is_the_network_of_two_inputs(learned):
+    x, y = toy(60)
+    member = Member(drop_prob=0.1 if learned else 0.0, weight_decay=1e-3, epochs=20, learning_rate=0.01)
+    both = [replace(member, n_inputs=2), member]
+    settings = {"hidden": (6,), "batch_size": 20, "learn_drop_prob": learned, **F64}
+    seen = train([Task(x, y)], both, **settings)
+    assert bool((seen.weights[0][0, 2] == 0).all()) and bool((seen.weights[0][1, 2] != 0).all())
+    if not learned:  # masks belong to the units of the wider network
+        alone = train([Task(x[:, :2], y)], [member], **settings)
+        torch.testing.assert_close(seen.weights[0][0, :2], alone.weights[0][0])
+
+
+def test_members_that_share_a_learning_rate_take_the_steps_of_those_that_do_not():
+    x, y = toy(60)
+    member = Member(drop_prob=0.1, epochs=10, learning_rate=0.01)
+    same = train([Task(x, y)], [member, replace(member, seed=1)], hidden=(6,), device="cpu")
+    mixed = train([Task(x, y)], [member, replace(member, seed=1, learning_rate=0.02)], hidden=(6,), device="cpu")
+    assert bool((same.weights[0][0] == mixed.weights[0][0]).all())
+
+
+def test_a_number_of_inputs_that_a_task_has_not_is_refused():
+    x, y = toy(30)
+    with pytest.raises(ValueError, match="`n_inputs` must lie between 1 and 3"):
+        train([Task(x, y)], [Member(n_inputs=4)], **F64)

@@ -8,10 +8,9 @@ import numpy as np
 from sklearn.base import ClassifierMixin
 from sklearn.utils import column_or_1d, compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
 
 from dropbayes import calibration
-from dropbayes.estimators.ensembles import ClassEnsemble, as_array
+from dropbayes.estimators.ensembles import ClassEnsemble
 from dropbayes.estimators.learning import DropoutEstimator, row_weights
 from dropbayes.population import EnsembleChoice
 
@@ -91,13 +90,13 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         return self
 
     def _fit_noise(self, choice: EnsembleChoice) -> None:
-        _, codes, _ = choice.held_out_rows()
+        _, codes, weight = choice.held_out_rows()
         logits = choice.held_out_draws(self._effort.noise_draws).clamp_min(1e-30).log().cpu()
-        self.temperature_ = max(float(calibration.temperature(logits, codes)), _LEAST_TEMPERATURE)
+        temperature = calibration.temperature(logits, codes, sample_weight=weight)
+        self.temperature_ = max(float(temperature), _LEAST_TEMPERATURE)
 
     def _validated(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
-        finite = self._finite_inputs()
-        x, y = validate_data(self, as_array(X), as_array(y), reset=reset, dtype=np.float64, ensure_all_finite=finite)
+        x, y = self._arrays(X, y, reset=reset)
         x = self._encoded(x, reset=reset)
         check_classification_targets(y)
         labels = column_or_1d(y, warn=True)

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from dropbayes import information, sampling
 from dropbayes.estimators import files
+from dropbayes.estimators.bins import Bins
+from dropbayes.estimators.frames import FrameColumns
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.estimators.noise import StudentNoise
 from dropbayes.population import Population, network
@@ -48,7 +50,9 @@ class Ensemble(ABC):
     seed_: int
     n_draws: int
     n_features_in_: int
+    frame_columns_: FrameColumns | None
     missing_values_: MissingValues | None
+    bins_: Bins | None
     recalibration: Any = None
     """The map that predictions pass through (`dropbayes.estimators.recalibration`), if any."""
 
@@ -73,7 +77,10 @@ class Ensemble(ABC):
 
     @property
     def networks_(self) -> list[nn.Module]:
-        """The networks, as torch modules of standardised inputs and outputs (`population_.x_mean`, `x_scale` ...)."""
+        """The networks, as torch modules of standardised inputs and outputs (`population_.x_mean`, `x_scale` ...).
+
+        Where `bins_` is not None, the inputs are what its `encode` makes of the columns.
+        """
         return [network(self.population_, index) for index in range(len(self.population_))]
 
     def with_draws(self, *, n_draws: int | None = None, seed: int | None = None) -> Any:
@@ -104,13 +111,24 @@ class Ensemble(ABC):
             check_is_fitted(self)
 
     def _inputs(self, X: Any) -> np.ndarray:
-        """The inputs of the networks for rows `[row, feature]`."""
-        x = np.asarray(as_array(X), dtype=np.float64)
-        if x.ndim != 2 or x.shape[1] != self.n_features_in_:
-            raise ValueError(f"`X` must be shaped [row, {self.n_features_in_}]; got {list(x.shape)}.")
+        """The inputs of the networks for rows `[row, feature]`, but for those of the bins."""
+        if self.frame_columns_ is not None:
+            x = self.frame_columns_.encode(X, learn_missing=self.missing_values_ is not None)
+        else:
+            x = np.asarray(as_array(X), dtype=np.float64)
+            if x.ndim != 2 or x.shape[1] != self.n_features_in_:
+                raise ValueError(f"`X` must be shaped [row, {self.n_features_in_}]; got {list(x.shape)}.")
         if not np.isfinite(x).all() and (self.missing_values_ is None or np.isinf(x).any()):
             raise ValueError("`X` must hold finite numbers.")
         return x if self.missing_values_ is None else self.missing_values_.encode(x)
+
+    def _binned(self, x: np.ndarray) -> np.ndarray:
+        return x if self.bins_ is None else self.bins_.encode(x)
+
+    @property
+    def _n_columns(self) -> int:
+        """The inputs of the networks before those of the bins."""
+        return self.population_.x_mean.shape[1] - (0 if self.bins_ is None else self.bins_.n_inputs)
 
     def _output_blocks(self, x: np.ndarray, block_rows: int | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Rows, their standardised inputs, and the networks' outputs `[draw, network, row, output]`, block by block.
@@ -123,7 +141,7 @@ class Ensemble(ABC):
         n_rows = block_rows or self.block_rows
         for start in range(0, len(x), n_rows):
             rows = slice(start, min(start + n_rows, len(x)))
-            inputs = torch.tensor(x[rows]).to(population.device)
+            inputs = torch.tensor(self._binned(x[rows])).to(population.device)
             # All networks learned the same rows, so they share one standardisation.
             standard = ((inputs - population.x_mean[0]) / population.x_scale[0]).to(population.weights[0].dtype)
             outputs = []
@@ -222,7 +240,8 @@ class RegressionEnsemble(Ensemble):
         population = self.population_
         if self.noise_ is not None:
             draws = outputs.double().flatten(0, 1).cpu()
-            return self.noise_.mixture(draws, inputs.cpu(), population.y_mean[0].cpu(), population.y_scale[0].cpu())
+            columns = inputs[:, : self._n_columns].cpu()
+            return self.noise_.mixture(draws, columns, population.y_mean[0].cpu(), population.y_scale[0].cpu())
         mean, variance = in_units(population, outputs)
         return Mixture(mean.flatten(0, 1).cpu(), variance.flatten(0, 1).sqrt().cpu())
 

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dropbayes.estimators.bins import Bins
+from dropbayes.estimators.frames import FrameColumns
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.population import Member, Population
 from dropbayes.population.heads import head_of
@@ -26,7 +28,7 @@ def save(estimator: Any, path: str | os.PathLike[str], *, own: dict[str, Any], o
     parameters = estimator.get_params(deep=False)
     if not isinstance(parameters["random_state"], int | np.integer | None):
         parameters["random_state"] = None  # a generator has no JSON form; the fitted model does not need it
-    missing = estimator.missing_values_
+    missing, bins = estimator.missing_values_, estimator.bins_
     population, names = estimator.population_, getattr(estimator, "feature_names_in_", None)
     settings = {
         "parameters": _as_json(parameters),
@@ -37,6 +39,8 @@ def save(estimator: Any, path: str | os.PathLike[str], *, own: dict[str, Any], o
         "feature_names": None if names is None else [str(name) for name in names],
         "search_scores": [float(s) if np.isfinite(s) else None for s in getattr(estimator, "search_scores_", [])],
         "missing": None if missing is None else {"fill": missing.fill.tolist(), "columns": missing.columns.tolist()},
+        "columns": None if estimator.frame_columns_ is None else estimator.frame_columns_.as_json(),
+        "bins": None if bins is None else [edges.tolist() for edges in bins.edges],
         **own,
     }
     tensors = {f"weight.{i}": w for i, w in enumerate(population.weights)}
@@ -85,6 +89,10 @@ def _restored(kind: Any, file: storage.ModelFile) -> Any:
     estimator.missing_values_ = missing and MissingValues(
         np.asarray(missing["fill"], dtype=np.float64), np.asarray(missing["columns"], dtype=np.int64)
     )
+    columns = settings.get("columns")
+    estimator.frame_columns_ = columns and FrameColumns.from_json(columns)
+    bins = settings.get("bins")
+    estimator.bins_ = None if bins is None else Bins(tuple(np.asarray(edges, dtype=np.float64) for edges in bins))
     if settings["feature_names"] is not None:
         estimator.feature_names_in_ = np.asarray(settings["feature_names"], dtype=object)
     return estimator
@@ -93,7 +101,15 @@ def _restored(kind: Any, file: storage.ModelFile) -> Any:
 def _check_layout(file: storage.ModelFile, population: Population) -> None:
     """Raises unless the tensors have the shapes that the settings and each other ask for, and finite values."""
     indicators = len((file.settings.get("missing") or {"columns": []})["columns"])
-    n_inputs = file.setting("n_features", int) + indicators
+    bins = file.settings.get("bins") or []
+    if not all(np.isfinite(edges).all() and (np.diff(edges) > 0).all() and len(edges) != 1 for edges in bins):
+        raise ValueError("'bins' must have finite, rising edges")
+    n_bins = sum(max(0, len(edges) - 1) for edges in bins)
+    columns = file.settings.get("columns")
+    n_columns = len(FrameColumns.from_json(columns).schema.inputs) if columns else file.setting("n_features", int)
+    if bins and len(bins) != n_columns + indicators:
+        raise ValueError(f"'bins' must have an entry for each of {n_columns + indicators} columns")
+    n_inputs = n_columns + indicators + n_bins
     n_members, width = len(population), n_inputs
     for layer, weight in enumerate(population.weights):
         file.tensor(f"weight.{layer}", shape=(n_members, width, None))

@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_array, check_is_fitted, check_X_y, validate_data
 from torch import Tensor
 
+from dropbayes.estimators.bins import Bins
 from dropbayes.estimators.effort import EFFORTS, Effort
 from dropbayes.estimators.ensembles import Ensemble, as_array
+from dropbayes.estimators.frames import FrameColumns, is_mixed_frame
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.population import (
     EnsembleChoice,
@@ -27,6 +29,7 @@ from dropbayes.population import (
     train_in_jobs,
 )
 from dropbayes.runtime.devices import cpu_threads
+from dropbayes.runtime.progress import ProgressBar
 
 # Searching on more rows than this changes the choice little and the time much.
 _SEARCH_ROWS = 50_000
@@ -135,7 +138,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         epochs = (steps if self.n_steps == "auto" else int(self.n_steps)) / per_epoch
         return max(1, round(share * max(self.min_epochs, epochs)))
 
-    def _settings(self, n_rows: int) -> dict[str, Any]:
+    def _settings(self, n_rows: int, progress: ProgressBar | None = None) -> dict[str, Any]:
         return {
             "hidden": self._hidden(n_rows),
             "likelihood": self._head(),
@@ -145,7 +148,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             "learn_drop_prob": self.learn_drop_prob,
             "n_jobs": self.n_jobs,
             "device": self.device,
-            "progress": None if self.verbose else False,
+            "progress": progress or (None if self.verbose else False),
         }
 
     def _grid(self, n_rows: int) -> tuple[list[Member], int]:
@@ -154,16 +157,25 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         n_finalists = 0
         if isinstance(self.drop_prob, str):
             n_finalists = effort.n_finalists
-            tried = [((inputs, *[units] * n_layers), share) for inputs, units, share in effort.candidates]
+            bins = getattr(self, "bins_", None)
+            seen = [(candidate, bins and len(bins.edges)) for candidate in effort.candidates]
+            seen += [(candidate, None) for candidate in effort.binned if bins]
+            tried = [((inputs, *[units] * n_layers), share, n) for (inputs, units, share), n in seen]
         else:
             given = self.drop_prob if isinstance(self.drop_prob, list) else [self.drop_prob]
-            tried = [(drop_prob, 1.0) for drop_prob in given]
+            tried = [(drop_prob, 1.0, None) for drop_prob in given]
         decay = self.weight_decay
         decays = effort.weight_decays if isinstance(decay, str) else decay if isinstance(decay, list) else [decay]
         rate = effort.learning_rate if self.learning_rate == "auto" else float(self.learning_rate)
         grid = [
-            Member(drop_prob=drop_prob, weight_decay=value, learning_rate=rate, epochs=self._epochs(n_rows, share))
-            for drop_prob, share in tried
+            Member(
+                drop_prob=drop_prob,
+                weight_decay=value,
+                learning_rate=rate,
+                epochs=self._epochs(n_rows, share),
+                n_inputs=n_inputs,
+            )
+            for drop_prob, share, n_inputs in tried
             for value in decays
         ]
         return grid, n_finalists
@@ -183,14 +195,17 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             raise ValueError(f"Found n_samples={len(x)}: at least 2 rows are needed, to learn and to hold out.")
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         if self._is_warm():
-            self._continue_and_test(x, y, weight)
+            self._continue_and_test(self._binned(x), y, weight)
             return
+        self.bins_ = self._bins(x)
+        x = self._binned(x)
         self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # should rows be streamed in later
-        with cpu_threads(1 if self._operation_size(len(x)) <= _ONE_THREAD_SIZE else None):
-            choice = self._search(x, y, weight, groups, forward=times is not None)
+        threads = 1 if self._operation_size(len(x)) <= _ONE_THREAD_SIZE else None
+        with cpu_threads(threads), self._progress(len(x)) as progress:
+            choice = self._search(x, y, weight, groups, forward=times is not None, progress=progress)
             self.search_scores_ = choice.log_likelihood.numpy()
             self.search_edges_ = search_edges(choice)
-            self.population_ = self._trained(x, y, weight, choice)
+            self.population_ = self._trained(x, y, weight, choice, progress)
             self._refuse_divergence()
             self._fit_noise(choice)
 
@@ -199,14 +214,35 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         n_folds = _FOLDS if n_rows < _MANY_ROWS else 1
         return len(self._grid(n_rows)[0]) * n_folds * self._batch_size(n_rows) * max(self._hidden(n_rows), default=1)
 
+    def _progress(self, n_rows: int) -> ProgressBar:
+        """One bar for the search and the training after it, in steps of a network, so that the time left is known."""
+        n_searched = min(n_rows, _SEARCH_ROWS)
+        (grid, n_finalists), n_folds = self._grid(n_searched), self._folds(n_searched)
+        learned = n_searched * (n_folds - 1) // n_folds if n_folds > 1 else n_searched * (_FOLDS - 1) // _FOLDS
+        epochs = sum(member.epochs for member in grid) + n_finalists * self._epochs(n_searched)
+        searched = epochs * n_folds * -(-learned // self._batch_size(n_searched))
+        trained = self._n_networks() * self._epochs(n_rows) * -(-n_rows // self._batch_size(n_rows))
+        show = None if self.verbose else False
+        return ProgressBar("fit", searched + trained, unit="network steps", show=show)
+
+    def _folds(self, n_rows: int) -> int:
+        return (_FOLDS if n_rows < _MANY_ROWS else 1) if self.n_folds == "auto" else int(self.n_folds)
+
     def _search(
-        self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, groups: Any, *, forward: bool
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        weight: np.ndarray | None,
+        groups: Any,
+        *,
+        forward: bool,
+        progress: ProgressBar,
     ) -> EnsembleChoice:
         n_rows = min(len(x), _SEARCH_ROWS)
         rows = np.random.RandomState(self.seed_).permutation(len(x))[:n_rows]
-        n_folds = (_FOLDS if n_rows < _MANY_ROWS else 1) if self.n_folds == "auto" else int(self.n_folds)
+        n_folds = self._folds(n_rows)
         grid, n_finalists = self._grid(n_rows)
-        n_networks = self._n_networks()
+        n_networks, n_columns = self._n_networks(), None if self.bins_ is None else len(self.bins_.edges)
         return choose_ensemble(
             torch.tensor(x[rows]),
             torch.tensor(y[rows]),
@@ -215,30 +251,36 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             finalist_epochs=self._epochs(n_rows),
             n_places=min(self._effort.n_places, n_networks),
             n_folds=n_folds,
-            groups=_row_groups(x[rows], y[rows]) if groups is None else groups[rows],
+            groups=_row_groups(x[rows, :n_columns], y[rows]) if groups is None else groups[rows],
             forward=forward,
             weight=None if weight is None else torch.as_tensor(weight[rows]),
             n_draws=self._effort.search_draws,
             seed=self.seed_,
             n_classes=self._n_classes(),
-            **self._settings(n_rows),
+            **self._settings(n_rows, progress),
         )
 
     def _n_networks(self) -> int:
         return self._effort.n_places * self._effort.n_seeds if self.n_networks == "auto" else int(self.n_networks)
 
-    def _trained(self, x: np.ndarray, y: np.ndarray, weight: Any, choice: EnsembleChoice) -> Population:
+    def _trained(
+        self, x: np.ndarray, y: np.ndarray, weight: Any, choice: EnsembleChoice, progress: ProgressBar
+    ) -> Population:
         """The networks of the ensemble on all rows, the places in turn, with the τ of their places."""
         n_searched = min(len(x), _SEARCH_ROWS)
         full = self._epochs(n_searched)
+        if self.bins_ is not None and all(member.n_inputs is not None for member in choice.members):
+            x, self.bins_ = x[:, : len(self.bins_.edges)], None  # no place went to a candidate that sees the bins
         members = []
         for i in range(self._n_networks()):
             member = choice.members[i % len(choice.places)]
             epochs = member.epochs
             if n_searched < len(x):  # the same share of a full training
                 epochs = max(1, round(self._epochs(len(x)) * member.epochs / full))
-            members.append(replace(member, task=0, epochs=epochs, seed=self.seed_ + 1000 + i))
-        trained = train_in_jobs([Task(x, y, weight)], members, n_classes=self._n_classes(), **self._settings(len(x)))
+            n_inputs = None if self.bins_ is None else member.n_inputs
+            members.append(replace(member, task=0, epochs=epochs, seed=self.seed_ + 1000 + i, n_inputs=n_inputs))
+        settings = self._settings(len(x), progress)
+        trained = train_in_jobs([Task(x, y, weight)], members, n_classes=self._n_classes(), **settings)
         place = torch.arange(len(members)) % len(choice.places)
         return replace(trained, precision=choice.precision[place].to(trained.device) * trained.y_scale**-2)
 
@@ -274,6 +316,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         """The step of `partial_fit`: the first rows set up the networks, later ones test τ before they are learned."""
         if not hasattr(self, "population_"):
             self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
+            self.bins_ = None  # the first rows of a stream are too few to cut
             grid, _ = self._grid(len(x))
             member = replace(grid[len(grid) // 2], task=0, epochs=1)
             members = [replace(member, seed=self.seed_ + i) for i in range(self._n_networks())]
@@ -282,6 +325,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             self.rows_tested_ = 1
             self._refuse_divergence()
             return
+        x = self._binned(x)
         # A running mean of the noise variance, so that a call with a single row cannot upset it.
         total = self.rows_tested_ + len(x)
         tested = self._tested_precision(x, y, weight)
@@ -318,15 +362,38 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             raise ValueError(f"`missing` must be 'error' or 'learn'; got {self.missing!r}.")
         return "allow-nan" if self.missing == "learn" else True
 
+    def _arrays(self, X: Any, *y: Any, reset: bool, **checks: Any) -> Any:
+        """The inputs, and the targets where they are given, as arrays; a frame's categories and dates as numbers.
+
+        Args:
+            X: Inputs.
+            y: Targets.
+            reset: Whether these are the first rows, whose columns later ones must have.
+            checks: As for scikit-learn's `check_X_y`.
+        """
+        checks |= {"dtype": np.float64, "ensure_all_finite": self._finite_inputs()}
+        if reset:
+            self.frame_columns_ = FrameColumns.of(X) if is_mixed_frame(X) else None
+        if self.frame_columns_ is None:
+            return validate_data(self, as_array(X), *map(as_array, y), reset=reset, **checks)
+        validate_data(self, X, skip_check_array=True, reset=reset)  # names and number of columns
+        x = self.frame_columns_.encode(X, learn_missing=self.missing == "learn")
+        return check_X_y(x, *map(as_array, y), **checks) if y else check_array(x, **checks)
+
     def _encoded(self, x: np.ndarray, *, reset: bool) -> np.ndarray:
-        """The inputs of the networks: missing values filled and told apart, where they are learned from."""
+        """The inputs of the networks: missing values filled and marked by indicators, where they are learned from."""
         if reset:
             self.missing_values_ = MissingValues.of(x) if self.missing == "learn" else None
         return x if self.missing_values_ is None else self.missing_values_.encode(x)
 
+    def _bins(self, x: np.ndarray) -> Bins | None:
+        """The bins that candidates of the search may see; none where the user has named the candidates."""
+        bins = Bins.of(x, most_inputs=self._effort.bin_inputs) if isinstance(self.drop_prob, str) else None
+        return bins if bins and bins.n_inputs else None
+
     def _inputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        x = validate_data(self, as_array(X), reset=False, dtype=np.float64, ensure_all_finite=self._finite_inputs())
+        x = self._arrays(X, reset=False)
         return self._encoded(x, reset=False)
 
 

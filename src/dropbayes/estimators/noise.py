@@ -198,7 +198,8 @@ def fit_noise(
 
     penalty = torch.tensor(penalties).to(y)[None, :, None].expand(shape).flatten()
     tested = torch.stack(held_out).to(y)[None, None].expand(*shape, n_rows).flatten(0, 2)
-    many = [repeat(values) for values in (draws, features, y)]
+    # Half the draws tell the penalties apart.
+    many = [repeat(values) for values in (draws[:, ::2], features, y)]
     starts = StudentNoise(**{entry.name: repeat(getattr(start, entry.name)) for entry in fields(start)})
     fitted = _maximise(starts, many[0], many[1], many[2], weight * (1 - tested), penalty, n_steps)
     with torch.no_grad():

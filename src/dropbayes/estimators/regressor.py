@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from dropbayes.estimators.ensembles import RegressionEnsemble, as_array
+from dropbayes.estimators.ensembles import RegressionEnsemble
 from dropbayes.estimators.learning import DropoutEstimator, row_weights
 from dropbayes.estimators.noise import fit_noise
 from dropbayes.population import EnsembleChoice
@@ -133,7 +132,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         x, y, weight = choice.held_out_rows()
         y_mean, y_scale = standard.y_mean[0].cpu(), standard.y_scale[0].cpu()
         draws = (choice.held_out_draws(effort.noise_draws).cpu() - y_mean) / y_scale
-        x = (x.double() - standard.x_mean[0].cpu()) / standard.x_scale[0].cpu()
+        columns = slice(self._n_columns)
+        x = (x.double()[:, columns] - standard.x_mean[0, columns].cpu()) / standard.x_scale[0, columns].cpu()
         y = (y.double().reshape(len(x), -1) - y_mean) / y_scale
         rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(self.seed_))[: effort.noise_rows]
         self.noise_, _ = fit_noise(
@@ -152,11 +152,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         super()._set_precision(precision)
 
     def _validated(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
-        finite = self._finite_inputs()
-        x, y = validate_data(
-            self, as_array(X), as_array(y), reset=reset, dtype=np.float64, multi_output=True, y_numeric=True,
-            ensure_all_finite=finite,
-        )  # fmt: skip
+        x, y = self._arrays(X, y, reset=reset, multi_output=True, y_numeric=True)
         x = self._encoded(x, reset=reset)
         y = np.asarray(y, dtype=np.float64)
         if not reset and (y.ndim == 1) != self.one_column_:

@@ -80,7 +80,8 @@ def choose_ensemble(
     r"""The ensemble with the best held-out predictive log-likelihood that greedy choice finds.
 
     All candidates on all folds are one population; the best few may be trained once more, longer, as further
-    candidates. The τ of each is the maximiser of its held-out log-likelihood (`fit_precision`).
+    candidates: first the best of each number of inputs seen, since short trainings compare those badly. The τ of each
+    is the maximiser of its held-out log-likelihood (`fit_precision`).
 
     Args:
         x: Inputs `[row, feature]`.
@@ -104,7 +105,7 @@ def choose_ensemble(
     candidates = list(grid)
     trained, density = _scored(tasks, candidates, n_draws, seed, settings)
     if finalists:
-        best = _row_mean(density, tasks).argsort(descending=True)[:finalists].tolist()
+        best = _finalists(candidates, _row_mean(density, tasks), finalists)
         longer = [replace(candidates[number], epochs=finalist_epochs) for number in best]
         again, more = _scored(tasks, longer, n_draws, seed + len(candidates), settings)
         candidates, density = candidates + longer, torch.cat([density, more])
@@ -120,6 +121,14 @@ def choose_ensemble(
     chosen = select(trained, index)
     precision = (chosen.precision * chosen.y_scale.square())[:: len(tasks)]
     return EnsembleChoice(tuple(candidates), log_likelihood.cpu(), tuple(places), precision.cpu(), tasks, chosen)
+
+
+def _finalists(candidates: Sequence[Member], score: Tensor, count: int) -> list[int]:
+    """The numbers of the best candidates, the best of each number of inputs before all others."""
+    order = score.argsort(descending=True).tolist()
+    first = {candidates[number].n_inputs: number for number in reversed(order)}.values()
+    leaders = sorted(first, key=order.index)
+    return [*leaders, *(number for number in order if number not in leaders)][:count]
 
 
 def greedy_places(log_density: Tensor, weight: Tensor, n_places: int) -> list[int]:

@@ -26,7 +26,7 @@ from dropbayes.weight_layers.precision import weight_decay
 # stack costs a copy, and on a CUDA device a new capture.
 _IDLE_SHARE = 0.25
 _CHECK_DRAWS = 32
-_PREPARING_THREADS = 6  # so many keep an H200 supplied
+_PREPARING_THREADS = 6  # enough to keep an H200 busy
 # Weights of standardised data stay far below this; above it products overflow.
 _LARGEST_WEIGHT = 1e8
 # The noise that learned drop probabilities assume when a member states none: a tenth of the targets' variance.
@@ -49,7 +49,7 @@ def train(
     n_classes: int | None = None,
     device: str | torch.device = "auto",
     dtype: torch.dtype = torch.float32,
-    progress: bool | None = None,
+    progress: bool | ProgressBar | None = None,
 ) -> Population:
     r"""The members, each trained by Adam on its own task, all as one tensor program.
 
@@ -77,7 +77,8 @@ def train(
         n_classes: The number of classes, when the tasks may lack the last ones.
         device: "auto" (CUDA where there is one), "cpu", "cuda" ...
         dtype: The type of parameters and data.
-        progress: Shows a bar; by default when standard error is a terminal.
+        progress: Shows a bar; by default when standard error is a terminal. A bar of a greater piece of work is
+            advanced by the steps of every network.
 
     Example:
         >>> x = torch.linspace(-1, 1, 64)[:, None]
@@ -97,7 +98,7 @@ def train(
     sizes, held_out, step = sorted(set(table.n_rows)), [task.held_out for task in tasks], 0
     with (
         tensor_cores(device),
-        ProgressBar(f"{len(members)} networks", int(n_steps.max()), show=progress) as bar,
+        _bar(progress, f"{len(members)} networks", int(n_steps.sum())) as bar,
         _chunk_source(batch_size, sizes, program.widths, device) as chunk_of,
     ):
         while bool(run.training.any()):
@@ -108,11 +109,18 @@ def train(
             count = min(run.next_end(step), next_check, (chunk + 1) * randomness.STEPS_PER_CHUNK) - step
             advance(program, count)
             step += count
-            bar.advance(count)
+            bar.advance(count * int(run.training.sum()))
             if check_every and (step == next_check or step in run.n_steps[run.training]):
                 run.check(program, step, held_out, patience)
             run.retire(program, step, early_stopping=bool(check_every))
     return run.result()
+
+
+def _bar(progress: bool | ProgressBar | None, title: str, total: int) -> contextlib.AbstractContextManager[ProgressBar]:
+    """A bar of its own, or the given one, which stays open."""
+    if isinstance(progress, ProgressBar):
+        return contextlib.nullcontext(progress)
+    return ProgressBar(title, total, unit="network steps", show=progress)
 
 
 def advance(program: Program, steps: int) -> None:
@@ -209,7 +217,7 @@ def _program(
         drops.append(per_layer(member.drop_prob, len(widths) - 1, name="drop_prob"))
         decays.append(_decays(member, [1 - p for p in drops[-1]], n_rows, table.moments.y_scale[member.task]))
         words.append(randomness.member_words(member.seed, widths))
-        weights.append(randomness.initial_weights(member.seed, widths, dtype))
+        weights.append(_initial_weights(member, widths, dtype))
         steps.append(member.epochs * randomness.steps_per_epoch(n_rows, batch_size))
 
     def on_device(values: Any, kind: torch.dtype = torch.float64) -> Tensor:
@@ -226,6 +234,7 @@ def _program(
         weight_decay=on_device(decays, dtype),
         learning_rate=on_device([m.learning_rate for m in members]),
         n_steps=on_device(steps),
+        n_inputs=on_device([_n_inputs(m, widths) for m in members], torch.long),
         kl_scale=kl_scale,
         member_words=tuple(torch.stack(layer).to(device) for layer in zip(*words, strict=True)),
     )
@@ -240,6 +249,20 @@ def _program(
         batch_size=batch_size,
         n_sizes=len(sizes),
     )
+
+
+def _n_inputs(member: Member, widths: Sequence[int]) -> int:
+    seen = widths[0] if member.n_inputs is None else member.n_inputs
+    if not 1 <= seen <= widths[0]:
+        raise ValueError(f"`n_inputs` must lie between 1 and {widths[0]}, the columns of the task; got {seen}.")
+    return seen
+
+
+def _initial_weights(member: Member, widths: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
+    """The weights of a network of the inputs that the member sees, and zeros for the others."""
+    seen = _n_inputs(member, widths)
+    first, *rest = randomness.initial_weights(member.seed, [seen, *widths[1:]], dtype)
+    return [torch.cat([first, first.new_zeros(widths[0] - seen, widths[1])]), *rest]
 
 
 def _untrained_population(table: Table, members: Sequence[Member], program: Program) -> Population:
@@ -287,7 +310,7 @@ class _Run:
         return int(self.n_steps[self.training & (self.n_steps > step)].min())
 
     def _store(self, program: Program, where: Tensor, step: int) -> None:
-        """Takes over the parameters of the marked places that are sound; the others are marked as diverged."""
+        """Copies the parameters at the marked indices that are finite; the others are marked as diverged."""
         sound = [(p.flatten(1).abs() < _LARGEST_WEIGHT).all(1) for p in program.parameters]
         finite = torch.stack(sound).all(0).cpu()
         self.best.diverged[self.stacked[where & ~finite]] = True

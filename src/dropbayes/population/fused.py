@@ -18,7 +18,7 @@ _ROWS_AT_ONCE = 64
 
 
 def suits(program: Program) -> bool:
-    """Whether the kernel knows these networks: one hidden layer, one Gaussian output, given drop probabilities."""
+    """Whether the kernel supports these networks: one hidden layer, one Gaussian output, given drop probabilities."""
     return (
         len(program.widths) == 3
         and program.widths[0] <= WIDEST_INPUT
@@ -26,6 +26,7 @@ def suits(program: Program) -> bool:
         and program.widths[2] == 1
         and program.head.name == "gaussian"
         and program.stack.kl_scale is None
+        and bool((program.stack.n_inputs == program.widths[0]).all())
         and program.vector.dtype == torch.float32
     )
 

@@ -19,6 +19,7 @@ __all__ = ["ADAM_BETAS", "ADAM_EPSILON", "Program", "Stack", "forward"]
 
 ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8  # Kingma and Ba (2015), the settings of the reference implementation
 CONCRETE_TEMPERATURE = 0.1  # Gal, Hron and Kendall (2017)
+_HAS_MKL = torch.backends.mkl.is_available()
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +33,7 @@ class Stack:
         weight_decay: λ of each layer, `[member, layer]`.
         learning_rate: Adam's first step size.
         n_steps: The length of the schedule.
+        n_inputs: How many leading inputs each member sees.
         kl_scale: The weight of the KL beside the data term where drop probabilities are learned, otherwise None.
         member_words: One word for each unit before each weight layer, combined with the step's words.
     """
@@ -42,11 +44,12 @@ class Stack:
     weight_decay: Tensor
     learning_rate: Tensor
     n_steps: Tensor
+    n_inputs: Tensor
     kl_scale: Tensor | None
     member_words: tuple[Tensor, ...]
 
     def select(self, index: Tensor) -> Stack:
-        """The numbered members."""
+        """The members with these indices."""
         chosen: dict[str, Any] = {}
         for entry in fields(self):
             values = getattr(self, entry.name)
@@ -86,8 +89,9 @@ class Program:
         vector: All parameters: weights, biases and, where they are learned, logits of the drop probabilities.
         parameters: Its parts, as views: weights `[member, in, out]`, biases `[member, 1, out]`, logits.
         first, second: Adam's moments of `vector`.
-        step_in_chunk: The present step's place in the loaded chunk.
+        step_in_chunk: The index of the present step in the loaded chunk.
         has_dropout: For each weight layer, whether any member drops units before it.
+        is_scaled: Whether any weight is multiplied on its way into a step: over its keep probability, or by zero.
     """
 
     def __init__(
@@ -114,11 +118,11 @@ class Program:
         """Lays out the parameters of these members and the buffers of a step."""
         self.stack, self.shapes = stack, [parameter.shape for parameter in parameters]
         self.vector = torch.cat([parameter.detach().flatten() for parameter in parameters])
-        self.gradient, self._update = torch.zeros_like(self.vector), torch.zeros_like(self.vector)
-        self.parameters = self.views(self.vector)
+        self.gradient, self._update, self._scaled = (torch.zeros_like(self.vector) for _ in range(3))
+        self.parameters, self._gradients = self.views(self.vector), self.views(self.gradient)
         self.weights = self.parameters[: self.n_layers]
         self.biases = self.parameters[self.n_layers : 2 * self.n_layers]
-        self._gradients, self._updates = self.views(self.gradient), self.views(self._update)
+        self._scaled_parameters = self.views(self._scaled)
         self.has_dropout = [stack.kl_scale is not None or bool(p.any()) for p in stack.drop_prob.T]
         device, dtype, n_members, n_layers = self.vector.device, self.vector.dtype, len(stack.rows), self.n_layers
         chunk, batch = randomness.STEPS_PER_CHUNK, self.batch_size
@@ -135,11 +139,23 @@ class Program:
         self.step_in_chunk = buffer(1, kind=torch.long)
         self._mixed = [buffer(n_members, batch, width, kind=torch.int16) for width in self.widths[:-1]]
         self._masks = [buffer(n_members, batch, width) for width in self.widths[:-1]]
-        keep = (1 - stack.drop_prob).to(dtype)
-        self._inverse_keep = [(1 / keep[:, layer])[:, None, None] for layer in range(n_layers)]
-        self._decay = [2 * stack.weight_decay[:, layer, None, None] for layer in range(n_layers)]
+        self._inverse_keep = self._per_parameter(1 / (1 - stack.drop_prob).to(dtype), otherwise=1.0)
+        # The scale of a weight is zero where its member does not see the input: then so is its gradient.
+        unseen = torch.arange(self.widths[0], device=device) >= stack.n_inputs[:, None]
+        self.views(self._inverse_keep)[0].masked_fill_(unseen[..., None], 0.0)
+        self.is_scaled = any(self.has_dropout) or bool(unseen.any())
+        self._decay = self._per_parameter(2 * stack.weight_decay, otherwise=0.0)
+        same = [bool((values == values[0]).all()) for values in (stack.learning_rate, stack.n_steps)]
+        self._one_rate = device.type == "cpu" and all(same)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.loaded_chunk = -1
+
+    def _per_parameter(self, layers: Tensor, *, otherwise: float) -> Tensor:
+        """The values `[member, layer]` at the weights of their layers, a constant at all other parameters."""
+        vector = torch.full_like(self.vector, otherwise)
+        for layer, values in enumerate(self.views(vector)[: self.n_layers]):
+            values.copy_(layers[:, layer, None, None].expand_as(values))
+        return vector
 
     # --- the parameters -------------------------------------------------------------------------------------------
 
@@ -159,7 +175,7 @@ class Program:
         return self.stack.drop_prob if self.stack.kl_scale is None else self.parameters[-1].sigmoid().double()
 
     def keep(self, index: Tensor) -> None:
-        """Drops all members but the numbered ones."""
+        """Drops all members but those with these indices."""
         first, second = ([m[index] for m in self.views(moment)] for moment in (self.first, self.second))
         self._place(self.stack.select(index), [parameter[index] for parameter in self.parameters])
         self.first, self.second = (torch.cat([m.flatten() for m in moment]) for moment in (first, second))
@@ -177,6 +193,7 @@ class Program:
         self.rates.copy_(rates)
         self.epsilons.copy_(epsilons)
         self.step_in_chunk.fill_(first_step)
+        self._step = first_step
         self.loaded_chunk = chunk
 
     def _adam_rates(self, first: int) -> tuple[Tensor, Tensor]:
@@ -203,16 +220,19 @@ class Program:
 
     def _now(self, values: Tensor) -> Tensor:
         """The values of the present step."""
-        if values.is_cuda:  # the host does not know the step of a graph's replay
+        if values.is_cuda:  # during a graph's replay the host does not know the step
             return values.index_select(0, self.step_in_chunk)[0]
-        return values[int(self.step_in_chunk)]
+        return values[self._step]
 
     def step(self) -> None:
         """One Adam step of every member on its own batch."""
         with torch.no_grad():
-            positions = self._now(self.positions).index_select(0, self.stack.size_group)
-            counts = self._now(self.counts).index_select(0, self.stack.size_group)
-            chosen = self.stack.rows.gather(1, positions)
+            positions, counts = self._now(self.positions), self._now(self.counts)
+            if self.n_sizes == 1:
+                chosen = self.stack.rows.index_select(1, positions[0])
+            else:
+                positions, counts = (v.index_select(0, self.stack.size_group) for v in (positions, counts))
+                chosen = self.stack.rows.gather(1, positions)
             x, y, weight = (values[chosen] for values in self.data)
             share = weight / counts[:, None]
             if self.stack.kl_scale is None:
@@ -220,6 +240,7 @@ class Program:
             else:
                 self._differentiate(x, y, share)
             self._adam()
+            self._step += 1
             self.step_in_chunk += 1
 
     def _words(self, layer: int) -> Tensor:
@@ -234,10 +255,10 @@ class Program:
             torch.ge(self._words(layer), below[layer], out=self._masks[layer]) if dropped else None
             for layer, dropped in enumerate(self.has_dropout)
         ]
-        scaled = [
-            weight * inverse if dropped else weight
-            for weight, inverse, dropped in zip(self.weights, self._inverse_keep, self.has_dropout, strict=True)
-        ]
+        scaled = self.weights
+        if self.is_scaled:
+            torch.mul(self.vector, self._inverse_keep, out=self._scaled)
+            scaled = self._scaled_parameters[: self.n_layers]
         inputs, active, h = [], [], x
         for layer, (weight, bias, mask) in enumerate(zip(scaled, self.biases, masks, strict=True)):
             active.append(h)
@@ -249,20 +270,21 @@ class Program:
                 h = h.relu_() if relu else h.tanh_()
         delta = self.head.loss_gradient(h, y) * share[..., None]
         for layer in reversed(range(self.n_layers)):
-            to_weight = torch.bmm(inputs[layer].transpose(1, 2), delta, out=self._gradients[layer])
-            if self.has_dropout[layer]:
-                to_weight *= self._inverse_keep[layer]
-            to_weight.addcmul_(self.weights[layer], self._decay[layer])
+            torch.bmm(inputs[layer].transpose(1, 2), delta, out=self._gradients[layer])
             torch.sum(delta, 1, keepdim=True, out=self._gradients[self.n_layers + layer])
             if not layer:
                 continue
+            weight = scaled[layer].transpose(1, 2)
             # With a strided transpose, oneDNN on ARM may take a reference kernel, 70 times slower.
-            delta = torch.bmm(delta, scaled[layer].transpose(1, 2).contiguous())
+            delta = torch.bmm(delta, weight if _HAS_MKL else weight.contiguous())
             if relu:  # a unit's input to the layer is positive where it is both active and kept
                 delta = torch.ops.aten.threshold_backward(delta, inputs[layer], 0.0)
             else:
                 mask = masks[layer]
                 delta = (delta if mask is None else delta * mask) * (1 - active[layer].square())
+        if self.is_scaled:
+            self.gradient.mul_(self._inverse_keep)
+        self.gradient.addcmul_(self.vector, self._decay)
 
     def _differentiate(self, x: Tensor, y: Tensor, share: Tensor) -> None:
         """The gradient by autograd, where the drop probabilities are parameters too."""
@@ -276,7 +298,7 @@ class Program:
             output = forward(scaled, biases, x, masks, self.activation)
             data_term = (self.head.row_losses(output, y) * share).sum()
             (gradient,) = torch.autograd.grad(data_term + self._kl(weights, logit).sum(), vector)
-        self.gradient.copy_(gradient)
+        self.gradient.copy_(torch.where(self._inverse_keep > 0, gradient, 0.0))
 
     def _relaxed_mask(self, logit: Tensor, layer: int) -> Tensor:
         """The relaxed Bernoulli mask of concrete dropout: differentiable in the drop probability."""
@@ -303,8 +325,10 @@ class Program:
         self.first.lerp_(self.gradient, 1 - beta1)
         self.second.mul_(beta2).addcmul_(self.gradient, self.gradient, value=1 - beta2)
         scale = torch.sqrt(self.second, out=self._update).add_(self._now(self.epsilons))
-        torch.div(self.first, scale, out=self._update)
-        rate = self._now(self.rates)
-        for values in self._updates:
+        if self._one_rate:  # the numbers of the lines below, in one pass instead of eight
+            self.vector.addcdiv_(self.first, scale, value=-float(self.rates[self._step, 0]))
+            return
+        rate, steps = self._now(self.rates), self._scaled.copy_(self.first)
+        for values in self._scaled_parameters:
             values *= rate.view(-1, *[1] * (values.dim() - 1))
-        self.vector -= self._update
+        self.vector -= steps.div_(scale)

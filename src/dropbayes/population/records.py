@@ -47,6 +47,7 @@ class Member:
         learning_rate: Adam's step size.
         epochs: Passes over the task's rows.
         seed: The seed of its initial weights, its batches and its masks.
+        n_inputs: The number of leading columns that it sees; None for all of them. Weights of the others are zero.
     """
 
     task: int = 0
@@ -57,6 +58,7 @@ class Member:
     learning_rate: float = 1e-3
     epochs: int = 100
     seed: int = 0
+    n_inputs: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +108,7 @@ STACKED = ("drop_prob", "precision", "x_mean", "x_scale", "y_mean", "y_scale", "
 
 
 def select(population: Population, index: Sequence[int] | Tensor) -> Population:
-    """The sub-population of the numbered members, in that order."""
+    """The sub-population of the members with these indices, in that order."""
     chosen = torch.as_tensor(index, dtype=torch.long, device=population.device)
     return replace(
         population,
@@ -119,7 +121,7 @@ def select(population: Population, index: Sequence[int] | Tensor) -> Population:
 
 
 def network(population: Population, index: int) -> nn.Sequential:
-    """The numbered member as a torch network of standardised inputs and outputs, dropout before every layer."""
+    """The member of this index as a torch network of standardised inputs and outputs, dropout before every layer."""
     layers: list[nn.Module] = []
     for depth, (weight, bias) in enumerate(zip(population.weights, population.biases, strict=True)):
         if depth:

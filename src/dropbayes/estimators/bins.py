@@ -1,0 +1,72 @@
+r"""Columns cut into bins, so that a network can bend a column's effect at every quantile as trees can.
+
+Piecewise linear encoding (Gorishniy, Rubachev and Babenko 2022, "On Embeddings for Numerical Features in Tabular Deep
+Learning"): a value x becomes one input for each bin $[b_k, b_{k+1}]$ of its column,
+$$\min\big(\max\big((x - b_k) / (b_{k+1} - b_k),\; 0\big),\; 1\big),$$
+beside x itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Bins"]
+
+Array = npt.NDArray[np.float64]
+_MOST_BINS = 16
+_ROWS_PER_BIN = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Bins:
+    """The bins of each column.
+
+    Attributes:
+        edges: The edges of each column's bins, rising; none for a column that is left as it is.
+
+    Example:
+        >>> Bins((np.array([0.0, 1.0, 3.0]),)).encode(np.array([[0.5], [2.0], [9.0]])).tolist()
+        [[0.5, 0.5, 0.0], [2.0, 1.0, 0.5], [9.0, 1.0, 1.0]]
+    """
+
+    edges: tuple[Array, ...]
+
+    @classmethod
+    def of(cls, x: Array, *, most_inputs: int) -> Bins:
+        """Bins of equal numbers of rows.
+
+        Args:
+            x: Training rows.
+            most_inputs: The most inputs that all bins may make; more columns have fewer bins each, or none.
+        """
+        n_rows, n_columns = x.shape
+        n_bins = min(most_inputs // max(1, n_columns), n_rows // _ROWS_PER_BIN, _MOST_BINS)
+        if n_bins < 2:
+            return cls(tuple(np.empty(0) for _ in range(n_columns)))
+        quantiles = np.quantile(x, np.linspace(0, 1, n_bins + 1), axis=0, method="nearest")
+        return cls(tuple(_distinct(column) for column in quantiles.T))
+
+    @property
+    def n_inputs(self) -> int:
+        """The number of inputs that the bins make."""
+        return sum(max(0, len(edges) - 1) for edges in self.edges)
+
+    def encode(self, x: Array) -> Array:
+        """The columns, followed by the inputs of their bins."""
+        pieces = [_pieces(column, edges) for column, edges in zip(x.T, self.edges, strict=True) if len(edges)]
+        return np.column_stack([x, *pieces]) if pieces else x
+
+
+def _distinct(edges: Array) -> Array:
+    """The edges without repetition; none where fewer than two bins are left."""
+    edges = np.unique(edges)
+    return edges if len(edges) > 2 else edges[:0]
+
+
+def _pieces(column: Array, edges: Sequence[float] | Array) -> Array:
+    low, high = np.asarray(edges[:-1]), np.asarray(edges[1:])
+    return np.clip((column[:, None] - low) / (high - low), 0.0, 1.0)

@@ -1,0 +1,120 @@
+r"""Data frames with categories, texts and dates as inputs of an estimator; scikit-learn reads frames of numbers."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:  # its reader of tables takes longer to import than a frame of numbers should wait
+    from dropbayes.tables.columns import Schema
+
+__all__ = ["FrameColumns", "is_mixed_frame"]
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class FrameColumns:
+    """What the columns of a training frame mean.
+
+    Attributes:
+        schema: The columns and the inputs that each becomes (see `dropbayes.tables`).
+    """
+
+    schema: Schema
+
+    @classmethod
+    def of(cls, frame: Any) -> FrameColumns:
+        """The meaning of each column, from its type and its cells; one that can teach nothing is left out.
+
+        Raises:
+            ValueError: A column that only the user can decide about.
+        """
+        import pyarrow as pa
+
+        from dropbayes.tables.columns import Column, Schema
+        from dropbayes.tables.frames import as_table
+        from dropbayes.tables.inference import LeftOut, column_of
+
+        table, columns, left_out = as_table(frame), [], {}
+        for name in table.column_names:
+            is_category = pa.types.is_dictionary(table.schema.field(name).type)
+            column = column_of(table[name], name, at=_place, categorical=is_category)
+            if isinstance(column, Column):
+                columns.append(column)
+            elif isinstance(column, LeftOut):
+                left_out[name] = column.reason
+            else:
+                raise ValueError(f"`X` has a column {name!r} that {column.message}; encode it, or leave it out.")
+        if not columns:
+            raise ValueError(f"`X` must have a column to learn from; left out are {left_out}.")
+        for name, reason in left_out.items():
+            warnings.warn(f"The column {name!r} of `X` is not learned from: {reason}.", UserWarning, stacklevel=2)
+        return cls(Schema(tuple(columns), "", "regression", left_out))
+
+    def as_json(self) -> dict[str, Any]:
+        """The columns in the types JSON knows."""
+        from dropbayes.tables.columns import as_json
+
+        return as_json(self.schema)
+
+    @classmethod
+    def from_json(cls, values: Any) -> FrameColumns:
+        """The columns that `as_json` described."""
+        from dropbayes.tables.columns import from_json
+
+        return cls(from_json(values))
+
+    def encode(self, frame: Any, *, learn_missing: bool) -> Array:
+        """The inputs of the networks, `[row, input]`.
+
+        Args:
+            frame: Rows with the columns of the training frame.
+            learn_missing: Whether missing cells are filled and flagged, and new categories all zeros, instead of
+                refused.
+        """
+        from dropbayes.tables.columns import check_columns
+        from dropbayes.tables.encoding import encode
+        from dropbayes.tables.frames import as_table
+
+        table = as_table(frame)
+        check_columns(self.schema, table.column_names, "`X`")
+        encoded = encode(self.schema, table, at=_place, allow_new=learn_missing)
+        if encoded.missing and not learn_missing:
+            name, count = next(iter(encoded.missing.items()))
+            raise ValueError(
+                f"`X` must have no missing values; {count} of column {name!r} are. Fill them, or learn from their "
+                'absence with missing="learn".'
+            )
+        return encoded.x
+
+
+def is_mixed_frame(X: Any) -> bool:
+    """Whether this is a data frame with a column of other things than numbers.
+
+    Example:
+        >>> import pandas as pd
+        >>> is_mixed_frame(pd.DataFrame({"a": [1.0]})), is_mixed_frame(pd.DataFrame({"a": ["x"]}))
+        (False, True)
+    """
+    module = type(X).__module__.partition(".")[0]
+    if module == "polars" and hasattr(X, "schema"):
+        return not all(dtype.is_numeric() or str(dtype) == "Boolean" for dtype in X.schema.values())
+    if module == "pandas" and hasattr(X, "dtypes") and getattr(X, "ndim", 1) == 2:
+        # An object may be a number; text, categories and dates are not.
+        return any(_is_other(X.iloc[:, place], dtype) for place, dtype in enumerate(X.dtypes))
+    return False
+
+
+def _is_other(column: Any, dtype: Any) -> bool:
+    if getattr(dtype, "kind", "O") in "biufc":
+        return False
+    return str(dtype) != "object" or any(isinstance(value, str) for value in column)
+
+
+def _place(row: int) -> str:
+    return "`X`" if row < 0 else f"`X`, row {row}"

@@ -1,0 +1,95 @@
+"""Tests of data frames with categories and dates: against the same rows encoded by hand."""
+
+import datetime
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+from dropbayes.estimators.frames import FrameColumns, is_mixed_frame
+
+SMALL = {"drop_prob": 0.05, "n_steps": 60, "n_networks": 2, "random_state": 0}
+
+
+def columns(n: int = 60) -> dict:
+    source = np.random.default_rng(0)
+    return {
+        "size": source.normal(size=n),
+        "colour": source.choice(["blue", "green", "red"], size=n).tolist(),
+        "sold": source.random(n) > 0.5,
+    }
+
+
+def frame(kind: str):
+    if kind == "pandas":
+        return pd.DataFrame(columns()).astype({"colour": "category"})
+    return pl.DataFrame(columns()).with_columns(pl.col("colour").cast(pl.Categorical))
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars"])
+def test_a_frame_predicts_as_its_columns_encoded_by_hand(kind):
+    table = columns()
+    one_hot = [np.array(table["colour"]) == text for text in ("blue", "green", "red")]
+    x = np.column_stack([table["size"], *one_hot, table["sold"]]).astype(float)
+    y = table["size"] + 3 * one_hot[2]
+    by_frame = DropoutRegressor(**SMALL).fit(frame(kind), y)
+    np.testing.assert_array_equal(by_frame.predict(frame(kind)), DropoutRegressor(**SMALL).fit(x, y).predict(x))
+    assert list(by_frame.feature_names_in_) == ["size", "colour", "sold"] and by_frame.n_features_in_ == 3
+
+
+def test_numbers_that_pandas_calls_categories_are_categories():
+    data = pd.DataFrame({"floor": pd.Categorical([1, 2, 3] * 10), "size": np.arange(30.0)})
+    assert FrameColumns.of(data).schema.inputs == ("floor = 1", "floor = 2", "floor = 3", "size")
+
+
+def test_dates_become_their_parts():
+    days = [datetime.date(2020, 1, 1) + datetime.timedelta(days=9 * k) for k in range(80)]
+    data = pl.DataFrame({"day": days, "size": np.arange(80.0)})
+    names = FrameColumns.of(data).schema.inputs
+    assert names[-1] == "size" and any(name.startswith("day: ") for name in names[:-1])
+
+
+def test_a_classifier_reads_frames():
+    labels = np.array(columns()["colour"]) == "red"
+    assert DropoutClassifier(**SMALL).fit(frame("pandas"), labels).score(frame("pandas"), labels) == 1
+
+
+def test_frames_of_numbers_are_left_to_scikit_learn():
+    assert not is_mixed_frame(pd.DataFrame({"a": [1, 2], "b": [True, False]}))
+    assert not is_mixed_frame(pl.DataFrame({"a": [1, 2], "b": [True, False]}))
+    assert not is_mixed_frame(np.ones((2, 2)))
+
+
+def test_missing_cells_are_refused_or_learned_from():
+    data = pd.DataFrame({"colour": ["red", None, "blue"] * 10, "size": np.arange(30.0)})
+    with pytest.raises(ValueError, match=r"10 of column 'colour'.*missing"):
+        DropoutRegressor(**SMALL).fit(data, data["size"])
+    model = DropoutRegressor(missing="learn", **SMALL).fit(data, data["colour"].isna().astype(float))
+    absent, present = (
+        model.predict(data.assign(colour=None).astype({"colour": object})),
+        model.predict(data.assign(colour="red")),
+    )
+    assert (absent > present).all()
+
+
+def test_a_new_category_is_refused_by_its_name():
+    model = DropoutRegressor(**SMALL).fit(frame("pandas"), columns()["size"])
+    new = frame("pandas").astype({"colour": str}).assign(colour="violet")
+    with pytest.raises(ValueError, match="'violet' was not seen in training"):
+        model.predict(new)
+
+
+def test_a_column_that_teaches_nothing_is_named():
+    data = pd.DataFrame({"name": [f"n{k}" for k in range(60)], "size": np.arange(60.0)})
+    with pytest.warns(UserWarning, match="'name' of `X` is not learned from: an identifier"):
+        assert FrameColumns.of(data).schema.inputs == ("size",)
+
+
+def test_a_model_of_a_frame_is_the_same_after_saving(tmp_path):
+    model = DropoutRegressor(**SMALL).fit(frame("polars"), columns()["size"])
+    model.save(tmp_path / "model")
+    np.testing.assert_array_equal(
+        DropoutRegressor.load(tmp_path / "model").predict(frame("polars")), model.predict(frame("polars"))
+    )
