@@ -123,7 +123,7 @@ _HOME = {
     "weight_layers": ("Prior", "model_precision", "parameter_groups", "weight_decay"),
 }
 
-# Earlier names of modules, which go on importing the module itself.
+# Earlier names of modules, under which they can still be imported.
 sys.meta_path.insert(
     0,
     RenamedModules(

@@ -20,7 +20,7 @@ from dropbayes.cli.messages import complain, note
 
 __all__ = ["main"]
 
-# What data, models and machines do; anything else is a mistake in the program.
+# Errors of data, models and machines; anything else is a bug.
 _EXPECTED = (ValueError, OSError, FloatingPointError, MemoryError, ImportError)
 
 

@@ -27,7 +27,7 @@ def command() -> Any:
     """The command with all subcommands."""
     global _debug
     _debug = False
-    # Rich takes longer to import than all of this; in a pipe its frames are in the way.
+    # Rich takes longer to import than all of this; in a pipe its frames only get in the way.
     return _command(sys.stdout.isatty())
 
 
@@ -38,7 +38,7 @@ def _command(framed: bool) -> Any:
 
 
 def debugging() -> bool:
-    """Whether errors shall show where they arose."""
+    """Whether errors show their traceback."""
     return _debug or os.environ.get("DROPBAYES_DEBUG", "") not in ("", "0")
 
 

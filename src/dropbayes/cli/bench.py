@@ -1,4 +1,4 @@
-"""`dropbayes bench`: how much sooner a prediction is there than by the usual ways, on this machine."""
+"""`dropbayes bench`: how much faster predictions are than by the usual implementations, on this machine."""
 
 from __future__ import annotations
 
@@ -51,30 +51,30 @@ _CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @torch.inference_mode()
 def plain_loop(net: nn.Module, x: Tensor, n_draws: int) -> tuple[Tensor, Tensor]:
-    """The moments of one forward after another, the way most people write it."""
+    """The moments by a loop of forward passes, as most people write it."""
     draws = torch.stack([net(x) for _ in range(n_draws)])
     return draws.mean(0), draws.var(0)
 
 
 @torch.inference_mode()
 def repeated_batch(net: nn.Module, x: Tensor, n_draws: int) -> tuple[Tensor, Tensor]:
-    """The moments of one forward of the batch repeated, the way of other libraries."""
+    """The moments by one forward pass over a repeated batch, as other libraries compute them."""
     draws = net(x.repeat(n_draws, *(1,) * (x.dim() - 1))).unflatten(0, (n_draws, -1))
     return draws.mean(0), draws.var(0)
 
 
 def _measure(name: str, n_draws: int, repeats: int) -> dict[str, Any]:
-    """The medians of times taken in turns."""
+    """The median times of the implementations, measured alternately."""
     make, shape = _CASES[name]
     torch.manual_seed(0)
     net, x = make().eval(), torch.randn(shape)
-    noisy = copy.deepcopy(net).train()  # what the usual ways run
+    noisy = copy.deepcopy(net).train()  # what the usual implementations run
     ways: dict[str, Callable[[], Any]] = {
         "predict": lambda: predict(net, x, n_draws=n_draws),
         "loop": lambda: plain_loop(noisy, x, n_draws),
         "repeated": lambda: repeated_batch(noisy, x, n_draws),
     }
-    method = predict(net, x, n_draws=n_draws).method  # also a first run, which no way is timed on
+    method = predict(net, x, n_draws=n_draws).method  # a warm-up run as well, which is not timed
     times: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(repeats):
         for way, run in ways.items():

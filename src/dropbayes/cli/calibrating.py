@@ -25,7 +25,7 @@ def calibrate(
     allow_new: bool,
     as_json: bool,
 ) -> None:
-    """Calibrates a model on held-out rows, or takes its calibration back; see `dropbayes calibrate --help`."""
+    """Calibrates a model on held-out rows, or removes its calibration; see `dropbayes calibrate --help`."""
     model = load(model_path)
     if method == "none":
         model = model.recalibrated(None)

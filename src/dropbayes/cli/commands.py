@@ -61,7 +61,7 @@ def fit(
     ] = 100,
     decimal: Annotated[
         str | None,
-        typer.Option(help="Decimal mark, . or , (found by default).", metavar="CHAR", rich_help_panel="Columns"),
+        typer.Option(help="Decimal mark, . or , (detected by default).", metavar="CHAR", rich_help_panel="Columns"),
     ] = None,
     weights: Annotated[
         str | None,
@@ -365,7 +365,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP (Open Inference Protocol V2).
 
-    SIGTERM ends it after the requests under way; SIGHUP takes up a new model in the folder.
+    SIGTERM ends it after the requests under way; SIGHUP reloads the model from the folder.
     """
     from dropbayes.cli import serving
 

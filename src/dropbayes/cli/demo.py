@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from dropbayes.runtime.arrays import Numbers
 
 TRAINED_UNTIL, HORIZON = 1985.0, 2015.0
-"""The series is learned before the one year and predicted until the other; it is on record until the end of 2001."""
+"""The series is fitted up to the first year and predicted up to the second; the record ends with 2001."""
 
 # In a rehearsal, trained until 1975 with these settings, 98 % of the ten years after lay in the 95 % intervals. Some
 # twenty settings were looked at there, and five also on the years held out (subtracting a linear trend first left 65 to
 # 79 % of those inside), so the scores demonstrate the report and are no benchmark. No dropout before the first layer:
-# its inputs are time and season, and nobody doubts those.
+# its inputs are time and season, which are certain.
 SETTINGS: dict[str, Any] = {
     "drop_prob": (0.0, 0.05, 0.05),
     "weight_decay": 1e-5,
@@ -42,7 +42,7 @@ CAUTION = "the settings were picked with a look at the held-out years too: a dem
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What is demonstrated.
+    """The data of a demonstration.
 
     Args:
         name: A short name, that of the file of predictions.
@@ -54,7 +54,7 @@ class Case:
         held_out: Inputs and truths to judge by.
         unknown: Inputs whose truth is not on record; may have no rows.
         along: The feature that orders the rows, a column of the inputs; None where no single one does.
-        picked: Rows to print, numbered through all three parts.
+        picked: The rows to print, counted across all three sets.
     """
 
     name: str
@@ -70,17 +70,17 @@ class Case:
 
     @property
     def x(self) -> Numbers:
-        """The inputs of all parts."""
+        """The inputs of all three sets."""
         return np.concatenate([self.training[0], self.held_out[0], self.unknown])
 
     @property
     def truth(self) -> Numbers:
-        """The truths of all parts; NaN where there is none."""
+        """The outcomes of all three sets; NaN where there is none."""
         return np.concatenate([self.training[1], self.held_out[1], np.full(len(self.unknown), np.nan)])
 
     @property
     def part(self) -> list[str]:
-        """The part of each row."""
+        """The set that each row is from."""
         sizes = {"trained on": self.training[0], "held out": self.held_out[0], "unknown": self.unknown}
         return [part for part, rows in sizes.items() for _ in rows]
 
@@ -129,7 +129,7 @@ def _case(console: Console) -> Case:
 
 
 def carbon_dioxide() -> Case:
-    """Monthly CO2 at Mauna Loa: learned until 1985, judged until 2001, predicted until 2015."""
+    """Monthly CO2 at Mauna Loa: fitted until 1985, scored until 2001, predicted until 2015."""
     from statsmodels.datasets import co2
 
     series = co2.load_pandas().data["co2"].resample("MS").mean().dropna()
@@ -154,7 +154,7 @@ def carbon_dioxide() -> Case:
 
 
 def _seasons(years: Numbers) -> Numbers:
-    """Time itself, and its place in the year on a circle, with one overtone."""
+    """Time, and the season as sine and cosine with one harmonic."""
     angle = 2 * np.pi * years
     return np.stack([years, np.sin(angle), np.cos(angle), np.sin(2 * angle), np.cos(2 * angle)], axis=1)
 

@@ -61,7 +61,7 @@ def evaluate(
 
 
 def _number_rows(model: Model, window: Window, y: Any, present: Any, source: Source) -> dict[str, Tensor]:
-    """What the scores of regression need of each row."""
+    """What the scores of a regression need per row."""
     mixture = model.ensemble.predictive(window.x)
     check_finite([mixture.mean.numpy()], window, source)
     outcome = torch.from_numpy(np.where(present, y, 0.0))

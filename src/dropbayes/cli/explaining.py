@@ -23,7 +23,7 @@ __all__ = ["explain", "facts"]
 
 
 def explain(model_path: str, *, as_json: bool) -> None:
-    """Says what a model is; see `dropbayes explain --help`."""
+    """Describes a model; see `dropbayes explain --help`."""
     model = load(model_path)
     about = facts(model)
     if as_json:

@@ -71,7 +71,7 @@ def _versions() -> dict[str, str]:
 
 
 def _fingerprint(data: str) -> dict[str, str]:
-    """The SHA-256 of the file, where it is one."""
+    """The SHA-256 of the data, if they are a file."""
     path = pathlib.Path(data)
     if data == "-" or not path.is_file():
         return {}

@@ -32,22 +32,22 @@ def one_line(text: object) -> str:
 
 
 def complain(text: object, details: Sequence[str] = ()) -> None:
-    """Says on standard error what went wrong, with the details on indented lines below."""
+    """Prints an error on standard error, with the details on indented lines below."""
     _say("\n".join([f"dropbayes: error: {one_line(text)}", *(f"  {one_line(line)}" for line in details)]))
 
 
 def note(text: object) -> None:
-    """Says on standard error what the user should know."""
+    """Prints a note on standard error."""
     _say(f"dropbayes: note: {one_line(text)}")
 
 
 def _say(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody may be listening
+    with contextlib.suppress(OSError, ValueError):  # standard error may be closed
         print(line, file=sys.stderr, flush=True)
 
 
 def number(value: float, digits: int = 4) -> str:
-    """A number to read, without an exponent where it can do without.
+    """A number for people to read, without an exponent where possible.
 
     Example:
         >>> number(30870.2), number(0.0000209681), number(-1234567.8), number(12.0)
@@ -99,10 +99,10 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, nu
     """A table to print.
 
     Args:
-        title: What stands above it.
+        title: The title above it.
         heads: The names of its columns.
         rows: Its cells; never read as markup.
-        numbers: Which columns are numbers, to be aligned at the right.
+        numbers: The indices of the columns of numbers, which are right-aligned.
     """
     from rich import box
     from rich.table import Table

@@ -28,7 +28,7 @@ __all__ = [
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON document on standard output.")]
 Delimiter = Annotated[
     str | None,
-    typer.Option(help="The delimiter of a CSV file; found from its first lines by default.", metavar="CHAR"),
+    typer.Option(help="The delimiter of a CSV file; detected from its first lines by default.", metavar="CHAR"),
 ]
 Encoding = Annotated[
     str | None,

@@ -79,7 +79,7 @@ def _refuse_collision(kept: Sequence[str], added: Sequence[str]) -> None:
 def _joined(
     window: Window, kept: list[str], added: list[str], columns: list[Any], schema: Schema, *, typed: bool
 ) -> pa.Table:
-    """The kept columns, in a typed file numbers as numbers, with the new ones beside them."""
+    """The columns to keep (as numbers in a typed file), followed by the new ones."""
     old: list[Any] = []
     numeric = {column.name: column.notation for column in schema.columns if column.kind == "number"}
     for name in kept:

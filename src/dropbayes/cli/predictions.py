@@ -25,7 +25,7 @@ __all__ = ["Window", "check_finite", "targets", "windows"]
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Some rows of a table: as they were read, as inputs of the network, and the number of the first."""
+    """Some rows of a table: as they were read, as inputs of the network, and the index of the first."""
 
     table: pa.Table
     encoded: Encoded

@@ -82,7 +82,7 @@ def _rows(
 
 
 def _features(model: Model) -> dict[str, list[int]]:
-    """The inputs that each column became."""
+    """The indices of the inputs that each column became."""
     groups, start = {}, 0
     for column in model.schema.columns:
         groups[column.name] = list(range(start, start + len(column.inputs)))

@@ -22,7 +22,7 @@ def serve(
     max_draws: int,
     token_file: str | None,
 ) -> None:
-    """Serves a model until the process is told to end; see `dropbayes serve --help`."""
+    """Serves a model until the process is signalled to stop; see `dropbayes serve --help`."""
     try:
         from dropbayes import serving
         from dropbayes.serving.application import Limits

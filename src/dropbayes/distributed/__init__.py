@@ -1,4 +1,4 @@
-"""Predictions over many processes and machines: Parquet folders on an engine that exists, and networks under torchrun.
+"""Predictions over many processes and machines: Parquet folders on an installed engine, and networks under torchrun.
 
 A row has the same bits whichever worker predicts it: a run on any engine, cut anywhere, interrupted and resumed, gives
 the numbers of one process.

@@ -20,7 +20,7 @@ def predict(frame: Any, predictor: Predictor, *, prefix: str | None = None) -> A
     Args:
         frame: A `dask.dataframe.DataFrame` with the model's columns.
         predictor: The model.
-        prefix: What the names of the new columns begin with; by default the target and `_`.
+        prefix: The prefix of the new columns' names; by default the target and `_`.
     """
     meta = _add_predictions(frame._meta, predictor, prefix)
     return frame.map_partitions(_add_predictions, predictor, prefix, meta=meta)
@@ -35,11 +35,11 @@ def _add_predictions(frame: Any, predictor: Predictor, prefix: str | None) -> An
 
 
 def run(prediction: Prediction, parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
-    """Makes the parts on a Dask cluster; yields the rows of each as it is done.
+    """Computes the parts on a Dask cluster; yields the number of rows of each as it finishes.
 
     Args:
-        prediction: What a worker does with a part.
-        parts: The parts to make.
+        prediction: The task of a worker.
+        parts: The parts to compute.
         n_workers: The number of workers that a cluster on this machine has.
         address: The scheduler's address; None starts a cluster on this machine that nothing else can reach.
     """
@@ -47,7 +47,7 @@ def run(prediction: Prediction, parts: Sequence[Part], n_workers: int, address: 
     from dask import config as dask_config
 
     with contextlib.ExitStack() as stack:
-        # A part is made again as often as its worker is killed.
+        # A part is retried whenever its worker is killed.
         stack.enter_context(dask_config.set({"distributed.scheduler.allowed-failures": 1000}))
         if address is None:
             cluster = distributed.LocalCluster(
@@ -65,7 +65,7 @@ def run(prediction: Prediction, parts: Sequence[Part], n_workers: int, address: 
 
 
 def _plugin(prediction: Prediction) -> Any:
-    """What gives every worker the model once, also one that takes the place of a worker that was killed."""
+    """A plugin that gives every worker the model once, replacements of killed workers included."""
     import distributed
 
     class WithPrediction(distributed.WorkerPlugin):

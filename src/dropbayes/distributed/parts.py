@@ -1,4 +1,4 @@
-"""Parquet in, Parquet out, a part at a time: each is written whole or not at all, and a second run writes the rest.
+"""Parquet in, Parquet out, one part at a time: each is written whole or not at all, and a second run writes the rest.
 
 What is predicted is cut into parts by the input alone. An engine only decides where and when a part is made; a worker
 that dies costs the part it was at, which is made again.
@@ -24,7 +24,7 @@ from dropbayes.runtime.progress import ProgressBar
 __all__ = ["ENGINES", "Part", "Prediction", "predict_parquet"]
 
 ENGINES = ("processes", "ray", "dask", "spark")
-"""Where parts are made: in processes of this machine, or by an engine that is installed."""
+"""Where parts are computed: in processes of this machine, or by an installed engine."""
 
 PART_ROWS = 2**15
 PLAN = "_prediction.json"
@@ -48,7 +48,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a worker does: the part it is given, read, predicted and written. Small, and can be pickled."""
+    """The task of a worker: reads, predicts and writes one part. Small, and picklable."""
 
     predictor: Predictor
     prefix: str | None = None
@@ -69,7 +69,7 @@ class Prediction:
 
 
 def set_up_worker() -> None:
-    """Leaves a worker one core: as many workers as cores share the machine without fighting for it."""
+    """Restricts a worker to one core, so that as many workers as cores do not compete for them."""
     import torch
 
     torch.set_num_threads(1)
@@ -100,7 +100,7 @@ def predict_parquet(
         engine: "processes", "ray", "dask" or "spark".
         n_workers: The workers at a time; one per core by default.
         address: The address of a cluster; by default the engine runs on this machine.
-        prefix: What the names of the new columns begin with; by default the target and `_`.
+        prefix: The prefix of the new columns' names; by default the target and `_`.
         part_rows: The most rows of a part.
         progress: Whether to show a bar; by default in a terminal.
 
@@ -162,7 +162,7 @@ def _sources(source: pathlib.Path) -> list[pathlib.Path]:
 def _description(
     predictor: Predictor, sources: Sequence[pathlib.Path], prefix: str | None, part_rows: int
 ) -> dict[str, Any]:
-    """What a folder's parts are the prediction of."""
+    """The description of what a folder's parts predict."""
     return {
         "format": 1,
         "model": predictor.fingerprint,
@@ -176,7 +176,7 @@ def _description(
 
 
 def _claim(folder: pathlib.Path, description: dict[str, Any]) -> None:
-    """Makes the folder that of this prediction, or raises where it holds something else."""
+    """Claims the folder for this prediction; raises if it holds something else."""
     plan = folder / PLAN
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{str(folder)!r} is a file; name a folder for the parts.")
@@ -193,13 +193,13 @@ def _claim(folder: pathlib.Path, description: dict[str, Any]) -> None:
     elif folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{str(folder)!r} is not empty and holds no prediction; choose another folder.")
     folder.mkdir(exist_ok=True)
-    for leftover in folder.glob(".part-*"):  # of workers that were killed
+    for leftover in folder.glob(".part-*"):  # left by killed workers
         leftover.unlink(missing_ok=True)
     files.write_text(plan, json.dumps(description, indent=1) + "\n")
 
 
 def _blocks(part: Part) -> Iterator[pa.Table]:
-    """The rows of a part, some at a time, from the groups of its file that hold them."""
+    """The rows of a part in batches, from the row groups of its file that hold them."""
     from pyarrow import parquet
 
     with parquet.ParquetFile(part.source, pre_buffer=False) as file:

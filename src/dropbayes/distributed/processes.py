@@ -1,4 +1,4 @@
-"""Parts made in processes of this machine."""
+"""Parts computed in processes of this machine."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from dropbayes.distributed.parts import Part, Prediction, set_up_worker
 
 __all__ = ["run"]
 
-_FRUITLESS_POOLS = 10  # in a row, before the fault must be ours and not that of whoever kills workers
+_FRUITLESS_POOLS = 10  # in a row, after which the fault must be ours
 
 _prediction: Any = None  # of this worker process
 
 
 def run(prediction: Prediction, parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
-    """Makes the parts; yields the rows of each as it is done. A pool whose worker was killed is replaced.
+    """Computes the parts; yields the number of rows of each as it finishes. A pool whose worker was killed is replaced.
 
     Args:
-        prediction: What a worker does with a part.
-        parts: The parts to make.
+        prediction: The task of a worker.
+        parts: The parts to compute.
         n_workers: The number of processes.
         address: Must be None: processes have no cluster.
     """

@@ -32,7 +32,7 @@ _GROUP_DRAWS = 8
 
 @dataclass(frozen=True)
 class Group:
-    """Some draws, counted: their number, mean and sum of squared deviations, and the mean of what else is averaged."""
+    """A summary of some draws: their number, mean and sum of squared deviations, and the mean of further averages."""
 
     count: int
     mean: Tensor
@@ -118,7 +118,7 @@ def _place(group: Any) -> tuple[int, int]:
 
 
 def _gathered(value: Any, n_ranks: int, group: Any) -> list[Any]:
-    """What each process has, in the order of the ranks."""
+    """The value of each process, in rank order."""
     if n_ranks == 1:
         return [value]
     values: list[Any] = [None] * n_ranks

@@ -17,7 +17,7 @@ _BATCH_ROWS = 4096
 
 
 class _Parts:
-    """An actor that makes parts; the model is loaded once."""
+    """An actor that computes parts; the model is loaded once."""
 
     def __init__(self, prediction: Prediction) -> None:
         set_up_worker()
@@ -47,7 +47,7 @@ def predict(dataset: Any, predictor: Predictor, *, n_workers: int, prefix: str |
             `execution_options.preserve_order` is set; otherwise carry a column with the number of each row.
         predictor: The model.
         n_workers: The number of actors.
-        prefix: What the names of the new columns begin with; by default the target and `_`.
+        prefix: The prefix of the new columns' names; by default the target and `_`.
     """
     import ray.data
 
@@ -58,11 +58,11 @@ def predict(dataset: Any, predictor: Predictor, *, n_workers: int, prefix: str |
 
 
 def run(prediction: Prediction, parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
-    """Makes the parts on a Ray cluster; yields the rows of each as it is done.
+    """Computes the parts on a Ray cluster; yields the number of rows of each as it finishes.
 
     Args:
-        prediction: What a worker does with a part.
-        parts: The parts to make.
+        prediction: The task of a worker.
+        parts: The parts to compute.
         n_workers: The number of actors.
         address: The cluster's address; None starts one on this machine that nothing else can reach.
     """

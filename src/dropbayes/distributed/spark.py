@@ -21,7 +21,7 @@ def predict(frame: Any, predictor: Predictor, *, prefix: str | None = None) -> A
         frame: A `pyspark.sql.DataFrame` with the model's columns. Spark promises no order: carry a column with the
             number of each row where it matters.
         predictor: The model.
-        prefix: What the names of the new columns begin with; by default the target and `_`.
+        prefix: The prefix of the new columns' names; by default the target and `_`.
     """
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
@@ -37,11 +37,11 @@ def _add_predictions(batches: Iterator[pa.RecordBatch], *, predictor: Predictor,
 
 
 def run(prediction: Prediction, parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
-    """Makes the parts on a Spark cluster; yields the rows of each once all are done.
+    """Computes the parts on a Spark cluster; yields the number of rows of each once all are finished.
 
     Args:
-        prediction: What a worker does with a part.
-        parts: The parts to make.
+        prediction: The task of a worker.
+        parts: The parts to compute.
         n_workers: The number of workers that Spark has on this machine.
         address: The master's address; None runs Spark in processes of this machine.
     """

@@ -381,7 +381,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         return check_X_y(x, *map(as_array, y), **checks) if y else check_array(x, **checks)
 
     def _encoded(self, x: np.ndarray, *, reset: bool) -> np.ndarray:
-        """The inputs of the networks: missing values filled and told apart, where they are learned from."""
+        """The inputs of the networks: missing values filled and marked by indicators, where they are learned from."""
         if reset:
             self.missing_values_ = MissingValues.of(x) if self.missing == "learn" else None
         return x if self.missing_values_ is None else self.missing_values_.encode(x)

@@ -1,4 +1,4 @@
-r"""Missing values learned from: filled with the mean, and told apart by an indicator column."""
+r"""Missing values learned from: filled with the mean, and marked by an indicator column."""
 
 from __future__ import annotations
 

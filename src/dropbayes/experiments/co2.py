@@ -46,7 +46,7 @@ class Settings:
         networks: The names of the networks to train, keys of `PAPER`.
         width: The number of units in each hidden layer.
         n_steps: The number of descent steps, each on all rows.
-        rate_factor: The factor on the base learning rates; narrower networks bear more than 1.
+        rate_factor: The factor on the base learning rates; narrower networks tolerate more than 1.
         n_draws: The number of draws of each prediction.
         precision: The noise precision that the text states for its weight decay.
         n_grid: The number of points on the figure's axis.
@@ -162,7 +162,7 @@ def _growth_sentence(metrics: dict[str, Any]) -> str:
 
 
 def _underfit_sentences(metrics: dict[str, Any]) -> list[str]:
-    """What a network that is too small or trained too shortly has not learned: the series has a deviation of 1."""
+    """What a network too small or trained too briefly has not learned: the series has a deviation of 1."""
     explained = {NAMES[name]: 1 - m["rmse_observed"] ** 2 for name, m in metrics.items() if name in NAMES}
     short = [f"{100 * share:.0f} % ({name})" for name, share in explained.items() if share < LEAST_EXPLAINED]
     if not short:

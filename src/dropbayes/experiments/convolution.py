@@ -1,4 +1,4 @@
-"""Bayesian convolutions: does dropout before every layer keep a small data set from being learned by heart?
+"""Bayesian convolutions: does dropout before every layer prevent overfitting of a small data set?
 
 LeNet without dropout, with dropout before its last layer and before every layer, on 10, 50 and 100 % of the training
 images; the latter two with averaged weights and with draws. The same number of steps everywhere.

@@ -123,7 +123,7 @@ def solar_irradiance() -> Series:
         from statsmodels.datasets import sunspots
     except ModuleNotFoundError as error:
         raise _no_data("the solar series", "solar/solar_gal.csv", "pip install statsmodels (sunspots)") from error
-    y = np.sqrt(sunspots.load_pandas().data["SUNACTIVITY"].to_numpy())  # the root steadies their variance
+    y = np.sqrt(sunspots.load_pandas().data["SUNACTIVITY"].to_numpy())  # the root stabilises their variance
     index = np.arange(len(y), dtype=float)
     hidden = np.isin(index, [row for segment in SOLAR_SEGMENTS for row in segment])
     return _series(
@@ -181,7 +181,7 @@ def unrelated_images(known: Images, *, seed: int = 0) -> tuple[Tensor, str]:
 
 
 def _idx(name: str) -> Tensor:
-    """The array in an idx file, its digest checked."""
+    """The array in an idx file, after a check of its digest."""
     path = _local_file(f"{name}.gz")
     contents = gzip.decompress(path.read_bytes() if path is not None else _download(name))
     if hashlib.sha256(contents).hexdigest() != _DIGESTS[name]:
@@ -193,7 +193,7 @@ def _idx(name: str) -> Tensor:
 
 
 def _download(name: str) -> bytes:
-    """A file of this name from its public place, kept in the user's cache."""
+    """A file of this name from its public address, kept in the user's cache."""
     cached = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dropbayes" / f"{name}.gz"
     if cached.exists():
         return cached.read_bytes()

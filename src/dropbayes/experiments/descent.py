@@ -32,7 +32,7 @@ STEPS_PER_BLOCK = 5000
 """Steps between two checks that all is finite; a block's masks depend on the seed and its number alone."""
 BLOCKS_PER_CHECKPOINT = 10
 ONE_THREAD_WIDTH = 256
-"""Up to this width a second thread takes longer to wake than to work: on a busy machine 20 times."""
+"""Up to this width a second thread takes longer to wake than to work: 20 times on a busy machine."""
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ class TableModel:
         return "" if self.schema is None else f"{self.schema.target}_"
 
     def table_prediction(self, predictor: Any, table: Any) -> tuple[dict[str, NumpyArray], dict[str, NumpyArray]]:
-        """The prediction of a table's rows, and the columns that a table has besides."""
+        """The prediction of a table's rows, and its additional columns."""
         if self.schema is None:
             return predictor.predict_inputs(self.encode(columns_of_table(table), False)), {}
         from dropbayes.models.prediction import label_sets
@@ -141,7 +141,7 @@ class TableModel:
 
     def statistics(self, x: NumpyArray, n_draws: int, seed: int, interval: float) -> dict[str, NumpyArray]:
         estimator = self.estimator.with_draws(n_draws=n_draws, seed=seed)
-        vars(estimator).pop("feature_names_in_", None)  # the names were looked at when the columns were put in order
+        vars(estimator).pop("feature_names_in_", None)  # the names were checked when the columns were ordered
         if self.has_classes:
             statistics = _information(estimator.draws(x), self.classes)
         else:
@@ -159,7 +159,7 @@ class NetworkModel:
     defaults: tuple[int, int] = (100, 0)
     n_networks: int = 1
     row_size: int = 1
-    classes: None = None  # nobody told their names
+    classes: None = None  # their names are unknown
     prefix: str = ""
 
     @property

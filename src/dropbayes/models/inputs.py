@@ -1,4 +1,4 @@
-"""Columns of any array kind, by name or as one matrix, checked to be what a model can read."""
+"""Columns of any array type, by name or as one matrix, validated against what a model reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def columns_of_table(table: Any) -> dict[str, Any]:
 
 
 def _array(values: Any) -> Any:
-    """The values as an array that knows its shape; arrow arrays as they are."""
+    """The values as an array with a shape; Arrow arrays unchanged."""
     if isinstance(values, Tensor):
         return values.detach().cpu().numpy()
     return values if hasattr(values, "shape") or type(values).__module__.startswith("pyarrow") else np.asarray(values)

@@ -27,7 +27,7 @@ _PERCENTILE_ROWS = 2000
 
 
 def _row(row: int) -> str:
-    """Where a row of a data frame is found, in words."""
+    """The location of a row of a data frame, in words."""
     return "the data frame" if row < 0 else f"the data frame, row {row}"
 
 
@@ -76,7 +76,7 @@ class Model:
     def fit(
         cls, frame: Any, *, target: str, task: Task | None = None, reading: Reading | None = None, **settings: Any
     ) -> Model:
-        """A model fitted to a data frame: columns understood as the command line does, then an estimator.
+        """A model fitted to a data frame: columns interpreted as on the command line, then an estimator.
 
         Args:
             frame: A data frame (pandas, polars, arrow) or a dict of columns, the target among them.
@@ -210,7 +210,7 @@ class Model:
         return self.recalibrated(fit_recalibration(self.ensemble, x, y, method=method), "a data frame", x)
 
     def recalibrated(self, recalibration: Any, source: str = "", x: NumpyArray | None = None) -> Model:
-        """The model with a recalibration, where that came from and the inputs of its rows; None takes it back."""
+        """The model with a recalibration, where that came from and the inputs of its rows; None removes it."""
         ensemble = recalibrated(self.ensemble, recalibration)
         origin = {name: value for name, value in self.origin.items() if name != "calibration"}
         if recalibration is not None:

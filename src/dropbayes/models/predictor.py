@@ -29,9 +29,9 @@ from dropbayes.runtime.arrays import NumpyArray, round_digits
 
 __all__ = ["Predictor", "check_finite", "uncertainty"]
 
-# Numbers of draws held at once: what they take is a few times eight bytes each.
+# Values of draws held at once, a few times eight bytes each.
 _HELD = 2**20
-_MOST_ROWS = 4096  # as many as the estimators take at once
+_MOST_ROWS = 4096  # the block size of the estimators
 
 
 class Predictor:
@@ -47,7 +47,7 @@ class Predictor:
         n_draws: The draws $T$ (of each network of an estimator); by default those of the model, 100 for a network.
         seed: The seed of the draws; by default that of the model, 0 for a network.
         interval: The probability that `lower` and `upper` enclose the outcome.
-        allow_new: Whether a category unknown in training counts as none of those known, rather than as wrong.
+        allow_new: Whether to encode unseen categories as all zeros instead of failing.
 
     Example:
         >>> from dropbayes.likelihoods import Gaussian
@@ -134,7 +134,7 @@ class Predictor:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What the bits of a prediction follow from: predictors of one process with equal keys may share a batch."""
+        """What the bits of a prediction depend on: within a process, predictors with equal keys may share a batch."""
         return id(self._model), self.n_draws, self.seed, self.interval
 
     @property
@@ -188,11 +188,11 @@ class Predictor:
         return columns
 
     def extend(self, table: Any, *, prefix: str | None = None) -> Any:
-        """An arrow table with the columns beside its own that `dropbayes predict` adds.
+        """An Arrow table with the columns of the prediction appended, as `dropbayes predict` adds them.
 
         Args:
             table: The rows; columns that the model does not read stay as they are.
-            prefix: What the names of the new columns begin with; by default the target and `_`, if it is known.
+            prefix: The prefix of the new columns' names; by default the target and `_`, if it is known.
         """
         import pyarrow as pa
 
@@ -221,7 +221,7 @@ class Predictor:
         return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
     def _block(self, x: NumpyArray) -> dict[str, NumpyArray]:
-        rows = x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype)  # no rows have the shapes of one
+        rows = x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype)  # an empty prediction has the shapes of one row
         prediction = self._model.statistics(rows, self.n_draws, self.seed, self.interval)
         return prediction if len(x) else {name: values[:0] for name, values in prediction.items()}
 
@@ -244,7 +244,7 @@ def uncertainty(prediction: Mapping[str, NumpyArray]) -> NumpyArray:
 def _settings(
     defaults: tuple[int, int], n_draws: int | None, seed: int | None, interval: float
 ) -> tuple[int, int, float]:
-    """The settings, checked."""
+    """The validated settings."""
     n_draws = defaults[0] if n_draws is None else n_draws
     seed = defaults[1] if seed is None else seed
     for name, value, least in (("n_draws", n_draws, 1), ("seed", seed, 0)):

@@ -26,7 +26,7 @@ from dropbayes.weight_layers.precision import weight_decay
 # stack costs a copy, and on a CUDA device a new capture.
 _IDLE_SHARE = 0.25
 _CHECK_DRAWS = 32
-_PREPARING_THREADS = 6  # so many keep an H200 supplied
+_PREPARING_THREADS = 6  # enough to keep an H200 busy
 # Weights of standardised data stay far below this; above it products overflow.
 _LARGEST_WEIGHT = 1e8
 # The noise that learned drop probabilities assume when a member states none: a tenth of the targets' variance.
@@ -311,7 +311,7 @@ class _Run:
         return int(self.n_steps[self.training & (self.n_steps > step)].min())
 
     def _store(self, program: Program, where: Tensor, step: int) -> None:
-        """Takes over the parameters of the marked places that are sound; the others are marked as diverged."""
+        """Copies the parameters at the marked indices that are finite; the others are marked as diverged."""
         sound = [(p.flatten(1).abs() < _LARGEST_WEIGHT).all(1) for p in program.parameters]
         finite = torch.stack(sound).all(0).cpu()
         self.best.diverged[self.stacked[where & ~finite]] = True

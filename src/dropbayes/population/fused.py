@@ -18,7 +18,7 @@ _ROWS_AT_ONCE = 64
 
 
 def suits(program: Program) -> bool:
-    """Whether the kernel knows these networks: one hidden layer, one Gaussian output, given drop probabilities."""
+    """Whether the kernel supports these networks: one hidden layer, one Gaussian output, given drop probabilities."""
     return (
         len(program.widths) == 3
         and program.widths[0] <= WIDEST_INPUT

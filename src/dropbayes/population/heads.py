@@ -20,7 +20,7 @@ __all__ = ["HEADS", "CategoricalHead", "GaussianHead", "Head", "HeteroscedasticH
 
 
 class Head(ABC):
-    """What the training and the evaluation of a population ask of a likelihood."""
+    """What training and evaluating a population require of a likelihood."""
 
     name: ClassVar[str]
     has_noise: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""A population trained by several workers, through joblib: its processes, or the Dask or Ray cluster it is told of."""
+"""A population trained by several workers, through joblib: its processes, or a Dask or Ray cluster."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Stack:
     member_words: tuple[Tensor, ...]
 
     def select(self, index: Tensor) -> Stack:
-        """The numbered members."""
+        """The members with these indices."""
         chosen: dict[str, Any] = {}
         for entry in fields(self):
             values = getattr(self, entry.name)
@@ -89,7 +89,7 @@ class Program:
         vector: All parameters: weights, biases and, where they are learned, logits of the drop probabilities.
         parameters: Its parts, as views: weights `[member, in, out]`, biases `[member, 1, out]`, logits.
         first, second: Adam's moments of `vector`.
-        step_in_chunk: The present step's place in the loaded chunk.
+        step_in_chunk: The index of the present step in the loaded chunk.
         has_dropout: For each weight layer, whether any member drops units before it.
         is_scaled: Whether any weight is multiplied on its way into a step: over its keep probability, or by zero.
     """
@@ -175,7 +175,7 @@ class Program:
         return self.stack.drop_prob if self.stack.kl_scale is None else self.parameters[-1].sigmoid().double()
 
     def keep(self, index: Tensor) -> None:
-        """Drops all members but the numbered ones."""
+        """Drops all members but those with these indices."""
         first, second = ([m[index] for m in self.views(moment)] for moment in (self.first, self.second))
         self._place(self.stack.select(index), [parameter[index] for parameter in self.parameters])
         self.first, self.second = (torch.cat([m.flatten() for m in moment]) for moment in (first, second))
@@ -220,7 +220,7 @@ class Program:
 
     def _now(self, values: Tensor) -> Tensor:
         """The values of the present step."""
-        if values.is_cuda:  # the host does not know the step of a graph's replay
+        if values.is_cuda:  # during a graph's replay the host does not know the step
             return values.index_select(0, self.step_in_chunk)[0]
         return values[self._step]
 

@@ -108,7 +108,7 @@ STACKED = ("drop_prob", "precision", "x_mean", "x_scale", "y_mean", "y_scale", "
 
 
 def select(population: Population, index: Sequence[int] | Tensor) -> Population:
-    """The sub-population of the numbered members, in that order."""
+    """The sub-population of the members with these indices, in that order."""
     chosen = torch.as_tensor(index, dtype=torch.long, device=population.device)
     return replace(
         population,
@@ -121,7 +121,7 @@ def select(population: Population, index: Sequence[int] | Tensor) -> Population:
 
 
 def network(population: Population, index: int) -> nn.Sequential:
-    """The numbered member as a torch network of standardised inputs and outputs, dropout before every layer."""
+    """The member of this index as a torch network of standardised inputs and outputs, dropout before every layer."""
     layers: list[nn.Module] = []
     for depth, (weight, bias) in enumerate(zip(population.weights, population.biases, strict=True)):
         if depth:

@@ -72,7 +72,7 @@ def folds(
         parts = parts if n_folds > 1 else [order[: max(1, round(holdout * len(order)))]]
     else:
         order = order[_strata_of_groups(group, strata)[order].argsort(stable=True)]
-        # Dealt like cards, each stratum goes round all folds; a single split takes every fifth.
+        # Each stratum is dealt round robin to the folds; a single split takes every fifth row.
         n_parts = min(n_folds if n_folds > 1 else round(1 / holdout), len(order))
         parts = [order[part::n_parts] for part in range(n_parts)][: max(1, n_folds)]
     held = [torch.isin(group, part) for part in parts]

@@ -286,7 +286,7 @@ def _snapshot(statistics: list[RowStatistics], replicates: list[Moments], n_rows
     largest = torch.zeros(n_rows, dtype=torch.float64)
     for one, means in zip(statistics, replicates, strict=True):
         summary = one.results()
-        if not summary["mean"].isfinite().all():  # more draws would not mend it
+        if not summary["mean"].isfinite().all():  # more draws would not help
             raise ValueError(_NOT_FINITE)
         means.finish()
         error = (means.variance / (means.count - 1)).sqrt()  # of the mean of independent replicate means

@@ -26,7 +26,7 @@ class Deep(Covariance):
 
     with $\mathbf K_0 = \mathbf x^T \mathbf y$: the paper's $\mathbf K_2$ averaged over $\mathbf F_1$.
 
-    From the second layer on, inputs are told apart by differences of covariances, to half the digits of the dtype:
+    From the second layer on, inputs are distinguished by differences of covariances, to half the digits of the dtype:
     `Step` shows this for nearly equal inputs, and `Cosine` for a variance below it of 1e8 or more (1e4 in float32).
 
     Args:

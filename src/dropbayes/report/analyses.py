@@ -12,7 +12,7 @@ from dropbayes.report.layout import Column, Section, Table
 from dropbayes.report.measurements import Classification, Regression
 
 SHOWN_FEATURES, SEGMENT_FEATURES = 12, 5
-"""The most features in a table, and the most important ones that are divided into parts."""
+"""The most features in a table, and the number of important ones that are divided into segments."""
 
 
 def baseline_table(inputs: ReportInputs, measured: Regression | Classification) -> list[Table]:
@@ -122,7 +122,7 @@ def _segment_table(parts: list[Segment], regression: bool) -> Table:
 
 
 def shift_section(inputs: ReportInputs) -> list[Section]:
-    """How the rows judged differ from those trained on, as far as those are known."""
+    """How the evaluated rows differ from the training rows, as far as those are known."""
     if inputs.training is None and not inputs.ranges:
         return []
     measured = comparison.shifts(inputs.features, inputs.training_features, inputs.ranges)

@@ -1,4 +1,4 @@
-"""The model beside others: simple models fitted to the same training rows; and the rows judged beside those."""
+"""The model beside others: simple models fitted to the same training rows; and the evaluated rows beside them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Baseline:
 def baselines(
     measured: Regression | Classification, x: Numbers, y: Any, training: tuple[Numbers, Any], *, n_classes: int
 ) -> list[Baseline]:
-    """Our model, the mean (or the class shares), a linear model and gradient boosting, all judged on the same rows."""
+    """Our model, the mean (or the class shares), a linear model and gradient boosting, all scored on the same rows."""
     rows = np.linspace(0, len(training[0]) - 1, min(len(training[0]), TRAINING_ROWS)).round().astype(int)
     known = training[0][rows], training[1][rows]
     if isinstance(measured, Regression):
@@ -116,12 +116,12 @@ def _sigmas(difference: Numbers) -> float:
 
 @dataclass(frozen=True)
 class Shift:
-    """How far a feature of the rows judged is from that of the training rows.
+    """How far a feature of the evaluated rows is from that of the training rows.
 
     Args:
         name: The feature.
         before: Its median, or its commonest value, in the training rows; empty if they are not known.
-        after: The same in the rows judged.
+        after: The same in the evaluated rows.
         distance: The greatest difference of the two distribution functions (Kolmogorov-Smirnov), or half the sum of
             absolute differences of shares; None if the training rows are not known.
         p_value: The probability of such a distance by chance.
@@ -144,7 +144,7 @@ def shifts(
     """The features, the most shifted first.
 
     Args:
-        features: The features of the rows judged.
+        features: The features of the evaluated rows.
         training: The same features of the training rows, where those are known.
         ranges: The least and greatest training value of features, for those that are not.
     """

@@ -40,7 +40,7 @@ def dropout_section(inputs: ReportInputs, measured: Regression | Classification)
 
 
 def _spaced(text: str) -> str:
-    """The text with its signs as this page sets them."""
+    """The text with this page's typographic signs."""
     return text.replace("-", "−").replace("%", " %")
 
 
@@ -72,13 +72,13 @@ def _class_densities(probabilities: Tensor, truth: Tensor) -> Tensor:
 
 
 def _sharpened(draws: Tensor, truth: Tensor) -> Tensor:
-    """The class probabilities of draws at the temperature that these rows like best."""
+    """The class probabilities of draws at the temperature of largest likelihood on these rows."""
     logits = draws.clamp_min(1e-30).log()
     return draw_mean((logits / calibration.temperature(logits, truth)).softmax(-1))
 
 
 def _rescaled(mixture: Mixture, truth: Tensor) -> Mixture:
-    """The mixture with its noise multiplied by the factor that these rows like best."""
+    """The mixture with its noise multiplied by the factor of largest likelihood on these rows."""
 
     def at(log_factor: float) -> Mixture:
         return Mixture(mixture.location, mixture.scale * float(np.exp(log_factor)), mixture.freedom)

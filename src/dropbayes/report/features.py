@@ -22,12 +22,12 @@ IMPORTANCE_ROWS, IMPORTANCE_DRAWS = 400, 40
 
 _REPEATS, _PREDICTIONS = 5, 400  # Shuffles of a feature, and the most predictions spent on all features.
 _SEGMENTS = 4
-_FEWEST = 20  # Rows below which a segment says nothing.
+_FEWEST = 20  # Segments with fewer rows are left out.
 
 
 @dataclass(frozen=True, eq=False)
 class Feature:
-    """A feature as people know it.
+    """A feature as it was before encoding.
 
     Args:
         name: Its name.
@@ -62,7 +62,7 @@ class Importance:
 
 @dataclass(frozen=True)
 class Segment:
-    """The rows with some values of a feature, and how the model does there.
+    """The rows with some values of a feature, and the model's errors on them.
 
     Args:
         feature: The feature.
@@ -150,7 +150,7 @@ def _losses(model: Any, x: Numbers, y: Any) -> Numbers:
 
 
 def segments(measured: Regression | Classification, features: Sequence[Feature]) -> list[Segment]:
-    """How the model does in each segment of each feature: quarters of a number, the commonest of other values."""
+    """The model's errors in each segment of each feature: quarters of a number, the commonest of other values."""
     if isinstance(measured, Regression):
         loss = np.abs(measured.y - measured.mean)
         right = ((measured.lower <= measured.y) & (measured.y <= measured.upper)).astype(float) - 0.95

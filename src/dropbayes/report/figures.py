@@ -22,7 +22,7 @@ FEW_POINTS = 120
 """More points are drawn smaller."""
 
 CONFUSION_CLASSES = 20
-"""With more classes the confusion matrix would be a texture."""
+"""With more classes the confusion matrix would be unreadable."""
 
 
 @dataclass(frozen=True, eq=False)

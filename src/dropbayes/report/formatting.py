@@ -10,7 +10,7 @@ _JOINERS = "\u200c\u200d"  # part of emoji and of some scripts
 
 
 def name(text: object, *, most: int = 80) -> str:
-    r"""A name from the data as harmless text: no character that steers the text around it, not empty, not endless.
+    r"""A name from the data as harmless text: no control characters, not empty, not too long.
 
     Control characters, line breaks and marks that turn the direction of writing are written out. Escaping for HTML is
     the page's own work.
@@ -51,7 +51,7 @@ def number(value: float, *, digits: int = 3) -> str:
 
 
 def fixed(value: float, *, spread: float) -> str:
-    """The number to a hundredth of the first digit of a spread, so that all in a column have as many decimals.
+    """The number to a hundredth of the first digit of a spread, so that a column has the same decimals throughout.
 
     Examples:
         >>> fixed(135.57, spread=61.8), fixed(0.1234567, spread=0.02), fixed(-3, spread=1e-9)
@@ -89,7 +89,7 @@ def percent(share: float) -> str:
 
 
 def score_text(value: float, error: float | None = None, *, percent: bool = False) -> str:
-    """The value of a score and its standard error, to the digits that the error leaves.
+    """The value of a score and its standard error, to as many digits as the error supports.
 
     Examples:
         >>> score_text(1.23456, 0.0312), score_text(0.0345, percent=True)

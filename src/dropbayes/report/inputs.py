@@ -1,4 +1,4 @@
-"""What a report is about: the arguments of `report`, each refused with one clear error where it is wrong."""
+"""The inputs of a report: the arguments of `report`, each validated with one clear error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMMAND = re.compile(r"(dropbayes|python) [a-z-]")
 
 @dataclass(frozen=True, eq=False)
 class ReportInputs:
-    """The checked arguments of a report, its names made harmless.
+    """The validated arguments of a report, with names made safe to display.
 
     Args:
         model: The model, predicting from the draws asked for.
@@ -29,13 +29,13 @@ class ReportInputs:
         y: The truths; class numbers for a classifier.
         target: The name of what is predicted.
         shown: Columns to show beside the most uncertain rows.
-        title: The document's title.
+        title: The title of the document.
         done: Labels and texts of what was done, and whether the text is a command.
         names: The names of the features.
         along: The feature over which to draw the band.
         training: Inputs and truths the model was fitted to.
         unknown: Inputs without a truth.
-        features: The features of the inputs, as people know them.
+        features: The features of the inputs, as they were before encoding.
         ranges: The least and greatest value of a feature in the training rows.
     """
 
@@ -66,7 +66,7 @@ class ReportInputs:
         cls, model: Any, x: Any, y: Any, *, target: Any, shown: Any, title: Any, done: Any, n_draws: Any, seed: Any,
         names: Any, along: Any, training: Any, unknown: Any, features: Any, ranges: Any,
     ) -> ReportInputs:  # fmt: skip
-        """The arguments, each refused with one clear error where it is wrong."""
+        """The validated arguments."""
         if not isinstance(model, DropoutRegressor | DropoutClassifier):
             raise TypeError(f"`model` must be a DropoutRegressor or DropoutClassifier; got {type(model).__name__}.")
         check_is_fitted(model)

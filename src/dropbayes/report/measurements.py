@@ -1,4 +1,4 @@
-r"""What a model's predictions are worth on rows whose truth is known: every number the report shows.
+r"""The measurements of a model's predictions on rows with known outcomes: every number the report shows.
 
 Nothing here is computed by a formula of its own: scores come from `dropbayes.scores`, calibration from
 `dropbayes.calibration`, uncertainties of classes from `dropbayes.information`.
@@ -129,7 +129,7 @@ class Classification:
 def with_draws(model: Any, *, n_draws: int | None, seed: int | None) -> Any:
     """A view of the model that predicts from another number of draws or from those of another seed."""
     view = model.with_draws(n_draws=n_draws, seed=seed)
-    vars(view).pop("feature_names_in_", None)  # rows come as plain arrays: no warning that they bear no names
+    vars(view).pop("feature_names_in_", None)  # rows come as plain arrays, without feature names to warn about
     return view
 
 
@@ -141,7 +141,7 @@ def mean_and_error(values: Any) -> tuple[float, float]:
         (2.0, 1.0)
     """
     rows = np.asarray(values, dtype=np.float64)
-    with np.errstate(invalid="ignore"):  # the log-likelihood of an outcome held impossible
+    with np.errstate(invalid="ignore"):  # the log-likelihood of an outcome of density zero
         return float(rows.mean()), float(rows.std(ddof=1) / math.sqrt(len(rows)))
 
 
@@ -237,7 +237,7 @@ def classification(model: Any, x: Numbers, labels: npt.NDArray[np.int64]) -> Cla
 
 @dataclass(frozen=True)
 class ClassScores:
-    """How one class fares: its rows, and the share of them recognised and of those named so that are right."""
+    """The scores of one class: its rows, its precision and its recall."""
 
     support: int
     predicted: int
@@ -252,7 +252,7 @@ class ClassScores:
 
 
 def per_class(predicted: Any, labels: Any, n_classes: int) -> list[ClassScores]:
-    """The scores of each class; NaN where a share is one of no rows.
+    """The scores of each class; NaN where there are no rows to divide by.
 
     Examples:
         >>> first, second = per_class(np.array([0, 0, 1]), np.array([0, 1, 1]), 2)

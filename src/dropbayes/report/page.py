@@ -43,7 +43,7 @@ def report(
         y: The truths `[row]`; for a classifier, labels among `model.classes_`.
         target: The name of what is predicted.
         shown: Columns (name to values of all rows) to show beside the most uncertain rows; by default, the features.
-        title: The document's title.
+        title: The title of the document.
         done: What was done and how to repeat it, label to text, in order.
         n_draws: Draws per network; by default the model's own.
         seed: Fixes the masks of the draws; by default they are the very draws of `model.predict`.
@@ -52,7 +52,7 @@ def report(
             rows are drawn sorted by their prediction.
         training: Inputs and truths the model was fitted to. They are the reference of the percentiles of uncertainty
             [GG16, section Model Calibration] and are drawn with the band.
-        unknown: Inputs whose truth nobody knows: drawn with the band, not scored.
+        unknown: Inputs without a known outcome: drawn with the band, not scored.
         features: The columns of `x` that belong to one feature, such as those of a category, by its name; by default
             every column is a feature.
         ranges: The least and greatest value of a feature in the training rows, where `training` is not given.

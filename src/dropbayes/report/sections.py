@@ -153,7 +153,7 @@ def _percentile_cell(percentile: float) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether the value reads as a number: it is then set to the right."""
+    """Whether the value reads as a number, and is then right-aligned."""
     try:
         return not isinstance(value, bool) and math.isfinite(float(value))
     except (TypeError, ValueError):

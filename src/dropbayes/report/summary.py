@@ -1,4 +1,4 @@
-"""The answers in short: how good, how sure, how true to its word, and what to do."""
+"""The summary: how good, how sure, how well calibrated, and what to do."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Answer:
 
 
 def regression_answers(measured: Regression, *, target: str, features: Sequence[Feature] = ()) -> list[Answer]:
-    """How good, how sure, how true to its word, and what to do."""
+    """How good, how sure, how well calibrated, and what to do."""
     return [
         _how_good(measured, target),
         _how_sure(measured),
@@ -114,7 +114,7 @@ def _sentence(verdict: Verdict) -> str:
 
 
 def class_answers(measured: Classification, *, target: str) -> list[Answer]:
-    """How good, how sure, how true to its word, and what to do."""
+    """How good, how sure, how well calibrated, and what to do."""
     accuracy, confidence = measured.scores["accuracy"].value, measured.scores["mean_confidence"].value
     most_common = np.bincount(measured.labels).max() / len(measured.labels)
     good = Markup(
@@ -179,9 +179,9 @@ def _advice(
 
 
 def interval_advice(measured: Regression, features: Sequence[Feature] = ()) -> tuple[str, Markup]:
-    """A headline if something is to be mended first, and how to use the intervals.
+    """A headline if something must be corrected first, and how to use the intervals.
 
-    The fault is looked for in the order in which it must be mended: noise that varies with the row, a bias, a wrong
+    Faults are looked for in the order in which they must be corrected: noise that varies with the row, a bias, a wrong
     shape, a wrong scale.
     """
     verdict, direction = regression_verdict(measured), bias_direction(measured)
@@ -213,7 +213,7 @@ def interval_advice(measured: Regression, features: Sequence[Feature] = ()) -> t
 
 
 def probability_advice(measured: Classification) -> tuple[str, Markup]:
-    """A headline if something is to be mended first, and how to use the probabilities."""
+    """A headline if something must be corrected first, and how to use the probabilities."""
     verdict = class_verdict(measured)
     if verdict.kind == "calibrated":
         return "", Markup("Take the probabilities as they are.")

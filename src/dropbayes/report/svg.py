@@ -1,7 +1,7 @@
 """Charts as inline SVG: scales, round ticks, axes, and marks described once in the data's own units.
 
-A `Figure` says what to draw; `drawn` draws it at a given size, so that a phone gets a chart of its own with letters
-as large as on a laptop. Colours are style-sheet classes of the page: a chart follows its light or dark theme.
+A `Figure` says what to draw; `render` draws it at a given size, so that a phone gets a chart of its own with text as
+large as on a laptop. Colours are style-sheet classes of the page: a chart follows its light or dark theme.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 from dropbayes.runtime.arrays import Numbers
 
 _LETTER = 6.7
-"""The width of a letter of the axes' type, in pixels, with a margin for wide ones."""
+"""The width of a character of the axis labels, in pixels, with a margin for wide ones."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def dots(xs: Numbers, ys: Numbers, *, kind: str) -> Mark:
 
 
 def stems(xs: Numbers, lower: Numbers, upper: Numbers, *, kind: str) -> Mark:
-    """An upright stroke from `lower` to `upper` at each place."""
+    """A vertical line from `lower` to `upper` at each position."""
 
     def drawn_stems(x: Scale, y: Scale) -> str:
         ends = zip(_pairs(x, y, xs, lower), _pairs(x, y, xs, upper), strict=True)
@@ -165,7 +165,7 @@ def bars(left: Numbers, right: Numbers, height: Numbers, *, floor: Numbers | flo
 
 
 def upright(place: float, *, kind: str, text: str = "") -> Mark:
-    """An upright rule over the whole height, with a word at its top."""
+    """A vertical line over the whole height, with a label at its top."""
 
     def drawn_rule(x: Scale, y: Scale) -> str:
         rule = _path(f"M{x(place):.1f} {y.start:.1f}V{y.end:.1f}", kind)
@@ -178,12 +178,12 @@ def upright(place: float, *, kind: str, text: str = "") -> Mark:
 
 
 def level(height: float, *, kind: str) -> Mark:
-    """A level rule over the whole width."""
+    """A horizontal line over the whole width."""
     return lambda x, y: _path(f"M{x.start:.1f} {y(height):.1f}H{x.end:.1f}", kind)
 
 
 def words(xs: Numbers, ys: Numbers, texts: Sequence[str], *, kind: str) -> Mark:
-    """A text centred over each place."""
+    """A text centred over each position."""
 
     def drawn_words(x: Scale, y: Scale) -> str:
         places = zip(x(xs), y(ys), texts, strict=True)
@@ -257,8 +257,8 @@ class Figure:
 
     Args:
         key: A name unique on the page.
-        title: The chart in a phrase, for those who hear it.
-        description: What is drawn, in a sentence, for those who hear it.
+        title: The chart in a phrase, for screen readers.
+        description: What is drawn, in a sentence, for screen readers.
         x: The horizontal axis.
         y: The vertical axis; `low` is at the bottom (exchange the ends to have it on top).
         marks: Drawn in order, over the grid.
@@ -304,7 +304,7 @@ def render(figure: Figure, *, width: int, height: int) -> Markup:
 
 
 def _apart(ticks: list[tuple[float, str]], x: Scale) -> list[tuple[float, str]]:
-    """Every n-th tick, so many that no two texts touch."""
+    """Every n-th tick, such that no two labels touch."""
     for n in range(1, len(ticks) + 1):
         some = ticks[::n]
         near = pairwise(some)

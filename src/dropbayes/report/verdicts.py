@@ -34,7 +34,7 @@ class Verdict:
 
 
 def regression_verdict(measured: Regression) -> Verdict:
-    """The judgement of the 50 %, 80 % and 95 % intervals: their coverage against that of chance, jointly at 5 %."""
+    """The verdict on the 50 %, 80 % and 95 % intervals: their coverage against that of chance, jointly at 5 %."""
     n = len(measured.y)
     if n < ENOUGH_ROWS:
         return Verdict("few", f"{n} rows are too few to judge calibration")
@@ -75,7 +75,7 @@ class IntervalFactors:
 
     @property
     def agree(self) -> bool:
-        """Whether one factor would do for all: the fault is the scale and not the shape."""
+        """Whether one factor serves all levels: the scale is wrong, not the shape."""
         return bool(np.all(np.abs(self.values - self.mean) <= _JOINT_SIGMAS * self.errors))
 
 
@@ -126,7 +126,7 @@ def dependent_feature(measured: Regression, features: Sequence[Feature]) -> str:
 
 
 def class_verdict(measured: Classification) -> Verdict:
-    """The judgement of the probabilities: mean confidence against accuracy, then the gap in bins against chance."""
+    """The verdict on the probabilities: mean confidence against accuracy, then the gap in bins against chance."""
     n = len(measured.labels)
     if n < ENOUGH_ROWS:
         return Verdict("few", f"{n} rows are too few to judge calibration")

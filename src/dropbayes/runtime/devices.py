@@ -105,7 +105,7 @@ def capture_graph(
                 call()
                 restore()
         torch.cuda.current_stream(device).wait_stream(stream)
-        # Other threads may go on using the device: what they do is no part of this graph.
+        # Other threads may keep using the device: what they do is no part of this graph.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             result = call()
     except BaseException:

@@ -38,14 +38,14 @@ from dropbayes.serving.protocol import RequestError
 __all__ = ["Limits", "Service", "application"]
 
 _DATATYPE = {"number": "FP64", "boolean": "BOOL", "category": "BYTES", "date": "BYTES", "array": "FP64"}
-# A body up to this size is decoded where it arrives; a longer one would keep others waiting.
+# Bodies up to this size are decoded on the event loop; longer ones would block other requests.
 _QUICK_BYTES = 2**16
 _LOADS, _LOAD_PAUSE = 4, 0.5
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may take.
+    """The limits of one request.
 
     Attributes:
         max_body: The most bytes of a body.
@@ -109,11 +109,11 @@ def _version(path: pathlib.Path) -> str:
     try:
         return hashlib.sha256((path / COLUMNS).read_bytes()).hexdigest()[:12]
     except OSError:
-        return ""  # loading says what is wrong
+        return ""  # loading reports the error
 
 
 def _loaded(path: pathlib.Path) -> ServedModel:
-    """The model in a folder that may just be being replaced, and so be away for a moment."""
+    """The model in a folder that may be missing for a moment while it is replaced."""
     for _ in range(_LOADS - 1):
         with contextlib.suppress(ValueError, OSError):
             return ServedModel.load(path)
@@ -126,8 +126,8 @@ class Service:
 
     Args:
         path: The model folder.
-        limits: What one request may take.
-        token: What a request must bear, if anything.
+        limits: The limits of one request.
+        token: The bearer token that requests must carry, if any.
     """
 
     def __init__(self, path: pathlib.Path, limits: Limits, token: str | None) -> None:
@@ -140,7 +140,7 @@ class Service:
         self._held_bytes = 0
 
     async def reload(self) -> None:
-        """Takes up the model that now stands in the folder; keeps the present one where that cannot be read."""
+        """Reloads the model from the folder; keeps the present one if that fails."""
         try:
             model = await run_in_threadpool(_loaded, self.path)
         except (ValueError, OSError) as error:
@@ -151,7 +151,7 @@ class Service:
         print(f"dropbayes: note: now serving version {model.version}", file=sys.stderr, flush=True)
 
     def authorize(self, request: Request) -> None:
-        """Raises unless the request bears the token; compared in a time that says nothing about it."""
+        """Raises unless the request carries the token, compared in constant time."""
         if self._token is None:
             return
         given = request.headers.get("authorization", "").encode("utf-8", "surrogateescape")
@@ -169,7 +169,7 @@ class Service:
         return model
 
     async def body(self, request: Request) -> bytes:
-        """The body, unless it is or becomes too long or too slow."""
+        """The body; raises if it is too long or arrives too slowly."""
         limits = self.limits
         declared = request.headers.get("content-length", "0")
         if request.headers.get("content-encoding", "identity") != "identity":
@@ -190,7 +190,7 @@ class Service:
 
     @contextlib.contextmanager
     def _memory_for(self, request: Request) -> Any:
-        """Counts a body against what all requests together may hold."""
+        """Counts a body against the memory limit of all requests together."""
         size = min(int(request.headers.get("content-length", "0")) or self.limits.max_body, self.limits.max_body)
         if self._held_bytes and self._held_bytes + size > 8 * self.limits.max_body:
             raise RequestError(429, "too many long requests at once; try again in a moment.")
@@ -307,7 +307,7 @@ def _answered(service: Service, answer: Callable[[Request], Awaitable[Response]]
 
 
 def application(path: str | os.PathLike[str], limits: Limits, token: str | None) -> Starlette:
-    """The application that serves the model of a folder; SIGHUP has it look into the folder again."""
+    """The application that serves the model of a folder; SIGHUP reloads it."""
     service = Service(pathlib.Path(path), limits, token)
 
     async def live(request: Request) -> Response:

@@ -51,7 +51,7 @@ class _Job:
 
 
 class Batches:
-    """A thread that predicts what waits.
+    """A thread that predicts queued requests.
 
     Args:
         observe: Called with the rows of each batch.
@@ -77,7 +77,7 @@ class Batches:
         return await job.future
 
     def close(self) -> None:
-        """Predicts what still waits, then ends the thread."""
+        """Predicts what is still queued, then ends the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -117,7 +117,7 @@ class Batches:
             joined = np.concatenate([job.x[rows] for job, rows in batch])
             prediction = batch[0][0].predictor.predict_inputs(joined)
         except Exception as error:
-            if len(batch) > 1:  # the fault is one request's: the others shall not have it
+            if len(batch) > 1:  # one request is at fault: the others must not fail with it
                 for entry in batch:
                     self._predict([entry])
                 return

@@ -1,4 +1,4 @@
-"""What a server counts, in the form Prometheus reads.
+"""The metrics of a server, in the format of Prometheus.
 
 Drift shows in the rows above the training rows' percentiles: of rows like those of training, one in twenty is above the
 95th.
@@ -50,7 +50,7 @@ class Metrics:
         self._percentiles = dict(percentiles)
         for level, value in percentiles.items():
             self._training.labels(level).set(value)
-            self._above.labels(level)  # shown from the start, at 0
+            self._above.labels(level)  # exported from the start, at 0
 
     def take_rows(self, uncertainty: npt.NDArray[Any], deferred: npt.NDArray[np.bool_] | None) -> None:
         """Counts the rows of a prediction."""
@@ -62,7 +62,7 @@ class Metrics:
             self._deferred.inc(int(deferred.sum()))
 
     def text(self) -> bytes:
-        """The counters as Prometheus reads them."""
+        """The counters in Prometheus's text format."""
         if MULTIPROCESS_FOLDER not in os.environ:
             return generate_latest(self._registry)
         registry = CollectorRegistry()

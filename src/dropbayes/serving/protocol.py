@@ -57,7 +57,7 @@ class Parameters(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class InputTensor(msgspec.Struct, forbid_unknown_fields=True):
-    """One input: its data as JSON, or as so many of the bytes behind it."""
+    """One input: its data as JSON, or the number of its bytes after the JSON."""
 
     name: str
     shape: list[int]
@@ -90,7 +90,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def decode_request(body: bytes, header_length: str | None) -> tuple[InferenceRequest, bytes]:
-    """The request in a body, and the bytes behind its JSON.
+    """The request in a body, and the bytes after its JSON.
 
     Args:
         body: The whole body.
@@ -116,7 +116,7 @@ def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int) -> dict[
 
     Args:
         request: The request.
-        binary: The bytes behind its JSON.
+        binary: The bytes after its JSON.
         max_rows: The most rows of an input.
 
     Raises:
@@ -155,7 +155,7 @@ def _check_shape(entry: InputTensor, max_rows: int) -> None:
 
 
 def _json_tensor(entry: InputTensor) -> NumpyArray:
-    """The data of JSON, flat or nested, which must be of the declared type and number."""
+    """JSON data, flat or nested, validated against the declared type and size."""
     if entry.data is msgspec.UNSET:
         raise _wrong(entry, "has no `data`")
     dtype = DATATYPES[entry.datatype]
@@ -209,7 +209,7 @@ def _binary_tensor(entry: InputTensor, data: bytes) -> NumpyArray:
 
 
 def _texts(entry: InputTensor, data: bytes) -> list[str]:
-    """Texts, each behind its length in four bytes."""
+    """Texts, each preceded by its length in four bytes."""
     texts, start = [], 0
     while start < len(data):
         length = int.from_bytes(data[start : start + 4], "little")
@@ -257,7 +257,7 @@ def datatype_of(array: NumpyArray) -> str:
 def encode_response(
     head: Mapping[str, Any], outputs: Mapping[str, NumpyArray], *, binary: Sequence[str] | frozenset[str] = ()
 ) -> Encoded:
-    """A response with the named outputs; those in `binary` as raw bytes behind the JSON."""
+    """A response with the named outputs; those in `binary` as raw bytes after the JSON."""
     entries: list[dict[str, Any]] = []
     behind: list[bytes] = []
     for name, array in outputs.items():

@@ -25,7 +25,7 @@ __all__ = ["Settings", "serve"]
 
 _MOST_CONNECTIONS = 1000
 _IDLE_SECONDS = 10  # that a connection is kept open between requests
-_HEADER_SECONDS = 20.0  # that the head of a request may take, or the rest of a body nobody reads
+_HEADER_SECONDS = 20.0  # that the head of a request may take, or the rest of a body that is not read
 _DRAIN_SECONDS = 60
 _BACKLOG = 2048
 
@@ -39,8 +39,8 @@ class Settings:
         host: The address to listen on.
         port: The port; 0 takes a free one.
         workers: The number of processes.
-        token: What requests must bear, if anything.
-        limits: What one request may take.
+        token: The bearer token that requests must carry, if any.
+        limits: The limits of one request.
     """
 
     path: pathlib.Path
@@ -52,7 +52,7 @@ class Settings:
 
 
 def serve(settings: Settings, *, announce: Callable[[str, ServedModel], None] = lambda url, model: None) -> None:
-    """Serves a model until the process is told to end (SIGTERM, SIGINT), then finishes what was asked.
+    """Serves a model until the process is signalled to stop (SIGTERM, SIGINT), then finishes the requests under way.
 
     Args:
         settings: The model, the address and the limits.
@@ -88,7 +88,7 @@ def serve(settings: Settings, *, announce: Callable[[str, ServedModel], None] = 
 
 
 def _worker(settings: Settings) -> Any:
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // settings.workers))  # so that workers do not fight for cores
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // settings.workers))  # so that workers do not compete for cores
     return application(settings.path, settings.limits, settings.token)
 
 
@@ -110,14 +110,14 @@ class _Supervisor(Multiprocess):
     """Workers that share a port; one that dies is replaced."""
 
     def keep_subprocess_alive(self) -> None:
-        """Replaces workers that have died; uvicorn's own way takes one that is still importing for dead."""
+        """Replaces workers that have died; uvicorn's own check takes a worker that is still importing for dead."""
         for place, worker in enumerate(self.processes):
             if not self.should_exit.is_set() and not worker.process.is_alive():
                 self.processes[place] = Process(self.config, self.sockets)
                 self.processes[place].start()
 
     def handle_hup(self) -> None:
-        """Passes the signal on: each worker takes up the new model while it goes on answering."""
+        """Forwards the signal: each worker reloads the model while it keeps answering."""
         for process in self.processes:
             if process.pid is not None and process.process.is_alive():
                 os.kill(process.pid, signal.SIGHUP)

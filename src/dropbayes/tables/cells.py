@@ -27,7 +27,7 @@ BOOLEANS = {"true": 1.0, "yes": 1.0, "y": 1.0, "t": 1.0, "false": 0.0, "no": 0.0
 
 Floats = npt.NDArray[np.float64]
 Place = Callable[[int], str]
-"""Where a row is found, in words; the table itself for -1."""
+"""The location of a row, in words; the table itself for -1."""
 
 # Beyond it a number standardised to single precision may overflow whatever the others are.
 _LARGEST = 1e100
@@ -94,7 +94,7 @@ def numbers(
     Args:
         values: An arrow array of numbers or texts.
         name: The column's name, for messages.
-        at: Where a row of this array is found, in words; -1 for the table itself.
+        at: The location of a row of this array, in words; -1 for the table itself.
         missing: The texts that mean "no value".
         notation: How the numbers are written; a number as programs write it is read, too.
 

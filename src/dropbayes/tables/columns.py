@@ -1,4 +1,4 @@
-"""What a model reads: its columns, the inputs each becomes, and how all of it is kept in JSON.
+"""What a model reads: its columns, the inputs each becomes, and how all of it is stored as JSON.
 
 A column is a number, a boolean, a category or a date. A missing number is replaced by the training median and, if
 training rows lacked it too, flagged by an input of its own; a category has one input for each text seen in training
@@ -24,7 +24,7 @@ Task = Literal["regression", "classification"]
 
 @dataclass(frozen=True)
 class Column:
-    """What a column means to a model.
+    """How a model reads a column.
 
     Attributes:
         name: Its name in the header.

@@ -40,7 +40,7 @@ _BYTE_ORDER_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
 class _Bytes(io.RawIOBase):
-    """A file object of which a subclass defines `read` alone."""
+    """A file object whose subclasses define only `read`."""
 
     def readable(self) -> bool:
         return True
@@ -52,7 +52,7 @@ class _Bytes(io.RawIOBase):
 
 
 class _Readable(_Bytes):
-    """A stream that starts again with bytes already taken from it."""
+    """A stream with bytes that were already read put back in front."""
 
     def __init__(self, stream: Any, taken: bytes = b"") -> None:
         self.stream, self.taken = stream, taken

@@ -1,4 +1,4 @@
-"""What separates the fields of a text table, from its first lines."""
+"""The delimiter of a text table, detected from its first lines."""
 
 from __future__ import annotations
 

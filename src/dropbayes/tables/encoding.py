@@ -53,7 +53,7 @@ def encode(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = Fals
     Args:
         schema: What the model reads.
         table: Rows with at least its columns.
-        at: Where a row of this table is found; -1 for the table itself.
+        at: The location of a row of this table; -1 for the table itself.
         allow_new: Whether a category that training did not know is encoded as all zeros instead of refused.
     """
     x = np.zeros((table.num_rows, len(schema.inputs)))

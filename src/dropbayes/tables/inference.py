@@ -33,7 +33,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Problem:
-    """A column that nobody but the user can decide about: what is wrong, and the argument that settles it."""
+    """A column that only the user can decide about: what is wrong, and the argument that settles it."""
 
     message: str
     remedy: str
@@ -54,7 +54,7 @@ def column_of(
     Args:
         values: All its cells.
         name: Its name.
-        at: Where a row is found.
+        at: The location of a row, in words.
         missing: The texts that mean "no value".
         categorical: Whether to take even numbers as categories.
         max_categories: The most categories of a column.

@@ -63,7 +63,7 @@ class Source(ABC):
         names: Its columns.
         size: What `position` ends at; None if unknown.
         unit: What both count: "bytes" of a CSV file, "rows" of a Parquet file.
-        delimiter: What separates the fields of a CSV file.
+        delimiter: The delimiter of a CSV file.
     """
 
     label: str
@@ -74,16 +74,16 @@ class Source(ABC):
 
     @abstractmethod
     def blocks(self, rows: int | None = None) -> Iterator[pa.Table]:
-        """The rows, so many at a time, or as many as come."""
+        """The rows in blocks of this size, or of the reader's own."""
 
     @property
     @abstractmethod
     def position(self) -> int:
-        """How far reading has come."""
+        """The position of the reader."""
 
     @abstractmethod
     def place(self, row: int) -> str:
-        """Where a row (counted from 0, the header not counted) is found, in words."""
+        """The location of a row (counted from 0, the header not counted), in words."""
 
     @abstractmethod
     def close(self) -> None:
@@ -103,7 +103,7 @@ def open_table(path: str | os.PathLike[str], *, delimiter: str | None = None, en
 
     Args:
         path: The file.
-        delimiter: What separates the fields of a CSV file; by default, found from its first lines.
+        delimiter: The delimiter of a CSV file; by default, detected from its first lines.
         encoding: The encoding of a CSV file; by default UTF-8, or UTF-16 where the file says so itself.
 
     Raises:

@@ -76,7 +76,7 @@ class CheckedBytes(io.RawIOBase):
 
 
 def _filled(stream: Any, size: int) -> bytes:
-    """As many bytes as asked for, or all that are left: a parser takes a short read for a short block."""
+    """As many bytes as asked for, or all that are left: a parser takes a short read for the end of a block."""
     if size < 0:
         return bytes(stream.read())
     parts: list[bytes] = []

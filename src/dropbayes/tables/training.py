@@ -1,4 +1,4 @@
-"""The rows of a table as a model learns from them: columns understood, rows without target dropped, cells encoded."""
+"""The rows of a table as a model learns from them: columns interpreted, rows without target dropped, cells encoded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REMEDIES = {
 
 
 class ColumnProblems(ValueError):
-    """Columns that nobody but the user can decide about, one note for each of several.
+    """Columns that only the user can decide about, with one note each.
 
     Attributes:
         problems: What is wrong with each column.
@@ -55,7 +55,7 @@ class Reading:
         decimal: The decimal mark, "." or ","; by default, from the cells themselves.
         weights: The column with the weight of each row, if there is one.
         group: The column of groups that are held out together, if there is one.
-        time: The column of times, if the search shall learn from the past and hold out what follows.
+        time: The column of times, if the search is to learn from the past and hold out what follows.
     """
 
     ignore: Sequence[str] = ()
@@ -117,7 +117,7 @@ def training_rows(
         table: All its rows.
         target: The column to predict.
         label: What to call the table in messages.
-        at: Where a row is found; the table itself for -1.
+        at: The location of a row; the table itself for -1.
         task: "regression" or "classification"; by default, regression for a numeric target, classification for text.
         reading: How its columns are to be read.
 

@@ -45,7 +45,7 @@ class Sink:
 
     Args:
         path: The file; its name ends in .csv, .parquet or .pq.
-        delimiter: What separates the fields of a CSV file.
+        delimiter: The delimiter of a CSV file.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, delimiter: str = ",") -> None:
@@ -117,7 +117,7 @@ class Sink:
 
 
 class _Plain(io.RawIOBase):
-    """The stream for a writer that would close it: closing is left to whom it belongs."""
+    """The stream for a writer that would close it: closing is left to its owner."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.stream = stream

@@ -102,7 +102,7 @@ def weight_layers(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def layer_parameters(module: nn.Module) -> Iterator[str]:
     """The names of one weight layer's weights and biases, without those of weight layers inside it.
 
-    A weight that is computed from other parameters (`weight_norm`) goes by its own name: the prior is on the weight.
+    A weight that is computed from other parameters (`weight_norm`) keeps its own name: the prior is on the weight.
     """
     if (
         next(module.children(), None) is None and not module._forward_pre_hooks

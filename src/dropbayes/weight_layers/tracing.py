@@ -158,11 +158,11 @@ def trace(net: nn.Module, x: Any) -> list[tuple[str, float]]:
         >>> trace(nn.Sequential(fc, nn.ReLU(), drop, fc), torch.ones(1, 3))
         [('0.weight', 1.0), ('0.weight', 0.5)]
     """
-    # A computed weight (weight_norm) is computed once, so that it can be told by its identity.
+    # A computed weight (weight_norm) is computed once, so that it can be recognised by its identity.
     with torch.nn.utils.parametrize.cached(), _untouched(net):
         names = {
             id(parameter_value(module, parameter)): f"{layer}.{parameter}".lstrip(".")
-            for layer, module in reversed(list(weight_layers(net)))  # a tied weight goes by its first name
+            for layer, module in reversed(list(weight_layers(net)))  # a tied weight has its first name
             for parameter in layer_parameters(module)
             if not is_bias(parameter)
         }
