@@ -1,20 +1,25 @@
 """How fast a prediction is, against what others do: the plain loop of forwards, and the batch repeated.
 
-Every figure is a ratio of times taken alternately in one process, on one thread; the median of several. Each case has a
-process of its own. Run `python -m benchmarks.prediction [case ...]`: it prints a Markdown table and the goals it
-missed, and writes `benchmarks/results/prediction.json` when all cases ran.
+Every figure is a ratio of times taken alternately in one process; the median of several. Each case has a process of its
+own, with one thread unless told otherwise. Run `python -m benchmarks.prediction [case ...] [--threads N] [--busy]`: it
+prints a Markdown table and the goals it missed, and writes `benchmarks/results/prediction.json` when all cases ran
+(`prediction_N_threads.json`, `prediction_busy.json` and so on for other conditions). `--busy` keeps every core at work
+with something else meanwhile.
 """
 
 from __future__ import annotations
 
+import argparse
 import concurrent.futures
+import contextlib
 import copy
 import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,6 +28,8 @@ from torch import Tensor, nn
 
 import dropbayes as db
 from benchmarks import history
+from benchmarks.networks import UNet
+from benchmarks.networks import perceptron as perceptron_of
 from dropbayes.cli.bench import plain_loop, repeated_batch
 
 DRAWS = 100
@@ -91,6 +98,40 @@ def transformer() -> nn.Module:
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True), 6)
 
 
+class Tokens(nn.Module):
+    """A Hugging Face encoder as a function of vectors of tokens to its first output."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(inputs_embeds=x).last_hidden_state[:, 0]
+
+
+def bert() -> nn.Module:
+    from transformers import BertConfig, BertModel
+
+    return Tokens(
+        BertModel(BertConfig(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024))
+    )
+
+
+class Images(nn.Module):
+    """A Hugging Face vision transformer as a function of images."""
+
+    def __init__(self) -> None:
+        from transformers import ViTConfig, ViTModel
+
+        super().__init__()
+        sizes = {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 768}
+        rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+        self.model = ViTModel(ViTConfig(image_size=96, patch_size=16, **sizes, **rates), add_pooling_layer=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x).last_hidden_state[:, 0]
+
+
 # name: (network, rows, draws, repeats, keywords of predict, the goal)
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int, dict[str, Any], float]] = {
     "MLP 13-50-1, N=1": (perceptron, (1, 13), DRAWS, 31, {}, 20),
@@ -111,6 +152,15 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int, dict[
     "ResNet18-like, one dropout, N=4": (resnet, (4, 3, 32, 32), DRAWS, 3, {}, 90),
     "Transformer 6x256, S=64, N=4": (transformer, (4, 64, 256), 12, 3, {}, 1.1),
     "LSTM 2x128, S=50, N=16": (Recurrent, (16, 50, 32), DRAWS, 3, {}, 2.5),
+    "MLP 13-50-1, N=1, row masks": (perceptron, (1, 13), DRAWS, 31, {"masks": "row"}, 1),
+    "MLP 50-256-256-1, N=2000": (lambda: perceptron_of(50, 256, 256, 1, drop_prob=0.1), (2000, 50), 20, 3, {}, 1),
+    "MLP 50-256-256-1, N=20000": (lambda: perceptron_of(50, 256, 256, 1, drop_prob=0.1), (20_000, 50), 20, 2, {}, 1),
+    "MLP 50-512-512-1, N=2000": (lambda: perceptron_of(50, 512, 512, 1, drop_prob=0.1), (2000, 50), 20, 3, {}, 1),
+    "MLP 50-512-512-1, N=20000": (lambda: perceptron_of(50, 512, 512, 1, drop_prob=0.1), (20_000, 50), 20, 2, {}, 1),
+    "MLP 50-256-256-1, N=2000, row masks": (lambda: perceptron_of(50, 256, 256, 1, drop_prob=0.1), (2000, 50), 20, 3, {"masks": "row"}, 1),
+    "U-Net 16 wide, 64x64, N=2": (lambda: UNet(16, 3, 0.5), (2, 3, 64, 64), 20, 3, {"exact_rows": False}, 1),
+    "BERT-like 4x256, S=64, N=4": (bert, (4, 64, 256), 12, 3, {}, 1),
+    "ViT-like 4x192, 96x96, N=4": (Images, (4, 3, 96, 96), 12, 3, {}, 1),
 }  # fmt: skip
 
 
@@ -131,7 +181,7 @@ def measure(name: str) -> dict[str, Any]:
     torch.manual_seed(0)
     net, x = make().eval(), torch.randn(shape)
     noisy = in_training(net)
-    fits = shape[0] * n_draws <= 100_000
+    fits = shape[0] * n_draws <= 400_000
     ways: dict[str, Callable[[], Any]] = {
         "loop": lambda: plain_loop(noisy, x, n_draws),
         "ours": lambda: db.predict(net, x, n_draws=n_draws, **keywords),
@@ -203,37 +253,64 @@ def accuracy(drop_prob: float, *, repeats: int = 60) -> dict[str, float]:
     return {name: errors["independent"] / error for name, error in errors.items()}
 
 
-def in_a_process_of_its_own(name: str) -> dict[str, Any]:
+def in_a_process_of_its_own(name: str, threads: int) -> dict[str, Any]:
     """`measure(name)` where no case before has left the allocator in a state of its own."""
     fresh = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(
-        1, mp_context=fresh, initializer=torch.set_num_threads, initargs=(1,)
+        1, mp_context=fresh, initializer=torch.set_num_threads, initargs=(threads,)
     ) as pool:
         return pool.submit(measure, name).result()
 
 
+@contextlib.contextmanager
+def busy_cores() -> Iterator[None]:
+    """Keeps every core at work with something else."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="*", help="The cases to run; all if none is named.")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--busy", action="store_true", help="Keep every core at work with something else.")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    wanted = sys.argv[1:] or list(CASES)
-    rows = []
-    print("| case | against the loop | against the repeated batch | goal | method |\n|---|---|---|---|---|")
-    for name in wanted:
-        if name not in CASES:
-            continue
-        row = in_a_process_of_its_own(name)
-        rows.append(row)
-        repeat = "-" if row["against_repeat"] is None else f"{row['against_repeat']:.1f}x"
-        print(f"| {name} | {row['against_loop']:.1f}x | {repeat} | {row['goal']:g}x | {row['method']} |", flush=True)
-    if sys.argv[1:]:
+    with busy_cores() if arguments.busy else contextlib.nullcontext():
+        rows = measured(arguments.cases or list(CASES), arguments.threads)
+    if arguments.cases:
+        return
+    goals = [history.Goal(row["case"], row["against_loop"], at_least=row["goal"]) for row in rows]
+    goals += [history.Goal(f"{row['case']}, against the repeated batch", row["against_repeat"], at_least=0.95) for row in rows if row["against_repeat"]]  # fmt: skip
+    conditions = [f"{arguments.threads}_threads"] * (arguments.threads > 1) + ["busy"] * arguments.busy
+    if conditions:
+        history.write("_".join(["prediction", *conditions]), {"speed": rows}, goals)
         return
     memory = peak_memory()
     print(f"\nMemory added by T=1000, N=100,000: {memory:.0f} MB (goal: at most {MOST_MEMORY_MB}).")
     gains = {str(p): accuracy(p) for p in (0.5, 0.2, 0.05)}
     for p, gain in gains.items():
         print(f"Error variance at drop_prob {p}: " + ", ".join(f"{k} 1/{v:.1f}" for k, v in gain.items()) + ".")
-    goals = [history.Goal(row["case"], row["against_loop"], at_least=row["goal"]) for row in rows]
     goals.append(history.Goal("memory added (MB)", memory, at_most=MOST_MEMORY_MB))
     history.write("prediction", {"speed": rows, "memory_mb": memory, "error_variance_gain": gains}, goals)
+
+
+def measured(wanted: list[str], threads: int) -> list[dict[str, Any]]:
+    rows = []
+    print("| case | against the loop | against the repeated batch | goal | method |\n|---|---|---|---|---|")
+    for name in wanted:
+        if name not in CASES:
+            continue
+        row = in_a_process_of_its_own(name, threads)
+        rows.append(row)
+        repeat = "-" if row["against_repeat"] is None else f"{row['against_repeat']:.1f}x"
+        print(f"| {name} | {row['against_loop']:.1f}x | {repeat} | {row['goal']:g}x | {row['method']} |", flush=True)
+    return rows
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import math
 import subprocess
 
 import numpy as np
+import pytest
 from scipy.stats import norm
 
 from benchmarks import comparison, history
@@ -59,6 +60,16 @@ def test_the_tables_of_the_theory_are_those_of_the_last_run():
     choice = table_after("theory.md", "`python -m benchmarks.theory choice`")
     figures = [[f"{row['bound']:.3f}", f"{row['held_out']:.3f}"] for row in run["choice"]]
     assert sorted(row[3:] for row in choice) == sorted(figures)
+
+
+@pytest.mark.parametrize(
+    ("precision", "words"), [("float32", "In float32:"), ("bfloat16", 'Under `torch.autocast("cuda"')]
+)
+def test_the_tables_of_the_gpu_are_those_of_the_last_run(precision, words):
+    cases = [case for case in last_run("gpu")["cases"] if case["precision"] == precision]
+    columns = ("loop_ms", "repeat_ms", "row_ms", "shared_ms")
+    expected = [[case["case"], *(f"{case[column]:.3g}" for column in columns)] for case in cases]
+    assert [row[:5] for row in table_after("benchmarks.md", words)] == expected
 
 
 def test_the_table_of_the_posteriors_is_that_of_the_last_run():

@@ -5,6 +5,8 @@ import errno
 import io
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -131,3 +133,15 @@ def test_no_space_left_leaves_the_previous_file(models, tmp_path, monkeypatch, o
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     check(run("predict", models / "numbers", models / "train.csv", "-o", tmp_path / out), 1, "No space left on device")
     assert (tmp_path / out).read_text() == "previous" and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_a_few_rows_wait_for_no_library_that_only_learning_needs(models, command):
+    arguments = [command, models / "numbers", models / "train.csv", *(["-o", "-"] if command == "predict" else [])]
+    script = (
+        "import sys; from dropbayes.cli import main\n"
+        f"assert main({[str(argument) for argument in arguments]!r}) == 0\n"
+        "print({'sklearn', 'scipy', 'joblib', 'matplotlib'} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stderr.endswith("set()\n"), done.stderr

@@ -23,7 +23,7 @@ from dropbayes.sampling.lengths import form, with_positions
 from dropbayes.sampling.looks import Look, LookFailed, autocast_dtype, flags_down, flags_up, is_left_out, look
 from dropbayes.sampling.rows import SEVERAL, check_rows, look_at_several_rows, output_layouts, site_layouts
 from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs
-from dropbayes.sampling.views import View, check_initialised, checked_network
+from dropbayes.sampling.views import View, check_modules, checked_network
 
 
 def sites(net: nn.Module, x: Any, *, row_axis: RowAxis = 0, leave_out: str | Sequence[str] = ()) -> Sites:
@@ -128,7 +128,7 @@ def inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...] = (), *, 
 @torch.inference_mode(False)  # in which tensors have no versions, by which writing to them is seen
 @torch.no_grad()
 def _inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...], positions: bool) -> Inspected:
-    check_initialised(net)
+    check_modules(net)
     _check_names(net, leave_out)
     versions = {name: buffer._version for name, buffer in net.named_buffers() if not buffer.is_inference()}
     one = inputs.rows([0])

@@ -23,6 +23,7 @@ from dropbayes.sampling.evaluators import Chunk, Compacted, Direct, Evaluator, G
 from dropbayes.sampling.fusion import kernels_on
 from dropbayes.sampling.inspection import inspected, names_of
 from dropbayes.sampling.lengths import sequence_lengths
+from dropbayes.sampling.looks import autocast_dtype
 from dropbayes.sampling.masks import SAMPLERS, Keys
 from dropbayes.sampling.perceptron import perceptron
 from dropbayes.sampling.positions import Positions, checked_positions
@@ -182,9 +183,12 @@ def plan_draws(
     exact_rows = device == "cpu" if exact_rows is None else exact_rows
     plain = inputs.is_matrix and isinstance(net, nn.Module) and not (names or careful or positions)
     direct = perceptron(unwrapped(net), inputs.leaves[0]) if plain else None
-    # Units that a draw drops are left out where rows share them; on a GPU, weights are gathered by a kernel.
+    # Units that a draw drops are left out where rows share them; on a GPU, weights are gathered by a kernel, which
+    # costs more than it saves where autocast makes the products cheap.
     compact = direct is not None and masks == "shared" and direct.is_wide and not exact_rows
-    compact = compact and (device == "cpu" or kernels_on(inputs.device) is not None)
+    compact = compact and (
+        device == "cpu" or (kernels_on(inputs.device) is not None and autocast_dtype(inputs.device) is None)
+    )
     if direct is not None and device != "cpu" and not compact and (exact_rows or direct.fused is None):
         direct = None  # elsewhere a perceptron without a kernel of its own is like any other network
     net = net if direct is not None else checked_network(net)

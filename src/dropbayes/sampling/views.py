@@ -27,23 +27,20 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def checked_network(net: Any) -> nn.Module:
-    """The plain module behind `net`, unwrapped from DataParallel, DDP and torch.compile; TypeError if scripted."""
+    """The plain module behind `net`, unwrapped from DataParallel, DDP and torch.compile."""
     if not isinstance(net, nn.Module):
         raise TypeError(f"`net` must be a torch.nn.Module; got {type(net).__name__}.")
-    inner = unwrapped(net)
-    if inner is not net:
-        return checked_network(inner)
+    return unwrapped(net)
+
+
+def check_modules(net: nn.Module) -> None:
+    """Refuses scripted modules, and lazy ones that have not seen an input: a look at them would initialise them."""
     scripted = [name or "(network)" for name, m in net.named_modules() if isinstance(m, torch.jit.ScriptModule)]
     if scripted:
         raise TypeError(
             f"`net` must be an ordinary module: {scripted[0]} is scripted or traced, which hides its operations (and "
             "its dropout). Pass the module it was made from."
         )
-    return net
-
-
-def check_initialised(net: nn.Module) -> None:
-    """Refuses lazy modules that have not seen an input: a look at them would initialise them."""
     lazy = [name for name, m in net.named_modules() if getattr(m, "has_uninitialized_params", lambda: False)()]
     if lazy:
         raise ValueError(f"`net` must be initialised; {lazy[0]!r} is lazy. Run it once on a batch: net(x).")
@@ -257,12 +254,17 @@ class _State:
     def __init__(self, module: nn.Module) -> None:
         self.module = weakref.ref(module)  # a strong reference would keep it alive
         attributes = {key: value for key, value in module.__dict__.items() if key not in _IGNORED}
-        filled = {key for key, value in attributes.items() if isinstance(value, _CONTAINERS) and value}
-        self.contents = [(key, tuple(_contents(attributes[key]))) for key in filled]
-        self.empty = [key for key, value in attributes.items() if isinstance(value, _CONTAINERS) and not value]
-        self.names = [key for key in attributes if key not in filled]
-        self.values = [_by_identity(attributes[key]) for key in self.names]
+        filled = {key: value for key, value in attributes.items() if isinstance(value, _CONTAINERS) and value}
+        plain = {key: value for key, value in filled.items() if isinstance(value, dict) and key != "_modules"}
+        plain = {key: value for key, value in plain.items() if not any(map(_is_nested, value.values()))}
         self.keys = frozenset(module.__dict__)
+        self.children = tuple(module._modules), tuple(map(id, module._modules.values()))
+        self.entries = [(key, tuple(value), tuple(value.values())) for key, value in plain.items()]
+        others = filled.keys() - plain.keys() - {"_modules"}
+        self.contents = [(key, tuple(_contents(attributes[key]))) for key in others]
+        self.empty = [key for key, value in attributes.items() if isinstance(value, _CONTAINERS) and not value]
+        self.names = [key for key in attributes if key not in filled and key != "_modules"]
+        self.values = [_by_identity(attributes[key]) for key in self.names]
 
     def holds(self) -> bool:
         """Whether the module is still made of the same."""
@@ -272,12 +274,27 @@ class _State:
         attributes = module.__dict__
         if attributes.keys() != self.keys or any(map(attributes.__getitem__, self.empty)):
             return False
+        children = module._modules
+        if children and (tuple(children), tuple(map(id, children.values()))) != self.children:
+            return False
+        for key, names, values in self.entries:
+            value = attributes[key]
+            if type(value) not in _DICTS or tuple(value) != names or not all(map(operator.is_, value.values(), values)):
+                return False
         for key, known in self.contents:
             value = attributes[key]
             if not isinstance(value, _CONTAINERS) or not _same(tuple(_contents(value)), known):
                 return False
         now = list(map(attributes.__getitem__, self.names))
         return all(map(operator.is_, now, self.values)) or all(map(_same, map(_by_identity, now), self.values))
+
+
+_DICTS = (dict, OrderedDict)
+
+
+def _is_nested(value: Any) -> bool:
+    """Whether an entry must be looked into, or not kept alive."""
+    return isinstance(value, (nn.Module, tuple, *_PLAIN, *_CONTAINERS)) and value is not None
 
 
 _IGNORED = ("training", "_compiled_call_impl")
