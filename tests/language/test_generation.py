@@ -181,6 +181,38 @@ def test_a_shared_prefix_changes_nothing_for_texts_of_single_draws():
     torch.testing.assert_close(shared.token_log_prob, alone.token_log_prob, atol=1e-5, rtol=0)
 
 
+def test_adapters_are_drawn_from():
+    peft = pytest.importorskip("peft")
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    ends = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+    base = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **ends, intermediate_size=48)).eval()
+    lora = peft.LoraConfig(lora_dropout=0.3, r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(base, lora).eval()
+    result = db.generate(model, prompts(), n_draws=3, max_new_tokens=3)
+    assert result.token_mutual_information.min() > 0
+    mask = torch.cat([prompts()["attention_mask"], torch.ones(2, 2, dtype=torch.long)], 1)
+    x = {"input_ids": result.sequences[:, :-1], "attention_mask": mask, "use_cache": False}
+    x["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+    draw = db.function_draw(model, 2, n_draws=3, positions="tied")
+    said = draw(x).logits[:, -1].log_softmax(-1).gather(-1, result.tokens[:, -1:])[:, 0]
+    torch.testing.assert_close(result.draw_log_probs[2, :, -1], said.detach(), atol=1e-5, rtol=0)
+
+
+def test_half_precision_is_judged_by_its_own_rounding():
+    model = copy.deepcopy(sequence_model("llama")).to(torch.bfloat16)
+    result = db.generate(model, prompts(), n_draws=2, **OPTIONS)
+    assert result.token_entropy.isfinite().all() and result.draw_log_probs.dtype == torch.float32
+
+
+def test_an_argument_that_a_judged_text_would_lose_is_refused():
+    with pytest.raises(ValueError, match="got \\['token_type_ids'\\] as well"):
+        given = {**prompts(), "token_type_ids": torch.zeros(2, 5, dtype=torch.long)}
+        db.score(lively("gpt2"), given, torch.ones(2, 2, dtype=torch.long), n_draws=2)
+
+
 def test_the_model_is_left_as_it_was():
     model = lively("gpt2")
     before = {name: value.clone() for name, value in model.state_dict().items()}

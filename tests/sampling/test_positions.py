@@ -37,9 +37,9 @@ def arguments(name, ids, mask, start, stop, past):
     """The named arguments of a model for the positions from `start` to `stop`; `past` is the output before them."""
     from transformers.modeling_outputs import BaseModelOutput
 
-    if name in ENCODER_DECODERS:
+    if name in ENCODER_DECODERS:  # a decoder's text has no padding before its end
         decoded = {
-            "decoder_input_ids": ids.flip(1)[:, start:stop],
+            "decoder_input_ids": ids.flip(1).clamp(min=3)[:, start:stop],
             "attention_mask": mask[:, :PROMPT],
             "use_cache": True,
         }

@@ -90,11 +90,12 @@ class DrawnModel:
             if name is not None and not self.together and is_prompt:
                 spread(self._caches[place], n_rows, len(chunk.draws))
             logits.append(outputs[-1].logits[:, -1].float().unflatten(0, (len(chunk.draws), n_rows)))
+        dtype = outputs[0].logits.dtype
         self.log_probs = torch.cat(logits).log_softmax(-1)
         if is_prompt:
             self._prompt = arguments
         elif name is not None and self._keyed not in _checked.setdefault(self.net, set()):
-            self._check_step(arguments, n_rows, name)
+            self._check_step(arguments, n_rows, name, dtype)
             _checked[self.net].add(self._keyed)
         self.cache_bytes = max(self.cache_bytes, sum(map(cache_bytes, self._caches)))
         answer = self.log_probs.logsumexp(0) - math.log(self.n_draws) if self.together else self.log_probs.flatten(0, 1)
@@ -127,7 +128,7 @@ class DrawnModel:
             reorder(cache, rows, 1)
 
     @torch.no_grad()
-    def _check_step(self, step: dict[str, Any], n_rows: int, name: str) -> None:
+    def _check_step(self, step: dict[str, Any], n_rows: int, name: str, dtype: torch.dtype) -> None:
         """Compares the first step from the cache with the whole text, read at once: the same function or an error."""
         assert self.log_probs is not None
         whole = {key: value for key, value in step.items() if key != name}
@@ -146,7 +147,7 @@ class DrawnModel:
         ]
         logits = [part.logits[:, -1].float().unflatten(0, (-1, n_rows)) for part in parts]
         expected = torch.cat(logits).log_softmax(-1)
-        if not equal_but_for_rounding(self.log_probs, expected):
+        if not equal_but_for_rounding(self.log_probs.to(dtype), expected.to(dtype)):
             difference = float((self.log_probs - expected).abs().max())
             raise ValueError(
                 f"`model` cannot share its cache among draws: a step from it differs from the whole text by "

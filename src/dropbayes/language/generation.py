@@ -24,6 +24,7 @@ from dropbayes.sampling.positions import POSITIONS
 
 __all__ = ["DrawnTexts", "Generation", "generate", "score"]
 
+_TEXTS = ("input_ids", "attention_mask")
 _SCORED_BYTES = 2**28  # of the distributions that are judged at once
 
 
@@ -339,6 +340,9 @@ def _whole_text(work: _Work, given: dict[str, Tensor], answer: Tensor, mask: Ten
         start = torch.full_like(answer[:, :1], work.start_token)
         decoded = torch.cat([start, answer[:, :-1]], 1)
         return {**given, "decoder_input_ids": decoded, "use_cache": False}, slice(0, length)
+    others = given.keys() - set(_TEXTS)
+    if others:
+        raise ValueError(f"a text is judged by `input_ids` and `attention_mask`; got {sorted(others)} as well.")
     accepted = inspect.signature(generating_module(work.model).forward).parameters
     prompt_mask = given.get("attention_mask", torch.ones_like(given["input_ids"]))
     whole_mask = torch.cat([prompt_mask, mask.to(prompt_mask.dtype)], 1)
@@ -390,7 +394,8 @@ def _checked_at_once(draws_at_once: int | None, n_draws: int) -> int:
 def _foldable(work: _Work, at_once: int) -> int:
     """The most draws in one batch for this model: one where a mask has no rows. Refuses a model without dropout."""
     one = FoldedDraws(work.model, work.keys, range(1), work.positions, work.leave_out)
-    arguments, _ = _whole_text(work, work.given, work.given["input_ids"][:, :1], torch.ones(work.n_rows, 1))
+    texts = {name: value for name, value in work.given.items() if work.has_encoder or name in _TEXTS}
+    arguments, _ = _whole_text(work, texts, work.given["input_ids"][:, :1], torch.ones(work.n_rows, 1))
     return at_once if one.is_foldable(arguments, work.n_rows) else 1
 
 

@@ -20,7 +20,7 @@ _OURS = {
 
 def checked_language_model(model: Any) -> nn.Module:
     """`model`, if it is a language model of transformers that can be drawn from; else one error that says why not."""
-    if not isinstance(model, nn.Module) or not callable(getattr(model, "generate", None)):
+    if not isinstance(model, nn.Module) or not hasattr(type(generating_module(model)), "can_generate"):
         raise TypeError(f"`model` must be a language model of transformers; got {type(model).__name__}.")
     if any("_orig_mod" in module._modules or module._compiled_call_impl is not None for module in model.modules()):
         raise ValueError(
@@ -42,7 +42,7 @@ def checked_language_model(model: Any) -> nn.Module:
 
 def generating_module(model: nn.Module) -> Any:
     """The module of transformers inside `model` that generates: `model` itself, or what PEFT has wrapped."""
-    return next((m for m in model.modules() if callable(getattr(m, "can_generate", None))), model)
+    return next((m for m in model.modules() if hasattr(type(m), "can_generate")), model)
 
 
 def _is_quantised(module: nn.Module) -> bool:
