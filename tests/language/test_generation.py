@@ -108,6 +108,26 @@ def test_each_draw_writes_the_text_of_its_function():
     assert not torch.equal(result.tokens[0], result.tokens[1])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "bart"])
+def test_each_draw_searches_with_beams_of_its_own(name):
+    cached, plain = (
+        db.generate(lively(name), prompts(), n_draws=3, under="draw", num_beams=2, use_cache=use, **OPTIONS)
+        for use in (True, False)
+    )
+    assert torch.equal(cached.sequences, plain.sequences)
+    torch.testing.assert_close(cached.token_log_prob, plain.token_log_prob, atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+def test_several_texts_are_sampled_for_each_prompt():
+    options = {"n_draws": 2, "do_sample": True, "num_return_sequences": 3, **OPTIONS}
+    result = db.generate(lively("gpt2"), prompts(), **options)
+    given = {name: value.repeat_interleave(3, 0) for name, value in prompts().items()}
+    judged = db.score(lively("gpt2"), given, result.tokens, n_draws=2, answer_mask=result.mask)
+    torch.testing.assert_close(judged.token_entropy, result.token_entropy, atol=3e-5, rtol=0)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "bart"])
 def test_a_text_that_exists_is_judged_as_the_one_that_was_generated(name):
     generated = db.generate(lively(name), prompts(), n_draws=4, seed=3, do_sample=True, **OPTIONS)
