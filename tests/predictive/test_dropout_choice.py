@@ -84,10 +84,20 @@ def test_on_a_text_the_largest_probability_within_the_nats_per_token_is_chosen(f
     assert {site.path for site in db.sites(choice.network, text[:2])} == last_blocks(model, 1)
 
 
+class Logits(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids):
+        return self.model(ids).logits
+
+
 def test_the_log_likelihood_of_a_text_is_that_of_the_mean_over_draws(fitted):
     model, text = fitted
     choice = choose_dropout(model, text[:4], tolerance=9.0, where=heads(model), drop_probs=[0.2], n_draws=6, seed=3)
-    logits = db.draws(db.add_dropout(model, 0.2, where=heads(model)), {"input_ids": text[:4]}, n_draws=6, seed=3, masks="row").logits  # fmt: skip
+    dropped = Logits(db.add_dropout(model, 0.2, where=heads(model)))
+    logits = db.draws(dropped, text[:4], n_draws=6, seed=3, masks="row", positions="tied")
     mean = logits[:, :, :-1].softmax(-1).mean(0)
     expected = mean.gather(-1, text[:4, 1:, None]).log().mean()
     assert choice.tried[0.2] == pytest.approx(float(expected), abs=1e-4)

@@ -83,7 +83,7 @@ def judged(name):
     before = state(model)
     try:
         drawn = floats(db.draws(model, inputs, n_draws=N_DRAWS, masks="row", sampler="independent"))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, NotImplementedError) as error:  # what cannot be keyed or rows that depend
         kind = "none" if "must have dropout" in str(error) else "refused"
         return (kind, str(error)[:150]) if same(before, state(model)) else ("changed", "after a refusal")
     if not same(before, state(model)):

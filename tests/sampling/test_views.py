@@ -129,3 +129,50 @@ def test_changes_are_named_and_can_be_given_to_the_network():
     assert (net.calls, float(net.total), net.history) == (0, 0.0, [])
     view.commit(net)
     assert (net.calls, float(net.total), net.history) == (1, 4.0, [1])
+
+
+def changed(name):
+    """A network after one change that no view may overlook."""
+    net = nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.1), nn.Sequential(nn.Tanh()))
+    net.settings, net.seen, net.table = {"rate": 0.1, "more": [1]}, [], {"w": net[0].weight}
+    view = View(net)
+    assert view.is_valid(net)
+    CHANGES[name](net)
+    return net, view
+
+
+def replaced(net, **attributes):
+    net.__dict__.update(attributes)
+
+
+CHANGES = {
+    "a child gone, the only one": lambda net: net[2]._modules.clear(),
+    "a child added": lambda net: net.append(nn.ReLU()),
+    "a child replaced": lambda net: net.__setitem__(0, nn.Linear(2, 3)),
+    "a drop probability": lambda net: setattr(net[1], "p", 0.2),
+    "a parameter replaced": lambda net: setattr(net[0], "bias", nn.Parameter(torch.zeros(3))),
+    "a parameter gone": lambda net: net[0]._parameters.__setitem__("bias", None),
+    "a value in a dictionary": lambda net: net.settings.__setitem__("rate", 0.3),
+    "an element of a list": lambda net: net.seen.append(1),
+    "an empty list made a number": lambda net: replaced(net, seen=0),
+    "a dictionary of tensors": lambda net: net.table.__setitem__("w", torch.zeros(1)),
+    "a patched forward": lambda net: replaced(net[0], forward=lambda x: x),
+    "a hook": lambda net: net[0].register_forward_hook(lambda *_: None),
+    "an attribute added": lambda net: replaced(net, flag=True),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_view_of_a_changed_network_is_not_valid(name):
+    net, view = changed(name)
+    assert not view.is_valid(net)
+
+
+def test_a_view_stays_valid_through_training_flags_and_new_values():
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Dropout(0.1))
+    view = View(net)
+    net.train()
+    with torch.no_grad():
+        net[0].weight.zero_()
+    net[1].running_mean.fill_(2.0)
+    assert view.is_valid(net)

@@ -275,7 +275,7 @@ class _State:
         if attributes.keys() != self.keys or any(map(attributes.__getitem__, self.empty)):
             return False
         children = module._modules
-        if children and (tuple(children), tuple(map(id, children.values()))) != self.children:
+        if (tuple(children), tuple(map(id, children.values()))) != self.children:
             return False
         for key, names, values in self.entries:
             value = attributes[key]
