@@ -143,6 +143,12 @@ def test_every_top_level_entry_has_a_rank_and_they_are_few():
     assert len(entries) <= MOST_ENTRIES
 
 
+def test_the_design_names_every_entry():
+    layout = (TESTS.parent / "docs" / "design.md").read_text().split("```")[1]
+    named = {word.strip(",/") for word in layout.split()}
+    assert set(RANK) - {"__init__", "__main__"} <= named
+
+
 def test_imports_point_one_way():
     assert not upward_imports(SOURCE)
 
