@@ -176,7 +176,7 @@ def one_fit(method: str, name: str, split: int) -> dict[str, Any]:
 
 
 def table(fits: Iterable[dict[str, Any]]) -> str:
-    """Means over the splits that all methods have run; the best of each column of a set is bold."""
+    """Means over the splits that all methods of a set have run; the best of each column of a set is bold."""
     lines = [
         "| set | splits | method | log-likelihood | RMSE | CRPS | coverage | width | CPU time (s) |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -184,7 +184,8 @@ def table(fits: Iterable[dict[str, Any]]) -> str:
     fits = list(fits)
     for name in data.SMALLEST_FIRST:
         by_method = {m: {f["split"]: f for f in fits if f["set"] == name and f["method"] == m} for m in METHODS}
-        splits = sorted(set.intersection(*(set(found) for found in by_method.values())))
+        by_method = {method: found for method, found in by_method.items() if found}
+        splits = sorted(set.intersection(*map(set, by_method.values()))) if "ours" in by_method else []
         if not splits:
             continue
         means = {
