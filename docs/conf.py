@@ -49,8 +49,8 @@ nitpick_ignore_regex = [
     # Records and protocols of a part of a package, described where they are used; and halves of subscripted types.
     (
         r"py:class",
-        r"dropbayes\.(estimators\.(noise|ensembles)|population\.heads|processes\.(convolutions|networks)|runtime\.\w+"
-        r"|sampling\.\w+|serving\.\w+|training\.(descent|rows|settings))\.\w+",
+        r"dropbayes\.(estimators\.(noise|ensembles)|language\.\w+|population\.heads|processes\.(convolutions|networks)"
+        r"|runtime\.\w+|sampling\.\w+|serving\.\w+|training\.(descent|rows|settings))\.\w+",
     ),
     (r"py:class", r".*\[.*"),
     # Our own aliases of types, and private classes.

@@ -67,6 +67,22 @@ def test_an_estimator_fitted_to_a_data_frame_is_saved_as_the_same_folder(tmp_pat
     assert [column.high for column in loaded.schema.columns] == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("kind", [db.DropoutRegressor, db.DropoutClassifier])
+def test_an_estimator_fitted_to_categories_and_dates_becomes_the_folder_of_the_command_line(tmp_path, kind):
+    days = pd.date_range("2020-01-01", periods=60, freq="W")
+    x = pd.DataFrame({"size": np.linspace(0, 1, 60), "city": ["Oslo", "Rome", "Lyon"] * 20, "day": days})
+    y = np.arange(60) % 4 * 1.0 if kind is db.DropoutRegressor else np.array(["low", "high"])[np.arange(60) % 2]
+    estimator = kind(**SMALL).fit(x, y)
+    db.Model.of(estimator, x, y, target="price").save(tmp_path / "m")
+    x.to_csv(tmp_path / "rows.csv", index=False)
+    rows = rows_of(run("predict", tmp_path / "m", tmp_path / "rows.csv", "-o", "-").text)
+    if kind is db.DropoutRegressor:
+        np.testing.assert_allclose([float(row["price_mean"]) for row in rows], estimator.predict(x), rtol=1e-9)
+    else:
+        assert [row["price_predicted"] for row in rows] == estimator.predict(x).tolist()
+    assert {row["price_outside"] for row in rows} == {""}
+
+
 def test_an_estimator_that_read_other_inputs_is_refused():
     x = pd.DataFrame({"a": np.linspace(0, 1, 30)})
     estimator = db.DropoutRegressor(**SMALL).fit(x, x["a"])

@@ -9,18 +9,19 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 DROP_PROB = 0.15
-MOST_PARAMETERS = 10_000_000
+MOST_PARAMETERS = 16_000_000
 NAMES = [name for name in MODEL_MAPPING_NAMES if name in CONFIG_MAPPING_NAMES]
 
 # The size of what a whole number in a configuration counts, by its name; the first that fits, and never a larger one.
 SIZES = [
+    (r"feat_extract", None),  # as many as there are kernels
     (r"vocab_size", 96),
     (r"(token_id|token_ids|_index|_id)$", 80),
     (r"(^|_)(experts?_per_tok|top_?k|selected_experts|shared_experts)", 2),
     (r"experts?($|_)(?!.*(size|dim))", 4),
     (r"(moe|expert).*(size|dim)", 16),
     (r"(n_group|topk_group)$", 1),
-    (r"(head.*(dim|size)|d_kv|rope.*dim|key_size)", 8),
+    (r"(head.*(dim|size)|d_head|d_kv|rope.*dim|key_size)", 8),
     (r"(kv|key_value).*head", 2),
     (r"head", 4),
     (r"(conv_pos_embeddings|conv_pos_embedding_groups)", 4),

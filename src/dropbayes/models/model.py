@@ -108,27 +108,21 @@ class Model:
 
         Args:
             estimator: A `DropoutRegressor` or `DropoutClassifier` fitted to the columns of `frame`.
-            frame: The inputs it was fitted to, a data frame of numbers or booleans.
+            frame: The inputs it was fitted to, a data frame.
             y: The targets it was fitted to.
             target: The name of what it predicts.
         """
         task: Task = "regression" if isinstance(estimator, RegressionEnsemble) else "classification"
-        table = as_table(frame).append_column(target, [np.asarray(y).tolist()])
-        rows = training_rows(table, target=target, label="the data frame", at=_row, task=task)
-        schema = rows.schema
-        if schema.inputs != tuple(name for name in table.column_names if name != target):
-            raise ValueError(
-                "`frame` must hold numbers alone, as the estimator was fitted to them; its columns would become the "
-                f"inputs {', '.join(schema.inputs[:8])}. Fit with Model.fit(frame, target=...), which encodes columns."
-            )
-        if estimator.n_features_in_ != len(schema.inputs):
-            raise ValueError(
-                f"`frame` must hold the {estimator.n_features_in_} inputs of the estimator; got {len(schema.inputs)}."
-            )
+        if estimator.frame_columns_ is not None:  # it has understood the columns itself
+            schema = replace(estimator.frame_columns_.schema, target=target, task=task)
+            x = estimator.frame_columns_.encode(frame, learn_missing=True)
+        else:
+            schema, x = _number_columns(estimator, frame, y, target, task)
         view = copy.copy(estimator)
         vars(view).pop("feature_names_in_", None)  # the schema has the names; rows come as plain arrays
-        origin = {"file": "a data frame", "n_rows": table.num_rows}
-        return cls(view, schema, {**origin, "uncertainty_percentiles": uncertainty_percentiles(view, rows.x)})
+        view.frame_columns_, view.n_features_in_ = None, len(schema.inputs)
+        origin = {"file": "a data frame", "n_rows": len(x), "uncertainty_percentiles": uncertainty_percentiles(view, x)}
+        return cls(view, schema, origin)
 
     @property
     def uncertainty_percentiles(self) -> dict[str, float]:
@@ -236,6 +230,22 @@ class Model:
         if self.path is None:
             raise ValueError("the model has no folder yet; write it with model.save(path).")
         storage.write_origin(self.path, self.schema, self.origin)
+
+
+def _number_columns(estimator: Any, frame: Any, y: Any, target: str, task: Task) -> tuple[Schema, NumpyArray]:
+    """The columns and the inputs of an estimator that was fitted to a frame of numbers."""
+    table = as_table(frame).append_column(target, [np.asarray(y).tolist()])
+    rows = training_rows(table, target=target, label="the data frame", at=_row, task=task)
+    if rows.schema.inputs != tuple(name for name in table.column_names if name != target):
+        raise ValueError(
+            "`frame` must hold numbers alone, as the estimator was fitted to them; its columns would become the inputs "
+            f"{', '.join(rows.schema.inputs[:8])}. Fit with Model.fit(frame, target=...), which encodes columns."
+        )
+    if estimator.n_features_in_ != len(rows.schema.inputs):
+        raise ValueError(
+            f"`frame` must hold the {estimator.n_features_in_} inputs of the estimator; got {len(rows.schema.inputs)}."
+        )
+    return rows.schema, rows.x
 
 
 def load(path: str | os.PathLike[str]) -> Model:
