@@ -108,15 +108,24 @@ def test_each_draw_writes_the_text_of_its_function():
     assert not torch.equal(result.tokens[0], result.tokens[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "bart"])
-def test_a_text_that_exists_is_judged_as_the_one_that_was_generated(name):
-    generated = db.generate(lively(name), prompts(), n_draws=4, seed=3, do_sample=True, **OPTIONS)
-    options = {"n_draws": 4, "seed": 3, "answer_mask": generated.mask}
-    judged = db.score(lively(name), prompts(), generated.tokens, draws_at_once=3, **options)
-    for quantity in ("token_log_prob", "token_entropy", "token_mutual_information", "draw_log_probs"):
-        torch.testing.assert_close(getattr(judged, quantity), getattr(generated, quantity), atol=3e-5, rtol=0)
-    for way in ("product_of_expectations", "expectation_of_products"):
-        torch.testing.assert_close(getattr(judged, way).log_prob, getattr(generated, way).log_prob, atol=1e-4, rtol=0)
+def test_each_draw_searches_with_beams_of_its_own(name):
+    cached, plain = (
+        db.generate(lively(name), prompts(), n_draws=3, under="draw", num_beams=2, use_cache=use, **OPTIONS)
+        for use in (True, False)
+    )
+    assert torch.equal(cached.sequences, plain.sequences)
+    torch.testing.assert_close(cached.token_log_prob, plain.token_log_prob, atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+def test_several_texts_are_sampled_for_each_prompt():
+    options = {"n_draws": 2, "do_sample": True, "num_return_sequences": 3, **OPTIONS}
+    result = db.generate(lively("gpt2"), prompts(), **options)
+    given = {name: value.repeat_interleave(3, 0) for name, value in prompts().items()}
+    judged = db.score(lively("gpt2"), given, result.tokens, n_draws=2, answer_mask=result.mask)
+    torch.testing.assert_close(judged.token_entropy, result.token_entropy, atol=3e-5, rtol=0)
 
 
 def test_sampling_is_fixed_by_the_seed_and_leaves_torchs_generator_alone():
@@ -205,12 +214,6 @@ def test_half_precision_is_judged_by_its_own_rounding():
     model = copy.deepcopy(sequence_model("llama")).to(torch.bfloat16)
     result = db.generate(model, prompts(), n_draws=2, **OPTIONS)
     assert result.token_entropy.isfinite().all() and result.draw_log_probs.dtype == torch.float32
-
-
-def test_an_argument_that_a_judged_text_would_lose_is_refused():
-    with pytest.raises(ValueError, match="got \\['token_type_ids'\\] as well"):
-        given = {**prompts(), "token_type_ids": torch.zeros(2, 5, dtype=torch.long)}
-        db.score(lively("gpt2"), given, torch.ones(2, 2, dtype=torch.long), n_draws=2)
 
 
 def test_the_model_is_left_as_it_was():

@@ -1,9 +1,10 @@
 """Language models: text under many draws, where dropout may be put, draws as adapters, and tokens shaded."""
 
 from dropbayes.language.blocks import adapters, attention_outputs, feed_forward_inputs, heads, last_blocks
-from dropbayes.language.generation import DrawnTexts, Generation, generate, score
+from dropbayes.language.generation import DrawnTexts, Generation, generate
 from dropbayes.language.lora import export_adapters
 from dropbayes.language.meaning import semantic_entropy
+from dropbayes.language.scoring import score
 from dropbayes.language.shading import ShadedText
 from dropbayes.language.uncertainty import SequenceUncertainty, TextUncertainty
 

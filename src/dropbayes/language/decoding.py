@@ -129,7 +129,7 @@ class DrawnModel:
 
     @torch.no_grad()
     def _check_step(self, step: dict[str, Any], n_rows: int, name: str, dtype: torch.dtype) -> None:
-        """Compares the first step from the cache with the whole text, read at once: the same function or an error."""
+        """Compares the first step from the cache with the whole text, read at once and nothing shared: or an error."""
         assert self.log_probs is not None
         whole = {key: value for key, value in step.items() if key != name}
         for key in _GROWING:
@@ -142,7 +142,7 @@ class DrawnModel:
             return
         whole["use_cache"] = False
         parts = [
-            chunk({key: self._part(value, chunk, n_rows) for key, value in whole.items()}, n_rows, alike=self.together)
+            chunk({key: self._part(value, chunk, n_rows) for key, value in whole.items()}, n_rows, alike=False)
             for chunk in self.chunks
         ]
         logits = [part.logits[:, -1].float().unflatten(0, (-1, n_rows)) for part in parts]

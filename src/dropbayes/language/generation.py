@@ -1,11 +1,9 @@
-"""Text under many draws: generated with transformers' own decoding, or given and judged."""
+"""Text under many draws, generated with transformers' own decoding."""
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -14,18 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.language.decoding import DrawnModel
-from dropbayes.language.folding import FoldedDraws
 from dropbayes.language.models import checked_language_model, checked_options, checked_padding, generating_module
+from dropbayes.language.scoring import Texts, check_choice, checked_at_once, foldable, named_inputs, scored
 from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty, UncertaintyRecord
 from dropbayes.sampling.inspection import names_of
-from dropbayes.sampling.masks import Keys, derived_seed
+from dropbayes.sampling.masks import derived_seed
 from dropbayes.sampling.plan import checked_keys
 from dropbayes.sampling.positions import POSITIONS
 
-__all__ = ["DrawnTexts", "Generation", "generate", "score"]
-
-_TEXTS = ("input_ids", "attention_mask")
-_SCORED_BYTES = 2**28  # of the distributions that are judged at once
+__all__ = ["DrawnTexts", "Generation", "generate"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,116 +101,30 @@ def generate(
     """
     model = checked_language_model(model)
     keys, names = checked_keys(n_draws, seed, sampler), names_of(leave_out)
-    _check_choice("positions", positions, POSITIONS)
-    _check_choice("under", under, ("mean", "draw"))
+    check_choice("positions", positions, POSITIONS)
+    check_choice("under", under, ("mean", "draw"))
     config = checked_options(model, options)
     if on_token is not None and (config.num_beams or 1) > 1:
         raise ValueError("`on_token` needs tokens one at a time; a beam search has its texts at the end only.")
     if on_token is not None and under == "draw":
         raise ValueError('`on_token` goes with under="mean"; texts of single draws end at different lengths.')
-    given = _named(inputs)
-    n_rows = _text_of(given).shape[0]
+    given = named_inputs(inputs)
+    n_rows = given["input_ids"].shape[0]
     decoder = not generating_module(model).config.is_encoder_decoder
     checked_padding(config, n_rows, given.get("attention_mask") if decoder else None)
-    at_once = _checked_at_once(draws_at_once, keys.n_draws)
-    work = _Work(model, keys, positions, names, given, n_rows, config, options)
-    at_once = _foldable(work, at_once)
+    at_once = checked_at_once(draws_at_once, keys.n_draws)
+    work = Texts(model, keys, positions, names, given, n_rows, config, options)
+    at_once = foldable(work, at_once)
     with torch.no_grad(), _seeded(model, derived_seed(keys, 0, 0)):
         if under == "mean":
             return _under_the_mean(work, at_once, on_token)
         return _under_each_draw(work, at_once)
 
 
-def score(
-    model: Any,
-    prompt: Tensor | Mapping[str, Tensor],
-    answer: Tensor,
-    *,
-    answer_mask: Tensor | None = None,
-    n_draws: int = 8,
-    seed: int = 0,
-    positions: str = "tied",
-    sampler: str = "stratified",
-    draws_at_once: int | None = None,
-    leave_out: str | Sequence[str] = (),
-) -> TextUncertainty:
-    """The uncertainty of a text that exists: what `generate` says of its own texts, for any answer to a prompt.
-
-    Args:
-        model: As in `generate`.
-        prompt: Token ids `[row, token]`, or what the tokenizer returns, padded on the left; for an encoder-decoder
-            model, what the encoder reads.
-        answer: The token ids of the answers, `[row, token]`, padded on the right.
-        answer_mask: Which of them are part of an answer; by default all but the model's padding token.
-        n_draws: As in `generate`.
-        seed: As in `generate`.
-        positions: As in `generate`.
-        sampler: As in `generate`.
-        draws_at_once: As in `generate`.
-        leave_out: As in `generate`.
-    """
-    model = checked_language_model(model)
-    keys, names = checked_keys(n_draws, seed, sampler), names_of(leave_out)
-    _check_choice("positions", positions, POSITIONS)
-    given = _named(prompt)
-    config = checked_options(model, {})
-    mask = _answer_mask(answer, answer_mask, config.pad_token_id, _text_of(given).shape[0])
-    at_once = _checked_at_once(draws_at_once, keys.n_draws)
-    work = _Work(model, keys, positions, names, given, len(answer), config, {})
-    with torch.no_grad():
-        return _scored(work, answer, mask, _foldable(work, at_once)).result()
-
-
 # Under the mean, under each draw, and given ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Work:
-    model: nn.Module
-    keys: Keys
-    positions: str
-    leave_out: tuple[str, ...]
-    given: dict[str, Tensor]
-    n_rows: int
-    config: Any
-    options: dict[str, Any]
-
-    def drawn(self, draws: range, at_once: int, together: bool) -> DrawnModel:
-        return DrawnModel(self.model, self.keys, draws, self.positions, self.leave_out, at_once, together)
-
-    @property
-    def has_encoder(self) -> bool:
-        return bool(generating_module(self.model).config.is_encoder_decoder)
-
-    @property
-    def start_token(self) -> int:
-        """The token with which a decoder begins."""
-        start = self.config.decoder_start_token_id
-        start = self.config.bos_token_id if start is None else start
-        if start is None:
-            raise ValueError("`model` must know the token its decoder begins with. Pass decoder_start_token_id=.")
-        return int(start[0] if isinstance(start, list) else start)
-
-    @property
-    def new_from(self) -> int:
-        """The column of a sequence at which new tokens begin."""
-        return 1 if self.has_encoder else int(self.given["input_ids"].shape[1])
-
-    def with_encoder(self, drawn: DrawnModel) -> dict[str, Any]:
-        """The inputs, with what the encoder gives each draw: it runs as part of the whole model, once."""
-        if not self.has_encoder:
-            return dict(self.given)
-        from transformers.modeling_outputs import BaseModelOutput
-
-        start = torch.full((self.n_rows, 1), self.start_token, device=_text_of(self.given).device)
-        states = [
-            chunk({**self.given, "decoder_input_ids": start, "use_cache": False}, self.n_rows).encoder_last_hidden_state
-            for chunk in drawn.chunks
-        ]
-        return {**self.given, "encoder_outputs": BaseModelOutput(last_hidden_state=torch.cat(states))}
-
-
-def _under_the_mean(work: _Work, at_once: int, on_token: Callable[[TokenUncertainty], None] | None) -> Generation:
+def _under_the_mean(work: Texts, at_once: int, on_token: Callable[[TokenUncertainty], None] | None) -> Generation:
     drawn = work.drawn(range(work.keys.n_draws), at_once, together=True)
     record, ends = UncertaintyRecord(), _ends(work.config)
     is_beam = (work.config.num_beams or 1) > 1
@@ -238,16 +147,16 @@ def _under_the_mean(work: _Work, at_once: int, on_token: Callable[[TokenUncertai
     if is_beam:
         repeats = len(sequences) // work.n_rows
         repeated = {name: value.repeat_interleave(repeats, 0) for name, value in work.given.items()}
-        judged = _Work(
+        judged = Texts(
             work.model, work.keys, work.positions, work.leave_out, repeated, len(sequences), work.config, work.options
         )
-        record = _scored(judged, answer, _until_the_end(answer, ends), at_once)
+        record = scored(judged, answer, _until_the_end(answer, ends), at_once)
     result = record.result()
     values = {field.name: getattr(result, field.name) for field in fields(result)}
     return Generation(sequences=sequences, cache_bytes=drawn.cache_bytes, n_draws=work.keys.n_draws, **values)
 
 
-def _under_each_draw(work: _Work, at_once: int) -> DrawnTexts:
+def _under_each_draw(work: Texts, at_once: int) -> DrawnTexts:
     if (work.config.num_return_sequences or 1) > 1:
         raise ValueError("`num_return_sequences` must be 1 for texts of single draws: there is one for each draw.")
     parts, judged, largest = [], [], 0
@@ -277,19 +186,19 @@ def _under_each_draw(work: _Work, at_once: int) -> DrawnTexts:
     )  # fmt: skip
 
 
-def _judged_alone(work: _Work, draws: range, sequences: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _judged_alone(work: Texts, draws: range, sequences: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The log-probability, entropy and mask of the tokens of each draw's own texts, `[draw, row, token]`."""
     answers = sequences[..., work.new_from :]
     mask = _until_the_end(answers.flatten(0, 1), ends).unflatten(0, answers.shape[:2])
     log_probs, entropies = [], []
     for place, draw in enumerate(draws):
-        record = _scored(work, answers[place], mask[place], 1, range(draw, draw + 1)).result()
+        record = scored(work, answers[place], mask[place], 1, range(draw, draw + 1)).result()
         log_probs.append(record.token_log_prob)
         entropies.append(record.token_entropy)
     return torch.stack(log_probs), torch.stack(entropies), mask
 
 
-def _decoded(work: _Work, drawn: DrawnModel, inputs: dict[str, Any], observe: Any) -> Tensor:
+def _decoded(work: Texts, drawn: DrawnModel, inputs: dict[str, Any], observe: Any) -> Tensor:
     """The sequences that transformers' own `generate` makes of the drawn model."""
     from transformers import StoppingCriteriaList
 
@@ -301,114 +210,7 @@ def _decoded(work: _Work, drawn: DrawnModel, inputs: dict[str, Any], observe: An
     return sequences
 
 
-def _scored(work: _Work, answer: Tensor, mask: Tensor, at_once: int, draws: range | None = None) -> UncertaintyRecord:
-    """The uncertainty of given answers, read at once, some rows at a time."""
-    draws = range(work.keys.n_draws) if draws is None else draws
-    chunks = [range(s, min(s + at_once, draws.stop)) for s in range(draws.start, draws.stop, at_once)]
-    folded = [FoldedDraws(work.model, work.keys, chunk, work.positions, work.leave_out) for chunk in chunks]
-    vocabulary = int(generating_module(work.model).config.get_text_config().vocab_size)
-    rows_at_once = max(1, _SCORED_BYTES // (4 * len(draws) * answer.shape[1] * vocabulary))
-    record = UncertaintyRecord()
-    blocks = []
-    for start in range(0, len(answer), rows_at_once):
-        rows = slice(start, start + rows_at_once)
-        arguments, kept = _whole_text(work, {k: v[rows] for k, v in work.given.items()}, answer[rows], mask[rows])
-        n_rows = len(answer[rows])
-        logits = [
-            one(arguments, n_rows).logits[:, kept].float().unflatten(0, (len(one.draws), n_rows)) for one in folded
-        ]
-        blocks.append(_judged(torch.cat(logits).log_softmax(-1), answer[rows], mask[rows]))
-    for steps in zip(*(block.steps for block in blocks), strict=True):
-        joined = {
-            field.name: torch.cat([getattr(step, field.name) for step in steps], -1) for field in fields(steps[0])
-        }
-        record.steps.append(TokenUncertainty(**joined))
-    return record
-
-
-def _judged(log_probs: Tensor, answer: Tensor, mask: Tensor) -> UncertaintyRecord:
-    record = UncertaintyRecord()
-    for place in range(answer.shape[1]):
-        record.add(log_probs[:, :, place], answer[:, place], mask[:, place])
-    return record
-
-
-def _whole_text(work: _Work, given: dict[str, Tensor], answer: Tensor, mask: Tensor) -> tuple[dict[str, Any], slice]:
-    """The arguments that read prompt and answer at once, and the columns of the logits that foretell the answer."""
-    length = answer.shape[1]
-    if work.has_encoder:
-        start = torch.full_like(answer[:, :1], work.start_token)
-        decoded = torch.cat([start, answer[:, :-1]], 1)
-        return {**given, "decoder_input_ids": decoded, "use_cache": False}, slice(0, length)
-    others = given.keys() - set(_TEXTS)
-    if others:
-        raise ValueError(f"a text is judged by `input_ids` and `attention_mask`; got {sorted(others)} as well.")
-    accepted = inspect.signature(generating_module(work.model).forward).parameters
-    prompt_mask = given.get("attention_mask", torch.ones_like(given["input_ids"]))
-    whole_mask = torch.cat([prompt_mask, mask.to(prompt_mask.dtype)], 1)
-    arguments: dict[str, Any] = {"input_ids": torch.cat([given["input_ids"], answer], 1), "use_cache": False}
-    if "attention_mask" in accepted:
-        arguments["attention_mask"] = whole_mask
-    if "position_ids" in accepted:
-        arguments["position_ids"] = (whole_mask.cumsum(-1) - 1).clamp(min=0)
-    return arguments, slice(-length - 1, -1)
-
-
 # Arguments ------------------------------------------------------------------------------------------------------------
-
-
-def _named(inputs: Any) -> dict[str, Tensor]:
-    """The inputs by name: token ids, and what the tokenizer gave with them."""
-    named = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
-    if not isinstance(named, Mapping) or not isinstance(named.get("input_ids"), Tensor):
-        raise TypeError(
-            f"`inputs` must be token ids [row, token], or a dict with `input_ids`; got {type(inputs).__name__}. "
-            'Tokenize with return_tensors="pt".'
-        )
-    ids = named["input_ids"]
-    if ids.dim() != 2 or 0 in ids.shape or ids.is_floating_point():
-        raise ValueError(
-            f"`input_ids` must be whole numbers [row, token], at least one of each; got shape {tuple(ids.shape)}."
-        )
-    return {name: value for name, value in named.items() if isinstance(value, Tensor)}
-
-
-def _text_of(given: dict[str, Tensor]) -> Tensor:
-    return given["input_ids"]
-
-
-def _check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, known))}; got {value!r}.")
-
-
-def _checked_at_once(draws_at_once: int | None, n_draws: int) -> int:
-    """The most draws in one batch: as asked for, or all of them."""
-    if draws_at_once is not None and (isinstance(draws_at_once, bool) or not hasattr(draws_at_once, "__index__")):
-        raise TypeError(f"`draws_at_once` must be a whole number; got {draws_at_once!r}.")
-    if draws_at_once is not None and operator.index(draws_at_once) < 1:
-        raise ValueError(f"`draws_at_once` must be at least 1; got {draws_at_once}.")
-    return min(n_draws if draws_at_once is None else operator.index(draws_at_once), n_draws)
-
-
-def _foldable(work: _Work, at_once: int) -> int:
-    """The most draws in one batch for this model: one where a mask has no rows. Refuses a model without dropout."""
-    one = FoldedDraws(work.model, work.keys, range(1), work.positions, work.leave_out)
-    texts = {name: value for name, value in work.given.items() if work.has_encoder or name in _TEXTS}
-    arguments, _ = _whole_text(work, texts, work.given["input_ids"][:, :1], torch.ones(work.n_rows, 1))
-    return at_once if one.is_foldable(arguments, work.n_rows) else 1
-
-
-def _answer_mask(answer: Any, mask: Tensor | None, pad: Any, n_rows: int) -> Tensor:
-    if not isinstance(answer, Tensor) or answer.dim() != 2 or 0 in answer.shape or answer.is_floating_point():
-        raise TypeError(f"`answer` must be token ids [row, token]; got {getattr(answer, 'shape', answer)!r}.")
-    if len(answer) != n_rows:
-        raise ValueError(f"`answer` must have a row for each of the {n_rows} prompts; got {len(answer)}.")
-    if mask is not None:
-        if mask.shape != answer.shape:
-            raise ValueError(f"`answer_mask` must have the shape of `answer`, {tuple(answer.shape)}; got {mask.shape}.")
-        return mask.bool()
-    return torch.ones_like(answer, dtype=torch.bool) if pad is None else answer != int(pad)
 
 
 def _ends(config: Any) -> Tensor:

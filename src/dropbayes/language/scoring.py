@@ -1,0 +1,222 @@
+"""Text that exists, judged by many draws; and what texts of all kinds need to be drawn for."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dropbayes.language.decoding import DrawnModel
+from dropbayes.language.folding import FoldedDraws
+from dropbayes.language.models import checked_language_model, checked_options, generating_module
+from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty, UncertaintyRecord
+from dropbayes.sampling.inspection import names_of
+from dropbayes.sampling.masks import Keys
+from dropbayes.sampling.plan import checked_keys
+from dropbayes.sampling.positions import POSITIONS
+
+__all__ = ["score"]
+
+_TEXTS = ("input_ids", "attention_mask")
+_SCORED_BYTES = 2**28  # of the distributions that are judged at once
+
+
+def score(
+    model: Any,
+    prompt: Tensor | Mapping[str, Tensor],
+    answer: Tensor,
+    *,
+    answer_mask: Tensor | None = None,
+    n_draws: int = 8,
+    seed: int = 0,
+    positions: str = "tied",
+    sampler: str = "stratified",
+    draws_at_once: int | None = None,
+    leave_out: str | Sequence[str] = (),
+) -> TextUncertainty:
+    """The uncertainty of a text that exists: what `generate` says of its own texts, for any answer to a prompt.
+
+    Args:
+        model: As in `generate`.
+        prompt: Token ids `[row, token]`, or what the tokenizer returns, padded on the left; for an encoder-decoder
+            model, what the encoder reads.
+        answer: The token ids of the answers, `[row, token]`, padded on the right.
+        answer_mask: Which of them are part of an answer; by default all but the model's padding token.
+        n_draws: As in `generate`.
+        seed: As in `generate`.
+        positions: As in `generate`.
+        sampler: As in `generate`.
+        draws_at_once: As in `generate`.
+        leave_out: As in `generate`.
+    """
+    model = checked_language_model(model)
+    keys, names = checked_keys(n_draws, seed, sampler), names_of(leave_out)
+    check_choice("positions", positions, POSITIONS)
+    given = named_inputs(prompt)
+    config = checked_options(model, {})
+    mask = _answer_mask(answer, answer_mask, config.pad_token_id, given["input_ids"].shape[0])
+    at_once = checked_at_once(draws_at_once, keys.n_draws)
+    work = Texts(model, keys, positions, names, given, len(answer), config, {})
+    with torch.no_grad():
+        return scored(work, answer, mask, foldable(work, at_once)).result()
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Prompts, and what their texts are drawn with."""
+
+    model: nn.Module
+    keys: Keys
+    positions: str
+    leave_out: tuple[str, ...]
+    given: dict[str, Tensor]
+    n_rows: int
+    config: Any
+    options: dict[str, Any]
+
+    def drawn(self, draws: range, at_once: int, together: bool) -> DrawnModel:
+        """The model as transformers sees it, with some of the draws."""
+        return DrawnModel(self.model, self.keys, draws, self.positions, self.leave_out, at_once, together)
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether an encoder reads the prompt."""
+        return bool(generating_module(self.model).config.is_encoder_decoder)
+
+    @property
+    def start_token(self) -> int:
+        """The token with which a decoder begins."""
+        start = self.config.decoder_start_token_id
+        start = self.config.bos_token_id if start is None else start
+        if start is None:
+            raise ValueError("`model` must know the token its decoder begins with. Pass decoder_start_token_id=.")
+        return int(start[0] if isinstance(start, list) else start)
+
+    @property
+    def new_from(self) -> int:
+        """The column of a sequence at which new tokens begin."""
+        return 1 if self.has_encoder else int(self.given["input_ids"].shape[1])
+
+    def with_encoder(self, drawn: DrawnModel) -> dict[str, Any]:
+        """The inputs, with what the encoder gives each draw: it runs as part of the whole model, once."""
+        if not self.has_encoder:
+            return dict(self.given)
+        from transformers.modeling_outputs import BaseModelOutput
+
+        start = torch.full((self.n_rows, 1), self.start_token, device=self.given["input_ids"].device)
+        states = [
+            chunk({**self.given, "decoder_input_ids": start, "use_cache": False}, self.n_rows).encoder_last_hidden_state
+            for chunk in drawn.chunks
+        ]
+        return {**self.given, "encoder_outputs": BaseModelOutput(last_hidden_state=torch.cat(states))}
+
+
+def scored(work: Texts, answer: Tensor, mask: Tensor, at_once: int, draws: range | None = None) -> UncertaintyRecord:
+    """The uncertainty of given answers, read at once, some rows at a time."""
+    draws = range(work.keys.n_draws) if draws is None else draws
+    chunks = [range(s, min(s + at_once, draws.stop)) for s in range(draws.start, draws.stop, at_once)]
+    folded = [FoldedDraws(work.model, work.keys, chunk, work.positions, work.leave_out) for chunk in chunks]
+    vocabulary = int(generating_module(work.model).config.get_text_config().vocab_size)
+    rows_at_once = max(1, _SCORED_BYTES // (4 * len(draws) * answer.shape[1] * vocabulary))
+    record = UncertaintyRecord()
+    blocks = []
+    for start in range(0, len(answer), rows_at_once):
+        rows = slice(start, start + rows_at_once)
+        arguments, kept = _whole_text(work, {k: v[rows] for k, v in work.given.items()}, answer[rows], mask[rows])
+        n_rows = len(answer[rows])
+        logits = [
+            one(arguments, n_rows).logits[:, kept].float().unflatten(0, (len(one.draws), n_rows)) for one in folded
+        ]
+        blocks.append(_judged(torch.cat(logits).log_softmax(-1), answer[rows], mask[rows]))
+    for steps in zip(*(block.steps for block in blocks), strict=True):
+        joined = {
+            field.name: torch.cat([getattr(step, field.name) for step in steps], -1) for field in fields(steps[0])
+        }
+        record.steps.append(TokenUncertainty(**joined))
+    return record
+
+
+def _judged(log_probs: Tensor, answer: Tensor, mask: Tensor) -> UncertaintyRecord:
+    record = UncertaintyRecord()
+    for place in range(answer.shape[1]):
+        record.add(log_probs[:, :, place], answer[:, place], mask[:, place])
+    return record
+
+
+def _whole_text(work: Texts, given: dict[str, Tensor], answer: Tensor, mask: Tensor) -> tuple[dict[str, Any], slice]:
+    """The arguments that read prompt and answer at once, and the columns of the logits that foretell the answer."""
+    length = answer.shape[1]
+    if work.has_encoder:
+        start = torch.full_like(answer[:, :1], work.start_token)
+        decoded = torch.cat([start, answer[:, :-1]], 1)
+        return {**given, "decoder_input_ids": decoded, "use_cache": False}, slice(0, length)
+    others = given.keys() - set(_TEXTS)
+    if others:
+        raise ValueError(f"a text is judged by `input_ids` and `attention_mask`; got {sorted(others)} as well.")
+    accepted = inspect.signature(generating_module(work.model).forward).parameters
+    prompt_mask = given.get("attention_mask", torch.ones_like(given["input_ids"]))
+    whole_mask = torch.cat([prompt_mask, mask.to(prompt_mask.dtype)], 1)
+    arguments: dict[str, Any] = {"input_ids": torch.cat([given["input_ids"], answer], 1), "use_cache": False}
+    if "attention_mask" in accepted:
+        arguments["attention_mask"] = whole_mask
+    if "position_ids" in accepted:
+        arguments["position_ids"] = (whole_mask.cumsum(-1) - 1).clamp(min=0)
+    return arguments, slice(-length - 1, -1)
+
+
+# Arguments ------------------------------------------------------------------------------------------------------------
+
+
+def named_inputs(inputs: Any) -> dict[str, Tensor]:
+    """The inputs by name: token ids, and what the tokenizer gave with them."""
+    named = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
+    if not isinstance(named, Mapping) or not isinstance(named.get("input_ids"), Tensor):
+        raise TypeError(
+            f"`inputs` must be token ids [row, token], or a dict with `input_ids`; got {type(inputs).__name__}. "
+            'Tokenize with return_tensors="pt".'
+        )
+    ids = named["input_ids"]
+    if ids.dim() != 2 or 0 in ids.shape or ids.is_floating_point():
+        raise ValueError(
+            f"`input_ids` must be whole numbers [row, token], at least one of each; got shape {tuple(ids.shape)}."
+        )
+    return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+
+
+def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, known))}; got {value!r}.")
+
+
+def checked_at_once(draws_at_once: int | None, n_draws: int) -> int:
+    """The most draws in one batch: as asked for, or all of them."""
+    if draws_at_once is not None and (isinstance(draws_at_once, bool) or not hasattr(draws_at_once, "__index__")):
+        raise TypeError(f"`draws_at_once` must be a whole number; got {draws_at_once!r}.")
+    if draws_at_once is not None and operator.index(draws_at_once) < 1:
+        raise ValueError(f"`draws_at_once` must be at least 1; got {draws_at_once}.")
+    return min(n_draws if draws_at_once is None else operator.index(draws_at_once), n_draws)
+
+
+def foldable(work: Texts, at_once: int) -> int:
+    """The most draws in one batch for this model: one where a mask has no rows. Refuses a model without dropout."""
+    one = FoldedDraws(work.model, work.keys, range(1), work.positions, work.leave_out)
+    texts = {name: value for name, value in work.given.items() if work.has_encoder or name in _TEXTS}
+    arguments, _ = _whole_text(work, texts, work.given["input_ids"][:, :1], torch.ones(work.n_rows, 1))
+    return at_once if one.is_foldable(arguments, work.n_rows) else 1
+
+
+def _answer_mask(answer: Any, mask: Tensor | None, pad: Any, n_rows: int) -> Tensor:
+    if not isinstance(answer, Tensor) or answer.dim() != 2 or 0 in answer.shape or answer.is_floating_point():
+        raise TypeError(f"`answer` must be token ids [row, token]; got {getattr(answer, 'shape', answer)!r}.")
+    if len(answer) != n_rows:
+        raise ValueError(f"`answer` must have a row for each of the {n_rows} prompts; got {len(answer)}.")
+    if mask is not None:
+        if mask.shape != answer.shape:
+            raise ValueError(f"`answer_mask` must have the shape of `answer`, {tuple(answer.shape)}; got {mask.shape}.")
+        return mask.bool()
+    return torch.ones_like(answer, dtype=torch.bool) if pad is None else answer != int(pad)
