@@ -89,6 +89,7 @@ class Regression:
     risk: RiskCoverage
     scores: dict[str, ScoreValue]
     n_draws: int
+    noise: str = "constant"
 
     @property
     def uncertainty(self) -> Numbers:
@@ -207,8 +208,9 @@ def regression(model: Any, x: Numbers, y: Numbers) -> Regression:
     crps_rows = f" (of {CRPS_ROWS:,} evenly chosen rows)" if len(x) > CRPS_ROWS else ""
     values = score_values(REGRESSION_SCORES, rows_scored, crps=crps_rows)
     return Regression(
-        y, mean_, std, epistemic, aleatoric, lower, upper, transform.numpy(), reliability, risk, values, n_draws
-    )
+        y, mean_, std, epistemic, aleatoric, lower, upper, transform.numpy(), reliability, risk, values, n_draws,
+        model.noise,
+    )  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------- classification

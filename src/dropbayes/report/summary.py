@@ -192,7 +192,7 @@ def interval_advice(measured: Regression, features: Sequence[Feature] = ()) -> t
         return "", Markup("Take the intervals as they are.")
     if feature:
         where = Markup("The noise varies with <bdi>{}</bdi> and the intervals do not enough: ").format(feature)
-        if np.ptp(measured.aleatoric_std) < 0.01 * measured.aleatoric_std.mean():
+        if measured.noise == "constant":
             return "Let the noise vary", where + Markup(
                 "fit again with <code>--noise student</code>, whose scale varies with the row."
             )
