@@ -88,6 +88,7 @@ def test_every_architecture_can_be_drawn_from_with_one_mask_for_all_positions(na
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
+@torch.no_grad()
 def test_a_step_that_reads_a_cache_is_that_of_the_whole_text(name):
     model, x = tiny_model(name), tiny_text()
     dropped = db.add_dropout(model, 0.2, where=last_blocks(model, 1) | heads(model), copy=False)
