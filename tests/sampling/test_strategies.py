@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.sampling import strategies
-from dropbayes.sampling.fusion import fused_kernels
 from dropbayes.sampling.inspection import inspected
+from dropbayes.sampling.keyed import Masks, Unsuited
 from dropbayes.sampling.looks import flags_up
 from dropbayes.sampling.plan import checked_keys
 from dropbayes.sampling.strategies import (
@@ -16,8 +15,6 @@ from dropbayes.sampling.strategies import (
     MAPPED,
     ONE_BY_ONE,
     ROW_BY_ROW,
-    Masks,
-    Unsuited,
     Work,
     evaluate,
 )
@@ -47,20 +44,6 @@ def test_every_strategy_gives_the_draws_of_one_by_one(name, strategy, per_row):
     oracle = run(ONE_BY_ONE, net, x, per_row=per_row, row_axis=ZOO[name].row_axis)
     for ours, expected in zip(run(strategy, net, x, per_row=per_row), oracle, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("per_row", [False, True])
-@pytest.mark.parametrize("strategy", [FOLDED, MAPPED], ids=str)
-@pytest.mark.parametrize("name", ["dropout2d", "transformer_encoder", "lstm", "drop_path_rand"])
-def test_kernels_give_every_strategy_the_same_masks(name, strategy, per_row, monkeypatch):
-    kernels = fused_kernels()
-    if kernels is None or torch.cuda.is_available():
-        pytest.skip("needs Triton's interpreter, which runs where Triton is installed and no GPU is")
-    net, x = build(name)
-    expected = run(strategy, net, x, per_row=per_row)
-    monkeypatch.setattr(strategies, "kernels_on", lambda device: kernels)
-    for ours, other in zip(run(strategy, net, x, per_row=per_row), expected, strict=True):
-        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)
 
 
 def test_a_mask_without_rows_is_not_folded():

@@ -17,11 +17,11 @@ from dropbayes.language.caches import cache_name, first_rows, tensors_of
 from dropbayes.language.caches import layers_of as cache_layers
 from dropbayes.sampling.anatomy import Anatomy
 from dropbayes.sampling.inspection import inspected
+from dropbayes.sampling.keyed import KeyedSource, Masks, NetworkChanged
 from dropbayes.sampling.looks import flags_up
 from dropbayes.sampling.masks import Keys
 from dropbayes.sampling.operations import Interception
 from dropbayes.sampling.plan import check_random, position_masks
-from dropbayes.sampling.strategies import KeyedSource, Masks, NetworkChanged
 from dropbayes.sampling.trees import Inputs, as_inputs, is_cache, split
 from dropbayes.sampling.views import View, eagerly
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dropbayes.sampling.anatomy import Anatomy
 from dropbayes.sampling.evaluators import Chunk, General
 from dropbayes.sampling.inspection import Inspected
+from dropbayes.sampling.keyed import Masks
 from dropbayes.sampling.looks import autocast_dtype, equal_but_for_rounding, flags_up
 from dropbayes.sampling.strategies import (
     DRAW_BY_DRAW,
@@ -20,7 +21,6 @@ from dropbayes.sampling.strategies import (
     MAPPED,
     ONE_BY_ONE,
     ROW_BY_ROW,
-    Masks,
     Strategy,
     Work,
     evaluate,

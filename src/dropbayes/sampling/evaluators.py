@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from dropbayes.sampling.compaction import compact_draws
 from dropbayes.sampling.fusion import kernels_on
 from dropbayes.sampling.inspection import Inspected
+from dropbayes.sampling.keyed import Masks
 from dropbayes.sampling.looks import flags_up
 from dropbayes.sampling.masks import Keys
 from dropbayes.sampling.perceptron import Perceptron
 from dropbayes.sampling.perceptron_draws import prepared_draws
-from dropbayes.sampling.strategies import Masks, Strategy, Work, evaluate
+from dropbayes.sampling.strategies import Strategy, Work, evaluate
 from dropbayes.sampling.trees import Inputs
 from dropbayes.sampling.views import View
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.sampling.inspection import forget, inspected, names_of
+from dropbayes.sampling.keyed import KeyedSource, Masks
 from dropbayes.sampling.looks import flags_up
 from dropbayes.sampling.operations import Interception
 from dropbayes.sampling.perceptron import perceptron
@@ -23,7 +24,6 @@ from dropbayes.sampling.plan import (
     position_masks,
 )
 from dropbayes.sampling.positions import checked_positions
-from dropbayes.sampling.strategies import KeyedSource, Masks
 from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs, is_cache, own_leaves, split
 from dropbayes.sampling.views import View, checked_network, eagerly
 

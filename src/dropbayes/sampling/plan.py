@@ -22,12 +22,13 @@ from dropbayes.sampling.choice import agreeing_sizes, chosen_strategy, is_out_of
 from dropbayes.sampling.evaluators import Chunk, Compacted, Direct, Evaluator, General
 from dropbayes.sampling.fusion import kernels_on
 from dropbayes.sampling.inspection import inspected, names_of
+from dropbayes.sampling.keyed import Masks, NetworkChanged
 from dropbayes.sampling.lengths import sequence_lengths
 from dropbayes.sampling.looks import autocast_dtype
 from dropbayes.sampling.masks import SAMPLERS, Keys
 from dropbayes.sampling.perceptron import perceptron
 from dropbayes.sampling.positions import Positions, checked_positions
-from dropbayes.sampling.strategies import ONE_BY_ONE, Masks, NetworkChanged
+from dropbayes.sampling.strategies import ONE_BY_ONE
 from dropbayes.sampling.trees import Inputs
 from dropbayes.sampling.views import checked_network, unwrapped
 
