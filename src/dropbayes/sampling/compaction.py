@@ -1,8 +1,8 @@
 r"""Draws of a wide perceptron without the units they drop.
 
 With masks shared by all rows, a dropped unit is zero in every row: its column of the weights that read it, and its row
-of the weights that write it, need not enter the products. At drop probability 1/2 a quarter of the multiplications is
-left. All draws are one batch: each keeps its own units, padded with a few dropped ones (times zero) to the largest
+of the weights that write it, need not enter the products. At drop probability 1/2 a quarter of the multiplications
+remains. All draws are one batch: each keeps its own units, padded with a few dropped ones (times zero) to the largest
 number that any draw keeps.
 """
 
@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from dropbayes.sampling.fusion import kernels_on
 from dropbayes.sampling.masks import Keys, keep_mask
 
-_ALIGNMENT = 16  # units: widths that matrix products like
+_ALIGNMENT = 16  # units: widths for which matrix products are fast
 
 
 @dataclass(frozen=True)
 class _Site:
     mask: Tensor  # [draw, unit], 0 or 1 / keep_prob
-    units: Tensor | None  # [draw, kept unit]: every kept one and some dropped ones; None where all units go on
+    units: Tensor | None  # [draw, kept unit]: every kept one and some dropped ones; None if all units are kept
 
 
 def compact_draws(
@@ -37,8 +37,8 @@ def compact_draws(
         layers: Linear layers, elementwise activations and dropout in order, without dropout of probability 0.
         x: The rows, `[row, feature]`.
         keys: Seed, number of draws and sampler.
-        draws: Which draws.
-        integrate_last: Leave the last mask out and give its variance; one linear layer must follow it.
+        draws: The draws.
+        integrate_last: Whether to integrate over the last mask; one linear layer must follow it.
     """
     sites = _sites(layers, x, keys, draws, integrate_last)
     h, units, variance = x, None, None  # units: which of a layer's units h holds, `[draw, unit]`; None for all
@@ -61,7 +61,7 @@ def compact_draws(
 
 
 def _sites(layers: Sequence[nn.Module], x: Tensor, keys: Keys, draws: range, integrate_last: bool) -> dict[int, _Site]:
-    """The masks of every site that is drawn, by its place among the layers, and the units that may be left out."""
+    """The masks of every site that is drawn, by its index among the layers, and the units that may be left out."""
     places = [place for place, layer in enumerate(layers) if isinstance(layer, nn.Dropout)]
     masks: list[Tensor] = []
     width = x.shape[1]
@@ -72,7 +72,7 @@ def _sites(layers: Sequence[nn.Module], x: Tensor, keys: Keys, draws: range, int
             masks.append(_scaled_mask(keys, len(masks), layer.p, draws, width, x))
     if not masks:
         return {}
-    most = torch.stack([mask.count_nonzero(1).max() for mask in masks]).tolist()  # one wait for the device
+    most = torch.stack([mask.count_nonzero(1).max() for mask in masks]).tolist()  # one synchronisation
     sites = {}
     for place, mask, count in zip(places, masks, most, strict=False):
         units = None
@@ -86,7 +86,7 @@ def _sites(layers: Sequence[nn.Module], x: Tensor, keys: Keys, draws: range, int
 def _scaled_mask(keys: Keys, site: int, drop_prob: float, draws: range, width: int, like: Tensor) -> Tensor:
     """The masks of a site, `[draw, unit]`, scaled by 1 / keep_prob."""
     kernels = kernels_on(like.device)
-    if kernels is not None:  # one launch in place of some twenty
+    if kernels is not None:  # one launch instead of about twenty
         ones = like.new_ones(width)
         spread: Tensor = kernels.masked(
             ones, keys, site, drop_prob=drop_prob, draws=draws, rows=None, outer=1, inner=width, drawn=False
@@ -99,7 +99,7 @@ def _scaled_mask(keys: Keys, site: int, drop_prob: float, draws: range, width: i
 
 
 def _units_after(layers: Sequence[nn.Module], place: int, sites: dict[int, _Site]) -> Tensor | None:
-    """The units of a linear layer that are wanted: those the next site keeps, if only activations stand between."""
+    """The units of a linear layer that are needed: those the next site keeps, if only activations are between."""
     for later in range(place + 1, len(layers)):
         if later in sites:
             return sites[later].units
@@ -133,12 +133,12 @@ def _product(h: Tensor, layer: nn.Linear, units: Tensor | None, wanted: Tensor |
 
 
 def _part(weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Some rows and columns of the weights, other ones for every draw."""
+    """Some rows and columns of the weights, different for every draw."""
     kernels = kernels_on(weight.device)
     if kernels is not None and weight.is_contiguous():
         gathered: Tensor = kernels.gathered_weights(weight, rows, columns)
         return gathered
-    # The rows first: picking columns is the slower of the two, and fewer are left.
+    # The rows first: selecting columns is slower, and fewer elements are then left.
     parts = [weight.index_select(0, r).index_select(1, c) for r, c in zip(rows, columns, strict=True)]
     return torch.stack(parts) if len(parts) > 1 else parts[0][None]
 
