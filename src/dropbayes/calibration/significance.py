@@ -63,7 +63,7 @@ def calibration_test(
         n_bins: The number of bins of equal width.
         n_resamples: The number of sets of labels drawn.
         seed: The seed of the draws.
-        sample_weight: How many independent rows each row stands for, whole numbers.
+        sample_weight: The number of independent rows that each row stands for, an integer.
 
     Examples:
         >>> p = torch.tensor([[0.3, 0.7]]).repeat(100, 1)
@@ -131,7 +131,7 @@ def uniformity_test(pit: Array, *, sample_weight: Array | None = None) -> float:
 
     Args:
         pit: Probability integral transforms of independent rows, `[row]`.
-        sample_weight: How many independent rows each row stands for, whole numbers.
+        sample_weight: The number of independent rows that each row stands for, an integer.
 
     Examples:
         >>> uniformity_test(torch.linspace(0.01, 0.99, 50)) > 0.9, uniformity_test(torch.linspace(0.4, 0.6, 50)) < 1e-6

@@ -294,7 +294,7 @@ class Sigmoid(Layer):
 class Quadrature(Layer):
     r"""The covariance of units with any non-linearity, by Gaussian quadrature.
 
-    For a bounded or linearly growing function that is smooth but for a kink or jump at zero, exact to about 1e-9 of the
+    For a bounded or linearly growing function, smooth except for a kink or jump at zero, exact to about 1e-9 of the
     prior variance while the pre-activations' standard deviations are below 10; to 1e-6 for a sigmoid at any scale. A
     kink elsewhere, a function that oscillates over one standard deviation or grows exponentially loses accuracy: the
     error is estimated on the prior variances, and a warning says where it exceeds 1e-5 of them.

@@ -93,7 +93,7 @@ def deferral_for_error(
         confidence: The probability that the guarantee holds.
         n_candidates: The number of thresholds to choose from.
         seed: The seed of the split of the held-out rows.
-        sample_weight: How many independent rows each row stands for, whole numbers.
+        sample_weight: The number of independent rows that each row stands for, an integer.
 
     Returns:
         The rule. Where nothing can be certified it defers every row, and its `guarantee` says so.
@@ -149,7 +149,7 @@ def deferral_for_risk(
         confidence: The probability that the guarantee holds.
         n_candidates: The number of thresholds to choose from; testing in sequence needs no correction for their number.
         seed: The seed of the split of the held-out rows.
-        sample_weight: How many independent rows each row stands for, whole numbers.
+        sample_weight: The number of independent rows that each row stands for, an integer.
         loss_name: The name of the loss in the guarantee.
 
     Returns:

@@ -30,7 +30,7 @@ _GROWING = ("input_ids", "decoder_input_ids", "position_ids", "token_type_ids", 
 
 
 class DrawnModel:
-    """The model as transformers sees it.
+    """The stand-in for the model in transformers' `generate`.
 
     Args:
         net: The model.

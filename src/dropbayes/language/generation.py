@@ -48,7 +48,7 @@ class DrawnTexts:
     token_log_prob: Tensor
     """The log-probability of each token under its own draw; NaN after the end of a text."""
     token_entropy: Tensor
-    """The entropy of its own draw's distribution at each token."""
+    """The entropy of the distribution of its draw at each token."""
     cache_bytes: int
     """The peak memory of the caches, with `draws_at_once` draws at a time."""
 

@@ -80,7 +80,7 @@ class Texts:
     options: dict[str, Any]
 
     def drawn(self, draws: range, at_once: int, together: bool) -> DrawnModel:
-        """The model as transformers sees it, with some of the draws."""
+        """The stand-in for the model in transformers' `generate`, with some of the draws."""
         return DrawnModel(self.model, self.keys, draws, self.positions, self.leave_out, at_once, together)
 
     @property

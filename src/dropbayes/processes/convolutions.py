@@ -93,7 +93,7 @@ class Field:
         return matrix.diagonal(dim1=-2, dim2=-1).reshape(*lead, *positions)
 
     def pairs(self) -> tuple[Pairs, Pairs | None, Pairs]:
-        """The inner products that an activation of these units sees."""
+        """The inner products for an activation of these units."""
         of_x, of_y = self.equal_positions(self.of_x), self.equal_positions(self.of_y)
         both = None if self.both is None else self._pairs(of_x[:, None], self.both, of_y[None])
         return self._pairs(of_x, self.of_x, of_x), both, self._pairs(of_y, self.of_y, of_y)
@@ -275,7 +275,7 @@ class ConvolutionalCovariance(Covariance):
         return self._field(self._images(x, "x"), None).of_x
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
-        """Refused: a convolution sees more of its inputs than their inner products."""
+        """Raises: a convolution needs more of its inputs than their inner products."""
         raise TypeError("`pairs` must be images: a convolution sees more than inner products. Call it on the inputs.")
 
     def _images(self, x: Tensor, name: str) -> Tensor:

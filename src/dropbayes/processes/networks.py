@@ -264,9 +264,9 @@ def _is_one(sizes: Any) -> bool:
 def _averages_positions(node: fx.Node) -> bool:
     """Whether a mean is taken over all axes after the channels, without `keepdim`."""
     axes: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-    kept = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
+    keepdim = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
     axes = sorted([axes] if isinstance(axes, int) else list(axes or []))
-    return not kept and axes in ([2], [2, 3], [2, 3, 4], [-1], [-2, -1], [-3, -2, -1])
+    return not keepdim and axes in ([2], [2, 3], [2, 3, 4], [-1], [-2, -1], [-3, -2, -1])
 
 
 def _bias_scale(prior: Prior, name: str, module: Any) -> Any:

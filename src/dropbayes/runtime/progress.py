@@ -64,7 +64,7 @@ class ProgressBar:
         self.advance(position - self.done)
 
     def follow(self, items: Iterable[_Item]) -> Iterator[_Item]:
-        """The items, each counted as one unit once the next is asked for."""
+        """The items, each counted as one unit once the next is requested."""
         for item in items:
             yield item
             self.advance()

@@ -213,7 +213,7 @@ def row_weights(
 
 
 def row_counts(sample_weight: Array | None, n_rows: int, *, like: Tensor) -> Tensor:
-    """How many independent rows each row stands for, `[row]` in int64: whole weights, ones by default.
+    """The number of independent rows that each row stands for, `[row]` in int64; ones by default.
 
     A p-value and a certificate count independent rows, which have no fractions.
 
@@ -279,7 +279,7 @@ def class_labels(labels: Array, *, n_rows: int, n_classes: int, device: torch.de
 
 
 def events(name: str, array: Array, *, n_rows: int) -> Tensor:
-    """True where something happened, `[row]`, from booleans or from zeros and ones."""
+    """Whether the event occurred, `[row]`, from booleans or from zeros and ones."""
     tensor = to_tensor(array, name=name)
     binary = not tensor.is_complex() and bool(((tensor == 0) | (tensor == 1)).all())
     if tensor.dim() != 1 or len(tensor) != n_rows or not binary:

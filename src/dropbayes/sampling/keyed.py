@@ -191,7 +191,7 @@ class KeyedSource(RandomSource):
         """Attention whose heads are dropped whole, by torch's kernel: its outputs are dropped instead."""
         positions, site = self.masks.positions, self.masks.anatomy.sites[self.site]
         weights = (*query.shape[:-1], key.shape[-2])
-        by_head = [place.axis for place in site.positions] == [len(weights) - 2, len(weights) - 1]
+        by_head = [position.axis for position in site.positions] == [len(weights) - 2, len(weights) - 1]
         if positions is None or not positions.tied or not by_head or site.layout is None or self._own_rows is not None:
             return None
         result = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale=scale)
@@ -314,7 +314,7 @@ class KeyedSource(RandomSource):
             value = _add_batch_dim(value, 0, self.level)
             value = value.unsqueeze(0)
         leading = list(range(n_leading))
-        return value.movedim(leading, [layout.axis + place for place in leading])
+        return value.movedim(leading, [layout.axis + offset for offset in leading])
 
 
 def _extents(shape: tuple[int, ...], layout: RowLayout) -> dict[str, int]:

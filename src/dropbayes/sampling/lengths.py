@@ -39,8 +39,8 @@ def with_positions(
         chosen = look(net, inputs, inputs.rows([0]), flags, leave_out, chosen.recorder.honours_flags)
     growths, looks = _looks(net, inputs, axes, flags, leave_out, chosen)
     known = {
-        site.name: _positions(site, [seen.recorder.sites[place].shape for seen in looks], growths)
-        for place, site in enumerate(chosen.recorder.sites)
+        site.name: _positions(site, [seen.recorder.sites[index].shape for seen in looks], growths)
+        for index, site in enumerate(chosen.recorder.sites)
     }
     ranks = {site.name: len(site.shape) for site in chosen.recorder.sites}
     for site in sites:
@@ -137,8 +137,8 @@ def form(inputs: Inputs) -> tuple[Any, ...]:
     axes = sequence_axes(inputs)
     for entry, leaf, pairs in zip(inputs.signature, inputs.leaves, axes, strict=True):
         if isinstance(leaf, Tensor):
-            places = {axis for axis, _ in pairs}
-            entry = (tuple(min(n, 2) if a in places else n for a, n in enumerate(entry[0])), *entry[1:])
+            position_axes = {axis for axis, _ in pairs}
+            entry = (tuple(min(n, 2) if a in position_axes else n for a, n in enumerate(entry[0])), *entry[1:])
         described.append((entry, is_cache(leaf) and _is_filled(leaf)))
     return tuple(described)
 
@@ -183,9 +183,9 @@ class _TooShort(Exception):
 def _resized(inputs: Inputs, axes: list[tuple[tuple[int, int], ...]], growth: tuple[int, ...]) -> list[Any]:
     """The first row with every sequence longer (or shorter) by its growth."""
     leaves = inputs.rows([0])
-    for place, (pairs, name) in enumerate(zip(axes, inputs.arguments, strict=True)):
+    for index, (pairs, name) in enumerate(zip(axes, inputs.arguments, strict=True)):
         for axis, sequence in pairs:
-            leaves[place] = _resized_along(leaves[place], axis, growth[sequence], name in _COUNTED)
+            leaves[index] = _resized_along(leaves[index], axis, growth[sequence], name in _COUNTED)
     return leaves
 
 

@@ -39,6 +39,6 @@ class SiteNames:
         """
         paths = [path for path, _ in self.callers()] or [""]
         others = dict.fromkeys(path for path in paths[1:] if path and not f"{paths[0]}.".startswith(f"{path}."))
-        place = f"{' in '.join((paths[0], *others))} {kind}"
-        self._calls[place] += 1
-        return f"{place} {self._calls[place] - 1}"
+        call = f"{' in '.join((paths[0], *others))} {kind}"
+        self._calls[call] += 1
+        return f"{call} {self._calls[call] - 1}"

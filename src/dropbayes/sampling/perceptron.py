@@ -61,10 +61,10 @@ def _anatomy(layers: tuple[tuple[int, int, int] | float | None, ...]) -> Anatomy
     sites: list[Site] = []
     prefix = suffix = 0.0
     pass_bytes = 0
-    for place, layer in enumerate(layers):
+    for index, layer in enumerate(layers):
         if isinstance(layer, float):
-            is_last = place + 1 == len(layers)
-            before = None if is_last or not isinstance(layers[place + 1], tuple) else "linear"
+            is_last = index + 1 == len(layers)
+            before = None if is_last or not isinstance(layers[index + 1], tuple) else "linear"
             sites.append(Site(len(sites), "", "dropout", layer, (1,), before, RowLayout(0, 1)))
         elif layer is not None:
             n_inputs, n_outputs, n_bytes = layer
@@ -89,8 +89,13 @@ def perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
     pending: list[nn.Module] = [net]
     while pending:
         module = pending.pop()
-        own = module.__dict__
-        if own["_forward_hooks"] or own["_forward_pre_hooks"] or own.get("_compiled_call_impl") or "forward" in own:
+        state = module.__dict__
+        if (
+            state["_forward_hooks"]
+            or state["_forward_pre_hooks"]
+            or state.get("_compiled_call_impl")
+            or "forward" in state
+        ):
             return None
         if type(module) is nn.Sequential:
             pending.extend(reversed(module._modules.values()))

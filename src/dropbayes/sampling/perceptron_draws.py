@@ -319,8 +319,8 @@ def _tried(
     for bias in (None, torch.randn(shape[1], dtype=dtype, generator=source)):
         whole = _affine(rows, weight, bias)
         for size in sizes:
-            for part in (slice(size * multiple), slice(most - size * multiple, most)):
-                if not torch.equal(_affine(rows[part], weight, bias), whole[part]):
+            for span in (slice(size * multiple), slice(most - size * multiple, most)):
+                if not torch.equal(_affine(rows[span], weight, bias), whole[span]):
                     return False
     return True
 

@@ -48,17 +48,17 @@ class Positions:
 
         A tied mask has length 1 along its positions.
         """
-        axes = {place.axis for place in site.positions}
+        axes = {position.axis for position in site.positions}
         if self.tied or not axes:
             return make(named_site(site.name), tuple(1 if a in axes else n for a, n in enumerate(shape)), None)
         return make(named_site(site.name), shape, self._units(site, shape))
 
     def _units(self, site: Site, shape: tuple[int, ...]) -> Units:
-        lengths = [shape[place.axis] for place in site.positions]
-        totals = [self.lengths[place.sequence] for place in site.positions]
+        lengths = [shape[position.axis] for position in site.positions]
+        totals = [self.lengths[position.sequence] for position in site.positions]
         # The last entry is the last position: queries are the newest tokens, keys reach back to the first (or, in a
         # sliding window, to the first that is left). Only a cache with room to spare is longer than the sequence.
         starts = [max(0, total - length) for total, length in zip(totals, lengths, strict=True)]
         if max(start + length for start, length in zip(starts, lengths, strict=True)) > LONGEST:
             raise ValueError(f'`positions` "own" numbers at most {LONGEST} positions; {site.path or "net"} has more.')
-        return Units(shape, tuple(place.axis for place in site.positions), tuple(starts))
+        return Units(shape, tuple(position.axis for position in site.positions), tuple(starts))

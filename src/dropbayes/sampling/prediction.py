@@ -113,8 +113,8 @@ class Prediction:
         return replace(self, **changed)
 
     def _statistics(self, *, derived: bool = True) -> list[tuple[str, Any]]:
-        own = [field.name for field in fields(self) if field.name not in ("n_draws", "method")]
-        names = [*own, *(("variance", "std", "mutual_information") if derived else ())]
+        stored = [field.name for field in fields(self) if field.name not in ("n_draws", "method")]
+        names = [*stored, *(("variance", "std", "mutual_information") if derived else ())]
         return [(name, value) for name in names if (value := getattr(self, name)) is not None]
 
     def _tensor(self) -> Tensor:
@@ -178,13 +178,13 @@ class Prediction:
             return None
         columns = dict(list(self._columns().items())[:8])
         n_rows = len(self)
-        places: list[int | None] = list(range(n_rows))
+        indices: list[int | None] = list(range(n_rows))
         if n_rows > 2 * _SHOWN_ROWS:
-            places = [*range(_SHOWN_ROWS), None, *range(n_rows - _SHOWN_ROWS, n_rows)]
+            indices = [*range(_SHOWN_ROWS), None, *range(n_rows - _SHOWN_ROWS, n_rows)]
         body = [
             ["…"] * (len(columns) + 1)
-            if place is None
-            else [str(place), *(f"{c[place]:.4g}" for c in columns.values())]
-            for place in places
+            if index is None
+            else [str(index), *(f"{c[index]:.4g}" for c in columns.values())]
+            for index in indices
         ]
         return ["row", *columns], body

@@ -200,8 +200,8 @@ def _is_ours(module: nn.Module | None) -> bool:
     return module is not None and type(module).__module__.startswith("dropbayes.")
 
 
-def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str) -> Any:
-    return args[place] if len(args) > place else kwargs.get(name)
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
+    return args[position] if len(args) > position else kwargs.get(name)
 
 
 def _has_weights(func: Callable[..., Any], leaves: list[Any]) -> bool:

@@ -31,17 +31,17 @@ def recurrence(func: Callable[..., Any], args: tuple[Any, ...], between: Callabl
     for layer in range(n_layers):
         if layer > 0 and drop_prob > 0:
             input = between(input, drop_prob)
-        own = [state[layer * directions : (layer + 1) * directions] for state in states]
-        own_weights = weights[layer * per_layer : (layer + 1) * per_layer]
-        flags = (func, has_biases, bidirectional, batch_first, len(own))
+        layer_states = [state[layer * directions : (layer + 1) * directions] for state in states]
+        layer_weights = weights[layer * per_layer : (layer + 1) * per_layer]
+        flags = (func, has_biases, bidirectional, batch_first, len(layer_states))
         if packed:
-            result = func(input, batch_sizes, own if len(own) > 1 else own[0], own_weights, has_biases, 1, 0.0, False,
-                          bidirectional)  # fmt: skip
+            initial = layer_states if len(layer_states) > 1 else layer_states[0]
+            result = func(input, batch_sizes, initial, layer_weights, has_biases, 1, 0.0, False, bidirectional)
         else:
-            result = _Layer.apply(flags, input, *own, *own_weights)
+            result = _Layer.apply(flags, input, *layer_states, *layer_weights)
         input, last = result[0], list(result[1:])
         finals.append(last)
-    return (input, *(torch.cat(parts) for parts in zip(*finals, strict=True)))
+    return (input, *(torch.cat(state) for state in zip(*finals, strict=True)))
 
 
 class _Layer(torch.autograd.Function):

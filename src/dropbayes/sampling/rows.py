@@ -26,7 +26,7 @@ def look_at_several_rows(
     """A look at several rows as one batch; None if the network takes one row at a time."""
     if inputs.is_one_row:
         return None
-    index = [place % inputs.n_rows for place in range(SEVERAL)]
+    index = [row % inputs.n_rows for row in range(SEVERAL)]
     try:
         return look(net, inputs, inputs.rows(index), flags, leave_out, honours=chosen.recorder.honours_flags)
     except LookFailed as failed:

@@ -68,8 +68,8 @@ class Work:
 def evaluate(strategy: Strategy, masks: Masks, work: Work) -> list[Tensor]:
     """All draws of the work's rows, `[draw, row, ...]` of each tensor of the output; then the integrated variance."""
     if strategy.rows == "single" and len(work.rows) > 1:
-        parts = [evaluate(strategy, masks, _one_row(work, place)) for place in range(len(work.rows))]
-        return [torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True)]
+        outputs = [evaluate(strategy, masks, _one_row(work, index)) for index in range(len(work.rows))]
+        return [torch.cat(tensors, dim=1) for tensors in zip(*outputs, strict=True)]
     if strategy.draws == "single" and len(work.draws) > 1:
         runs = [evaluate(strategy, masks, _one_draw(work, draw)) for draw in work.draws]
         return [torch.cat(tensors) for tensors in zip(*runs, strict=True)]
@@ -78,12 +78,12 @@ def evaluate(strategy: Strategy, masks: Masks, work: Work) -> list[Tensor]:
     return _folded(masks, work)
 
 
-def _one_row(work: Work, place: int) -> Work:
+def _one_row(work: Work, index: int) -> Work:
     leaves = [
-        leaf if axis is None or not isinstance(leaf, Tensor) else leaf.narrow(axis, place, 1).clone()
+        leaf if axis is None or not isinstance(leaf, Tensor) else leaf.narrow(axis, index, 1).clone()
         for leaf, axis in zip(work.leaves, work.inputs.axes, strict=True)
     ]
-    return Work(work.network, work.inputs, leaves, work.draws, work.rows[place : place + 1])
+    return Work(work.network, work.inputs, leaves, work.draws, work.rows[index : index + 1])
 
 
 def _one_draw(work: Work, draw: int) -> Work:
@@ -115,7 +115,7 @@ def _repeated(leaf: Any, axis: int | None, n_draws: int) -> Any:
         return leaf
     if not isinstance(leaf, Tensor):
         raise Unsuited("an argument that is no tensor")
-    return leaf.repeat(*(n_draws if place == axis else 1 for place in range(leaf.dim())))
+    return leaf.repeat(*(n_draws if dimension == axis else 1 for dimension in range(leaf.dim())))
 
 
 def _with_layouts(masks: Masks, outputs: list[Tensor]) -> list[tuple[Tensor, RowLayout | None]]:

@@ -51,7 +51,7 @@ class Inputs:
         return self.rows([*range(start, stop), *[stop - 1] * missing])
 
     def block(self, start: int, stop: int) -> Inputs:
-        """The rows from `start` to `stop` as inputs of their own."""
+        """The rows from `start` to `stop` as separate inputs."""
         return dataclasses.replace(self, leaves=tuple(self.rows(range(start, stop))), n_rows=stop - start)
 
     def call(self, net: Callable[..., Any], leaves: Sequence[Any]) -> Any:
@@ -65,8 +65,8 @@ class Inputs:
         _, named = pytree.tree_unflatten(list(range(len(self.leaves))), self.spec)
         names = [""] * len(self.leaves)
         for name, value in named.items():
-            for place in pytree.tree_leaves(value):
-                names[place] = name
+            for index in pytree.tree_leaves(value):
+                names[index] = name
         return names
 
     @property
@@ -82,7 +82,7 @@ class Inputs:
         described: list[tuple[Any, ...]] = []
         for leaf, axis in zip(self.leaves, self.axes, strict=True):
             if isinstance(leaf, Tensor):
-                shape = tuple(-1 if place == axis else size for place, size in enumerate(leaf.shape))
+                shape = tuple(-1 if dimension == axis else size for dimension, size in enumerate(leaf.shape))
                 described.append((shape, axis, leaf.dtype, leaf.device))
             else:
                 described.append((type(leaf), axis, repr(leaf) if isinstance(leaf, _PLAIN) else ""))
@@ -308,8 +308,8 @@ def split(output: Any) -> tuple[list[Tensor], Structure]:
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if not tensors:
         raise TypeError(f"the network's output must hold tensors; got {type(output).__name__}.")
-    kept = tuple(_TENSOR if isinstance(leaf, Tensor) else _plain(leaf) for leaf in leaves)
-    return tensors, Structure(kept, spec, of)
+    entries = tuple(_TENSOR if isinstance(leaf, Tensor) else _plain(leaf) for leaf in leaves)
+    return tensors, Structure(entries, spec, of)
 
 
 def _plain(leaf: Any) -> Any:

@@ -68,11 +68,11 @@ class Bernoulli(Family):
     def sample(self, *n: int, generator: torch.Generator | None = None, relaxed: bool = False) -> Tensor:
         r"""Draws of $\mathbf z(\mathbf M + \sigma\epsilon) + (1 - \mathbf z)\sigma\epsilon$ [GG16, eq:reparam_reg]."""
         del relaxed  # the probability is fixed
-        kept = self._masks(*n, len(self.kept), 1, generator=generator) * self.kept
+        masked = self._masks(*n, len(self.kept), 1, generator=generator) * self.kept
         if self.is_dropout:
-            return kept
+            return masked
         # Both components have the same σε: z(M + σε) + (1 - z)σε = zM + σε.
-        return kept + self.std * normal_like(self.kept, *kept.shape, generator=generator)
+        return masked + self.std * normal_like(self.kept, *masked.shape, generator=generator)
 
     def product(self, x: Tensor, *, relaxed: bool = False) -> Tensor:
         del relaxed
