@@ -145,7 +145,7 @@ def process_of(
     """
     reading = _Reading(net, prior, convolutional=any(isinstance(module, _CONVOLUTIONS) for module in net.modules()))
     if reading.convolutional and input_shape is None:
-        raise ValueError("`input_shape` must be the shape of one input of a convolutional network: (channels, ...).")
+        raise ValueError("`input_shape` must say the shape of one input of a convolutional network: (channels, ...).")
     for node in fx.symbolic_trace(net).graph.nodes:
         reading.read(node)
     output_bias = _mean_function(prior, *reading.last)
