@@ -118,11 +118,11 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             value = getattr(self, name)
             if isinstance(value, str) and value != "search":
                 raise ValueError(f"`{name}` must be 'search', a number, or a list of numbers to try; got {value!r}.")
-        if self.hidden != "auto" and not isinstance(self.hidden, tuple | list):
+        if not isinstance(self.hidden, (tuple, list, np.ndarray)) and self.hidden != "auto":
             raise ValueError(f"`hidden` must be 'auto' or a tuple of widths such as (50, 50); got {self.hidden!r}.")
 
     def _hidden(self, n_rows: int) -> tuple[int, ...]:
-        if self.hidden != "auto":
+        if not isinstance(self.hidden, str):
             return tuple(self.hidden)
         return tuple(width * (2 if n_rows >= self._effort.wide_rows else 1) for width in self._effort.hidden)
 
