@@ -1,6 +1,6 @@
-r"""Rows worth asking for: acquisition for active learning and for Bayesian optimisation.
+r"""Acquisition: the rows to query in active learning and in Bayesian optimisation.
 
-Batches need draws that are functions (`masks="shared"`): only then is the joint of several rows right.
+Batches need draws that are functions (`masks="shared"`): only then is the joint distribution of several rows right.
 """
 
 from dropbayes.acquisition.diversity import badge_queries

@@ -16,12 +16,12 @@ def badge_queries(probabilities: Array, features: Array, n_queries: int, *, seed
     The embedding of a row is the gradient of its loss in the last layer's weights if the predicted class were true,
     $(p - e_{\hat y}) \otimes h$ [Ash et al. 2020]: long where the network is unsure, its direction the row's features.
     The first row has the longest embedding; each further one is drawn in proportion to its squared distance from
-    those before. Products of embeddings are products of the two factors', so the outer products are never formed.
+    those before. Inner products of embeddings factorise, so the outer products are never formed.
 
     Args:
         probabilities: Predictive probabilities of the pool, `[row, class]`.
-        features: What the last layer reads, `[row, feature]`.
-        n_queries: The number of rows to ask for.
+        features: The inputs of the last layer, `[row, feature]`.
+        n_queries: The number of rows to query.
         seed: The seed of the draws.
 
     Returns:

@@ -1,4 +1,4 @@
-r"""Rows whose labels would teach most about the function, or about the rows that matter."""
+r"""Rows whose labels carry most information about the function, or about given target rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
     "variance_queries",
 ]
 
-_CHUNK_ELEMENTS = 2**22  # of the [row, target, class, class] joint probabilities: 32 MiB in float64
+_CHUNK_ELEMENTS = 2**22  # joint probabilities [row, target, class, class] per chunk: 32 MiB in float64
 
 
 def bald_queries(probability_draws: Array, n_queries: int) -> Tensor:
@@ -36,10 +36,10 @@ def bald_queries(probability_draws: Array, n_queries: int) -> Tensor:
 
     Args:
         probability_draws: Class probabilities of the pool, `[draw, row, class]`.
-        n_queries: The number of rows to ask for.
+        n_queries: The number of rows to query.
 
     Returns:
-        Row indices, `[query]`. Near-duplicates may all be asked for; `batch_bald_queries` sees them.
+        Row indices, `[query]`. Near-duplicates may all be chosen; `batch_bald_queries` avoids them.
 
     Examples:
         >>> draws = torch.tensor([[[0.5, 0.5], [1.0, 0.0]], [[0.5, 0.5], [0.0, 1.0]]])
@@ -66,7 +66,7 @@ def batch_bald_queries(
 
     Args:
         probability_draws: Class probabilities of the pool, `[draw, row, class]`, the same function along each draw.
-        n_queries: The number of rows to ask for.
+        n_queries: The number of rows to query.
         max_outcomes: The most joint labels to enumerate, and the sample size beyond.
         seed: The seed of the sampled labels.
 
@@ -108,13 +108,13 @@ def _refresh_leaders(gain: Tensor, value: Callable[[Tensor], Tensor], *, block: 
 def variance_queries(draws: Array, n_queries: int, *, noise_variance: float) -> Tensor:
     r"""The rows whose targets together would teach most under a Gaussian fit to the draws, chosen greedily.
 
-    Each step takes the row of largest epistemic variance *given the rows chosen before* (the first: of largest variance
-    outright), which greedily maximises $\tfrac12 \log\det(\mathbf I + \Sigma/v)$ with $\Sigma$ the draws' covariance
-    between rows. Needs draws with `masks="shared"`.
+    Each step takes the row of largest epistemic variance *given the rows chosen before*, which greedily maximises
+    $\tfrac12 \log\det(\mathbf I + \Sigma/v)$ with $\Sigma$ the draws' covariance between rows.
+    Needs draws with `masks="shared"`.
 
     Args:
         draws: Outputs of the pool, `[draw, row]`, the same function along each draw.
-        n_queries: The number of rows to ask for.
+        n_queries: The number of rows to query.
         noise_variance: The observation variance $v = \tau^{-1}$; with $v \to \infty$ this is ranking by variance alone.
 
     Returns:
@@ -135,7 +135,7 @@ def variance_queries(draws: Array, n_queries: int, *, noise_variance: float) -> 
         variance[chosen] = -math.inf
         chosen.append(int(variance.argmax()))
         column = centred[:, chosen[-1]]
-        # Condition on a noisy look at row r: CᵀC becomes Σ - Σ_r Σ_rᵀ / (Σ_rr + v) when C shrinks along its column.
+        # Condition on an observation of row r: CᵀC becomes Σ - Σ_r Σ_rᵀ / (Σ_rr + v) when C shrinks along its column.
         total = column @ column + noise_variance
         shrink = (1 - torch.sqrt(noise_variance / total)) / (column @ column).clamp_min(1e-300)
         centred = centred - shrink * torch.outer(column, column @ centred)
@@ -143,13 +143,13 @@ def variance_queries(draws: Array, n_queries: int, *, noise_variance: float) -> 
 
 
 def expected_information_gain(pool_draws: Array, target_draws: Array) -> Tensor:
-    r"""What the label of each pool row would tell about the labels of the target rows (EPIG).
+    r"""The information that the label of each pool row carries about the labels of the target rows (EPIG).
 
     $$\mathbb E_{x_*}\, I[y; y_*] = \mathbb E_{x_*}\, \mathrm{KL}\Big(\tfrac1T \sum_t p_t(y)\,p_t(y_*) \,\Big\|\,
     \bar p(y)\,\bar p(y_*)\Big)$$
 
-    [Bickford Smith et al. 2023]. Mutual information with the function (BALD) also counts what will never matter:
-    outliers, irrelevant regions. This counts what changes the predictions you will be asked for.
+    [Bickford Smith et al. 2023]. Mutual information with the function (BALD) also counts information about
+    outliers and irrelevant regions; this counts only what changes the target predictions.
 
     Args:
         pool_draws: Class probabilities of the pool, `[draw, row, class]`, the same function along each draw.
@@ -183,7 +183,7 @@ def epig_queries(pool_draws: Array, target_draws: Array, n_queries: int) -> Tens
     Args:
         pool_draws: Class probabilities of the pool, `[draw, row, class]`.
         target_draws: Class probabilities of rows like those to be predicted, `[draw, target, class]`.
-        n_queries: The number of rows to ask for.
+        n_queries: The number of rows to query.
 
     Returns:
         Row indices, `[query]`.
@@ -197,11 +197,11 @@ def stochastic_queries(scores: Array, n_queries: int, *, power: float = 1.0, see
     r"""Rows drawn without replacement in proportion to their score to a power (PowerBALD for mutual informations).
 
     The rows of largest $\beta \log s_n + \epsilon_n$ with Gumbel noise ε [Kirsch et al. 2023]: a batch as diverse as
-    the scores allow, at the price of a sort. With $\beta \to \infty$ these are the rows of the largest scores.
+    the scores allow, for the cost of a sort. With $\beta \to \infty$ these are the rows of the largest scores.
 
     Args:
         scores: The score of each pool row, 0 or more, `[row]` (`information.mutual_information`, a variance, ...).
-        n_queries: The number of rows to ask for.
+        n_queries: The number of rows to query.
         power: The power β.
         seed: The seed of the noise.
 

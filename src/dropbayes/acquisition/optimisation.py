@@ -19,7 +19,7 @@ __all__ = ["botorch_model", "expected_improvement", "probability_of_improvement"
 def expected_improvement(draws: Array, *, best: float) -> Tensor:
     r"""The mean improvement over the best value so far, $\tfrac1T \sum_t \max(f_t(x) - f_\text{best}, 0)$.
 
-    Of the draws themselves, whatever their distribution; it is 0 where no draw improves, so take many draws. To
+    Computed from the draws, for any distribution of them; it is 0 where no draw improves, so take many draws. To
     minimise, negate draws and best.
 
     Args:

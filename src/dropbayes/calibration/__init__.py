@@ -1,6 +1,6 @@
 r"""Claimed uncertainty against observed: percentiles, reliability, recalibration, tests.
 
-A dropout network's uncertainty is not calibrated, as a Gaussian process's is not [GG16, section Model Calibration]: its
+A dropout network's uncertainty is not calibrated, nor is a Gaussian process's [GG16, section Model Calibration]: its
 scale follows from the prior and the data. Three remedies, by strength of claim: *rank* a point among the training
 points (`uncertainty_reference`), *refit* the scale on held-out data (`std_scale`, `isotonic_recalibration`,
 `temperature`, `vector_scaling`, `dirichlet_calibration`, `beta_calibration`), or *guarantee* coverage on exchangeable

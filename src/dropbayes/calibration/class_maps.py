@@ -1,7 +1,7 @@
 r"""Calibration maps of class probabilities, fitted on held-out rows: vector, Dirichlet and beta.
 
 A temperature has one parameter and never changes the predicted class. Where some classes are over-confident and others
-not, more parameters help, given the rows to fit them: C and C for vector scaling, C (C + 1) for the Dirichlet map.
+not, more parameters help, given the rows to fit them: 2 C for vector scaling, C (C + 1) for the Dirichlet map.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def vector_scaling(probabilities: Array, labels: Array, *, sample_weight: Array 
     def loss(parameters: Tensor) -> Tensor:
         factors, bias = parameters.split(n_classes)
         logits = log_p * factors + bias
-        # A bias common to all classes changes nothing; the small pull picks the one of mean zero.
+        # A bias common to all classes changes nothing; the small penalty selects the one of mean zero.
         return _cross_entropy(logits, truth, weight) + 1e-9 * bias.square().sum()
 
     best = _minimum(loss, torch.cat([torch.ones(n_classes), torch.zeros(n_classes)]))
@@ -81,8 +81,8 @@ def dirichlet_calibration(
 ) -> ClassMap:
     r"""The Dirichlet map, a full matrix and a bias, $\mathrm{softmax}(\mathbf W \log p + \mathbf b)$.
 
-    [Kull et al. 2019], with their penalty on what is not on the diagonal: $\lambda$ times the mean square of the other
-    elements of $\mathbf W$ and of $\mathbf b$. It can move probability from a class to one that is mistaken for it.
+    [Kull et al. 2019], with their penalty: $\lambda$ times the mean square of the off-diagonal elements of $\mathbf W$
+    and of $\mathbf b$. It can move probability between classes that are mistaken for each other.
 
     Args:
         probabilities: Predictive probabilities of held-out rows, `[row, class]`.
@@ -107,7 +107,7 @@ def dirichlet_calibration(
 
 @dataclass(frozen=True)
 class BetaMap:
-    r"""The map $p \mapsto \sigma\big(a \log p - b \log(1 - p) + c\big)$ of one event's probability; rising."""
+    r"""The map $p \mapsto \sigma\big(a \log p - b \log(1 - p) + c\big)$ of the probability of one event; increasing."""
 
     a: float
     b: float
@@ -123,7 +123,7 @@ def beta_calibration(probability: Array, event: Array, *, sample_weight: Array |
     r"""The beta map of the probability of one event (two classes, or one against the rest).
 
     [Kull et al. 2017]: the family of maps that makes beta-distributed scores calibrated. It contains the identity
-    ($a = b = 1$, $c = 0$), which Platt's sigmoid of p does not, so calibrated probabilities stay as they are.
+    ($a = b = 1$, $c = 0$), which Platt's sigmoid of p does not, so calibrated probabilities are unchanged.
 
     Args:
         probability: The claimed probability of the event on held-out rows, `[row]`.
@@ -137,10 +137,10 @@ def beta_calibration(probability: Array, event: Array, *, sample_weight: Array |
     weight = row_weights(sample_weight, len(p), like=happened)
     if len(happened[weight > 0].unique()) < 2:
         raise ValueError("`event` must be true for some rows and false for others: one kind asks for certainty.")
-    log_p, log_q = (_log(part.detach().double().cpu()) for part in (p, 1 - p))
+    log_p, log_q = (_log(probability.detach().double().cpu()) for probability in (p, 1 - p))
 
     def loss(parameters: Tensor) -> Tensor:
-        a, b, c = parameters[0].exp(), parameters[1].exp(), parameters[2]  # rising maps only
+        a, b, c = parameters[0].exp(), parameters[1].exp(), parameters[2]  # increasing maps only
         logits = a * log_p - b * log_q + c
         misfit = torch.nn.functional.binary_cross_entropy_with_logits(logits, happened, reduction="none")
         return (misfit * weight).sum() / weight.sum()

@@ -24,13 +24,13 @@ __all__ = [
 ]
 
 FAMILIES = {"gamma": "gamma", "lognormal": "lognorm", "weibull": "weibull_min", "inverse gamma": "invgamma"}
-"""Positive two-parameter distributions (shape and scale) and their `scipy.stats` names. All have as many parameters, so
-their likelihoods compare directly."""
+"""Positive two-parameter distributions (shape and scale) and their `scipy.stats` names. All have two parameters, so
+their likelihoods are comparable."""
 
 
 @dataclass(frozen=True)
 class UncertaintyReference:
-    """A simple distribution of the training points' uncertainty, against which a new point's is read.
+    """A simple distribution of the training points' uncertainty, among which a new point's is ranked.
 
     Args:
         family: The family of largest likelihood, a key of `FAMILIES`.
@@ -78,7 +78,7 @@ def uncertainty_reference(
         The fitted reference; call its `percentile` on new uncertainties.
 
     Examples:
-        The paper's example: a standard deviation of 5 is extreme for one model and nothing to another.
+        The paper's example: a standard deviation of 5 is extreme for one model and small for another.
 
         >>> narrow = uncertainty_reference(torch.linspace(0.2, 2, 200))
         >>> wide = uncertainty_reference(torch.linspace(10, 15, 200))
@@ -131,7 +131,7 @@ def _most_likely(family: str, x: Numbers, weight: Numbers) -> tuple[float, float
     logs = np.log(x)
 
     def slope(shape: float) -> float:
-        """The Weibull likelihood's: the mean logarithm under weights x^shape, less 1/shape and the plain mean."""
+        """The slope of the Weibull likelihood: the mean logarithm weighted by x^shape, less 1/shape and the mean."""
         powers = weight * np.exp(shape * (logs - logs.max()))
         return float(powers @ logs / powers.sum() - 1 / shape - weight @ logs)
 
@@ -157,7 +157,7 @@ def _root(rising: Callable[[float], float]) -> float:
 def empirical_percentile(
     uncertainty: Array, training_uncertainty: Array, *, sample_weight: Array | None = None
 ) -> Tensor:
-    """The percentile, 0 to 100, of each uncertainty among the training points' themselves, ties counted half.
+    """The percentile, 0 to 100, of each uncertainty among those of the training points, ties counted half.
 
     Without a fitted family there is no extrapolation: everything above the training points is at 100.
 
@@ -174,17 +174,17 @@ def empirical_percentile(
     known, order = finite_tensor("training_uncertainty", training_uncertainty, infinite=True).flatten().sort()
     weight = row_weights(sample_weight, len(known), like=known)[order]
     mass = torch.cat([weight.new_zeros(1), weight.cumsum(0)])
-    places = [torch.searchsorted(known.to(new), new.contiguous(), right=right) for right in (False, True)]
-    return (50 * (mass[places[0]] + mass[places[1]]) / mass[-1]).to(new.dtype)
+    positions = [torch.searchsorted(known.to(new), new.contiguous(), right=right) for right in (False, True)]
+    return (50 * (mass[positions[0]] + mass[positions[1]]) / mass[-1]).to(new.dtype)
 
 
 def relative_uncertainty(
     uncertainty: Array, training_uncertainty: Array, *, sample_weight: Array | None = None
 ) -> Tensor:
-    r"""The uncertainty in units of the median training point's: linear, and free of the data's scale.
+    r"""The uncertainty divided by that of the median training point: linear, and independent of the data's scale.
 
-    [GG16, section Model Calibration]: "scale the uncertainty linearly to remove data magnitude effects". Two models of
-    targets in different units compare; 3 means "three times as unsure as about a typical training point".
+    [GG16, section Model Calibration]: "scale the uncertainty linearly to remove data magnitude effects". Models of
+    targets in different units become comparable; 3 means "three times as unsure as about a typical training point".
 
     Args:
         uncertainty: Uncertainties of new points.

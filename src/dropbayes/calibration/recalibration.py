@@ -37,8 +37,8 @@ class IsotonicRecalibration:
     """A monotone map between the levels a model claims and the levels observed on held-out data.
 
     Args:
-        claimed_levels: Rising claimed levels from 0 to 1.
-        observed_levels: The level observed at each, from 0 to 1.
+        claimed_levels: The claimed levels from 0 to 1, in increasing order.
+        observed_levels: The level observed at each claimed level, from 0 to 1.
     """
 
     claimed_levels: Tensor
@@ -49,7 +49,7 @@ class IsotonicRecalibration:
         return _interpolated(_levels("claimed", claimed), self.claimed_levels, self.observed_levels)
 
     def claimed(self, observed: Array) -> Tensor:
-        """The level to ask of the model so that `observed` is what happens (recalibrates a quantile)."""
+        """The level to request from the model so that `observed` is the true level (recalibrates a quantile)."""
         return _interpolated(_levels("observed", observed), self.observed_levels, self.claimed_levels)
 
 
@@ -95,7 +95,7 @@ def _levels(name: str, levels: Array | float) -> Tensor:
 
 
 def _interpolated(at: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Linear interpolation through rising `x`, in double precision: levels close to 0 would meet in single."""
+    """Linear interpolation through rising `x`, in double precision: levels close to 0 would coincide in single."""
     x, y, points = x.to(at.device, torch.float64), y.to(at.device, torch.float64), at.double().contiguous()
     right = torch.searchsorted(x, points).clamp(1, len(x) - 1)
     share = (points - x[right - 1]) / (x[right] - x[right - 1])
@@ -135,7 +135,7 @@ def temperature(logit_draws: Array, labels: Array, *, sample_weight: Array | Non
         log_probabilities = (double / math.exp(log_temperature)).log_softmax(-1).gather(2, index)
         return -float((log_probabilities.logsumexp(0).squeeze(-1) * weight).sum() / weight.sum())
 
-    # The likelihood of a mixture may have several maxima: a grid finds the highest, a bounded search its top.
+    # The likelihood of a mixture may have several maxima: a grid finds the highest, a bounded search refines it.
     grid = [step * _LOG_TEMPERATURE / _GRID for step in range(-_GRID, _GRID + 1)]
     start = min(grid, key=negative_log_likelihood)
     width = _LOG_TEMPERATURE / _GRID

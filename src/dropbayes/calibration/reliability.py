@@ -1,4 +1,4 @@
-r"""Reliability: what was claimed against what was observed."""
+r"""Reliability: claimed probabilities against observed frequencies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ReliabilityCurve:
-    """What was claimed, and what was observed where it was claimed.
+    """Claimed probabilities and the frequencies observed at each.
 
     Args:
         claimed: The claimed probability, `[point]`.
@@ -37,7 +37,7 @@ class ReliabilityCurve:
 
     @property
     def standard_error(self) -> Tensor:
-        """The standard error of `observed` if the claims were true: the width of honest scatter."""
+        """The standard error of `observed` if the claims were true: the scatter due to chance."""
         return (self.claimed * (1 - self.claimed) / self.count).sqrt()
 
     @property

@@ -23,7 +23,7 @@ __all__ = ["CalibrationTest", "calibration_test", "reliability_band", "uniformit
 
 @dataclass(frozen=True)
 class CalibrationTest:
-    """A calibration error beside what a calibrated model would show on as many rows.
+    """A calibration error, compared with that of a calibrated model on the same number of rows.
 
     Args:
         error: The error observed.
@@ -52,10 +52,10 @@ def calibration_test(
     seed: int = 0,
     sample_weight: Array | None = None,
 ) -> CalibrationTest:
-    r"""The expected calibration error, tested: labels drawn from the claims show what chance alone does.
+    r"""The test of the expected calibration error against its distribution under labels drawn from the claims.
 
-    Consistency resampling [Bröcker & Smith 2007]: the predictions stay, and whether each is right is drawn with its own
-    confidence. The p-value is exact for the hypothesis that the confidences are true.
+    Consistency resampling [Bröcker & Smith 2007]: the predictions are fixed, and each is correct with a probability of
+    its confidence. The p-value is exact for the hypothesis that the confidences are true.
 
     Args:
         probabilities: Predictive probabilities, `[row, class]`.
@@ -63,7 +63,7 @@ def calibration_test(
         n_bins: The number of bins of equal width.
         n_resamples: The number of sets of labels drawn.
         seed: The seed of the draws.
-        sample_weight: How many independent rows each row stands for, whole numbers.
+        sample_weight: The number of independent rows that each row stands for, an integer.
 
     Examples:
         >>> p = torch.tensor([[0.3, 0.7]]).repeat(100, 1)
@@ -73,7 +73,8 @@ def calibration_test(
     """
     check_count("n_bins", n_bins)
     check_count("n_resamples", n_resamples)
-    confidence, correct = (part.detach().double().cpu() for part in confidence_and_correctness(probabilities, labels))
+    pair = confidence_and_correctness(probabilities, labels)
+    confidence, correct = (values.detach().double().cpu() for values in pair)
     counts = row_counts(sample_weight, len(confidence), like=confidence)
     confidence, correct = confidence.repeat_interleave(counts), correct.repeat_interleave(counts)
     bins = (confidence * n_bins).long().clamp_max(n_bins - 1)
@@ -95,7 +96,7 @@ def calibration_test(
 def reliability_band(curve: ReliabilityCurve, *, level: float = 0.95) -> tuple[Tensor, Tensor]:
     """The frequencies that a calibrated model would show at each point of the curve, with the given probability.
 
-    Exact binomial quantiles, point by point; of 20 points one lies outside a band of 95 % by chance.
+    Exact binomial quantiles, point by point; one point in 20 lies outside a band of 95 % by chance.
 
     Args:
         curve: A reliability curve.
@@ -125,12 +126,12 @@ def reliability_band(curve: ReliabilityCurve, *, level: float = 0.95) -> tuple[T
 def uniformity_test(pit: Array, *, sample_weight: Array | None = None) -> float:
     """The p-value of the hypothesis that the transforms are uniform: that the predictive distributions are calibrated.
 
-    The test of Kolmogorov and Smirnov. Small means miscalibrated in bias, width or shape; large means that these rows
-    do not show it.
+    The Kolmogorov-Smirnov test. A small p-value shows a miscalibration of bias, width or shape; a large one does not
+    exclude it.
 
     Args:
         pit: Probability integral transforms of independent rows, `[row]`.
-        sample_weight: How many independent rows each row stands for, whole numbers.
+        sample_weight: The number of independent rows that each row stands for, an integer.
 
     Examples:
         >>> uniformity_test(torch.linspace(0.01, 0.99, 50)) > 0.9, uniformity_test(torch.linspace(0.4, 0.6, 50)) < 1e-6

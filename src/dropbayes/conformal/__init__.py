@@ -1,9 +1,9 @@
 r"""Conformal prediction: intervals, sets and distributions with a coverage that holds for any model.
 
-Every method needs rows that neither trained nor tuned the model, and promises coverage for new rows *exchangeable* with
-them, on average over rows and over such held-out sets. A better uncertainty makes the answers narrower, not more valid.
+Every method needs rows that neither trained nor tuned the model. It guarantees coverage for new rows *exchangeable*
+with them, on average over rows and held-out sets. A better uncertainty makes the answers narrower, not more valid.
 
-| you have | take | promise |
+| you have | use | guarantee |
 |---|---|---|
 | a mean and a standard deviation | `conformal_interval` | coverage at least the level |
 | predicted quantiles | `conformal_quantile_interval` | the same; widths follow the quantiles |
@@ -11,7 +11,7 @@ them, on average over rows and over such held-out sets. A better uncertainty mak
 | classes or groups that must each be covered | `class_thresholds`, `group_thresholds` | the same within each |
 | new rows of another input distribution | `conformal_threshold` with weights | the same, for the right density ratio |
 | no rows to spare | `cross_conformal_interval` (jackknife+, CV+) | at least 1 - 2 (1 - level) |
-| a stream that may drift | `OnlineLevel` | long-run coverage for any sequence whatever |
+| a stream that may drift | `OnlineLevel` | long-run coverage for any sequence |
 | a need for probabilities, not one interval | `conformal_distribution` | calibrated in probability |
 """
 

@@ -1,4 +1,4 @@
-r"""Conformal sets of classes: the probable ones, or adaptive ones whose size follows the doubt."""
+r"""Conformal sets of classes: by one threshold, or adaptive ones whose size follows the uncertainty."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def conformal_sets(
 ) -> Tensor:
     """The split-conformal set of classes, which holds the label with probability at least `level`.
 
-    The guarantee is that of `conformal_interval`. The smallest sets on average [Sadinle et al. 2019]; a set may be
-    empty: no held-out label was so improbable. `adaptive_conformal_sets` are larger where the doubt is.
+    The guarantee is that of `conformal_interval`. These sets are the smallest on average [Sadinle et al. 2019]; a set
+    is empty when no class is probable enough. The size of `adaptive_conformal_sets` follows the uncertainty.
 
     Args:
         probabilities: Predictive probabilities of the new rows, `[row, class]`.
         calibration_scores: `label_scores` of held-out rows.
         level: The coverage to guarantee.
-        threshold: The threshold in place of those two: a number, `[class]` (`class_thresholds`), or `[row, 1]`.
+        threshold: The threshold, instead of scores and level: a number, `[class]` (`class_thresholds`) or `[row, 1]`.
 
     Returns:
         True for the classes in the set, `[row, class]`.
@@ -68,7 +68,7 @@ def conformal_sets(
 def _at_most(scores: Tensor, threshold: Tensor) -> Tensor:
     """Where the scores are at most the threshold.
 
-    A score within rounding of it counts as equal: the same probability in float64 and float32 must not lose a label.
+    Scores equal up to rounding count as equal: a probability converted to float32 must not lose its label.
     """
     if threshold.dim() and threshold.shape not in ((scores.shape[1],), (len(scores), 1), (1, scores.shape[1])):
         raise ValueError(
@@ -86,8 +86,8 @@ def adaptive_scores(
 
     $$s_c = \sum_{c':\, p_{c'} > p_c} p_{c'} + u\,p_c + \lambda\,(\mathrm{rank}_c - k)_+$$
 
-    [Romano et al. 2020]; with $\lambda > 0$ regularised [Angelopoulos et al. 2021]: sets larger than $k$ classes cost
-    more, which keeps the noise of many tiny probabilities out.
+    [Romano et al. 2020]; regularised for $\lambda > 0$ [Angelopoulos et al. 2021]: the penalty on sets of more than $k$
+    classes keeps many improbable classes out.
 
     Args:
         probabilities: Predictive probabilities, `[row, class]`.
@@ -151,7 +151,7 @@ def adaptive_conformal_sets(
         probabilities: Predictive probabilities of the new rows, `[row, class]`.
         calibration_scores: `adaptive_label_scores` of held-out rows, of the same `penalty` and `free_classes`.
         level: The coverage to guarantee.
-        threshold: The threshold in place of those two, as in `conformal_sets`.
+        threshold: The threshold, instead of scores and level, as in `conformal_sets`.
         penalty: The regularisation per class beyond the free ones.
         free_classes: The size of a set without penalty.
         uniform: A uniform random number per new row, if the calibration scores had them.

@@ -17,13 +17,13 @@ __all__ = ["ConformalDistribution", "conformal_distribution"]
 class ConformalDistribution:
     r"""The distribution of each new row's target: $\mu + \sigma r$ with $r$ the residuals of held-out rows.
 
-    For exchangeable rows its distribution function at the target is uniform, so every quantile is met as often as it
-    says, up to $1/(n+1)$ [Vovk et al. 2019].
+    For exchangeable rows its distribution function at the target is uniform, so targets fall below each quantile as
+    often as its level says, up to $1/(n+1)$ [Vovk et al. 2019].
 
     Args:
         mean: The predictive mean of the new rows, `[row]`.
         std: Their predictive standard deviation, `[row]`.
-        residuals: The signed residuals in standard deviations of $n$ held-out rows, rising.
+        residuals: The signed residuals in standard deviations of $n$ held-out rows, in increasing order.
         weight: The weight of each residual; a new row has weight 1.
     """
 
@@ -33,7 +33,7 @@ class ConformalDistribution:
     weight: Tensor
 
     def distribution(self, y: Array) -> Tensor:
-        """The distribution function at `y`, `[row]`: the middle of the step that the unknown rank leaves open."""
+        """The distribution function at `y`, `[row]`: the middle of its jump there."""
         centre, _, outcome = matching_tensors({"mean": self.mean, "std": self.std, "y": y})
         standard = ((outcome - centre) / self.std.to(centre)).contiguous()
         mass = torch.cat([self.weight.new_zeros(1), self.weight.cumsum(0)])
@@ -46,13 +46,13 @@ class ConformalDistribution:
         return self.mean + self._residual(level, 1) * self.std
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
-        """The central interval of each row; skewed residuals make it lie askew about the mean."""
+        """The central interval of each row, asymmetric about the mean when the residuals are skewed."""
         check_probability("level", level)
         outer = (1 + level) / 2
         return self.mean - self._residual(outer, -1) * self.std, self.mean + self._residual(outer, 1) * self.std
 
     def _residual(self, level: float, sign: int) -> Tensor:
-        """The residual that a new row's, times the sign, does not exceed with probability at least `level`."""
+        """The bound on the residual of a new row, times the sign, that holds with probability at least `level`."""
         mass = level * (self.weight.sum() + 1)
         return weighted_quantile(sign * self.residuals, self.weight, mass).to(self.mean)
 

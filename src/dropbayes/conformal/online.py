@@ -15,18 +15,18 @@ __all__ = ["OnlineLevel"]
 
 @dataclass(frozen=True)
 class OnlineLevel:
-    r"""The level to ask for next, so that the long-run coverage is the target whatever the data do.
+    r"""The level to use next, so that the long-run coverage is the target for any data.
 
     $$\text{level}_{t+1} = \text{level}_t + \gamma\,(\text{target} - \mathbb 1[\text{covered}_t])$$
 
     Adaptive conformal inference [Gibbs & Candès 2021]. After $T$ steps the share covered differs from the target by at
     most $\big(\max(\text{target}, 1 - \text{target}) + \gamma\big)/(\gamma T)$, for every sequence, without any
-    assumption. The price of a large γ is intervals that jump, at times to nothing or to everything.
+    assumption. With a large γ the intervals fluctuate, and some are empty or infinite.
 
     Args:
-        target: The coverage wanted in the long run.
+        target: The long-run coverage.
         rate: The step γ; about the inverse of the number of rows within which the data drift.
-        current: The level to ask for now; the target at first.
+        current: The current level; by default the target.
 
     Examples:
         >>> level = OnlineLevel(target=0.9, rate=0.05)

@@ -14,7 +14,7 @@ __all__ = ["conformal_interval", "conformal_quantile_interval", "quantile_residu
 
 
 def standardised_residuals(mean: Array, std: Array | float, y: Array) -> Tensor:
-    r"""The residual in standard deviations, $|y - \mu| / \sigma$: the conformal score of a regression (`std=1`: plain).
+    r"""The residual in standard deviations, $|y - \mu| / \sigma$: the conformal score of a regression.
 
     Examples:
         >>> standardised_residuals(torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([4.0]))
@@ -25,7 +25,7 @@ def standardised_residuals(mean: Array, std: Array | float, y: Array) -> Tensor:
 
 
 def _moments(arrays: Mapping[str, Array], std: Array | float) -> list[Tensor]:
-    """The mean, the positive standard deviation and what else there is, of one shape; one deviation may serve all."""
+    """The mean, the positive standard deviation and the other arrays, of one shape; a scalar deviation is expanded."""
     deviation = finite_tensor("std", std)
     if deviation.dim() == 0:
         deviation = deviation.expand(finite_tensor("mean", arrays["mean"]).shape)
@@ -45,16 +45,16 @@ def conformal_interval(
 ) -> tuple[Tensor, Tensor]:
     r"""The split-conformal interval $\mu \pm q\,\sigma$, which holds the target with probability at least `level`.
 
-    The guarantee is over new rows *and* held-out sets, for exchangeable rows; it holds for any model and is an average:
-    not for each row. A better uncertainty makes the interval narrower, not more valid.
+    The guarantee is over new rows *and* held-out sets, for exchangeable rows; it holds for any model, on average over
+    rows and not for each row. A better uncertainty makes the interval narrower, not more valid.
 
     Args:
         mean: Predictive mean of the new rows.
         std: Their predictive standard deviation (1 for intervals of one width).
         calibration_scores: `standardised_residuals` of held-out rows.
         level: The coverage to guarantee.
-        threshold: The threshold $q$ in place of those two: a number or `[row]`, from `conformal_threshold` with weights
-            or from `group_thresholds`.
+        threshold: The threshold $q$, instead of scores and level: a number or `[row]`, from `conformal_threshold` with
+            weights or from `group_thresholds`.
 
     Returns:
         The lower and the upper ends.
@@ -70,7 +70,7 @@ def conformal_interval(
 
 
 def quantile_residuals(lower: Array, upper: Array, y: Array) -> Tensor:
-    r"""How far the target lies outside its predicted quantiles, $\max(l - y,\; y - u)$; negative inside.
+    r"""The distance of the target outside its predicted quantiles, $\max(l - y,\; y - u)$; negative inside.
 
     Examples:
         >>> quantile_residuals(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([3.0, 0.5]))
@@ -91,14 +91,14 @@ def conformal_quantile_interval(
     r"""The conformalised quantile interval $[l - q,\; u + q]$ [Romano et al. 2019].
 
     Predicted quantiles (of the mixture of draws, or of a quantile network) are widened by one number, or narrowed when
-    they were too wide. Where the noise is skewed, this follows it as $\mu \pm q\sigma$ cannot.
+    they were too wide. Unlike $\mu \pm q\sigma$, they follow skewed noise.
 
     Args:
         lower: The predicted lower quantile of the new rows, `[row]`.
         upper: Their predicted upper quantile.
         calibration_scores: `quantile_residuals` of held-out rows.
         level: The coverage to guarantee.
-        threshold: The threshold in place of those two, as in `conformal_interval`.
+        threshold: The threshold, instead of scores and level, as in `conformal_interval`.
 
     Returns:
         The lower and the upper ends; where a narrowed interval would be empty, both are its middle.
@@ -112,7 +112,7 @@ def conformal_quantile_interval(
     if bool((low > high).any()):
         raise ValueError(f"`lower` must not exceed `upper`; it does in {int((low > high).sum())} rows.")
     margin = _per_row(threshold_of(calibration_scores, level, threshold), low)
-    margin = torch.maximum(margin, (low - high) / 2)  # an interval cannot be less than empty
+    margin = torch.maximum(margin, (low - high) / 2)  # no interval has a negative width
     return low - margin, high + margin
 
 

@@ -24,8 +24,8 @@ def cross_conformal_interval(
     $\sqrt{2/n}$; in practice it is close to the level.
 
     Args:
-        predictions: What each fold's model predicts for the new rows, `[fold, new row]`.
-        residuals: $R_i$ of every training row under the model of its fold, `[row]`.
+        predictions: The predictions of each fold's model for the new rows, `[fold, new row]`.
+        residuals: The absolute residual $R_i$ of every training row under the model of its fold, `[row]`.
         folds: The fold of each training row, `[row]`; by default each row is its own fold (jackknife+).
         level: The nominal coverage.
 

@@ -1,4 +1,4 @@
-r"""The conformal threshold: the score that a new row's does not exceed, overall, by group, or under covariate shift."""
+r"""The conformal threshold, a bound on the score of a new row: overall, by group, or under covariate shift."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = ["class_thresholds", "conformal_threshold", "group_thresholds", "thres
 def conformal_threshold(
     scores: Array, *, level: float, sample_weight: Array | None = None, new_weight: Array | float = 1.0
 ) -> Tensor:
-    r"""The score $q$ that a new row's does not exceed, with probability at least `level`.
+    r"""The threshold $q$ that the score of a new row does not exceed with probability at least `level`.
 
-    The $\lceil (n+1)\,\text{level} \rceil$-th smallest of $n$ scores. For exchangeable rows and any score whatever
+    The $\lceil (n+1)\,\text{level} \rceil$-th smallest of $n$ scores. For exchangeable rows and any score,
     $P(s_{n+1} \le q) \ge \text{level}$, and without ties $P \le \text{level} + 1/(n+1)$. With too few rows for the
     level it is infinite.
 
@@ -63,10 +63,10 @@ def conformal_threshold(
 def group_thresholds(
     scores: Array, groups: Array, new_groups: Array, *, level: float, sample_weight: Array | None = None
 ) -> Tensor:
-    """The threshold of each new row among the held-out rows of its own group: the guarantee holds within each group.
+    """The threshold of each new row, from the held-out rows of its group: the guarantee holds within each group.
 
     Mondrian conformal prediction [Vovk et al. 2005]. Groups must be known before the outcome: a site, an age band, a
-    predicted class. Each needs rows of its own: at least 1 / (1 - level) - 1 for a finite threshold.
+    predicted class. Each group needs at least 1 / (1 - level) - 1 rows for a finite threshold.
 
     Args:
         scores: Scores of held-out rows, `[row]`.
@@ -86,9 +86,11 @@ def group_thresholds(
     weight = row_weights(sample_weight, len(held_out), like=held_out)
     thresholds = held_out.new_full((len(new),), math.inf)
     for group in new.unique():
-        own = (known == group) & (weight > 0)
-        if bool(own.any()):
-            thresholds[new == group] = conformal_threshold(held_out[own], level=level, sample_weight=weight[own])
+        in_group = (known == group) & (weight > 0)
+        if bool(in_group.any()):
+            thresholds[new == group] = conformal_threshold(
+                held_out[in_group], level=level, sample_weight=weight[in_group]
+            )
     return thresholds
 
 
@@ -102,10 +104,10 @@ def _groups(name: str, groups: Array, *, n_rows: int | None = None) -> Tensor:
 def class_thresholds(
     scores: Array, labels: Array, *, n_classes: int, level: float, sample_weight: Array | None = None
 ) -> Tensor:
-    """The threshold of each class among the held-out rows of that class: sets cover every class, rare ones too.
+    """The threshold of each class, from the held-out rows of that class: sets cover every class, rare ones too.
 
     Pass it as the `threshold` of `conformal_sets`. Without it a rare class may be missed most of the time while the
-    average over rows keeps its promise.
+    average over rows meets the guarantee.
 
     Args:
         scores: Scores of the true labels of held-out rows, `[row]` (`label_scores`, `adaptive_label_scores`).

@@ -16,11 +16,11 @@ from dropbayes.covariances.pairs import Pairs, checked_inputs, hypotenuse
 from dropbayes.covariances.quadrature import expected_product, quadrature_error
 
 WARNED_ERROR = 1e-5
-"""The relative error of a quadrature from which on it warns."""
+"""The relative error of a quadrature above which it warns."""
 
 
 class Covariance(ABC):
-    r"""A covariance function $\mathbf K(\mathbf x, \mathbf y)$ of inputs that sees their inner products alone."""
+    r"""A covariance function $\mathbf K(\mathbf x, \mathbf y)$ of the inner products of the inputs alone."""
 
     @abstractmethod
     def of_pairs(self, pairs: Pairs) -> Tensor:
@@ -40,7 +40,7 @@ class Covariance(ABC):
 
         Args:
             x: $\mathbf X$, `[..., x row, input]`.
-            y: $\mathbf Y$, `[..., y row, input]`; `x` itself when left out.
+            y: $\mathbf Y$, `[..., y row, input]`; by default `x`.
         """
         x = checked_inputs(x, "x")
         y = x if y is None else checked_inputs(y, "y")
@@ -58,7 +58,7 @@ class Covariance(ABC):
         return matrix
 
     def diagonal(self, x: Tensor) -> Tensor:
-        r"""The prior variances $\mathbf K(\mathbf x_n, \mathbf x_n)$, `[..., row]`, at the cost of the rows alone."""
+        r"""The prior variances $\mathbf K(\mathbf x_n, \mathbf x_n)$, `[..., row]`, without the matrix."""
         norm = torch.linalg.vector_norm(checked_inputs(x, "x"), dim=-1, keepdim=True)
         return self.of_pairs(Pairs.of_identical(norm)).squeeze(-1)
 
@@ -89,8 +89,8 @@ class Layer(Covariance):
 
     Args:
         length_scale: $l > 0$ of the weights, $\mathbf w \sim \mathcal N(0, l^{-2} \mathbf I)$.
-        bias_scale: $\beta \ge 0$ of the bias, $b \sim \mathcal N(0, \beta^2)$: the paper's $1 / l'$. Scalar tensors
-            where the scales are to be differentiated.
+        bias_scale: $\beta \ge 0$ of the bias, $b \sim \mathcal N(0, \beta^2)$: the paper's $1 / l'$. Pass scalar
+            tensors to differentiate with respect to the scales.
     """
 
     length_scale: float | Tensor = 1.0
@@ -125,9 +125,9 @@ class Layer(Covariance):
         [GG16, eq:generative_model_approx].
 
         Args:
-            n_inputs: $Q$, the inputs of a unit.
-            width: $K$, the units.
-            seed: Names the draw.
+            n_inputs: $Q$, the number of inputs of a unit.
+            width: $K$, the number of units.
+            seed: The seed of the draw.
 
         Example:
             >>> x = torch.linspace(-1, 1, 3, dtype=torch.float64)[:, None]
@@ -225,7 +225,7 @@ class Cosine(Layer):
 
     $$\mathbf K = e^{-\|\mathbf x - \mathbf y\|^2 / 2 l^2} + e^{-\|\mathbf x + \mathbf y\|^2 / 2 l^2 - 2 \beta^2}$$
 
-    The default $\beta = \infty$ stands for $b \sim \mathcal U(0, 2\pi)$, and the second term is gone.
+    The default $\beta = \infty$ stands for $b \sim \mathcal U(0, 2\pi)$, and the second term vanishes.
 
     Example:
         >>> x = torch.tensor([[0.0], [2.0]], dtype=torch.float64)
@@ -292,11 +292,11 @@ class Sigmoid(Layer):
 
 @dataclass(frozen=True)
 class Quadrature(Layer):
-    r"""The covariance of units with any non-linearity, by Gauss quadrature.
+    r"""The covariance of units with any non-linearity, by Gaussian quadrature.
 
-    For a bounded or linearly growing function that is smooth but for a kink or jump at zero, exact to about 1e-9 of the
+    For a bounded or linearly growing function, smooth except for a kink or jump at zero, exact to about 1e-9 of the
     prior variance while the pre-activations' standard deviations are below 10; to 1e-6 for a sigmoid at any scale. A
-    kink elsewhere, a function that oscillates over one standard deviation or grows exponentially costs digits: the
+    kink elsewhere, a function that oscillates over one standard deviation or grows exponentially loses accuracy: the
     error is estimated on the prior variances, and a warning says where it exceeds 1e-5 of them.
 
     Args:
@@ -337,7 +337,7 @@ class Features:
     [GG16, sect:gp_approx_model]: the hidden layer of a network of width $K$.
 
     Args:
-        layer: The covariance they are terms of; its $\sigma$ is used.
+        layer: The covariance that the features approximate; its $\sigma$ is used.
         weights: $\mathbf W_1$, `[input, unit]`.
         bias: $\mathbf b$, `[unit]`.
     """

@@ -31,13 +31,13 @@ def hypotenuse(a: Tensor, b: Tensor) -> Tensor:
 
 
 def root(square: Tensor) -> Tensor:
-    """The square root, 0 with a subgradient of 0 where rounding left nothing or less."""
+    """The square root, 0 with a subgradient of 0 where rounding left zero or a negative number."""
     return square.masked_fill(square <= 0, 1.0).sqrt().masked_fill(square <= 0, 0.0)
 
 
 @dataclass(frozen=True)
 class Pairs:
-    r"""The inner products of two sets of inputs: all that an isotropic Gaussian over the weights sees of them.
+    r"""The inner products of two sets of inputs: all that an isotropic Gaussian over the weights depends on.
 
     `distance` and `area` follow from the other fields, but not to machine precision when $\mathbf x \approx
     \pm\mathbf y$; so they are stored.

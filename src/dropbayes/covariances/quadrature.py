@@ -17,10 +17,10 @@ HERMITE_TERMS = 256
 r"""Terms of the Hermite series: enough for TanH up to $s = 3$ at any angle, and for any $\sigma$ beyond 25 degrees."""
 
 SERIES_TOLERANCE = 1e-10
-"""The largest remainder of the Hermite series that is let pass, relative to the prior variances."""
+"""The largest remainder of the Hermite series that is accepted, relative to the prior variances."""
 
 NEGLIGIBLE_TERM = 1e-19
-"""A term of the series this small beside the largest is left out: 256 of them do not reach float64's last digit."""
+"""A term of the series this small relative to the largest is omitted: 256 of them do not reach float64's last digit."""
 
 POLAR_BLOCK = 2**19
 """Nodes, over all pairs, evaluated at once in polar quadrature: 4 MB in float64."""
@@ -95,7 +95,7 @@ def hermite_coefficients(function: ElementwiseFunction, std: Tensor) -> tuple[Te
         leave out: by Cauchy and Schwarz it bounds the remainder of the series.
     """
     points, weights, polynomials = (torch.as_tensor(z).to(std.device) for z in _hermite_rule())
-    values = function(std.to(torch.float64).unsqueeze(-1) * points)  # in float64, or rounding would hide the rest
+    values = function(std.to(torch.float64).unsqueeze(-1) * points)  # in float64: rounding would hide the remainder
     coefficients = (values * weights) @ polynomials
     square = values.detach().square() @ weights
     rest = (square - coefficients.detach().square().sum(-1)).abs() / square.masked_fill(square == 0, 1.0)
@@ -123,14 +123,14 @@ def polar_quadrature(function: ElementwiseFunction, nodes: int, std_u: Tensor, s
     $$\frac{1}{2\pi} \sum_{\alpha, s = \pm 1} \alpha \int_0^1 dt \int_0^\infty \rho e^{-\rho^2/2} d\rho \;
     \sigma\big(s s_u \rho \sin \alpha (1 - t)\big) \, \sigma\big(\pm s s_v \rho \sin \alpha t\big).$$
 
-    A Gauss-Hermite product rule would have a kink or jump of $\sigma$ at zero, or the steep middle of a saturated
-    sigmoid, inside its domain and lose its accuracy there; here both lie on the arcs' ends.
+    A Gauss-Hermite product rule loses accuracy at a kink or jump of $\sigma$ at zero, or at the steep middle of a
+    saturated sigmoid, inside its domain; here both lie at the ends of the arcs.
     """
     arc, arc_weight, radius, radius_weight = (torch.as_tensor(z).to(angle) for z in _polar_rule(nodes))
     std_u, std_v, angle = (z.unsqueeze(-1) for z in (std_u, std_v, angle))
     total = torch.zeros_like(angle.squeeze(-1))
     for length, sign in ((math.pi - angle, 1.0), (angle, -1.0)):
-        # 1 - t is t read backwards: the rule is symmetric, and 1 - t would lose the digits of a small t.
+        # 1 - t is t reversed: the rule is symmetric, and 1 - t would lose the digits of a small t.
         u = (std_u * torch.sin(length * arc.flip(0))).unsqueeze(-1) * radius
         v = (std_v * torch.sin(length * arc)).unsqueeze(-1) * (sign * radius)
         products = function(u) * function(v) + function(-u) * function(-v)
@@ -139,7 +139,7 @@ def polar_quadrature(function: ElementwiseFunction, nodes: int, std_u: Tensor, s
 
 
 def _by_rows(formula: Callable[..., Tensor], n_rows: int, *tensors: Tensor) -> Tensor:
-    """The formula over blocks of `n_rows` rows (axis -2), its intermediates made again in the backward pass."""
+    """The formula over blocks of `n_rows` rows (axis -2), its intermediates recomputed in the backward pass."""
     differentiated = torch.is_grad_enabled() and any(z.requires_grad for z in tensors)
     blocks = []
     for start in range(0, max(z.shape[-2] for z in tensors), n_rows):
@@ -150,7 +150,7 @@ def _by_rows(formula: Callable[..., Tensor], n_rows: int, *tensors: Tensor) -> T
 
 @functools.cache
 def _polar_rule(nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Gauss-Legendre nodes and weights, drawn towards the arc's two ends and towards the centre."""
+    """Gauss-Legendre nodes and weights, concentrated at the arc's two ends and at the centre."""
     if nodes < 2:
         raise ValueError(f"`nodes` must be at least 2; got {nodes}.")
     points, weights = np.polynomial.legendre.leggauss(nodes)

@@ -19,7 +19,7 @@ __all__ = ["action_probabilities", "expected_cost", "least_cost_action", "thomps
 def thompson_action(function_draw: Callable[[Tensor], Tensor], state: Tensor) -> Tensor:
     r"""Thompson's action $\arg\max_a Q_\omega(s, a)$ for one function $\omega \sim q(\omega)$, a draw of any Q-network.
 
-    Keep one draw while it should act as one opinion (a step, or an episode), then take another: an action is then
+    Use one draw for a step or an episode, then take another: an action is then
     chosen with the probability that it is the best (`action_probabilities`).
 
     Args:

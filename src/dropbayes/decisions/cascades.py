@@ -35,7 +35,7 @@ class CascadeFrontier:
     """The cost and the loss of a cascade at every threshold, from escalating nothing to escalating everything.
 
     Args:
-        threshold: Rows more uncertain than it are escalated, `[point]`, falling.
+        threshold: Rows more uncertain than it are escalated, `[point]`, in decreasing order.
         escalated: The share of rows escalated.
         cost: The mean cost per row.
         loss: The mean loss per row.
@@ -52,7 +52,7 @@ class CascadeFrontier:
     def cheapest_within(self, tolerance: float) -> CascadePoint:
         """The cheapest point whose loss is at most the costly network's plus `tolerance`.
 
-        An optimum picked on these rows: on new rows the loss will be close, not guaranteed.
+        The point is selected on these rows: on new rows its loss is similar, without a guarantee.
         """
         good = (self.loss <= self.loss[-1] + tolerance + 1e-12).nonzero().squeeze(1)
         return self[int(good[self.cost[good].argmin()])]

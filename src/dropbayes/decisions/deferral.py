@@ -24,7 +24,7 @@ from dropbayes.scores.averages import weighted_quantile
 
 __all__ = ["DeferralRule", "deferral_for_error", "deferral_for_risk", "deferral_for_workload"]
 
-_PILOT, _STARTS = 10, (2.0, 4.0, math.inf)  # one row in ten sets the thresholds; where sequences of tests begin
+_PILOT, _STARTS = 10, (2.0, 4.0, math.inf)  # one row in ten sets the thresholds; the starts of the sequences of tests
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class DeferralRule:
 
     Args:
         threshold: Rows with a larger uncertainty are deferred.
-        guarantee: What is promised, under which assumption.
+        guarantee: The guarantee in words, with its assumptions.
     """
 
     threshold: float
@@ -90,10 +90,10 @@ def deferral_for_error(
         uncertainty: Uncertainties of held-out rows the network was not fitted to, `[row]`.
         wrong: True (or 1) where the prediction was wrong, `[row]` (for a regression: off by more than you can accept).
         target: The error rate to stay below among the rows kept.
-        confidence: The probability that the promise holds.
+        confidence: The probability that the guarantee holds.
         n_candidates: The number of thresholds to choose from.
         seed: The seed of the split of the held-out rows.
-        sample_weight: How many independent rows each row stands for, whole numbers.
+        sample_weight: The number of independent rows that each row stands for, an integer.
 
     Returns:
         The rule. Where nothing can be certified it defers every row, and its `guarantee` says so.
@@ -133,24 +133,24 @@ def deferral_for_risk(
     r"""The rule that defers least while the mean loss of the rows *kept* is certified to be at most `target`.
 
     Learn then Test by fixed sequences [Angelopoulos et al. 2021]. A tenth of the held-out rows sets the candidate
-    thresholds, by their uncertainties alone. On the other rows three sequences of tests run upward, from the threshold
-    that keeps twice and four times the rows without which nothing could be certified, and from no threshold at all;
+    thresholds, by their uncertainties alone. On the other rows three sequences of tests run upward. Two start at the
+    thresholds that keep two and four times the fewest rows that can certify the target, the third at the lowest;
     each test has a third of the level $1 - \text{confidence}$, and a sequence ends at its first failure. Given a
     threshold, the $m$ rows below it are independent, and the p-value of "the mean loss exceeds the target" is the
     binomial $P(\mathrm{Bin}(m, \text{target}) \le \sum \ell)$ for losses of 0 or 1, that of Hoeffding and Bentkus for
-    any others. With probability at least `confidence` over the held-out rows, the mean loss of new rows from the same
+    other losses. With probability at least `confidence` over the held-out rows, the mean loss of new rows from the same
     distribution that are kept is at most `target`.
 
     Args:
         uncertainty: Uncertainties of held-out rows the network was not fitted to, `[row]`.
         loss: The loss of each row, from 0 to `largest_loss`, `[row]`: an error, a cost, a missed share.
         target: The mean loss to stay below among the rows kept.
-        largest_loss: The largest loss there can be.
-        confidence: The probability that the promise holds.
-        n_candidates: The number of thresholds to choose from; the sequence makes many as safe as few.
+        largest_loss: The largest possible loss.
+        confidence: The probability that the guarantee holds.
+        n_candidates: The number of thresholds to choose from; testing in sequence needs no correction for their number.
         seed: The seed of the split of the held-out rows.
-        sample_weight: How many independent rows each row stands for, whole numbers.
-        loss_name: What the loss is called in the guarantee.
+        sample_weight: The number of independent rows that each row stands for, an integer.
+        loss_name: The name of the loss in the guarantee.
 
     Returns:
         The rule. Where nothing can be certified it defers every row, and its `guarantee` says so.
@@ -205,12 +205,12 @@ def _p_value(losses: Tensor, scores: Tensor, rows: Tensor, threshold: float, tar
     """The p-value of "the mean loss of the rows at most as uncertain as the threshold exceeds the target"."""
     import scipy.stats
 
-    kept = losses[rows][scores[rows] <= threshold]
-    n_kept = len(kept)
+    kept_losses = losses[rows][scores[rows] <= threshold]
+    n_kept = len(kept_losses)
     if not n_kept:
         return 1.0
-    total, mean = float(kept.sum()), min(float(kept.mean()), target)
-    if bool(((kept == 0) | (kept == 1)).all()):
+    total, mean = float(kept_losses.sum()), min(float(kept_losses.mean()), target)
+    if bool(((kept_losses == 0) | (kept_losses == 1)).all()):
         return float(scipy.stats.binom.cdf(round(total), n_kept, target))
     # Hoeffding's bound in terms of the relative entropy, and Bentkus's in terms of the binomial.
     entropy = (1 - mean) * math.log((1 - mean) / (1 - target)) + (mean * math.log(mean / target) if mean else 0.0)

@@ -1,4 +1,4 @@
-"""Language models: text under many draws, where dropout may be put, draws as adapters, and tokens shaded."""
+"""Language models: generation under many draws, choices of dropout layers, draws as adapters, shaded tokens."""
 
 from dropbayes.language.blocks import adapters, attention_outputs, feed_forward_inputs, heads, last_blocks
 from dropbayes.language.generation import DrawnTexts, Generation, generate

@@ -1,8 +1,8 @@
-"""Where a transformer may be given dropout: sets of its weight layers, for `add_dropout(where=...)`.
+"""Sets of a transformer's weight layers, to choose where it gets dropout with `add_dropout(where=...)`.
 
-Each function returns names, so sets combine: `last_blocks(model, 4) & feed_forward_inputs(model)`. They are found by
-the structure of the network (its list of blocks, its modules of attention) and the names that transformers uses; print
-them to see what was chosen. Convolutions over time are never among them: networks of state-space layers read their
+Each function returns names, so sets combine: `last_blocks(model, 4) & feed_forward_inputs(model)`. They are identified
+by the structure of the network (its list of blocks, its attention modules) and the names that transformers uses; print
+them to check the choice. Convolutions over time are never among them: networks of state-space layers read their
 weights without calling them.
 """
 
@@ -30,10 +30,10 @@ _NEVER_CALLED = re.compile(r"\.dt_proj$")  # state-space layers read its weight 
 
 
 def last_blocks(net: nn.Module, n_blocks: int) -> frozenset[str]:
-    """The weight layers of the last blocks, with what comes before them shared by all draws.
+    """The weight layers of the last blocks; all draws then share the blocks before them.
 
-    Of an encoder and a decoder these are the decoder's; of several lists of blocks those of the largest, images and
-    sound apart.
+    In an encoder-decoder model these are the decoder's; among several lists of blocks the largest is used, except
+    those of images and sound.
 
     Args:
         net: A network with a list of blocks.
@@ -49,7 +49,7 @@ def attention_outputs(net: nn.Module) -> frozenset[str]:
     """The output projection of every attention: dropout before it drops units of the heads' outputs.
 
     Args:
-        net: A network with modules of attention.
+        net: A network with attention modules.
     """
     outputs = set()
     for attention in _outermost(net, _ATTENTION):
@@ -60,12 +60,12 @@ def attention_outputs(net: nn.Module) -> frozenset[str]:
 
 
 def feed_forward_inputs(net: nn.Module) -> frozenset[str]:
-    """The layers that read the input of a feed-forward part: in a block, outside its attention, as wide as the block.
+    """The layers that read a feed-forward network's input: in a block, outside its attention, as wide as the block.
 
     The experts of a mixture are among them, their router is not.
 
     Args:
-        net: A network with a list of blocks and modules of attention.
+        net: A network with a list of blocks and attention modules.
     """
     modules, blocks = dict(net.named_modules()), _block_names(net)
     width = _widths(modules[min(attention_outputs(net))])[1]
@@ -74,7 +74,7 @@ def feed_forward_inputs(net: nn.Module) -> frozenset[str]:
         layers = [name for name in _linear_layers(net) if _under(name, [block]) and not _under(name, mixing)]
         inputs = [name for name in layers if _widths(modules[name])[0] == width and not _ROUTER.search(name)]
         if inputs and inputs[-1] == layers[-1] and _widths(modules[layers[-1]])[1] == width:
-            inputs = inputs[:-1]  # the way out of a part that is no wider than the block
+            inputs = inputs[:-1]  # the output layer of a feed-forward network no wider than the block
         chosen |= set(inputs)
     return _some(chosen, "a feed-forward part in its blocks")
 
@@ -115,14 +115,14 @@ def adapters(net: nn.Module) -> frozenset[str]:
 
 def _block_names(net: nn.Module) -> list[str]:
     """The names of the blocks: the elements of the largest list of modules with several weight layers each."""
-    decoder: nn.Module = getattr(net, "get_decoder", lambda: net)()  # what transformers calls so
+    decoder: nn.Module = getattr(net, "get_decoder", lambda: net)()  # the accessor of transformers
     for root in (decoder, net):
         lists = [
             (name, module)
             for name, module in root.named_modules()
             if isinstance(module, (nn.ModuleList, nn.Sequential))
             and len(module)
-            and all(sum(1 for _ in _multiplying(part)) > 1 for part in module)
+            and all(sum(1 for _ in _multiplying(block)) > 1 for block in module)
         ]
         lists = [item for item in lists if not _OTHER_INPUTS.search(item[0])] or lists
         if lists:
@@ -149,16 +149,16 @@ def _linear_layers(net: nn.Module) -> list[str]:
     return [name for name, module in weight_layers(net) if _is_linear(name, module)]
 
 
-def _inside(net: nn.Module, parts: list[str]) -> frozenset[str]:
-    return frozenset(name for name in [*_linear_layers(net), *_stacked(net)] if _under(name, parts))
+def _inside(net: nn.Module, modules: list[str]) -> frozenset[str]:
+    return frozenset(name for name in [*_linear_layers(net), *_stacked(net)] if _under(name, modules))
 
 
-def _under(name: str, parts: Iterable[str]) -> bool:
-    return any(name.startswith(f"{part}.") for part in parts)
+def _under(name: str, modules: Iterable[str]) -> bool:
+    return any(name.startswith(f"{module}.") for module in modules)
 
 
 def _outermost(net: nn.Module, kind: re.Pattern[str], inside: list[str] | None = None) -> list[str]:
-    """The modules whose class has such a name and that are not part of another one."""
+    """The outermost modules whose class name matches `kind`."""
     names: list[str] = []
     for name, module in net.named_modules():
         if kind.search(type(module).__name__) and not _under(name, names) and (inside is None or _under(name, inside)):
@@ -167,7 +167,7 @@ def _outermost(net: nn.Module, kind: re.Pattern[str], inside: list[str] | None =
 
 
 def _widths(layer: nn.Module) -> tuple[int, int]:
-    """How many units a linear layer reads and writes."""
+    """The numbers of input and output units of a linear layer."""
     weight = layer._parameters["weight"]
     assert weight is not None
     inputs = fan_in(layer, "weight", weight)

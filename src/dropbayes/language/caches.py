@@ -1,4 +1,4 @@
-"""Key-value caches with rows of several draws: their rows, their size, and the order that a beam search asks for."""
+"""Key-value caches with rows of several draws: their rows, their size, and reordering for a beam search."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ CACHE_NAMES = ("past_key_values", "cache_params")
 
 
 def cache_name(arguments: dict[str, Any]) -> str | None:
-    """The name of the argument that is a cache; None without one."""
+    """The name of the cache argument; None without one."""
     return next((name for name in CACHE_NAMES if arguments.get(name) is not None), None)
 
 
 def layers_of(cache: Any) -> Iterator[Any]:
-    """The layers of a cache, those of its parts included (one for self-attention, one for cross-attention)."""
-    parts = [value for value in vars(cache).values() if is_cache(value)]
-    for part in parts:
-        yield from layers_of(part)
+    """The layers of a cache, including those of its sub-caches (one for self-attention, one for cross-attention)."""
+    sub_caches = [value for value in vars(cache).values() if is_cache(value)]
+    for sub_cache in sub_caches:
+        yield from layers_of(sub_cache)
     yield from getattr(cache, "layers", ())
 
 
 def tensors_of(layer: Any) -> list[Tensor]:
-    """What a layer holds, empty tensors left out."""
+    """The non-empty tensors of a layer."""
     values = list(vars(layer).values())
     values += [entry for value in values if isinstance(value, dict) for entry in value.values()]
     return [value for value in values if isinstance(value, Tensor) and value.dim() > 1 and value.numel()]
@@ -63,5 +63,5 @@ def first_rows(cache: Any, n_rows: int) -> Any:
         held = tensors_of(layer)
         if held and held[0].shape[0] > n_rows:
             layer.reorder_cache(torch.arange(n_rows, device=held[0].device))
-    made.__dict__.pop("reorder_cache", None)  # of the cache it was made from
+    made.__dict__.pop("reorder_cache", None)  # bound to the original cache
     return made

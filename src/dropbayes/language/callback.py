@@ -19,16 +19,16 @@ _IGNORED = -100  # the label that transformers leaves out of its losses
 
 
 class UncertaintyCallback(TrainerCallback):
-    """Reports how Monte Carlo dropout fares on the held-out rows, whenever a `Trainer` evaluates.
+    """Reports the scores of Monte Carlo dropout on the held-out rows whenever a `Trainer` evaluates.
 
     Adds to the metrics that `Trainer.evaluate` returns, and to the log history: the log-likelihood, the accuracy and
-    the expected calibration error of the mean over draws, beside those of the pass without dropout (`plain_`), and the
-    mean mutual information of outcome and weights. For classes of rows, of tokens, and of the next token.
+    the expected calibration error of the mean over draws, those of the pass without dropout (`plain_`), and the mean
+    mutual information of outcome and weights. For classes of rows, of tokens, and of the next token.
 
     Args:
         n_draws: The number of draws.
         seed: The seed of the draws.
-        max_rows: The greatest number of held-out rows to draw for; None for all.
+        max_rows: The largest number of held-out rows to evaluate; None for all.
 
     Example:
         trainer = Trainer(model, arguments, ..., callbacks=[UncertaintyCallback()])

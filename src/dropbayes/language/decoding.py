@@ -1,8 +1,8 @@
-"""What stands in for a model while transformers decodes: its forward pass is that of many draws.
+"""The stand-in for a model while transformers decodes: its forward pass runs many draws.
 
 The decoding itself (greedy, sampling, beams, penalties, stopping) is transformers' own `generate`. It is called on a
-view of the model whose forward pass runs all draws as one batch, each with rows of its own in the cache, and answers
-with the log of their mean distribution, or with one distribution for each draw.
+view of the model whose forward pass runs all draws as one batch, each with its own rows in the cache, and returns
+the log of their mean distribution, or one distribution per draw.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from dropbayes.sampling.masks import Keys
 from dropbayes.sampling.trees import copied_cache
 from dropbayes.sampling.views import View
 
-# The keys under which a model's step from its cache was seen to be that of the whole text, by the model.
+# By model, the keys for which a cached step was checked against the whole text.
 _checked: weakref.WeakKeyDictionary[nn.Module, set[Any]] = weakref.WeakKeyDictionary()
 
 _GROWING = ("input_ids", "decoder_input_ids", "position_ids", "token_type_ids", "decoder_position_ids")
 
 
 class DrawnModel:
-    """The model as transformers sees it.
+    """The stand-in for the model in transformers' `generate`.
 
     Args:
         net: The model.
@@ -39,7 +39,7 @@ class DrawnModel:
         positions: "tied" or "own".
         leave_out: Modules whose randomness is not dropout.
         draws_at_once: The most draws in one batch.
-        together: Whether all draws read the same text, and answer with their mean; else each reads rows of its own.
+        together: Whether all draws read the same text and return their mean; otherwise each reads its own rows.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class DrawnModel:
         if is_prompt:
             self._adopt(cache)
         outputs, logits = [], []
-        for place, chunk in enumerate(self.chunks):
-            own = {key: self._part(value, chunk, n_rows) for key, value in arguments.items()}
+        for index, chunk in enumerate(self.chunks):
+            chunk_arguments = {key: self._chunk_rows(value, chunk, n_rows) for key, value in arguments.items()}
             if name is not None:
-                own[name] = self._caches[place]
-            outputs.append(chunk(own, n_rows, alike=self.together or is_prompt))
+                chunk_arguments[name] = self._caches[index]
+            outputs.append(chunk(chunk_arguments, n_rows, alike=self.together or is_prompt))
             if name is not None and not self.together and is_prompt:
-                spread(self._caches[place], n_rows, len(chunk.draws))
+                spread(self._caches[index], n_rows, len(chunk.draws))
             logits.append(outputs[-1].logits[:, -1].float().unflatten(0, (len(chunk.draws), n_rows)))
         dtype = outputs[0].logits.dtype
         self.log_probs = torch.cat(logits).log_softmax(-1)
@@ -103,8 +103,8 @@ class DrawnModel:
         output["logits"] = answer[:, None]
         return output
 
-    def _part(self, value: Any, chunk: FoldedDraws, n_rows: int) -> Any:
-        """The rows of a chunk's draws, of a value that has rows of all draws (what the encoder gave)."""
+    def _chunk_rows(self, value: Any, chunk: FoldedDraws, n_rows: int) -> Any:
+        """The rows of a chunk's draws, from a value with the rows of all draws (the encoder's output)."""
         if len(self.chunks) == 1 or not hasattr(value, "last_hidden_state"):
             return value
         first = chunk.draws.start - self.chunks[0].draws.start
@@ -129,7 +129,7 @@ class DrawnModel:
 
     @torch.no_grad()
     def _check_step(self, step: dict[str, Any], n_rows: int, name: str, dtype: torch.dtype) -> None:
-        """Compares the first step from the cache with the whole text, read at once and nothing shared: or an error."""
+        """Raises if the first step from the cache differs from a forward pass of the whole text without sharing."""
         assert self.log_probs is not None
         whole = {key: value for key, value in step.items() if key != name}
         for key in _GROWING:
@@ -141,11 +141,11 @@ class DrawnModel:
         if "inputs_embeds" in self._prompt or step.get("decoder_inputs_embeds") is not None:
             return
         whole["use_cache"] = False
-        parts = [
-            chunk({key: self._part(value, chunk, n_rows) for key, value in whole.items()}, n_rows, alike=False)
+        outputs = [
+            chunk({key: self._chunk_rows(value, chunk, n_rows) for key, value in whole.items()}, n_rows, alike=False)
             for chunk in self.chunks
         ]
-        logits = [part.logits[:, -1].float().unflatten(0, (-1, n_rows)) for part in parts]
+        logits = [output.logits[:, -1].float().unflatten(0, (-1, n_rows)) for output in outputs]
         expected = torch.cat(logits).log_softmax(-1)
         if not equal_but_for_rounding(self.log_probs.to(dtype), expected.to(dtype)):
             difference = float((self.log_probs - expected).abs().max())

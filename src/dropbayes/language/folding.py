@@ -1,7 +1,7 @@
 """Some draws of a language model as one batch: the rows of every draw side by side, draws outermost.
 
 A draw's masks are those of `function_draw`: keyed by site and position, so that a step that reads a cache continues the
-function that filled it. Blocks before the first site give every draw the same: they run, and are cached, once.
+function that filled it. Blocks before the first site are the same for every draw: they run, and are cached, once.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def n_rows_of(arguments: dict[str, Any]) -> int:
 
 
 class FoldedDraws:
-    """Some draws of a model, called as the model is.
+    """Some draws of a model, with the call signature of the model.
 
     Args:
         net: The model.
         keys: The keys of all draws.
-        draws: Which of them.
+        draws: The indices of the draws.
         positions: "tied" or "own".
         leave_out: Modules whose randomness is not dropout.
     """
@@ -59,7 +59,7 @@ class FoldedDraws:
         Args:
             arguments: The named arguments, with rows of one draw or of all of them.
             n_rows: The number of rows of one draw.
-            alike: Whether every draw reads the same rows: what comes before the first site is then computed once.
+            alike: Whether every draw reads the same rows: the blocks before the first site are then computed once.
         """
         anatomy = self.anatomy(arguments, n_rows)
         inputs = _ordered({name: self._map(self._cut, value) for name, value in arguments.items()})
@@ -81,7 +81,7 @@ class FoldedDraws:
         return output
 
     def anatomy(self, arguments: dict[str, Any], n_rows: int) -> Anatomy:
-        """What is known of the model for arguments of this form, inspected on the first draw's rows where it is new."""
+        """The anatomy of the model for arguments of this form, inspected on the first draw's rows and cached."""
         self._n_rows = n_rows
         cache = arguments.get(cache_name(arguments) or "")
         filled = cache is not None and any(map(tensors_of, cache_layers(cache)))
@@ -103,7 +103,7 @@ class FoldedDraws:
         return self._known[form]
 
     def is_foldable(self, arguments: dict[str, Any], n_rows: int) -> bool:
-        """Whether several draws can share a batch: not where a mask has no rows, as LayerDrop's."""
+        """Whether several draws can share a batch: not if a mask has no rows, as in LayerDrop."""
         return all(site.layout is not None for site in self.anatomy(arguments, n_rows).sites if site.is_random)
 
     # Rows --------------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ class FoldedDraws:
         return value if value is None or is_cache(value) else pytree.tree_map(function, value, is_leaf=is_cache)
 
     def _fold(self, leaf: Any) -> Any:
-        """The rows of one draw once for each draw."""
+        """The rows of one draw, repeated for each draw."""
         if not isinstance(leaf, Tensor) or leaf.dim() < 2:
             return leaf
         if leaf.shape[0] != self._n_rows:
@@ -129,14 +129,14 @@ class FoldedDraws:
     # The prefix --------------------------------------------------------------------------------------------------
 
     def _view(self, anatomy: Anatomy) -> nn.Module:
-        """The modules that run: those of blocks without a site compute what all draws share once."""
+        """A view of the model in which blocks before the first site run once for all draws."""
         if anatomy.lowered not in self._views:
             view = View(self.net, flags_up(self.leave_out, anatomy.lowered)).net
             paths = [site.path for site in anatomy.sites if site.is_random]
             for path, container in view.named_modules():
                 for name, block in container.named_children() if isinstance(container, nn.ModuleList) else ():
-                    place = f"{path}.{name}"
-                    if not any(f"{site}.".startswith(f"{place}.") for site in paths):
+                    child = f"{path}.{name}"
+                    if not any(f"{site}.".startswith(f"{child}.") for site in paths):
                         block.forward = functools.partial(self._once, block.forward)
             self._views[anatomy.lowered] = view
         return self._views[anatomy.lowered]

@@ -1,10 +1,10 @@
 r"""Draws of a network with low-rank adapters, as adapters.
 
-A mask that is the same at every position can be folded into the adapter that reads what it drops,
+A mask that is the same at every position can be folded into the adapter whose input it drops,
 $\mathbf B \mathbf A (\mathbf z \odot \mathbf x) / (1 - p) = \mathbf B \mathbf A' \mathbf x$ with
 $\mathbf A' = \mathbf A\,\mathrm{diag}(\mathbf z) / (1 - p)$: a draw of the network is the network with another,
 ordinary adapter (Hu et al. 2021 for the adapter, Gal and Ghahramani 2016 for the mask that positions share). $T$ draws
-are $T$ adapters in PEFT's own format, which anything that serves adapters can load.
+are $T$ adapters in PEFT's format, which any server of adapters can load.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def export_adapters(
     Args:
         model: A `PeftModel` with LoRA adapters whose dropout (`lora_dropout`, or that of `add_dropout`) is the only
             randomness of the network. The active adapter is written.
-        folder: Where to write the folders `draw-0`, `draw-1`, ...; made if need be, nothing in it is replaced.
+        folder: The parent of the folders `draw-0`, `draw-1`, ...; created if missing, nothing in it is replaced.
         n_draws: The number of draws $T$.
         seed: The seed of the draws.
-        x: An input of the model, to see its masks on; by default a few tokens.
+        x: An input of the model, for observing its masks; by default a few tokens.
 
     Returns:
         The folders of the adapters, in the order of the draws.
@@ -77,7 +77,7 @@ def export_adapters(
 
 
 def _checked_adapter(model: Any) -> tuple[Any, str]:
-    """PEFT itself and the name of the active adapter, if it is one that draws can be written of."""
+    """The PEFT module and the name of the active adapter; raises if its draws are not adapters."""
     try:
         import peft
     except ImportError as error:
@@ -98,12 +98,12 @@ def _checked_adapter(model: Any) -> tuple[Any, str]:
             f"the adapter {active[0]!r} must be plain LoRA to be written as draws; it is DoRA, whose dropout also "
             "drops the input of the frozen weight: a draw is no adapter. Draw from it with predict or generate."
         )
-    adapters(model)  # refuses those that are merged
+    adapters(model)  # raises on merged adapters
     return peft, active[0]
 
 
 def _check_sites(network: nn.Module, inputs: Any) -> None:
-    """Refuses other randomness than that before adapters: no adapter could hold it."""
+    """Raises on randomness outside the adapters, which no adapter can represent."""
     random = [site.path for site in sites(network, inputs) if site.drop_prob]
     others = [path for path in random if ".lora_" not in path and not hasattr(network.get_submodule(path), "lora_A")]
     if others:
@@ -114,7 +114,7 @@ def _check_sites(network: nn.Module, inputs: Any) -> None:
 
 
 class _Observation:
-    """A copy of the network, over the same weights, that shows the adapters' weights of the draw it ran last."""
+    """A copy of the network, over the same weights, that records the adapters' weights of its last draw."""
 
     def __init__(self, model: nn.Module, adapter: str) -> None:
         tensors = [*model.parameters(), *model.buffers()]

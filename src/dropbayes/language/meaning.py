@@ -1,4 +1,4 @@
-"""Semantic entropy: the uncertainty about what is said rather than how."""
+"""Semantic entropy: the uncertainty about the meaning of a text rather than its wording."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def semantic_entropy(
     *,
     log_probs: Sequence[float] | Tensor | None = None,
 ) -> float:
-    r"""The entropy in nats over what texts say (Kuhn, Gal and Farquhar 2023, *Semantic Uncertainty*).
+    r"""The entropy in nats over the meanings of texts (Kuhn, Gal and Farquhar 2023, *Semantic Uncertainty*).
 
     $-\sum_c P(c) \ln P(c)$, where $P(c)$ is the share of texts in class $c$, or the sum of their probabilities,
     normalised. A text joins the first class whose first member is equivalent to it, in both directions.
 
     Args:
-        texts: The texts that were drawn for one prompt, one for each draw: strings, or anything that can be compared.
-        equivalent: Whether the first text implies the second; asked in both directions.
-        log_probs: The log-probability of each text; by default all weigh the same.
+        texts: The texts drawn for one prompt, one per draw: strings, or any values that `equivalent` accepts.
+        equivalent: A function that says whether the first text implies the second; called in both directions.
+        log_probs: The log-probability of each text; by default all have the same weight.
 
     Example:
         >>> same_number = lambda a, b: a.strip(".") == b.strip(".")
@@ -45,10 +45,10 @@ def semantic_entropy(
     firsts: list[Text] = []
     shares: list[float] = []
     for text, share in zip(texts, weights.double().softmax(0).tolist(), strict=True):
-        place = next((n for n, first in enumerate(firsts) if equivalent(first, text) and equivalent(text, first)), None)
-        if place is None:
+        index = next((n for n, first in enumerate(firsts) if equivalent(first, text) and equivalent(text, first)), None)
+        if index is None:
             firsts.append(text)
             shares.append(share)
         else:
-            shares[place] += share
+            shares[index] += share
     return -sum(share * math.log(share) for share in shares if share > 0) + 0.0

@@ -19,7 +19,7 @@ _OURS = {
 
 
 def checked_language_model(model: Any) -> nn.Module:
-    """`model`, if it is a language model of transformers that can be drawn from; else one error that says why not."""
+    """`model`, if it is a language model of transformers that can be drawn from; otherwise raises with the reason."""
     if not isinstance(model, nn.Module) or not hasattr(type(generating_module(model)), "can_generate"):
         raise TypeError(f"`model` must be a language model of transformers; got {type(model).__name__}.")
     if any("_orig_mod" in module._modules or module._compiled_call_impl is not None for module in model.modules()):
@@ -41,7 +41,7 @@ def checked_language_model(model: Any) -> nn.Module:
 
 
 def generating_module(model: nn.Module) -> Any:
-    """The module of transformers inside `model` that generates: `model` itself, or what PEFT has wrapped."""
+    """The module of transformers inside `model` that generates: `model` itself, or the module that PEFT wraps."""
     return next((m for m in model.modules() if hasattr(type(m), "can_generate")), model)
 
 
@@ -51,7 +51,7 @@ def _is_quantised(module: nn.Module) -> bool:
 
 
 def checked_options(model: nn.Module, options: dict[str, Any]) -> Any:
-    """The generation configuration that the model's own and `options` make; an error where draws cannot follow it."""
+    """The model's generation configuration with `options`; raises on options that draws do not support."""
     for name, reason in _OURS.items():
         if name in options:
             raise ValueError(f"`{name}` has no place here: {reason}.")
@@ -71,7 +71,7 @@ def checked_options(model: nn.Module, options: dict[str, Any]) -> Any:
 
 
 def checked_padding(config: Any, n_rows: int, mask: Tensor | None) -> None:
-    """Refuses several texts without a token that fills the shorter ones up."""
+    """Raises on several texts without a padding token or not padded on the left."""
     if n_rows > 1 and config.eos_token_id is not None and config.pad_token_id is None:
         raise ValueError(
             "`pad_token_id` must be known for several texts, which end at different lengths; the model has none. Pass "

@@ -1,4 +1,4 @@
-"""Text that exists, judged by many draws; and what texts of all kinds need to be drawn for."""
+"""Scores of given texts under many draws, and the inputs that generation and scoring share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dropbayes.sampling.positions import POSITIONS
 __all__ = ["score"]
 
 _TEXTS = ("input_ids", "attention_mask")
-_SCORED_BYTES = 2**28  # of the distributions that are judged at once
+_SCORED_BYTES = 2**28  # of the distributions in one chunk
 
 
 def score(
@@ -39,12 +39,12 @@ def score(
     draws_at_once: int | None = None,
     leave_out: str | Sequence[str] = (),
 ) -> TextUncertainty:
-    """The uncertainty of a text that exists: what `generate` says of its own texts, for any answer to a prompt.
+    """The uncertainty of given answers to prompts, as `generate` reports it for its own texts.
 
     Args:
         model: As in `generate`.
-        prompt: Token ids `[row, token]`, or what the tokenizer returns, padded on the left; for an encoder-decoder
-            model, what the encoder reads.
+        prompt: Token ids `[row, token]`, or the output of the tokenizer, padded on the left; for an
+            encoder-decoder model, the encoder's input.
         answer: The token ids of the answers, `[row, token]`, padded on the right.
         answer_mask: Which of them are part of an answer; by default all but the model's padding token.
         n_draws: As in `generate`.
@@ -68,7 +68,7 @@ def score(
 
 @dataclass(frozen=True)
 class Texts:
-    """Prompts, and what their texts are drawn with."""
+    """Prompts, with the model and the draws for their texts."""
 
     model: nn.Module
     keys: Keys
@@ -80,7 +80,7 @@ class Texts:
     options: dict[str, Any]
 
     def drawn(self, draws: range, at_once: int, together: bool) -> DrawnModel:
-        """The model as transformers sees it, with some of the draws."""
+        """The stand-in for the model in transformers' `generate`, with some of the draws."""
         return DrawnModel(self.model, self.keys, draws, self.positions, self.leave_out, at_once, together)
 
     @property
@@ -103,7 +103,7 @@ class Texts:
         return 1 if self.has_encoder else int(self.given["input_ids"].shape[1])
 
     def with_encoder(self, drawn: DrawnModel) -> dict[str, Any]:
-        """The inputs, with what the encoder gives each draw: it runs as part of the whole model, once."""
+        """The inputs, with the encoder's output for each draw; it runs once, as part of the whole model."""
         if not self.has_encoder:
             return dict(self.given)
         from transformers.modeling_outputs import BaseModelOutput
@@ -117,7 +117,7 @@ class Texts:
 
 
 def scored(work: Texts, answer: Tensor, mask: Tensor, at_once: int, draws: range | None = None) -> UncertaintyRecord:
-    """The uncertainty of given answers, read at once, some rows at a time."""
+    """The uncertainty of given answers, in chunks of rows."""
     draws = range(work.keys.n_draws) if draws is None else draws
     chunks = [range(s, min(s + at_once, draws.stop)) for s in range(draws.start, draws.stop, at_once)]
     folded = [FoldedDraws(work.model, work.keys, chunk, work.positions, work.leave_out) for chunk in chunks]
@@ -127,10 +127,10 @@ def scored(work: Texts, answer: Tensor, mask: Tensor, at_once: int, draws: range
     blocks = []
     for start in range(0, len(answer), rows_at_once):
         rows = slice(start, start + rows_at_once)
-        arguments, kept = _whole_text(work, {k: v[rows] for k, v in work.given.items()}, answer[rows], mask[rows])
+        arguments, columns = _whole_text(work, {k: v[rows] for k, v in work.given.items()}, answer[rows], mask[rows])
         n_rows = len(answer[rows])
         logits = [
-            one(arguments, n_rows).logits[:, kept].float().unflatten(0, (len(one.draws), n_rows)) for one in folded
+            one(arguments, n_rows).logits[:, columns].float().unflatten(0, (len(one.draws), n_rows)) for one in folded
         ]
         blocks.append(_judged(torch.cat(logits).log_softmax(-1), answer[rows], mask[rows]))
     for steps in zip(*(block.steps for block in blocks), strict=True):
@@ -143,13 +143,13 @@ def scored(work: Texts, answer: Tensor, mask: Tensor, at_once: int, draws: range
 
 def _judged(log_probs: Tensor, answer: Tensor, mask: Tensor) -> UncertaintyRecord:
     record = UncertaintyRecord()
-    for place in range(answer.shape[1]):
-        record.add(log_probs[:, :, place], answer[:, place], mask[:, place])
+    for position in range(answer.shape[1]):
+        record.add(log_probs[:, :, position], answer[:, position], mask[:, position])
     return record
 
 
 def _whole_text(work: Texts, given: dict[str, Tensor], answer: Tensor, mask: Tensor) -> tuple[dict[str, Any], slice]:
-    """The arguments that read prompt and answer at once, and the columns of the logits that foretell the answer."""
+    """The arguments for prompt and answer together, and the columns of the logits that predict the answer."""
     length = answer.shape[1]
     if work.has_encoder:
         start = torch.full_like(answer[:, :1], work.start_token)
@@ -173,7 +173,7 @@ def _whole_text(work: Texts, given: dict[str, Tensor], answer: Tensor, mask: Ten
 
 
 def named_inputs(inputs: Any) -> dict[str, Tensor]:
-    """The inputs by name: token ids, and what the tokenizer gave with them."""
+    """The inputs by name: token ids and the other outputs of the tokenizer."""
     named = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
     if not isinstance(named, Mapping) or not isinstance(named.get("input_ids"), Tensor):
         raise TypeError(
@@ -194,7 +194,7 @@ def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
 
 
 def checked_at_once(draws_at_once: int | None, n_draws: int) -> int:
-    """The most draws in one batch: as asked for, or all of them."""
+    """The most draws in one batch: `draws_at_once`, by default all."""
     if draws_at_once is not None and (isinstance(draws_at_once, bool) or not hasattr(draws_at_once, "__index__")):
         raise TypeError(f"`draws_at_once` must be a whole number; got {draws_at_once!r}.")
     if draws_at_once is not None and operator.index(draws_at_once) < 1:
@@ -203,7 +203,7 @@ def checked_at_once(draws_at_once: int | None, n_draws: int) -> int:
 
 
 def foldable(work: Texts, at_once: int) -> int:
-    """The most draws in one batch for this model: one where a mask has no rows. Refuses a model without dropout."""
+    """The most draws in one batch for this model: 1 if a mask has no rows. Raises on a model without dropout."""
     one = FoldedDraws(work.model, work.keys, range(1), work.positions, work.leave_out)
     texts = {name: value for name, value in work.given.items() if work.has_encoder or name in _TEXTS}
     arguments, _ = _whole_text(work, texts, work.given["input_ids"][:, :1], torch.ones(work.n_rows, 1))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ShadedText"]
 
-# Of a terminal, whose background is not known: each stands out more than the one before on black and on white.
+# Terminal styles, each more prominent than the one before on a black and on a white background.
 _LEVELS = ("underline", "#111111 on #c9ae93", "#111111 on #eb9a55", "bold #111111 on #ff6a00")
 _STRONGEST = 0.6  # the opacity of the largest value: letters stay readable on a light and on a dark page
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -24,13 +24,13 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 class ShadedText:
     """A text whose tokens are shaded by a number each: the darker, the less certain.
 
-    Shows itself in a notebook; `html()` is a snippet for any page, `print()` is for a terminal. Letters are escaped,
-    and characters that would control a terminal or turn the direction of writing are shown as �.
+    Renders in a notebook; `html()` is a snippet for any page, `print()` is for a terminal. Letters are escaped,
+    and characters that would control a terminal or change the direction of writing are shown as �.
 
     Args:
         tokens: The tokens as text, with the spaces that belong to them.
         values: A number for each, zero or more: an entropy, a mutual information. NaN leaves a token unshaded.
-        label: What the numbers are, for the legend.
+        label: The name of the numbers, for the legend.
         maximum: The number of the darkest shade; by default the largest of `values`. Fix it to compare texts.
 
     Example:
@@ -73,7 +73,7 @@ class ShadedText:
         return [0.0 if math.isnan(v) or scale == 0 else min(v / scale, 1.0) for v in self.values]
 
     def html(self) -> str:
-        """A snippet for an HTML page, light or dark: no script, no style of its own but on its elements."""
+        """A snippet for an HTML page, light or dark: no script, and inline styles only."""
         spans = []
         for token, value, share in zip(self.tokens, self.values, self.shares(), strict=True):
             shade = f"background:{_colour(share)};border-radius:.2em;" if share >= 0.005 else ""
@@ -112,10 +112,10 @@ class ShadedText:
         return text.append(f" {self.scale:.3g}", style="dim")
 
     def print(self, **options: Any) -> None:
-        """Prints the text to a terminal, in colour where it has them.
+        """Prints the text to a terminal, in colour where it is supported.
 
         Args:
-            options: For `rich.console.Console`.
+            options: Options of `rich.console.Console`.
         """
         from rich.console import Console
 

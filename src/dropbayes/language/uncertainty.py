@@ -1,4 +1,4 @@
-r"""The uncertainty of a text that draws of a language model give it, token by token and as a whole.
+r"""The uncertainty of a text under draws of a language model, per token and as a whole.
 
 Draw $t$ gives the next token the distribution $p_t(y_l \mid y_{<l}, x)$. Malinin and Gales (2021, *Uncertainty
 Estimation in Autoregressive Structured Prediction*) combine the draws in two ways: the *product of expectations*
@@ -30,7 +30,7 @@ __all__ = ["SequenceUncertainty", "TextUncertainty"]
 
 @dataclass(frozen=True)
 class SequenceUncertainty:
-    """What one way of combining the draws says of whole texts, one number for each row."""
+    """The uncertainty of whole texts under one combination of the draws, one number per row."""
 
     log_prob: Tensor
     """The log-probability of the text."""
@@ -39,9 +39,9 @@ class SequenceUncertainty:
     total: Tensor
     """The total uncertainty in nats per token: data and knowledge together."""
     data: Tensor
-    """The data uncertainty in nats per token: what the draws agree is open."""
+    """The data uncertainty in nats per token: that on which the draws agree."""
     knowledge: Tensor
-    """The knowledge uncertainty in nats per token: what the draws disagree about."""
+    """The knowledge uncertainty in nats per token: the disagreement of the draws."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class TextUncertainty:
     token_mutual_information: Tensor
     """Their difference, the mutual information of token and draw: knowledge uncertainty."""
     token_disagreement: Tensor
-    """The share of draws whose most probable token is not the one that most draws have."""
+    """The share of draws whose most probable token is not that of the majority."""
     product_of_expectations: SequenceUncertainty
     """Texts judged by the mean distribution at every token."""
     expectation_of_products: SequenceUncertainty
@@ -77,7 +77,7 @@ class TextUncertainty:
 
 @dataclass(frozen=True)
 class TokenUncertainty:
-    """One token of every row, as it comes; finished rows have NaN."""
+    """The uncertainty of one new token per row; NaN in finished rows."""
 
     tokens: Tensor
     mask: Tensor
@@ -94,14 +94,14 @@ class TokenUncertainty:
 
 
 class UncertaintyRecord:
-    """The uncertainty of texts that come a token at a time."""
+    """The uncertainty of texts, accumulated token by token."""
 
     def __init__(self) -> None:
         self.steps: list[TokenUncertainty] = []
         self._log_weights: Tensor | None = None
 
     def add(self, log_probs: Tensor, tokens: Tensor, mask: Tensor) -> TokenUncertainty:
-        """Takes in the next token of every row.
+        """Adds the next token of every row.
 
         Args:
             log_probs: The log-probabilities of all tokens by each draw, `[draw, row, token]`.

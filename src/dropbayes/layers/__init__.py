@@ -3,8 +3,8 @@ r"""Weight layers that draw their weights from a chosen $q(\omega)$: linear, con
 Each layer is its torch namesake with a `noise`: the stored weight is the mean of $q$, and evaluation mode computes with
 it. In training mode every row of the batch gets a distinct draw, as in the paper's estimator of the bound, shared by
 all positions of the row (time steps, tokens, pixels); `row_axis=1` tells a layer that its input is time first. An
-interceptor of operations (`dropbayes.predict`) makes evaluation mode random: it sees `torch.nn.functional.dropout` and
-the operations in `STOCHASTIC`, and decides what they draw.
+interceptor of operations (`dropbayes.predict`) makes evaluation mode random: it intercepts
+`torch.nn.functional.dropout` and the operations in `STOCHASTIC`, and supplies their draws.
 """
 
 from dropbayes.layers.conversion import add_dropout

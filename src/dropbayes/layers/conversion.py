@@ -1,6 +1,6 @@
 r"""Dropout before every weight layer of an existing network, as a copy [GG16, section "Applications"].
 
-The copy has the same modules and the same state dict: dropout is attached to the weight layers, not put between them.
+The copy has the same modules and state dict: dropout is attached to the weight layers, not inserted between them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _MADE_HERE = tuple(_RECURRENT.values())
 
 
 class DroppedAttention(nn.MultiheadAttention):
-    """`nn.MultiheadAttention` with dropout before each of its four projections; made by `add_dropout` alone."""
+    """`nn.MultiheadAttention` with dropout before each of its four projections; made only by `add_dropout`."""
 
     drop_prob: float
     units: Units
@@ -100,7 +100,7 @@ class DroppedAttention(nn.MultiheadAttention):
         swap = self.batch_first and query.dim() == 3
         if swap:
             q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-        # torch's function ends with the output projection: given the identity, it stops before it (exactly).
+        # torch's function ends with the output projection: given the identity instead, it stops exactly before it.
         identity = torch.eye(self.embed_dim, dtype=q.dtype, device=q.device)
         heads, weights = F.multi_head_attention_forward(
             q,
@@ -139,7 +139,7 @@ class DroppedAttention(nn.MultiheadAttention):
 
 
 def _follows_dropout(net: nn.Module) -> set[nn.Module]:
-    """The weight layers that follow an `nn.Dropout` in an `nn.Sequential`: there order of use is certain."""
+    """The weight layers that follow an `nn.Dropout` in an `nn.Sequential`: only there is the order of use certain."""
     followers: set[nn.Module] = set()
     layers = {module for _, module in weight_layers(net)}
     for sequence in net.modules():
@@ -150,7 +150,7 @@ def _follows_dropout(net: nn.Module) -> set[nn.Module]:
             elif module in layers:
                 followers |= {module} if dropped else set()
                 dropped = False
-            elif any(part in layers for part in module.modules()):
+            elif any(submodule in layers for submodule in module.modules()):
                 dropped = False
     return followers
 
@@ -190,11 +190,11 @@ def _warning_of_uncalled(layers: list[tuple[str, nn.Module]]) -> Iterator[None]:
 
 
 def _already_dropped(net: nn.Module, x: Any, layers: list[tuple[str, nn.Module]]) -> set[nn.Module]:
-    """The weight layers whose input is dropped already: traced with an input, else known in `nn.Sequential` only."""
+    """The weight layers whose input is dropped already: traced with an input, else known only in `nn.Sequential`."""
     if x is not None:
         with _warning_of_uncalled(layers):
-            kept = keep_probs(net, x)
-        names = {name.rpartition(".")[0] for name, p in kept.items() if p < 1}
+            traced = keep_probs(net, x)
+        names = {name.rpartition(".")[0] for name, p in traced.items() if p < 1}
         return {module for name, module in weight_layers(net) if name in names}
     followers = _follows_dropout(net)
     dropouts = [
@@ -234,29 +234,29 @@ def add_dropout(
     mask per sequence; an `nn.Embedding` drops word types. In evaluation mode the copy computes what `net` computes; in
     training mode, and under `dropbayes.predict`, it is random.
 
-    With `units="element"` every element has a mask of its own, at every pixel and token, as `nn.Dropout` has: draws of
-    no distribution over weights, whose effect on an average over positions is smaller.
+    With `units="element"` every element has its own mask, at every pixel and token, as in `nn.Dropout`. These are not
+    draws of a distribution over weights, and their effect on an average over positions is smaller.
 
-    The original is untouched. The copy has the same state dict keys and can be copied and pickled. Layers that have
+    The original is not changed. The copy has the same state dict keys and can be copied and pickled. Layers that have
     dropout already keep theirs (a layer of `dropbayes.layers`; an `nn.Dropout` before them in an `nn.Sequential`, and
     anywhere if `x` is given); `nn.LSTM(dropout=)` becomes one mask per sequence of `drop_prob`. A second call replaces
-    the probability of the first. Weight-normalised and otherwise parametrised layers are dropped as others are, and so
-    are matrices that a module of your own multiplies by. The experts of a mixture in one tensor are dropped by the
+    the probability of the first. Weight-normalised and otherwise parametrised layers are included, and so are matrices
+    in custom modules. The experts of a mixture in one tensor are dropped by the
     columns of their matrices, with one mask for all rows; a low-rank adapter of PEFT is given its `lora_dropout`, with
-    one mask for all positions of a row, and experts' adapters, for which PEFT has none, are dropped by columns. What is
-    left as it is, is named in a warning; with `x`, layers that the forward pass does not call as well. A linear layer
-    that is called several times in one forward pass (a loop written by hand) draws a mask for every call.
+    one mask for all positions of a row, and experts' adapters, for which PEFT has none, are dropped by columns. A
+    warning names the layers left unchanged and, with `x`, those that the forward pass does not call. A linear layer
+    that is called several times in one forward pass (an explicit loop) draws a mask at every call.
 
     Args:
         net: Any network.
         drop_prob: The probability of dropping a unit, in [0, 1): `p` of `nn.Dropout`, one minus the paper's p.
         where: Limits the change: a predicate of (name, module), or module names (a name includes its submodules).
-        units: `"channel"`, or `"element"` for torch's habit in linear, convolution and attention layers.
+        units: `"channel"`, or `"element"` for torch's convention in linear, convolution and attention layers.
         row_axis: The axis of the rows in inputs of linear and embedding layers; 1 for `[time, row, ...]`. By default 0,
             with a warning if the network has time-first layers.
-        x: A batch of the network's input, to see which layers have dropout already.
-        copy: Whether the result has weights of its own. With False it has the parameters and buffers of `net`
-            themselves: no memory for a large network, and training one trains the other.
+        x: A batch of the network's input, to detect the layers that already have dropout.
+        copy: Whether the result has its own copy of the weights. With False it shares the parameters and buffers of
+            `net`, which saves memory: training one trains the other.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
@@ -327,7 +327,7 @@ def _warn_of_undropped(net: nn.Module, layers: list[tuple[str, nn.Module]]) -> N
 
 
 def _share_masks(net: nn.Module) -> None:
-    """Lets recurrent layers and cells keep their masks for the whole forward pass of the network."""
+    """Makes recurrent layers and cells keep their masks for the whole forward pass of the network."""
     has_recurrence = any(isinstance(module, _MADE_HERE) for module in net.modules() if module is not net)
     if has_recurrence and recurrent.begin_forward_pass not in net._forward_pre_hooks.values():
         net.register_forward_pre_hook(recurrent.begin_forward_pass)
@@ -356,7 +356,7 @@ def _attach(layer: Any, drop_prob: float, units: Units, row_axis: int) -> None:
 
 
 def _attach_to_adapter(adapted: Any, adapter: str, drop_prob: float) -> None:
-    if hasattr(adapted, "parameter_name"):  # of a tensor, not of a layer: it has no input to drop
+    if hasattr(adapted, "parameter_name"):  # the adapter of a tensor, not of a layer: it has no input to drop
         matrices = functools.partial(adapter_matrices, adapter=adapter)
         _attach_columns(adapted, WeightDropout(drop_prob, matrices))
     elif getattr(adapted.lora_dropout[adapter], "p", 0) == 0 or isinstance(
@@ -372,7 +372,7 @@ def _attach_columns(module: nn.Module, dropout: WeightDropout) -> None:
 
 
 def _detach(layer: nn.Module) -> None:
-    """Removes what an earlier call has attached."""
+    """Removes the hooks that an earlier call attached."""
     for hooks in (layer._forward_pre_hooks, layer._forward_hooks):
         for key in [k for k, hook in hooks.items() if _is_ours(hook)]:
             del hooks[key]
@@ -394,5 +394,5 @@ def _register(layer: nn.Module, drop_prob: float, units: Units, row_axis: int) -
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Whether a module of unknown code is a linear layer by its looks: a `weight`, no other matrix and no parts."""
+    """Whether a module of unknown code looks like a linear layer: a `weight`, no other matrix and no submodules."""
     return next(layer.children(), None) is None and set(matrices(layer)) <= {"weight"}

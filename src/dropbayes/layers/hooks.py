@@ -1,6 +1,6 @@
-r"""Dropout attached to a layer: hooks that drop its input, its looked-up vectors or what multiplies its matrices.
+r"""Dropout attached to a layer: hooks that drop its input, its looked-up vectors or the factors of its matrices.
 
-Evaluation mode, the modules of the network and its state dict stay as they are.
+Evaluation mode, the modules of the network and its state dict are unchanged.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class InputDropout:
         return 1.0 - self.drop_prob
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        n_inputs = 2 if isinstance(layer, nn.Bilinear) else 1  # what follows the inputs (states, sizes) is not dropped
+        n_inputs = 2 if isinstance(layer, nn.Bilinear) else 1  # later arguments (states, sizes) are not dropped
         names = list(kwargs)[: max(n_inputs - len(args), 0)]
         inputs = (self.drop(layer, x) for x in args[:n_inputs])
         return (*inputs, *args[n_inputs:]), kwargs | {name: self.drop(layer, kwargs[name]) for name in names}
@@ -58,7 +58,7 @@ class InputDropout:
 
 
 class WordDropout:
-    """A forward hook that drops whole vectors of an embedding table: a word type is dropped wherever it stands."""
+    """A forward hook that drops whole vectors of an embedding table: a word type is dropped at all positions."""
 
     def __init__(self, drop_prob: float, row_axis: int = 0) -> None:
         self.drop_prob, self.row_axis = drop_prob, row_axis
@@ -79,7 +79,7 @@ class WordDropout:
 
 
 class ProductDropout:
-    """A pair of hooks for a module of unknown code: while it runs, what multiplies its own matrices is dropped."""
+    """A pair of hooks for a module of unknown code: while it runs, the factors of its matrices are dropped."""
 
     def __init__(self, drop_prob: float, row_axis: int = 0) -> None:
         self.drop_prob, self.row_axis = drop_prob, row_axis

@@ -20,7 +20,7 @@ __all__ = ["STOCHASTIC", "BernoulliNoise", "ConcreteNoise", "GaussianNoise", "Mi
 def drawn(sample: Callable[[], Tensor], mean: Tensor, *, training: bool) -> Tensor:
     """`sample()` in training mode, `mean` otherwise: a stochastic operation that a torch function mode can switch on.
 
-    In evaluation mode the call is shown to any active `TorchFunctionMode`, which may answer with
+    In evaluation mode the call is passed to any active `TorchFunctionMode`, which may return
     `drawn(sample, mean, training=True)`; the draws inside then come from `torch.rand` and `torch.randn`.
     """
     if training:
@@ -44,7 +44,7 @@ class Noise(nn.Module, ABC):
     keep_prob: float | None = None
 
     def attach(self, units: int, columns: int) -> None:
-        """Makes the parameters this family needs beyond the stored weight."""
+        """Creates the parameters that this family needs besides the stored weight."""
 
     @abstractmethod
     def posterior(self, weight: Tensor) -> Family:
@@ -126,8 +126,8 @@ class ConcreteNoise(Noise):
     r"""Dropout with a learned drop probability (Gal, Hron and Kendall 2017).
 
     Masks are relaxed in training and Bernoulli in prediction. Its KL takes the prior's length-scale for the kept
-    weights $\mathbf M = \theta/p$ whatever `Prior.describes` says: a prior that moved with the learned $p$ would not
-    bound the evidence.
+    weights $\mathbf M = \theta/p$ regardless of `Prior.describes`: with a prior that depended on the learned $p$ the
+    objective would not bound the evidence.
 
     Args:
         drop_prob: The initial drop probability, in (0, 1).
@@ -196,15 +196,15 @@ class GaussianNoise(Noise):
 class MixtureNoise(Noise):
     r"""A mixture of $L$ Gaussians per unit, all learned: probabilities, means, deviations and low-rank factors.
 
-    The stored weight is the mean of the first component; the others start at small random values, as dropout's second
-    one sits at 0. Draws are relaxed in training (see `variational.Mixture`), which gives the probabilities their
+    The stored weight is the mean of the first component; the others start at small random values; dropout's second
+    one is 0. Draws are relaxed in training (see `variational.Mixture`), which gives the probabilities their
     gradient, and draws of the mixture itself in prediction.
 
     Args:
         n_components: $L \ge 2$.
         rank: The rank of the covariance beyond its diagonal; 0 for a diagonal one.
         std: The initial $\sigma$ of every component.
-        kl_draws: Draws per component of an unbiased Monte Carlo KL; 0 takes its upper bound by convexity.
+        kl_draws: The number of draws per component of an unbiased Monte Carlo KL; 0 for its convex upper bound.
         temperature: The temperature of the relaxation.
     """
 

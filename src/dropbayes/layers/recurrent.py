@@ -1,7 +1,7 @@
 r"""Recurrent layers whose dropout masks are drawn once per sequence (Gal and Ghahramani 2016, the variational RNN).
 
 A recurrent network uses the same weights at every time step, so a draw of $\mathbf W = \mathbf z \mathbf M$ is one mask
-for all of them: fresh masks at every step, as `nn.LSTM(dropout=)` draws them, are draws from no $q(\mathbf W)$. With
+for all of them: new masks at every step, as in `nn.LSTM(dropout=)`, are not draws from any $q(\mathbf W)$. With
 `dropbayes.layers.Embedding` before them, inputs, recurrent state and word types are all dropped this way.
 """
 
@@ -35,7 +35,7 @@ __all__ = [
 _pass: contextvars.ContextVar[tuple[int, dict[Any, Tensor]] | None] = contextvars.ContextVar(
     "forward pass", default=None
 )
-"""How many hooked networks the running forward pass is inside of, and the masks drawn in it."""
+"""The nesting depth of hooked networks in the current forward pass, and the masks drawn in it."""
 
 
 def begin_forward_pass(net: nn.Module, args: Any) -> None:
@@ -46,14 +46,14 @@ def begin_forward_pass(net: nn.Module, args: Any) -> None:
 
 
 def end_forward_pass(net: nn.Module, args: Any, output: Any) -> None:
-    """The forward hook that forgets those masks, also after an error."""
+    """The forward hook that discards those masks, also after an error."""
     del net, args, output
     depth, masks = _pass.get() or (1, {})
     _pass.set((depth - 1, masks) if depth > 1 else None)
 
 
 def _mask(layer: nn.Module, key: str, ones: Tensor, drop_prob: float) -> Tensor:
-    """A mask shaped like `ones`: that of this layer in this forward pass where there is one."""
+    """A mask shaped like `ones`: inside a hooked forward pass, the layer's mask of that pass."""
     running = _pass.get()
     if running is None:
         return F.dropout(ones, drop_prob, layer.training)
@@ -64,7 +64,7 @@ def _mask(layer: nn.Module, key: str, ones: Tensor, drop_prob: float) -> Tensor:
 
 
 def _is_random(layer: nn.Module, x: Any) -> bool:
-    """Whether masks are wanted: in training, and where operations are intercepted. Else torch's own kernel is run."""
+    """Whether masks are needed: in training or when operations are intercepted. Otherwise torch's kernel runs."""
     return layer.training or has_torch_function((x,))
 
 
@@ -80,14 +80,14 @@ def _lstm_step(gates: Tensor, state: tuple[Tensor, ...], project: Any) -> tuple[
 
 def _gru_step(gates: Tensor, recurrent_gates: Tensor, h: Tensor) -> Tensor:
     reset, update, content = gates.chunk(3, -1)
-    # Only what a weight multiplies is masked: the carried-over state below is not.
+    # Only the factors of weights are masked: the carried-over state below is not.
     reset_h, update_h, content_h = recurrent_gates.chunk(3, -1)
     z = torch.sigmoid(update + update_h)
     return (1 - z) * torch.tanh(content + torch.sigmoid(reset + reset_h) * content_h) + z * h
 
 
 class _Dropped(nn.Module):
-    """The two drop probabilities of a recurrent layer, and what they say of its parameters."""
+    """The two drop probabilities of a recurrent layer, and the keep probabilities they imply for its parameters."""
 
     drop_prob: float
     recurrent_drop_prob: float
@@ -118,7 +118,7 @@ class _Dropped(nn.Module):
 
 
 class _Recurrence(_Dropped, nn.RNNBase, ABC):
-    """What the layers share: masks, stacked layers, directions; the parameters are those of the torch namesake."""
+    """The base of the layers: masks, stacked layers, directions; the parameters are those of the torch namesake."""
 
     n_states = 1
 
@@ -134,12 +134,12 @@ class _Recurrence(_Dropped, nn.RNNBase, ABC):
         """The next state from the projected input, the recurrent product and the state; `h` comes first."""
 
     def _run(self, x: Tensor, states: tuple[Tensor, ...], lengths: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """`x` in its own layout and states `[layer x direction, row, hidden]`, to outputs in that layout and states."""
+        """Maps `x` and states `[layer x direction, row, hidden]` to outputs in the layout of `x` and final states."""
         time_axis = 1 if self.batch_first else 0
         directions = ("", "_reverse") if self.bidirectional else ("",)
         last: list[tuple[Tensor, ...]] = []
         for layer in range(self.num_layers):
-            # One mask per sequence, in the layout of x so that the row axis stays where the network has it.
+            # One mask per sequence, in the layout of x, so that the row axis does not move.
             masked = x * _mask(self, f"input {layer}", torch.ones_like(x.narrow(time_axis, 0, 1)), self.drop_prob)
             outputs = []
             for direction in directions:
@@ -148,7 +148,7 @@ class _Recurrence(_Dropped, nn.RNNBase, ABC):
                 outputs.append(output)
                 last.append(state)
             x = torch.cat(outputs, -1)
-        return x, tuple(torch.stack(parts) for parts in zip(*last, strict=True))
+        return x, tuple(torch.stack(states) for states in zip(*last, strict=True))
 
     def _direction(
         self, x: Tensor, state: tuple[Tensor, ...], suffix: str, time_axis: int, lengths: Tensor | None
@@ -166,7 +166,7 @@ class _Recurrence(_Dropped, nn.RNNBase, ABC):
         outputs: list[Tensor] = []
         for time in reversed(range(len(gates))) if reverse else range(len(gates)):
             step = self._step(gates[time], F.linear(state[0] * mask, weight, bias), state, project)
-            if lengths is not None:  # a sequence that has ended, or read backwards not begun, keeps its state
+            if lengths is not None:  # a sequence that has ended (in reverse: not begun) keeps its state
                 inside = (time < lengths)[:, None]
                 step = tuple(torch.where(inside, new, old) for new, old in zip(step, state, strict=True))
             state = step
@@ -174,7 +174,7 @@ class _Recurrence(_Dropped, nn.RNNBase, ABC):
         return torch.stack(outputs[::-1] if reverse else outputs, time_axis), state
 
     def _projection(self, suffix: str, state_mask: Any) -> Any:
-        """The map from a cell's output to the state: the identity, or a dropped weight matrix of its own."""
+        """The map from a cell's output to the state: the identity, or a weight matrix with dropped inputs."""
         if not self.proj_size:
             return lambda h: h
         mask, weight = state_mask("projection", self.hidden_size), self._get(f"weight_hr{suffix}")
@@ -310,10 +310,10 @@ class RNN(_Recurrence, nn.RNN):
 
 
 class _Cell(_Dropped, nn.RNNCellBase):
-    """What the cells share: a cell sees one step.
+    """The common base of the cells, which compute one step.
 
-    Within a network that `add_dropout` made, all steps of a forward pass have one mask; elsewhere every call draws its
-    own.
+    Within a network that `add_dropout` made, all steps of a forward pass share one mask; elsewhere every call draws a
+    new one.
     """
 
     def _gates(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -327,7 +327,7 @@ class _Cell(_Dropped, nn.RNNCellBase):
 
 
 class LSTMCell(_Cell, nn.LSTMCell):
-    """`nn.LSTMCell` with its input and its recurrent state dropped; `add_dropout` makes masks last a sequence."""
+    """`nn.LSTMCell` with dropout on its input and recurrent state; under `add_dropout` a mask lasts a sequence."""
 
     def __init__(
         self, *args: Any, drop_prob: float = 0.1, recurrent_drop_prob: float | None = None, **kwargs: Any
@@ -345,7 +345,7 @@ class LSTMCell(_Cell, nn.LSTMCell):
 
 
 class GRUCell(_Cell, nn.GRUCell):
-    """`nn.GRUCell` with its input and its recurrent state dropped; `add_dropout` makes masks last a sequence."""
+    """`nn.GRUCell` with dropout on its input and recurrent state; under `add_dropout` a mask lasts a sequence."""
 
     def __init__(
         self, *args: Any, drop_prob: float = 0.1, recurrent_drop_prob: float | None = None, **kwargs: Any
@@ -361,7 +361,7 @@ class GRUCell(_Cell, nn.GRUCell):
 
 
 class RNNCell(_Cell, nn.RNNCell):
-    """`nn.RNNCell` with its input and its recurrent state dropped; `add_dropout` makes masks last a sequence."""
+    """`nn.RNNCell` with dropout on its input and recurrent state; under `add_dropout` a mask lasts a sequence."""
 
     def __init__(
         self, *args: Any, drop_prob: float = 0.1, recurrent_drop_prob: float | None = None, **kwargs: Any

@@ -1,8 +1,8 @@
-r"""Dropout of matrices that a module multiplies by in code of its own: the columns of the matrix are dropped.
+r"""Dropout of the columns of matrices that a module multiplies by in its own code.
 
 A mask of the input units that is the same at every position is a mask of the weights' columns,
 $\mathbf W (\mathbf z \odot \mathbf x) = (\mathbf W\,\mathrm{diag}(\mathbf z))\,\mathbf x$. So a matrix can be dropped
-without a look at how its module uses it: the experts of a mixture, which are slices of one tensor, and the low-rank
+without knowing how its module uses it: the experts of a mixture, which are slices of one tensor, and the low-rank
 adapters of such experts.
 """
 
@@ -21,7 +21,7 @@ __all__ = ["AdapterDropout", "WeightDropout", "adapted_layer", "adapter_matrices
 
 _ORIGINALS = "_weights_without_dropout"
 
-# What names the matrices of a module to drop: their owner, their name in it and the shape of the mask.
+# Lists the matrices of a module to drop: their owner, their name in it and the shape of the mask.
 Matrices = Callable[[nn.Module], Iterator[tuple[nn.Module, str, tuple[int, ...]]]]
 
 
@@ -30,7 +30,7 @@ class WeightDropout:
 
     Args:
         drop_prob: The probability of dropping a unit.
-        matrices: Finds the matrices, given the module that runs.
+        matrices: A function that lists the matrices of a module.
     """
 
     def __init__(self, drop_prob: float, matrices: Matrices) -> None:
@@ -59,14 +59,14 @@ class WeightDropout:
 
 
 def _spread(mask: Tensor, weight: Tensor) -> Tensor:
-    """A mask `[expert, unit]` for the rows `[expert · rank, unit]` of a weight; other masks broadcast as they are."""
+    """A mask `[expert, unit]` for the rows `[expert · rank, unit]` of a weight; other masks are unchanged."""
     if mask.dim() == weight.dim() == 2:
         return mask.repeat_interleave(weight.shape[0] // mask.shape[0], dim=0)
     return mask
 
 
 def stacked_matrices(module: nn.Module) -> Iterator[tuple[nn.Module, str, tuple[int, ...]]]:
-    """The matrices of a module of transformers that keeps those of all its experts in one tensor each.
+    """The matrices of a transformers module that stacks those of all its experts in one tensor.
 
     Such a module says whether they are `[expert, output, input]` or, with `is_transposed`, `[expert, input, output]`.
     """

@@ -21,8 +21,8 @@ __all__ = ["Conv1d", "Conv2d", "Conv3d", "Embedding", "Linear", "WeightLayer", "
 def _in_training(layer: nn.Module) -> bool:
     """Whether `layer` is in training mode, where every row has its own draw.
 
-    A function apart, because what draws from networks may raise the flag of classes whose code reads it: here that
-    would give products drawn row by row, which are draws of no one function.
+    A separate function, because the sampler may set the flag of classes whose code reads it: here that would draw
+    products row by row, which are not draws of one function.
     """
     return layer.training
 
@@ -37,7 +37,7 @@ class WeightLayer(nn.Module, ABC):
 
     def __init__(self, *args: Any, noise: Noise | None = None, row_axis: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.noise = BernoulliNoise() if noise is None else copy.deepcopy(noise)  # a layer's parameters are its own
+        self.noise = BernoulliNoise() if noise is None else copy.deepcopy(noise)  # no two layers share parameters
         self.noise.attach(*self.matrix().shape)
         self.row_axis = row_axis
 
@@ -51,7 +51,7 @@ class WeightLayer(nn.Module, ABC):
 
     @property
     def fan_in(self) -> int:
-        """The paper's K: how many inputs each output adds up."""
+        """The paper's K: the number of inputs that each output sums."""
         return self.weight[0].numel()
 
     def posterior(self) -> Family:
@@ -59,7 +59,7 @@ class WeightLayer(nn.Module, ABC):
         return self.noise.posterior(self.matrix())
 
     def _random_weights(self) -> Family:
-        """The posterior of the units that are random: all, unless a layer has constant ones."""
+        """The posterior of the random units: all, unless a layer has constant ones."""
         return self.posterior()
 
     @property
@@ -92,13 +92,13 @@ class WeightLayer(nn.Module, ABC):
         return divergence + q.kl(prior.of_kept(bias_scale, keep_prob) if dropped else bias_scale)
 
     def _drawn_weight(self) -> Tensor:
-        """One weight for all rows: the mean in evaluation mode, a draw where that is intercepted."""
+        """One weight for all rows: the mean in evaluation mode, a draw when operations are intercepted."""
         matrix = self.matrix()
         q = self.noise.posterior(matrix)
         return self.weight_of(drawn(q.sample, self.noise.mean(matrix), training=False))
 
     def _row_axis(self, x: Tensor) -> int:
-        """The axis of the rows of `x`: one that has but rows and units has its rows first."""
+        """The axis of the rows of `x`: 0 for an input of two axes."""
         return self.row_axis if x.dim() > 2 else 0
 
     def _drop_units(self, x: Tensor, axis: int) -> Tensor:
@@ -109,7 +109,7 @@ class WeightLayer(nn.Module, ABC):
         return x * noise.mask(*mask_shape(x, self._row_axis(x), axis), like=x, training=_in_training(self))
 
     def _add_bias(self, output: Tensor, axis: int) -> Tensor:
-        """`output` plus the bias along `axis`, itself a draw where the family says so."""
+        """`output` plus the bias along `axis`, which is a draw in families with random biases."""
         if self.bias is None:
             return output
         q = self.noise.bias_posterior(self.bias[:, None])
@@ -128,8 +128,8 @@ class WeightLayer(nn.Module, ABC):
 
 def mask_shape(x: Tensor, row_axis: int, unit_axis: int) -> list[int]:
     """The shape of a mask that a row's positions share: the size of `x` along rows and units, 1 elsewhere."""
-    kept = {row_axis % x.dim(), unit_axis % x.dim()}
-    return [size if axis in kept else 1 for axis, size in enumerate(x.shape)]
+    full_axes = {row_axis % x.dim(), unit_axis % x.dim()}
+    return [size if axis in full_axes else 1 for axis, size in enumerate(x.shape)]
 
 
 class Linear(WeightLayer, nn.Linear):
@@ -155,7 +155,7 @@ class Linear(WeightLayer, nn.Linear):
         return matrix.mT
 
     def moments(self, input: Tensor) -> tuple[Tensor, Tensor]:
-        r"""The mean and variance of the output over $q$, for inputs that are given: closed form in every family.
+        r"""The mean and variance of the output over $q$, for given inputs: closed form in every family.
 
         $\mathbb E[\mathbf x \mathbf W + \mathbf b]$ and $\mathbf x^2\,\mathrm{Var}[\mathbf W] + \mathrm{Var}[\mathbf
         b]$: units are independent. Differentiable in the family's parameters, probabilities included.
@@ -186,7 +186,7 @@ class Linear(WeightLayer, nn.Linear):
 
 
 class _Convolution(WeightLayer):
-    """What the three convolutions share: a unit is an input channel, dropped at all positions together."""
+    """The common base of the three convolutions: a unit is an input channel, dropped at all positions together."""
 
     groups: int
     in_channels: int
@@ -232,7 +232,7 @@ class Conv3d(_Convolution, nn.Conv3d):
 class Embedding(WeightLayer, nn.Embedding):
     r"""`nn.Embedding` with a table drawn from $q$: with `BernoulliNoise`, word types are dropped, not words.
 
-    A word type has one draw per row of indices, wherever it stands in the row (Gal and Ghahramani 2016). Indices are
+    A word type has one draw per row of indices, at every position of the row (Gal and Ghahramani 2016). Indices are
     `[row, ...]`, or `[time, row]` with `row_axis=1`. The vector of `padding_idx` is a constant: neither random nor
     under the prior.
     """
@@ -247,7 +247,7 @@ class Embedding(WeightLayer, nn.Embedding):
 
     @property
     def fan_in(self) -> int:
-        return 1  # a lookup adds up one vector
+        return 1  # a lookup reads one vector
 
     def _random_weights(self) -> Family:
         if self.padding_idx is None:
@@ -268,7 +268,7 @@ class Embedding(WeightLayer, nn.Embedding):
         rows = input.movedim(row_axis, 0) if input.dim() else input[None]
         words = rows.reshape(len(rows), -1)
         draws = self.posterior().at(words.flatten()).sample(relaxed=True).unflatten(0, words.shape)
-        # A word that comes again in its row takes the draw of its first appearance.
+        # A word repeated in its row takes the draw of its first occurrence.
         first = (words[:, :, None] == words[:, None, :]).to(torch.int8).argmax(-1)
         draws = draws.gather(1, first[..., None].expand_as(draws)).reshape(*rows.shape, self.embedding_dim)
         return self._with_padding(input, draws.movedim(0, row_axis) if input.dim() else draws[0])

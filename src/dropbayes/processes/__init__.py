@@ -1,7 +1,7 @@
 """Gaussian processes behind a network: exact, of finite rank, and deep.
 
 The engines are scikit-learn's `GaussianProcessRegressor` and `GaussianProcessClassifier`, and GPyTorch for thousands of
-rows; what is here are the paper's covariances as their kernels, and the paper's own steps between them.
+rows; this package adds the paper's covariances as their kernels, and the paper's own steps between them.
 """
 
 from dropbayes.processes.convolutions import ConvolutionalCovariance

@@ -1,6 +1,6 @@
 r"""The Gaussian process of a convolutional network: covariances of its channels, position by position.
 
-As the channels of every layer grow in number, the values at all positions become jointly Gaussian, independent between
+As the number of channels of every layer grows, the values at all positions become jointly Gaussian, independent between
 channels [Novak et al. 2019; Garriga-Alonso et al. 2019]. A convolution of $C$ channels with prior length-scale $l$ maps
 their covariance $c$ at the positions $p$ of x and $p'$ of y to
 
@@ -37,7 +37,7 @@ __all__ = [
     "pooling",
 ]
 
-_ELEMENTS = 2**22  # of a block of covariances, each pair of rows with all its positions
+_ELEMENTS = 2**22  # in a block of covariances, each pair of rows with all its positions
 _POOL: Any = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
@@ -47,11 +47,11 @@ class Field:
 
     Args:
         of_x: Each row of x with itself, `[x row, *positions]`.
-        both: Every row of x with every row of y, `[x row, y row, *positions]`; None where nobody asks.
+        both: Every row of x with every row of y, `[x row, y row, *positions]`; None when not needed.
         of_y: Each row of y with itself, `[y row, *positions]`.
         n_axes: The number of spatial axes.
         all_pairs: Whether all pairs of positions are held (the axes of x's position, then of y's) or equal ones alone.
-        n_units: The units of this covariance that a next layer adds up at each position.
+        n_units: The number of units of this covariance that the next layer sums at each position.
         alike: Whether every unit has this covariance; otherwise it is their mean.
     """
 
@@ -93,7 +93,7 @@ class Field:
         return matrix.diagonal(dim1=-2, dim2=-1).reshape(*lead, *positions)
 
     def pairs(self) -> tuple[Pairs, Pairs | None, Pairs]:
-        """The inner products that an activation of these units sees."""
+        """The inner products for an activation of these units."""
         of_x, of_y = self.equal_positions(self.of_x), self.equal_positions(self.of_y)
         both = None if self.both is None else self._pairs(of_x[:, None], self.both, of_y[None])
         return self._pairs(of_x, self.of_x, of_x), both, self._pairs(of_y, self.of_y, of_y)
@@ -128,9 +128,9 @@ class WeightedSum:
     """A convolution, or with no axes a linear layer, whose weights and biases have Gaussian priors.
 
     Args:
-        length_scale: That of its weights.
+        length_scale: The length-scale of its weights.
         bias_scale: The standard deviation of its biases.
-        n_outputs: Its channels.
+        n_outputs: The number of output channels.
         kernel: The extent of the kernel along each axis.
         stride: The steps between positions.
         padding: The zeros before and after, along each axis.
@@ -172,8 +172,8 @@ class WeightedSum:
                 for o, d, end, step in zip(offset, self.dilation, ends, self.stride, strict=True)
             )
             index: Any = (..., *window * times)
-            part = covariance[index]
-            total = part if total is None else total + part
+            patch = covariance[index]
+            total = patch if total is None else total + patch
         assert total is not None
         return total
 
@@ -204,7 +204,7 @@ class Pooling:
 
 @dataclass(frozen=True)
 class Flatten:
-    """All positions as units of their own, of which only the sum of covariances is known."""
+    """All positions as separate units; only the sum of their covariances is known."""
 
     def __call__(self, field: Field) -> Field:
         if not field.n_axes:
@@ -221,7 +221,7 @@ class Flatten:
 
 @dataclass(frozen=True)
 class Sum:
-    """The sum of two branches, of which one ends in weights of its own."""
+    """The sum of two branches, one of which ends in its own weights."""
 
     def __call__(self, field: Field, other: Field) -> Field:
         if field.of_x.shape != other.of_x.shape or field.n_units != other.n_units:
@@ -235,7 +235,7 @@ Operation = Activation | WeightedSum | Pooling | Flatten | Sum
 
 @dataclass(frozen=True)
 class Step:
-    """One operation of a network: its name, the steps it reads, and what it makes of their covariances."""
+    """One operation of a network: its name, the steps it reads, and its map of their covariances."""
 
     name: str
     sources: tuple[str, ...]
@@ -244,7 +244,7 @@ class Step:
 
 @dataclass(frozen=True)
 class ConvolutionalCovariance(Covariance):
-    r"""The covariance of a convolutional network's output as its channels grow in number.
+    r"""The covariance of a convolutional network's output as its number of channels grows.
 
     Inputs are rows of numbers, `[row, channel * position]`, or images of the `input_shape`, `[row, channel, ...]`.
 
@@ -275,7 +275,7 @@ class ConvolutionalCovariance(Covariance):
         return self._field(self._images(x, "x"), None).of_x
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
-        """Refused: a convolution sees more of its inputs than their inner products."""
+        """Raises: a convolution needs more of its inputs than their inner products."""
         raise TypeError("`pairs` must be images: a convolution sees more than inner products. Call it on the inputs.")
 
     def _images(self, x: Tensor, name: str) -> Tensor:
@@ -315,14 +315,14 @@ class ConvolutionalCovariance(Covariance):
             if not isinstance(step.operation, WeightedSum):
                 return step
             names = {scale: f"{step.name}_{scale}" for scale in ("length_scale", "bias_scale")}
-            own: dict[str, Any] = {scale: values[name] for scale, name in names.items() if name in values}
-            return replace(step, operation=replace(step.operation, **own))
+            changes: dict[str, Any] = {scale: values[name] for scale, name in names.items() if name in values}
+            return replace(step, operation=replace(step.operation, **changes))
 
         return replace(self, steps=tuple(changed(step) for step in self.steps))
 
 
 def convolution(module: Any, length_scale: Any, bias_scale: Any) -> WeightedSum:
-    """The operation of a convolution with these scales of its prior."""
+    """The operation of a convolution, with the scales of its prior."""
     if module.groups != 1 or module.padding_mode != "zeros":
         raise ValueError("`net` must have convolutions of one group that are padded with zeros.")
     return WeightedSum(
@@ -340,7 +340,7 @@ def _padding(module: Any) -> tuple[tuple[int, int], ...]:
 
 
 def pooling(module: Any, n_axes: int) -> Pooling:
-    """The operation of an average pooling, of windows or of everything."""
+    """The operation of an average pooling, over windows or over all positions."""
 
     def per_axis(value: Any) -> tuple[int, ...]:
         return (value,) * n_axes if isinstance(value, int) else tuple(value)

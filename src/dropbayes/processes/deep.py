@@ -65,8 +65,8 @@ class Deep(Covariance):
     def with_scales(self, values: Mapping[str, float | Tensor]) -> Self:
         layers = []
         for i, layer in enumerate(self.layers, start=1):
-            own = {name: values[f"layer{i}_{name}"] for name in layer.scales if f"layer{i}_{name}" in values}
-            layers.append(layer.with_scales(own))
+            scales = {name: values[f"layer{i}_{name}"] for name in layer.scales if f"layer{i}_{name}" in values}
+            layers.append(layer.with_scales(scales))
         return type(self)(tuple(layers))
 
 
@@ -86,16 +86,16 @@ def network_prior_draws(
     $\phi_{1,nk} = K_1^{-1/2} \sigma_1(\mathbf w_{1,k}^T \mathbf x_n + b_{1,k})$,
     $\mathbf F_i = \Phi_i \mathbf W_{i+1} \sim \mathcal N(0, \widehat{\mathbf K}_i)$,
     $\phi_{i,nk} = K_i^{-1/2} \sigma_i(f_{i-1,nk} + b_{i,k})$; the output is $\mathbf F_L + \mathbf b_L$. Every draw
-    has weights and biases of its own.
+    has its own weights and biases.
 
     Args:
-        layers: The covariance of each hidden layer, whose priors $p(\mathbf w)$, $p(b)$ and $\sigma$ are used.
+        layers: The covariance of each hidden layer, which gives $p(\mathbf w)$, $p(b)$ and $\sigma$.
         x: $\mathbf X$, `[row, input]`.
         widths: $K_1, \dots, K_L$.
-        n_draws: How many functions.
+        n_draws: The number of functions.
         n_outputs: $D$.
         output_bias: $\mathbf b_L$, the mean function.
-        seed: Names the draws.
+        seed: The seed of the draws.
 
     Example:
         >>> from dropbayes.covariances import ReLU

@@ -1,4 +1,4 @@
-r"""The evidence of a network of finite width, its first layer integrated out too."""
+r"""The evidence of a network of finite width, with its first layer integrated out too."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from dropbayes.runtime.validation import check_count
 __all__ = ["Evidence", "network_evidence"]
 
 ROUNDS = 4
-"""Rounds of adapting the proposal; the last one alone makes the estimate, so that it is unbiased."""
+"""Rounds of adapting the proposal; only the last gives the estimate, so that it is unbiased."""
 
 PRIOR_SHARE = 0.3
-"""Share of draws taken from the prior: it bounds the importance weights by 1/0.3 of the prior's own."""
+"""Share of draws taken from the prior: it bounds the importance weights by 1/0.3 times those of the prior."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Evidence:
 
     Args:
         log_evidence: The logarithm of the unbiased estimate.
-        standard_error: Its standard error, that of the estimate relative to the estimate.
-        effective_draws: $(\sum w)^2 / \sum w^2$ of the importance weights: few say that the error bar is not to be
-            trusted.
+        standard_error: The relative standard error of the estimate.
+        effective_draws: $(\sum w)^2 / \sum w^2$ of the importance weights; when it is small, the standard error is not
+            reliable.
     """
 
     log_evidence: float
@@ -51,15 +51,15 @@ def network_evidence(
 
     The last layer is integrated exactly, the $K(Q + 1)$ weights and biases of the first by importance sampling: a few
     rounds adapt a Gaussian to the posterior, and the last draws from a mixture of it and the prior. For small networks:
-    the weights of a wide one concentrate so much that few draws count, which `effective_draws` shows.
+    the posterior of a wide one is so concentrated that few draws count, which `effective_draws` shows.
 
     Args:
-        layer: The covariance whose $\sigma$, $p(\mathbf w)$ and $p(b)$ the hidden units have.
+        layer: The covariance that gives the hidden units' $\sigma$, $p(\mathbf w)$ and $p(b)$.
         x: $\mathbf X$, `[row, input]`.
         y: $\mathbf Y$, `[row]` or `[row, output]`.
         width: $K$, the number of hidden units.
         precision: $\tau$.
-        n_draws: The number of draws of a round.
+        n_draws: The number of draws per round.
         seed: The seed of the draws.
 
     Example:

@@ -18,8 +18,8 @@ from dropbayes.covariances import Covariance
 from dropbayes.processes.kernels import NetworkKernel
 
 JITTERS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
-"""What is added to the diagonal in turn, in units of the mean prior variance, until the matrix factorises: the first
-is GPyTorch's default in float64."""
+"""The jitters tried in turn on the diagonal, in units of the mean prior variance, until the matrix factorises: the
+first is GPyTorch's default in float64."""
 
 
 def _array(z: Tensor) -> np.ndarray:
@@ -82,7 +82,7 @@ class ExactProcess(Process):
     r"""The posterior of a Gaussian process with mean function $\mu(\mathbf x) = \mathbf b_L$.
 
     Args:
-        regressor: The fitted scikit-learn regressor of $\mathbf Y - \mathbf b_L$, the engine.
+        regressor: The fitted scikit-learn regressor of $\mathbf Y - \mathbf b_L$, which does the computation.
         output_bias: The constant $\mathbf b_L$.
     """
 
@@ -109,7 +109,7 @@ class ExactProcess(Process):
 
     def variance(self, x: Tensor) -> Tensor:
         with warnings.catch_warnings():
-            # The variance at noise-free data is zero, and less by rounding: scikit-learn clips it and says so.
+            # The variance at noise-free data is zero up to rounding: scikit-learn clips negative values and warns.
             warnings.filterwarnings("ignore", message="Predicted variances smaller than 0")
             std = torch.as_tensor(self.regressor.predict(self._inputs(x), return_std=True)[1])
         return (std[..., 0] if std.dim() == 2 else std).square().to(x)
@@ -183,15 +183,15 @@ def exact_process(
 def tuned(
     covariance: Covariance, x: Tensor, y: Tensor, *, precision: float, n_restarts: int = 0, seed: int = 0
 ) -> Covariance:
-    r"""The covariance whose scales have the largest log marginal likelihood, found by scikit-learn from its own.
+    r"""The covariance whose scales have the largest log marginal likelihood, found by scikit-learn.
 
     Args:
-        covariance: Where the search starts; scales that are zero or infinite stay.
+        covariance: The start of the search; scales that are zero or infinite stay fixed.
         x: $\mathbf X$, `[row, input]`.
         y: $\mathbf Y$, `[row]` or `[row, output]`.
         precision: $\tau$, held fixed.
-        n_restarts: Further searches from random scales.
-        seed: Names the random scales.
+        n_restarts: The number of further searches from random scales.
+        seed: The seed of the random scales.
     """
     checked_data(x, y, precision, noise_free=False)
     regressor = GaussianProcessRegressor(
@@ -206,9 +206,9 @@ def prior_draws(covariance: Covariance | Kernel, x: Tensor, *, n_draws: int, see
 
     Args:
         covariance: $\mathbf K$.
-        x: Where, `[row, input]`.
-        n_draws: How many.
-        seed: Names the draws.
+        x: The inputs, `[row, input]`.
+        n_draws: The number of draws.
+        seed: The seed of the draws.
     """
     checked_data(x, torch.zeros(len(x)), 1.0, noise_free=True)
     kernel = NetworkKernel(covariance) if isinstance(covariance, Covariance) else covariance
@@ -218,14 +218,14 @@ def prior_draws(covariance: Covariance | Kernel, x: Tensor, *, n_draws: int, see
 
 
 def gaussian_process_classifier(covariance: Covariance | Kernel, *, tune: bool = False) -> GaussianProcessClassifier:
-    r"""A scikit-learn classifier with this covariance, to compare a network's with.
+    r"""A scikit-learn classifier with this covariance, to compare with a network.
 
     The logistic likelihood of [GG16, eq:generative_model_class] for two classes, by Laplace's approximation; one
-    against the rest for more.
+    against the rest for more classes.
 
     Args:
         covariance: $\mathbf K$.
-        tune: Whether `fit` searches the scales too.
+        tune: Whether `fit` also tunes the scales.
     """
     kernel = NetworkKernel(covariance) if isinstance(covariance, Covariance) else covariance
     return GaussianProcessClassifier(kernel, optimizer="fmin_l_bfgs_b" if tune else None)

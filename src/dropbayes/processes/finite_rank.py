@@ -12,7 +12,7 @@ from dropbayes.covariances import Features
 from dropbayes.processes.exact import Process, checked_data
 
 DRAW_STREAM = 0x64726177
-"""Sets the random numbers of draws apart from those of features with the same seed ("draw" in ASCII)."""
+"""Separates the random numbers of draws from those of features with the same seed ("draw" in ASCII)."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class FiniteRankProcess(Process):
         return self._spread(x).square().sum(-1)
 
     def draws(self, x: Tensor, *, n_draws: int, seed: int = 0) -> Tensor:
-        # A stream of its own: with the features' seed, the noise would be their weights over again.
+        # A separate stream: with the features' seed, the noise would equal their weights.
         generator = torch.Generator().manual_seed(seed ^ DRAW_STREAM)
         noise = torch.randn(n_draws, *self.weights.shape, generator=generator, dtype=torch.float64).to(x)
         spread = torch.einsum("nk,sk...->sn...", self._spread(x), noise)
@@ -97,7 +97,7 @@ def finite_rank_process(
     targets = (y - output_bias).reshape(len(y), -1)
     n_rows, n_units = phi.shape
     ridge = torch.eye(n_units, dtype=phi.dtype, device=phi.device) * precision**-0.5
-    # Orthogonal factors of the stacked matrix keep the digits that forming ΦᵀΦ would square away.
+    # Forming ΦᵀΦ would square the condition number; orthogonal factors of the stacked matrix do not.
     basis, root = torch.linalg.qr(torch.cat([phi, ridge]))
     weights = torch.linalg.solve_triangular(root, basis[:n_rows].T @ targets, upper=True)
     # The quadratic form is τ times the minimum of the least squares; the determinant lemma gives the other term.

@@ -14,19 +14,19 @@ from dropbayes.covariances import Cosine, Covariance, Quadrature
 
 
 def _tunable(covariance: Covariance) -> dict[str, float]:
-    """The scales whose logarithm a search can move: zero or infinite stays as it is."""
+    """The scales that a search over logarithms can change: those neither zero nor infinite."""
     values = {name: float(value) for name, value in covariance.scales.items()}
     return {name: value for name, value in values.items() if 0 < value < math.inf}
 
 
 class NetworkKernel(Kernel):
-    r"""The scikit-learn kernel of a network covariance: it clones, composes, prints and tunes as kernels do.
+    r"""The scikit-learn kernel of a network covariance: it can be cloned, composed, printed and tuned.
 
-    Its hyperparameters are the covariance's scales that are neither zero nor infinite (those stay as given); the
+    Its hyperparameters are the covariance's scales that are neither zero nor infinite (those are fixed); the
     gradient with respect to their logarithms is exact.
 
     Args:
-        covariance: The covariance function $\mathbf K$, with its scales as the values to start from.
+        covariance: The covariance function $\mathbf K$, with its scales as the initial values.
         bounds: The lower and upper bound of every scale in a search, or "fixed".
 
     Example:
@@ -73,7 +73,7 @@ class NetworkKernel(Kernel):
         self.covariance = self.covariance.with_scales(values)
 
     def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False) -> Any:
-        """The covariance matrix, and with `eval_gradient` its derivative by each element of theta on a last axis."""
+        """The covariance matrix, and with `eval_gradient` its derivatives with respect to theta on a last axis."""
         if eval_gradient and Y is not None:
             raise ValueError("`eval_gradient` needs `Y` left out; got both.")
         x = torch.as_tensor(np.atleast_2d(X), dtype=torch.float64)
@@ -95,7 +95,7 @@ class NetworkKernel(Kernel):
         return self.covariance.diagonal(torch.as_tensor(np.atleast_2d(X), dtype=torch.float64)).numpy()
 
     def is_stationary(self) -> bool:
-        """Whether the kernel depends on differences alone: that of cosine units with a uniform phase."""
+        """Whether the kernel depends on differences alone, as that of cosine units with a uniform phase does."""
         return isinstance(self.covariance, Cosine) and float(self.covariance.bias_scale) == math.inf
 
     def __repr__(self) -> str:
@@ -111,7 +111,7 @@ def gpytorch_kernel(covariance: Covariance) -> Any:
     Its learnable parameters are the covariance's scales that are neither zero nor infinite, kept positive.
 
     Args:
-        covariance: The covariance function $\mathbf K$, with its scales as the values to start from.
+        covariance: The covariance function $\mathbf K$, with its scales as the initial values.
 
     Example:
         >>> from dropbayes.covariances import ReLU

@@ -1,4 +1,4 @@
-r"""The Gaussian process of a network as it stands: its own layers, widths, length-scales and shortcuts."""
+r"""The Gaussian process of a given network, from its layers, widths, length-scales and shortcuts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PASSED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 _PASSED_FUNCTIONS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 _FLATTENING = (torch.flatten, "flatten")
 _RESHAPING = (torch.reshape, "reshape", "view")
-_SIZES = (getattr, operator.getitem, len, "size")  # of a tensor's shape, which later nodes reshape by
+_SIZES = (getattr, operator.getitem, len, "size")  # nodes that read a tensor's shape, for later reshapes
 _SUMS = (operator.add, torch.add, "add")
 _MEANS = (torch.mean, "mean")
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -47,9 +47,9 @@ _POOLINGS = (
 
 @dataclass(frozen=True)
 class Step:
-    """One operation of the network: its name, the steps it reads, and the covariance it makes of theirs.
+    """One operation of the network: its name, the steps it reads, and its map of their covariances.
 
-    `layer` is None for a sum. `n_inputs` is how many units a linear layer adds up; None for an activation.
+    `layer` is None for a sum. `n_inputs` is the number of units that a linear layer sums; None for an activation.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Step:
 
 
 Triple = tuple[Pairs, Pairs, Pairs]
-"""The pairs (x, x), (x, y) and (y, y): what the next step needs of one."""
+"""The pairs (x, x), (x, y) and (y, y), which the next step needs."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class NetworkCovariance(Covariance):
 
     A linear layer of $K$ inputs with prior length-scale $l$ maps a covariance $c$ of its units to $cK/l^2 + l'^{-2}$;
     an activation is the covariance of its units; a sum of two branches, one of which ends in a linear layer of its own,
-    adds theirs.
+    adds their covariances.
 
     Args:
         steps: The steps in the order of the forward pass; the last is the output.
@@ -81,12 +81,12 @@ class NetworkCovariance(Covariance):
     def of_pairs(self, pairs: Pairs) -> Tensor:
         inputs = tuple(Pairs.of_identical(norm) for norm in (pairs.norm_x, pairs.norm_y))
         values: dict[str, Triple] = {"input": (inputs[0], pairs, inputs[1])}
-        covariances: dict[str, tuple[Tensor, ...]] = {"input": tuple(part.product for part in values["input"])}
+        covariances: dict[str, tuple[Tensor, ...]] = {"input": tuple(pairs.product for pairs in values["input"])}
         for step in self.steps:
             if step.layer is None:
                 made = tuple(sum(terms) for terms in zip(*(covariances[s] for s in step.sources), strict=True))
             else:
-                made = tuple(step.layer.of_pairs(part) for part in values[step.sources[0]])
+                made = tuple(step.layer.of_pairs(pairs) for pairs in values[step.sources[0]])
             covariances[step.name] = made
             of_x, both, of_y = made
             values[step.name] = (
@@ -108,28 +108,30 @@ class NetworkCovariance(Covariance):
     def with_scales(self, values: Mapping[str, float | Tensor]) -> Self:
         steps = []
         for step in self.steps:
-            own = {}
+            scales = {}
             if step.layer is not None and step.n_inputs is not None:
-                own = {n: values[f"{step.name}_{n}"] for n in step.layer.scales if f"{step.name}_{n}" in values}
-            steps.append(replace(step, layer=step.layer.with_scales(own)) if own and step.layer is not None else step)
+                scales = {n: values[f"{step.name}_{n}"] for n in step.layer.scales if f"{step.name}_{n}" in values}
+            steps.append(
+                replace(step, layer=step.layer.with_scales(scales)) if scales and step.layer is not None else step
+            )
         return replace(self, steps=tuple(steps))
 
 
 def process_of(
     net: nn.Module, prior: Prior, *, input_shape: Sequence[int] | None = None
 ) -> NetworkCovariance | ConvolutionalCovariance:
-    r"""The covariance of the Gaussian process that `net` tends to as it is made wider, under `prior`.
+    r"""The covariance of the Gaussian process that `net` tends to as its widths grow, under `prior`.
 
     Read off the network's graph (`torch.fx`): linear layers, convolutions, activations, averages over positions,
     dropout (which the prior does not see), and sums of branches (residual networks). Every layer has the length-scale
-    that `prior` gives it, its own width and its own bias. Use it with `exact_process`, `prior_draws` and
+    from `prior`, its own width and its own bias. Use it with `exact_process`, `prior_draws` and
     `dropbayes.processes.variance_ratio`.
 
     Args:
         net: A perceptron or a convolutional network, with or without shortcuts, in any module style that `torch.fx` can
             trace.
-        prior: The length-scales of its weights and biases. A bias with a flat prior ($l' = 0$) is allowed in the output
-            layer alone, where it is the mean function.
+        prior: The length-scales of its weights and biases. A bias with a flat prior ($l' = 0$) is allowed only in the
+            output layer, where it is the mean function.
         input_shape: The shape of one input of a convolutional network: channels, then the extent of each axis. Its
             covariance takes inputs of that shape, or flat ones.
 
@@ -151,7 +153,7 @@ def process_of(
         return NetworkCovariance(tuple(reading.steps), output_bias)
     assert input_shape is not None
     covariance = ConvolutionalCovariance(tuple(reading.steps), tuple(input_shape), output_bias)
-    covariance.diagonal(torch.zeros(1, *covariance.input_shape))  # what does not fit together is refused here
+    covariance.diagonal(torch.zeros(1, *covariance.input_shape))  # raises here when shapes do not match
     return covariance
 
 
@@ -183,12 +185,12 @@ class _Reading:
             self.names[node] = step if isinstance(step, str) else step.name
 
     def _end(self, output: Any) -> None:
-        """Leaves out what comes after the step that is the output."""
+        """Deletes the steps after the output."""
         name = self.names.get(output) if isinstance(output, fx.Node) else None
-        places = [place for place, step in enumerate(self.steps) if step.name == name]
-        if not places:
+        positions = [position for position, step in enumerate(self.steps) if step.name == name]
+        if not positions:
             raise ValueError("`net` must have a linear layer, and return what a layer or a sum of layers gives.")
-        del self.steps[places[0] + 1 :]
+        del self.steps[positions[0] + 1 :]
 
     @property
     def last(self) -> tuple[str, Any]:
@@ -196,7 +198,7 @@ class _Reading:
         return next(self.weighted[step.name] for step in reversed(self.steps) if step.name in self.weighted)
 
     def _step(self, node: fx.Node, kind: Any, sources: tuple[str, ...]) -> Any:
-        """The step of a node, or the name of the one it passes on; None where it is not known."""
+        """The step of a node, or the name of the step it passes on; None when the node is not supported."""
         is_module = node.op == "call_module"
         flattens = isinstance(kind, nn.Flatten) or kind in _FLATTENING or (kind in _RESHAPING and _is_flat(node))
         if isinstance(kind, _PASSED) or kind in _PASSED_FUNCTIONS or (flattens and not self.convolutional):
@@ -250,7 +252,7 @@ class _Reading:
 
 
 def _is_flat(node: fx.Node) -> bool:
-    """Whether a reshape makes one row of numbers of each input."""
+    """Whether a reshape flattens each input to one axis."""
     sizes = node.args[1] if len(node.args) == 2 else node.args[1:]
     return isinstance(sizes, (tuple, list)) and len(sizes) == 2 and -1 in sizes
 
@@ -260,11 +262,11 @@ def _is_one(sizes: Any) -> bool:
 
 
 def _averages_positions(node: fx.Node) -> bool:
-    """Whether a mean is one over all axes after the channels, without keeping them."""
+    """Whether a mean is taken over all axes after the channels, without `keepdim`."""
     axes: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-    kept = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
+    keepdim = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
     axes = sorted([axes] if isinstance(axes, int) else list(axes or []))
-    return not kept and axes in ([2], [2, 3], [2, 3, 4], [-1], [-2, -1], [-3, -2, -1])
+    return not keepdim and axes in ([2], [2, 3], [2, 3, 4], [-1], [-2, -1], [-3, -2, -1])
 
 
 def _bias_scale(prior: Prior, name: str, module: Any) -> Any:

@@ -13,10 +13,10 @@ from dropbayes.runtime.validation import check_count
 __all__ = ["SoftmaxProcess", "softmax_process"]
 
 MOST_STEPS, TOLERANCE = 200, 1e-10
-"""Newton's steps, and the change of the objective below which they end."""
+"""The most Newton steps, and the change of the objective below which they end."""
 
 JITTER = 1e-10
-"""What is added to the diagonal of the covariance, in units of its mean variance, so that it factorises."""
+"""The jitter on the diagonal of the covariance, in units of its mean variance, so that it factorises."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-r"""The theory read off a network: which of its weights are Bayesian, under which prior, and beside which process."""
+r"""The theory of a given network: which of its weights are Bayesian, their priors, and the process it tends to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["TheoryReport", "VarianceRatio", "WeightReading", "theory_report", "v
 
 @dataclass(frozen=True)
 class WeightReading:
-    r"""How the theory reads one weight matrix.
+    r"""The theory's reading of one weight matrix.
 
     Args:
         name: The parameter's name.
@@ -44,7 +44,7 @@ class WeightReading:
 
 @dataclass(frozen=True)
 class TheoryReport:
-    """What the theory says of a network; prints as two tables.
+    """The theory's reading of a network; prints as a table and notes.
 
     Args:
         weights: The reading of every weight matrix, in the order of the network.
@@ -90,7 +90,7 @@ def _number(value: float | None) -> str:
 def theory_report(
     net: nn.Module, x: Any, prior: Prior, n_data: int, *, precision: float = 1.0, row_axis: int = 0
 ) -> TheoryReport:
-    r"""What the theory says of `net`: its Bayesian and MAP weights, their $\lambda$, and what lies outside the theory.
+    r"""The theory's reading of `net`: its Bayesian and MAP weights, their $\lambda$, and the sites outside the theory.
 
     A weight matrix whose input units are dropped with one mask per row is a draw of $q(\mathbf W)$; one whose inputs
     are not dropped is a point, MAP under its prior [GG16, section "Applications"]. A mask that differs from position to
@@ -147,10 +147,10 @@ def _reading(
 def _outside(net: nn.Module, x: Any, row_axis: int) -> tuple[tuple[Site, str], ...]:
     uses = Counter(name for name, _ in trace(net, x))
     repeated = {name.rpartition(".")[0] for name, count in uses.items() if count > 1}
-    own = {name for name, module in weight_layers(net) if not kl_is_weight_decay(module)}
+    own_kl = {name for name, module in weight_layers(net) if not kl_is_weight_decay(module)}
     outside = []
     for site in sites(net, x, row_axis=row_axis):
-        if not site.is_random or _inside(site.path, own):
+        if not site.is_random or _inside(site.path, own_kl):
             continue
         if site.kind in ("attention", "recurrent"):
             outside.append((site, f"{site.kind} dropout is drawn anew at every position"))
@@ -181,7 +181,7 @@ class VarianceRatio:
 
     @property
     def ratio(self) -> Tensor:
-        """How many times the process's variance the network has, `[row]`."""
+        """The network's variance divided by the process's, `[row]`."""
         return self.network / self.process
 
 
@@ -196,13 +196,13 @@ def variance_ratio(
     seed: int = 0,
     **options: Any,
 ) -> VarianceRatio:
-    r"""The variance of a trained network's dropout draws beside that of the exact process it tends to.
+    r"""The variance of a trained network's dropout draws, and that of the exact process it tends to.
 
     Args:
         net: The trained network, with one output.
         covariance: Its process, from `process_of(net, prior)`.
-        data: The training rows $(\mathbf X, \mathbf Y)$, which the process is conditioned on.
-        x: The rows to compare at.
+        data: The training rows $(\mathbf X, \mathbf Y)$ that condition the process.
+        x: The rows at which to compare.
         precision: $\tau$ of both.
         n_draws: The number of dropout draws.
         seed: The seed of the draws.

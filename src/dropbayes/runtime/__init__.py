@@ -1,1 +1,1 @@
-"""What surrounds the mathematics: arguments, arrays, devices, files, progress displays and the version."""
+"""Infrastructure around the mathematics: arguments, arrays, devices, files, progress displays and the version."""

@@ -48,8 +48,8 @@ def available_device(device: str | torch.device = "auto") -> torch.device:
 def cpu_threads(count: int | None) -> Iterator[None]:
     """Operations on the CPU in `count` threads within the context; the caller's number is restored.
 
-    None leaves the number as it is. Small products gain nothing by a second thread, and where other programs use the
-    cores they lose much by it.
+    None leaves the number as it is. Small products gain nothing by a second thread, and they lose much by it when
+    other programs use the cores.
     """
     before = torch.get_num_threads()
     if count in (None, before):
@@ -105,7 +105,7 @@ def capture_graph(
                 call()
                 restore()
         torch.cuda.current_stream(device).wait_stream(stream)
-        # Other threads may keep using the device: what they do is no part of this graph.
+        # Other threads may keep using the device: their work is not part of this graph.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             result = call()
     except BaseException:

@@ -53,7 +53,7 @@ def replacement(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def _remove_abandoned(path: pathlib.Path) -> None:
-    """Removes what killed processes left beside `path`: nothing else ever would."""
+    """Removes temporary files that killed processes left beside `path`."""
     beginning, length = f".{path.name}.", len(f".{path.name}.") + 16 + len(".part")
     for entry in os.scandir(path.parent):
         if len(entry.name) == length and entry.name.startswith(beginning) and entry.name.endswith(".part"):

@@ -16,13 +16,13 @@ _SECONDS_BEFORE_A_BAR = 3.0
 
 
 class ProgressBar:
-    """How far a piece of work has come, for the time of a context.
+    """A display of the progress of some work, for the duration of a context.
 
     Args:
         title: The name of the work.
         total: The number of units in the work; None if unknown.
         unit: The unit that is counted, in the plural; "bytes" are shown in kB and MB.
-        initial: The number of units done before, in a run that is continued.
+        initial: The number of units already done, in a resumed run.
         show: Whether to show a bar. By default: a bar where standard error is a terminal or belongs to a notebook,
             otherwise one line per minute.
 
@@ -64,13 +64,13 @@ class ProgressBar:
         self.advance(position - self.done)
 
     def follow(self, items: Iterable[_Item]) -> Iterator[_Item]:
-        """The items, each counted as one unit once the next is asked for."""
+        """The items, each counted as one unit once the next is requested."""
         for item in items:
             yield item
             self.advance()
 
     def line(self, seconds: float) -> str:
-        """One line of text after so many seconds.
+        """The progress in one line of text, after the given seconds.
 
         Example:
             >>> progress = ProgressBar("fit", 400, unit="epochs", show=False)

@@ -14,8 +14,8 @@ __all__ = ["RenamedModules"]
 class RenamedModules:
     """An importer, for `sys.meta_path`, of modules that have moved within a package.
 
-    The module is imported under its present name and stands in `sys.modules` under both, so that a class has one
-    identity whichever path led to it. Submodules of a moved package move with it.
+    The module is imported under its present name and registered in `sys.modules` under both, so that a class has one
+    identity under either path. Submodules of a moved package move with it.
 
     Args:
         package: The package in which modules have moved.
@@ -37,7 +37,7 @@ class RenamedModules:
     ) -> ModuleSpec | None:
         if self.present_name(name) is None:
             return None
-        # A loader by its methods: importing importlib.abc to inherit from takes longer than the rest of the package.
+        # A loader by duck typing: importing importlib.abc to inherit from takes longer than the rest of the package.
         return ModuleSpec(name, self)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:

@@ -33,10 +33,10 @@ class ModelFile:
     """The contents of a model file.
 
     Attributes:
-        kind: What the model is; the reader names the kinds it knows.
+        kind: The kind of the model; the reader names the kinds it knows.
         tensors: Its arrays by name.
         settings: Everything else, as JSON values.
-        versions: The library and torch that wrote it.
+        versions: The versions of the library and of torch that wrote it.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class ModelFile:
     versions: dict[str, str]
 
     def tensor(self, name: str, *, shape: Sequence[int | None], dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor of this name, refused unless it is as the settings say.
+        """The tensor of this name; raises unless it has the expected shape and dtype.
 
         Args:
             name: The tensor's name.
@@ -71,7 +71,7 @@ class ModelFile:
         return value
 
     def setting(self, name: str, kind: type | tuple[type, ...]) -> Any:
-        """The setting of this name, refused unless it is of the given class.
+        """The setting of this name; raises unless it is of the given class.
 
         Raises:
             ValueError: The setting is missing or of another class; True is not a number.
@@ -92,7 +92,7 @@ def save(
     Args:
         path: The file.
         tensors: Arrays by name.
-        kind: What the model is.
+        kind: The kind of the model.
         settings: JSON values only: text, finite numbers, booleans, None, lists, and dicts with text keys.
         version: The library's version.
     """
@@ -108,7 +108,7 @@ def save(
         text = json.dumps(description, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ValueError(f"`settings` must hold finite JSON values only; {error}.") from None
-    # One metadata entry, so that its place in the header does not depend on a hash order.
+    # One metadata entry, so that its position in the header does not depend on a hash order.
     blank = json.dumps({"model": text, "sha256": _BLANK})
     arrays = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     contents = serialise(arrays, {"dropbayes": blank})
@@ -177,7 +177,7 @@ def _verified(contents: bytes) -> dict[str, Any]:
     if hashlib.sha256(blank).hexdigest() != digest:
         raise ValueError
     description: dict[str, Any] = json.loads(outer["model"])
-    # True is 1 to Python, but no number of a format.
+    # True equals 1 in Python, but is not a format number.
     kinds = {"format": int, "kind": str, "settings": dict, "versions": dict}
     if any(type(description[name]) is not kind for name, kind in kinds.items()):
         raise ValueError

@@ -38,7 +38,7 @@ __all__ = [
 
 # Probabilities may be off by rounding: of a half-precision softmax over many classes, or to three printed digits.
 _HALF_TOLERANCE, _TOLERANCE = 1e-2, 1e-3
-_MOST_COUNTED = 100_000_000  # rows that weights may stand for where each is looked at
+_MOST_COUNTED = 100_000_000  # the most rows that integer weights may stand for
 
 # ---------------------------------------------------------------------------------------------------- numbers
 
@@ -56,7 +56,7 @@ def check_positive(name: str, value: Any, *, allow_zero: bool = False) -> None:
 
 
 def check_number(name: str, value: Any) -> None:
-    """Refuses a tensor where a value is used once and could get no gradient."""
+    """Raises on a tensor for a value that gets no gradient."""
     if isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be a number, not a tensor: nothing here can be learned. Pass {name}.item().")
 
@@ -75,7 +75,7 @@ def check_n_data(value: float) -> None:
 
 
 def check_probability(name: str, value: float, *, closed: bool = False) -> None:
-    """Raises unless `value` is a number strictly between 0 and 1, or from 0 to 1 where the ends make sense."""
+    """Raises unless `value` is a number strictly between 0 and 1, or from 0 to 1 with `closed`."""
     if not (_is_finite_number(value) and (0 <= value <= 1 if closed else 0 < value < 1)):
         rule = "lie between 0 and 1" if closed else "lie strictly between 0 and 1 (0.9 for 90 %)"
         raise ValueError(f"`{name}` must {rule}; got {value!r}.")
@@ -161,7 +161,7 @@ def row_values(name: str, array: Array, *, n_rows: int | None = None, infinite: 
 def matching_tensors(arrays: Mapping[str, Array], *, draws: str | None = None, infinite: bool = False) -> list[Tensor]:
     """The arrays as finite tensors of one dtype and one shape, in order.
 
-    Broadcasting `[row, 1]` against `[row]` would pair every row with every other: it is refused.
+    Broadcasting `[row, 1]` against `[row]` would pair every row with every other, so it raises.
 
     Args:
         arrays: The values by argument name, the row axis first.
@@ -213,9 +213,9 @@ def row_weights(
 
 
 def row_counts(sample_weight: Array | None, n_rows: int, *, like: Tensor) -> Tensor:
-    """How many independent rows each row stands for, `[row]` in int64: whole weights, ones by default.
+    """The number of independent rows that each row stands for, `[row]` in int64; ones by default.
 
-    A p-value and a certificate count independent rows, of which there is no fraction.
+    A p-value and a certificate count independent rows, which have no fractions.
 
     Args:
         sample_weight: Whole weights, zero or more, not all zero.
@@ -246,7 +246,7 @@ def class_probabilities(
         array: The probabilities.
         axes: The expected axes.
         class_axis: The axis of the classes, which becomes the last.
-        detach: Whether to cut the result from its gradients.
+        detach: Whether to detach the result from the autograd graph.
     """
     tolerance = _HALF_TOLERANCE if getattr(array, "dtype", None) in _HALF else _TOLERANCE
     tensor = finite_tensor(name, array, axes=axes).movedim(class_axis, -1)
@@ -279,7 +279,7 @@ def class_labels(labels: Array, *, n_rows: int, n_classes: int, device: torch.de
 
 
 def events(name: str, array: Array, *, n_rows: int) -> Tensor:
-    """True where something happened, `[row]`, from booleans or from zeros and ones."""
+    """Whether the event occurred, `[row]`, from booleans or from zeros and ones."""
     tensor = to_tensor(array, name=name)
     binary = not tensor.is_complex() and bool(((tensor == 0) | (tensor == 1)).all())
     if tensor.dim() != 1 or len(tensor) != n_rows or not binary:

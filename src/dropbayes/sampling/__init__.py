@@ -1,4 +1,4 @@
-"""How a network is drawn from: sites are found, masks are keyed, draws are computed in blocks."""
+"""Sampling from a network: its sites, keyed masks, and draws computed in blocks."""
 
 from dropbayes.sampling.anatomy import Site, Sites
 from dropbayes.sampling.functions import draws, function_draw

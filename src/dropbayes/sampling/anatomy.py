@@ -1,4 +1,4 @@
-"""What is known of a network: its stochastic sites, its costs, and how its output is laid out."""
+"""The anatomy of a network: its stochastic sites, its costs and the layout of its output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dropbayes.sampling.trees import Structure
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where a tensor has its rows: the axis, and how many entries each row has there (rows outermost)."""
+    """The layout of rows in a tensor: the axis, and the number of entries per row there (rows outermost)."""
 
     axis: int
     inner: int
@@ -19,7 +19,7 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class PositionAxis:
-    """An axis of a mask that holds the positions of a sequence, and which of the input's sequences that is."""
+    """An axis of a mask that holds positions, and the index of their sequence in the input."""
 
     axis: int
     sequence: int
@@ -36,19 +36,19 @@ class Site:
     kind: str
     """The operation: "dropout", "attention", "rand", ..."""
     drop_prob: float | None
-    """The drop probability; None where random numbers are drawn for another use."""
+    """The drop probability; None if the random numbers have another use."""
     shape: tuple[int, ...]
     """The shape of one row's mask."""
     before: str | None = None
-    """The weight layer that reads what was dropped."""
+    """The weight layer that reads the dropped tensor."""
     layout: RowLayout | None = None
-    """Where a batch has its rows in the mask; None where the mask has no rows."""
+    """The layout of a batch's rows in the mask; None if the mask has no rows."""
     left_out: bool = False
     """Whether `leave_out` switched it off."""
     name: str = ""
-    """Where it is, whatever else runs: the module, the operation, and which of its calls there."""
+    """Its name, independent of other sites: the module, the operation and the index of the call."""
     positions: tuple[PositionAxis, ...] = ()
-    """The axes that hold positions, where they were looked for."""
+    """The axes that hold positions, if they were searched for."""
 
     @property
     def is_random(self) -> bool:
@@ -58,16 +58,16 @@ class Site:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What inspecting a network on a few rows shows."""
+    """The result of inspecting a network on a few rows."""
 
     sites: tuple[Site, ...]
     left_out: tuple[Site, ...]
-    off_calls: frozenset[int]  # the calls of dropout, counted in order, that do not take part
+    off_calls: frozenset[int]  # indices of the dropout calls that are switched off
     lowered: frozenset[type]  # classes whose training branch does more than drop: they stay in evaluation mode
     prefix_cost: float  # floating-point operations before the first site, for one row
     suffix_cost: float  # and after it, for one row of one draw
     pass_bytes: int  # the memory of all tensors alive at once, for one row of one draw
-    suffix_bytes: int  # and of those among them that are made from the first site on
+    suffix_bytes: int  # and of those created from the first site on
     outputs: tuple[RowLayout | None, ...]  # of each tensor of the output
     structure: Structure
     last_layer: bool  # the last site is dropout that only the final linear layer reads

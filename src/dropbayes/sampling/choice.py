@@ -1,4 +1,4 @@
-"""The strategy a network is seen to allow, and the sizes of blocks in which a row is seen to have the same bits."""
+"""The choice of a strategy by a trial run, and of block sizes in which a row has the same bits."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from dropbayes.sampling.strategies import (
 from dropbayes.sampling.trees import Inputs, own_leaves
 from dropbayes.sampling.views import View
 
-# Computing what precedes the first site once pays for mapping from this share of a forward pass on, and from this many
-# operations saved: calls that are mapped take longer to launch.
+# Mapped calls take longer to launch, so mapping needs at least this share of a forward pass before the first site, and
+# at least this many operations saved.
 _SHARED_PREFIX = {"cpu": 0.05, "cuda": 0.2}
 _SAVED_OPERATIONS = {"cpu": 0.0, "cuda": 2e11}
 
@@ -53,7 +53,7 @@ def _candidates(anatomy: Anatomy, per_row: bool, shares_prefix: bool) -> tuple[S
 def chosen_strategy(
     net: nn.Module, inputs: Inputs, record: Inspected, masks: Masks, leave_out: tuple[str, ...]
 ) -> Strategy:
-    """The fastest strategy that gives a few rows and draws what one row of one draw at a time gives them."""
+    """The fastest strategy that agrees, on a few rows and draws, with one row of one draw at a time."""
     shares_prefix = _shares_prefix(masks.anatomy, inputs, masks.keys.n_draws)
     key = (masks.per_row, shares_prefix, autocast_dtype(inputs.device))
     if key not in record.strategies:
@@ -84,7 +84,7 @@ def _probed(
             return evaluate(strategy, masks, work)
 
     def compared(strategy: Strategy) -> list[Tensor]:
-        """Its outputs in full precision where the network allows it: rounding then hides no difference."""
+        """Its outputs, in full precision if the network allows it: rounding then hides no difference."""
         if autocast_dtype(inputs.device) is None or record.needs_autocast:
             return run(strategy)
         run(strategy)
@@ -120,13 +120,13 @@ def _without_fallbacks() -> Iterator[None]:
 @torch.inference_mode(False)
 @torch.no_grad()
 def agreeing_sizes(general: General, inputs: Inputs, largest: int, draws: range) -> tuple[int, ...]:
-    """The numbers of rows in which a row is seen to have the bits it has in a block of the largest size."""
+    """The block sizes in which a row has the same bits as in a block of the largest size."""
     masks = general.masks
     drawn = (masks.per_row, masks.integrate, masks.keys.n_draws, masks.keys.sampler)
     key = (*drawn, largest, len(draws), torch.get_num_threads())
     known = general.record.sizes
     if key not in known:
-        index = [place % inputs.n_rows for place in range(largest)]
+        index = [row % inputs.n_rows for row in range(largest)]
         rows = replace(inputs, leaves=tuple(inputs.rows(index)), n_rows=largest)
 
         def run(n_rows: int) -> Chunk:

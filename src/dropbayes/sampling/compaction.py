@@ -1,8 +1,8 @@
 r"""Draws of a wide perceptron without the units they drop.
 
 With masks shared by all rows, a dropped unit is zero in every row: its column of the weights that read it, and its row
-of the weights that write it, need not enter the products. At drop probability 1/2 a quarter of the multiplications is
-left. All draws are one batch: each keeps its own units, padded with a few dropped ones (times zero) to the largest
+of the weights that write it, need not enter the products. At drop probability 1/2 a quarter of the multiplications
+remains. All draws are one batch: each keeps its own units, padded with a few dropped ones (times zero) to the largest
 number that any draw keeps.
 """
 
@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from dropbayes.sampling.fusion import kernels_on
 from dropbayes.sampling.masks import Keys, keep_mask
 
-_ALIGNMENT = 16  # units: widths that matrix products like
+_ALIGNMENT = 16  # units: widths for which matrix products are fast
 
 
 @dataclass(frozen=True)
 class _Site:
     mask: Tensor  # [draw, unit], 0 or 1 / keep_prob
-    units: Tensor | None  # [draw, kept unit]: every kept one and some dropped ones; None where all units go on
+    units: Tensor | None  # [draw, kept unit]: every kept one and some dropped ones; None if all units are kept
 
 
 def compact_draws(
@@ -37,23 +37,23 @@ def compact_draws(
         layers: Linear layers, elementwise activations and dropout in order, without dropout of probability 0.
         x: The rows, `[row, feature]`.
         keys: Seed, number of draws and sampler.
-        draws: Which draws.
-        integrate_last: Leave the last mask out and give its variance; one linear layer must follow it.
+        draws: The draws.
+        integrate_last: Whether to integrate over the last mask; one linear layer must follow it.
     """
     sites = _sites(layers, x, keys, draws, integrate_last)
     h, units, variance = x, None, None  # units: which of a layer's units h holds, `[draw, unit]`; None for all
-    for place, layer in enumerate(layers):
-        if place in sites:
-            site = sites[place]
+    for index, layer in enumerate(layers):
+        if index in sites:
+            site = sites[index]
             if units is None and site.units is not None:
                 units = site.units
                 h = _columns(h, units)
             mask = site.mask if units is None else site.mask.gather(1, units)
             h = h * mask[:, None, :]
         elif isinstance(layer, nn.Linear):
-            if integrate_last and place == len(layers) - 1:
-                variance = _integrated_variance(h, layer, layers[place - 1])
-            wanted = _units_after(layers, place, sites) if h.dim() == 3 else None
+            if integrate_last and index == len(layers) - 1:
+                variance = _integrated_variance(h, layer, layers[index - 1])
+            wanted = _units_after(layers, index, sites) if h.dim() == 3 else None
             h, units = _product(h, layer, units, wanted), wanted
         elif not isinstance(layer, nn.Dropout):
             h = layer(h)
@@ -61,32 +61,32 @@ def compact_draws(
 
 
 def _sites(layers: Sequence[nn.Module], x: Tensor, keys: Keys, draws: range, integrate_last: bool) -> dict[int, _Site]:
-    """The masks of every site that is drawn, by its place among the layers, and the units that may be left out."""
-    places = [place for place, layer in enumerate(layers) if isinstance(layer, nn.Dropout)]
+    """The masks of every site that is drawn, by its index among the layers, and the units that may be left out."""
+    dropouts = [index for index, layer in enumerate(layers) if isinstance(layer, nn.Dropout)]
     masks: list[Tensor] = []
     width = x.shape[1]
-    for place, layer in enumerate(layers):
+    for index, layer in enumerate(layers):
         if isinstance(layer, nn.Linear):
             width = layer.out_features
-        elif isinstance(layer, nn.Dropout) and not (integrate_last and place == places[-1]):
+        elif isinstance(layer, nn.Dropout) and not (integrate_last and index == dropouts[-1]):
             masks.append(_scaled_mask(keys, len(masks), layer.p, draws, width, x))
     if not masks:
         return {}
-    most = torch.stack([mask.count_nonzero(1).max() for mask in masks]).tolist()  # one wait for the device
+    most = torch.stack([mask.count_nonzero(1).max() for mask in masks]).tolist()  # one synchronisation
     sites = {}
-    for place, mask, count in zip(places, masks, most, strict=False):
+    for index, mask, count in zip(dropouts, masks, most, strict=False):
         units = None
-        if isinstance(layers[place + 1] if place + 1 < len(layers) else None, nn.Linear):
+        if isinstance(layers[index + 1] if index + 1 < len(layers) else None, nn.Linear):
             count = -(-max(count, 1) // _ALIGNMENT) * _ALIGNMENT
             units = mask.argsort(dim=1, descending=True, stable=True)[:, :count].contiguous()
-        sites[place] = _Site(mask, units)
+        sites[index] = _Site(mask, units)
     return sites
 
 
 def _scaled_mask(keys: Keys, site: int, drop_prob: float, draws: range, width: int, like: Tensor) -> Tensor:
     """The masks of a site, `[draw, unit]`, scaled by 1 / keep_prob."""
     kernels = kernels_on(like.device)
-    if kernels is not None:  # one launch in place of some twenty
+    if kernels is not None:  # one launch instead of about twenty
         ones = like.new_ones(width)
         spread: Tensor = kernels.masked(
             ones, keys, site, drop_prob=drop_prob, draws=draws, rows=None, outer=1, inner=width, drawn=False
@@ -98,9 +98,9 @@ def _scaled_mask(keys: Keys, site: int, drop_prob: float, draws: range, width: i
     return mask * (1 / (1 - drop_prob) if drop_prob < 1 else 1.0)
 
 
-def _units_after(layers: Sequence[nn.Module], place: int, sites: dict[int, _Site]) -> Tensor | None:
-    """The units of a linear layer that are wanted: those the next site keeps, if only activations stand between."""
-    for later in range(place + 1, len(layers)):
+def _units_after(layers: Sequence[nn.Module], index: int, sites: dict[int, _Site]) -> Tensor | None:
+    """The units of a linear layer that are needed: those the next site keeps, if only activations are between."""
+    for later in range(index + 1, len(layers)):
         if later in sites:
             return sites[later].units
         if isinstance(layers[later], (nn.Linear, nn.Dropout)):
@@ -116,7 +116,7 @@ def _columns(h: Tensor, units: Tensor) -> Tensor:
 
 
 def _product(h: Tensor, layer: nn.Linear, units: Tensor | None, wanted: Tensor | None) -> Tensor:
-    """The layer's outputs at the wanted units, from an input that holds only some of its units."""
+    """The layer's outputs at the requested units, from an input that holds only some of its units."""
     if units is None and wanted is None:
         return layer(h)
     # Units ascend, so that reading them along the rows of the weights reads neighbours.
@@ -133,14 +133,14 @@ def _product(h: Tensor, layer: nn.Linear, units: Tensor | None, wanted: Tensor |
 
 
 def _part(weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Some rows and columns of the weights, other ones for every draw."""
+    """Some rows and columns of the weights, different for every draw."""
     kernels = kernels_on(weight.device)
     if kernels is not None and weight.is_contiguous():
         gathered: Tensor = kernels.gathered_weights(weight, rows, columns)
         return gathered
-    # The rows first: picking columns is the slower of the two, and fewer are left.
-    parts = [weight.index_select(0, r).index_select(1, c) for r, c in zip(rows, columns, strict=True)]
-    return torch.stack(parts) if len(parts) > 1 else parts[0][None]
+    # The rows first: selecting columns is slower, and fewer elements are then left.
+    submatrices = [weight.index_select(0, r).index_select(1, c) for r, c in zip(rows, columns, strict=True)]
+    return torch.stack(submatrices) if len(submatrices) > 1 else submatrices[0][None]
 
 
 def _integrated_variance(h: Tensor, layer: nn.Linear, dropout: nn.Module) -> Tensor:

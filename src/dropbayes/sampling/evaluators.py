@@ -1,4 +1,4 @@
-"""What computes the draws of a block of rows: any network by a strategy, or a perceptron by its own path."""
+"""The evaluators of a block of rows: any network by a strategy, or a perceptron directly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dropbayes.sampling.views import View
 class Chunk:
     """The outputs of some draws for a block of rows, `[draw, row, ...]`.
 
-    Where the last layer is integrated over, also the mean over these draws of its variance, `[row, ...]`.
+    If the last layer is integrated over, also the mean over these draws of its variance, `[row, ...]`.
     """
 
     draws: range
@@ -34,29 +34,29 @@ class Chunk:
 
 
 class Evaluator(Protocol):
-    """What computes the draws of a block of rows."""
+    """A function that computes the draws of a block of rows."""
 
     @property
     def name(self) -> str:
-        """How it works, as `Prediction.method` says it."""
+        """Its description in `Prediction.method`."""
 
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
         """The draws of the rows `rows` of `inputs`, whose first one is keyed as `first_row`."""
 
     def replicated(self, number: int) -> Evaluator:
-        """The same with independent draws."""
+        """The same evaluator with independent draws."""
 
 
 @dataclass(frozen=True)
 class General:
-    """Any network, by the strategy that was seen to give it the right draws."""
+    """Any network, by the strategy that passed its trial."""
 
     net: nn.Module
     record: Inspected
     masks: Masks
     strategy: Strategy
     leave_out: tuple[str, ...]
-    sizes: tuple[int, ...]  # numbers of rows to which a block is padded; none to take them as they come
+    sizes: tuple[int, ...]  # the sizes to which a block is padded; empty for no padding
 
     @property
     def name(self) -> str:
@@ -67,7 +67,7 @@ class General:
         return replace(self, masks=replace(self.masks, keys=keys))
 
     def _network(self) -> nn.Module:
-        if self.masks.anatomy.stateful:  # every run starts from the network's own state
+        if self.masks.anatomy.stateful:  # every run starts from the network's state
             return View(self.net, flags_up(self.leave_out, self.masks.anatomy.lowered)).net
         return self.record.view.net
 
@@ -84,7 +84,7 @@ class General:
 
 @dataclass(frozen=True)
 class Direct:
-    """A perceptron, by its own path."""
+    """A perceptron, evaluated layer by layer without interception."""
 
     perceptron: Perceptron
     keys: Keys
@@ -98,7 +98,7 @@ class Direct:
         return replace(self, keys=replace(self.keys, replicate=number))
 
     def moments(self, inputs: Inputs, first_row: int, draws: range) -> tuple[Tensor, Tensor] | None:
-        """The mean and variance over draws of all rows by one kernel; None where there is none for this perceptron."""
+        """The mean and variance over draws of all rows by one kernel; None if no kernel supports this perceptron."""
         x = inputs.leaves[0]
         kernels = kernels_on(x.device)
         if kernels is None or self.perceptron.fused is None or x.dtype != torch.float32:
@@ -133,11 +133,11 @@ class Compacted:
 
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
         x = inputs.leaves[0][rows.start : rows.stop]
-        # On a CPU a draw's weights are taken through all rows while they are in the cache.
-        parts = [range(draw, draw + 1) for draw in draws] if x.device.type == "cpu" else [draws]
+        # On a CPU, one draw at a time: its weights stay in the cache for all rows.
+        chunks = [range(draw, draw + 1) for draw in draws] if x.device.type == "cpu" else [draws]
         results = [
-            compact_draws(self.perceptron.layers, x, self.keys, draws=part, integrate_last=self.integrate)
-            for part in parts
+            compact_draws(self.perceptron.layers, x, self.keys, draws=chunk, integrate_last=self.integrate)
+            for chunk in chunks
         ]
         outputs = torch.cat([outputs for outputs, _ in results])
         if not self.integrate:

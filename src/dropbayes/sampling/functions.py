@@ -50,16 +50,16 @@ def draws(
         x: Its input: a tensor or array, a tuple of positional or a dict of named arguments.
         n_draws: The number of draws $T$.
         seed: With `n_draws` and `sampler`, fixes every mask.
-        masks: "shared" for one mask per draw, so that a draw is a function; "row" for a fresh mask for every row.
+        masks: "shared" for one mask per draw, so that a draw is a function; "row" for a new mask per row.
         positions: For a network that reads sequences: "tied" for one mask for all positions of a sequence, "own" for
-            one for each, keyed by the absolute position; None takes a position for a unit like any other.
+            one per absolute position; None treats a position like any other unit.
         sampler: "stratified" or "independent" (see `dropbayes.sampling.masks`).
-        row_axis: The axis of the rows in the inputs: one for all arguments or one for each (a dict or tuple); None
-            where the whole input is one row (graphs, sets).
-        exact_rows: Whether a row must have the same bits alone and in any batch; by default on a CPU.
+        row_axis: The axis of the rows in the inputs: one for all arguments or one per argument (a dict or tuple);
+            None if the whole input is one row (graphs, sets).
+        exact_rows: Whether a row must have the same bits alone and in any batch; by default only on a CPU.
         first_row: The index of the first row, which keys its masks: shards of rows then have the masks of the whole.
         leave_out: Modules, by name or class name, whose randomness in training is not dropout (an augmentation).
-        max_bytes: A bound on working memory, the result not counted.
+        max_bytes: A bound on working memory, excluding the result.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
@@ -113,7 +113,7 @@ def checked_first_row(first_row: int) -> int:
 
 
 def with_plan(net: nn.Module, inputs: Inputs, compute: Callable[[Plan], Any], **options: Any) -> tuple[Any, Plan]:
-    """What `compute` makes of a plan, and the plan; made anew where the network has changed since it was inspected."""
+    """The result of `compute` on a plan, and the plan; planned again if the network changed since its inspection."""
     try:
         plan = plan_draws(net, inputs, **options)
     except RuntimeError as error:
@@ -127,13 +127,13 @@ def with_plan(net: nn.Module, inputs: Inputs, compute: Callable[[Plan], Any], **
         plan = plan_draws(net, inputs, **options)
     try:
         return compute(plan), plan
-    except NetworkChanged:  # inspected on these very inputs: the sites depend on the values of a row
+    except NetworkChanged:  # inspected on the same inputs: the sites depend on the values of a row
         plan = plan_draws(net, inputs, **options, careful=True)
         return compute(plan), plan
 
 
 def _input_hints(net: nn.Module, inputs: Inputs, message: str) -> list[str]:
-    """What torch's message leaves unsaid where the input does not fit the network."""
+    """Hints beyond torch's message when the input does not fit the network."""
     weights = {parameter.dtype for parameter in net.parameters() if parameter.is_floating_point()}
     given = {leaf.dtype for leaf in inputs.leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()}
     if "dtype" in message and len(weights) == 1 and given - weights:
@@ -146,7 +146,7 @@ def _input_hints(net: nn.Module, inputs: Inputs, message: str) -> list[str]:
 
 
 def keep_state(net: nn.Module, inputs: Inputs, plan: Plan) -> None:
-    """Leaves a network that has a state as one call in evaluation mode leaves it; all others are as they were."""
+    """Updates the state of a stateful network as one call in evaluation mode does; others are unchanged."""
     if plan.anatomy.stateful:
         net = checked_network(net)
         view = View(net)
@@ -167,16 +167,16 @@ def function_draw(
     row_axis: RowAxis = 0,
     leave_out: str | Sequence[str] = (),
 ) -> Callable[..., Any]:
-    """One draw of the network as a deterministic, differentiable function, called as the network is.
+    """One draw of the network as a deterministic, differentiable function with the network's call signature.
 
     `function_draw(net, i, n_draws=T, seed=s)(x)` equals `draws(net, x, n_draws=T, seed=s)[i]` up to rounding. Several
-    positional or named arguments may also come as one tuple or dict; the output is the network's own, with whatever
-    it holds (a key-value cache) passed on.
+    positional or named arguments may also come as one tuple or dict; the output is the network's own, including
+    other contents such as a key-value cache.
 
     Args:
         net: Any network with dropout.
-        index: Which draw.
-        n_draws: The number of draws the index counts in.
+        index: The index of the draw.
+        n_draws: The number of draws $T$.
         seed: As in `draws`.
         masks: As in `draws`; a draw is a function of its input alone only with "shared".
         positions: As in `draws`; with "tied" or "own", a step that reads a cache has the masks that it has in the
@@ -220,7 +220,7 @@ def function_draw(
             source.finish(split(output)[0])
         except NetworkChanged as changed:
             forget(plain)
-            if any(map(is_cache, inputs.leaves)):  # which has been written into
+            if any(map(is_cache, inputs.leaves)):  # already written into
                 raise ValueError(
                     f"`net` met other sites than when it was inspected ({changed}). Call it again with a new cache."
                 ) from None
@@ -235,6 +235,6 @@ def function_draw(
 def _drawn_in_parts(net: nn.Module, inputs: Inputs, keys: Any, index: int, options: dict[str, Any]) -> Any:
     """One draw of a network that takes one row at a time."""
     plan = plan_draws(net, inputs, keys=keys, **options)
-    parts = [plan.evaluator(inputs, rows, rows.start, range(index, index + 1)) for rows, _ in plan.blocks(inputs)]
-    whole = [torch.cat([part.outputs[place][0] for part in parts]) for place in range(len(parts[0].outputs))]
+    chunks = [plan.evaluator(inputs, rows, rows.start, range(index, index + 1)) for rows, _ in plan.blocks(inputs)]
+    whole = [torch.cat([chunk.outputs[i][0] for chunk in chunks]) for i in range(len(chunks[0].outputs))]
     return plan.anatomy.structure.build(plan.arrange(whole, leading=0))

@@ -18,7 +18,7 @@ def unchanged_generators(moved: list[str] | None = None) -> Iterator[None]:
     """Restores the global generators of Python, NumPy and torch; adds to `moved` those of the host that were used."""
     numpy_random = sys.modules.get("numpy.random")
     python, numpy = random.getstate(), None if numpy_random is None else numpy_random.get_state()
-    own = torch.default_generator.get_state()
+    torch_state = torch.default_generator.get_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:
         yield
@@ -29,7 +29,7 @@ def unchanged_generators(moved: list[str] | None = None) -> Iterator[None]:
         if numpy_random is not None and numpy is not None and _numpy_moved(numpy, numpy_random.get_state()):
             _note(moved, "numpy.random")
             numpy_random.set_state(numpy)
-        torch.default_generator.set_state(own)
+        torch.default_generator.set_state(torch_state)
         if cuda is not None:
             torch.cuda.set_rng_state_all(cuda)
 

@@ -1,8 +1,8 @@
-"""A network inspected before it is drawn from, with the network itself as the witness.
+"""The inspection of a network before sampling, with the network itself as the reference.
 
 A few rows run through views of the network. In evaluation mode, a row alone must give what it gives in its batch. With
-every training flag up but those of normalisation, and every mask left out, the output must be that of evaluation mode;
-all randomness must come from sites that can be keyed. What fails is refused with what was seen and the remedy.
+every training flag set except those of normalisation, and every mask left out, the output must be that of evaluation
+mode; all randomness must come from sites that can be keyed. Otherwise an error states the observation and the remedy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dropbayes.sampling.views import View, check_modules, checked_network
 
 
 def sites(net: nn.Module, x: Any, *, row_axis: RowAxis = 0, leave_out: str | Sequence[str] = ()) -> Sites:
-    """The places where `net` is random on input `x`: what, where, with which drop probability, before which layer.
+    """The sites where `net` is random on input `x`: module, operation, drop probability and next weight layer.
 
     Args:
         net: Any network; it is not changed.
@@ -55,18 +55,18 @@ def names_of(leave_out: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-# What is remembered ---------------------------------------------------------------------------------------------------
+# The cache -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Inspected:
-    """A network that was inspected: its anatomy, a view to run, and the strategies that were seen to work."""
+    """A network that was inspected: its anatomy, a view to run, and the strategies that passed their trial."""
 
     anatomy: Anatomy
     view: View
     needs_autocast: bool = False
-    strategies: dict[Any, Any] = dataclasses.field(default_factory=dict)  # by what the choice depends on
-    sizes: dict[Any, tuple[int, ...]] = dataclasses.field(default_factory=dict)  # of blocks, where bits agree
+    strategies: dict[Any, Any] = dataclasses.field(default_factory=dict)  # by the inputs of the choice
+    sizes: dict[Any, tuple[int, ...]] = dataclasses.field(default_factory=dict)  # block sizes in which bits agree
 
 
 _inspected: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Inspected]] = weakref.WeakKeyDictionary()
@@ -83,7 +83,7 @@ def inspected(
 ) -> Inspected:
     """`inspect`, remembered for inputs of this form until something about the network's modules changes.
 
-    With `any_length`, what is remembered of one length serves for others: sites and axes, but neither costs nor shapes.
+    With `any_length`, an inspection of one length serves others: for sites and axes, but not for costs and shapes.
     """
     key = (form(inputs) if any_length else inputs.signature, inputs.n_rows == 1, leave_out, positions, any_length)
     known = _inspected.setdefault(net, {})
@@ -99,7 +99,7 @@ def inspected(
 
 
 def forget(net: nn.Module) -> None:
-    """Drops what is remembered of a network that turned out to behave differently."""
+    """Forgets the inspection of a network that turned out to behave differently."""
     _inspected.pop(net, None)
 
 
@@ -111,21 +111,20 @@ class UncertaintyWarning(UserWarning):
 
 
 def inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...] = (), *, positions: bool = False) -> Inspected:
-    """The anatomy of a network on inputs of this form; an error where it could not be drawn from rightly.
+    """The anatomy of a network on inputs of this form; raises if its draws would be wrong.
 
-    Autocast is off, so that what is compared differs by no more than the rounding of full precision, unless the network
-    needs it.
+    Autocast is off unless the network needs it, so that outputs differ only by the rounding of full precision.
     """
     if autocast_dtype(inputs.device) is None:
         return _inspect(net, inputs, leave_out, positions)
     try:
         with torch.autocast(inputs.device.type, enabled=False):
             return _inspect(net, inputs, leave_out, positions)
-    except RuntimeError:  # weights of low precision, which an input of another meets only under autocast
+    except RuntimeError:  # weights of low precision that need autocast for this input
         return replace(_inspect(net, inputs, leave_out, positions), needs_autocast=True)
 
 
-@torch.inference_mode(False)  # in which tensors have no versions, by which writing to them is seen
+@torch.inference_mode(False)  # inference tensors have no versions, which reveal writes
 @torch.no_grad()
 def _inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...], positions: bool) -> Inspected:
     check_modules(net)
@@ -170,7 +169,7 @@ def _inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...], positio
 
 
 def _bytes_of_a_row(one: Look, several: Look | None, peak_bytes: Callable[[Look], int]) -> int:
-    """What another row adds to the memory of a pass; copies of weights do not grow with the rows."""
+    """The memory that another row adds to a pass; copies of weights do not grow with the rows."""
     return peak_bytes(one) if several is None else max(1, (peak_bytes(several) - peak_bytes(one)) // (SEVERAL - 1))
 
 
@@ -184,11 +183,11 @@ def _check_names(net: nn.Module, leave_out: tuple[str, ...]) -> None:
 def _chosen_look(
     net: nn.Module, inputs: Inputs, row: list[Any], plain: Look, leave_out: tuple[str, ...]
 ) -> tuple[Look, frozenset[type]]:
-    """The look with every training flag up that only drops, and the classes whose flag therefore stays down."""
+    """The look with the training flags of classes that only drop, and the classes whose flag stays unset."""
     full: Look | None = None
     try:
         full = look(net, inputs, row, flags_up(leave_out), leave_out, honours=True)
-    except LookFailed as failed:  # a training branch may want what a prediction has not: targets, a process group
+    except LookFailed as failed:  # a training branch may need targets or a process group
         if isinstance(failed.error, NotImplementedError):
             raise failed.error from None
     if full is not None:
@@ -213,7 +212,7 @@ def _more_raw(seen: Look, plain: Look) -> bool:
 def _only_drops(
     net: nn.Module, inputs: Inputs, row: list[Any], cls: type, plain: Look, leave_out: tuple[str, ...]
 ) -> bool:
-    """Whether the training flag of one class brings on dropout and nothing else; an error where it does both."""
+    """Whether the training flag of one class enables dropout and nothing else; raises if it does both."""
 
     def flags(name: str, module: nn.Module) -> bool:
         return type(module) is cls and not is_left_out(leave_out, name, module)
@@ -236,7 +235,7 @@ def _only_drops(
 
 
 def _refuse_or_warn(cls: type, failed: LookFailed, plain: Look) -> None:
-    """A class whose training branch fails stays in evaluation mode, but never in silence."""
+    """Raises or warns about a class whose training branch fails and which stays in evaluation mode."""
     n_sites, n_plain = len(failed.recorder.sites), len(plain.recorder.sites)
     if isinstance(failed.error, NotImplementedError) or n_sites > n_plain:
         raise failed.error

@@ -1,4 +1,4 @@
-"""The randomness of a run, keyed: the masks of some draws and rows, laid where each site has its rows."""
+"""The keyed source of randomness: the masks of some draws and rows, along the row axis of each site."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dropbayes.sampling.operations import RandomSource, scaled_product, transfor
 from dropbayes.sampling.positions import Positions
 from dropbayes.sampling.recorder import SENTINEL_SEED
 
-# functorch's own primitive: a real tensor seen as batched along one axis at a level of vmap.
+# A functorch primitive: a real tensor seen as batched along one axis at a level of vmap.
 _functorch: Any = torch._C._functorch
 _add_batch_dim: Callable[[Tensor, int, int], Tensor] = _functorch._add_batch_dim
 
@@ -26,12 +26,12 @@ _KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def _kernels_for(x: Tensor) -> Any:
-    """The kernels that make masks in registers; None where there are none for this device, or a gradient is wanted."""
+    """The kernels that make masks in registers; None if there are none for this device, or a gradient is needed."""
     return None if torch.is_grad_enabled() and x.requires_grad else kernels_on(x.device)
 
 
 class NetworkChanged(Exception):
-    """The network met other sites than when it was inspected: what is remembered of it is out of date."""
+    """The network met other sites than when it was inspected: its inspection is out of date."""
 
 
 class Unsuited(Exception):
@@ -40,30 +40,30 @@ class Unsuited(Exception):
 
 @dataclass(frozen=True)
 class Masks:
-    """What the masks of a network are: of which sites, by which keys, for rows together or each."""
+    """The specification of a network's masks: sites, keys, and whether rows share them."""
 
     anatomy: Anatomy
     keys: Keys
     per_row: bool
-    integrate: bool  # the last site is left out, and its variance given instead
-    positions: Positions | None = None  # how they depend on position; None where a position is a unit like any other
+    integrate: bool  # the last site is integrated out, and its variance returned
+    positions: Positions | None = None  # None if a position is like any other unit
 
 
 class KeyedSource(RandomSource):
-    """The masks of some draws and rows, laid along the axis where each site has its rows.
+    """The masks of some draws and rows, along the row axis of each site.
 
     Args:
         masks: Sites and keys.
         draws: The draws of this run.
         rows: The rows of this run.
-        folded: Whether the draws are part of the row axis, outermost; else they are mapped over, or only one.
+        folded: Whether the draws are part of the row axis, outermost; otherwise they are mapped over, or single.
     """
 
     def __init__(self, masks: Masks, draws: range, rows: range, *, folded: bool) -> None:
         # One row of one draw needs no layout: the number of its sites may even depend on its values.
         self.lenient = len(draws) == 1 and len(rows) == 1 and not masks.integrate and masks.positions is None
         self.masks, self.draws, self.rows, self.folded = masks, draws, rows, folded
-        self.level: int | None = None  # of vmap, where draws are mapped over
+        self.level: int | None = None  # of vmap, if draws are mapped over
         self.variance: Tensor | None = None
         self.site = 0
         self._names: SiteNames | None = None
@@ -73,7 +73,7 @@ class KeyedSource(RandomSource):
         self._integrated: tuple[Tensor, int] | None = None
 
     def follow(self, net: nn.Module) -> None:
-        """Knows the sites of `net` by name where a draw may skip layers (LayerDrop), and with them their sites."""
+        """Identifies the sites of `net` by name if a draw may skip layers and their sites (LayerDrop)."""
         sites = self.masks.anatomy.sites
         if self.masks.positions is not None and any(site.kind == "rand" and not site.shape for site in sites):
             self._names = SiteNames({id(module): path for path, module in net.named_modules()})
@@ -112,7 +112,7 @@ class KeyedSource(RandomSource):
         mask = self._mask(site, drop_prob, inner_shape, x)
         if layout is None or self._own_rows is not None:
             return scaled_product(x, self._laid(mask, layout, shape, inner_shape), drop_prob, inplace)
-        # A mask that rows share is multiplied in without a copy for each row.
+        # A mask shared by rows is multiplied without a copy per row.
         sizes = (len(self.draws) if self.folded else 1, len(self.rows), layout.inner)
         split_x = x.unflatten(layout.axis, sizes)
         mask = self._among_rows(mask, layout).unsqueeze(layout.axis + 1)
@@ -122,7 +122,7 @@ class KeyedSource(RandomSource):
     def _fused(
         self, site: Site, layout: RowLayout | None, x: Tensor, drop_prob: float, shape: tuple[int, ...]
     ) -> Tensor | None:
-        """The masked tensor by one kernel that makes the mask in registers; None where there is none for it."""
+        """The masked tensor by one kernel that generates the mask in registers; None without one."""
         if self.masks.positions is not None:
             return None
         kernels = _kernels_for(x) if layout is not None else None
@@ -188,10 +188,10 @@ class KeyedSource(RandomSource):
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, drop_prob: float, is_causal: bool,
         scale: float,
     ) -> Tensor | None:  # fmt: skip
-        """Attention whose heads are dropped whole, by torch's own kernel: what it gives is dropped instead."""
+        """Attention whose heads are dropped whole, by torch's kernel: its outputs are dropped instead."""
         positions, site = self.masks.positions, self.masks.anatomy.sites[self.site]
         weights = (*query.shape[:-1], key.shape[-2])
-        by_head = [place.axis for place in site.positions] == [len(weights) - 2, len(weights) - 1]
+        by_head = [position.axis for position in site.positions] == [len(weights) - 2, len(weights) - 1]
         if positions is None or not positions.tied or not by_head or site.layout is None or self._own_rows is not None:
             return None
         result = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale=scale)
@@ -242,7 +242,7 @@ class KeyedSource(RandomSource):
         return result
 
     def finish(self, outputs: list[Tensor]) -> list[Tensor]:
-        """The outputs, with the integrated variance after them; an error where other sites were met than expected."""
+        """The outputs, then the integrated variance; raises if other sites were met than expected."""
         if self.site != len(self.masks.anatomy.sites) and not (self.lenient or self._names):
             raise NetworkChanged(f"{self.site} sites instead of {len(self.masks.anatomy.sites)}")
         if not self.masks.integrate:
@@ -281,7 +281,7 @@ class KeyedSource(RandomSource):
         return site
 
     def _layout(self, site: Site, shape: tuple[int, ...]) -> tuple[RowLayout | None, tuple[int, ...]]:
-        """Where this run's tensor of `shape` has its rows, and the shape of one row's mask."""
+        """The row layout of this run's tensor of `shape`, and the shape of one row's mask."""
         copies = len(self.rows) * (len(self.draws) if self.folded else 1)
         if site.layout is None:
             if (self.folded and len(self.draws) > 1) or (self.masks.per_row and len(self.rows) > 1):
@@ -314,11 +314,11 @@ class KeyedSource(RandomSource):
             value = _add_batch_dim(value, 0, self.level)
             value = value.unsqueeze(0)
         leading = list(range(n_leading))
-        return value.movedim(leading, [layout.axis + place for place in leading])
+        return value.movedim(leading, [layout.axis + offset for offset in leading])
 
 
 def _extents(shape: tuple[int, ...], layout: RowLayout) -> dict[str, int]:
-    """How many of a row's units precede and follow the rows in memory."""
+    """The numbers of a row's units that precede and follow the rows in memory."""
     axis = layout.axis
     return {"outer": math.prod(shape[:axis]), "inner": layout.inner * math.prod(shape[axis + 1 :])}
 

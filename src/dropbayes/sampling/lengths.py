@@ -1,6 +1,6 @@
-"""Which axes of a network's masks hold positions: found by looking at inputs of other lengths, and confirmed by more.
+"""The axes of a network's masks that hold positions, found by looks at inputs of two other lengths.
 
-Every sequence of the input is made longer by a number of its own. An axis that grows by that number, and by another one
+Every sequence of the input is made longer by a different number. An axis that grows by that number, and by another one
 in a second look, holds the sequence's positions. An axis that grows in any other way is an error that names the site.
 """
 
@@ -16,31 +16,31 @@ from dropbayes.sampling.anatomy import PositionAxis, Site
 from dropbayes.sampling.looks import Flags, Look, LookFailed, look
 from dropbayes.sampling.trees import Inputs, is_cache
 
-# How much longer the sequences are: the network's own (or its encoder's), its decoder's, and one that it attends to.
+# The increases in length: the network's own (or its encoder's), its decoder's, and one that it attends to.
 _LONGER = ((1, 2, 4), (3, 5, 9))
 _SHORTER = tuple(tuple(-by for by in growth) for growth in _LONGER)
 
 _SEQUENCES = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids", "cache_position")
-_COUNTED = ("position_ids", "decoder_position_ids", "cache_position")  # a longer one goes on counting
+_COUNTED = ("position_ids", "decoder_position_ids", "cache_position")  # continued when made longer
 
 
 def with_positions(
     net: nn.Module, inputs: Inputs, flags: Flags, leave_out: tuple[str, ...], chosen: Look, sites: tuple[Site, ...]
 ) -> tuple[Site, ...]:
-    """The sites with the axes that hold positions; an error that names a site where they cannot be found."""
+    """The sites with the axes that hold positions; raises, naming the site, if they cannot be found."""
     axes = sequence_axes(inputs)
     if not any(axes):
         raise ValueError(
             "`positions` needs an input with positions, [row, position, ...]; got none. Leave `positions` out for a "
             "network that reads no sequence."
         )
-    if any(map(is_cache, inputs.leaves)):  # what a cache holds has one length: the look goes without it
+    if any(map(is_cache, inputs.leaves)):  # the contents of a cache have one length: the look omits it
         inputs = _without_caches(inputs)
         chosen = look(net, inputs, inputs.rows([0]), flags, leave_out, chosen.recorder.honours_flags)
     growths, looks = _looks(net, inputs, axes, flags, leave_out, chosen)
     known = {
-        site.name: _positions(site, [seen.recorder.sites[place].shape for seen in looks], growths)
-        for place, site in enumerate(chosen.recorder.sites)
+        site.name: _positions(site, [seen.recorder.sites[index].shape for seen in looks], growths)
+        for index, site in enumerate(chosen.recorder.sites)
     }
     ranks = {site.name: len(site.shape) for site in chosen.recorder.sites}
     for site in sites:
@@ -53,7 +53,7 @@ def with_positions(
 
 
 def _without_caches(inputs: Inputs) -> Inputs:
-    """The inputs as the whole of their sequences: no cache, and masks of the positions that are new alone."""
+    """The inputs as whole sequences: no cache, and masks of the new positions alone."""
     new = _new_lengths(inputs)
     leaves: list[Any] = []
     for leaf, pairs in zip(inputs.leaves, sequence_axes(inputs), strict=True):
@@ -93,7 +93,7 @@ def _axes(leaf: Any, row_axis: int | None, name: str, known: bool) -> tuple[int,
 
 
 def sequence_lengths(inputs: Inputs) -> tuple[int, ...]:
-    """The number of positions of each sequence of the input, those that a cache holds included."""
+    """The number of positions of each sequence of the input, including those in a cache."""
     lengths = _new_lengths(inputs)
     decoder = 1 if lengths[1] else 0
     masks = _lengths(inputs, ("attention_mask",))
@@ -124,7 +124,7 @@ def _lengths(inputs: Inputs, names: tuple[str, ...]) -> list[int]:
 
 
 def _past_length(cache: Any) -> int | None:
-    """The number of positions that a cache holds; None where it does not say (states of a recurrence)."""
+    """The number of positions that a cache holds; None if unknown (states of a recurrence)."""
     try:
         return int(cache.get_seq_length())
     except ValueError:
@@ -132,19 +132,19 @@ def _past_length(cache: Any) -> int | None:
 
 
 def form(inputs: Inputs) -> tuple[Any, ...]:
-    """What the computation depends on besides lengths: the signature, with every sequence as one or as many."""
+    """The form of the computation without lengths: the signature, with every sequence as one or many positions."""
     described: list[Any] = []
     axes = sequence_axes(inputs)
     for entry, leaf, pairs in zip(inputs.signature, inputs.leaves, axes, strict=True):
         if isinstance(leaf, Tensor):
-            places = {axis for axis, _ in pairs}
-            entry = (tuple(min(n, 2) if a in places else n for a, n in enumerate(entry[0])), *entry[1:])
+            position_axes = {axis for axis, _ in pairs}
+            entry = (tuple(min(n, 2) if a in position_axes else n for a, n in enumerate(entry[0])), *entry[1:])
         described.append((entry, is_cache(leaf) and _is_filled(leaf)))
     return tuple(described)
 
 
 def _is_filled(cache: Any) -> bool:
-    """Whether a cache holds anything yet: a network may then take another path."""
+    """Whether a cache is non-empty: a network may then take another path."""
     for value in vars(cache).values():
         layers = value if isinstance(value, list) else [value] if is_cache(value) else []
         for layer in layers:
@@ -183,9 +183,9 @@ class _TooShort(Exception):
 def _resized(inputs: Inputs, axes: list[tuple[tuple[int, int], ...]], growth: tuple[int, ...]) -> list[Any]:
     """The first row with every sequence longer (or shorter) by its growth."""
     leaves = inputs.rows([0])
-    for place, (pairs, name) in enumerate(zip(axes, inputs.arguments, strict=True)):
+    for index, (pairs, name) in enumerate(zip(axes, inputs.arguments, strict=True)):
         for axis, sequence in pairs:
-            leaves[place] = _resized_along(leaves[place], axis, growth[sequence], name in _COUNTED)
+            leaves[index] = _resized_along(leaves[index], axis, growth[sequence], name in _COUNTED)
     return leaves
 
 

@@ -1,4 +1,4 @@
-"""One forward pass of a network's view with every mask left out, and how two of them compare."""
+"""One forward pass of a network's view with every mask left out, and the comparison of two of them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dropbayes.sampling.recorder import SENTINEL_SEED, Recorder, Watch
 from dropbayes.sampling.trees import Inputs, Structure, own_leaves, split
 from dropbayes.sampling.views import View, eagerly
 
-_TENSOR_CORES = 5e-3  # products of float32 may be rounded to ten bits there, as cuDNN's recurrent layers are
+_TENSOR_CORES = 5e-3  # float32 products, such as cuDNN's recurrent layers, may be rounded to ten bits
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 
 
 @dataclass
 class Look:
-    """One forward pass with every mask left out: what was recorded and what came out."""
+    """One forward pass with every mask left out: its record and its output."""
 
     view: View
     recorder: Recorder
@@ -34,11 +34,11 @@ class Look:
     moved: list[str]  # the generators of the host whose state moved
 
     def fits(self, other: Look) -> bool:
-        """Whether the outputs are built alike."""
+        """Whether the outputs have the same structure."""
         return self.structure == other.structure and [t.shape for t in self.tensors] == [t.shape for t in other.tensors]
 
     def agrees_with(self, other: Look) -> bool:
-        """Whether the outputs are the same but for rounding."""
+        """Whether the outputs agree up to rounding."""
         return self.fits(other) and all(map(equal_but_for_rounding, self.tensors, other.tensors))
 
     @property
@@ -48,7 +48,7 @@ class Look:
 
 
 class LookFailed(Exception):
-    """A forward pass that failed, with what was recorded until then."""
+    """A forward pass that failed, with its record up to then."""
 
     def __init__(self, recorder: Recorder, error: Exception) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
@@ -60,7 +60,7 @@ _LOOKING = threading.RLock()  # a look borrows torch's generator, which all thre
 
 
 def flags_down(name: str, module: nn.Module) -> bool:
-    """The training flags of evaluation mode: none is up."""
+    """The training flags of evaluation mode: none is set."""
     return False
 
 
@@ -69,7 +69,7 @@ def _is_normalisation(module: nn.Module) -> bool:
 
 
 def flags_up(leave_out: tuple[str, ...], lowered: frozenset[type] = frozenset()) -> Flags:
-    """The training flags of a draw: up, but for normalisation, this library's own layers and what is left out."""
+    """The training flags of a draw: set, except for normalisation, this library's layers and modules left out."""
 
     def up(name: str, module: nn.Module) -> bool:
         ours = type(module).__module__.startswith("dropbayes.")
@@ -109,14 +109,14 @@ def look(
 
 @contextlib.contextmanager
 def _refusing_originals(view: View) -> Iterator[None]:
-    """Raises if a module of the network itself ran: something still refers to it where its view should run."""
+    """Raises if a module of the network itself ran: something refers to it instead of its view."""
     originals: list[str] = []
 
     def note(frame: Any, event: str, argument: Any) -> None:
         if event == "call" and frame.f_code.co_name == "forward" and view.is_original(frame.f_locals.get("self")):
             originals.append(type(frame.f_locals["self"]).__name__)
 
-    before = sys.getprofile()  # of this thread alone
+    before = sys.getprofile()  # for this thread only
     sys.setprofile(note)
     try:
         yield
@@ -130,7 +130,7 @@ def _refusing_originals(view: View) -> Iterator[None]:
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """The dtype to which autocast rounds on a device; None where it is off."""
+    """The dtype to which autocast rounds on a device; None if it is off."""
     try:
         return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
     except RuntimeError:  # a device without autocast
@@ -138,7 +138,7 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 
 def equal_but_for_rounding(a: Tensor, b: Tensor, batch: Tensor | None = None) -> bool:
-    """Whether two outputs agree up to what another order of summation can change, measured by the batch they are in."""
+    """Whether two outputs agree up to the order of summation, relative to the batch they are in."""
     if a.shape != b.shape:
         return False
     if not (a.is_floating_point() or a.is_complex()):

@@ -1,13 +1,13 @@
-r"""Keyed random masks: a pure function of seed, site, draw and row, the same bits however the work is cut.
+r"""Keyed random masks: a pure function of seed, site, draw and row, with the same bits for any chunking.
 
 Every random word is a hash of its coordinates (SplitMix64 over integer tensors), so any tile of draws and rows can be
-generated alone, on any device, by any thread, without a generator's state.
+generated independently, on any device and thread, without a generator's state.
 
 The *stratified* sampler gives each unit of a site $T$ uniforms that form a randomly shifted, permuted lattice,
 $u_t = \mathrm{frac}(\pi(t)/T + s)$. The shift $s$ is uniform and independent between units (and rows), so every single
 draw is an exact, independent Bernoulli mask; over the $T$ draws each unit is dropped as near to $T \cdot$ `drop_prob`
-times as integers allow, which is what removes most of the Monte Carlo error of a mean. The *independent* sampler hashes
-every draw on its own; its first draws do not depend on how many follow.
+times as integers allow, which removes most of the Monte Carlo error of a mean. The *independent* sampler hashes every
+draw separately; its first draws do not depend on how many follow.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _PERMUTATION_KEY = 0x6D61736B73  # any constant: the table of permutations is the same for every seed
 _TABLE_ENTRIES = 2**20  # bounds the table's memory (8 MB) and the time to sort it
 _MOST_PERMUTATIONS = 256
-_REMEMBERED_ELEMENTS = 2**15  # masks up to this size are kept: at most 256 of 128 kB
+_REMEMBERED_ELEMENTS = 2**15  # masks up to this size are cached: at most 256 of 128 kB
 
 _UNIT, _ROW, _DRAW = 1, 2, 3  # streams of one site
 _HOST = 4  # the stream of seeds for generators outside of torch
@@ -40,7 +40,7 @@ LONGEST = 2**20  # positions along one axis: two of them number a pair without c
 
 @dataclass(frozen=True)
 class Keys:
-    """What the masks of one prediction depend on besides their coordinates."""
+    """The parameters of the masks of one prediction, besides their coordinates."""
 
     seed: int
     n_draws: int
@@ -54,13 +54,13 @@ class Keys:
 
 @functools.lru_cache(maxsize=2**14)
 def named_site(name: str) -> int:
-    """The number of a site that is known by its name instead of its place in the order of execution."""
+    """The number of a site identified by its name instead of its index in the order of execution."""
     return _fold(0, *name.encode())
 
 
 @dataclass(frozen=True)
 class Units:
-    """Units of a mask that are numbered by absolute position, so that their numbers do not depend on its length.
+    """Units of a mask numbered by absolute position, independently of the length of the sequence.
 
     Args:
         shape: The shape of the mask.
@@ -101,12 +101,12 @@ def keep_mask(
         keys: Seed, number of draws and sampler.
         site: The site's index in the order of execution, or the number of its name.
         drop_prob: The probability of a zero, resolved to 2⁻³².
-        draws: Which draws of `range(keys.n_draws)`.
-        rows: Which rows get masks of their own; None for one mask shared by all rows.
+        draws: The draws, within `range(keys.n_draws)`.
+        rows: The rows with their own masks; None for one mask shared by all rows.
         shape: The shape of one mask.
         dtype: The floating dtype of the result.
-        device: Where the result is made.
-        units: The numbers of the units, where they go by absolute position; by default in row-major order.
+        device: The device of the result.
+        units: The units, if numbered by absolute position; by default in row-major order.
     """
     if rows is None and units is None and len(draws) * math.prod(shape) <= _REMEMBERED_ELEMENTS:
         return _remembered_mask(keys, site, drop_prob, draws, shape, dtype, device)
@@ -141,7 +141,7 @@ def _remembered_mask(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    # Small masks are asked for again by the next row block and the next call with the same seed; never written to.
+    # Small masks are used again by the next row block and the next call with the same seed; they are never written to.
     return _new_mask(keys, site, drop_prob, draws, None, shape, dtype, device)
 
 
@@ -149,13 +149,13 @@ def uniform(
     keys: Keys, site: int, *, draws: range, rows: range | None, shape: tuple[int, ...], device: torch.device,
     units: Units | None = None,
 ) -> Tensor:  # fmt: skip
-    """Uniforms in (0, 1) in float64, `[draw, *shape]` or `[draw, row, *shape]`, keyed as `keep_mask` is."""
+    """Uniforms in (0, 1) in float64, `[draw, *shape]` or `[draw, row, *shape]`, keyed as in `keep_mask`."""
     words = _words(keys, site, draws, rows, math.prod(shape) if units is None else units, device)
     return ((words.double() + (2**31 + 0.5)) * 2.0**-32).reshape(*words.shape[:-1], *shape)
 
 
 def derived_seed(keys: Keys, draw: int, row: int) -> int:
-    """A seed for generators that cannot be keyed to a site: one for each draw and row."""
+    """A seed for generators that cannot be keyed to a site, one per draw and row."""
     return _fold(keys.seed % _WORD, keys.replicate, _HOST, draw, row)
 
 
@@ -165,7 +165,7 @@ def _words(keys: Keys, site: int, draws: range, rows: range | None, units: int |
         return _numbered_words(keys, site, draws, rows, units.numbers(device))
     if keys.sampler == "independent":
         return _independent_words(keys, site, draws, rows, units, device)
-    # One hash a unit picks its permutation and offset and, where all rows share it, its shift.
+    # One hash per unit selects its permutation, its offset and, with shared masks, its shift.
     choice = _hash(keys.stream(site, _UNIT), 0, units, device)
     lattice = _lattice(keys, draws, choice)
     if rows is None:
@@ -182,7 +182,7 @@ def _independent_words(
 
 
 def _numbered_words(keys: Keys, site: int, draws: range, rows: range | None, numbers: Tensor) -> Tensor:
-    """The words of units with numbers of their own; the row is folded into the key, since rows have no fixed width."""
+    """The words of explicitly numbered units; the row is folded into the key, since rows have no fixed width."""
     device = numbers.device
     if keys.sampler == "independent":
         streams = _hash(keys.stream(site, _DRAW), draws.start, draws.stop, device)[:, None]
@@ -214,7 +214,7 @@ def _lattice(keys: Keys, draws: range, choice: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=32)
 def _permuted_lattices(n_draws: int, device: torch.device) -> Tensor:
-    """Random permutations of the lattice of `n_draws` points, each written twice over so that offsets never wrap."""
+    """Random permutations of the lattice of `n_draws` points, each stored twice so that offsets never wrap."""
     count = max(1, min(_MOST_PERMUTATIONS, _TABLE_ENTRIES // n_draws))
     order = _hash(_PERMUTATION_KEY, 0, count * n_draws, torch.device("cpu")).reshape(count, n_draws).argsort(dim=1)
     points = (order * 2**32) // n_draws - 2**31
@@ -230,7 +230,7 @@ def _hash_rows(key: int | Tensor, rows: range, units: int, device: torch.device)
 
 def _hash(key: int | Tensor, first: int, last: int, device: torch.device) -> Tensor:
     """SplitMix64's outputs `first` to `last` of the stream `key` (or of each stream of a column), as int64."""
-    if device.type == "cpu":  # NumPy's unsigned words: the same bits at a fraction of the cost of a call into torch
+    if device.type == "cpu":  # NumPy's unsigned words: the same bits, without the overhead of torch calls
         return _hash_words(key, np.arange(first, last, dtype=np.uint64))
     return _hash_numbers(key, torch.arange(first, last, device=device))
 
@@ -256,7 +256,7 @@ def _hash_numbers(key: int | Tensor, numbers: Tensor | Sequence[int]) -> Tensor:
 
 
 def _shift_right(words: Tensor, bits: int) -> Tensor:
-    """The logical right shift: torch's own drags the sign bit along."""
+    """The logical right shift: torch's shift is arithmetic."""
     return (words >> bits) & (2 ** (64 - bits) - 1)
 
 

@@ -1,4 +1,4 @@
-"""The names of sites: where a stochastic operation is called from, whatever else of the network runs."""
+"""The names of sites: the caller of a stochastic operation, independent of other sites."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 class SiteNames:
-    """The names of the sites of one forward pass, asked for in the order of execution.
+    """The names of the sites of one forward pass, in the order of execution.
 
     Args:
         paths: The names of the network's modules, by id.
@@ -23,7 +23,7 @@ class SiteNames:
     def callers(self) -> Iterator[tuple[str, nn.Module]]:
         """The modules whose code is running, from the innermost to the network itself."""
         frame = sys._getframe(1)
-        while frame is not None:  # the callers' frames are left alone: reading their variables would keep them alive
+        while frame is not None:  # reading the callers' variables would keep them alive
             owner = frame.f_locals.get("self")
             path = self.paths.get(id(owner))
             if path is not None:
@@ -33,12 +33,12 @@ class SiteNames:
             frame = frame.f_back  # type: ignore[assignment]
 
     def next(self, kind: str) -> str:
-        """The name of the next site: module, operation, and which call of it.
+        """The name of the next site: module, operation, and the index of the call.
 
         A module that several others share is named with those that call it.
         """
         paths = [path for path, _ in self.callers()] or [""]
         others = dict.fromkeys(path for path in paths[1:] if path and not f"{paths[0]}.".startswith(f"{path}."))
-        place = f"{' in '.join((paths[0], *others))} {kind}"
-        self._calls[place] += 1
-        return f"{place} {self._calls[place] - 1}"
+        call = f"{' in '.join((paths[0], *others))} {kind}"
+        self._calls[call] += 1
+        return f"{call} {self._calls[call] - 1}"

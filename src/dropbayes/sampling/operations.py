@@ -1,8 +1,8 @@
-"""The stochastic operations of PyTorch, and what replaces each of them while a network is drawn from.
+"""The stochastic operations of PyTorch, and their replacements while a network is sampled.
 
-A `TorchFunctionMode` sees every call into torch of its own thread, whatever module makes it. Deterministic operations
-pass through. A stochastic one is computed here instead, with randomness asked of a `RandomSource`: keyed masks when
-drawing, nothing at all when a network is only being inspected.
+A `TorchFunctionMode` intercepts every torch call of its thread, from any module. Deterministic operations pass through.
+A stochastic one is computed here instead, with randomness from a `RandomSource`: keyed masks when drawing, none when a
+network is only inspected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from dropbayes.layers import STOCHASTIC
 from dropbayes.sampling.recurrence import recurrence
 
-# functorch's own: whether a tensor is mapped over; the depth of nested transforms, None outside all of them.
+# From functorch: whether a tensor is mapped over; the depth of nested transforms, None outside all of them.
 _is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_batchedtensor
 transform_depth: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 
@@ -38,17 +38,17 @@ class RandomSource(ABC):
     def uniform(
         self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device
     ) -> Tensor | None:
-        """Uniforms of the next site in float64; None for the expectation of whatever is made of them."""
+        """Uniforms of the next site in float64; None for the expectation of the result."""
 
     def masked(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
-        """`x` with the mask of the next site, scaled by the keep probability: what dropout returns."""
+        """`x` with the mask of the next site, scaled by 1 / keep probability: the result of dropout."""
         keep = self.keep(kind, drop_prob, shape, x)
         if keep is None:
             return x.view_as(x)
         return scaled_product(x, keep, drop_prob, inplace)
 
     def is_off(self, training: bool) -> bool:
-        """Whether the next dropout does not take part; `training` is what the network passed to it."""
+        """Whether the next dropout is switched off; `training` is the argument that the network passed."""
         return False
 
     def is_fixed(self, generator: torch.Generator | None) -> bool:
@@ -56,7 +56,7 @@ class RandomSource(ABC):
         return False
 
     def integrate(self, x: Tensor, drop_prob: float) -> Tensor | None:
-        """The input of a last layer that is to be integrated over its mask; None to draw the mask."""
+        """The input of a last layer whose mask is integrated out; None to draw the mask."""
         return None
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
@@ -67,11 +67,11 @@ class RandomSource(ABC):
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, drop_prob: float, is_causal: bool,
         scale: float,
     ) -> Tensor | None:  # fmt: skip
-        """Attention whose weights have the mask of the next site, by a fused kernel; None where there is none."""
+        """Attention whose weights have the mask of the next site, by a fused kernel; None without one."""
         return None
 
     def comparison(self, func: Callable[..., Any], left: Any, right: Any) -> Tensor | None:
-        """The result of comparing a number with a drawn one where it does not depend on the draw; None elsewhere."""
+        """The result of comparing a number with a drawn one, if independent of the draw; otherwise None."""
         return None
 
     def after(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -99,7 +99,7 @@ class Interception(TorchFunctionMode):
 
 
 def scaled_product(x: Tensor, keep: Tensor, drop_prob: float, inplace: bool = False) -> Tensor:
-    """`x * keep / (1 - drop_prob)`; everything is dropped where `drop_prob` is 1."""
+    """`x * keep / (1 - drop_prob)`; 0 if `drop_prob` is 1."""
     factor = keep * (1 / (1 - drop_prob)) if drop_prob < 1 else keep
     return x.mul_(factor) if inplace and not isinstance(x, nn.Parameter) else x * factor
 
@@ -205,12 +205,12 @@ def _attention(
         scores = scores.masked_fill(~attn_mask, -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    weights = torch._safe_softmax(scores, -1)  # 0 for a query that sees no key, as torch's own attention has it
+    weights = torch._safe_softmax(scores, -1)  # 0 for a query that sees no key, as in torch's attention
     return mode.source.masked("attention", weights, dropout_p, tuple(weights.shape), False).to(value.dtype) @ value
 
 
 def _multi_head_attention(mode: Interception, func: Any, *args: Any, **kwargs: Any) -> Any:
-    # Its dropout is gated by `training`, its thirteenth argument; its own body then makes calls that are seen here.
+    # Its dropout is gated by `training`, its thirteenth argument; the calls in its body are then intercepted here.
     training = args[13] if len(args) > 13 else kwargs.get("training", True)
     on = training or not mode.source.is_off(training)
     if len(args) > 13:
@@ -223,7 +223,7 @@ def _multi_head_attention(mode: Interception, func: Any, *args: Any, **kwargs: A
 
 @functools.cache
 def _undispatched(func: Callable[..., Any]) -> Callable[..., Any]:
-    """The Python function of torch without its hand-over to modes, so that the calls inside it are seen by them."""
+    """The Python function of torch without its dispatch to modes, so that they intercept the calls inside it."""
     scope = {**func.__globals__}
     for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
         scope[name] = lambda *_: False
@@ -233,7 +233,7 @@ def _undispatched(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _inside(mode: Interception, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """A composite function of torch: run with the mode on, so that the random calls it makes are seen."""
+    """A composite function of torch: run with the mode on, so that its random calls are intercepted."""
     with mode:
         return _undispatched(func)(*args, **kwargs)
 
@@ -275,7 +275,7 @@ def _convolution(
     mode: Interception, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Tensor:
     device = input.device.type
-    if _is_batched(input) and torch.is_autocast_enabled(device):  # mapped over, autocast forgets the bias
+    if _is_batched(input) and torch.is_autocast_enabled(device):  # under vmap, autocast does not convert the bias
         dtype = torch.get_autocast_dtype(device)
         input, weight, bias = input.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     return func(input, weight, bias, *args, **kwargs)
@@ -293,7 +293,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Batch normalisation in evaluation as the affine map it is: mapped over draws, torch's own takes twice as long."""
+    """Batch normalisation in evaluation mode as an affine map: under vmap, torch's own takes twice as long."""
     if not _is_batched(input) or training or running_mean is None or running_var is None:
         return func(input, running_mean, running_var, weight, bias, training, momentum, eps)
     scale = torch.rsqrt(running_var + eps)
@@ -336,7 +336,7 @@ def _bernoulli_values(mode: Interception, probability: Tensor, drop_prob: float 
     return probability if uniform is None else (uniform < probability).to(probability.dtype)
 
 
-# What an inspected network gets for a uniform: LayerDrop and DropPath, written as rand() < drop_prob, keep everything.
+# The uniform of an inspected network: LayerDrop and DropPath, written as rand() < drop_prob, keep everything.
 _LARGEST_UNIFORM = 1 - 2.0**-24
 
 
@@ -414,7 +414,7 @@ def _compare(mode: Interception, func: Any, left: Any, right: Any) -> Any:
 def _drawn(
     mode: Interception, func: Any, sample: Callable[[], Tensor], mean: Tensor, *, training: bool = False
 ) -> Tensor:
-    """A layer of ours: it draws its weights when told to, with random numbers that are seen here."""
+    """A layer of `dropbayes.layers`: it draws its weights on request, with random numbers intercepted here."""
     del training
     with mode:
         return func(sample, mean, training=True)

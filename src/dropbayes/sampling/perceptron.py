@@ -1,4 +1,4 @@
-"""Multi-layer perceptrons: an `nn.Sequential` that is nothing else, whose anatomy can be read off its layers."""
+"""Multi-layer perceptrons: plain `nn.Sequential` networks, whose anatomy can be read off their layers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _ACTIVATIONS = (
     nn.ReLU6, nn.Softsign, nn.Identity,
 )  # fmt: skip
 _ONE_TENSOR = split(torch.empty(0))[1]
-_COMPACT_WIDTH = 256  # leaving units out pays for its copying from this width,
-_COMPACT_DROP_PROB = 0.25  # and from this share of dropped units
+_COMPACT_WIDTH = 256  # below this width the copies cost more than leaving units out saves
+_COMPACT_DROP_PROB = 0.25  # likewise below this share of dropped units
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,18 @@ class Perceptron:
 
     @property
     def anatomy(self) -> Anatomy:
-        """What inspecting the network would show, read off its layers."""
+        """The anatomy of the network, read off its layers."""
         return _anatomy(tuple([_size(layer) for layer in self.layers]))
 
     @functools.cached_property
     def fused(self) -> Any:
-        """The layers as the fused kernel takes them; None where there is no kernel for them."""
+        """The layers in the fused kernel's form; None if no kernel supports them."""
         kernels = fused_kernels()
         return None if kernels is None else kernels.affine_layers(self.layers)
 
     @property
     def is_wide(self) -> bool:
-        """Whether leaving dropped units out of the products pays."""
+        """Whether leaving dropped units out of the products saves time."""
         linears = [layer for layer in self.layers if isinstance(layer, nn.Linear)]
         drops = [layer.p for layer in self.layers if isinstance(layer, nn.Dropout)]
         inner = [layer.in_features for layer in linears[1:]]
@@ -61,10 +61,10 @@ def _anatomy(layers: tuple[tuple[int, int, int] | float | None, ...]) -> Anatomy
     sites: list[Site] = []
     prefix = suffix = 0.0
     pass_bytes = 0
-    for place, layer in enumerate(layers):
+    for index, layer in enumerate(layers):
         if isinstance(layer, float):
-            is_last = place + 1 == len(layers)
-            before = None if is_last or not isinstance(layers[place + 1], tuple) else "linear"
+            is_last = index + 1 == len(layers)
+            before = None if is_last or not isinstance(layers[index + 1], tuple) else "linear"
             sites.append(Site(len(sites), "", "dropout", layer, (1,), before, RowLayout(0, 1)))
         elif layer is not None:
             n_inputs, n_outputs, n_bytes = layer
@@ -89,8 +89,13 @@ def perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
     pending: list[nn.Module] = [net]
     while pending:
         module = pending.pop()
-        own = module.__dict__
-        if own["_forward_hooks"] or own["_forward_pre_hooks"] or own.get("_compiled_call_impl") or "forward" in own:
+        state = module.__dict__
+        if (
+            state["_forward_hooks"]
+            or state["_forward_pre_hooks"]
+            or state.get("_compiled_call_impl")
+            or "forward" in state
+        ):
             return None
         if type(module) is nn.Sequential:
             pending.extend(reversed(module._modules.values()))
@@ -106,5 +111,5 @@ def perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
 
 
 def _takes(layer: nn.Linear, x: Tensor) -> bool:
-    """Whether a layer's weights are where the rows are, and of their dtype."""
+    """Whether a layer's weights have the device and dtype of the rows."""
     return layer.weight.dtype == x.dtype and layer.weight.device == x.device

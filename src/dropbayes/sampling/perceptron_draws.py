@@ -1,7 +1,7 @@
 """The draws of a perceptron without the cost of general interception.
 
-The masks are those of any other path, so the same seed gives the same draws. What is gained is that the masks of a draw
-shared by all rows can be folded into the weights that read them, once for all rows.
+The masks are those of any other path, so the same seed gives the same draws. A mask shared by all
+rows is folded into the weights that read it, once for all rows.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _IN_PLACE: dict[type, Callable[[Tensor], Tensor]] = {
     nn.Tanh: torch.tanh_,
     nn.Sigmoid: torch.sigmoid_,
 }
-_FOLDED_ELEMENTS = 2**20  # masked copies of a weight matrix, one a draw, are made up to this size
-_TOGETHER = (64, 32, 16, 8, 4)  # rows of one product where a row's bits are the same in each of these sizes,
-_TOGETHER_ELEMENTS = 2**19  # of those that keep a layer of all draws within the cache
-_TESTED_OPERATIONS = 2e8  # larger products are not tried out: they lose little by being made in blocks of one size
+_FOLDED_ELEMENTS = 2**20  # the largest size of the masked copies of a weight matrix, one per draw
+_TOGETHER = (64, 32, 16, 8, 4)  # rows per product, if a row has the same bits in each of these sizes
+_TOGETHER_ELEMENTS = 2**19  # a layer of all draws up to this size stays in the cache
+_TESTED_OPERATIONS = 2e8  # larger products are not tested: blocks of one size cost them little
 _LARGE_WEIGHTS = 2**14
 
 
 # The steps ------------------------------------------------------------------------------------------------------------
-# Until the first site a tensor is `[row, feature]`. Then the draws stand after the rows where these share their masks
-# (the product with the folded weights of all draws has them there), and before them where each row has its own.
+# Up to the first site a tensor is `[row, feature]`. Afterwards the draws follow the rows if masks are shared (the
+# order that the product with the folded weights of all draws gives), and precede them if each row has its own.
 
 
 class Step(Protocol):
-    """A layer, or several, of all draws."""
+    """One or several layers, for all draws."""
 
     def __call__(self, h: Tensor, rows: range, block: int | None) -> Tensor:
         """The next tensor; `rows` keys masks, `block` is the number of rows in one product (None for all)."""
@@ -49,7 +49,7 @@ class Affine:
 
     weight: Tensor  # [feature, out]
     bias: Tensor | None
-    drawn: tuple[int, int] | None = None  # draws and units, where the weights of all draws stand side by side
+    drawn: tuple[int, int] | None = None  # draws and units, if the weights of all draws are side by side
 
     def __call__(self, h: Tensor, rows: range, block: int | None) -> Tensor:
         product = _product(h, self.weight, self.bias, block)
@@ -68,7 +68,7 @@ class SharedMask:
 
 @dataclass(frozen=True)
 class RowMasks:
-    """h ∘ z_t, with masks of its own for every row."""
+    """h ∘ z_t, with separate masks for every row."""
 
     keys: Keys
     draws: range
@@ -76,9 +76,9 @@ class RowMasks:
     drop_prob: float
 
     def __call__(self, h: Tensor, rows: range, block: int | None) -> Tensor:
-        rows = range(rows.start, rows.start + h.shape[-2])  # with those added to fill a block
+        rows = range(rows.start, rows.start + h.shape[-2])  # including the padding of a block
         mask = _mask(self.keys, self.site, self.drop_prob, self.draws, rows, h.shape[-1], h)
-        return mask.mul_(h * _scale(self.drop_prob))  # the mask is as large as the result, and nobody else's
+        return mask.mul_(h * _scale(self.drop_prob))  # in place: the mask has the size of the result and is not shared
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class IntegratedLayer:
     """
 
     mean: Affine
-    squares: Tensor  # [feature, out], or [draw * feature, out] where the mean over draws is one sum with the product
+    squares: Tensor  # [feature, out], or [draw * feature, out] if the product also sums over draws
     is_drawn: bool
     per_row: bool
 
@@ -113,12 +113,12 @@ class IntegratedLayer:
 
 
 def _product(h: Tensor, weight: Tensor, bias: Tensor | None, block: int | None) -> Tensor:
-    """h @ weight + bias for `[row, (draw,) feature]`, in blocks of rows where that matters for a row's bits."""
+    """h @ weight + bias for `[row, (draw,) feature]`, in blocks of rows if a row's bits depend on them."""
     flat = h.reshape(-1, h.shape[-1])
     size = flat.shape[0] if block is None else block * flat.shape[0] // h.shape[0]
     if size == flat.shape[0]:
         return _affine(flat, weight, bias)
-    return torch.cat([_affine(part, weight, bias) for part in flat.split(size)])
+    return torch.cat([_affine(rows, weight, bias) for rows in flat.split(size)])
 
 
 def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -131,7 +131,7 @@ def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _mask(
     keys: Keys, site: int, drop_prob: float, draws: range, rows: range | None, width: int, like: Tensor
 ) -> Tensor:
-    shape = (1, width)  # one row's shape in any other path: the words of a mask are counted in it
+    shape = (1, width)  # one row's shape on any other path, which numbers the words of a mask
     mask = keep_mask(
         keys, site, drop_prob=drop_prob, draws=draws, rows=rows, shape=shape, dtype=like.dtype, device=like.device
     )
@@ -149,9 +149,9 @@ def _scale(drop_prob: float) -> float:
 class PerceptronDraws:
     """Some draws of a perceptron, prepared once and then evaluated on rows.
 
-    A row must have the same bits whatever rows it comes with. Where this machine's products of these shapes are seen
-    to give a row the same bits in any of a few `sizes`, rows are taken in parts of those sizes; elsewhere products are
-    made in blocks of one size, to which rows are padded.
+    A row must have the same bits in any batch. If a test shows that products of these shapes give a row the same bits
+    in each of a few `sizes`, rows are taken in chunks of those sizes; otherwise products are computed in blocks of one
+    size, to which rows are padded.
     """
 
     steps: tuple[Step, ...]
@@ -159,7 +159,7 @@ class PerceptronDraws:
     n_draws: int
     per_row: bool
     block: int  # the number of rows in a product
-    sizes: tuple[int, ...] | None  # None where products must have one size
+    sizes: tuple[int, ...] | None  # None if products must have one size
 
     def __call__(self, x: Tensor, first_row: int) -> tuple[Tensor, Tensor | None]:
         """The outputs `[draw, row, out]`, and the mean over draws of their variances over the integrated site."""
@@ -179,7 +179,7 @@ class PerceptronDraws:
         return torch.cat(results, 1)[:, :n_rows], torch.cat(variances)[:n_rows] if variances else None
 
     def _parts(self, x: Tensor) -> tuple[Tensor, ...] | list[Tensor]:
-        """The rows, padded, in parts that are evaluated one after another and small enough for the cache."""
+        """The rows, padded, in chunks that are small enough for the cache."""
         n_rows = x.shape[0]
         missing = -n_rows % (self.sizes[-1] if self.sizes else self.block)
         if missing:
@@ -206,16 +206,16 @@ def prepare(
     Args:
         net: The layers.
         keys: Seed, number of draws and sampler.
-        draws: Which draws.
+        draws: The draws.
         block: The number of rows in a product.
-        per_row: Whether each row has masks of its own.
-        integrate: Leave the last dropout out and give its variance; it must stand right before the last layer.
+        per_row: Whether each row has its own masks.
+        integrate: Whether to integrate over the last dropout, which must be right before the last layer.
         like: The rows: their dtype and device are those of the masks.
     """
     steps, last = _steps(net.layers, keys, draws, per_row, integrate, like)
     widest = len(draws) * max(layer.out_features for layer in net.layers if isinstance(layer, nn.Linear))
     fitting = tuple(size for size in _TOGETHER[:-1] if size * widest <= _TOGETHER_ELEMENTS) + _TOGETHER[-1:]
-    # With masks of their own, even a lone row takes part in products of all draws.
+    # With separate masks, even a single row takes part in products of all draws.
     candidates = ((*fitting, 1), fitting) if per_row else (fitting,)
     factors = _factors(steps, last, len(draws))
     on_cpu = like.device.type == "cpu"
@@ -226,7 +226,7 @@ def prepare(
 def _steps(
     layers: tuple[nn.Module, ...], keys: Keys, draws: range, per_row: bool, integrate: bool, like: Tensor
 ) -> tuple[tuple[Step, ...], IntegratedLayer | None]:
-    """The layers as steps; the last one apart where its mask is integrated out."""
+    """The layers as steps; the last one separately if its mask is integrated out."""
     steps: list[Step] = []
     site, is_drawn, width = 0, False, next(layer.in_features for layer in layers if isinstance(layer, nn.Linear))
     n_sites = sum(isinstance(layer, nn.Dropout) for layer in layers)
@@ -254,7 +254,7 @@ def _steps(
             steps.append(Affine(_transposed(layer.weight), layer.bias))
             width = layer.out_features
         else:
-            # The first tensors may still be views of the rows given: only later ones are written over.
+            # The first tensors may be views of the input: only later ones are overwritten.
             steps.append(Activation(_IN_PLACE.get(type(layer), layer) if is_drawn else layer))
     return tuple(steps), None
 
@@ -274,7 +274,7 @@ def _integrated_layer(
     drop_prob: float, layer: nn.Linear, n_draws: int, is_drawn: bool, per_row: bool
 ) -> IntegratedLayer:
     squares = layer.weight.square().t() * (drop_prob / (1 - drop_prob))
-    if is_drawn and not per_row:  # only the mean over draws is wanted: one sum over draws and units
+    if is_drawn and not per_row:  # only the mean over draws is needed: one sum over draws and units
         squares = (squares / n_draws).repeat(n_draws, 1)
     return IntegratedLayer(Affine(_transposed(layer.weight), layer.bias), squares.contiguous(), is_drawn, per_row)
 
@@ -288,7 +288,7 @@ def _transposed(weight: Tensor) -> Tensor:
 
 
 def _factors(steps: tuple[Step, ...], last: IntegratedLayer | None, n_draws: int) -> list[tuple[Tensor, int]]:
-    """The right factors of all products, and how many rows of the left one each row of the batch has there."""
+    """The right factors of all products, and the number of rows of the left factor per row of the batch."""
     factors, multiple = [], 1
     for step in (*steps, *([last.mean] if last else [])):
         if isinstance(step, Affine):
@@ -301,7 +301,7 @@ def _factors(steps: tuple[Step, ...], last: IntegratedLayer | None, n_draws: int
 def _agrees(weight: Tensor, multiple: int, sizes: tuple[int, ...]) -> bool:
     """Whether a row of a product with such a factor has the same bits in all these numbers of rows.
 
-    The order in which a product sums depends on its shape and not on its values, so that random ones show it.
+    The order in which a product sums depends on its shape and not on its values, so random values suffice.
     """
     return _tried(tuple(weight.shape), weight.stride(), weight.dtype, multiple, sizes, torch.get_num_threads())
 
@@ -319,8 +319,8 @@ def _tried(
     for bias in (None, torch.randn(shape[1], dtype=dtype, generator=source)):
         whole = _affine(rows, weight, bias)
         for size in sizes:
-            for part in (slice(size * multiple), slice(most - size * multiple, most)):
-                if not torch.equal(_affine(rows[part], weight, bias), whole[part]):
+            for span in (slice(size * multiple), slice(most - size * multiple, most)):
+                if not torch.equal(_affine(rows[span], weight, bias), whole[span]):
                     return False
     return True
 
@@ -332,9 +332,9 @@ _PREPARED_ENTRIES, _PREPARED_WEIGHTS = 8, 2**14
 def prepared_draws(
     net: Perceptron, keys: Keys, draws: range, *, block: int, per_row: bool, integrate: bool, like: Tensor
 ) -> PerceptronDraws:
-    """The prepared draws, remembered for small networks: one row after another with one seed prepares only once.
+    """The prepared draws, cached for small networks: repeated calls with one seed prepare only once.
 
-    What is remembered is looked up by the values of the weights, so no way of changing them can go unnoticed.
+    The cache is keyed by the values of the weights, so that every change of them is noticed.
     """
     parameters = [p for layer in net.layers for p in layer._parameters.values() if p is not None]
 
@@ -349,14 +349,14 @@ def prepared_draws(
     key = (kinds, values, keys, draws, block, per_row, integrate, like.dtype, torch.get_num_threads())
     known = _prepared.get(key)
     if known is None:
-        known = _prepared[key] = make(copy.deepcopy(net))  # of its own weights: those of `net` may change in place
+        known = _prepared[key] = make(copy.deepcopy(net))  # a copy: the weights of `net` may change in place
         while len(_prepared) > _PREPARED_ENTRIES:
             _prepared.popitem(last=False)
     return known
 
 
 def _settings(layer: nn.Module) -> tuple[Any, ...]:
-    """What a layer does besides its weights."""
+    """The settings of a layer besides its weights."""
     kind = type(layer)
     if kind is nn.Linear:
         return (kind, layer.weight.shape)

@@ -1,8 +1,8 @@
-"""How the draws of a network are evaluated: blocks of rows, each in chunks of draws.
+"""The plan for evaluating the draws of a network: blocks of rows, each in chunks of draws.
 
 On a CPU the size of a block follows from the network and the number of draws, never from the batch: a row takes part in
-products of the same shape whether it comes alone or among a million, and so has the same bits. Where that is not asked
-for, blocks are as large as memory allows.
+products of the same shape whether it comes alone or among a million, and so has the same bits. Otherwise
+blocks are as large as memory allows.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ __all__ = ["MASKS", "Chunk", "NetworkChanged", "Plan", "check_random", "checked_
 
 MASKS = ("shared", "row")
 
-# Block sizes. A lone row is padded to a whole block where bits matter, so a block's work is bounded by what the calls
-# that evaluate it cost anyway, counted in operations. Measured, not derived; any value gives right results.
+# Block sizes. A lone row is padded to a whole block where bits matter, so a block's work is bounded by the overhead of
+# its calls, counted in operations. Measured, not derived; any value gives right results.
 _FREE_OPERATIONS = {"cpu": 3e7, "cuda": 3e10}
 _FREE_OPERATIONS_DIRECT = {"cpu": 4e6, "cuda": 2e10}
 _MOST_ROWS = {"cpu": 256, "cuda": 4096}
 _FEWEST_PAIRS = 8
 _FEWEST_PAIRS_DIRECT = {"shared": 64, "row": 64}  # a layer that is one product needs more rows to be fast
 _WORKING_BYTES = {"cpu": 64 * 2**20, "cuda": 3 * 2**30}
-_MACRO_ROWS = 1024  # the direct path hands its blocks on in batches of this many rows
-_THREADED_OPERATIONS = 5e7  # a block with less work is done before other threads have started
+_MACRO_ROWS = 1024  # the direct path yields its blocks in batches of this many rows
+_THREADED_OPERATIONS = 5e7  # a smaller block finishes before other threads have started
 
 
 def checked_keys(n_draws: int, seed: int, sampler: str) -> Keys:
-    """The keys of a prediction, their parts checked."""
+    """The keys of a prediction, validated."""
     if isinstance(n_draws, bool) or not hasattr(n_draws, "__index__"):
         raise TypeError(f"`n_draws` must be a whole number; got {n_draws!r}. Try n_draws=100.")
     if operator.index(n_draws) < 1:
@@ -63,7 +63,7 @@ def checked_keys(n_draws: int, seed: int, sampler: str) -> Keys:
 
 @dataclass(frozen=True)
 class Plan:
-    """How the draws of one network are evaluated on inputs of one form."""
+    """The plan for evaluating the draws of one network on inputs of one form."""
 
     anatomy: Anatomy
     evaluator: Evaluator
@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def method(self) -> str:
-        """How the moments are found, in words."""
+        """The method of computing the moments, in words."""
         if self.exact:
             return "exact"
         return f"last layer integrated, {self.evaluator.name}" if self.integrate else self.evaluator.name
@@ -106,7 +106,7 @@ class Plan:
             position = draws.stop
 
     def moments(self, inputs: Inputs, first_row: int) -> tuple[Tensor, Tensor] | None:
-        """The mean and variance over all draws without the draws themselves; None where they must be made."""
+        """The mean and variance over all draws without the draws themselves; None if they are needed."""
         if not isinstance(self.evaluator, Direct) or inputs.device.type == "cpu":
             return None
         return self.evaluator.moments(inputs, first_row, self.draws)
@@ -116,12 +116,12 @@ class Plan:
         return replace(self, evaluator=self.evaluator.replicated(number))
 
     def arrange(self, tensors: list[Tensor], *, leading: int) -> list[Tensor]:
-        """The tensors with their row axis, which stands after `leading` axes, where the network has it."""
+        """The tensors with their row axis, which follows `leading` axes, moved to the network's position."""
         return [arranged(tensor, layout, leading) for tensor, layout in zip(tensors, self.anatomy.outputs, strict=True)]
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Without gradients, and with one thread for blocks of little work, where several would wait for each other."""
+        """A context without gradients, and with one thread for blocks of little work."""
         threads = cpu_threads(1 if self.operations < _THREADED_OPERATIONS else None)
         with torch.inference_mode(False), torch.no_grad(), threads:
             yield
@@ -140,7 +140,7 @@ def _cut(n_rows: int, sizes: tuple[int, ...]) -> Iterator[range]:
 
 
 def arranged(tensor: Tensor, layout: RowLayout | None, leading: int) -> Tensor:
-    """The tensor with its row axis, which stands after `leading` axes, where the layout has it."""
+    """The tensor with its row axis, which follows `leading` axes, moved to the layout's position."""
     if layout is None:
         return tensor.select(leading, 0)
     if layout.inner == 1:
@@ -170,10 +170,10 @@ def plan_draws(
         masks: "shared" or "row".
         positions: "tied", "own" or None.
         max_bytes: A bound on working memory.
-        integrate: Leave the last site out and integrate over it, where the last layer allows it.
-        exact_rows: Whether a row must have the same bits in any batch; by default on a CPU.
+        integrate: Whether to integrate over the last site, if the last layer allows it.
+        exact_rows: Whether a row must have the same bits in any batch; by default only on a CPU.
         leave_out: Modules whose randomness is not dropout, by name.
-        careful: Take one row of one draw at a time: for networks whose sites depend on the values of a row.
+        careful: Whether to take one row of one draw at a time: for networks whose sites depend on the values of a row.
     """
     if masks not in MASKS:
         raise ValueError(f"`masks` must be one of {', '.join(map(repr, MASKS))}; got {masks!r}.")
@@ -184,14 +184,14 @@ def plan_draws(
     exact_rows = device == "cpu" if exact_rows is None else exact_rows
     plain = inputs.is_matrix and isinstance(net, nn.Module) and not (names or careful or positions)
     direct = perceptron(unwrapped(net), inputs.leaves[0]) if plain else None
-    # Units that a draw drops are left out where rows share them; on a GPU, weights are gathered by a kernel, which
-    # costs more than it saves where autocast makes the products cheap.
+    # With shared masks dropped units are left out; on a GPU a kernel gathers the weights, which costs more than it
+    # saves when autocast makes the products cheap.
     compact = direct is not None and masks == "shared" and direct.is_wide and not exact_rows
     compact = compact and (
         device == "cpu" or (kernels_on(inputs.device) is not None and autocast_dtype(inputs.device) is None)
     )
     if direct is not None and device != "cpu" and not compact and (exact_rows or direct.fused is None):
-        direct = None  # elsewhere a perceptron without a kernel of its own is like any other network
+        direct = None  # otherwise a perceptron without a kernel is like any other network
     net = net if direct is not None else checked_network(net)
     record = None if direct is not None else inspected(net, inputs, names, positions=positions is not None)
     anatomy = direct.anatomy if direct is not None else record.anatomy  # type: ignore[union-attr]
@@ -204,7 +204,7 @@ def plan_draws(
     if record is not None and not careful:
         strategy = chosen_strategy(net, inputs, record, drawn, names)
     limit = max_bytes if max_bytes is not None else _WORKING_BYTES[device]
-    # Mapped over draws, what precedes the first site is there once for all of them.
+    # Mapped over draws, the layers before the first site are computed once for all of them.
     pairs = max(1, limit // max(anatomy.suffix_bytes if strategy.draws == "mapped" else anatomy.pass_bytes, 1))
     if exact_rows or (direct is not None and not (compact and device == "cuda")):
         rows, chunk = _block_shape(anatomy, len(draws), keys.n_draws, device, pairs, direct is not None, masks)
@@ -232,14 +232,14 @@ def plan_draws(
 
 
 def position_masks(positions: str | None, inputs: Inputs) -> Positions | None:
-    """How the masks of a run on `inputs` depend on position; None where a position is a unit like any other."""
+    """The dependence of the masks on position in a run on `inputs`; None if a position is like any other unit."""
     if positions is None:
         return None
     return Positions(positions == "tied", () if positions == "tied" else sequence_lengths(inputs))
 
 
 def check_random(anatomy: Anatomy) -> None:
-    """Refuses a network in which nothing is random."""
+    """Raises on a network in which nothing is random."""
     if anatomy.n_random:
         return
     switched_off = ", ".join(
@@ -262,14 +262,14 @@ def _block_shape(
     anatomy: Anatomy, n_wanted: int, n_draws: int, device: str, pairs: int, direct: bool, masks: str
 ) -> tuple[int, int]:
     """The rows and draws of a block: from the network, the number of draws, and the pairs that fit into memory."""
-    # Rows with masks of their own cannot share products, only calls.
+    # Rows with their own masks cannot share products, only calls.
     free = _FREE_OPERATIONS_DIRECT if direct and masks == "shared" else _FREE_OPERATIONS
     fewest_pairs = _FEWEST_PAIRS_DIRECT[masks] if direct else _FEWEST_PAIRS
     a_row = anatomy.prefix_cost + n_wanted * anatomy.suffix_cost
     affordable = free[device] / max(a_row, 1.0)
     rows = 2 ** int(math.log2(min(max(affordable, 1.0), _MOST_ROWS[device])))
     if a_row < n_draws * (anatomy.prefix_cost + anatomy.suffix_cost) / 16:
-        rows = max(rows, 4)  # nearly all work is shared: four rows of it are far below one row drawn one by one
+        rows = max(rows, 4)  # nearly all work is shared: four rows cost far less than one row draw by draw
     elif n_wanted < fewest_pairs:
         rows = max(rows, 2 ** math.ceil(math.log2(fewest_pairs / n_wanted)))
     rows = min(rows, 2 ** int(math.log2(pairs)))

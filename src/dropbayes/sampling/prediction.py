@@ -1,4 +1,4 @@
-"""The prediction of a network: what `dropbayes.predict` returns, how it is read, and how it shows itself."""
+"""The prediction of a network: the result of `dropbayes.predict`, its statistics and its display."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _DRAWS_FIRST = ("draws", "quantiles")
 
 @dataclass(frozen=True)
 class Prediction:
-    """A network's prediction for each row: tensors, or trees of them built like the network's output."""
+    """A network's prediction for each row: tensors, or trees of them with the structure of the network's output."""
 
     mean: Any
     """The predictive mean; for `Categorical`, class probabilities."""
     epistemic: Any
-    """The variance over draws: what more data would reduce."""
+    """The variance over draws, which more data would reduce."""
     aleatoric: Any
-    """The expected variance given the function: what no data would reduce; 0 without a likelihood."""
+    """The expected variance given the function, which no data would reduce; 0 without a likelihood."""
     n_draws: int
     """The number of draws made; 0 when the moments are exact."""
     method: str
-    """How the prediction was made: "exact", or the way the draws took."""
+    """The method: "exact", or the strategy of the draws."""
     entropy: Tensor | None = None
     """For `Categorical`: the entropy of the mean probabilities, in nats."""
     expected_entropy: Tensor | None = None
@@ -39,11 +39,11 @@ class Prediction:
     variation_ratio: Tensor | None = None
     """For `Categorical`: the share of draws that disagree with the most frequent class."""
     quantiles: Any = None
-    """Quantiles over draws, `[quantile, row, ...]`, if asked for."""
+    """Quantiles over draws, `[quantile, row, ...]`, if requested."""
     draws: Any = None
-    """All draws, `[draw, row, ...]`, if asked for."""
+    """All draws, `[draw, row, ...]`, if requested."""
     draws_used: Tensor | None = None
-    """For `n_draws="auto"`: how many draws each row took."""
+    """For `n_draws="auto"`: the number of draws of each row."""
     standard_error: Any = None
     """For `n_draws="auto"`: the Monte Carlo standard error reached by the mean."""
 
@@ -73,7 +73,7 @@ class Prediction:
         """The lower and upper ends of the central interval of a Gaussian with the predictive mean and variance.
 
         Args:
-            level: The share of outcomes that the interval is meant to hold.
+            level: The nominal coverage of the interval.
 
         Example:
             >>> one = Prediction(torch.zeros(1), torch.ones(1), torch.zeros(1), n_draws=100, method="exact")
@@ -89,7 +89,7 @@ class Prediction:
         return lower, map_tensors(lambda mean, std: mean + half * std, self.mean, self.std)
 
     def numpy(self) -> dict[str, Any]:
-        """The statistics as NumPy arrays by name, without those that were not asked for."""
+        """The statistics as NumPy arrays by name, without those that were not requested."""
         return {name: map_tensors(lambda t: t.detach().cpu().numpy(), value) for name, value in self._statistics()}
 
     def to_pandas(self) -> Any:
@@ -99,7 +99,7 @@ class Prediction:
         return pandas.DataFrame(self._columns())
 
     def __len__(self) -> int:
-        """The number of rows, where the output is one tensor with rows first."""
+        """The number of rows, if the output is one tensor with rows first."""
         return len(self._tensor())
 
     def __getitem__(self, index: Any) -> Prediction:
@@ -113,8 +113,8 @@ class Prediction:
         return replace(self, **changed)
 
     def _statistics(self, *, derived: bool = True) -> list[tuple[str, Any]]:
-        own = [field.name for field in fields(self) if field.name not in ("n_draws", "method")]
-        names = [*own, *(("variance", "std", "mutual_information") if derived else ())]
+        stored = [field.name for field in fields(self) if field.name not in ("n_draws", "method")]
+        names = [*stored, *(("variance", "std", "mutual_information") if derived else ())]
         return [(name, value) for name in names if (value := getattr(self, name)) is not None]
 
     def _tensor(self) -> Tensor:
@@ -173,18 +173,18 @@ class Prediction:
         return f"{summary}<table><thead><tr>{heading}</tr></thead><tbody>{lines}</tbody></table>"
 
     def _shown(self) -> tuple[list[str], list[list[str]]] | None:
-        """A table of the first and last rows and few columns as text; None where there is none to show."""
+        """A table of the first and last rows and few columns as text; None if there is none to show."""
         if not isinstance(self.mean, Tensor) or self.mean.is_complex() or self.mean.dim() == 0:
             return None
         columns = dict(list(self._columns().items())[:8])
         n_rows = len(self)
-        places: list[int | None] = list(range(n_rows))
+        indices: list[int | None] = list(range(n_rows))
         if n_rows > 2 * _SHOWN_ROWS:
-            places = [*range(_SHOWN_ROWS), None, *range(n_rows - _SHOWN_ROWS, n_rows)]
+            indices = [*range(_SHOWN_ROWS), None, *range(n_rows - _SHOWN_ROWS, n_rows)]
         body = [
             ["…"] * (len(columns) + 1)
-            if place is None
-            else [str(place), *(f"{c[place]:.4g}" for c in columns.values())]
-            for place in places
+            if index is None
+            else [str(index), *(f"{c[index]:.4g}" for c in columns.values())]
+            for index in indices
         ]
         return ["row", *columns], body

@@ -1,4 +1,4 @@
-"""A forward pass watched: the stochastic sites it passes, what it costs, and the randomness nobody accounts for."""
+"""The recorder of a forward pass: its stochastic sites, its costs, and its unaccounted randomness."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dropbayes.sampling.anatomy import Site
 from dropbayes.sampling.names import SiteNames
 from dropbayes.sampling.operations import RandomSource
 
-SENTINEL_SEED = 0x64726F70626179  # torch's generator has this seed during a look, so that seeding shows
+SENTINEL_SEED = 0x64726F70626179  # the seed of torch's generator during a look, which reveals seeding
 
 _SHAPE_ONLY: frozenset[Callable[..., Any]] = frozenset(
     {
@@ -26,7 +26,7 @@ _SHAPE_ONLY: frozenset[Callable[..., Any]] = frozenset(
         torch.permute, torch.squeeze, torch.unsqueeze, torch.movedim, Tensor.movedim,
     }
 )  # fmt: skip
-_MASK_TIMES_INPUT: frozenset[Callable[..., Any]] = frozenset(  # a mask made by itself, one for all positions
+_MASK_TIMES_INPUT: frozenset[Callable[..., Any]] = frozenset(  # a mask generated separately, one for all positions
     {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.expand, Tensor.gather}
 )
 _CONVOLUTIONS: frozenset[Callable[..., Any]] = frozenset(
@@ -45,12 +45,12 @@ _LESS: frozenset[Callable[..., Any]] = frozenset(
 
 @dataclass
 class Recorder(RandomSource):
-    """A source that keeps everything and records what it is asked, and what surrounds it.
+    """A source that drops nothing and records the requests and the operations around them.
 
     Args:
         paths: The names of the modules, by id.
         left_out: Whether the sites of a module are left out, by its name and object.
-        honours_flags: Whether dropout called with `training=False` is off: where every training flag is up.
+        honours_flags: Whether dropout called with `training=False` is off, as when every training flag is set.
     """
 
     paths: dict[int, str]
@@ -70,7 +70,7 @@ class Recorder(RandomSource):
     _readers_of_last: int = 0
     _fed_by: dict[int, int] = field(default_factory=dict)  # id of a tensor -> the site whose output it is
     _uniforms: dict[int, int] = field(default_factory=dict)  # id of a scalar uniform -> its site
-    _scalars: list[Tensor] = field(default_factory=list)  # keeps those ids from being used again
+    _scalars: list[Tensor] = field(default_factory=list)  # prevents the reuse of those ids
     _last_output: Tensor | None = None
     _told: int = 0
 
@@ -157,7 +157,7 @@ class Recorder(RandomSource):
             self._scalars.append(result)
 
     def _mark(self, tensor: Tensor, site: int) -> None:
-        # Forgotten with the tensor: kept alive, it would count as memory that the network needs.
+        # Forgotten with the tensor: a reference would count as memory that the network needs.
         self._fed_by[id(tensor)] = site
         weakref.finalize(tensor, self._fed_by.pop, id(tensor), None)
 
@@ -196,12 +196,12 @@ class Recorder(RandomSource):
 
 
 def _is_ours(module: nn.Module | None) -> bool:
-    """Whether a module is one of this library's layers, which are random whatever their flag says."""
+    """Whether a module is one of this library's layers, which are random regardless of their flag."""
     return module is not None and type(module).__module__.startswith("dropbayes.")
 
 
-def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str) -> Any:
-    return args[place] if len(args) > place else kwargs.get(name)
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
+    return args[position] if len(args) > position else kwargs.get(name)
 
 
 def _has_weights(func: Callable[..., Any], leaves: list[Any]) -> bool:
@@ -211,7 +211,7 @@ def _has_weights(func: Callable[..., Any], leaves: list[Any]) -> bool:
 
 
 def _operations(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> float:
-    """Roughly, the floating-point operations of one call: exact enough to choose the size of a tile."""
+    """Roughly, the floating-point operations of one call: accurate enough to choose the size of a block."""
     first, second = _argument(args, kwargs, 0, "input"), _argument(args, kwargs, 1, "weight")
     if (func is F.linear or func in _CONVOLUTIONS) and isinstance(second, Tensor):
         return 2.0 * out.numel() * second.numel() / second.shape[0]
@@ -233,7 +233,7 @@ def _recurrent_operations(args: tuple[Any, ...]) -> float:
 
 
 class Watch(TorchDispatchMode):
-    """Sees every operation at the dispatcher, whatever Python called it.
+    """Observes every operation at the dispatcher, whichever Python function called it.
 
     Random operations that arrive here were not replaced: `unaccounted` names them and the module that ran. The memory
     of all tensors alive at once is `peak_bytes`, that of those made from the first site on `peak_suffix_bytes`.
@@ -244,7 +244,7 @@ class Watch(TorchDispatchMode):
         self.recorder = recorder
         self.unaccounted: list[str] = []
         self.peak_bytes = self.peak_suffix_bytes = 0
-        # Views of parameters, buffers and inputs take no memory of their own.
+        # Views of parameters, buffers and inputs take no memory.
         self._live: dict[int, tuple[int, bool]] = {
             tensor.untyped_storage().data_ptr(): (0, False) for tensor in held if _has_storage(tensor)
         }
@@ -287,7 +287,7 @@ class Watch(TorchDispatchMode):
 
 
 def _has_storage(tensor: Tensor) -> bool:
-    """Whether a tensor has memory of its own: not sparse, nested, quantised by a subclass, or on the meta device."""
+    """Whether a tensor has its own memory: not sparse, nested, quantised by a subclass, or on the meta device."""
     try:
         return tensor.untyped_storage().data_ptr() != 0
     except (RuntimeError, NotImplementedError):
@@ -295,7 +295,7 @@ def _has_storage(tensor: Tensor) -> bool:
 
 
 def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an operation that may be random is, by its arguments."""
+    """Whether an operation that may be random is random with these arguments."""
     arguments = func._schema.arguments
     named = {a.name: a.default_value for a in arguments if a.has_default_value()}
     named |= {a.name: value for a, value in zip(arguments, args, strict=False)} | kwargs

@@ -1,4 +1,4 @@
-"""Torch's fused recurrent layers run one layer at a time, so that what happens between layers can be drawn."""
+"""Torch's fused recurrent layers run one layer at a time, so that dropout between layers can be drawn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def recurrence(func: Callable[..., Any], args: tuple[Any, ...], between: Callabl
     Args:
         func: The fused function, as `nn.LSTM` and its like call it.
         args: Its arguments, in the form for padded or for packed sequences.
-        between: Maps a layer's output and the drop probability to the next layer's input.
+        between: A map of a layer's output and the drop probability to the next layer's input.
     """
     packed = isinstance(
         args[3], (list, tuple)
@@ -31,17 +31,17 @@ def recurrence(func: Callable[..., Any], args: tuple[Any, ...], between: Callabl
     for layer in range(n_layers):
         if layer > 0 and drop_prob > 0:
             input = between(input, drop_prob)
-        own = [state[layer * directions : (layer + 1) * directions] for state in states]
-        own_weights = weights[layer * per_layer : (layer + 1) * per_layer]
-        flags = (func, has_biases, bidirectional, batch_first, len(own))
+        layer_states = [state[layer * directions : (layer + 1) * directions] for state in states]
+        layer_weights = weights[layer * per_layer : (layer + 1) * per_layer]
+        flags = (func, has_biases, bidirectional, batch_first, len(layer_states))
         if packed:
-            result = func(input, batch_sizes, own if len(own) > 1 else own[0], own_weights, has_biases, 1, 0.0, False,
-                          bidirectional)  # fmt: skip
+            initial = layer_states if len(layer_states) > 1 else layer_states[0]
+            result = func(input, batch_sizes, initial, layer_weights, has_biases, 1, 0.0, False, bidirectional)
         else:
-            result = _Layer.apply(flags, input, *own, *own_weights)
+            result = _Layer.apply(flags, input, *layer_states, *layer_weights)
         input, last = result[0], list(result[1:])
         finals.append(last)
-    return (input, *(torch.cat(parts) for parts in zip(*finals, strict=True)))
+    return (input, *(torch.cat(state) for state in zip(*finals, strict=True)))
 
 
 class _Layer(torch.autograd.Function):
@@ -52,10 +52,10 @@ class _Layer(torch.autograd.Function):
         func, has_biases, bidirectional, batch_first, n_states = flags
         states, weights = [state.contiguous() for state in tensors[:n_states]], list(tensors[n_states:])
         if input.is_cuda and not has_biases:
-            # cuDNN's weights without biases are looked for in the buffer of all layers, and the wrong ones found.
+            # Without biases cuDNN would read the wrong weights from the buffer of all layers.
             weights = [weight.clone() for weight in weights]
         hx = states if n_states > 1 else states[0]
-        with warnings.catch_warnings():  # cuDNN's buffer holds all layers, of which one is run here
+        with warnings.catch_warnings():  # cuDNN's buffer holds all layers, and one runs here
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
             result: tuple[Tensor, ...] = func(input, hx, weights, has_biases, 1, 0.0, False, bidirectional, batch_first)
         return result
@@ -67,7 +67,7 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.enable_grad():  # run again: the fused forward keeps nothing for a backward of its own
+        with torch.enable_grad():  # run again: the fused forward stores nothing for the backward pass
             inputs = [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in ctx.saved_tensors]
             outputs = _Layer.forward(ctx.flags, *inputs)
             grads = torch.autograd.grad(outputs, inputs, grad_outputs, allow_unused=True)
@@ -88,7 +88,7 @@ class _Layer(torch.autograd.Function):
 
 
 def _fold(tensor: Tensor, mapped: int | None, axis: int, size: int) -> Tensor:
-    """The mapped axis merged into `axis`, which stands right after it."""
+    """The mapped axis merged into `axis`, the axis right after it."""
     if mapped is None:
         tensor, mapped = tensor.unsqueeze(0).expand(size, *tensor.shape), 0
     return tensor.movedim(mapped, axis).flatten(axis, axis + 1)

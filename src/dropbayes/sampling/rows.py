@@ -1,4 +1,4 @@
-"""Rows as a batch: which axis holds them, and whether a row alone gives what it gives among others."""
+"""Rows as a batch: the axis that holds them, and the check that a row does not depend on the others."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from dropbayes.sampling.looks import Flags, Look, LookFailed, equal_but_for_roun
 from dropbayes.sampling.trees import Inputs, own_leaves, split
 from dropbayes.sampling.views import eagerly
 
-SEVERAL = 3  # rows of a look at how shapes grow
-_WITNESS_BYTES = 256 * 2**20  # a batch whose evaluation needs more memory is witnessed by its first rows
+SEVERAL = 3  # the rows of a look that compares shapes
+_WITNESS_BYTES = 256 * 2**20  # only the first rows of a batch that needs more memory are checked
 _WITNESS_ROWS = 16
 
 
 def look_at_several_rows(
     net: nn.Module, inputs: Inputs, flags: Flags, leave_out: tuple[str, ...], chosen: Look
 ) -> Look | None:
-    """A look at several rows as one batch; None where the network takes one row at a time."""
+    """A look at several rows as one batch; None if the network takes one row at a time."""
     if inputs.is_one_row:
         return None
-    index = [place % inputs.n_rows for place in range(SEVERAL)]
+    index = [row % inputs.n_rows for row in range(SEVERAL)]
     try:
         return look(net, inputs, inputs.rows(index), flags, leave_out, honours=chosen.recorder.honours_flags)
     except LookFailed as failed:
@@ -36,7 +36,7 @@ def look_at_several_rows(
 
 
 def _layout(one: tuple[int, ...], several: tuple[int, ...]) -> RowLayout | str | None:
-    """The layout of rows in shapes that one row and several gave; None without rows, a word where there is none."""
+    """The layout of rows, from the shapes for one row and for several; None without rows, a reason if there is none."""
     if len(one) != len(several):
         return "another number of axes"
     grown = [axis for axis, (a, b) in enumerate(zip(one, several, strict=True)) if a != b]
@@ -79,7 +79,7 @@ def output_layouts(inputs: Inputs, plain: Look, several: Look | None) -> tuple[R
 def check_rows(
     net: nn.Module, inputs: Inputs, plain: Look, outputs: tuple[RowLayout | None, ...], leave_out: tuple[str, ...]
 ) -> None:
-    """Refuses a network whose rows alone, evaluated by a view, differ from what they are in the network's own batch."""
+    """Raises on a network whose rows alone, evaluated by a view, differ from the network's own batch."""
     n_rows = inputs.n_rows
     if plain.moved or (inputs.is_one_row and (plain.recorder.sites or plain.view.changes())):
         return  # the host's generators, or masks that cannot be left out, differ between the two runs
@@ -100,7 +100,7 @@ def check_rows(
 def _agrees_in_double(
     net: nn.Module, inputs: Inputs, leaves: list[Any], outputs: tuple[RowLayout | None, ...], row: int, n_rows: int
 ) -> bool:
-    """Whether a row alone is what it is in its batch once rounding is out of the way."""
+    """Whether a row alone agrees with its batch in double precision."""
 
     def double(leaf: Any) -> Any:
         return leaf.double() if isinstance(leaf, Tensor) and leaf.dtype == torch.float32 else leaf
@@ -109,7 +109,7 @@ def _agrees_in_double(
         exact = copy.deepcopy(net).double()
         batch = look(exact, inputs, [double(leaf) for leaf in leaves], flags_down, ()).tensors
         alone = look(exact, inputs, [double(leaf) for leaf in inputs.rows([row])], flags_down, ()).tensors
-    except Exception:  # made for one precision
+    except Exception:  # the network supports one precision only
         return False
     rows = [_row_of(whole, layout, row, n_rows) for whole, layout in zip(batch, outputs, strict=True)]
     return all(
@@ -125,7 +125,7 @@ def _bytes_of(tensors: list[Tensor]) -> int:
 def _reference(
     net: nn.Module, inputs: Inputs, leaves: list[Any], plain: Look, leave_out: tuple[str, ...]
 ) -> list[Tensor]:
-    """The batch in evaluation: by the network itself where it is in that mode and a call leaves it as it was."""
+    """The batch in evaluation: by the network itself if it is in that mode and a call does not change it."""
     itself = not (plain.recorder.sites or plain.moved or plain.view.changes() or plain.recorder.sites_left_out)
     if itself and not any(module.training for module in net.modules()):
         leaves = own_leaves(leaves)

@@ -1,4 +1,4 @@
-"""What a prediction is made of: the statistics of each row's draws, collected in the network's own structure."""
+"""The statistics of each row's draws, collected in the network's output structure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dropbayes.sampling.streaming import Mean, Moments, Votes
 
 @dataclass(frozen=True)
 class Request:
-    """Which statistics of the draws to compute."""
+    """The statistics of the draws to compute."""
 
     likelihood: Likelihood | None = None
     quantiles: tuple[float, ...] = ()
@@ -33,7 +33,7 @@ class Request:
 
     @property
     def only_moments(self) -> bool:
-        """Whether integrating over the last layer loses nothing that is wanted."""
+        """Whether only moments are requested, so that the last layer may be integrated out."""
         moments = self.likelihood is None or isinstance(self.likelihood, Gaussian)
         return moments and not self.quantiles and not self.keep_draws
 
@@ -64,19 +64,19 @@ class RowStatistics:
         self.integrated: Tensor | None = None  # the sum over draws of the variance over an integrated last layer
         self.entropies = Mean()
         self.votes = Votes()
-        self.kept: list[Tensor] = []
+        self.outputs: list[Tensor] = []
         self.dtype = torch.float32
         self.is_complex = False
 
     def add(self, output: Tensor, variance: Tensor | None) -> None:
-        """Counts in outputs `[draw, row, ...]`, with their mean variance `[row, ...]` over an integrated last layer."""
+        """Adds outputs `[draw, row, ...]`, with their mean variance `[row, ...]` over an integrated last layer."""
         likelihood = self.request.likelihood
         self.dtype = _result_dtype(output)
         if output.is_complex():
             output = torch.view_as_real(output)
             self.is_complex = True
         if self.request.keep_draws or self.request.quantiles:
-            self.kept.append(output)
+            self.outputs.append(output)
         if likelihood is not None and not self.moments.count:
             likelihood.check(output)
         self.moments.add(output if likelihood is None else likelihood.mean(output))
@@ -103,38 +103,38 @@ class RowStatistics:
             aleatoric = self.aleatoric.value
         else:
             aleatoric = torch.zeros_like(mean)
-        found = {"mean": mean, "epistemic": epistemic, "aleatoric": aleatoric}
+        statistics = {"mean": mean, "epistemic": epistemic, "aleatoric": aleatoric}
         if isinstance(likelihood, ClassLikelihood):
-            found["entropy"] = _entropy(likelihood.class_probabilities(mean))
-            found["expected_entropy"] = self.entropies.value
-            found["variation_ratio"] = self.votes.variation_ratio
+            statistics["entropy"] = _entropy(likelihood.class_probabilities(mean))
+            statistics["expected_entropy"] = self.entropies.value
+            statistics["variation_ratio"] = self.votes.variation_ratio
         dtype = self.dtype if dtype is None else dtype
-        found = {name: value.to(dtype) for name, value in found.items()} | self._from_kept(dtype)
-        return self._as_complex(found) if self.is_complex else found
+        statistics = {name: value.to(dtype) for name, value in statistics.items()} | self._from_outputs(dtype)
+        return self._as_complex(statistics) if self.is_complex else statistics
 
-    def _as_complex(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Means and draws as complex numbers; variances E|z - E z|², those of both parts together."""
-        sums = {name: found[name].sum(-1) for name in ("epistemic", "aleatoric")}
-        return {n: v if n in sums else torch.view_as_complex(v.contiguous()) for n, v in found.items()} | sums
+    def _as_complex(self, statistics: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Means and draws as complex numbers; variances E|z - E z|², real and imaginary parts together."""
+        sums = {name: statistics[name].sum(-1) for name in ("epistemic", "aleatoric")}
+        return {n: v if n in sums else torch.view_as_complex(v.contiguous()) for n, v in statistics.items()} | sums
 
-    def _from_kept(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        if self.kept:
-            every = torch.cat(self.kept)
+    def _from_outputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        statistics: dict[str, Tensor] = {}
+        if self.outputs:
+            every = torch.cat(self.outputs)
             if self.request.quantiles:
                 levels = torch.tensor(self.request.quantiles, dtype=torch.float64, device=every.device)
-                found["quantiles"] = every.double().quantile(levels, dim=0).movedim(0, 1).to(dtype)
+                statistics["quantiles"] = every.double().quantile(levels, dim=0).movedim(0, 1).to(dtype)
             if self.request.keep_draws:
-                found["draws"] = every.movedim(0, 1)
-        return found
+                statistics["draws"] = every.movedim(0, 1)
+        return statistics
 
 
 def summary_of(mean: Tensor, epistemic: Tensor, request: Request) -> dict[str, Tensor]:
     """The statistics of rows whose moments over draws are known, `[row, ...]` in float64."""
     likelihood = request.likelihood
     noise = 1 / float(likelihood.precision) if isinstance(likelihood, Gaussian) else 0.0
-    found = {"mean": mean, "epistemic": epistemic, "aleatoric": torch.full_like(mean, noise)}
-    return {name: value.float() for name, value in found.items()}
+    statistics = {"mean": mean, "epistemic": epistemic, "aleatoric": torch.full_like(mean, noise)}
+    return {name: value.float() for name, value in statistics.items()}
 
 
 def _entropy(probabilities: Tensor) -> Tensor:
@@ -148,36 +148,36 @@ def _result_dtype(output: Tensor) -> torch.dtype:
 
 
 class RowResults:
-    """The statistics of all rows so far, tensor by tensor of the output."""
+    """The statistics of all rows so far, for each tensor of the output."""
 
     def __init__(self) -> None:
-        self.parts: list[dict[str, list[Tensor]]] = []
+        self.chunks: list[dict[str, list[Tensor]]] = []
 
-    def add(self, found: list[dict[str, Tensor]]) -> None:
+    def add(self, statistics: list[dict[str, Tensor]]) -> None:
         """Appends the statistics of the next rows: one dict for each tensor of the output."""
-        self.parts = self.parts or [{name: [] for name in one} for one in found]
-        for parts, one in zip(self.parts, found, strict=True):
+        self.chunks = self.chunks or [{name: [] for name in one} for one in statistics]
+        for chunks, one in zip(self.chunks, statistics, strict=True):
             for name, value in one.items():
-                parts[name].append(value)
+                chunks[name].append(value)
 
-    def joined(self, name: str, place: int = 0) -> Tensor:
+    def joined(self, name: str, index: int = 0) -> Tensor:
         """One statistic of one tensor of the output, for all rows: `[row, ...]`."""
-        values = self.parts[place][name]
+        values = self.chunks[index][name]
         return values[0] if len(values) == 1 else torch.cat(values)
 
     def trees(self, plan: Plan, judged: int | None) -> dict[str, Any]:
-        """Every statistic by name, in the network's own structure; of the judged tensor alone where one was chosen."""
-        found: dict[str, Any] = {}
+        """Every statistic by name, in the network's structure; of the judged tensor alone if there is one."""
+        statistics: dict[str, Any] = {}
         layouts = plan.anatomy.outputs
         alone = judged is not None and len(layouts) > 1
         layouts = (layouts[judged],) if alone and judged is not None else layouts
-        for name in self.parts[0]:
-            values = [self.joined(name, place) for place in range(len(self.parts))]
+        for name in self.chunks[0]:
+            values = [self.joined(name, index) for index in range(len(self.chunks))]
             leading = 1 if name in ("draws", "quantiles") else 0
             values = [value.movedim(1, 0) for value in values] if leading else values
             if name in ("entropy", "expected_entropy", "variation_ratio"):
-                found[name] = values[0] if layouts[0] is not None else values[0][0]
+                statistics[name] = values[0] if layouts[0] is not None else values[0][0]
                 continue
             values = [arranged(value, layout, leading) for value, layout in zip(values, layouts, strict=True)]
-            found[name] = values[0] if alone else plan.anatomy.structure.build(values, numbers=name == "mean")
-        return found
+            statistics[name] = values[0] if alone else plan.anatomy.structure.build(values, numbers=name == "mean")
+        return statistics

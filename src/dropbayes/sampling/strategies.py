@@ -1,8 +1,8 @@
 """One network under many masks: draws folded into the batch, mapped over, or run one at a time.
 
-Rows are an ordinary batch. A site knows which axis of its tensor holds the rows, so every strategy lays the same keyed
-masks along it: a row's mask is the one it has alone. The plainest strategy, one row of one draw at a time, is the
-oracle of the others.
+Rows are an ordinary batch. A site knows which axis of its tensor holds the rows, so every strategy places the same
+keyed masks along it: a row has the same mask as alone. The simplest strategy, one row of one draw at a time, is the
+reference for the others.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from dropbayes.sampling.views import eagerly
 
 @dataclass(frozen=True)
 class Strategy:
-    """How draws and rows go through a network.
+    """The way draws and rows go through a network.
 
     Args:
-        draws: "folded" into the batch beside the rows, "mapped" over with `torch.func.vmap` (which computes what comes
+        draws: "folded" into the batch beside the rows, "mapped" over with `torch.func.vmap` (which computes the layers
             before the first site once), or one at a "single" time.
         rows: "together" as a batch, or one at a "single" time.
     """
@@ -58,7 +58,7 @@ ONE_BY_ONE = Strategy("single", "single")
 class Work:
     """Some draws of some rows: `rows` are their indices, by which per-row masks are keyed."""
 
-    network: Callable[[], nn.Module]  # what runs: a new view each time where the network has a state
+    network: Callable[[], nn.Module]  # the view to run: a new one each time if the network has a state
     inputs: Inputs
     leaves: list[Any]
     draws: range
@@ -68,8 +68,8 @@ class Work:
 def evaluate(strategy: Strategy, masks: Masks, work: Work) -> list[Tensor]:
     """All draws of the work's rows, `[draw, row, ...]` of each tensor of the output; then the integrated variance."""
     if strategy.rows == "single" and len(work.rows) > 1:
-        parts = [evaluate(strategy, masks, _one_row(work, place)) for place in range(len(work.rows))]
-        return [torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True)]
+        outputs = [evaluate(strategy, masks, _one_row(work, index)) for index in range(len(work.rows))]
+        return [torch.cat(tensors, dim=1) for tensors in zip(*outputs, strict=True)]
     if strategy.draws == "single" and len(work.draws) > 1:
         runs = [evaluate(strategy, masks, _one_draw(work, draw)) for draw in work.draws]
         return [torch.cat(tensors) for tensors in zip(*runs, strict=True)]
@@ -78,16 +78,16 @@ def evaluate(strategy: Strategy, masks: Masks, work: Work) -> list[Tensor]:
     return _folded(masks, work)
 
 
-def _one_row(work: Work, place: int) -> Work:
+def _one_row(work: Work, index: int) -> Work:
     leaves = [
-        leaf if axis is None or not isinstance(leaf, Tensor) else leaf.narrow(axis, place, 1).clone()
+        leaf if axis is None or not isinstance(leaf, Tensor) else leaf.narrow(axis, index, 1).clone()
         for leaf, axis in zip(work.leaves, work.inputs.axes, strict=True)
     ]
-    return Work(work.network, work.inputs, leaves, work.draws, work.rows[place : place + 1])
+    return Work(work.network, work.inputs, leaves, work.draws, work.rows[index : index + 1])
 
 
 def _one_draw(work: Work, draw: int) -> Work:
-    # A network may write into its input: every run has its own.
+    # A network may write into its input: every run gets a copy.
     leaves = own_leaves(work.leaves)
     return Work(work.network, work.inputs, leaves, range(draw, draw + 1), work.rows)
 
@@ -115,7 +115,7 @@ def _repeated(leaf: Any, axis: int | None, n_draws: int) -> Any:
         return leaf
     if not isinstance(leaf, Tensor):
         raise Unsuited("an argument that is no tensor")
-    return leaf.repeat(*(n_draws if place == axis else 1 for place in range(leaf.dim())))
+    return leaf.repeat(*(n_draws if dimension == axis else 1 for dimension in range(leaf.dim())))
 
 
 def _with_layouts(masks: Masks, outputs: list[Tensor]) -> list[tuple[Tensor, RowLayout | None]]:
@@ -141,7 +141,7 @@ def _rows_first(out: Tensor, layout: RowLayout | None, n_draws: int, n_rows: int
 
 
 def _mapped(masks: Masks, work: Work) -> list[Tensor]:
-    """The rows as a batch, mapped over draws: what comes before the first site is computed once."""
+    """The rows as a batch, mapped over draws: the layers before the first site are computed once."""
     if masks.anatomy.host_random:
         raise Unsuited("random numbers of the host")
     source = KeyedSource(masks, work.draws, work.rows, folded=False)
@@ -156,7 +156,7 @@ def _mapped(masks: Masks, work: Work) -> list[Tensor]:
 
 @contextlib.contextmanager
 def _seeded(masks: Masks, work: Work) -> Iterator[None]:
-    """Keys the host's generators to seed, draw and row where the network uses them, and restores their states."""
+    """Keys the host's generators to seed, draw and row if the network uses them, and restores their states."""
     anatomy = masks.anatomy
     if not (anatomy.host_random or anatomy.seeds_itself):
         yield

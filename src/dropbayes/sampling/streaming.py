@@ -1,7 +1,7 @@
-r"""Statistics of draws that arrive a few at a time: moments, class statistics and log-likelihoods in float64.
+r"""Streaming statistics of draws: moments, class statistics and log-likelihoods in float64.
 
-Draws are gathered into groups of fixed size before they are counted in, so that a statistic has the same bits however
-the draws were chunked on their way.
+Draws are gathered into groups of fixed size before they are added, so that a statistic has the same bits for any
+chunking of the draws.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from dropbayes.sampling.fusion import kernels_on
 
-_LARGE_ELEMENTS = 2**16  # up to this many elements a draw, groups are large: fewer, longer sums
+_LARGE_ELEMENTS = 2**16  # up to this many elements per draw, groups are large: fewer, longer sums
 _LARGE_GROUP, _SMALL_GROUP = 128, 16
 
 
 class _Groups(ABC):
-    """Draws counted in by groups of a size that depends on nothing but the size of a draw."""
+    """A statistic updated by groups of draws, whose size depends only on the size of a draw."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -27,7 +27,7 @@ class _Groups(ABC):
         self._n_waiting = 0
 
     def add(self, draws: Tensor) -> None:
-        """Counts in draws `[draw, ...]`, in order."""
+        """Adds draws `[draw, ...]`, in order."""
         size = draws.shape[0]
         group = _LARGE_GROUP if draws.numel() <= _LARGE_ELEMENTS * size else _SMALL_GROUP
         self._waiting.append(draws)
@@ -36,13 +36,13 @@ class _Groups(ABC):
             return
         joined = self._joined()
         whole = self._n_waiting - self._n_waiting % group
-        for part in joined[:whole].split(group):
-            self._count_in(part)
+        for full_group in joined[:whole].split(group):
+            self._count_in(full_group)
         self._waiting = [joined[whole:]] if whole < self._n_waiting else []
         self._n_waiting -= whole
 
     def finish(self) -> None:
-        """Counts in what is left of the last group."""
+        """Adds the incomplete last group."""
         if self._waiting:
             self._count_in(self._joined())
             self._waiting, self._n_waiting = [], 0
@@ -55,7 +55,7 @@ class _Groups(ABC):
 
 
 class Moments(_Groups):
-    """The mean and variance over draws, by Chan's pairwise update (Welford's, a group at a time)."""
+    """The mean and variance over draws, by Chan's pairwise update (Welford's, group by group)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,19 +128,19 @@ class LogMean(_Groups):
 
 
 class Votes:
-    """How often each class was the most probable one."""
+    """The number of draws in which each class was the most probable."""
 
     def __init__(self) -> None:
         self.count = 0
         self._votes: Tensor
 
     def add(self, probabilities: Tensor) -> None:
-        """Counts in class probabilities `[draw, ..., class]`."""
+        """Adds class probabilities `[draw, ..., class]`."""
         winners = torch.nn.functional.one_hot(probabilities.argmax(-1), probabilities.shape[-1]).sum(0)
         self._votes = winners if self.count == 0 else self._votes + winners
         self.count += probabilities.shape[0]
 
     @property
     def variation_ratio(self) -> Tensor:
-        """The share of draws that disagree with the class most of them chose."""
+        """The share of draws that disagree with the most frequent class."""
         return 1 - self._votes.max(-1).values.double() / self.count

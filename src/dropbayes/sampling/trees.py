@@ -1,4 +1,4 @@
-"""Nested inputs and outputs: a network's arguments cut into rows, and its output taken apart and put together again."""
+"""Nested inputs and outputs: a network's arguments split into rows, and its output flattened and rebuilt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 RowAxis = int | None | Mapping[str, int | None] | Sequence[int | None]
-"""The axis of the rows: one for all arguments, one per argument, or None where the whole input is one row."""
+"""The axis of the rows: one for all arguments, one per argument, or None if the whole input is one row."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Inputs:
 
     @property
     def is_one_row(self) -> bool:
-        """Whether nothing is cut: the whole input is one row."""
+        """Whether the whole input is one row."""
         return all(axis is None for axis in self.axes)
 
     def rows(self, index: Sequence[int] | Tensor) -> list[Any]:
@@ -43,7 +43,7 @@ class Inputs:
     def padded_rows(self, start: int, stop: int, size: int) -> list[Any]:
         """The leaves with the rows from `start` to `stop`, the last repeated up to `size` rows.
 
-        A repeated row adds nothing new: no overflow, no NaN that the real rows do not have.
+        A repeated row introduces no overflow or NaN that the real rows do not have.
         """
         missing = size - (stop - start)
         if missing <= 0:
@@ -51,7 +51,7 @@ class Inputs:
         return self.rows([*range(start, stop), *[stop - 1] * missing])
 
     def block(self, start: int, stop: int) -> Inputs:
-        """The rows from `start` to `stop` as inputs of their own."""
+        """The rows from `start` to `stop` as separate inputs."""
         return dataclasses.replace(self, leaves=tuple(self.rows(range(start, stop))), n_rows=stop - start)
 
     def call(self, net: Callable[..., Any], leaves: Sequence[Any]) -> Any:
@@ -65,8 +65,8 @@ class Inputs:
         _, named = pytree.tree_unflatten(list(range(len(self.leaves))), self.spec)
         names = [""] * len(self.leaves)
         for name, value in named.items():
-            for place in pytree.tree_leaves(value):
-                names[place] = name
+            for index in pytree.tree_leaves(value):
+                names[index] = name
         return names
 
     @property
@@ -78,11 +78,11 @@ class Inputs:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """What the shape of the computation depends on: everything but the number and the values of the rows."""
+        """The form of the input: everything but the number and the values of the rows."""
         described: list[tuple[Any, ...]] = []
         for leaf, axis in zip(self.leaves, self.axes, strict=True):
             if isinstance(leaf, Tensor):
-                shape = tuple(-1 if place == axis else size for place, size in enumerate(leaf.shape))
+                shape = tuple(-1 if dimension == axis else size for dimension, size in enumerate(leaf.shape))
                 described.append((shape, axis, leaf.dtype, leaf.device))
             else:
                 described.append((type(leaf), axis, repr(leaf) if isinstance(leaf, _PLAIN) else ""))
@@ -93,7 +93,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def is_cache(leaf: Any) -> bool:
-    """Whether a leaf is a key-value cache that can be cut into rows (transformers' own method, made for beams)."""
+    """Whether a leaf is a key-value cache whose rows can be selected (by transformers' method for beams)."""
     return hasattr(leaf, "reorder_cache")
 
 
@@ -108,7 +108,7 @@ def _select(leaf: Any, axis: int | None, index: Sequence[int] | Tensor) -> Any:
 
 
 def copied_cache(cache: Any) -> Any:
-    """A cache that can grow, be cut and be written into without the one it was made from."""
+    """A copy of a cache that can be changed without changing the original."""
     if isinstance(cache, Tensor):
         return cache.clone()
     if isinstance(cache, dict):
@@ -138,12 +138,12 @@ def _narrow(leaf: Any, axis: int | None, start: int, stop: int) -> Any:
 def as_inputs(x: Any, *, row_axis: RowAxis = 0) -> Inputs:
     """The network's arguments in `x`: a tensor or array, a tuple of positional ones, or a mapping of named ones.
 
-    Tensors with as many entries along `row_axis` as the first tensor has are cut into rows; all else is passed whole.
-    With a mapping or sequence, `row_axis` says it for each argument; with None, the whole input is one row.
+    Tensors with as many entries along `row_axis` as the first tensor has are split into rows; all else is passed whole.
+    A mapping or sequence gives the `row_axis` of each argument; with None, the whole input is one row.
     """
     x = _ordinary(x)
     if isinstance(x, Tensor) and isinstance(row_axis, int) and x.dim() > row_axis and x.shape[row_axis] > 0:
-        return Inputs((x,), (row_axis,), _ONE_ARGUMENT, x.shape[row_axis])  # the usual case, without the search
+        return Inputs((x,), (row_axis,), _ONE_ARGUMENT, x.shape[row_axis])  # the common case, without the search
     x = _tensors(x)
     if isinstance(x, Tensor):
         arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((x,), {})
@@ -176,7 +176,7 @@ def as_inputs(x: Any, *, row_axis: RowAxis = 0) -> Inputs:
 
 
 def _ordinary(leaf: Any) -> Any:
-    """A copy of an inference tensor, into which a network could not write outside inference mode; else the leaf."""
+    """A copy of an inference tensor, which is read-only outside inference mode; any other leaf unchanged."""
     if not (isinstance(leaf, Tensor) and leaf.is_inference()):
         return leaf
     with torch.inference_mode(False):
@@ -231,13 +231,13 @@ _ONE_ARGUMENT = pytree.tree_flatten(((torch.empty(0),), {}))[1]
 
 
 def device_of(net: nn.Module) -> torch.device:
-    """Where a network computes: the device of its first parameter or buffer."""
+    """The device of a network: that of its first parameter or buffer."""
     tensors = (*net.parameters(), *net.buffers())
     return tensors[0].device if tensors else torch.device("cpu")
 
 
 def network_arguments(net: nn.Module, batch: Any) -> Any:
-    """The arguments in a batch without its targets: what the forward pass has no place for, and `labels`."""
+    """The arguments in a batch without its targets: `labels`, and what the forward pass does not accept."""
     if isinstance(batch, Mapping):
         accepted = _parameters_of(net)
         named = accepted is None or any(p.kind is p.VAR_KEYWORD for p in accepted)
@@ -263,7 +263,7 @@ def _parameters_of(net: nn.Module) -> list[inspect.Parameter] | None:
 
 
 def loaded_batches(net: nn.Module, loader: Any) -> Iterator[Any]:
-    """The batches of a DataLoader, moved to where the network is."""
+    """The batches of a DataLoader, moved to the network's device."""
     device = device_of(net)
     for batch in loader:
         yield pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
@@ -271,7 +271,7 @@ def loaded_batches(net: nn.Module, loader: Any) -> Iterator[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """An output with its tensors taken out: how to put tensors of the same meaning back."""
+    """The structure of an output without its tensors, from which it is rebuilt with others."""
 
     leaves: tuple[Any, ...]
     spec: pytree.TreeSpec
@@ -288,7 +288,7 @@ class Structure:
 
 
 class _TensorMark:
-    """Stands where a tensor was."""
+    """The placeholder of a tensor."""
 
 
 _TENSOR = _TensorMark()
@@ -308,8 +308,8 @@ def split(output: Any) -> tuple[list[Tensor], Structure]:
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if not tensors:
         raise TypeError(f"the network's output must hold tensors; got {type(output).__name__}.")
-    kept = tuple(_TENSOR if isinstance(leaf, Tensor) else _plain(leaf) for leaf in leaves)
-    return tensors, Structure(kept, spec, of)
+    entries = tuple(_TENSOR if isinstance(leaf, Tensor) else _plain(leaf) for leaf in leaves)
+    return tensors, Structure(entries, spec, of)
 
 
 def _plain(leaf: Any) -> Any:

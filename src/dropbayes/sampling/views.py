@@ -1,7 +1,7 @@
-"""Views of a network: what runs in its place, so that the network itself is never touched.
+"""Views of a network, which run in its place so that the network itself is never changed.
 
-A view is made of new module objects over the same parameters and hooks, with training flags, buffers, lists and
-dictionaries of its own. Methods and functions bound to modules of the network are bound to those of the view.
+A view is made of new module objects over the same parameters and hooks, with its own training flags, buffers,
+lists and dictionaries. Methods and functions bound to modules of the network are bound to those of the view.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def checked_network(net: Any) -> nn.Module:
 
 
 def check_modules(net: nn.Module) -> None:
-    """Refuses scripted modules, and lazy ones that have not seen an input: a look at them would initialise them."""
+    """Raises on scripted modules, and on uninitialised lazy ones: inspection would initialise them."""
     scripted = [name or "(network)" for name, m in net.named_modules() if isinstance(m, torch.jit.ScriptModule)]
     if scripted:
         raise TypeError(
@@ -51,7 +51,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
     while True:
         if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             module = module.module
-        elif "_orig_mod" in module._modules:  # torch.compile's: draws run the module it was made from
+        elif "_orig_mod" in module._modules:  # torch.compile: draws run the original module
             module = cast(nn.Module, module._modules["_orig_mod"])
         else:
             return module
@@ -67,9 +67,9 @@ class View:
 
     Args:
         net: The network, as `checked_network` gives it.
-        in_training: The modules, by name and object, whose training flag is up; by default none.
-        own_buffers: Whether the view has copies of the buffers: where a forward pass may write to them. Without, it has
-            the network's own, whose values stay up to date.
+        in_training: The modules, by name and object, whose training flag is set; by default none.
+        own_buffers: Whether the view has copies of the buffers, for a forward pass that may write to them. Otherwise it
+            shares the network's buffers, whose values stay up to date.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class View:
         return id(value) in self._clones and isinstance(value, nn.Module) and self._clones[id(value)] is not value
 
     def is_valid(self, net: nn.Module) -> bool:
-        """Whether nothing about the network's modules has changed but values, which the view then has as well."""
+        """Whether only values of the network have changed, which the view shares."""
         if self._global_hooks != _global_hooks():
             return False
-        # A module that holds the children it had leads to all modules of the tree.
+        # Unchanged children lead to all modules of the tree.
         return self._states[0].module() is net and all(state.holds() for state in self._states)
 
     def changes(self) -> list[str]:
@@ -117,7 +117,7 @@ class View:
         ]
 
     def commit(self, net: nn.Module) -> None:
-        """Gives the network the attributes and buffers that running the view has changed."""
+        """Copies the attributes and buffers that running the view has changed to the network."""
         for module in self._originals(net):
             clone, before = self._clones[id(module)], self._before[id(module)]
             for key in _differences(before, _snapshot(clone)):
@@ -131,7 +131,7 @@ class View:
 
     def _originals(self, net: nn.Module) -> list[nn.Module]:
         modules, seen = [net], {id(net)}
-        for module in modules:  # grows while it is walked
+        for module in modules:  # grows during the loop
             for child in module._modules.values():
                 inner = None if child is None else unwrapped(child)
                 if inner is not None and id(inner) not in seen:
@@ -173,7 +173,7 @@ class View:
 
     def _raise_flags(self, originals: list[nn.Module], in_training: Callable[[str, nn.Module], bool]) -> None:
         if any(type(module).train is not nn.Module.train or "train" in module.__dict__ for module in originals):
-            self.net.train()  # the network's own way, which may leave parts in evaluation
+            self.net.train()  # an overridden `train` may keep submodules in evaluation mode
         else:
             for clone in self._clones.values():
                 clone.__dict__["training"] = True
@@ -249,7 +249,7 @@ def _global_hooks() -> tuple[tuple[int, ...], ...]:
 
 
 class _State:
-    """What a module is made of, its training flag aside, arranged for a fast comparison before every prediction."""
+    """The state of a module except its training flag, arranged for a fast comparison before every prediction."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = weakref.ref(module)  # a strong reference would keep it alive
@@ -267,7 +267,7 @@ class _State:
         self.values = [_by_identity(attributes[key]) for key in self.names]
 
     def holds(self) -> bool:
-        """Whether the module is still made of the same."""
+        """Whether the module is unchanged."""
         module = self.module()
         if module is None:
             return False
@@ -293,7 +293,7 @@ _DICTS = (dict, OrderedDict)
 
 
 def _is_nested(value: Any) -> bool:
-    """Whether an entry must be looked into, or not kept alive."""
+    """Whether an entry is compared by its contents, or must not be kept alive."""
     return isinstance(value, (nn.Module, tuple, *_PLAIN, *_CONTAINERS)) and value is not None
 
 
@@ -301,12 +301,12 @@ _IGNORED = ("training", "_compiled_call_impl")
 
 
 def _by_identity(value: Any) -> Any:
-    """What stands for a value that is compared: a module's id, so that it is not kept alive."""
+    """The value to compare: for a module its id, so that it is not kept alive."""
     return id(value) if isinstance(value, nn.Module) else value
 
 
 def _snapshot(module: nn.Module) -> dict[str, Any]:
-    """What a module is made of: attributes, and the entries of its dictionaries of tensors, hooks and containers."""
+    """The state of a module: attributes, and the entries of its dictionaries of tensors, hooks and containers."""
     entries: dict[str, Any] = {}
     for key, value in module.__dict__.items():
         if key == "_modules":
@@ -374,5 +374,5 @@ def _detached(value: Any) -> Any:
 
 def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with torch.compile switched off inside it: compiled code could not be intercepted."""
-    # Nothing can have been compiled before the compiler was loaded, which takes seconds.
+    # Nothing is compiled before the compiler is loaded, which takes seconds.
     return torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function

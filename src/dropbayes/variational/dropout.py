@@ -33,7 +33,7 @@ class Bernoulli(Family):
     Args:
         kept: $\mathbf M$, the weights of a unit that is kept, `[unit, column]`. Torch's dropout divides by $p$, so
             there $\mathbf M$ is the stored weight over $p$.
-        keep_prob: $p$ in (0, 1]. To learn it, take `Concrete`.
+        keep_prob: $p$ in (0, 1]. To learn it, use `Concrete`.
         std: $\sigma \ge 0$, a number or a scalar tensor.
 
     Example:
@@ -68,11 +68,11 @@ class Bernoulli(Family):
     def sample(self, *n: int, generator: torch.Generator | None = None, relaxed: bool = False) -> Tensor:
         r"""Draws of $\mathbf z(\mathbf M + \sigma\epsilon) + (1 - \mathbf z)\sigma\epsilon$ [GG16, eq:reparam_reg]."""
         del relaxed  # the probability is fixed
-        kept = self._masks(*n, len(self.kept), 1, generator=generator) * self.kept
+        masked = self._masks(*n, len(self.kept), 1, generator=generator) * self.kept
         if self.is_dropout:
-            return kept
+            return masked
         # Both components have the same σε: z(M + σε) + (1 - z)σε = zM + σε.
-        return kept + self.std * normal_like(self.kept, *kept.shape, generator=generator)
+        return masked + self.std * normal_like(self.kept, *masked.shape, generator=generator)
 
     def product(self, x: Tensor, *, relaxed: bool = False) -> Tensor:
         del relaxed
@@ -97,13 +97,13 @@ class Bernoulli(Family):
         if self.is_dropout:
             per_weight = -log(length_scale)
         else:
-            scaled = length_scale * self.std  # its logarithm survives where its square underflows
+            scaled = length_scale * self.std  # its logarithm is finite where its square underflows
             per_weight = 0.5 * (scaled**2 - 1) - log(scaled)
         constant = self.kept.numel() * per_weight - len(self.kept) * binary_entropy(self.keep_prob)
         return 0.5 * self.keep_prob * length_scale**2 * self.kept.square().sum() + constant
 
     def overlap(self) -> Tensor:
-        r"""What proposition 1 leaves out: $\mathcal H(\mathbf z \mid \mathbf W)$, the doubt about what was dropped.
+        r"""The term that proposition 1 omits: $\mathcal H(\mathbf z \mid \mathbf W)$, the uncertainty about the mask.
 
         The two components differ along $\mathbf m_q$ alone, so a unit's term is an integral over one Gaussian variable,
         a function of $\|\mathbf m_q\| / \sigma$ and $p$, done here by Gauss-Hermite quadrature.
@@ -112,7 +112,7 @@ class Bernoulli(Family):
             return self.kept.new_zeros(())
         nodes, weights = (torch.as_tensor(a).to(self.kept) for a in np.polynomial.hermite_e.hermegauss(64))
         norm = self.kept.norm(dim=1, keepdim=True)
-        # Beyond 1e3 standard deviations the doubt is 0 in any precision; left in, the division could overflow.
+        # Beyond 1e3 standard deviations the entropy is 0 in any precision, and the division could overflow.
         distance = norm[norm[:, 0] < 1e3 * self.std] / self.std
         logit = math.log(self.keep_prob) - math.log1p(-self.keep_prob)
         softplus = torch.nn.functional.softplus
@@ -182,7 +182,7 @@ class Concrete(Family):
         uniform = uniform_like(self.kept, *shape, generator=generator)
         if not relaxed:
             return (uniform < self.keep_prob).to(self.kept.dtype)
-        smallest = torch.finfo(uniform.dtype).tiny  # torch.rand can give 0, of which the logit is -inf
+        smallest = torch.finfo(uniform.dtype).tiny  # torch.rand can give 0, whose logit is -inf
         noise = uniform.clamp_min(smallest).log() - torch.log1p(-uniform)
         return torch.sigmoid(-(self.drop_logit + noise) / self.temperature).to(self.kept.dtype)
 

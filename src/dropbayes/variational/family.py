@@ -1,4 +1,4 @@
-r"""What every approximating distribution over a weight matrix can do, and what their formulas share."""
+r"""The interface of the approximating distributions over a weight matrix, and their common formulas."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ class Family(ABC):
             *n: The leading axes.
             generator: The source of randomness.
             relaxed: Whether discrete choices with learned probabilities are smoothed, so that the probabilities get a
-                gradient; the draws are then close to $q$'s but not its own.
+                gradient; the draws are then only approximately from $q$.
         """
 
     @abstractmethod
     def product(self, x: Tensor, *, relaxed: bool = False) -> Tensor:
         r"""$\mathbf x_n \mathbf W_n$ with a distinct draw $\mathbf W_n$ for every row $n$ of `x`, `[n, column]`.
 
-        Exact in distribution and without the matrices: given its discrete choices a product is Gaussian, and is drawn
-        as such (the local reparametrisation of Kingma, Salimans and Welling 2015).
+        Exact in distribution, without forming the matrices: given its discrete choices a product is Gaussian and is
+        drawn directly (the local reparametrisation of Kingma, Salimans and Welling 2015).
         """
 
     @abstractmethod
     def kl(self, length_scale: float | Tensor) -> Tensor:
-        r"""$\mathrm{KL}(q \,\|\, \mathcal N(0, l^{-2} \mathbf I))$, a scalar: exact, or an upper bound of it."""
+        r"""$\mathrm{KL}(q \,\|\, \mathcal N(0, l^{-2} \mathbf I))$, a scalar: exact or an upper bound."""
 
     @abstractmethod
     def at(self, units: Tensor) -> Family:
@@ -77,7 +77,7 @@ def check_stds(name: str, value: Tensor, *, allow_zero: bool) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` (σ) must be a tensor; got {value!r}. Pass torch.tensor({name}).")
     if value.is_cuda and torch.cuda.is_current_stream_capturing():
-        return  # a look at the values would break the capture, which repeats a step that was checked
+        return  # reading values would break the capture, which repeats a checked step
     smallest = value.detach().min() if value.numel() else torch.ones(())
     if not (smallest > 0 or (allow_zero and smallest == 0)):
         rule = "zero or more" if allow_zero else "positive"
@@ -99,7 +99,7 @@ def normal_like(like: Tensor, *shape: int, generator: torch.Generator | None = N
 
 
 def uniform_like(like: Tensor, *shape: int, generator: torch.Generator | None = None) -> Tensor:
-    """Uniforms of at least float32: those of bfloat16 come in steps of 1/256, and would never drop with 1 in 1000."""
+    """Uniforms of at least float32: bfloat16 has steps of 1/256, and would never drop with probability 1/1000."""
     dtype = torch.promote_types(like.dtype, torch.float32)
     return torch.rand(shape, generator=generator, dtype=dtype, device=like.device)
 

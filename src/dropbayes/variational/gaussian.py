@@ -58,7 +58,7 @@ class DiagonalGaussian(Family):
     def kl(self, length_scale: float | Tensor) -> Tensor:
         r"""$\tfrac 12 \sum (l^2 (m^2 + \sigma^2) - 1 - \log l^2\sigma^2)$, exact; infinite where $\sigma = 0$."""
         check_positive("length_scale", length_scale)
-        scaled = length_scale * self.std.expand_as(self.loc)  # its logarithm survives where its square underflows
+        scaled = length_scale * self.std.expand_as(self.loc)  # its logarithm is finite where its square underflows
         return 0.5 * (length_scale**2 * self.loc.square() + scaled.square() - 1 - 2 * scaled.log()).sum()
 
     def log_density(self, value: Tensor) -> Tensor:

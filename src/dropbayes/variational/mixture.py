@@ -73,7 +73,7 @@ class Mixture(Family):
         return torch.einsum("l,lqk->qk", self.probs, self._component_variance + (self.locs - self.mean).square())
 
     def _choices(self, *shape: int, generator: torch.Generator | None, relaxed: bool) -> Tensor:
-        """The component of each unit; when `relaxed` the weights of all on a last axis, near one-hot."""
+        """The component of each unit; when `relaxed` the weights of all on a last axis, nearly one-hot."""
         if relaxed:
             uniform = uniform_like(self.locs, *shape, len(self.probs), generator=generator)
             gumbel = -torch.log(-torch.log(uniform.clamp(torch.finfo(uniform.dtype).tiny, 1 - 2**-24)))
@@ -121,7 +121,7 @@ class Mixture(Family):
     def kl(self, length_scale: float | Tensor) -> Tensor:
         r"""The upper bound $\sum_q \sum_i p_i \mathrm{KL}(\mathcal N(\mu_{iq}, \Sigma_{iq}) \| p)$, by convexity.
 
-        Above the exact value by at most $\mathcal H(p)$ per unit, which components that do not overlap reach.
+        Above the exact value by at most $\mathcal H(p)$ per unit, attained when the components do not overlap.
         """
         check_positive("length_scale", length_scale)
         columns = self.locs.shape[2]

@@ -65,7 +65,7 @@ class Decay:
 
     @property
     def constant(self) -> Any:
-        r"""$-QK \log l - Q\,\mathcal H(p)$: the rest of the KL but for $-QK(\log\sigma + \tfrac12)$."""
+        r"""$-QK \log l - Q\,\mathcal H(p)$: the rest of the KL except $-QK(\log\sigma + \tfrac12)$."""
         scale = self.kept_length_scale
         if not isinstance(scale, Tensor) and scale == 0:
             return 0.0
@@ -77,11 +77,11 @@ class Decay:
 
 
 def decays(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None) -> Iterator[Decay]:
-    """Every parameter of `net` whose KL is a weight decay; a tied one once."""
+    """Every parameter of `net` whose KL is a weight decay; a tied parameter once."""
     given = dict(keep_probs or {})
     layers = dict(weight_layers(net))
     _check_names(net, layers, prior, given)
-    traced = given.keys() - layers.keys()  # names of parameters: what an input does not reach is not guessed either
+    traced = given.keys() - layers.keys()  # parameter names: layers that the traced input did not reach are not guessed
     covered = traced or all(layer in given or isinstance(module, DroppedLayer) for layer, module in layers.items())
     ordered = {} if covered else keep_probs_by_order(net)
     seen: set[int] = set()
@@ -112,10 +112,10 @@ def _check_names(net: nn.Module, layers: Mapping[str, nn.Module], prior: Prior, 
     unknown = sorted(given.keys() - layers.keys() - parameters)
     if unknown:
         raise ValueError(f"`keep_probs` must name weight layers of `net`; got {unknown}. They are {sorted(layers)}.")
-    own = sorted(name for name in given.keys() & layers.keys() if isinstance(layers[name], DroppedLayer))
-    if own:
+    stated = sorted(name for name in given.keys() & layers.keys() if isinstance(layers[name], DroppedLayer))
+    if stated:
         raise ValueError(
-            f"`keep_probs` must not name layers that state their own dropout; got {own}. Change the layers."
+            f"`keep_probs` must not name layers that state their own dropout; got {stated}. Change the layers."
         )
     for keep_prob in given.values():
         check_keep_prob(keep_prob)
@@ -129,22 +129,22 @@ def kl_coefficients(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, fl
 
     [GG16, prop:KL_mixture_of_Gaussians, eq:L:GP-MC]: for $\sigma \to 0$, with $C$ in `kl_constant`. $c = l'^2$ for a
     bias (times its $p$ where it is dropped too), $c = l^2/p$ when `prior.describes == "kept"`. Parameters outside
-    weight layers (normalisation, tokens) have no prior: they are absent, as are layers whose KL is no weight decay. A
-    tied parameter counts once.
+    weight layers (normalisation, tokens) have no prior: they are absent, as are layers whose KL is not a weight decay.
+    A tied parameter counts once.
 
     Args:
         net: Any network.
         prior: The length-scales; coefficients are tensors where they are.
-        keep_probs: Keep probabilities by module or parameter name, from `keep_probs(net, x)` or by hand. What they
-            leave out is read off the structure (`keep_probs_by_order`).
+        keep_probs: Keep probabilities by module or parameter name, from `keep_probs(net, x)` or by hand. Missing
+            ones are read off the structure (`keep_probs_by_order`).
     """
     return {decay.name: decay.coefficient for decay in decays(net, prior=prior, keep_probs=keep_probs)}
 
 
 def kl_constant(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None) -> Any:
-    r"""The $C$ of `kl_coefficients`: $-\sum (QK \log l + Q\,\mathcal H(p))$, the part of the KL free of the weights.
+    r"""The $C$ of `kl_coefficients`: $-\sum (QK \log l + Q\,\mathcal H(p))$, the part of the KL without the weights.
 
-    It holds what depends on length-scales and keep probabilities, so that bounds of networks that differ in them can be
+    It contains the terms in length-scales and keep probabilities, so that bounds of networks that differ in them can be
     compared; $-QK(\log\sigma + \tfrac12)$, infinite for dropout and the same for all of one shape, is left out.
     """
     return sum((decay.constant for decay in decays(net, prior=prior, keep_probs=keep_probs)), 0.0)
@@ -168,7 +168,7 @@ def parameter_groups(
     Args:
         net: Any network.
         precision: $\tau$, a number: a learned one needs the loss itself, `negative_elbo`.
-        prior: The length-scales, per layer where wanted; numbers, likewise.
+        prior: The length-scales, optionally per layer; numbers, likewise.
         n_data: $N$, the number of training rows.
         keep_probs: Keep probabilities by module or parameter name, as `keep_probs(net, x)` finds them; by default read
             off the structure (`keep_probs_by_order`).

@@ -3,7 +3,7 @@ r"""The identity that ties model precision $\tau$, weight decay $\lambda$ and pr
 With the prior $\mathcal N(0, l^{-2} \mathbf I)$ on the weights and dropout of keep probability $p$ before them, the
 negative evidence lower bound divided by $\tau N$ is the dropout loss $E + \sum_i \lambda_i \|\mathbf M_i\|^2$
 [GG16, eq:L:dropout, eq:L:GP-MC-reg-lengthscale] exactly when $\lambda = l^2 p / (2 N \tau)$. $\tau$, $\lambda$ and $l$
-may be scalar tensors, and are then differentiated; what goes into an optimiser must be a number.
+may be scalar tensors, and are then differentiated; an optimiser's `weight_decay` must be a number.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def optimizer_weight_decay(*, precision: float, keep_prob: float, length_scale: 
     r"""The `weight_decay` of a torch optimiser that means $\lambda$: $2\lambda = l^2 p / (N \tau)$.
 
     `torch.optim.SGD` and `Adam` add $w\,\theta$ to the gradient, the gradient of $\tfrac{w}{2}\|\theta\|^2$. `AdamW`
-    shrinks the weights apart from the gradient and so optimises no such loss.
+    shrinks the weights separately from the gradient and optimises no such loss.
 
     Example:
         >>> optimizer_weight_decay(precision=1800.0, keep_prob=0.9, length_scale=2.0, n_data=1000)
@@ -90,8 +90,8 @@ def optimizer_weight_decay(*, precision: float, keep_prob: float, length_scale: 
 class Prior:
     r"""The Gaussian prior $\mathcal N(0, l^{-2} \mathbf I)$ of a network's weights, with its own $l'$ for biases.
 
-    Torch scales what dropout keeps by $1/p$: a stored weight $\theta$ acts as $\mathbf M = \theta / p$ when it is
-    kept, and $\theta$ is its mean. `describes` says which of the two the length-scale speaks of. The default,
+    Torch scales kept units by $1/p$: a stored weight $\theta$ acts as $\mathbf M = \theta / p$ when it is
+    kept, and $\theta$ is its mean. `describes` says which of the two the length-scale applies to. The default,
     `"mean"`, puts $\lambda = l^2 p / (2N\tau)$ on the stored $\theta$, as the authors' experiments do; `"kept"` is the
     paper's derivation to the letter, $\lambda\|\theta/p\|^2$. They differ by $l \to l\,p$.
 
@@ -101,8 +101,8 @@ class Prior:
         bias_length_scale: $l' \ge 0$ of every bias; None takes `length_scale`, 0 leaves biases free (a flat prior).
         following_length_scale: $l$ of the weight layers after the first; `"fan_in"` is the paper's $l^2 = K$, the
             number of inputs of each unit [GG16, eq:L:GP-MC-reg-lengthscale].
-        per_layer: Length-scales by module or parameter name (`"2"`, `"out.bias"`), before all others. A name that the
-            network does not have is refused when the prior meets the network.
+        per_layer: Length-scales by module or parameter name (`"2"`, `"out.bias"`), which override all others. A name
+            that the network does not have raises an error when the prior is applied.
         describes: `"mean"` or `"kept"`, see above.
 
     Example:

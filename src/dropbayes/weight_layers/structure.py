@@ -1,4 +1,4 @@
-r"""What a network's structure tells of its weight layers, without an input: which they are, what they add up."""
+r"""The weight layers of a network, their fan-in and their dropout, from its structure without an input."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class BayesianLayer(Protocol):
         """Whether the KL is, up to a constant, a multiple of the squared weights."""
 
     def parameter_keep_probs(self) -> dict[str, float]:
-        """As for a `DroppedLayer`; empty where the KL is no weight decay."""
+        """As for a `DroppedLayer`; empty when the KL is not a weight decay."""
 
     def kl(self, prior: Prior, *, name: str = "", first: bool = True) -> Tensor:
         r"""$\mathrm{KL}(q \| p)$ of the layer's weights and biases."""
 
 
 def _states_keep_probs(module: nn.Module) -> bool:
-    # Of the class: on a module, nn.Module.__getattr__ makes a failed lookup slow.
+    # Looked up on the class: on a module, nn.Module.__getattr__ makes a failed lookup slow.
     return issubclass(type(module), DroppedLayer)
 
 
@@ -55,23 +55,23 @@ def kl_is_weight_decay(module: Any) -> bool:
 
 
 def matrices(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of a module's own that may be matrices: `weight` of two axes or more, others of exactly two.
+    """The module's direct parameters that may be matrices: `weight` of two axes or more, others of exactly two.
 
     Others of three axes are tokens and positions that networks add (`[1, position, unit]`).
     """
-    own = {name: p for name, p in module._parameters.items() if p is not None}
+    parameters = {name: p for name, p in module._parameters.items() if p is not None}
     return {
         name: p
-        for name, p in own.items()
+        for name, p in parameters.items()
         if not isinstance(p, nn.UninitializedParameter)
         and (p.dim() >= 2 if name == "weight" else p.dim() == 2 and min(p.shape) > 1)
     }
 
 
 def is_weight_layer(module: nn.Module) -> bool:
-    """Whether `module` multiplies its input by a weight matrix of its own (linear, convolution, recurrent, table).
+    """Whether `module` multiplies its input by its own weight matrix (linear, convolution, recurrent, table).
 
-    Whatever parametrisation its weight has (`weight_norm`, `spectral_norm`), and whatever the matrix is called.
+    Any parametrisation (`weight_norm`, `spectral_norm`) and any name of the matrix are recognised.
     """
     if _states_keep_probs(module) or isinstance(module, _PRODUCTS):
         return True
@@ -86,16 +86,16 @@ def is_bias(parameter: str) -> bool:
 
 
 def weight_layers(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The weight layers of `net` in registration order, less the parts of one (an attention's `out_proj`)."""
-    parts: set[nn.Module] = set()
+    """The weight layers of `net` in registration order, without submodules of one (an attention's `out_proj`)."""
+    covered: set[nn.Module] = set()
     for name, module in net.named_modules():
         if parametrize.is_parametrized(module):
-            parts.update(module.parametrizations.modules())
-        if module not in parts and is_weight_layer(module):
-            # A module of torch's, or one that states its keep probabilities, speaks for its parts; any other owns a
-            # matrix and may hold weight layers besides it.
+            covered.update(module.parametrizations.modules())
+        if module not in covered and is_weight_layer(module):
+            # A torch module, or one that states its keep probabilities, covers its submodules; any other may contain
+            # further weight layers.
             if _states_keep_probs(module) or isinstance(module, nn.MultiheadAttention):
-                parts.update(module.modules())
+                covered.update(module.modules())
             yield name, module
 
 
@@ -109,30 +109,30 @@ def layer_parameters(module: nn.Module) -> Iterator[str]:
     ):  # nearly all layers: nothing inside, nothing computed
         yield from (name for name, parameter in module._parameters.items() if parameter is not None)
         return
-    inside = {part for name, part in weight_layers(module) if name}
-    speaks_for_parts = _states_keep_probs(module) or isinstance(module, nn.MultiheadAttention)
+    inside = {layer for name, layer in weight_layers(module) if name}
+    covers_submodules = _states_keep_probs(module) or isinstance(module, nn.MultiheadAttention)
     for name, _ in module.named_parameters():
         owner, _, parameter = name.rpartition(".")
         if "parametrizations" in owner.split("."):
             continue
-        if speaks_for_parts or module.get_submodule(owner) not in inside:
-            computed = _computed_by_hook(module.get_submodule(owner)) if not speaks_for_parts else {}
+        if covers_submodules or module.get_submodule(owner) not in inside:
+            computed = _computed_by_hook(module.get_submodule(owner)) if not covers_submodules else {}
             if parameter not in {source for sources in computed.values() for source in sources}:
                 yield name
     yield from (*getattr(module, "parametrizations", {}), *_computed_by_hook(module))
 
 
 def _computed_by_hook(module: nn.Module) -> dict[str, tuple[str, ...]]:
-    """The weights that the older `weight_norm` and `spectral_norm` compute, and what they compute them from."""
+    """The weights that the older `weight_norm` and `spectral_norm` compute, with the parameters they come from."""
     computed = {}
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, (WeightNorm, SpectralNorm)):
-            computed[hook.name] = tuple(f"{hook.name}_{part}" for part in ("g", "v", "orig", "u"))
+            computed[hook.name] = tuple(f"{hook.name}_{suffix}" for suffix in ("g", "v", "orig", "u"))
     return computed
 
 
 def parameter_value(module: nn.Module, name: str) -> Tensor:
-    """The value of a weight layer's parameter, computed anew where it is computed from others."""
+    """The value of a weight layer's parameter, recomputed if it depends on others."""
     owner, _, parameter = name.rpartition(".")
     module = module.get_submodule(owner)
     for hook in module._forward_pre_hooks.values():
@@ -155,8 +155,8 @@ def keep_probs_by_order(net: nn.Module) -> dict[str, float]:
 
     The fallback where there is no input to trace (see `keep_probs`). A layer's own statement (the layers of
     `dropbayes.layers`, networks made by `add_dropout`) is multiplied by those of the `nn.Dropout` modules registered
-    between the preceding weight layer and itself. That is certain in an `nn.Sequential`. In any other module order of
-    registration need not be order of use: a warning says so. Dropout called as a function is not seen.
+    between the preceding weight layer and itself. That is certain in an `nn.Sequential`. In any other module the
+    registration order may differ from the order of use, and a warning says so. Functional dropout is not detected.
 
     Example:
         >>> keep_probs_by_order(nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Dropout(0.25), nn.Linear(8, 1)))
@@ -189,9 +189,9 @@ def stated_keep_prob(module: Any) -> float:
 
 
 def parameter_keep_prob(module: Any, parameter: str, keep_prob: float) -> float | None:
-    """The keep probability of one parameter of a weight layer whose input is kept with `keep_prob` in all.
+    """The keep probability of one parameter of a weight layer whose input is kept with overall probability `keep_prob`.
 
-    None for a parameter without a prior of the kind of a weight decay.
+    None for a parameter whose prior is not a weight decay.
     """
     if _states_keep_probs(module):
         stated = module.parameter_keep_probs().get(parameter)
@@ -208,35 +208,35 @@ def parameter_keep_prob(module: Any, parameter: str, keep_prob: float) -> float 
 
 
 def reads_input(module: nn.Module, parameter: str) -> bool:
-    """Whether this weight multiplies the layer's own input, not a recurrent state or what the layer computed."""
+    """Whether this weight multiplies the layer's own input, not a recurrent state or an intermediate result."""
     if isinstance(module, nn.RNNBase):
         return parameter.startswith("weight_ih_l0")
     return parameter not in ("weight_hh", "out_proj.weight")
 
 
 def _unit_axis(module: nn.Module, parameter: str) -> int:
-    """The axis of a weight that counts the units of the layer's input."""
+    """The axis of a weight that indexes the units of the layer's input."""
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag, *_TRANSPOSED)):
         return 0
     if isinstance(module, (*_PRODUCTS,)) or parameter != "weight":
         return 1
-    # A class outside torch.nn (the Conv1D of GPT-2) may keep its matrix as inputs x outputs, and then says nf.
+    # A class outside torch.nn (the Conv1D of GPT-2) may store its matrix as inputs x outputs; it then has `nf`.
     return 0 if "nf" in module.__dict__ else 1
 
 
 def fan_in(module: nn.Module, parameter: str, weight: Tensor) -> int:
-    """The paper's K: how many inputs each output of the layer adds up."""
+    """The paper's K: the number of inputs that each output of the layer sums."""
     if isinstance(module, _TRANSPOSED):
         return weight.shape[0] // module.groups * weight[0, 0].numel()
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-        return 1  # a lookup adds up one vector
+        return 1  # a lookup reads one vector
     if weight.dim() < 2:
         return 1
     return weight.shape[0] if _unit_axis(module, parameter) == 0 else weight[0].numel()
 
 
 def n_units(module: nn.Module, parameter: str, weight: Tensor) -> int:
-    """The paper's Q: how many units own the weights, each dropped with one Bernoulli variable."""
+    """The paper's Q: the number of input units, each dropped with one Bernoulli variable."""
     if is_bias(parameter) or weight.dim() < 2:
         return weight.numel()
     if isinstance(module, nn.modules.conv._ConvNd):

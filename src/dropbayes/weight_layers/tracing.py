@@ -1,8 +1,8 @@
-r"""Which weight multiplies what, seen by sending an input through the network.
+r"""Keep probabilities of the inputs of all weights, by tracing a forward pass.
 
-A function mode sees every operation. Dropout is left out but remembered with the tensor it made, through everything
-that passes a mask on unchanged: changes of shape, products element by element, rectifiers. A product with a parameter
-ends the memory: its weight is dropped with what was remembered.
+A function mode intercepts every operation. Dropout is not applied but recorded with its output, and the record follows
+the tensor through operations that preserve a mask: reshapes, elementwise products, rectifiers. A product with a
+parameter ends the record, which gives the keep probability of its input.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class _Trace(TorchFunctionMode):
         super().__init__()
         self.names = names
         self.uses: list[tuple[str, float]] = []
-        self.kept: dict[int, float] = {}
+        self.keep_probs: dict[int, float] = {}
         self.lookups: set[int] = set()
-        self.alive: list[Any] = []  # keeps ids from being used again
+        self.alive: list[Any] = []  # prevents the reuse of ids
 
     def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -80,19 +80,20 @@ class _Trace(TorchFunctionMode):
             self.alive.append(result)
         elif func in _PASSES_ON:
             self._remember(result, self._keep_prob_of(*args[:1]))
-        elif func in _ELEMENTWISE and not any(id(a) in self.lookups for a in args):  # a mask of words is the table's
+        # A mask of looked-up words belongs to the table.
+        elif func in _ELEMENTWISE and not any(id(a) in self.lookups for a in args):
             self._remember(result, self._keep_prob_of(*args))
         return result
 
     def _keep_prob_of(self, *operands: Any) -> float:
         product = 1.0
         for operand in operands:
-            product *= self.kept.get(id(operand), 1.0)
+            product *= self.keep_probs.get(id(operand), 1.0)
         return product
 
-    def _remember(self, tensor: Any, kept: float) -> None:
-        if kept != 1.0 and isinstance(tensor, Tensor):
-            self.kept[id(tensor)] = kept
+    def _remember(self, tensor: Any, keep_prob: float) -> None:
+        if keep_prob != 1.0 and isinstance(tensor, Tensor):
+            self.keep_probs[id(tensor)] = keep_prob
             self.alive.append(tensor)
 
     def _dropout(self, func: Function, input: Tensor, p: Any = None, *_: Any, **kwargs: Any) -> Tensor:
@@ -101,9 +102,9 @@ class _Trace(TorchFunctionMode):
         self._remember(result, self._keep_prob_of(input) * (1 - drop_prob))
         return result
 
-    def _use(self, weight: Any, kept: float) -> None:
+    def _use(self, weight: Any, keep_prob: float) -> None:
         if isinstance(weight, Tensor) and id(weight) in self.names:
-            self.uses.append((self.names[id(weight)], kept))
+            self.uses.append((self.names[id(weight)], keep_prob))
 
     def _product(self, args: Any, kwargs: Any) -> None:
         operands = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
@@ -116,24 +117,24 @@ class _Trace(TorchFunctionMode):
         weights = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and id(a) in self.names]
         by_input = dict(zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), args[:3], strict=True))
         for weight in weights:
-            own = self.names[id(weight)].rpartition(".")[2]
-            source = by_input.get(own, args[0])
-            self._use(weight, self._keep_prob_of(source) if own != "weight" else 1.0)
+            parameter = self.names[id(weight)].rpartition(".")[2]
+            source = by_input.get(parameter, args[0])
+            self._use(weight, self._keep_prob_of(source) if parameter != "weight" else 1.0)
 
     def _recurrent(self, func: Function, args: Any) -> None:
         weights = [w for a in args if isinstance(a, (tuple, list)) for w in a if isinstance(w, Tensor)]
         weights += [a for a in args if isinstance(a, Tensor)]
         dropout = next((a for a in args if isinstance(a, float)), 0.0)
         for weight in weights:
-            own = self.names.get(id(weight), "").rpartition(".")[2]
-            first = own == "weight_ih" or own.startswith("weight_ih_l0")
-            later = 1.0 - dropout if own.startswith("weight_ih_l") else 1.0
+            parameter = self.names.get(id(weight), "").rpartition(".")[2]
+            first = parameter == "weight_ih" or parameter.startswith("weight_ih_l0")
+            later = 1.0 - dropout if parameter.startswith("weight_ih_l") else 1.0
             self._use(weight, self._keep_prob_of(args[0]) if first else later)
 
 
 @contextlib.contextmanager
 def _untouched(net: nn.Module) -> Iterator[None]:
-    """Puts buffers (running statistics) and the random state back."""
+    """Restores buffers (running statistics) and the random state."""
     buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -145,9 +146,9 @@ def _untouched(net: nn.Module) -> Iterator[None]:
 
 
 def trace(net: nn.Module, x: Any) -> list[tuple[str, float]]:
-    r"""The uses of the weights of `net` on input `x`, in order: the parameter's name, and $p$ of what it multiplies.
+    r"""The uses of the weights of `net` on input `x`, in order: the parameter's name, and $p$ of its input.
 
-    A weight used twice is there twice. Neither flags nor buffers nor the random state of the network are changed.
+    A weight used twice appears twice. Flags, buffers and the random state are not changed.
 
     Args:
         net: Any network.
@@ -178,14 +179,14 @@ def trace(net: nn.Module, x: Any) -> list[tuple[str, float]]:
 def keep_probs(net: nn.Module, x: Any) -> dict[str, float]:
     r"""The keep probability $p$ with which the input of every weight of `net` is kept, by parameter name.
 
-    Seen by sending `x` through the network: order of registration, dropout called as a function and one dropout module
-    used in several places make no difference. A dropout that no weight multiplies (on a residual branch) counts for
-    none. A weight used more than once has the smallest of its keep probabilities. Weights that the input does not reach
-    are absent, and so are layers whose KL is no weight decay.
+    Found by a forward pass of `x`, so registration order, functional dropout and a dropout module used in several
+    places make no difference. A dropout that no weight multiplies (on a residual branch) counts for no weight. A
+    weight used more than once has the smallest of its keep probabilities. Weights that the input does not reach are
+    absent, and so are layers whose KL is not a weight decay.
 
     Args:
         net: Any network; it is not changed.
-        x: One batch of its input: a tensor, a tuple of positional or a dict of named arguments. One row will do.
+        x: One batch of its input: a tensor, a tuple of positional or a dict of named arguments. One row suffices.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.25), nn.Linear(8, 1))
@@ -194,13 +195,13 @@ def keep_probs(net: nn.Module, x: Any) -> dict[str, float]:
     """
     layers = dict(weight_layers(net))
     by_parameter: dict[str, float] = {}
-    for name, kept in trace(net, x):
-        by_parameter[name] = min(kept, by_parameter.get(name, 1.0))
+    for name, keep_prob in trace(net, x):
+        by_parameter[name] = min(keep_prob, by_parameter.get(name, 1.0))
     for layer, module in layers.items():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and kl_is_weight_decay(module):
             by_parameter[f"{layer}.weight".lstrip(".")] = stated_keep_prob(module)
     decaying = {layer for layer, module in layers.items() if kl_is_weight_decay(module)}
-    return {name: kept for name, kept in by_parameter.items() if _layer_of(name, layers) in decaying}
+    return {name: p for name, p in by_parameter.items() if _layer_of(name, layers) in decaying}
 
 
 def complete_keep_probs(net: nn.Module, x: Any, given: Mapping[str, float] | None) -> dict[str, float]:
@@ -208,11 +209,11 @@ def complete_keep_probs(net: nn.Module, x: Any, given: Mapping[str, float] | Non
     given = dict(given or {})
     try:
         traced = keep_probs(net, x)
-    except Exception as error:  # code that cannot run inside a function mode, or not on few rows
+    except Exception as error:  # code that fails inside a function mode or on few rows
         warnings.warn(f"`net` could not be traced ({error}): its dropout is read off its structure.", stacklevel=3)
         return given
     layers = dict(weight_layers(net))
-    return {name: kept for name, kept in traced.items() if _layer_of(name, layers) not in given} | given
+    return {name: p for name, p in traced.items() if _layer_of(name, layers) not in given} | given
 
 
 def _layer_of(parameter: str, layers: Mapping[str, nn.Module]) -> str:

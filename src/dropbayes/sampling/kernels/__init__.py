@@ -1,7 +1,7 @@
-"""Triton kernels for keyed masks: the masks of docs/masks.md made in registers, where they are used.
+"""Triton kernels for keyed masks: the masks of docs/masks.md, generated in registers.
 
 The package can be imported only where Triton is installed. Every kernel has a counterpart in torch operations with the
-same bits of masks; these are forward passes alone, without a derivative.
+same bits of masks; the kernels have no backward pass.
 """
 
 from dropbayes.sampling.kernels.attention import attention

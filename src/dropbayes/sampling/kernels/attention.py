@@ -1,7 +1,7 @@
 """Scaled dot-product attention with keyed masks on its weights, which are never written to memory.
 
-Of the masks, only bits are: one byte per weight holds it for eight draws. A pass over the draws makes them cheaply,
-because the hashes of a unit and of a row serve all draws; the attention itself then spends one shift on a mask.
+The masks are stored as bits: one byte per weight holds those of eight draws. A separate pass generates them cheaply,
+because the hashes of a unit and of a row serve all draws; the attention then needs one shift per mask.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def attention(
         keys: Seed, number of draws and sampler.
         site: The site's index in the order of execution.
         drop_prob: The probability that a weight is dropped.
-        draws: Which draws the batch holds.
-        rows: Which rows it holds, each with masks of its own; None for masks shared by all rows.
-        attn_mask: Where queries may attend (boolean), or what is added to the scores; broadcast to them.
+        draws: The draws in the batch.
+        rows: The rows in the batch, each with its own masks; None for masks shared by all rows.
+        attn_mask: A boolean mask of where queries may attend, or a term added to the scores; broadcast to them.
         is_causal: Whether a query attends to no later position.
         scale: The factor of the scores; 1/√features if None.
-        folded: How many entries of the batch belong to one row; a row's mask is `[folded, head, query, key]`.
+        folded: The number of batch entries per row; a row's mask is `[folded, head, query, key]`.
     """
     batch, n_heads, n_queries, features = q.shape
     n_keys, value_features = k.shape[2], v.shape[3]
@@ -85,7 +85,7 @@ def attention(
     block_queries, block_keys, warps, stages = _blocks(q.dtype, n_queries, n_keys, widest)
     whole = n_queries % block_queries == 0 == n_keys % block_keys and features == widest == value_features >= 16
     scale = features**-0.5 if scale is None else scale
-    if scale < 0:  # the kernel takes the largest score before it scales
+    if scale < 0:  # the kernel takes the maximum before scaling
         q, scale = -q, -scale
     precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
     _attention[(tile_count(n_queries, block_queries) * n_heads * batch,)](

@@ -1,4 +1,4 @@
-"""Parts of a weight matrix, other ones for every draw, gathered in one pass."""
+"""Submatrices of a weight matrix, one per draw, gathered in one pass."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def gathered_weights(weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
     Args:
         weight: The matrix, contiguous.
-        rows: The wanted rows of every draw, `[draw, row]`, contiguous.
-        columns: The wanted columns, `[draw, column]`, contiguous; neighbours are read together if they ascend.
+        rows: The row indices of every draw, `[draw, row]`, contiguous.
+        columns: The column indices, `[draw, column]`, contiguous; ascending ones coalesce the reads.
     """
     (n_draws, n_rows), n_columns = rows.shape, columns.shape[1]
     out = weight.new_empty(n_draws, n_rows, n_columns)

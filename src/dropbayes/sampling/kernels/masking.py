@@ -25,8 +25,8 @@ from dropbayes.sampling.masks import Keys
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _TILE_BYTES = 8192  # four 16-byte accesses of each of 128 threads
-_WIDEST_TILE = 1024  # columns; the rest of a tile is rows, which share the look-ups of the lattice
-_ENOUGH_PROGRAMS = 4096  # from here on more programs would not fill a large GPU better, and draws share a program
+_WIDEST_TILE = 1024  # columns; the rows of a tile share the look-ups of the lattice
+_ENOUGH_PROGRAMS = 4096  # enough to fill a large GPU: beyond, draws share a program
 
 
 def masked(
@@ -48,8 +48,8 @@ def masked(
         keys: Seed, number of draws and sampler.
         site: The site's index in the order of execution.
         drop_prob: The probability of a zero.
-        draws: Which draws `x` holds, or is to be spread over.
-        rows: Which rows `x` holds, each with masks of its own; None for one mask shared by all rows.
+        draws: The draws that `x` holds, or is repeated for.
+        rows: The rows that `x` holds, each with its own mask; None for one mask shared by all rows.
         outer: The number of a row's units that precede the draws in memory, such as a sequence's steps.
         inner: The number of a row's units that follow the rows. A unit's index is outer index * `inner` + inner index.
         drawn: Whether `x` has draws already; otherwise one tensor is read and one per draw is written.
@@ -71,7 +71,7 @@ def uniforms(
     inner: int,
     device: torch.device,
 ) -> Tensor:
-    """Uniforms in (0, 1) in float64, `[outer, draw, row, inner]`, keyed as the masks of `masked` are."""
+    """Uniforms in (0, 1) in float64, `[outer, draw, row, inner]`, keyed as in `masked`."""
     out = torch.empty(outer, len(draws), n_rows, inner, dtype=torch.float64, device=device)
     _launch(None, out, keys, site, 0.0, draws, rows, False)
     return out
@@ -104,7 +104,7 @@ def _launch(
 
 
 def draws_per_program(n_drawn: int, tiles: int) -> int:
-    """How many draws share a program, so that there are enough programs and no more than enough."""
+    """The number of draws per program, so that the programs just fill the GPU."""
     return tile_count(n_drawn, min(n_drawn, max(1, _ENOUGH_PROGRAMS // tiles)))
 
 
@@ -149,7 +149,7 @@ def _masked(
         if DRAWN:
             x = tl.load(x_at + at, mask=is_inside, other=0.0)
         if STRATIFIED:
-            # Shared by the tile's rows; beyond the last column any lattice will do.
+            # Shared by the tile's rows; beyond the last column the value is unused.
             word = tl.load(lattices_at + place + (first_draw + t)) + shift
         else:
             word = unit_words(hashed(draw_key, first_draw + t), own_row, unit, pair, n_units, PAIRED)

@@ -1,4 +1,4 @@
-"""The moments over draws in one kernel, summed in float64 without a copy of the draws in it."""
+"""The moments over draws in one kernel, summed in float64 without a float64 copy of the draws."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Affine(NamedTuple):
 
 
 def affine_layers(layers: Sequence[nn.Module]) -> tuple[Affine, ...] | None:
-    """The layers of a perceptron as the kernel takes them; None where it cannot.
+    """The layers of a perceptron in the kernel's form; None if it does not support them.
 
     Args:
         layers: Linear layers, activations and dropout in order, without dropout of probability 0.
@@ -92,9 +92,9 @@ def perceptron_moments(
         layers: From `affine_layers`, with float32 weights.
         x: The rows, `[row, feature]` in float32, contiguous.
         keys: Seed, number of draws and sampler.
-        draws: Which draws.
-        rows: Which rows these are, each with masks of its own; None for masks shared by all rows.
-        integrate_last: Leave the last layer's mask out and add its variance, averaged over the draws, in closed form.
+        draws: The draws.
+        rows: The indices of the rows, each with its own masks; None for masks shared by all rows.
+        integrate_last: Whether to integrate over the last layer's mask, adding its variance in closed form.
     """
     n_rows, n_drawn, last, hidden = x.shape[0], len(draws), layers[-1], layers[:-1]
     mean = torch.empty(n_rows, last.linear.out_features, dtype=torch.float64, device=x.device)
@@ -126,7 +126,7 @@ def perceptron_moments(
 
 @functools.cache
 def _programs(device: torch.device) -> int:
-    """How many programs are started at most: as many as run at a time."""
+    """The largest number of programs: as many as run concurrently."""
     if device.type != "cuda":
         return 2
     return _RESIDENT * torch.cuda.get_device_properties(device).multi_processor_count
@@ -136,7 +136,7 @@ def _programs(device: torch.device) -> int:
 def _draw_words(
     words_of, site, draw, WIDTH: tl.constexpr, PADDED: tl.constexpr, HAS_SITE: tl.constexpr, SAMPLER: tl.constexpr
 ):
-    """What of a site's words `[draw, unit]` does not depend on the row; for independent rows, the keys of the draws."""
+    """A site's words `[draw, unit]` as far as all rows share them; for independent rows, the draws' keys."""
     lattices_at, key, n_draws, n_permutations = words_of
     STRATIFIED: tl.constexpr = SAMPLER[0]
     OWN_ROWS: tl.constexpr = SAMPLER[1]
@@ -157,7 +157,7 @@ def _draw_words(
 
 @triton.jit
 def _dropped(h, words, row, words_of, site, keep, WIDTH: tl.constexpr, PADDED: tl.constexpr, SAMPLER: tl.constexpr):
-    """h `[row, draw, unit]` with a site's masks on it; beyond `WIDTH` the weights are zero."""
+    """h `[row, draw, unit]` times a site's masks; beyond `WIDTH` the weights are zero."""
     threshold, scale = keep
     STRATIFIED: tl.constexpr = SAMPLER[0]
     OWN_ROWS: tl.constexpr = SAMPLER[1]

@@ -1,6 +1,6 @@
-"""How many tiles cover an axis, and how wide they are.
+"""The number and width of the tiles that cover an axis.
 
-Triton has functions of the same meaning, but made for kernels: called on the host, they cost more than a launch should.
+Triton's own functions are made for kernels: called on the host, they cost more than a launch should.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from dropbayes.sampling.masks import Keys, _fold, _permuted_lattices, _signed
 
 
 class Source(NamedTuple):
-    """What a kernel needs to know of the keys, in the order of its arguments."""
+    """The keys as a kernel's arguments, in order."""
 
     lattices: Tensor | None
     key: int
@@ -39,7 +39,7 @@ def signed_threshold(drop_prob: float) -> int:
 
 
 def keep_scale(drop_prob: float) -> float:
-    """What a kept element is multiplied by."""
+    """The factor of a kept element."""
     return 1 / (1 - drop_prob) if drop_prob < 1 else 1.0
 
 
@@ -95,7 +95,7 @@ def paired_words(key, row, pair, n_units):
 
 @triton.jit
 def unit_words(key, row, unit, pair, n_units, PAIRED: tl.constexpr):
-    """The words `[row, unit]`; where units are pairs of neighbours from an even one on, by one hash for each `pair`."""
+    """The words `[row, unit]`; for aligned pairs of neighbouring units, with one hash per `pair`."""
     if PAIRED:
         return paired_words(key, row, pair[None, :], n_units)
     else:
