@@ -19,7 +19,7 @@ from torch import Tensor
 from dropbayes.runtime.validation import Array, check_count, class_probabilities, random_generator
 
 OUTCOME_LIMIT = 10_000
-"""The most joint labels of a batch to enumerate (batches of 4 for 10 classes, of 13 for 2); more are sampled."""
+"""The maximum number of joint labels to enumerate (batches of 4 for 10 classes, of 13 for 2); more are sampled."""
 
 _CHUNK_ELEMENTS = 2**22  # of the [outcome, row, class] product: 32 MiB in float64
 
@@ -116,12 +116,12 @@ def mutual_information(probability_draws: Array, *, class_axis: int = -1) -> Ten
 
 
 def _draw_mean(values: Tensor) -> Tensor:
-    """The mean over axis 0, with bits that do not depend on how many rows there are: each row is a sum of its own."""
+    """The mean over axis 0, with bits that do not depend on the number of rows: each row is summed separately."""
     return values.movedim(0, -1).contiguous().mean(-1)
 
 
 def variation_ratio(probability_draws: Array, *, class_axis: int = -1) -> Tensor:
-    r"""The share of draws that vote against the most voted class, $1 - f_{\max} / T$.
+    r"""The fraction of draws that disagree with the modal class, $1 - f_{\max} / T$.
 
     Args:
         probability_draws: Class probabilities of each draw, `[draw, row, class]`.
@@ -153,7 +153,7 @@ class InformationSums:
         n_draws: The number of draws $T$ summed.
         probability: $\sum_t p_t$, `[row, class]` in float64.
         entropy: $\sum_t H[p_t]$, `[row]` in float64.
-        votes: How many draws prefer each class, `[row, class]`.
+        votes: The number of draws that predict each class, `[row, class]`.
 
     Examples:
         >>> draws = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
@@ -204,7 +204,7 @@ class InformationSums:
 
 @dataclass(frozen=True)
 class Outcomes:
-    r"""The joint labels $\mathbf y$ a batch of rows may get, and what each would teach about the function.
+    r"""The possible joint labels $\mathbf y$ of a batch of rows, and the posterior over draws given each.
 
     A batch grows one row at a time by the chain rule
     $I[\mathbf y, y'; \omega] = I[\mathbf y; \omega] + \mathbb E_{\mathbf y} I[y'; \omega \mid \mathbf y]$:
@@ -212,7 +212,7 @@ class Outcomes:
 
     Args:
         probability: $p(\mathbf y)$ of each outcome, `[outcome]`.
-        draw_weights: $p(\omega_t \mid \mathbf y)$, the draws' posterior after seeing the outcome, `[outcome, draw]`.
+        draw_weights: $p(\omega_t \mid \mathbf y)$, the posterior over draws given the outcome, `[outcome, draw]`.
     """
 
     probability: Tensor
@@ -220,7 +220,7 @@ class Outcomes:
 
     @staticmethod
     def of_no_rows(probability_draws: Tensor) -> Outcomes:
-        """The one outcome of an empty batch: certain, and every draw as likely as before."""
+        """The single outcome of an empty batch, with probability 1 and equal draw weights."""
         n_draws = probability_draws.shape[0]
         return Outcomes(
             probability_draws.new_ones(1, dtype=torch.float64),
@@ -267,14 +267,14 @@ def joint_mutual_information(
 
     $$I[\mathbf y; \omega] = H\Big[\tfrac1T \sum_t \prod_b p_t(y_b)\Big] - \sum_b \tfrac1T \sum_t H[p_t(y_b)]$$
 
-    Two rows that would teach the same thing count once, which the sum of their own informations does not see. The
-    product needs draws that are *functions*: take them with `masks="shared"`. The value is exact while the joint labels
-    number at most `max_outcomes`, an unbiased Monte Carlo estimate beyond, and never above $\log T$: take
+    Redundant rows count once, unlike in the sum of their individual mutual informations. The
+    product needs draws that are *functions*: take them with `masks="shared"`. The value is exact for up to
+    `max_outcomes` joint labels, an unbiased Monte Carlo estimate beyond, and never above $\log T$: take
     $T \gg e^{I}$ draws.
 
     Args:
         probability_draws: Class probabilities `[draw, row, class]`, the same function along each draw.
-        max_outcomes: The most joint labels to enumerate, and the sample size beyond.
+        max_outcomes: The maximum number of joint labels to enumerate, and the sample size beyond.
         class_axis: The axis of the classes.
         seed: The seed of the sampled labels.
 

@@ -1,4 +1,4 @@
-r"""Dropout networks as scikit-learn estimators: good without tuning, honest about what they do not know."""
+r"""Dropout networks as scikit-learn estimators, with defaults that need no tuning and calibrated uncertainty."""
 
 from __future__ import annotations
 

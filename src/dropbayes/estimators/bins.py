@@ -26,7 +26,7 @@ class Bins:
     """The bins of each column.
 
     Attributes:
-        edges: The edges of each column's bins, rising; none for a column that is left as it is.
+        edges: The edges of each column's bins, in increasing order; empty for a column without bins.
 
     Example:
         >>> Bins((np.array([0.0, 1.0, 3.0]),)).encode(np.array([[0.5], [2.0], [9.0]])).tolist()
@@ -37,11 +37,11 @@ class Bins:
 
     @classmethod
     def of(cls, x: Array, *, most_inputs: int) -> Bins:
-        """Bins of equal numbers of rows.
+        """Bins that hold equal numbers of training rows.
 
         Args:
             x: Training rows.
-            most_inputs: The most inputs that all bins may make; more columns have fewer bins each, or none.
+            most_inputs: The maximum number of inputs from all bins; with more columns, each has fewer bins or none.
         """
         n_rows, n_columns = x.shape
         n_bins = min(most_inputs // max(1, n_columns), n_rows // _ROWS_PER_BIN, _MOST_BINS)
@@ -52,7 +52,7 @@ class Bins:
 
     @property
     def n_inputs(self) -> int:
-        """The number of inputs that the bins make."""
+        """The number of inputs that encode the bins."""
         return sum(max(0, len(edges) - 1) for edges in self.edges)
 
     def encode(self, x: Array) -> Array:
@@ -62,7 +62,7 @@ class Bins:
 
 
 def _distinct(edges: Array) -> Array:
-    """The edges without repetition; none where fewer than two bins are left."""
+    """The distinct edges; empty if fewer than two bins remain."""
     edges = np.unique(edges)
     return edges if len(edges) > 2 else edges[:0]
 

@@ -14,24 +14,24 @@ from dropbayes.estimators.ensembles import ClassEnsemble
 from dropbayes.estimators.learning import DropoutEstimator, row_weights
 from dropbayes.population import EnsembleChoice
 
-# Held-out rows without a single error would ask for temperature 0: the probabilities are sharpened no more than this.
+# Held-out rows without errors would give temperature 0: this is the lower bound.
 _LEAST_TEMPERATURE = 0.5
 
 
 class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
     r"""Classification by an ensemble of dropout networks whose probabilities are averaged over draws [GG16].
 
-    The parameters are those of `DropoutRegressor`, without `noise`; the weight decay stands beside the mean
-    cross-entropy. The logits of every draw are divided by a temperature that held-out rows choose.
+    The parameters are those of `DropoutRegressor`, without `noise`; the weight decay is relative to the mean
+    cross-entropy. The logits of every draw are divided by a temperature fitted to held-out rows.
 
     Args:
         class_weight: The weight of each class, as a mapping from label to weight, or "balanced" for weights inversely
-            proportional to the classes' frequencies. Probabilities are then those of a population so weighted.
+            proportional to the classes' frequencies. Probabilities are then those of the weighted population.
 
     Attributes:
         classes_: The labels, sorted.
         population_: The trained networks.
-        temperature_: The divisor of the logits; above 1 the networks were over-confident.
+        temperature_: The divisor of the logits; above 1 if the networks were over-confident.
         search_scores_: The held-out log-likelihood of each candidate.
 
     Example:
@@ -109,7 +109,7 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         return len(self.classes_)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> DropoutClassifier:
-        """One pass over more rows from the present weights; the first call needs all `classes` and does not search."""
+        """One pass over more rows from the current weights; the first call needs all `classes` and does not search."""
         first = not hasattr(self, "population_")
         x, labels, weight = self._validated(X, y, sample_weight, reset=first)
         self._check_parameters()

@@ -1,4 +1,4 @@
-r"""How much work a fit does: the candidates it tries, how long it trains them, how many networks it keeps."""
+r"""The effort of a fit: its candidates, the length of their training, and the size of the ensemble."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ __all__ = ["EFFORTS", "Effort"]
 
 @dataclass(frozen=True)
 class Effort:
-    """The settings of a search, the same for every table.
+    """The settings of a search, which do not depend on the table.
 
     Attributes:
-        candidates: The drop probability of the inputs, that before all other layers, and the share of the steps. A
-            short training costs little and is another guard against over-fitting.
+        candidates: The drop probability of the inputs, that of all other layers, and the fraction of the steps. A short
+            training costs little and also guards against over-fitting.
         binned: The same for candidates that see the bins of the columns too (see `estimators.bins`): better where the
             target jumps or bends, worse where it is smooth.
-        n_finalists: How many of the best candidates are trained again for all steps; 0 for none.
+        n_finalists: The number of best candidates that are trained again for all steps; 0 for none.
         hidden: The widths of the hidden layers; multiples of 16 fill a processor's vectors (50 takes as long as 64).
-        wide_rows: Tables with at least so many rows have hidden layers twice as wide.
-        learning_rate: Adam's first step size; it falls to zero along a cosine.
-        weight_decays: λ beside half the mean squared error of standardised targets, to choose from.
+        wide_rows: The number of rows from which the hidden layers are twice as wide.
+        learning_rate: The initial learning rate of Adam; it decays to zero along a cosine.
+        weight_decays: The candidate values of λ, relative to half the mean squared error of standardised targets.
         steps, steps_per_row: A network is trained for `steps` + `steps_per_row` · N steps.
-        most_steps: The largest number of steps, passes over the rows apart.
-        bin_inputs: The most inputs that the bins of all columns may make.
-        n_places: The places of the ensemble.
-        n_seeds: Networks trained on all rows for each place.
-        search_draws: Draws per network and held-out row that choose among candidates.
-        noise_draws: Draws per place and held-out row that the noise model sees.
-        noise_steps: Steps of the noise model's fit.
-        noise_rows: Held-out rows that the noise model sees, at most.
+        most_steps: The maximum number of steps, unless the minimum number of epochs needs more.
+        bin_inputs: The maximum number of inputs from the bins of all columns.
+        n_places: The number of places in the ensemble.
+        n_seeds: The number of networks trained on all rows for each place.
+        search_draws: The number of draws per network and held-out row in the choice among candidates.
+        noise_draws: The number of draws per place and held-out row to which the noise model is fitted.
+        noise_steps: The number of steps of the noise model's fit.
+        noise_rows: The maximum number of held-out rows to which the noise model is fitted.
     """
 
     candidates: tuple[tuple[float, float, float], ...]

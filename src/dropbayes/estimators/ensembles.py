@@ -1,7 +1,7 @@
-r"""Fitted ensembles of dropout networks: what an estimator predicts with, apart from how it learns.
+r"""Fitted ensembles of dropout networks: the prediction of an estimator, without its training.
 
-They need nothing of scikit-learn, whose import takes as long as that of torch: a model folder is read as an ensemble,
-and the estimators are ensembles that can be fitted.
+They do not import scikit-learn, which takes as long to import as torch: a model folder is read as an ensemble, and the
+estimators are ensembles that can be fitted.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from dropbayes.scores.averages import weighted_mean
 
 __all__ = ["ClassEnsemble", "Ensemble", "RegressionEnsemble", "as_array"]
 
-# Rows predicted at a time, and numbers of draws held for them: bounds of the memory.
+# Rows predicted at a time, and values of their draws held in memory: both bound the memory.
 _BLOCK_ROWS, _BLOCK_ELEMENTS = 4096, 2**20
 _NOISES = ("student", "constant", "heteroscedastic")
 
 
 class Ensemble(ABC):
-    """What ensembles for numbers and for classes share.
+    """The common base of regression and classification ensembles.
 
     Args:
         parameters: The parameters that the estimator was fitted with, by name.
     """
 
     saved_as: ClassVar[str]
-    """The kind that its file names."""
+    """The kind written to its model file."""
 
     population_: Population
     seed_: int
@@ -54,7 +54,7 @@ class Ensemble(ABC):
     missing_values_: MissingValues | None
     bins_: Bins | None
     recalibration: Any = None
-    """The map that predictions pass through (`dropbayes.estimators.recalibration`), if any."""
+    """The recalibration applied to predictions (`dropbayes.estimators.recalibration`), if any."""
 
     def __init__(self, **parameters: Any) -> None:
         self._names = tuple(parameters)
@@ -79,7 +79,7 @@ class Ensemble(ABC):
     def networks_(self) -> list[nn.Module]:
         """The networks, as torch modules of standardised inputs and outputs (`population_.x_mean`, `x_scale` ...).
 
-        Where `bins_` is not None, the inputs are what its `encode` makes of the columns.
+        If `bins_` is not None, the inputs are the columns encoded by `bins_.encode`.
         """
         return [network(self.population_, index) for index in range(len(self.population_))]
 
@@ -87,7 +87,7 @@ class Ensemble(ABC):
         """A view of this fitted estimator that predicts from another number of draws, or from those of another seed.
 
         Args:
-            n_draws: The draws of each network.
+            n_draws: The number of draws per network.
             seed: The seed of the draws.
         """
         self._check_fitted()
@@ -104,14 +104,14 @@ class Ensemble(ABC):
         return view
 
     def _check_fitted(self) -> None:
-        """Raises scikit-learn's own error for an estimator that was not fitted."""
+        """Raises scikit-learn's `NotFittedError` for an estimator that was not fitted."""
         if not hasattr(self, "population_"):
             from sklearn.utils.validation import check_is_fitted
 
             check_is_fitted(self)
 
     def _inputs(self, X: Any) -> np.ndarray:
-        """The inputs of the networks for rows `[row, feature]`, but for those of the bins."""
+        """The inputs of the networks for rows `[row, feature]`, without those of the bins."""
         if self.frame_columns_ is not None:
             x = self.frame_columns_.encode(X, learn_missing=self.missing_values_ is not None)
         else:
@@ -127,13 +127,13 @@ class Ensemble(ABC):
 
     @property
     def _n_columns(self) -> int:
-        """The inputs of the networks before those of the bins."""
+        """The number of inputs of the networks without those of the bins."""
         return self.population_.x_mean.shape[1] - (0 if self.bins_ is None else self.bins_.n_inputs)
 
     def _output_blocks(self, x: np.ndarray, block_rows: int | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Rows, their standardised inputs, and the networks' outputs `[draw, network, row, output]`, block by block.
 
-        A draw is a function, the same whatever rows it is asked for.
+        A draw is a function: its value for a row does not depend on the other rows.
         """
         population = self.population_
         nets = [network(population, i) for i in range(len(population))]
@@ -142,7 +142,7 @@ class Ensemble(ABC):
         for start in range(0, len(x), n_rows):
             rows = slice(start, min(start + n_rows, len(x)))
             inputs = torch.tensor(self._binned(x[rows])).to(population.device)
-            # All networks learned the same rows, so they share one standardisation.
+            # All networks were trained on the same rows, so they share one standardisation.
             standard = ((inputs - population.x_mean[0]) / population.x_scale[0]).to(population.weights[0].dtype)
             outputs = []
             with torch.no_grad():
@@ -156,7 +156,7 @@ class Ensemble(ABC):
 
     @property
     def block_rows(self) -> int:
-        """The rows predicted at once: from the model and its draws alone, so that a row is always in the same block."""
+        """The rows per block, which depend only on the model and its draws: a row is always in the same block."""
         per_row = int(self.n_draws) * len(self.population_) * self.population_.weights[-1].shape[-1]
         return max(16, min(_BLOCK_ROWS, _BLOCK_ELEMENTS // per_row))
 
@@ -182,15 +182,15 @@ class Ensemble(ABC):
 
     @abstractmethod
     def _own_state(self) -> dict[str, Any]:
-        """What a file must hold besides what all estimators have, as JSON values."""
+        """The state of this class alone that a file must hold, as JSON values."""
 
     @abstractmethod
     def _own_tensors(self) -> dict[str, Tensor]:
-        """The tensors a file must hold besides those all estimators have."""
+        """The tensors of this class alone that a file must hold."""
 
     @abstractmethod
     def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Takes back what `_own_state` and `_own_tensors` gave."""
+        """Restores what `_own_state` and `_own_tensors` returned."""
 
 
 class RegressionEnsemble(Ensemble):
@@ -219,7 +219,7 @@ class RegressionEnsemble(Ensemble):
         return self._recalibrated(Mixture(location, scale, blocks[0].freedom))
 
     def predictive_blocks(self, X: Any, *, block_rows: int | None = None) -> Iterator[tuple[slice, Mixture]]:
-        """The rows and the `predictive` of one block of rows after the other, so that the memory stays bounded.
+        """Yields each block of rows with its `predictive`, so that memory stays bounded.
 
         Args:
             X: Inputs `[row, feature]`.
@@ -286,7 +286,7 @@ class RegressionEnsemble(Ensemble):
         r"""The mean over rows of the predictive log-density [GG16, eq:predictive_dist].
 
         $\log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)$; the density of all outputs together where
-        there are several. A row of weight 2 counts as two.
+        there are several. A row of weight 2 counts twice.
         """
         n_rows = len(self._inputs(X))
         shape = (n_rows,) if self.one_column_ else (n_rows, self.population_.y_mean.shape[-1])
@@ -326,7 +326,7 @@ class ClassEnsemble(Ensemble):
         return torch.cat([probabilities for _, probabilities in self.draw_blocks(X)], 1)
 
     def draw_blocks(self, X: Any, *, block_rows: int | None = None) -> Iterator[tuple[slice, Tensor]]:
-        """The rows and `draws` of one block of rows after the other, so that the memory stays bounded.
+        """Yields each block of rows with its `draws`, so that memory stays bounded.
 
         Args:
             X: Inputs `[row, feature]`.
@@ -352,14 +352,14 @@ class ClassEnsemble(Ensemble):
         return entropy.numpy(), torch.cat([information.mutual_information(draws) for draws in blocks]).numpy()
 
     def log_likelihood(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """The mean log-probability of the true classes; a row of weight 2 counts as two."""
+        """The mean log-probability of the true classes; a row of weight 2 counts twice."""
         probabilities = self.predict_proba(X)
         codes = self._codes(y, len(probabilities))
         densities = torch.from_numpy(np.log(probabilities[np.arange(len(codes)), codes]))
         return float(weighted_mean(densities, sample_weight))
 
     def _codes(self, y: Any, n_rows: int) -> np.ndarray:
-        """The class numbers of outcomes."""
+        """The class indices of outcomes."""
         labels = np.asarray(as_array(y))
         if labels.shape != (n_rows,):
             raise ValueError(f"`y` must hold one class for each of the {n_rows} rows; got the shape {labels.shape}.")
@@ -369,7 +369,7 @@ class ClassEnsemble(Ensemble):
         return np.searchsorted(self.classes_, labels)
 
     def _own_state(self) -> dict[str, Any]:
-        dates = self.classes_.dtype.kind in "mM"  # which JSON has not
+        dates = self.classes_.dtype.kind in "mM"  # not representable in JSON
         return {
             "classes": self.classes_.astype(np.int64 if dates else self.classes_.dtype).tolist(),
             "classes_dtype": self.classes_.dtype.str,
@@ -382,7 +382,7 @@ class ClassEnsemble(Ensemble):
     def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         dtype, classes = np.dtype(settings["classes_dtype"]), settings["classes"]
         longest = max((len(label) for label in classes if isinstance(label, str)), default=0)
-        # A text dtype longer than its texts would ask for memory that no label needs.
+        # A string dtype wider than its labels would allocate memory that no label needs.
         if dtype.kind not in "biufUmMO" or (dtype.kind == "U" and dtype.itemsize > 4 * max(1, longest)):
             raise ValueError(f"classes of dtype {str(dtype)!r:.40} with labels of up to {longest} characters")
         self.classes_ = np.asarray(classes, dtype=np.int64 if dtype.kind in "mM" else dtype).astype(dtype)
@@ -392,5 +392,5 @@ class ClassEnsemble(Ensemble):
 
 
 def as_array(values: Any) -> Any:
-    """Torch tensors as numpy arrays; everything else scikit-learn reads itself."""
+    """A torch tensor as a numpy array; other values unchanged, since scikit-learn converts them."""
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else values

@@ -24,7 +24,7 @@ _STACKED = (*STACKED, "history")
 
 
 def save(estimator: Any, path: str | os.PathLike[str], *, own: dict[str, Any], own_tensors: dict[str, Tensor]) -> None:
-    """Writes a fitted estimator, with the state that only its class has."""
+    """Writes a fitted estimator, with the state specific to its class."""
     parameters = estimator.get_params(deep=False)
     if not isinstance(parameters["random_state"], int | np.integer | None):
         parameters["random_state"] = None  # a generator has no JSON form; the fitted model does not need it
@@ -99,7 +99,7 @@ def _restored(kind: Any, file: storage.ModelFile) -> Any:
 
 
 def _check_layout(file: storage.ModelFile, population: Population) -> None:
-    """Raises unless the tensors have the shapes that the settings and each other ask for, and finite values."""
+    """Raises unless the tensors are finite and have shapes consistent with the settings and each other."""
     indicators = len((file.settings.get("missing") or {"columns": []})["columns"])
     bins = file.settings.get("bins") or []
     if not all(np.isfinite(edges).all() and (np.diff(edges) > 0).all() and len(edges) != 1 for edges in bins):
@@ -127,19 +127,19 @@ def _check_layout(file: storage.ModelFile, population: Population) -> None:
         raise ValueError(f"'history' must have a column for each of the {n_members} networks")
     if not bool((population.y_scale > 0).all() and (population.x_scale > 0).all()):
         raise ValueError("'x_scale' and 'y_scale' must be positive")
-    # Classes have no targets to standardise; a network of its own variance gives two outputs per target.
+    # Classes have no targets to standardise; a heteroscedastic network has two outputs per target.
     if population.head.has_noise and width not in (n_outputs, 2 * n_outputs):
         raise ValueError(f"the last layer has {width} outputs for {n_outputs} targets")
 
 
 def _as_json(value: Any) -> Any:
-    """Tuples marked, so that they come back as tuples; arrays as tuples, numpy numbers and devices as Python's."""
+    """A JSON value: tuples are tagged to be restored as tuples, arrays become tuples, numpy numbers Python's."""
     if isinstance(value, dict):
-        return {key: _as_json(part) for key, part in value.items()}
+        return {key: _as_json(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return {"tuple": [_as_json(part) for part in value]}
+        return {"tuple": [_as_json(item) for item in value]}
     if isinstance(value, list):
-        return [_as_json(part) for part in value]
+        return [_as_json(item) for item in value]
     if isinstance(value, np.ndarray):
         return _as_json(tuple(value.tolist()))
     if isinstance(value, torch.device):
@@ -149,8 +149,8 @@ def _as_json(value: Any) -> Any:
 
 def _from_json(value: Any) -> Any:
     if isinstance(value, dict) and value.keys() == {"tuple"}:
-        return tuple(_from_json(part) for part in value["tuple"])
-    return [_from_json(part) for part in value] if isinstance(value, list) else value
+        return tuple(_from_json(item) for item in value["tuple"])
+    return [_from_json(item) for item in value] if isinstance(value, list) else value
 
 
 def _version() -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:  # its reader of tables takes longer to import than a frame of numbers should wait
+if TYPE_CHECKING:  # slow to import, and a frame of numbers does not need it
     from dropbayes.tables.columns import Schema
 
 __all__ = ["FrameColumns", "is_mixed_frame"]
@@ -19,7 +19,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class FrameColumns:
-    """What the columns of a training frame mean.
+    """The roles of the columns of a training frame.
 
     Attributes:
         schema: The columns and the inputs that each becomes (see `dropbayes.tables`).
@@ -29,10 +29,10 @@ class FrameColumns:
 
     @classmethod
     def of(cls, frame: Any) -> FrameColumns:
-        """The meaning of each column, from its type and its cells; one that can teach nothing is left out.
+        """The role of each column, inferred from its type and its cells; uninformative columns are left out.
 
         Raises:
-            ValueError: A column that only the user can decide about.
+            ValueError: The role of a column cannot be inferred.
         """
         import pyarrow as pa
 
@@ -57,14 +57,14 @@ class FrameColumns:
         return cls(Schema(tuple(columns), "", "regression", left_out))
 
     def as_json(self) -> dict[str, Any]:
-        """The columns in the types JSON knows."""
+        """The columns as JSON values."""
         from dropbayes.tables.columns import as_json
 
         return as_json(self.schema)
 
     @classmethod
     def from_json(cls, values: Any) -> FrameColumns:
-        """The columns that `as_json` described."""
+        """The columns that `as_json` wrote."""
         from dropbayes.tables.columns import from_json
 
         return cls(from_json(values))
@@ -74,8 +74,8 @@ class FrameColumns:
 
         Args:
             frame: Rows with the columns of the training frame.
-            learn_missing: Whether missing cells are filled and flagged, and new categories all zeros, instead of
-                refused.
+            learn_missing: Whether missing cells are filled and flagged, and new categories encoded as zeros, instead
+                of raising.
         """
         from dropbayes.tables.columns import check_columns
         from dropbayes.tables.encoding import encode
@@ -94,7 +94,7 @@ class FrameColumns:
 
 
 def is_mixed_frame(X: Any) -> bool:
-    """Whether this is a data frame with a column of other things than numbers.
+    """Whether this is a data frame with a non-numeric column.
 
     Example:
         >>> import pandas as pd
@@ -105,8 +105,8 @@ def is_mixed_frame(X: Any) -> bool:
     if module == "polars" and hasattr(X, "schema"):
         return not all(dtype.is_numeric() or str(dtype) == "Boolean" for dtype in X.schema.values())
     if module == "pandas" and hasattr(X, "dtypes") and getattr(X, "ndim", 1) == 2:
-        # An object may be a number; text, categories and dates are not.
-        return any(_is_other(X.iloc[:, place], dtype) for place, dtype in enumerate(X.dtypes))
+        # A column of dtype object may hold numbers; text, categories and dates are not numeric.
+        return any(_is_other(X.iloc[:, index], dtype) for index, dtype in enumerate(X.dtypes))
     return False
 
 

@@ -1,4 +1,4 @@
-r"""What the estimators share: their settings, and the search that sets the rest."""
+r"""The common base of the estimators: their parameters, and the search over those left to the effort."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from dropbayes.population import (
 from dropbayes.runtime.devices import cpu_threads
 from dropbayes.runtime.progress import ProgressBar
 
-# Searching on more rows than this changes the choice little and the time much.
+# A search on more rows takes longer and rarely changes the choice.
 _SEARCH_ROWS = 50_000
-# From so many rows on, one split with a fifth held out replaces the folds.
+# From this many rows on, one split with a fifth held out replaces the folds.
 _MANY_ROWS = 2000
 _FOLDS = 5
-# Larger weights are left to the objective: written out as repetitions they would cost memory.
+# Larger weights enter the objective: as repeated rows they would cost memory.
 _REPEATED_WEIGHT = 10
-# Rows whose noise a stream remembers.
+# The window, in rows, of the running noise estimate of `partial_fit`.
 _REMEMBERED_ROWS = 1000
 
 
-# Operations on fewer numbers than this gain nothing from a second thread and cost its time.
+# Operations on fewer values are no faster with a second thread.
 _ONE_THREAD_SIZE = 2**18
 
 
 class DropoutEstimator(BaseEstimator, Ensemble):
-    """What the regressor and the classifier share; see them for the parameters."""
+    """The common base of the regressor and the classifier, which document the parameters."""
 
     rows_tested_: int
 
@@ -132,7 +132,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         return min(n_rows, 64 if n_rows < 3000 else 128 if n_rows < 100_000 else 512)
 
     def _epochs(self, n_rows: int, share: float = 1.0) -> int:
-        """The passes over the rows that make up the steps; on large tables at least `min_epochs`."""
+        """The number of epochs that amounts to the number of steps; on large tables at least `min_epochs`."""
         effort, per_epoch = self._effort, -(-n_rows // self._batch_size(n_rows))
         steps = min(effort.steps + effort.steps_per_row * n_rows, effort.most_steps)
         epochs = (steps if self.n_steps == "auto" else int(self.n_steps)) / per_epoch
@@ -152,7 +152,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         }
 
     def _grid(self, n_rows: int) -> tuple[list[Member], int]:
-        """The candidates, and how many of the best to train again for all steps."""
+        """The candidates, and the number of finalists to train again for all steps."""
         effort, n_layers = self._effort, len(self._hidden(n_rows))
         n_finalists = 0
         if isinstance(self.drop_prob, str):
@@ -189,7 +189,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         self._check_parameters()
         if times is not None:
             groups = _time_groups(times, groups, len(x))
-        self.__dict__.pop("recalibration", None)  # it was that of other networks
+        self.__dict__.pop("recalibration", None)  # fitted to the previous networks
         x, y, weight, groups = _canonical_rows(x, y, weight, groups)
         if len(x) < 2:
             raise ValueError(f"Found n_samples={len(x)}: at least 2 rows are needed, to learn and to hold out.")
@@ -199,7 +199,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             return
         self.bins_ = self._bins(x)
         x = self._binned(x)
-        self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # should rows be streamed in later
+        self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # in case `partial_fit` follows
         threads = 1 if self._operation_size(len(x)) <= _ONE_THREAD_SIZE else None
         with cpu_threads(threads), self._progress(len(x)) as progress:
             choice = self._search(x, y, weight, groups, forward=times is not None, progress=progress)
@@ -210,12 +210,12 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             self._fit_noise(choice)
 
     def _operation_size(self, n_rows: int) -> int:
-        """The numbers that one tensor operation of the search passes over."""
+        """The number of values in one tensor operation of the search."""
         n_folds = _FOLDS if n_rows < _MANY_ROWS else 1
         return len(self._grid(n_rows)[0]) * n_folds * self._batch_size(n_rows) * max(self._hidden(n_rows), default=1)
 
     def _progress(self, n_rows: int) -> ProgressBar:
-        """One bar for the search and the training after it, in steps of a network, so that the time left is known."""
+        """One bar, in steps of a network, for the search and the training after it, so that it shows the time left."""
         n_searched = min(n_rows, _SEARCH_ROWS)
         (grid, n_finalists), n_folds = self._grid(n_searched), self._folds(n_searched)
         learned = n_searched * (n_folds - 1) // n_folds if n_folds > 1 else n_searched * (_FOLDS - 1) // _FOLDS
@@ -266,7 +266,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
     def _trained(
         self, x: np.ndarray, y: np.ndarray, weight: Any, choice: EnsembleChoice, progress: ProgressBar
     ) -> Population:
-        """The networks of the ensemble on all rows, the places in turn, with the τ of their places."""
+        """Trains the networks of the ensemble on all rows, cycling through the places, with the τ of their places."""
         n_searched = min(len(x), _SEARCH_ROWS)
         full = self._epochs(n_searched)
         if self.bins_ is not None and all(member.n_inputs is not None for member in choice.members):
@@ -275,7 +275,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         for i in range(self._n_networks()):
             member = choice.members[i % len(choice.places)]
             epochs = member.epochs
-            if n_searched < len(x):  # the same share of a full training
+            if n_searched < len(x):  # the same fraction of a full training
                 epochs = max(1, round(self._epochs(len(x)) * member.epochs / full))
             n_inputs = None if self.bins_ is None else member.n_inputs
             members.append(replace(member, task=0, epochs=epochs, seed=self.seed_ + 1000 + i, n_inputs=n_inputs))
@@ -285,7 +285,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         return replace(trained, precision=choice.precision[place].to(trained.device) * trained.y_scale**-2)
 
     def _continue(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, epochs: int, schedule: str) -> None:
-        """More steps from the present weights."""
+        """Continues training from the current weights."""
         start = self.population_
         self.seed_ += 1  # fresh batches and masks
         members = [replace(m, task=0, epochs=epochs, seed=self.seed_ + i) for i, m in enumerate(start.members)]
@@ -295,7 +295,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         self._refuse_divergence()
 
     def _continue_and_test(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
-        """Continues training twice: without a fifth of the rows, which tell the noise, then with all of them."""
+        """Continues training twice: without a fifth of the rows, which estimate the noise, then with all rows."""
         held = np.random.RandomState(self.seed_).permutation(len(x)) < max(1, len(x) // 5)
         start = self.population_
         self._continue(x[~held], y[~held], None if weight is None else weight[~held], self._epochs(len(x)), "cosine")
@@ -305,7 +305,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         self._set_precision(tested)
 
     def _tested_precision(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Tensor:
-        """The precision that rows show which the present networks have not learned."""
+        """The precision estimated from rows that the current networks were not trained on."""
         rows = (torch.tensor(x), torch.tensor(y), None if weight is None else torch.tensor(weight))
         return fit_precision(self.population_, rows, n_draws=50, groups=[0] * len(self.population_)).precision
 
@@ -313,10 +313,10 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         self.population_ = replace(self.population_, precision=precision)
 
     def _take_in(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
-        """The step of `partial_fit`: the first rows set up the networks, later ones test τ before they are learned."""
+        """The step of `partial_fit`: the first rows set up the networks, later ones update τ before their training."""
         if not hasattr(self, "population_"):
             self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
-            self.bins_ = None  # the first rows of a stream are too few to cut
+            self.bins_ = None  # the first rows of a stream are too few for bins
             grid, _ = self._grid(len(x))
             member = replace(grid[len(grid) // 2], task=0, epochs=1)
             members = [replace(member, seed=self.seed_ + i) for i in range(self._n_networks())]
@@ -326,7 +326,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             self._refuse_divergence()
             return
         x = self._binned(x)
-        # A running mean of the noise variance, so that a call with a single row cannot upset it.
+        # A running mean of the noise variance, so that a call with a single row changes it little.
         total = self.rows_tested_ + len(x)
         tested = self._tested_precision(x, y, weight)
         variance = (self.rows_tested_ / self.population_.precision + len(x) / tested) / total
@@ -336,11 +336,11 @@ class DropoutEstimator(BaseEstimator, Ensemble):
 
     @abstractmethod
     def _fit_noise(self, choice: EnsembleChoice) -> None:
-        """Fits what the held-out draws of a search say about the outcomes."""
+        """Fits the noise or temperature to the held-out draws of a search."""
 
     @abstractmethod
     def _n_classes(self) -> int | None:
-        """The number of classes, if there are classes."""
+        """The number of classes; None for regression."""
 
     def _refuse_divergence(self) -> None:
         if bool(self.population_.diverged.any()):
@@ -363,12 +363,12 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         return "allow-nan" if self.missing == "learn" else True
 
     def _arrays(self, X: Any, *y: Any, reset: bool, **checks: Any) -> Any:
-        """The inputs, and the targets where they are given, as arrays; a frame's categories and dates as numbers.
+        """The inputs, and the targets if given, as arrays; a frame's categories and dates as numbers.
 
         Args:
             X: Inputs.
             y: Targets.
-            reset: Whether these are the first rows, whose columns later ones must have.
+            reset: Whether these rows define the columns that later rows must have.
             checks: As for scikit-learn's `check_X_y`.
         """
         checks |= {"dtype": np.float64, "ensure_all_finite": self._finite_inputs()}
@@ -381,13 +381,13 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         return check_X_y(x, *map(as_array, y), **checks) if y else check_array(x, **checks)
 
     def _encoded(self, x: np.ndarray, *, reset: bool) -> np.ndarray:
-        """The inputs of the networks: missing values filled and marked by indicators, where they are learned from."""
+        """The inputs of the networks, with missing values filled and flagged if `missing="learn"`."""
         if reset:
             self.missing_values_ = MissingValues.of(x) if self.missing == "learn" else None
         return x if self.missing_values_ is None else self.missing_values_.encode(x)
 
     def _bins(self, x: np.ndarray) -> Bins | None:
-        """The bins that candidates of the search may see; none where the user has named the candidates."""
+        """The bins available to candidates of the search; None if the user specified the candidates."""
         bins = Bins.of(x, most_inputs=self._effort.bin_inputs) if isinstance(self.drop_prob, str) else None
         return bins if bins and bins.n_inputs else None
 
@@ -398,9 +398,9 @@ class DropoutEstimator(BaseEstimator, Ensemble):
 
 
 def search_edges(choice: EnsembleChoice) -> dict[str, float]:
-    """The settings whose best value is the least or the greatest of several tried: one beyond it may be better.
+    """The settings whose best value is the smallest or largest of several tried: a value beyond it may be better.
 
-    A drop probability of zero is no such edge; nothing lies beyond it.
+    A drop probability of zero does not count, since no value lies beyond it.
     """
 
     def setting(member: Member, name: str) -> float:
@@ -417,7 +417,7 @@ def search_edges(choice: EnsembleChoice) -> dict[str, float]:
 
 
 def row_weights(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
-    """The weights of rows, refused where they are negative or all zero."""
+    """The validated weights of rows; raises if any is negative or all are zero."""
     if sample_weight is None:
         return None
     return _check_sample_weight(as_array(sample_weight), x, ensure_non_negative=True)
@@ -439,9 +439,9 @@ def _time_groups(times: Any, groups: Any, n_rows: int) -> np.ndarray:
 
 
 def _canonical_rows(x: Any, y: Any, weight: Any, groups: Any) -> tuple[Any, Any, Any, Any]:
-    """The rows sorted, whole-number weights written out as repetitions.
+    """The rows in sorted order, with integer weights expanded to repeated rows.
 
-    So what is learned does not depend on the order of the rows, and a row of weight 2 is exactly a row given twice.
+    The fit then does not depend on the order of the rows, and a row of weight 2 equals a row given twice.
     """
     if groups is not None:
         groups = np.asarray(groups)
@@ -453,15 +453,15 @@ def _canonical_rows(x: Any, y: Any, weight: Any, groups: Any) -> tuple[Any, Any,
     rows = np.arange(len(x))
     if weight is not None:
         rows = rows[weight > 0]
-        kept = weight[rows]
-        if len(kept) and np.all(kept == np.round(kept)) and kept.max() <= _REPEATED_WEIGHT:
-            rows, weight = np.repeat(rows, kept.astype(np.int64)), None
+        counts = weight[rows]
+        if len(counts) and np.all(counts == np.round(counts)) and counts.max() <= _REPEATED_WEIGHT:
+            rows, weight = np.repeat(rows, counts.astype(np.int64)), None
     order = rows[np.lexsort(np.vstack([x[rows].T, y[rows].reshape(len(rows), -1).T]))]
     return x[order], y[order], *(None if values is None else values[order] for values in (weight, groups))
 
 
 def _row_groups(x: np.ndarray, y: np.ndarray) -> Any:
-    """A number for each distinct row: copies of a row must not be learned from and held out at once."""
+    """An index for each distinct row: copies of a row must not be in both the training and the held-out rows."""
     table = np.column_stack([x, y.reshape(len(y), -1)])
     groups = np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)
-    return groups if groups.max() > 0 else None  # one distinct row alone: nothing better than to split its copies
+    return groups if groups.max() > 0 else None  # a single distinct row: its copies must be split

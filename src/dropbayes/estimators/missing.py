@@ -1,4 +1,4 @@
-r"""Missing values learned from: filled with the mean, and marked by an indicator column."""
+r"""Missing values as inputs: imputed by the mean, with an indicator column."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["MissingValues"]
 
 @dataclass(frozen=True, eq=False)
 class MissingValues:
-    """The encoding of missing values that training rows showed.
+    """The encoding of missing values, determined by the training rows.
 
     Attributes:
         fill: The mean of the present values of each column; 0 for a column without any.
-        columns: The numbers of the columns that lacked values; each has an indicator.
+        columns: The indices of the columns with missing values in training; each has an indicator.
 
     Example:
         >>> values = MissingValues.of(np.array([[1.0, 5.0], [3.0, np.nan]]))
@@ -40,7 +40,7 @@ class MissingValues:
     def encode(self, x: Numbers) -> Numbers:
         """The columns filled, followed by the indicators: 1 where a value was missing.
 
-        A value missing in a column that lacked none in training is filled alone.
+        A value missing in a column that was complete in training is filled without an indicator.
         """
         absent = np.isnan(x)
         return np.column_stack([np.where(absent, self.fill, x), absent[:, self.columns].astype(np.float64)])

@@ -1,12 +1,12 @@
-r"""A noise model fitted to held-out draws: heavy tails, a scale that varies, a measure of trust in the draws.
+r"""A noise model fitted to held-out draws: heavy tails, an input-dependent scale, a factor on the draws' spread.
 
-Given T draws $f_t(\mathbf x)$ with mean $m(\mathbf x)$ for rows that the networks have not learned,
+Given T draws $f_t(\mathbf x)$ with mean $m(\mathbf x)$ for rows that the networks were not trained on,
 $$p(y \mid \mathbf x) = \tfrac1T \sum_t \mathcal T_\nu\big(y;\; m + \kappa (f_t - m),\; \sigma(\mathbf z)\big),$$
 the predictive mixture of [GG16, eq:predictive_dist] with Student's t for the noise, the spread of the draws rescaled by
 κ, and $\log \sigma$ a small network of $\mathbf z$ = (inputs, mean, logarithm of the draws' deviation). With $\nu \to
 \infty$, κ = 1 and constant σ this is the paper's predictive density with $\tau = \sigma^{-2}$. The rows are held out
 from the networks that made the draws, so their likelihood can be maximised without rewarding over-fitting; how much σ
-may vary is chosen by cross-validation among those rows, the simpler model where they do not tell the difference.
+may vary is chosen by cross-validation among those rows, with preference for the simpler model.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from dropbayes.predictive.mixtures import Mixture, draw_mean
 
 __all__ = ["StudentNoise", "fit_noise", "noise_features"]
 
-# The penalties on the squared weights of log σ, in nats, to choose from; the last makes σ constant.
+# The candidate penalties on the squared weights of log σ, in nats; the last makes σ constant.
 PENALTIES = (0.1, 1.0, 10.0, 1e4)
 # Student's t has a variance above 2 degrees of freedom; from 3 on it is at most three times the squared scale.
 LEAST_FREEDOM = 3.0
 _HIDDEN = 16
 _FOLDS = 3
-# With more rows than this one third held out tells the penalties apart as well as three folds do.
+# With more rows, one held-out third separates the penalties as well as three folds.
 _MANY_ROWS = 1000
 _LEARNING_RATE, _BETAS = 0.05, (0.9, 0.99)
 _TOLERANCE = 2.0  # standard errors by which a weaker penalty must be better
-_FEATURE_LIMIT = 4.0  # in deviations: a row far outside extrapolates no further
+_FEATURE_LIMIT = 4.0  # in standard deviations: features are clipped here, which limits extrapolation
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class StudentNoise:
         return self.log_shrink.exp()
 
     def select(self, index: Tensor) -> StudentNoise:
-        """The numbered models."""
+        """The models at the given indices."""
         return replace(self, **{entry.name: getattr(self, entry.name)[index] for entry in fields(self)})
 
     def scaled(self, factor: Tensor) -> StudentNoise:
@@ -79,7 +79,7 @@ class StudentNoise:
 
         Args:
             features: The features of the rows.
-            exact_rows: Whether a row has the same bits alone and among others, which a matrix product does not give.
+            exact_rows: Whether a row's bits must not depend on the other rows, which a matrix product does not ensure.
         """
         standard = ((features - self.feature_mean) / self.feature_scale).clamp(-_FEATURE_LIMIT, _FEATURE_LIMIT)
         if exact_rows:
@@ -134,7 +134,7 @@ class _MixtureDensity(torch.autograd.Function):
 
     With $u_t = (e - \kappa d_t)/\sigma$ and $r_t$ the share of draw t in the density, the derivatives are means under
     r: of $\tfrac{(\nu+1) u^2}{\nu + u^2} - 1$ for $\log\sigma$, of $\tfrac{(\nu+1) u}{\nu + u^2} \tfrac{d}{\sigma}$
-    for κ. They are made with the value, in a third of the passes that autograd takes.
+    for κ. They are computed with the value, in a third of the passes of autograd.
     """
 
     @staticmethod
@@ -180,8 +180,8 @@ def fit_noise(
         x: Standardised inputs `[row, feature]`.
         y: Standardised outcomes `[output, row]`.
         weight: The weights of the rows; all one by default.
-        penalties: The penalties on the weights of $\log \sigma$ to choose from, in nats.
-        n_steps: Adam steps.
+        penalties: The candidate penalties on the weights of $\log \sigma$, in nats.
+        n_steps: The number of Adam steps.
         seed: The seed of the initial weights and of the folds.
     """
     n_outputs, n_rows = y.shape
@@ -198,13 +198,13 @@ def fit_noise(
 
     penalty = torch.tensor(penalties).to(y)[None, :, None].expand(shape).flatten()
     tested = torch.stack(held_out).to(y)[None, None].expand(*shape, n_rows).flatten(0, 2)
-    # Half the draws tell the penalties apart.
+    # Half the draws suffice to separate the penalties.
     many = [repeat(values) for values in (draws[:, ::2], features, y)]
     starts = StudentNoise(**{entry.name: repeat(getattr(start, entry.name)) for entry in fields(start)})
     fitted = _maximise(starts, many[0], many[1], many[2], weight * (1 - tested), penalty, n_steps)
     with torch.no_grad():
         density = log_density(fitted, many[0], many[1], many[2]) * tested
-    # [output, penalty, row]: every row is tested by one fold, or by none.
+    # [output, penalty, row]: every row is held out in at most one fold.
     density = density.view(*shape, n_rows).sum(2).nan_to_num(nan=-torch.inf)
     rows = torch.stack(held_out).any(0)
     chosen = _simplest(density[..., rows], weight[rows])
@@ -218,7 +218,7 @@ def _simplest(density: Tensor, weight: Tensor) -> Tensor:
     """The strongest penalty that is within two standard errors of the best, for each output.
 
     Args:
-        density: Tested log-densities `[output, penalty, row]`, penalties rising.
+        density: Held-out log-densities `[output, penalty, row]`, with penalties in increasing order.
         weight: Row weights.
     """
     share = weight / weight.sum()
@@ -251,7 +251,7 @@ def _initial(draws: Tensor, features: Tensor, y: Tensor, source: torch.Generator
 def _maximise(
     noise: StudentNoise, draws: Tensor, features: Tensor, y: Tensor, weight: Tensor, penalty: Tensor, n_steps: int
 ) -> StudentNoise:
-    """The penalised maximum-likelihood fit of every model to its weighted rows, by Adam along a cosine."""
+    """The penalised maximum-likelihood fit of every model to its weighted rows, by Adam with cosine decay."""
     learned = ("first", "first_bias", "second", "second_bias", "log_shrink", "log_freedom")
     noise = replace(noise, **{name: getattr(noise, name).clone().requires_grad_() for name in learned})
     parameters = [getattr(noise, name) for name in learned]
@@ -260,10 +260,10 @@ def _maximise(
     for step in range(n_steps):
         loss = -(log_density(noise, draws, features, y) * weight).sum(1) / count
         squares = noise.first.square().sum((1, 2)) / noise.first.shape[1] + noise.second.square().sum((1, 2))
-        # Weak pulls of κ and ν towards plausible values keep them finite where the likelihood is flat.
+        # Weak penalties towards plausible values keep κ and ν finite where the likelihood is flat.
         pull = 0.5 * (noise.log_shrink.square() + (noise.log_freedom - 2).square())
         gradients = torch.autograd.grad((loss + (penalty * squares + pull) / count).sum(), parameters)
-        # torch.optim would take longer to import than all steps together.
+        # Importing torch.optim would take longer than all steps together.
         rate = 0.5 * _LEARNING_RATE * (1 + math.cos(math.pi * step / n_steps))
         corrections = [1 - beta ** (step + 1) for beta in _BETAS]
         with torch.no_grad():

@@ -1,7 +1,7 @@
-r"""Estimators recalibrated on held-out rows: their standard deviation scaled, or their levels mapped, or conformal.
+r"""Recalibration of estimators on held-out rows: scaled deviations, mapped quantile levels, or conformal intervals.
 
-A recalibrated estimator is a view: the same networks, whose predictive distribution passes through a map that was
-learned from rows the networks had not seen.
+A recalibrated estimator is a view of the same networks whose predictive distribution is transformed by a map fitted to
+rows that were not used in training.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dropbayes.runtime.validation import Array, float_tensor
 __all__ = ["METHODS", "Recalibration", "fit_recalibration", "recalibrated", "uncalibrated"]
 
 METHODS = ("scale", "isotonic", "conformal")
-"""The ways to recalibrate; classes have no levels to map, so isotonic is for numbers alone."""
+"""The methods of recalibration; "isotonic" is for regression only, since classes have no quantile levels."""
 
 Method = Literal["scale", "isotonic", "conformal"]
-_FEWEST = 20  # Rows below which a map says more about them than about the model.
-_MOST = 5000  # Values kept of a map; more change no level by 1/5000.
+_FEWEST = 20  # With fewer rows, the map fits their noise.
+_MOST = 5000  # Values stored per map; more would change no level by 1/5000.
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Recalibration:
     Args:
         method: "scale" multiplies the standard deviation (for classes, divides the logits); "isotonic" maps the levels
             of the predictive distribution; "conformal" sets intervals (for classes, sets of labels) from the residuals.
-        values: The factor; or the rising transforms of the held-out rows; or their rising conformal scores.
+        values: The factor; or the sorted transforms of the held-out rows; or their sorted conformal scores.
         n_rows: The number of held-out rows.
     """
 
@@ -57,7 +57,7 @@ class Recalibration:
         return self.values[0] if self.method == "scale" else 1.0
 
     def mixture(self, mixture: Mixture) -> Mixture:
-        """A predictive distribution, recalibrated."""
+        """The recalibrated predictive distribution."""
         if self.method == "isotonic":
             return _LevelMixture(mixture.location, mixture.scale, mixture.freedom, self.values)
         if self.method == "conformal":
@@ -66,18 +66,18 @@ class Recalibration:
         return Mixture(centre + self.factor * (mixture.location - centre), self.factor * mixture.scale, mixture.freedom)
 
     def probabilities(self, draws: Tensor) -> Tensor:
-        """Class probabilities of draws, recalibrated."""
+        """The recalibrated class probabilities of draws."""
         return draws if self.method != "scale" else (draws.clamp_min(1e-30).log() / self.factor).softmax(-1)
 
     def label_sets(self, probabilities: Array, coverage: float) -> Tensor:
-        """The labels that hold the truth with the given probability, `[row, class]`."""
+        """The label sets that contain the true class with the given probability, `[row, class]`."""
         scores = torch.tensor(self.values, dtype=torch.float64)
         return calibration.conformal_sets(probabilities, calibration_scores=scores, level=coverage)
 
 
 @dataclass(frozen=True, eq=False)
 class _LevelMixture(Mixture):
-    """A mixture whose levels are mapped: its moments and density stay those of the draws."""
+    """A mixture with mapped quantile levels; its moments and density remain those of the draws."""
 
     transforms: tuple[float, ...] = ()
 
@@ -149,11 +149,11 @@ def uncalibrated(estimator: Any) -> Any:
 
 
 def fit_recalibration(estimator: Any, X: Any, y: Any, *, method: Method = "scale") -> Recalibration:
-    """The recalibration that held-out rows ask for.
+    """Fits a recalibration to held-out rows.
 
     Args:
         estimator: A fitted `DropoutRegressor` of one output, or a `DropoutClassifier`.
-        X: Inputs of rows it was not fitted to.
+        X: The inputs of rows that it was not fitted to.
         y: Their outcomes.
         method: "scale", "isotonic" or "conformal"; see `Recalibration`.
     """
@@ -188,7 +188,7 @@ def _fit_classes(plain: ClassEnsemble, X: Any, y: Any, method: Method) -> Recali
 
 
 def _rising(values: Tensor) -> tuple[float, ...]:
-    """The values in order, to nine digits; of very many, an even selection that keeps the greatest."""
+    """The sorted values to nine digits; of too many, an evenly spaced subset that includes the largest."""
     ordered = values.double().sort().values
     if len(ordered) > _MOST:
         ordered = ordered[torch.linspace(0, len(ordered) - 1, _MOST).ceil().long()]

@@ -17,7 +17,7 @@ from dropbayes.population import EnsembleChoice
 
 
 class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
-    r"""Regression by an ensemble of dropout networks whose uncertainty is read off their draws [GG16].
+    r"""Regression by an ensemble of dropout networks, with uncertainty estimated from their draws [GG16].
 
     Inputs and targets are standardised inside. Candidates (drop probabilities and lengths of training) are trained on
     folds of the rows, all as one population. The places of a small ensemble go to the candidates that add most to the
@@ -30,26 +30,26 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             long they are trained, how many networks are kept.
         drop_prob: The probability of dropping a unit before each weight layer: a number, a tuple with one per layer,
             a list of these to try, or "search".
-        weight_decay: λ beside half the mean squared error of standardised targets: a number, a list to try, or
+        weight_decay: λ, relative to half the mean squared error of standardised targets: a number, a list to try, or
             "search".
         noise: "student" (see above), "constant" for Gaussian noise of one precision τ, or "heteroscedastic" for
             Gaussian noise whose variance is an output of the networks.
-        learn_drop_prob: Learns each layer's drop probability (concrete dropout).
+        learn_drop_prob: Whether each layer's drop probability is learned (concrete dropout).
         activation: "relu" or "tanh".
         missing: "error" to refuse missing inputs, or "learn" to fill them with the column's mean and add an indicator
-            column, so that the networks learn what their absence says.
-        n_networks: Networks whose draws are pooled; "auto" leaves their number to the effort.
-        n_steps: Steps of Adam on small tables; "auto" leaves them to the effort.
-        min_epochs: Passes over large tables, where they are more steps than `n_steps`.
-        learning_rate: Adam's first step size; it falls to zero along a cosine.
-        batch_size: Rows of a step.
-        n_folds: Folds of the search; 1 is a single split. "auto" takes 5 below 2000 rows.
-        n_draws: Draws (the paper's T) per prediction and network.
-        warm_start: Continues from the present weights when `fit` is called again, without a search.
-        n_jobs: Workers that train networks of the search, as joblib counts them; the model is the same for any number.
+            column, so that the networks can learn from their absence.
+        n_networks: The number of networks whose draws are pooled; "auto" leaves it to the effort.
+        n_steps: The number of Adam steps on small tables; "auto" leaves it to the effort.
+        min_epochs: The minimum number of epochs, which on large tables takes more steps than `n_steps`.
+        learning_rate: The initial learning rate of Adam; it decays to zero along a cosine.
+        batch_size: The number of rows per step.
+        n_folds: The number of folds of the search; 1 is a single split. "auto" takes 5 below 2000 rows.
+        n_draws: The number of draws (the paper's T) per prediction and network.
+        warm_start: Whether another call of `fit` continues from the current weights, without a search.
+        n_jobs: The number of workers of the search, as in joblib; the model does not depend on it.
         device: "auto" (CUDA where there is one), "cpu", "cuda" ...
-        random_state: The seed of everything, an integer for repeatable results.
-        verbose: Shows progress in a terminal.
+        random_state: The seed of all randomness, an integer for reproducible results.
+        verbose: Whether to show progress in a terminal.
 
     Attributes:
         population_: The trained networks.
@@ -57,7 +57,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         drop_prob_: The drop probability before each weight layer of the first network.
         noise_: The fitted noise model of `noise="student"`, in standardised units; None for the other kinds.
         search_scores_: The held-out log-likelihood of each candidate, with Gaussian noise, in the units of y.
-        search_edges_: The best drop probability and weight decay, where they are the least or greatest tried.
+        search_edges_: The best drop probability and weight decay, if they are the smallest or largest tried.
 
     Example:
         >>> x = np.linspace(-2, 2, 40)[:, None]
@@ -113,11 +113,11 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         Args:
             X: Inputs `[row, feature]`: numpy, pandas, polars, torch or lists.
             y: Targets `[row]` or `[row, output]`.
-            sample_weight: The weight of each row, zero or more; a row of weight 2 counts as two, in the objective, in
-                the noise and in the choice of candidates.
-            groups: The group of each row: the search holds whole groups out. By default only copies of a row are one.
-            times: The time of each row, anything that can be sorted: the search then learns from the past and holds
-                out what follows (forward chaining), as a forecast will be used.
+            sample_weight: The weight of each row, zero or more; a row of weight 2 counts twice in the objective, the
+                noise and the choice of candidates.
+            groups: The group of each row: the search holds whole groups out. By default, copies of a row form a group.
+            times: The time of each row, of any sortable type: the search then trains on the past and holds out what
+                follows (forward chaining), as in forecasting.
         """
         x, y, weight = self._validated(X, y, sample_weight, reset=not self._is_warm())
         if not self._is_warm():
@@ -161,9 +161,9 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         return x, y, row_weights(sample_weight, x)
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> DropoutRegressor:
-        """One pass over more rows, from the present weights; the first call standardises and does not search.
+        """One pass over more rows, from the current weights; the first call standardises and does not search.
 
-        Each call's rows test the noise before they are learned from: τ follows a running mean of what they say.
+        The rows of each call update a running estimate of τ before the networks are trained on them.
         """
         first = not hasattr(self, "population_")
         x, y, weight = self._validated(X, y, sample_weight, reset=first)

@@ -3,7 +3,7 @@ r"""The observation models $p(\mathbf{y} \mid \mathbf{f})$ that turn a network's
 Every likelihood reads the network's output $\widehat{\mathbf y}$ shaped `[..., row, *event]`: axes before the row
 axis (draws) broadcast, axes after it belong to one observation.
 
-- A real number: `Gaussian`, or `StudentT` where some observations are far off; the network gives its mean.
+- A real number: `Gaussian`, or `StudentT` for data with outliers; the network gives its mean.
 - A real number whose noise depends on the input: `HeteroscedasticGaussian`; its mean and log-variance.
 - A real number of any distribution: `Quantiles`; its quantiles.
 - One of several classes: `Categorical`; a logit per class.

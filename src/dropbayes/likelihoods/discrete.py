@@ -13,7 +13,7 @@ from dropbayes.likelihoods.observation import ClassLikelihood, Likelihood, check
 
 __all__ = ["Bernoulli", "Categorical", "Poisson"]
 
-_FEWEST = 32  # Outputs in [0, 1] that are no accident of a few logits.
+_FEWEST = 32  # Fewer logits may all lie in [0, 1] by chance.
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Categorical(ClassLikelihood):
 
     Args:
         class_axis: The axis of the classes, counted from the end: -1 for `[row, class]`, -3 for `[row, class, h, w]`.
-        probabilities: Whether the network ends in a softmax, so that its output is probabilities and not logits.
+        probabilities: Whether the network ends in a softmax, so that its outputs are probabilities, not logits.
     """
 
     class_axis: int = -1
@@ -112,7 +112,7 @@ class Bernoulli(ClassLikelihood):
     r"""Yes or no: $p(y = 1 \mid \widehat y) = \sigma(\widehat y)$, independent for each element of the output.
 
     One output is a binary classifier (`BCEWithLogitsLoss`), several are labels that a row may have at once. `y` holds
-    0 and 1 (or shares of yes in between) in the output's shape.
+    0 and 1 (or fractions between them) in the output's shape.
 
     Args:
         probabilities: Whether the network ends in a sigmoid, so that its output is probabilities and not logits.
@@ -167,7 +167,7 @@ class Bernoulli(ClassLikelihood):
 class Poisson(Likelihood):
     r"""Counts: $p(y \mid \widehat y) = e^{-\lambda} \lambda^y / y!$ with the rate $\lambda = \exp(\widehat y)$.
 
-    The network gives the logarithm of the rate, as `PoissonNLLLoss` has it by default. `y` holds counts in the
+    The network gives the logarithm of the rate, as for `PoissonNLLLoss` by default. `y` holds counts in the
     output's shape.
 
     Example:

@@ -1,4 +1,4 @@
-r"""Real numbers with noise around the output: a Gaussian of one variance or a predicted one, and Student's t."""
+r"""Real numbers with noise around the output: a Gaussian of constant or predicted variance, and Student's t."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Gaussian(Likelihood):
     [GG16, eq:generative_model_reg].
 
     Args:
-        precision: The model precision $\tau > 0$, in units of 1/y²; a scalar tensor where it is to be learned.
+        precision: The model precision $\tau > 0$, in units of 1/y²; a scalar tensor if it is to be learned.
     """
 
     precision: float | Tensor
@@ -80,13 +80,13 @@ class HeteroscedasticGaussian(Likelihood):
 
 @dataclass(frozen=True)
 class StudentT(Likelihood):
-    r"""Student's t around the network's output, for data in which some observations are far off.
+    r"""Student's t around the network's output, for data with outliers.
 
     $$p(y \mid \widehat y) = \frac{\Gamma(\frac{\nu + 1}2)}{\Gamma(\frac\nu2) \sqrt{\nu \pi} s}
     \Big(1 + \frac1\nu \big(\tfrac{y - \widehat y}s\big)^2\Big)^{-\frac{\nu + 1}2}$$
 
-    An error of many scales costs a logarithm, not a square. The Gaussian of precision $s^{-2}$ is the limit of large
-    $\nu$.
+    The loss of a large error grows like its logarithm, not its square. As $\nu \to \infty$ it is the Gaussian of
+    precision $s^{-2}$.
 
     Args:
         scale: The scale $s > 0$, in units of y.

@@ -1,4 +1,4 @@
-r"""What every observation model $p(\mathbf y \mid \widehat{\mathbf y})$ answers, and how its targets are checked."""
+r"""The interface of observation models $p(\mathbf y \mid \widehat{\mathbf y})$, and the validation of targets."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Likelihood(ABC):
     def sample(self, output: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         r"""One observation drawn from $p(\mathbf y \mid \widehat{\mathbf y})$ for each element of `output`."""
 
-    def check(self, output: Tensor, y: Tensor | None = None) -> None:  # noqa: B027 - most have nothing to refuse
-        """Raises ValueError, or warns, if the values of `output` or `y` cannot be what this likelihood reads.
+    def check(self, output: Tensor, y: Tensor | None = None) -> None:  # noqa: B027 - most accept any values
+        """Raises ValueError, or warns, if the values of `output` or `y` do not suit this likelihood.
 
-        The values are looked at here and nowhere else, once per prediction: `log_density` looks at shapes only, so
-        that a training step never waits for the device.
+        Values are checked only here, once per prediction: `log_density` checks shapes only, so that a training step
+        never waits for the device.
         """
 
 
 class ClassLikelihood(Likelihood):
-    """A distribution over classes: it has an entropy, and draws can vote."""
+    """A distribution over classes, which has an entropy and a most probable class."""
 
     @abstractmethod
     def class_probabilities(self, mean: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def sum_events(density: Tensor, y: Tensor) -> Tensor:
 
 def check_targets(output: Tensor, y: Tensor) -> None:
     """Raises ValueError unless `y` has the shape of the output's rows."""
-    # A (rows, 1) output against (rows,) targets would broadcast to rows x rows: refuse it.
+    # A (rows, 1) output against (rows,) targets would broadcast to rows x rows.
     if output.dim() < y.dim() or output.shape[output.dim() - y.dim() :] != y.shape:
         rows = tuple(output.shape[max(0, output.dim() - max(y.dim(), 2)) :])  # without the axis of draws
         raise ValueError(

@@ -16,14 +16,14 @@ __all__ = ["Quantiles"]
 class Quantiles(Likelihood):
     r"""A network that gives quantiles $q_1 \dots q_K$ of y at levels $\alpha_1 \dots \alpha_K$, the last axis.
 
-    Such a network is trained with `pinball_loss`. Its outputs leave the distribution between the levels open; here it
-    is the simplest that has them: the density is constant between two quantiles,
-    $(\alpha_{k+1} - \alpha_k) / (q_{k+1} - q_k)$, and falls exponentially beyond the outer ones, continuously.
-    Quantiles that cross are put in order (Chernozhukov, Fernández-Val and Galichon, *Quantile and probability curves
+    Such a network is trained with `pinball_loss`. Its outputs do not determine the distribution between the levels; the
+    simplest consistent one is used: the density is constant between two quantiles,
+    $(\alpha_{k+1} - \alpha_k) / (q_{k+1} - q_k)$, and decays exponentially, without a jump, beyond the outer ones.
+    Crossing quantiles are sorted (Chernozhukov, Fernández-Val and Galichon, *Quantile and probability curves
     without crossing*, Econometrica 78, 2010). `y` has the output's shape without its last axis.
 
     Args:
-        levels: The levels of the outputs, rising in (0, 1), at least two.
+        levels: The levels of the outputs, at least two, increasing in (0, 1).
 
     Example:
         >>> likelihood = Quantiles((0.1, 0.5, 0.9))
@@ -52,7 +52,7 @@ class Quantiles(Likelihood):
                 f"of shape {tuple(output.shape)}."
             )
         ordered = output.sort(-1).values
-        # Quantiles that coincide leave no width to spread their probability over: give them the least there is.
+        # Coincident quantiles have no width for their probability: give them the smallest positive width.
         least = torch.finfo(output.dtype).eps * ordered.abs().amax(-1, keepdim=True).clamp(min=1.0)
         widths = torch.maximum(ordered.diff(dim=-1), least)
         ordered = torch.cat([ordered[..., :1], ordered[..., :1] + widths.cumsum(-1)], -1)

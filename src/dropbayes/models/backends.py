@@ -61,7 +61,7 @@ def _information(probabilities: Tensor, classes: NumpyArray | None) -> dict[str,
 
 @dataclass(frozen=True, eq=False)
 class TableModel:
-    """An estimator, and the columns it reads where they are known."""
+    """An estimator, and its columns if they are known."""
 
     estimator: Any
     schema: Schema | None
@@ -151,7 +151,7 @@ class TableModel:
 
 @dataclass(frozen=True, eq=False)
 class NetworkModel:
-    """A network, the reading of its output, and the names of its inputs where it reads columns."""
+    """A network, its likelihood, and the names of its input columns if it reads columns."""
 
     net: nn.Module
     likelihood: Likelihood

@@ -1,4 +1,4 @@
-"""The card of a model: what it predicts from what, how it came about and how good it was, for people to read."""
+"""The card of a model: a readable summary of its target, inputs, origin and scores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["card", "range_text"]
 
 
 def range_text(column: Column) -> str:
-    """The values of a column that training rows had.
+    """The range of a column's values in the training rows.
 
     Example:
         >>> range_text(Column("a", "number", low=0.5, high=2.0))
@@ -34,7 +34,7 @@ def card(schema: Schema, origin: dict[str, Any], *, name: str) -> str:
 
     Args:
         schema: The model's columns.
-        origin: How it came about.
+        origin: The origin of the fit.
         name: The name of its folder.
     """
     lines = [

@@ -1,4 +1,4 @@
-"""Columns of any array type, by name or as one matrix, validated against what a model reads."""
+"""Columns of any array type, by name or as one matrix, validated against the inputs of a model."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def columns_by_name(columns: Mapping[str, Any], names: Sequence[str]) -> dict[st
                 f"`{MATRIX}` must be shaped [row, {len(names)}], a column for each of {_list_names(names)}; "
                 f"got {list(x.shape)}."
             )
-        return {name: x[:, place] for place, name in enumerate(names)}
+        return {name: x[:, index] for index, name in enumerate(names)}
     if lacking:
         raise ValueError(
             f"`columns` lacks {_list_names(lacking)}, which the model reads; it has {_list_names(columns)}."

@@ -1,4 +1,4 @@
-"""A whole model of a table: its networks, the columns it reads, its calibration, and how it came about."""
+"""A complete model of a table: its networks, its columns, its calibration and its origin."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PERCENTILE_ROWS = 2000
 
 
 def _row(row: int) -> str:
-    """The location of a row of a data frame, in words."""
+    """The location of a row of a data frame, as text."""
     return "the data frame" if row < 0 else f"the data frame, row {row}"
 
 
@@ -38,7 +38,7 @@ def uncertainty_percentiles(ensemble: Any, x: NumpyArray) -> dict[str, float]:
 
     Args:
         ensemble: The fitted networks.
-        x: Their inputs; of many rows, some evenly spaced ones are taken.
+        x: Their inputs; of many rows, an evenly spaced subset is used.
     """
     some = x[:: -(-len(x) // _PERCENTILE_ROWS)]
     if isinstance(ensemble, RegressionEnsemble):
@@ -50,12 +50,12 @@ def uncertainty_percentiles(ensemble: Any, x: NumpyArray) -> dict[str, float]:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A fitted ensemble with the columns it reads and how it came about.
+    """A fitted ensemble with its columns and its origin.
 
     Attributes:
         ensemble: The fitted networks, recalibrated if the model is.
         schema: Its columns.
-        origin: What it was fitted on and with: file, rows, settings, versions, calibration.
+        origin: The origin of the fit: file, rows, settings, versions, calibration.
         path: Its folder, if it has one.
 
     Example:
@@ -82,7 +82,7 @@ class Model:
             frame: A data frame (pandas, polars, arrow) or a dict of columns, the target among them.
             target: The column to predict.
             task: "regression" or "classification"; by default, regression for a numeric target.
-            reading: How its columns are to be read.
+            reading: The options for reading its columns.
             settings: Parameters of `DropoutRegressor` or `DropoutClassifier`.
         """
         rows = training_rows(
@@ -104,16 +104,16 @@ class Model:
 
     @classmethod
     def of(cls, estimator: Any, frame: Any, y: Any, *, target: str) -> Model:
-        """An estimator that was fitted in Python, with the columns it read: ready to be saved as a folder.
+        """The model of an estimator fitted in Python, with its columns, ready to be saved as a folder.
 
         Args:
             estimator: A `DropoutRegressor` or `DropoutClassifier` fitted to the columns of `frame`.
             frame: The inputs it was fitted to, a data frame.
             y: The targets it was fitted to.
-            target: The name of what it predicts.
+            target: The name of the predicted column.
         """
         task: Task = "regression" if isinstance(estimator, RegressionEnsemble) else "classification"
-        if estimator.frame_columns_ is not None:  # it has understood the columns itself
+        if estimator.frame_columns_ is not None:  # it was fitted to a mixed frame
             schema = replace(estimator.frame_columns_.schema, target=target, task=task)
             x = estimator.frame_columns_.encode(frame, learn_missing=True)
         else:
@@ -144,7 +144,7 @@ class Model:
         return self.ensemble
 
     def with_draws(self, *, n_draws: int | None, seed: int | None) -> Model:
-        """The model predicting from another number of draws or another seed, where one is asked for."""
+        """The model with another number of draws or another seed; None keeps the current one."""
         return replace(self, ensemble=self.ensemble.with_draws(n_draws=n_draws, seed=seed))
 
     def encode(self, frame: Any, *, allow_new: bool = False) -> Encoded:
@@ -163,7 +163,7 @@ class Model:
 
         Args:
             frame: A data frame or a dict of columns.
-            coverage: The probability that an interval holds the outcome.
+            coverage: The nominal coverage of the intervals.
             allow_new: Whether to encode unseen categories as all zeros instead of failing.
 
         Returns:
@@ -193,7 +193,7 @@ class Model:
         return numbers(values, self.schema.target, at=_row, missing=self.schema.missing, notation=notation)
 
     def calibrate(self, frame: Any, *, method: Method = "scale", allow_new: bool = False) -> Model:
-        """The model recalibrated on held-out rows; save it to keep it so.
+        """The model recalibrated on held-out rows; call `save` to persist it.
 
         Args:
             frame: Rows that the model was not fitted to, with their targets.
@@ -204,7 +204,7 @@ class Model:
         return self.recalibrated(fit_recalibration(self.ensemble, x, y, method=method), "a data frame", x)
 
     def recalibrated(self, recalibration: Any, source: str = "", x: NumpyArray | None = None) -> Model:
-        """The model with a recalibration, where that came from and the inputs of its rows; None removes it."""
+        """The model with a recalibration, its source and the inputs of its rows; None removes the recalibration."""
         ensemble = recalibrated(self.ensemble, recalibration)
         origin = {name: value for name, value in self.origin.items() if name != "calibration"}
         if recalibration is not None:
@@ -217,7 +217,7 @@ class Model:
         return replace(self, ensemble=ensemble, origin=origin)
 
     def save(self, path: str | os.PathLike[str]) -> Model:
-        """Writes the model's folder, whole or not at all; a model in it is replaced.
+        """Writes the model's folder atomically; an existing model there is replaced.
 
         Returns:
             The model with its folder.
@@ -226,7 +226,7 @@ class Model:
         return replace(self, path=pathlib.Path(path))
 
     def save_calibration(self) -> None:
-        """Writes the calibration into the model's folder; the networks stay as they are."""
+        """Writes the calibration into the model's folder; the networks are unchanged."""
         if self.path is None:
             raise ValueError("the model has no folder yet; write it with model.save(path).")
         storage.write_origin(self.path, self.schema, self.origin)
@@ -249,12 +249,12 @@ def _number_columns(estimator: Any, frame: Any, y: Any, target: str, task: Task)
 
 
 def load(path: str | os.PathLike[str]) -> Model:
-    """The model in a folder: what `dropbayes fit` or `Model.save` wrote, with its columns and calibration.
+    """The model in a folder written by `dropbayes fit` or `Model.save`, with its columns and calibration.
 
     Args:
         path: The folder.
 
     Raises:
-        ValueError: It is no model, a damaged one, or of a later format.
+        ValueError: The folder holds no model, a damaged one, or one of a later format.
     """
     return Model(*storage.read(path), pathlib.Path(path))

@@ -36,16 +36,16 @@ def column_names(estimator: Any, prefix: str = "") -> list[str]:
 
 
 def prediction_columns(estimator: Any, x: NumpyArray, *, coverage: float) -> list[NumpyArray]:
-    r"""The columns of a prediction for rows of inputs, all but the last, "outside", which needs the table.
+    r"""The columns of a prediction for rows of inputs, except the last, "outside", which needs the table.
 
-    For numbers the mean, the standard deviation with its epistemic and aleatoric parts ($\sigma^2$ is the sum of their
-    squares [GG16, prop:var]), and the ends of the central interval, of the predictive distribution itself. For classes
-    the most probable one, all probabilities, entropy and mutual information in nats, and, if the model was calibrated
-    so, the labels that hold the truth with the given probability.
+    For regression: the mean, the standard deviation with its epistemic and aleatoric parts ($\sigma^2$ is the sum of
+    their squares [GG16, prop:var]), and the ends of the central interval of the predictive distribution. For classes:
+    the most probable one, all probabilities, entropy and mutual information in nats, and, after conformal calibration,
+    the set of labels that contains the true class with the given probability.
     """
     if isinstance(estimator, RegressionEnsemble):
         mixture = estimator.predictive(x)
-        deviations = [np.sqrt(round_digits(part)) for part in (mixture.epistemic, mixture.aleatoric)]
+        deviations = [np.sqrt(round_digits(variance)) for variance in (mixture.epistemic, mixture.aleatoric)]
         columns: list[Any] = [mixture.mean, mixture.std, *deviations, *mixture.interval(coverage)]
         return [round_digits(column) for column in columns]
     probabilities = estimator.draws(x)
@@ -59,7 +59,7 @@ def prediction_columns(estimator: Any, x: NumpyArray, *, coverage: float) -> lis
 
 
 def label_sets(estimator: Any, prediction: Mapping[str, Any], *, coverage: float) -> list[NumpyArray]:
-    """The column of the labels that hold the truth with the given probability, if the model was calibrated so."""
+    """The column of label sets with the given coverage, if the calibration is conformal."""
     if not has_label_sets(estimator):
         return []
     inside = estimator.recalibration.label_sets(prediction["probabilities"], coverage).numpy()

@@ -29,7 +29,7 @@ from dropbayes.runtime.arrays import NumpyArray, round_digits
 
 __all__ = ["Predictor", "check_finite", "uncertainty"]
 
-# Values of draws held at once, a few times eight bytes each.
+# Values of draws in memory at once, a few times eight bytes each.
 _HELD = 2**20
 _MOST_ROWS = 4096  # the block size of the estimators
 
@@ -37,16 +37,16 @@ _MOST_ROWS = 4096  # the block size of the estimators
 class Predictor:
     r"""A model with its settings, as a function of columns.
 
-    Calling it has no side effect, may be done from several threads at once, and gives every row the same bits however
-    the rows are cut into calls. A copy of it (`pickle`) holds the weights and the names of the columns, nothing else.
+    A call has no side effects, is thread-safe, and gives every row the same bits however the rows are split into calls.
+    A pickled predictor holds only the weights and the names of the columns.
 
     Args:
         model: A fitted `DropoutRegressor` or `DropoutClassifier`, a model of `dropbayes.models`, or a network.
-        likelihood: How a network's output is read; required for a network.
+        likelihood: The observation model of a network's output; required for a network.
         columns: The names of a network's input columns, in order; without them it has one input, the array `x`.
-        n_draws: The draws $T$ (of each network of an estimator); by default those of the model, 100 for a network.
+        n_draws: The number of draws $T$ (per network of an estimator); by default that of the model, 100 for a network.
         seed: The seed of the draws; by default that of the model, 0 for a network.
-        interval: The probability that `lower` and `upper` enclose the outcome.
+        interval: The nominal coverage of the interval from `lower` to `upper`.
         allow_new: Whether to encode unseen categories as all zeros instead of failing.
 
     Example:
@@ -94,7 +94,7 @@ class Predictor:
             allow_new: As for the class.
 
         Raises:
-            ValueError: It is no model, a damaged one, or of a later format.
+            ValueError: The path holds no model, a damaged one, or one of a later format.
         """
         from dropbayes.models.model import load
 
@@ -104,7 +104,7 @@ class Predictor:
     def with_settings(
         self, *, n_draws: int | None = None, seed: int | None = None, interval: float | None = None
     ) -> Predictor:
-        """The same model with other settings; those that are None stay as they are."""
+        """The same model with other settings; None keeps the current value."""
         now = self.n_draws, self.seed
         other = copy.copy(self)
         other.n_draws, other.seed, other.interval = _settings(
@@ -114,17 +114,17 @@ class Predictor:
 
     @property
     def inputs(self) -> dict[str, str]:
-        """The columns the model reads, with what each holds: "number", "boolean", "category", or "array"."""
+        """The columns the model reads, with the type of each: "number", "boolean", "category", or "array"."""
         return self._model.inputs
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of what a prediction holds."""
+        """The names of the fields of a prediction."""
         return CLASSIFICATION if self._model.has_classes else REGRESSION
 
     @property
     def column_names(self) -> list[str]:
-        """The names of the columns that `flat_columns` gives."""
+        """The names of the columns that `flat_columns` returns."""
         return list(self.flat_columns(self.predict_inputs(self._model.no_rows)))
 
     @property
@@ -134,12 +134,12 @@ class Predictor:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What the bits of a prediction depend on: within a process, predictors with equal keys may share a batch."""
+        """The settings that determine a prediction's bits: in one process, equal keys may share a batch."""
         return id(self._model), self.n_draws, self.seed, self.interval
 
     @property
     def fingerprint(self) -> str:
-        """A digest of what the model predicts: of its columns, and of the bits it gives some fixed rows."""
+        """A digest of the model: of its columns, and of its exact predictions for some fixed rows."""
         x = np.random.default_rng(0).normal(size=(8, self._model.no_rows.shape[1]))
         digest = hashlib.sha256(repr((self._model.columns_read, self.n_draws, self.seed, self.interval)).encode())
         for values in self.predict_inputs(x).values():
@@ -148,7 +148,7 @@ class Predictor:
 
     @property
     def total_draws(self) -> int:
-        """The draws of a prediction: `n_draws` of each network."""
+        """The number of draws of a prediction: `n_draws` per network."""
         return self.n_draws * self._model.n_networks
 
     def __call__(self, columns: Mapping[str, Any]) -> dict[str, NumpyArray]:
@@ -156,42 +156,42 @@ class Predictor:
 
         Args:
             columns: The model's columns by name, each with one value per row; or all of them as the matrix `x`. Other
-                columns are not looked at.
+                columns are ignored.
 
         Returns:
             For numbers `mean`, `std`, `epistemic`, `aleatoric` (variances), `lower`, `upper`; for classes `predicted`,
-            `probabilities` `[row, class]`, `entropy` and `mutual_information` in nats. The first axis is the rows.
+            `probabilities` `[row, class]`, `entropy` and `mutual_information` in nats. The first axis is the row.
 
         Raises:
-            ValueError: A column is missing or holds what the model cannot read; or a row is so far from those of
-                training that its prediction is not finite.
+            ValueError: A column is missing or has invalid values; or a row is so far from those of training that its
+                prediction is not finite.
         """
         prediction = self.predict_inputs(self.encode(columns))
         check_finite(prediction)
         return prediction
 
     def flat_columns(self, prediction: Mapping[str, NumpyArray]) -> dict[str, NumpyArray]:
-        """The prediction as columns of a table: each class probability, or output, in a column of its own.
+        """The prediction as columns of a table: one column per class probability or output.
 
         The parts of the uncertainty are standard deviations there, `epistemic_std` and `aleatoric_std`.
         """
         columns: dict[str, NumpyArray] = {}
         for name, values in prediction.items():
-            if name in ("epistemic", "aleatoric"):  # beside `std` a table has deviations
+            if name in ("epistemic", "aleatoric"):  # a table holds deviations, like `std`
                 name, values = f"{name}_std", round_digits(np.sqrt(values))
             if values.ndim == 1:
                 columns[name] = values
                 continue
             labels: Any = range(values.shape[1]) if self.classes is None else self.classes.tolist()
             stem = "probability" if name == "probabilities" else name
-            columns |= {f"{stem}_{label}": values[:, place] for place, label in enumerate(labels)}
+            columns |= {f"{stem}_{label}": values[:, index] for index, label in enumerate(labels)}
         return columns
 
     def extend(self, table: Any, *, prefix: str | None = None) -> Any:
         """An Arrow table with the columns of the prediction appended, as `dropbayes predict` adds them.
 
         Args:
-            table: The rows; columns that the model does not read stay as they are.
+            table: The rows; columns that the model does not read are unchanged.
             prefix: The prefix of the new columns' names; by default the target and `_`, if it is known.
         """
         import pyarrow as pa
@@ -213,7 +213,7 @@ class Predictor:
         return self._model.encode(columns, self.allow_new)
 
     def predict_inputs(self, x: NumpyArray) -> dict[str, NumpyArray]:
-        """The prediction for rows that `encode` gave, or any number of such joined; not checked to be finite."""
+        """The prediction for rows returned by `encode`, possibly concatenated; not checked to be finite."""
         step = max(1, min(_MOST_ROWS, _HELD // max(1, self.total_draws * self._model.row_size)))
         blocks = [self._block(x[start : start + step]) for start in range(0, max(len(x), 1), step)]
         if len(blocks) == 1:
@@ -227,7 +227,7 @@ class Predictor:
 
 
 def check_finite(prediction: Mapping[str, NumpyArray]) -> None:
-    """Raises ValueError where a row is so far from the training rows that single precision overflows."""
+    """Raises ValueError if a row is so far from the training rows that single precision overflows."""
     for values in prediction.values():
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             row = int((~np.isfinite(values)).reshape(len(values), -1).any(1).argmax())
@@ -237,7 +237,7 @@ def check_finite(prediction: Mapping[str, NumpyArray]) -> None:
 
 
 def uncertainty(prediction: Mapping[str, NumpyArray]) -> NumpyArray:
-    """The number by which rows are deferred: the standard deviation, or for classes the entropy."""
+    """The uncertainty by which rows are deferred: the standard deviation, or for classes the entropy."""
     return prediction["std" if "std" in prediction else "entropy"]
 
 

@@ -1,7 +1,7 @@
-"""Model folders, replaced whole or not at all.
+"""Model folders, replaced atomically.
 
-The networks are in `model.safetensors`, the columns, the calibration and the origin in `columns.json`, and a card for
-people to read in `card.md`.
+The networks are in `model.safetensors`, the columns, the calibration and the origin in `columns.json`, and a
+readable summary in `card.md`.
 """
 
 from __future__ import annotations
@@ -41,38 +41,38 @@ def check_place(path: pathlib.Path) -> None:
 
 
 def write(path: str | os.PathLike[str], estimator: Any, schema: Schema, origin: dict[str, Any]) -> None:
-    """Writes the folder of a model; the previous one stays as it was if anything fails.
+    """Writes the folder of a model; the previous one is unchanged if anything fails.
 
     Args:
         path: The folder.
         estimator: A fitted `DropoutRegressor` or `DropoutClassifier`.
         schema: Its columns.
-        origin: How it came about, in the types JSON knows.
+        origin: The origin of the fit, as JSON values.
     """
     path = pathlib.Path(os.path.abspath(path))
     check_place(path)
     mark = secrets.token_hex(4)
-    part, old = path.with_name(f".{path.name}.{mark}.part"), path.with_name(f".{path.name}.{mark}.old")
+    new, old = path.with_name(f".{path.name}.{mark}.part"), path.with_name(f".{path.name}.{mark}.old")
     try:
-        part.mkdir()
-        uncalibrated(estimator).save(part / MODEL)
-        files.write_text(part / COLUMNS, _description(schema, origin, _digest(part / MODEL)))
-        files.write_text(part / CARD, card(schema, origin, name=path.name))
+        new.mkdir()
+        uncalibrated(estimator).save(new / MODEL)
+        files.write_text(new / COLUMNS, _description(schema, origin, _digest(new / MODEL)))
+        files.write_text(new / CARD, card(schema, origin, name=path.name))
         if path.exists():
             os.rename(path, old)
         try:
-            os.rename(part, path)
+            os.rename(new, path)
         except BaseException:
             if old.exists():
                 os.rename(old, path)
             raise
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(new, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 
 
 def write_origin(path: pathlib.Path, schema: Schema, origin: dict[str, Any]) -> None:
-    """Writes the origin of a model, calibration included, into its folder; the networks stay as they are."""
+    """Writes the origin of a model, calibration included, into its folder; the networks are unchanged."""
     files.write_text(path / COLUMNS, _description(schema, origin, _digest(path / MODEL)))
     files.write_text(path / CARD, card(schema, origin, name=path.name))
 
@@ -83,10 +83,10 @@ def _description(schema: Schema, origin: dict[str, Any], digest: str) -> str:
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Any, Schema, dict[str, Any]]:
-    """The estimator of a folder, recalibrated if it is, its columns and its origin.
+    """The estimator of a folder, with its recalibration if any, its columns and its origin.
 
     Raises:
-        ValueError: It is no model, a damaged one, or of a later format.
+        ValueError: The folder holds no model, a damaged one, or one of a later format.
     """
     path = pathlib.Path(path)
     if not path.exists():

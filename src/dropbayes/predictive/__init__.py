@@ -1,4 +1,4 @@
-"""The predictive distribution of a network: its moments, the mixture itself, and how it fares against outcomes."""
+"""The predictive distribution of a network: its moments, the mixture itself, and its evaluation against outcomes."""
 
 from dropbayes.predictive.dropout_choice import DropoutChoice, choose_dropout
 from dropbayes.predictive.evaluation import COVERAGES, Evaluation, evaluate

@@ -1,4 +1,4 @@
-r"""The drop probability to give a network that was trained without dropout."""
+r"""The choice of a drop probability for a network that was trained without dropout."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ class DropoutChoice:
     """The drop probability for a network trained without dropout; prints as a table.
 
     Attributes:
-        drop_prob: The largest that costs at most the tolerance; 0 if none does. One per weight layer, by name, where
-            they were chosen apart.
-        helps: Whether the held-out log-likelihood is better with it than without dropout, by more than its standard
-            error.
-        log_likelihood: That of the choice.
-        plain_log_likelihood: That of the network without dropout.
-        tried: The log-likelihood of each drop probability, one for all layers.
-        network: A copy of the network with the chosen dropout, for a text one that shares its weights; the network
-            itself if nothing was chosen.
+        drop_prob: The largest drop probability that costs at most the tolerance; 0 if none does. One per weight layer,
+            by name, if chosen per layer.
+        helps: Whether it improves the held-out log-likelihood over no dropout by more than the standard error.
+        log_likelihood: The held-out log-likelihood of the choice.
+        plain_log_likelihood: The held-out log-likelihood of the network without dropout.
+        tried: The log-likelihood by drop probability, the same for all layers.
+        network: A copy of the network with the chosen dropout, which shares its weights for a text; the network itself
+            if nothing was chosen.
     """
 
     drop_prob: float | dict[str, float]
@@ -68,26 +67,26 @@ def choose_dropout(
     n_draws: int = 50,
     seed: int = 0,
 ) -> DropoutChoice:
-    r"""The drop probability that costs at most so much held-out log-likelihood, for a network trained without dropout.
+    r"""The largest drop probability within a tolerance of held-out log-likelihood, without retraining the network.
 
-    Dropout is put before every weight layer (`add_dropout`), nothing is trained. Of the probabilities that cost at most
-    the tolerance against the plain network the largest is chosen: the widest distribution over functions that the rows
-    do not contradict. Where even the smallest costs more, the choice is 0, none.
+    Dropout is inserted before every weight layer (`add_dropout`) without further training. The largest probability that
+    costs at most the tolerance against the plain network is chosen: the widest distribution over functions consistent
+    with the rows. If even the smallest costs more, the choice is 0.
 
     Without `y` the network is a causal language model and `x` a text: each token is the outcome of those before it,
     with one mask for all positions of a sequence, and the tolerance is in nats per token.
 
     Args:
         net: A trained network.
-        x: Inputs of rows it was not trained on; for a language model token ids `[row, position]`, or a dict with
+        x: The inputs of held-out rows; for a language model token ids `[row, position]`, or a dict with
             `input_ids` and `attention_mask`.
         y: Their outcomes; None for a text.
-        tolerance: The greatest loss of log-likelihood, in nats per row (per token of a text).
+        tolerance: The largest acceptable loss of log-likelihood, in nats per row (per token of a text).
         where: The weight layers that may be given dropout; see `add_dropout`.
-        likelihood: What the output means; see `check`.
-        drop_probs: The probabilities to try, rising.
-        per_layer: Whether to go on and raise the probability of each weight layer apart, as far as the same tolerance
-            allows, the layers in turn.
+        likelihood: The observation model; see `check`.
+        drop_probs: The probabilities to try, in increasing order.
+        per_layer: Whether to then raise the probability of each weight layer in turn, as far as the same tolerance
+            allows.
         n_draws: The number of draws T.
         seed: The seed of the draws.
     """

@@ -1,4 +1,4 @@
-"""A network judged against outcomes: the log-likelihood, error and calibration of its predictions, streamed."""
+"""The evaluation of a network against outcomes: log-likelihood, error and calibration, streamed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = ["COVERAGES", "Evaluation", "Gaussian", "evaluate"]
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """How a network's predictive distribution fares against outcomes; prints as a table."""
+    """The scores of a network's predictive distribution against outcomes; prints as a table."""
 
     log_likelihood: float
     scores: dict[str, float]
@@ -89,22 +89,22 @@ def evaluate(
 
     The log-likelihood is that of the mixture over draws,
     $\log \frac1T \sum_t p(\mathbf y^* \mid \widehat{\mathbf y}_t)$ [GG16, eq:predictive_dist_reg], averaged over rows.
-    Coverage is that of the central intervals of the mixture of Gaussians with each draw's mean and variance; what each
-    score means is in `predictive.REGRESSION_SCORES` and `predictive.CLASS_SCORES`.
+    Coverage is that of the central intervals of the mixture of Gaussians with each draw's mean and variance;
+    `predictive.REGRESSION_SCORES` and `predictive.CLASS_SCORES` define the scores.
 
     Args:
         net: Any network with dropout.
         x: Its input, or a DataLoader of pairs (input, outcome).
-        y: The outcomes, a row each; None when `x` is a DataLoader.
-        likelihood: What the output means.
+        y: The outcomes, one per row; None when `x` is a DataLoader.
+        likelihood: The observation model, which defines the meaning of the output.
         n_draws: The number of draws $T$.
-        seed: Fixes every mask.
-        masks: "row", since averages over a test set are then less noisy, or "shared".
+        seed: The seed of the masks.
+        masks: "row", which makes averages over a test set less noisy, or "shared".
         sampler: "stratified" or "independent".
         row_axis: The axis of the rows in the inputs: one for all arguments or one for each (a dict or tuple).
         first_row: The index of the first row, which keys its masks.
         leave_out: Modules, by name or class name, whose randomness in training is not dropout (an augmentation).
-        sample_weight: The weight of each row: a row of weight 2 counts as two in every score. Not for a DataLoader.
+        sample_weight: The weight of each row: a row of weight 2 counts twice in every score. Not for a DataLoader.
         max_bytes: A bound on working memory.
         progress: Whether to show a progress bar; by default only for a DataLoader.
 

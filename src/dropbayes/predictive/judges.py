@@ -20,7 +20,7 @@ def judge_of(targets: Tensor, plain: Tensor, likelihood: Likelihood | None) -> C
 
 
 class NumberJudge:
-    """Numbers, with Gaussian noise of given precision, or of the precision that fits best."""
+    """Scores regression, with Gaussian noise of given precision or of the maximum-likelihood precision."""
 
     def __init__(self, likelihood: Likelihood | None) -> None:
         self.likelihood = likelihood
@@ -52,7 +52,7 @@ class NumberJudge:
 
 
 class ClassJudge:
-    """Classes, with logits as outputs."""
+    """Scores classification, with logits as outputs."""
 
     def log_densities(self, sampled: Tensor, y: Tensor) -> Tensor:
         log = sampled.double().log_softmax(-1)
@@ -92,7 +92,7 @@ def _best_scale(location: Tensor, y: Tensor) -> Tensor:
 
 
 def plain_output(net: nn.Module, x: Any) -> Tensor:
-    """One pass without dropout; the network's flags are left as they were."""
+    """One pass without dropout; the network's training flags are restored."""
     training = {name: module.training for name, module in net.named_modules()}
     try:
         with torch.no_grad():

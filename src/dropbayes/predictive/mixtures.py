@@ -1,7 +1,6 @@
 r"""The predictive distribution as an object: an equally weighted mixture over the draws [GG16, eq:predictive_dist].
 
-Each draw contributes noise about its own function value: Gaussian, or Student's t where outcomes stray farther from it
-than a Gaussian allows.
+Each draw contributes noise around its function value: Gaussian, or Student's t for outcomes with heavier tails.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from dropbayes.scores import crps, mixture_log_likelihood
 
 __all__ = ["Mixture", "draw_mean"]
 
-_SUMMED_DRAWS = 2**14  # torch divides longer sums of a lone row among threads
+_SUMMED_DRAWS = 2**14  # torch splits longer sums of a single row among threads
 
-# Cells of the tabulated distribution function of Student's t; its error is below 1e-9 up to the freedom named here,
-# beyond which the density is taken for a Gaussian (they differ by 1/(4ν) at most).
+# Cells of the tabulated distribution function of Student's t. Its error is below 1e-9 up to these degrees of freedom;
+# beyond them a Gaussian is used (they differ by at most 1/(4ν)).
 _CELLS, _MOST_FREEDOM = 4096, 1000.0
-# Nodes of the integral in the CRPS of Student's t, and how far they reach: sinh(12) standard deviations.
+# The number of nodes of the integral in the CRPS of Student's t, and their range: sinh(12) standard deviations.
 _CRPS_NODES, _CRPS_REACH = 769, 12.0
 
 
@@ -85,7 +84,7 @@ class Mixture:
 
     @property
     def epistemic(self) -> Tensor:
-        """The variance over draws of the function value: the doubt about the function."""
+        """The variance over draws of the function value: the uncertainty about the function."""
         return draw_mean((self.location - self.mean).square())
 
     @property
@@ -107,7 +106,7 @@ class Mixture:
 
     @property
     def epistemic_share(self) -> Tensor:
-        """The share of the predictive variance that is epistemic."""
+        """The fraction of the predictive variance that is epistemic."""
         return self.epistemic / self.variance
 
     # --- the distribution -----------------------------------------------------------------------------------------
@@ -146,7 +145,7 @@ class Mixture:
         shape, centre, unit = self.location.shape[1:], self.mean.flatten(), self.std.flatten()
         location = ((self.location.flatten(1) - centre) / unit).T.contiguous()  # [row, draw]
         scale = (self.scale.flatten(1) / unit).T.contiguous()
-        # Found in units of the predictive deviation, first in single precision, which is four times as fast.
+        # Solved in units of the predictive deviation, first in single precision, which is four times as fast.
         rough = _root(location.float(), scale.float(), level, self.freedom, torch.zeros_like(unit).float())
         root = _root(location.double(), scale.double(), level, self.freedom, rough.double())
         return (centre + unit * root).to(self.location).view(shape)
@@ -219,7 +218,7 @@ def _distribution(z: Tensor, freedom: tuple[float, ...] | float) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _student_table(freedom: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    r"""Cubics in each cell of θ that meet values and slopes of the distribution function, `[cell, power]`.
+    r"""Cubics in each cell of θ that match the values and slopes of the distribution function, `[cell, power]`.
 
     With $z = \sqrt\nu \tan\theta$ the density of θ is $\tfrac{\Gamma((\nu+1)/2)}{\sqrt\pi\,\Gamma(\nu/2)}
     \cos^{\nu-1}\theta$: smooth on a finite interval, whatever the tails.
@@ -231,7 +230,7 @@ def _student_table(freedom: float, dtype: torch.dtype, device: torch.device) -> 
     def density(theta: Tensor) -> Tensor:
         return constant * torch.cos(theta).clamp_min(0) ** (freedom - 1)
 
-    # Gauss and Legendre's rule of three nodes in every cell.
+    # The Gauss-Legendre rule with three nodes in every cell.
     node = width / 2 * math.sqrt(0.6)
     middle = (edges[1:] + edges[:-1]) / 2
     area = width / 18 * (5 * density(middle - node) + 8 * density(middle) + 5 * density(middle + node))
@@ -274,7 +273,7 @@ def _root(location: Tensor, scale: Tensor, level: float, freedom: float, start: 
     ends = location + _standard_quantile(level, freedom) * scale
     low, high = ends.amin(1), ends.amax(1)  # a mixture's quantile lies between those of its components
     root = start.clamp(low, high)
-    rows = torch.arange(len(root), device=root.device)  # those that still move
+    rows = torch.arange(len(root), device=root.device)  # those not yet converged
     tolerance = 1e-7 if root.dtype == torch.float64 else 1e-4  # Newton's next step squares it
     for _ in range(60):
         current = root[rows]
@@ -297,7 +296,7 @@ def _root(location: Tensor, scale: Tensor, level: float, freedom: float, start: 
 def draw_mean(values: Tensor) -> Tensor:
     """The mean over axis 0, with bits that do not depend on the other rows or on their number.
 
-    Reduced over axis 0 as it lies, or by a product, the order of the additions would follow from the whole shape.
+    In a plain reduction over axis 0, or a matrix product, the order of the additions depends on the whole shape.
     """
     return _row_mean(values.movedim(0, -1).contiguous())
 

@@ -27,10 +27,10 @@ from dropbayes.sampling.streaming import Moments
 from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs, loaded_batches, network_arguments, split
 
 MOST_DRAWS = 10_000
-"""The most draws that `n_draws="auto"` spends on a row."""
+"""The maximum number of draws per row with `n_draws="auto"`."""
 
 _REPLICATE_DRAWS = 32
-_FIRST_REPLICATES = 8  # fewer estimate their own spread too roughly to be trusted
+_FIRST_REPLICATES = 8  # fewer give too rough an estimate of the standard error
 
 __all__ = ["Gaussian", "Prediction", "UncertaintyWarning", "batches", "predict"]
 
@@ -62,31 +62,31 @@ def predict(
     $\mathrm{Var}[\mathbf y^*] \approx \tau^{-1} + \frac1T \sum_t \widehat{\mathbf y}_t^2 - \mathbb E[\mathbf y^*]^2$.
 
     Args:
-        net: Any trained network with dropout, in any mode; it is not changed, and no flag of it is touched.
+        net: Any trained network with dropout, in any mode; neither its weights nor its flags are changed.
         x: Its input: a tensor or array, a tuple of positional or a dict of named arguments, or a DataLoader of such
             batches, with or without targets.
         n_draws: The number of draws $T$, or "auto" to draw until `tolerance` is met.
-        seed: With `n_draws`, fixes every mask: the same seed gives the same prediction.
-        likelihood: What the output means: `Gaussian`, `HeteroscedasticGaussian`, `Categorical`; None for the bare one.
+        seed: The seed of the masks: the same seed and `n_draws` give the same prediction.
+        likelihood: The observation model: `Gaussian`, `HeteroscedasticGaussian`, `Categorical`; None for raw outputs.
         masks: "shared" for one mask per draw, "row" for fresh masks for every row.
-        positions: For a network that reads sequences: "tied" for one mask for all positions of a sequence, "own" for
-            one for each, keyed by the absolute position; None takes a position for a unit like any other.
+        positions: For sequence networks: "tied" for one mask for all positions of a sequence, "own" for one mask per
+            position, keyed by the absolute position; None treats positions like other units.
         sampler: "stratified" or "independent".
         row_axis: The axis of the rows in the inputs, 1 for sequence-first networks: one for all arguments or one for
             each (a dict or tuple); None where the whole input is one row (graphs, sets, a contrastive batch).
-        analytic: Integrate over the last layer's dropout exactly where the network allows it.
-        exact_rows: Whether a row's result must have the same bits alone and in any batch: by default True on a CPU.
-            False is faster, with the same masks and results equal up to rounding.
+        analytic: Whether to integrate over the last layer's dropout exactly, if the network allows it.
+        exact_rows: Whether a row's result must have the same bits in any batch: by default True on a CPU. False is
+            faster, with the same masks and results equal up to rounding.
         first_row: The index of the first row, which keys its masks: shards of rows then have the masks of the whole.
         leave_out: Modules, by name or class name, whose randomness in training is not dropout (an augmentation).
-        tolerance: For "auto": the standard error of the mean to reach, as a share of the predictive standard deviation.
-        quantiles: Probabilities in (0, 1) whose quantiles over draws are wanted; keeps the draws of a tile of rows.
-        keep_draws: Also return all draws, `[draw, row, ...]`.
+        tolerance: For "auto": the target standard error of the mean, relative to the predictive standard deviation.
+        quantiles: The levels in (0, 1) of quantiles over draws to compute; holds the draws of a tile of rows in memory.
+        keep_draws: Whether to also return all draws, `[draw, row, ...]`.
         max_bytes: A bound on working memory.
         progress: Whether to show a progress bar; by default in a terminal or notebook, for work of some seconds.
 
     Returns:
-        The prediction; its `method` says how it was made.
+        The prediction; its `method` names the computation.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
@@ -107,7 +107,7 @@ def predict(
         "leave_out": leave_out,
     }  # fmt: skip
     plan: Plan | None = None
-    own_bar = False if isinstance(x, torch.utils.data.DataLoader) else progress  # a loader has one over its batches
+    own_bar = False if isinstance(x, torch.utils.data.DataLoader) else progress  # a loader has a bar over its batches
     for batch in batches(net, x, progress=progress, title="predict"):
         inputs = as_inputs(batch, row_axis=row_axis)
 
@@ -168,7 +168,7 @@ def _stream(plan: Plan, inputs: Inputs, offset: int, request: Request, progress:
 
 
 def _judged(chunk: Chunk, judged: int | None) -> tuple[list[Tensor], list[Tensor | None]]:
-    """The tensors whose statistics are wanted, and their variances over an integrated last layer."""
+    """The tensors to summarise, and their variances over an integrated last layer."""
     variances: list[Tensor | None] = [None] * len(chunk.outputs) if chunk.variances is None else [*chunk.variances]
     if judged is None:
         return chunk.outputs, variances
@@ -176,12 +176,12 @@ def _judged(chunk: Chunk, judged: int | None) -> tuple[list[Tensor], list[Tensor
 
 
 def _check_outputs(prediction: Prediction) -> None:
-    """Refuses outputs that are not finite, and warns of a network whose masks change nothing.
+    """Raises for outputs that are not finite, and warns if the masks do not change the output.
 
-    Of such a network the uncertainty is zero, but hardly the error.
+    The uncertainty of such a network is zero, though its error is not.
     """
     means, variances = _tensors(prediction.mean), _tensors(prediction.epistemic)
-    # One NaN or infinity among the draws makes their mean so, too. One wait for the device serves both questions.
+    # One NaN or infinity among the draws makes their mean so, too. Both checks share one device synchronisation.
     flags = torch.stack([*(mean.isfinite().all() for mean in means), *(v.any() for v in variances)]).tolist()
     if not all(flags[: len(means)]):
         raise ValueError(_NOT_FINITE)
@@ -201,7 +201,7 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [tree] if isinstance(tree, Tensor) else split(tree)[0]
 
 
-# Draws until the error is small enough -----------------------------------------------------------------------------
+# Adaptive number of draws ------------------------------------------------------------------------------------------
 
 
 def _check_automatic(n_draws: Any, tolerance: float, request: Request) -> None:
@@ -219,7 +219,7 @@ def _check_automatic(n_draws: Any, tolerance: float, request: Request) -> None:
 def _stream_until(
     plan: Plan, inputs: Inputs, offset: int, tolerance: float, request: Request
 ) -> tuple[list[RowSummary], list[Tensor]]:
-    """The statistics of rows drawn until their error is small enough, and the draws each used."""
+    """The statistics of rows drawn until their error meets the tolerance, and the number of draws of each."""
     summaries, used = [], []
     for start in range(0, inputs.n_rows, plan.block_rows):
         block = inputs.block(start, min(start + plan.block_rows, inputs.n_rows))
@@ -232,7 +232,7 @@ def _stream_until(
 def _block_until(
     plan: Plan, block: Inputs, offset: int, tolerance: float, request: Request
 ) -> tuple[RowSummary, Tensor]:
-    """The statistics of a block of rows, each stopped by its own error whatever its neighbours still need.
+    """The statistics of a block of rows, each stopped by its own error, independently of the other rows.
 
     The draws come in replicates: sets of a few stratified draws, independent of each other. The spread of their means
     is a valid standard error for any sampler; that of stratified draws is not.
@@ -274,8 +274,8 @@ def _replicate(plan: Plan, block: Inputs, offset: int, judged: int | None) -> tu
     total = sum(count for count, _, _ in made)
     outputs = [torch.cat(tensors) for tensors in zip(*(outputs for _, outputs, _ in made), strict=True)]
     variances: list[Tensor | None] = []
-    for place in range(len(outputs)):
-        shares = [share * (count / total) for count, _, v in made if (share := v[place]) is not None]
+    for index in range(len(outputs)):
+        shares = [share * (count / total) for count, _, v in made if (share := v[index]) is not None]
         variances.append(torch.stack(shares).sum(0) if shares else None)
     return outputs, variances
 

@@ -1,4 +1,4 @@
-"""The table of scores: what each is called, what it means, which direction is better and how it is computed.
+"""The table of scores: the name, meaning, direction and computation of each.
 
 `evaluate`, `dropbayes evaluate` and the report read the same table; the first two show the scores marked as `core`.
 """
@@ -33,12 +33,12 @@ COVERAGE_LEVELS = (0.5, 0.8, 0.95)
 """The nominal coverages whose observed counterparts are reported."""
 
 INTERVAL_LEVEL = 0.95
-"""The coverage claimed by the intervals whose width is scored."""
+"""The nominal coverage of the intervals whose width is scored."""
 
 
 @dataclass(frozen=True)
 class RegressionOutcomes:
-    """What the scores of a regression need of each row.
+    """The per-row data of the regression scores.
 
     Args:
         y: The observed targets, `[row, ...]`.
@@ -73,7 +73,7 @@ class RegressionOutcomes:
 
 @dataclass(frozen=True)
 class ClassOutcomes:
-    """What the scores of a classification need of each row.
+    """The per-row data of the classification scores.
 
     Args:
         labels: Class indices, `[row]`.
@@ -100,13 +100,13 @@ class Score:
 
     Args:
         name: Its name in code and in JSON.
-        label: Its name for people.
-        meaning: What it says, with its unit or range.
-        better: Which direction is better; "nominal" when a stated value is right, None where neither is.
+        label: Its display name.
+        meaning: Its meaning, with its unit or range.
+        better: Which direction is better; "nominal" if a stated value is ideal, None if neither is.
         value: The score of the outcomes, a scalar.
-        error: Its standard error over rows of equal weight, taken as independent; None where none is known.
-        nominal: The value that is right, if one is.
-        percent: Whether it is a share, best shown in percent.
+        error: Its standard error over independent rows of equal weight; None if unknown.
+        nominal: The ideal value, if there is one.
+        percent: Whether it is a fraction, shown in percent.
         core: Whether `evaluate` reports it.
     """
 
@@ -142,7 +142,7 @@ def core_scores(table: Mapping[str, Score], rows: RegressionOutcomes | ClassOutc
 
 
 def _mean(name: str, label: str, meaning: str, better: Any, per_row: Callable[[Any], Any], **options: Any) -> Score:
-    """A score that is the mean of a number that every row has."""
+    """A score that is the mean of a per-row value."""
 
     def value(rows: Any) -> Tensor:
         return weighted_mean(per_row(rows), rows.sample_weight)
@@ -285,7 +285,7 @@ REGRESSION_SCORES = _named(
 
 
 def balanced_accuracy(predicted: Array, labels: Array, *, sample_weight: Array | None = None) -> Tensor:
-    """The mean, over the classes that occur, of the share of their rows that are recognised."""
+    """The mean recall over the classes that occur."""
     truth = torch.as_tensor(labels)
     weight = row_weights(sample_weight, len(truth), like=truth)
     _, group = truth[weight > 0].unique(return_inverse=True)

@@ -1,6 +1,6 @@
 r"""The log-likelihood of a text under draws of a language model.
 
-Of a token it is $\log \tfrac1T \sum_t p(w_i \mid w_{<i}, \omega_t)$: the probabilities of the draws are averaged.
+For a token it is $\log \tfrac1T \sum_t p(w_i \mid w_{<i}, \omega_t)$: the probabilities of the draws are averaged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["NextTokens", "TextJudge", "text_inputs"]
 
 
 class NextTokens(nn.Module):
-    """A language model as a function from a text to the log-probability of each of its tokens but the first.
+    """A language model as a function from a text to the log-probability of every token except the first.
 
     Args:
         model: A causal language model of transformers, or a network that returns logits `[row, position, token]`.
@@ -41,10 +41,10 @@ class NextTokens(nn.Module):
 
 
 class TextJudge:
-    """Scores a text by the nats of its tokens, padding left out.
+    """Scores a text by the log-probability of its tokens in nats, excluding padding.
 
     Args:
-        inputs: The text as `text_inputs` gives it.
+        inputs: The text as returned by `text_inputs`.
     """
 
     def __init__(self, inputs: Mapping[str, Tensor]) -> None:
@@ -52,12 +52,12 @@ class TextJudge:
         mask = inputs.get("attention_mask")
         self.counted = (torch.ones_like(ids) if mask is None else mask)[:, 1:].double()
         if mask is not None:
-            self.counted = self.counted * mask[:, :-1]  # the first token after padding follows nothing
+            self.counted = self.counted * mask[:, :-1]  # the first token after padding has no context
         if not self.counted.sum() > 0:
             raise ValueError("`x` must hold a text of two tokens at least; every second token is padding.")
 
     def log_densities(self, sampled: Tensor, targets: Any = None) -> Tensor:
-        """A number for each row whose mean over rows is the mean over tokens."""
+        """One value per row, scaled so that the mean over rows is the mean over tokens."""
         del targets
         mixed = sampled.double().logsumexp(0) - math.log(len(sampled))
         total = (mixed * self.counted.to(mixed.device)).sum(-1)
@@ -65,7 +65,7 @@ class TextJudge:
 
 
 def text_inputs(x: Any) -> dict[str, Tensor]:
-    """A text as the named inputs `input_ids` and, where given, `attention_mask`."""
+    """A text as the named inputs `input_ids` and, if given, `attention_mask`."""
     inputs = {"input_ids": x} if isinstance(x, Tensor) else dict(x) if isinstance(x, Mapping) else {}
     ids = inputs.get("input_ids")
     if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point() or ids.shape[1] < 2:

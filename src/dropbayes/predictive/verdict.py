@@ -17,15 +17,15 @@ from dropbayes.scores import risk_coverage
 
 __all__ = ["Verdict", "check", "row_verdict"]
 
-# The gap between claimed and observed coverage beyond which calibration is advised.
+# The gap between nominal and observed coverage above which calibration is advised.
 _COVERAGE_GAP = 0.05
-# The share of the oracle's gain below which the spread is said not to rank the errors.
+# The fraction of the oracle's gain below which the uncertainty is said not to rank the errors.
 _WEAK_RANKING = 0.1
 
 
 @dataclass(frozen=True)
 class Verdict:
-    r"""How Monte Carlo dropout fares on held-out rows; prints as a table.
+    r"""The evaluation of Monte Carlo dropout on held-out rows; prints as a table.
 
     Attributes:
         sites: The name and drop probability of each stochastic operation.
@@ -37,12 +37,12 @@ class Verdict:
         risk_area: The area under the risk-coverage curve when rows are ranked by their uncertainty.
         random_area: The area of a random ranking: the mean loss.
         oracle_area: The area of the ranking by the true loss.
-        coverage: The observed share of outcomes inside the central intervals, by claimed share (regression).
-        calibration_error: The expected calibration error (classes).
-        ensemble_equivalent: The number of networks that an ensemble needs for the same log-likelihood, interpolated,
-            where members are given; infinite if all of them together do not reach it.
+        coverage: The observed coverage of the central intervals, by nominal coverage (regression).
+        calibration_error: The expected calibration error (classification).
+        ensemble_equivalent: The interpolated size of a deep ensemble with the same log-likelihood, if members are
+            given; infinite if all of them together do not reach it.
         ensemble_log_likelihoods: The log-likelihood of ensembles of 1, 2, ... members.
-        advice: What to do next.
+        advice: The recommended next steps.
     """
 
     sites: tuple[tuple[str, float | None], ...]
@@ -67,12 +67,12 @@ class Verdict:
 
     @property
     def ranking(self) -> float:
-        """The share of the oracle's gain over a random ranking that the uncertainty reaches: 1 is perfect, 0 chance."""
+        """The ranking gain over chance as a fraction of the oracle's: 1 is perfect, 0 is chance."""
         possible = self.random_area - self.oracle_area
         return (self.random_area - self.risk_area) / possible if possible > 0 else math.nan
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """The lines of the table: a name, a value and what it says."""
+        """The rows of the table: name, value and meaning."""
         drop = ", ".join(f"{name or 'the network'}: {'?' if p is None else f'{p:g}'}" for name, p in self.sites[:4])
         more = f" and {len(self.sites) - 4} more" if len(self.sites) > 4 else ""
         lines = [
@@ -119,16 +119,16 @@ def check(
     n_draws: int = 100,
     seed: int = 0,
 ) -> Verdict:
-    r"""The verdict on Monte Carlo dropout for a network: is it any good on this problem?
+    r"""The verdict on Monte Carlo dropout for a network: does it help on this problem?
 
     Args:
         net: A trained network with dropout.
-        x: Inputs of rows it was not trained on.
+        x: The inputs of rows that it was not trained on.
         y: Their outcomes.
-        likelihood: What the output means. By default classes where `y` holds integers and the output several columns;
-            otherwise Gaussian noise whose precision τ is fitted to these rows, for the draws and for the plain pass
-            each its own.
-        members: Networks of the same kind trained apart, to say how many of them an ensemble needs for the same.
+        likelihood: The observation model. By default categorical if `y` holds integers and the output has several
+            columns; otherwise Gaussian with a precision τ fitted to these rows, separately for the draws and the plain
+            pass.
+        members: Independently trained networks of the same kind, to find the size of an equivalent ensemble.
         n_draws: The number of draws T.
         seed: The seed of the draws.
 
@@ -175,7 +175,7 @@ def row_verdict(
     ensemble_equivalent: float | None = None,
     ensemble_log_likelihoods: tuple[float, ...] = (),
 ) -> Verdict:
-    """The verdict that follows from what was measured on each row.
+    """The verdict from per-row measurements.
 
     Args:
         densities: The log-density of each outcome under the draws.
@@ -184,10 +184,10 @@ def row_verdict(
         loss: The loss of each row.
         sites: The name and drop probability of each stochastic operation.
         n_draws: The number of draws.
-        coverage: The observed share of outcomes inside the central intervals, by claimed share (regression).
-        calibration_error: The expected calibration error (classes).
-        ensemble_equivalent: The number of networks trained apart that reach the same log-likelihood, where known.
-        ensemble_log_likelihoods: The log-likelihood of ensembles of 1, 2, ... members, where known.
+        coverage: The observed coverage of the central intervals, by nominal coverage (regression).
+        calibration_error: The expected calibration error (classification).
+        ensemble_equivalent: The number of independently trained networks with the same log-likelihood, if known.
+        ensemble_log_likelihoods: The log-likelihood of ensembles of 1, 2, ... members, if known.
     """
     curve, difference = risk_coverage(uncertainty, loss), densities - plain_densities
     verdict = Verdict(
@@ -218,7 +218,7 @@ def _ensemble_equivalent(
     outputs = torch.stack([plain_output(member, x) for member in members])
     scores = []
     for size in range(1, len(members) + 1):
-        starts = range(len(members))  # every member is in as many of these ensembles as every other
+        starts = range(len(members))  # every member is in equally many of these ensembles
         chosen = [[(start + k) % len(members) for k in range(size)] for start in starts]
         scores.append(sum(float(judge.log_densities(outputs[index], y).mean()) for index in chosen) / len(chosen))
     for size, score in enumerate(scores, start=1):

@@ -1,7 +1,7 @@
-r"""Scores of a prediction against what happened: regression, classification, and ranking by uncertainty.
+r"""Scores of predictions against outcomes: regression, classification, and ranking by uncertainty.
 
-A score that every row has is returned per row (`[row]`; take `.mean()`), a score of a whole set as a scalar, in which
-`sample_weight` counts a row of weight 2 as two rows. Draws are axis 0. NumPy arrays are accepted; tensors are returned.
+A per-row score is returned as `[row]` (take `.mean()`), a score of a whole set as a scalar, in which `sample_weight`
+counts a row of weight 2 twice. Draws are axis 0. NumPy arrays are accepted; tensors are returned.
 NaN, infinite, empty and misshaped input is an error: a column `[row, 1]` is not a vector `[row]`.
 """
 

@@ -1,4 +1,4 @@
-"""Averages and quantiles over rows, in which a row of weight 2 counts as two, and standard errors."""
+"""Weighted averages and quantiles over rows (a row of weight 2 counts twice), and standard errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["standard_error", "weighted_mean", "weighted_quantile"]
 
 
 def weighted_mean(values: Tensor, sample_weight: Array | None) -> Tensor:
-    """The mean over rows and all further axes, each row counted by its weight.
+    """The mean over rows and all further axes, with rows weighted.
 
     Examples:
         >>> weighted_mean(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 1.0]))
@@ -27,7 +27,7 @@ def weighted_mean(values: Tensor, sample_weight: Array | None) -> Tensor:
 
 
 def weighted_quantile(values: Tensor, weight: Tensor, mass: Tensor) -> Tensor:
-    """The smallest value at or below which the rows weigh at least `mass`; infinite where all together weigh less.
+    """The smallest value whose cumulative weight is at least `mass`; infinite if the total weight is less.
 
     Args:
         values: The value of each row, `[row]`.
@@ -40,7 +40,7 @@ def weighted_quantile(values: Tensor, weight: Tensor, mass: Tensor) -> Tensor:
         tensor([2., inf])
     """
     ordered, order = values.sort()
-    # The last digits forgive the rounding of e.g. 100 * 0.9.
+    # A tolerance for the rounding of, for example, 100 * 0.9.
     rank = torch.searchsorted(weight[order].cumsum(0), mass * (1 - 1e-12))
     return torch.cat([ordered, ordered.new_full((1,), math.inf)])[rank]
 

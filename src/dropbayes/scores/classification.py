@@ -83,7 +83,7 @@ def expected_calibration_error(
     r"""The expected calibration error over bins of *equal width*, $\sum_b \tfrac{N_b}N |\text{acc}_b - \text{conf}_b|$.
 
     Confidence is the probability of the predicted class. The estimate grows with the number of bins even for a
-    calibrated model (about $\sqrt{n_\text{bins} / N}$): compare only like with like, or test it
+    calibrated model (about $\sqrt{n_\text{bins} / N}$): compare only at equal sizes, or test it
     (`calibration.calibration_test`).
 
     Args:

@@ -1,9 +1,9 @@
-r"""Proper scores taken apart: how much is lost by miscalibration, how much is gained by telling rows apart.
+r"""Decompositions of proper scores into reliability, resolution and uncertainty.
 
 $$\text{score} = \text{reliability} - \text{resolution} + \text{uncertainty}$$
 
-*Uncertainty* is the score of the constant prediction that knows only the outcomes' overall frequencies, *resolution*
-what the prediction gains over it once calibrated, *reliability* what its miscalibration costs.
+*Uncertainty* is the score of the constant prediction of the outcomes' overall frequencies, *resolution* the gain of the
+calibrated prediction over it, *reliability* the loss from miscalibration.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Decomposition:
 
     Args:
         score: The mean score.
-        reliability: What miscalibration costs, 0 or more; smaller is better. Recalibration can remove it.
-        resolution: What telling rows apart gains; larger is better. Only a better model can raise it.
+        reliability: The loss from miscalibration, 0 or more; smaller is better. Recalibration can remove it.
+        resolution: The gain from discriminating between rows; larger is better. Only a better model can raise it.
         uncertainty: The score of the best constant prediction; a property of the outcomes alone.
     """
 
@@ -38,7 +38,7 @@ class Decomposition:
 
 
 def brier_decomposition(probabilities: Array, labels: Array, *, sample_weight: Array | None = None) -> Decomposition:
-    r"""The mean Brier score taken apart without bins, by isotonic regression of each class.
+    r"""The decomposition of the mean Brier score without bins, by isotonic regression of each class.
 
     With $\widehat p$ the isotonic regression of $\mathbb 1[y = c]$ on $p_c$ and $\bar p$ the mean frequency,
     reliability is $S(p) - S(\widehat p)$, resolution $S(\bar p) - S(\widehat p)$ and uncertainty $S(\bar p)$, summed
@@ -60,24 +60,24 @@ def brier_decomposition(probabilities: Array, labels: Array, *, sample_weight: A
 
     predicted, truth = labelled(probabilities, labels)
     weight = row_weights(sample_weight, len(truth), like=predicted).cpu().numpy()
-    kept = weight > 0  # scipy's weights are positive
-    weight, share = weight[kept], weight[kept] / weight[kept].sum()
-    claimed = predicted.detach().double().cpu().numpy()[kept]
-    happened = np.eye(predicted.shape[1])[truth.cpu().numpy()][kept]
-    parts = np.zeros(3)  # the score, the calibrated score, the constant's score
+    counted = weight > 0  # scipy requires positive weights
+    weight, share = weight[counted], weight[counted] / weight[counted].sum()
+    claimed = predicted.detach().double().cpu().numpy()[counted]
+    happened = np.eye(predicted.shape[1])[truth.cpu().numpy()][counted]
+    scores = np.zeros(3)  # of the prediction, the calibrated prediction, the constant prediction
     for p, event in zip(claimed.T, happened.T, strict=True):
         group = np.unique(p, return_inverse=True)[1]
         mass = np.bincount(group, weight)
         frequency = np.bincount(group, weight * event) / mass
         calibrated = isotonic_regression(frequency, weights=mass).x[group]
         for index, prediction in enumerate((p, calibrated, np.full_like(p, share @ event))):
-            parts[index] += share @ (prediction - event) ** 2
-    score, calibrated_score, constant_score = parts.tolist()
+            scores[index] += share @ (prediction - event) ** 2
+    score, calibrated_score, constant_score = scores.tolist()
     return Decomposition(score, score - calibrated_score, constant_score - calibrated_score, constant_score)
 
 
 def crps_decomposition(draws: Array, y: Array, *, sample_weight: Array | None = None) -> Decomposition:
-    r"""The mean CRPS of bare draws taken apart, by the frequency with which y falls below each ordered draw.
+    r"""The decomposition of the mean CRPS of draws, by the frequency with which y falls below each ordered draw.
 
     Between the $i$-th and the $(i+1)$-th of $T$ ordered draws the claim is $p_i = i/T$; let $\bar g_i$ be the mean
     distance of the two and $\bar o_i$ how often, in proportion to distance, y was below. Then
@@ -85,7 +85,7 @@ def crps_decomposition(draws: Array, y: Array, *, sample_weight: Array | None = 
     $$\overline{\mathrm{CRPS}} = \underbrace{\sum_i \bar g_i (\bar o_i - p_i)^2}_{\text{reliability}}
     + \underbrace{\sum_i \bar g_i\, \bar o_i (1 - \bar o_i)}_{\text{uncertainty} - \text{resolution}}$$
 
-    [Hersbach 2000]. To judge the predictive distribution, pass draws of the target: outputs plus observation noise.
+    [Hersbach 2000]. To score the predictive distribution, pass draws of the target: outputs plus observation noise.
 
     Args:
         draws: Draws of the target, `[draw, row]`.
@@ -106,8 +106,8 @@ def crps_decomposition(draws: Array, y: Array, *, sample_weight: Array | None = 
     n_draws = len(ordered)
     above, below = _distances(ordered, truth)  # of y from the part of each gap above it and below it
     mean_above, mean_below = above @ weight, below @ weight
-    # Outside the draws the claim is 0 or 1 and the distance is counted only where y lies there: the gap that would have
-    # the observed frequency is its distance over that frequency.
+    # Outside the draws the claim is 0 or 1, and a distance counts only if y lies there: the equivalent gap is that
+    # distance over the observed frequency.
     outside_low, outside_high = (truth < ordered[0]).double() @ weight, (truth > ordered[-1]).double() @ weight
     gap, frequency = mean_above + mean_below, torch.zeros(n_draws + 1, dtype=torch.float64, device=truth.device)
     inside = gap > 0
@@ -123,7 +123,7 @@ def crps_decomposition(draws: Array, y: Array, *, sample_weight: Array | None = 
 
 
 def _distances(ordered: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The length of each gap between ordered draws that lies above y, and below it, `[gap, row]`; the ends too."""
+    """The length of each gap between ordered draws that lies above y, and below it, `[gap, row]`, with both ends."""
     low = torch.cat([torch.minimum(y, ordered[0])[None], ordered])
     high = torch.cat([ordered, torch.maximum(y, ordered[-1])[None]])
     above = (high - torch.maximum(low, y)).clamp_min(0)
@@ -132,7 +132,7 @@ def _distances(ordered: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _constant_crps(y: Tensor, weight: Tensor) -> float:
-    r"""The CRPS of the outcomes' own distribution, $\tfrac12 \mathbb E|y - y'| = \int F(1 - F)$."""
+    r"""The CRPS of the empirical distribution of the outcomes, $\tfrac12 \mathbb E|y - y'| = \int F(1 - F)$."""
     order = y.argsort()
     below = weight[order].cumsum(0)[:-1]
     return float((y[order].diff() * below * (1 - below)).sum())

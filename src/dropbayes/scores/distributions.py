@@ -41,7 +41,7 @@ def fair_crps(draws: Array, y: Array, *, noise_variance: Array | float = 0.0) ->
     r"""The fair CRPS: the unbiased estimate, from $T$ draws, of the score that infinitely many would have.
 
     As `crps` with $\tfrac1{2T(T-1)} \sum_{s \ne t}$ in place of $\tfrac1{2T^2} \sum_{s,t}$ [Ferro 2014]. `crps` scores
-    the $T$ draws themselves and so falls with $T$; this one compares models drawn from a different number of times.
+    the $T$ draws themselves and so falls with $T$; this one compares models with different numbers of draws.
 
     Args:
         draws: Outputs of the network, at least 2 independent draws, `[draw, row]`.
@@ -68,7 +68,7 @@ def _crps_terms(
     outputs, outcome = matching_tensors({"draws": draws, "y": y}, draws="draws")
     variance = noise_variance_of(noise_variance, outputs)
     pairs = torch.zeros_like(outcome)
-    for index, (mean, noise) in enumerate(zip(outputs, variance, strict=True)):  # T² values are never held at once
+    for index, (mean, noise) in enumerate(zip(outputs, variance, strict=True)):  # avoids holding T² values at once
         magnitude = _expected_magnitude(outputs - mean, variance + noise)
         pairs = pairs + (magnitude.sum(0) if equal_pairs else magnitude.sum(0) - magnitude[index])
     return _expected_magnitude(outcome - outputs, variance).mean(0), pairs, len(outputs)
@@ -113,7 +113,7 @@ def energy_score(draws: Array, y: Array) -> Tensor:
     $$\tfrac1T \sum_t \|y - \widehat y_t\| - \tfrac1{2T^2} \sum_{s,t} \|\widehat y_s - \widehat y_t\|$$
 
     [Gneiting & Raftery 2007]. Proper for the joint distribution, but more sensitive to means and variances than to
-    correlations: `variogram_score` sees those. Put outputs of different units on one scale first.
+    correlations, which `variogram_score` detects. Put outputs of different units on one scale first.
 
     Args:
         draws: Draws of the targets, observation noise included, `[draw, row, output]`.
@@ -138,7 +138,7 @@ def variogram_score(draws: Array, y: Array, *, order: float = 0.5) -> Tensor:
 
     $$\sum_{i,j} \Big(|y_i - y_j|^p - \tfrac1T \sum_t |\widehat y_{ti} - \widehat y_{tj}|^p\Big)^2$$
 
-    [Scheuerer & Hamill 2015]. It sees wrong correlations, and is blind to a bias that all outputs share: read it beside
+    [Scheuerer & Hamill 2015]. It detects wrong correlations but not a bias common to all outputs: use it together with
     `energy_score`.
 
     Args:

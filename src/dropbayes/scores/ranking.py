@@ -1,4 +1,4 @@
-r"""Scores of an uncertainty as a ranking: does it find the errors, or the foreign inputs?"""
+r"""Scores of an uncertainty as a ranking: does it detect errors or out-of-distribution inputs?"""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def average_precision(uncertainty: Array, event: Array, *, sample_weight: Array 
 
 
 def _detections(uncertainty: Array, event: Array, sample_weight: Array | None) -> tuple[Tensor, Tensor, torch.dtype]:
-    """The weight of the rows with and without the event at each level of uncertainty, rising."""
+    """The weight of the rows with and without the event at each level of uncertainty, in increasing order."""
     scores = row_values("uncertainty", uncertainty, infinite=True)
     happened = events("event", event, n_rows=len(scores)).to(scores.device)
     weight = row_weights(sample_weight, len(scores), like=scores)
@@ -76,10 +76,10 @@ def _detections(uncertainty: Array, event: Array, sample_weight: Array | None) -
 
 @dataclass(frozen=True)
 class RiskCoverage:
-    r"""The mean loss of the rows kept, for every number of rows kept, the least uncertain first.
+    r"""The mean loss of the least uncertain rows, for every number of rows retained.
 
     Args:
-        coverage: The share of rows kept, `[row]`, rising to 1.
+        coverage: The fraction of rows retained, `[row]`, increasing to 1.
         risk: The mean loss of those rows, `[row]`; ends at the mean loss of all.
         oracle_risk: The risk had the rows been ranked by their true loss.
         area: The area under the curve, $\mathrm{AURC} = \tfrac1N \sum_k \mathrm{risk}_k$; smaller is better.
@@ -94,12 +94,12 @@ class RiskCoverage:
 
     @property
     def excess_area(self) -> Tensor:
-        """The area above the oracle's: 0 for a ranking that could not be better."""
+        """The area above the oracle's: 0 for a perfect ranking."""
         return self.area - self.oracle_area
 
 
 def risk_coverage(uncertainty: Array, loss: Array, *, sample_weight: Array | None = None) -> RiskCoverage:
-    r"""The risk-coverage curve: what remains wrong when the most uncertain rows are set aside.
+    r"""The risk-coverage curve: the remaining loss when the most uncertain rows are set aside.
 
     $\mathrm{risk}_k = \tfrac1k \sum_{i \le k} \ell_{(i)}$ with rows ordered by uncertainty. Rows of equal uncertainty
     share their mean loss, so that the curve does not depend on the order of the rows.
@@ -124,13 +124,14 @@ def risk_coverage(uncertainty: Array, loss: Array, *, sample_weight: Array | Non
     counted = weight > 0
     scores, losses, weight = scores[counted], losses[counted].double(), weight[counted]
     _, group = scores.unique(return_inverse=True)
-    total, mass = (torch.zeros_like(weight).index_add(0, group, part) for part in (weight * losses, weight))
+    total, mass = (torch.zeros_like(weight).index_add(0, group, values) for values in (weight * losses, weight))
     order, oracle_order = scores.argsort(stable=True), losses.argsort(stable=True)
     share = (total / mass)[group]
     risk, area = _risk(share[order], weight[order])
     oracle_risk, oracle_area = _risk(losses[oracle_order], weight[oracle_order])
-    kept = weight[order].cumsum(0)
-    return RiskCoverage(*(part.to(dtype) for part in (kept / kept[-1], risk, oracle_risk, area, oracle_area)))
+    retained = weight[order].cumsum(0)
+    curves = (retained / retained[-1], risk, oracle_risk, area, oracle_area)
+    return RiskCoverage(*(curve.to(dtype) for curve in curves))
 
 
 def _risk(losses: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,8 +140,8 @@ def _risk(losses: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     A row of weight $w$ adds what $w$ rows of weight 1 would, $\sum_{j=1}^{w} \tfrac{A + j\ell}{C + j} = w\ell + (A -
     C\ell)\,[\psi(C + w + 1) - \psi(C + 1)]$ with $A$ the loss and $C$ the weight before it.
     """
-    kept, total = weight.cumsum(0), (weight * losses).cumsum(0)
-    before, loss_before = kept - weight, total - weight * losses
-    harmonic = torch.special.digamma(kept + 1) - torch.special.digamma(before + 1)
-    area = (weight * losses + (loss_before - before * losses) * harmonic).sum() / kept[-1]
-    return total / kept, area
+    retained, total = weight.cumsum(0), (weight * losses).cumsum(0)
+    before, loss_before = retained - weight, total - weight * losses
+    harmonic = torch.special.digamma(retained + 1) - torch.special.digamma(before + 1)
+    area = (weight * losses + (loss_before - before * losses) * harmonic).sum() / retained[-1]
+    return total / retained, area

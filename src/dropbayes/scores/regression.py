@@ -49,7 +49,7 @@ def mixture_log_likelihood(log_density_draws: Array) -> Tensor:
     r"""The predictive log-likelihood $\log \tfrac1T \sum_t p(y \mid \omega_t)$ of the mixture of all draws.
 
     [GG16, eq:predictive_dist]. The mixture is the predictive distribution itself: it may have many modes. A Gaussian
-    with the same mean and variance scores differently; `gaussian_log_likelihood` is that one.
+    with the same mean and variance scores differently (`gaussian_log_likelihood`).
 
     Args:
         log_density_draws: $\log p(y_n \mid \omega_t)$ of any likelihood, `[draw, row]`; $-\infty$ is a density of 0.
@@ -96,8 +96,8 @@ def gaussian_log_likelihood(mean: Array, variance: Array, y: Array) -> Tensor:
     r"""The log-likelihood of the moment-matched Gaussian $\mathcal N(y; \bar y, \operatorname{Var} y)$.
 
     The Gaussian with the predictive mean and total variance ([GG16, prop:mean], [GG16, prop:var]). It equals
-    `mixture_log_likelihood` only when the draws themselves are one Gaussian; it is the lower-variance estimate at few
-    draws and the wrong one when the predictive has several modes.
+    `mixture_log_likelihood` only when the draws themselves are one Gaussian; it has lower variance with few
+    draws, and is wrong when the predictive distribution has several modes.
 
     Args:
         mean: The predictive mean, `[row, ...]`.
@@ -127,7 +127,7 @@ def interval_score(lower: Array, upper: Array, y: Array, *, level: float) -> Ten
         lower: The interval's lower end $l$, `[row, ...]`; it may be infinite.
         upper: Its upper end $u$.
         y: The observed targets.
-        level: The probability the interval claims.
+        level: The nominal coverage of the interval.
 
     Returns:
         The score of each element of y.
@@ -142,7 +142,7 @@ def interval_score(lower: Array, upper: Array, y: Array, *, level: float) -> Ten
 
 
 def coverage(lower: Array, upper: Array, y: Array, *, sample_weight: Array | None = None) -> Tensor:
-    r"""The share of targets inside their interval, ends included.
+    r"""The fraction of targets inside their interval, ends included.
 
     Examples:
         >>> coverage(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([1.0, 2.0]))
@@ -184,7 +184,7 @@ def quantile_score(quantile: Array, y: Array, *, level: float) -> Tensor:
 
 
 def sharpness(std: Array, *, sample_weight: Array | None = None) -> Tensor:
-    r"""The root mean predictive variance $\sqrt{\tfrac1N \sum_n \sigma_n^2}$: how narrow the claims are, right or not.
+    r"""The root mean predictive variance $\sqrt{\tfrac1N \sum_n \sigma_n^2}$, whatever the outcomes.
 
     Examples:
         >>> sharpness(torch.tensor([1.0, 7.0]))

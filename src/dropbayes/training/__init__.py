@@ -1,4 +1,4 @@
-r"""The training of one network on the paper's objective, with checkpoints that survive a kill at any moment."""
+r"""The training of one network on the paper's objective, with checkpoints that survive termination at any moment."""
 
 from dropbayes.training.checkpoints import Checkpoint, History
 from dropbayes.training.descent import Descent, InverseDecay

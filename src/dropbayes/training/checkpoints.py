@@ -1,4 +1,4 @@
-r"""Checkpoints of a run: whole or refused, and read only by the run they belong to."""
+r"""Checkpoints of a run: verified when read, and accepted only by the run that wrote them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class History:
-    """What happened, one entry per epoch.
+    """The record of a training run, with one entry per epoch.
 
     Attributes:
         loss: The negative evidence lower bound per row, a mean over the epoch's batches.
@@ -79,7 +79,7 @@ class Run:
 def save(
     path: str | os.PathLike[str], net: nn.Module, optimizer: torch.optim.Optimizer, run: Run, *, fingerprint: str
 ) -> None:
-    """Replaces the checkpoint in one step."""
+    """Replaces the checkpoint atomically."""
     contents = {
         "fingerprint": fingerprint,
         "net": net.state_dict(),
@@ -100,7 +100,7 @@ def load(
 ) -> Run:
     """The run as its checkpoint left it, network and optimiser included, or a new one without a checkpoint.
 
-    A run that its last epoch stopped may be continued; patience and callbacks are final.
+    A run that reached its last epoch may be continued; one stopped by patience or a callback may not.
 
     Raises:
         ValueError: The file is damaged, not a checkpoint, or belongs to another run. Nothing was changed.
@@ -133,10 +133,10 @@ def _verified(path: pathlib.Path, device: torch.device) -> dict[str, Any]:
         raise _refusal(path)
     try:
         saved = torch.load(io.BytesIO(payload), map_location=device, weights_only=True)
-        parts = {"fingerprint", "net", "optimizer", "history", "best", "best_score", "waited"}
-        if saved.keys() != parts or saved["history"].keys() != {one.name for one in fields(History)}:
+        keys = {"fingerprint", "net", "optimizer", "history", "best", "best_score", "waited"}
+        if saved.keys() != keys or saved["history"].keys() != {one.name for one in fields(History)}:
             raise ValueError
-    except Exception:  # whoever made the digest right wrote something else on purpose
+    except Exception:  # a valid digest over other contents
         raise _refusal(path) from None
     return dict(saved)
 

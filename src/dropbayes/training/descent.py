@@ -1,4 +1,4 @@
-r"""How the objective is descended: optimiser, learning rate and its schedule, numerical precision."""
+r"""The optimisation settings: optimiser, learning rate and its schedule, numerical precision."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class InverseDecay:
 
 @dataclass(frozen=True)
 class Descent:
-    """How the objective is descended.
+    """The settings of the optimisation.
 
     Args:
         optimizer: "adam", "sgd" (with `momentum`), or an optimiser built for this network's parameters.
-        learning_rate: The base learning rate of "adam" and "sgd"; an optimiser of your own has its own.
+        learning_rate: The base learning rate of "adam" and "sgd"; an optimiser object keeps its own.
         momentum: The momentum of "sgd".
         schedule: The factor on the base rate at each iteration, such as `InverseDecay(gamma=1e-4, power=0.25)`.
         autocast: `torch.bfloat16` for mixed precision.
@@ -76,7 +76,7 @@ class Descent:
         """The optimiser of the network's parameters.
 
         Raises:
-            ValueError: The given optimiser holds parameters that are not the network's: it would train another one.
+            ValueError: The given optimiser holds parameters of another network.
         """
         if self.optimizer == "adam":
             return torch.optim.Adam(net.parameters(), lr=self.learning_rate, fused=True)
@@ -96,7 +96,7 @@ class Descent:
 
 @contextlib.contextmanager
 def kept_rates(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.optim.Optimizer, list[float]]]:
-    """The optimiser and its base learning rates, which it has again at the end whatever a schedule made of them."""
+    """Yields the optimiser and its base learning rates, which are restored at the end."""
     rates = [group["lr"] for group in optimizer.param_groups]
     try:
         yield optimizer, rates

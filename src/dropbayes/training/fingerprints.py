@@ -46,15 +46,15 @@ def _feed(digest: Any, value: Any, path: tuple[int, ...]) -> None:
         for key in sorted(value, key=repr):
             _feed(digest, (key, value[key]), inner)
     elif isinstance(value, (tuple, list, set, frozenset)):
-        for part in sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value:
-            _feed(digest, part, inner)
+        for item in sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value:
+            _feed(digest, item, inner)
     else:
         _feed(digest, _parts(value), inner)
     digest.update(b">")
 
 
 def _parts(value: Any) -> Any:
-    """What a network, a function or another object is made of."""
+    """The components of a network, a function or another object."""
     if isinstance(value, nn.Module):
         return _architecture(value)
     if isinstance(value, functools.partial):
@@ -89,6 +89,6 @@ def _architecture(net: nn.Module) -> list[Any]:
 
 
 def _code(code: types.CodeType) -> Any:
-    """The names and constants of a function, nested ones included, without what changes with its place in a file."""
+    """The names and constants of a function, nested ones included, without its position in the file."""
     constants = [_code(one) if isinstance(one, types.CodeType) else one for one in code.co_consts]
     return code.co_names, code.co_varnames, constants, code.co_code

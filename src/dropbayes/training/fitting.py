@@ -33,12 +33,12 @@ from dropbayes.weight_layers.precision import Prior
 __all__ = ["Progress", "fit"]
 
 ALPHA_DRAWS = 10
-"""Draws per step of an α-divergence: the number of Li and Gal (2017)."""
+"""The number of draws per step of an α-divergence, as in Li and Gal (2017)."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a callback sees after an epoch; returning True stops the training."""
+    """The argument of a callback after an epoch; a callback that returns True stops the training."""
 
     epoch: int
     net: nn.Module
@@ -69,28 +69,28 @@ def fit(
 
     Each step descends $-\tfrac1M \sum_{n \in S} \log p(\mathbf y_n \mid \widehat{\mathbf y}_n) + \tfrac1N
     \mathrm{KL}(q \| p)$ [GG16, eq:L:GP-MC-reg-SVI] on a mini-batch. For a Gaussian it is divided by τ, so that
-    learning rates mean the same as beside the dropout loss $E + \sum_i \lambda_i \|\mathbf M_i\|^2$ [GG16,
+    learning rates mean the same as with the dropout loss $E + \sum_i \lambda_i \|\mathbf M_i\|^2$ [GG16,
     eq:L:dropout] whatever the precision.
 
     A run depends on its arguments and `seed` alone; the caller's random state and learning rates are left as they were.
-    With `checkpoint=`, a run killed at any moment and called again gives, bit for bit, the weights and history of the
-    run that was not.
+    With `checkpoint=`, a run killed at any moment and called again gives, bit for bit, the weights and history of an
+    uninterrupted run.
 
     Args:
-        net: Any network. It comes back on its own device and in its own mode.
+        net: Any network. Its device and mode are restored at the end.
         x: Inputs with the row axis first: a tensor or array, a tuple (`net(*x)`) or a dict (`net(**x)`) of them, or a
             DataLoader of pairs (input, target).
         y: Targets, as `likelihood` takes them; None if `x` is a DataLoader.
         likelihood: The observation model $p(\mathbf y \mid \widehat{\mathbf y})$.
         prior: The length-scales of weights and biases; `Prior()` by default.
         bound: Which bound is minimised: its α-divergence, keep probabilities, and whether τ is trained too.
-        sample_weight: The weight of each row. A row of weight 2 counts as two, beside the prior too: N is their sum.
+        sample_weight: The weight of each row. A row of weight 2 counts twice, also against the prior: N is their sum.
         epochs: The number of passes over the rows.
         batch_size: The number of rows of a mini-batch, M; a DataLoader has its own.
         descent: The optimiser, its learning rate and schedule, the numerical precision.
         stopping: The held-out rows on whose predictive log-likelihood training stops early.
-        checkpoint: A file to write after every epoch and to resume from; `Checkpoint(path, every=10)` writes more
-            rarely. One of another run (other network, data, weights, optimiser, schedule, seed ...) is refused. Of a
+        checkpoint: A file to write after every epoch and to resume from; `Checkpoint(path, every=10)` writes less
+            often. One of another run (other network, data, weights, optimiser, schedule, seed ...) is refused. Of a
             DataLoader, every value of a TensorDataset is compared, of other datasets their type and length.
         callbacks: Functions called with a `Progress` after every epoch; one that returns True stops the training.
         device: "auto" (CUDA where there is one), "cpu", "cuda" ...
@@ -184,7 +184,7 @@ def _on_device(net: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def _check_targets(net: nn.Module, rows: Rows | None, likelihood: Likelihood) -> None:
-    """Raises unless the likelihood can read the network's output beside these targets; one row is looked at."""
+    """Raises unless the network's output and the targets suit the likelihood, checked on one row."""
     if rows is None:
         return
     net.eval()
@@ -220,7 +220,7 @@ def _state_copy(net: nn.Module) -> dict[str, Tensor]:
 def _check_finite(
     net: nn.Module, before: dict[str, Tensor], loss: float, epoch: int, optimizer: torch.optim.Optimizer
 ) -> None:
-    largest = torch.stack(torch._foreach_norm(list(net.parameters()), math.inf))  # one wait for the device, not many
+    largest = torch.stack(torch._foreach_norm(list(net.parameters()), math.inf))  # a single device synchronisation
     if math.isfinite(loss) and bool(largest.isfinite().all()):
         return
     net.load_state_dict(before)
@@ -233,7 +233,7 @@ def _check_finite(
 
 
 def _seed(device: torch.device, *key: int) -> None:
-    """Seeds the generators in use; `torch.manual_seed` is slower, since it also asks for devices not in use."""
+    """Seeds the generators in use; `torch.manual_seed` is slower, since it also queries unused devices."""
     seed = int(np.random.SeedSequence(key).generate_state(1, np.uint32)[0])
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":

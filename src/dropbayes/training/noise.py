@@ -15,7 +15,7 @@ __all__ = ["ModelNoise"]
 
 
 class ModelNoise:
-    r"""The likelihood of a run; $\log\tau$ is what an optimiser moves, so that $\tau$ stays positive.
+    r"""The likelihood of a run; the optimiser updates $\log\tau$, so that $\tau$ stays positive.
 
     Args:
         likelihood: The likelihood, with the $\tau$ to start from.
@@ -31,12 +31,12 @@ class ModelNoise:
             self.log_precision = nn.Parameter(torch.tensor(math.log(float(likelihood.precision)), device=device))
 
     def likelihood(self) -> Likelihood:
-        """The likelihood as it is now."""
+        """The likelihood with the current precision."""
         return self.fixed if self.log_precision is None else Gaussian(self.log_precision.exp())
 
     @contextlib.contextmanager
     def trained_by(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
-        """The optimiser with one more group for the precision, which it has only here."""
+        """Yields the optimiser with a temporary parameter group for the precision."""
         if self.log_precision is None:
             yield optimizer
             return
@@ -47,11 +47,11 @@ class ModelNoise:
             optimizer.param_groups.pop()
 
     def values(self) -> list[float]:
-        r"""The $\tau$ as it is now; empty where it is not learned."""
+        r"""The current $\tau$; empty if it is not learned."""
         return [] if self.log_precision is None else [math.exp(self.log_precision.item())]
 
     def restore(self, history: list[float]) -> None:
-        """Takes the last precision of a history; in float64, it holds every bit of the parameter."""
+        """Restores the last precision of a history; as a float64 it holds every bit of the parameter."""
         if self.log_precision is not None and history:
             with torch.no_grad():
                 self.log_precision.fill_(math.log(history[-1]))

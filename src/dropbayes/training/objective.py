@@ -38,14 +38,14 @@ def kl_divergence(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, floa
 def divergence_of(
     net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None
 ) -> Callable[[], Tensor]:
-    """`kl_divergence` as a function of the network's current weights: what its structure says is read once."""
-    own: list[Callable[[], Tensor]] = []
+    """`kl_divergence` as a function of the network's current weights; its structure is read once."""
+    layer_terms: list[Callable[[], Tensor]] = []
     module: Any
     for position, (layer, module) in enumerate(weight_layers(net)):
         if not kl_is_weight_decay(module):
-            own.append(functools.partial(module.kl, prior, name=layer, first=position == 0))
+            layer_terms.append(functools.partial(module.kl, prior, name=layer, first=position == 0))
     decaying = list(decays(net, prior=prior, keep_probs=keep_probs))
-    if not own and not decaying:
+    if not layer_terms and not decaying:
         raise ValueError("`net` must have a weight layer to put the prior on; got a network without one.")
     learned = [d for d in decaying if isinstance(d.kept_length_scale, Tensor)]
     fixed = [(0.5 * d.coefficient, d) for d in decaying if not isinstance(d.kept_length_scale, Tensor)]
@@ -53,9 +53,9 @@ def divergence_of(
     fixed = [(half, d) for half, d in fixed if half]
 
     def divergence() -> Tensor:
-        # Numbers of the host are factors, never tensors: a copy to the device could not be part of a CUDA graph.
+        # Host numbers are scalar factors, never tensors: a CUDA graph cannot capture a copy to the device.
         squares = [(half, d.value.flatten()) for half, d in fixed]
-        terms = [term() for term in own]
+        terms = [term() for term in layer_terms]
         terms += [0.5 * d.coefficient * d.value.square().sum() + d.constant for d in learned]
         terms += [half * (value @ value) for half, value in squares]
         return torch.stack(terms).sum() + constant if terms else next(net.parameters()).new_tensor(constant)
@@ -84,7 +84,7 @@ def negative_elbo(
     (`[draw, row, ...]`) it is averaged over the draws. Divided by $N$, so that the learning rate does not depend on
     the size of the data.
 
-    What is a bound: the data term is an unbiased estimate of the expected log-likelihood under what training draws, and
+    When it is a bound: the data term is an unbiased estimate of the expected log-likelihood under training's masks, and
     the KL is exact for Gaussian families and $\sigma > 0$ and an upper bound for mixtures, so that the expectation of
     `-n_data * negative_elbo(...)` does not exceed $\log p(\mathbf Y \mid \mathbf X)$. (Layers with learned
     probabilities draw relaxed masks in training, close to $q$; outputs drawn by `dropbayes.draws` are $q$'s own.) With
@@ -137,7 +137,7 @@ def negative_elbo(
 def row_misfit(
     likelihood: Likelihood, output: Tensor, y: Tensor, *, alpha: float = 0.0, output_variance: Tensor | None = None
 ) -> Tensor:
-    r"""The data term of `negative_elbo` of each row, averaged over draws as $\alpha$ says: `[row]`."""
+    r"""The data term of `negative_elbo` per row, averaged over draws according to $\alpha$: `[row]`."""
     if not 0 <= alpha <= 1:
         raise ValueError(f"`alpha` must lie in [0, 1]; got {alpha!r}. 0 is the evidence lower bound.")
     density = likelihood.log_density(output, y)
@@ -166,7 +166,7 @@ def row_misfit(
 def last_layer_moments(net: nn.Sequential, x: Tensor) -> tuple[Tensor, Tensor]:
     r"""The mean and variance of the output over the weights of the last layer alone, `[row, output]` each.
 
-    What comes before is run as it is, drawn in training mode; the dropout before the last layer, or the family of a
+    The preceding layers are run once, in training mode; the dropout before the last layer, or the family of a
     last `layers.Linear`, is integrated: $\mathrm{Var}[\widehat y] = \tfrac{1-p}{p} \sum_k \phi_k^2 \theta_k^2$ for
     dropout. With `negative_elbo(..., output_variance=)` this is the bound with less noise in its gradient, and with an
     exact gradient in learned probabilities of the last layer.

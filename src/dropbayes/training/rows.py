@@ -20,7 +20,7 @@ from dropbayes.sampling.trees import Inputs, as_inputs
 
 __all__ = ["Batch", "Rows", "output_tensor", "training_rows"]
 
-_RESIDENT_BYTES = 2**31  # larger data stay on the host and travel batch by batch
+_RESIDENT_BYTES = 2**31  # larger data stay on the host and are copied batch by batch
 
 
 def output_tensor(output: Any) -> Tensor:
@@ -38,7 +38,7 @@ def output_tensor(output: Any) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
-    """Some rows on the training device.
+    """A batch of rows on the training device.
 
     Args:
         inputs: The network's arguments.
@@ -73,7 +73,7 @@ class Batch:
         return [*leaves, self.y, *([] if self.weight is None else [self.weight])]
 
     def clone(self) -> Batch:
-        """The same values at other addresses."""
+        """A copy in new memory."""
         leaves = tuple(leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.inputs.leaves)
         weight = None if self.weight is None else self.weight.clone()
         return Batch(dataclasses.replace(self.inputs, leaves=leaves), self.y.clone(), weight)
@@ -94,7 +94,7 @@ class Rows(ABC):
 
     @abstractmethod
     def epoch(self) -> Iterator[Batch]:
-        """The batches of one pass in a random order, that of torch's random state."""
+        """The batches of one epoch, shuffled by torch's random state."""
 
     @abstractmethod
     def pass_through(self) -> Iterator[Batch]:
@@ -102,7 +102,7 @@ class Rows(ABC):
 
     @abstractmethod
     def identity(self) -> Any:
-        """What distinguishes these rows from others: every value, where the values are at hand."""
+        """The identity of these rows: every value if they are in memory."""
 
 
 class TensorRows(Rows):
@@ -170,10 +170,10 @@ class LoadedRows(Rows):
 
 @contextlib.contextmanager
 def _reseeded(loader: DataLoader[Any]) -> Iterator[None]:
-    """Lets the order of the rows follow torch's random state, also where the loader has a generator of its own."""
+    """Makes the order of the rows follow torch's random state, even if the loader has its own generator."""
     sampler = getattr(loader, "sampler", None)
-    own = {id(source): source for source in (loader.generator, getattr(sampler, "generator", None)) if source}
-    states = [(source, source.get_state()) for source in own.values()]
+    generators = {id(source): source for source in (loader.generator, getattr(sampler, "generator", None)) if source}
+    states = [(source, source.get_state()) for source in generators.values()]
     seed = int(torch.randint(2**62, ()))
     for source, _ in states:
         source.manual_seed(seed)
@@ -194,14 +194,14 @@ def training_rows(
     sample_weight: Any = None,
     name: str = "x",
 ) -> Rows:
-    """The rows of `x` and `y`, checked.
+    """The validated rows of `x` and `y`.
 
     Args:
         x: Inputs with the row axis first (a tensor or array, a tuple or mapping of them), or a DataLoader of pairs.
         y: The targets; None if `x` is a DataLoader.
-        net: The network, whose dtype NumPy's floating arrays take.
+        net: The network, to whose dtype floating NumPy arrays are converted.
         device: The device the batches are used on.
-        batch_size: Rows of a batch; a DataLoader has its own.
+        batch_size: The number of rows per batch; a DataLoader has its own.
         sample_weight: The weight of each row.
         name: The name of `x` in errors.
     """
@@ -241,8 +241,8 @@ def _as_tensors(x: Any, name: str, dtype: torch.dtype) -> Any:
         return x
     if isinstance(x, Mapping):
         return {key: _as_tensors(value, name, dtype) for key, value in x.items()}
-    if isinstance(x, tuple) or (isinstance(x, list) and any(isinstance(part, (Tensor, np.ndarray)) for part in x)):
-        return tuple(_as_tensors(part, name, dtype) for part in x)
+    if isinstance(x, tuple) or (isinstance(x, list) and any(isinstance(value, (Tensor, np.ndarray)) for value in x)):
+        return tuple(_as_tensors(value, name, dtype) for value in x)
     if not (isinstance(x, list) or hasattr(x, "__array__")):
         return x  # a flag or a number among the arguments
     tensor = to_tensor(x, name=name)

@@ -1,4 +1,4 @@
-r"""The settings of `fit`, in groups of one idea each, and the keywords that name them one by one."""
+r"""The settings of `fit`, grouped by topic, and the keyword arguments that set single fields."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Bound:
     Args:
         alpha: The α of an α-divergence in [0, 1] (Li and Gal 2017), estimated with ten draws per step; 0 is the
             evidence lower bound. See `negative_elbo`.
-        keep_probs: Keep probabilities by module name, before those that a trace of the first rows shows.
-        learn_precision: Whether the τ of a `Gaussian` is trained with the network, from its own value on. The τ that
-            goes with the returned weights is `history.precision[history.best_epoch - 1]`.
+        keep_probs: Keep probabilities by module name, which override those traced on the first rows.
+        learn_precision: Whether the τ of a `Gaussian` is trained with the network, starting from its value. The τ of
+            the returned weights is `history.precision[history.best_epoch - 1]`.
 
     Example:
         >>> Bound(alpha=0.5).learn_precision
@@ -41,7 +41,7 @@ class Bound:
 
 
 class FitOptions(TypedDict, total=False):
-    """The fields of `Bound`, `Descent` and `EarlyStopping`, as `fit` takes them directly, and two earlier names."""
+    """The fields of `Bound`, `Descent` and `EarlyStopping`, as keyword arguments of `fit`, and two earlier names."""
 
     alpha: float
     keep_probs: Mapping[str, float] | None
@@ -61,7 +61,7 @@ class FitOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class FitSettings:
-    """The groups, with what was given one by one put into them."""
+    """The groups of settings, with the keyword arguments merged in."""
 
     bound: Bound
     descent: Descent
@@ -81,7 +81,7 @@ def settings_of(
     """The settings of a call of `fit`.
 
     Raises:
-        TypeError: An option that no group has.
+        TypeError: An option is a field of no group.
     """
     remaining = dict(options)
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
@@ -100,6 +100,6 @@ def settings_of(
 
 
 def _with_fields(record: Record, options: dict[str, Any]) -> Record:
-    """The record with those of its fields that are among the options, which are taken out."""
+    """The record with its fields updated from the options, which are removed there."""
     names = [field.name for field in fields(record) if field.name in options]
     return replace(record, **{name: options.pop(name) for name in names})

@@ -1,4 +1,4 @@
-r"""One step of training: the objective of a batch and its gradients, as a CUDA graph where that pays."""
+r"""One step of training: the objective of a batch and its gradients, as a CUDA graph for small networks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dropbayes.weight_layers.precision import Prior
 
 __all__ = ["Step", "batch_objective", "run_epoch", "wants_graph"]
 
-_GRAPH_PARAMETERS = 20_000_000  # larger networks keep the device busy by themselves
+_GRAPH_PARAMETERS = 20_000_000  # larger networks saturate the device without a graph
 
 Objective = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -43,7 +43,7 @@ def batch_objective(
 
 
 def wants_graph(net: nn.Module, cuda_graph: bool | None, device: torch.device) -> bool:
-    """Whether the steps are to be replayed as a CUDA graph."""
+    """Whether to replay the steps as a CUDA graph."""
     if device.type != "cuda":
         return False
     return sum(p.numel() for p in net.parameters()) <= _GRAPH_PARAMETERS if cuda_graph is None else cuda_graph
@@ -83,7 +83,7 @@ class Step:
                 if self.required:
                     raise
                 self.graphed = False  # the network synchronises with the host, or its shapes depend on data
-        # Outside the handler, whose traceback would keep the graph of the side stream alive.
+        # Not in the handler: its traceback would keep the graph of the side stream alive.
         return self.replays[shapes](batch) if self.graphed else self._eager(batch)
 
     def _eager(self, batch: Batch) -> Tensor:
@@ -97,7 +97,7 @@ class Step:
         return loss.detach()
 
     def _capture_step(self, batch: Batch) -> Callable[[Batch], Tensor]:
-        """The pass as a CUDA graph that reads from tensors of fixed address."""
+        """The pass as a CUDA graph that reads from tensors at fixed addresses."""
         fixed = batch.clone()
         graph, loss = capture_graph(lambda: self._eager(fixed), list(self.net.buffers()), batch.y.device)
         gradients = [(p, p.grad) for p in self.net.parameters()]
@@ -129,7 +129,7 @@ def run_epoch(
             factor = schedule(epoch * rows.n_batches + number)
             for group, rate in zip(optimizer.param_groups, base_rates, strict=True):
                 group["lr"] = rate * factor
-        optimizer.zero_grad(set_to_none=True)  # what it trains besides the network: a precision
+        optimizer.zero_grad(set_to_none=True)  # also the precision, which is no parameter of the network
         losses.append(step(batch))
         optimizer.step()
     return float(sum(losses[1:], losses[0])) / len(losses)

@@ -20,11 +20,11 @@ __all__ = ["EarlyStopping", "held_out_score"]
 
 @dataclass(frozen=True, eq=False)
 class EarlyStopping:
-    """When training stops before its last epoch. The network then returns to its best epoch.
+    """The criterion of early stopping. The network is then restored to its best epoch.
 
     Args:
-        held_out: `(x, y)` of the rows whose predictive log-likelihood is watched, or a DataLoader of pairs; None for no
-            early stopping.
+        held_out: `(x, y)` of the rows whose predictive log-likelihood is monitored, or a DataLoader of pairs; None for
+            no early stopping.
         patience: The number of epochs without improvement after which training stops.
         n_draws: The number of draws per held-out row.
 
