@@ -26,6 +26,7 @@ def test_every_table_downloads_as_it_is_shown(regressor):
     assert set(measured) == {
         "scores.csv",
         "baselines.csv",
+        "dropout.csv",
         "importance.csv",
         "segments.csv",
         "training.csv",

@@ -201,10 +201,9 @@ def save_many(path):
         list(pool.map(lambda _: written(path), range(50)))
 
 
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # the children only write files
 def test_two_hundred_saves_from_four_processes_and_threads_are_all_whole(tmp_path):
     path = written(tmp_path / "m.safetensors")
-    writers = [multiprocessing.get_context("fork").Process(target=save_many, args=(path,)) for _ in range(4)]
+    writers = [multiprocessing.get_context("spawn").Process(target=save_many, args=(path,)) for _ in range(4)]
     for writer in writers:
         writer.start()
     while any(writer.is_alive() for writer in writers):
