@@ -136,7 +136,9 @@ def beta_calibration(probability: Array, event: Array, *, sample_weight: Array |
     happened = events("event", event, n_rows=len(p)).double().cpu()
     weight = row_weights(sample_weight, len(p), like=happened)
     if len(happened[weight > 0].unique()) < 2:
-        raise ValueError("`event` must be true for some rows and false for others: one kind asks for certainty.")
+        raise ValueError(
+            "`event` must be true for some rows and false for others: otherwise the fit diverges to certainty."
+        )
     log_p, log_q = (_log(probability.detach().double().cpu()) for probability in (p, 1 - p))
 
     def loss(parameters: Tensor) -> Tensor:

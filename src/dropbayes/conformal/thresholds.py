@@ -134,4 +134,4 @@ def threshold_of(calibration_scores: Array | None, level: float | None, threshol
         return value
     if threshold is None and calibration_scores is not None and level is not None:
         return conformal_threshold(calibration_scores, level=level)
-    raise TypeError("pass `calibration_scores` and `level`, or a `threshold` in their place.")
+    raise TypeError("pass `calibration_scores` and `level`, or a `threshold` instead.")

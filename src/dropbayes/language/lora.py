@@ -85,7 +85,7 @@ def _checked_adapter(model: Any) -> tuple[Any, str]:
     if not isinstance(model, peft.PeftModel):
         raise TypeError(
             f"`model` must be a peft.PeftModel with adapters; got {type(model).__name__}. After merge_and_unload there "
-            "are no adapters and no dropout of theirs: load them again without merging."
+            "are no adapters and none of their dropout: load them again without merging."
         )
     active = model.active_adapters
     if len(active) != 1:

@@ -11,8 +11,8 @@ __all__ = ["checked_language_model", "generating_module"]
 
 _MODES = ("greedy_search", "sample", "beam_search", "beam_sample")
 _OURS = {
-    "past_key_values": "the draws make caches of their own",
-    "return_dict_in_generate": "the result says what there is to say of each token",
+    "past_key_values": "each draw makes its own cache",
+    "return_dict_in_generate": "the result already describes each token",
     "custom_generate": "the decoding is transformers' own",
     "streamer": "pass on_token= instead, which also gets the uncertainty of each token",
 }

@@ -94,7 +94,7 @@ class Texts:
         start = self.config.decoder_start_token_id
         start = self.config.bos_token_id if start is None else start
         if start is None:
-            raise ValueError("`model` must know the token its decoder begins with. Pass decoder_start_token_id=.")
+            raise ValueError("`model` must define the token its decoder begins with. Pass decoder_start_token_id=.")
         return int(start[0] if isinstance(start, list) else start)
 
     @property
@@ -157,7 +157,7 @@ def _whole_text(work: Texts, given: dict[str, Tensor], answer: Tensor, mask: Ten
         return {**given, "decoder_input_ids": decoded, "use_cache": False}, slice(0, length)
     others = given.keys() - set(_TEXTS)
     if others:
-        raise ValueError(f"a text is judged by `input_ids` and `attention_mask`; got {sorted(others)} as well.")
+        raise ValueError(f"a text is scored by `input_ids` and `attention_mask` alone; got {sorted(others)} as well.")
     accepted = inspect.signature(generating_module(work.model).forward).parameters
     prompt_mask = given.get("attention_mask", torch.ones_like(given["input_ids"]))
     whole_mask = torch.cat([prompt_mask, mask.to(prompt_mask.dtype)], 1)

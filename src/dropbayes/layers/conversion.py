@@ -207,7 +207,7 @@ def _already_dropped(net: nn.Module, x: Any, layers: list[tuple[str, nn.Module]]
     ]
     if dropouts:
         warnings.warn(
-            f"`net` has dropout of its own ({', '.join(dropouts[:3])}{', ...' if len(dropouts) > 3 else ''}), and "
+            f"`net` already has dropout ({', '.join(dropouts[:3])}{', ...' if len(dropouts) > 3 else ''}), and "
             "without an input it is not known before which layers: they may be given a second one. Pass `x=`, a batch "
             "of inputs.",
             stacklevel=3,

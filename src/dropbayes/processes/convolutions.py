@@ -117,7 +117,7 @@ class Activation:
 
     def __call__(self, field: Field) -> Field:
         if not field.alike:
-            raise ValueError("`net` must apply activations before it flattens positions: units are not alike after.")
+            raise ValueError("`net` must apply activations before it flattens positions: afterwards its units differ.")
         of_x, both, of_y = (None if pairs is None else self.layer.of_pairs(pairs) for pairs in field.pairs())
         assert of_x is not None and of_y is not None
         return replace(field, of_x=of_x, both=both, of_y=of_y)
@@ -276,7 +276,7 @@ class ConvolutionalCovariance(Covariance):
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
         """Raises: a convolution needs more of its inputs than their inner products."""
-        raise TypeError("`pairs` must be images: a convolution sees more than inner products. Call it on the inputs.")
+        raise TypeError("`pairs` must be images: a convolution needs more than inner products. Call it on the inputs.")
 
     def _images(self, x: Tensor, name: str) -> Tensor:
         flat = checked_inputs(x, name).flatten(1)

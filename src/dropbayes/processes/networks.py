@@ -178,7 +178,7 @@ class _Reading:
             if step is None:
                 raise ValueError(
                     "`net` must be made of linear layers, convolutions, activations, averages over all positions or "
-                    f"windows, dropout and sums; got {node.target!r} ({node.op}), whose covariance is not known here."
+                    f"windows, dropout and sums; got {node.target!r} ({node.op}), whose covariance is not implemented."
                 )
             if not isinstance(step, str):
                 self.steps.append(step)
@@ -280,7 +280,7 @@ def _check_units(steps: list[positions.Step], source: str) -> None:
     below = next((step for step in steps if step.name == source), None)
     if below is None:
         raise ValueError(
-            "`net` must apply activations to the outputs of layers; their units are alike, inputs are not."
+            "`net` must apply activations to the outputs of layers; units share one distribution, inputs do not."
         )
 
 
@@ -296,7 +296,7 @@ def _activation(name: str, steps: list[Step], source: str, layer: Layer) -> Step
     below = next((step for step in steps if step.name == source), None)
     if below is None or (below.layer is None and "input" in below.sources):
         raise ValueError(
-            "`net` must apply activations to linear layers' outputs; their units are alike, inputs are not."
+            "`net` must apply activations to linear layers' outputs; units share one distribution, inputs do not."
         )
     if isinstance(below.layer, Identity):
         # One step for both keeps the digits of nearly equal inputs.
@@ -311,7 +311,7 @@ def _check_sum(steps: list[Any], sources: list[str], name: str, *, convolutional
     else:
         weighted = {step.name for step in steps if isinstance(step.layer, Identity)}
     if not weighted & set(sources) or sources[0] == sources[1] or (convolutional and "input" in sources):
-        raise ValueError(f"`net` must add branches of which one ends in a layer of its own; {name} does not.")
+        raise ValueError(f"`net` must add branches one of which ends in its own layer; {name} does not.")
 
 
 def _mean_function(prior: Prior, name: str, module: Any) -> float:

@@ -273,6 +273,6 @@ def _check_accounted(chosen: Look, plain: Look) -> None:
         )
     if chosen.recorder.generator_states[: len(plain.recorder.generator_states)] != plain.recorder.generator_states:
         raise NotImplementedError(
-            "`net` draws from a torch.Generator of its own that goes on from call to call: `seed` cannot control it. "
+            "`net` draws from its own torch.Generator, whose state continues between calls: `seed` cannot control it. "
             "Seed it in the forward pass, or draw from torch's own generator."
         )

@@ -261,7 +261,7 @@ class KeyedSource(RandomSource):
         depth = transform_depth()
         if depth is not None and (self.level is None or depth > self.level) and not _draws_one_for_all():
             raise NotImplementedError(
-                "`net` drops inside a torch.func transform of its own, whose members would all share one mask. Write "
+                "`net` drops inside its own torch.func transform, whose members would all share one mask. Write "
                 "the members as an axis of one tensor."
             )
         if self.lenient:
