@@ -1,7 +1,7 @@
 """The paper's experiments, one module per figure or table.
 
 `python -m dropbayes.experiments NAME` runs one of `NAMES`; `python -m dropbayes.experiments.uci` runs the table of the
-UCI sets with options of its own.
+UCI sets with its own options.
 """
 
 __all__ = ["NAMES"]

@@ -2,8 +2,8 @@ r"""Adversarial images: does uncertainty rise with a perturbation made to mislea
 Applications"] leaves the question open.
 
 LeNet with dropout before every layer is attacked through its averaged weights: one signed gradient step (FGSM) or many
-small ones (PGD), at several strengths. The answer is the area under the ROC curve of telling attacked images from clean
-ones by their uncertainty, 0.5 being chance; random signs of the same strength are the control.
+small ones (PGD), at several strengths. The answer is the area under the ROC curve of detecting attacked images by their
+uncertainty, 0.5 being chance; random signs of the same strength are the control.
 """
 
 from __future__ import annotations

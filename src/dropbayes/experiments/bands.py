@@ -16,7 +16,7 @@ from dropbayes.predictive import predict
 
 __all__ = ["draw_band", "gaussian_scores", "network_bands", "process_bands", "process_stage"]
 
-# Blue for predictions, red for observations and green for what was hidden, as in the paper.
+# Blue for predictions, red for observations and green for hidden values, as in the paper.
 PREDICTED, OBSERVED, HIDDEN = "#2b6cb0", "#c53030", "#2f855a"
 
 
@@ -36,7 +36,7 @@ def network_bands(net: nn.Module, places: dict[str, Tensor], *, n_draws: int, de
 
 
 def process_stage(data: Series, places: dict[str, Tensor], record: Record) -> Arrays:
-    """The bands of the Gaussian process: so short to compute that `--figures-only` computes them too."""
+    """The bands of the Gaussian process, fast enough that `--figures-only` computes them too."""
     key = (len(places["grid"]), data.source)
     compute = functools.partial(process_bands, data.x, data.y, places)
     return replace(record, saved_only=False).stage("process", compute, key=key)

@@ -1,7 +1,7 @@
 r"""Extrapolation: atmospheric CO2 beyond the observed years [GG16, section "Regression Tasks -- Extrapolation"].
 
-Four networks with dropout, one of them also with averaged weights, and a Gaussian process meet 13 years they have not
-seen. What the figure should show: averaged weights are sure of a wrong answer, the deviation of ReLU draws grows with
+Four networks with dropout, one of them also with averaged weights, and a Gaussian process predict 13 held-out
+years. The figure should show: averaged weights are certain of a wrong answer, the deviation of ReLU draws grows with
 the distance from the data, that of TanH draws stays bounded.
 """
 
@@ -18,7 +18,7 @@ from dropbayes.experiments.descent import Network
 from dropbayes.experiments.record import Array, Arrays, Findings, Record, markdown_table
 
 LEAST_EXPLAINED = 0.9
-"""The share of the observed months' variance below which a network has not learned the yearly cycle."""
+"""The fraction of the observed variance below which a network has not learned the yearly cycle."""
 QUERY_END = 3.7237
 """The last of the paper's query points, in units of the standardised month."""
 

@@ -1,4 +1,4 @@
-"""The experiments' data: from the folder `DROPBAYES_DATA`, else what a dependency carries, else a checked download."""
+"""The experiments' data: from the folder `DROPBAYES_DATA`, else from a dependency, else a verified download."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Series:
     Attributes:
         x: The inputs of the observed part, `[row, 1]`.
         y: The observed values, `[row, 1]`.
-        x_hidden: The inputs whose values the model must not see.
-        y_hidden: Those values: the truth to score against.
+        x_hidden: The inputs of the hidden part.
+        y_hidden: The hidden values, which the predictions are scored against.
         source: A description of the data.
     """
 

@@ -29,10 +29,10 @@ __all__ = ["Network", "descend", "module", "network_stage"]
 STEPS_PER_CALL = 10
 """Steps recorded in one CUDA graph, whose masks are drawn together."""
 STEPS_PER_BLOCK = 5000
-"""Steps between two checks that all is finite; a block's masks depend on the seed and its number alone."""
+"""Steps between two checks for finite weights; a block's masks depend only on the seed and its index."""
 BLOCKS_PER_CHECKPOINT = 10
 ONE_THREAD_WIDTH = 256
-"""Up to this width a second thread takes longer to wake than to work: 20 times on a busy machine."""
+"""Up to this width a second thread costs more than it saves: 20 times on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def module(network: Network, *, seed: int = 0) -> nn.Sequential:
 
 
 class Schedule(Protocol):
-    """The settings that an experiment with such networks has."""
+    """The settings of an experiment with such networks."""
 
     @property
     def n_steps(self) -> int: ...
@@ -143,7 +143,7 @@ def descend(
         n_steps: The number of steps; a multiple of `STEPS_PER_CALL`.
         seed: The seed of weights and masks.
         device: The device to train on.
-        checkpoint: The file that keeps the state.
+        checkpoint: The file that stores the state.
 
     Raises:
         FloatingPointError: A weight is no longer finite.
@@ -178,7 +178,7 @@ def descend(
 
 
 class _Program:
-    """The step as a program over a few tensors that stay in place.
+    """The step as a program over a few tensors at fixed addresses.
 
     The square matrices between hidden layers are one tensor `[layer, in, out]`; all other parameters one vector.
     """
@@ -190,9 +190,9 @@ class _Program:
         self.network, self.x, self.y = network, x, y[:, 0].contiguous()
         middle = [layer.weight.detach().T for layer in linear[1:-1]]
         self.square = torch.stack(middle).to(device, dtype) if middle else torch.empty(0, width, width, device=device)
-        parts = [linear[0].weight.detach()[:, 0], linear[-1].weight.detach()[0]]
-        parts += [layer.bias.detach() for layer in linear]
-        self.rest = torch.cat(parts).to(device, dtype)
+        vectors = [linear[0].weight.detach()[:, 0], linear[-1].weight.detach()[0]]
+        vectors += [layer.bias.detach() for layer in linear]
+        self.rest = torch.cat(vectors).to(device, dtype)
         self.sizes = [width, width, n_hidden * width, 1]
         rates = [1.0, 1.0, 2.0, 2.0]  # a bias learns twice as fast
         self.rate_factors = torch.cat([x.new_full((n,), -r) for n, r in zip(self.sizes, rates, strict=True)])
@@ -209,7 +209,7 @@ class _Program:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """All that a step changes."""
+        """The state that a step changes."""
         names = ("square", "rest", "square_velocity", "rest_velocity", "iteration")
         return {name: getattr(self, name) for name in names}
 

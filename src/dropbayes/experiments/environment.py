@@ -23,7 +23,7 @@ class Foraging(gymnasium.Env[Observation, np.int64]):
     slot has its distance as a share of sight. The five actions turn the two wheels.
 
     Args:
-        max_steps: Steps after which the episode is truncated; None for never.
+        max_steps: The number of steps after which the episode is truncated; None for no limit.
 
     Example:
         >>> env = Foraging()
@@ -42,7 +42,7 @@ class Foraging(gymnasium.Env[Observation, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """A new world and what its agent sees; `options` is not used."""
+        """A new world and its first observation; `options` is not used."""
         super().reset(seed=seed, options=options)
         self._world = foraging.Worlds(1, seed=int(self.np_random.integers(2**31)))
         self._view = self._world.view()

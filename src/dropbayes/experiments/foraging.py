@@ -1,4 +1,4 @@
-r"""The world of the reinforcement learning experiment, many of them at once: walls, food, poison and nine eyes.
+r"""The worlds of the reinforcement learning experiment, simulated in parallel: walls, food, poison and nine eyes.
 
 The authors' demonstration (after Karpathy's) as tensors with a world axis: a box of 700 x 500 with two rooms, 30 items
 of food and poison, and an agent on two wheels that sees 85 far along nine rays. Angles turn clockwise from the y axis.
@@ -20,7 +20,7 @@ ITEM_RADIUS = AGENT_RADIUS = 10.0
 FOOD_REWARD, POISON_REWARD = 5.0, -6.0
 OLD_AGE, REMOVAL_EVERY, REMOVAL_CHANCE = 5000, 100, 0.1
 ARRIVAL_EVERY, ARRIVAL_CHANCE = 10, 0.25
-EYE_ANGLES = tuple((k - 3) * 0.25 for k in range(9))  # not symmetric: so in the authors' files
+EYE_ANGLES = tuple((k - 3) * 0.25 for k in range(9))  # not symmetric, as in the authors' files
 SIGHT = 85.0
 WALL, FOOD, POISON = range(3)
 N_INPUTS = 3 * len(EYE_ANGLES)
@@ -41,7 +41,7 @@ WALLS = _box(10, 10, WIDTH - 20, HEIGHT - 20) + _box(100, 100, 200, 300)[:3] + _
 
 
 def crossing(start: Tensor, end: Tensor, walls: Tensor) -> Tensor:
-    """How far along `start` to `end` (0 to 1) each wall is met, infinite where it is not: `[..., wall]`.
+    """The fraction of the way from `start` to `end` at which each wall is crossed, infinite if not: `[..., wall]`.
 
     Args:
         start: Points `[..., 2]`.
@@ -65,7 +65,7 @@ def crossing(start: Tensor, end: Tensor, walls: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class View:
-    """What the eyes see: distances (`SIGHT` for nothing) and kinds (-1 for nothing), `[world, eye]`."""
+    """The view of the eyes: distances (`SIGHT` for nothing) and kinds (-1 for nothing), `[world, eye]`."""
 
     distance: Tensor
     kind: Tensor
@@ -119,7 +119,7 @@ class Worlds:
         return MARGIN + span * self._chance(*shape, 2)
 
     def view(self) -> View:
-        """What the eyes see now: along each ray the nearest of walls and items."""
+        """The current view: along each ray the nearest wall or item."""
         angles = self.angle[:, None] + self.eyes
         ray = torch.stack([angles.sin(), angles.cos()], -1)  # [world, eye, 2]
         start = self.position[:, None]
@@ -139,7 +139,7 @@ class Worlds:
 
         Args:
             actions: The indices into `ACTIONS`, `[world]`.
-            view: What the agents saw when they chose; the reward depends on it.
+            view: The view on which the agents acted; the reward depends on it.
         """
         self.clock += 1
         self._move(self.turns[actions])
@@ -162,7 +162,7 @@ class Worlds:
         self.angle = (self.angle - first + second) % (2 * math.pi)
 
     def _eat(self) -> Tensor:
-        """Takes the items the agents touch with no wall between; returns what they are worth, `[world]`."""
+        """Takes the items the agents touch with no wall between; returns their rewards, `[world]`."""
         distance = (self.items - self.position[:, None]).square().sum(-1)
         near = (distance < (ITEM_RADIUS + AGENT_RADIUS) ** 2) & self.present
         worth = torch.zeros_like(self.angle)

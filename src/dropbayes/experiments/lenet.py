@@ -81,7 +81,7 @@ def train(
         weight_decay: The weight decay of weights and biases, in the optimiser's sense.
         seed: The seed of batches and masks.
         device: The device to train on.
-        checkpoint: The file that keeps the state of an interrupted run.
+        checkpoint: The file that stores the state of an interrupted run.
     """
     device = torch.device(device)
     net.to(device)

@@ -30,9 +30,9 @@ class Findings:
     Attributes:
         title: The title of the page.
         sentences: The results in words, for the page.
-        metrics: The numbers by name, nested at will, for `metrics.json`.
+        metrics: The numbers by name, possibly nested, for `metrics.json`.
         tables: The Markdown tables by heading.
-        figures: The functions that draw, by file name: called only where matplotlib is installed.
+        figures: The plotting functions by file name, called only if matplotlib is installed.
     """
 
     title: str
@@ -44,7 +44,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Record:
-    """A folder of results. It keeps what a stage has computed, so that an interrupted run continues where it stopped.
+    """A folder of results. It stores the result of each stage, so that an interrupted run continues where it stopped.
 
     Args:
         folder: The folder for all files.
@@ -107,7 +107,7 @@ def _stamp(key: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """`value` in the types JSON knows, numbers to 6 digits."""
+    """`value` as JSON types, with numbers to 6 digits."""
     if is_dataclass(value) and not isinstance(value, type):
         return _plain(asdict(value))
     if isinstance(value, Mapping):

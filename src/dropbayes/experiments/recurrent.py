@@ -1,7 +1,7 @@
 """Recurrent networks: one mask per sequence against fresh masks at every step, on forecasts of CO2.
 
 From 24 months an LSTM forecasts the next 12. Dropping the same units at every step is a draw of the weights (Gal and
-Ghahramani 2016, variational RNN); fresh masks at every step are a draw of none. Without dropout, with fresh masks and
+Ghahramani 2016, variational RNN); fresh masks at every step are not. Without dropout, with fresh masks and
 with one mask: which forecasts later years best, and how far do the draws disagree?
 """
 
@@ -42,7 +42,7 @@ class Settings:
         horizon: The forecast horizon in months.
         hidden: The number of units of the LSTM.
         drop_prob: The drop probability of recurrent state and output.
-        share: The share of the windows for training; a sixth of the rest tunes the noise, the others are for test.
+        share: The fraction of the windows for training; a sixth of the rest tunes the noise, the others are tested.
         epochs: The number of passes over the windows.
         learning_rate: The learning rate of Adam.
         n_draws: The number of draws of each forecast.
@@ -87,7 +87,7 @@ class Forecaster(nn.Module):
     def __init__(self, kind: Kind, *, hidden: int, horizon: int, drop_prob: float) -> None:
         super().__init__()
         self.kind, self.drop_prob = kind, 0.0 if kind == "none" else drop_prob
-        # A single input is not dropped: it is all there is.
+        # The only input is not dropped.
         recurrent = self.drop_prob if kind == "variational" else 0.0
         self.lstm = LSTM(1, hidden, drop_prob=0.0, recurrent_drop_prob=recurrent, batch_first=True)
         self.dropout = nn.Dropout(self.drop_prob)
@@ -128,7 +128,7 @@ def windows(ppm: Array, window: int, horizon: int) -> Windows:
     pieces = series.unfold(0, window + horizon, 1)
     last = pieces[:, window - 1 : window]
     shift = max(12, horizon)
-    whole = series.unfold(0, shift + window + horizon, 1)  # pieces that have a year before them
+    whole = series.unfold(0, shift + window + horizon, 1)  # windows with a year before them
     back = torch.zeros(len(pieces), horizon)
     offset = len(pieces) - len(whole)
     start = shift + window - 12

@@ -1,4 +1,4 @@
-"""Running an experiment by name: with changed settings, writing its files."""
+"""Runs an experiment by name with given settings, and writes its files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def settings_of(name: str, *, quick: bool = False, changes: Sequence[str] = ()) 
     Args:
         name: One of `NAMES`.
         quick: Whether to take the small version.
-        changes: Fields to change, as texts `KEY=VALUE` with values in JSON (a bare word is a string).
+        changes: The fields to change, as strings `KEY=VALUE` with values in JSON (a bare word is a string).
     """
     if name not in NAMES:
         raise ValueError(f"`name` must be one of {', '.join(NAMES)}; got {name!r}.")

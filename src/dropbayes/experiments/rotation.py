@@ -142,7 +142,7 @@ def _class_prediction(net: nn.Module, x: Tensor, n_draws: int, device: torch.dev
 
 
 def _test_scores(net: nn.Module, data: datasets.Images, settings: Settings, device: torch.device) -> Arrays:
-    """Errors of averaged weights and of the mean over draws, and the separation of digits from images of none."""
+    """Errors of averaged weights and of the mean over draws, and the separation of digits from other images."""
     from sklearn.metrics import roc_auc_score
 
     x, y = data.x_test[: settings.n_test], data.y_test[: settings.n_test]

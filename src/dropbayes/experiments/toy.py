@@ -74,7 +74,7 @@ class Settings:
 
 def run(settings: Settings, record: Record, *, device: torch.device) -> Findings:
     """Makes the three pictures; see the module's docstring."""
-    del device  # all too small to gain by one, or by a second thread
+    del device  # the networks are too small to gain from a device or a second thread
     with cpu_threads(1):
         demo = record.stage("demo", lambda: _demo(settings))
         jumps = record.stage("heteroscedastic", lambda: _heteroscedastic(settings))

@@ -1,15 +1,14 @@
 r"""Many dropout networks trained, sampled and scored as one tensor program.
 
 One network of 50 units leaves a processor idle between its small products; a thousand of them, with stacked parameters
-`[member, in, out]`, keep it busy. All members share an architecture and a batch size, everything else is a member's
-own: its data, the drop probability of each layer, its weight decay (or the precision τ that implies it), its learning
-rate, its number of epochs, its seed, its early-stopping point.
+`[member, in, out]`, keep it busy. All members share an architecture and a batch size; everything else is per
+member: its data, the drop probability of each layer, its weight decay (or the precision τ that implies it), its
+learning rate, its number of epochs, its seed, its early-stopping point.
 
-The three words of the module:
+The three records of the module:
 
-- `Task`: a data set to learn, in its own units, with the rows held out from it. Standardised inside, from its
-  training rows.
-- `Member`: the settings of one network, with the number of the task it learns.
+- `Task`: a data set in its own units, with its held-out rows. It is standardised internally by its training rows.
+- `Member`: the settings of one network, with the index of its task.
 - `Population`: what `train` returns, the stacked parameters of all members.
 
 A typical search over splits and candidates, scored, its noise re-fitted, its best members joined:

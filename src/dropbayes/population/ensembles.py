@@ -22,9 +22,9 @@ class EnsembleChoice:
     """The candidates chosen for the places of an ensemble, and their networks of the folds.
 
     Attributes:
-        candidates: Everything that was tried.
+        candidates: All candidates of the search.
         log_likelihood: The held-out log-likelihood of each candidate, a (weighted) mean over rows.
-        places: The number of the candidate in each place; one may have several.
+        places: The index of the candidate in each place; a candidate may have several.
         precision: τ of each place and output in standardised units, from held-out draws.
         tasks: The folds.
         fold_networks: The networks of the places, place by place, each on every fold.
@@ -46,7 +46,7 @@ class EnsembleChoice:
         """Draws `[draw, row, output]` of the held-out rows of all folds, from all places, in the units of y.
 
         Args:
-            n_draws: The draws of each place.
+            n_draws: The number of draws per place.
         """
         inputs = [task.held_out[0] for task in self.tasks if task.held_out is not None]
         sampled, _ = draws(self.fold_networks, inputs, n_draws=n_draws)  # [draw, place x fold, row, output]
@@ -77,7 +77,7 @@ def choose_ensemble(
     seed: int = 0,
     **settings: Any,
 ) -> EnsembleChoice:
-    r"""The ensemble with the best held-out predictive log-likelihood that greedy choice finds.
+    r"""The ensemble chosen greedily by held-out predictive log-likelihood.
 
     All candidates on all folds are one population; the best few may be trained once more, longer, as further
     candidates: first the best of each number of inputs seen, since short trainings compare those badly. The τ of each
@@ -87,14 +87,14 @@ def choose_ensemble(
         x: Inputs `[row, feature]`.
         y: Targets.
         grid: The candidates; their `task` and `seed` are set here.
-        finalists: How many of the best candidates to train again for `finalist_epochs`.
-        finalist_epochs: The passes of that second training.
-        n_places: The places of the ensemble.
-        n_folds: Folds; 1 for a single split with a fifth of the rows held out.
-        groups: The group number of each row; rows of a group are never on both sides of a split.
-        forward: Whether the groups are numbered in the order of time, and each fold follows what is learned.
+        finalists: The number of best candidates to train again for `finalist_epochs`.
+        finalist_epochs: The number of epochs of that second training.
+        n_places: The number of places in the ensemble.
+        n_folds: The number of folds; 1 for a single split with a fifth of the rows held out.
+        groups: The group index of each row; rows of a group are never on both sides of a split.
+        forward: Whether the groups are in temporal order, and each fold follows its training rows.
         weight: Row weights.
-        n_draws: Draws per held-out row.
+        n_draws: The number of draws per held-out row.
         seed: The seed of folds and networks.
         settings: Passed to `train`.
     """
@@ -124,7 +124,7 @@ def choose_ensemble(
 
 
 def _finalists(candidates: Sequence[Member], score: Tensor, count: int) -> list[int]:
-    """The numbers of the best candidates, the best of each number of inputs before all others."""
+    """The indices of the best candidates, the best of each number of inputs first."""
     order = score.argsort(descending=True).tolist()
     first = {candidates[number].n_inputs: number for number in reversed(order)}.values()
     leaders = sorted(first, key=order.index)
@@ -137,7 +137,7 @@ def greedy_places(log_density: Tensor, weight: Tensor, n_places: int) -> list[in
     Args:
         log_density: $\log p(y_n)$ under each candidate, `[candidate, row]`.
         weight: The weight of each row.
-        n_places: How many to choose, with repetition.
+        n_places: The number of places to fill, with repetition.
 
     Example:
         >>> densities = torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.35, 0.35]]).log()
@@ -180,7 +180,7 @@ def _row_mean(density: Tensor, tasks: Sequence[Task]) -> Tensor:
 
 
 def _concatenate(first: Population, second: Population) -> Population:
-    """Two populations of one architecture as one."""
+    """The concatenation of two populations of one architecture."""
     both: dict[str, Any] = {name: torch.cat([getattr(first, name), getattr(second, name)]) for name in STACKED}
     return replace(
         first,

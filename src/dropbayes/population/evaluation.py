@@ -15,7 +15,7 @@ from dropbayes.population.program import forward
 from dropbayes.population.records import Population, select
 from dropbayes.runtime.validation import check_count, finite_tensor, row_weights
 
-# Mask elements in flight: enough to fill the device, few enough for its cache (CPU) or memory (CUDA).
+# Mask elements at a time: enough to fill the device, few enough for its cache (CPU) or memory (CUDA).
 _ELEMENTS = {"cpu": 2**21, "cuda": 2**27}
 _EVALUATION = 6
 
@@ -57,7 +57,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> Tensor:
-        """The share of rows whose most probable class is the true one."""
+        """The fraction of rows whose most probable class is the true one."""
         return self._row_mean((self.mean.argmax(-1) == self.y[..., 0]).to(self.mean.dtype))
 
 
@@ -81,7 +81,7 @@ def draws(population: Population, x: Any, *, n_draws: int, seed: int = 0, masks:
 def evaluate(
     population: Population, rows: Any, *, n_draws: int = 1000, seed: int = 0, masks: str = "row"
 ) -> Evaluation:
-    r"""The `Evaluation` of every member on rows of its task, streamed over T draws of any number.
+    r"""The `Evaluation` of every member on rows of its task, streamed over any number of draws.
 
     The log-density of a row is $\log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)$ with the member's
     precision τ [GG16, eq:predictive_dist], its variance $\tau^{-1}$ plus the variance of the draws [GG16, prop:var].
@@ -145,7 +145,7 @@ def _streamed(
 
 
 def mixture(evaluation: Evaluation, groups: Sequence[int] | Tensor) -> Evaluation:
-    r"""The evaluation of equally weighted mixtures: members with the same group number predict together.
+    r"""The evaluation of equally weighted mixtures: members with the same group index predict together.
 
     The mixture's density is the mean of its members', its variance the mean of theirs plus the variance of their
     means. The members of a group must have been evaluated on the same rows.
@@ -184,8 +184,8 @@ def fit_precision(
 
     Given the draws, $\ell(\tau) = \sum_n w_n \log \tfrac1T \sum_t \mathcal N(\mathbf y_n; \widehat{\mathbf
     y}_t(\mathbf x_n), \operatorname{diag}(\tau)^{-1})$ is a function of one number per output. In training, τ only
-    sets the weight decay [GG16, eq:weightdecay_tau_relation], so the τ of prediction is free to be what held-out rows
-    say it is.
+    sets the weight decay [GG16, eq:weightdecay_tau_relation], so the τ of prediction can be fitted to held-out
+    rows.
 
     Args:
         population: The networks, Gaussian or heteroscedastic (there, τ scales the precision the network gives).
@@ -193,8 +193,8 @@ def fit_precision(
             training.
         n_draws: T.
         seed: The seed of the draws.
-        groups: Members with the same group number share their τ (in standardised units): the folds of one candidate,
-            say.
+        groups: The group index of each member; members of a group share their τ (in standardised units), such as the
+            folds of one candidate.
     """
     if not population.head.has_noise:
         return population
@@ -253,7 +253,7 @@ def _padded(columns: Sequence[Tensor]) -> Tensor:
 
 
 def _task_rows(population: Population, x: Any) -> tuple[Tensor, list[int]]:
-    """Inputs of each task padded to `[task, row, feature]`, and the numbers of true rows."""
+    """Inputs of each task padded to `[task, row, feature]`, and the numbers of rows without padding."""
     given = [x] if isinstance(x, Tensor) or hasattr(x, "__array__") else list(x)
     tensors = [finite_tensor("x", values, axes="[row, feature]").double() for values in given]
     if any(t.shape[1] != population.x_mean.shape[1] for t in tensors):
@@ -310,13 +310,13 @@ def _chunks(population: Population, inputs: Tensor, n_draws: int, seed: int, mas
 
 
 class _Words:
-    """The stream of one layer's mask words, draw by draw: the same on a CPU however the draws are cut into chunks."""
+    """The stream of one layer's mask words, draw by draw: on a CPU independent of the chunks of draws."""
 
     def __init__(self, seed: int, layer: int, n_rows: int, width: int, device: torch.device) -> None:
         # Masks shared by all rows are few and always drawn on the host, so that a draw is the same function everywhere.
         self.device, self.shape = device, (n_rows, width)
-        place = device if n_rows > 1 else torch.device("cpu")
-        self.words, self.dithers = torch.Generator(place), randomness.generator(_EVALUATION, seed, layer, 1)
+        words_device = device if n_rows > 1 else torch.device("cpu")
+        self.words, self.dithers = torch.Generator(words_device), randomness.generator(_EVALUATION, seed, layer, 1)
         self.words.manual_seed(randomness.generator(_EVALUATION, seed, layer, 0).initial_seed())
 
     def next(self, count: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-r"""The training of a population: members enter together, each leaves at its own last step or early-stopping point."""
+r"""The training of a population: members start together, each ends at its last step or early-stopping point."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from dropbayes.runtime.devices import available_device, flushed_denormals, tenso
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.weight_layers.precision import weight_decay
 
-# Members that have finished stay in the stack, their results set aside, until this share of it is idle: cutting the
-# stack costs a copy, and on a CUDA device a new capture.
+# Finished members stay in the stack until this fraction of it is idle: removing them costs a copy, and on a CUDA device
+# a new graph capture.
 _IDLE_SHARE = 0.25
 _CHECK_DRAWS = 32
 _PREPARING_THREADS = 6  # enough to keep an H200 busy
@@ -60,25 +60,25 @@ def train(
 
     Args:
         tasks: The data sets; all with the same numbers of features and outputs.
-        members: The networks, each with the number of its task.
+        members: The networks, each with the index of its task.
         hidden: The widths of the hidden layers, common to all.
         likelihood: "gaussian", "heteroscedastic" (the network also gives $\log \sigma^2$) or "categorical".
         activation: "relu" or "tanh".
-        batch_size: Rows of a step, common to all. A task with fewer rows uses all of them at each step.
+        batch_size: The number of rows per step, common to all. A task with fewer rows uses all of them at each step.
         schedule: "constant" learning rate, or "cosine" to zero over the member's own steps.
-        learn_drop_prob: Learns each layer's drop probability (concrete dropout) from the member's as the start. The
-            entropy in the KL term is weighted by 1/(Nτ) with the member's precision (without one: 10 in standardised
+        learn_drop_prob: Whether to learn each layer's drop probability (concrete dropout), starting from the member's.
+            The entropy in the KL term is weighted by 1/(Nτ) with the member's precision (without one: 10 in standard
             units for the Gaussian), by 1/N for the other likelihoods.
-        check_every: Steps between checks of the held-out log-likelihood (its τ re-fitted); None trains to the last
-            epoch.
-        patience: Checks without improvement after which a member stops. It returns to its best check either way.
+        check_every: The number of steps between checks of the held-out log-likelihood (with τ re-fitted); None trains
+            to the last epoch.
+        patience: The number of checks without improvement after which a member stops. Its best check is restored.
         start: Networks to continue training from, one per member: their parameters and their standardisation. Adam
-            starts anew.
-        n_classes: The number of classes, when the tasks may lack the last ones.
+            is reset.
+        n_classes: The number of classes, if the last ones may be absent from the tasks.
         device: "auto" (CUDA where there is one), "cpu", "cuda" ...
         dtype: The type of parameters and data.
-        progress: Shows a bar; by default when standard error is a terminal. A bar of a greater piece of work is
-            advanced by the steps of every network.
+        progress: Whether to show a bar; by default when standard error is a terminal. A given bar is advanced by the
+            steps of every network.
 
     Example:
         >>> x = torch.linspace(-1, 1, 64)[:, None]
@@ -118,14 +118,14 @@ def train(
 
 
 def _bar(progress: bool | ProgressBar | None, title: str, total: int) -> contextlib.AbstractContextManager[ProgressBar]:
-    """A bar of its own, or the given one, which stays open."""
+    """A new bar, or the given one, which stays open."""
     if isinstance(progress, ProgressBar):
         return contextlib.nullcontext(progress)
     return ProgressBar(title, total, unit="network steps", show=progress)
 
 
 def advance(program: Program, steps: int) -> None:
-    """Advances every member by a number of steps within the loaded chunk: as one kernel where there is one for it."""
+    """Advances every member by a number of steps within the loaded chunk, by a fused kernel if one applies."""
     # Triton comes with torch's CUDA builds for Linux and is imported only where its kernel can run.
     if program.vector.is_cuda and importlib.util.find_spec("triton") is not None:
         from dropbayes.population import fused
@@ -180,7 +180,7 @@ def _continue_from(start: Population, program: Program) -> None:
 def _decays(member: Member, keep: Sequence[float], n_rows: int, y_scale: Tensor) -> list[float]:
     if member.precision is None:
         return [member.weight_decay] * len(keep)
-    # Standardised targets have the precision τ·scale²; with several outputs their mean stands for all.
+    # Standardised targets have the precision τ·scale²; with several outputs their mean is used.
     precision = member.precision * float(y_scale.square().mean())
     return [
         weight_decay(precision=precision, keep_prob=p, length_scale=member.length_scale, n_data=n_rows) for p in keep
@@ -188,7 +188,7 @@ def _decays(member: Member, keep: Sequence[float], n_rows: int, y_scale: Tensor)
 
 
 def _entropy_weight(member: Member, table: Table, head: Head) -> float:
-    r"""The $1 / (N \tau)$ that weighs the KL beside the data term (τ = 1 where that is the log-likelihood itself)."""
+    r"""The $1 / (N \tau)$ that weights the KL against the data term (τ = 1 where that is the log-likelihood itself)."""
     precision = 1.0
     if head.name == "gaussian":
         scale = float(table.moments.y_scale[member.task].square().mean())
@@ -260,7 +260,7 @@ def _n_inputs(member: Member, widths: Sequence[int]) -> int:
 
 
 def _initial_weights(member: Member, widths: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
-    """The weights of a network of the inputs that the member sees, and zeros for the others."""
+    """The initial weights for the inputs that the member sees, and zeros for the others."""
     seen = _n_inputs(member, widths)
     first, *rest = randomness.initial_weights(member.seed, [seen, *widths[1:]], dtype)
     return [torch.cat([first, first.new_zeros(widths[0] - seen, widths[1])]), *rest]
@@ -290,7 +290,7 @@ def _untrained_population(table: Table, members: Sequence[Member], program: Prog
 
 @dataclass(eq=False)
 class _Run:
-    """The results so far, and which members still train; kept on the host, so that the device is never waited for."""
+    """The results so far, and the members in training; held on the host to avoid device synchronisation."""
 
     best: Population
     n_steps: Tensor
@@ -327,7 +327,7 @@ class _Run:
         self.best.epochs[members] = reached.to(members.device)
 
     def check(self, program: Program, step: int, held_out: Sequence[Any], patience: int) -> None:
-        """Scores all members on their held-out rows, keeps the improved ones, retires the patient ones."""
+        """Scores all members on their held-out rows, stores improved ones, retires those out of patience."""
         current = replace(
             select(self.best, self.stacked),
             weights=tuple(program.weights),
@@ -348,7 +348,7 @@ class _Run:
         self.training[self.stacked] &= self.waited[self.stacked] < patience
 
     def retire(self, program: Program, step: int, *, early_stopping: bool) -> None:
-        """Sets aside the members that have made their last step and cuts the stack when enough of it is idle."""
+        """Stores the members that have made their last step, and shrinks the stack when enough of it is idle."""
         done = self.training[self.stacked] & (self.n_steps[self.stacked] <= step)
         if done.any() and not early_stopping:
             self._store(program, done, step)
@@ -369,7 +369,7 @@ class _Run:
 def _chunk_source(
     batch_size: int, sizes: Sequence[int], widths: Sequence[int], device: torch.device
 ) -> Iterator[Callable[[int], list[Tensor]]]:
-    """A function from a chunk's number to its tensors; for a CUDA device the chunks that follow are made meanwhile."""
+    """A function from a chunk's index to its tensors; for a CUDA device, later chunks are prefetched."""
     if device.type != "cuda":
         yield lambda chunk: randomness.chunk_of(chunk, batch_size, sizes, widths)
         return

@@ -1,7 +1,7 @@
 r"""The heads of a population's networks: how outputs become a likelihood.
 
-A head reads the last layer of every member at once, `[..., row, output]`. It is the one place that knows which
-likelihood the networks are trained for.
+A head reads the last layer of every member at once, `[..., row, output]`. No other module depends on the
+likelihood of the networks.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["HEADS", "CategoricalHead", "GaussianHead", "Head", "HeteroscedasticH
 
 
 class Head(ABC):
-    """What training and evaluating a population require of a likelihood."""
+    """The interface of a likelihood for training and evaluating a population."""
 
     name: ClassVar[str]
     has_noise: ClassVar[bool] = True
     """Whether targets are numbers, standardised in training, with a noise whose precision τ can be fitted."""
 
     def width(self, n_outputs: int) -> int:
-        """The width of the last layer for so many outputs (or classes)."""
+        """The width of the last layer for the number of outputs (or classes)."""
         return n_outputs
 
     def columns(self, y: Any) -> Tensor:
@@ -39,7 +39,7 @@ class Head(ABC):
         return column
 
     def n_outputs(self, columns: Tensor) -> int:
-        """The number of outputs (or classes) that targets show."""
+        """The number of outputs (or classes) in the targets."""
         return columns.shape[1]
 
     @abstractmethod
@@ -146,7 +146,7 @@ HEADS: dict[str, Head] = {head.name: head for head in (GaussianHead(), Heterosce
 
 
 def head_of(likelihood: str | Head) -> Head:
-    """The head of a likelihood's name."""
+    """The head with the given name."""
     if isinstance(likelihood, Head):
         return likelihood
     if likelihood not in HEADS:

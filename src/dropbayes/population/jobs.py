@@ -1,4 +1,4 @@
-"""A population trained by several workers, through joblib: its processes, or a Dask or Ray cluster."""
+"""Training of a population by several workers, through joblib: processes, or a Dask or Ray cluster."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def train_in_jobs(
     start: Population | None = None,
     **settings: Any,
 ) -> Population:
-    """The population that `train` gives, its members divided among workers; a member has the same bits in any of them.
+    """The population that `train` returns, with members divided among workers; a member's bits do not depend on them.
 
     Args:
         tasks: As for `train`.
         members: As for `train`.
-        n_jobs: The number of workers, as joblib counts them: -1 for all cores, None for one unless a
+        n_jobs: The number of workers, as in joblib: -1 for all cores, None for one unless a
             `joblib.parallel_config` says otherwise.
         start: As for `train`.
         settings: The other settings of `train`.
     """
     import joblib
 
-    # A lone member would be multiplied by another routine than members of a stack, and differ in its last bits.
+    # A single member would use another matrix routine than a stack, and differ in its last bits.
     n_shares = min(joblib.effective_n_jobs(n_jobs), len(members) // 2)
     if n_shares < 2:
         return train(tasks, members, start=start, **settings)

@@ -24,17 +24,17 @@ _HAS_MKL = torch.backends.mkl.is_available()
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """What the members in training differ in; axis 0 is the member.
+    """The per-member settings of the members in training; axis 0 is the member.
 
     Attributes:
-        rows: The row numbers of each member's task, in the member's own order, padded with the empty row.
-        size_group: The number of each member's task size among the distinct ones.
+        rows: The row indices of each member's task, in the member's order, padded with the empty row.
+        size_group: The index of each member's task size among the distinct sizes.
         drop_prob: `[member, layer]`.
         weight_decay: λ of each layer, `[member, layer]`.
-        learning_rate: Adam's first step size.
+        learning_rate: The initial learning rate of Adam.
         n_steps: The length of the schedule.
-        n_inputs: How many leading inputs each member sees.
-        kl_scale: The weight of the KL beside the data term where drop probabilities are learned, otherwise None.
+        n_inputs: The number of leading inputs that each member sees.
+        kl_scale: The weight of the KL against the data term if drop probabilities are learned, otherwise None.
         member_words: One word for each unit before each weight layer, combined with the step's words.
     """
 
@@ -81,17 +81,17 @@ def forward(
 class Program:
     """The stacked parameters of the members in training and the step that advances them all.
 
-    A step reads the batch positions and random words of its place in the current chunk from tensors of fixed address,
+    A step reads its batch positions and random words in the current chunk from tensors at fixed addresses,
     so on a CUDA device it is captured once as a graph and replayed. All parameters lie in one vector, so that Adam
     passes over them once, however many layers there are.
 
     Attributes:
-        vector: All parameters: weights, biases and, where they are learned, logits of the drop probabilities.
+        vector: All parameters: weights, biases and, if learned, logits of the drop probabilities.
         parameters: Its parts, as views: weights `[member, in, out]`, biases `[member, 1, out]`, logits.
         first, second: Adam's moments of `vector`.
-        step_in_chunk: The index of the present step in the loaded chunk.
+        step_in_chunk: The index of the current step in the loaded chunk.
         has_dropout: For each weight layer, whether any member drops units before it.
-        is_scaled: Whether any weight is multiplied on its way into a step: over its keep probability, or by zero.
+        is_scaled: Whether any weight is scaled in a step: divided by its keep probability, or multiplied by zero.
     """
 
     def __init__(
@@ -165,13 +165,13 @@ class Program:
         return len(self.widths) - 1
 
     def views(self, vector: Tensor) -> list[Tensor]:
-        """A vector of the parameters' length as weights, biases and, where they are learned, logits."""
+        """A vector of the parameters' length as weights, biases and, if learned, logits."""
         sizes = [math.prod(shape) for shape in self.shapes]
-        return [part.view(shape) for part, shape in zip(vector.split(sizes), self.shapes, strict=True)]
+        return [values.view(shape) for values, shape in zip(vector.split(sizes), self.shapes, strict=True)]
 
     @property
     def drop_prob(self) -> Tensor:
-        """The present drop probabilities, `[member, layer]`."""
+        """The current drop probabilities, `[member, layer]`."""
         return self.stack.drop_prob if self.stack.kl_scale is None else self.parameters[-1].sigmoid().double()
 
     def keep(self, index: Tensor) -> None:
@@ -183,7 +183,7 @@ class Program:
     # --- the steps ------------------------------------------------------------------------------------------------
 
     def load(self, chunk: int, tensors: Sequence[Tensor], first_step: int) -> None:
-        """Puts a chunk of steps (`randomness.chunk_of`) in place, to continue from one of its steps."""
+        """Loads a chunk of steps (`randomness.chunk_of`), to continue from one of its steps."""
         targets = [self.dithers, self.positions, self.counts, *self.step_words]
         for target, values in zip(targets, tensors, strict=True):
             target.copy_(values, non_blocking=True)
@@ -219,7 +219,7 @@ class Program:
                 self.step()
 
     def _now(self, values: Tensor) -> Tensor:
-        """The values of the present step."""
+        """The values of the current step."""
         if values.is_cuda:  # during a graph's replay the host does not know the step
             return values.index_select(0, self.step_in_chunk)[0]
         return values[self._step]
@@ -249,7 +249,7 @@ class Program:
         )
 
     def _backward(self, x: Tensor, y: Tensor, share: Tensor) -> None:
-        """The gradient of the objective with respect to all parameters, by hand: half the passes of autograd."""
+        """The gradient of the objective with respect to all parameters, written out: half the passes of autograd."""
         relu, below = self.activation == "relu", self._now(self.thresholds)
         masks: list[Tensor | None] = [
             torch.ge(self._words(layer), below[layer], out=self._masks[layer]) if dropped else None
@@ -325,7 +325,7 @@ class Program:
         self.first.lerp_(self.gradient, 1 - beta1)
         self.second.mul_(beta2).addcmul_(self.gradient, self.gradient, value=1 - beta2)
         scale = torch.sqrt(self.second, out=self._update).add_(self._now(self.epsilons))
-        if self._one_rate:  # the numbers of the lines below, in one pass instead of eight
+        if self._one_rate:  # the same values as below, in one pass instead of eight
             self.vector.addcdiv_(self.first, scale, value=-float(self.rates[self._step, 0]))
             return
         rate, steps = self._now(self.rates), self._scaled.copy_(self.first)

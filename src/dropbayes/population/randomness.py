@@ -1,4 +1,4 @@
-r"""The random words, row orders and initial weights of a population: each a function of seed and step alone."""
+r"""The random words, row orders and initial weights of a population: functions of seed and step alone."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def member_words(seed: int, widths: Sequence[int]) -> list[Tensor]:
 
 
 def member_order(seed: int, n_rows: int) -> Tensor:
-    """The member's own shuffle of its rows."""
+    """The member's permutation of its rows."""
     return torch.randperm(n_rows, generator=generator(_ORDER, seed))
 
 
@@ -79,7 +79,7 @@ def _epoch_order(n_rows: int, epoch: int) -> Tensor:
 
 
 def steps_per_epoch(n_rows: int, batch_size: int) -> int:
-    """Batches in one pass over the rows, the last one smaller where they do not divide."""
+    """The number of batches per epoch; the last may be smaller."""
     return -(-n_rows // batch_size)
 
 
@@ -87,8 +87,8 @@ def batches(chunk: int, batch_size: int, sizes: Sequence[int], padding: int) -> 
     """Positions of each step's rows in a member's own order, `[step, size, row]`, and the numbers of true rows.
 
     Args:
-        chunk: The number of the chunk of steps.
-        batch_size: Rows in a batch.
+        chunk: The index of the chunk of steps.
+        batch_size: The number of rows per batch.
         sizes: The distinct numbers of rows of the tasks.
         padding: The position that fills an epoch's last, smaller batch.
     """
@@ -97,10 +97,10 @@ def batches(chunk: int, batch_size: int, sizes: Sequence[int], padding: int) -> 
     for n_rows in sizes:
         per_epoch = steps_per_epoch(n_rows, batch_size)
         (first_epoch, skipped), last_epoch = divmod(first, per_epoch), (first + STEPS_PER_CHUNK - 1) // per_epoch
-        # An epoch is its order, padded to whole batches; a chunk is a window on the epochs it touches.
+        # An epoch is its row order, padded to whole batches; a chunk is a window on the epochs that it overlaps.
         fill = torch.full((per_epoch * batch_size - n_rows,), padding)
         orders = [(_epoch_order(n_rows, epoch), fill) for epoch in range(first_epoch, last_epoch + 1)]
-        window = torch.cat([part for pair in orders for part in pair]).view(-1, batch_size)
+        window = torch.cat([order for pair in orders for order in pair]).view(-1, batch_size)
         positions.append(window[skipped : skipped + STEPS_PER_CHUNK])
         is_last = (first + torch.arange(STEPS_PER_CHUNK)) % per_epoch == per_epoch - 1
         counts.append(torch.where(is_last, n_rows - (per_epoch - 1) * batch_size, batch_size).float())
@@ -110,7 +110,7 @@ def batches(chunk: int, batch_size: int, sizes: Sequence[int], padding: int) -> 
 def chunk_of(
     chunk: int, batch_size: int, sizes: Sequence[int], widths: Sequence[int], *, pinned: bool = False
 ) -> list[Tensor]:
-    """Dithers, batch positions, row counts and mask words of one chunk of steps, in pinned memory where asked."""
+    """Dithers, batch positions, row counts and mask words of one chunk of steps, optionally in pinned memory."""
     positions, counts = batches(chunk, batch_size, sizes, max(sizes))
     parts = [dithers(chunk, len(widths) - 1), positions, counts, *shared_words(chunk, batch_size, widths)]
     return [part.pin_memory() for part in parts] if pinned else parts

@@ -17,13 +17,13 @@ ACTIVATIONS: dict[str, tuple[Any, type[nn.Module]]] = {"relu": (torch.relu, nn.R
 
 @dataclass(frozen=True)
 class Task:
-    """A data set in its own units: the rows to learn and, where there are any, rows held out from learning.
+    """A data set in its own units: training rows and, optionally, held-out rows.
 
     Args:
         x: Inputs `[row, feature]`.
-        y: Targets `[row]` or `[row, output]`; integer class numbers `[row]` for the categorical likelihood.
-        weight: The weight of each row in the objective (a row of weight 2 counts as two); all one by default.
-        held_out: `(x, y)` or `(x, y, weight)` of rows that early stopping may look at.
+        y: Targets `[row]` or `[row, output]`; integer class indices `[row]` for the categorical likelihood.
+        weight: The weight of each row in the objective (a row of weight 2 counts twice); all one by default.
+        held_out: `(x, y)` or `(x, y, weight)` of rows for early stopping.
     """
 
     x: Any
@@ -37,15 +37,15 @@ class Member:
     r"""The settings of one network of a population.
 
     Args:
-        task: The number of the task it learns.
+        task: The index of its task.
         drop_prob: The probability of dropping a unit before each weight layer: one number, or one per layer.
-        weight_decay: $\lambda$ in $\lambda \|\mathbf M_i\|^2$ beside the mean over rows of half the squared error (or
-            the negative log-likelihood), in standardised units. Biases are not penalised.
+        weight_decay: $\lambda$ in $\lambda \|\mathbf M_i\|^2$, added to the mean over rows of half the squared error
+            (or the negative log-likelihood), in standardised units. Biases are not penalised.
         precision: $\tau$ in units of 1/y². When given, it sets the weight decay of each layer to
             $\lambda_i = p_i l^2 / (2 N \tau)$ with $p_i$ the keep probability [GG16, eq:weightdecay_tau_relation].
         length_scale: The prior length-scale $l$, of standardised inputs.
-        learning_rate: Adam's step size.
-        epochs: Passes over the task's rows.
+        learning_rate: The learning rate of Adam.
+        epochs: The number of passes over the task's rows.
         seed: The seed of its initial weights, its batches and its masks.
         n_inputs: The number of leading columns that it sees; None for all of them. Weights of the others are zero.
     """
@@ -99,12 +99,12 @@ class Population:
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters live."""
+        """The device of the parameters."""
         return self.weights[0].device
 
 
 STACKED = ("drop_prob", "precision", "x_mean", "x_scale", "y_mean", "y_scale", "epochs", "diverged")
-"""The tensors of a population with one entry per member, weights, biases and history apart."""
+"""The tensors of a population with one entry per member, except weights, biases and history."""
 
 
 def select(population: Population, index: Sequence[int] | Tensor) -> Population:

@@ -38,9 +38,9 @@ def candidates(*, budget: int | None = None, seed: int = 0, **choices: Sequence[
     """The members of a grid, or a random `budget` of them.
 
     Args:
-        budget: How many to keep; all by default.
+        budget: The number of members to sample; all by default.
         seed: The seed of the random choice.
-        choices: For each field of `Member` to vary, its values.
+        choices: The values of each field of `Member` to vary.
 
     Example:
         >>> len(candidates(drop_prob=[0.01, 0.1], weight_decay=[1e-6, 1e-4], epochs=[40]))
@@ -55,15 +55,15 @@ def candidates(*, budget: int | None = None, seed: int = 0, **choices: Sequence[
 def folds(
     groups: Tensor, n_folds: int, *, strata: Tensor | None = None, seed: int = 0, holdout: float = 0.2
 ) -> list[tuple[Tensor, Tensor]]:
-    """Rows to learn and rows held out: `n_folds` disjoint folds, or for one fold a single split.
+    """Training and held-out rows: `n_folds` disjoint folds, or for one fold a single split.
 
     Args:
-        groups: The group number of each row; the rows of a group stay together.
-        n_folds: How many, at most the number of groups.
+        groups: The group index of each row; the rows of a group stay together.
+        n_folds: The number of folds, at most the number of groups.
         strata: A number for each row, such as its class; every fold gets its share of the groups of each (a group
             counts for the number that most of its rows have).
         seed: The seed of the random choice.
-        holdout: The share of groups held out by a single split.
+        holdout: The fraction of groups held out by a single split.
     """
     numbers, group = groups.unique(return_inverse=True)
     order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))
@@ -80,12 +80,12 @@ def folds(
 
 
 def forward_folds(times: Tensor, n_folds: int, *, holdout: float = 0.2) -> list[tuple[Tensor, Tensor]]:
-    """Splits that learn the past and hold out what follows, the past longer in each (forward chaining).
+    """Splits that train on a growing past and hold out what follows (forward chaining).
 
     Args:
-        times: A number for each row that rises with its time; rows of one time stay together.
-        n_folds: How many, fewer than there are times; 1 is a single split.
-        holdout: The share of the times, the last ones, held out by a single split.
+        times: The time of each row as a number; rows of one time stay together.
+        n_folds: The number of folds, less than the number of times; 1 is a single split.
+        holdout: The fraction of the times, the last ones, held out by a single split.
     """
     distinct = times.unique()
     if n_folds == 1:
@@ -97,7 +97,7 @@ def forward_folds(times: Tensor, n_folds: int, *, holdout: float = 0.2) -> list[
 
 
 def _strata_of_groups(group: Tensor, strata: Tensor) -> Tensor:
-    """The commonest stratum of each group, by number."""
+    """The most frequent stratum of each group, by group index."""
     _, stratum = strata.unique(return_inverse=True)
     counts = torch.zeros(int(group.max()) + 1, int(stratum.max()) + 1, dtype=torch.long)
     return counts.index_put_((group, stratum), torch.ones_like(group), accumulate=True).argmax(1)
@@ -114,7 +114,7 @@ def fold_tasks(
     likelihood: str | Head = "gaussian",
     seed: int = 0,
 ) -> tuple[Task, ...]:
-    """One task per fold: the rows to learn, and the fold with its weights held out.
+    """One task per fold: the training rows, and the held-out fold with its weights.
 
     Args:
         x: Inputs `[row, feature]`.
@@ -122,9 +122,9 @@ def fold_tasks(
         n_folds: Folds; 1 for a single split with a fifth of the rows held out.
         groups: The group number of each row; rows of a group are never on both sides of a split. Each row its own by
             default.
-        forward: Whether the groups are numbered in the order of time, and each fold follows what is learned.
+        forward: Whether the groups are in temporal order, and each fold follows its training rows.
         weight: Row weights.
-        likelihood: That of the networks; the folds of a classification have the classes in equal shares.
+        likelihood: The likelihood of the networks; the folds of a classification are stratified by class.
         seed: The seed of the folds.
     """
     x, y = torch.as_tensor(x), torch.as_tensor(y)
@@ -175,9 +175,9 @@ def choose(
         groups: The group number of each row; rows of a group are never on both sides of a split. Each row its own by
             default.
         weight: Row weights.
-        n_members: Networks of the chosen kind to train on all rows, with different seeds; 0 leaves the winner's fold
-            networks as they are.
-        n_draws: Draws per held-out row.
+        n_members: The number of networks with the chosen settings to train on all rows, with different seeds; 0 returns
+            the winner's fold networks.
+        n_draws: The number of draws per held-out row.
         seed: The seed of folds and networks.
         settings: Passed to `train`: `hidden`, `likelihood`, `batch_size`, `learn_drop_prob` ...
     """

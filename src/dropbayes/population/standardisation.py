@@ -1,4 +1,4 @@
-r"""The rows of all tasks in standard units, end to end in one table."""
+r"""The standardised rows of all tasks, concatenated in one table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dropbayes.runtime.validation import row_weights
 
 __all__ = ["Moments", "Table", "moments", "stacked_table"]
 
-# A column whose deviation is this small beside its mean carries rounding errors alone.
+# A column whose deviation is this small relative to its mean varies by rounding errors only.
 _CONSTANT = 1e-10
 
 
@@ -31,11 +31,11 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """All tasks' standardised training rows end to end, with one padding row of weight 0 after the last.
+    """The concatenated standardised training rows of all tasks, followed by one padding row of weight 0.
 
     Attributes:
         x, y, weight: The rows; weights have mean 1 in each task.
-        first: The number of each task's first row.
+        first: The index of each task's first row.
         n_rows: The number of rows of each task.
         moments: The standardisation, one entry per task.
         n_outputs: The number of outputs, or of classes.

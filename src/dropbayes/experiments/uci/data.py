@@ -27,7 +27,7 @@ SPLIT_SEED = 1
 
 @dataclass(frozen=True)
 class Source:
-    """Where a set comes from: its name in the authors' repository, its shape, the digest of its `data.txt`."""
+    """The source of a set: its name in the authors' repository, its shape, the digest of its `data.txt`."""
 
     name: str
     n_rows: int
@@ -152,7 +152,7 @@ def from_csv(path: str | pathlib.Path, *, target: str, n_splits: int = 20) -> Da
     Args:
         path: The file.
         target: The name of the column to predict; all others are inputs.
-        n_splits: How many random splits.
+        n_splits: The number of random splits.
     """
     path = pathlib.Path(path)
     with path.open(newline="") as lines:
@@ -165,8 +165,8 @@ def from_csv(path: str | pathlib.Path, *, target: str, n_splits: int = 20) -> Da
         raise ValueError(
             f"`path` must hold numbers under its header; got {error} in {path.name}. Encode or drop text columns first."
         ) from None
-    place = header.index(target)
-    return from_arrays(np.delete(table, place, axis=1), table[:, place], name=path.stem, n_splits=n_splits)
+    index = header.index(target)
+    return from_arrays(np.delete(table, index, axis=1), table[:, index], name=path.stem, n_splits=n_splits)
 
 
 def data_folder() -> pathlib.Path | None:
@@ -176,7 +176,7 @@ def data_folder() -> pathlib.Path | None:
 
 
 def cache_folder() -> pathlib.Path:
-    """Where downloaded files are kept."""
+    """The folder of downloaded files."""
     root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     return pathlib.Path(root) / "dropbayes" / "uci"
 

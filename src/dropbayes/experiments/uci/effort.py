@@ -43,7 +43,7 @@ def settings_for(dataset: Dataset) -> Settings:
 
 
 def network_steps(dataset: Dataset, n_splits: int, settings: Settings) -> float:
-    """How many steps of one network a run takes, roughly: the measure of its cost."""
+    """The approximate cost of a run, in steps of one network."""
     effort, n_rows = EFFORTS[settings.effort], len(dataset.splits[0][0])
     n_folds = 5 if n_rows < 2000 else 1
     full = sum(share for _, _, share in (*effort.candidates, *effort.binned)) + effort.n_finalists
@@ -63,10 +63,10 @@ def results(
 
     Args:
         dataset: The set.
-        splits: Which of its splits.
+        splits: The indices of the splits to run.
         settings: The effort.
         device: "auto", "cpu", "cuda" ...
-        progress: Shows a bar.
+        progress: Whether to show a bar.
     """
     with ProgressBar(f"{dataset.name}, {settings.effort}", len(splits), unit="splits", show=progress) as bar:
         return [_result(dataset, split, settings, device) for split in bar.follow(splits)]

@@ -27,11 +27,11 @@ class Settings:
     Attributes:
         precisions: The grid of τ, in units of 1/y².
         drop_probs: The grid of drop probabilities, the same before both layers.
-        n_hidden: Units of the hidden layer.
-        epochs: Passes over the rows.
-        batch_size: Rows of a step.
+        n_hidden: The number of units in the hidden layer.
+        epochs: The number of passes over the rows.
+        batch_size: The number of rows per step.
         length_scale: The prior length-scale.
-        learning_share: The share of the training rows that candidates learn.
+        learning_share: The fraction of the training rows on which candidates are trained.
         n_draws: T, for choosing and for testing.
     """
 
@@ -87,7 +87,7 @@ def candidates(settings: Settings, n_rows: int) -> list[Member]:
 
 
 def network_steps(dataset: Dataset, n_splits: int, settings: Settings | None = None) -> float:
-    """How many steps of one network a run takes: the measure of its cost."""
+    """The cost of a run, in steps of one network."""
     settings = settings or settings_for(dataset)
     n_train = len(dataset.splits[0][0])
     sizes = [int(settings.learning_share * n_train)] * len(settings.drop_probs) * len(settings.precisions) + [n_train]
@@ -106,10 +106,10 @@ def results(
 
     Args:
         dataset: The set.
-        splits: Which of its splits.
+        splits: The indices of the splits to run.
         settings: The grids; the authors' by default.
         device: "auto", "cpu", "cuda" ...
-        progress: Shows a bar.
+        progress: Whether to show a bar.
     """
     settings = settings or settings_for(dataset)
     grid = list(itertools.product(settings.drop_probs, settings.precisions))

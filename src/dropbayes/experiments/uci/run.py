@@ -41,7 +41,7 @@ METHODS: dict[str, Any] = {"faithful": uci_faithful, **dict.fromkeys(EFFORTS, uc
 
 @dataclass(frozen=True)
 class Settings:
-    """What is run, with which method; the published protocol by default.
+    """The sets, splits and method of a run; the published protocol by default.
 
     Attributes:
         method: "faithful", or an effort of the estimator: "quick", "standard" or "best".
@@ -129,7 +129,7 @@ def write_results(path: pathlib.Path, results: dict[str, Any]) -> None:
 
 
 def hardware(device: str) -> str:
-    """The processor the networks run on, in words."""
+    """The name of the processor that runs the networks."""
     if device != "cpu" and torch.cuda.is_available():
         return str(torch.cuda.get_device_name())
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
@@ -151,12 +151,12 @@ def run_set(
     Args:
         dataset: The set.
         method: "faithful", or an effort of the estimator: "quick", "standard" or "best".
-        splits: Which of its splits.
+        splits: The indices of the splits to run.
         out: The folder of the results.
         device: "auto", "cpu", "cuda" ...
         settings: The method's settings; its own for the set by default.
-        splits_per_chunk: Splits trained at once, then written; all by default.
-        progress: Shows a bar.
+        splits_per_chunk: The number of splits to train before results are written; all by default.
+        progress: Whether to show a bar.
     """
     path = _path(out, method, dataset.name)
     results = read_results(path)
