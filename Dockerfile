@@ -2,13 +2,14 @@
 #   docker build -t dropbayes .
 #   docker run --rm -p 127.0.0.1:8000:8000 -v "$PWD/model:/models/model:ro" dropbayes
 FROM python:3.12-slim AS build
-# The default torch brings gigabytes of CUDA, which a server on CPUs does not need.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# The default torch brings gigabytes of CUDA, which a server on CPUs does not need: name an index that has a CPU build
+# with --build-arg PIP_OPTIONS="--extra-index-url ADDRESS".
+ARG PIP_OPTIONS=""
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE constraints.txt ./
 COPY src ./src
 RUN python -m venv /opt/dropbayes \
- && /opt/dropbayes/bin/pip install --no-cache-dir --constraint constraints.txt --extra-index-url "$TORCH_INDEX" ".[serve]"
+ && /opt/dropbayes/bin/pip install --no-cache-dir --constraint constraints.txt $PIP_OPTIONS ".[serve]"
 
 FROM python:3.12-slim
 COPY --from=build /opt/dropbayes /opt/dropbayes
