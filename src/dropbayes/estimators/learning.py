@@ -129,12 +129,13 @@ class DropoutEstimator(BaseEstimator, Ensemble):
     def _batch_size(self, n_rows: int) -> int:
         if self.batch_size != "auto":
             return min(int(self.batch_size), n_rows)
-        return min(n_rows, 64 if n_rows < 3000 else 128 if n_rows < 100_000 else 512)
+        return min(n_rows, 64 if n_rows < 3000 else self._effort.large_batch if n_rows < 100_000 else 512)
 
     def _epochs(self, n_rows: int, share: float = 1.0) -> int:
         """The number of epochs that amounts to the number of steps; on large tables at least `min_epochs`."""
         effort, per_epoch = self._effort, -(-n_rows // self._batch_size(n_rows))
         steps = min(effort.steps + effort.steps_per_row * n_rows, effort.most_steps)
+        steps *= 128 / max(128, self._batch_size(n_rows))
         epochs = (steps if self.n_steps == "auto" else int(self.n_steps)) / per_epoch
         return max(1, round(share * max(self.min_epochs, epochs)))
 
@@ -166,7 +167,8 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             tried = [(drop_prob, 1.0, None) for drop_prob in given]
         decay = self.weight_decay
         decays = effort.weight_decays if isinstance(decay, str) else decay if isinstance(decay, list) else [decay]
-        rate = effort.learning_rate if self.learning_rate == "auto" else float(self.learning_rate)
+        rate = effort.learning_rate * max(1.0, self._batch_size(n_rows) / 128) ** 0.5
+        rate = rate if self.learning_rate == "auto" else float(self.learning_rate)
         grid = [
             Member(
                 drop_prob=drop_prob,
@@ -221,7 +223,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         learned = n_searched * (n_folds - 1) // n_folds if n_folds > 1 else n_searched * (_FOLDS - 1) // _FOLDS
         epochs = sum(member.epochs for member in grid) + n_finalists * self._epochs(n_searched)
         searched = epochs * n_folds * -(-learned // self._batch_size(n_searched))
-        trained = self._n_networks() * self._epochs(n_rows) * -(-n_rows // self._batch_size(n_rows))
+        trained = self._n_networks(n_rows) * self._epochs(n_rows) * -(-n_rows // self._batch_size(n_rows))
         show = None if self.verbose else False
         return ProgressBar("fit", searched + trained, unit="network steps", show=show)
 
@@ -242,7 +244,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         rows = np.random.RandomState(self.seed_).permutation(len(x))[:n_rows]
         n_folds = self._folds(n_rows)
         grid, n_finalists = self._grid(n_rows)
-        n_networks, n_columns = self._n_networks(), None if self.bins_ is None else len(self.bins_.edges)
+        n_networks, n_columns = self._n_networks(len(x)), None if self.bins_ is None else len(self.bins_.edges)
         return choose_ensemble(
             torch.tensor(x[rows]),
             torch.tensor(y[rows]),
@@ -260,8 +262,10 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             **self._settings(n_rows, progress),
         )
 
-    def _n_networks(self) -> int:
-        return self._effort.n_places * self._effort.n_seeds if self.n_networks == "auto" else int(self.n_networks)
+    def _n_networks(self, n_rows: int) -> int:
+        if self.n_networks != "auto":
+            return int(self.n_networks)
+        return self._effort.n_networks if n_rows < _MANY_ROWS else self._effort.large_networks
 
     def _trained(
         self, x: np.ndarray, y: np.ndarray, weight: Any, choice: EnsembleChoice, progress: ProgressBar
@@ -272,7 +276,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         if self.bins_ is not None and all(member.n_inputs is not None for member in choice.members):
             x, self.bins_ = x[:, : len(self.bins_.edges)], None  # no place went to a candidate that sees the bins
         members = []
-        for i in range(self._n_networks()):
+        for i in range(self._n_networks(len(x))):
             member = choice.members[i % len(choice.places)]
             epochs = member.epochs
             if n_searched < len(x):  # the same fraction of a full training
@@ -319,7 +323,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             self.bins_ = None  # the first rows of a stream are too few for bins
             grid, _ = self._grid(len(x))
             member = replace(grid[len(grid) // 2], task=0, epochs=1)
-            members = [replace(member, seed=self.seed_ + i) for i in range(self._n_networks())]
+            members = [replace(member, seed=self.seed_ + i) for i in range(self._n_networks(len(x)))]
             settings = self._settings(len(x))
             self.population_ = train_in_jobs([Task(x, y, weight)], members, n_classes=self._n_classes(), **settings)
             self.rows_tested_ = 1

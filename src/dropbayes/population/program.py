@@ -233,7 +233,9 @@ class Program:
             else:
                 positions, counts = (v.index_select(0, self.stack.size_group) for v in (positions, counts))
                 chosen = self.stack.rows.gather(1, positions)
-            x, y, weight = (values[chosen] for values in self.data)
+            # Indexing by a matrix takes twice as long.
+            flat, shape = chosen.flatten(), chosen.shape
+            x, y, weight = (values.index_select(0, flat).view(*shape, *values.shape[1:]) for values in self.data)
             share = weight / counts[:, None]
             if self.stack.kl_scale is None:
                 self._backward(x, y, share)
