@@ -20,6 +20,7 @@ class Effort:
         hidden: The widths of the hidden layers; multiples of 16 fill a processor's vectors (50 takes as long as 64).
         wide_rows: The number of rows from which the hidden layers are twice as wide.
         learning_rate: The initial learning rate of Adam; it decays to zero along a cosine.
+        betas: The decay rates of Adam's moments. A second moment that forgets sooner saves a third of the steps.
         large_batch: The number of rows per step from 3,000 rows on. Steps of 256 rows rather than 128 are half as many, at
             a learning rate greater by the root of two.
         weight_decays: The candidate values of λ, relative to half the mean squared error of standardised targets.
@@ -41,6 +42,7 @@ class Effort:
     hidden: tuple[int, ...] = (48, 48)
     wide_rows: int = 10**9
     learning_rate: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
     large_batch: int = 128
     weight_decays: tuple[float, ...] = (1e-6,)
     steps: int = 2000
@@ -74,6 +76,7 @@ EFFORTS = {
         ),
         binned=((0.0, 0.01, 0.2), (0.0, 0.05, 0.2), (0.05, 0.1, 0.2)),
         n_finalists=2,
+        betas=(0.9, 0.99),
         large_batch=256,
         steps_per_row=0.2,
         most_steps=6000,

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dropbayes import information, sampling
 from dropbayes.estimators import files
 from dropbayes.estimators.bins import Bins
+from dropbayes.estimators.distances import DistanceSpread
 from dropbayes.estimators.frames import FrameColumns
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.estimators.noise import StudentNoise
@@ -199,6 +200,7 @@ class RegressionEnsemble(Ensemble):
     saved_as = "DropoutRegressor"
     noise: str
     noise_: StudentNoise | None
+    distance_spread_: DistanceSpread | None
     one_column_: bool
 
     def _head(self) -> str:
@@ -241,7 +243,10 @@ class RegressionEnsemble(Ensemble):
         if self.noise_ is not None:
             draws = outputs.double().flatten(0, 1).cpu()
             columns = inputs[:, : self._n_columns].cpu()
-            return self.noise_.mixture(draws, columns, population.y_mean[0].cpu(), population.y_scale[0].cpu())
+            y_mean, y_scale = population.y_mean[0].cpu(), population.y_scale[0].cpu()
+            mixture = self.noise_.mixture(draws, columns, y_mean, y_scale)
+            spread = self.distance_spread_
+            return mixture if spread is None else spread.spread(mixture, columns, y_scale)
         mean, variance = in_units(population, outputs)
         return Mixture(mean.flatten(0, 1).cpu(), variance.flatten(0, 1).sqrt().cpu())
 
@@ -300,15 +305,26 @@ class RegressionEnsemble(Ensemble):
         return {"one_column": bool(self.one_column_)}
 
     def _own_tensors(self) -> dict[str, Tensor]:
-        if self.noise_ is None:
-            return {}
-        return {f"noise.{f.name}": getattr(self.noise_, f.name) for f in fields(self.noise_)}
+        parts = {"noise": self.noise_, "distance": self.distance_spread_}
+        return {
+            f"{prefix}.{entry.name}": getattr(part, entry.name)
+            for prefix, part in parts.items()
+            if part is not None
+            for entry in fields(part)
+        }
 
     def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.one_column_ = settings["one_column"]
-        names = [f.name for f in fields(StudentNoise)]
-        stored = all(f"noise.{name}" in tensors for name in names)
-        self.noise_ = StudentNoise(**{name: tensors[f"noise.{name}"] for name in names}) if stored else None
+        self.noise_ = _stored(StudentNoise, "noise", tensors)
+        self.distance_spread_ = _stored(DistanceSpread, "distance", tensors)
+
+
+def _stored(kind: Any, prefix: str, tensors: dict[str, Tensor]) -> Any:
+    """The model of a kind whose tensors a file holds under a prefix; None if it holds none."""
+    names = [entry.name for entry in fields(kind)]
+    if not all(f"{prefix}.{name}" in tensors for name in names):
+        return None
+    return kind(**{name: tensors[f"{prefix}.{name}"] for name in names})
 
 
 class ClassEnsemble(Ensemble):

@@ -15,6 +15,7 @@ from sklearn.utils.validation import _check_sample_weight, check_array, check_is
 from torch import Tensor
 
 from dropbayes.estimators.bins import Bins
+from dropbayes.estimators.distances import Gap
 from dropbayes.estimators.effort import EFFORTS, Effort
 from dropbayes.estimators.ensembles import Ensemble, as_array
 from dropbayes.estimators.frames import FrameColumns, is_mixed_frame
@@ -26,6 +27,7 @@ from dropbayes.population import (
     Task,
     choose_ensemble,
     fit_precision,
+    select,
     train_in_jobs,
 )
 from dropbayes.runtime.devices import cpu_threads
@@ -146,6 +148,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             "activation": self.activation,
             "batch_size": self._batch_size(n_rows),
             "schedule": "cosine",
+            "betas": self._effort.betas,
             "learn_drop_prob": self.learn_drop_prob,
             "n_jobs": self.n_jobs,
             "device": self.device,
@@ -207,9 +210,12 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             choice = self._search(x, y, weight, groups, forward=times is not None, progress=progress)
             self.search_scores_ = choice.log_likelihood.numpy()
             self.search_edges_ = search_edges(choice)
-            self.population_ = self._trained(x, y, weight, choice, progress)
+            gap = self._gap(x, weight)
+            self.population_, without_gap = self._trained(x, y, weight, choice, gap, progress)
             self._refuse_divergence()
             self._fit_noise(choice)
+            if gap is not None:
+                self._fit_distance(gap, without_gap, x, y, weight)
 
     def _operation_size(self, n_rows: int) -> int:
         """The number of values in one tensor operation of the search."""
@@ -268,9 +274,12 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         return self._effort.n_networks if n_rows < _MANY_ROWS else self._effort.large_networks
 
     def _trained(
-        self, x: np.ndarray, y: np.ndarray, weight: Any, choice: EnsembleChoice, progress: ProgressBar
-    ) -> Population:
-        """Trains the networks of the ensemble on all rows, cycling through the places, with the τ of their places."""
+        self, x: np.ndarray, y: np.ndarray, weight: Any, choice: EnsembleChoice, gap: Gap | None, progress: ProgressBar
+    ) -> tuple[Population, Population]:
+        """The networks of the ensemble, trained on all rows, and a network trained without the rows of a gap if any.
+
+        The ensemble's cycle through the places, with the τ of their places.
+        """
         n_searched = min(len(x), _SEARCH_ROWS)
         full = self._epochs(n_searched)
         if self.bins_ is not None and all(member.n_inputs is not None for member in choice.members):
@@ -283,10 +292,16 @@ class DropoutEstimator(BaseEstimator, Ensemble):
                 epochs = max(1, round(self._epochs(len(x)) * member.epochs / full))
             n_inputs = None if self.bins_ is None else member.n_inputs
             members.append(replace(member, task=0, epochs=epochs, seed=self.seed_ + 1000 + i, n_inputs=n_inputs))
+        tasks, n_networks = [Task(x, y, weight)], len(members)
+        if gap is not None:
+            kept = ~gap.rows.numpy()
+            tasks.append(Task(x[kept], y[kept], None if weight is None else weight[kept]))
+            members.append(replace(members[0], task=1, seed=self.seed_ + 999))
         settings = self._settings(len(x), progress)
-        trained = train_in_jobs([Task(x, y, weight)], members, n_classes=self._n_classes(), **settings)
+        trained = train_in_jobs(tasks, members, n_classes=self._n_classes(), **settings)
         place = torch.arange(len(members)) % len(choice.places)
-        return replace(trained, precision=choice.precision[place].to(trained.device) * trained.y_scale**-2)
+        trained = replace(trained, precision=choice.precision[place].to(trained.device) * trained.y_scale**-2)
+        return select(trained, range(n_networks)), select(trained, range(n_networks, len(members)))
 
     def _continue(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, epochs: int, schedule: str) -> None:
         """Continues training from the current weights."""
@@ -341,6 +356,14 @@ class DropoutEstimator(BaseEstimator, Ensemble):
     @abstractmethod
     def _fit_noise(self, choice: EnsembleChoice) -> None:
         """Fits the noise or temperature to the held-out draws of a search."""
+
+    def _gap(self, x: np.ndarray, weight: np.ndarray | None) -> Gap | None:
+        """A gap in the rows whose errors teach how predictions part far from the rows; None to leave them."""
+        del x, weight
+        return None
+
+    def _fit_distance(self, gap: Gap, without_gap: Population, x: np.ndarray, y: np.ndarray, weight: Any) -> None:
+        """Fits the spread of the draws far from the rows to the rows of a gap."""
 
     @abstractmethod
     def _n_classes(self) -> int | None:
