@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dropbayes.predictive.mixtures import Mixture
 
-__all__ = ["DistanceSpread", "Gap", "fit_distance_spread", "find_gap"]
+__all__ = ["DistanceSpread", "Gap", "find_gap", "fit_distance_spread"]
 
 _ANCHORS = 1024
 _PRINCIPAL_ROWS = 5000

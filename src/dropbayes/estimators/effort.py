@@ -21,8 +21,8 @@ class Effort:
         wide_rows: The number of rows from which the hidden layers are twice as wide.
         learning_rate: The initial learning rate of Adam; it decays to zero along a cosine.
         betas: The decay rates of Adam's moments. A second moment that forgets sooner saves a third of the steps.
-        large_batch: The number of rows per step from 3,000 rows on. Steps of 256 rows rather than 128 are half as many, at
-            a learning rate greater by the root of two.
+        large_batch: The number of rows per step from 3,000 rows on. Steps of 256 rows rather than 128 are half as many,
+            at a learning rate greater by the root of two.
         weight_decays: The candidate values of λ, relative to half the mean squared error of standardised targets.
         steps, steps_per_row: A network is trained for `steps` + `steps_per_row` · N steps.
         most_steps: The maximum number of steps, unless the minimum number of epochs needs more.
@@ -78,6 +78,7 @@ EFFORTS = {
         n_finalists=2,
         betas=(0.9, 0.99),
         large_batch=256,
+        steps=1700,
         steps_per_row=0.2,
         most_steps=6000,
         large_networks=4,

@@ -10,7 +10,7 @@ import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -305,26 +305,12 @@ class RegressionEnsemble(Ensemble):
         return {"one_column": bool(self.one_column_)}
 
     def _own_tensors(self) -> dict[str, Tensor]:
-        parts = {"noise": self.noise_, "distance": self.distance_spread_}
-        return {
-            f"{prefix}.{entry.name}": getattr(part, entry.name)
-            for prefix, part in parts.items()
-            if part is not None
-            for entry in fields(part)
-        }
+        return files.tensors_of("noise", self.noise_) | files.tensors_of("distance", self.distance_spread_)
 
     def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.one_column_ = settings["one_column"]
-        self.noise_ = _stored(StudentNoise, "noise", tensors)
-        self.distance_spread_ = _stored(DistanceSpread, "distance", tensors)
-
-
-def _stored(kind: Any, prefix: str, tensors: dict[str, Tensor]) -> Any:
-    """The model of a kind whose tensors a file holds under a prefix; None if it holds none."""
-    names = [entry.name for entry in fields(kind)]
-    if not all(f"{prefix}.{name}" in tensors for name in names):
-        return None
-    return kind(**{name: tensors[f"{prefix}.{name}"] for name in names})
+        self.noise_ = files.record_of(StudentNoise, "noise", tensors)
+        self.distance_spread_ = files.record_of(DistanceSpread, "distance", tensors)
 
 
 class ClassEnsemble(Ensemble):

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from dropbayes.estimators.distances import Gap, find_gap, fit_distance_spread
 from dropbayes.estimators.ensembles import RegressionEnsemble
-from dropbayes.estimators.learning import DropoutEstimator, row_weights
+from dropbayes.estimators.learning import DropoutEstimator
 from dropbayes.estimators.noise import fit_noise
+from dropbayes.estimators.rows import row_weights
 from dropbayes.population import EnsembleChoice, Population, draws
 from dropbayes.population.standardisation import moments
 

@@ -93,7 +93,7 @@ def train(
     device = available_device(device)
     table = stacked_table(tasks, head, dtype, start=start, n_classes=n_classes)
     program = _program(
-        table, members, hidden, head, activation, batch_size, schedule, betas, learn_drop_prob, device, dtype
+        table, members, hidden, head, activation, batch_size, schedule, learn_drop_prob, device, dtype, betas
     )
     if start is not None:
         _continue_from(start, program)
@@ -208,10 +208,10 @@ def _program(
     activation: Activation,
     batch_size: int,
     schedule: str,
-    betas: tuple[float, float],
     learn_drop_prob: bool,
     device: torch.device,
     dtype: torch.dtype,
+    betas: tuple[float, float] = ADAM_BETAS,
 ) -> Program:
     widths = [table.x.shape[1], *hidden, head.width(table.n_outputs)]
     sizes = sorted(set(table.n_rows))
