@@ -11,14 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from dropbayes.sampling.operations import dropout, layers, random_numbers
-from dropbayes.sampling.operations.sources import RandomMode, RandomSource, scaled_product
+from dropbayes.sampling.operations.sources import Handlers, RandomMode, RandomSource, scaled_product
 
 __all__ = ["HANDLERS", "Interception", "RandomSource", "scaled_product"]
 
-HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {
-    **dropout.HANDLERS, **layers.HANDLERS, **random_numbers.HANDLERS
-}  # fmt: skip
-"""What replaces each stochastic operation: a function of the mode, the operation and its arguments."""
+HANDLERS: Handlers = {**dropout.HANDLERS, **layers.HANDLERS, **random_numbers.HANDLERS}
 
 
 class Interception(RandomMode):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dropbayes.sampling.operations.sources import RandomMode, scaled_product
+from dropbayes.sampling.operations.sources import Handlers, RandomMode, scaled_product
 
 __all__ = ["HANDLERS"]
 
@@ -79,7 +79,7 @@ def _native_dropout(mode: RandomMode, func: Any, input: Tensor, p: float, train:
     return scaled_product(input, keep, p), keep.expand(input.shape).bool()
 
 
-HANDLERS = {
+HANDLERS: Handlers = {
     **dict.fromkeys((F.dropout, torch.dropout), _dropout),
     torch.dropout_: functools.partial(_dropout, inplace=True),
     torch.native_dropout: _native_dropout,

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dropbayes.sampling.operations.composites import run_intercepted
-from dropbayes.sampling.operations.sources import RandomMode
+from dropbayes.sampling.operations.sources import Handlers, RandomMode
 from dropbayes.sampling.recurrence import recurrence
 
 __all__ = ["HANDLERS"]
@@ -113,7 +113,7 @@ def _batch_norm(
     return (input * scale.view(shape) + shift.view(shape)).to(input.dtype)  # in the wider dtype, as torch's own
 
 
-HANDLERS = {
+HANDLERS: Handlers = {
     F.scaled_dot_product_attention: _attention,
     F.multi_head_attention_forward: _multi_head_attention,
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _recurrent),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dropbayes.layers import STOCHASTIC
 from dropbayes.sampling.operations.composites import run_intercepted
-from dropbayes.sampling.operations.sources import RandomMode
+from dropbayes.sampling.operations.sources import Handlers, RandomMode
 
 __all__ = ["HANDLERS"]
 
@@ -160,7 +160,7 @@ _COMPARISONS = (
 )  # fmt: skip
 
 
-HANDLERS = {
+HANDLERS: Handlers = {
     **dict.fromkeys((torch.bernoulli, Tensor.bernoulli), _bernoulli),
     Tensor.bernoulli_: _bernoulli_,
     **dict.fromkeys((torch.rand, torch.rand_like), _rand),

@@ -10,7 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["RandomMode", "RandomSource", "scaled_product"]
+__all__ = ["Handlers", "RandomMode", "RandomSource", "scaled_product"]
+
+Handlers = dict[Callable[..., Any], Callable[..., Any]]
+"""What replaces each stochastic operation: a function of the mode, the operation and its arguments."""
 
 
 class RandomSource(ABC):
