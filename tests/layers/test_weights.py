@@ -23,7 +23,7 @@ from dropbayes.layers import (
     drawn,
 )
 from dropbayes.likelihoods import Gaussian
-from dropbayes.sampling import operations
+from dropbayes.sampling.operations import HANDLERS
 from dropbayes.training.objective import kl_divergence, negative_elbo
 from dropbayes.variational import Bernoulli, DiagonalGaussian, kl_monte_carlo
 from dropbayes.weight_layers import kl_coefficients, parameter_groups
@@ -380,7 +380,7 @@ def test_fan_in_of_an_own_layers_kl_is_what_its_outputs_add_up():
 @pytest.mark.parametrize("name", NOISES)
 def test_a_draw_is_one_function_and_rows_can_have_their_own(name):
     """A linear layer without bias is linear in every draw: f(a) + f(b) = f(a + b), whatever the family."""
-    if name not in ("bernoulli", "dropped bias") and drawn not in operations._HANDLERS:
+    if name not in ("bernoulli", "dropped bias") and drawn not in HANDLERS:
         pytest.skip("the engine does not intercept `layers.STOCHASTIC`")
     layer = Linear(4, 3, bias=False, noise=NOISES[name]).to(DTYPE).eval()
     a, b = torch.randn(2, 4, dtype=DTYPE)

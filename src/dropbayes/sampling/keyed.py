@@ -14,13 +14,15 @@ from dropbayes.sampling.anatomy import Anatomy, RowLayout, Site
 from dropbayes.sampling.fusion import kernels_on
 from dropbayes.sampling.masks import Keys, Units, keep_mask, uniform
 from dropbayes.sampling.names import SiteNames
-from dropbayes.sampling.operations import RandomSource, scaled_product, transform_depth
+from dropbayes.sampling.operations import RandomSource, scaled_product
 from dropbayes.sampling.positions import Positions
 from dropbayes.sampling.recorder import SENTINEL_SEED
 
-# A functorch primitive: a real tensor seen as batched along one axis at a level of vmap.
+# From functorch: a real tensor seen as batched along one axis at a level of vmap; the depth of nested transforms, None
+# outside all of them.
 _functorch: Any = torch._C._functorch
 _add_batch_dim: Callable[[Tensor, int, int], Tensor] = _functorch._add_batch_dim
+transform_depth: Callable[[], int | None] = _functorch.maybe_current_level
 
 _KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -103,7 +105,7 @@ class KeyedSource(RandomSource):
         positions = self.masks.positions
         return make(site.index, shape, None) if positions is None else positions.made(site, shape, make)
 
-    def masked(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
+    def dropout(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
         site = self._next(kind, drop_prob)
         layout, inner_shape = self._layout(site, shape)
         fused = self._fused(site, layout, x, drop_prob, shape)
@@ -195,7 +197,7 @@ class KeyedSource(RandomSource):
         if positions is None or not positions.tied or not by_head or site.layout is None or self._own_rows is not None:
             return None
         result = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale=scale)
-        return self.masked("attention", result, drop_prob, weights, False)
+        return self.dropout("attention", result, drop_prob, weights, False)
 
     def uniform(
         self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device

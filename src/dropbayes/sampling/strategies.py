@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from dropbayes.sampling.anatomy import RowLayout
 from dropbayes.sampling.generators import unchanged_generators
-from dropbayes.sampling.keyed import KeyedSource, Masks, NetworkChanged, Unsuited
+from dropbayes.sampling.keyed import KeyedSource, Masks, NetworkChanged, Unsuited, transform_depth
 from dropbayes.sampling.masks import derived_seed
-from dropbayes.sampling.operations import Interception, transform_depth
+from dropbayes.sampling.operations import Interception
 from dropbayes.sampling.recorder import SENTINEL_SEED
 from dropbayes.sampling.trees import Inputs, own_leaves, split
 from dropbayes.sampling.views import eagerly
