@@ -125,7 +125,7 @@ def test_hash_is_splitmix64():
 def test_torch_and_numpy_hash_the_same_words():
     key = masks._fold(7, 3)
     plain = masks._hash(key, 5, 105, CPU)
-    words = torch.arange(5, 105) * masks._signed(masks._INCREMENT) + masks._signed(key)
+    words = torch.arange(5, 105) * masks.as_signed(masks._INCREMENT) + masks.as_signed(key)
     for shift, multiplier in masks._ROUNDS:
-        words = (words ^ masks._shift_right(words, shift)) * masks._signed(multiplier)
+        words = (words ^ masks._shift_right(words, shift)) * masks.as_signed(multiplier)
     assert torch.equal(plain, words ^ masks._shift_right(words, 31))

@@ -109,7 +109,7 @@ def keep_mask(
         units: The units, if numbered by absolute position; by default in row-major order.
     """
     if rows is None and units is None and len(draws) * math.prod(shape) <= _REMEMBERED_ELEMENTS:
-        return _remembered_mask(keys, site, drop_prob, draws, shape, dtype, device)
+        return _cached_mask(keys, site, drop_prob, draws, shape, dtype, device)
     return _new_mask(keys, site, drop_prob, draws, rows, shape, dtype, device, units)
 
 
@@ -132,7 +132,7 @@ def _new_mask(
 
 
 @functools.lru_cache(maxsize=256)
-def _remembered_mask(
+def _cached_mask(
     keys: Keys,
     site: int,
     drop_prob: float,
@@ -199,8 +199,8 @@ def _numbered_words(keys: Keys, site: int, draws: range, rows: range | None, num
 
 def _halves(key: int | Tensor, numbers: Tensor) -> Tensor:
     """The 32-bit word of each numbered unit: half of the 64-bit hash it shares with its neighbour."""
-    hashed = _hash_numbers(key, numbers // 2)
-    return torch.where(numbers % 2 == 1, hashed >> 32, hashed).to(torch.int32)
+    words = _hash_numbers(key, numbers // 2)
+    return torch.where(numbers % 2 == 1, words >> 32, words).to(torch.int32)
 
 
 def _lattice(keys: Keys, draws: range, choice: Tensor) -> Tensor:
@@ -249,9 +249,9 @@ def _hash_numbers(key: int | Tensor, numbers: Tensor | Sequence[int]) -> Tensor:
     numbers = torch.as_tensor(numbers, device=None if like is None else like.device)
     if numbers.device.type == "cpu":
         return _hash_words(key, numbers.numpy().view(np.uint64))
-    words = numbers * _signed(_INCREMENT) + (_signed(key) if isinstance(key, int) else key)
+    words = numbers * as_signed(_INCREMENT) + (as_signed(key) if isinstance(key, int) else key)
     for shift, multiplier in _ROUNDS:
-        words = (words ^ _shift_right(words, shift)) * _signed(multiplier)
+        words = (words ^ _shift_right(words, shift)) * as_signed(multiplier)
     return words ^ _shift_right(words, 31)
 
 
@@ -270,7 +270,7 @@ def _fold(key: int, *coordinates: int) -> int:
     return key
 
 
-def _signed(word: int) -> int:
+def as_signed(word: int) -> int:
     """The 64-bit word as the signed integer torch stores."""
     word %= _WORD
     return word - _WORD if word >= _WORD // 2 else word

@@ -35,7 +35,7 @@ class Perceptron:
         return _anatomy(tuple([_size(layer) for layer in self.layers]))
 
     @functools.cached_property
-    def fused(self) -> Any:
+    def kernel_layers(self) -> Any:
         """The layers in the fused kernel's form; None if no kernel supports them."""
         kernels = fused_kernels()
         return None if kernels is None else kernels.affine_layers(self.layers)
@@ -106,10 +106,10 @@ def perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
         else:
             return None
     linears = [layer for layer in layers if type(layer) is nn.Linear]
-    fits = bool(linears) and linears[0].in_features == x.shape[1] and all(_takes(layer, x) for layer in linears)
+    fits = bool(linears) and linears[0].in_features == x.shape[1] and all(_accepts(layer, x) for layer in linears)
     return Perceptron(tuple(layers)) if fits else None
 
 
-def _takes(layer: nn.Linear, x: Tensor) -> bool:
+def _accepts(layer: nn.Linear, x: Tensor) -> bool:
     """Whether a layer's weights have the device and dtype of the rows."""
     return layer.weight.dtype == x.dtype and layer.weight.device == x.device

@@ -21,7 +21,7 @@ from dropbayes.sampling.anatomy import Anatomy, RowLayout
 from dropbayes.sampling.choice import agreeing_sizes, chosen_strategy, is_out_of_memory
 from dropbayes.sampling.evaluators import Chunk, Compacted, Direct, Evaluator, General
 from dropbayes.sampling.fusion import kernels_on
-from dropbayes.sampling.inspection import inspected, names_of
+from dropbayes.sampling.inspection import inspect_cached, names_of
 from dropbayes.sampling.keyed import Masks, NetworkChanged
 from dropbayes.sampling.lengths import sequence_lengths
 from dropbayes.sampling.looks import autocast_dtype
@@ -30,7 +30,7 @@ from dropbayes.sampling.perceptron import perceptron
 from dropbayes.sampling.positions import Positions, checked_positions
 from dropbayes.sampling.strategies import ONE_BY_ONE
 from dropbayes.sampling.trees import Inputs
-from dropbayes.sampling.views import checked_network, unwrapped
+from dropbayes.sampling.views import checked_network, unwrap
 
 __all__ = ["MASKS", "Chunk", "NetworkChanged", "Plan", "check_random", "checked_keys", "plan_draws", "position_masks"]
 
@@ -88,7 +88,7 @@ class Plan:
 
     def blocks(self, inputs: Inputs, *, first_row: int = 0) -> Iterator[tuple[range, Iterator[Chunk]]]:
         """The rows of `inputs` in blocks, each with its chunks of draws; row i is keyed as row `first_row` + i."""
-        for rows in _cut(inputs.n_rows, self.sizes):
+        for rows in _blocks_of_rows(inputs.n_rows, self.sizes):
             yield rows, self._chunks(inputs, rows, first_row + rows.start)
 
     def _chunks(self, inputs: Inputs, rows: range, first_row: int) -> Iterator[Chunk]:
@@ -111,13 +111,15 @@ class Plan:
             return None
         return self.evaluator.moments(inputs, first_row, self.draws)
 
-    def replicated(self, number: int) -> Plan:
+    def replicate(self, number: int) -> Plan:
         """The plan with draws that are independent of those of other replicates."""
-        return replace(self, evaluator=self.evaluator.replicated(number))
+        return replace(self, evaluator=self.evaluator.replicate(number))
 
     def arrange(self, tensors: list[Tensor], *, leading: int) -> list[Tensor]:
         """The tensors with their row axis, which follows `leading` axes, moved to the network's position."""
-        return [arranged(tensor, layout, leading) for tensor, layout in zip(tensors, self.anatomy.outputs, strict=True)]
+        return [
+            move_row_axis(tensor, layout, leading) for tensor, layout in zip(tensors, self.anatomy.outputs, strict=True)
+        ]
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -127,7 +129,7 @@ class Plan:
             yield
 
 
-def _cut(n_rows: int, sizes: tuple[int, ...]) -> Iterator[range]:
+def _blocks_of_rows(n_rows: int, sizes: tuple[int, ...]) -> Iterator[range]:
     """The rows in blocks of the given sizes, the largest first; the last one may fall short of the smallest."""
     start = 0
     while start < n_rows:
@@ -139,7 +141,7 @@ def _cut(n_rows: int, sizes: tuple[int, ...]) -> Iterator[range]:
         start += size
 
 
-def arranged(tensor: Tensor, layout: RowLayout | None, leading: int) -> Tensor:
+def move_row_axis(tensor: Tensor, layout: RowLayout | None, leading: int) -> Tensor:
     """The tensor with its row axis, which follows `leading` axes, moved to the layout's position."""
     if layout is None:
         return tensor.select(leading, 0)
@@ -183,17 +185,17 @@ def plan_draws(
     device = inputs.device.type if inputs.device.type in _FREE_OPERATIONS else "cuda"
     exact_rows = device == "cpu" if exact_rows is None else exact_rows
     plain = inputs.is_matrix and isinstance(net, nn.Module) and not (names or careful or positions)
-    direct = perceptron(unwrapped(net), inputs.leaves[0]) if plain else None
+    direct = perceptron(unwrap(net), inputs.leaves[0]) if plain else None
     # With shared masks dropped units are left out; on a GPU a kernel gathers the weights, which costs more than it
     # saves when autocast makes the products cheap.
     compact = direct is not None and masks == "shared" and direct.is_wide and not exact_rows
     compact = compact and (
         device == "cpu" or (kernels_on(inputs.device) is not None and autocast_dtype(inputs.device) is None)
     )
-    if direct is not None and device != "cpu" and not compact and (exact_rows or direct.fused is None):
+    if direct is not None and device != "cpu" and not compact and (exact_rows or direct.kernel_layers is None):
         direct = None  # otherwise a perceptron without a kernel is like any other network
     net = net if direct is not None else checked_network(net)
-    record = None if direct is not None else inspected(net, inputs, names, positions=positions is not None)
+    record = None if direct is not None else inspect_cached(net, inputs, names, positions=positions is not None)
     anatomy = direct.anatomy if direct is not None else record.anatomy  # type: ignore[union-attr]
     check_random(anatomy)
     integrate = integrate and anatomy.last_layer and not careful
