@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -151,7 +152,8 @@ def batches(net: nn.Module, x: Any, *, progress: bool | None, title: str) -> Ite
 def _stream(plan: Plan, inputs: Inputs, offset: int, request: Request, progress: bool | None) -> list[RowSummary]:
     moments = plan.moments(inputs, offset) if request.only_moments else None
     if moments is not None:
-        return [[summary_of(moments[0], moments[1], request)]]
+        dtype = torch.float64 if inputs.leaves[0].dtype == torch.float64 else torch.float32
+        return [[summary_of(*moments, request, dtype)]]
     judged = request.likelihood_tensor(plan)
     summaries = []
     with DelayedBar("predict", inputs.n_rows, show=progress) as bar:
@@ -181,11 +183,11 @@ def _check_outputs(prediction: Prediction) -> None:
     The uncertainty of such a network is zero, though its error is not.
     """
     means, variances = _tensors(prediction.mean), _tensors(prediction.epistemic)
-    # One NaN or infinity among the draws makes their mean so, too. Both checks share one device synchronisation.
-    flags = torch.stack([*(mean.isfinite().all() for mean in means), *(v.any() for v in variances)]).tolist()
-    if not all(flags[: len(means)]):
+    # One NaN or infinity among the draws makes their mean so, too.
+    sums = _sums([*means, *variances])
+    if not all(map(math.isfinite, sums)) and not all(bool(mean.isfinite().all()) for mean in means):
         raise ValueError(_NOT_FINITE)
-    if prediction.n_draws != 1 and not any(flags[len(means) :]):
+    if prediction.n_draws != 1 and not any(sums[len(means) :]):
         warnings.warn(
             "every draw of the network gave the same output: its dropout does not reach the output for these rows, so "
             "the epistemic variance is 0. Look at dropbayes.sites(net, x).",
@@ -195,6 +197,14 @@ def _check_outputs(prediction: Prediction) -> None:
 
 
 _NOT_FINITE = "`net` gave NaN or infinite outputs. Check the input rows and the weights for NaN, or predict in float32."
+
+
+def _sums(tensors: list[Tensor]) -> list[float]:
+    """The sum of each tensor, with one device synchronisation for all of them."""
+    real = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
+    if all(t.device.type == "cpu" for t in real):
+        return [float(t.numpy().sum(dtype=np.float64)) for t in real]
+    return torch.stack([t.sum(dtype=torch.float64) for t in real]).tolist()
 
 
 def _tensors(tree: Any) -> list[Tensor]:

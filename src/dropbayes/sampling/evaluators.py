@@ -15,10 +15,13 @@ from dropbayes.sampling.keyed import Masks
 from dropbayes.sampling.looks import flags_up
 from dropbayes.sampling.masks import Keys
 from dropbayes.sampling.perceptron import Perceptron
-from dropbayes.sampling.perceptron_draws import prepared_draws
+from dropbayes.sampling.perceptron_draws import PerceptronDraws, prepare
 from dropbayes.sampling.strategies import Strategy, Work, evaluate
+from dropbayes.sampling.streaming import mean_over_draws
 from dropbayes.sampling.trees import Inputs
 from dropbayes.sampling.views import View
+
+_PREPARED_CHUNKS = 2  # chunks of draws kept with a plan: each holds masked copies of weights
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class General:
         outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.masks, work)]
         if not self.masks.integrate:
             return Chunk(draws, outputs, None)
-        return Chunk(draws, outputs[:-1], [outputs[-1].mean(0, dtype=torch.float64)])
+        return Chunk(draws, outputs[:-1], [mean_over_draws(outputs[-1])])
 
 
 @dataclass(frozen=True)
@@ -91,11 +94,12 @@ class Direct:
     per_row: bool
     integrate: bool
     rows: int
+    prepared: dict[range, PerceptronDraws] | None = None  # of earlier calls; None for a network that may change
 
     name = "direct"
 
     def replicate(self, number: int) -> Direct:
-        return replace(self, keys=replace(self.keys, replicate=number))
+        return replace(self, keys=replace(self.keys, replicate=number), prepared=None)
 
     def moments(self, inputs: Inputs, first_row: int, draws: range) -> tuple[Tensor, Tensor] | None:
         """The mean and variance over draws of all rows by one kernel; None if no kernel supports this perceptron."""
@@ -116,11 +120,23 @@ class Direct:
 
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
         x = inputs.leaves[0][rows.start : rows.stop]
-        prepared = prepared_draws(
-            self.perceptron, self.keys, draws, block=self.rows, per_row=self.per_row, integrate=self.integrate, like=x
-        )
-        outputs, variance = prepared(x, first_row)
+        outputs, variance = self._draws(draws, x)(x, first_row)
         return Chunk(draws, [outputs], None if variance is None else [variance])
+
+    def _draws(self, draws: range, x: Tensor) -> PerceptronDraws:
+        """The prepared draws, remembered if the network cannot change: repeated calls with one seed prepare once."""
+        known = None if self.prepared is None else self.prepared.get(draws)
+        if known is not None:
+            return known
+        made = prepare(
+            self.perceptron, self.keys, draws, block=self.rows, per_row=self.per_row, integrate=self.integrate,
+            like=x[:0],
+        )  # fmt: skip
+        if self.prepared is not None:
+            if len(self.prepared) == _PREPARED_CHUNKS:
+                self.prepared.clear()
+            self.prepared[draws] = made
+        return made
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ _ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _PERMUTATION_KEY = 0x6D61736B73  # any constant: the table of permutations is the same for every seed
 _TABLE_ENTRIES = 2**20  # bounds the table's memory (8 MB) and the time to sort it
 _MOST_PERMUTATIONS = 256
-_REMEMBERED_ELEMENTS = 2**15  # masks up to this size are cached: at most 256 of 128 kB
+_CACHED_ELEMENTS = 2**15  # masks up to this size are cached: at most 288 of 128 kB
 
 _UNIT, _ROW, _DRAW = 1, 2, 3  # streams of one site
 _HOST = 4  # the stream of seeds for generators outside of torch
@@ -108,8 +108,10 @@ def keep_mask(
         device: The device of the result.
         units: The units, if numbered by absolute position; by default in row-major order.
     """
-    if rows is None and units is None and len(draws) * math.prod(shape) <= _REMEMBERED_ELEMENTS:
-        return _cached_mask(keys, site, drop_prob, draws, shape, dtype, device)
+    n_elements = len(draws) * math.prod(shape) * (1 if rows is None else len(rows))
+    if units is None and n_elements <= _CACHED_ELEMENTS:
+        cached = _cached_mask if rows is None else _cached_row_masks
+        return cached(keys, site, drop_prob, draws, rows, shape, dtype, device)
     return _new_mask(keys, site, drop_prob, draws, rows, shape, dtype, device, units)
 
 
@@ -131,18 +133,9 @@ def _new_mask(
     return mask.reshape(*words.shape[:-1], *shape)
 
 
-@functools.lru_cache(maxsize=256)
-def _cached_mask(
-    keys: Keys,
-    site: int,
-    drop_prob: float,
-    draws: range,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tensor:
-    # Small masks are used again by the next row block and the next call with the same seed; they are never written to.
-    return _new_mask(keys, site, drop_prob, draws, None, shape, dtype, device)
+# Small masks are used again by the next row block and the next call with the same seed; they are never written to.
+_cached_mask = functools.lru_cache(maxsize=256)(_new_mask)
+_cached_row_masks = functools.lru_cache(maxsize=32)(_new_mask)  # apart: many rows would displace the shared ones
 
 
 def uniform(

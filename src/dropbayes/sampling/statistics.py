@@ -129,12 +129,11 @@ class RowStatistics:
         return statistics
 
 
-def summary_of(mean: Tensor, epistemic: Tensor, request: Request) -> dict[str, Tensor]:
-    """The statistics of rows whose moments over draws are known, `[row, ...]` in float64."""
-    likelihood = request.likelihood
+def summary_of(mean: Tensor, epistemic: Tensor, request: Request, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The statistics of rows whose moments over draws are known, `[row, ...]`, in the given dtype."""
+    likelihood, mean = request.likelihood, mean.to(dtype)
     noise = 1 / float(likelihood.precision) if isinstance(likelihood, Gaussian) else 0.0
-    statistics = {"mean": mean, "epistemic": epistemic, "aleatoric": torch.full_like(mean, noise)}
-    return {name: value.float() for name, value in statistics.items()}
+    return {"mean": mean, "epistemic": epistemic.to(dtype), "aleatoric": torch.full_like(mean, noise)}
 
 
 def _entropy(probabilities: Tensor) -> Tensor:
