@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dropbayes as db
-from dropbayes.runtime.devices import available_device, capture_graph, cpu_threads, flushed_denormals, tensor_cores
+from dropbayes.runtime.devices import available_device, capture_graph, cpu_threads, flush_denormals, tensor_cores
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 lacks_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
@@ -96,6 +96,6 @@ def test_a_call_that_cannot_be_captured_leaves_state_and_random_numbers_unchange
 
 def test_numbers_too_small_to_be_normal_are_zero_within_the_context_alone():
     tiny = torch.full((64,), 1e-30)
-    with flushed_denormals():
+    with flush_denormals():
         assert not (tiny * 1e-10).any()
     assert (tiny * 1e-10).all()

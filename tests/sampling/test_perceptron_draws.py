@@ -63,10 +63,10 @@ def test_products_that_sum_in_another_order_are_noticed(monkeypatch):
         return sum(x[:, [k]] * weight[[k]] for k in reversed(range(len(weight)))) + (0 if bias is None else bias)
 
     weight = torch.randn(24, 3)
-    sequential._tried.cache_clear()
+    sequential._sizes_agree.cache_clear()
     monkeypatch.setattr(sequential, "_affine", reordered)
     assert not sequential._agrees(weight, 1, (64, 16, 4))
-    sequential._tried.cache_clear()
+    sequential._sizes_agree.cache_clear()
 
 
 @pytest.mark.parametrize("masks", ["shared", "row"])

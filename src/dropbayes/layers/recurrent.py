@@ -185,7 +185,7 @@ class _Recurrence(_Dropped, nn.RNNBase, ABC):
 
     def _forward(self, x: Any, states: tuple[Tensor, ...] | None) -> tuple[Any, tuple[Tensor, ...]]:
         if isinstance(x, PackedSequence):
-            return self._packed(x, states)
+            return self._run_packed(x, states)
         if not isinstance(x, Tensor):
             raise TypeError(f"`input` must be a tensor or a PackedSequence; got {type(x).__name__}.")
         batch_axis = 0 if self.batch_first else 1
@@ -195,7 +195,7 @@ class _Recurrence(_Dropped, nn.RNNBase, ABC):
             return output.squeeze(batch_axis), tuple(s.squeeze(1) for s in states)
         return self._run(x, self._states(x, x.shape[batch_axis], states), None)
 
-    def _packed(self, x: PackedSequence, states: tuple[Tensor, ...] | None) -> tuple[Any, tuple[Tensor, ...]]:
+    def _run_packed(self, x: PackedSequence, states: tuple[Tensor, ...] | None) -> tuple[Any, tuple[Tensor, ...]]:
         padded, lengths = pad_packed_sequence(x, batch_first=self.batch_first)
         states = self._states(padded, len(lengths), states)
         output, states = self._run(padded, states, lengths.to(padded.device))

@@ -129,7 +129,7 @@ def predict(
         raise ValueError("`x` must have at least one batch; got an empty DataLoader.")
     draws_used = torch.cat(used) if used else None
     made = int(draws_used.max()) if draws_used is not None else 0 if plan.exact else keys.n_draws
-    statistics = results.trees(plan, request.judged(plan))
+    statistics = results.trees(plan, request.likelihood_tensor(plan))
     prediction = Prediction(n_draws=made, method=plan.method, draws_used=draws_used, **statistics)
     _check_outputs(prediction)
     return prediction
@@ -154,13 +154,13 @@ def _stream(plan: Plan, inputs: Inputs, offset: int, request: Request, progress:
     if moments is not None:
         dtype = torch.float64 if inputs.leaves[0].dtype == torch.float64 else torch.float32
         return [[summary_of(*moments, request, dtype)]]
-    judged = request.judged(plan)
+    judged = request.likelihood_tensor(plan)
     summaries = []
     with DelayedBar("predict", inputs.n_rows, show=progress) as bar:
         for rows, chunks in plan.blocks(inputs, first_row=offset):
             statistics: list[RowStatistics] = []
             for chunk in chunks:
-                outputs, variances = _judged(chunk, judged)
+                outputs, variances = _summarised_tensors(chunk, judged)
                 statistics = statistics or [RowStatistics(request) for _ in outputs]
                 for one, output, variance in zip(statistics, outputs, variances, strict=True):
                     one.add(output, variance)
@@ -169,7 +169,7 @@ def _stream(plan: Plan, inputs: Inputs, offset: int, request: Request, progress:
     return summaries
 
 
-def _judged(chunk: Chunk, judged: int | None) -> tuple[list[Tensor], list[Tensor | None]]:
+def _summarised_tensors(chunk: Chunk, judged: int | None) -> tuple[list[Tensor], list[Tensor | None]]:
     """The tensors to summarise, and their variances over an integrated last layer."""
     variances: list[Tensor | None] = [None] * len(chunk.outputs) if chunk.variances is None else [*chunk.variances]
     if judged is None:
@@ -247,7 +247,7 @@ def _block_until(
     The draws come in replicates: sets of a few stratified draws, independent of each other. The spread of their means
     is a valid standard error for any sampler; that of stratified draws is not.
     """
-    judged = request.judged(plan)
+    judged = request.likelihood_tensor(plan)
     statistics: list[RowStatistics] = []
     replicates: list[Moments] = []
     final: RowSummary = []
@@ -255,7 +255,7 @@ def _block_until(
     most = MOST_DRAWS // _REPLICATE_DRAWS
     check_at = _FIRST_REPLICATES
     for count in range(1, most + 1):
-        outputs, variances = _replicate(plan.replicated(count), block, offset, judged)
+        outputs, variances = _replicate(plan.replicate(count), block, offset, judged)
         statistics = statistics or [RowStatistics(request) for _ in outputs]
         replicates = replicates or [Moments() for _ in outputs]
         for one, means, output, variance in zip(statistics, replicates, outputs, variances, strict=True):
@@ -280,7 +280,7 @@ def _block_until(
 def _replicate(plan: Plan, block: Inputs, offset: int, judged: int | None) -> tuple[list[Tensor], list[Tensor | None]]:
     """All draws of a block of rows, and their mean variances over an integrated last layer."""
     ((_, chunks),) = plan.blocks(block, first_row=offset)
-    made = [(len(chunk.draws), *_judged(chunk, judged)) for chunk in chunks]
+    made = [(len(chunk.draws), *_summarised_tensors(chunk, judged)) for chunk in chunks]
     total = sum(count for count, _, _ in made)
     outputs = [torch.cat(tensors) for tensors in zip(*(outputs for _, outputs, _ in made), strict=True)]
     variances: list[Tensor | None] = []

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["available_device", "capture_graph", "cpu_threads", "flushed_denormals", "tensor_cores"]
+__all__ = ["available_device", "capture_graph", "cpu_threads", "flush_denormals", "tensor_cores"]
 
 _Result = TypeVar("_Result")
 
@@ -119,14 +119,14 @@ def capture_graph(
 
 
 @contextlib.contextmanager
-def flushed_denormals() -> Iterator[None]:
+def flush_denormals() -> Iterator[None]:
     """Numbers below the smallest normal one are zero on this thread, where the processor can do that.
 
     Arithmetic with them takes a processor up to a hundred times as long, and the moments and weights of a unit that no
     longer learns decay into their range and stay there.
 
     Example:
-        >>> with flushed_denormals():
+        >>> with flush_denormals():
         ...     flushed = float(torch.tensor(1e-30) * 1e-10)
         >>> flushed, float(torch.tensor(1e-30) * 1e-10) > 0
         (0.0, True)

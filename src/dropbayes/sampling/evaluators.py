@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dropbayes.sampling.compaction import compact_draws
 from dropbayes.sampling.fusion import kernels_on
-from dropbayes.sampling.inspection import Inspected
+from dropbayes.sampling.inspection import Inspection
 from dropbayes.sampling.keyed import Masks
 from dropbayes.sampling.looks import flags_up
 from dropbayes.sampling.masks import Keys
@@ -46,7 +46,7 @@ class Evaluator(Protocol):
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
         """The draws of the rows `rows` of `inputs`, whose first one is keyed as `first_row`."""
 
-    def replicated(self, number: int) -> Evaluator:
+    def replicate(self, number: int) -> Evaluator:
         """The same evaluator with independent draws."""
 
 
@@ -55,7 +55,7 @@ class General:
     """Any network, by the strategy that passed its trial."""
 
     net: nn.Module
-    record: Inspected
+    record: Inspection
     masks: Masks
     strategy: Strategy
     leave_out: tuple[str, ...]
@@ -65,7 +65,7 @@ class General:
     def name(self) -> str:
         return str(self.strategy)
 
-    def replicated(self, number: int) -> General:
+    def replicate(self, number: int) -> General:
         keys = replace(self.masks.keys, replicate=number)
         return replace(self, masks=replace(self.masks, keys=keys))
 
@@ -98,18 +98,23 @@ class Direct:
 
     name = "direct"
 
-    def replicated(self, number: int) -> Direct:
+    def replicate(self, number: int) -> Direct:
         return replace(self, keys=replace(self.keys, replicate=number), prepared=None)
 
     def moments(self, inputs: Inputs, first_row: int, draws: range) -> tuple[Tensor, Tensor] | None:
         """The mean and variance over draws of all rows by one kernel; None if no kernel supports this perceptron."""
         x = inputs.leaves[0]
         kernels = kernels_on(x.device)
-        if kernels is None or self.perceptron.fused is None or x.dtype != torch.float32:
+        if kernels is None or self.perceptron.kernel_layers is None or x.dtype != torch.float32:
             return None
         rows = range(first_row, first_row + inputs.n_rows) if self.per_row else None
         moments: tuple[Tensor, Tensor] = kernels.perceptron_moments(
-            self.perceptron.fused, x.contiguous(), self.keys, draws=draws, rows=rows, integrate_last=self.integrate
+            self.perceptron.kernel_layers,
+            x.contiguous(),
+            self.keys,
+            draws=draws,
+            rows=rows,
+            integrate_last=self.integrate,
         )
         return moments
 
@@ -144,7 +149,7 @@ class Compacted:
 
     name = "direct, compacted"
 
-    def replicated(self, number: int) -> Compacted:
+    def replicate(self, number: int) -> Compacted:
         return replace(self, keys=replace(self.keys, replicate=number))
 
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:

@@ -33,7 +33,7 @@ _ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _PERMUTATION_KEY = 0x6D61736B73  # any constant: the table of permutations is the same for every seed
 _TABLE_ENTRIES = 2**20  # bounds the table's memory (8 MB) and the time to sort it
 _MOST_PERMUTATIONS = 256
-_REMEMBERED_BYTES = 2**25  # of all masks that are kept for their next use
+_CACHED_BYTES = 2**25  # of all masks that are kept for their next use
 _SHARED_BYTES = 2**22  # of the largest one of them
 _ROW_BYTES = 2**17  # likewise with masks for each row: those of many rows would displace the others
 
@@ -117,14 +117,14 @@ def keep_mask(
     n_bytes = len(draws) * math.prod(shape) * dtype.itemsize * (1 if rows is None else len(rows))
     if units is not None or n_bytes > (_SHARED_BYTES if rows is None else _ROW_BYTES):
         return _new_mask(*spec, units)
-    mask = _remembered.get(spec)
+    mask = _cache.get(spec)
     if mask is None:
         mask = _new_mask(*spec)
-        _remembered.put(spec, mask)
+        _cache.put(spec, mask)
     return mask
 
 
-class _Masks:
+class _MaskCache:
     """The masks used last, up to a number of bytes.
 
     The next block of rows, and the next call with the same seed, use the same masks; they are never written to.
@@ -148,11 +148,11 @@ class _Masks:
                 return
             self._masks[spec] = mask
             self._bytes += mask.nbytes
-            while self._bytes > _REMEMBERED_BYTES:
+            while self._bytes > _CACHED_BYTES:
                 self._bytes -= self._masks.popitem(last=False)[1].nbytes
 
 
-_remembered = _Masks()
+_cache = _MaskCache()
 
 
 def _new_mask(
@@ -168,9 +168,12 @@ def _new_mask(
 ) -> Tensor:
     words = _words(keys, site, draws, rows, math.prod(shape) if units is None else units, device)
     threshold = min(round(drop_prob * 2**32), 2**32 - 1) - 2**31
-    # Words of shared masks have the draws innermost: they are compared before they are transposed, as bytes.
-    kept = (words >= threshold).to(dtype, memory_format=torch.contiguous_format)
-    return kept.reshape(*words.shape[:-1], *shape)
+    mask = torch.empty(words.shape, dtype=dtype, device=device)
+    if words.is_contiguous():
+        torch.ge(words, threshold, out=mask)
+    else:  # the words of shared masks have the draws innermost: they are transposed as bytes
+        mask.copy_(words >= threshold)
+    return mask.reshape(*words.shape[:-1], *shape)
 
 
 def uniform(
@@ -227,8 +230,8 @@ def _numbered_words(keys: Keys, site: int, draws: range, rows: range | None, num
 
 def _halves(key: int | Tensor, numbers: Tensor) -> Tensor:
     """The 32-bit word of each numbered unit: half of the 64-bit hash it shares with its neighbour."""
-    hashed = _hash_numbers(key, numbers // 2)
-    return torch.where(numbers % 2 == 1, hashed >> 32, hashed).to(torch.int32)
+    words = _hash_numbers(key, numbers // 2)
+    return torch.where(numbers % 2 == 1, words >> 32, words).to(torch.int32)
 
 
 def _lattice(keys: Keys, draws: range, choice: Tensor) -> Tensor:
@@ -282,9 +285,9 @@ def _hash_numbers(key: int | Tensor, numbers: Tensor | Sequence[int]) -> Tensor:
     numbers = torch.as_tensor(numbers, device=None if like is None else like.device)
     if numbers.device.type == "cpu":
         return _hash_words(key, numbers.numpy().view(np.uint64))
-    words = numbers * _signed(_INCREMENT) + (_signed(key) if isinstance(key, int) else key)
+    words = numbers * as_signed(_INCREMENT) + (as_signed(key) if isinstance(key, int) else key)
     for shift, multiplier in _ROUNDS:
-        words = (words ^ _shift_right(words, shift)) * _signed(multiplier)
+        words = (words ^ _shift_right(words, shift)) * as_signed(multiplier)
     return words ^ _shift_right(words, 31)
 
 
@@ -303,7 +306,7 @@ def _fold(key: int, *coordinates: int) -> int:
     return key
 
 
-def _signed(word: int) -> int:
+def as_signed(word: int) -> int:
     """The 64-bit word as the signed integer torch stores."""
     word %= _WORD
     return word - _WORD if word >= _WORD // 2 else word

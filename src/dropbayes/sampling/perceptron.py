@@ -51,7 +51,7 @@ class Perceptron:
         return tuple([w.detach().numpy().tobytes() for w in weights])
 
     @functools.cached_property
-    def fused(self) -> Any:
+    def kernel_layers(self) -> Any:
         """The layers in the fused kernel's form; None if no kernel supports them."""
         kernels = fused_kernels()
         return None if kernels is None else kernels.affine_layers(self.layers)

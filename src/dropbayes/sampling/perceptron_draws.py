@@ -243,14 +243,14 @@ def _steps(
             else:
                 factors = _mask(keys, site - 1, layer.p, draws, None, width, like)[:, 0] * _scale(layer.p)
                 if not is_drawn and isinstance(after, nn.Linear) and _fits(after, len(draws)):
-                    steps.append(_folded(factors, after))
+                    steps.append(_fold_masks(factors, after))
                     pending.pop(0)
                     width = after.out_features
                 else:
                     steps.append(SharedMask(factors))
             is_drawn = True
         elif isinstance(layer, nn.Linear):
-            steps.append(Affine(_transposed(layer.weight), layer.bias))
+            steps.append(Affine(_right_factor(layer.weight), layer.bias))
             width = layer.out_features
         else:
             # The first tensors may be views of the input: only later ones are overwritten.
@@ -262,7 +262,7 @@ def _fits(layer: nn.Linear, n_draws: int) -> bool:
     return layer.weight.numel() * n_draws <= _FOLDED_ELEMENTS
 
 
-def _folded(factors: Tensor, layer: nn.Linear) -> Affine:
+def _fold_masks(factors: Tensor, layer: nn.Linear) -> Affine:
     """(x ∘ z_t) Wᵀ + b = x (z_t ∘ W)ᵀ + b: one product with the masked weights of all draws side by side."""
     n_draws, width = factors.shape[0], layer.out_features
     flat = (layer.weight.t()[:, None, :] * factors.t()[:, :, None]).contiguous().view(layer.in_features, -1)
@@ -275,10 +275,10 @@ def _integrated_layer(
     squares = layer.weight.square().t() * (drop_prob / (1 - drop_prob))
     if is_drawn and not per_row:  # only the mean over draws is needed: one sum over draws and units
         squares = (squares / n_draws).repeat(n_draws, 1)
-    return IntegratedLayer(Affine(_transposed(layer.weight), layer.bias), squares.contiguous(), is_drawn, per_row)
+    return IntegratedLayer(Affine(_right_factor(layer.weight), layer.bias), squares.contiguous(), is_drawn, per_row)
 
 
-def _transposed(weight: Tensor) -> Tensor:
+def _right_factor(weight: Tensor) -> Tensor:
     """The weights as the right factor, laid out for the faster kernel: rows first only where they are few."""
     return weight.t() if weight.numel() >= _LARGE_WEIGHTS else weight.t().contiguous()
 
@@ -302,11 +302,11 @@ def _agrees(weight: Tensor, multiple: int, sizes: tuple[int, ...]) -> bool:
 
     The order in which a product sums depends on its shape and not on its values, so random values suffice.
     """
-    return _tried(tuple(weight.shape), weight.stride(), weight.dtype, multiple, sizes, torch.get_num_threads())
+    return _sizes_agree(tuple(weight.shape), weight.stride(), weight.dtype, multiple, sizes, torch.get_num_threads())
 
 
 @functools.lru_cache(maxsize=256)
-def _tried(
+def _sizes_agree(
     shape: tuple[int, int], stride: tuple[int, ...], dtype: torch.dtype, multiple: int, sizes: tuple[int, ...], _: int
 ) -> bool:
     most = sizes[0] * multiple

@@ -25,7 +25,7 @@ from dropbayes.sampling.anatomy import Anatomy, RowLayout
 from dropbayes.sampling.choice import agreeing_sizes, chosen_strategy, is_out_of_memory
 from dropbayes.sampling.evaluators import Chunk, Compacted, Direct, Evaluator, General
 from dropbayes.sampling.fusion import kernels_on
-from dropbayes.sampling.inspection import inspected, names_of
+from dropbayes.sampling.inspection import inspect_cached, names_of
 from dropbayes.sampling.keyed import Masks, NetworkChanged
 from dropbayes.sampling.lengths import sequence_lengths
 from dropbayes.sampling.looks import autocast_dtype
@@ -35,7 +35,7 @@ from dropbayes.sampling.positions import Positions, checked_positions
 from dropbayes.sampling.strategies import ONE_BY_ONE
 from dropbayes.sampling.streaming import moments_of_one_group
 from dropbayes.sampling.trees import Inputs
-from dropbayes.sampling.views import checked_network, unwrapped
+from dropbayes.sampling.views import checked_network, unwrap
 
 __all__ = ["MASKS", "Chunk", "NetworkChanged", "Plan", "check_random", "checked_keys", "plan_draws", "position_masks"]
 
@@ -93,7 +93,7 @@ class Plan:
 
     def blocks(self, inputs: Inputs, *, first_row: int = 0) -> Iterator[tuple[range, Iterator[Chunk]]]:
         """The rows of `inputs` in blocks, each with its chunks of draws; row i is keyed as row `first_row` + i."""
-        for rows in _cut(inputs.n_rows, self.sizes):
+        for rows in _blocks_of_rows(inputs.n_rows, self.sizes):
             yield rows, self._chunks(inputs, rows, first_row + rows.start)
 
     def _chunks(self, inputs: Inputs, rows: range, first_row: int) -> Iterator[Chunk]:
@@ -124,13 +124,15 @@ class Plan:
             return moments
         return moments[0], moments[1] + chunk.variances[0]
 
-    def replicated(self, number: int) -> Plan:
+    def replicate(self, number: int) -> Plan:
         """The plan with draws that are independent of those of other replicates."""
-        return replace(self, evaluator=self.evaluator.replicated(number))
+        return replace(self, evaluator=self.evaluator.replicate(number))
 
     def arrange(self, tensors: list[Tensor], *, leading: int) -> list[Tensor]:
         """The tensors with their row axis, which follows `leading` axes, moved to the network's position."""
-        return [arranged(tensor, layout, leading) for tensor, layout in zip(tensors, self.anatomy.outputs, strict=True)]
+        return [
+            move_row_axis(tensor, layout, leading) for tensor, layout in zip(tensors, self.anatomy.outputs, strict=True)
+        ]
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -141,7 +143,7 @@ class Plan:
             yield
 
 
-def _cut(n_rows: int, sizes: tuple[int, ...]) -> Iterator[range]:
+def _blocks_of_rows(n_rows: int, sizes: tuple[int, ...]) -> Iterator[range]:
     """The rows in blocks of the given sizes, the largest first; the last one may fall short of the smallest."""
     start = 0
     while start < n_rows:
@@ -153,7 +155,7 @@ def _cut(n_rows: int, sizes: tuple[int, ...]) -> Iterator[range]:
         start += size
 
 
-def arranged(tensor: Tensor, layout: RowLayout | None, leading: int) -> Tensor:
+def move_row_axis(tensor: Tensor, layout: RowLayout | None, leading: int) -> Tensor:
     """The tensor with its row axis, which follows `leading` axes, moved to the layout's position."""
     if layout is None:
         return tensor.select(leading, 0)
@@ -197,13 +199,13 @@ def plan_draws(
     device = "cpu" if inputs.device.type == "cpu" else "cuda"
     exact_rows = device == "cpu" if exact_rows is None else exact_rows
     plain = inputs.is_matrix and isinstance(net, nn.Module) and not (names or careful or positions)
-    direct = perceptron(unwrapped(net), inputs.leaves[0]) if plain else None
+    direct = perceptron(unwrap(net), inputs.leaves[0]) if plain else None
     if direct is not None:
         plan = _direct_plan(direct, inputs.leaves[0], keys, masks, integrate, exact_rows, max_bytes)
         if plan is not None:
             return plan
     net = checked_network(net)
-    record = inspected(net, inputs, names, positions=positions is not None)
+    record = inspect_cached(net, inputs, names, positions=positions is not None)
     anatomy = record.anatomy
     check_random(anatomy)
     integrate = integrate and anatomy.last_layer and not careful
@@ -267,7 +269,7 @@ def _new_direct_plan(
     # On a GPU a kernel gathers the weights, which costs more than it saves when autocast makes the products cheap.
     if compact and not on_cpu:
         compact = kernels_on(x.device) is not None and autocast_dtype(x.device) is None
-    if not on_cpu and not compact and (exact_rows or net.fused is None):
+    if not on_cpu and not compact and (exact_rows or net.kernel_layers is None):
         return None
     shape = _direct_shape(net.form, keys.n_draws, masks, integrate, max_bytes, on_cpu)
     rows, chunk = shape.rows, shape.chunk

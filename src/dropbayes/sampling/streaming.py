@@ -40,7 +40,7 @@ class _Groups(ABC):
         self._n_waiting += size
         if self._n_waiting < group:
             return
-        joined = self._joined()
+        joined = self._join()
         whole = self._n_waiting - self._n_waiting % group
         for full_group in joined[:whole].split(group):
             self._count_in(full_group)
@@ -50,10 +50,10 @@ class _Groups(ABC):
     def finish(self) -> None:
         """Adds the incomplete last group."""
         if self._waiting:
-            self._count_in(self._joined())
+            self._count_in(self._join())
             self._waiting, self._n_waiting = [], 0
 
-    def _joined(self) -> Tensor:
+    def _join(self) -> Tensor:
         return torch.cat(self._waiting) if len(self._waiting) > 1 else self._waiting[0]
 
     @abstractmethod
