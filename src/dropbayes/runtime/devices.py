@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["available_device", "capture_graph", "cpu_threads", "flush_denormals", "tensor_cores"]
+__all__ = ["available_device", "capture_graph", "cpu_threads", "flush_denormals", "share_cores", "tensor_cores"]
 
 _Result = TypeVar("_Result")
 
@@ -42,6 +43,16 @@ def available_device(device: str | torch.device = "auto") -> torch.device:
             remedy += f", or one of the {torch.cuda.device_count()} CUDA devices, numbered from 'cuda:0'"
         raise ValueError(f"`device` must be one that works here; got {str(device)!r} ({reason}). {remedy}.") from error
     return usable
+
+
+def share_cores(n_workers: int | None = None) -> None:
+    """Gives this process its share of the cores for good, so that worker processes do not compete for them.
+
+    Args:
+        n_workers: The number of workers on this machine; None for as many as cores, with one thread each.
+    """
+    n_cores = os.cpu_count() or 1
+    torch.set_num_threads(max(1, n_cores // (n_workers or n_cores)))
 
 
 @contextlib.contextmanager
