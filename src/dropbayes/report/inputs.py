@@ -63,7 +63,7 @@ class ReportInputs:
         return [replace(one, labels=feature.labels) for one, feature in zip(known, self.features, strict=True)]
 
     @classmethod
-    def checked(
+    def of(
         cls, model: Any, x: Any, y: Any, *, target: Any, shown: Any, title: Any, done: Any, n_draws: Any, seed: Any,
         names: Any, along: Any, training: Any, unknown: Any, features: Any, ranges: Any,
     ) -> ReportInputs:  # fmt: skip
