@@ -77,7 +77,7 @@ class General:
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
         padded = min((size for size in self.sizes if size >= len(rows)), default=len(rows))
         size = len(rows) if self.strategy.rows == "single" else padded
-        leaves = inputs.padded_rows(rows.start, rows.stop, 1 if inputs.is_one_row else size)
+        leaves = inputs.padded_rows(rows.start, rows.stop, size)
         work = Work(self._network, inputs, leaves, draws, range(first_row, first_row + size))
         outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.masks, work)]
         if not self.masks.integrate:
