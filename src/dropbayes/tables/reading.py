@@ -12,15 +12,23 @@ import io
 import os
 import pathlib
 import stat
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 
 from dropbayes.tables.decoding import as_utf8, check_encoding
 from dropbayes.tables.delimiters import delimiter_of
-from dropbayes.tables.streams import CheckedBytes, InterruptibleInput, interruptible, standard_input
+from dropbayes.tables.streams import (
+    CheckedBytes,
+    InterruptibleInput,
+    ParserInput,
+    interruptible,
+    standard_input,
+    wait_for_release,
+)
 
 __all__ = ["BLOCK_BYTES", "UNNAMED", "Source", "open_table", "quoted", "regrouped"]
 
@@ -176,6 +184,7 @@ class _CsvSource(Source):
         self.size = None if path is None else os.fstat(stream.fileno()).st_size
         self._stream = stream
         self._reader: Any = None
+        self._parser_input: Callable[[], ParserInput | None] = lambda: None
         text, compressed = as_utf8(stream, label, encoding=encoding)
         self._file = stream if compressed and path is not None else None  # tells how far reading has come
         self._bytes = CheckedBytes(text, label)
@@ -223,27 +232,11 @@ class _CsvSource(Source):
         return tables if rows is None else regrouped(tables, rows)
 
     def _tables(self) -> Iterator[pa.Table]:
-        from pyarrow import csv as arrow_csv
-
         if not self._has_rows or self._bytes.ended:
             return
         ragged: list[Any] = []
-
-        def note(row: Any) -> str:
-            ragged.append(row)
-            return "error"
-
         try:
-            self._reader = arrow_csv.open_csv(
-                self._bytes,
-                read_options=arrow_csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
-                parse_options=arrow_csv.ParseOptions(
-                    delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=note
-                ),
-                convert_options=arrow_csv.ConvertOptions(
-                    column_types=dict.fromkeys(self._raw_names, pa.string()), strings_can_be_null=False
-                ),
-            )
+            self._reader = self._open_reader(ragged)
             if self._reader.schema.names != self._raw_names:
                 raise ValueError(f"{self.label}, line 1: the header cannot be read; check its quotation marks.")
             n_rows = 0
@@ -259,6 +252,25 @@ class _CsvSource(Source):
                 raise
             raise self._explained(error, ragged) from None
 
+    def _open_reader(self, ragged: list[Any]) -> Any:
+        from pyarrow import csv as arrow_csv
+
+        parser_input = ParserInput(self._bytes.read, ragged)
+        self._parser_input = weakref.ref(parser_input)
+        try:
+            return arrow_csv.open_csv(
+                parser_input,
+                read_options=arrow_csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
+                parse_options=arrow_csv.ParseOptions(
+                    delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=parser_input.refuse
+                ),
+                convert_options=arrow_csv.ConvertOptions(
+                    column_types=dict.fromkeys(self._raw_names, pa.string()), strings_can_be_null=False
+                ),
+            )
+        finally:
+            del parser_input  # which the traceback of an error would keep alive
+
     def close(self) -> None:
         """Ends reading; a thread of the parser that is still at it must be done before the interpreter can end."""
         self._bytes.ended = True
@@ -269,6 +281,8 @@ class _CsvSource(Source):
             with contextlib.suppress(pa.ArrowException, OSError, ValueError):
                 for _ in self._reader:
                     pass
+            self._reader = None
+        wait_for_release(self._parser_input)
         if self._path is not None or isinstance(stream, InterruptibleInput):
             stream.close()
 

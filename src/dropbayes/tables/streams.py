@@ -11,9 +11,11 @@ import signal
 import socket
 import sys
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["CheckedBytes", "InterruptibleInput", "interruptible", "standard_input"]
+__all__ = ["CheckedBytes", "InterruptibleInput", "ParserInput", "interruptible", "standard_input", "wait_for_release"]
 
 
 class CheckedBytes(io.RawIOBase):
@@ -73,6 +75,46 @@ class CheckedBytes(io.RawIOBase):
             left -= len(data)
         self.pushed_back = b"".join(parts)
         return self.pushed_back
+
+
+class ParserInput:
+    """What Arrow's CSV parser holds: the bytes to read and the receiver of rows with too many or too few fields.
+
+    A thread of the parser may still hold this object when the parser has already failed. A thread that wants the
+    interpreter's lock while the interpreter ends aborts the process, so a reader waits until this object is gone. Both
+    roles are one object, because the thread drops them one after the other.
+
+    Args:
+        read: The function that reads as many bytes as it is asked for.
+        ragged: The list that rows with a wrong number of fields are added to.
+    """
+
+    __slots__ = ("__weakref__", "ragged", "read")
+    closed = False
+
+    def __init__(self, read: Callable[[int], bytes], ragged: list[Any]) -> None:
+        self.read, self.ragged = read, ragged
+
+    def readable(self) -> bool:
+        """Whether bytes can be read: always."""
+        return True
+
+    def refuse(self, row: Any) -> str:
+        """Records a ragged row, and tells the parser to fail."""
+        self.ragged.append(row)
+        return "error"
+
+
+def wait_for_release(held: Callable[[], object], *, seconds: float = 5.0) -> None:
+    """Waits until an object is released by every thread; one that blocks for longer is left alone.
+
+    Args:
+        held: The weak reference to the object.
+        seconds: The longest to wait.
+    """
+    limit = time.monotonic() + seconds
+    while held() is not None and time.monotonic() < limit:
+        time.sleep(0.0005)
 
 
 def _filled(stream: Any, size: int) -> bytes:
