@@ -182,10 +182,10 @@ def _check_outputs(prediction: Prediction) -> None:
     """
     means, variances = _tensors(prediction.mean), _tensors(prediction.epistemic)
     # One NaN or infinity among the draws makes their mean so, too. Both checks share one device synchronisation.
-    flags = torch.stack([*(mean.isfinite().all() for mean in means), *(v.any() for v in variances)]).tolist()
-    if not all(flags[: len(means)]):
+    largest = torch.stack([_largest(tensor) for tensor in (*means, *variances)]).tolist()
+    if not all(map(math.isfinite, largest[: len(means)])):
         raise ValueError(_NOT_FINITE)
-    if prediction.n_draws != 1 and not any(flags[len(means) :]):
+    if prediction.n_draws != 1 and not any(largest[len(means) :]):
         warnings.warn(
             "every draw of the network gave the same output: its dropout does not reach the output for these rows, so "
             "the epistemic variance is 0. Look at dropbayes.sites(net, x).",
@@ -195,6 +195,11 @@ def _check_outputs(prediction: Prediction) -> None:
 
 
 _NOT_FINITE = "`net` gave NaN or infinite outputs. Check the input rows and the weights for NaN, or predict in float32."
+
+
+def _largest(tensor: Tensor) -> Tensor:
+    """The largest absolute value; NaN if there is one."""
+    return torch.linalg.vector_norm(tensor, math.inf) if tensor.numel() else tensor.new_ones(())
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -108,7 +108,9 @@ def keep_mask(
         device: The device of the result.
         units: The units, if numbered by absolute position; by default in row-major order.
     """
-    if rows is None and units is None and len(draws) * math.prod(shape) <= _REMEMBERED_ELEMENTS:
+    small = rows is None and units is None and len(draws) * math.prod(shape) <= _REMEMBERED_ELEMENTS
+    # What is generated while a CUDA graph is captured has no values before the graph is replayed.
+    if small and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return _remembered_mask(keys, site, drop_prob, draws, shape, dtype, device)
     return _new_mask(keys, site, drop_prob, draws, rows, shape, dtype, device, units)
 
@@ -210,6 +212,11 @@ def _lattice(keys: Keys, draws: range, choice: Tensor) -> Tensor:
     windows = table.unfold(1, len(draws), 1)
     chosen = windows[(high & 0xFFFF) % table.shape[0], (high >> 16) % keys.n_draws + draws.start]
     return chosen.t().contiguous()
+
+
+def tables(keys: Keys, device: torch.device) -> tuple[Tensor, ...]:
+    """The tensors on a device that the masks are generated from."""
+    return (_permuted_lattices(keys.n_draws, device),) if keys.sampler == "stratified" else ()
 
 
 @functools.lru_cache(maxsize=32)
