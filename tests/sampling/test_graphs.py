@@ -37,7 +37,11 @@ def captured(net, x):
 
 
 def predictions(net, x, n=6, **options):
-    return [db.predict(net, x, n_draws=20, **options).mean for _ in range(n)]
+    return [moments(db.predict(net, x, n_draws=20, **options)) for _ in range(n)]
+
+
+def moments(prediction):
+    return torch.stack([prediction.mean.float(), prediction.std.float()])
 
 
 @needs_cuda
@@ -53,8 +57,8 @@ def test_a_replay_takes_the_rows_it_is_given():
     net, x = on_a_gpu()
     predictions(net, x)
     other = torch.randn_like(x)
-    expected = db.predict(copy.deepcopy(net), other, n_draws=20).mean
-    torch.testing.assert_close(db.predict(net, other, n_draws=20).mean, expected)
+    expected = moments(db.predict(copy.deepcopy(net), other, n_draws=20))
+    torch.testing.assert_close(moments(db.predict(net, other, n_draws=20)), expected)
 
 
 def double_in_place(net, monkeypatch):
@@ -103,7 +107,7 @@ def test_a_change_of_the_network_is_seen(change, monkeypatch):
     before = predictions(net, x)[-1]
     change(net, monkeypatch)
     after = predictions(net, x)
-    expected = db.predict(copy.deepcopy(net).cpu(), x.cpu(), n_draws=20).mean
+    expected = moments(db.predict(net.cpu(), x.cpu(), n_draws=20))
     for one in after:
         torch.testing.assert_close(one.cpu(), expected, rtol=1e-3, atol=1e-4)
         assert not torch.allclose(one, before)
@@ -114,9 +118,9 @@ def test_weights_rounded_by_autocast_are_those_of_each_call():
     net, x = on_a_gpu()
     for _ in range(6):
         with torch.autocast("cuda", torch.bfloat16):
-            ours = db.predict(net, x, n_draws=20).mean
+            ours = moments(db.predict(net, x, n_draws=20))
         torch.cuda.empty_cache()
-        expected = db.predict(copy.deepcopy(net), x, n_draws=20).mean
+        expected = moments(db.predict(copy.deepcopy(net), x, n_draws=20))
         torch.testing.assert_close(ours.float(), expected, rtol=5e-2, atol=5e-2)
         double_in_place(net, None)
 
@@ -139,7 +143,7 @@ def test_the_graphs_of_all_networks_share_the_memory(monkeypatch):
     expected = [predictions(net, x)[-1] for net, x in nets]
     assert sum(graph.graph is not None for net, x in nets for graph in captured(net, x)) < 12
     assert all(
-        torch.equal(db.predict(net, x, n_draws=20).mean, one) for (net, x), one in zip(nets, expected, strict=True)
+        torch.equal(moments(db.predict(net, x, n_draws=20)), one) for (net, x), one in zip(nets, expected, strict=True)
     )
 
 
