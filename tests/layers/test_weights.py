@@ -20,7 +20,7 @@ from dropbayes.layers import (
     GaussianNoise,
     Linear,
     MixtureNoise,
-    drawn,
+    draw_or_mean,
 )
 from dropbayes.likelihoods import Gaussian
 from dropbayes.sampling.operations import HANDLERS
@@ -204,7 +204,7 @@ def test_stochastic_operations_are_shown_to_a_mode_once_and_only_in_evaluation()
 
     class Watch(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
-            if func is drawn:
+            if func is draw_or_mean:
                 seen.append(kwargs["training"])
                 with self:  # as an interceptor that keys the draws inside must do
                     return func(*args, **{**kwargs, "training": True})
@@ -380,7 +380,7 @@ def test_fan_in_of_an_own_layers_kl_is_what_its_outputs_add_up():
 @pytest.mark.parametrize("name", NOISES)
 def test_a_draw_is_one_function_and_rows_can_have_their_own(name):
     """A linear layer without bias is linear in every draw: f(a) + f(b) = f(a + b), whatever the family."""
-    if name not in ("bernoulli", "dropped bias") and drawn not in HANDLERS:
+    if name not in ("bernoulli", "dropped bias") and draw_or_mean not in HANDLERS:
         pytest.skip("the engine does not intercept `layers.STOCHASTIC`")
     layer = Linear(4, 3, bias=False, noise=NOISES[name]).to(DTYPE).eval()
     a, b = torch.randn(2, 4, dtype=DTYPE)

@@ -55,7 +55,7 @@ def test_ticks_say_what_they_are():
 def test_thinning_keeps_ends_and_extremes_and_the_order(values, most):
     y = np.array(values)
     x = np.arange(len(y), dtype=float)
-    kept = svg.thinned(x, y, -2 * y, most=most)
+    kept = svg.thinned_indices(x, y, -2 * y, most=most)
     assert len(kept) <= max(most, 2) and (np.diff(kept) > 0).all()
     assert y[kept].min() == y.min() and y[kept].max() == y.max()
     assert kept[0] == 0 and kept[-1] == len(y) - 1

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dropbayes as db
-from dropbayes.sampling.inspection import _inspected
+from dropbayes.sampling.inspection import _inspections
 from tests.sampling.zoo import Module, build
 
 
@@ -93,7 +93,7 @@ def test_hooks_of_the_user_run_during_a_prediction():
 def test_what_is_remembered_of_a_network_goes_with_it():
     net = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.LayerNorm(4), nn.Linear(4, 1))
     db.predict(net, torch.zeros(1, 2))
-    before = len(_inspected)
+    before = len(_inspections)
     del net
     gc.collect()
-    assert len(_inspected) < before
+    assert len(_inspections) < before

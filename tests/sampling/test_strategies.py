@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.sampling.inspection import inspected
+from dropbayes.sampling.inspection import inspect_cached
 from dropbayes.sampling.keyed import Masks, Unsuited
 from dropbayes.sampling.looks import flags_up
 from dropbayes.sampling.plan import checked_keys
@@ -31,7 +31,7 @@ STRATEGIES = [FOLDED, MAPPED, DRAW_BY_DRAW, ROW_BY_ROW]
 def run(strategy, net, x, *, per_row, row_axis=0):
     inputs = as_inputs(x, row_axis=row_axis)
     net = checked_network(net)
-    anatomy = inspected(net, inputs).anatomy
+    anatomy = inspect_cached(net, inputs).anatomy
     masks = Masks(anatomy, checked_keys(6, 1, "stratified"), per_row, False)
     leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in inputs.leaves]
     work = Work(lambda: View(net, flags_up((), anatomy.lowered)).net, inputs, leaves, range(6), range(inputs.n_rows))

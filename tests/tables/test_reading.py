@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dropbayes.tables import (
     open_table,
-    regrouped,
+    regroup,
 )
 from dropbayes.tables.streams import ParserInput
 
@@ -21,7 +21,7 @@ from dropbayes.tables.streams import ParserInput
 def test_regrouped_tables_have_the_same_rows_in_equal_parts(sizes, rows):
     counted = iter(range(100))
     parts = [pa.table({"a": pa.array([next(counted) for _ in range(size)], pa.int64())}) for size in sizes]
-    found = [part["a"].to_pylist() for part in regrouped(parts, rows)]
+    found = [part["a"].to_pylist() for part in regroup(parts, rows)]
     assert [value for part in found for value in part] == list(range(sum(sizes)))
     assert all(len(part) == rows for part in found[:-1]) and all(0 < len(part) <= rows for part in found)
 

@@ -10,7 +10,7 @@ from dropbayes.cli.messages import count, note, number, out, print_json
 from dropbayes.cli.predictions import targets, windows
 from dropbayes.estimators.recalibration import fit_recalibration
 from dropbayes.models.model import Model, load
-from dropbayes.tables import open_table, quoted
+from dropbayes.tables import open_table, quote
 
 __all__ = ["calibrate", "labelled_rows"]
 
@@ -28,7 +28,7 @@ def calibrate(
     """Calibrates a model on held-out rows, or removes its calibration; see `dropbayes calibrate --help`."""
     model = load(model_path)
     if method == "none":
-        model = model.recalibrated(None)
+        model = model.with_recalibration(None)
         model.save_calibration()
         _say(model, None, as_json=as_json)
         return
@@ -39,7 +39,7 @@ def calibrate(
         note(f"{source.label!r} has the name of the training table; calibrate on rows that the model has not seen.")
     y = y if model.schema.task == "regression" else model.ensemble.classes_[y]
     recalibration = fit_recalibration(model.ensemble, x, y, method=method)
-    model = model.recalibrated(recalibration, source.label, x)
+    model = model.with_recalibration(recalibration, source.label, x)
     model.save_calibration()
     _say(model, recalibration, as_json=as_json)
 
@@ -57,7 +57,7 @@ def labelled_rows(
             ys.append(y[present])
     x, y = np.concatenate(xs), np.concatenate(ys)
     if not len(x):
-        raise ValueError(f"{source.label}, column {quoted(model.schema.target)}: no row has a value to calibrate on.")
+        raise ValueError(f"{source.label}, column {quote(model.schema.target)}: no row has a value to calibrate on.")
     return x, y, source
 
 

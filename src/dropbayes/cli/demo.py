@@ -272,11 +272,11 @@ def _page(model: DropoutRegressor, case: Case) -> str:
         along=case.along,
         training=case.training,
         unknown=case.unknown if len(case.unknown) else None,
-        done=_done(case),
+        done=_provenance(case),
     )
 
 
-def _done(case: Case) -> dict[str, str]:
+def _provenance(case: Case) -> dict[str, str]:
     import torch
 
     from dropbayes.runtime.version import __version__

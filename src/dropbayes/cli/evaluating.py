@@ -19,7 +19,7 @@ from dropbayes.predictive.scoring import (
     RegressionOutcomes,
     core_scores,
 )
-from dropbayes.tables import Source, open_table, quoted
+from dropbayes.tables import Source, open_table, quote
 
 __all__ = ["evaluate"]
 
@@ -49,7 +49,7 @@ def evaluate(
             if present.any():
                 parts.append(row_values(model, window, y, present, source))
     if not parts:
-        raise ValueError(f"{source.label}, column {quoted(model.schema.target)}: no row has a value to score against.")
+        raise ValueError(f"{source.label}, column {quote(model.schema.target)}: no row has a value to score against.")
     if n_absent:
         note(f"{count(n_absent, 'row')} without a target left out.")
     rows = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -82,7 +82,7 @@ def _fingerprint(data: str) -> dict[str, str]:
 def _training_rows(
     source: Source, target: str, task: Task | None, reading: Reading, command: Sequence[str]
 ) -> TrainingRows:
-    whole = _whole(source)
+    whole = _read_all(source)
 
     def at(row: int) -> str:
         return source.label if row < 0 else source.place(row)
@@ -93,15 +93,15 @@ def _training_rows(
         if target in error.problems:
             raise
         ignored = [part for name in error.problems for part in ("--ignore", name)]
-        error.add_note(f"to fit without {_them(len(error.problems))}: {shlex.join([*command, *ignored])}")
+        error.add_note(f"to fit without {_pronoun(len(error.problems))}: {shlex.join([*command, *ignored])}")
         raise
 
 
-def _them(n_columns: int) -> str:
+def _pronoun(n_columns: int) -> str:
     return "it" if n_columns == 1 else "them"
 
 
-def _whole(source: Source) -> pa.Table:
+def _read_all(source: Source) -> pa.Table:
     """All rows of a table."""
     blocks = []
     with reading_bar(source, "read") as bar:
@@ -124,7 +124,7 @@ def _show_columns(rows: TrainingRows) -> None:
     reason = "a numeric target"
     if schema.task == "classification":
         classes = [str(label) for label in np.unique(rows.y)]
-        reason = f"{len(classes)} classes: {_short(classes)}"
+        reason = f"{len(classes)} classes: {_abbreviated_list(classes)}"
     elif schema.target_notation != PLAIN:
         reason = f"a numeric target, written as {schema.target_notation.example}"
     console.print(f"[bold]{schema.task}[/bold] of [bold]{escape(schema.target)}[/bold] ({escape(reason)})")
@@ -147,13 +147,13 @@ def _warn_of_target(rows: TrainingRows) -> None:
         note(f"{schema.target!r} has only {len(distinct)} whole values; if they are classes use --task classification.")
     rare = [str(label) for label, n in zip(distinct, counts, strict=True) if n < 5]
     if schema.task == "classification" and rare:
-        note(f"fewer than 5 rows of {_short(rare)}: their probabilities cannot be learned well.")
+        note(f"fewer than 5 rows of {_abbreviated_list(rare)}: their probabilities cannot be learned well.")
 
 
 def _handling(column: Column, n_missing: int) -> list[str]:
     missing = f"{n_missing:,}" if n_missing else ""
     if column.kind == "category":
-        texts = f"one input for each of {len(column.categories)}: {_short(list(column.categories))}"
+        texts = f"one input for each of {len(column.categories)}: {_abbreviated_list(list(column.categories))}"
         return [missing, texts + ("; one for missing" * column.flagged)]
     how = "as it is"
     if column.notation != PLAIN:
@@ -168,7 +168,7 @@ def _handling(column: Column, n_missing: int) -> list[str]:
     return [missing, f"{kept}missing taken as {filled}, and flagged"]
 
 
-def _short(texts: list[str], most: int = 4) -> str:
+def _abbreviated_list(texts: list[str], most: int = 4) -> str:
     return ", ".join(texts[:most]) + (", …" if len(texts) > most else "")
 
 

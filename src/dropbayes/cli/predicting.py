@@ -13,7 +13,7 @@ from dropbayes.cli.predictions import Window, check_finite, windows
 from dropbayes.models.model import Model, load
 from dropbayes.models.prediction import column_names, label_sets
 from dropbayes.models.predictor import Predictor
-from dropbayes.tables import Schema, Sink, Source, numbers, open_table, quoted
+from dropbayes.tables import Schema, Sink, Source, numbers, open_table, quote
 from dropbayes.tables.training import check_name
 
 __all__ = ["predict"]
@@ -52,7 +52,7 @@ def predict(
                 outside = window.encoded.outside_names()
                 columns += label_sets(model.ensemble, prediction, coverage=coverage)
                 columns.append(np.array(outside, dtype=np.str_))
-                sink.write(_joined(window, kept, added, columns, model.schema, typed=sink.as_parquet))
+                sink.write(_joined_table(window, kept, added, columns, model.schema, typed=sink.as_parquet))
                 n_rows += len(window.x)
                 n_outside += sum(map(bool, outside))
     _say(model, predictor, n_rows, n_outside, added, output, as_json=as_json)
@@ -71,12 +71,12 @@ def _refuse_collision(kept: Sequence[str], added: Sequence[str]) -> None:
     for name in added:
         if name in kept:
             raise ValueError(
-                f"the input has a column {quoted(name)}, which the prediction would add; choose another `prefix`, or "
+                f"the input has a column {quote(name)}, which the prediction would add; choose another `prefix`, or "
                 "leave it out with `keep`."
             )
 
 
-def _joined(
+def _joined_table(
     window: Window, kept: list[str], added: list[str], columns: list[Any], schema: Schema, *, typed: bool
 ) -> pa.Table:
     """The columns to keep (as numbers in a typed file), followed by the new ones."""

@@ -17,8 +17,8 @@ import pyarrow as pa
 from dropbayes.cli.messages import count, note, number, reading_bar
 from dropbayes.models.model import Model
 from dropbayes.runtime.arrays import NumpyArray
-from dropbayes.tables import Encoded, Schema, Source, check_columns, encode, labels, numbers, quoted, regrouped
-from dropbayes.tables.columns import listed
+from dropbayes.tables import Encoded, Schema, Source, check_columns, encode, labels, numbers, quote, regroup
+from dropbayes.tables.columns import list_names
 
 __all__ = ["Window", "check_finite", "targets", "windows"]
 
@@ -54,8 +54,8 @@ def windows(
     missing, new, outside = Counter[str](), Counter[str](), Counter[str]()
     first = 0
     with reading_bar(source, title) as bar:
-        for table in regrouped(source.blocks(block_rows), model.ensemble.block_rows):
-            encoded = encode(model.schema, table, at=_place(source, first), allow_new=allow_new)
+        for table in regroup(source.blocks(block_rows), model.ensemble.block_rows):
+            encoded = encode(model.schema, table, at=_locator(source, first), allow_new=allow_new)
             missing.update(encoded.missing)
             new.update(encoded.new)
             outside.update({name: int(mask.sum()) for name, mask in encoded.outside.items()})
@@ -67,7 +67,7 @@ def windows(
     _note_what_was_done(model.schema, missing, new, outside)
 
 
-def _place(source: Source, first: int) -> Any:
+def _locator(source: Source, first: int) -> Any:
     return lambda row: source.label if row < 0 else source.place(first + row)
 
 
@@ -94,7 +94,7 @@ def _note_what_was_done(schema: Schema, missing: Counter[str], new: Counter[str]
 
 def targets(model: Model, window: Window, source: Source) -> tuple[NumpyArray, NumpyArray]:
     """The outcomes of a window's rows (class numbers for classes), and which rows have one."""
-    name, missing, at = model.schema.target, model.schema.missing, _place(source, window.first)
+    name, missing, at = model.schema.target, model.schema.missing, _locator(source, window.first)
     if model.schema.task == "regression":
         y = numbers(window.table[name], name, at=at, missing=missing, notation=model.schema.target_notation)
         return y, ~np.isnan(y)
@@ -103,8 +103,8 @@ def targets(model: Model, window: Window, source: Source) -> tuple[NumpyArray, N
     for row, text in enumerate(texts):
         if text is not None and text not in known:
             raise ValueError(
-                f"{at(row)}, column {quoted(name)}: the class {quoted(text)} was not seen in training "
-                f"({listed(known, most=5)})."
+                f"{at(row)}, column {quote(name)}: the class {quote(text)} was not seen in training "
+                f"({list_names(known, most=5)})."
             )
     codes = np.array([-1 if text is None else known[text] for text in texts], dtype=np.int64)
     return codes, codes >= 0

@@ -11,7 +11,7 @@ from dropbayes.cli.messages import count, note, out, print_json
 from dropbayes.cli.predictions import targets, windows
 from dropbayes.models.model import Model, load
 from dropbayes.runtime.version import __version__
-from dropbayes.tables import open_table, quoted, write_whole
+from dropbayes.tables import open_table, quote, write_whole
 
 __all__ = ["report"]
 
@@ -75,7 +75,7 @@ def _rows(
                 values.extend(rows[name].to_pylist())
     x, y = np.concatenate(xs), np.concatenate(ys)
     if not len(x):
-        raise ValueError(f"{source.label}, column {quoted(model.schema.target)}: no row has a value to score against.")
+        raise ValueError(f"{source.label}, column {quote(model.schema.target)}: no row has a value to score against.")
     if n_absent:
         note(f"{count(n_absent, 'row')} without a target left out.")
     return x, y if model.schema.task == "regression" else model.ensemble.classes_[y], columns, source.label

@@ -103,7 +103,7 @@ class Worlds:
         self.clock = 0
         self.position = torch.full((n_worlds, 2), 50.0, device=self.device)
         self.angle = torch.zeros(n_worlds, device=self.device)
-        self.items = self._places(n_worlds, N_ITEMS)
+        self.items = self._random_positions(n_worlds, N_ITEMS)
         self.poison = self._chance(n_worlds, N_ITEMS) < 0.5
         self.present = torch.ones(n_worlds, N_ITEMS, dtype=torch.bool, device=self.device)
         self.born = torch.zeros(n_worlds, N_ITEMS, dtype=torch.long, device=self.device)
@@ -114,7 +114,7 @@ class Worlds:
     def _chance(self, *shape: int) -> Tensor:
         return torch.rand(shape, generator=self.source, device=self.device)
 
-    def _places(self, *shape: int) -> Tensor:
+    def _random_positions(self, *shape: int) -> Tensor:
         span = torch.tensor([WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN], device=self.device)
         return MARGIN + span * self._chance(*shape, 2)
 
@@ -183,7 +183,7 @@ class Worlds:
         if self.clock % ARRIVAL_EVERY == 0:
             arrives = ~self.present.all(1) & (self._chance(len(self)) < ARRIVAL_CHANCE)
             free = self.present.int().argmin(1)
-            places, poison = self._places(len(self)), self._chance(len(self)) < 0.5
+            places, poison = self._random_positions(len(self)), self._chance(len(self)) < 0.5
             world = arrives.nonzero()[:, 0]
             self.items[world, free[world]] = places[world]
             self.poison[world, free[world]] = poison[world]

@@ -72,13 +72,13 @@ class Settings:
         )  # fmt: skip
 
 
-def rotated(image: Tensor, degrees: Tensor) -> Tensor:
+def rotate(image: Tensor, degrees: Tensor) -> Tensor:
     """The image `[1, height, width]` rotated anticlockwise by each angle, `[angle, 1, height, width]`.
 
     Example:
         >>> corner = torch.zeros(1, 4, 4)
         >>> corner[0, 0, 3] = 1.0
-        >>> rotated(corner, torch.tensor([90.0]))[0, 0].argmax().item()
+        >>> rotate(corner, torch.tensor([90.0]))[0, 0].argmax().item()
         0
     """
     angle = torch.deg2rad(degrees)
@@ -124,10 +124,10 @@ def _stage(
     )
     one = data.x_test[data.y_test == 1][0]
     with torch.no_grad():
-        logits = draws(net, rotated(one, angles).to(device), n_draws=settings.n_draws)
-    arrays: Arrays = {"logits": logits.cpu().numpy(), "images": rotated(one, angles)[:, 0].numpy()}
+        logits = draws(net, rotate(one, angles).to(device), n_draws=settings.n_draws)
+    arrays: Arrays = {"logits": logits.cpu().numpy(), "images": rotate(one, angles)[:, 0].numpy()}
     arrays |= _test_scores(net, data, settings, device)
-    several = torch.stack([rotated(image, angles) for image in data.x_test[: settings.n_turned]], 1)
+    several = torch.stack([rotate(image, angles) for image in data.x_test[: settings.n_turned]], 1)
     for name in MEASURES:
         arrays[f"turned_{name}"] = np.zeros(len(angles))
     for index, images in enumerate(several):

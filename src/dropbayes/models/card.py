@@ -77,7 +77,7 @@ def _facts(origin: dict[str, Any]) -> dict[str, str]:
             facts[label] = f"`{origin[name]}`" if name == "command" else str(origin[name])
     for name in ("settings", "scores", "versions"):
         if origin.get(name):
-            facts[name] = ", ".join(f"{key} {_short(value)}" for key, value in origin[name].items())
+            facts[name] = ", ".join(f"{key} {_format(value)}" for key, value in origin[name].items())
     if "calibration" in origin:
         done = origin["calibration"]
         factor = f", factor {done['values'][0]:.4g}" if done["method"] == "scale" else ""
@@ -85,5 +85,5 @@ def _facts(origin: dict[str, Any]) -> dict[str, str]:
     return facts
 
 
-def _short(value: Any) -> str:
+def _format(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)

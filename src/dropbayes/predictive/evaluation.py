@@ -187,7 +187,7 @@ def _stream(
     plan: Plan, inputs: Inputs, y: Tensor, offset: int, request: Request
 ) -> list[tuple[dict[str, Tensor], Tensor]]:
     """The moments of the rows, and their log-likelihoods."""
-    likelihood, judged = request.likelihood, request.judged(plan)
+    likelihood, judged = request.likelihood, request.likelihood_tensor(plan)
     assert likelihood is not None and judged is not None
     summaries = []
     for rows, chunks in plan.blocks(inputs, first_row=offset):
@@ -217,8 +217,8 @@ def _distribution(likelihood: Likelihood, output: Tensor, y: Tensor) -> Tensor:
 def _regression_scores(
     results: RowResults, y: Tensor, densities: Tensor, likelihood: Likelihood, sample_weight: Array | None
 ) -> dict[str, float]:
-    std = (results.joined("epistemic") + results.joined("aleatoric")).sqrt()
-    rows = RegressionOutcomes(y, results.joined("mean"), std, results.joined("pit"), densities, sample_weight)
+    std = (results.join_rows("epistemic") + results.join_rows("aleatoric")).sqrt()
+    rows = RegressionOutcomes(y, results.join_rows("mean"), std, results.join_rows("pit"), densities, sample_weight)
     return core_scores(REGRESSION_SCORES, rows)
 
 
@@ -226,7 +226,7 @@ def _class_scores(
     results: RowResults, y: Tensor, densities: Tensor, likelihood: Likelihood, sample_weight: Array | None
 ) -> dict[str, float]:
     assert isinstance(likelihood, ClassLikelihood)
-    probabilities = likelihood.class_probabilities(results.joined("mean"))
+    probabilities = likelihood.class_probabilities(results.join_rows("mean"))
     labels, n_rows = y.long(), len(y)
     if sample_weight is not None:  # each of a row's labels has the row's weight
         sample_weight = torch.as_tensor(sample_weight).repeat_interleave(labels.numel() // n_rows)

@@ -150,7 +150,7 @@ def _mean(name: str, label: str, meaning: str, better: Any, per_row: Callable[[A
     return Score(name, label, meaning, better, value, lambda rows: standard_error(per_row(rows)), **options)
 
 
-def _named(*entries: Score) -> dict[str, Score]:
+def _by_name(*entries: Score) -> dict[str, Score]:
     return {score.name: score for score in entries}
 
 
@@ -188,7 +188,7 @@ def _absolute_risk(rows: RegressionOutcomes) -> scores.RiskCoverage:
     return scores.risk_coverage(rows.std, rows.absolute_errors(), sample_weight=rows.sample_weight)
 
 
-REGRESSION_SCORES = _named(
+REGRESSION_SCORES = _by_name(
     _mean(
         "log_likelihood",
         "Log-likelihood",
@@ -310,7 +310,7 @@ def _detection(rows: ClassOutcomes) -> Tensor:
     return scores.auroc(rows.entropy(), wrong, sample_weight=rows.sample_weight)
 
 
-CLASS_SCORES = _named(
+CLASS_SCORES = _by_name(
     _mean(
         "log_likelihood",
         "Log-likelihood",

@@ -29,7 +29,7 @@ def baseline_table(inputs: ReportInputs, measured: Regression | Classification) 
     for line in lines:
         error = score_text(line.error, line.error_se, percent=not regression)
         more = [] if line.log_likelihood is None else [number(line.log_likelihood)]
-        rows.append([line.name, error, *more, _beside(line.gap)])
+        rows.append([line.name, error, *more, _comparison(line.gap)])
     caption = (
         f"Simple models fitted to the same {len(inputs.training[0]):,} training rows. The last column compares errors "
         "row by row; two standard errors are beyond chance."
@@ -38,7 +38,7 @@ def baseline_table(inputs: ReportInputs, measured: Regression | Classification) 
     return [Table("baselines", caption, columns, rows, notable)]
 
 
-def _beside(sigmas: float | None) -> str:
+def _comparison(sigmas: float | None) -> str:
     if sigmas is None:
         return ""
     if abs(sigmas) <= 2:

@@ -87,7 +87,7 @@ def _probability_charts(measured: Classification, classes: list[str]) -> list[Ch
         f"{int(sure.sum()):,} of {times(len(right), 'row')} are given more than 90 %{among}; in all, "
         f"{int((~right).sum()):,} are wrong."
     )
-    worst = _most_confused(measured, classes)
+    worst = _commonest_confusion(measured, classes)
     if len(classes) > figures.CONFUSION_CLASSES:
         return [Chart(figures.confidences(measured), f"{caption} {worst}")]
     return [
@@ -96,7 +96,7 @@ def _probability_charts(measured: Classification, classes: list[str]) -> list[Ch
     ]
 
 
-def _most_confused(measured: Classification, classes: list[str]) -> str:
+def _commonest_confusion(measured: Classification, classes: list[str]) -> str:
     count = np.zeros((len(classes), len(classes)), dtype=int)
     np.add.at(count, (measured.labels, measured.predicted), 1)
     np.fill_diagonal(count, 0)

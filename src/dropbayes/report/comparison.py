@@ -155,18 +155,23 @@ def shifts(
 
 def _shift(feature: Feature, before: Feature | None, limits: tuple[float, float] | None) -> Shift:
     if before is None or before.is_number != feature.is_number:
-        outside = _outside(feature.values, *limits) if limits is not None and feature.is_number else 0.0
-        return Shift(feature.name, "", _middle(feature), None, None, outside)
+        outside = _share_outside(feature.values, *limits) if limits is not None and feature.is_number else 0.0
+        return Shift(feature.name, "", _typical_value(feature), None, None, outside)
     if feature.is_number:
         from scipy.stats import ks_2samp
 
         one, other = (values[np.isfinite(values)] for values in (before.values, feature.values))
         if not len(one) or not len(other):
-            return Shift(feature.name, _middle(before), _middle(feature), None, None, 0.0)
+            return Shift(feature.name, _typical_value(before), _typical_value(feature), None, None, 0.0)
         test = ks_2samp(one, other, method="asymp")
-        outside = _outside(feature.values, float(one.min()), float(one.max()))
+        outside = _share_outside(feature.values, float(one.min()), float(one.max()))
         return Shift(
-            feature.name, _middle(before), _middle(feature), float(test.statistic), float(test.pvalue), outside
+            feature.name,
+            _typical_value(before),
+            _typical_value(feature),
+            float(test.statistic),
+            float(test.pvalue),
+            outside,
         )
     return _category_shift(feature, before)
 
@@ -180,14 +185,14 @@ def _category_shift(feature: Feature, before: Feature) -> Shift:
     p_value = float(chi2_contingency(counts).pvalue) if len(levels) > 1 else 1.0
     new = float(shares[1][counts[0] == 0].sum())
     distance = float(np.abs(shares[0] - shares[1]).sum() / 2)
-    return Shift(feature.name, _middle(before), _middle(feature), distance, p_value, new)
+    return Shift(feature.name, _typical_value(before), _typical_value(feature), distance, p_value, new)
 
 
-def _outside(values: Numbers, low: float, high: float) -> float:
+def _share_outside(values: Numbers, low: float, high: float) -> float:
     return float(((values < low) | (values > high)).mean())
 
 
-def _middle(feature: Feature) -> str:
+def _typical_value(feature: Feature) -> str:
     if feature.is_number:
         present = feature.values[np.isfinite(feature.values)]
         return f"{np.median(present):.4g}".replace("-", "−") if len(present) else "–"

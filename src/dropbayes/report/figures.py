@@ -47,7 +47,7 @@ def band_along(
     place, value, held = truths
     pieces = [band.outer[0], band.outer[1], value] + ([known[1]] if known else [])
     everywhere = [band.place, place] + ([known[0]] if known else [])
-    few = svg.thinned(place, value, most=SHOWN_POINTS)
+    few = svg.thinned_indices(place, value, most=SHOWN_POINTS)
     place, value, held = place[few], value[few], held[few]
     marks: list[Mark] = [
         svg.band(band.place, *band.outer, kind="outer"),
@@ -56,7 +56,7 @@ def band_along(
     ]
     legend = [("mean", "predicted mean"), ("inner", "50 % interval"), ("outer", "95 % interval")]
     if known is not None:
-        some = svg.thinned(*known, most=SHOWN_POINTS)
+        some = svg.thinned_indices(*known, most=SHOWN_POINTS)
         dense = "known" if len(some) <= FEW_POINTS else "known many"
         marks.append(svg.dots(known[0][some], known[1][some], kind=dense))
         legend.append(("known", "trained on"))
@@ -169,7 +169,7 @@ def confusion(measured: Classification, names: Sequence[str]) -> Figure:
     np.add.at(count, (measured.labels, measured.predicted), 1)
     share = count / np.maximum(count.sum(1, keepdims=True), 1)
     texts = [[f"{value:.0f}" if value else "" for value in row] for row in count]
-    ticks = tuple((k + 0.5, _short(name, 12)) for k, name in enumerate(names))
+    ticks = tuple((k + 0.5, _truncate(name, 12)) for k, name in enumerate(names))
     return Figure(
         "confusion", "True against predicted class",
         "A table of squares: rows are true classes, columns predicted ones; darker is a larger share of the row.",
@@ -211,7 +211,7 @@ def class_reliability(curve: ReliabilityCurve) -> Figure:
 def risk_coverage(curve: RiskCoverage, *, loss: str, percent: bool) -> Figure:
     """The mean loss of the rows kept against the share kept."""
     share, risk, oracle = (part.double().numpy() for part in (curve.coverage, curve.risk, curve.oracle_risk))
-    some = svg.thinned(share, risk, oracle, most=400)
+    some = svg.thinned_indices(share, risk, oracle, most=400)
     share, risk, oracle = share[some], risk[some], oracle[some]
     settled = risk[share >= min(0.05, float(share[-1]))]  # the first few rows alone would set the scale
     top = 1.1 * float(max(settled.max(), 1e-12))
@@ -233,5 +233,5 @@ def risk_coverage(curve: RiskCoverage, *, loss: str, percent: bool) -> Figure:
     )  # fmt: skip
 
 
-def _short(name: str, most: int) -> str:
+def _truncate(name: str, most: int) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"

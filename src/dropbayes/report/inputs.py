@@ -62,7 +62,7 @@ class ReportInputs:
         return features_of(self.training[0], self.names, groups)
 
     @classmethod
-    def checked(
+    def of(
         cls, model: Any, x: Any, y: Any, *, target: Any, shown: Any, title: Any, done: Any, n_draws: Any, seed: Any,
         names: Any, along: Any, training: Any, unknown: Any, features: Any, ranges: Any,
     ) -> ReportInputs:  # fmt: skip

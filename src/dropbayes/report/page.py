@@ -68,7 +68,7 @@ def report(
         >>> page.startswith("<!doctype html>")
         True
     """
-    inputs = ReportInputs.checked(
+    inputs = ReportInputs.of(
         model, x, y, target=target, shown=shown, title=title, done=done, n_draws=n_draws, seed=seed, names=names,
         along=along, training=training, unknown=unknown, features=features, ranges=ranges,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from dropbayes.report import analyses, figures, measurements, sections, summary, svg, verdicts
 from dropbayes.report.dropout import dropout_section
 from dropbayes.report.features import importances
-from dropbayes.report.formatting import fixed, number, percent
+from dropbayes.report.formatting import fixed_point, number, percent
 from dropbayes.report.inputs import ReportInputs
 from dropbayes.report.layout import HALF, Chart, Column, Section
 from dropbayes.report.measurements import Regression
@@ -28,7 +28,7 @@ def regression_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
 
     def cells(row: int) -> list[str]:
         lower, upper, mean, truth = (
-            fixed(part[row], spread=unit) for part in (measured.lower, measured.upper, measured.mean, measured.y)
+            fixed_point(part[row], spread=unit) for part in (measured.lower, measured.upper, measured.mean, measured.y)
         )
         spread = (number(part[row]) for part in (measured.std, measured.epistemic_std, measured.aleatoric_std))
         return [mean, f"{lower} to {upper}", truth, *spread]
@@ -78,9 +78,9 @@ def _band_chart(inputs: ReportInputs, measured: Regression) -> Chart:
     n, held = len(measured.y), (measured.lower <= measured.y) & (measured.y <= measured.upper)
     counted = f"{int(held.sum()):,} of {n:,} truths ({percent(float(held.mean()))}) lie inside their 95 % interval"
     along = 0 if inputs.x.shape[1] == 1 else inputs.along
-    if along is None or np.ptp(_everywhere(inputs)[:, along]) == 0:
+    if along is None or np.ptp(_all_rows(inputs)[:, along]) == 0:
         order = np.argsort(measured.mean, kind="stable")
-        picked = svg.thinned(
+        picked = svg.thinned_indices(
             measured.mean[order],
             measured.y[order],
             measured.lower[order],
@@ -109,8 +109,8 @@ def _widening(band: figures.Band, known: tuple[Numbers, Any] | None) -> str:
     if known is None:
         narrow, wide = int(width.argmin()), int(width.argmax())
         return (
-            f"The 95 % interval is narrowest at {_place(band.place[narrow])} ({number(width[narrow])}) and "
-            f"widest at {_place(band.place[wide])} ({number(width[wide])})."
+            f"The 95 % interval is narrowest at {_format_coordinate(band.place[narrow])} ({number(width[narrow])}) and "
+            f"widest at {_format_coordinate(band.place[wide])} ({number(width[wide])})."
         )
     inside = (band.place >= known[0].min()) & (band.place <= known[0].max())
     if inside.all() or not inside.any():
@@ -118,26 +118,26 @@ def _widening(band: figures.Band, known: tuple[Numbers, Any] | None) -> str:
     farthest = np.abs(band.place - np.median(known[0])).argmax()
     return (
         f"The 95 % interval is {number(float(width[inside].mean()))} wide on average over the rows trained on and "
-        f"{number(float(width[farthest]))} at {_place(band.place[farthest])}, farthest from them."
+        f"{number(float(width[farthest]))} at {_format_coordinate(band.place[farthest])}, farthest from them."
     )
 
 
-def _place(value: float) -> str:
+def _format_coordinate(value: float) -> str:
     return f"{value:.6g}".replace("-", "−")  # no thousands marks: it may be a year
 
 
-def _everywhere(inputs: ReportInputs) -> Numbers:
+def _all_rows(inputs: ReportInputs) -> Numbers:
     """The rows to draw a band over: judged, trained on and unknown."""
     more = [] if inputs.training is None else [inputs.training[0]]
     return np.concatenate([inputs.x, *more, *([] if inputs.unknown is None else [inputs.unknown])])
 
 
 def _band(inputs: ReportInputs, along: int) -> figures.Band:
-    rows = _everywhere(inputs)
+    rows = _all_rows(inputs)
     if rows.shape[1] == 1:  # nothing but this feature: an even grid shows the function between the rows
         rows = np.linspace(rows.min(), rows.max(), 300)[:, None]
     rows = rows[np.argsort(rows[:, along], kind="stable")]
-    rows = rows[svg.thinned(rows[:, along], most=figures.BAND_POINTS)]
+    rows = rows[svg.thinned_indices(rows[:, along], most=figures.BAND_POINTS)]
     mean = np.asarray(inputs.model.predict(rows), dtype=np.float64)
     inner, outer = (inputs.model.predict_interval(rows, coverage=level) for level in (0.5, measurements.LEVEL))
     return figures.Band(rows[:, along], mean, inner, outer)

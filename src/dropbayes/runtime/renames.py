@@ -1,19 +1,26 @@
-"""Modules under their earlier names: `import dropbayes.recurrent` gives `dropbayes.layers.recurrent` itself."""
+"""Earlier names that keep working: modules that have moved, functions and methods that were renamed."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import ParamSpec, TypeVar
 
-__all__ = ["RenamedModules"]
+__all__ = ["RenamedModules", "earlier_name"]
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class RenamedModules:
     """An importer, for `sys.meta_path`, of modules that have moved within a package.
 
+    `import dropbayes.recurrent` gives `dropbayes.layers.recurrent` itself.
     The module is imported under its present name and registered in `sys.modules` under both, so that a class has one
     identity under either path. Submodules of a moved package move with it.
 
@@ -46,3 +53,29 @@ class RenamedModules:
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
         sys.modules[name] = importlib.import_module(self.present_name(name) or name)
+
+
+def earlier_name(name: str, function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """A function or method under its earlier name: it warns, and calls the function.
+
+    Args:
+        name: The earlier name.
+        function: The function under its present name.
+
+    Example:
+        >>> def square(x):
+        ...     return x * x
+        >>> squared = earlier_name("squared", square)
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     squared(3), str(caught[0].message)
+        (9, '`squared` is now called `square`; the earlier name will be removed.')
+    """
+
+    @functools.wraps(function)
+    def renamed(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        message = f"`{name}` is now called `{function.__name__}`; the earlier name will be removed."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return function(*args, **kwargs)
+
+    renamed.__name__, renamed.__doc__ = name, f"The earlier name of `{function.__name__}`."
+    return renamed

@@ -33,7 +33,7 @@ def unchanged_generators(moved: list[str] | None = None) -> Iterator[None]:
         if random.getstate() != python:
             _note(moved, "Python's random")
             random.setstate(python)
-        if numpy_random is not None and numpy is not None and _numpy_moved(numpy, numpy_random.get_state()):
+        if numpy_random is not None and numpy is not None and _numpy_state_differs(numpy, numpy_random.get_state()):
             _note(moved, "numpy.random")
             numpy_random.set_state(numpy)
         torch.default_generator.set_state(torch_state)
@@ -46,5 +46,5 @@ def _note(moved: list[str] | None, name: str) -> None:
         moved.append(name)
 
 
-def _numpy_moved(before: Any, after: Any) -> bool:
+def _numpy_state_differs(before: Any, after: Any) -> bool:
     return before[2:] != after[2:] or before[0] != after[0] or bool((before[1] != after[1]).any())

@@ -60,7 +60,7 @@ def names_of(leave_out: str | Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass
-class Inspected:
+class Inspection:
     """A network that was inspected: its anatomy, a view to run, and the strategies that passed their trial."""
 
     anatomy: Anatomy
@@ -71,24 +71,24 @@ class Inspected:
     graphs: Graphs = dataclasses.field(default_factory=Graphs)
 
 
-_inspected: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Inspected]] = weakref.WeakKeyDictionary()
+_inspections: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Inspection]] = weakref.WeakKeyDictionary()
 _MOST_FORMS = 16
 
 
-def inspected(
+def inspect_cached(
     net: nn.Module,
     inputs: Inputs,
     leave_out: tuple[str, ...] = (),
     *,
     positions: bool = False,
     any_length: bool = False,
-) -> Inspected:
+) -> Inspection:
     """`inspect`, remembered for inputs of this form until something about the network's modules changes.
 
     With `any_length`, an inspection of one length serves others: for sites and axes, but not for costs and shapes.
     """
     key = (form(inputs) if any_length else inputs.signature, inputs.n_rows == 1, leave_out, positions, any_length)
-    known = _inspected.setdefault(net, {})
+    known = _inspections.setdefault(net, {})
     record = known.get(key)
     if record is not None and record.view.is_valid(net):
         return record
@@ -102,7 +102,7 @@ def inspected(
 
 def forget(net: nn.Module) -> None:
     """Forgets the inspection of a network that turned out to behave differently."""
-    _inspected.pop(net, None)
+    _inspections.pop(net, None)
 
 
 class UncertaintyWarning(UserWarning):
@@ -112,7 +112,7 @@ class UncertaintyWarning(UserWarning):
 # The inspection -------------------------------------------------------------------------------------------------------
 
 
-def inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...] = (), *, positions: bool = False) -> Inspected:
+def inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...] = (), *, positions: bool = False) -> Inspection:
     """The anatomy of a network on inputs of this form; raises if its draws would be wrong.
 
     Autocast is off unless the network needs it, so that outputs differ only by the rounding of full precision.
@@ -128,7 +128,7 @@ def inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...] = (), *, 
 
 @torch.inference_mode(False)  # inference tensors have no versions, which reveal writes
 @torch.no_grad()
-def _inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...], positions: bool) -> Inspected:
+def _inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...], positions: bool) -> Inspection:
     check_modules(net)
     _check_names(net, leave_out)
     versions = {name: buffer._version for name, buffer in net.named_buffers() if not buffer.is_inference()}
@@ -167,7 +167,7 @@ def _inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...], positio
         seeds_itself=recorder.seeds_itself,
         stateful=bool(plain.view.changes()) or bool(chosen.view.changes()),
     )
-    return Inspected(anatomy, View(net, flags, own_buffers=anatomy.stateful))
+    return Inspection(anatomy, View(net, flags, own_buffers=anatomy.stateful))
 
 
 def _bytes_of_a_row(one: Look, several: Look | None, peak_bytes: Callable[[Look], int]) -> int:
@@ -201,7 +201,7 @@ def _chosen_look(
     lowered = frozenset(classes) - dropping
     chosen = look(net, inputs, row, flags_up(leave_out, lowered), leave_out) if dropping else plain
     if not chosen.fits(plain):
-        raise ValueError(f"`net` gives an output of another form in training: {_described(chosen)}.")
+        raise ValueError(f"`net` gives an output of another form in training: {_describe(chosen)}.")
     if full is not None:
         _check_none_missing(full, chosen)
     return chosen, lowered
@@ -230,7 +230,7 @@ def _only_drops(
     if seen.agrees_with(plain) or (seen.fits(plain) and _more_raw(seen, plain)):
         return True
     raise ValueError(
-        f"`net` holds a {cls.__name__} whose training branch draws ({_described(seen)}) and changes its output in "
+        f"`net` holds a {cls.__name__} whose training branch draws ({_describe(seen)}) and changes its output in "
         f"another way as well, so that its randomness alone cannot be switched on. Leave it out with "
         f"leave_out={cls.__name__!r} if it is not dropout, or let its output differ by dropout only."
     )
@@ -249,7 +249,7 @@ def _refuse_or_warn(cls: type, failed: LookFailed, plain: Look) -> None:
     )
 
 
-def _described(seen: Look) -> str:
+def _describe(seen: Look) -> str:
     site = seen.recorder.sites[-1] if seen.recorder.sites else None
     return ", ".join(seen.moved) or (f"{site.kind} in {site.path or 'the network'}" if site else "nothing")
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dropbayes.sampling.generators import seed_host, unchanged_generators
 from dropbayes.sampling.operations import Interception
 from dropbayes.sampling.recorder import SENTINEL_SEED, Recorder, Watch
-from dropbayes.sampling.trees import Inputs, Structure, own_leaves, split
+from dropbayes.sampling.trees import Inputs, Structure, cloned_leaves, split
 from dropbayes.sampling.views import View, eagerly
 
 _TENSOR_CORES = 5e-3  # float32 products, such as cuDNN's recurrent layers, may be rounded to ten bits
@@ -94,7 +94,7 @@ def look(
     """One forward pass of a view with these training flags, every mask left out, watched."""
     view = View(net, flags)
     recorder = Recorder(view.paths, lambda name, module: is_left_out(leave_out, name, module), honours)
-    leaves, moved = own_leaves(leaves), list[str]()
+    leaves, moved = cloned_leaves(leaves), list[str]()
     held = (*view.net.parameters(), *view.net.buffers(), *(leaf for leaf in leaves if isinstance(leaf, Tensor)))
     watch = Watch(recorder, held)
     with contextlib.ExitStack() as stack:
@@ -156,11 +156,11 @@ def equal_but_for_rounding(a: Tensor, b: Tensor, batch: Tensor | None = None) ->
     dtype = a.dtype if not a.is_complex() else torch.float32
     wide = torch.complex128 if a.is_complex() else torch.float64
     a, b = a.to(wide), b.to(wide)
-    scale = max(_largest(b), _largest(batch) if batch is not None else 0.0)
+    scale = max(_largest_magnitude(b), _largest_magnitude(batch) if batch is not None else 0.0)
     share = _ROUNDING.get(dtype, 1e-2) if a.device.type == "cpu" else max(_ROUNDING.get(dtype, 1e-2), _TENSOR_CORES)
     return torch.allclose(a, b, rtol=0, atol=share * scale + 1e-30, equal_nan=True)
 
 
-def _largest(tensor: Tensor) -> float:
+def _largest_magnitude(tensor: Tensor) -> float:
     finite = tensor[torch.isfinite(tensor)].abs()
     return float(finite.max()) if finite.numel() else 0.0

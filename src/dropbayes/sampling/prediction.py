@@ -154,7 +154,7 @@ class Prediction:
         )
 
     def __str__(self) -> str:
-        rows = self._shown()
+        rows = self._table()
         if rows is None:
             return repr(self)
         head, body = rows
@@ -163,7 +163,7 @@ class Prediction:
         return "\n".join([repr(self), *lines])
 
     def _repr_html_(self) -> str:
-        rows = self._shown()
+        rows = self._table()
         summary = f"<p>{html.escape(repr(self))}</p>"
         if rows is None:
             return summary
@@ -172,7 +172,7 @@ class Prediction:
         lines = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in body)
         return f"{summary}<table><thead><tr>{heading}</tr></thead><tbody>{lines}</tbody></table>"
 
-    def _shown(self) -> tuple[list[str], list[list[str]]] | None:
+    def _table(self) -> tuple[list[str], list[list[str]]] | None:
         """A table of the first and last rows and few columns as text; None if there is none to show."""
         if not isinstance(self.mean, Tensor) or self.mean.is_complex() or self.mean.dim() == 0:
             return None

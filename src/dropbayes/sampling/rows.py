@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dropbayes.sampling.anatomy import RowLayout, Site
 from dropbayes.sampling.generators import unchanged_generators
 from dropbayes.sampling.looks import Flags, Look, LookFailed, equal_but_for_rounding, flags_down, look
-from dropbayes.sampling.trees import Inputs, own_leaves, split
+from dropbayes.sampling.trees import Inputs, cloned_leaves, split
 from dropbayes.sampling.views import eagerly
 
 SEVERAL = 3  # the rows of a look that compares shapes
@@ -128,7 +128,7 @@ def _reference(
     """The batch in evaluation: by the network itself if it is in that mode and a call does not change it."""
     itself = not (plain.recorder.sites or plain.moved or plain.view.changes() or plain.recorder.sites_left_out)
     if itself and not any(module.training for module in net.modules()):
-        leaves = own_leaves(leaves)
+        leaves = cloned_leaves(leaves)
         with unchanged_generators():
             return split(eagerly(inputs.call)(net, leaves))[0]
     try:

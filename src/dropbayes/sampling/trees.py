@@ -122,7 +122,7 @@ def copied_cache(cache: Any) -> Any:
     return made
 
 
-def own_leaves(leaves: Iterable[Any]) -> list[Any]:
+def cloned_leaves(leaves: Iterable[Any]) -> list[Any]:
     """The leaves for one run, which may write into its tensors and append to its caches."""
     return [
         leaf.clone() if isinstance(leaf, Tensor) else copied_cache(leaf) if is_cache(leaf) else leaf for leaf in leaves
@@ -141,7 +141,7 @@ def as_inputs(x: Any, *, row_axis: RowAxis = 0) -> Inputs:
     Tensors with as many entries along `row_axis` as the first tensor has are split into rows; all else is passed whole.
     A mapping or sequence gives the `row_axis` of each argument; with None, the whole input is one row.
     """
-    x = _ordinary(x)
+    x = _without_inference_mode(x)
     if isinstance(x, Tensor) and isinstance(row_axis, int) and x.dim() > row_axis and x.shape[row_axis] > 0:
         return Inputs((x,), (row_axis,), _ONE_ARGUMENT, x.shape[row_axis])  # the common case, without the search
     x = _tensors(x)
@@ -157,7 +157,7 @@ def as_inputs(x: Any, *, row_axis: RowAxis = 0) -> Inputs:
             f"got {type(x).__name__}. Convert other data with torch.as_tensor."
         )
     leaves, spec = pytree.tree_flatten(arguments)
-    leaves = [_ordinary(leaf) for leaf in leaves]
+    leaves = [_without_inference_mode(leaf) for leaf in leaves]
     if row_axis is None:
         return Inputs(tuple(leaves), (None,) * len(leaves), spec, 1)
     stated = _stated_axes(row_axis, arguments)
@@ -175,7 +175,7 @@ def as_inputs(x: Any, *, row_axis: RowAxis = 0) -> Inputs:
     return Inputs(tuple(leaves), axes, spec, sizes[0])
 
 
-def _ordinary(leaf: Any) -> Any:
+def _without_inference_mode(leaf: Any) -> Any:
     """A copy of an inference tensor, which is read-only outside inference mode; any other leaf unchanged."""
     if not (isinstance(leaf, Tensor) and leaf.is_inference()):
         return leaf
@@ -308,11 +308,11 @@ def split(output: Any) -> tuple[list[Tensor], Structure]:
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if not tensors:
         raise TypeError(f"the network's output must hold tensors; got {type(output).__name__}.")
-    entries = tuple(_TENSOR if isinstance(leaf, Tensor) else _plain(leaf) for leaf in leaves)
+    entries = tuple(_TENSOR if isinstance(leaf, Tensor) else _static_value(leaf) for leaf in leaves)
     return tensors, Structure(entries, spec, of)
 
 
-def _plain(leaf: Any) -> Any:
+def _static_value(leaf: Any) -> Any:
     return leaf if isinstance(leaf, _PLAIN) else None
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import h11
-import torch
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
+from dropbayes.runtime.devices import share_cores
 from dropbayes.serving.application import Limits, ServedModel, application
 from dropbayes.serving.metrics import MULTIPROCESS_FOLDER
 
@@ -88,7 +88,7 @@ def serve(settings: Settings, *, announce: Callable[[str, ServedModel], None] = 
 
 
 def _worker(settings: Settings) -> Any:
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // settings.workers))  # so that workers do not compete for cores
+    share_cores(settings.workers)
     return application(settings.path, settings.limits, settings.token)
 
 

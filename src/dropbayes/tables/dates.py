@@ -44,16 +44,16 @@ def date_format_of(texts: Any) -> str:
         ('iso', '%d.%m.%Y')
     """
     for form in ("iso", "iso zone", *(day + time for day in _DAYS for time in _TIMES)):
-        if _parsed(texts, form).null_count == 0:
+        if _parse(texts, form).null_count == 0:
             day, _, time = form.partition(" ")
             other = _AMBIGUOUS.get(day)
-            if other and _parsed(texts, f"{other} {time}".strip()).null_count == 0:
+            if other and _parse(texts, f"{other} {time}".strip()).null_count == 0:
                 raise ValueError("day and month can be exchanged in every row; write the dates as 2020-12-31")
             return form
     return ""
 
 
-def _parsed(texts: Any, form: str) -> Any:
+def _parse(texts: Any, form: str) -> Any:
     """The instants in microseconds since 1970; null for a text that has another format."""
     if form in ("iso", "iso zone"):
         kind = pa.timestamp("us") if form == "iso" else pa.timestamp("us", "UTC")
@@ -85,7 +85,7 @@ def days_of(values: Any, form: str) -> Floats:
     if pa.types.is_temporal(values.type):
         instants = pc.cast(pc.cast(values, pa.timestamp("us")), pa.int64())
     else:
-        instants = _parsed(values, form)
+        instants = _parse(values, form)
     return instants.to_numpy(zero_copy_only=False).astype(np.float64) / _DAY
 
 

@@ -30,7 +30,7 @@ from dropbayes.tables.streams import (
     wait_for_release,
 )
 
-__all__ = ["BLOCK_BYTES", "UNNAMED", "Source", "open_table", "quoted", "regrouped"]
+__all__ = ["BLOCK_BYTES", "UNNAMED", "Source", "open_table", "quote", "regroup"]
 
 UNNAMED = "unnamed_"
 """What the name of a column begins with that has none in the header."""
@@ -39,12 +39,12 @@ BLOCK_BYTES = 2**20
 """The bytes of a CSV file parsed at a time; no row may be longer."""
 
 
-def regrouped(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
+def regroup(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
     """The same rows in tables of exactly `rows` rows, the last one excepted.
 
     Example:
         >>> parts = [pa.table({"a": [1, 2, 3]}), pa.table({"a": [4]}), pa.table({"a": [5]})]
-        >>> [part["a"].to_pylist() for part in regrouped(parts, 2)]
+        >>> [part["a"].to_pylist() for part in regroup(parts, 2)]
         [[1, 2], [3, 4], [5]]
     """
     waiting: list[pa.Table] = []
@@ -156,17 +156,15 @@ def _checked_names(names: list[str], label: str) -> tuple[str, ...]:
     for number, name in enumerate(stripped, start=1):
         if name in stripped[: number - 1]:
             first = stripped.index(name) + 1
-            raise ValueError(
-                f"{label}: columns {first} and {number} are both named {quoted(name)}; rename one of them."
-            )
+            raise ValueError(f"{label}: columns {first} and {number} are both named {quote(name)}; rename one of them.")
     return tuple(stripped)
 
 
-def quoted(value: object, *, most: int = 40) -> str:
+def quote(value: object, *, most: int = 40) -> str:
     """A value quoted for a message: on one line, without control characters, not too long.
 
     Example:
-        >>> quoted("a" * 100)
+        >>> quote("a" * 100)
         "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…'"
     """
     text = str(value)
@@ -229,7 +227,7 @@ class _CsvSource(Source):
 
     def blocks(self, rows: int | None = None) -> Iterator[pa.Table]:
         tables = self._tables()
-        return tables if rows is None else regrouped(tables, rows)
+        return tables if rows is None else regroup(tables, rows)
 
     def _tables(self) -> Iterator[pa.Table]:
         if not self._has_rows or self._bytes.ended:
@@ -250,7 +248,7 @@ class _CsvSource(Source):
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, OSError) and not isinstance(error, pa.ArrowException) and self._bytes.error is None:
                 raise
-            raise self._explained(error, ragged) from None
+            raise self._explain(error, ragged) from None
 
     def _open_reader(self, ragged: list[Any]) -> Any:
         from pyarrow import csv as arrow_csv
@@ -293,7 +291,7 @@ class _CsvSource(Source):
         before = end[: -len(cell)][-1:]
         return end.endswith(cell) and before in (b"", b"\n", b"\r", self.delimiter.encode())
 
-    def _explained(self, error: Exception, ragged: list[Any]) -> Exception:
+    def _explain(self, error: Exception, ragged: list[Any]) -> Exception:
         if self._bytes.error is not None:
             return self._bytes.error
         if ragged:

@@ -40,7 +40,7 @@ class CheckedBytes(io.RawIOBase):
                 data, self.pushed_back = data[:size], data[size:]
             return data
         try:
-            data = b"" if self.ended else _filled(self.stream, size)
+            data = b"" if self.ended else _read_fully(self.stream, size)
             self._check(data)
         except ValueError as error:
             self.error = error  # kept: a parser that asked for the bytes may wrap what it catches
@@ -117,7 +117,7 @@ def wait_for_release(held: Callable[[], object], *, seconds: float = 5.0) -> Non
         time.sleep(0.0005)
 
 
-def _filled(stream: Any, size: int) -> bytes:
+def _read_fully(stream: Any, size: int) -> bytes:
     """As many bytes as asked for, or all that are left: a parser takes a short read for the end of a block."""
     if size < 0:
         return bytes(stream.read())

@@ -93,7 +93,7 @@ class Sink:
     def _write_csv(self, table: pa.Table) -> None:
         if not self._started:
             names = pa.array(table.column_names, pa.string())
-            header = _quoted(without_formulas(names), self.delimiter).to_pylist()
+            header = _quote(without_formulas(names), self.delimiter).to_pylist()
             self._file.write((self.delimiter.join(header) + "\n").encode())
             self._started = True
         for text in _csv_text(table, self.delimiter):
@@ -139,7 +139,7 @@ def _csv_text(table: pa.Table, delimiter: str) -> Iterator[bytes]:
         for column in batch.columns:
             is_text = not _is_simple(column.type)
             texts = pc.cast(column, pa.string())
-            cells.append(_quoted(without_formulas(texts), delimiter) if is_text else texts)
+            cells.append(_quote(without_formulas(texts), delimiter) if is_text else texts)
         if len(cells) == 1:  # an empty line would be no row
             cells = [pc.if_else(pc.equal(pc.coalesce(cells[0], pa.scalar("")), ""), '""', cells[0])]
         options = {"null_handling": "replace", "null_replacement": ""}
@@ -153,7 +153,7 @@ def _csv_text(table: pa.Table, delimiter: str) -> Iterator[bytes]:
         yield lines.buffers()[2][start:stop].to_pybytes()
 
 
-def _quoted(texts: Any, delimiter: str) -> Any:
+def _quote(texts: Any, delimiter: str) -> Any:
     needs = pc.match_substring_regex(texts, f'["\r\n\\x{ord(delimiter):02x}]|^\\s|\\s$')
     if not pc.any(needs).as_py():
         return texts

@@ -21,12 +21,12 @@ def _keyed(handler: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The handler, for random numbers that differ between forward passes; fixed ones are torch's own."""
 
     @functools.wraps(handler)
-    def checked(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def keyed_handler(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Tensor:
         if mode.source.is_fixed(kwargs.get("generator")):
             return func(*args, **kwargs)
         return handler(mode, func, *args, **kwargs)
 
-    return checked
+    return keyed_handler
 
 
 @_keyed
