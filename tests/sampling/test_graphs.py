@@ -8,7 +8,7 @@ from torch import nn
 
 import dropbayes as db
 from dropbayes.sampling import graphs
-from dropbayes.sampling.inspection import inspected
+from dropbayes.sampling.inspection import inspect_cached
 from dropbayes.sampling.trees import as_inputs
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -32,7 +32,7 @@ def on_a_gpu():
 
 
 def captured(net, x):
-    (record,) = [inspected(net, as_inputs(x))]
+    record = inspect_cached(net, as_inputs(x))
     return [graph for graph in record.graphs.captured.values() if graph is not None]
 
 
