@@ -30,3 +30,8 @@ def test_report_hands_over_rows_outcomes_and_what_was_done(models, tmp_path, mon
     assert len(seen["done"]["SHA-256 of the training data"]) == 64
     assert seen["features"] == {"size": [0, 1], "city": [2, 3], "new": [4]}
     assert set(seen["ranges"]) == {"size"}
+
+
+def test_a_report_on_the_training_rows_says_so_in_its_title(models, tmp_path):
+    run("report", models / "numbers", models / "train.csv", "-o", tmp_path / "r.html")
+    assert "price: train.csv, the rows it was fitted to</title>" in (tmp_path / "r.html").read_text()

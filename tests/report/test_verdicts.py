@@ -94,13 +94,21 @@ def test_a_wrong_scale_is_one_factor_for_all_levels(scale):
     assert factors.mean == pytest.approx(scale, rel=0.03)
 
 
+def test_a_wrong_shape_names_the_levels_that_are_too_narrow_and_too_wide():
+    residual = np.concatenate([np.linspace(0.8, 1.2, 4500), np.linspace(30, 40, 500)])  # a ring, and far outliers
+    verdict = verdicts.regression_verdict(noisy_regression(residual, np.ones(5000)))
+    assert verdict.kind == "uneven"
+    assert "too narrow at 50 % and 95 %, too wide at 80 %" in verdict.text
+
+
 def test_a_wrong_shape_is_not_called_too_cautious():
     rng = np.random.default_rng(0)
     residual = rng.standard_t(3, size=5000)
     measured = noisy_regression(residual, np.full(5000, residual.std()))
     verdict = verdicts.regression_verdict(measured)
     assert verdict.kind == "uneven"
-    assert "its 50 % intervals are too wide, its 95 % intervals" in verdict.text
+    assert "its intervals are too wide at every level, by different factors" in verdict.text
+    assert verdict.level == 50
     assert summary.interval_advice(measured)[0] == "Map the levels"
 
 

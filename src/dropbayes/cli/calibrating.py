@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dropbayes.cli.messages import count, note, number, out, print_json
-from dropbayes.cli.predictions import targets, windows
+from dropbayes.cli.predictions import note_training_rows, targets, windows
 from dropbayes.estimators.recalibration import fit_recalibration
 from dropbayes.models.model import Model, load
 from dropbayes.tables import open_table, quote
@@ -35,7 +35,7 @@ def calibrate(
     if data is None:
         raise ValueError("held-out rows are needed to calibrate on; name a table, or use `method` none.")
     x, y, source = labelled_rows(model, data, delimiter=delimiter, encoding=encoding, allow_new=allow_new)
-    if source.label == model.origin.get("file"):
+    if not note_training_rows(model, data) and source.label == model.origin.get("file"):
         note(f"{source.label!r} has the name of the training table; calibrate on rows that the model has not seen.")
     y = y if model.schema.task == "regression" else model.ensemble.classes_[y]
     recalibration = fit_recalibration(model.ensemble, x, y, method=method)

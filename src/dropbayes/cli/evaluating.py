@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.cli.messages import count, note, number, out, print_json, table
-from dropbayes.cli.predictions import Window, check_finite, targets, windows
+from dropbayes.cli.predictions import Window, check_finite, note_training_rows, targets, windows
 from dropbayes.models.model import Model, load
 from dropbayes.predictive.mixtures import draw_mean
 from dropbayes.predictive.scoring import (
@@ -50,6 +50,7 @@ def evaluate(
                 parts.append(row_values(model, window, y, present, source))
     if not parts:
         raise ValueError(f"{source.label}, column {quote(model.schema.target)}: no row has a value to score against.")
+    note_training_rows(model, data)
     if n_absent:
         note(f"{count(n_absent, 'row')} without a target left out.")
     rows = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
+import itertools
 import pathlib
 import shlex
 import time
@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from dropbayes.cli.messages import count, note, number, out, print_json, reading_bar, table
+from dropbayes.cli.predictions import fingerprint
 from dropbayes.models.model import Model
 from dropbayes.models.storage import check_place
 from dropbayes.runtime.version import __version__
@@ -23,6 +24,8 @@ from dropbayes.tables.notation import PLAIN
 from dropbayes.tables.training import ColumnProblems, Reading, TrainingRows, training_rows
 
 __all__ = ["fit"]
+
+_MOST_ALIKE, _MOST_LINES = 8, 60  # Neighbouring columns read alike that have lines of their own; lines in all.
 
 
 def fit(
@@ -48,9 +51,10 @@ def fit(
     if not as_json:
         _show_columns(rows)
     _warn_of_target(rows)
+    digest = fingerprint(data)
     origin = {
         "file": source.label,
-        **_fingerprint(data),
+        **({} if digest is None else {"sha256": digest}),
         "command": shlex.join(command),
         "settings": settings,
         "versions": _versions(),
@@ -68,15 +72,6 @@ def fit(
 def _versions() -> dict[str, str]:
     others = ("torch", "numpy", "scikit-learn", "pyarrow")
     return {"dropbayes": __version__, **{name: importlib.metadata.version(name) for name in others}}
-
-
-def _fingerprint(data: str) -> dict[str, str]:
-    """The SHA-256 of the data, if they are a file."""
-    path = pathlib.Path(data)
-    if data == "-" or not path.is_file():
-        return {}
-    with path.open("rb") as file:
-        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _training_rows(
@@ -135,8 +130,26 @@ def _show_columns(rows: TrainingRows) -> None:
     console.print(f"{sizes}{dropped}\n")
     lines = [[c.name, c.kind, str(len(c.inputs)), *_handling(c, rows.missing.get(c.name, 0))] for c in schema.columns]
     lines += [[name, "left out", "0", "", reason] for name, reason in schema.left_out.items()]
-    console.print(table("", ["column", "kind", "inputs", "missing", "how it is read"], lines, numbers=(2, 3)))
+    lines = _joined(lines)
+    heads = ["column", "kind", "inputs", "missing", "how it is read"]
+    console.print(table("", heads, lines[:_MOST_LINES], numbers=(2, 3)))
+    if len(lines) > _MOST_LINES:
+        console.print(f"… and {len(lines) - _MOST_LINES:,} more lines; `dropbayes explain` lists every column")
     console.print()
+
+
+def _joined(lines: list[list[str]]) -> list[list[str]]:
+    """The lines with runs of neighbouring columns that are read alike, beyond a handful, in one line."""
+    result: list[list[str]] = []
+    for _, run in itertools.groupby(lines, key=lambda line: line[1:]):
+        alike = list(run)
+        if len(alike) <= _MOST_ALIKE:
+            result += alike
+            continue
+        n_inputs = sum(int(line[2]) for line in alike)
+        name = f"{alike[0][0]} to {alike[-1][0]}, {len(alike):,} columns"
+        result.append([name, alike[0][1], f"{n_inputs:,}", alike[0][3], alike[0][4]])
+    return result
 
 
 def _warn_of_target(rows: TrainingRows) -> None:

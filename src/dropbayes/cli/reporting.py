@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dropbayes.cli.messages import count, note, out, print_json
-from dropbayes.cli.predictions import targets, windows
+from dropbayes.cli.predictions import note_training_rows, targets, windows
 from dropbayes.models.model import Model, load
 from dropbayes.runtime.version import __version__
 from dropbayes.tables import open_table, quote, write_whole
@@ -35,6 +35,8 @@ def report(
     options: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new}
     x, y, columns, label = _rows(model, data, **options)
     known = None if training is None else _rows(model, training, **options)[:2]
+    if note_training_rows(model, data):
+        label += ", the rows it was fitted to"
     from dropbayes.report import report as page
 
     command = ["dropbayes", "report", model_path, data, "-o", output]
@@ -108,13 +110,17 @@ def _provenance(model: Model, label: str, n_rows: int, command: str) -> dict[str
         "SHA-256 of the training data": origin.get("sha256", ""),
         "settings": ", ".join(f"{name}={value}" for name, value in origin.get("settings", {}).items()),
         "calibration": _calibration_text(origin.get("calibration")),
-        "draws": f"{int(model.ensemble.n_draws)} from {count(len(model.ensemble.population_), 'network')} each",
+        "draws": _draws_text(int(model.ensemble.n_draws), len(model.ensemble.population_)),
         "seed of the draws": str(model.ensemble.seed_),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "to fit": origin.get("command", ""),
         "to repeat": command,
     }
     return {name: text for name, text in facts.items() if text}
+
+
+def _draws_text(n_draws: int, n_networks: int) -> str:
+    return f"{n_draws} from one network" if n_networks == 1 else f"{n_draws} from each of {n_networks} networks"
 
 
 def _calibration_text(done: Any) -> str:

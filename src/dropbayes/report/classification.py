@@ -20,6 +20,7 @@ CLASSES = 30
 def class_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
     measured = measurements.classification(inputs.model, inputs.x, inputs.y)
     classes = [name(label, most=40) for label in inputs.model.classes_.tolist()]
+    beside = analyses.baselines(inputs, measured)
     ranked = importances(inputs.model, inputs.x, inputs.y, inputs.features)
     lede = Markup("Predictions of <b><bdi>{}</bdi></b>, one of {} classes, for {} rows with a known truth.").format(
         inputs.target, len(classes), f"{len(measured.labels):,}"
@@ -39,7 +40,7 @@ def class_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
         ]
 
     return lede, [
-        Section("summary", "In short", answers=summary.class_answers(measured, target=inputs.target)),
+        Section("summary", "In short", answers=summary.class_answers(measured, target=inputs.target, beside=beside)),
         Section("predictions", "The probabilities", charts=_probability_charts(measured, classes)),
         Section(
             "reliability", "Are the probabilities right?",
@@ -47,7 +48,8 @@ def class_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
             charts=[_class_reliability_chart(measured)],
         ),
         sections.scores_section(
-            measured, [_class_table(measured, classes), *analyses.baseline_table(inputs, measured)]
+            measured,
+            [_class_table(measured, classes), *analyses.baseline_table(inputs, beside, regression=False)],
         ),
         analyses.features_section(inputs, measured, ranked),
         *analyses.shift_section(inputs),

@@ -16,6 +16,9 @@ from dropbayes.runtime.arrays import Numbers
 
 __all__ = ["Baseline", "Shift", "baselines", "shifts"]
 
+BEYOND_CHANCE = 2.0
+"""The standard errors from which a difference of two models is more than chance."""
+
 TRAINING_ROWS = 20_000
 """The most training rows (an even selection) that the simple models are fitted to."""
 
@@ -38,6 +41,11 @@ class Baseline:
     error_se: float
     gap: float | None
     log_likelihood: float | None = None
+
+    @property
+    def is_better(self) -> bool:
+        """Whether it errs less than our model, beyond chance."""
+        return self.gap is not None and self.gap < -BEYOND_CHANCE
 
 
 def baselines(
@@ -195,6 +203,6 @@ def _share_outside(values: Numbers, low: float, high: float) -> float:
 def _typical_value(feature: Feature) -> str:
     if feature.is_number:
         present = feature.values[np.isfinite(feature.values)]
-        return f"{np.median(present):.4g}".replace("-", "−") if len(present) else "–"
+        return feature.text(np.median(present)) if len(present) else "–"
     names, counts = np.unique(feature.values.astype(str), return_counts=True)
     return str(names[counts.argmax()])

@@ -41,7 +41,7 @@ def dropout_section(inputs: ReportInputs, measured: Regression | Classification)
 
 def _typeset(text: str) -> str:
     """The text with this page's typographic signs."""
-    return text.replace("-", "−").replace("%", " %")
+    return re.sub(r"-(?=[\d.∞])", "−", text).replace("%", " %")
 
 
 def dropout_verdict(model: Any, x: Any, y: Any, *, n_draws: int) -> Verdict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,8 @@ class ReportInputs:
         if self.training is None:
             return None
         groups = {feature.name: feature.columns for feature in self.features}
-        return features_of(self.training[0], self.names, groups)
+        known = features_of(self.training[0], self.names, groups)
+        return [replace(one, labels=feature.labels) for one, feature in zip(known, self.features, strict=True)]
 
     @classmethod
     def of(
@@ -87,14 +88,24 @@ class ReportInputs:
         columns = _columns(model, names, rows.shape[1])
         if along is not None and not (_is_integer(along) and 0 <= along < rows.shape[1]):
             raise ValueError(f"`along` must number a column of `x`, 0 to {rows.shape[1] - 1}; got {along!r}.")
+        texts = _shown_columns(shown, rows, columns)
         return cls(
             measurements.with_draws(model, n_draws=n_draws, seed=seed), rows, truth, name(target),
-            _shown_columns(shown, rows, columns),
+            texts,
             name(title, most=160), _facts(done), columns, None if along is None else int(along),
             _pair(model, training), None if unknown is None else _inputs(model, unknown, "unknown", at_least=1),
-            features_of(rows, columns, _groups(features, rows.shape[1])),
+            _features(rows, columns, _groups(features, rows.shape[1]), {} if shown is None else dict(texts)),
             {name(label): (float(low), float(high)) for label, (low, high) in (ranges or {}).items()},
         )  # fmt: skip
+
+
+def _features(
+    x: Numbers, names: list[str], groups: dict[str, tuple[int, ...]] | None, texts: Mapping[str, Sequence[object]]
+) -> list[Feature]:
+    return [
+        feature.labelled(texts[feature.name]) if feature.name in texts else feature
+        for feature in features_of(x, names, groups)
+    ]
 
 
 def _groups(features: Any, n_inputs: int) -> dict[str, tuple[int, ...]] | None:

@@ -19,6 +19,7 @@ from dropbayes.runtime.arrays import Numbers
 
 def regression_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
     measured = measurements.regression(inputs.model, inputs.x, inputs.y)
+    beside = analyses.baselines(inputs, measured)
     ranked = importances(inputs.model, inputs.x, inputs.y, inputs.features)
     lede = Markup(
         "Predictions of <b><bdi>{}</bdi></b> for {} rows with a known truth, each with its uncertainty."
@@ -36,7 +37,7 @@ def regression_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
     return lede, [
         Section(
             "summary", "In short",
-            answers=summary.regression_answers(measured, target=inputs.target, features=inputs.features),
+            answers=summary.regression_answers(measured, target=inputs.target, features=inputs.features, beside=beside),
         ),
         Section("predictions", "Predictions and truths", charts=[_band_chart(inputs, measured)]),
         Section(
@@ -44,7 +45,7 @@ def regression_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
             "An interval that claims 80 % should hold 80 % of the truths, at every level.",
             charts=_reliability_charts(measured),
         ),
-        sections.scores_section(measured, analyses.baseline_table(inputs, measured)),
+        sections.scores_section(measured, analyses.baseline_table(inputs, beside, regression=True)),
         analyses.features_section(inputs, measured, ranked),
         *analyses.shift_section(inputs),
         sections.uncertain_section(inputs, measured, own, cells, [one.name for one in ranked], "variance"),

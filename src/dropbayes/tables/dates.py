@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["PARTS", "date_format_of", "date_inputs", "date_parts", "days_of", "is_date"]
+__all__ = ["PARTS", "date_format_of", "date_inputs", "date_parts", "day_of_year", "days_of", "is_date"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -120,3 +121,13 @@ def date_inputs(days: Floats, parts: tuple[str, ...]) -> Floats:
             angle = 2 * np.pi * (turns[part] % 1)
             columns += [np.sin(angle), np.cos(angle)]
     return np.stack(columns, axis=1)
+
+
+def day_of_year(year: float) -> np.datetime64:
+    """The day of a decimal year, as `date_inputs` counts them.
+
+    Example:
+        >>> day_of_year(float(date_inputs(np.array([365.0]), ("year",))[0, 0]))
+        np.datetime64('1971-01-01')
+    """
+    return np.datetime64(math.floor((year - 1970) * _YEAR + 1e-6), "D")

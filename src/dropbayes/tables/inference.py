@@ -15,7 +15,7 @@ from dropbayes.tables import cells
 from dropbayes.tables.cells import MISSING, Place
 from dropbayes.tables.columns import Column, Kind
 from dropbayes.tables.dates import date_format_of, date_parts, days_of, is_date
-from dropbayes.tables.notation import NUMBER, PLAIN, Notation, notation_of
+from dropbayes.tables.notation import NUMBER, PLAIN, Notation, mixed_currencies, notation_of
 from dropbayes.tables.reading import UNNAMED, quote
 
 __all__ = ["LeftOut", "Problem", "column_of", "kind_of", "number_notation"]
@@ -93,6 +93,8 @@ def kind_of(
     if notation_of(present, decimal=decimal) is not None or cells.castable(present):
         coded = pc.any(pc.match_substring_regex(present, r"^0[0-9]+$")).as_py()  # 01007 is a code, not a quantity
         return "category" if coded else "number"
+    if signs := mixed_currencies(present, decimal=decimal):
+        return Problem(f"holds amounts in {', '.join(signs)}, which cannot be compared", "ignore")
     if pc.all(pc.is_in(pc.utf8_lower(present), value_set=pa.array(sorted(cells.BOOLEANS)))).as_py():
         return "boolean"
     if is_date(present):
