@@ -3,6 +3,7 @@
 import importlib
 import pickle
 import sys
+from typing import Any
 
 import pytest
 
@@ -73,10 +74,10 @@ def test_an_earlier_name_warns_at_its_caller_and_computes_the_same():
 
 
 def test_an_earlier_argument_warns_at_its_caller_and_is_passed_on():
-    @earlier_arguments(times="power")
-    def power(*, base, power):
+    def raise_to(*, base, power):
         return base**power
 
+    renamed: Any = earlier_arguments(times="power")(raise_to)
     with pytest.warns(DeprecationWarning, match="`times` is now called `power`") as caught:
-        assert power(base=2, times=3) == 8
+        assert renamed(base=2, times=3) == 8
     assert caught[0].filename == __file__
