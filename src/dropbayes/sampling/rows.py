@@ -78,7 +78,8 @@ def output_layouts(inputs: Inputs, plain: Look, several: Look | None) -> tuple[R
 
 def check_single_row(net: nn.Module, inputs: Inputs, failed: LookFailed, leave_out: tuple[str, ...]) -> None:
     """Raises on a network that takes the batch but `failed` on a single row of it."""
-    if inputs.n_rows == 1:
+    is_vector = len(inputs.leaves) == 1 and inputs.leaves[0].dim() == 1  # one row, which lacks its row axis
+    if inputs.n_rows == 1 or is_vector:
         return
     try:
         look(net, inputs, list(inputs.leaves), flags_down, leave_out)
