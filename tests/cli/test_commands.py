@@ -73,6 +73,7 @@ def test_a_file_that_cannot_grow_leaves_the_previous_one(models, tmp_path):
 # Arguments, with {models} for the folder of the models; the exit code and what the line must say.
 WRONG_CALLS = {
     "no such command": ("fly", 2, "No such command 'fly'"),
+    "a command misspelt": ("fitt x", 2, r"No such command 'fitt'. Did you mean 'fit'\? See dropbayes --help"),
     "no such option": ("explain {models}/numbers --colour red", 2, "No such option"),
     "no target": ("fit {models}/train.csv --out m", 2, "Missing option '--target'"),
     "no output": ("predict {models}/numbers {models}/train.csv", 2, "Missing option '--output'"),
