@@ -12,13 +12,8 @@ from dropbayes.cli.messages import count, note, number, out, print_json, table
 from dropbayes.cli.predictions import Window, check_finite, note_training_rows, targets, windows
 from dropbayes.models.model import Model, load
 from dropbayes.predictive.mixtures import draw_mean
-from dropbayes.predictive.scoring import (
-    CLASS_SCORES,
-    REGRESSION_SCORES,
-    ClassOutcomes,
-    RegressionOutcomes,
-    core_scores,
-)
+from dropbayes.predictive.outcomes import ClassOutcomes, RegressionOutcomes
+from dropbayes.predictive.scoring import CLASS_SCORES, REGRESSION_SCORES, core_scores
 from dropbayes.tables import Source, open_table, quote
 
 __all__ = ["evaluate"]

@@ -11,14 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
-from dropbayes.predictive.scoring import (
-    CLASS_SCORES,
-    COVERAGE_LEVELS,
-    REGRESSION_SCORES,
-    ClassOutcomes,
-    RegressionOutcomes,
-    core_scores,
-)
+from dropbayes.predictive.outcomes import ClassOutcomes, RegressionOutcomes
+from dropbayes.predictive.scoring import CLASS_SCORES, COVERAGE_LEVELS, REGRESSION_SCORES, core_scores
 from dropbayes.runtime.arrays import Array, to_tensor
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import finite_tensor, row_weights

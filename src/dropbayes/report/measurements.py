@@ -19,14 +19,8 @@ from torch import Tensor
 from dropbayes import calibration, information, scores
 from dropbayes.calibration import ReliabilityCurve
 from dropbayes.predictive.mixtures import Mixture
-from dropbayes.predictive.scoring import (
-    CLASS_SCORES,
-    INTERVAL_LEVEL,
-    REGRESSION_SCORES,
-    ClassOutcomes,
-    RegressionOutcomes,
-    Score,
-)
+from dropbayes.predictive.outcomes import INTERVAL_LEVEL, ClassOutcomes, RegressionOutcomes
+from dropbayes.predictive.scoring import CLASS_SCORES, REGRESSION_SCORES, Score
 from dropbayes.runtime.arrays import Numbers
 from dropbayes.scores import RiskCoverage
 

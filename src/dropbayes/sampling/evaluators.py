@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from dropbayes.sampling.compaction import compact_draws
 from dropbayes.sampling.fusion import kernels_on
+from dropbayes.sampling.graphs import replayed
 from dropbayes.sampling.inspection import Inspection
 from dropbayes.sampling.keyed import Masks
 from dropbayes.sampling.looks import flags_up
-from dropbayes.sampling.masks import Keys
+from dropbayes.sampling.masks import Keys, tables
 from dropbayes.sampling.perceptron import Perceptron
 from dropbayes.sampling.perceptron_draws import PerceptronDraws, prepare
 from dropbayes.sampling.strategies import Strategy, Work, evaluate
@@ -74,12 +75,35 @@ class General:
             return View(self.net, flags_up(self.leave_out, self.masks.anatomy.lowered)).net
         return self.record.view.net
 
-    def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
+    def _evaluate(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> list[Tensor]:
         padded = min((size for size in self.sizes if size >= len(rows)), default=len(rows))
         size = len(rows) if self.strategy.rows == "single" else padded
         leaves = inputs.padded_rows(rows.start, rows.stop, 1 if inputs.is_one_row else size)
         work = Work(self._network, inputs, leaves, draws, range(first_row, first_row + size))
-        outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.masks, work)]
+        return [out[:, : len(rows)] for out in evaluate(self.strategy, self.masks, work)]
+
+    def _replayed(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> list[Tensor] | None:
+        """The outputs from a CUDA graph of the same evaluation; None without one."""
+        masks, anatomy = self.masks, self.masks.anatomy
+        depends = anatomy.stateful or anatomy.skips_layers or anatomy.seeds_itself
+        if inputs.device.type != "cuda" or depends or masks.positions or len(rows) < inputs.n_rows:
+            return None
+        pairs = len(rows) * len(draws)
+        return replayed(
+            self.record.graphs,
+            self.net,
+            inputs,
+            (masks.keys, masks.per_row, masks.integrate, self.strategy, self.sizes, self.leave_out, first_row, draws),
+            lambda own: self._evaluate(own, rows, first_row, draws),
+            held=tables(masks.keys, inputs.device),
+            operations=len(rows) * anatomy.prefix_cost + pairs * anatomy.suffix_cost,
+            n_bytes=pairs * anatomy.pass_bytes,
+        )
+
+    def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
+        outputs = self._replayed(inputs, rows, first_row, draws)
+        if outputs is None:
+            outputs = self._evaluate(inputs, rows, first_row, draws)
         if not self.masks.integrate:
             return Chunk(draws, outputs, None)
         return Chunk(draws, outputs[:-1], [mean_over_draws(outputs[-1])])

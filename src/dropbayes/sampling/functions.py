@@ -114,22 +114,26 @@ def checked_first_row(first_row: int) -> int:
 
 def with_plan(net: nn.Module, inputs: Inputs, compute: Callable[[Plan], Any], **options: Any) -> tuple[Any, Plan]:
     """The result of `compute` on a plan, and the plan; planned again if the network changed since its inspection."""
+    # Changed on the inputs on which it was just inspected: its sites depend on the values of a row.
+    for careful in (False, False, True):
+        try:
+            plan = _planned(net, inputs, careful=careful, **options)
+            return compute(plan), plan
+        except NetworkChanged:
+            forget(checked_network(net))
+    raise NotImplementedError(
+        "`net` met other sites in each of several runs on the same input, so that its masks cannot be keyed. Let its "
+        "forward depend on its input and its weights only."
+    )
+
+
+def _planned(net: nn.Module, inputs: Inputs, **options: Any) -> Plan:
     try:
-        plan = plan_draws(net, inputs, **options)
+        return plan_draws(net, inputs, **options)
     except RuntimeError as error:
         for hint in _input_hints(net, inputs, str(error)):
             error.add_note(hint)
         raise
-    try:
-        return compute(plan), plan
-    except NetworkChanged:
-        forget(checked_network(net))
-        plan = plan_draws(net, inputs, **options)
-    try:
-        return compute(plan), plan
-    except NetworkChanged:  # inspected on the same inputs: the sites depend on the values of a row
-        plan = plan_draws(net, inputs, **options, careful=True)
-        return compute(plan), plan
 
 
 def _input_hints(net: nn.Module, inputs: Inputs, message: str) -> list[str]:

@@ -10,7 +10,14 @@ from typing import Any
 
 import torch
 
-__all__ = ["unchanged_generators"]
+__all__ = ["seed_host", "unchanged_generators"]
+
+
+def seed_host(seed: int) -> None:
+    """Seeds the global generators of Python and, if it is loaded, of NumPy."""
+    random.seed(seed)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(seed % 2**32)
 
 
 @contextlib.contextmanager

@@ -75,11 +75,10 @@ class KeyedSource(RandomSource):
         self._integrated: tuple[Tensor, int] | None = None
 
     def follow(self, net: nn.Module) -> None:
-        """Identifies the sites of `net` by name if a draw may skip layers and their sites (LayerDrop)."""
-        sites = self.masks.anatomy.sites
-        if self.masks.positions is not None and any(site.kind == "rand" and not site.shape for site in sites):
+        """Identifies the sites of `net` by name if a draw may skip layers and their sites."""
+        if self.masks.anatomy.skips_layers:
             self._names = SiteNames({id(module): path for path, module in net.named_modules()})
-            self._by_name = {site.name: site for site in sites}
+            self._by_name = {site.name: site for site in self.masks.anatomy.sites}
 
     def is_off(self, training: bool) -> bool:
         self._calls += 1
@@ -157,7 +156,7 @@ class KeyedSource(RandomSource):
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, drop_prob: float, is_causal: bool,
         scale: float,
     ) -> Tensor | None:  # fmt: skip
-        if self.lenient or self.site >= len(self.masks.anatomy.sites):
+        if self.lenient or self._names is not None or self.site >= len(self.masks.anatomy.sites):
             return None
         if self.masks.positions is not None:
             return self._tied_attention(query, key, value, attn_mask, drop_prob, is_causal, scale)
@@ -274,12 +273,14 @@ class KeyedSource(RandomSource):
                 "`net` drops inside its own torch.func transform, whose members would all share one mask. Write "
                 "the members as an axis of one tensor."
             )
+        name = None if self._names is None else self._names.next(kind)
         if self.lenient:
             self.site += 1
-            return Site(self.site - 1, "", kind, drop_prob, ())
-        if self._names is None and self.site >= len(self.masks.anatomy.sites):
+            known = self._by_name.get(name) if name is not None else None
+            number = self.site - 1 if name is None else len(self._by_name) + self.site - 1
+            return Site(number if known is None else known.index, "", kind, drop_prob, ())
+        if name is None and self.site >= len(self.masks.anatomy.sites):
             raise NetworkChanged("more sites than before")
-        name = None if self._names is None else self._names.next(kind)
         site = self.masks.anatomy.sites[self.site] if name is None else self._by_name.get(name)
         if site is None:
             raise NetworkChanged(f"a site {name!r} that was not there before")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes.sampling.generators import unchanged_generators
+from dropbayes.sampling.generators import seed_host, unchanged_generators
 from dropbayes.sampling.operations import Interception
 from dropbayes.sampling.recorder import SENTINEL_SEED, Recorder, Watch
 from dropbayes.sampling.trees import Inputs, Structure, cloned_leaves, split
@@ -55,6 +55,10 @@ class LookFailed(Exception):
         self.recorder, self.error = recorder, error
 
 
+# The host's generators are seeded for a look, so that it does not depend on their state. The first 24 numbers of both
+# from this seed exceed 1/4: a look then skips no layer that is dropped with a smaller probability.
+_HOST_SEED = 44192
+
 Flags = Callable[[str, nn.Module], bool]
 _LOOKING = threading.RLock()  # a look borrows torch's generator, which all threads share
 
@@ -93,7 +97,13 @@ def look(
     leaves, moved = cloned_leaves(leaves), list[str]()
     held = (*view.net.parameters(), *view.net.buffers(), *(leaf for leaf in leaves if isinstance(leaf, Tensor)))
     watch = Watch(recorder, held)
-    with _LOOKING, unchanged_generators(moved), _refusing_originals(view), watch, Interception(recorder):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_LOOKING)
+        stack.enter_context(unchanged_generators())
+        seed_host(_HOST_SEED)
+        stack.enter_context(unchanged_generators(moved))
+        for context in (_refusing_originals(view), watch, Interception(recorder)):
+            stack.enter_context(context)
         torch.default_generator.manual_seed(SENTINEL_SEED)
         before = torch.default_generator.get_state()
         try:

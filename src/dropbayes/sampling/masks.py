@@ -115,7 +115,9 @@ def keep_mask(
     """
     spec = (keys, site, drop_prob, draws, rows, shape, dtype, device)
     n_bytes = len(draws) * math.prod(shape) * dtype.itemsize * (1 if rows is None else len(rows))
-    if units is not None or n_bytes > (_SHARED_BYTES if rows is None else _ROW_BYTES):
+    # A mask that a CUDA graph generates has no values before the graph is replayed, and must not be freed before it.
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if capturing or units is not None or n_bytes > (_SHARED_BYTES if rows is None else _ROW_BYTES):
         return _new_mask(*spec, units)
     mask = _cache.get(spec)
     if mask is None:
@@ -246,6 +248,11 @@ def _lattice(keys: Keys, draws: range, choice: Tensor) -> Tensor:
         permutation, start = (high & 0xFFFF) % table.shape[0], (high >> 16) % keys.n_draws
     windows = table.view(-1).unfold(0, len(draws), 1)
     return windows[permutation * table.shape[1] + start + draws.start].t()
+
+
+def tables(keys: Keys, device: torch.device) -> tuple[Tensor, ...]:
+    """The tensors on a device that the masks are generated from."""
+    return (_permuted_lattices(keys.n_draws, device),) if keys.sampler == "stratified" else ()
 
 
 @functools.lru_cache(maxsize=32)

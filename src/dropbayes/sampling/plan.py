@@ -208,7 +208,7 @@ def plan_draws(
     record = inspect_cached(net, inputs, names, positions=positions is not None)
     anatomy = record.anatomy
     check_random(anatomy)
-    integrate = integrate and anatomy.last_layer and not careful
+    integrate = integrate and anatomy.last_layer and not (careful or anatomy.skips_layers)
     exact = integrate and anatomy.n_random == 1
     draws = range(1) if exact else range(keys.n_draws)
     drawn = Masks(anatomy, keys, masks == "row", integrate, position_masks(positions, inputs))

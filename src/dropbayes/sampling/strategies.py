@@ -8,8 +8,6 @@ reference for the others.
 from __future__ import annotations
 
 import contextlib
-import random
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.sampling.anatomy import RowLayout
-from dropbayes.sampling.generators import unchanged_generators
+from dropbayes.sampling.generators import seed_host, unchanged_generators
 from dropbayes.sampling.keyed import KeyedSource, Masks, NetworkChanged, Unsuited, transform_depth
 from dropbayes.sampling.masks import derived_seed
 from dropbayes.sampling.operations import Interception
@@ -169,7 +167,5 @@ def _seed_host(masks: Masks, work: Work) -> Iterator[None]:
         torch.default_generator.manual_seed(SENTINEL_SEED)
         if anatomy.host_random:
             seed = derived_seed(masks.keys, work.draws[0], work.rows[0] if masks.per_row else 0)
-            random.seed(seed)
-            if "numpy.random" in sys.modules:
-                sys.modules["numpy.random"].seed(seed % 2**32)
+            seed_host(seed)
         yield

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dropbayes.sampling.kernels.launching import launch
 from dropbayes.sampling.kernels.tiles import power_of_two, tile_count
 from dropbayes.sampling.kernels.words import (
     choice,
@@ -92,14 +93,12 @@ def _launch(
     tile_rows = max(1, min(_TILE_BYTES // out.element_size() // tile_columns, power_of_two(n_rows)))
     tiles = outer * tile_count(n_rows, tile_rows) * tile_count(inner, tile_columns)
     chunk = draws_per_program(n_drawn, tiles)
-    _dropout[(tiles * tile_count(n_drawn, chunk),)](
+    constants = (keys.sampler == "stratified", rows is not None, drawn, inner % 2 == 0, tile_rows, tile_columns)
+    launch(
+        _dropout, tiles * tile_count(n_drawn, chunk), (inner,), (x, out),
         x, out, *source(keys, out.device), site, signed_threshold(drop_prob),
         struct.unpack("q", struct.pack("d", keep_scale(drop_prob)))[0],
-        draws.start, n_drawn, chunk, rows.start if rows else 0, n_rows,
-        outer * inner, inner,
-        STRATIFIED=keys.sampler == "stratified", OWN_ROWS=rows is not None, DRAWN=drawn,
-        PAIRED=inner % 2 == 0,
-        ROWS=tile_rows, COLUMNS=tile_columns, num_warps=4,
+        draws.start, n_drawn, chunk, rows.start if rows else 0, n_rows, outer * inner, inner, constants=constants,
     )  # fmt: skip
 
 

@@ -86,7 +86,7 @@ def _padded_width(width: int) -> int:
 def perceptron_moments(
     layers: tuple[Affine, ...], x: Tensor, keys: Keys, *, draws: range, rows: range | None, integrate_last: bool
 ) -> tuple[Tensor, Tensor]:
-    """The mean and the population variance over draws, each `[row, out]` in float64.
+    """The mean and the population variance over draws, each `[row, out]`, summed in float64.
 
     Args:
         layers: From `affine_layers`, with float32 weights.
@@ -97,8 +97,7 @@ def perceptron_moments(
         integrate_last: Whether to integrate over the last layer's mask, adding its variance in closed form.
     """
     n_rows, n_drawn, last, hidden = x.shape[0], len(draws), layers[-1], layers[:-1]
-    mean = torch.empty(n_rows, last.linear.out_features, dtype=torch.float64, device=x.device)
-    variance = torch.empty_like(mean)
+    mean, variance = x.new_empty(2, n_rows, last.linear.out_features)
     widths = (*[layer.linear.in_features for layer in layers], last.linear.out_features)
     padded = tuple([_padded_width(width) for width in widths])
     pairs = _PAIRS if max(padded) <= _NARROW else _PAIRS // 2
