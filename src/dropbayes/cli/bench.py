@@ -69,19 +69,19 @@ def _measure(name: str, n_draws: int, repeats: int) -> dict[str, Any]:
     torch.manual_seed(0)
     net, x = make().eval(), torch.randn(shape)
     noisy = copy.deepcopy(net).train()  # what the usual implementations run
-    ways: dict[str, Callable[[], Any]] = {
+    methods: dict[str, Callable[[], Any]] = {
         "predict": lambda: predict(net, x, n_draws=n_draws),
         "loop": lambda: plain_loop(noisy, x, n_draws),
         "repeated": lambda: repeated_batch(noisy, x, n_draws),
     }
     method = predict(net, x, n_draws=n_draws).method  # a warm-up run as well, which is not timed
-    times: dict[str, list[float]] = {way: [] for way in ways}
+    times: dict[str, list[float]] = {method: [] for method in methods}
     for _ in range(repeats):
-        for way, run in ways.items():
+        for method, run in methods.items():
             start = time.perf_counter()
             run()
-            times[way].append(time.perf_counter() - start)
-    medians = {way: statistics.median(values) for way, values in times.items()}
+            times[method].append(time.perf_counter() - start)
+    medians = {method: statistics.median(values) for method, values in times.items()}
     return {
         "case": name,
         "predict_ms": 1e3 * medians["predict"],

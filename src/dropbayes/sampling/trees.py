@@ -117,9 +117,9 @@ def copied_cache(cache: Any) -> Any:
         return type(cache)(copied_cache(value) for value in cache)
     if not is_cache(cache):
         return cache
-    made = copy.copy(cache)
-    made.__dict__.update({name: copied_cache(value) for name, value in vars(cache).items()})
-    return made
+    copied = copy.copy(cache)
+    copied.__dict__.update({name: copied_cache(value) for name, value in vars(cache).items()})
+    return copied
 
 
 def cloned_leaves(leaves: Iterable[Any]) -> list[Any]:
@@ -219,8 +219,8 @@ def _tensors(x: Any) -> Any:
             return leaf
         if leaf.dtype.kind not in "biufc":
             raise TypeError(f"`x` must hold numbers; got an array of dtype {leaf.dtype}.")
-        made = torch.from_numpy(np.array(leaf, order="C"))  # a copy: an array may be read-only
-        return made.to(torch.get_default_dtype()) if made.dtype == torch.float64 else made
+        copied = torch.from_numpy(np.array(leaf, order="C"))  # a copy: an array may be read-only
+        return copied.to(torch.get_default_dtype()) if copied.dtype == torch.float64 else copied
 
     if isinstance(x, np.ndarray):
         return tensor(x)

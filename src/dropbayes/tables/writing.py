@@ -83,7 +83,7 @@ class Sink:
 
             self._writer = parquet.ParquetWriter(_Plain(self._file), table.schema)
         self._waiting.append(table)
-        if sum(part.num_rows for part in self._waiting) >= _GROUP_ROWS:
+        if sum(table.num_rows for table in self._waiting) >= _GROUP_ROWS:
             self._write_group()
 
     def _write_group(self) -> None:
