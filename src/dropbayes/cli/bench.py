@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes.cli.messages import out, print_json, table
+from dropbayes.cli.messages import count, out, print_json, table
 from dropbayes.predictive import predict
 from dropbayes.runtime.progress import ProgressBar
 
@@ -116,4 +116,4 @@ def bench(*, n_draws: int, repeats: int, as_json: bool) -> None:
     console = out()
     console.print(table(f"How many times faster than ..., with {n_draws} draws", heads, cells, numbers=(1, 2, 3)))
     where = f"torch {about['torch']}, threads: {about['threads']}, {about['machine']}"
-    console.print(f"\nmedians of {repeats} runs in turns; {where}", style="dim")
+    console.print(f"\nmedians of {count(repeats, 'run')} in turns; {where}", style="dim")

@@ -44,7 +44,7 @@ def predict(
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
         kept_names = _kept_columns(keep, source)
         _refuse_collision(kept_names, added)
-        with Sink(output, delimiter=source.delimiter) as sink:
+        with Sink(output, delimiter=source.delimiter, decimal=_decimal_mark(model.schema, source)) as sink:
             for window in windows(model, source, block_rows=block_rows, allow_new=allow_new, title="predict"):
                 prediction = predictor.predict_inputs(window.x)
                 columns = list(predictor.flat_columns(prediction).values())
@@ -56,6 +56,15 @@ def predict(
                 n_rows += len(window.x)
                 n_outside += sum(map(bool, outside))
     _say(model, predictor, n_rows, n_outside, added, output, as_json=as_json)
+
+
+def _decimal_mark(schema: Schema, source: Source) -> str:
+    """The decimal mark of the table, so that one setting of a program reads old columns and new ones.
+
+    A comma is taken where the numbers of training were written so and the fields are separated by something else.
+    """
+    marks = [schema.target_notation.decimal, *(column.notation.decimal for column in schema.columns)]
+    return "," if "," in marks and source.delimiter != "," else "."
 
 
 def _kept_columns(keep: str, source: Source) -> list[str]:

@@ -10,6 +10,7 @@ import numpy as np
 from dropbayes.cli.messages import count, note, out, print_json
 from dropbayes.cli.predictions import note_training_rows, targets, windows
 from dropbayes.models.model import Model, load
+from dropbayes.runtime.files import check_output
 from dropbayes.runtime.version import __version__
 from dropbayes.tables import open_table, quote, write_whole
 
@@ -31,6 +32,8 @@ def report(
     as_json: bool,
 ) -> None:
     """Writes a report; see `dropbayes report --help`."""
+    if output != "-":
+        check_output(output)
     model = load(model_path).with_draws(n_draws=n_draws, seed=seed)
     options: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new}
     x, y, columns, label = _rows(model, data, **options)
