@@ -77,7 +77,7 @@ def relative_error(result: Tensor, expected: Tensor) -> float:
 
 
 def mask(report: Callable[..., None]) -> None:
-    from dropbayes.sampling.kernels import masked
+    from dropbayes.sampling import kernels
 
     # draws, rows, units
     shapes = {"100,663,296": (32, 16, 256 * 768), "lone row": (32, 1, 197 * 768)}
@@ -90,12 +90,12 @@ def mask(report: Callable[..., None]) -> None:
             for rows in (None, range(n_rows)):
                 keys = Keys(3, n_draws, sampler)
                 arguments = {"drop_prob": 0.1, "draws": range(n_draws), "rows": rows, "outer": 1, "inner": inner}  # fmt: skip
-                y = masked(x, keys, 0, **arguments)[0]
+                y = kernels.dropout(x, keys, 0, **arguments)[0]
                 few = range(2)
                 kept = keep_mask(keys, 0, drop_prob=0.1, draws=few, rows=rows, shape=(inner,), dtype=dtype, device=x.device)  # fmt: skip
                 kept = kept if rows else kept[:, None]
                 equal = torch.equal(y[:2].view(2, n_rows, inner), x[:2] * (kept * (1 / 0.9)))
-                took = replay_milliseconds(masked, x, keys, 0, **arguments)
+                took = replay_milliseconds(kernels.dropout, x, keys, 0, **arguments)
                 report(
                     "mask", f"{name} {str(dtype)[6:]} {sampler} {'row' if rows else 'shared'}", right=equal,
                     ms=took, of_dropout=took / dropout,

@@ -116,11 +116,13 @@ GALLERY = sorted((pathlib.Path(__file__).parent.parent / "examples").glob("plot_
 def test_gallery_script_writes_a_figure_into_the_folder_given(script, tmp_path):
     environment = os.environ | {"MPLBACKEND": "Agg", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, script, tmp_path], check=True, env=environment, capture_output=True)
-    figures = list(tmp_path.glob("*.png"))
+    figures = list(tmp_path.iterdir())
     assert figures
-    for figure in figures:
-        image = plt.imread(figure)
-        assert image.std() > 0.05  # not blank
+    for figure in figures:  # none is blank
+        if figure.suffix == ".svg":
+            assert figure.read_text().count("<path") > 20
+        else:
+            assert plt.imread(figure).std() > 0.05
 
 
 def test_a_band_of_two_columns_is_refused_and_not_drawn_wrong():

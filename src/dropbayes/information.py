@@ -208,7 +208,7 @@ class Outcomes:
 
     A batch grows one row at a time by the chain rule
     $I[\mathbf y, y'; \omega] = I[\mathbf y; \omega] + \mathbb E_{\mathbf y} I[y'; \omega \mid \mathbf y]$:
-    `information` is the second term, `extended` adds the row.
+    `information` is the second term, `with_row` adds the row.
 
     Args:
         probability: $p(\mathbf y)$ of each outcome, `[outcome]`.
@@ -240,7 +240,7 @@ class Outcomes:
             total += probability @ (torch.special.entr(given).sum(-1) - weights @ entropy_of_draws)
         return total.clamp_min(0)
 
-    def extended(self, row_draws: Tensor, *, max_outcomes: int, generator: torch.Generator) -> Outcomes:
+    def with_row(self, row_draws: Tensor, *, max_outcomes: int, generator: torch.Generator) -> Outcomes:
         """The outcomes with one more row `[draw, class]`: all of them, or `max_outcomes` sampled if there are more."""
         row_draws = row_draws.double()
         given = self.draw_weights @ row_draws  # p(y' | outcome): [outcome, class]
@@ -296,5 +296,5 @@ def joint_mutual_information(
     total = draws.new_zeros((), dtype=torch.float64)
     for row in range(draws.shape[1]):
         total = total + outcomes.information(draws[:, row : row + 1])[0]
-        outcomes = outcomes.extended(draws[:, row], max_outcomes=max_outcomes, generator=generator)
+        outcomes = outcomes.with_row(draws[:, row], max_outcomes=max_outcomes, generator=generator)
     return total

@@ -32,6 +32,10 @@ def test_every_command_has_help(name):
     assert result.code == 0 and f"Usage: dropbayes {name}" in result.text
 
 
+def test_no_line_about_a_command_is_cut_short():
+    assert "..." not in run("--help").text.replace("COMMAND [ARGS]...", "")
+
+
 def test_nothing_asked_is_answered_with_help():
     result = run()
     assert result.code == 2 and "Usage: dropbayes" in result.text and result.err == ""

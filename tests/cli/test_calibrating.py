@@ -65,5 +65,7 @@ def test_classes_get_sets_of_labels(models, tmp_path):
     check(run("calibrate", tmp_path / "c", tmp_path / "held.csv", "--method", "isotonic"), 1, "--method isotonic maps")
 
 
-def test_the_training_table_is_warned_of(model, models):
-    assert "has the name of the training table" in run("calibrate", model, models / "train.csv").err
+def test_the_training_table_is_warned_of(model, models, tmp_path):
+    assert "the rows the model was fitted to" in run("calibrate", model, models / "train.csv").err
+    (tmp_path / "train.csv").write_text((models / "new.csv").read_text())
+    assert "has the name of the training table" in run("calibrate", model, tmp_path / "train.csv").err

@@ -39,3 +39,9 @@ def test_evaluate_leaves_out_rows_without_target_and_prints_a_table(models, tmp_
     result = run("evaluate", models / "numbers", tmp_path / "t.csv")
     assert "37 rows" in result.text and "RMSE" in result.text
     assert "3 rows without a target left out" in result.err
+
+
+@pytest.mark.parametrize(("file", "told"), [("train.csv", True), ("new.csv", False)])
+def test_rows_that_the_model_was_fitted_to_are_told_of(models, file, told):
+    result = run("evaluate", models / "numbers", models / file)
+    assert ("these are the rows the model was fitted to" in result.err) == told

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 
+import numpy as np
 import pytest
 
 from dropbayes.models.model import load
@@ -179,3 +180,14 @@ def test_a_best_setting_at_the_edge_of_those_tried_is_told(tmp_path, tried, said
     result = run("fit", tmp_path / "train.csv", "--target", "price", "--out", tmp_path / "m", *options)
     assert result.code == 0
     assert (said in result.err) if said else ("edge" not in result.err)
+
+
+def test_many_columns_that_are_read_alike_have_one_line(tmp_path):
+    names = [f"g{k}" for k in range(30)]
+    rows = np.random.default_rng(0).normal(size=(40, 31)).round(3)
+    lines = [",".join([*names, "city", "y"])]
+    lines += [",".join([*map(str, row[:30]), "AB"[k % 2], str(row[30])]) for k, row in enumerate(rows)]
+    (tmp_path / "wide.csv").write_text("\n".join(lines))
+    text = run("fit", tmp_path / "wide.csv", "--target", "y", "--out", tmp_path / "m", *TINY).text
+    assert re.search(r"g0 to g29, 30 columns +number +30 ", text)
+    assert re.search(r"city +category +2 ", text) and "g17" not in text

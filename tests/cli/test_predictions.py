@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.command_line import check, rows_of, run, table
+from tests.command_line import TINY, check, rows_of, run, table
 
 
 def test_what_was_missing_or_new_is_said(models, tmp_path):
@@ -246,3 +246,13 @@ def is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def test_notes_on_many_columns_are_few(tmp_path):
+    names = [f"g{k}" for k in range(25)]
+    rows = [",".join([*(str((7 * row + k) % 11) for k in range(25)), str(row % 5)]) for row in range(40)]
+    (tmp_path / "train.csv").write_text("\n".join([",".join([*names, "y"]), *rows]))
+    (tmp_path / "new.csv").write_text(",".join(names) + "\n" + "," * 24 + "\n")
+    run("fit", tmp_path / "train.csv", "--target", "y", "--out", tmp_path / "m", *TINY)
+    notes = run("predict", tmp_path / "m", tmp_path / "new.csv", "-o", "-").err.splitlines()
+    assert len(notes) == 11 and notes[-1] == "dropbayes: note: the same of 15 further columns."

@@ -11,7 +11,7 @@ from sklearn.exceptions import NotFittedError
 import dropbayes as db
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.estimators.ensembles import ClassEnsemble, RegressionEnsemble
-from dropbayes.estimators.recalibration import Recalibration, recalibrated
+from dropbayes.estimators.recalibration import Recalibration, with_recalibration
 from dropbayes.population import network
 
 SMALL = {"hidden": (8,), "n_steps": 20, "n_networks": 2, "n_draws": 10, "drop_prob": 0.2, "weight_decay": 1e-4}
@@ -88,7 +88,7 @@ def test_an_estimator_that_was_not_fitted_says_so():
 
 
 def test_fitting_again_forgets_the_recalibration_of_other_networks():
-    view = recalibrated(DropoutRegressor(**SMALL, random_state=0).fit(X, Y), Recalibration("scale", (3.0,), 60))
+    view = with_recalibration(DropoutRegressor(**SMALL, random_state=0).fit(X, Y), Recalibration("scale", (3.0,), 60))
     fresh = DropoutRegressor(**SMALL, random_state=0).fit(X, Y).predict(X, return_std=True)[1]
     assert np.array_equal(view.fit(X, Y).predict(X, return_std=True)[1], fresh)
 

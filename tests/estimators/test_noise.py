@@ -88,8 +88,8 @@ def test_weights_decide_which_rows_the_scale_describes():
     weight = torch.cat([torch.ones(200), torch.full((200,), 1e-4)])
     heavy, light = (fit_noise(draws, x, y, weight=w, n_steps=150)[0] for w in (weight, weight.flip(0)))
     assert heavy.second_bias.exp() < 0.15 < 1.0 < light.second_bias.exp()
-    scaled, _ = fit_noise(draws, x, y, weight=7 * weight, n_steps=150)
-    torch.testing.assert_close(scaled.second_bias, heavy.second_bias, rtol=1e-3, atol=1e-3)
+    rescale, _ = fit_noise(draws, x, y, weight=7 * weight, n_steps=150)
+    torch.testing.assert_close(rescale.second_bias, heavy.second_bias, rtol=1e-3, atol=1e-3)
 
 
 def test_a_row_has_the_same_scale_alone_and_among_others():

@@ -6,7 +6,12 @@ import torch
 
 from dropbayes import calibration
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
-from dropbayes.estimators.recalibration import Recalibration, fit_recalibration, recalibrated, uncalibrated
+from dropbayes.estimators.recalibration import (
+    Recalibration,
+    fit_recalibration,
+    with_recalibration,
+    without_recalibration,
+)
 
 SMALL = {
     "hidden": (8,),
@@ -34,7 +39,7 @@ def classifier():
 
 
 def fitted(estimator, y, method):
-    return recalibrated(estimator, fit_recalibration(estimator, X[100:], y[100:], method=method))
+    return with_recalibration(estimator, fit_recalibration(estimator, X[100:], y[100:], method=method))
 
 
 def test_a_scaled_deviation_has_standard_residuals_of_mean_square_one(regressor):
@@ -44,7 +49,7 @@ def test_a_scaled_deviation_has_standard_residuals_of_mean_square_one(regressor)
 
 
 def test_a_scaled_distribution_is_the_same_one_in_wider_units(regressor):
-    wide = recalibrated(regressor, Recalibration("scale", (2.0,), 20))
+    wide = with_recalibration(regressor, Recalibration("scale", (2.0,), 20))
     mixture, wider = regressor.predictive(X[:5]), wide.predictive(X[:5])
     torch.testing.assert_close(wider.quantile(0.9) - wider.mean, 2 * (mixture.quantile(0.9) - mixture.mean))
     torch.testing.assert_close(wider.pit(wider.quantile(0.3)), torch.full((5,), 0.3, dtype=wider.mean.dtype))
@@ -98,9 +103,9 @@ def test_label_sets_hold_the_truth(classifier):
 
 def test_a_view_leaves_the_estimator_as_it_was(regressor):
     before = regressor.predict(X[:5], return_std=True)
-    view = recalibrated(regressor, Recalibration("scale", (3.0,), 20))
+    view = with_recalibration(regressor, Recalibration("scale", (3.0,), 20))
     np.testing.assert_array_equal(regressor.predict(X[:5], return_std=True), before)
-    np.testing.assert_array_equal(uncalibrated(view).predict(X[:5], return_std=True), before)
+    np.testing.assert_array_equal(without_recalibration(view).predict(X[:5], return_std=True), before)
     assert view.with_draws(n_draws=3).predictive(X[:5]).n_draws == 6
 
 
@@ -118,6 +123,6 @@ def test_too_few_rows_and_classes_without_levels_are_refused(regressor, classifi
         fit_recalibration(regressor, X[:5], Y[:5])
     with pytest.raises(ValueError, match="isotonic maps the levels of numbers"):
         fit_recalibration(classifier, X[100:], LABELS[100:], method="isotonic")
-    few = recalibrated(regressor, Recalibration("conformal", tuple(np.linspace(0.1, 3, 20)), 20))
+    few = with_recalibration(regressor, Recalibration("conformal", tuple(np.linspace(0.1, 3, 20)), 20))
     with pytest.raises(ValueError, match="needs more than the 20 rows"):
         few.predict_interval(X[:2], 0.99)

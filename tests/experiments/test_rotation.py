@@ -18,5 +18,5 @@ def test_uncertainty_rises_as_digits_turn(tmp_path):
 def test_rotating_by_a_right_angle_is_rot90():
     image = torch.rand(1, 28, 28, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(
-        rotation.rotated(image, torch.tensor([90.0]))[0], image.rot90(1, (1, 2)), atol=1e-4, rtol=0
+        rotation.rotate(image, torch.tensor([90.0]))[0], image.rot90(1, (1, 2)), atol=1e-4, rtol=0
     )

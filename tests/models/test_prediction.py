@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
-from dropbayes.estimators.recalibration import Recalibration, recalibrated
+from dropbayes.estimators.recalibration import Recalibration, with_recalibration
 from dropbayes.models.prediction import column_names, prediction_columns
 
 X = np.linspace(-1, 1, 30)[:, None]
@@ -33,7 +33,9 @@ def test_the_columns_of_classes_have_the_label_sets_of_a_conformal_calibration()
     estimator = DropoutClassifier(**SMALL).fit(X, np.where(X[:, 0] > 0, "b", "a"))
     assert column_names(estimator, "y_")[0] == "y_predicted"
     assert "labels" not in columns(estimator)
-    sets = columns(recalibrated(estimator, Recalibration("conformal", tuple(np.linspace(0.1, 0.9, 99)), 99)))["labels"]
+    sets = columns(with_recalibration(estimator, Recalibration("conformal", tuple(np.linspace(0.1, 0.9, 99)), 99)))[
+        "labels"
+    ]
     probabilities = estimator.predict_proba(X)
     for row, labels in zip(probabilities, sets, strict=True):
         inside = [label for label, p in zip("ab", row, strict=True) if 1 - p <= np.linspace(0.1, 0.9, 99)[89] + 1e-12]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import dropbayes as db
-from dropbayes.experiments.rotation import rotated
+from dropbayes.experiments.rotation import rotate
 from dropbayes.page.digits import WEIGHTS, digit_network, quantised_weights, restored_weights
 from tests.page.javascript import call, call_all, needs_node
 
@@ -41,7 +41,7 @@ def test_entropy_and_mutual_information_are_the_librarys():
 @pytest.mark.parametrize("degrees", [0.0, 90.0, -37.0])
 def test_a_digit_turns_as_in_the_experiment(degrees):
     upright, page = images(0.0)[4], images(degrees)[4]
-    assert np.allclose(page, rotated(upright, torch.tensor([degrees], dtype=torch.float64))[0], atol=1e-6)
+    assert np.allclose(page, rotate(upright, torch.tensor([degrees], dtype=torch.float64))[0], atol=1e-6)
 
 
 @needs_node

@@ -5,12 +5,11 @@ import torch
 
 from dropbayes import calibration, scores
 from dropbayes.predictive.mixtures import Mixture
+from dropbayes.predictive.outcomes import ClassOutcomes, RegressionOutcomes
 from dropbayes.predictive.scoring import (
     CLASS_SCORES,
     COVERAGE_LEVELS,
     REGRESSION_SCORES,
-    ClassOutcomes,
-    RegressionOutcomes,
     balanced_accuracy,
     core_scores,
 )

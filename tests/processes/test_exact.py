@@ -19,7 +19,7 @@ from dropbayes.processes import (
     gaussian_process_classifier,
     network_prior_draws,
     prior_draws,
-    tuned,
+    tuned_covariance,
 )
 from tests.processes.samples import GRID, PRECISION, X, Y, toy_data
 
@@ -136,7 +136,7 @@ def test_kernel_gradient_is_that_of_finite_differences(covariance):
 
 def test_tuned_scales_are_the_best_ones_near_them():
     x, y = toy_data(30)
-    best = tuned(ReLU(3.0, 3.0), x, y, precision=PRECISION)
+    best = tuned_covariance(ReLU(3.0, 3.0), x, y, precision=PRECISION)
 
     def evidence(covariance):
         return exact_process(covariance, x, y, precision=PRECISION).log_marginal_likelihood
@@ -225,7 +225,7 @@ def test_bad_data_is_one_clear_error(kind, call, message):
     [
         (lambda: finite_rank_process(ReLU().features(1, 5), X, Y, precision=math.inf), "positive and finite; got inf"),
         (lambda: finite_rank_process(ReLU().features(1, 5), X, Y.float(), precision=1.0), "`y` must have the dtype"),
-        (lambda: tuned(ReLU(), X, Y, precision=math.inf), "positive and finite; got inf"),
+        (lambda: tuned_covariance(ReLU(), X, Y, precision=math.inf), "positive and finite; got inf"),
         (lambda: Deep(()), "`layers` must be one or more"),
         (lambda: Deep((torch.relu,)), "`layers` must be one or more"),
         (

@@ -51,3 +51,8 @@ def test_a_model_that_drops_nothing_has_no_such_section():
     x, y = regression_rows(60)
     model = DropoutRegressor(**QUICK | {"drop_prob": 0.0, "n_steps": 5}, random_state=0).fit(x, y)
     assert "worth its draws" not in report(model, x, y, target="height")
+
+
+def test_hyphens_of_words_are_no_minus_signs(regressor):
+    text = Page(report(regressor, *regression_rows(60, seed=1), target="t")).text
+    assert "log-likelihood" in text and "log−likelihood" not in text

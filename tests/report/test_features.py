@@ -5,6 +5,7 @@ import pytest
 
 from dropbayes.report import measurements
 from dropbayes.report.features import Feature, features_of, importances, segments
+from dropbayes.tables.dates import date_inputs
 from tests.report.pages import regression_rows
 
 
@@ -35,6 +36,36 @@ def test_inputs_of_one_feature_are_shuffled_together():
     x = np.repeat(rng.normal(size=(300, 1)), 2, axis=1)
     [only] = importances(Straight(), x, 2 * x[:, 0], features_of(x, ["a", "b"], {"both": (0, 1)}))
     assert only.rise > 1
+
+
+def test_dates_are_written_as_days():
+    days = np.array(["2023-01-05", "2023-11-30"], dtype="datetime64[D]").astype(float)
+    [feature] = features_of(date_inputs(days, ("year", "week")), ["d: year", "d: sin", "d: cos"], {"d": (0, 1, 2)})
+    assert [feature.text(value) for value in feature.values] == ["2023-01-05", "2023-11-30"]
+
+
+def test_a_few_numbers_are_written_as_in_the_table_where_each_has_one_text():
+    feature = Feature("paid", (0,), np.array([0.0, 1.0, 1.0, np.nan]))
+    assert [feature.labelled(["no", "yes", "yes", ""]).text(v) for v in (0.0, 1.0, np.nan)] == [
+        "no",
+        "yes",
+        "(missing)",
+    ]
+    assert feature.labelled(["no", "yes", "1", ""]).text(1.0) == "1"  # written in two ways
+    many = Feature("size", (0,), np.arange(20.0))
+    assert many.labelled([f"no. {k}" for k in range(20)]).text(3.0) == "3"
+
+
+def test_large_numbers_have_their_digits_and_no_exponent():
+    feature = Feature("price", (0,), np.zeros(1))
+    assert [feature.text(v) for v in (2023.0, 123456.7, -0.012346, 1e12)] == ["2023", "123457", "−0.01235", "1e+12"]
+
+
+def test_missing_values_among_few_numbers_are_called_missing(regressor):
+    measured = measurements.regression(regressor, *regression_rows(120))
+    values = np.where(np.arange(120) % 3 == 0, np.nan, np.arange(120) % 2)
+    parts = segments(measured, [Feature("f", (0,), values)])
+    assert {part.values: part.n_rows for part in parts} == {"(missing)": 40, "0": 40, "1": 40}
 
 
 def test_the_values_of_features_are_those_people_know():

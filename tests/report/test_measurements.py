@@ -8,7 +8,8 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, precision_recall_fscore_support
 
 from dropbayes import calibration, information, scores
-from dropbayes.predictive.scoring import REGRESSION_SCORES, RegressionOutcomes
+from dropbayes.predictive.outcomes import RegressionOutcomes
+from dropbayes.predictive.scoring import REGRESSION_SCORES
 from dropbayes.report import measurements, report
 from tests.report.pages import Page, class_rows, draws_of, regression_rows
 

@@ -5,6 +5,7 @@ import pytest
 
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.report import measurements, report, summary, verdicts
+from dropbayes.report.comparison import Baseline
 from tests.report.pages import QUICK, Page, class_rows, regression_rows
 
 
@@ -15,6 +16,15 @@ def test_predictions_below_the_truth_are_said_to_run_low(regressor, shift, word)
     assert verdicts.bias_direction(measured) == word
     if word:
         assert f"Predictions run {word}" in summary.regression_answers(measured, target="t")[2].text
+
+
+@pytest.mark.parametrize(("gap", "tone"), [(-3.0, "warn"), (-1.0, "good"), (3.0, "good")])
+def test_a_simple_model_that_is_better_beyond_chance_is_named(regressor, gap, tone):
+    measured = measurements.regression(regressor, *regression_rows(120, seed=5))
+    beside = [Baseline("this model", 0.5, 0.1, None), Baseline("linear regression", 0.3, 0.1, gap)]
+    good = summary.regression_answers(measured, target="t", beside=beside)[0]
+    assert good.tone == tone
+    assert ("Linear regression errs less: 0.300 instead of 0.500." in good.text) == (tone == "warn")
 
 
 def test_a_constant_truth_and_a_perfect_classifier_are_described():

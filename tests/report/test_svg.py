@@ -55,7 +55,7 @@ def test_ticks_say_what_they_are():
 def test_thinning_keeps_ends_and_extremes_and_the_order(values, most):
     y = np.array(values)
     x = np.arange(len(y), dtype=float)
-    kept = svg.thinned(x, y, -2 * y, most=most)
+    kept = svg.thinned_indices(x, y, -2 * y, most=most)
     assert len(kept) <= max(most, 2) and (np.diff(kept) > 0).all()
     assert y[kept].min() == y.min() and y[kept].max() == y.max()
     assert kept[0] == 0 and kept[-1] == len(y) - 1
@@ -106,5 +106,5 @@ def test_texts_along_an_axis_do_not_touch():
     figure = svg.Figure("k", "t", "d", svg.Axis(0.0, 20.0, "x", ticks=ticks), svg.Axis(0.0, 1.0, "y"), ())
     drawing = svg.render(figure, width=346, height=300)
     below = re.findall(r'class="tick" x="([\d.]+)" y="[\d.]+" text-anchor="middle">([^<]+)', drawing)
-    places = [(float(place), len(text)) for place, text in below]
+    places = [(float(position), len(text)) for position, text in below]
     assert places and all(b[0] - a[0] > 6 * (a[1] + b[1]) / 2 for a, b in pairwise(places))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dropbayes import calibration, scores
-from dropbayes.predictive import scoring
+from dropbayes.predictive import outcomes, scoring
 from dropbayes.report import measurements, summary, verdicts
 from dropbayes.report.features import Feature
 
@@ -48,7 +48,7 @@ def test_the_verdict_on_probabilities_follows_the_truth(power, verdict):
     labels = (rng.uniform(size=3000) < p).astype(np.int64)
     claimed = p**power / (p**power + (1 - p) ** power)
     both = np.stack([1 - claimed, claimed], 1)
-    rows = scoring.ClassOutcomes(labels, both)
+    rows = outcomes.ClassOutcomes(labels, both)
     values = {name: scoring.CLASS_SCORES[name] for name in ("accuracy", "calibration_error")}
     measured = measurements.score_values(values, rows)
     measured = measurements.Classification(labels, both, *[np.zeros(3000)] * 3, None, None, measured, 1)  # type: ignore[call-arg]
@@ -79,7 +79,7 @@ def test_the_errors_caught_by_deferring_are_weighed_against_a_random_choice(n_wr
 def noisy_regression(residual, std):
     """Measurements of a model that gives every row a Gaussian of the given deviation about 0."""
     pit = calibration.gaussian_pit(np.zeros(len(residual)), std, residual)
-    rows = scoring.RegressionOutcomes(residual, np.zeros(len(residual)), std, pit, np.zeros(len(residual)))
+    rows = outcomes.RegressionOutcomes(residual, np.zeros(len(residual)), std, pit, np.zeros(len(residual)))
     mean_rank = measurements.score_values({"mean_pit": scoring.REGRESSION_SCORES["mean_pit"]}, rows)
     return measurements.Regression(
         residual, np.zeros(len(residual)), std, std / 2, std * 0.75**0.5, -1.96 * std, 1.96 * std, pit.numpy(),
@@ -94,13 +94,21 @@ def test_a_wrong_scale_is_one_factor_for_all_levels(scale):
     assert factors.mean == pytest.approx(scale, rel=0.03)
 
 
+def test_a_wrong_shape_names_the_levels_that_are_too_narrow_and_too_wide():
+    residual = np.concatenate([np.linspace(0.8, 1.2, 4500), np.linspace(30, 40, 500)])  # a ring, and far outliers
+    verdict = verdicts.regression_verdict(noisy_regression(residual, np.ones(5000)))
+    assert verdict.kind == "uneven"
+    assert "too narrow at 50 % and 95 %, too wide at 80 %" in verdict.text
+
+
 def test_a_wrong_shape_is_not_called_too_cautious():
     rng = np.random.default_rng(0)
     residual = rng.standard_t(3, size=5000)
     measured = noisy_regression(residual, np.full(5000, residual.std()))
     verdict = verdicts.regression_verdict(measured)
     assert verdict.kind == "uneven"
-    assert "its 50 % intervals are too wide, its 95 % intervals" in verdict.text
+    assert "its intervals are too wide at every level, by different factors" in verdict.text
+    assert verdict.level == 50
     assert summary.interval_advice(measured)[0] == "Map the levels"
 
 

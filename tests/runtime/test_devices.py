@@ -4,7 +4,14 @@ import pytest
 import torch
 
 import dropbayes as db
-from dropbayes.runtime.devices import available_device, capture_graph, cpu_threads, flushed_denormals, tensor_cores
+from dropbayes.runtime.devices import (
+    available_device,
+    capture_graph,
+    cpu_threads,
+    flush_denormals,
+    share_cores,
+    tensor_cores,
+)
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 lacks_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
@@ -55,6 +62,14 @@ def test_the_callers_number_of_threads_survives_an_error():
         assert torch.get_num_threads() == before
 
 
+@pytest.mark.parametrize(("n_workers", "threads"), [(None, 1), (1, 8), (2, 4), (3, 2), (20, 1)])
+def test_workers_share_the_cores(monkeypatch, n_workers, threads):
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    with cpu_threads(1):
+        share_cores(n_workers)
+        assert torch.get_num_threads() == threads
+
+
 @needs_cuda
 def test_products_use_tf32_within_the_context_alone():
     before = torch.get_float32_matmul_precision()
@@ -96,6 +111,6 @@ def test_a_call_that_cannot_be_captured_leaves_state_and_random_numbers_unchange
 
 def test_numbers_too_small_to_be_normal_are_zero_within_the_context_alone():
     tiny = torch.full((64,), 1e-30)
-    with flushed_denormals():
+    with flush_denormals():
         assert not (tiny * 1e-10).any()
     assert (tiny * 1e-10).all()

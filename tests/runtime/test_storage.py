@@ -60,10 +60,10 @@ def test_every_truncation_is_refused_with_one_exception_class(tmp_path):
     contents = written(tmp_path / "m.safetensors").read_bytes()
     for length in range(len(contents)):
         with pytest.raises(ValueError) as caught:
-            storage.parsed(contents[:length], kinds=["Toy"])
+            storage.parse(contents[:length], kinds=["Toy"])
         assert type(caught.value) is ValueError
     with pytest.raises(ValueError):
-        storage.parsed(contents + b"\0", kinds=["Toy"])
+        storage.parse(contents + b"\0", kinds=["Toy"])
 
 
 def test_twenty_thousand_bit_flips_are_refused_with_one_exception_class(tmp_path):
@@ -73,7 +73,7 @@ def test_twenty_thousand_bit_flips_are_refused_with_one_exception_class(tmp_path
         damaged = bytearray(contents)
         damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
         with pytest.raises(ValueError) as caught:
-            storage.parsed(bytes(damaged), kinds=["Toy"])
+            storage.parse(bytes(damaged), kinds=["Toy"])
         assert type(caught.value) is ValueError
 
 
@@ -92,7 +92,7 @@ def test_a_pickle_is_refused_and_not_executed(tmp_path):
 def test_a_deeply_nested_header_is_refused():
     header = b'{"__metadata__":' + b"[" * 100_000
     with pytest.raises(ValueError, match="damaged"):
-        storage.parsed(len(header).to_bytes(8, "little") + header, kinds=["Toy"])
+        storage.parse(len(header).to_bytes(8, "little") + header, kinds=["Toy"])
 
 
 def test_unknown_kinds_and_later_formats_are_refused(tmp_path, monkeypatch):
@@ -163,9 +163,9 @@ WHOLE = {"format": 1, "kind": "Toy", "settings": {}, "versions": {}}
     ],
 )
 def test_signed_files_of_impossible_contents_raise_the_same_error(description, tensors):
-    assert storage.parsed(signed(WHOLE), kinds={"Toy"}).kind == "Toy"
+    assert storage.parse(signed(WHOLE), kinds={"Toy"}).kind == "Toy"
     with pytest.raises(ValueError) as caught:
-        storage.parsed(signed(description, tensors, b"\0" * 4), kinds={"Toy"})
+        storage.parse(signed(description, tensors, b"\0" * 4), kinds={"Toy"})
     assert type(caught.value) is ValueError
 
 

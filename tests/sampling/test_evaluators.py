@@ -16,7 +16,7 @@ def test_replicates_are_independent_draws():
     net, x = build("dropout2d")
     plan, inputs = planned(net, x), as_inputs(x)
     with plan.running():
-        one, two = (p.evaluator(inputs, range(2), 0, range(12)).outputs[0] for p in (plan, plan.replicated(1)))
+        one, two = (p.evaluator(inputs, range(2), 0, range(12)).outputs[0] for p in (plan, plan.replicate(1)))
     assert not torch.equal(one, two)
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from dropbayes.sampling import keyed
 from dropbayes.sampling.fusion import fused_kernels
-from dropbayes.sampling.inspection import inspected
+from dropbayes.sampling.inspection import inspect_cached
 from dropbayes.sampling.keyed import KeyedSource, Masks, NetworkChanged
 from dropbayes.sampling.operations import Interception
 from dropbayes.sampling.plan import checked_keys
@@ -32,7 +32,7 @@ def test_kernels_give_every_strategy_the_same_masks(name, strategy, per_row, mon
 
 def test_other_sites_than_were_inspected_are_noticed():
     net, x = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.3), nn.LayerNorm(4)), torch.randn(2, 3)
-    masks = Masks(inspected(net, as_inputs(x)).anatomy, checked_keys(4, 0, "stratified"), False, False)
+    masks = Masks(inspect_cached(net, as_inputs(x)).anatomy, checked_keys(4, 0, "stratified"), False, False)
     others = {
         "another": nn.Dropout(0.4),
         "one more": nn.Sequential(nn.Dropout(0.3), nn.Dropout(0.3)),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
+import dropbayes as db
 from dropbayes.sampling import masks
 from dropbayes.sampling.masks import Keys, keep_mask, uniform
 
@@ -125,7 +126,29 @@ def test_hash_is_splitmix64():
 def test_torch_and_numpy_hash_the_same_words():
     key = masks._fold(7, 3)
     plain = masks._hash(key, 5, 105, CPU)
-    words = torch.arange(5, 105) * masks._signed(masks._INCREMENT) + masks._signed(key)
+    words = torch.arange(5, 105) * masks.as_signed(masks._INCREMENT) + masks.as_signed(key)
     for shift, multiplier in masks._ROUNDS:
-        words = (words ^ masks._shift_right(words, shift)) * masks._signed(multiplier)
+        words = (words ^ masks._shift_right(words, shift)) * masks.as_signed(multiplier)
     assert torch.equal(plain, words ^ masks._shift_right(words, 31))
+
+
+@pytest.mark.parametrize("rows", [None, range(2)])
+def test_cached_masks_are_used_again_until_others_need_their_memory(monkeypatch, rows):
+    monkeypatch.setattr(masks, "_cache", masks._MaskCache())
+    monkeypatch.setattr(masks, "_CACHED_BYTES", 3 * 20 * 100 * 4)
+    first = mask(Keys(0, 20), rows=rows, shape=(100,))
+    assert mask(Keys(0, 20), rows=rows, shape=(100,)) is first
+    for seed in range(1, 9):
+        mask(Keys(seed, 20), rows=rows, shape=(100,))
+    assert masks._cache._bytes <= masks._CACHED_BYTES
+    again = mask(Keys(0, 20), rows=rows, shape=(100,))
+    assert again is not first and torch.equal(again, first)
+
+
+def test_a_network_that_works_in_place_leaves_the_cached_masks_as_they_are():
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.Dropout2d(0.5, inplace=True), torch.nn.ReLU(True))
+    x = torch.randn(3, 3, 5, 5)
+    first = db.draws(net, x, n_draws=20)
+    assert torch.equal(db.draws(net, x, n_draws=20), first)
+    masks._cache = masks._MaskCache()
+    assert torch.equal(db.draws(net, x, n_draws=20), first)

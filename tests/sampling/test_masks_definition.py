@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 # The page, line by line, on Python's integers ------------------------------------------------------------------------
 
 
-def hashed(key, n):
+def hash_word(key, n):
     z = (key + n * 0x9E3779B97F4A7C15) % 2**64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
@@ -29,24 +29,24 @@ def hashed(key, n):
 def stream(seed, replicate, site, purpose):
     key = seed % 2**64
     for coordinate in (replicate, site, purpose):
-        key = hashed(key, coordinate + 1)
+        key = hash_word(key, coordinate + 1)
     return key
 
 
 def half(key, row, unit, units):
-    word = hashed(key, row * ((units + 1) // 2) + unit // 2)
+    word = hash_word(key, row * ((units + 1) // 2) + unit // 2)
     return word >> 32 if unit % 2 else word % 2**32
 
 
 def rank(permutation, n_draws):
-    hashes = np.array([hashed(0x6D61736B73, permutation * n_draws + j) for j in range(n_draws)], dtype=np.uint64)
+    hashes = np.array([hash_word(0x6D61736B73, permutation * n_draws + j) for j in range(n_draws)], dtype=np.uint64)
     return np.argsort(hashes.view(np.int64)).tolist()
 
 
 def word(seed, replicate, sampler, n_draws, site, draw, row, unit, units):
     if sampler == "independent":
-        return half(hashed(stream(seed, replicate, site, 3), draw), row or 0, unit, units) ^ 0x80000000
-    choice = hashed(stream(seed, replicate, site, 1), unit)
+        return half(hash_word(stream(seed, replicate, site, 3), draw), row or 0, unit, units) ^ 0x80000000
+    choice = hash_word(stream(seed, replicate, site, 1), unit)
     permutation = (choice >> 32) % 2**16 % max(1, min(256, 2**20 // n_draws))
     start = (choice >> 48) % n_draws
     point = rank(permutation, n_draws)[(start + draw) % n_draws] * 2**32 // n_draws
@@ -57,7 +57,7 @@ def word(seed, replicate, sampler, n_draws, site, draw, row, unit, units):
 def named(name):
     key = 0
     for byte in name.encode():
-        key = hashed(key, byte + 1)
+        key = hash_word(key, byte + 1)
     return key
 
 
@@ -66,10 +66,10 @@ def placed_word(seed, replicate, sampler, n_draws, site, draw, row, unit):
     if row is None:
         return word(seed, replicate, sampler, n_draws, site, draw, None, unit, 2)
     if sampler == "independent":
-        key = hashed(hashed(stream(seed, replicate, site, 3), draw), row + 1)
+        key = hash_word(hash_word(stream(seed, replicate, site, 3), draw), row + 1)
         return half(key, 0, unit, 2) ^ 0x80000000
-    shift = hashed(stream(seed, replicate, site, 1), unit) % 2**32
-    own = half(hashed(stream(seed, replicate, site, 2), row + 1), 0, unit, 2)
+    shift = hash_word(stream(seed, replicate, site, 1), unit) % 2**32
+    own = half(hash_word(stream(seed, replicate, site, 2), row + 1), 0, unit, 2)
     return (word(seed, replicate, sampler, n_draws, site, draw, None, unit, 2) - shift + own) % 2**32
 
 
@@ -129,7 +129,7 @@ def values():
     streams = [(0, 0, 0, 1), (3, 0, 1, 2), (2**64 - 1, 1, 4, 3)]
     masked = [case | {"units": 24} for case in cases() if case["units"] == 4]
     return {
-        "hash": [{"key": hex(key), "n": n, "value": hex(hashed(key, n))} for key, n in keys],
+        "hash": [{"key": hex(key), "n": n, "value": hex(hash_word(key, n))} for key, n in keys],
         "stream": [
             {"seed": str(s), "replicate": r, "site": i, "purpose": p, "value": hex(stream(s, r, i, p))}
             for s, r, i, p in streams
@@ -156,7 +156,7 @@ def test_the_published_values_are_those_of_the_page(published):
 
 def test_the_hash_is_the_published_splitmix64():
     # The first outputs for the seed 1234567, as published with the generator's reference implementation.
-    assert [hashed(1234567, n) for n in (1, 2, 3)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert [hash_word(1234567, n) for n in (1, 2, 3)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
 def test_the_library_gives_the_published_words(published):

@@ -8,6 +8,7 @@ from torch import nn
 
 import dropbayes as db
 from dropbayes.sampling import perceptron_draws as sequential
+from dropbayes.sampling import plan as planning
 from tests.sampling.test_perceptron import NETS, pair
 
 
@@ -15,7 +16,7 @@ from tests.sampling.test_perceptron import NETS, pair
 @pytest.mark.parametrize("name", NETS)
 def test_a_row_has_the_same_bits_in_batches_of_any_size(name, products_agree, monkeypatch):
     # Where products of several sizes do not agree, rows are padded to blocks of one size instead.
-    sequential._prepared.clear()
+    planning._remembered.clear()
     if not products_agree:
         monkeypatch.setattr(sequential, "_agrees", lambda weight, multiple, sizes: False)
     net, general = pair(name)
@@ -27,7 +28,30 @@ def test_a_row_has_the_same_bits_in_batches_of_any_size(name, products_agree, mo
         assert torch.equal(part.mean, whole.mean[:size]) and torch.equal(part.epistemic, whole.epistemic[:size])
         assert torch.equal(last.mean, whole.mean[-size:]) and torch.equal(last.epistemic, whole.epistemic[-size:])
     torch.testing.assert_close(whole.variance, db.predict(general, x, n_draws=30).variance)
-    sequential._prepared.clear()
+    planning._remembered.clear()
+
+
+@pytest.mark.parametrize("masks", ["shared", "row"])
+def test_a_row_in_float64_has_the_same_bits_in_batches_of_any_size(masks):
+    net, _ = pair("input and hidden")
+    net, x = copy.deepcopy(net).double(), torch.randn(90, 3, dtype=torch.float64)
+    whole = db.predict(net, x, n_draws=40, masks=masks)
+    for size in (1, 2, 37):
+        part = db.predict(net, x[:size], n_draws=40, masks=masks)
+        assert torch.equal(part.mean, whole.mean[:size]) and torch.equal(part.epistemic, whole.epistemic[:size])
+
+
+def test_a_bias_is_not_taken_for_the_weight_of_the_next_layer():
+    # The values of the weights, in order, are those of both networks.
+    first = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 1), nn.ReLU(), nn.Linear(1, 1, bias=False))
+    second = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 1, bias=False), nn.ReLU(), nn.Linear(1, 1))
+    for net in (first, second):
+        for parameter in net.parameters():
+            nn.init.constant_(parameter, 3.0)
+    x = torch.ones(1, 2)
+    expected = {first: 3 * (6 + 3), second: 3 * 6 + 3}  # the masks have mean 1 and ReLU of a positive number is linear
+    for net, value in expected.items():
+        assert float(db.predict(net, x, n_draws=2000).mean) == pytest.approx(value, rel=0.01)
 
 
 def test_products_that_sum_in_another_order_are_noticed(monkeypatch):
@@ -39,10 +63,10 @@ def test_products_that_sum_in_another_order_are_noticed(monkeypatch):
         return sum(x[:, [k]] * weight[[k]] for k in reversed(range(len(weight)))) + (0 if bias is None else bias)
 
     weight = torch.randn(24, 3)
-    sequential._tried.cache_clear()
+    sequential._sizes_agree.cache_clear()
     monkeypatch.setattr(sequential, "_affine", reordered)
     assert not sequential._agrees(weight, 1, (64, 16, 4))
-    sequential._tried.cache_clear()
+    sequential._sizes_agree.cache_clear()
 
 
 @pytest.mark.parametrize("masks", ["shared", "row"])

@@ -181,14 +181,14 @@ def test_positions_are_checked():
 def test_an_image_has_masks_of_the_network_where_no_axis_grows():
     """A mask whose axes do not change with the length holds no positions: it is one for all of them."""
     site = Site(0, "pool", "dropout", 0.5, (1, 3), name="pool dropout 0")
-    made = Positions(True, ()).made(site, (1, 3), lambda number, shape, units: torch.ones(shape))
+    made = Positions(True, ()).generate(site, (1, 3), lambda number, shape, units: torch.ones(shape))
     assert made.shape == (1, 3)
 
 
 def test_the_newest_entry_of_an_axis_is_the_last_position():
     site = Site(0, "", "attention", 0.5, (2, 1, 6), name="x", positions=(PositionAxis(1, 0), PositionAxis(2, 0)))
     seen = []
-    Positions(False, (9,)).made(site, (2, 1, 6), lambda number, shape, units: seen.append(units))
+    Positions(False, (9,)).generate(site, (2, 1, 6), lambda number, shape, units: seen.append(units))
     assert seen[0].starts == (8, 3)
 
 
@@ -203,7 +203,7 @@ def test_the_pairs_of_a_mask_by_position_agree_with_any_part_of_it():
             return keep_mask(keys, number, drop_prob=0.5, draws=range(3), rows=None, shape=shape, dtype=torch.float32,
                              device=torch.device("cpu"), units=units)  # fmt: skip
 
-        return Positions(False, (total,)).made(site, (2, queries, keys_seen), make)
+        return Positions(False, (total,)).generate(site, (2, queries, keys_seen), make)
 
     whole = mask(8, 8, 8)
     assert torch.equal(mask(1, 6, 6)[:, :, 0], whole[:, :, 5, :6])  # a step with its cache

@@ -1,11 +1,14 @@
 """The strategies that evaluate many draws: all give the same numbers, and each is taken where it must be."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.sampling.inspection import inspected
+from dropbayes.sampling.inspection import inspect_cached
 from dropbayes.sampling.keyed import Masks, Unsuited
 from dropbayes.sampling.looks import flags_up
 from dropbayes.sampling.plan import checked_keys
@@ -28,7 +31,7 @@ STRATEGIES = [FOLDED, MAPPED, DRAW_BY_DRAW, ROW_BY_ROW]
 def run(strategy, net, x, *, per_row, row_axis=0):
     inputs = as_inputs(x, row_axis=row_axis)
     net = checked_network(net)
-    anatomy = inspected(net, inputs).anatomy
+    anatomy = inspect_cached(net, inputs).anatomy
     masks = Masks(anatomy, checked_keys(6, 1, "stratified"), per_row, False)
     leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in inputs.leaves]
     work = Work(lambda: View(net, flags_up((), anatomy.lowered)).net, inputs, leaves, range(6), range(inputs.n_rows))
@@ -84,3 +87,46 @@ def test_what_does_not_depend_on_the_draw_is_computed_once():
     calls.clear()
     db.draws(net, x, n_draws=50)
     assert len(calls) == 1 and calls[0] < 50  # two rows, padded to the smallest block
+
+
+class SkipsLayers(nn.Module):
+    """LayerDrop: a random number decides whether a layer, with its own dropout, runs."""
+
+    def __init__(self, chance, n_layers=4):
+        super().__init__()
+        self.chance, self.drop_prob = chance, 0.2
+        self.layers = nn.ModuleList(
+            [nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.2)) for _ in range(n_layers)]
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            if not self.training or self.chance() >= self.drop_prob:
+                x = x + layer(x)
+        return x
+
+
+CHANCES = {"torch": lambda: torch.rand([]), "python": random.random, "numpy": lambda: np.random.uniform()}
+
+
+@pytest.mark.parametrize("chance", CHANCES)
+def test_a_network_that_skips_layers_runs_its_rows_together(chance):
+    torch.manual_seed(0)
+    net, x = SkipsLayers(CHANCES[chance]), torch.randn(5, 6)
+    shared = db.predict(net, x, n_draws=40)
+    assert shared.method == "draw by draw"
+    alone = torch.cat([db.predict(net, x[i : i + 1], n_draws=40).mean for i in range(5)])
+    torch.testing.assert_close(shared.mean, alone)
+
+
+@pytest.mark.parametrize("masks", ["shared", "row"])
+@pytest.mark.parametrize("chance", CHANCES)
+def test_the_moments_of_a_network_that_skips_layers_are_those_of_the_loop(chance, masks):
+    torch.manual_seed(0)
+    net, x = SkipsLayers(CHANCES[chance]).train(), torch.randn(2, 6)
+    with torch.no_grad():
+        loop = torch.stack([net(x) for _ in range(600)])
+    ours = db.draws(net, x, n_draws=600, masks=masks, sampler="independent")
+    standard_error = ((loop.var(0) + ours.var(0)) / 600).sqrt()
+    assert ((ours.mean(0) - loop.mean(0)) / standard_error).abs().max() < 5
+    assert 0.8 < float(ours.var(0).sum() / loop.var(0).sum()) < 1.25

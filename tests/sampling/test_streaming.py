@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dropbayes.sampling.streaming import LogMean, Mean, Moments, Votes
+from dropbayes.sampling.streaming import LogMean, Mean, Moments, Votes, moments_of_one_group
 
 
 def chunks(total, size):
@@ -22,6 +22,26 @@ def test_moments_are_those_of_all_draws_bitwise_for_every_chunking(size):
     assert torch.equal(reference.variance, streamed.variance)
     torch.testing.assert_close(streamed.mean, draws.double().mean(0), rtol=1e-12, atol=0)
     torch.testing.assert_close(streamed.variance, draws.double().var(0, correction=0), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("n_elements", [1, 2, 5, 64])
+def test_moments_of_float64_draws_have_the_same_bits_alone_and_among_others(n_elements):
+    draws = torch.randn(100, 200, dtype=torch.float64)
+    whole, part = Moments(), Moments()
+    whole.add(draws), part.add(draws[:, -n_elements:])
+    whole.finish(), part.finish()
+    assert torch.equal(part.mean, whole.mean[-n_elements:])
+    assert torch.equal(part.variance, whole.variance[-n_elements:])
+
+
+def test_draws_of_one_group_have_the_moments_of_the_stream():
+    for draws in (torch.randn(100, 7, 3), torch.randn(128, 1, 1, dtype=torch.float64)):
+        streamed = Moments()
+        streamed.add(draws)
+        streamed.finish()
+        mean, variance = moments_of_one_group(draws)
+        assert torch.equal(mean, streamed.mean) and torch.equal(variance, streamed.variance)
+    assert moments_of_one_group(torch.randn(129, 2)) is None
 
 
 def test_variance_survives_a_large_mean():

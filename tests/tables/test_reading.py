@@ -1,6 +1,7 @@
 """Tests of reading tables in blocks."""
 
 import csv
+import weakref
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 from dropbayes.tables import (
     open_table,
-    regrouped,
+    regroup,
 )
+from dropbayes.tables.streams import ParserInput
 
 
 @given(sizes=st.lists(st.integers(0, 5), max_size=8), rows=st.integers(1, 7))
@@ -19,7 +21,7 @@ from dropbayes.tables import (
 def test_regrouped_tables_have_the_same_rows_in_equal_parts(sizes, rows):
     counted = iter(range(100))
     parts = [pa.table({"a": pa.array([next(counted) for _ in range(size)], pa.int64())}) for size in sizes]
-    found = [part["a"].to_pylist() for part in regrouped(parts, rows)]
+    found = [part["a"].to_pylist() for part in regroup(parts, rows)]
     assert [value for part in found for value in part] == list(range(sum(sizes)))
     assert all(len(part) == rows for part in found[:-1]) and all(0 < len(part) <= rows for part in found)
 
@@ -68,6 +70,17 @@ def test_reading_may_end_early(tmp_path):
     with open_table(tmp_path / "t.csv") as source:
         assert next(iter(source.blocks(5))).num_rows == 5
     assert list(source.blocks()) == []
+
+
+def test_a_parser_that_failed_holds_nothing_of_a_table_that_is_closed(tmp_path, monkeypatch):
+    """A thread of it that lets go later, while the interpreter ends, aborts the process."""
+    (tmp_path / "t.csv").write_text("a,b\n" + "1,2\n" * 40 + "3\n")
+    held, made = weakref.WeakSet(), ParserInput.__init__
+    monkeypatch.setattr(ParserInput, "__init__", lambda self, *given: held.add(self) or made(self, *given))
+    for _ in range(600):
+        with open_table(tmp_path / "t.csv") as source, pytest.raises(ValueError, match="line 42"):
+            list(source.blocks())
+        assert not held
 
 
 def test_parquet_is_read_with_its_types(tmp_path):

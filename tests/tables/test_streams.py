@@ -1,12 +1,15 @@
 """Tests of the byte streams a parser reads."""
 
 import io
+import threading
+import time
+import weakref
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dropbayes.tables.streams import CheckedBytes
+from dropbayes.tables.streams import CheckedBytes, ParserInput, wait_for_release
 
 
 class Trickle(io.RawIOBase):
@@ -44,3 +47,19 @@ def test_what_is_no_text_is_refused_with_its_line(data, message):
     with pytest.raises(ValueError, match=message):
         while stream.read(2):
             pass
+
+
+def test_an_object_that_a_thread_still_holds_is_waited_for():
+    held = ParserInput(io.BytesIO().read, [])
+    reference = weakref.ref(held)
+    threading.Thread(target=lambda _: time.sleep(0.1), args=[held]).start()
+    del held
+    assert reference() is not None
+    wait_for_release(reference)
+    assert reference() is None
+
+
+def test_an_object_that_is_never_released_is_waited_for_no_longer_than_said():
+    held = ParserInput(io.BytesIO().read, [])
+    wait_for_release(weakref.ref(held), seconds=0.01)
+    assert held.readable()

@@ -86,7 +86,7 @@ def batch_bald_queries(
     outcomes, chosen = Outcomes.of_no_rows(draws), list[int]()
     for _ in range(n_queries):
         if chosen:
-            outcomes = outcomes.extended(draws[:, chosen[-1]], max_outcomes=max_outcomes, generator=generator)
+            outcomes = outcomes.with_row(draws[:, chosen[-1]], max_outcomes=max_outcomes, generator=generator)
             gain[chosen[-1]] = -math.inf
             _refresh_leaders(gain, lambda rows, known=outcomes: known.information(draws[:, rows]))
         chosen.append(int(gain.argmax()))

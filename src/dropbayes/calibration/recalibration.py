@@ -46,11 +46,11 @@ class IsotonicRecalibration:
 
     def observed(self, claimed: Array) -> Tensor:
         """The level to expect where the model claims `claimed` (recalibrates a cumulative probability)."""
-        return _interpolated(_levels("claimed", claimed), self.claimed_levels, self.observed_levels)
+        return _interpolate(_levels("claimed", claimed), self.claimed_levels, self.observed_levels)
 
     def claimed(self, observed: Array) -> Tensor:
         """The level to request from the model so that `observed` is the true level (recalibrates a quantile)."""
-        return _interpolated(_levels("observed", observed), self.observed_levels, self.claimed_levels)
+        return _interpolate(_levels("observed", observed), self.observed_levels, self.claimed_levels)
 
 
 def isotonic_recalibration(pit: Array, *, sample_weight: Array | None = None) -> IsotonicRecalibration:
@@ -94,7 +94,7 @@ def _levels(name: str, levels: Array | float) -> Tensor:
     return values
 
 
-def _interpolated(at: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def _interpolate(at: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Linear interpolation through rising `x`, in double precision: levels close to 0 would coincide in single."""
     x, y, points = x.to(at.device, torch.float64), y.to(at.device, torch.float64), at.double().contiguous()
     right = torch.searchsorted(x, points).clamp(1, len(x) - 1)

@@ -51,7 +51,7 @@ def _version(asked: bool) -> None:
 
 
 @app.callback()
-def _all(
+def _global_options(
     debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", metavar="", help="Print the version.", callback=_version, is_eager=True)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from dropbayes.cli.messages import count, note, number, out, print_json
-from dropbayes.cli.predictions import targets, windows
+from dropbayes.cli.predictions import note_training_rows, targets, windows
 from dropbayes.estimators.recalibration import fit_recalibration
 from dropbayes.models.model import Model, load
-from dropbayes.tables import open_table, quoted
+from dropbayes.tables import open_table, quote
 
 __all__ = ["calibrate", "labelled_rows"]
 
@@ -28,18 +28,18 @@ def calibrate(
     """Calibrates a model on held-out rows, or removes its calibration; see `dropbayes calibrate --help`."""
     model = load(model_path)
     if method == "none":
-        model = model.recalibrated(None)
+        model = model.with_recalibration(None)
         model.save_calibration()
         _say(model, None, as_json=as_json)
         return
     if data is None:
         raise ValueError("held-out rows are needed to calibrate on; name a table, or use `method` none.")
     x, y, source = labelled_rows(model, data, delimiter=delimiter, encoding=encoding, allow_new=allow_new)
-    if source.label == model.origin.get("file"):
+    if not note_training_rows(model, data) and source.label == model.origin.get("file"):
         note(f"{source.label!r} has the name of the training table; calibrate on rows that the model has not seen.")
     y = y if model.schema.task == "regression" else model.ensemble.classes_[y]
     recalibration = fit_recalibration(model.ensemble, x, y, method=method)
-    model = model.recalibrated(recalibration, source.label, x)
+    model = model.with_recalibration(recalibration, source.label, x)
     model.save_calibration()
     _say(model, recalibration, as_json=as_json)
 
@@ -50,14 +50,18 @@ def labelled_rows(
     """The inputs and outcomes (class numbers for classes) of all rows that have one, and the table they are from."""
     xs: list[Any] = []
     ys: list[Any] = []
+    n_absent = 0
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
         for window in windows(model, source, block_rows=None, allow_new=allow_new, title="read", with_target=True):
             y, present = targets(model, window, source)
+            n_absent += int((~present).sum())
             xs.append(window.x[present])
             ys.append(y[present])
     x, y = np.concatenate(xs), np.concatenate(ys)
     if not len(x):
-        raise ValueError(f"{source.label}, column {quoted(model.schema.target)}: no row has a value to calibrate on.")
+        raise ValueError(f"{source.label}, column {quote(model.schema.target)}: no row has a value to calibrate on.")
+    if n_absent:
+        note(f"{count(n_absent, 'row')} without a target left out.")
     return x, y, source
 
 

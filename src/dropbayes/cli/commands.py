@@ -315,7 +315,10 @@ def calibrate(
 
 @app.command()
 def explain(model: ModelFolder, as_json: Json = False) -> None:
-    """Describe a model: its columns with their ranges, sizes, drop probabilities, precision and length-scales."""
+    """Describe a model: what it reads, and what it is.
+
+    The columns with their ranges, the sizes of the networks, drop probabilities, precision and length-scales.
+    """
     from dropbayes.cli import explaining
 
     explaining.explain(model, as_json=as_json)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
+import itertools
 import pathlib
 import shlex
 import time
@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from dropbayes.cli.messages import count, note, number, out, print_json, reading_bar, table
+from dropbayes.cli.predictions import fingerprint
 from dropbayes.models.model import Model
 from dropbayes.models.storage import check_place
 from dropbayes.runtime.version import __version__
@@ -23,6 +24,8 @@ from dropbayes.tables.notation import PLAIN
 from dropbayes.tables.training import ColumnProblems, Reading, TrainingRows, training_rows
 
 __all__ = ["fit"]
+
+_MOST_ALIKE, _MOST_LINES = 20, 60  # Neighbouring columns read alike that have lines of their own; lines in all.
 
 
 def fit(
@@ -48,9 +51,10 @@ def fit(
     if not as_json:
         _show_columns(rows)
     _warn_of_target(rows)
+    digest = fingerprint(data)
     origin = {
         "file": source.label,
-        **_fingerprint(data),
+        **({} if digest is None else {"sha256": digest}),
         "command": shlex.join(command),
         "settings": settings,
         "versions": _versions(),
@@ -70,19 +74,10 @@ def _versions() -> dict[str, str]:
     return {"dropbayes": __version__, **{name: importlib.metadata.version(name) for name in others}}
 
 
-def _fingerprint(data: str) -> dict[str, str]:
-    """The SHA-256 of the data, if they are a file."""
-    path = pathlib.Path(data)
-    if data == "-" or not path.is_file():
-        return {}
-    with path.open("rb") as file:
-        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
 def _training_rows(
     source: Source, target: str, task: Task | None, reading: Reading, command: Sequence[str]
 ) -> TrainingRows:
-    whole = _whole(source)
+    whole = _read_all(source)
 
     def at(row: int) -> str:
         return source.label if row < 0 else source.place(row)
@@ -93,15 +88,15 @@ def _training_rows(
         if target in error.problems:
             raise
         ignored = [part for name in error.problems for part in ("--ignore", name)]
-        error.add_note(f"to fit without {_them(len(error.problems))}: {shlex.join([*command, *ignored])}")
+        error.add_note(f"to fit without {_pronoun(len(error.problems))}: {shlex.join([*command, *ignored])}")
         raise
 
 
-def _them(n_columns: int) -> str:
+def _pronoun(n_columns: int) -> str:
     return "it" if n_columns == 1 else "them"
 
 
-def _whole(source: Source) -> pa.Table:
+def _read_all(source: Source) -> pa.Table:
     """All rows of a table."""
     blocks = []
     with reading_bar(source, "read") as bar:
@@ -124,7 +119,7 @@ def _show_columns(rows: TrainingRows) -> None:
     reason = "a numeric target"
     if schema.task == "classification":
         classes = [str(label) for label in np.unique(rows.y)]
-        reason = f"{len(classes)} classes: {_short(classes)}"
+        reason = f"{len(classes)} classes: {_abbreviated_list(classes)}"
     elif schema.target_notation != PLAIN:
         reason = f"a numeric target, written as {schema.target_notation.example}"
     console.print(f"[bold]{schema.task}[/bold] of [bold]{escape(schema.target)}[/bold] ({escape(reason)})")
@@ -135,8 +130,26 @@ def _show_columns(rows: TrainingRows) -> None:
     console.print(f"{sizes}{dropped}\n")
     lines = [[c.name, c.kind, str(len(c.inputs)), *_handling(c, rows.missing.get(c.name, 0))] for c in schema.columns]
     lines += [[name, "left out", "0", "", reason] for name, reason in schema.left_out.items()]
-    console.print(table("", ["column", "kind", "inputs", "missing", "how it is read"], lines, numbers=(2, 3)))
+    lines = _joined(lines)
+    heads = ["column", "kind", "inputs", "missing", "how it is read"]
+    console.print(table("", heads, lines[:_MOST_LINES], numbers=(2, 3)))
+    if len(lines) > _MOST_LINES:
+        console.print(f"… and {len(lines) - _MOST_LINES:,} more lines; `dropbayes explain` lists every column")
     console.print()
+
+
+def _joined(lines: list[list[str]]) -> list[list[str]]:
+    """The lines with runs of neighbouring columns that are read alike, beyond a handful, in one line."""
+    result: list[list[str]] = []
+    for _, run in itertools.groupby(lines, key=lambda line: line[1:]):
+        alike = list(run)
+        if len(alike) <= _MOST_ALIKE:
+            result += alike
+            continue
+        n_inputs = sum(int(line[2]) for line in alike)
+        name = f"{alike[0][0]} to {alike[-1][0]}, {len(alike):,} columns"
+        result.append([name, alike[0][1], f"{n_inputs:,}", alike[0][3], alike[0][4]])
+    return result
 
 
 def _warn_of_target(rows: TrainingRows) -> None:
@@ -147,13 +160,13 @@ def _warn_of_target(rows: TrainingRows) -> None:
         note(f"{schema.target!r} has only {len(distinct)} whole values; if they are classes use --task classification.")
     rare = [str(label) for label, n in zip(distinct, counts, strict=True) if n < 5]
     if schema.task == "classification" and rare:
-        note(f"fewer than 5 rows of {_short(rare)}: their probabilities cannot be learned well.")
+        note(f"fewer than 5 rows of {_abbreviated_list(rare)}: their probabilities cannot be learned well.")
 
 
 def _handling(column: Column, n_missing: int) -> list[str]:
     missing = f"{n_missing:,}" if n_missing else ""
     if column.kind == "category":
-        texts = f"one input for each of {len(column.categories)}: {_short(list(column.categories))}"
+        texts = f"one input for each of {len(column.categories)}: {_abbreviated_list(list(column.categories))}"
         return [missing, texts + ("; one for missing" * column.flagged)]
     how = "as it is"
     if column.notation != PLAIN:
@@ -168,7 +181,7 @@ def _handling(column: Column, n_missing: int) -> list[str]:
     return [missing, f"{kept}missing taken as {filled}, and flagged"]
 
 
-def _short(texts: list[str], most: int = 4) -> str:
+def _abbreviated_list(texts: list[str], most: int = 4) -> str:
     return ", ".join(texts[:most]) + (", …" if len(texts) > most else "")
 
 

@@ -6,6 +6,8 @@ batch and has the same bits.
 
 from __future__ import annotations
 
+import hashlib
+import pathlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,10 +19,12 @@ import pyarrow as pa
 from dropbayes.cli.messages import count, note, number, reading_bar
 from dropbayes.models.model import Model
 from dropbayes.runtime.arrays import NumpyArray
-from dropbayes.tables import Encoded, Schema, Source, check_columns, encode, labels, numbers, quoted, regrouped
-from dropbayes.tables.columns import listed
+from dropbayes.tables import Column, Encoded, Schema, Source, check_columns, encode, labels, numbers, quote, regroup
+from dropbayes.tables.columns import list_names
 
-__all__ = ["Window", "check_finite", "targets", "windows"]
+__all__ = ["Window", "check_finite", "fingerprint", "note_training_rows", "targets", "windows"]
+
+_MOST_NOTES = 10  # Columns told of one by one.
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +58,8 @@ def windows(
     missing, new, outside = Counter[str](), Counter[str](), Counter[str]()
     first = 0
     with reading_bar(source, title) as bar:
-        for table in regrouped(source.blocks(block_rows), model.ensemble.block_rows):
-            encoded = encode(model.schema, table, at=_place(source, first), allow_new=allow_new)
+        for table in regroup(source.blocks(block_rows), model.ensemble.block_rows):
+            encoded = encode(model.schema, table, at=_locator(source, first), allow_new=allow_new)
             missing.update(encoded.missing)
             new.update(encoded.new)
             outside.update({name: int(mask.sum()) for name, mask in encoded.outside.items()})
@@ -67,24 +71,23 @@ def windows(
     _note_what_was_done(model.schema, missing, new, outside)
 
 
-def _place(source: Source, first: int) -> Any:
+def _locator(source: Source, first: int) -> Any:
     return lambda row: source.label if row < 0 else source.place(first + row)
 
 
 def _note_what_was_done(schema: Schema, missing: Counter[str], new: Counter[str], outside: Counter[str]) -> None:
+    lines = []
     for column in schema.columns:
-        n_missing = missing[column.name]
-        if n_missing:
-            if column.kind == "category":
-                how = "as a category of its own" if column.flagged else "as none of the categories"
-            elif column.kind == "date":
-                how = f"as {np.datetime64(int(column.fill), 'D')}"
-            else:
-                how = f"as {number(column.fill)}"
-            warned = "" if column.flagged else "; no training row lacked it"
-            note(f"{count(n_missing, 'missing value')} of {column.name!r} taken {how}{warned}.")
+        if missing[column.name]:
+            lines.append(_missing_text(column, missing[column.name]))
         if new[column.name]:
-            note(f"{count(new[column.name], 'value')} of {column.name!r} new to the model, encoded as all zeros.")
+            lines.append(
+                f"{count(new[column.name], 'value')} of {column.name!r} new to the model, encoded as all zeros."
+            )
+    for line in lines[:_MOST_NOTES]:
+        note(line)
+    if len(lines) > _MOST_NOTES:
+        note(f"the same of {count(len(lines) - _MOST_NOTES, 'further column')}.")
     beyond = {name: n for name, n in outside.items() if name not in new}
     if beyond:
         some = ", ".join(f"{name!r} in {count(n, 'row')}" for name, n in list(beyond.items())[:5])
@@ -92,9 +95,22 @@ def _note_what_was_done(schema: Schema, missing: Counter[str], new: Counter[str]
         note(f"outside the range of the training rows: {some}{more}.")
 
 
+def _missing_text(column: Column, n_missing: int) -> str:
+    if column.kind == "category":
+        how = "as a category of its own" if column.flagged else "as none of the categories"
+    elif column.kind == "date":
+        how = f"as {np.datetime64(int(column.fill), 'D')}"
+    elif column.kind == "boolean":
+        how = "as true" if column.fill else "as false"
+    else:
+        how = f"as {number(column.fill)}"
+    warned = "" if column.flagged else "; no training row lacked it"
+    return f"{count(n_missing, 'missing value')} of {column.name!r} taken {how}{warned}."
+
+
 def targets(model: Model, window: Window, source: Source) -> tuple[NumpyArray, NumpyArray]:
     """The outcomes of a window's rows (class numbers for classes), and which rows have one."""
-    name, missing, at = model.schema.target, model.schema.missing, _place(source, window.first)
+    name, missing, at = model.schema.target, model.schema.missing, _locator(source, window.first)
     if model.schema.task == "regression":
         y = numbers(window.table[name], name, at=at, missing=missing, notation=model.schema.target_notation)
         return y, ~np.isnan(y)
@@ -103,11 +119,29 @@ def targets(model: Model, window: Window, source: Source) -> tuple[NumpyArray, N
     for row, text in enumerate(texts):
         if text is not None and text not in known:
             raise ValueError(
-                f"{at(row)}, column {quoted(name)}: the class {quoted(text)} was not seen in training "
-                f"({listed(known, most=5)})."
+                f"{at(row)}, column {quote(name)}: the class {quote(text)} was not seen in training "
+                f"({list_names(known, most=5)})."
             )
     codes = np.array([-1 if text is None else known[text] for text in texts], dtype=np.int64)
     return codes, codes >= 0
+
+
+def fingerprint(data: str) -> str | None:
+    """The SHA-256 of the data, if they are a file."""
+    path = pathlib.Path(data)
+    if data == "-" or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def note_training_rows(model: Model, data: str) -> bool:
+    """Whether the data are the very file the model was fitted to; says so on standard error."""
+    known = model.origin.get("sha256")
+    if known is None or fingerprint(data) != known:
+        return False
+    note("these are the rows the model was fitted to, which it fits better than others; use rows that were held out.")
+    return True
 
 
 def check_finite(columns: list[NumpyArray], window: Window, source: Source) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from dropbayes.cli.messages import count, note, out, print_json
-from dropbayes.cli.predictions import targets, windows
+from dropbayes.cli.predictions import note_training_rows, targets, windows
 from dropbayes.models.model import Model, load
+from dropbayes.runtime.files import check_output
 from dropbayes.runtime.version import __version__
-from dropbayes.tables import open_table, quoted, write_whole
+from dropbayes.tables import open_table, quote, write_whole
 
 __all__ = ["report"]
 
@@ -31,10 +32,14 @@ def report(
     as_json: bool,
 ) -> None:
     """Writes a report; see `dropbayes report --help`."""
+    if output != "-":
+        check_output(output)
     model = load(model_path).with_draws(n_draws=n_draws, seed=seed)
     options: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new}
     x, y, columns, label = _rows(model, data, **options)
     known = None if training is None else _rows(model, training, **options)[:2]
+    if note_training_rows(model, data):
+        label += ", the rows it was fitted to"
     from dropbayes.report import report as page
 
     command = ["dropbayes", "report", model_path, data, "-o", output]
@@ -42,8 +47,9 @@ def report(
     command += ["--n-draws", str(n_draws)] if n_draws is not None else []
     command += ["--seed", str(seed)] if seed is not None else []
     html = page(
-        model.estimator, x, y, target=model.schema.target, shown=columns, names=model.schema.inputs,
-        title=title or f"{model.schema.target}: {label}", done=_provenance(model, label, len(x), shlex.join(command)),
+        model.estimator, x, y, target=model.schema.target, columns=columns, names=model.schema.inputs,
+        title=title or f"{model.schema.target}: {label}",
+        provenance=_provenance(model, label, len(x), shlex.join(command)),
         n_draws=n_draws, seed=model.ensemble.seed_ if seed is None else seed, training=known,
         features=_features(model), ranges=_ranges(model),
     )  # fmt: skip
@@ -75,7 +81,7 @@ def _rows(
                 values.extend(rows[name].to_pylist())
     x, y = np.concatenate(xs), np.concatenate(ys)
     if not len(x):
-        raise ValueError(f"{source.label}, column {quoted(model.schema.target)}: no row has a value to score against.")
+        raise ValueError(f"{source.label}, column {quote(model.schema.target)}: no row has a value to score against.")
     if n_absent:
         note(f"{count(n_absent, 'row')} without a target left out.")
     return x, y if model.schema.task == "regression" else model.ensemble.classes_[y], columns, source.label
@@ -108,7 +114,7 @@ def _provenance(model: Model, label: str, n_rows: int, command: str) -> dict[str
         "SHA-256 of the training data": origin.get("sha256", ""),
         "settings": ", ".join(f"{name}={value}" for name, value in origin.get("settings", {}).items()),
         "calibration": _calibration_text(origin.get("calibration")),
-        "draws": f"{int(model.ensemble.n_draws)} from {count(len(model.ensemble.population_), 'network')} each",
+        "draws": _draws_text(int(model.ensemble.n_draws), len(model.ensemble.population_)),
         "seed of the draws": str(model.ensemble.seed_),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "to fit": origin.get("command", ""),
@@ -117,5 +123,13 @@ def _provenance(model: Model, label: str, n_rows: int, command: str) -> dict[str
     return {name: text for name, text in facts.items() if text}
 
 
-def _calibration_text(done: Any) -> str:
-    return "" if done is None else f"{done['method']}, on {done['n_rows']:,} rows of {done['file']}"
+def _draws_text(n_draws: int, n_networks: int) -> str:
+    return f"{n_draws} from one network" if n_networks == 1 else f"{n_draws} from each of {n_networks} networks"
+
+
+def _calibration_text(calibration: Any) -> str:
+    return (
+        ""
+        if calibration is None
+        else f"{calibration['method']}, on {calibration['n_rows']:,} rows of {calibration['file']}"
+    )

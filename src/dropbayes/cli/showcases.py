@@ -33,7 +33,10 @@ def reproduce(
         bool, typer.Option("--help", "-h", metavar="", help="Show this message; with NAME, that experiment's options.")
     ] = False,
 ) -> None:
-    """Run an experiment of the paper; `reproduce NAME --help` shows its settings."""
+    """Run an experiment of the paper.
+
+    `reproduce NAME --help` shows its settings.
+    """
     from dropbayes.cli import reproducing
 
     if asked and name is None:
@@ -85,9 +88,10 @@ def page(
     no_browser: Annotated[bool, typer.Option("--no-browser", metavar="", help="Do not open a browser.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Draw points and watch what a network does not know, in a browser.
+    """Draw points and watch what a network does not know.
 
-    One page that needs no server and no network connection; it is served on 127.0.0.1, or written as one HTML file.
+    One page for a browser that needs no server and no network connection; it is served on 127.0.0.1, or written as one
+    HTML file.
     """
     from dropbayes.cli import page as page_command
 

@@ -266,28 +266,28 @@ class Identity(Layer):
         return pairs.product / self.length_scale**2 + self.bias_scale**2
 
 
+class _BoundedLayer(Layer):
+    """A layer of bounded smooth units, to which quadrature applies at any scale."""
+
+    def of_pairs(self, pairs: Pairs) -> Tensor:
+        std_u, std_v, sine, cosine = self._preactivations(pairs)
+        return expected_product(self.nonlinearity, std_u, std_v, torch.atan2(sine, cosine))
+
+
 @dataclass(frozen=True)
-class TanH(Layer):
+class TanH(_BoundedLayer):
     r"""The covariance of hyperbolic tangent units, $\sigma(u) = \tanh u$, by quadrature (see `Quadrature`)."""
 
     def nonlinearity(self, u: Tensor) -> Tensor:
         return torch.tanh(u)
 
-    def of_pairs(self, pairs: Pairs) -> Tensor:
-        std_u, std_v, sine, cosine = self._preactivations(pairs)
-        return expected_product(self.nonlinearity, std_u, std_v, torch.atan2(sine, cosine))
-
 
 @dataclass(frozen=True)
-class Sigmoid(Layer):
+class Sigmoid(_BoundedLayer):
     r"""The covariance of logistic units, $\sigma(u) = 1 / (1 + e^{-u})$, by quadrature (see `Quadrature`)."""
 
     def nonlinearity(self, u: Tensor) -> Tensor:
         return torch.sigmoid(u)
-
-    def of_pairs(self, pairs: Pairs) -> Tensor:
-        std_u, std_v, sine, cosine = self._preactivations(pairs)
-        return expected_product(self.nonlinearity, std_u, std_v, torch.atan2(sine, cosine))
 
 
 @dataclass(frozen=True)

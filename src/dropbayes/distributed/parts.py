@@ -69,10 +69,10 @@ class Prediction:
 
 
 def set_up_worker() -> None:
-    """Restricts a worker to one core, so that as many workers as cores do not compete for them."""
-    import torch
+    """Restricts a worker to one core: there are as many workers as cores."""
+    from dropbayes.runtime.devices import share_cores
 
-    torch.set_num_threads(1)
+    share_cores()
 
 
 def predict_parquet(

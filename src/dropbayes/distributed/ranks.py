@@ -94,14 +94,14 @@ def predict_across_ranks(
     """
     if divide not in ("draws", "rows"):
         raise ValueError(f"`divide` must be 'draws' or 'rows'; got {divide!r}.")
-    rank, n_ranks = _place(group)
+    rank, n_ranks = _rank_and_size(group)
     settings = {"n_draws": n_draws, "seed": seed, "masks": masks, "sampler": sampler}
     if divide == "rows":
         return _by_rows(net, as_inputs(x), likelihood, rank, n_ranks, group, settings)
     return _by_draws(net, as_inputs(x), likelihood, rank, n_ranks, group, settings)
 
 
-def _place(group: Any) -> tuple[int, int]:
+def _rank_and_size(group: Any) -> tuple[int, int]:
     """This process's rank in the group, and the number of ranks."""
     if not dist.is_available():
         return 0, 1
@@ -117,7 +117,7 @@ def _place(group: Any) -> tuple[int, int]:
     return rank, dist.get_world_size(group)
 
 
-def _gathered(value: Any, n_ranks: int, group: Any) -> list[Any]:
+def _gather(value: Any, n_ranks: int, group: Any) -> list[Any]:
     """The value of each process, in rank order."""
     if n_ranks == 1:
         return [value]
@@ -135,7 +135,7 @@ def _by_rows(
         args, kwargs = pytree.tree_unflatten(list(inputs.block(start, stop).leaves), inputs.spec)
         rows = kwargs or (args[0] if len(args) == 1 else tuple(args))
         mine = predict(net, rows, likelihood=likelihood, first_row=start, progress=False, **settings)
-    parts = [part for part in _gathered(mine, n_ranks, group) if part is not None]
+    parts = [part for part in _gather(mine, n_ranks, group) if part is not None]
     joined: dict[str, Any] = {}
     for name in ("mean", "epistemic", "aleatoric", "entropy", "expected_entropy", "variation_ratio"):
         values = [getattr(part, name) for part in parts]
@@ -152,11 +152,11 @@ def _by_draws(
     def count(plan: Plan) -> dict[int, tuple[Group, torch.dtype]]:
         with plan.running():
             mine = range(rank, len(ranges), n_ranks)
-            return {i: _counted(replace(plan, draws=ranges[i]), inputs, likelihood) for i in mine}
+            return {i: _draw_group(replace(plan, draws=ranges[i]), inputs, likelihood) for i in mine}
 
     mine, plan = with_plan(net, inputs, count, keys=keys, masks=settings["masks"], exact_rows=True)
     counted: dict[int, tuple[Group, torch.dtype]] = {}
-    for part in _gathered(mine, n_ranks, group):
+    for part in _gather(mine, n_ranks, group):
         counted |= part
     total = merge([counted[i][0] for i in range(len(ranges))])
     dtype = counted[0][1]
@@ -172,9 +172,9 @@ def _by_draws(
     return Prediction(n_draws=keys.n_draws, method=plan.method, **statistics)
 
 
-def _counted(plan: Plan, inputs: Inputs, likelihood: Any) -> tuple[Group, torch.dtype]:
+def _draw_group(plan: Plan, inputs: Inputs, likelihood: Any) -> tuple[Group, torch.dtype]:
     """The draws of a plan for all rows, counted."""
-    blocks = [torch.cat([_only(chunk.outputs) for chunk in chunks]) for _, chunks in plan.blocks(inputs)]
+    blocks = [torch.cat([_single_output(chunk.outputs) for chunk in chunks]) for _, chunks in plan.blocks(inputs)]
     (draws,) = plan.arrange([torch.cat(blocks, 1)], leading=1)
     draws = draws.cpu()
     if likelihood is None:
@@ -185,7 +185,7 @@ def _counted(plan: Plan, inputs: Inputs, likelihood: Any) -> tuple[Group, torch.
     return Group.of(likelihood.mean(draws), *averages), draws.dtype
 
 
-def _only(outputs: list[Tensor]) -> Tensor:
+def _single_output(outputs: list[Tensor]) -> Tensor:
     if len(outputs) != 1:
         raise ValueError(f"`net` must return one tensor; it returns {len(outputs)}. Wrap it to return the one wanted.")
     return outputs[0]

@@ -48,7 +48,7 @@ class Bins:
         if n_bins < 2:
             return cls(tuple(np.empty(0) for _ in range(n_columns)))
         quantiles = np.quantile(x, np.linspace(0, 1, n_bins + 1), axis=0, method="nearest")
-        return cls(tuple(_distinct(column) for column in quantiles.T))
+        return cls(tuple(_distinct_edges(column) for column in quantiles.T))
 
     @property
     def n_inputs(self) -> int:
@@ -61,7 +61,7 @@ class Bins:
         return np.column_stack([x, *pieces]) if pieces else x
 
 
-def _distinct(edges: Array) -> Array:
+def _distinct_edges(edges: Array) -> Array:
     """The distinct edges; empty if fewer than two bins remain."""
     edges = np.unique(edges)
     return edges if len(edges) > 2 else edges[:0]

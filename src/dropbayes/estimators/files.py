@@ -54,14 +54,14 @@ def load(kind: Any, path: str | os.PathLike[str]) -> tuple[Any, storage.ModelFil
     """The estimator of the given class in a file, and the file."""
     file = storage.load(path, kinds=[kind.saved_as])
     try:
-        estimator = _restored(kind, file)
+        estimator = _restore(kind, file)
         estimator._set_own_state(file.settings, file.tensors)
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"`path` holds a {file.kind} with missing, unknown or impossible parts: {error}.") from None
     return estimator, file
 
 
-def _restored(kind: Any, file: storage.ModelFile) -> Any:
+def _restore(kind: Any, file: storage.ModelFile) -> Any:
     settings, tensors = file.settings, file.tensors
     parameters = {name: _from_json(value) for name, value in settings["parameters"].items()}
     if parameters["activation"] not in ACTIVATIONS:

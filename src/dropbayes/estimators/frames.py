@@ -43,7 +43,7 @@ class FrameColumns:
         table, columns, left_out = as_table(frame), [], {}
         for name in table.column_names:
             is_category = pa.types.is_dictionary(table.schema.field(name).type)
-            column = column_of(table[name], name, at=_place, categorical=is_category)
+            column = column_of(table[name], name, at=_location, categorical=is_category)
             if isinstance(column, Column):
                 columns.append(column)
             elif isinstance(column, LeftOut):
@@ -83,7 +83,7 @@ class FrameColumns:
 
         table = as_table(frame)
         check_columns(self.schema, table.column_names, "`X`")
-        encoded = encode(self.schema, table, at=_place, allow_new=learn_missing)
+        encoded = encode(self.schema, table, at=_location, allow_new=learn_missing)
         if encoded.missing and not learn_missing:
             name, count = next(iter(encoded.missing.items()))
             raise ValueError(
@@ -116,5 +116,5 @@ def _is_other(column: Any, dtype: Any) -> bool:
     return str(dtype) != "object" or any(isinstance(value, str) for value in column)
 
 
-def _place(row: int) -> str:
+def _location(row: int) -> str:
     return "`X`" if row < 0 else f"`X`, row {row}"

@@ -70,7 +70,7 @@ class StudentNoise:
         """The models at the given indices."""
         return replace(self, **{entry.name: getattr(self, entry.name)[index] for entry in fields(self)})
 
-    def scaled(self, factor: Tensor) -> StudentNoise:
+    def rescale(self, factor: Tensor) -> StudentNoise:
         """The models with every σ multiplied by a factor, one per output."""
         return replace(self, second_bias=self.second_bias + factor.log()[:, None].to(self.second_bias))
 
@@ -190,7 +190,7 @@ def fit_noise(
     held_out = [fold == k for k in range(_FOLDS if n_rows <= _MANY_ROWS else 1)]
     weight = torch.ones_like(y[0]) if weight is None else (weight / weight.mean()).to(y)
     features = noise_features(x, draws)
-    start = _initial(draws, features, y, source)
+    start = _initial_noise(draws, features, y, source)
     shape = (n_outputs, len(penalties), len(held_out))
 
     def repeat(values: Tensor) -> Tensor:
@@ -207,14 +207,14 @@ def fit_noise(
     # [output, penalty, row]: every row is held out in at most one fold.
     density = density.view(*shape, n_rows).sum(2).nan_to_num(nan=-torch.inf)
     rows = torch.stack(held_out).any(0)
-    chosen = _simplest(density[..., rows], weight[rows])
+    chosen = _simplest_penalty(density[..., rows], weight[rows])
     penalty = torch.tensor(penalties).to(y)[chosen]
     scores = (density[..., rows] * weight[rows]).sum(-1) / weight[rows].sum()
     noise = _maximise(start, draws, features, y, weight.expand_as(y), penalty, n_steps)
     return noise, scores.gather(1, chosen[:, None])[:, 0]
 
 
-def _simplest(density: Tensor, weight: Tensor) -> Tensor:
+def _simplest_penalty(density: Tensor, weight: Tensor) -> Tensor:
     """The strongest penalty that is within two standard errors of the best, for each output.
 
     Args:
@@ -231,7 +231,7 @@ def _simplest(density: Tensor, weight: Tensor) -> Tensor:
     return torch.where(within, number, 0).amax(1).maximum(best)
 
 
-def _initial(draws: Tensor, features: Tensor, y: Tensor, source: torch.Generator) -> StudentNoise:
+def _initial_noise(draws: Tensor, features: Tensor, y: Tensor, source: torch.Generator) -> StudentNoise:
     n_outputs, n_features = len(y), features.shape[2]
     residual = (y - draws.mean(1)).square().mean(1).sqrt().clamp(min=1e-6).log()
     first = torch.randn(n_features, _HIDDEN, generator=source).to(y) / math.sqrt(n_features)

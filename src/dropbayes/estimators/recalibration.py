@@ -20,7 +20,7 @@ from dropbayes.estimators.ensembles import ClassEnsemble
 from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.runtime.validation import Array, float_tensor
 
-__all__ = ["METHODS", "Recalibration", "fit_recalibration", "recalibrated", "uncalibrated"]
+__all__ = ["METHODS", "Recalibration", "fit_recalibration", "with_recalibration", "without_recalibration"]
 
 METHODS = ("scale", "isotonic", "conformal")
 """The methods of recalibration; "isotonic" is for regression only, since classes have no quantile levels."""
@@ -120,7 +120,7 @@ class _ConformalMixture(Mixture):
         return self.mean + math.copysign(float(reach), level - 0.5) * self.std
 
 
-def recalibrated(estimator: Any, recalibration: Recalibration | None) -> Any:
+def with_recalibration(estimator: Any, recalibration: Recalibration | None) -> Any:
     """A view of a fitted estimator that predicts with a recalibration; the estimator itself for None.
 
     Example:
@@ -128,12 +128,12 @@ def recalibrated(estimator: Any, recalibration: Recalibration | None) -> Any:
         >>> x = np.linspace(-2, 2, 40)[:, None]
         >>> model = DropoutRegressor(drop_prob=0.1, weight_decay=1e-4, n_steps=20, n_networks=1, random_state=0)
         >>> model = model.fit(x, np.sin(x[:, 0]))
-        >>> wider = recalibrated(model, Recalibration("scale", (2.0,), n_rows=40))
+        >>> wider = with_recalibration(model, Recalibration("scale", (2.0,), n_rows=40))
         >>> bool(np.allclose(wider.predict(x, return_std=True)[1], 2 * model.predict(x, return_std=True)[1]))
         True
     """
     if recalibration is None:
-        return uncalibrated(estimator)
+        return without_recalibration(estimator)
     if isinstance(estimator, ClassEnsemble) and recalibration.method == "isotonic":
         raise ValueError("`method` isotonic maps the levels of numbers; use scale or conformal for classes.")
     view = copy.copy(estimator)
@@ -141,7 +141,7 @@ def recalibrated(estimator: Any, recalibration: Recalibration | None) -> Any:
     return view
 
 
-def uncalibrated(estimator: Any) -> Any:
+def without_recalibration(estimator: Any) -> Any:
     """The estimator without its recalibration."""
     view = copy.copy(estimator)
     vars(view).pop("recalibration", None)
@@ -161,18 +161,18 @@ def fit_recalibration(estimator: Any, X: Any, y: Any, *, method: Method = "scale
         raise ValueError(f"`method` must be one of {', '.join(METHODS)}; got {method!r}.")
     if len(y) < _FEWEST:
         raise ValueError(f"`y` must hold at least {_FEWEST} held-out rows to calibrate on; got {len(y)}.")
-    plain = uncalibrated(estimator)
+    plain = without_recalibration(estimator)
     if isinstance(plain, ClassEnsemble):
         return _fit_classes(plain, X, y, method)
     outcome = torch.as_tensor(np.asarray(y, dtype=np.float64))
     blocks = [(rows, mixture) for rows, mixture in plain.predictive_blocks(X)]
     if method == "isotonic":
         values = torch.cat([mixture.pit(outcome[rows]) for rows, mixture in blocks])
-        return Recalibration(method, _rising(values), len(y))
+        return Recalibration(method, _sorted_subset(values), len(y))
     mean = torch.cat([mixture.mean for _, mixture in blocks])
     std = torch.cat([mixture.std for _, mixture in blocks])
     if method == "conformal":
-        return Recalibration(method, _rising(calibration.standardised_residuals(mean, std, outcome)), len(y))
+        return Recalibration(method, _sorted_subset(calibration.standardised_residuals(mean, std, outcome)), len(y))
     return Recalibration(method, (float(calibration.std_scale(mean, std, outcome)),), len(y))
 
 
@@ -184,10 +184,10 @@ def _fit_classes(plain: ClassEnsemble, X: Any, y: Any, method: Method) -> Recali
     draws = plain.draws(X)
     if method == "scale":
         return Recalibration(method, (float(calibration.temperature(draws.clamp_min(1e-30).log(), labels)),), len(y))
-    return Recalibration(method, _rising(calibration.label_scores(draw_mean(draws), labels)), len(y))
+    return Recalibration(method, _sorted_subset(calibration.label_scores(draw_mean(draws), labels)), len(y))
 
 
-def _rising(values: Tensor) -> tuple[float, ...]:
+def _sorted_subset(values: Tensor) -> tuple[float, ...]:
     """The sorted values to nine digits; of too many, an evenly spaced subset that includes the largest."""
     ordered = values.double().sort().values
     if len(ordered) > _MOST:

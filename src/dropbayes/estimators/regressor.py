@@ -185,7 +185,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
     def _set_precision(self, precision: Tensor) -> None:
         if self.noise_ is not None:  # the scale of the noise follows the Gaussian's
             factor = (self.population_.precision[0] / precision[0]).sqrt()
-            self.noise_ = self.noise_.scaled(factor.cpu())
+            self.noise_ = self.noise_.rescale(factor.cpu())
         super()._set_precision(precision)
 
     def _validated(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import os
-import pathlib
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dropbayes.experiments.downloads import data_path, verified_contents
 from dropbayes.experiments.record import Array
-from dropbayes.runtime import files
 
 __all__ = ["Images", "Series", "atmospheric_co2", "digits", "monthly_co2", "solar_irradiance", "unrelated_images"]
 
@@ -71,22 +66,12 @@ class Images:
     source: str
 
 
-def _folder() -> pathlib.Path | None:
-    named = os.environ.get("DROPBAYES_DATA")
-    return pathlib.Path(named) if named else None
-
-
-def _local_file(relative: str) -> pathlib.Path | None:
-    folder = _folder()
-    return folder / relative if folder is not None and (folder / relative).exists() else None
-
-
 # --- series --------------------------------------------------------------------------------------------------------
 
 
 def monthly_co2() -> tuple[Array, str]:
     """Monthly CO2 at Mauna Loa in ppm from March 1958, missing months left out, and the name of the source."""
-    path = _local_file("co2/co2_mauna_monthly_1958_2003.csv")
+    path = data_path("co2/co2_mauna_monthly_1958_2003.csv")
     if path is not None:
         return np.loadtxt(path, delimiter=",", skiprows=1)[:, 1], "Mauna Loa, monthly, 1958-2003"
     try:
@@ -115,7 +100,7 @@ def atmospheric_co2() -> Series:
 
 def solar_irradiance() -> Series:
     """The paper's interpolation data, five segments of 20 points missing; without them, yearly sunspot numbers."""
-    path = _local_file("solar/solar_gal.csv")
+    path = data_path("solar/solar_gal.csv")
     if path is not None:
         x, y, hidden = np.loadtxt(path, delimiter=",", skiprows=1).T
         return _series(x, y, hidden > 0, "reconstructed solar irradiance, as in the paper")
@@ -151,11 +136,11 @@ def digits(kind: Literal["auto", "mnist", "digits"] = "auto") -> Images:
             data folder has it, else scikit-learn's.
     """
     if kind == "auto":
-        kind = "mnist" if _local_file("mnist/train-images-idx3-ubyte.gz") else "digits"
+        kind = "mnist" if data_path("mnist/train-images-idx3-ubyte.gz") else "digits"
     if kind == "mnist":
-        parts = [_idx(f"mnist/{part}") for part in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")]
-        parts += [_idx(f"mnist/{part}") for part in ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")]
-        x, y, x_test, y_test = parts
+        arrays = [_idx(f"mnist/{file}") for file in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")]
+        arrays += [_idx(f"mnist/{file}") for file in ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")]
+        x, y, x_test, y_test = arrays
         # The authors divide by 256.
         return Images(x[:, None].float() / 256, y.long(), x_test[:, None].float() / 256, y_test.long(), "MNIST")
     if kind != "digits":
@@ -174,7 +159,7 @@ def digits(kind: Literal["auto", "mnist", "digits"] = "auto") -> Images:
 
 def unrelated_images(known: Images, *, seed: int = 0) -> tuple[Tensor, str]:
     """Images of no digit at all: Fashion-MNIST's where the data folder has it, else digits with shuffled pixels."""
-    if known.source == "MNIST" and _local_file("fashion_mnist/t10k-images-idx3-ubyte.gz"):
+    if known.source == "MNIST" and data_path("fashion_mnist/t10k-images-idx3-ubyte.gz"):
         return _idx("fashion_mnist/t10k-images-idx3-ubyte")[:, None].float() / 256, "Fashion-MNIST"
     order = torch.randperm(known.x_test[0].numel(), generator=torch.Generator().manual_seed(seed))
     return known.x_test.flatten(1)[:, order].reshape(known.x_test.shape), "digits with shuffled pixels"
@@ -182,31 +167,12 @@ def unrelated_images(known: Images, *, seed: int = 0) -> tuple[Tensor, str]:
 
 def _idx(name: str) -> Tensor:
     """The array in an idx file, after a check of its digest."""
-    path = _local_file(f"{name}.gz")
-    contents = gzip.decompress(path.read_bytes() if path is not None else _download(name))
-    if hashlib.sha256(contents).hexdigest() != _DIGESTS[name]:
-        raise ValueError(f"{name!r} must have the known sha256 digest; it has another. Delete the file and try again.")
+    folder, file = name.split("/")
+    contents = verified_contents(f"{name}.gz", f"{_MIRRORS[folder]}/{file}.gz", _DIGESTS[name])
     n_axes = contents[3]
     shape = np.frombuffer(contents, ">u4", count=n_axes, offset=4).astype(int)
     values = np.frombuffer(contents, np.uint8, offset=4 + 4 * n_axes)
     return torch.from_numpy(values.copy()).reshape(*shape.tolist())
-
-
-def _download(name: str) -> bytes:
-    """A file of this name from its public address, kept in the user's cache."""
-    cached = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dropbayes" / f"{name}.gz"
-    if cached.exists():
-        return cached.read_bytes()
-    folder, file = name.split("/")
-    try:
-        with urllib.request.urlopen(f"{_MIRRORS[folder]}/{file}.gz", timeout=60) as answer:
-            contents: bytes = answer.read()
-    except (urllib.error.URLError, TimeoutError) as error:
-        raise _no_data(name, f"{name}.gz", "connect to the network") from error
-    if hashlib.sha256(gzip.decompress(contents)).hexdigest() == _DIGESTS[name]:
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        files.write_bytes(cached, contents)
-    return contents
 
 
 def _no_data(what: str, relative: str, remedy: str) -> FileNotFoundError:

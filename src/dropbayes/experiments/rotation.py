@@ -72,13 +72,13 @@ class Settings:
         )  # fmt: skip
 
 
-def rotated(image: Tensor, degrees: Tensor) -> Tensor:
+def rotate(image: Tensor, degrees: Tensor) -> Tensor:
     """The image `[1, height, width]` rotated anticlockwise by each angle, `[angle, 1, height, width]`.
 
     Example:
         >>> corner = torch.zeros(1, 4, 4)
         >>> corner[0, 0, 3] = 1.0
-        >>> rotated(corner, torch.tensor([90.0]))[0, 0].argmax().item()
+        >>> rotate(corner, torch.tensor([90.0]))[0, 0].argmax().item()
         0
     """
     angle = torch.deg2rad(degrees)
@@ -124,10 +124,10 @@ def _stage(
     )
     one = data.x_test[data.y_test == 1][0]
     with torch.no_grad():
-        logits = draws(net, rotated(one, angles).to(device), n_draws=settings.n_draws)
-    arrays: Arrays = {"logits": logits.cpu().numpy(), "images": rotated(one, angles)[:, 0].numpy()}
+        logits = draws(net, rotate(one, angles).to(device), n_draws=settings.n_draws)
+    arrays: Arrays = {"logits": logits.cpu().numpy(), "images": rotate(one, angles)[:, 0].numpy()}
     arrays |= _test_scores(net, data, settings, device)
-    several = torch.stack([rotated(image, angles) for image in data.x_test[: settings.n_turned]], 1)
+    several = torch.stack([rotate(image, angles) for image in data.x_test[: settings.n_turned]], 1)
     for name in MEASURES:
         arrays[f"turned_{name}"] = np.zeros(len(angles))
     for index, images in enumerate(several):
@@ -222,10 +222,10 @@ def _scatter(angles: Array, results: dict[DropoutLayers, Arrays]) -> Any:
         logits = arrays["logits"]
         outputs = np.exp(logits - np.logaddexp.reduce(logits, -1, keepdims=True))
         classes = np.argsort(np.bincount(logits.argmax(-1).ravel(), minlength=10))[::-1][:3]
-        places = angles + np.random.default_rng(0).uniform(-jitter, jitter, logits.shape[:2])
+        jittered = angles + np.random.default_rng(0).uniform(-jitter, jitter, logits.shape[:2])
         for ax, values, what in zip(axes, (logits, outputs), ("input", "output"), strict=True):
             for kind, colour in zip(classes, ("#2b6cb0", "#dd6b20", "#2f855a"), strict=True):
-                ax.scatter(places, values[..., kind], s=3, alpha=0.35, lw=0, color=colour, label=f"class {kind}")
+                ax.scatter(jittered, values[..., kind], s=3, alpha=0.35, lw=0, color=colour, label=f"class {kind}")
             ax.set(title=f"Softmax {what}, {NAMES[sites]}", xticks=angles)
             ax.set_xticklabels([f"{a:.0f}°" for a in angles])
         axes[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), markerscale=3)

@@ -42,7 +42,7 @@ def last_blocks(net: nn.Module, n_blocks: int) -> frozenset[str]:
     names = _block_names(net)
     if isinstance(n_blocks, bool) or not isinstance(n_blocks, int) or not 1 <= n_blocks <= len(names):
         raise ValueError(f"`n_blocks` must be one of 1 to {len(names)}, the blocks of `net`; got {n_blocks!r}.")
-    return _inside(net, names[-n_blocks:])
+    return _layers_inside(net, names[-n_blocks:])
 
 
 def attention_outputs(net: nn.Module) -> frozenset[str]:
@@ -53,10 +53,10 @@ def attention_outputs(net: nn.Module) -> frozenset[str]:
     """
     outputs = set()
     for attention in _outermost(net, _ATTENTION):
-        layers = [name for name in _linear_layers(net) if _under(name, [attention])]
+        layers = [name for name in _linear_layers(net) if _is_inside(name, [attention])]
         others = [name for name in layers if not _INTO_ATTENTION.search(name)]
         outputs |= set([name for name in others if _OUT_OF_ATTENTION.search(name)][-1:] or others[-1:])
-    return _some(outputs, "a module of attention")
+    return _nonempty(outputs, "a module of attention")
 
 
 def feed_forward_inputs(net: nn.Module) -> frozenset[str]:
@@ -69,14 +69,17 @@ def feed_forward_inputs(net: nn.Module) -> frozenset[str]:
     """
     modules, blocks = dict(net.named_modules()), _block_names(net)
     width = _widths(modules[min(attention_outputs(net))])[1]
-    mixing, chosen = _outermost(net, _MIXING, inside=blocks), {name for name in _stacked(net) if _under(name, blocks)}
+    mixing, chosen = (
+        _outermost(net, _MIXING, inside=blocks),
+        {name for name in _expert_stacks(net) if _is_inside(name, blocks)},
+    )
     for block in blocks:
-        layers = [name for name in _linear_layers(net) if _under(name, [block]) and not _under(name, mixing)]
+        layers = [name for name in _linear_layers(net) if _is_inside(name, [block]) and not _is_inside(name, mixing)]
         inputs = [name for name in layers if _widths(modules[name])[0] == width and not _ROUTER.search(name)]
         if inputs and inputs[-1] == layers[-1] and _widths(modules[layers[-1]])[1] == width:
             inputs = inputs[:-1]  # the output layer of a feed-forward network no wider than the block
         chosen |= set(inputs)
-    return _some(chosen, "a feed-forward part in its blocks")
+    return _nonempty(chosen, "a feed-forward part in its blocks")
 
 
 def heads(net: nn.Module) -> frozenset[str]:
@@ -87,9 +90,9 @@ def heads(net: nn.Module) -> frozenset[str]:
     """
     blocks, names = _block_names(net), [name for name, _ in net.named_modules()]
     end = names.index(blocks[-1])
-    layers = [name for name in _linear_layers(net) if not _under(name, blocks) and not _OTHER_INPUTS.search(name)]
+    layers = [name for name in _linear_layers(net) if not _is_inside(name, blocks) and not _OTHER_INPUTS.search(name)]
     after = {name for name in layers if names.index(name) > end}
-    return _some(after, "a weight layer after its blocks")
+    return _nonempty(after, "a weight layer after its blocks")
 
 
 def adapters(net: nn.Module) -> frozenset[str]:
@@ -105,7 +108,7 @@ def adapters(net: nn.Module) -> frozenset[str]:
             "constant. Undo it with net.unmerge_adapter()."
         )
     matrices = {name for name, _ in net.named_modules() if adapted_layer(net, name) is not None}
-    return _some(
+    return _nonempty(
         matrices, "a low-rank adapter of PEFT (merge_and_unload removes them: load them again without merging)"
     )
 
@@ -122,7 +125,7 @@ def _block_names(net: nn.Module) -> list[str]:
             for name, module in root.named_modules()
             if isinstance(module, (nn.ModuleList, nn.Sequential))
             and len(module)
-            and all(sum(1 for _ in _multiplying(block)) > 1 for block in module)
+            and all(sum(1 for _ in _layers_with_weights(block)) > 1 for block in module)
         ]
         lists = [item for item in lists if not _OTHER_INPUTS.search(item[0])] or lists
         if lists:
@@ -132,11 +135,11 @@ def _block_names(net: nn.Module) -> list[str]:
     raise ValueError("`net` must have a list of blocks (an nn.ModuleList of them); name its layers in `where` instead.")
 
 
-def _multiplying(module: nn.Module) -> Iterable[str]:
-    return [*(name for name, _ in weight_layers(module)), *_stacked(module)]
+def _layers_with_weights(module: nn.Module) -> Iterable[str]:
+    return [*(name for name, _ in weight_layers(module)), *_expert_stacks(module)]
 
 
-def _stacked(net: nn.Module) -> list[str]:
+def _expert_stacks(net: nn.Module) -> list[str]:
     return [name for name, module in net.named_modules() if any(stacked_matrices(module))]
 
 
@@ -149,11 +152,11 @@ def _linear_layers(net: nn.Module) -> list[str]:
     return [name for name, module in weight_layers(net) if _is_linear(name, module)]
 
 
-def _inside(net: nn.Module, modules: list[str]) -> frozenset[str]:
-    return frozenset(name for name in [*_linear_layers(net), *_stacked(net)] if _under(name, modules))
+def _layers_inside(net: nn.Module, modules: list[str]) -> frozenset[str]:
+    return frozenset(name for name in [*_linear_layers(net), *_expert_stacks(net)] if _is_inside(name, modules))
 
 
-def _under(name: str, modules: Iterable[str]) -> bool:
+def _is_inside(name: str, modules: Iterable[str]) -> bool:
     return any(name.startswith(f"{module}.") for module in modules)
 
 
@@ -161,7 +164,11 @@ def _outermost(net: nn.Module, kind: re.Pattern[str], inside: list[str] | None =
     """The outermost modules whose class name matches `kind`."""
     names: list[str] = []
     for name, module in net.named_modules():
-        if kind.search(type(module).__name__) and not _under(name, names) and (inside is None or _under(name, inside)):
+        if (
+            kind.search(type(module).__name__)
+            and not _is_inside(name, names)
+            and (inside is None or _is_inside(name, inside))
+        ):
             names.append(name)
     return names
 
@@ -174,7 +181,7 @@ def _widths(layer: nn.Module) -> tuple[int, int]:
     return inputs, weight.numel() // inputs
 
 
-def _some(names: set[str], kind: str) -> frozenset[str]:
+def _nonempty(names: set[str], kind: str) -> frozenset[str]:
     if not names:
         raise ValueError(f"`net` must have {kind}; it has none. Name the layers in `where` instead.")
     return frozenset(names)

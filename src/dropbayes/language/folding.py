@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from dropbayes.language.caches import cache_name, first_rows, tensors_of
 from dropbayes.language.caches import layers_of as cache_layers
 from dropbayes.sampling.anatomy import Anatomy
-from dropbayes.sampling.inspection import inspected
+from dropbayes.sampling.inspection import inspect_cached
 from dropbayes.sampling.keyed import KeyedSource, Masks, NetworkChanged
 from dropbayes.sampling.looks import flags_up
 from dropbayes.sampling.masks import Keys
@@ -62,7 +62,7 @@ class FoldedDraws:
             alike: Whether every draw reads the same rows: the blocks before the first site are then computed once.
         """
         anatomy = self.anatomy(arguments, n_rows)
-        inputs = _ordered({name: self._map(self._cut, value) for name, value in arguments.items()})
+        inputs = _texts_first({name: self._map(self._first_draw, value) for name, value in arguments.items()})
         drawn = Masks(anatomy, self.keys, False, False, position_masks(self.positions, inputs))
         source = KeyedSource(drawn, self.draws, range(n_rows), folded=True)
         view = self._view(anatomy)
@@ -88,11 +88,11 @@ class FoldedDraws:
         lengths = [arguments[name].shape[1] == 1 for name in _TEXT if arguments.get(name) is not None]
         form = (tuple(sorted(n for n, v in arguments.items() if v is not None)), tuple(lengths), filled, n_rows == 1)
         if form not in self._known:
-            first = {name: self._map(self._cut, value) for name, value in arguments.items()}
+            first = {name: self._map(self._first_draw, value) for name, value in arguments.items()}
             if cache is not None:
                 first[cache_name(arguments) or ""] = first_rows(cache, n_rows)
-            inputs = _ordered(first)
-            anatomy = inspected(self.net, inputs, self.leave_out, positions=True, any_length=True).anatomy
+            inputs = _texts_first(first)
+            anatomy = inspect_cached(self.net, inputs, self.leave_out, positions=True, any_length=True).anatomy
             check_random(anatomy)
             if not anatomy.rows_together or anatomy.host_random:
                 raise ValueError(
@@ -119,7 +119,7 @@ class FoldedDraws:
             return leaf
         return leaf.repeat(len(self.draws), *(1,) * (leaf.dim() - 1))
 
-    def _cut(self, leaf: Any) -> Any:
+    def _first_draw(self, leaf: Any) -> Any:
         """The rows of the first draw."""
         n_folded = self._n_rows * len(self.draws)
         whole = isinstance(leaf, Tensor) and leaf.shape[:1] == (n_folded,) and leaf.dim() > 1
@@ -137,20 +137,20 @@ class FoldedDraws:
                 for name, block in container.named_children() if isinstance(container, nn.ModuleList) else ():
                     child = f"{path}.{name}"
                     if not any(f"{site}.".startswith(f"{child}.") for site in paths):
-                        block.forward = functools.partial(self._once, block.forward)
+                        block.forward = functools.partial(self._run_once, block.forward)
             self._views[anatomy.lowered] = view
         return self._views[anatomy.lowered]
 
-    def _once(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _run_once(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A block before the first site, run on the rows of one draw."""
         assert self._source is not None
         if self._source.site or not self._alike or len(self.draws) == 1:
             return forward(*args, **kwargs)
-        args, kwargs = pytree.tree_map(self._cut, (args, kwargs), is_leaf=is_cache)
+        args, kwargs = pytree.tree_map(self._first_draw, (args, kwargs), is_leaf=is_cache)
         return self._map(self._fold, forward(*args, **kwargs))
 
 
-def _ordered(arguments: dict[str, Any]) -> Inputs:
+def _texts_first(arguments: dict[str, Any]) -> Inputs:
     """The arguments as inputs, texts first: their number is the number of rows."""
     names = sorted(arguments, key=lambda name: name not in _TEXT)
     return as_inputs({name: arguments[name] for name in names if arguments[name] is not None})

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dropbayes.language.decoding import DrawnModel
 from dropbayes.language.models import checked_language_model, checked_options, checked_padding, generating_module
-from dropbayes.language.scoring import Texts, check_choice, checked_at_once, foldable, named_inputs, scored
+from dropbayes.language.scoring import Texts, check_choice, checked_at_once, foldable, named_inputs, score_answers
 from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty, UncertaintyRecord
 from dropbayes.sampling.inspection import names_of
 from dropbayes.sampling.masks import derived_seed
@@ -115,7 +115,7 @@ def generate(
     at_once = checked_at_once(draws_at_once, keys.n_draws)
     work = Texts(model, keys, positions, names, given, n_rows, config, options)
     at_once = foldable(work, at_once)
-    with torch.no_grad(), _seeded(model, derived_seed(keys, 0, 0)):
+    with torch.no_grad(), _seed_generators(model, derived_seed(keys, 0, 0)):
         if under == "mean":
             return _under_the_mean(work, at_once, on_token)
         return _under_each_draw(work, at_once)
@@ -125,7 +125,7 @@ def generate(
 
 
 def _under_the_mean(work: Texts, at_once: int, on_token: Callable[[TokenUncertainty], None] | None) -> Generation:
-    drawn = work.drawn(range(work.keys.n_draws), at_once, together=True)
+    drawn = work.drawn_model(range(work.keys.n_draws), at_once, together=True)
     record, ends = UncertaintyRecord(), _ends(work.config)
     is_beam = (work.config.num_beams or 1) > 1
     alive: list[Tensor] = []
@@ -142,7 +142,7 @@ def _under_the_mean(work: Texts, at_once: int, on_token: Callable[[TokenUncertai
                 on_token(step)
         return torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
 
-    sequences = _decoded(work, drawn, work.with_encoder(drawn), observe)
+    sequences = _decode(work, drawn, work.with_encoder(drawn), observe)
     answer = sequences[:, work.new_from :]
     if is_beam:
         repeats = len(sequences) // work.n_rows
@@ -150,7 +150,7 @@ def _under_the_mean(work: Texts, at_once: int, on_token: Callable[[TokenUncertai
         judged = Texts(
             work.model, work.keys, work.positions, work.leave_out, repeated, len(sequences), work.config, work.options
         )
-        record = scored(judged, answer, _until_the_end(answer, ends), at_once)
+        record = score_answers(judged, answer, _until_the_end(answer, ends), at_once)
     result = record.result()
     values = {field.name: getattr(result, field.name) for field in fields(result)}
     return Generation(sequences=sequences, cache_bytes=drawn.cache_bytes, n_draws=work.keys.n_draws, **values)
@@ -163,14 +163,14 @@ def _under_each_draw(work: Texts, at_once: int) -> DrawnTexts:
     ends = _ends(work.config)
     for start in range(0, work.keys.n_draws, at_once):
         draws = range(start, min(start + at_once, work.keys.n_draws))
-        drawn = work.drawn(draws, len(draws), together=False)
+        drawn = work.drawn_model(draws, len(draws), together=False)
         inputs = work.with_encoder(drawn)
         repeated = {
             name: value if name == "encoder_outputs" else value.repeat(len(draws), 1) for name, value in inputs.items()
         }
-        sequences = _decoded(work, drawn, repeated, None)
+        sequences = _decode(work, drawn, repeated, None)
         texts.append(sequences.unflatten(0, (len(draws), work.n_rows)))
-        judged.append(_judged_alone(work, draws, texts[-1], ends))
+        judged.append(_score_each_draw(work, draws, texts[-1], ends))
         largest = max(largest, drawn.cache_bytes)
     width = max(text.shape[-1] for text in texts)
     pad = 0 if work.config.pad_token_id is None else int(work.config.pad_token_id)
@@ -186,19 +186,19 @@ def _under_each_draw(work: Texts, at_once: int) -> DrawnTexts:
     )  # fmt: skip
 
 
-def _judged_alone(work: Texts, draws: range, sequences: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _score_each_draw(work: Texts, draws: range, sequences: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The log-probability, entropy and mask of the tokens of each draw's own texts, `[draw, row, token]`."""
     answers = sequences[..., work.new_from :]
     mask = _until_the_end(answers.flatten(0, 1), ends).unflatten(0, answers.shape[:2])
     log_probs, entropies = [], []
     for index, draw in enumerate(draws):
-        record = scored(work, answers[index], mask[index], 1, range(draw, draw + 1)).result()
+        record = score_answers(work, answers[index], mask[index], 1, range(draw, draw + 1)).result()
         log_probs.append(record.token_log_prob)
         entropies.append(record.token_entropy)
     return torch.stack(log_probs), torch.stack(entropies), mask
 
 
-def _decoded(work: Texts, drawn: DrawnModel, inputs: dict[str, Any], observe: Any) -> Tensor:
+def _decode(work: Texts, drawn: DrawnModel, inputs: dict[str, Any], observe: Any) -> Tensor:
     """The sequences that transformers' `generate` decodes from the drawn model."""
     from transformers import StoppingCriteriaList
 
@@ -226,7 +226,7 @@ def _until_the_end(tokens: Tensor, ends: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def _seeded(model: nn.Module, seed: int) -> Iterator[None]:
+def _seed_generators(model: nn.Module, seed: int) -> Iterator[None]:
     """Torch's generators seeded, and restored afterwards: transformers samples from them."""
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices):

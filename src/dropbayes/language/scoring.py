@@ -63,7 +63,7 @@ def score(
     at_once = checked_at_once(draws_at_once, keys.n_draws)
     work = Texts(model, keys, positions, names, given, len(answer), config, {})
     with torch.no_grad():
-        return scored(work, answer, mask, foldable(work, at_once)).result()
+        return score_answers(work, answer, mask, foldable(work, at_once)).result()
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Texts:
     config: Any
     options: dict[str, Any]
 
-    def drawn(self, draws: range, at_once: int, together: bool) -> DrawnModel:
+    def drawn_model(self, draws: range, at_once: int, together: bool) -> DrawnModel:
         """The stand-in for the model in transformers' `generate`, with some of the draws."""
         return DrawnModel(self.model, self.keys, draws, self.positions, self.leave_out, at_once, together)
 
@@ -102,7 +102,7 @@ class Texts:
         """The column of a sequence at which new tokens begin."""
         return 1 if self.has_encoder else int(self.given["input_ids"].shape[1])
 
-    def with_encoder(self, drawn: DrawnModel) -> dict[str, Any]:
+    def with_encoder(self, drawn_model: DrawnModel) -> dict[str, Any]:
         """The inputs, with the encoder's output for each draw; it runs once, as part of the whole model."""
         if not self.has_encoder:
             return dict(self.given)
@@ -111,12 +111,14 @@ class Texts:
         start = torch.full((self.n_rows, 1), self.start_token, device=self.given["input_ids"].device)
         states = [
             chunk({**self.given, "decoder_input_ids": start, "use_cache": False}, self.n_rows).encoder_last_hidden_state
-            for chunk in drawn.chunks
+            for chunk in drawn_model.chunks
         ]
         return {**self.given, "encoder_outputs": BaseModelOutput(last_hidden_state=torch.cat(states))}
 
 
-def scored(work: Texts, answer: Tensor, mask: Tensor, at_once: int, draws: range | None = None) -> UncertaintyRecord:
+def score_answers(
+    work: Texts, answer: Tensor, mask: Tensor, at_once: int, draws: range | None = None
+) -> UncertaintyRecord:
     """The uncertainty of given answers, in chunks of rows."""
     draws = range(work.keys.n_draws) if draws is None else draws
     chunks = [range(s, min(s + at_once, draws.stop)) for s in range(draws.start, draws.stop, at_once)]
@@ -132,7 +134,7 @@ def scored(work: Texts, answer: Tensor, mask: Tensor, at_once: int, draws: range
         logits = [
             one(arguments, n_rows).logits[:, columns].float().unflatten(0, (len(one.draws), n_rows)) for one in folded
         ]
-        blocks.append(_judged(torch.cat(logits).log_softmax(-1), answer[rows], mask[rows]))
+        blocks.append(_record_tokens(torch.cat(logits).log_softmax(-1), answer[rows], mask[rows]))
     for steps in zip(*(block.steps for block in blocks), strict=True):
         joined = {
             field.name: torch.cat([getattr(step, field.name) for step in steps], -1) for field in fields(steps[0])
@@ -141,7 +143,7 @@ def scored(work: Texts, answer: Tensor, mask: Tensor, at_once: int, draws: range
     return record
 
 
-def _judged(log_probs: Tensor, answer: Tensor, mask: Tensor) -> UncertaintyRecord:
+def _record_tokens(log_probs: Tensor, answer: Tensor, mask: Tensor) -> UncertaintyRecord:
     record = UncertaintyRecord()
     for position in range(answer.shape[1]):
         record.add(log_probs[:, :, position], answer[:, position], mask[:, position])

@@ -135,27 +135,27 @@ class UncertaintyRecord:
     def result(self) -> TextUncertainty:
         """The uncertainty of the texts so far."""
 
-        def stacked(name: str) -> Tensor:
+        def stack_steps(name: str) -> Tensor:
             return torch.stack([getattr(step, name) for step in self.steps], -1)
 
-        draws, mask = stacked("draw_log_probs"), stacked("mask")
+        draws, mask = stack_steps("draw_log_probs"), stack_steps("mask")
         texts = draws.nansum(-1)
         return TextUncertainty(
-            tokens=stacked("tokens"),
+            tokens=stack_steps("tokens"),
             mask=mask,
             draw_log_probs=draws,
-            token_log_prob=stacked("log_prob"),
-            token_entropy=stacked("entropy"),
-            token_expected_entropy=stacked("expected_entropy"),
-            token_mutual_information=stacked("mutual_information"),
-            token_disagreement=stacked("disagreement"),
+            token_log_prob=stack_steps("log_prob"),
+            token_entropy=stack_steps("entropy"),
+            token_expected_entropy=stack_steps("expected_entropy"),
+            token_mutual_information=stack_steps("mutual_information"),
+            token_disagreement=stack_steps("disagreement"),
             product_of_expectations=_sequence(
-                stacked("log_prob").nansum(-1), stacked("entropy"), stacked("expected_entropy"), mask
+                stack_steps("log_prob").nansum(-1), stack_steps("entropy"), stack_steps("expected_entropy"), mask
             ),
             expectation_of_products=_sequence(
                 texts.logsumexp(0) - math.log(len(texts)),
-                stacked("weighted_entropy"),
-                stacked("weighted_expected_entropy"),
+                stack_steps("weighted_entropy"),
+                stack_steps("weighted_expected_entropy"),
                 mask,
             ),
         )

@@ -8,9 +8,18 @@ interceptor of operations (`dropbayes.predict`) makes evaluation mode random: it
 """
 
 from dropbayes.layers.conversion import add_dropout
-from dropbayes.layers.noise import STOCHASTIC, BernoulliNoise, ConcreteNoise, GaussianNoise, MixtureNoise, Noise, drawn
+from dropbayes.layers.noise import (
+    STOCHASTIC,
+    BernoulliNoise,
+    ConcreteNoise,
+    GaussianNoise,
+    MixtureNoise,
+    Noise,
+    draw_or_mean,
+)
 from dropbayes.layers.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from dropbayes.layers.weights import Conv1d, Conv2d, Conv3d, Embedding, Linear, WeightLayer, mask_shape, word_mask
+from dropbayes.runtime.renames import earlier_name
 
 __all__ = [
     "GRU",
@@ -32,7 +41,9 @@ __all__ = [
     "RNNCell",
     "WeightLayer",
     "add_dropout",
-    "drawn",
+    "draw_or_mean",
     "mask_shape",
     "word_mask",
 ]
+
+drawn = earlier_name("drawn", draw_or_mean)

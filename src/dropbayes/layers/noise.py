@@ -14,23 +14,23 @@ from torch.overrides import handle_torch_function, has_torch_function
 from dropbayes.runtime.validation import check_positive
 from dropbayes.variational import Bernoulli, Concrete, DiagonalGaussian, Family, Mixture, multiplicative_gaussian
 
-__all__ = ["STOCHASTIC", "BernoulliNoise", "ConcreteNoise", "GaussianNoise", "MixtureNoise", "Noise", "drawn"]
+__all__ = ["STOCHASTIC", "BernoulliNoise", "ConcreteNoise", "GaussianNoise", "MixtureNoise", "Noise", "draw_or_mean"]
 
 
-def drawn(sample: Callable[[], Tensor], mean: Tensor, *, training: bool) -> Tensor:
+def draw_or_mean(sample: Callable[[], Tensor], mean: Tensor, *, training: bool) -> Tensor:
     """`sample()` in training mode, `mean` otherwise: a stochastic operation that a torch function mode can switch on.
 
     In evaluation mode the call is passed to any active `TorchFunctionMode`, which may return
-    `drawn(sample, mean, training=True)`; the draws inside then come from `torch.rand` and `torch.randn`.
+    `draw_or_mean(sample, mean, training=True)`; the draws inside then come from `torch.rand` and `torch.randn`.
     """
     if training:
         return sample()
     if has_torch_function((mean,)):
-        return handle_torch_function(drawn, (mean,), sample, mean, training=training)
+        return handle_torch_function(draw_or_mean, (mean,), sample, mean, training=training)
     return mean
 
 
-STOCHASTIC = (drawn,)
+STOCHASTIC = (draw_or_mean,)
 """The operations of this module that are random when `training` is true."""
 
 
@@ -158,7 +158,7 @@ class ConcreteNoise(Noise):
         ones = torch.ones(shape, dtype=like.dtype, device=like.device)
         q = self.posterior(like.new_ones(1, 1))
         draw = lambda: (q.masks(*shape, relaxed=training) / q.keep_prob).to(like.dtype)  # noqa: E731
-        return drawn(draw, ones, training=training)
+        return draw_or_mean(draw, ones, training=training)
 
     def extra_repr(self) -> str:
         return f"drop_prob={self.drop_prob:.3g}, temperature={self.temperature}"

@@ -92,6 +92,12 @@ class _Dropped(nn.Module):
     drop_prob: float
     recurrent_drop_prob: float
 
+    def __init__(
+        self, *args: Any, drop_prob: float = 0.1, recurrent_drop_prob: float | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)  # of the torch namesake
+        self.set_drop_probs(drop_prob, recurrent_drop_prob)
+
     def set_drop_probs(self, drop_prob: float, recurrent_drop_prob: float | None = None) -> None:
         """Sets both probabilities; None takes `drop_prob` for the recurrent state too."""
         recurrent = drop_prob if recurrent_drop_prob is None else recurrent_drop_prob
@@ -122,12 +128,22 @@ class _Recurrence(_Dropped, nn.RNNBase, ABC):
 
     n_states = 1
 
-    def _check_torch_dropout(self) -> None:
+    def __init__(
+        self, *args: Any, drop_prob: float = 0.1, recurrent_drop_prob: float | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, drop_prob=drop_prob, recurrent_drop_prob=recurrent_drop_prob, **kwargs)
         if self.dropout:
             raise ValueError(
                 f"`dropout` must be left at 0; got {self.dropout!r}. Use `drop_prob`: it drops the inputs of every "
                 "layer."
             )
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        if not _is_random(self, self.weight_ih_l0):
+            return super().forward(input, hx)
+        alone = self.n_states == 1  # torch then takes and returns the state itself, not a tuple
+        output, states = self._forward(input, (hx,) if alone and hx is not None else hx)
+        return output, states[0] if alone else states
 
     @abstractmethod
     def _step(self, gates: Tensor, recurrent: Any, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
@@ -185,7 +201,7 @@ class _Recurrence(_Dropped, nn.RNNBase, ABC):
 
     def _forward(self, x: Any, states: tuple[Tensor, ...] | None) -> tuple[Any, tuple[Tensor, ...]]:
         if isinstance(x, PackedSequence):
-            return self._packed(x, states)
+            return self._run_packed(x, states)
         if not isinstance(x, Tensor):
             raise TypeError(f"`input` must be a tensor or a PackedSequence; got {type(x).__name__}.")
         batch_axis = 0 if self.batch_first else 1
@@ -195,7 +211,7 @@ class _Recurrence(_Dropped, nn.RNNBase, ABC):
             return output.squeeze(batch_axis), tuple(s.squeeze(1) for s in states)
         return self._run(x, self._states(x, x.shape[batch_axis], states), None)
 
-    def _packed(self, x: PackedSequence, states: tuple[Tensor, ...] | None) -> tuple[Any, tuple[Tensor, ...]]:
+    def _run_packed(self, x: PackedSequence, states: tuple[Tensor, ...] | None) -> tuple[Any, tuple[Tensor, ...]]:
         padded, lengths = pad_packed_sequence(x, batch_first=self.batch_first)
         states = self._states(padded, len(lengths), states)
         output, states = self._run(padded, states, lengths.to(padded.device))
@@ -235,75 +251,28 @@ class LSTM(_Recurrence, nn.LSTM):
 
     n_states = 2
 
-    def __init__(
-        self, *args: Any, drop_prob: float = 0.1, recurrent_drop_prob: float | None = None, **kwargs: Any
-    ) -> None:
-        nn.LSTM.__init__(self, *args, **kwargs)
-        self._check_torch_dropout()
-        self.set_drop_probs(drop_prob, recurrent_drop_prob)
-
     def _step(self, gates: Tensor, recurrent: Any, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
         return _lstm_step(gates + recurrent, state, project)
-
-    def forward(self, input: Any, hx: Any = None) -> Any:
-        if not _is_random(self, self.weight_ih_l0):
-            return nn.LSTM.forward(self, input, hx)
-        output, (h, c) = self._forward(input, hx)
-        return output, (h, c)
 
 
 class GRU(_Recurrence, nn.GRU):
     r"""`nn.GRU` with one dropout mask per sequence for the inputs of every layer and one for its recurrent state.
 
-    Args:
-        *args: As for `nn.GRU`.
-        drop_prob: The drop probability of input units, in every layer.
-        recurrent_drop_prob: The drop probability of the recurrent state's units; None takes `drop_prob`.
-        **kwargs: As for `nn.GRU`; `dropout` must be 0.
+    Arguments as for `nn.GRU`, with `drop_prob` and `recurrent_drop_prob` as for `LSTM`.
     """
-
-    def __init__(
-        self, *args: Any, drop_prob: float = 0.1, recurrent_drop_prob: float | None = None, **kwargs: Any
-    ) -> None:
-        nn.GRU.__init__(self, *args, **kwargs)
-        self._check_torch_dropout()
-        self.set_drop_probs(drop_prob, recurrent_drop_prob)
 
     def _step(self, gates: Tensor, recurrent: Any, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
         return (_gru_step(gates, recurrent, state[0]),)
-
-    def forward(self, input: Any, hx: Any = None) -> Any:
-        if not _is_random(self, self.weight_ih_l0):
-            return nn.GRU.forward(self, input, hx)
-        output, (h,) = self._forward(input, None if hx is None else (hx,))
-        return output, h
 
 
 class RNN(_Recurrence, nn.RNN):
     r"""`nn.RNN` with one dropout mask per sequence for the inputs of every layer and one for its recurrent state.
 
-    Args:
-        *args: As for `nn.RNN`.
-        drop_prob: The drop probability of input units, in every layer.
-        recurrent_drop_prob: The drop probability of the recurrent state's units; None takes `drop_prob`.
-        **kwargs: As for `nn.RNN`; `dropout` must be 0.
+    Arguments as for `nn.RNN`, with `drop_prob` and `recurrent_drop_prob` as for `LSTM`.
     """
-
-    def __init__(
-        self, *args: Any, drop_prob: float = 0.1, recurrent_drop_prob: float | None = None, **kwargs: Any
-    ) -> None:
-        nn.RNN.__init__(self, *args, **kwargs)
-        self._check_torch_dropout()
-        self.set_drop_probs(drop_prob, recurrent_drop_prob)
 
     def _step(self, gates: Tensor, recurrent: Any, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
         return ((torch.tanh if self.nonlinearity == "tanh" else torch.relu)(gates + recurrent),)
-
-    def forward(self, input: Any, hx: Any = None) -> Any:
-        if not _is_random(self, self.weight_ih_l0):
-            return nn.RNN.forward(self, input, hx)
-        output, (h,) = self._forward(input, None if hx is None else (hx,))
-        return output, h
 
 
 # --- cells ---------------------------------------------------------------------------------------------------------
@@ -329,12 +298,6 @@ class _Cell(_Dropped, nn.RNNCellBase):
 class LSTMCell(_Cell, nn.LSTMCell):
     """`nn.LSTMCell` with dropout on its input and recurrent state; under `add_dropout` a mask lasts a sequence."""
 
-    def __init__(
-        self, *args: Any, drop_prob: float = 0.1, recurrent_drop_prob: float | None = None, **kwargs: Any
-    ) -> None:
-        nn.LSTMCell.__init__(self, *args, **kwargs)
-        self.set_drop_probs(drop_prob, recurrent_drop_prob)
-
     def forward(self, input: Tensor, hx: Any = None) -> tuple[Tensor, Tensor]:
         if not _is_random(self, input):
             return nn.LSTMCell.forward(self, input, hx)
@@ -347,12 +310,6 @@ class LSTMCell(_Cell, nn.LSTMCell):
 class GRUCell(_Cell, nn.GRUCell):
     """`nn.GRUCell` with dropout on its input and recurrent state; under `add_dropout` a mask lasts a sequence."""
 
-    def __init__(
-        self, *args: Any, drop_prob: float = 0.1, recurrent_drop_prob: float | None = None, **kwargs: Any
-    ) -> None:
-        nn.GRUCell.__init__(self, *args, **kwargs)
-        self.set_drop_probs(drop_prob, recurrent_drop_prob)
-
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         if not _is_random(self, input):
             return nn.GRUCell.forward(self, input, hx)
@@ -362,12 +319,6 @@ class GRUCell(_Cell, nn.GRUCell):
 
 class RNNCell(_Cell, nn.RNNCell):
     """`nn.RNNCell` with dropout on its input and recurrent state; under `add_dropout` a mask lasts a sequence."""
-
-    def __init__(
-        self, *args: Any, drop_prob: float = 0.1, recurrent_drop_prob: float | None = None, **kwargs: Any
-    ) -> None:
-        nn.RNNCell.__init__(self, *args, **kwargs)
-        self.set_drop_probs(drop_prob, recurrent_drop_prob)
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         if not _is_random(self, input):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dropbayes.layers.noise import BernoulliNoise, Noise, drawn
+from dropbayes.layers.noise import BernoulliNoise, Noise, draw_or_mean
 from dropbayes.variational import Bernoulli, Family
 from dropbayes.weight_layers.precision import Prior
 
@@ -91,11 +91,11 @@ class WeightLayer(nn.Module, ABC):
         dropped = isinstance(q, Bernoulli)
         return divergence + q.kl(prior.of_kept(bias_scale, keep_prob) if dropped else bias_scale)
 
-    def _drawn_weight(self) -> Tensor:
+    def _draw_weight(self) -> Tensor:
         """One weight for all rows: the mean in evaluation mode, a draw when operations are intercepted."""
         matrix = self.matrix()
         q = self.noise.posterior(matrix)
-        return self.weight_of(drawn(q.sample, self.noise.mean(matrix), training=False))
+        return self.weight_of(draw_or_mean(q.sample, self.noise.mean(matrix), training=False))
 
     def _row_axis(self, x: Tensor) -> int:
         """The axis of the rows of `x`: 0 for an input of two axes."""
@@ -118,7 +118,7 @@ class WeightLayer(nn.Module, ABC):
         if q is None:
             return output + self.bias.view(shape)
         if not _in_training(self) or output.dim() == 1:
-            draw = drawn(q.sample, self.bias[:, None], training=_in_training(self))
+            draw = draw_or_mean(q.sample, self.bias[:, None], training=_in_training(self))
             return output + draw.view(shape)
         row_axis = self._row_axis(output)
         shape[row_axis] = output.shape[row_axis]
@@ -175,7 +175,7 @@ class Linear(WeightLayer, nn.Linear):
                 return F.linear(dropped, self.weight, self.bias)
             return self._add_bias(F.linear(dropped, self.weight), -1)
         if not _in_training(self):
-            output = F.linear(input, self._drawn_weight())
+            output = F.linear(input, self._draw_weight())
         elif input.dim() <= 2:
             output = self.posterior().product(input, relaxed=True)
         else:
@@ -211,7 +211,7 @@ class _Convolution(WeightLayer):
                 return self._conv_forward(dropped, self.weight, self.bias)  # type: ignore[operator]
             return self._add_bias(self._conv_forward(dropped, self.weight, None), 1)  # type: ignore[operator]
         if not _in_training(self):
-            return self._add_bias(self._conv_forward(input, self._drawn_weight(), None), 1)  # type: ignore[operator]
+            return self._add_bias(self._conv_forward(input, self._draw_weight(), None), 1)  # type: ignore[operator]
         weights = self.weight_of(self.posterior().sample(len(input), relaxed=True))
         one_row: Any = lambda row, weight: self._conv_forward(row[None], weight, None)[0]  # type: ignore[operator]  # noqa: E731
         return self._add_bias(torch.func.vmap(one_row)(input, weights), 1)
@@ -264,7 +264,7 @@ class Embedding(WeightLayer, nn.Embedding):
 
             return nn.Embedding.forward(self, input) * word_mask(input, self.num_embeddings, mask, row_axis)
         if not _in_training(self):
-            return self._with_padding(input, F.embedding(input, self._drawn_weight(), self.padding_idx))
+            return self._with_padding(input, F.embedding(input, self._draw_weight(), self.padding_idx))
         rows = input.movedim(row_axis, 0) if input.dim() else input[None]
         words = rows.reshape(len(rows), -1)
         draws = self.posterior().at(words.flatten()).sample(relaxed=True).unflatten(0, words.shape)

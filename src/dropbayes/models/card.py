@@ -77,13 +77,15 @@ def _facts(origin: dict[str, Any]) -> dict[str, str]:
             facts[label] = f"`{origin[name]}`" if name == "command" else str(origin[name])
     for name in ("settings", "scores", "versions"):
         if origin.get(name):
-            facts[name] = ", ".join(f"{key} {_short(value)}" for key, value in origin[name].items())
+            facts[name] = ", ".join(f"{key} {_format(value)}" for key, value in origin[name].items())
     if "calibration" in origin:
-        done = origin["calibration"]
-        factor = f", factor {done['values'][0]:.4g}" if done["method"] == "scale" else ""
-        facts["calibration"] = f"{done['method']}{factor}, on {done['n_rows']:,} rows of {done['file']}"
+        calibration = origin["calibration"]
+        factor = f", factor {calibration['values'][0]:.4g}" if calibration["method"] == "scale" else ""
+        facts["calibration"] = (
+            f"{calibration['method']}{factor}, on {calibration['n_rows']:,} rows of {calibration['file']}"
+        )
     return facts
 
 
-def _short(value: Any) -> str:
+def _format(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -12,10 +12,11 @@ import numpy as np
 
 from dropbayes import estimators, information
 from dropbayes.estimators.ensembles import RegressionEnsemble
-from dropbayes.estimators.recalibration import Method, fit_recalibration, recalibrated
+from dropbayes.estimators.recalibration import Method, fit_recalibration, with_recalibration
 from dropbayes.models import storage
 from dropbayes.models.prediction import column_names, prediction_columns
 from dropbayes.runtime.arrays import NumpyArray
+from dropbayes.runtime.renames import earlier_name
 from dropbayes.tables import Encoded, Schema, check_columns, encode, labels, numbers
 from dropbayes.tables.columns import Task
 from dropbayes.tables.frames import as_frame, as_table
@@ -201,11 +202,11 @@ class Model:
             allow_new: Whether to encode unseen categories as all zeros instead of failing.
         """
         x, y = self.encode(frame, allow_new=allow_new).x, self.outcomes(frame)
-        return self.recalibrated(fit_recalibration(self.ensemble, x, y, method=method), "a data frame", x)
+        return self.with_recalibration(fit_recalibration(self.ensemble, x, y, method=method), "a data frame", x)
 
-    def recalibrated(self, recalibration: Any, source: str = "", x: NumpyArray | None = None) -> Model:
+    def with_recalibration(self, recalibration: Any, source: str = "", x: NumpyArray | None = None) -> Model:
         """The model with a recalibration, its source and the inputs of its rows; None removes the recalibration."""
-        ensemble = recalibrated(self.ensemble, recalibration)
+        ensemble = with_recalibration(self.ensemble, recalibration)
         origin = {name: value for name, value in self.origin.items() if name != "calibration"}
         if recalibration is not None:
             origin["calibration"] = {
@@ -215,6 +216,8 @@ class Model:
             if x is not None:
                 origin["calibration"]["uncertainty_percentiles"] = uncertainty_percentiles(ensemble, x)
         return replace(self, ensemble=ensemble, origin=origin)
+
+    recalibrated = earlier_name("recalibrated", with_recalibration)
 
     def save(self, path: str | os.PathLike[str]) -> Model:
         """Writes the model's folder atomically; an existing model there is replaced.

@@ -15,7 +15,7 @@ import shutil
 from typing import Any
 
 from dropbayes.estimators.ensembles import ClassEnsemble, RegressionEnsemble
-from dropbayes.estimators.recalibration import Recalibration, recalibrated, uncalibrated
+from dropbayes.estimators.recalibration import Recalibration, with_recalibration, without_recalibration
 from dropbayes.models.card import card
 from dropbayes.runtime import files
 from dropbayes.tables import Schema
@@ -55,7 +55,7 @@ def write(path: str | os.PathLike[str], estimator: Any, schema: Schema, origin: 
     new, old = path.with_name(f".{path.name}.{mark}.part"), path.with_name(f".{path.name}.{mark}.old")
     try:
         new.mkdir()
-        uncalibrated(estimator).save(new / MODEL)
+        without_recalibration(estimator).save(new / MODEL)
         files.write_text(new / COLUMNS, _description(schema, origin, _digest(new / MODEL)))
         files.write_text(new / CARD, card(schema, origin, name=path.name))
         if path.exists():
@@ -107,7 +107,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Any, Schema, dict[str, Any]]:
             f"{str(path)!r}: the network has {estimator.n_features_in_} inputs, {COLUMNS} names {len(schema.inputs)}; "
             "fit the model again."
         )
-    return recalibrated(estimator, description["calibration"]), schema, description["origin"]
+    return with_recalibration(estimator, description["calibration"]), schema, description["origin"]
 
 
 def _read_description(path: pathlib.Path) -> dict[str, Any]:

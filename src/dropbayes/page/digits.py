@@ -53,7 +53,7 @@ def restored_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @functools.cache
-def _bundled() -> dict[str, Tensor]:
+def _bundled_weights() -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     return load_file(WEIGHTS)
@@ -67,7 +67,7 @@ def digit_network() -> nn.Sequential:
         torch.Size([1, 10])
     """
     net = lenet("last", channels=CHANNELS, hidden=HIDDEN)
-    net.load_state_dict(restored_weights(_bundled()))
+    net.load_state_dict(restored_weights(_bundled_weights()))
     return net.eval()
 
 

@@ -103,11 +103,11 @@ def choose_ensemble(
         x, y, n_folds=n_folds, groups=groups, forward=forward, weight=weight, likelihood=likelihood, seed=seed
     )
     candidates = list(grid)
-    trained, density = _scored(tasks, candidates, n_draws, seed, settings)
+    trained, density = _score_candidates(tasks, candidates, n_draws, seed, settings)
     if finalists:
         best = _finalists(candidates, _row_mean(density, tasks), finalists)
         longer = [replace(candidates[number], epochs=finalist_epochs) for number in best]
-        again, more = _scored(tasks, longer, n_draws, seed + len(candidates), settings)
+        again, more = _score_candidates(tasks, longer, n_draws, seed + len(candidates), settings)
         candidates, density = candidates + longer, torch.cat([density, more])
         trained = _concatenate(trained, again)
     log_likelihood = _row_mean(density, tasks)
@@ -154,7 +154,7 @@ def greedy_places(log_density: Tensor, weight: Tensor, n_places: int) -> list[in
     return places
 
 
-def _scored(
+def _score_candidates(
     tasks: Sequence[Task], candidates: Sequence[Member], n_draws: int, seed: int, settings: dict[str, Any]
 ) -> tuple[Population, Tensor]:
     """The candidates on all folds with their τ, and their log-densities `[candidate, row of any fold]`."""

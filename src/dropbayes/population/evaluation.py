@@ -95,7 +95,7 @@ def evaluate(
     """
     inputs, y, weight, task = _labelled_rows(population, rows)
     groups = [
-        _streamed(select(population, index), inputs, y[index], n_draws, seed, masks)
+        _stream_moments(select(population, index), inputs, y[index], n_draws, seed, masks)
         for index in _member_groups(population, inputs.shape[1])
     ]
     mean, epistemic, variance, log_density = (torch.cat(values) for values in zip(*groups, strict=True))
@@ -120,11 +120,11 @@ def _labelled_rows(population: Population, rows: Any) -> tuple[Tensor, Tensor, T
         for entry, n in zip(given, counts, strict=True)
     ]
     task = torch.tensor([m.task if len(given) > 1 else 0 for m in population.members])
-    y, weight = _padded(columns), _padded([w[:, None] for w in weights])[..., 0]
+    y, weight = _pad_rows(columns), _pad_rows([w[:, None] for w in weights])[..., 0]
     return inputs, y.to(population.device)[task], weight.to(population.device)[task], task
 
 
-def _streamed(
+def _stream_moments(
     population: Population, inputs: Tensor, y: Tensor, n_draws: int, seed: int, masks: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     total: Any = 0.0
@@ -283,7 +283,7 @@ def _best_precision(error: Tensor, log: Tensor, weight: Tensor, group: Tensor) -
     return log_tau.exp()
 
 
-def _padded(columns: Sequence[Tensor]) -> Tensor:
+def _pad_rows(columns: Sequence[Tensor]) -> Tensor:
     longest = max(len(column) for column in columns)
     return torch.stack([torch.nn.functional.pad(c, (0, 0, 0, longest - len(c))) for c in columns])
 
@@ -297,7 +297,7 @@ def _task_rows(population: Population, x: Any) -> tuple[Tensor, list[int]]:
             f"`x` must be [row, feature] with {population.x_mean.shape[1]} features; got "
             f"{[tuple(t.shape) for t in tensors][:3]}."
         )
-    return _padded(tensors).to(population.device), [len(t) for t in tensors]
+    return _pad_rows(tensors).to(population.device), [len(t) for t in tensors]
 
 
 def _member_groups(population: Population, n_rows: int) -> Iterator[Tensor]:

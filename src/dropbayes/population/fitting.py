@@ -18,7 +18,7 @@ from dropbayes.population.heads import Head, head_of
 from dropbayes.population.program import ADAM_BETAS, Program, Stack
 from dropbayes.population.records import ACTIVATIONS, Activation, Member, Population, Task, per_layer, select
 from dropbayes.population.standardisation import Table, stacked_table
-from dropbayes.runtime.devices import available_device, flushed_denormals, tensor_cores
+from dropbayes.runtime.devices import available_device, flush_denormals, tensor_cores
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.weight_layers.precision import weight_decay
 
@@ -102,7 +102,7 @@ def train(
     sizes, held_out, step = sorted(set(table.n_rows)), [task.held_out for task in tasks], 0
     with (
         tensor_cores(device),
-        flushed_denormals(),
+        flush_denormals(),
         _bar(progress, f"{len(members)} networks", int(n_steps.sum())) as bar,
         _chunk_source(batch_size, sizes, program.widths, device) as chunk_of,
     ):

@@ -55,7 +55,7 @@ def train_in_jobs(
 
 def _concatenate(populations: Sequence[Population]) -> Population:
     n_checks = max(len(population.history) for population in populations)
-    histories = [_padded(population.history, n_checks) for population in populations]
+    histories = [_pad_history(population.history, n_checks) for population in populations]
     stacked: dict[str, Any] = {name: torch.cat([getattr(one, name) for one in populations]) for name in STACKED}
     return replace(
         populations[0],
@@ -67,6 +67,6 @@ def _concatenate(populations: Sequence[Population]) -> Population:
     )
 
 
-def _padded(history: Tensor, n_checks: int) -> Tensor:
+def _pad_history(history: Tensor, n_checks: int) -> Tensor:
     missing = history.new_full((n_checks - len(history), history.shape[1]), math.nan)
     return torch.cat([history, missing])

@@ -114,10 +114,10 @@ class Program:
         self.batch_size, self.n_sizes = batch_size, n_sizes
         self.widths = [weight.shape[1] for weight in weights] + [weights[-1].shape[2]]
         logits = [] if stack.kl_scale is None else [torch.logit(stack.drop_prob).to(weights[0].dtype)]
-        self._place(stack, [*weights, *biases, *logits])
+        self._lay_out(stack, [*weights, *biases, *logits])
         self.first, self.second = torch.zeros_like(self.vector), torch.zeros_like(self.vector)
 
-    def _place(self, stack: Stack, parameters: Sequence[Tensor]) -> None:
+    def _lay_out(self, stack: Stack, parameters: Sequence[Tensor]) -> None:
         """Lays out the parameters of these members and the buffers of a step."""
         self.stack, self.shapes = stack, [parameter.shape for parameter in parameters]
         self.vector = torch.cat([parameter.detach().flatten() for parameter in parameters])
@@ -180,7 +180,7 @@ class Program:
     def keep(self, index: Tensor) -> None:
         """Drops all members but those with these indices."""
         first, second = ([m[index] for m in self.views(moment)] for moment in (self.first, self.second))
-        self._place(self.stack.select(index), [parameter[index] for parameter in self.parameters])
+        self._lay_out(self.stack.select(index), [parameter[index] for parameter in self.parameters])
         self.first, self.second = (torch.cat([m.flatten() for m in moment]) for moment in (first, second))
 
     # --- the steps ------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class Program:
             else:
                 self.step()
 
-    def _now(self, values: Tensor) -> Tensor:
+    def _current_values(self, values: Tensor) -> Tensor:
         """The values of the current step."""
         if values.is_cuda:  # during a graph's replay the host does not know the step
             return values.index_select(0, self.step_in_chunk)[0]
@@ -230,7 +230,7 @@ class Program:
     def step(self) -> None:
         """One Adam step of every member on its own batch."""
         with torch.no_grad():
-            positions, counts = self._now(self.positions), self._now(self.counts)
+            positions, counts = self._current_values(self.positions), self._current_values(self.counts)
             if self.n_sizes == 1:
                 chosen = self.stack.rows.index_select(1, positions[0])
             else:
@@ -250,12 +250,12 @@ class Program:
 
     def _words(self, layer: int) -> Tensor:
         return torch.bitwise_xor(
-            self._now(self.step_words[layer]), self.stack.member_words[layer], out=self._mixed[layer]
+            self._current_values(self.step_words[layer]), self.stack.member_words[layer], out=self._mixed[layer]
         )
 
     def _backward(self, x: Tensor, y: Tensor, share: Tensor) -> None:
         """The gradient of the objective with respect to all parameters, written out: half the passes of autograd."""
-        relu, below = self.activation == "relu", self._now(self.thresholds)
+        relu, below = self.activation == "relu", self._current_values(self.thresholds)
         masks: list[Tensor | None] = [
             torch.ge(self._words(layer), below[layer], out=self._masks[layer]) if dropped else None
             for layer, dropped in enumerate(self.has_dropout)
@@ -329,11 +329,11 @@ class Program:
         beta1, beta2 = self.betas
         self.first.lerp_(self.gradient, 1 - beta1)
         self.second.mul_(beta2).addcmul_(self.gradient, self.gradient, value=1 - beta2)
-        scale = torch.sqrt(self.second, out=self._update).add_(self._now(self.epsilons))
+        scale = torch.sqrt(self.second, out=self._update).add_(self._current_values(self.epsilons))
         if self._one_rate:  # the same values as below, in one pass instead of eight
             self.vector.addcdiv_(self.first, scale, value=-float(self.rates[self._step, 0]))
             return
-        rate, steps = self._now(self.rates), self._scaled.copy_(self.first)
+        rate, steps = self._current_values(self.rates), self._scaled.copy_(self.first)
         for values in self._scaled_parameters:
             values *= rate.view(-1, *[1] * (values.dim() - 1))
         self.vector -= steps.div_(scale)

@@ -107,14 +107,14 @@ def choose_dropout(
         sampled = draws(function(candidate), inputs, n_draws=n_draws, seed=seed, masks="row", positions=positions)
         return judge.log_densities(sampled, targets)
 
-    def dropped(drop_prob: float, copy: bool = False) -> nn.Module:
+    def with_dropout(drop_prob: float, copy: bool = False) -> nn.Module:
         return add_dropout(net, drop_prob, where=where, copy=copy)
 
-    scores = {p: densities(dropped(p)) for p in sorted(drop_probs)}
+    scores = {p: densities(with_dropout(p)) for p in sorted(drop_probs)}
     tried = {p: float(values.mean()) for p, values in scores.items()}
     allowed = [p for p, value in tried.items() if value >= float(base.mean()) - tolerance]
     chosen = max(allowed, default=0.0)
-    network, best = (dropped(chosen, copy=not is_text), scores[chosen]) if chosen else (net, base)
+    network, best = (with_dropout(chosen, copy=not is_text), scores[chosen]) if chosen else (net, base)
     by_layer: dict[str, float] = {}
     if per_layer and chosen:
         network, best, by_layer = _raise_layers(network, chosen, sorted(drop_probs), densities, base, tolerance)

@@ -11,14 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
-from dropbayes.predictive.scoring import (
-    CLASS_SCORES,
-    COVERAGE_LEVELS,
-    REGRESSION_SCORES,
-    ClassOutcomes,
-    RegressionOutcomes,
-    core_scores,
-)
+from dropbayes.predictive.outcomes import ClassOutcomes, RegressionOutcomes
+from dropbayes.predictive.scoring import CLASS_SCORES, COVERAGE_LEVELS, REGRESSION_SCORES, core_scores
 from dropbayes.runtime.arrays import Array, to_tensor
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import finite_tensor, row_weights
@@ -187,7 +181,7 @@ def _stream(
     plan: Plan, inputs: Inputs, y: Tensor, offset: int, request: Request
 ) -> list[tuple[dict[str, Tensor], Tensor]]:
     """The moments of the rows, and their log-likelihoods."""
-    likelihood, judged = request.likelihood, request.judged(plan)
+    likelihood, judged = request.likelihood, request.likelihood_tensor(plan)
     assert likelihood is not None and judged is not None
     summaries = []
     for rows, chunks in plan.blocks(inputs, first_row=offset):
@@ -217,8 +211,8 @@ def _distribution(likelihood: Likelihood, output: Tensor, y: Tensor) -> Tensor:
 def _regression_scores(
     results: RowResults, y: Tensor, densities: Tensor, likelihood: Likelihood, sample_weight: Array | None
 ) -> dict[str, float]:
-    std = (results.joined("epistemic") + results.joined("aleatoric")).sqrt()
-    rows = RegressionOutcomes(y, results.joined("mean"), std, results.joined("pit"), densities, sample_weight)
+    std = (results.join_rows("epistemic") + results.join_rows("aleatoric")).sqrt()
+    rows = RegressionOutcomes(y, results.join_rows("mean"), std, results.join_rows("pit"), densities, sample_weight)
     return core_scores(REGRESSION_SCORES, rows)
 
 
@@ -226,7 +220,7 @@ def _class_scores(
     results: RowResults, y: Tensor, densities: Tensor, likelihood: Likelihood, sample_weight: Array | None
 ) -> dict[str, float]:
     assert isinstance(likelihood, ClassLikelihood)
-    probabilities = likelihood.class_probabilities(results.joined("mean"))
+    probabilities = likelihood.class_probabilities(results.join_rows("mean"))
     labels, n_rows = y.long(), len(y)
     if sample_weight is not None:  # each of a row's labels has the row's weight
         sample_weight = torch.as_tensor(sample_weight).repeat_interleave(labels.numel() // n_rows)

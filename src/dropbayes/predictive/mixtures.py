@@ -117,7 +117,7 @@ class Mixture:
         Args:
             y: The outcomes, `[row]`, or `[row, output]` where `location` has outputs.
         """
-        density = _log_density(self._standard(y), self.freedom) - self.scale.log()
+        density = _log_density(self._standardise(y), self.freedom) - self.scale.log()
         return mixture_log_likelihood(density.sum(-1) if density.dim() == 3 else density)
 
     def pit(self, y: Array) -> Tensor:
@@ -126,7 +126,7 @@ class Mixture:
         Args:
             y: The outcomes, as for `log_density`.
         """
-        return draw_mean(_distribution(self._standard(y), self.freedom))
+        return draw_mean(_distribution(self._standardise(y), self.freedom))
 
     def quantile(self, level: float) -> Tensor:
         """The quantile of each row and output: the root of the distribution function minus `level`.
@@ -168,7 +168,7 @@ class Mixture:
         if isinstance(self.freedom, tuple):
             outcome = float_tensor(y)
             return torch.stack([self.output(k).crps(outcome[:, k]) for k in range(self.location.shape[2])], -1)
-        z = self._standard(y)
+        z = self._standardise(y)
         if self.freedom > _MOST_FREEDOM:
             outcome = float_tensor(y).to(self.location)
             score = crps(self.location.flatten(1), outcome.flatten(), noise_variance=self.scale.square().flatten(1))
@@ -181,7 +181,7 @@ class Mixture:
         freedom = self.freedom[index] if isinstance(self.freedom, tuple) else self.freedom
         return Mixture(self.location[..., index], self.scale[..., index], freedom)
 
-    def _standard(self, y: Array) -> Tensor:
+    def _standardise(self, y: Array) -> Tensor:
         """The outcomes in units of each draw's noise."""
         outcome = float_tensor(y).to(self.location)
         if outcome.shape != self.location.shape[1:]:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -128,7 +129,7 @@ def predict(
         raise ValueError("`x` must have at least one batch; got an empty DataLoader.")
     draws_used = torch.cat(used) if used else None
     made = int(draws_used.max()) if draws_used is not None else 0 if plan.exact else keys.n_draws
-    statistics = results.trees(plan, request.judged(plan))
+    statistics = results.trees(plan, request.likelihood_tensor(plan))
     prediction = Prediction(n_draws=made, method=plan.method, draws_used=draws_used, **statistics)
     _check_outputs(prediction)
     return prediction
@@ -151,14 +152,15 @@ def batches(net: nn.Module, x: Any, *, progress: bool | None, title: str) -> Ite
 def _stream(plan: Plan, inputs: Inputs, offset: int, request: Request, progress: bool | None) -> list[RowSummary]:
     moments = plan.moments(inputs, offset) if request.only_moments else None
     if moments is not None:
-        return [[summary_of(moments[0], moments[1], request)]]
-    judged = request.judged(plan)
+        dtype = torch.float64 if inputs.leaves[0].dtype == torch.float64 else torch.float32
+        return [[summary_of(*moments, request, dtype)]]
+    judged = request.likelihood_tensor(plan)
     summaries = []
     with DelayedBar("predict", inputs.n_rows, show=progress) as bar:
         for rows, chunks in plan.blocks(inputs, first_row=offset):
             statistics: list[RowStatistics] = []
             for chunk in chunks:
-                outputs, variances = _judged(chunk, judged)
+                outputs, variances = _summarised_tensors(chunk, judged)
                 statistics = statistics or [RowStatistics(request) for _ in outputs]
                 for one, output, variance in zip(statistics, outputs, variances, strict=True):
                     one.add(output, variance)
@@ -167,7 +169,7 @@ def _stream(plan: Plan, inputs: Inputs, offset: int, request: Request, progress:
     return summaries
 
 
-def _judged(chunk: Chunk, judged: int | None) -> tuple[list[Tensor], list[Tensor | None]]:
+def _summarised_tensors(chunk: Chunk, judged: int | None) -> tuple[list[Tensor], list[Tensor | None]]:
     """The tensors to summarise, and their variances over an integrated last layer."""
     variances: list[Tensor | None] = [None] * len(chunk.outputs) if chunk.variances is None else [*chunk.variances]
     if judged is None:
@@ -181,11 +183,11 @@ def _check_outputs(prediction: Prediction) -> None:
     The uncertainty of such a network is zero, though its error is not.
     """
     means, variances = _tensors(prediction.mean), _tensors(prediction.epistemic)
-    # One NaN or infinity among the draws makes their mean so, too. Both checks share one device synchronisation.
-    flags = torch.stack([*(mean.isfinite().all() for mean in means), *(v.any() for v in variances)]).tolist()
-    if not all(flags[: len(means)]):
+    # One NaN or infinity among the draws makes their mean so, too.
+    sums = _sums([*means, *variances])
+    if not all(map(math.isfinite, sums)) and not all(bool(mean.isfinite().all()) for mean in means):
         raise ValueError(_NOT_FINITE)
-    if prediction.n_draws != 1 and not any(flags[len(means) :]):
+    if prediction.n_draws != 1 and not any(sums[len(means) :]):
         warnings.warn(
             "every draw of the network gave the same output: its dropout does not reach the output for these rows, so "
             "the epistemic variance is 0. Look at dropbayes.sites(net, x).",
@@ -195,6 +197,14 @@ def _check_outputs(prediction: Prediction) -> None:
 
 
 _NOT_FINITE = "`net` gave NaN or infinite outputs. Check the input rows and the weights for NaN, or predict in float32."
+
+
+def _sums(tensors: list[Tensor]) -> list[float]:
+    """The sum of each tensor, with one device synchronisation for all of them."""
+    real = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
+    if all(t.device.type == "cpu" for t in real):
+        return [float(t.numpy().sum(dtype=np.float64)) for t in real]
+    return torch.stack([t.sum(dtype=torch.float64) for t in real]).tolist()
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -237,7 +247,7 @@ def _block_until(
     The draws come in replicates: sets of a few stratified draws, independent of each other. The spread of their means
     is a valid standard error for any sampler; that of stratified draws is not.
     """
-    judged = request.judged(plan)
+    judged = request.likelihood_tensor(plan)
     statistics: list[RowStatistics] = []
     replicates: list[Moments] = []
     final: RowSummary = []
@@ -245,7 +255,7 @@ def _block_until(
     most = MOST_DRAWS // _REPLICATE_DRAWS
     check_at = _FIRST_REPLICATES
     for count in range(1, most + 1):
-        outputs, variances = _replicate(plan.replicated(count), block, offset, judged)
+        outputs, variances = _replicate(plan.replicate(count), block, offset, judged)
         statistics = statistics or [RowStatistics(request) for _ in outputs]
         replicates = replicates or [Moments() for _ in outputs]
         for one, means, output, variance in zip(statistics, replicates, outputs, variances, strict=True):
@@ -270,7 +280,7 @@ def _block_until(
 def _replicate(plan: Plan, block: Inputs, offset: int, judged: int | None) -> tuple[list[Tensor], list[Tensor | None]]:
     """All draws of a block of rows, and their mean variances over an integrated last layer."""
     ((_, chunks),) = plan.blocks(block, first_row=offset)
-    made = [(len(chunk.draws), *_judged(chunk, judged)) for chunk in chunks]
+    made = [(len(chunk.draws), *_summarised_tensors(chunk, judged)) for chunk in chunks]
     total = sum(count for count, _, _ in made)
     outputs = [torch.cat(tensors) for tensors in zip(*(outputs for _, outputs, _ in made), strict=True)]
     variances: list[Tensor | None] = []

@@ -13,17 +13,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dropbayes import calibration, information, scores
-from dropbayes.runtime.validation import Array, finite_tensor, matching_tensors, row_values, row_weights
+from dropbayes import calibration, scores
+from dropbayes.predictive.outcomes import INTERVAL_LEVEL, ClassOutcomes, RegressionOutcomes
+from dropbayes.runtime.validation import Array, finite_tensor, matching_tensors, row_weights
 from dropbayes.scores.averages import standard_error, weighted_mean
 
 __all__ = [
     "CLASS_SCORES",
     "COVERAGE_LEVELS",
-    "INTERVAL_LEVEL",
     "REGRESSION_SCORES",
-    "ClassOutcomes",
-    "RegressionOutcomes",
     "Score",
     "balanced_accuracy",
     "core_scores",
@@ -31,67 +29,6 @@ __all__ = [
 
 COVERAGE_LEVELS = (0.5, 0.8, 0.95)
 """The nominal coverages whose observed counterparts are reported."""
-
-INTERVAL_LEVEL = 0.95
-"""The nominal coverage of the intervals whose width is scored."""
-
-
-@dataclass(frozen=True)
-class RegressionOutcomes:
-    """The per-row data of the regression scores.
-
-    Args:
-        y: The observed targets, `[row, ...]`.
-        mean: The predictive mean.
-        std: The predictive standard deviation.
-        pit: The predictive distribution function at the target (`calibration.mixture_pit`).
-        log_likelihood: The predictive log-likelihood of each row, `[row]`.
-        sample_weight: The weight of each row.
-        crps: The continuous ranked probability score of each row, or of a selection of rows.
-        lower: The lower end of the central interval with coverage `INTERVAL_LEVEL`.
-        upper: Its upper end.
-    """
-
-    y: Array
-    mean: Array
-    std: Array
-    pit: Array
-    log_likelihood: Array
-    sample_weight: Array | None = None
-    crps: Array | None = None
-    lower: Array | None = None
-    upper: Array | None = None
-
-    def __post_init__(self) -> None:
-        n_rows = len(matching_tensors({"mean": self.mean, "std": self.std, "pit": self.pit, "y": self.y})[0])
-        row_values("log_likelihood", self.log_likelihood, n_rows=n_rows, infinite=True)
-
-    def absolute_errors(self) -> Tensor:
-        outcome, mean = matching_tensors({"y": self.y, "mean": self.mean})
-        return (outcome - mean).abs()
-
-
-@dataclass(frozen=True)
-class ClassOutcomes:
-    """The per-row data of the classification scores.
-
-    Args:
-        labels: Class indices, `[row]`.
-        probabilities: Predictive probabilities, `[row, class]`.
-        sample_weight: The weight of each row.
-        mutual_information: The mutual information of label and weights, in nats.
-    """
-
-    labels: Array
-    probabilities: Array
-    sample_weight: Array | None = None
-    mutual_information: Array | None = None
-
-    def entropy(self) -> Tensor:
-        return information.entropy(self.probabilities)
-
-    def correct(self) -> Tensor:
-        return scores.confidence_and_correctness(self.probabilities, self.labels)[1]
 
 
 @dataclass(frozen=True)
@@ -150,7 +87,7 @@ def _mean(name: str, label: str, meaning: str, better: Any, per_row: Callable[[A
     return Score(name, label, meaning, better, value, lambda rows: standard_error(per_row(rows)), **options)
 
 
-def _named(*entries: Score) -> dict[str, Score]:
+def _by_name(*entries: Score) -> dict[str, Score]:
     return {score.name: score for score in entries}
 
 
@@ -188,7 +125,7 @@ def _absolute_risk(rows: RegressionOutcomes) -> scores.RiskCoverage:
     return scores.risk_coverage(rows.std, rows.absolute_errors(), sample_weight=rows.sample_weight)
 
 
-REGRESSION_SCORES = _named(
+REGRESSION_SCORES = _by_name(
     _mean(
         "log_likelihood",
         "Log-likelihood",
@@ -310,7 +247,11 @@ def _detection(rows: ClassOutcomes) -> Tensor:
     return scores.auroc(rows.entropy(), wrong, sample_weight=rows.sample_weight)
 
 
-CLASS_SCORES = _named(
+def _of_probabilities(score: Callable[..., Tensor]) -> Callable[[ClassOutcomes], Tensor]:
+    return lambda rows: score(rows.probabilities, rows.labels, sample_weight=rows.sample_weight)
+
+
+CLASS_SCORES = _by_name(
     _mean(
         "log_likelihood",
         "Log-likelihood",
@@ -359,9 +300,7 @@ CLASS_SCORES = _named(
         "ECE",
         "expected calibration error: mean gap of confidence and accuracy over 15 bins of equal width",
         "lower",
-        lambda rows: scores.expected_calibration_error(
-            rows.probabilities, rows.labels, sample_weight=rows.sample_weight
-        ),
+        _of_probabilities(scores.expected_calibration_error),
         percent=True,
         core=True,
     ),
@@ -370,9 +309,7 @@ CLASS_SCORES = _named(
         "Adaptive ECE",
         "the same over 15 bins of equally many rows",
         "lower",
-        lambda rows: scores.adaptive_calibration_error(
-            rows.probabilities, rows.labels, sample_weight=rows.sample_weight
-        ),
+        _of_probabilities(scores.adaptive_calibration_error),
         percent=True,
     ),
     Score(

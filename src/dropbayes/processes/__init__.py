@@ -13,13 +13,14 @@ from dropbayes.processes.exact import (
     exact_process,
     gaussian_process_classifier,
     prior_draws,
-    tuned,
+    tuned_covariance,
 )
 from dropbayes.processes.finite_rank import FiniteRankProcess, finite_rank_process
 from dropbayes.processes.kernels import NetworkKernel, gpytorch_kernel
 from dropbayes.processes.networks import NetworkCovariance, process_of
 from dropbayes.processes.softmax import SoftmaxProcess, softmax_process
 from dropbayes.processes.theory import TheoryReport, VarianceRatio, WeightReading, theory_report, variance_ratio
+from dropbayes.runtime.renames import earlier_name
 
 __all__ = [
     "ConvolutionalCovariance",
@@ -44,6 +45,8 @@ __all__ = [
     "process_of",
     "softmax_process",
     "theory_report",
-    "tuned",
+    "tuned_covariance",
     "variance_ratio",
 ]
+
+tuned = earlier_name("tuned", tuned_covariance)

@@ -263,10 +263,12 @@ class ConvolutionalCovariance(Covariance):
         columns = rows if y is None else self._images(y, "y").to(rows)
         n_pairs = math.prod(self.input_shape[1:]) ** (2 if self._all_pairs else 1)
         side = max(1, math.isqrt(_ELEMENTS // n_pairs))
-        blocks = [[self._both(some, others) for others in columns.split(side)] for some in rows.split(side)]
+        blocks = [
+            [self._covariance_of_pairs(some, others) for others in columns.split(side)] for some in rows.split(side)
+        ]
         return torch.cat([torch.cat(row, 1) for row in blocks])
 
-    def _both(self, x: Tensor, y: Tensor) -> Tensor:
+    def _covariance_of_pairs(self, x: Tensor, y: Tensor) -> Tensor:
         both = self._field(x, y).both
         assert both is not None
         return both
@@ -311,14 +313,14 @@ class ConvolutionalCovariance(Covariance):
         }
 
     def with_scales(self, values: Mapping[str, float | Tensor]) -> Self:
-        def changed(step: Step) -> Step:
+        def with_scales(step: Step) -> Step:
             if not isinstance(step.operation, WeightedSum):
                 return step
             names = {scale: f"{step.name}_{scale}" for scale in ("length_scale", "bias_scale")}
             changes: dict[str, Any] = {scale: values[name] for scale, name in names.items() if name in values}
             return replace(step, operation=replace(step.operation, **changes))
 
-        return replace(self, steps=tuple(changed(step) for step in self.steps))
+        return replace(self, steps=tuple(with_scales(step) for step in self.steps))
 
 
 def convolution(module: Any, length_scale: Any, bias_scale: Any) -> WeightedSum:

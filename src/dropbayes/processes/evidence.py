@@ -90,7 +90,9 @@ def network_evidence(
             prior + math.log(share),
             _log_density(draws, mean, root) + math.log1p(-share) if share < 1 else prior - math.inf,
         )
-        log_weights = _conditional(layer, x.double(), targets, draws.unflatten(1, scales.shape) * scales, precision)
+        log_weights = _conditional_evidence(
+            layer, x.double(), targets, draws.unflatten(1, scales.shape) * scales, precision
+        )
         log_weights = log_weights + prior - proposal
         weights = log_weights.softmax(0)
         mean = weights @ draws
@@ -102,7 +104,7 @@ def network_evidence(
     return Evidence(float(log_weights.logsumexp(0)) - math.log(n_draws), float(error), float(effective))
 
 
-def _conditional(layer: Layer, x: Tensor, y: Tensor, parameters: Tensor, precision: float) -> Tensor:
+def _conditional_evidence(layer: Layer, x: Tensor, y: Tensor, parameters: Tensor, precision: float) -> Tensor:
     r"""$\log \mathcal N(\mathbf Y; 0, \Phi\Phi^T + \tau^{-1}\mathbf I)$ of each draw of $(\mathbf W_1, \mathbf b)$."""
     phi = layer.nonlinearity(x @ parameters[:, :-1] + parameters[:, -1:]) * parameters.shape[-1] ** -0.5
     covariance = phi @ phi.mT + torch.eye(len(x), dtype=x.dtype) / precision

@@ -180,7 +180,7 @@ def exact_process(
     )
 
 
-def tuned(
+def tuned_covariance(
     covariance: Covariance, x: Tensor, y: Tensor, *, precision: float, n_restarts: int = 0, seed: int = 0
 ) -> Covariance:
     r"""The covariance whose scales have the largest log marginal likelihood, found by scikit-learn.

@@ -84,11 +84,13 @@ class NetworkCovariance(Covariance):
         covariances: dict[str, tuple[Tensor, ...]] = {"input": tuple(pairs.product for pairs in values["input"])}
         for step in self.steps:
             if step.layer is None:
-                made = tuple(sum(terms) for terms in zip(*(covariances[s] for s in step.sources), strict=True))
+                covariance_terms = tuple(
+                    sum(terms) for terms in zip(*(covariances[s] for s in step.sources), strict=True)
+                )
             else:
-                made = tuple(step.layer.of_pairs(pairs) for pairs in values[step.sources[0]])
-            covariances[step.name] = made
-            of_x, both, of_y = made
+                covariance_terms = tuple(step.layer.of_pairs(pairs) for pairs in values[step.sources[0]])
+            covariances[step.name] = covariance_terms
+            of_x, both, of_y = covariance_terms
             values[step.name] = (
                 Pairs.of_identical(of_x.clamp_min(0.0).sqrt()),
                 Pairs.of_process(of_x, both, of_y),
@@ -170,7 +172,7 @@ class _Reading:
         if node.op == "placeholder":
             self.names[node] = "input"
         elif node.op == "output":
-            self._end(node.args[0])
+            self._end_at(node.args[0])
         elif node.op == "call_module" or node.target not in _SIZES:
             kind = self.modules[str(node.target)] if node.op == "call_module" else node.target
             sources = tuple(self.names[a] for a in node.args if isinstance(a, fx.Node) and a in self.names)
@@ -184,7 +186,7 @@ class _Reading:
                 self.steps.append(step)
             self.names[node] = step if isinstance(step, str) else step.name
 
-    def _end(self, output: Any) -> None:
+    def _end_at(self, output: Any) -> None:
         """Deletes the steps after the output."""
         name = self.names.get(output) if isinstance(output, fx.Node) else None
         positions = [position for position, step in enumerate(self.steps) if step.name == name]
@@ -204,7 +206,7 @@ class _Reading:
         if isinstance(kind, _PASSED) or kind in _PASSED_FUNCTIONS or (flattens and not self.convolutional):
             return sources[0]
         if isinstance(kind, (nn.Linear, *_CONVOLUTIONS)):
-            step = self._weighted(str(node.target), kind, sources[0], first=not self.weighted)
+            step = self._weighted_sum(str(node.target), kind, sources[0], first=not self.weighted)
             if step.name in self.weighted:
                 raise ValueError(f"`net` must use each layer once; {node.target} is used again, with the same weights.")
             self.weighted[step.name] = (str(node.target), kind)
@@ -236,7 +238,7 @@ class _Reading:
             return positions.Pooling(None)
         return None
 
-    def _weighted(self, name: str, module: Any, source: str, *, first: bool) -> Any:
+    def _weighted_sum(self, name: str, module: Any, source: str, *, first: bool) -> Any:
         if not self.convolutional:
             return _linear(name, module, source, self.prior, first=first)
         fan_in = module.weight[0].numel()

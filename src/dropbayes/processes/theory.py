@@ -130,7 +130,7 @@ def theory_report(
             )
     of_layers = {id(p) for _, module in weight_layers(net) for p in module.parameters()}
     others = tuple(name for name, p in net.named_parameters() if id(p) not in of_layers)
-    return TheoryReport(tuple(weights), _outside(net, x, row_axis), others)
+    return TheoryReport(tuple(weights), _sites_outside(net, x, row_axis), others)
 
 
 def _reading(
@@ -144,13 +144,13 @@ def _reading(
     return WeightReading(name, tuple(value.shape), keep_prob, scale, decay, "Bayesian" if keep_prob < 1 else "MAP")
 
 
-def _outside(net: nn.Module, x: Any, row_axis: int) -> tuple[tuple[Site, str], ...]:
+def _sites_outside(net: nn.Module, x: Any, row_axis: int) -> tuple[tuple[Site, str], ...]:
     uses = Counter(name for name, _ in trace(net, x))
     repeated = {name.rpartition(".")[0] for name, count in uses.items() if count > 1}
     own_kl = {name for name, module in weight_layers(net) if not kl_is_weight_decay(module)}
     outside = []
     for site in sites(net, x, row_axis=row_axis):
-        if not site.is_random or _inside(site.path, own_kl):
+        if not site.is_random or _is_inside(site.path, own_kl):
             continue
         if site.kind in ("attention", "recurrent"):
             outside.append((site, f"{site.kind} dropout is drawn anew at every position"))
@@ -163,7 +163,7 @@ def _outside(net: nn.Module, x: Any, row_axis: int) -> tuple[tuple[Site, str], .
     return tuple(outside)
 
 
-def _inside(path: str, layers: set[str]) -> bool:
+def _is_inside(path: str, layers: set[str]) -> bool:
     return any(path == layer or path.startswith(f"{layer}.") for layer in layers)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import scipy.special
 
 from dropbayes.report import comparison
+from dropbayes.report.comparison import Baseline
 from dropbayes.report.features import IMPORTANCE_ROWS, Importance, Segment, segments
 from dropbayes.report.formatting import number, percent, score_text
 from dropbayes.report.inputs import ReportInputs
@@ -15,13 +16,18 @@ SHOWN_FEATURES, SEGMENT_FEATURES = 12, 5
 """The most features in a table, and the number of important ones that are divided into segments."""
 
 
-def baseline_table(inputs: ReportInputs, measured: Regression | Classification) -> list[Table]:
-    """Simple models beside ours, where the training rows are known."""
+def baselines(inputs: ReportInputs, measured: Regression | Classification) -> list[Baseline]:
+    """Our model and simple ones beside it; empty where the training rows are not known."""
     if inputs.training is None:
         return []
-    regression = isinstance(measured, Regression)
-    n_classes = 0 if regression else len(inputs.model.classes_)
-    lines = comparison.baselines(measured, inputs.x, inputs.y, inputs.training, n_classes=n_classes)
+    n_classes = 0 if isinstance(measured, Regression) else len(inputs.model.classes_)
+    return comparison.baselines(measured, inputs.x, inputs.y, inputs.training, n_classes=n_classes)
+
+
+def baseline_table(inputs: ReportInputs, lines: list[Baseline], *, regression: bool) -> list[Table]:
+    """The table of our model and simple ones; none without them."""
+    if inputs.training is None:
+        return []
     columns = [Column("model", number=False), Column("RMSE" if regression else "error rate")]
     columns += [] if regression else [Column("log-likelihood")]
     columns.append(Column("beside this model", number=False))
@@ -29,19 +35,19 @@ def baseline_table(inputs: ReportInputs, measured: Regression | Classification) 
     for line in lines:
         error = score_text(line.error, line.error_se, percent=not regression)
         more = [] if line.log_likelihood is None else [number(line.log_likelihood)]
-        rows.append([line.name, error, *more, _beside(line.gap)])
+        rows.append([line.name, error, *more, _comparison(line.gap)])
     caption = (
         f"Simple models fitted to the same {len(inputs.training[0]):,} training rows. The last column compares errors "
         "row by row; two standard errors are beyond chance."
     )
-    notable = frozenset(k for k, line in enumerate(lines) if line.gap is not None and line.gap < -2)
+    notable = frozenset(k for k, line in enumerate(lines) if line.is_better)
     return [Table("baselines", caption, columns, rows, notable)]
 
 
-def _beside(sigmas: float | None) -> str:
+def _comparison(sigmas: float | None) -> str:
     if sigmas is None:
         return ""
-    if abs(sigmas) <= 2:
+    if abs(sigmas) <= comparison.BEYOND_CHANCE:
         return "no difference beyond chance"
     return f"{'worse' if sigmas > 0 else 'better'} by {abs(sigmas):.0f} standard errors"
 
@@ -71,7 +77,7 @@ def _importance_table(ranked: list[Importance], n_rows: int, regression: bool) -
         ]
         for one in ranked[:SHOWN_FEATURES]
     ]  # fmt: skip
-    more = f" {len(ranked) - len(rows)} more matter less." if len(ranked) > len(rows) else ""
+    more = f" {len(ranked) - len(rows):,} more matter less." if len(ranked) > len(rows) else ""
     shuffled = min(n_rows, IMPORTANCE_ROWS)
     caption = f"The rise of the {loss} if a feature is shuffled among {shuffled:,} rows; ± one standard error.{more}"
     columns = [Column("feature", number=False), Column("rise"), Column("of the greatest", share=True)]

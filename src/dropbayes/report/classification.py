@@ -20,17 +20,18 @@ CLASSES = 30
 def class_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
     measured = measurements.classification(inputs.model, inputs.x, inputs.y)
     classes = [name(label, most=40) for label in inputs.model.classes_.tolist()]
+    beside = analyses.baselines(inputs, measured)
     ranked = importances(inputs.model, inputs.x, inputs.y, inputs.features)
     lede = Markup("Predictions of <b><bdi>{}</bdi></b>, one of {} classes, for {} rows with a known truth.").format(
         inputs.target, len(classes), f"{len(measured.labels):,}"
     )
-    own = [
+    model_columns = [
         Column("predicted", number=False), Column("probability"), Column("truth", number=False), Column("entropy"),
         Column("epistemic"), Column("aleatoric"),
     ]  # fmt: skip
 
     def cells(row: int) -> list[str]:
-        parts = (number(part[row]) for part in (measured.entropy, measured.epistemic, measured.aleatoric))
+        parts = (number(values[row]) for values in (measured.entropy, measured.epistemic, measured.aleatoric))
         return [
             classes[measured.predicted[row]],
             percent(measured.confidence[row]),
@@ -39,7 +40,7 @@ def class_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
         ]
 
     return lede, [
-        Section("summary", "In short", answers=summary.class_answers(measured, target=inputs.target)),
+        Section("summary", "In short", answers=summary.class_answers(measured, target=inputs.target, beside=beside)),
         Section("predictions", "The probabilities", charts=_probability_charts(measured, classes)),
         Section(
             "reliability", "Are the probabilities right?",
@@ -47,11 +48,12 @@ def class_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
             charts=[_class_reliability_chart(measured)],
         ),
         sections.scores_section(
-            measured, [_class_table(measured, classes), *analyses.baseline_table(inputs, measured)]
+            measured,
+            [_class_table(measured, classes), *analyses.baseline_table(inputs, beside, regression=False)],
         ),
         analyses.features_section(inputs, measured, ranked),
         *analyses.shift_section(inputs),
-        sections.uncertain_section(inputs, measured, own, cells, [one.name for one in ranked], "entropy"),
+        sections.uncertain_section(inputs, measured, model_columns, cells, [one.name for one in ranked], "entropy"),
         sections.deferral_section(measured, loss="error rate"),
         *dropout_section(inputs, measured),
         sections.provenance_section(inputs, measured),
@@ -87,7 +89,7 @@ def _probability_charts(measured: Classification, classes: list[str]) -> list[Ch
         f"{int(sure.sum()):,} of {times(len(right), 'row')} are given more than 90 %{among}; in all, "
         f"{int((~right).sum()):,} are wrong."
     )
-    worst = _most_confused(measured, classes)
+    worst = _commonest_confusion(measured, classes)
     if len(classes) > figures.CONFUSION_CLASSES:
         return [Chart(figures.confidences(measured), f"{caption} {worst}")]
     return [
@@ -96,7 +98,7 @@ def _probability_charts(measured: Classification, classes: list[str]) -> list[Ch
     ]
 
 
-def _most_confused(measured: Classification, classes: list[str]) -> str:
+def _commonest_confusion(measured: Classification, classes: list[str]) -> str:
     count = np.zeros((len(classes), len(classes)), dtype=int)
     np.add.at(count, (measured.labels, measured.predicted), 1)
     np.fill_diagonal(count, 0)

@@ -16,6 +16,9 @@ from dropbayes.runtime.arrays import Numbers
 
 __all__ = ["Baseline", "Shift", "baselines", "shifts"]
 
+BEYOND_CHANCE = 2.0
+"""The standard errors from which a difference of two models is more than chance."""
+
 TRAINING_ROWS = 20_000
 """The most training rows (an even selection) that the simple models are fitted to."""
 
@@ -38,6 +41,11 @@ class Baseline:
     error_se: float
     gap: float | None
     log_likelihood: float | None = None
+
+    @property
+    def is_better(self) -> bool:
+        """Whether it errs less than our model, beyond chance."""
+        return self.gap is not None and self.gap < -BEYOND_CHANCE
 
 
 def baselines(
@@ -65,13 +73,13 @@ def _regression_baselines(
         "linear regression": make_pipeline(StandardScaler(), RidgeCV(np.logspace(-3, 3, 7))).fit(*known).predict(x),
         "gradient boosting": HistGradientBoostingRegressor(random_state=0).fit(*known).predict(x),
     }
-    own = (measured.mean - y) ** 2
+    model_losses = (measured.mean - y) ** 2
     lines = []
     for name, predicted in predictions.items():
         squares = (predicted - y) ** 2
         rmse = math.sqrt(squares.mean())
         error = mean_and_error(squares)[1] / (2 * rmse) if rmse else 0.0
-        lines.append(Baseline(name, rmse, error, None if name == "this model" else _sigmas(squares - own)))
+        lines.append(Baseline(name, rmse, error, None if name == "this model" else _sigmas(squares - model_losses)))
     return lines
 
 
@@ -96,12 +104,12 @@ def _class_baselines(
         probabilities = np.zeros((len(y), n_classes))
         probabilities[:, fitted.classes_] = fitted.predict_proba(x)
         predictions[name] = probabilities
-    own = (measured.predicted != y).astype(float)
+    model_losses = (measured.predicted != y).astype(float)
     lines = []
     for name, probabilities in predictions.items():
         wrong = (probabilities.argmax(1) != y).astype(float)
         log_likelihood = float(np.log(np.maximum(probabilities[np.arange(len(y)), y], 1e-12)).mean())
-        gap = None if name == "this model" else _sigmas(wrong - own)
+        gap = None if name == "this model" else _sigmas(wrong - model_losses)
         lines.append(Baseline(name, *mean_and_error(wrong), gap, log_likelihood))
     return lines
 
@@ -155,18 +163,23 @@ def shifts(
 
 def _shift(feature: Feature, before: Feature | None, limits: tuple[float, float] | None) -> Shift:
     if before is None or before.is_number != feature.is_number:
-        outside = _outside(feature.values, *limits) if limits is not None and feature.is_number else 0.0
-        return Shift(feature.name, "", _middle(feature), None, None, outside)
+        outside = _share_outside(feature.values, *limits) if limits is not None and feature.is_number else 0.0
+        return Shift(feature.name, "", _typical_value(feature), None, None, outside)
     if feature.is_number:
         from scipy.stats import ks_2samp
 
         one, other = (values[np.isfinite(values)] for values in (before.values, feature.values))
         if not len(one) or not len(other):
-            return Shift(feature.name, _middle(before), _middle(feature), None, None, 0.0)
+            return Shift(feature.name, _typical_value(before), _typical_value(feature), None, None, 0.0)
         test = ks_2samp(one, other, method="asymp")
-        outside = _outside(feature.values, float(one.min()), float(one.max()))
+        outside = _share_outside(feature.values, float(one.min()), float(one.max()))
         return Shift(
-            feature.name, _middle(before), _middle(feature), float(test.statistic), float(test.pvalue), outside
+            feature.name,
+            _typical_value(before),
+            _typical_value(feature),
+            float(test.statistic),
+            float(test.pvalue),
+            outside,
         )
     return _category_shift(feature, before)
 
@@ -175,21 +188,21 @@ def _category_shift(feature: Feature, before: Feature) -> Shift:
     from scipy.stats import chi2_contingency
 
     levels = np.unique(np.concatenate([before.values.astype(str), feature.values.astype(str)]))
-    counts = np.array([[(part.values.astype(str) == level).sum() for level in levels] for part in (before, feature)])
+    counts = np.array([[(side.values.astype(str) == level).sum() for level in levels] for side in (before, feature)])
     shares = counts / counts.sum(1, keepdims=True)
     p_value = float(chi2_contingency(counts).pvalue) if len(levels) > 1 else 1.0
     new = float(shares[1][counts[0] == 0].sum())
     distance = float(np.abs(shares[0] - shares[1]).sum() / 2)
-    return Shift(feature.name, _middle(before), _middle(feature), distance, p_value, new)
+    return Shift(feature.name, _typical_value(before), _typical_value(feature), distance, p_value, new)
 
 
-def _outside(values: Numbers, low: float, high: float) -> float:
+def _share_outside(values: Numbers, low: float, high: float) -> float:
     return float(((values < low) | (values > high)).mean())
 
 
-def _middle(feature: Feature) -> str:
+def _typical_value(feature: Feature) -> str:
     if feature.is_number:
         present = feature.values[np.isfinite(feature.values)]
-        return f"{np.median(present):.4g}".replace("-", "−") if len(present) else "–"
+        return feature.text(np.median(present)) if len(present) else "–"
     names, counts = np.unique(feature.values.astype(str), return_counts=True)
     return str(names[counts.argmax()])

@@ -28,7 +28,7 @@ def dropout_section(inputs: ReportInputs, measured: Regression | Classification)
         return []
     verdict = dropout_verdict(inputs.model, inputs.x, inputs.y, n_draws=measured.n_draws)
     columns = [Column("what", number=False), Column("value"), Column("meaning", number=False)]
-    rows = [[_spaced(what), _spaced(value), meaning] for what, value, meaning in verdict.rows()[1:]]
+    rows = [[_typeset(what), _typeset(value), meaning] for what, value, meaning in verdict.rows()[1:]]
     some = f" (evenly chosen from {len(inputs.x):,})" if verdict.n_rows < len(inputs.x) else ""
     caption = (
         f"{verdict.n_draws:,} draws against one pass through each of {len(population)} networks without dropout, on "
@@ -39,9 +39,9 @@ def dropout_section(inputs: ReportInputs, measured: Regression | Classification)
     return [Section("dropout", "Is the dropout worth its draws?", advice, tables=[table])]
 
 
-def _spaced(text: str) -> str:
+def _typeset(text: str) -> str:
     """The text with this page's typographic signs."""
-    return text.replace("-", "−").replace("%", " %")
+    return re.sub(r"-(?=[\d.∞])", "−", text).replace("%", " %")
 
 
 def dropout_verdict(model: Any, x: Any, y: Any, *, n_draws: int) -> Verdict:
@@ -54,7 +54,7 @@ def dropout_verdict(model: Any, x: Any, y: Any, *, n_draws: int) -> Verdict:
         loss = (probabilities.argmax(1) != truth).double()
         uncertainty = -(probabilities * probabilities.clamp_min(1e-300).log()).sum(1)
         return row_verdict(
-            _class_densities(probabilities, truth), _class_densities(_sharpened(plain, truth), truth), uncertainty,
+            _class_densities(probabilities, truth), _class_densities(_tempered(plain, truth), truth), uncertainty,
             loss, sites=sites, n_draws=n_draws, coverage={},
             calibration_error=float(scores.expected_calibration_error(probabilities, truth)),
         )  # fmt: skip
@@ -62,7 +62,7 @@ def dropout_verdict(model: Any, x: Any, y: Any, *, n_draws: int) -> Verdict:
     pit = mixture.pit(truth)
     coverage = {level: float(((2 * pit - 1).abs() <= level).double().mean()) for level in (0.5, 0.8, 0.95)}
     return row_verdict(
-        mixture.log_density(truth), _rescaled(plain, truth).log_density(truth), mixture.std,
+        mixture.log_density(truth), _rescale_noise(plain, truth).log_density(truth), mixture.std,
         (mixture.mean - truth).abs(), sites=sites, n_draws=n_draws, coverage=coverage, calibration_error=None,
     )  # fmt: skip
 
@@ -71,13 +71,13 @@ def _class_densities(probabilities: Tensor, truth: Tensor) -> Tensor:
     return probabilities.gather(1, truth[:, None])[:, 0].clamp_min(1e-300).log()
 
 
-def _sharpened(draws: Tensor, truth: Tensor) -> Tensor:
+def _tempered(draws: Tensor, truth: Tensor) -> Tensor:
     """The class probabilities of draws at the temperature of largest likelihood on these rows."""
     logits = draws.clamp_min(1e-30).log()
     return draw_mean((logits / calibration.temperature(logits, truth)).softmax(-1))
 
 
-def _rescaled(mixture: Mixture, truth: Tensor) -> Mixture:
+def _rescale_noise(mixture: Mixture, truth: Tensor) -> Mixture:
     """The mixture with its noise multiplied by the factor of largest likelihood on these rows."""
 
     def at(log_factor: float) -> Mixture:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,13 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from dropbayes.predictive.mixtures import draw_mean
+from dropbayes.report.formatting import name
 from dropbayes.report.measurements import Classification, Regression
 from dropbayes.runtime.arrays import Numbers
+from dropbayes.tables.dates import day_of_year
 
 __all__ = ["Feature", "Importance", "Segment", "features_of", "importances", "segments"]
 
 IMPORTANCE_ROWS, IMPORTANCE_DRAWS = 400, 40
 """The rows whose feature is shuffled (an even selection), and the draws of all networks that predict them."""
+
+MISSING = "(missing)"
+"""What is displayed for a missing value."""
 
 _REPEATS, _PREDICTIONS = 5, 400  # Shuffles of a feature, and the most predictions spent on all features.
 _SEGMENTS = 4
@@ -33,16 +38,56 @@ class Feature:
         name: Its name.
         columns: The columns of the inputs it became.
         values: Its value in each row: numbers, or texts.
+        is_date: Whether the numbers are dates, as decimal years.
+        labels: How the table writes some of the numbers, such as yes and no.
     """
 
     name: str
     columns: tuple[int, ...]
     values: npt.NDArray[Any]
+    is_date: bool = False
+    labels: Mapping[float, str] = field(default_factory=dict)
 
     @property
     def is_number(self) -> bool:
         """Whether its values are numbers."""
         return self.values.dtype.kind == "f"
+
+    def text(self, value: Any) -> str:
+        """A value of the feature as a reader of the table knows it.
+
+        Examples:
+            >>> Feature("city", (0,), np.array(["Oslo"])).text("Oslo")
+            'Oslo'
+            >>> Feature("rate", (0,), np.zeros(1)).text(-1234567.8), Feature("day", (0,), np.zeros(1), True).text(1970)
+            ('−1234568', '1970-01-01')
+        """
+        if not self.is_number:
+            return str(value)
+        if np.isnan(value):
+            return MISSING
+        if value in self.labels:
+            return self.labels[value]
+        if self.is_date:
+            return str(day_of_year(float(value)))
+        whole = len(str(int(abs(value)))) if abs(value) < 1e9 else 0
+        return f"{value:.{max(4, whole)}g}".replace("-", "−")  # no thousands marks: it may be a year
+
+    def labelled(self, texts: Sequence[Any]) -> Feature:
+        """The feature with its numbers written as the table does, if they are few and each has one text.
+
+        Example:
+            >>> Feature("paid", (0,), np.array([1.0, 0.0, 1.0])).labelled(["yes", "no", "yes"]).text(1.0)
+            'yes'
+        """
+        if not self.is_number or self.is_date or len(distinct := np.unique(self.values)) > _SEGMENTS + 1:
+            return self
+        labels = {}
+        for number in distinct[np.isfinite(distinct)]:
+            written = {str(texts[row]) for row in np.flatnonzero(self.values == number).tolist()}
+            if len(written) == 1:
+                labels[float(number)] = name(written.pop(), most=40)
+        return replace(self, labels=labels)
 
 
 @dataclass(frozen=True)
@@ -88,7 +133,8 @@ def features_of(x: Numbers, names: Sequence[str], groups: Mapping[str, Sequence[
 
     Args:
         x: The inputs, `[row, input]`.
-        names: The names of the inputs; those of a category end in " = " and its text, a flag in " is missing".
+        names: The names of the inputs; those of a category end in " = " and its text, a flag in " is missing", and the
+            first of a date in ": year".
         groups: The inputs that each feature became; by default every input is a feature.
 
     Example:
@@ -97,7 +143,10 @@ def features_of(x: Numbers, names: Sequence[str], groups: Mapping[str, Sequence[
         ['Oslo', 'Rome']
     """
     groups = {name: (k,) for k, name in enumerate(names)} if groups is None else groups
-    return [Feature(name, tuple(columns), _values(x, names, columns)) for name, columns in groups.items()]
+    return [
+        Feature(name, tuple(columns), _values(x, names, columns), is_date=names[columns[0]] == f"{name}: year")
+        for name, columns in groups.items()
+    ]
 
 
 def _values(x: Numbers, names: Sequence[str], columns: Sequence[int]) -> npt.NDArray[Any]:
@@ -108,7 +157,7 @@ def _values(x: Numbers, names: Sequence[str], columns: Sequence[int]) -> npt.NDA
     if len(levels) > 1:
         texts = np.array([names[k].rpartition(" = ")[2] for k in levels], dtype=object)
         known = x[:, levels].any(1)
-        return np.where(known, texts[x[:, levels].argmax(1)], "(missing)").astype(object)
+        return np.where(known, texts[x[:, levels].argmax(1)], MISSING).astype(object)
     return np.where(missing, np.nan, x[:, columns[0]].astype(float))
 
 
@@ -178,23 +227,16 @@ def segments(measured: Regression | Classification, features: Sequence[Feature])
 def _parts(feature: Feature) -> list[tuple[str, npt.NDArray[np.bool_]]]:
     values = feature.values
     if not feature.is_number or len(np.unique(values)) <= _SEGMENTS + 1:
-        names, counts = np.unique(values.astype(str), return_counts=True)
-        chosen = names[np.argsort(-counts)][: _SEGMENTS + 2]
-        return [(_text(name), values.astype(str) == name) for name in chosen]
+        distinct, counts = np.unique(values, return_counts=True)
+        chosen = distinct[np.argsort(-counts)][: _SEGMENTS + 2]
+        return [(feature.text(value), ~np.isfinite(values) if value != value else values == value) for value in chosen]
     present = values[np.isfinite(values)]
     edges = np.unique(np.quantile(present, np.linspace(0, 1, _SEGMENTS + 1)))
     parts = []
     for low, high in pairwise(edges):
         last = high == edges[-1]
         inside = (values >= low) & ((values <= high) if last else (values < high))
-        parts.append((f"{low:.4g} to {high:.4g}".replace("-", "−"), inside))
+        parts.append((f"{feature.text(low)} to {feature.text(high)}", inside))
     if len(present) < len(values):
-        parts.append(("(missing)", ~np.isfinite(values)))
+        parts.append((MISSING, ~np.isfinite(values)))
     return parts
-
-
-def _text(name: str) -> str:
-    try:
-        return f"{float(name):g}"
-    except ValueError:
-        return name

@@ -50,11 +50,11 @@ def number(value: float, *, digits: int = 3) -> str:
     return f"{value:,.{max(0, digits - 1 - power)}f}".replace("-", "−")
 
 
-def fixed(value: float, *, spread: float) -> str:
+def fixed_point(value: float, *, spread: float) -> str:
     """The number to a hundredth of the first digit of a spread, so that a column has the same decimals throughout.
 
     Examples:
-        >>> fixed(135.57, spread=61.8), fixed(0.1234567, spread=0.02), fixed(-3, spread=1e-9)
+        >>> fixed_point(135.57, spread=61.8), fixed_point(0.1234567, spread=0.02), fixed_point(-3, spread=1e-9)
         ('135.6', '0.1235', '−3')
     """
     if not (math.isfinite(spread) and spread > 0 and math.isfinite(value)):

@@ -134,12 +134,12 @@ def render(title: str, lede: str | Markup, parts: list[Section]) -> str:
     """The document."""
     folder = files("dropbayes.report")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["unbroken"] = _unbroken
+    environment.filters["unbroken"] = _bind_percent_signs
     template = environment.from_string(folder.joinpath("page.html").read_text(encoding="utf-8"))
     style = Markup(folder.joinpath("style.css").read_text(encoding="utf-8").strip())
     return template.render(title=title, lede=lede, parts=parts, style=style, version=__version__) + "\n"
 
 
-def _unbroken(text: str | Markup) -> Markup:
+def _bind_percent_signs(text: str | Markup) -> Markup:
     """The text, escaped, with its percent signs bound to their numbers."""
     return Markup(re.sub(r"(?<=\d) %", "\u00a0%", escape(text)))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from markupsafe import Markup
 
+from dropbayes.report.comparison import Baseline
 from dropbayes.report.features import Feature
 from dropbayes.report.formatting import number, percent
 from dropbayes.report.measurements import (
@@ -46,10 +47,12 @@ class Answer:
     tone: str = "plain"
 
 
-def regression_answers(measured: Regression, *, target: str, features: Sequence[Feature] = ()) -> list[Answer]:
+def regression_answers(
+    measured: Regression, *, target: str, features: Sequence[Feature] = (), beside: Sequence[Baseline] = ()
+) -> list[Answer]:
     """How good, how sure, how well calibrated, and what to do."""
     return [
-        _how_good(measured, target),
+        _beside_others(_how_good(measured, target), beside, number),
         _how_sure(measured),
         _how_true(measured),
         Answer(
@@ -78,6 +81,18 @@ def _how_good(measured: Regression, target: str) -> Answer:
     return Answer("How good is it?", f"± {number(mae)}", start + text, "warn")
 
 
+def _beside_others(answer: Answer, beside: Sequence[Baseline], show: Callable[[float], str]) -> Answer:
+    """The answer, with a warning if a simple model errs less beyond chance."""
+    better = [one for one in beside if one.is_better]
+    if not better:
+        return answer
+    best = min(better, key=lambda one: one.error)
+    text = Markup(" {} errs less: {} instead of {}.").format(
+        best.name.capitalize(), show(best.error), show(beside[0].error)
+    )
+    return replace(answer, text=answer.text + text, tone="warn")
+
+
 def _how_sure(measured: Regression) -> Answer:
     share, width = epistemic_share(measured), measured.scores["interval_width"].value
     text = Markup(
@@ -90,21 +105,18 @@ def _how_sure(measured: Regression) -> Answer:
 
 def _how_true(measured: Regression) -> Answer:
     verdict = regression_verdict(measured)
-    text = Markup("The 95 % intervals hold {} of the truths, the 50 % intervals {}. {}").format(
-        percent(measured.scores["coverage_95"].value), percent(measured.scores["coverage_50"].value),
-        _sentence(verdict),
-    )  # fmt: skip
+    held = (percent(measured.scores[f"coverage_{level}"].value) for level in (50, 80, 95))
+    text = Markup("Intervals that claim 50 %, 80 % and 95 % hold {}, {} and {} of the truths. {}").format(
+        *held, _sentence(verdict)
+    )
     bias = bias_direction(measured)
     if bias:
         text += Markup(" Predictions run {}: the truth's mean rank in its prediction is {}.").format(
             bias, f"{measured.scores['mean_pit'].value:.2f}"
         )
-    return Answer(
-        "Can its certainty be trusted?",
-        f"95 % → {percent(measured.scores['coverage_95'].value)}",
-        text,
-        verdict.tone,
-    )
+    level = verdict.level
+    figure = f"{level} % → {percent(measured.scores[f'coverage_{level}'].value)}"
+    return Answer("Can its certainty be trusted?", figure, text, verdict.tone)
 
 
 def _sentence(verdict: Verdict) -> str:
@@ -113,7 +125,7 @@ def _sentence(verdict: Verdict) -> str:
     return f"The model is {verdict.text}."
 
 
-def class_answers(measured: Classification, *, target: str) -> list[Answer]:
+def class_answers(measured: Classification, *, target: str, beside: Sequence[Baseline] = ()) -> list[Answer]:
     """How good, how sure, how well calibrated, and what to do."""
     accuracy, confidence = measured.scores["accuracy"].value, measured.scores["mean_confidence"].value
     most_common = np.bincount(measured.labels).max() / len(measured.labels)
@@ -136,7 +148,7 @@ def class_answers(measured: Classification, *, target: str) -> list[Answer]:
         percent(confidence), percent(float((measured.confidence > 0.9).mean())), percent(epistemic_share(measured))
     )
     return [
-        Answer("How good is it?", percent(accuracy), good, "good" if fair else "warn"),
+        _beside_others(Answer("How good is it?", percent(accuracy), good, "good" if fair else "warn"), beside, percent),
         Answer("How sure is it?", percent(confidence), sure),
         Answer(
             "Can its certainty be trusted?",
@@ -191,7 +203,7 @@ def interval_advice(measured: Regression, features: Sequence[Feature] = ()) -> t
     if verdict.kind == "calibrated" and not feature:
         return "", Markup("Take the intervals as they are.")
     if feature:
-        where = Markup("The noise varies with <bdi>{}</bdi> and the intervals do not enough: ").format(feature)
+        where = Markup("The noise varies with <bdi>{}</bdi>, the intervals too little: ").format(feature)
         if measured.noise == "constant":
             return "Let the noise vary", where + Markup(
                 "fit again with <code>--noise student</code>, whose scale varies with the row."

@@ -97,11 +97,11 @@ def padded_range(*parts: Iterable[float] | Numbers, share: float = 0.04) -> tupl
     return low - margin, high + margin
 
 
-def thinned(x: Numbers, *ys: Numbers, most: int) -> npt.NDArray[np.intp]:
+def thinned_indices(x: Numbers, *ys: Numbers, most: int) -> npt.NDArray[np.intp]:
     """Rising indices of at most `most` points: evenly spread, with the first and last, and every array's extremes.
 
     Examples:
-        >>> thinned(np.arange(100.0), np.eye(100)[42], most=6).tolist()  # the spike at 42 stays
+        >>> thinned_indices(np.arange(100.0), np.eye(100)[42], most=6).tolist()  # the spike at 42 stays
         [0, 42, 50, 99]
     """
     n = len(x)
@@ -146,35 +146,35 @@ def dots(xs: Numbers, ys: Numbers, *, kind: str) -> Mark:
 def stems(xs: Numbers, lower: Numbers, upper: Numbers, *, kind: str) -> Mark:
     """A vertical line from `lower` to `upper` at each position."""
 
-    def drawn_stems(x: Scale, y: Scale) -> str:
+    def render_stems(x: Scale, y: Scale) -> str:
         ends = zip(_pairs(x, y, xs, lower), _pairs(x, y, xs, upper), strict=True)
         return _path("".join(f"M{a}L{b}" for a, b in ends), kind)
 
-    return drawn_stems
+    return render_stems
 
 
 def bars(left: Numbers, right: Numbers, height: Numbers, *, floor: Numbers | float = 0.0, kind: str) -> Mark:
     """Bars from `floor` up to `height`."""
 
-    def drawn_bars(x: Scale, y: Scale) -> str:
+    def render_bars(x: Scale, y: Scale) -> str:
         floors = np.broadcast_to(np.asarray(floor, dtype=float), height.shape)
         corners = zip(x(left) + 0.5, x(right) - 0.5, y(floors), y(height), strict=True)
         return _path("".join(f"M{a:.1f} {c:.1f}V{d:.1f}H{b:.1f}V{c:.1f}Z" for a, b, c, d in corners if c != d), kind)
 
-    return drawn_bars
+    return render_bars
 
 
-def upright(place: float, *, kind: str, text: str = "") -> Mark:
+def upright(position: float, *, kind: str, text: str = "") -> Mark:
     """A vertical line over the whole height, with a label at its top."""
 
-    def drawn_rule(x: Scale, y: Scale) -> str:
-        rule = _path(f"M{x(place):.1f} {y.start:.1f}V{y.end:.1f}", kind)
-        room = x.end - x(place) > _LETTER * len(text)
+    def render_rule(x: Scale, y: Scale) -> str:
+        rule = _path(f"M{x(position):.1f} {y.start:.1f}V{y.end:.1f}", kind)
+        room = x.end - x(position) > _LETTER * len(text)
         anchor, shift = ("start", 5) if room else ("end", -5)
-        where = f'x="{x(place) + shift:.1f}" y="{y.end + 12:.1f}" text-anchor="{anchor}"'
+        where = f'x="{x(position) + shift:.1f}" y="{y.end + 12:.1f}" text-anchor="{anchor}"'
         return rule + (f'<text class="note" {where}>{escape(text)}</text>' if text else "")
 
-    return drawn_rule
+    return render_rule
 
 
 def level(height: float, *, kind: str) -> Mark:
@@ -185,20 +185,20 @@ def level(height: float, *, kind: str) -> Mark:
 def words(xs: Numbers, ys: Numbers, texts: Sequence[str], *, kind: str) -> Mark:
     """A text centred over each position."""
 
-    def drawn_words(x: Scale, y: Scale) -> str:
+    def render_words(x: Scale, y: Scale) -> str:
         places = zip(x(xs), y(ys), texts, strict=True)
         return "".join(
             f'<text class="{kind}" x="{a:.1f}" y="{b:.1f}" text-anchor="middle">{escape(text)}</text>'
             for a, b, text in places
         )
 
-    return drawn_words
+    return render_words
 
 
 def tiles(values: Numbers, *, texts: Sequence[Sequence[str]], kind: str) -> Mark:
     """A square of each cell's share of 1 as its opacity, row 0 on top, with its text where there is room for it."""
 
-    def drawn_tiles(x: Scale, y: Scale) -> str:
+    def render_tiles(x: Scale, y: Scale) -> str:
         wide, high = abs(x(1.0) - x(0.0)), abs(y(1.0) - y(0.0))
         parts = []
         for (i, j), value in np.ndenumerate(values):
@@ -217,7 +217,7 @@ def tiles(values: Numbers, *, texts: Sequence[Sequence[str]], kind: str) -> Mark
                 )
         return "".join(parts)
 
-    return drawn_tiles
+    return render_tiles
 
 
 # ------------------------------------------------------------------------------------------------ figures
@@ -282,17 +282,17 @@ def render(figure: Figure, *, width: int, height: int) -> Markup:
     left = 12 + _LETTER * max((len(text) for _, text in y_ticks), default=1)
     x = Scale(figure.x.low, figure.x.high, start=left, end=width - 20)
     y = Scale(figure.y.low, figure.y.high, start=height - 42, end=30)
-    x_ticks = _apart(figure.x.tick_marks(max(3, width // 85)), x)
-    place = f"{figure.key}-{width}"
+    x_ticks = _spread_ticks(figure.x.tick_marks(max(3, width // 85)), x)
+    key = f"{figure.key}-{width}"
     parts = [
-        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-labelledby="{place}-t {place}-d" '
+        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-labelledby="{key}-t {key}-d" '
         f'data-x="{x.low!r} {x.high!r} {x.start:.2f} {x.end:.2f}" '
         f'data-y="{y.low!r} {y.high!r} {y.start:.2f} {y.end:.2f}">',
-        f'<title id="{place}-t">{escape(figure.title)}</title><desc id="{place}-d">{escape(figure.description)}</desc>',
-        f'<defs><clipPath id="{place}-c"><rect x="{x.start - 3:.1f}" y="{y.end - 3:.1f}" '
+        f'<title id="{key}-t">{escape(figure.title)}</title><desc id="{key}-d">{escape(figure.description)}</desc>',
+        f'<defs><clipPath id="{key}-c"><rect x="{x.start - 3:.1f}" y="{y.end - 3:.1f}" '
         f'width="{x.end - x.start + 6:.1f}" height="{y.start - y.end + 6:.1f}"/></clipPath></defs>',
         *(_grid(x, y, x_ticks, y_ticks) if figure.grid else ()),
-        f'<g clip-path="url(#{place}-c)">',
+        f'<g clip-path="url(#{key}-c)">',
         *(mark(x, y) for mark in figure.marks),
         "</g>",
         *_labels(x, y, x_ticks, y_ticks),
@@ -303,7 +303,7 @@ def render(figure: Figure, *, width: int, height: int) -> Markup:
     return Markup("".join(parts))
 
 
-def _apart(ticks: list[tuple[float, str]], x: Scale) -> list[tuple[float, str]]:
+def _spread_ticks(ticks: list[tuple[float, str]], x: Scale) -> list[tuple[float, str]]:
     """Every n-th tick, such that no two labels touch."""
     for n in range(1, len(ticks) + 1):
         some = ticks[::n]

@@ -19,13 +19,23 @@ from dropbayes.report.measurements import ENOUGH_ROWS, Classification, Regressio
 _JOINT_SIGMAS = 2.394
 """Standard errors that the worst of three coverages exceeds with a probability of at most 5 % (Bonferroni)."""
 
+_LEVELS = (50, 80, 95)
+"""The claimed coverages that are judged, in percent."""
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether stated certainty and observed truth agree: "calibrated", "over", "under", "uneven" or "few" (rows)."""
+    """Whether stated certainty and observed truth agree.
+
+    Args:
+        kind: "calibrated", "over", "under", "uneven" or "few" (rows).
+        text: The verdict in words.
+        level: The claimed coverage, in percent, that shows it best.
+    """
 
     kind: str
     text: str
+    level: int = 95
 
     @property
     def tone(self) -> str:
@@ -38,22 +48,22 @@ def regression_verdict(measured: Regression) -> Verdict:
     n = len(measured.y)
     if n < ENOUGH_ROWS:
         return Verdict("few", f"{n} rows are too few to judge calibration")
-    claims = [level - 1 for level in (50, 80, 95)]
+    claims = [level - 1 for level in _LEVELS]
     gap = (measured.reliability.observed - measured.reliability.claimed)[claims].numpy()
     sigmas = gap / measured.reliability.standard_error[claims].numpy()
     if np.abs(sigmas).max() <= _JOINT_SIGMAS:
         return Verdict("calibrated", f"as far as {n:,} rows can tell, it is calibrated")
+    worst = int(np.abs(sigmas).argmax())
+    level = _LEVELS[worst]
     factors = interval_factors(measured)
     if not factors.agree:
-        words = {level: _width(value) for level, value in zip((50, 95), factors.values[[0, 2]], strict=True)}
-        shape = f"its 50 % intervals are {words[50]}, its 95 % intervals {words[95]}"
-        return Verdict("uneven", f"wrong in shape, which no factor on the standard deviation mends: {shape}")
-    worst = int(np.abs(sigmas).argmax())
+        shape = "wrong in shape, which no factor on the standard deviation mends"
+        return Verdict("uneven", f"{shape}: {_widths(factors)}", level)
     kind, word = ("over", "over-confident: its intervals are too narrow") if gap[worst] < 0 else (
         "under", "too cautious: its intervals are wider than needed")  # fmt: skip
     slight = "slightly " if abs(gap[worst]) < 0.03 else ""
-    chance = f"{abs(sigmas[worst]):.0f} standard errors off at {(50, 80, 95)[worst]} %"
-    return Verdict(kind, f"{slight}{word} ({chance})")
+    chance = f"{abs(sigmas[worst]):.0f} standard errors off at {level} %"
+    return Verdict(kind, f"{slight}{word} ({chance})", level)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,12 +103,21 @@ def interval_factors(measured: Regression) -> IntervalFactors:
         return math.sqrt(2) * scipy.special.erfinv(np.clip(level, 1e-6, 1 - 1e-9))
 
     values, errors = [], []
-    for p in (0.5, 0.8, 0.95):
+    for p in (level / 100 for level in _LEVELS):
         ranks = n * p + np.array([-1.0, 0.0, 1.0]) * math.sqrt(n * p * (1 - p))
         low, middle, high = half_width(ordered[np.clip(ranks.round().astype(int), 0, n - 1)]) / half_width(p)
         values.append(middle)
         errors.append(max((high - low) / 2, 1e-6))
     return IntervalFactors(np.array(values), np.array(errors))
+
+
+def _widths(factors: IntervalFactors) -> str:
+    levels: dict[str, list[str]] = {}
+    for level, value in zip(_LEVELS, factors.values, strict=True):
+        levels.setdefault(_width(value), []).append(f"{level} %")
+    if len(levels) == 1:
+        return f"its intervals are {next(iter(levels))} at every level, by different factors"
+    return "its intervals are " + ", ".join(f"{width} at {' and '.join(at)}" for width, at in levels.items())
 
 
 def _width(factor: float) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["available_device", "capture_graph", "cpu_threads", "flushed_denormals", "tensor_cores"]
+__all__ = ["available_device", "capture_graph", "cpu_threads", "flush_denormals", "share_cores", "tensor_cores"]
 
 _Result = TypeVar("_Result")
 
@@ -42,6 +43,16 @@ def available_device(device: str | torch.device = "auto") -> torch.device:
             remedy += f", or one of the {torch.cuda.device_count()} CUDA devices, numbered from 'cuda:0'"
         raise ValueError(f"`device` must be one that works here; got {str(device)!r} ({reason}). {remedy}.") from error
     return usable
+
+
+def share_cores(n_workers: int | None = None) -> None:
+    """Gives this process its share of the cores for good, so that worker processes do not compete for them.
+
+    Args:
+        n_workers: The number of workers on this machine; None for as many as cores, with one thread each.
+    """
+    n_cores = os.cpu_count() or 1
+    torch.set_num_threads(max(1, n_cores // (n_workers or n_cores)))
 
 
 @contextlib.contextmanager
@@ -119,14 +130,14 @@ def capture_graph(
 
 
 @contextlib.contextmanager
-def flushed_denormals() -> Iterator[None]:
+def flush_denormals() -> Iterator[None]:
     """Numbers below the smallest normal one are zero on this thread, where the processor can do that.
 
     Arithmetic with them takes a processor up to a hundred times as long, and the moments and weights of a unit that no
     longer learns decay into their range and stay there.
 
     Example:
-        >>> with flushed_denormals():
+        >>> with flush_denormals():
         ...     flushed = float(torch.tensor(1e-30) * 1e-10)
         >>> flushed, float(torch.tensor(1e-30) * 1e-10) > 0
         (0.0, True)

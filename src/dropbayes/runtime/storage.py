@@ -132,13 +132,13 @@ def load(path: str | os.PathLike[str], *, kinds: Collection[str]) -> ModelFile:
             f"`path` must name a model file; {os.fspath(path)!r} is a folder. dropbayes.load reads the folder of "
             "a whole model."
         )
-    return parsed(pathlib.Path(path).read_bytes(), kinds=kinds)
+    return parse(pathlib.Path(path).read_bytes(), kinds=kinds)
 
 
-def parsed(contents: bytes, *, kinds: Collection[str]) -> ModelFile:
+def parse(contents: bytes, *, kinds: Collection[str]) -> ModelFile:
     """The model in the bytes of a file; see `load`."""
     try:
-        model = _verified(contents)
+        model = _verify(contents)
     except Exception:
         raise _refusal() from None
     if model.get("format") not in range(1, FORMAT + 1):
@@ -162,7 +162,7 @@ def _refusal() -> ValueError:
     )
 
 
-def _verified(contents: bytes) -> dict[str, Any]:
+def _verify(contents: bytes) -> dict[str, Any]:
     """The description of a file whose digest is right; an exception of any class for all others."""
     length = int.from_bytes(contents[:8], "little")
     if length > min(_LARGEST_HEADER, len(contents) - 8):

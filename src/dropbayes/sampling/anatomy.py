@@ -82,6 +82,12 @@ class Anatomy:
         return self.prefix_cost / max(self.prefix_cost + self.suffix_cost, 1.0)
 
     @property
+    def skips_layers(self) -> bool:
+        """Whether a draw may skip layers and their sites: a single random number can decide a branch (LayerDrop)."""
+        scalar = any(site.kind == "rand" and not site.shape and site.is_random for site in self.sites)
+        return scalar or self.host_random
+
+    @property
     def n_random(self) -> int:
         """The number of sites where two draws can differ."""
         return sum(site.is_random for site in self.sites) + self.host_random

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dropbayes.sampling.anatomy import Anatomy
 from dropbayes.sampling.evaluators import Chunk, General
-from dropbayes.sampling.inspection import Inspected
+from dropbayes.sampling.inspection import Inspection
 from dropbayes.sampling.keyed import Masks
 from dropbayes.sampling.looks import autocast_dtype, equal_but_for_rounding, flags_up
 from dropbayes.sampling.strategies import (
@@ -25,7 +25,7 @@ from dropbayes.sampling.strategies import (
     Work,
     evaluate,
 )  # fmt: skip
-from dropbayes.sampling.trees import Inputs, own_leaves
+from dropbayes.sampling.trees import Inputs, cloned_leaves
 from dropbayes.sampling.views import View
 
 # Mapped calls take longer to launch, so mapping needs at least this share of a forward pass before the first site, and
@@ -51,23 +51,23 @@ def _candidates(anatomy: Anatomy, per_row: bool, shares_prefix: bool) -> tuple[S
 
 
 def chosen_strategy(
-    net: nn.Module, inputs: Inputs, record: Inspected, masks: Masks, leave_out: tuple[str, ...]
+    net: nn.Module, inputs: Inputs, record: Inspection, masks: Masks, leave_out: tuple[str, ...]
 ) -> Strategy:
     """The fastest strategy that agrees, on a few rows and draws, with one row of one draw at a time."""
     shares_prefix = _shares_prefix(masks.anatomy, inputs, masks.keys.n_draws)
     key = (masks.per_row, shares_prefix, autocast_dtype(inputs.device))
     if key not in record.strategies:
         candidates = _candidates(masks.anatomy, masks.per_row, shares_prefix)
-        record.strategies[key] = _probed(net, inputs, record, masks, leave_out, candidates)
+        record.strategies[key] = _probe(net, inputs, record, masks, leave_out, candidates)
     return cast(Strategy, record.strategies[key])
 
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def _probed(
+def _probe(
     net: nn.Module,
     inputs: Inputs,
-    record: Inspected,
+    record: Inspection,
     masks: Masks,
     leave_out: tuple[str, ...],
     candidates: tuple[Strategy, ...],
@@ -78,12 +78,12 @@ def _probed(
 
     def run(strategy: Strategy) -> list[Tensor]:
         flags = flags_up(leave_out, masks.anatomy.lowered)
-        leaves = own_leaves(inputs.rows(index))
+        leaves = cloned_leaves(inputs.rows(index))
         work = Work(lambda: View(net, flags).net, inputs, leaves, draws, range(len(index)))
         with _without_fallbacks() if strategy is MAPPED else contextlib.nullcontext():
             return evaluate(strategy, masks, work)
 
-    def compared(strategy: Strategy) -> list[Tensor]:
+    def outputs_of(strategy: Strategy) -> list[Tensor]:
         """Its outputs, in full precision if the network allows it: rounding then hides no difference."""
         if autocast_dtype(inputs.device) is None or record.needs_autocast:
             return run(strategy)
@@ -94,12 +94,12 @@ def _probed(
     oracle: list[Tensor] | None = None
     for strategy in candidates:
         try:
-            outputs = compared(strategy)
+            outputs = outputs_of(strategy)
         except Exception as error:  # control flow that depends on data, an operation without a rule, ...
             if is_out_of_memory(error):
                 raise
             continue
-        oracle = oracle or compared(ONE_BY_ONE)
+        oracle = oracle or outputs_of(ONE_BY_ONE)
         if len(oracle) == len(outputs) and all(map(equal_but_for_rounding, outputs, oracle)):
             return strategy
     return ONE_BY_ONE

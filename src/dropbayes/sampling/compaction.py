@@ -88,7 +88,7 @@ def _scaled_mask(keys: Keys, site: int, drop_prob: float, draws: range, width: i
     kernels = kernels_on(like.device)
     if kernels is not None:  # one launch instead of about twenty
         ones = like.new_ones(width)
-        spread: Tensor = kernels.masked(
+        spread: Tensor = kernels.dropout(
             ones, keys, site, drop_prob=drop_prob, draws=draws, rows=None, outer=1, inner=width, drawn=False
         )
         return spread.view(-1, width)
@@ -125,14 +125,14 @@ def _product(h: Tensor, layer: nn.Linear, units: Tensor | None, wanted: Tensor |
     elif wanted is None:
         weight = layer.weight[:, units].transpose(0, 1)
     else:
-        weight = _part(layer.weight, wanted, units)
+        weight = _submatrices(layer.weight, wanted, units)
     if layer.bias is None:
         return torch.bmm(h, weight.transpose(1, 2))
     bias = layer.bias if wanted is None else layer.bias[wanted][:, None, :]
     return torch.baddbmm(bias, h, weight.transpose(1, 2))
 
 
-def _part(weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def _submatrices(weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Some rows and columns of the weights, different for every draw."""
     kernels = kernels_on(weight.device)
     if kernels is not None and weight.is_contiguous():

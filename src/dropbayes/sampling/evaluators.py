@@ -10,15 +10,19 @@ from torch import Tensor, nn
 
 from dropbayes.sampling.compaction import compact_draws
 from dropbayes.sampling.fusion import kernels_on
-from dropbayes.sampling.inspection import Inspected
+from dropbayes.sampling.graphs import replayed
+from dropbayes.sampling.inspection import Inspection
 from dropbayes.sampling.keyed import Masks
 from dropbayes.sampling.looks import flags_up
-from dropbayes.sampling.masks import Keys
+from dropbayes.sampling.masks import Keys, tables
 from dropbayes.sampling.perceptron import Perceptron
-from dropbayes.sampling.perceptron_draws import prepared_draws
+from dropbayes.sampling.perceptron_draws import PerceptronDraws, prepare
 from dropbayes.sampling.strategies import Strategy, Work, evaluate
+from dropbayes.sampling.streaming import mean_over_draws
 from dropbayes.sampling.trees import Inputs
 from dropbayes.sampling.views import View
+
+_PREPARED_CHUNKS = 2  # chunks of draws kept with a plan: each holds masked copies of weights
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Evaluator(Protocol):
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
         """The draws of the rows `rows` of `inputs`, whose first one is keyed as `first_row`."""
 
-    def replicated(self, number: int) -> Evaluator:
+    def replicate(self, number: int) -> Evaluator:
         """The same evaluator with independent draws."""
 
 
@@ -52,7 +56,7 @@ class General:
     """Any network, by the strategy that passed its trial."""
 
     net: nn.Module
-    record: Inspected
+    record: Inspection
     masks: Masks
     strategy: Strategy
     leave_out: tuple[str, ...]
@@ -62,7 +66,7 @@ class General:
     def name(self) -> str:
         return str(self.strategy)
 
-    def replicated(self, number: int) -> General:
+    def replicate(self, number: int) -> General:
         keys = replace(self.masks.keys, replicate=number)
         return replace(self, masks=replace(self.masks, keys=keys))
 
@@ -71,15 +75,38 @@ class General:
             return View(self.net, flags_up(self.leave_out, self.masks.anatomy.lowered)).net
         return self.record.view.net
 
-    def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
+    def _evaluate(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> list[Tensor]:
         padded = min((size for size in self.sizes if size >= len(rows)), default=len(rows))
         size = len(rows) if self.strategy.rows == "single" else padded
-        leaves = inputs.padded_rows(rows.start, rows.stop, 1 if inputs.is_one_row else size)
+        leaves = inputs.padded_rows(rows.start, rows.stop, size)
         work = Work(self._network, inputs, leaves, draws, range(first_row, first_row + size))
-        outputs = [out[:, : len(rows)] for out in evaluate(self.strategy, self.masks, work)]
+        return [out[:, : len(rows)] for out in evaluate(self.strategy, self.masks, work)]
+
+    def _replayed(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> list[Tensor] | None:
+        """The outputs from a CUDA graph of the same evaluation; None without one."""
+        masks, anatomy = self.masks, self.masks.anatomy
+        depends = anatomy.stateful or anatomy.skips_layers or anatomy.seeds_itself
+        if inputs.device.type != "cuda" or depends or masks.positions or len(rows) < inputs.n_rows:
+            return None
+        pairs = len(rows) * len(draws)
+        return replayed(
+            self.record.graphs,
+            self.net,
+            inputs,
+            (masks.keys, masks.per_row, masks.integrate, self.strategy, self.sizes, self.leave_out, first_row, draws),
+            lambda own: self._evaluate(own, rows, first_row, draws),
+            held=tables(masks.keys, inputs.device),
+            operations=len(rows) * anatomy.prefix_cost + pairs * anatomy.suffix_cost,
+            n_bytes=pairs * anatomy.pass_bytes,
+        )
+
+    def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
+        outputs = self._replayed(inputs, rows, first_row, draws)
+        if outputs is None:
+            outputs = self._evaluate(inputs, rows, first_row, draws)
         if not self.masks.integrate:
             return Chunk(draws, outputs, None)
-        return Chunk(draws, outputs[:-1], [outputs[-1].mean(0, dtype=torch.float64)])
+        return Chunk(draws, outputs[:-1], [mean_over_draws(outputs[-1])])
 
 
 @dataclass(frozen=True)
@@ -91,31 +118,49 @@ class Direct:
     per_row: bool
     integrate: bool
     rows: int
+    prepared: dict[range, PerceptronDraws] | None = None  # of earlier calls; None for a network that may change
 
     name = "direct"
 
-    def replicated(self, number: int) -> Direct:
-        return replace(self, keys=replace(self.keys, replicate=number))
+    def replicate(self, number: int) -> Direct:
+        return replace(self, keys=replace(self.keys, replicate=number), prepared=None)
 
     def moments(self, inputs: Inputs, first_row: int, draws: range) -> tuple[Tensor, Tensor] | None:
         """The mean and variance over draws of all rows by one kernel; None if no kernel supports this perceptron."""
         x = inputs.leaves[0]
         kernels = kernels_on(x.device)
-        if kernels is None or self.perceptron.fused is None or x.dtype != torch.float32:
+        if kernels is None or self.perceptron.kernel_layers is None or x.dtype != torch.float32:
             return None
         rows = range(first_row, first_row + inputs.n_rows) if self.per_row else None
         moments: tuple[Tensor, Tensor] = kernels.perceptron_moments(
-            self.perceptron.fused, x.contiguous(), self.keys, draws=draws, rows=rows, integrate_last=self.integrate
+            self.perceptron.kernel_layers,
+            x.contiguous(),
+            self.keys,
+            draws=draws,
+            rows=rows,
+            integrate_last=self.integrate,
         )
         return moments
 
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
         x = inputs.leaves[0][rows.start : rows.stop]
-        prepared = prepared_draws(
-            self.perceptron, self.keys, draws, block=self.rows, per_row=self.per_row, integrate=self.integrate, like=x
-        )
-        outputs, variance = prepared(x, first_row)
+        outputs, variance = self._draws(draws, x)(x, first_row)
         return Chunk(draws, [outputs], None if variance is None else [variance])
+
+    def _draws(self, draws: range, x: Tensor) -> PerceptronDraws:
+        """The prepared draws, remembered if the network cannot change: repeated calls with one seed prepare once."""
+        known = None if self.prepared is None else self.prepared.get(draws)
+        if known is not None:
+            return known
+        made = prepare(
+            self.perceptron, self.keys, draws, block=self.rows, per_row=self.per_row, integrate=self.integrate,
+            like=x[:0],
+        )  # fmt: skip
+        if self.prepared is not None:
+            if len(self.prepared) == _PREPARED_CHUNKS:
+                self.prepared.clear()
+            self.prepared[draws] = made
+        return made
 
 
 @dataclass(frozen=True)
@@ -128,7 +173,7 @@ class Compacted:
 
     name = "direct, compacted"
 
-    def replicated(self, number: int) -> Compacted:
+    def replicate(self, number: int) -> Compacted:
         return replace(self, keys=replace(self.keys, replicate=number))
 
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes.sampling.inspection import forget, inspected, names_of
+from dropbayes.sampling.inspection import forget, inspect_cached, names_of
 from dropbayes.sampling.keyed import KeyedSource, Masks
 from dropbayes.sampling.looks import flags_up
 from dropbayes.sampling.operations import Interception
@@ -24,7 +24,7 @@ from dropbayes.sampling.plan import (
     position_masks,
 )
 from dropbayes.sampling.positions import checked_positions
-from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs, is_cache, own_leaves, split
+from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs, cloned_leaves, is_cache, split
 from dropbayes.sampling.views import View, checked_network, eagerly
 
 
@@ -99,7 +99,7 @@ def is_stochastic(net: nn.Module, x: Any) -> bool:
     """Whether two draws of `net` on `x` can differ: whether it has dropout that is switched on."""
     inputs, plain = as_inputs(x), checked_network(net)
     direct = perceptron(plain, inputs.leaves[0]) if inputs.is_matrix else None
-    anatomy = inspected(plain, inputs).anatomy if direct is None else direct.anatomy
+    anatomy = inspect_cached(plain, inputs).anatomy if direct is None else direct.anatomy
     return anatomy.n_random > 0
 
 
@@ -114,22 +114,26 @@ def checked_first_row(first_row: int) -> int:
 
 def with_plan(net: nn.Module, inputs: Inputs, compute: Callable[[Plan], Any], **options: Any) -> tuple[Any, Plan]:
     """The result of `compute` on a plan, and the plan; planned again if the network changed since its inspection."""
+    # Changed on the inputs on which it was just inspected: its sites depend on the values of a row.
+    for careful in (False, False, True):
+        try:
+            plan = _planned(net, inputs, careful=careful, **options)
+            return compute(plan), plan
+        except NetworkChanged:
+            forget(checked_network(net))
+    raise NotImplementedError(
+        "`net` met other sites in each of several runs on the same input, so that its masks cannot be keyed. Let its "
+        "forward depend on its input and its weights only."
+    )
+
+
+def _planned(net: nn.Module, inputs: Inputs, **options: Any) -> Plan:
     try:
-        plan = plan_draws(net, inputs, **options)
+        return plan_draws(net, inputs, **options)
     except RuntimeError as error:
         for hint in _input_hints(net, inputs, str(error)):
             error.add_note(hint)
         raise
-    try:
-        return compute(plan), plan
-    except NetworkChanged:
-        forget(checked_network(net))
-        plan = plan_draws(net, inputs, **options)
-    try:
-        return compute(plan), plan
-    except NetworkChanged:  # inspected on the same inputs: the sites depend on the values of a row
-        plan = plan_draws(net, inputs, **options, careful=True)
-        return compute(plan), plan
 
 
 def _input_hints(net: nn.Module, inputs: Inputs, message: str) -> list[str]:
@@ -151,7 +155,7 @@ def keep_state(net: nn.Module, inputs: Inputs, plan: Plan) -> None:
         net = checked_network(net)
         view = View(net)
         with torch.no_grad():
-            eagerly(inputs.call)(view.net, own_leaves(inputs.leaves))
+            eagerly(inputs.call)(view.net, cloned_leaves(inputs.leaves))
         view.commit(net)
 
 
@@ -203,13 +207,13 @@ def function_draw(
         if args and kwargs:
             raise TypeError("a draw takes positional or named arguments, not both. Name all of them.")
         inputs = as_inputs(x, row_axis=row_axis)
-        anatomy = inspected(
+        anatomy = inspect_cached(
             plain, inputs, names, positions=positions is not None, any_length=positions is not None
         ).anatomy
         check_random(anatomy)
         if not anatomy.rows_together or anatomy.host_random:
             options = {"masks": masks, "positions": positions, "leave_out": names}
-            return _drawn_in_parts(plain, inputs, keys, operator.index(index), options)
+            return _draw_by_blocks(plain, inputs, keys, operator.index(index), options)
         drawn = Masks(anatomy, keys, masks == "row", False, position_masks(positions, inputs))
         source = KeyedSource(drawn, range(index, index + 1), range(inputs.n_rows), folded=True)
         view = View(plain, flags_up(names, anatomy.lowered))
@@ -232,7 +236,7 @@ def function_draw(
     return function
 
 
-def _drawn_in_parts(net: nn.Module, inputs: Inputs, keys: Any, index: int, options: dict[str, Any]) -> Any:
+def _draw_by_blocks(net: nn.Module, inputs: Inputs, keys: Any, index: int, options: dict[str, Any]) -> Any:
     """One draw of a network that takes one row at a time."""
     plan = plan_draws(net, inputs, keys=keys, **options)
     chunks = [plan.evaluator(inputs, rows, rows.start, range(index, index + 1)) for rows, _ in plan.blocks(inputs)]

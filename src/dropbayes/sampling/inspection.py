@@ -19,9 +19,17 @@ import torch
 from torch import nn
 
 from dropbayes.sampling.anatomy import Anatomy, Sites
+from dropbayes.sampling.graphs import Graphs
 from dropbayes.sampling.lengths import form, with_positions
 from dropbayes.sampling.looks import Look, LookFailed, autocast_dtype, flags_down, flags_up, is_left_out, look
-from dropbayes.sampling.rows import SEVERAL, check_rows, look_at_several_rows, output_layouts, site_layouts
+from dropbayes.sampling.rows import (
+    SEVERAL,
+    check_rows,
+    check_single_row,
+    look_at_several_rows,
+    output_layouts,
+    site_layouts,
+)
 from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs
 from dropbayes.sampling.views import View, check_modules, checked_network
 
@@ -59,7 +67,7 @@ def names_of(leave_out: str | Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass
-class Inspected:
+class Inspection:
     """A network that was inspected: its anatomy, a view to run, and the strategies that passed their trial."""
 
     anatomy: Anatomy
@@ -67,26 +75,27 @@ class Inspected:
     needs_autocast: bool = False
     strategies: dict[Any, Any] = dataclasses.field(default_factory=dict)  # by the inputs of the choice
     sizes: dict[Any, tuple[int, ...]] = dataclasses.field(default_factory=dict)  # block sizes in which bits agree
+    graphs: Graphs = dataclasses.field(default_factory=Graphs)
 
 
-_inspected: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Inspected]] = weakref.WeakKeyDictionary()
+_inspections: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Inspection]] = weakref.WeakKeyDictionary()
 _MOST_FORMS = 16
 
 
-def inspected(
+def inspect_cached(
     net: nn.Module,
     inputs: Inputs,
     leave_out: tuple[str, ...] = (),
     *,
     positions: bool = False,
     any_length: bool = False,
-) -> Inspected:
+) -> Inspection:
     """`inspect`, remembered for inputs of this form until something about the network's modules changes.
 
     With `any_length`, an inspection of one length serves others: for sites and axes, but not for costs and shapes.
     """
     key = (form(inputs) if any_length else inputs.signature, inputs.n_rows == 1, leave_out, positions, any_length)
-    known = _inspected.setdefault(net, {})
+    known = _inspections.setdefault(net, {})
     record = known.get(key)
     if record is not None and record.view.is_valid(net):
         return record
@@ -100,7 +109,7 @@ def inspected(
 
 def forget(net: nn.Module) -> None:
     """Forgets the inspection of a network that turned out to behave differently."""
-    _inspected.pop(net, None)
+    _inspections.pop(net, None)
 
 
 class UncertaintyWarning(UserWarning):
@@ -110,7 +119,7 @@ class UncertaintyWarning(UserWarning):
 # The inspection -------------------------------------------------------------------------------------------------------
 
 
-def inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...] = (), *, positions: bool = False) -> Inspected:
+def inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...] = (), *, positions: bool = False) -> Inspection:
     """The anatomy of a network on inputs of this form; raises if its draws would be wrong.
 
     Autocast is off unless the network needs it, so that outputs differ only by the rounding of full precision.
@@ -126,7 +135,7 @@ def inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...] = (), *, 
 
 @torch.inference_mode(False)  # inference tensors have no versions, which reveal writes
 @torch.no_grad()
-def _inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...], positions: bool) -> Inspected:
+def _inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...], positions: bool) -> Inspection:
     check_modules(net)
     _check_names(net, leave_out)
     versions = {name: buffer._version for name, buffer in net.named_buffers() if not buffer.is_inference()}
@@ -134,6 +143,7 @@ def _inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...], positio
     try:
         plain = look(net, inputs, one, flags_down, leave_out)
     except LookFailed as failed:
+        check_single_row(net, inputs, failed, leave_out)
         raise failed.error from None
     chosen, lowered = _chosen_look(net, inputs, one, plain, leave_out)
     _check_accounted(chosen, plain)
@@ -165,7 +175,7 @@ def _inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...], positio
         seeds_itself=recorder.seeds_itself,
         stateful=bool(plain.view.changes()) or bool(chosen.view.changes()),
     )
-    return Inspected(anatomy, View(net, flags, own_buffers=anatomy.stateful))
+    return Inspection(anatomy, View(net, flags, own_buffers=anatomy.stateful))
 
 
 def _bytes_of_a_row(one: Look, several: Look | None, peak_bytes: Callable[[Look], int]) -> int:
@@ -192,17 +202,34 @@ def _chosen_look(
             raise failed.error from None
     if full is not None:
         _check_accounted(full, plain)
-        if full.agrees_with(plain) or (full.fits(plain) and _more_raw(full, plain)):
+        if full.agrees_with(plain):
+            return full, frozenset()
+        _check_repeatable(net, inputs, row, full, leave_out)
+        if full.fits(plain) and _more_raw(full, plain):
             return full, frozenset()
     classes = sorted({type(m) for n, m in net.named_modules() if flags_up(leave_out)(n, m)}, key=lambda c: c.__name__)
     dropping = {cls for cls in classes if _only_drops(net, inputs, row, cls, plain, leave_out)}
     lowered = frozenset(classes) - dropping
     chosen = look(net, inputs, row, flags_up(leave_out, lowered), leave_out) if dropping else plain
     if not chosen.fits(plain):
-        raise ValueError(f"`net` gives an output of another form in training: {_described(chosen)}.")
+        raise ValueError(f"`net` gives an output of another form in training: {_describe(chosen)}.")
     if full is not None:
         _check_none_missing(full, chosen)
     return chosen, lowered
+
+
+def _check_repeatable(net: nn.Module, inputs: Inputs, row: list[Any], full: Look, leave_out: tuple[str, ...]) -> None:
+    """Raises if a second look gives another output: with all masks left out, nothing should be random."""
+    try:
+        again = look(net, inputs, row, flags_up(leave_out), leave_out, honours=True)
+    except LookFailed:
+        return
+    if not again.agrees_with(full):
+        raise NotImplementedError(
+            "`net` gives different outputs in training with every mask left out: it draws random numbers that cannot "
+            "be keyed to a seed, from a generator of its own. Draw them with torch.rand, torch.randn or "
+            "torch.bernoulli, or leave the module out by name with leave_out= if it is not dropout."
+        )
 
 
 def _more_raw(seen: Look, plain: Look) -> bool:
@@ -228,7 +255,7 @@ def _only_drops(
     if seen.agrees_with(plain) or (seen.fits(plain) and _more_raw(seen, plain)):
         return True
     raise ValueError(
-        f"`net` holds a {cls.__name__} whose training branch draws ({_described(seen)}) and changes its output in "
+        f"`net` holds a {cls.__name__} whose training branch draws ({_describe(seen)}) and changes its output in "
         f"another way as well, so that its randomness alone cannot be switched on. Leave it out with "
         f"leave_out={cls.__name__!r} if it is not dropout, or let its output differ by dropout only."
     )
@@ -247,7 +274,7 @@ def _refuse_or_warn(cls: type, failed: LookFailed, plain: Look) -> None:
     )
 
 
-def _described(seen: Look) -> str:
+def _describe(seen: Look) -> str:
     site = seen.recorder.sites[-1] if seen.recorder.sites else None
     return ", ".join(seen.moved) or (f"{site.kind} in {site.path or 'the network'}" if site else "nothing")
 

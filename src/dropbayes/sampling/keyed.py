@@ -14,13 +14,15 @@ from dropbayes.sampling.anatomy import Anatomy, RowLayout, Site
 from dropbayes.sampling.fusion import kernels_on
 from dropbayes.sampling.masks import Keys, Units, keep_mask, uniform
 from dropbayes.sampling.names import SiteNames
-from dropbayes.sampling.operations import RandomSource, scaled_product, transform_depth
+from dropbayes.sampling.operations import RandomSource, scaled_product
 from dropbayes.sampling.positions import Positions
 from dropbayes.sampling.recorder import SENTINEL_SEED
 
-# A functorch primitive: a real tensor seen as batched along one axis at a level of vmap.
+# From functorch: a real tensor seen as batched along one axis at a level of vmap; the depth of nested transforms, None
+# outside all of them.
 _functorch: Any = torch._C._functorch
 _add_batch_dim: Callable[[Tensor, int, int], Tensor] = _functorch._add_batch_dim
+transform_depth: Callable[[], int | None] = _functorch.maybe_current_level
 
 _KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -73,11 +75,10 @@ class KeyedSource(RandomSource):
         self._integrated: tuple[Tensor, int] | None = None
 
     def follow(self, net: nn.Module) -> None:
-        """Identifies the sites of `net` by name if a draw may skip layers and their sites (LayerDrop)."""
-        sites = self.masks.anatomy.sites
-        if self.masks.positions is not None and any(site.kind == "rand" and not site.shape for site in sites):
+        """Identifies the sites of `net` by name if a draw may skip layers and their sites."""
+        if self.masks.anatomy.skips_layers:
             self._names = SiteNames({id(module): path for path, module in net.named_modules()})
-            self._by_name = {site.name: site for site in sites}
+            self._by_name = {site.name: site for site in self.masks.anatomy.sites}
 
     def is_off(self, training: bool) -> bool:
         self._calls += 1
@@ -91,27 +92,27 @@ class KeyedSource(RandomSource):
     def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
         site = self._next(kind, drop_prob)
         layout, inner_shape = self._layout(site, shape)
-        return self._laid(self._mask(site, drop_prob, inner_shape, like), layout, shape, inner_shape)
+        return self._lay_out(self._mask(site, drop_prob, inner_shape, like), layout, shape, inner_shape)
 
     def _mask(self, site: Site, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
         def make(number: int, shape: tuple[int, ...], units: Units | None) -> Tensor:
             return keep_mask(
-                self.masks.keys, number, drop_prob=drop_prob, draws=self.draws, rows=self._own_rows, shape=shape,
+                self.masks.keys, number, drop_prob=drop_prob, draws=self.draws, rows=self._mask_rows, shape=shape,
                 dtype=like.dtype, device=like.device, units=units,
             )  # fmt: skip
 
         positions = self.masks.positions
-        return make(site.index, shape, None) if positions is None else positions.made(site, shape, make)
+        return make(site.index, shape, None) if positions is None else positions.generate(site, shape, make)
 
-    def masked(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
+    def dropout(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
         site = self._next(kind, drop_prob)
         layout, inner_shape = self._layout(site, shape)
-        fused = self._fused(site, layout, x, drop_prob, shape)
+        fused = self._dropout_by_kernel(site, layout, x, drop_prob, shape)
         if fused is not None:
             return x.copy_(fused) if inplace and not isinstance(x, nn.Parameter) else fused
         mask = self._mask(site, drop_prob, inner_shape, x)
-        if layout is None or self._own_rows is not None:
-            return scaled_product(x, self._laid(mask, layout, shape, inner_shape), drop_prob, inplace)
+        if layout is None or self._mask_rows is not None:
+            return scaled_product(x, self._lay_out(mask, layout, shape, inner_shape), drop_prob, inplace)
         # A mask shared by rows is multiplied without a copy per row.
         sizes = (len(self.draws) if self.folded else 1, len(self.rows), layout.inner)
         split_x = x.unflatten(layout.axis, sizes)
@@ -119,7 +120,7 @@ class KeyedSource(RandomSource):
         product = scaled_product(split_x, mask, drop_prob).flatten(layout.axis, layout.axis + 2)
         return x.copy_(product) if inplace and not isinstance(x, nn.Parameter) else product
 
-    def _fused(
+    def _dropout_by_kernel(
         self, site: Site, layout: RowLayout | None, x: Tensor, drop_prob: float, shape: tuple[int, ...]
     ) -> Tensor | None:
         """The masked tensor by one kernel that generates the mask in registers; None without one."""
@@ -130,21 +131,21 @@ class KeyedSource(RandomSource):
             return None
         if shape != tuple(x.shape):  # whole channels: their few factors first, then a product that broadcasts
             ones = torch.ones((), dtype=x.dtype, device=x.device).expand(shape)
-            factors = self._fused(site, layout, ones, drop_prob, shape)
+            factors = self._dropout_by_kernel(site, layout, ones, drop_prob, shape)
             return None if factors is None else x * factors
         drawn = self.level is None or _is_mapped(x, self.level)
         folded = _folded_draws(x, self.level, layout.axis) if self.level is not None and drawn else x
-        result: Tensor = kernels.masked(
+        result: Tensor = kernels.dropout(
             folded.contiguous(), self.masks.keys, site.index, drop_prob=drop_prob, draws=self.draws,
-            rows=self._own_rows, drawn=drawn, **_extents(shape, layout),
+            rows=self._mask_rows, drawn=drawn, **_extents(shape, layout),
         )  # fmt: skip
-        result = self._as_seen(result, layout, shape)
+        result = self._hide_draws(result, layout, shape)
         if self.level is None and x.dim() == 4 and not x.is_contiguous():
             last = x.is_contiguous(memory_format=torch.channels_last)
             return result.contiguous(memory_format=torch.channels_last) if last else result
         return result
 
-    def _as_seen(self, result: Tensor, layout: RowLayout, shape: tuple[int, ...]) -> Tensor:
+    def _hide_draws(self, result: Tensor, layout: RowLayout, shape: tuple[int, ...]) -> Tensor:
         """A kernel's result, `[outer, draw, row, inner]`, as the network sees it: mapped draws hidden."""
         if self.level is None:
             return result.view(shape)
@@ -155,7 +156,7 @@ class KeyedSource(RandomSource):
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, drop_prob: float, is_causal: bool,
         scale: float,
     ) -> Tensor | None:  # fmt: skip
-        if self.lenient or self.site >= len(self.masks.anatomy.sites):
+        if self.lenient or self._names is not None or self.site >= len(self.masks.anatomy.sites):
             return None
         if self.masks.positions is not None:
             return self._tied_attention(query, key, value, attn_mask, drop_prob, is_causal, scale)
@@ -177,7 +178,7 @@ class KeyedSource(RandomSource):
                 attn_mask = _folded_draws(attn_mask, self.level, 0, len(self.draws))
         result: Tensor = kernels.attention(
             query.to(dtype), key.to(dtype), value.to(dtype), keys=self.masks.keys, site=site.index,
-            drop_prob=drop_prob, draws=self.draws, rows=self._own_rows, attn_mask=attn_mask, is_causal=is_causal,
+            drop_prob=drop_prob, draws=self.draws, rows=self._mask_rows, attn_mask=attn_mask, is_causal=is_causal,
             scale=scale, folded=layout.inner,
         )  # fmt: skip
         return (
@@ -192,10 +193,10 @@ class KeyedSource(RandomSource):
         positions, site = self.masks.positions, self.masks.anatomy.sites[self.site]
         weights = (*query.shape[:-1], key.shape[-2])
         by_head = [position.axis for position in site.positions] == [len(weights) - 2, len(weights) - 1]
-        if positions is None or not positions.tied or not by_head or site.layout is None or self._own_rows is not None:
+        if positions is None or not positions.tied or not by_head or site.layout is None or self._mask_rows is not None:
             return None
         result = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale=scale)
-        return self.masked("attention", result, drop_prob, weights, False)
+        return self.dropout("attention", result, drop_prob, weights, False)
 
     def uniform(
         self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device
@@ -210,18 +211,26 @@ class KeyedSource(RandomSource):
         kernels, positions = kernels_on(device), self.masks.positions
         if kernels is not None and layout is not None and positions is None:
             result: Tensor = kernels.uniforms(
-                self.masks.keys, site.index, draws=self.draws, rows=self._own_rows, n_rows=len(self.rows),
+                self.masks.keys, site.index, draws=self.draws, rows=self._mask_rows, n_rows=len(self.rows),
                 device=device, **_extents(shape, layout),
             )  # fmt: skip
-            return self._as_seen(result, layout, shape)
+            return self._hide_draws(result, layout, shape)
 
         def make(number: int, shape: tuple[int, ...], units: Units | None) -> Tensor:
             return uniform(
-                self.masks.keys, number, draws=self.draws, rows=self._own_rows, shape=shape, device=device, units=units
+                self.masks.keys,
+                number,
+                draws=self.draws,
+                rows=self._mask_rows,
+                shape=shape,
+                device=device,
+                units=units,
             )
 
-        words = make(site.index, inner_shape, None) if positions is None else positions.made(site, inner_shape, make)
-        return self._laid(words, layout, shape, inner_shape)
+        words = (
+            make(site.index, inner_shape, None) if positions is None else positions.generate(site, inner_shape, make)
+        )
+        return self._lay_out(words, layout, shape, inner_shape)
 
     def integrate(self, x: Tensor, drop_prob: float) -> Tensor | None:
         if not self.masks.integrate or self.site != len(self.masks.anatomy.sites) - 1:
@@ -254,7 +263,7 @@ class KeyedSource(RandomSource):
         return [*outputs, self.variance]
 
     @property
-    def _own_rows(self) -> range | None:
+    def _mask_rows(self) -> range | None:
         return self.rows if self.masks.per_row else None
 
     def _next(self, kind: str, drop_prob: float | None) -> Site:
@@ -264,12 +273,14 @@ class KeyedSource(RandomSource):
                 "`net` drops inside its own torch.func transform, whose members would all share one mask. Write "
                 "the members as an axis of one tensor."
             )
+        name = None if self._names is None else self._names.next(kind)
         if self.lenient:
             self.site += 1
-            return Site(self.site - 1, "", kind, drop_prob, ())
-        if self._names is None and self.site >= len(self.masks.anatomy.sites):
+            known = self._by_name.get(name) if name is not None else None
+            number = self.site - 1 if name is None else len(self._by_name) + self.site - 1
+            return Site(number if known is None else known.index, "", kind, drop_prob, ())
+        if name is None and self.site >= len(self.masks.anatomy.sites):
             raise NetworkChanged("more sites than before")
-        name = None if self._names is None else self._names.next(kind)
         site = self.masks.anatomy.sites[self.site] if name is None else self._by_name.get(name)
         if site is None:
             raise NetworkChanged(f"a site {name!r} that was not there before")
@@ -292,16 +303,16 @@ class KeyedSource(RandomSource):
             raise Unsuited("rows along another axis")
         return RowLayout(axis, shape[axis] // copies), (*shape[:axis], shape[axis] // copies, *shape[axis + 1 :])
 
-    def _laid(
+    def _lay_out(
         self, value: Tensor, layout: RowLayout | None, shape: tuple[int, ...], inner_shape: tuple[int, ...]
     ) -> Tensor:
         """`[draw, (row,) ...]` as the network sees it, with draws and rows along the row axis."""
         value = value.expand(*value.shape[: value.dim() - len(inner_shape)], *inner_shape)  # tied positions
         if layout is None:
             value = value[0] if self.level is None else _add_batch_dim(value, 0, self.level)
-            return value[0] if self._own_rows is not None else value
+            return value[0] if self._mask_rows is not None else value
         value = self._among_rows(value, layout)
-        if self._own_rows is None:
+        if self._mask_rows is None:
             value = value.unsqueeze(layout.axis + 1).expand(
                 *value.shape[: layout.axis + 1], len(self.rows), *value.shape[layout.axis + 1 :]
             )
@@ -309,7 +320,7 @@ class KeyedSource(RandomSource):
 
     def _among_rows(self, value: Tensor, layout: RowLayout) -> Tensor:
         """`[draw, (row,) ...]` with the draws (and rows) right before the axis that holds rows; mapped draws hidden."""
-        n_leading = 1 if self._own_rows is None else 2
+        n_leading = 1 if self._mask_rows is None else 2
         if not self.folded and self.level is not None:
             value = _add_batch_dim(value, 0, self.level)
             value = value.unsqueeze(0)

@@ -163,7 +163,7 @@ def _looks(
     failure: Exception | None = None
     for growths in (_LONGER, _SHORTER):
         try:
-            looks = [look(net, inputs, _resized(inputs, axes, by), flags, leave_out, honours) for by in growths]
+            looks = [look(net, inputs, _resize(inputs, axes, by), flags, leave_out, honours) for by in growths]
         except (LookFailed, _TooShort) as failed:
             failure = failure or failed
             continue
@@ -180,16 +180,16 @@ class _TooShort(Exception):
     """A sequence that cannot be made shorter."""
 
 
-def _resized(inputs: Inputs, axes: list[tuple[tuple[int, int], ...]], growth: tuple[int, ...]) -> list[Any]:
+def _resize(inputs: Inputs, axes: list[tuple[tuple[int, int], ...]], growth: tuple[int, ...]) -> list[Any]:
     """The first row with every sequence longer (or shorter) by its growth."""
     leaves = inputs.rows([0])
     for index, (pairs, name) in enumerate(zip(axes, inputs.arguments, strict=True)):
         for axis, sequence in pairs:
-            leaves[index] = _resized_along(leaves[index], axis, growth[sequence], name in _COUNTED)
+            leaves[index] = _resize_along(leaves[index], axis, growth[sequence], name in _COUNTED)
     return leaves
 
 
-def _resized_along(tensor: Tensor, axis: int, by: int, counted: bool) -> Tensor:
+def _resize_along(tensor: Tensor, axis: int, by: int, counted: bool) -> Tensor:
     size = tensor.shape[axis]
     if size + by < 1:
         raise _TooShort("an input of one position cannot be shorter")

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes.sampling.generators import unchanged_generators
+from dropbayes.sampling.generators import PrivateDraws, seed_host, unchanged_generators
 from dropbayes.sampling.operations import Interception
 from dropbayes.sampling.recorder import SENTINEL_SEED, Recorder, Watch
-from dropbayes.sampling.trees import Inputs, Structure, own_leaves, split
+from dropbayes.sampling.trees import Inputs, Structure, cloned_leaves, split
 from dropbayes.sampling.views import View, eagerly
 
 _TENSOR_CORES = 5e-3  # float32 products, such as cuDNN's recurrent layers, may be rounded to ten bits
@@ -55,6 +55,10 @@ class LookFailed(Exception):
         self.recorder, self.error = recorder, error
 
 
+# The host's generators are seeded for a look, so that it does not depend on their state. The first 24 numbers of both
+# from this seed exceed 1/4: a look then skips no layer that is dropped with a smaller probability.
+_HOST_SEED = 44192
+
 Flags = Callable[[str, nn.Module], bool]
 _LOOKING = threading.RLock()  # a look borrows torch's generator, which all threads share
 
@@ -90,10 +94,16 @@ def look(
     """One forward pass of a view with these training flags, every mask left out, watched."""
     view = View(net, flags)
     recorder = Recorder(view.paths, lambda name, module: is_left_out(leave_out, name, module), honours)
-    leaves, moved = own_leaves(leaves), list[str]()
+    leaves, moved = cloned_leaves(leaves), list[str]()
     held = (*view.net.parameters(), *view.net.buffers(), *(leaf for leaf in leaves if isinstance(leaf, Tensor)))
-    watch = Watch(recorder, held)
-    with _LOOKING, unchanged_generators(moved), _refusing_originals(view), watch, Interception(recorder):
+    watch, private = Watch(recorder, held), PrivateDraws(view.net.modules())
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_LOOKING)
+        stack.enter_context(unchanged_generators())
+        seed_host(_HOST_SEED)
+        stack.enter_context(unchanged_generators(moved))
+        for context in (_watched_calls(view, private), watch, Interception(recorder)):
+            stack.enter_context(context)
         torch.default_generator.manual_seed(SENTINEL_SEED)
         before = torch.default_generator.get_state()
         try:
@@ -103,16 +113,18 @@ def look(
         seeded = torch.default_generator.initial_seed() != SENTINEL_SEED
         if not seeded and not torch.equal(before, torch.default_generator.get_state()) and not watch.unaccounted:
             watch.unaccounted.append("torch's generator, outside of what can be watched (another thread or library)")
+    watch.unaccounted += private.names
     tensors, structure = split(output)
     return Look(view, recorder, watch, tensors, structure, moved)
 
 
 @contextlib.contextmanager
-def _refusing_originals(view: View) -> Iterator[None]:
-    """Raises if a module of the network itself ran: something refers to it instead of its view."""
+def _watched_calls(view: View, private: PrivateDraws) -> Iterator[None]:
+    """Notes draws from private generators, and raises if a module of the network itself ran instead of its view."""
     originals: list[str] = []
 
     def note(frame: Any, event: str, argument: Any) -> None:
+        private.note(frame, event, argument)
         if event == "call" and frame.f_code.co_name == "forward" and view.is_original(frame.f_locals.get("self")):
             originals.append(type(frame.f_locals["self"]).__name__)
 
@@ -122,6 +134,7 @@ def _refusing_originals(view: View) -> Iterator[None]:
         yield
     finally:
         sys.setprofile(before)
+        private.finish()
     if originals:
         raise ValueError(
             f"`net` reaches its own {originals[0]} past its module tree (by a closure, a global or a library's hook), "
@@ -146,11 +159,11 @@ def equal_but_for_rounding(a: Tensor, b: Tensor, batch: Tensor | None = None) ->
     dtype = a.dtype if not a.is_complex() else torch.float32
     wide = torch.complex128 if a.is_complex() else torch.float64
     a, b = a.to(wide), b.to(wide)
-    scale = max(_largest(b), _largest(batch) if batch is not None else 0.0)
+    scale = max(_largest_magnitude(b), _largest_magnitude(batch) if batch is not None else 0.0)
     share = _ROUNDING.get(dtype, 1e-2) if a.device.type == "cpu" else max(_ROUNDING.get(dtype, 1e-2), _TENSOR_CORES)
     return torch.allclose(a, b, rtol=0, atol=share * scale + 1e-30, equal_nan=True)
 
 
-def _largest(tensor: Tensor) -> float:
+def _largest_magnitude(tensor: Tensor) -> float:
     finite = tensor[torch.isfinite(tensor)].abs()
     return float(finite.max()) if finite.numel() else 0.0

@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +33,9 @@ _ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _PERMUTATION_KEY = 0x6D61736B73  # any constant: the table of permutations is the same for every seed
 _TABLE_ENTRIES = 2**20  # bounds the table's memory (8 MB) and the time to sort it
 _MOST_PERMUTATIONS = 256
-_REMEMBERED_ELEMENTS = 2**15  # masks up to this size are cached: at most 256 of 128 kB
+_CACHED_BYTES = 2**25  # of all masks that are kept for their next use
+_SHARED_BYTES = 2**22  # of the largest one of them
+_ROW_BYTES = 2**17  # likewise with masks for each row: those of many rows would displace the others
 
 _UNIT, _ROW, _DRAW = 1, 2, 3  # streams of one site
 _HOST = 4  # the stream of seeds for generators outside of torch
@@ -108,9 +113,48 @@ def keep_mask(
         device: The device of the result.
         units: The units, if numbered by absolute position; by default in row-major order.
     """
-    if rows is None and units is None and len(draws) * math.prod(shape) <= _REMEMBERED_ELEMENTS:
-        return _remembered_mask(keys, site, drop_prob, draws, shape, dtype, device)
-    return _new_mask(keys, site, drop_prob, draws, rows, shape, dtype, device, units)
+    spec = (keys, site, drop_prob, draws, rows, shape, dtype, device)
+    n_bytes = len(draws) * math.prod(shape) * dtype.itemsize * (1 if rows is None else len(rows))
+    # A mask that a CUDA graph generates has no values before the graph is replayed, and must not be freed before it.
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if capturing or units is not None or n_bytes > (_SHARED_BYTES if rows is None else _ROW_BYTES):
+        return _new_mask(*spec, units)
+    mask = _cache.get(spec)
+    if mask is None:
+        mask = _new_mask(*spec)
+        _cache.put(spec, mask)
+    return mask
+
+
+class _MaskCache:
+    """The masks used last, up to a number of bytes.
+
+    The next block of rows, and the next call with the same seed, use the same masks; they are never written to.
+    """
+
+    def __init__(self) -> None:
+        self._masks: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, spec: tuple[Any, ...]) -> Tensor | None:
+        with self._lock:
+            mask = self._masks.get(spec)
+            if mask is not None:
+                self._masks.move_to_end(spec)
+            return mask
+
+    def put(self, spec: tuple[Any, ...], mask: Tensor) -> None:
+        with self._lock:
+            if spec in self._masks:
+                return
+            self._masks[spec] = mask
+            self._bytes += mask.nbytes
+            while self._bytes > _CACHED_BYTES:
+                self._bytes -= self._masks.popitem(last=False)[1].nbytes
+
+
+_cache = _MaskCache()
 
 
 def _new_mask(
@@ -127,22 +171,11 @@ def _new_mask(
     words = _words(keys, site, draws, rows, math.prod(shape) if units is None else units, device)
     threshold = min(round(drop_prob * 2**32), 2**32 - 1) - 2**31
     mask = torch.empty(words.shape, dtype=dtype, device=device)
-    torch.ge(words, threshold, out=mask)
+    if words.is_contiguous():
+        torch.ge(words, threshold, out=mask)
+    else:  # the words of shared masks have the draws innermost: they are transposed as bytes
+        mask.copy_(words >= threshold)
     return mask.reshape(*words.shape[:-1], *shape)
-
-
-@functools.lru_cache(maxsize=256)
-def _remembered_mask(
-    keys: Keys,
-    site: int,
-    drop_prob: float,
-    draws: range,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tensor:
-    # Small masks are used again by the next row block and the next call with the same seed; they are never written to.
-    return _new_mask(keys, site, drop_prob, draws, None, shape, dtype, device)
 
 
 def uniform(
@@ -170,7 +203,7 @@ def _words(keys: Keys, site: int, draws: range, rows: range | None, units: int |
     lattice = _lattice(keys, draws, choice)
     if rows is None:
         return lattice + choice.to(torch.int32)  # int32 wraps around: this is the fractional part
-    return lattice[:, None, :] + _hash_rows(keys.stream(site, _ROW), rows, units, device)
+    return lattice.contiguous()[:, None, :] + _hash_rows(keys.stream(site, _ROW), rows, units, device)
 
 
 def _independent_words(
@@ -194,22 +227,32 @@ def _numbered_words(keys: Keys, site: int, draws: range, rows: range | None, num
     if rows is None:
         return lattice + choice.to(torch.int32)
     key = keys.stream(site, _ROW)
-    return lattice[:, None, :] + torch.stack([_halves(_fold(key, row), numbers) for row in rows])
+    return lattice.contiguous()[:, None, :] + torch.stack([_halves(_fold(key, row), numbers) for row in rows])
 
 
 def _halves(key: int | Tensor, numbers: Tensor) -> Tensor:
     """The 32-bit word of each numbered unit: half of the 64-bit hash it shares with its neighbour."""
-    hashed = _hash_numbers(key, numbers // 2)
-    return torch.where(numbers % 2 == 1, hashed >> 32, hashed).to(torch.int32)
+    words = _hash_numbers(key, numbers // 2)
+    return torch.where(numbers % 2 == 1, words >> 32, words).to(torch.int32)
 
 
 def _lattice(keys: Keys, draws: range, choice: Tensor) -> Tensor:
-    r"""The permuted lattice $\pi_k(t)/T$ of every unit $k$ as 32-bit words, `[draw, unit]`."""
+    r"""The permuted lattice $\pi_k(t)/T$ of every unit $k$ as 32-bit words, `[draw, unit]`, draws innermost."""
     table = _permuted_lattices(keys.n_draws, choice.device)
-    high = _shift_right(choice, 32)  # the low half is the shift
-    windows = table.unfold(1, len(draws), 1)
-    chosen = windows[(high & 0xFFFF) % table.shape[0], (high >> 16) % keys.n_draws + draws.start]
-    return chosen.t().contiguous()
+    if choice.device.type == "cpu":  # the upper quarters of each word, without arithmetic
+        quarters = choice.numpy().view(np.uint16).reshape(-1, 4)
+        permutation = torch.from_numpy(quarters[:, 2].astype(np.int64) % table.shape[0])
+        start = torch.from_numpy(quarters[:, 3].astype(np.int64) % keys.n_draws)
+    else:
+        high = _shift_right(choice, 32)  # the low half is the shift
+        permutation, start = (high & 0xFFFF) % table.shape[0], (high >> 16) % keys.n_draws
+    windows = table.view(-1).unfold(0, len(draws), 1)
+    return windows[permutation * table.shape[1] + start + draws.start].t()
+
+
+def tables(keys: Keys, device: torch.device) -> tuple[Tensor, ...]:
+    """The tensors on a device that the masks are generated from."""
+    return (_permuted_lattices(keys.n_draws, device),) if keys.sampler == "stratified" else ()
 
 
 @functools.lru_cache(maxsize=32)
@@ -249,9 +292,9 @@ def _hash_numbers(key: int | Tensor, numbers: Tensor | Sequence[int]) -> Tensor:
     numbers = torch.as_tensor(numbers, device=None if like is None else like.device)
     if numbers.device.type == "cpu":
         return _hash_words(key, numbers.numpy().view(np.uint64))
-    words = numbers * _signed(_INCREMENT) + (_signed(key) if isinstance(key, int) else key)
+    words = numbers * as_signed(_INCREMENT) + (as_signed(key) if isinstance(key, int) else key)
     for shift, multiplier in _ROUNDS:
-        words = (words ^ _shift_right(words, shift)) * _signed(multiplier)
+        words = (words ^ _shift_right(words, shift)) * as_signed(multiplier)
     return words ^ _shift_right(words, 31)
 
 
@@ -270,7 +313,7 @@ def _fold(key: int, *coordinates: int) -> int:
     return key
 
 
-def _signed(word: int) -> int:
+def as_signed(word: int) -> int:
     """The 64-bit word as the signed integer torch stores."""
     word %= _WORD
     return word - _WORD if word >= _WORD // 2 else word

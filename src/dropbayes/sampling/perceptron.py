@@ -18,9 +18,15 @@ _ACTIVATIONS = (
     nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh,
     nn.ReLU6, nn.Softsign, nn.Identity,
 )  # fmt: skip
+_WITHOUT_SETTINGS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.Softsign, nn.Identity)
 _ONE_TENSOR = split(torch.empty(0))[1]
+_FEW_WEIGHTS = 2**14
 _COMPACT_WIDTH = 256  # below this width the copies cost more than leaving units out saves
 _COMPACT_DROP_PROB = 0.25  # likewise below this share of dropped units
+
+
+Form = tuple[tuple[Any, ...], ...]
+"""The settings of each layer besides its weights: its class, then a linear layer's sizes or a dropout's probability."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +34,24 @@ class Perceptron:
     """The layers of a multi-layer perceptron in order, sequences flattened, dropout of probability 0 left out."""
 
     layers: tuple[nn.Module, ...]
+    form: Form
 
     @property
     def anatomy(self) -> Anatomy:
         """The anatomy of the network, read off its layers."""
-        return _anatomy(tuple([_size(layer) for layer in self.layers]))
+        return anatomy_of(self.form)
+
+    @property
+    def values(self) -> tuple[bytes, ...] | None:
+        """The values of all weights, by which every change of them is noticed; None if they are many or on a GPU."""
+        weights = [w for layer in self.layers for w in layer.__dict__["_parameters"].values() if w is not None]
+        small = sum([w.numel() for w in weights]) <= _FEW_WEIGHTS
+        if not small or weights[0].device.type != "cpu" or weights[0].dtype not in (torch.float32, torch.float64):
+            return None
+        return tuple([w.detach().numpy().tobytes() for w in weights])
 
     @functools.cached_property
-    def fused(self) -> Any:
+    def kernel_layers(self) -> Any:
         """The layers in the fused kernel's form; None if no kernel supports them."""
         kernels = fused_kernels()
         return None if kernels is None else kernels.affine_layers(self.layers)
@@ -43,40 +59,37 @@ class Perceptron:
     @property
     def is_wide(self) -> bool:
         """Whether leaving dropped units out of the products saves time."""
-        linears = [layer for layer in self.layers if isinstance(layer, nn.Linear)]
-        drops = [layer.p for layer in self.layers if isinstance(layer, nn.Dropout)]
-        inner = [layer.in_features for layer in linears[1:]]
-        return bool(inner) and min(inner) >= _COMPACT_WIDTH and min(drops, default=0.0) >= _COMPACT_DROP_PROB
-
-
-def _size(layer: nn.Module) -> tuple[int, int, int] | float | None:
-    """A linear layer's inputs, outputs and bytes of a number; a dropout's probability; None for an activation."""
-    if isinstance(layer, nn.Linear):
-        return layer.in_features, layer.out_features, layer.weight.element_size()
-    return float(layer.p) if isinstance(layer, nn.Dropout) else None
+        return _is_wide(self.form)
 
 
 @functools.lru_cache(maxsize=64)
-def _anatomy(layers: tuple[tuple[int, int, int] | float | None, ...]) -> Anatomy:
+def _is_wide(form: Form) -> bool:
+    inner = [layer[1] for layer in form if layer[0] is nn.Linear][1:]
+    drops = [layer[1] for layer in form if layer[0] is nn.Dropout]
+    return bool(inner) and min(inner) >= _COMPACT_WIDTH and min(drops, default=0.0) >= _COMPACT_DROP_PROB
+
+
+@functools.lru_cache(maxsize=64)
+def anatomy_of(form: Form) -> Anatomy:
+    """The anatomy of a perceptron of this form."""
     sites: list[Site] = []
     prefix = suffix = 0.0
     pass_bytes = 0
-    for index, layer in enumerate(layers):
-        if isinstance(layer, float):
-            is_last = index + 1 == len(layers)
-            before = None if is_last or not isinstance(layers[index + 1], tuple) else "linear"
-            sites.append(Site(len(sites), "", "dropout", layer, (1,), before, RowLayout(0, 1)))
-        elif layer is not None:
-            n_inputs, n_outputs, n_bytes = layer
+    for index, (kind, *settings) in enumerate(form):
+        if kind is nn.Dropout:
+            before = "linear" if index + 1 < len(form) and form[index + 1][0] is nn.Linear else None
+            sites.append(Site(len(sites), "", "dropout", settings[0], (1,), before, RowLayout(0, 1)))
+        elif kind is nn.Linear:
+            n_inputs, n_outputs, dtype, _ = settings
             cost = 2.0 * n_inputs * n_outputs
             prefix, suffix = (prefix, suffix + cost) if sites else (prefix + cost, suffix)
-            pass_bytes = max(pass_bytes, 4 * n_outputs * n_bytes)
-    last_drop_prob = layers[-2] if len(layers) > 1 and isinstance(layers[-1], tuple) else None
+            pass_bytes = max(pass_bytes, 4 * n_outputs * dtype.itemsize)
+    last = form[-2][1] if len(form) > 1 and form[-1][0] is nn.Linear and form[-2][0] is nn.Dropout else None
     return Anatomy(
         sites=tuple(sites), left_out=(), off_calls=frozenset(), lowered=frozenset(), prefix_cost=prefix,
         suffix_cost=suffix, pass_bytes=pass_bytes, suffix_bytes=pass_bytes, outputs=(RowLayout(0, 1),),
         structure=_ONE_TENSOR,
-        last_layer=isinstance(last_drop_prob, float) and last_drop_prob < 1, rows_together=True, host_random=False,
+        last_layer=last is not None and last < 1, rows_together=True, host_random=False,
         seeds_itself=False, stateful=False,
     )  # fmt: skip
 
@@ -86,9 +99,12 @@ def perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
     if has_global_hooks():
         return None
     layers: list[nn.Module] = []
+    form: list[tuple[Any, ...]] = []
+    width, taken = x.shape[1], (x.dtype, x.device)
     pending: list[nn.Module] = [net]
     while pending:
         module = pending.pop()
+        kind: Any = type(module)
         state = module.__dict__
         if (
             state["_forward_hooks"]
@@ -97,19 +113,26 @@ def perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
             or "forward" in state
         ):
             return None
-        if type(module) is nn.Sequential:
-            pending.extend(reversed(module._modules.values()))
-        elif type(module) is nn.Dropout:
-            layers += [module] if module.p > 0 else []
-        elif type(module) is nn.Linear or type(module) in _ACTIVATIONS:
+        if kind is nn.Sequential:
+            pending.extend(reversed(state["_modules"].values()))
+        elif kind is nn.Linear:
+            weight, bias = state["_parameters"]["weight"], state["_parameters"]["bias"]
+            sizes = state["in_features"], state["out_features"]
+            if sizes[0] != width or weight.shape != sizes[::-1] or (weight.dtype, weight.device) != taken:
+                return None
             layers.append(module)
+            form.append((kind, *sizes, weight.dtype, bias is not None))
+            width = sizes[1]
+        elif kind is nn.Dropout:
+            drop_prob = float(state["p"])
+            if drop_prob > 0:
+                layers.append(module)
+                form.append((kind, drop_prob))
+        elif kind in _ACTIVATIONS:
+            layers.append(module)
+            form.append((kind, None if kind in _WITHOUT_SETTINGS else module.extra_repr()))
         else:
             return None
-    linears = [layer for layer in layers if type(layer) is nn.Linear]
-    fits = bool(linears) and linears[0].in_features == x.shape[1] and all(_takes(layer, x) for layer in linears)
-    return Perceptron(tuple(layers)) if fits else None
-
-
-def _takes(layer: nn.Linear, x: Tensor) -> bool:
-    """Whether a layer's weights have the device and dtype of the rows."""
-    return layer.weight.dtype == x.dtype and layer.weight.device == x.device
+    if not any(kind is nn.Linear for kind, *_ in form):
+        return None
+    return Perceptron(tuple(layers), tuple(form))

@@ -6,18 +6,17 @@ rows is folded into the weights that read it, once for all rows.
 
 from __future__ import annotations
 
-import copy
 import functools
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from dropbayes.sampling.masks import Keys, keep_mask
 from dropbayes.sampling.perceptron import Perceptron
+from dropbayes.sampling.streaming import mean_over_draws
 
 _IN_PLACE: dict[type, Callable[[Tensor], Tensor]] = {
     nn.ReLU: torch.relu_,
@@ -78,7 +77,7 @@ class RowMasks:
     def __call__(self, h: Tensor, rows: range, block: int | None) -> Tensor:
         rows = range(rows.start, rows.start + h.shape[-2])  # including the padding of a block
         mask = _mask(self.keys, self.site, self.drop_prob, self.draws, rows, h.shape[-1], h)
-        return mask.mul_(h * _scale(self.drop_prob))  # in place: the mask has the size of the result and is not shared
+        return mask * (h * _scale(self.drop_prob))
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class IntegratedLayer:
         result = self.mean(h, rows, block)
         h = h.square_() if self.is_drawn else h.square()
         if self.is_drawn and self.per_row:
-            return result, _product(h, self.squares, None, block).view_as(result).mean(0, dtype=torch.float64)
+            return result, mean_over_draws(_product(h, self.squares, None, block).view_as(result))
         return result, _product(h.view(h.shape[0], -1), self.squares, None, block)
 
 
@@ -183,7 +182,7 @@ class PerceptronDraws:
         n_rows = x.shape[0]
         missing = -n_rows % (self.sizes[-1] if self.sizes else self.block)
         if missing:
-            x = torch.cat([x, x.new_zeros(missing, x.shape[1])])
+            x = torch.constant_pad_nd(x, (0, 0, 0, missing))
         if not self.sizes:
             return x.split(max(self.block, _TOGETHER[0]))
         sizes, left = [], n_rows + missing
@@ -244,14 +243,14 @@ def _steps(
             else:
                 factors = _mask(keys, site - 1, layer.p, draws, None, width, like)[:, 0] * _scale(layer.p)
                 if not is_drawn and isinstance(after, nn.Linear) and _fits(after, len(draws)):
-                    steps.append(_folded(factors, after))
+                    steps.append(_fold_masks(factors, after))
                     pending.pop(0)
                     width = after.out_features
                 else:
                     steps.append(SharedMask(factors))
             is_drawn = True
         elif isinstance(layer, nn.Linear):
-            steps.append(Affine(_transposed(layer.weight), layer.bias))
+            steps.append(Affine(_right_factor(layer.weight), layer.bias))
             width = layer.out_features
         else:
             # The first tensors may be views of the input: only later ones are overwritten.
@@ -263,7 +262,7 @@ def _fits(layer: nn.Linear, n_draws: int) -> bool:
     return layer.weight.numel() * n_draws <= _FOLDED_ELEMENTS
 
 
-def _folded(factors: Tensor, layer: nn.Linear) -> Affine:
+def _fold_masks(factors: Tensor, layer: nn.Linear) -> Affine:
     """(x ∘ z_t) Wᵀ + b = x (z_t ∘ W)ᵀ + b: one product with the masked weights of all draws side by side."""
     n_draws, width = factors.shape[0], layer.out_features
     flat = (layer.weight.t()[:, None, :] * factors.t()[:, :, None]).contiguous().view(layer.in_features, -1)
@@ -276,10 +275,10 @@ def _integrated_layer(
     squares = layer.weight.square().t() * (drop_prob / (1 - drop_prob))
     if is_drawn and not per_row:  # only the mean over draws is needed: one sum over draws and units
         squares = (squares / n_draws).repeat(n_draws, 1)
-    return IntegratedLayer(Affine(_transposed(layer.weight), layer.bias), squares.contiguous(), is_drawn, per_row)
+    return IntegratedLayer(Affine(_right_factor(layer.weight), layer.bias), squares.contiguous(), is_drawn, per_row)
 
 
-def _transposed(weight: Tensor) -> Tensor:
+def _right_factor(weight: Tensor) -> Tensor:
     """The weights as the right factor, laid out for the faster kernel: rows first only where they are few."""
     return weight.t() if weight.numel() >= _LARGE_WEIGHTS else weight.t().contiguous()
 
@@ -303,11 +302,11 @@ def _agrees(weight: Tensor, multiple: int, sizes: tuple[int, ...]) -> bool:
 
     The order in which a product sums depends on its shape and not on its values, so random values suffice.
     """
-    return _tried(tuple(weight.shape), weight.stride(), weight.dtype, multiple, sizes, torch.get_num_threads())
+    return _sizes_agree(tuple(weight.shape), weight.stride(), weight.dtype, multiple, sizes, torch.get_num_threads())
 
 
 @functools.lru_cache(maxsize=256)
-def _tried(
+def _sizes_agree(
     shape: tuple[int, int], stride: tuple[int, ...], dtype: torch.dtype, multiple: int, sizes: tuple[int, ...], _: int
 ) -> bool:
     most = sizes[0] * multiple
@@ -323,41 +322,3 @@ def _tried(
                 if not torch.equal(_affine(rows[span], weight, bias), whole[span]):
                     return False
     return True
-
-
-_prepared: OrderedDict[tuple[Any, ...], PerceptronDraws] = OrderedDict()
-_PREPARED_ENTRIES, _PREPARED_WEIGHTS = 8, 2**14
-
-
-def prepared_draws(
-    net: Perceptron, keys: Keys, draws: range, *, block: int, per_row: bool, integrate: bool, like: Tensor
-) -> PerceptronDraws:
-    """The prepared draws, cached for small networks: repeated calls with one seed prepare only once.
-
-    The cache is keyed by the values of the weights, so that every change of them is noticed.
-    """
-    parameters = [p for layer in net.layers for p in layer._parameters.values() if p is not None]
-
-    def make(net: Perceptron) -> PerceptronDraws:
-        return prepare(net, keys, draws, block=block, per_row=per_row, integrate=integrate, like=like[:0])
-
-    small = sum([p.numel() for p in parameters]) <= _PREPARED_WEIGHTS
-    if not small or like.device.type != "cpu" or like.dtype not in (torch.float32, torch.float64):
-        return make(net)
-    kinds = tuple(map(_settings, net.layers))
-    values = tuple([p.detach().numpy().tobytes() for p in parameters])
-    key = (kinds, values, keys, draws, block, per_row, integrate, like.dtype, torch.get_num_threads())
-    known = _prepared.get(key)
-    if known is None:
-        known = _prepared[key] = make(copy.deepcopy(net))  # a copy: the weights of `net` may change in place
-        while len(_prepared) > _PREPARED_ENTRIES:
-            _prepared.popitem(last=False)
-    return known
-
-
-def _settings(layer: nn.Module) -> tuple[Any, ...]:
-    """The settings of a layer besides its weights."""
-    kind = type(layer)
-    if kind is nn.Linear:
-        return (kind, layer.weight.shape)
-    return (kind, layer.p if kind is nn.Dropout else None if kind in _IN_PLACE else layer.extra_repr())

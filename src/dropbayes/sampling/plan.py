@@ -8,10 +8,14 @@ blocks are as large as memory allows.
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import math
 import operator
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +25,17 @@ from dropbayes.sampling.anatomy import Anatomy, RowLayout
 from dropbayes.sampling.choice import agreeing_sizes, chosen_strategy, is_out_of_memory
 from dropbayes.sampling.evaluators import Chunk, Compacted, Direct, Evaluator, General
 from dropbayes.sampling.fusion import kernels_on
-from dropbayes.sampling.inspection import inspected, names_of
+from dropbayes.sampling.inspection import inspect_cached, names_of
 from dropbayes.sampling.keyed import Masks, NetworkChanged
 from dropbayes.sampling.lengths import sequence_lengths
 from dropbayes.sampling.looks import autocast_dtype
 from dropbayes.sampling.masks import SAMPLERS, Keys
-from dropbayes.sampling.perceptron import perceptron
+from dropbayes.sampling.perceptron import Form, Perceptron, anatomy_of, perceptron
 from dropbayes.sampling.positions import Positions, checked_positions
 from dropbayes.sampling.strategies import ONE_BY_ONE
+from dropbayes.sampling.streaming import moments_of_one_group
 from dropbayes.sampling.trees import Inputs
-from dropbayes.sampling.views import checked_network, unwrapped
+from dropbayes.sampling.views import checked_network, unwrap
 
 __all__ = ["MASKS", "Chunk", "NetworkChanged", "Plan", "check_random", "checked_keys", "plan_draws", "position_masks"]
 
@@ -42,7 +47,7 @@ _FREE_OPERATIONS = {"cpu": 3e7, "cuda": 3e10}
 _FREE_OPERATIONS_DIRECT = {"cpu": 4e6, "cuda": 2e10}
 _MOST_ROWS = {"cpu": 256, "cuda": 4096}
 _FEWEST_PAIRS = 8
-_FEWEST_PAIRS_DIRECT = {"shared": 64, "row": 64}  # a layer that is one product needs more rows to be fast
+_FEWEST_PAIRS_DIRECT = 64  # a layer that is one product needs more rows to be fast
 _WORKING_BYTES = {"cpu": 64 * 2**20, "cuda": 3 * 2**30}
 _MACRO_ROWS = 1024  # the direct path yields its blocks in batches of this many rows
 _THREADED_OPERATIONS = 5e7  # a smaller block finishes before other threads have started
@@ -88,7 +93,7 @@ class Plan:
 
     def blocks(self, inputs: Inputs, *, first_row: int = 0) -> Iterator[tuple[range, Iterator[Chunk]]]:
         """The rows of `inputs` in blocks, each with its chunks of draws; row i is keyed as row `first_row` + i."""
-        for rows in _cut(inputs.n_rows, self.sizes):
+        for rows in _blocks_of_rows(inputs.n_rows, self.sizes):
             yield rows, self._chunks(inputs, rows, first_row + rows.start)
 
     def _chunks(self, inputs: Inputs, rows: range, first_row: int) -> Iterator[Chunk]:
@@ -106,28 +111,39 @@ class Plan:
             position = draws.stop
 
     def moments(self, inputs: Inputs, first_row: int) -> tuple[Tensor, Tensor] | None:
-        """The mean and variance over all draws without the draws themselves; None if they are needed."""
-        if not isinstance(self.evaluator, Direct) or inputs.device.type == "cpu":
+        """The mean and variance over all draws at once, in float64; None if the draws must be streamed."""
+        if not isinstance(self.evaluator, Direct):
             return None
-        return self.evaluator.moments(inputs, first_row, self.draws)
+        if inputs.device.type != "cpu":
+            return self.evaluator.moments(inputs, first_row, self.draws)
+        if inputs.n_rows > self.block_rows or self.chunk_draws < len(self.draws):
+            return None
+        chunk = self.evaluator(inputs, range(inputs.n_rows), first_row, self.draws)
+        moments = moments_of_one_group(chunk.outputs[0])
+        if moments is None or chunk.variances is None:
+            return moments
+        return moments[0], moments[1] + chunk.variances[0]
 
-    def replicated(self, number: int) -> Plan:
+    def replicate(self, number: int) -> Plan:
         """The plan with draws that are independent of those of other replicates."""
-        return replace(self, evaluator=self.evaluator.replicated(number))
+        return replace(self, evaluator=self.evaluator.replicate(number))
 
     def arrange(self, tensors: list[Tensor], *, leading: int) -> list[Tensor]:
         """The tensors with their row axis, which follows `leading` axes, moved to the network's position."""
-        return [arranged(tensor, layout, leading) for tensor, layout in zip(tensors, self.anatomy.outputs, strict=True)]
+        return [
+            move_row_axis(tensor, layout, leading) for tensor, layout in zip(tensors, self.anatomy.outputs, strict=True)
+        ]
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """A context without gradients, and with one thread for blocks of little work."""
         threads = cpu_threads(1 if self.operations < _THREADED_OPERATIONS else None)
-        with torch.inference_mode(False), torch.no_grad(), threads:
+        inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
+        with inference, torch.no_grad(), threads:
             yield
 
 
-def _cut(n_rows: int, sizes: tuple[int, ...]) -> Iterator[range]:
+def _blocks_of_rows(n_rows: int, sizes: tuple[int, ...]) -> Iterator[range]:
     """The rows in blocks of the given sizes, the largest first; the last one may fall short of the smallest."""
     start = 0
     while start < n_rows:
@@ -139,12 +155,12 @@ def _cut(n_rows: int, sizes: tuple[int, ...]) -> Iterator[range]:
         start += size
 
 
-def arranged(tensor: Tensor, layout: RowLayout | None, leading: int) -> Tensor:
+def move_row_axis(tensor: Tensor, layout: RowLayout | None, leading: int) -> Tensor:
     """The tensor with its row axis, which follows `leading` axes, moved to the layout's position."""
     if layout is None:
         return tensor.select(leading, 0)
     if layout.inner == 1:
-        return tensor.movedim(leading, leading + layout.axis)
+        return tensor if layout.axis == 0 else tensor.movedim(leading, leading + layout.axis)
     return tensor.movedim(leading, leading + layout.axis).flatten(leading + layout.axis, leading + layout.axis + 1)
 
 
@@ -180,47 +196,30 @@ def plan_draws(
     if max_bytes is not None and max_bytes <= 0:
         raise ValueError(f"`max_bytes` must be a positive number of bytes; got {max_bytes!r}.")
     names, positions = names_of(leave_out), checked_positions(positions)
-    device = inputs.device.type if inputs.device.type in _FREE_OPERATIONS else "cuda"
+    device = "cpu" if inputs.device.type == "cpu" else "cuda"
     exact_rows = device == "cpu" if exact_rows is None else exact_rows
     plain = inputs.is_matrix and isinstance(net, nn.Module) and not (names or careful or positions)
-    direct = perceptron(unwrapped(net), inputs.leaves[0]) if plain else None
-    # With shared masks dropped units are left out; on a GPU a kernel gathers the weights, which costs more than it
-    # saves when autocast makes the products cheap.
-    compact = direct is not None and masks == "shared" and direct.is_wide and not exact_rows
-    compact = compact and (
-        device == "cpu" or (kernels_on(inputs.device) is not None and autocast_dtype(inputs.device) is None)
-    )
-    if direct is not None and device != "cpu" and not compact and (exact_rows or direct.fused is None):
-        direct = None  # otherwise a perceptron without a kernel is like any other network
-    net = net if direct is not None else checked_network(net)
-    record = None if direct is not None else inspected(net, inputs, names, positions=positions is not None)
-    anatomy = direct.anatomy if direct is not None else record.anatomy  # type: ignore[union-attr]
+    direct = perceptron(unwrap(net), inputs.leaves[0]) if plain else None
+    if direct is not None:
+        plan = _direct_plan(direct, inputs.leaves[0], keys, masks, integrate, exact_rows, max_bytes)
+        if plan is not None:
+            return plan
+    net = checked_network(net)
+    record = inspect_cached(net, inputs, names, positions=positions is not None)
+    anatomy = record.anatomy
     check_random(anatomy)
-    integrate = integrate and anatomy.last_layer and not careful
+    integrate = integrate and anatomy.last_layer and not (careful or anatomy.skips_layers)
     exact = integrate and anatomy.n_random == 1
     draws = range(1) if exact else range(keys.n_draws)
     drawn = Masks(anatomy, keys, masks == "row", integrate, position_masks(positions, inputs))
-    strategy = ONE_BY_ONE
-    if record is not None and not careful:
-        strategy = chosen_strategy(net, inputs, record, drawn, names)
+    strategy = ONE_BY_ONE if careful else chosen_strategy(net, inputs, record, drawn, names)
     limit = max_bytes if max_bytes is not None else _WORKING_BYTES[device]
     # Mapped over draws, the layers before the first site are computed once for all of them.
     pairs = max(1, limit // max(anatomy.suffix_bytes if strategy.draws == "mapped" else anatomy.pass_bytes, 1))
-    if exact_rows or (direct is not None and not (compact and device == "cuda")):
-        rows, chunk = _block_shape(anatomy, len(draws), keys.n_draws, device, pairs, direct is not None, masks)
+    if exact_rows and not inputs.is_one_row:
+        rows, chunk = _block_shape(anatomy, len(draws), keys.n_draws, device, pairs, _FREE_OPERATIONS, _FEWEST_PAIRS)
     else:
         rows, chunk = _largest_block(inputs.n_rows, len(draws), pairs)
-    operations = rows * (anatomy.prefix_cost + chunk * anatomy.suffix_cost)
-    if direct is not None:
-        if compact:
-            macro = rows if device == "cuda" else _MACRO_ROWS
-            return Plan(
-                anatomy, Compacted(direct, keys, integrate), draws, (macro,), chunk, exact, integrate, operations
-            )
-        macro = max(1, min(_MACRO_ROWS, 2**18 // chunk) // rows) * rows
-        evaluator = Direct(direct, keys, masks == "row", integrate, rows)
-        return Plan(anatomy, evaluator, draws, (macro,), chunk, exact, integrate, operations)
-    assert record is not None
     general = General(net, record, drawn, strategy, names, (rows,))
     sizes: tuple[int, ...] = (rows,)
     if exact_rows and strategy.rows == "together":
@@ -228,7 +227,91 @@ def plan_draws(
         general = replace(general, sizes=sizes)
     elif not exact_rows:
         general = replace(general, sizes=())
+    operations = rows * (anatomy.prefix_cost + chunk * anatomy.suffix_cost)
     return Plan(anatomy, general, draws, sizes, chunk, exact, integrate, operations)
+
+
+# Perceptrons ----------------------------------------------------------------------------------------------------------
+
+
+_remembered: OrderedDict[tuple[Any, ...], Plan] = OrderedDict()
+_REMEMBERED_PLANS = 8
+
+
+def _direct_plan(
+    net: Perceptron, x: Tensor, keys: Keys, masks: str, integrate: bool, exact_rows: bool, max_bytes: int | None
+) -> Plan | None:
+    """The plan for a perceptron, remembered for small ones; None where it is best treated like any other network.
+
+    A remembered plan has a copy of the network, found by the values of its weights: every change of them is noticed.
+    """
+    values = net.values
+    if values is None:
+        return _new_direct_plan(net, x, keys, masks, integrate, exact_rows, max_bytes)
+    key = (net.form, values, keys, masks, integrate, exact_rows, max_bytes, torch.get_num_threads())
+    plan = _remembered.get(key)
+    if plan is None:
+        plan = _new_direct_plan(copy.deepcopy(net), x, keys, masks, integrate, exact_rows, max_bytes)
+        assert plan is not None
+        if isinstance(plan.evaluator, Direct):
+            plan = replace(plan, evaluator=replace(plan.evaluator, prepared={}))
+        _remembered[key] = plan
+        while len(_remembered) > _REMEMBERED_PLANS:
+            _remembered.popitem(last=False)
+    return plan
+
+
+def _new_direct_plan(
+    net: Perceptron, x: Tensor, keys: Keys, masks: str, integrate: bool, exact_rows: bool, max_bytes: int | None
+) -> Plan | None:
+    on_cpu = x.device.type == "cpu"
+    compact = masks == "shared" and not exact_rows and net.is_wide
+    # On a GPU a kernel gathers the weights, which costs more than it saves when autocast makes the products cheap.
+    if compact and not on_cpu:
+        compact = kernels_on(x.device) is not None and autocast_dtype(x.device) is None
+    if not on_cpu and not compact and (exact_rows or net.kernel_layers is None):
+        return None
+    shape = _direct_shape(net.form, keys.n_draws, masks, integrate, max_bytes, on_cpu)
+    rows, chunk = shape.rows, shape.chunk
+    if compact:
+        if not on_cpu:
+            rows, chunk = _largest_block(x.shape[0], len(shape.draws), shape.pairs)
+        evaluator: Evaluator = Compacted(net, keys, shape.integrate)
+        macro = _MACRO_ROWS if on_cpu else rows
+    else:
+        evaluator = Direct(net, keys, masks == "row", shape.integrate, rows)
+        macro = max(1, min(_MACRO_ROWS, 2**18 // chunk) // rows) * rows
+    operations = rows * (shape.anatomy.prefix_cost + chunk * shape.anatomy.suffix_cost)
+    return Plan(shape.anatomy, evaluator, shape.draws, (macro,), chunk, shape.exact, shape.integrate, operations)
+
+
+@dataclass(frozen=True)
+class _DirectShape:
+    """The part of a perceptron's plan that follows from the form of its layers."""
+
+    anatomy: Anatomy
+    integrate: bool
+    exact: bool
+    draws: range
+    pairs: int
+    rows: int
+    chunk: int
+
+
+@functools.lru_cache(maxsize=64)
+def _direct_shape(
+    form: Form, n_draws: int, masks: str, integrate: bool, max_bytes: int | None, on_cpu: bool
+) -> _DirectShape:
+    device, anatomy = "cpu" if on_cpu else "cuda", anatomy_of(form)
+    check_random(anatomy)
+    integrate = integrate and anatomy.last_layer
+    exact = integrate and anatomy.n_random == 1
+    draws = range(1) if exact else range(n_draws)
+    pairs = max(1, (max_bytes or _WORKING_BYTES[device]) // max(anatomy.pass_bytes, 1))
+    # Rows with their own masks cannot share products, only calls.
+    free = _FREE_OPERATIONS_DIRECT if masks == "shared" else _FREE_OPERATIONS
+    rows, chunk = _block_shape(anatomy, len(draws), n_draws, device, pairs, free, _FEWEST_PAIRS_DIRECT)
+    return _DirectShape(anatomy, integrate, exact, draws, pairs, rows, chunk)
 
 
 def position_masks(positions: str | None, inputs: Inputs) -> Positions | None:
@@ -259,12 +342,9 @@ def check_random(anatomy: Anatomy) -> None:
 
 
 def _block_shape(
-    anatomy: Anatomy, n_wanted: int, n_draws: int, device: str, pairs: int, direct: bool, masks: str
+    anatomy: Anatomy, n_wanted: int, n_draws: int, device: str, pairs: int, free: dict[str, float], fewest_pairs: int
 ) -> tuple[int, int]:
     """The rows and draws of a block: from the network, the number of draws, and the pairs that fit into memory."""
-    # Rows with their own masks cannot share products, only calls.
-    free = _FREE_OPERATIONS_DIRECT if direct and masks == "shared" else _FREE_OPERATIONS
-    fewest_pairs = _FEWEST_PAIRS_DIRECT[masks] if direct else _FEWEST_PAIRS
     a_row = anatomy.prefix_cost + n_wanted * anatomy.suffix_cost
     affordable = free[device] / max(a_row, 1.0)
     rows = 2 ** int(math.log2(min(max(affordable, 1.0), _MOST_ROWS[device])))

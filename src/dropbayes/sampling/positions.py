@@ -41,7 +41,7 @@ class Positions:
     tied: bool
     lengths: tuple[int, ...]
 
-    def made(
+    def generate(
         self, site: Site, shape: tuple[int, ...], make: Callable[[int, tuple[int, ...], Units | None], Tensor]
     ) -> Tensor:
         """The result of `make` for a site's number, the shape of its mask and the numbers of its units.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
-from dropbayes.sampling.plan import Plan, arranged
+from dropbayes.sampling.plan import Plan, move_row_axis
 from dropbayes.sampling.streaming import Mean, Moments, Votes
 
 
@@ -37,7 +37,7 @@ class Request:
         moments = self.likelihood is None or isinstance(self.likelihood, Gaussian)
         return moments and not self.quantiles and not self.keep_draws
 
-    def judged(self, plan: Plan) -> int | None:
+    def likelihood_tensor(self, plan: Plan) -> int | None:
         """The tensor of the output that the likelihood reads: the only one, or `logits`; None without a likelihood."""
         if self.likelihood is None:
             return None
@@ -129,12 +129,11 @@ class RowStatistics:
         return statistics
 
 
-def summary_of(mean: Tensor, epistemic: Tensor, request: Request) -> dict[str, Tensor]:
-    """The statistics of rows whose moments over draws are known, `[row, ...]` in float64."""
-    likelihood = request.likelihood
+def summary_of(mean: Tensor, epistemic: Tensor, request: Request, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The statistics of rows whose moments over draws are known, `[row, ...]`, in the given dtype."""
+    likelihood, mean = request.likelihood, mean.to(dtype)
     noise = 1 / float(likelihood.precision) if isinstance(likelihood, Gaussian) else 0.0
-    statistics = {"mean": mean, "epistemic": epistemic, "aleatoric": torch.full_like(mean, noise)}
-    return {name: value.float() for name, value in statistics.items()}
+    return {"mean": mean, "epistemic": epistemic.to(dtype), "aleatoric": torch.full_like(mean, noise)}
 
 
 def _entropy(probabilities: Tensor) -> Tensor:
@@ -160,24 +159,24 @@ class RowResults:
             for name, value in one.items():
                 chunks[name].append(value)
 
-    def joined(self, name: str, index: int = 0) -> Tensor:
+    def join_rows(self, name: str, index: int = 0) -> Tensor:
         """One statistic of one tensor of the output, for all rows: `[row, ...]`."""
         values = self.chunks[index][name]
         return values[0] if len(values) == 1 else torch.cat(values)
 
-    def trees(self, plan: Plan, judged: int | None) -> dict[str, Any]:
+    def trees(self, plan: Plan, likelihood_tensor: int | None) -> dict[str, Any]:
         """Every statistic by name, in the network's structure; of the judged tensor alone if there is one."""
         statistics: dict[str, Any] = {}
         layouts = plan.anatomy.outputs
-        alone = judged is not None and len(layouts) > 1
-        layouts = (layouts[judged],) if alone and judged is not None else layouts
+        alone = likelihood_tensor is not None and len(layouts) > 1
+        layouts = (layouts[likelihood_tensor],) if alone and likelihood_tensor is not None else layouts
         for name in self.chunks[0]:
-            values = [self.joined(name, index) for index in range(len(self.chunks))]
+            values = [self.join_rows(name, index) for index in range(len(self.chunks))]
             leading = 1 if name in ("draws", "quantiles") else 0
             values = [value.movedim(1, 0) for value in values] if leading else values
             if name in ("entropy", "expected_entropy", "variation_ratio"):
                 statistics[name] = values[0] if layouts[0] is not None else values[0][0]
                 continue
-            values = [arranged(value, layout, leading) for value, layout in zip(values, layouts, strict=True)]
+            values = [move_row_axis(value, layout, leading) for value, layout in zip(values, layouts, strict=True)]
             statistics[name] = values[0] if alone else plan.anatomy.structure.build(values, numbers=name == "mean")
         return statistics

@@ -8,8 +8,6 @@ reference for the others.
 from __future__ import annotations
 
 import contextlib
-import random
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.sampling.anatomy import RowLayout
-from dropbayes.sampling.generators import unchanged_generators
-from dropbayes.sampling.keyed import KeyedSource, Masks, NetworkChanged, Unsuited
+from dropbayes.sampling.generators import seed_host, unchanged_generators
+from dropbayes.sampling.keyed import KeyedSource, Masks, NetworkChanged, Unsuited, transform_depth
 from dropbayes.sampling.masks import derived_seed
-from dropbayes.sampling.operations import Interception, transform_depth
+from dropbayes.sampling.operations import Interception
 from dropbayes.sampling.recorder import SENTINEL_SEED
-from dropbayes.sampling.trees import Inputs, own_leaves, split
+from dropbayes.sampling.trees import Inputs, cloned_leaves, split
 from dropbayes.sampling.views import eagerly
 
 
@@ -74,8 +72,8 @@ def evaluate(strategy: Strategy, masks: Masks, work: Work) -> list[Tensor]:
         runs = [evaluate(strategy, masks, _one_draw(work, draw)) for draw in work.draws]
         return [torch.cat(tensors) for tensors in zip(*runs, strict=True)]
     if strategy.draws == "mapped" and len(work.draws) > 1:
-        return _mapped(masks, work)
-    return _folded(masks, work)
+        return _map(masks, work)
+    return _fold(masks, work)
 
 
 def _one_row(work: Work, index: int) -> Work:
@@ -88,7 +86,7 @@ def _one_row(work: Work, index: int) -> Work:
 
 def _one_draw(work: Work, draw: int) -> Work:
     # A network may write into its input: every run gets a copy.
-    leaves = own_leaves(work.leaves)
+    leaves = cloned_leaves(work.leaves)
     return Work(work.network, work.inputs, leaves, range(draw, draw + 1), work.rows)
 
 
@@ -100,17 +98,17 @@ def _run(masks: Masks, source: KeyedSource, work: Work, leaves: list[Any]) -> li
     return source.finish(output)
 
 
-def _folded(masks: Masks, work: Work) -> list[Tensor]:
+def _fold(masks: Masks, work: Work) -> list[Tensor]:
     """Draws and rows as one batch, draws outermost."""
     n_draws, n_rows = len(work.draws), len(work.rows)
     source = KeyedSource(masks, work.draws, work.rows, folded=True)
-    leaves = [_repeated(leaf, axis, n_draws) for leaf, axis in zip(work.leaves, work.inputs.axes, strict=True)]
-    with _seeded(masks, work):
+    leaves = [_repeat(leaf, axis, n_draws) for leaf, axis in zip(work.leaves, work.inputs.axes, strict=True)]
+    with _seed_host(masks, work):
         outputs = _run(masks, source, work, leaves)
     return [_rows_first(out, layout, n_draws, n_rows) for out, layout in _with_layouts(masks, outputs)]
 
 
-def _repeated(leaf: Any, axis: int | None, n_draws: int) -> Any:
+def _repeat(leaf: Any, axis: int | None, n_draws: int) -> Any:
     if n_draws == 1 or axis is None:
         return leaf
     if not isinstance(leaf, Tensor):
@@ -140,7 +138,7 @@ def _rows_first(out: Tensor, layout: RowLayout | None, n_draws: int, n_rows: int
     return moved.squeeze(2 + layout.axis) if layout.inner == 1 else moved
 
 
-def _mapped(masks: Masks, work: Work) -> list[Tensor]:
+def _map(masks: Masks, work: Work) -> list[Tensor]:
     """The rows as a batch, mapped over draws: the layers before the first site are computed once."""
     if masks.anatomy.host_random:
         raise Unsuited("random numbers of the host")
@@ -155,7 +153,7 @@ def _mapped(masks: Masks, work: Work) -> list[Tensor]:
 
 
 @contextlib.contextmanager
-def _seeded(masks: Masks, work: Work) -> Iterator[None]:
+def _seed_host(masks: Masks, work: Work) -> Iterator[None]:
     """Keys the host's generators to seed, draw and row if the network uses them, and restores their states."""
     anatomy = masks.anatomy
     if not (anatomy.host_random or anatomy.seeds_itself):
@@ -169,7 +167,5 @@ def _seeded(masks: Masks, work: Work) -> Iterator[None]:
         torch.default_generator.manual_seed(SENTINEL_SEED)
         if anatomy.host_random:
             seed = derived_seed(masks.keys, work.draws[0], work.rows[0] if masks.per_row else 0)
-            random.seed(seed)
-            if "numpy.random" in sys.modules:
-                sys.modules["numpy.random"].seed(seed % 2**32)
+            seed_host(seed)
         yield

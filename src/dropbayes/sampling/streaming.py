@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,11 @@ from dropbayes.sampling.fusion import kernels_on
 
 _LARGE_ELEMENTS = 2**16  # up to this many elements per draw, groups are large: fewer, longer sums
 _LARGE_GROUP, _SMALL_GROUP = 128, 16
+
+
+def _group_size(draws: Tensor) -> int:
+    """The number of draws `[draw, ...]` in a group."""
+    return _LARGE_GROUP if draws.numel() <= _LARGE_ELEMENTS * draws.shape[0] else _SMALL_GROUP
 
 
 class _Groups(ABC):
@@ -29,12 +35,12 @@ class _Groups(ABC):
     def add(self, draws: Tensor) -> None:
         """Adds draws `[draw, ...]`, in order."""
         size = draws.shape[0]
-        group = _LARGE_GROUP if draws.numel() <= _LARGE_ELEMENTS * size else _SMALL_GROUP
+        group = _group_size(draws)
         self._waiting.append(draws)
         self._n_waiting += size
         if self._n_waiting < group:
             return
-        joined = self._joined()
+        joined = self._join()
         whole = self._n_waiting - self._n_waiting % group
         for full_group in joined[:whole].split(group):
             self._count_in(full_group)
@@ -44,10 +50,10 @@ class _Groups(ABC):
     def finish(self) -> None:
         """Adds the incomplete last group."""
         if self._waiting:
-            self._count_in(self._joined())
+            self._count_in(self._join())
             self._waiting, self._n_waiting = [], 0
 
-    def _joined(self) -> Tensor:
+    def _join(self) -> Tensor:
         return torch.cat(self._waiting) if len(self._waiting) > 1 else self._waiting[0]
 
     @abstractmethod
@@ -80,15 +86,43 @@ class Moments(_Groups):
         self.count = total
 
 
+def moments_of_one_group(draws: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The mean and variance of draws that are one group, with the bits of `Moments`; None if they are several."""
+    size = draws.shape[0]
+    if size > _group_size(draws) or draws.is_complex():
+        return None
+    mean, squares = _moments(draws)
+    return mean, squares.div_(size)
+
+
 def _moments(draws: Tensor) -> tuple[Tensor, Tensor]:
     """The mean and the sum of squared deviations from it, in float64."""
     kernels = None if draws.requires_grad else kernels_on(draws.device)
     if kernels is not None and draws.dtype in (torch.float32, torch.float16, torch.bfloat16):
         moments: tuple[Tensor, Tensor] = kernels.moments_over_draws(draws)
         return moments
-    draws = draws.double()
-    mean = draws.mean(0)
-    return mean, (draws - mean).square_().sum(0)
+    mean = mean_over_draws(draws)
+    squares = draws.to(torch.float64, copy=True).sub_(mean).square_()
+    return mean, _sum_over_draws(squares) if draws.dtype == torch.float64 else squares.sum(0)
+
+
+def mean_over_draws(draws: Tensor) -> Tensor:
+    """The mean of `[draw, ...]` over draws in float64, by `_sum_over_draws`."""
+    return _sum_over_draws(draws).div_(draws.shape[0])
+
+
+def _sum_over_draws(draws: Tensor) -> Tensor:
+    """The sum of `[draw, ...]` over draws in float64, with the same bits for an element alone and among others.
+
+    torch's order of summation depends on the number of elements. That shows only where the result is not rounded to
+    a shorter dtype: float64 draws are summed by NumPy, in order.
+    """
+    if draws.dtype != torch.float64 or draws.device.type != "cpu" or draws.requires_grad:
+        return draws.sum(0, dtype=torch.float64)
+    flat = draws.reshape(draws.shape[0], -1).numpy()
+    if flat.shape[1] == 1:  # NumPy would sum a single column in pairs
+        flat = flat.repeat(2, axis=1)
+    return torch.from_numpy(np.add.reduce(flat, 0)[: draws[0].numel()]).view(draws.shape[1:])
 
 
 class Mean(_Groups):
@@ -104,7 +138,7 @@ class Mean(_Groups):
         return self._sum / self.count
 
     def _count_in(self, draws: Tensor) -> None:
-        total = draws.sum(0, dtype=torch.float64)
+        total = _sum_over_draws(draws)
         self._sum = total if self.count == 0 else self._sum + total
         self.count += draws.shape[0]
 

@@ -30,7 +30,7 @@ def checked_network(net: Any) -> nn.Module:
     """The plain module behind `net`, unwrapped from DataParallel, DDP and torch.compile."""
     if not isinstance(net, nn.Module):
         raise TypeError(f"`net` must be a torch.nn.Module; got {type(net).__name__}.")
-    return unwrapped(net)
+    return unwrap(net)
 
 
 def check_modules(net: nn.Module) -> None:
@@ -46,7 +46,7 @@ def check_modules(net: nn.Module) -> None:
         raise ValueError(f"`net` must be initialised; {lazy[0]!r} is lazy. Run it once on a batch: net(x).")
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
+def unwrap(module: nn.Module) -> nn.Module:
     """The module inside DataParallel, DDP and torch.compile."""
     while True:
         if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
@@ -125,7 +125,7 @@ class View:
                 if name and group == "_buffers" and name in module._buffers and name in clone._buffers:
                     _assign_buffer(module, clone, name)
                 elif not name and not self._holds_modules(clone.__dict__.get(group)):
-                    module.__dict__[group] = _detached(clone.__dict__.get(group))
+                    module.__dict__[group] = _detach(clone.__dict__.get(group))
 
     # Making it ------------------------------------------------------------------------------------------------------
 
@@ -133,14 +133,14 @@ class View:
         modules, seen = [net], {id(net)}
         for module in modules:  # grows during the loop
             for child in module._modules.values():
-                inner = None if child is None else unwrapped(child)
+                inner = None if child is None else unwrap(child)
                 if inner is not None and id(inner) not in seen:
                     seen.add(id(inner))
                     modules.append(inner)
         return modules
 
     def _clone(self, module: nn.Module, name: str) -> nn.Module:
-        module = unwrapped(module)
+        module = unwrap(module)
         if id(module) in self._clones:
             return self._clones[id(module)]
         clone = object.__new__(type(module))
@@ -164,7 +164,7 @@ class View:
             elif type(value) in _IMMUTABLE:
                 clone.__dict__[key] = value
             else:
-                clone.__dict__[key] = self._rebound(value)
+                clone.__dict__[key] = self._rebind(value)
         clone.__dict__["training"] = False
         clone.__dict__["_compiled_call_impl"] = None
 
@@ -173,7 +173,13 @@ class View:
 
     def _raise_flags(self, originals: list[nn.Module], in_training: Callable[[str, nn.Module], bool]) -> None:
         if any(type(module).train is not nn.Module.train or "train" in module.__dict__ for module in originals):
-            self.net.train()  # an overridden `train` may keep submodules in evaluation mode
+            try:
+                self.net.train()  # an overridden `train` may keep submodules in evaluation mode
+            except NotImplementedError as error:  # a graph of torch.export
+                raise TypeError(
+                    "`net` must be an ordinary module: it was exported, and its training mode cannot be set. Pass the "
+                    "module it was made from."
+                ) from error
         else:
             for clone in self._clones.values():
                 clone.__dict__["training"] = True
@@ -181,36 +187,36 @@ class View:
             if not in_training(self._names[id(module)], module):
                 self._clones[id(module)].__dict__["training"] = False
 
-    def _rebound(self, value: Any, depth: int = 0) -> Any:
+    def _rebind(self, value: Any, depth: int = 0) -> Any:
         """`value` with every reference to a module of the network replaced by one to the view's."""
         if type(value) in _IMMUTABLE or depth > 4:
             return value
         if isinstance(value, nn.Module):
             return self._clones.get(id(value), value)
         if isinstance(value, types.MethodType):
-            owner = self._rebound(value.__self__, depth + 1)
+            owner = self._rebind(value.__self__, depth + 1)
             return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
         if isinstance(value, functools.partial):
             rebound = functools.partial(
-                self._rebound(value.func, depth + 1),
-                *(self._rebound(a, depth + 1) for a in value.args),
-                **{k: self._rebound(v, depth + 1) for k, v in value.keywords.items()},
+                self._rebind(value.func, depth + 1),
+                *(self._rebind(a, depth + 1) for a in value.args),
+                **{k: self._rebind(v, depth + 1) for k, v in value.keywords.items()},
             )
             rebound.__dict__.update(value.__dict__)
             return rebound
         if isinstance(value, types.FunctionType):
             return self._rebound_function(value, depth)
         if type(value) in (dict, OrderedDict):
-            return type(value)((k, self._rebound(v, depth + 1)) for k, v in value.items())
+            return type(value)((k, self._rebind(v, depth + 1)) for k, v in value.items())
         if type(value) in (list, set, tuple, deque):
-            made = [self._rebound(v, depth + 1) for v in value]
+            made = [self._rebind(v, depth + 1) for v in value]
             return deque(made, value.maxlen) if isinstance(value, deque) else type(value)(made)
         return value
 
     def _rebound_function(self, function: types.FunctionType, depth: int) -> Any:
         cells = function.__closure__ or ()
         contents = [_cell_value(cell) for cell in cells]
-        rebound = [self._rebound(content, depth + 1) if _refers(content) else content for content in contents]
+        rebound = [self._rebind(content, depth + 1) if _refers(content) else content for content in contents]
         if all(a is b for a, b in zip(contents, rebound, strict=True)):
             return function
         closure = tuple(
@@ -283,10 +289,10 @@ class _State:
                 return False
         for key, known in self.contents:
             value = attributes[key]
-            if not isinstance(value, _CONTAINERS) or not _same(tuple(_contents(value)), known):
+            if not isinstance(value, _CONTAINERS) or not _is_same(tuple(_contents(value)), known):
                 return False
         now = list(map(attributes.__getitem__, self.names))
-        return all(map(operator.is_, now, self.values)) or all(map(_same, map(_by_identity, now), self.values))
+        return all(map(operator.is_, now, self.values)) or all(map(_is_same, map(_by_identity, now), self.values))
 
 
 _DICTS = (dict, OrderedDict)
@@ -340,18 +346,18 @@ def _contents(value: Any) -> Iterator[Any]:
 
 
 def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    if before.keys() == after.keys() and all(_same(value, after[key]) for key, value in before.items()):
+    if before.keys() == after.keys() and all(_is_same(value, after[key]) for key, value in before.items()):
         return []
     keys = before.keys() | after.keys()
-    changed = [key for key in keys if key not in before or key not in after or not _same(before[key], after[key])]
+    changed = [key for key in keys if key not in before or key not in after or not _is_same(before[key], after[key])]
     return sorted({key.removesuffix("/version") for key in changed})
 
 
-def _same(a: Any, b: Any) -> bool:
+def _is_same(a: Any, b: Any) -> bool:
     if a is b:
         return True
     if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and (all(map(operator.is_, a, b)) or all(map(_same, a, b)))
+        return len(a) == len(b) and (all(map(operator.is_, a, b)) or all(map(_is_same, a, b)))
     if isinstance(a, _CONTAINERS):
         return type(a) is type(b) and not a and not b
     if isinstance(a, types.MethodType) and isinstance(b, types.MethodType):
@@ -365,14 +371,20 @@ def _assign_buffer(module: nn.Module, clone: nn.Module, name: str) -> None:
         with torch.no_grad():
             mine.copy_(theirs)
     else:
-        module._buffers[name] = _detached(theirs)
+        module._buffers[name] = _detach(theirs)
 
 
-def _detached(value: Any) -> Any:
+def _detach(value: Any) -> Any:
     return torch.utils._pytree.tree_map(lambda v: v.detach() if isinstance(v, Tensor) else v, value)
 
 
 def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with torch.compile switched off inside it: compiled code could not be intercepted."""
-    # Nothing is compiled before the compiler is loaded, which takes seconds.
-    return torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled before the compiler is loaded, which takes seconds
+        return function
+
+    def uncompiled(*args: Any, **kwargs: Any) -> Any:
+        with torch.compiler.set_stance("force_eager"):  # for compiled functions that the network calls
+            return torch.compiler.disable(function)(*args, **kwargs)
+
+    return uncompiled

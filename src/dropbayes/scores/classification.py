@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 
-def labelled(probabilities: Array, labels: Array) -> tuple[Tensor, Tensor]:
+def probabilities_and_labels(probabilities: Array, labels: Array) -> tuple[Tensor, Tensor]:
     """The probabilities `[row, class]` and labels `[row]`, validated together."""
     predicted = class_probabilities("probabilities", probabilities)
     return predicted, class_labels(labels, n_rows=len(predicted), n_classes=predicted.shape[1], device=predicted.device)
@@ -40,7 +40,7 @@ def class_log_likelihood(probabilities: Array, labels: Array) -> Tensor:
         >>> class_log_likelihood(torch.tensor([[0.25, 0.75]]), torch.tensor([1]))
         tensor([-0.2877])
     """
-    predicted, truth = labelled(probabilities, labels)
+    predicted, truth = probabilities_and_labels(probabilities, labels)
     return predicted.gather(1, truth[:, None]).squeeze(1).log()
 
 
@@ -51,7 +51,7 @@ def brier_score(probabilities: Array, labels: Array) -> Tensor:
         >>> brier_score(torch.tensor([[0.25, 0.75]]), torch.tensor([1]))
         tensor([0.1250])
     """
-    predicted, truth = labelled(probabilities, labels)
+    predicted, truth = probabilities_and_labels(probabilities, labels)
     return (predicted - torch.nn.functional.one_hot(truth, predicted.shape[1])).square().sum(-1)
 
 
@@ -72,7 +72,7 @@ def confidence_and_correctness(probabilities: Array, labels: Array) -> tuple[Ten
         >>> confidence_and_correctness(torch.tensor([[0.2, 0.8], [0.3, 0.7]]), torch.tensor([1, 0]))
         (tensor([0.8000, 0.7000]), tensor([1., 0.]))
     """
-    predicted, truth = labelled(probabilities, labels)
+    predicted, truth = probabilities_and_labels(probabilities, labels)
     confidence, chosen = predicted.max(-1)
     return confidence, (chosen == truth).to(predicted.dtype)
 

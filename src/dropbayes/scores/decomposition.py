@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.runtime.validation import Array, matching_tensors, row_weights
-from dropbayes.scores.classification import labelled
+from dropbayes.scores.classification import probabilities_and_labels
 
 __all__ = ["Decomposition", "brier_decomposition", "crps_decomposition"]
 
@@ -58,7 +58,7 @@ def brier_decomposition(probabilities: Array, labels: Array, *, sample_weight: A
     """
     from scipy.optimize import isotonic_regression
 
-    predicted, truth = labelled(probabilities, labels)
+    predicted, truth = probabilities_and_labels(probabilities, labels)
     weight = row_weights(sample_weight, len(truth), like=predicted).cpu().numpy()
     counted = weight > 0  # scipy requires positive weights
     weight, share = weight[counted], weight[counted] / weight[counted].sum()

@@ -112,7 +112,7 @@ def _version(path: pathlib.Path) -> str:
         return ""  # loading reports the error
 
 
-def _loaded(path: pathlib.Path) -> ServedModel:
+def _load(path: pathlib.Path) -> ServedModel:
     """The model in a folder that may be missing for a moment while it is replaced."""
     for _ in range(_LOADS - 1):
         with contextlib.suppress(ValueError, OSError):
@@ -134,7 +134,7 @@ class Service:
         self.path, self.limits = path, limits
         self._token = None if token is None else token.encode()
         self.metrics = Metrics()
-        self.model = _loaded(path)
+        self.model = _load(path)
         self.metrics.take_model(self.model.percentiles)
         self.batches = Batches(self.metrics.batch_rows.observe)
         self._held_bytes = 0
@@ -142,7 +142,7 @@ class Service:
     async def reload(self) -> None:
         """Reloads the model from the folder; keeps the present one if that fails."""
         try:
-            model = await run_in_threadpool(_loaded, self.path)
+            model = await run_in_threadpool(_load, self.path)
         except (ValueError, OSError) as error:
             print(f"dropbayes: note: the model was not replaced: {error}", file=sys.stderr, flush=True)
             return
@@ -205,7 +205,7 @@ class Service:
         model = self.named_model(request)
         with self._memory_for(request):
             body = await self.body(request)
-            decode = lambda: self._decoded(model, body, request.headers.get(protocol.HEADER_LENGTH))  # noqa: E731
+            decode = lambda: self._decode(model, body, request.headers.get(protocol.HEADER_LENGTH))  # noqa: E731
             asked, predictor, x = await run_in_threadpool(decode) if len(body) > _QUICK_BYTES else decode()
             try:
                 async with asyncio.timeout(self.limits.answer_seconds):
@@ -219,7 +219,7 @@ class Service:
         headers = {protocol.HEADER_LENGTH: str(encoded.header_length)}
         return Response(encoded.body, media_type="application/octet-stream", headers=headers)
 
-    def _decoded(
+    def _decode(
         self, model: ServedModel, body: bytes, header_length: str | None
     ) -> tuple[protocol.InferenceRequest, Predictor, NumpyArray]:
         asked, binary = protocol.decode_request(body, header_length)
@@ -282,7 +282,7 @@ def _json(values: Any, status: int = 200, headers: dict[str, str] | None = None)
     return Response(text, status, media_type="application/json", headers=headers)
 
 
-def _answered(service: Service, answer: Callable[[Request], Awaitable[Response]], *, open_to_all: bool = False) -> Any:
+def _endpoint(service: Service, answer: Callable[[Request], Awaitable[Response]], *, open_to_all: bool = False) -> Any:
     """The route's function: with the token checked, refusals as JSON, and the answer counted."""
 
     async def endpoint(request: Request) -> Response:
@@ -330,9 +330,9 @@ def application(path: str | os.PathLike[str], limits: Limits, token: str | None)
 
     def routes(prefix: str) -> list[Route]:
         return [
-            Route(prefix, _answered(service, model), methods=["GET"]),
-            Route(f"{prefix}/ready", _answered(service, model_ready), methods=["GET"]),
-            Route(f"{prefix}/infer", _answered(service, service.infer), methods=["POST"]),
+            Route(prefix, _endpoint(service, model), methods=["GET"]),
+            Route(f"{prefix}/ready", _endpoint(service, model_ready), methods=["GET"]),
+            Route(f"{prefix}/infer", _endpoint(service, service.infer), methods=["POST"]),
         ]
 
     async def refusal(request: Request, error: Exception) -> Response:
@@ -358,12 +358,12 @@ def application(path: str | os.PathLike[str], limits: Limits, token: str | None)
 
     app = Starlette(
         routes=[
-            Route("/v2", _answered(service, server), methods=["GET"]),
-            Route("/v2/health/live", _answered(service, live, open_to_all=True), methods=["GET"]),
-            Route("/v2/health/ready", _answered(service, ready, open_to_all=True), methods=["GET"]),
+            Route("/v2", _endpoint(service, server), methods=["GET"]),
+            Route("/v2/health/live", _endpoint(service, live, open_to_all=True), methods=["GET"]),
+            Route("/v2/health/ready", _endpoint(service, ready, open_to_all=True), methods=["GET"]),
             *routes("/v2/models/{model}"),
             *routes("/v2/models/{model}/versions/{version}"),
-            Route("/metrics", _answered(service, metrics), methods=["GET"]),
+            Route("/metrics", _endpoint(service, metrics), methods=["GET"]),
         ],
         exception_handlers={HTTPException: refusal},
         lifespan=lifespan,

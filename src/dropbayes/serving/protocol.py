@@ -128,16 +128,16 @@ def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int) -> dict[
     start = 0
     for entry in request.inputs:
         if entry.name in arrays:
-            raise RequestError(400, f"input {_quoted(entry.name)} is given twice.")
+            raise RequestError(400, f"input {_quote(entry.name)} is given twice.")
         _check_shape(entry, max_rows)
         size = entry.parameters.get("binary_data_size")
         if size is None:
             arrays[entry.name] = _json_tensor(entry)
             continue
         if entry.data is not msgspec.UNSET or isinstance(size, bool) or not isinstance(size, int):
-            raise _wrong(entry, "must have either `data` or a whole number `binary_data_size`")
+            raise _input_error(entry, "must have either `data` or a whole number `binary_data_size`")
         if not 0 <= size <= len(binary) - start:
-            raise _wrong(entry, f"claims {size} bytes behind the JSON, where {len(binary) - start} are left")
+            raise _input_error(entry, f"claims {size} bytes behind the JSON, where {len(binary) - start} are left")
         arrays[entry.name] = _binary_tensor(entry, binary[start : start + size])
         start += size
     if start != len(binary):
@@ -147,47 +147,51 @@ def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int) -> dict[
 
 def _check_shape(entry: InputTensor, max_rows: int) -> None:
     if entry.datatype not in DATATYPES:
-        raise _wrong(entry, f"has the datatype {_quoted(entry.datatype)}; known are {', '.join(DATATYPES)}")
+        raise _input_error(entry, f"has the datatype {_quote(entry.datatype)}; known are {', '.join(DATATYPES)}")
     if not 1 <= len(entry.shape) <= _MOST_AXES or any(size < 0 for size in entry.shape):
-        raise _wrong(entry, f"must be shaped [rows] or [rows, columns]; got {entry.shape[:4]}")
+        raise _input_error(entry, f"must be shaped [rows] or [rows, columns]; got {entry.shape[:4]}")
     if entry.shape[0] > max_rows:
-        raise RequestError(413, f"input {_quoted(entry.name)} has {entry.shape[0]} rows; at most {max_rows} are taken.")
+        raise RequestError(413, f"input {_quote(entry.name)} has {entry.shape[0]} rows; at most {max_rows} are taken.")
 
 
 def _json_tensor(entry: InputTensor) -> NumpyArray:
     """JSON data, flat or nested, validated against the declared type and size."""
     if entry.data is msgspec.UNSET:
-        raise _wrong(entry, "has no `data`")
+        raise _input_error(entry, "has no `data`")
     dtype = DATATYPES[entry.datatype]
     if dtype == np.float16:
-        raise _wrong(entry, "is FP16, which JSON cannot hold; send FP32, or raw bytes")
+        raise _input_error(entry, "is FP16, which JSON cannot hold; send FP32, or raw bytes")
     element = _ELEMENT[dtype.kind]
-    values = _decoded(entry, element, nested=False) if len(entry.shape) == 1 else _either(entry, element)
+    values = (
+        _decode_data(entry, element, nested=False) if len(entry.shape) == 1 else _decode_nested_or_flat(entry, element)
+    )
     try:
         with np.errstate(over="ignore"):
             array = np.array(values, dtype=dtype)
     except (ValueError, OverflowError, TypeError):
-        raise _wrong(entry, f"has values that are no {entry.datatype}, or rows of unequal length") from None
+        raise _input_error(entry, f"has values that are no {entry.datatype}, or rows of unequal length") from None
     if array.size != math.prod(entry.shape) or (array.ndim > 1 and list(array.shape) != entry.shape):
-        raise _wrong(entry, f"has {array.size} values, where the shape {entry.shape} needs {math.prod(entry.shape)}")
+        raise _input_error(
+            entry, f"has {array.size} values, where the shape {entry.shape} needs {math.prod(entry.shape)}"
+        )
     if dtype.kind == "f" and not np.isfinite(array).all():
-        raise _wrong(entry, f"has a number too large for {entry.datatype}")
+        raise _input_error(entry, f"has a number too large for {entry.datatype}")
     return array.reshape(entry.shape)
 
 
-def _either(entry: InputTensor, element: type) -> Any:
+def _decode_nested_or_flat(entry: InputTensor, element: type) -> Any:
     try:
-        return _decoded(entry, element, nested=False)
+        return _decode_data(entry, element, nested=False)
     except RequestError:
-        return _decoded(entry, element, nested=True)
+        return _decode_data(entry, element, nested=True)
 
 
-def _decoded(entry: InputTensor, element: type, *, nested: bool) -> Any:
+def _decode_data(entry: InputTensor, element: type, *, nested: bool) -> Any:
     assert isinstance(entry.data, msgspec.Raw)
     try:
         return _list_decoder(element, nested).decode(entry.data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
-        raise _wrong(entry, f"has data that are no {entry.datatype}: {_reason(error)}") from None
+        raise _input_error(entry, f"has data that are no {entry.datatype}: {_reason(error)}") from None
 
 
 @functools.cache
@@ -200,11 +204,11 @@ def _binary_tensor(entry: InputTensor, data: bytes) -> NumpyArray:
     if dtype.kind == "O":
         array = np.array([*_texts(entry, data), None], dtype=object)[:-1]  # the last keeps numpy from guessing
     elif len(data) % dtype.itemsize:
-        raise _wrong(entry, f"has {len(data)} bytes, no multiple of the {dtype.itemsize} of {entry.datatype}")
+        raise _input_error(entry, f"has {len(data)} bytes, no multiple of the {dtype.itemsize} of {entry.datatype}")
     else:
         array = np.frombuffer(data, dtype)
     if array.size != count:
-        raise _wrong(entry, f"has {array.size} values, where the shape {entry.shape} needs {count}")
+        raise _input_error(entry, f"has {array.size} values, where the shape {entry.shape} needs {count}")
     return array.reshape(entry.shape)
 
 
@@ -214,20 +218,20 @@ def _texts(entry: InputTensor, data: bytes) -> list[str]:
     while start < len(data):
         length = int.from_bytes(data[start : start + 4], "little")
         if start + 4 + length > len(data):
-            raise _wrong(entry, "ends inside a text")
+            raise _input_error(entry, "ends inside a text")
         try:
             texts.append(data[start + 4 : start + 4 + length].decode())
         except UnicodeDecodeError:
-            raise _wrong(entry, "holds a text that is no UTF-8") from None
+            raise _input_error(entry, "holds a text that is no UTF-8") from None
         start += 4 + length
     return texts
 
 
-def _wrong(entry: InputTensor, what: str) -> RequestError:
-    return RequestError(400, f"input {_quoted(entry.name)} {what}.")
+def _input_error(entry: InputTensor, what: str) -> RequestError:
+    return RequestError(400, f"input {_quote(entry.name)} {what}.")
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """A name for a message: short, and without characters that JSON could not carry."""
     return repr(text if len(text) <= 40 else text[:39] + "…").encode("ascii", "backslashreplace").decode()
 

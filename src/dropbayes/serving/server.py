@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import h11
-import torch
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
+from dropbayes.runtime.devices import share_cores
 from dropbayes.serving.application import Limits, ServedModel, application
 from dropbayes.serving.metrics import MULTIPROCESS_FOLDER
 
@@ -88,7 +88,7 @@ def serve(settings: Settings, *, announce: Callable[[str, ServedModel], None] = 
 
 
 def _worker(settings: Settings) -> Any:
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // settings.workers))  # so that workers do not compete for cores
+    share_cores(settings.workers)
     return application(settings.path, settings.limits, settings.token)
 
 
@@ -111,10 +111,10 @@ class _Supervisor(Multiprocess):
 
     def keep_subprocess_alive(self) -> None:
         """Replaces workers that have died; uvicorn's own check takes a worker that is still importing for dead."""
-        for place, worker in enumerate(self.processes):
+        for index, worker in enumerate(self.processes):
             if not self.should_exit.is_set() and not worker.process.is_alive():
-                self.processes[place] = Process(self.config, self.sockets)
-                self.processes[place].start()
+                self.processes[index] = Process(self.config, self.sockets)
+                self.processes[index].start()
 
     def handle_hup(self) -> None:
         """Forwards the signal: each worker reloads the model while it keeps answering."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dropbayes.tables.notation import NUMBER, PLAIN, Notation
-from dropbayes.tables.reading import quoted
+from dropbayes.tables.reading import quote
 
 __all__ = [
     "BOOLEANS", "MISSING", "Floats", "Place", "booleans", "castable", "first_failure", "is_numeric", "is_text",
@@ -112,20 +112,20 @@ def numbers(
             row = first_failure(written)
             how = f" written as {notation.example}, as in training" if notation != PLAIN else ""
             raise ValueError(
-                f"{at(row)}, column {quoted(name)}: must be a number{how}; got {quoted(cells[row].as_py())}."
+                f"{at(row)}, column {quote(name)}: must be a number{how}; got {quote(cells[row].as_py())}."
             ) from None
         floats = values.to_numpy(zero_copy_only=False).astype(np.float64)
         wrong = ~(np.abs(floats) <= _LARGEST) & cells.is_valid().to_numpy(zero_copy_only=False)
     elif not is_numeric(values):
-        raise ValueError(f"{at(-1)}, column {quoted(name)}: must hold numbers; got {values.type}.")
+        raise ValueError(f"{at(-1)}, column {quote(name)}: must hold numbers; got {values.type}.")
     else:
         floats = pc.cast(values, pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
         wrong = np.abs(floats) > _LARGEST
         cells = values
     if wrong.any():
         row = int(wrong.argmax())
-        rule = f"a finite number of at most {_LARGEST:g}; got {quoted(cells[row].as_py())}"
-        raise ValueError(f"{at(row)}, column {quoted(name)}: must be {rule}. Correct it, or leave the cell empty.")
+        rule = f"a finite number of at most {_LARGEST:g}; got {quote(cells[row].as_py())}"
+        raise ValueError(f"{at(row)}, column {quote(name)}: must be {rule}. Correct it, or leave the cell empty.")
     return floats
 
 
@@ -139,8 +139,8 @@ def booleans(values: Any, name: str, at: Place, missing: Collection[str]) -> Flo
     wrong = pc.and_(lowered.is_valid(), pc.invert(codes.is_valid()))
     if pc.any(wrong).as_py():
         row = pc.index(wrong, True).as_py()
-        got = quoted(values[row].as_py())
-        raise ValueError(f"{at(row)}, column {quoted(name)}: must be true or false, as in training; got {got}.")
+        got = quote(values[row].as_py())
+        raise ValueError(f"{at(row)}, column {quote(name)}: must be true or false, as in training; got {got}.")
     table = np.array([*BOOLEANS.values(), np.nan])
     return table[pc.fill_null(codes, len(BOOLEANS)).to_numpy(zero_copy_only=False)]
 

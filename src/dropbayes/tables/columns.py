@@ -14,9 +14,9 @@ from typing import Any, Literal
 from dropbayes.tables.cells import MISSING
 from dropbayes.tables.dates import PARTS
 from dropbayes.tables.notation import PLAIN, Notation
-from dropbayes.tables.reading import quoted
+from dropbayes.tables.reading import quote
 
-__all__ = ["Column", "Kind", "Schema", "Task", "as_json", "check_columns", "from_json", "listed"]
+__all__ = ["Column", "Kind", "Schema", "Task", "as_json", "check_columns", "from_json", "list_names"]
 
 Kind = Literal["number", "boolean", "category", "date"]
 Task = Literal["regression", "classification"]
@@ -87,14 +87,14 @@ class Schema:
         return tuple(name for column in self.columns for name in column.inputs)
 
 
-def listed(names: Collection[str], most: int = 8) -> str:
+def list_names(names: Collection[str], most: int = 8) -> str:
     """Some names in a sentence.
 
     Example:
-        >>> listed(["a", "b", "c"], most=2)
+        >>> list_names(["a", "b", "c"], most=2)
         "'a', 'b', …"
     """
-    return ", ".join(map(quoted, list(names)[:most])) + (", …" if len(names) > most else "")
+    return ", ".join(map(quote, list(names)[:most])) + (", …" if len(names) > most else "")
 
 
 def check_columns(schema: Schema, names: Collection[str], label: str, *, with_target: bool = False) -> None:
@@ -104,11 +104,11 @@ def check_columns(schema: Schema, names: Collection[str], label: str, *, with_ta
         rest = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
         plural = "s" if len(lacking) > 1 else ""
         raise ValueError(
-            f"{label}: lacks the column{plural} {listed(lacking[:5])}{rest} that the model reads; it has "
-            f"{listed(names)}."
+            f"{label}: lacks the column{plural} {list_names(lacking[:5])}{rest} that the model reads; it has "
+            f"{list_names(names)}."
         )
     if with_target and schema.target not in names:
-        raise ValueError(f"{label}: lacks the target {quoted(schema.target)}, without which nothing can be scored.")
+        raise ValueError(f"{label}: lacks the target {quote(schema.target)}, without which nothing can be scored.")
 
 
 # --- JSON ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["PARTS", "date_format_of", "date_inputs", "date_parts", "days_of", "is_date"]
+__all__ = ["PARTS", "date_format_of", "date_inputs", "date_parts", "day_of_year", "days_of", "is_date"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -44,16 +45,16 @@ def date_format_of(texts: Any) -> str:
         ('iso', '%d.%m.%Y')
     """
     for form in ("iso", "iso zone", *(day + time for day in _DAYS for time in _TIMES)):
-        if _parsed(texts, form).null_count == 0:
+        if _parse(texts, form).null_count == 0:
             day, _, time = form.partition(" ")
             other = _AMBIGUOUS.get(day)
-            if other and _parsed(texts, f"{other} {time}".strip()).null_count == 0:
+            if other and _parse(texts, f"{other} {time}".strip()).null_count == 0:
                 raise ValueError("day and month can be exchanged in every row; write the dates as 2020-12-31")
             return form
     return ""
 
 
-def _parsed(texts: Any, form: str) -> Any:
+def _parse(texts: Any, form: str) -> Any:
     """The instants in microseconds since 1970; null for a text that has another format."""
     if form in ("iso", "iso zone"):
         kind = pa.timestamp("us") if form == "iso" else pa.timestamp("us", "UTC")
@@ -85,7 +86,7 @@ def days_of(values: Any, form: str) -> Floats:
     if pa.types.is_temporal(values.type):
         instants = pc.cast(pc.cast(values, pa.timestamp("us")), pa.int64())
     else:
-        instants = _parsed(values, form)
+        instants = _parse(values, form)
     return instants.to_numpy(zero_copy_only=False).astype(np.float64) / _DAY
 
 
@@ -120,3 +121,13 @@ def date_inputs(days: Floats, parts: tuple[str, ...]) -> Floats:
             angle = 2 * np.pi * (turns[part] % 1)
             columns += [np.sin(angle), np.cos(angle)]
     return np.stack(columns, axis=1)
+
+
+def day_of_year(year: float) -> np.datetime64:
+    """The day of a decimal year, as `date_inputs` counts them.
+
+    Example:
+        >>> day_of_year(float(date_inputs(np.array([365.0]), ("year",))[0, 0]))
+        np.datetime64('1971-01-01')
+    """
+    return np.datetime64(math.floor((year - 1970) * _YEAR + 1e-6), "D")

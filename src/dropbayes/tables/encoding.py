@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 
 from dropbayes.tables import cells
 from dropbayes.tables.cells import Floats, Place
-from dropbayes.tables.columns import Column, Schema, listed
+from dropbayes.tables.columns import Column, Schema, list_names
 from dropbayes.tables.dates import date_inputs, days_of
-from dropbayes.tables.reading import quoted
+from dropbayes.tables.reading import quote
 
 __all__ = ["Encoded", "column_values", "encode"]
 
@@ -98,15 +98,15 @@ def column_values(column: Column, cells_of_column: Any, at: Place, missing: Coll
     if cells.is_text(values):
         values = cells.strip_missing(values, missing)
     elif not pa.types.is_temporal(values.type):
-        raise ValueError(f"{at(-1)}, column {quoted(column.name)}: must hold dates, as in training; got {values.type}.")
+        raise ValueError(f"{at(-1)}, column {quote(column.name)}: must hold dates, as in training; got {values.type}.")
     days = days_of(values, column.date_format or "iso")
     wrong = np.isnan(days) & values.is_valid().to_numpy(zero_copy_only=False)
     if wrong.any():
         row = int(wrong.argmax())
         form = {"iso": "2020-12-31", "": "2020-12-31"}.get(column.date_format, column.date_format)
         raise ValueError(
-            f"{at(row)}, column {quoted(column.name)}: must be a date written as {form}, as in training; got "
-            f"{quoted(values[row].as_py())}."
+            f"{at(row)}, column {quote(column.name)}: must be a date written as {form}, as in training; got "
+            f"{quote(values[row].as_py())}."
         )
     return days
 
@@ -123,8 +123,8 @@ def _fill_categories(
     if not known.all() and not allow_new:
         row = int(rows[known.argmin()])
         raise ValueError(
-            f"{at(row)}, column {quoted(column.name)}: {quoted(texts[row].as_py())} was not seen in training "
-            f"({listed(column.categories, most=5)}); correct it, or encode new ones as all zeros with `allow_new`."
+            f"{at(row)}, column {quote(column.name)}: {quote(texts[row].as_py())} was not seen in training "
+            f"({list_names(column.categories, most=5)}); correct it, or encode new ones as all zeros with `allow_new`."
         )
     inputs[rows[known], codes.drop_null().to_numpy(zero_copy_only=False)] = 1.0
     unknown = np.zeros(len(present), dtype=bool)

@@ -15,8 +15,8 @@ from dropbayes.tables import cells
 from dropbayes.tables.cells import MISSING, Place
 from dropbayes.tables.columns import Column, Kind
 from dropbayes.tables.dates import date_format_of, date_parts, days_of, is_date
-from dropbayes.tables.notation import NUMBER, PLAIN, Notation, notation_of
-from dropbayes.tables.reading import UNNAMED, quoted
+from dropbayes.tables.notation import NUMBER, PLAIN, Notation, mixed_currencies, notation_of
+from dropbayes.tables.reading import UNNAMED, quote
 
 __all__ = ["LeftOut", "Problem", "column_of", "kind_of", "number_notation"]
 
@@ -93,20 +93,22 @@ def kind_of(
     if notation_of(present, decimal=decimal) is not None or cells.castable(present):
         coded = pc.any(pc.match_substring_regex(present, r"^0[0-9]+$")).as_py()  # 01007 is a code, not a quantity
         return "category" if coded else "number"
+    if signs := mixed_currencies(present, decimal=decimal):
+        return Problem(f"holds amounts in {', '.join(signs)}, which cannot be compared", "ignore")
     if pc.all(pc.is_in(pc.utf8_lower(present), value_set=pa.array(sorted(cells.BOOLEANS)))).as_py():
         return "boolean"
     if is_date(present):
         try:
             form = date_format_of(present)
         except ValueError as error:
-            return Problem(f"holds dates such as {quoted(present[0].as_py())}, in which {error}", "ignore")
+            return Problem(f"holds dates such as {quote(present[0].as_py())}, in which {error}", "ignore")
         if form:
             return "date"
         row = int(np.argmax(~pc.match_substring_regex(texts, r"^[0-9]").to_numpy(zero_copy_only=False).astype(bool)))
-        return Problem(f"holds dates of no common format, such as {quoted(texts[row].as_py())}", "ignore")
+        return Problem(f"holds dates of no common format, such as {quote(texts[row].as_py())}", "ignore")
     if pc.mean(pc.match_substring_regex(present, NUMBER)).as_py() > 0.5:
         row = cells.first_failure(texts)
-        return Problem(f"has {quoted(texts[row].as_py())} among numbers at {at(row)}", "missing")
+        return Problem(f"has {quote(texts[row].as_py())} among numbers at {at(row)}", "missing")
     return "category"
 
 
@@ -117,7 +119,7 @@ def _category(
     categories = sorted(pc.unique(texts.drop_null()).to_pylist())
     n_rows, absent = len(texts) - texts.null_count, bool(texts.null_count)
     if len(categories) + absent < 2:
-        return LeftOut("no value in any row" if not categories else f"{quoted(categories[0])} in every row")
+        return LeftOut("no value in any row" if not categories else f"{quote(categories[0])} in every row")
     if len(categories) > max(_MANY, n_rows / 2) and not forced:
         long = np.mean([len(text) for text in categories[:1000]]) > 40
         what = "free text" if long else "an identifier"

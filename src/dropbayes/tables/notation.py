@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.compute as pc
 
-__all__ = ["NUMBER", "PLAIN", "Notation", "notation_of"]
+__all__ = ["ANY_NUMBER", "NUMBER", "PLAIN", "Notation", "mixed_currencies", "notation_of"]
 
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 """A number as programs write it."""
@@ -27,7 +28,8 @@ class Notation:
     Attributes:
         decimal: The decimal mark, "." or ",".
         thousands: What separates thousands: "", ",", ".", "'" or a space of any kind as " ".
-        sign: "currency" or "%" if the numbers carry such a sign, which is dropped: 7 % is read as 7.
+        sign: The currency or "%" that the numbers carry, which is dropped: 7 % is read as 7. "currency" is any of them,
+            as models written before a currency was recorded have it.
     """
 
     decimal: str = "."
@@ -44,9 +46,13 @@ class Notation:
         body = rf"(?:(?:{digits}){fraction}|{re.escape(self.decimal)}[0-9]+)(?:[eE][+-]?[0-9]+)?"
         if self.sign == "%":
             return rf"^[+-]?{body}{_SPACE}?%$"
-        if self.sign == "currency":
-            return rf"^(?:[+-]?{_SIGN}{_SPACE}?[+-]?{body}|[+-]?{body}{_SPACE}?{_SIGN})$"
+        if self.sign:
+            return rf"^(?:[+-]?{self._currency}{_SPACE}?[+-]?{body}|[+-]?{body}{_SPACE}?{self._currency})$"
         return rf"^[+-]?{body}$"
+
+    @property
+    def _currency(self) -> str:
+        return _SIGN if self.sign == "currency" else re.escape(self.sign)
 
     @property
     def _separator(self) -> str:
@@ -57,10 +63,12 @@ class Notation:
         """How 1234.5 is written.
 
         Example:
-            >>> Notation(",", ".", "%").example
-            '1.234,5%'
+            >>> Notation(",", ".", "%").example, Notation(",", ".", "€").example
+            ('1.234,5%', '1.234,5 €')
         """
-        return f"1{self.thousands}234{self.decimal}5" + {"%": "%", "currency": " $"}.get(self.sign, "")
+        written = f"1{self.thousands}234{self.decimal}5"
+        sign = "$" if self.sign == "currency" else self.sign
+        return f"{written}{sign}" if sign in ("", "%") else f"{written} {sign}"
 
     def plain(self, texts: Any) -> Any:
         """The texts as programs write numbers; those that do not match stay as they are.
@@ -74,7 +82,7 @@ class Notation:
             return texts
         cleaned = texts
         if self.sign:
-            cleaned = pc.replace_substring_regex(cleaned, rf"{_SPACE}?(?:%|{_SIGN}){_SPACE}?", "")
+            cleaned = pc.replace_substring_regex(cleaned, rf"{_SPACE}?{self._currency}{_SPACE}?", "")
         if self.thousands:
             cleaned = pc.replace_substring_regex(cleaned, self._separator, "")
         if self.decimal != ".":
@@ -87,6 +95,9 @@ PLAIN = Notation()
 # Most common first: a column of 1,000 to 9,000 is in thousands unless something says that its comma is decimal.
 _MARKS = ((".", ""), (".", ","), (",", ""), (",", "."), (".", " "), (",", " "), (".", "'"), (",", "'"))
 
+ANY_NUMBER = "|".join(Notation(*marks, sign).pattern for marks in _MARKS for sign in ("", "%", "currency"))
+"""A number in any notation."""
+
 
 def notation_of(texts: Any, *, decimal: str | None = None) -> Notation | None:
     """The notation in which every text is a number; None if there is none.
@@ -98,14 +109,34 @@ def notation_of(texts: Any, *, decimal: str | None = None) -> Notation | None:
     Example:
         >>> import pyarrow as pa
         >>> notation_of(pa.array(["€1,234.50", "€7"]))
-        Notation(decimal='.', thousands=',', sign='currency')
+        Notation(decimal='.', thousands=',', sign='€')
         >>> notation_of(pa.array(["12", "twelve"])) is None
         True
     """
-    marks = [pair for pair in _MARKS if decimal in (None, pair[0])]
-    for sign in ("", "%", "currency"):
-        for mark, thousands in marks:
+    return _matching(texts, ("", "%"), decimal) or _matching(texts, _currencies(texts)[:1], decimal)
+
+
+def mixed_currencies(texts: Any, *, decimal: str | None = None) -> list[str]:
+    """The currencies of a column of amounts in more than one; empty for any other column.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> mixed_currencies(pa.array(["€5", "7 USD"])), mixed_currencies(pa.array(["€5", "7 €"]))
+        (['USD', '€'], [])
+    """
+    signs = _currencies(texts)
+    return signs if len(signs) > 1 and _matching(texts, ("currency",), decimal) else []
+
+
+def _matching(texts: Any, signs: Sequence[str], decimal: str | None) -> Notation | None:
+    for sign in signs:
+        for mark, thousands in (pair for pair in _MARKS if decimal in (None, pair[0])):
             notation = Notation(mark, thousands, sign)
             if pc.all(pc.match_substring_regex(texts, notation.pattern)).as_py():
                 return notation
     return None
+
+
+def _currencies(texts: Any) -> list[str]:
+    signs = pc.extract_regex(texts, rf"(?P<sign>{_SIGN})")
+    return sorted(pc.unique(pc.struct_field(signs, "sign")).drop_null().to_pylist())

@@ -12,17 +12,25 @@ import io
 import os
 import pathlib
 import stat
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 
 from dropbayes.tables.decoding import as_utf8, check_encoding
 from dropbayes.tables.delimiters import delimiter_of
-from dropbayes.tables.streams import CheckedBytes, InterruptibleInput, interruptible, standard_input
+from dropbayes.tables.streams import (
+    CheckedBytes,
+    InterruptibleInput,
+    ParserInput,
+    interruptible,
+    standard_input,
+    wait_for_release,
+)
 
-__all__ = ["BLOCK_BYTES", "UNNAMED", "Source", "open_table", "quoted", "regrouped"]
+__all__ = ["BLOCK_BYTES", "UNNAMED", "Source", "open_table", "quote", "regroup"]
 
 UNNAMED = "unnamed_"
 """What the name of a column begins with that has none in the header."""
@@ -31,12 +39,12 @@ BLOCK_BYTES = 2**20
 """The bytes of a CSV file parsed at a time; no row may be longer."""
 
 
-def regrouped(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
+def regroup(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
     """The same rows in tables of exactly `rows` rows, the last one excepted.
 
     Example:
         >>> parts = [pa.table({"a": [1, 2, 3]}), pa.table({"a": [4]}), pa.table({"a": [5]})]
-        >>> [part["a"].to_pylist() for part in regrouped(parts, 2)]
+        >>> [part["a"].to_pylist() for part in regroup(parts, 2)]
         [[1, 2], [3, 4], [5]]
     """
     waiting: list[pa.Table] = []
@@ -148,17 +156,15 @@ def _checked_names(names: list[str], label: str) -> tuple[str, ...]:
     for number, name in enumerate(stripped, start=1):
         if name in stripped[: number - 1]:
             first = stripped.index(name) + 1
-            raise ValueError(
-                f"{label}: columns {first} and {number} are both named {quoted(name)}; rename one of them."
-            )
+            raise ValueError(f"{label}: columns {first} and {number} are both named {quote(name)}; rename one of them.")
     return tuple(stripped)
 
 
-def quoted(value: object, *, most: int = 40) -> str:
+def quote(value: object, *, most: int = 40) -> str:
     """A value quoted for a message: on one line, without control characters, not too long.
 
     Example:
-        >>> quoted("a" * 100)
+        >>> quote("a" * 100)
         "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…'"
     """
     text = str(value)
@@ -176,6 +182,7 @@ class _CsvSource(Source):
         self.size = None if path is None else os.fstat(stream.fileno()).st_size
         self._stream = stream
         self._reader: Any = None
+        self._parser_input: Callable[[], ParserInput | None] = lambda: None
         text, compressed = as_utf8(stream, label, encoding=encoding)
         self._file = stream if compressed and path is not None else None  # tells how far reading has come
         self._bytes = CheckedBytes(text, label)
@@ -220,30 +227,14 @@ class _CsvSource(Source):
 
     def blocks(self, rows: int | None = None) -> Iterator[pa.Table]:
         tables = self._tables()
-        return tables if rows is None else regrouped(tables, rows)
+        return tables if rows is None else regroup(tables, rows)
 
     def _tables(self) -> Iterator[pa.Table]:
-        from pyarrow import csv as arrow_csv
-
         if not self._has_rows or self._bytes.ended:
             return
         ragged: list[Any] = []
-
-        def note(row: Any) -> str:
-            ragged.append(row)
-            return "error"
-
         try:
-            self._reader = arrow_csv.open_csv(
-                self._bytes,
-                read_options=arrow_csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
-                parse_options=arrow_csv.ParseOptions(
-                    delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=note
-                ),
-                convert_options=arrow_csv.ConvertOptions(
-                    column_types=dict.fromkeys(self._raw_names, pa.string()), strings_can_be_null=False
-                ),
-            )
+            self._reader = self._open_reader(ragged)
             if self._reader.schema.names != self._raw_names:
                 raise ValueError(f"{self.label}, line 1: the header cannot be read; check its quotation marks.")
             n_rows = 0
@@ -257,7 +248,26 @@ class _CsvSource(Source):
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, OSError) and not isinstance(error, pa.ArrowException) and self._bytes.error is None:
                 raise
-            raise self._explained(error, ragged) from None
+            raise self._explain(error, ragged) from None
+
+    def _open_reader(self, ragged: list[Any]) -> Any:
+        from pyarrow import csv as arrow_csv
+
+        parser_input = ParserInput(self._bytes.read, ragged)
+        self._parser_input = weakref.ref(parser_input)
+        try:
+            return arrow_csv.open_csv(
+                parser_input,
+                read_options=arrow_csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
+                parse_options=arrow_csv.ParseOptions(
+                    delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=parser_input.refuse
+                ),
+                convert_options=arrow_csv.ConvertOptions(
+                    column_types=dict.fromkeys(self._raw_names, pa.string()), strings_can_be_null=False
+                ),
+            )
+        finally:
+            del parser_input  # which the traceback of an error would keep alive
 
     def close(self) -> None:
         """Ends reading; a thread of the parser that is still at it must be done before the interpreter can end."""
@@ -269,6 +279,8 @@ class _CsvSource(Source):
             with contextlib.suppress(pa.ArrowException, OSError, ValueError):
                 for _ in self._reader:
                     pass
+            self._reader = None
+        wait_for_release(self._parser_input)
         if self._path is not None or isinstance(stream, InterruptibleInput):
             stream.close()
 
@@ -279,7 +291,7 @@ class _CsvSource(Source):
         before = end[: -len(cell)][-1:]
         return end.endswith(cell) and before in (b"", b"\n", b"\r", self.delimiter.encode())
 
-    def _explained(self, error: Exception, ragged: list[Any]) -> Exception:
+    def _explain(self, error: Exception, ragged: list[Any]) -> Exception:
         if self._bytes.error is not None:
             return self._bytes.error
         if ragged:

@@ -11,9 +11,11 @@ import signal
 import socket
 import sys
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["CheckedBytes", "InterruptibleInput", "interruptible", "standard_input"]
+__all__ = ["CheckedBytes", "InterruptibleInput", "ParserInput", "interruptible", "standard_input", "wait_for_release"]
 
 
 class CheckedBytes(io.RawIOBase):
@@ -38,7 +40,7 @@ class CheckedBytes(io.RawIOBase):
                 data, self.pushed_back = data[:size], data[size:]
             return data
         try:
-            data = b"" if self.ended else _filled(self.stream, size)
+            data = b"" if self.ended else _read_fully(self.stream, size)
             self._check(data)
         except ValueError as error:
             self.error = error  # kept: a parser that asked for the bytes may wrap what it catches
@@ -67,23 +69,63 @@ class CheckedBytes(io.RawIOBase):
 
     def first(self, size: int) -> bytes:
         """The first bytes, which will be read again."""
-        parts, left = [], size
+        chunks, left = [], size
         while left and (data := self.read(left)):
-            parts.append(data)
+            chunks.append(data)
             left -= len(data)
-        self.pushed_back = b"".join(parts)
+        self.pushed_back = b"".join(chunks)
         return self.pushed_back
 
 
-def _filled(stream: Any, size: int) -> bytes:
+class ParserInput:
+    """What Arrow's CSV parser holds: the bytes to read and the receiver of rows with too many or too few fields.
+
+    A thread of the parser may still hold this object when the parser has already failed. A thread that wants the
+    interpreter's lock while the interpreter ends aborts the process, so a reader waits until this object is gone. Both
+    roles are one object, because the thread drops them one after the other.
+
+    Args:
+        read: The function that reads as many bytes as it is asked for.
+        ragged: The list that rows with a wrong number of fields are added to.
+    """
+
+    __slots__ = ("__weakref__", "ragged", "read")
+    closed = False
+
+    def __init__(self, read: Callable[[int], bytes], ragged: list[Any]) -> None:
+        self.read, self.ragged = read, ragged
+
+    def readable(self) -> bool:
+        """Whether bytes can be read: always."""
+        return True
+
+    def refuse(self, row: Any) -> str:
+        """Records a ragged row, and tells the parser to fail."""
+        self.ragged.append(row)
+        return "error"
+
+
+def wait_for_release(held: Callable[[], object], *, seconds: float = 5.0) -> None:
+    """Waits until an object is released by every thread; one that blocks for longer is left alone.
+
+    Args:
+        held: The weak reference to the object.
+        seconds: The longest to wait.
+    """
+    limit = time.monotonic() + seconds
+    while held() is not None and time.monotonic() < limit:
+        time.sleep(0.0005)
+
+
+def _read_fully(stream: Any, size: int) -> bytes:
     """As many bytes as asked for, or all that are left: a parser takes a short read for the end of a block."""
     if size < 0:
         return bytes(stream.read())
-    parts: list[bytes] = []
+    chunks: list[bytes] = []
     while size > 0 and (data := stream.read(size)):
-        parts.append(data)
+        chunks.append(data)
         size -= len(data)
-    return b"".join(parts)
+    return b"".join(chunks)
 
 
 class InterruptibleInput:
@@ -115,7 +157,7 @@ class InterruptibleInput:
 
     def read(self, size: int) -> bytes:
         """As many bytes as asked for, or all that are left."""
-        parts: list[bytes] = []
+        chunks: list[bytes] = []
         while size > 0:
             ready, _, _ = select.select([self.file.fileno(), self._woken.fileno()], [], [])
             if self._woken.fileno() in ready:
@@ -123,9 +165,9 @@ class InterruptibleInput:
             data = os.read(self.file.fileno(), size)
             if not data:
                 break
-            parts.append(data)
+            chunks.append(data)
             size -= len(data)
-        return b"".join(parts)
+        return b"".join(chunks)
 
 
 def interruptible(stream: Any) -> Any:

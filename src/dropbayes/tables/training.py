@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,11 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dropbayes.tables.cells import MISSING, Floats, Place, labels, numbers, texts
-from dropbayes.tables.columns import Column, Schema, Task, listed
+from dropbayes.tables.columns import Column, Schema, Task, list_names
 from dropbayes.tables.encoding import column_values, encode
 from dropbayes.tables.inference import LeftOut, Problem, column_of, kind_of, number_notation
-from dropbayes.tables.notation import PLAIN, Notation
-from dropbayes.tables.reading import quoted
+from dropbayes.tables.notation import NUMBER, PLAIN, Notation
+from dropbayes.tables.reading import quote
 
 __all__ = ["ColumnProblems", "Reading", "TrainingRows", "check_name", "training_rows"]
 
@@ -36,7 +37,7 @@ class ColumnProblems(ValueError):
 
     def __init__(self, label: str, problems: dict[str, Problem]) -> None:
         self.problems = problems
-        lines = [f"column {quoted(name)} {p.message}; {_REMEDIES[p.remedy]}." for name, p in problems.items()]
+        lines = [f"column {quote(name)} {p.message}; {_REMEDIES[p.remedy]}." for name, p in problems.items()]
         super().__init__(f"{label}: " + (lines[0] if len(lines) == 1 else f"{len(lines)} columns need a decision."))
         if len(lines) > 1:
             for line in lines:
@@ -101,11 +102,22 @@ def check_name(name: str, names: Collection[str], label: str, argument: str) -> 
         return
     folded = {other.casefold(): other for other in names}
     near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
-    meant = f" Did you mean {quoted(folded[near[0]])}?" if near else ""
+    meant = f" Did you mean {quote(folded[near[0]])}?" if near else ""
     parts = [part.strip() for part in name.split(",")]
     if len(parts) > 1 and set(parts) <= set(names):
         meant = " Give it once for each column." if argument != "target" else " Fit one model for each target."
-    raise ValueError(f"{label}: has no column {quoted(name)} (`{argument}`); it has {listed(names)}.{meant}")
+    meant = _header_hint(name, list(names), meant)
+    raise ValueError(f"{label}: has no column {quote(name)} (`{argument}`); it has {list_names(names)}.{meant}")
+
+
+def _header_hint(name: str, names: list[str], otherwise: str) -> str:
+    """What is probably wrong with the first line of a table that lacks a column."""
+    fields = names[0].split() if len(names) == 1 else names
+    if len(names) == 1 and name in fields:
+        return " Its fields seem to be separated by spaces; set the `delimiter` to a space."
+    if not otherwise and fields and all(re.fullmatch(NUMBER, text) for text in fields):
+        return " Its first line holds numbers; a header line with the names of the columns is needed."
+    return otherwise
 
 
 def training_rows(
@@ -132,7 +144,7 @@ def training_rows(
     for argument, name in named:
         check_name(name, table.column_names, label, argument)
         if argument != "target" and name == target:
-            raise ValueError(f"`{argument}` must not name the target {quoted(target)}.")
+            raise ValueError(f"`{argument}` must not name the target {quote(target)}.")
     tokens = tuple(dict.fromkeys([*MISSING, *reading.missing]))
     task, y, present, notation = _targets(table[target], target, label, at, task, tokens, reading.decimal)
     kept = np.flatnonzero(present)
@@ -182,7 +194,7 @@ def _columns(
     if problems:
         raise ColumnProblems(label, problems)
     if not columns:
-        reasons = "; ".join(f"{quoted(name)}: {reason}" for name, reason in list(left_out.items())[:5])
+        reasons = "; ".join(f"{quote(name)}: {reason}" for name, reason in list(left_out.items())[:5])
         raise ValueError(
             f"{label}: no column is left to learn from; a varying one besides the target is needed"
             + (f" ({reasons})." if reasons else ".")
@@ -200,7 +212,7 @@ def _targets(
         if isinstance(kind, Problem):
             raise ColumnProblems(label, {name: kind})
         if kind == "date":
-            raise ValueError(f"{label}, column {quoted(name)}: holds dates; a target is a number or a class.")
+            raise ValueError(f"{label}, column {quote(name)}: holds dates; a target is a number or a class.")
         task = "regression" if kind == "number" else "classification"
     if task == "regression":
         y: npt.NDArray[Any] = numbers(values, name, at=at, missing=tokens, notation=notation)
@@ -213,15 +225,15 @@ def _targets(
         present = np.array([text is not None for text in classes], dtype=bool)
         y = np.array(["" if text is None else text for text in classes], dtype=np.str_)
         distinct = np.unique(y[present])
-        what = f"the class {quoted(distinct[0])}" if len(distinct) else "no value"
+        what = f"the class {quote(distinct[0])}" if len(distinct) else "no value"
         if len(distinct) > max(20, 0.5 * present.sum()):
             raise ValueError(
-                f"{label}, column {quoted(name)}: has {len(distinct)} classes in {present.sum()} rows, such as "
-                f"{listed(distinct.tolist(), most=2)}; is it the target? If its texts are numbers, the odd one out is "
-                "found with `task` regression."
+                f"{label}, column {quote(name)}: has {len(distinct)} classes in {present.sum()} rows, such as "
+                f"{list_names(distinct.tolist(), most=2)}; is it the target? If its texts are numbers, the odd one out "
+                "is found with `task` regression."
             )
     if len(distinct) < 2 and present.sum() != 1:
-        raise ValueError(f"{label}, column {quoted(name)}: has {what} in every row; there is nothing to learn.")
+        raise ValueError(f"{label}, column {quote(name)}: has {what} in every row; there is nothing to learn.")
     return task, y, present, notation
 
 
@@ -230,9 +242,9 @@ def _weights(values: Any, name: str, at: Place, tokens: tuple[str, ...]) -> Floa
     wrong = ~(weight >= 0)
     if wrong.any():
         row = int(wrong.argmax())
-        raise ValueError(f"{at(row)}, column {quoted(name)}: a weight must be a number of 0 or more (`weights`).")
+        raise ValueError(f"{at(row)}, column {quote(name)}: a weight must be a number of 0 or more (`weights`).")
     if not weight.any():
-        raise ValueError(f"{at(-1)}, column {quoted(name)}: every weight is 0 (`weights`).")
+        raise ValueError(f"{at(-1)}, column {quote(name)}: every weight is 0 (`weights`).")
     return weight
 
 
@@ -241,7 +253,7 @@ def _groups(values: Any, name: str, at: Place, tokens: tuple[str, ...]) -> npt.N
     group = texts(values, tokens).to_pylist()
     codes = np.unique(["" if text is None else text for text in group], return_inverse=True)[1]
     if codes.max() == 0:
-        raise ValueError(f"{at(-1)}, column {quoted(name)}: one group holds every row (`group`).")
+        raise ValueError(f"{at(-1)}, column {quote(name)}: one group holds every row (`group`).")
     return codes
 
 
@@ -251,12 +263,12 @@ def _time_ranks(
     """The rank of each row's time among all times."""
     known = {column.name: column for column in columns}
     if name not in known or known[name].kind not in ("number", "date"):
-        raise ValueError(f"{at(-1)}, column {quoted(name)}: must hold numbers or dates (`time`).")
+        raise ValueError(f"{at(-1)}, column {quote(name)}: must hold numbers or dates (`time`).")
     values = column_values(known[name], rows[name], at, tokens)
     if np.isnan(values).any():
         row = int(np.isnan(values).argmax())
-        raise ValueError(f"{at(row)}, column {quoted(name)}: must have a time in every row (`time`).")
+        raise ValueError(f"{at(row)}, column {quote(name)}: must have a time in every row (`time`).")
     ranks = np.unique(values, return_inverse=True)[1]
     if ranks.max() == 0:
-        raise ValueError(f"{at(-1)}, column {quoted(name)}: one time holds every row (`time`).")
+        raise ValueError(f"{at(-1)}, column {quote(name)}: one time holds every row (`time`).")
     return ranks

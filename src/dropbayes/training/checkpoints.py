@@ -108,7 +108,7 @@ def load(
     if path is None or not pathlib.Path(path).exists():
         return Run(History())
     device = next(net.parameters()).device
-    saved = _verified(pathlib.Path(path), device)
+    saved = _read_verified(pathlib.Path(path), device)
     if saved["fingerprint"] != fingerprint:
         raise ValueError(
             f"`checkpoint` {os.fspath(path)!r} belongs to another run (other network, data, optimiser, seed or "
@@ -125,7 +125,7 @@ def load(
     return run
 
 
-def _verified(path: pathlib.Path, device: torch.device) -> dict[str, Any]:
+def _read_verified(path: pathlib.Path, device: torch.device) -> dict[str, Any]:
     start = len(_MAGIC) + hashlib.sha256().digest_size
     contents = path.read_bytes() if path.is_file() else b""
     payload = memoryview(contents)[start:]

@@ -12,7 +12,7 @@ from torch import nn
 
 from dropbayes.runtime.validation import check_positive, check_probability
 
-__all__ = ["Descent", "InverseDecay", "Schedule", "kept_rates", "optimizer_settings"]
+__all__ = ["Descent", "InverseDecay", "Schedule", "optimizer_settings", "restore_rates"]
 
 Schedule = Callable[[int], float]
 
@@ -95,7 +95,7 @@ class Descent:
 
 
 @contextlib.contextmanager
-def kept_rates(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.optim.Optimizer, list[float]]]:
+def restore_rates(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.optim.Optimizer, list[float]]]:
     """Yields the optimiser and its base learning rates, which are restored at the end."""
     rates = [group["lr"] for group in optimizer.param_groups]
     try:

@@ -20,7 +20,7 @@ from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import check_count
 from dropbayes.training import checkpoints
 from dropbayes.training.checkpoints import Checkpoint, History, Run
-from dropbayes.training.descent import Descent, kept_rates, optimizer_settings
+from dropbayes.training.descent import Descent, optimizer_settings, restore_rates
 from dropbayes.training.fingerprints import fingerprint
 from dropbayes.training.noise import ModelNoise
 from dropbayes.training.rows import Rows, training_rows
@@ -123,8 +123,8 @@ def fit(
     noise = ModelNoise(likelihood, bound.learn_precision, target)
     with (
         _on_device(net, target),
-        noise.trained_by(descent.optimizer_of(net)) as trained,
-        kept_rates(trained) as (optimizer, base_rates),
+        noise.precision_group(descent.optimizer_of(net)) as trained,
+        restore_rates(trained) as (optimizer, base_rates),
     ):
         _check_targets(net, rows, likelihood)
         _check_targets(net, judged, likelihood)

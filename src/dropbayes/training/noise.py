@@ -35,7 +35,7 @@ class ModelNoise:
         return self.fixed if self.log_precision is None else Gaussian(self.log_precision.exp())
 
     @contextlib.contextmanager
-    def trained_by(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
+    def precision_group(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
         """Yields the optimiser with a temporary parameter group for the precision."""
         if self.log_precision is None:
             yield optimizer

@@ -114,7 +114,7 @@ class TensorRows(Rows):
         self.n_batches = math.ceil(self.n_rows / batch_size)
         self._identity = (inputs.leaves, y, weight)
         resident = sum(leaf.nbytes for leaf in (*inputs.leaves, y) if isinstance(leaf, Tensor)) <= _RESIDENT_BYTES
-        self.inputs, self.y = (_on(inputs, device), y.to(device)) if resident else (inputs, y)
+        self.inputs, self.y = (_move_to(inputs, device), y.to(device)) if resident else (inputs, y)
         self.weight = None if weight is None else (weight / weight.mean()).to(device, torch.float32)
 
     def epoch(self) -> Iterator[Batch]:
@@ -122,10 +122,10 @@ class TensorRows(Rows):
             weight = None if self.weight is None else self.weight[index.to(self.device)]
             leaves = tuple(self.inputs.rows(index))
             rows = dataclasses.replace(self.inputs, leaves=leaves, n_rows=len(index))
-            yield Batch(_on(rows, self.device), self.y[index.to(self.y.device)].to(self.device), weight)
+            yield Batch(_move_to(rows, self.device), self.y[index.to(self.y.device)].to(self.device), weight)
 
     def pass_through(self) -> Iterator[Batch]:
-        yield Batch(_on(self.inputs, self.device), self.y.to(self.device), self.weight)
+        yield Batch(_move_to(self.inputs, self.device), self.y.to(self.device), self.weight)
 
     def identity(self) -> Any:
         return self._identity
@@ -150,7 +150,7 @@ class LoadedRows(Rows):
         return self.pass_through()
 
     def pass_through(self) -> Iterator[Batch]:
-        with _reseeded(self.loader):
+        with _reseed(self.loader):
             yield from self._batches()
 
     def _batches(self) -> Iterator[Batch]:
@@ -169,7 +169,7 @@ class LoadedRows(Rows):
 
 
 @contextlib.contextmanager
-def _reseeded(loader: DataLoader[Any]) -> Iterator[None]:
+def _reseed(loader: DataLoader[Any]) -> Iterator[None]:
     """Makes the order of the rows follow torch's random state, even if the loader has its own generator."""
     sampler = getattr(loader, "sampler", None)
     generators = {id(source): source for source in (loader.generator, getattr(sampler, "generator", None)) if source}
@@ -215,12 +215,12 @@ def training_rows(
         return LoadedRows(x, name, device, dtype)
     if y is None:
         raise TypeError(f"`y` must hold the targets unless `{name}` is a DataLoader of pairs; got None.")
-    inputs, targets = _validated(x, y, name, dtype)
+    inputs, targets = _validate(x, y, name, dtype)
     weight = None if sample_weight is None else row_weights(sample_weight, len(targets), like=targets.cpu())
     return TensorRows(inputs, targets, weight, device, batch_size)
 
 
-def _validated(x: Any, y: Any, name: str, dtype: torch.dtype) -> tuple[Inputs, Tensor]:
+def _validate(x: Any, y: Any, name: str, dtype: torch.dtype) -> tuple[Inputs, Tensor]:
     inputs, targets = as_inputs(_as_tensors(x, name, dtype)), _as_tensors(y, "y", dtype)
     if not isinstance(targets, Tensor) or targets.dim() == 0 or len(targets) != inputs.n_rows:
         shape = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
@@ -231,8 +231,8 @@ def _validated(x: Any, y: Any, name: str, dtype: torch.dtype) -> tuple[Inputs, T
 
 
 def _on_device(x: Any, y: Any, name: str, device: torch.device, dtype: torch.dtype) -> tuple[Inputs, Tensor]:
-    inputs, targets = _validated(x, y, name, dtype)
-    return _on(inputs, device), targets.to(device)
+    inputs, targets = _validate(x, y, name, dtype)
+    return _move_to(inputs, device), targets.to(device)
 
 
 def _as_tensors(x: Any, name: str, dtype: torch.dtype) -> Any:
@@ -249,6 +249,6 @@ def _as_tensors(x: Any, name: str, dtype: torch.dtype) -> Any:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _on(inputs: Inputs, device: torch.device) -> Inputs:
+def _move_to(inputs: Inputs, device: torch.device) -> Inputs:
     leaves = tuple(leaf.to(device) if isinstance(leaf, Tensor) else leaf for leaf in inputs.leaves)
     return dataclasses.replace(inputs, leaves=leaves)

@@ -82,7 +82,7 @@ class Mixture(Family):
         uniform = uniform_like(self.locs, *shape, 1, generator=generator)
         return (uniform >= self.probs.detach().cumsum(0)[:-1]).sum(-1)
 
-    def _mixed(self, choices: Tensor, parameter: Tensor) -> Tensor:
+    def _component_parameter(self, choices: Tensor, parameter: Tensor) -> Tensor:
         """A parameter `[component, unit, column]` of each unit's component, or its mean under relaxed weights."""
         if choices.is_floating_point():
             return torch.einsum("...ql,lqk->...qk", choices, parameter)
@@ -92,14 +92,18 @@ class Mixture(Family):
         _, units, columns = self.locs.shape
         choices = self._choices(*n, units, generator=generator, relaxed=relaxed)
         stds = self.stds.expand(len(self.locs), units, self.stds.shape[-1])
-        std = self._mixed(choices, stds.square()).sqrt() if relaxed else self._mixed(choices, stds)
+        std = (
+            self._component_parameter(choices, stds.square()).sqrt()
+            if relaxed
+            else self._component_parameter(choices, stds)
+        )
         noise = normal_like(self.locs, *n, units, columns, generator=generator)
-        draw = torch.addcmul(self._mixed(choices, self.locs), std, noise)
+        draw = torch.addcmul(self._component_parameter(choices, self.locs), std, noise)
         if self.factors is None:
             return draw
         shared = normal_like(self.locs, *n, units, self.factors.shape[-1], generator=generator)
         for rank, factor in enumerate(self.factors.unbind(-1)):
-            draw = torch.addcmul(draw, self._mixed(choices, factor), shared[..., rank, None])
+            draw = torch.addcmul(draw, self._component_parameter(choices, factor), shared[..., rank, None])
         return draw
 
     def product(self, x: Tensor, *, relaxed: bool = False) -> Tensor:

@@ -42,10 +42,7 @@ def model_precision(*, weight_decay: Any, keep_prob: float, length_scale: Any, n
         1800.0
     """
     check_positive("weight_decay", weight_decay)
-    check_positive("length_scale", length_scale)
-    check_keep_prob(keep_prob)
-    check_n_data(n_data)
-    return length_scale**2 * keep_prob / (2 * n_data * weight_decay)
+    return _counterpart(weight_decay, keep_prob, length_scale, n_data)
 
 
 def weight_decay(*, precision: Any, keep_prob: float, length_scale: Any, n_data: int) -> Any:
@@ -65,10 +62,15 @@ def weight_decay(*, precision: Any, keep_prob: float, length_scale: Any, n_data:
         1e-06
     """
     check_positive("precision", precision)
+    return _counterpart(precision, keep_prob, length_scale, n_data)
+
+
+def _counterpart(value: Any, keep_prob: float, length_scale: Any, n_data: int) -> Any:
+    r"""The precision of a weight decay, or the weight decay of a precision: $\tau \lambda = l^2 p / (2 N)$."""
     check_positive("length_scale", length_scale)
     check_keep_prob(keep_prob)
     check_n_data(n_data)
-    return length_scale**2 * keep_prob / (2 * n_data * precision)
+    return length_scale**2 * keep_prob / (2 * n_data * value)
 
 
 def optimizer_weight_decay(*, precision: float, keep_prob: float, length_scale: float, n_data: int) -> float:

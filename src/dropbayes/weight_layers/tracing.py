@@ -133,7 +133,7 @@ class _Trace(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def _untouched(net: nn.Module) -> Iterator[None]:
+def _preserve_state(net: nn.Module) -> Iterator[None]:
     """Restores buffers (running statistics) and the random state."""
     buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
     try:
@@ -160,7 +160,7 @@ def trace(net: nn.Module, x: Any) -> list[tuple[str, float]]:
         [('0.weight', 1.0), ('0.weight', 0.5)]
     """
     # A computed weight (weight_norm) is computed once, so that it can be recognised by its identity.
-    with torch.nn.utils.parametrize.cached(), _untouched(net):
+    with torch.nn.utils.parametrize.cached(), _preserve_state(net):
         names = {
             id(parameter_value(module, parameter)): f"{layer}.{parameter}".lstrip(".")
             for layer, module in reversed(list(weight_layers(net)))  # a tied weight has its first name

@@ -1,9 +1,7 @@
 """Tests of the UCI sets and their splits."""
 
-import gzip
 import hashlib
 import io
-import urllib.error
 
 import numpy as np
 import pytest
@@ -64,35 +62,11 @@ def test_data_is_downloaded_once_checked_and_cached(tiny_source, monkeypatch):
         asked.append(address)
         return io.BytesIO(tiny_source)
 
-    monkeypatch.setattr(uci_data.urllib.request, "urlopen", answer)
+    monkeypatch.setattr("urllib.request.urlopen", answer)
     for _ in range(2):
         assert uci_data.load("tiny").y.tolist() == [3.0, 6.0]
     assert len(asked) == 1
     assert "6eb4497628d12b0f300f4b4f6bdc386bebad565c/UCI_Datasets/tiny/data/data.txt" in asked[0]
-
-
-def test_downloaded_data_with_another_digest_is_refused(tiny_source, monkeypatch):
-    monkeypatch.setattr(uci_data.urllib.request, "urlopen", lambda *_, **__: io.BytesIO(tiny_source + b"7 8 9\n"))
-    with pytest.raises(ValueError, match="SHA-256"):
-        uci_data.load("tiny")
-    assert not uci_data.cache_folder().exists()
-
-
-def test_corrupt_file_in_the_named_folder_is_refused(tiny_source, monkeypatch, tmp_path):
-    (tmp_path / "uci").mkdir()
-    (tmp_path / "uci" / "tiny.txt.gz").write_bytes(gzip.compress(tiny_source[:-2]))
-    monkeypatch.setenv("DROPBAYES_DATA", str(tmp_path))
-    with pytest.raises(ValueError, match="Delete the file"):
-        uci_data.load("tiny")
-
-
-def test_offline_without_data_says_what_to_do(tiny_source, monkeypatch):
-    def refuse(*_, **__):
-        raise urllib.error.URLError("no route")
-
-    monkeypatch.setattr(uci_data.urllib.request, "urlopen", refuse)
-    with pytest.raises(FileNotFoundError, match=r"(?s)tiny/data/data\.txt.*DROPBAYES_DATA"):
-        uci_data.load("tiny")
 
 
 def test_csv_columns_other_than_the_target_are_inputs(tmp_path):

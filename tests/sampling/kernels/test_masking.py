@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from dropbayes.sampling.kernels import masked, uniforms
+from dropbayes.sampling.kernels import dropout, uniforms
 from dropbayes.sampling.kernels.masking import draws_per_program
 from dropbayes.sampling.masks import Keys, keep_mask, uniform
 
@@ -35,14 +35,14 @@ def expected(x, keys, drop_prob, rows, outer, inner):
 def test_a_masked_tensor_has_the_bits_of_the_torch_masks(sampler, rows, shape):
     outer, inner = shape
     keys, x = Keys(SEED, 10, sampler, 1), torch.randn(outer, 7, 4, inner, device=DEVICE)
-    result = masked(x, keys, SITE, drop_prob=0.3, draws=DRAWS, rows=rows, outer=outer, inner=inner)
+    result = dropout(x, keys, SITE, drop_prob=0.3, draws=DRAWS, rows=rows, outer=outer, inner=inner)
     assert torch.equal(result, expected(x, keys, 0.3, rows, outer, inner))
 
 
 @pytest.mark.parametrize(("sampler", "rows"), list(product(("stratified", "independent"), (None, ROWS))))
 def test_a_tensor_without_draws_is_spread_over_them(sampler, rows):
     keys, x = Keys(SEED, 10, sampler), torch.randn(3, 1, 4, 6, device=DEVICE)
-    result = masked(x, keys, SITE, drop_prob=0.2, draws=DRAWS, rows=rows, outer=3, inner=6, drawn=False)
+    result = dropout(x, keys, SITE, drop_prob=0.2, draws=DRAWS, rows=rows, outer=3, inner=6, drawn=False)
     assert torch.equal(result, expected(x.expand(-1, 7, -1, -1), keys, 0.2, rows, 3, 6))
 
 
@@ -59,7 +59,7 @@ def test_uniforms_have_the_bits_of_torch_operations(sampler, rows):
 def test_every_floating_dtype_has_the_same_masks(dtype):
     # Twice a number is exact in every dtype; the interpreter truncates other products in bfloat16.
     keys, x = Keys(SEED, 10), torch.randn(1, 7, 4, 33, device=DEVICE).to(dtype)
-    result = masked(x, keys, SITE, drop_prob=0.5, draws=DRAWS, rows=ROWS, outer=1, inner=33)
+    result = dropout(x, keys, SITE, drop_prob=0.5, draws=DRAWS, rows=ROWS, outer=1, inner=33)
     assert torch.equal(result, expected(x, keys, 0.5, ROWS, 1, 33))
 
 
@@ -67,14 +67,14 @@ def test_every_floating_dtype_has_the_same_masks(dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_products_are_rounded_as_torch_rounds_them(dtype):
     keys, x = Keys(SEED, 10), torch.randn(1, 7, 4, 1000, device=DEVICE).to(dtype)
-    result = masked(x, keys, SITE, drop_prob=0.3, draws=DRAWS, rows=ROWS, outer=1, inner=1000)
+    result = dropout(x, keys, SITE, drop_prob=0.3, draws=DRAWS, rows=ROWS, outer=1, inner=1000)
     assert torch.equal(result, expected(x, keys, 0.3, ROWS, 1, 1000))
 
 
 @pytest.mark.parametrize("drop_prob", [1e-12, 1 - 2**-33, 1.0])
 def test_extreme_drop_probabilities_are_those_of_the_definition(drop_prob):
     keys, x = Keys(SEED, 10), torch.ones(1, 7, 4, 50, device=DEVICE)
-    result = masked(x, keys, SITE, drop_prob=drop_prob, draws=DRAWS, rows=ROWS, outer=1, inner=50)
+    result = dropout(x, keys, SITE, drop_prob=drop_prob, draws=DRAWS, rows=ROWS, outer=1, inner=50)
     mask = keep_mask(keys, SITE, drop_prob=drop_prob, draws=DRAWS, rows=ROWS, shape=(50,), dtype=x.dtype, device=DEVICE)
     assert torch.equal(result.bool().squeeze(), mask.bool())
 
@@ -91,5 +91,5 @@ def test_nothing_is_written_outside_the_result(monkeypatch):
     # Five programs at most for seven draws: two draws each, and four programs.
     monkeypatch.setattr("dropbayes.sampling.kernels.masking._ENOUGH_PROGRAMS", 5)
     keys, x = Keys(SEED, 10), torch.randn(1, 7, 4, 6, device=DEVICE)
-    result = masked(x, keys, SITE, drop_prob=0.3, draws=DRAWS, rows=ROWS, outer=1, inner=6)
+    result = dropout(x, keys, SITE, drop_prob=0.3, draws=DRAWS, rows=ROWS, outer=1, inner=6)
     assert torch.equal(result, expected(x, keys, 0.3, ROWS, 1, 6))

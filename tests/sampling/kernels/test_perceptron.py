@@ -56,7 +56,7 @@ def test_the_moments_are_those_of_the_draws(name, sampler, rows, integrate):
     x = torch.randn(9, next(layer for layer in layers if isinstance(layer, nn.Linear)).in_features, device=DEVICE)
     moments = perceptron_moments(affine_layers(layers), x, keys, draws=draws, rows=rows, integrate_last=integrate)
     for moment, expected in zip(moments, moments_of_draws(layers, x, keys, draws, rows, integrate), strict=True):
-        torch.testing.assert_close(moment, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(moment.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("sampler", "rows"), list(product(("stratified", "independent"), (None, range(2)))))
@@ -66,7 +66,7 @@ def test_moments_of_more_draws_than_a_tile_are_those_of_all(sampler, rows):
     x = torch.randn(2, 13, device=DEVICE)
     moments = perceptron_moments(affine_layers(layers), x, keys, draws=range(300), rows=rows, integrate_last=False)
     for moment, expected in zip(moments, moments_of_draws(layers, x, keys, range(300), rows, False), strict=True):
-        torch.testing.assert_close(moment, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(moment.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 @torch.no_grad()

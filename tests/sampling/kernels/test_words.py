@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from dropbayes.sampling.kernels import masked
+from dropbayes.sampling.kernels import dropout
 from dropbayes.sampling.kernels.attention import keep_bits
 from dropbayes.sampling.kernels.words import signed_threshold
 from dropbayes.sampling.masks import Keys
@@ -25,7 +25,9 @@ def coordinates(case):
 def kernel_mask(case, drop_prob):
     keys, draws, rows = coordinates(case)
     ones = torch.ones(1, 1, 1, case["units"], device=DEVICE)
-    result = masked(ones, keys, case["site"], drop_prob=drop_prob, draws=draws, rows=rows, outer=1, inner=case["units"])
+    result = dropout(
+        ones, keys, case["site"], drop_prob=drop_prob, draws=draws, rows=rows, outer=1, inner=case["units"]
+    )
     return result.flatten() > 0
 
 

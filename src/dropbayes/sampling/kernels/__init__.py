@@ -6,7 +6,7 @@ same bits of masks; the kernels have no backward pass.
 
 from dropbayes.sampling.kernels.attention import attention
 from dropbayes.sampling.kernels.gathering import gathered_weights
-from dropbayes.sampling.kernels.masking import masked, uniforms
+from dropbayes.sampling.kernels.masking import dropout, uniforms
 from dropbayes.sampling.kernels.moments import moments_over_draws
 from dropbayes.sampling.kernels.perceptron import Affine, affine_layers, perceptron_moments
 
@@ -14,8 +14,8 @@ __all__ = [
     "Affine",
     "affine_layers",
     "attention",
+    "dropout",
     "gathered_weights",
-    "masked",
     "moments_over_draws",
     "perceptron_moments",
     "uniforms",

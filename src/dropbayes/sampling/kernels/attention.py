@@ -17,7 +17,7 @@ from dropbayes.sampling.kernels.tiles import power_of_two, tile_count
 from dropbayes.sampling.kernels.words import (
     choice,
     draw_stream,
-    hashed,
+    hash_word,
     keep_scale,
     row_stream,
     signed_threshold,
@@ -176,7 +176,7 @@ def _keep_bits(
             if STRATIFIED:
                 word = tl.load(lattices_at + place + draw)[None, :] + shift
             else:
-                word = unit_words(hashed(draw_key, draw), own_row, unit, pair, n_units, PAIRED)
+                word = unit_words(hash_word(draw_key, draw), own_row, unit, pair, n_units, PAIRED)
             byte |= tl.where(word >= threshold, 1 << bit, 0)
         tl.store(at, byte.to(tl.uint8), mask=is_inside)
         at += n_rows * size

@@ -9,11 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dropbayes.sampling.kernels.launching import launch
 from dropbayes.sampling.kernels.tiles import power_of_two, tile_count
 from dropbayes.sampling.kernels.words import (
     choice,
     draw_stream,
-    hashed,
+    hash_word,
     keep_scale,
     row_stream,
     signed_threshold,
@@ -29,7 +30,7 @@ _WIDEST_TILE = 1024  # columns; the rows of a tile share the look-ups of the lat
 _ENOUGH_PROGRAMS = 4096  # enough to fill a large GPU: beyond, draws share a program
 
 
-def masked(
+def dropout(
     x: Tensor,
     keys: Keys,
     site: int,
@@ -71,7 +72,7 @@ def uniforms(
     inner: int,
     device: torch.device,
 ) -> Tensor:
-    """Uniforms in (0, 1) in float64, `[outer, draw, row, inner]`, keyed as in `masked`."""
+    """Uniforms in (0, 1) in float64, `[outer, draw, row, inner]`, keyed as in `dropout`."""
     out = torch.empty(outer, len(draws), n_rows, inner, dtype=torch.float64, device=device)
     _launch(None, out, keys, site, 0.0, draws, rows, False)
     return out
@@ -92,14 +93,12 @@ def _launch(
     tile_rows = max(1, min(_TILE_BYTES // out.element_size() // tile_columns, power_of_two(n_rows)))
     tiles = outer * tile_count(n_rows, tile_rows) * tile_count(inner, tile_columns)
     chunk = draws_per_program(n_drawn, tiles)
-    _masked[(tiles * tile_count(n_drawn, chunk),)](
+    constants = (keys.sampler == "stratified", rows is not None, drawn, inner % 2 == 0, tile_rows, tile_columns)
+    launch(
+        _dropout, tiles * tile_count(n_drawn, chunk), (inner,), (x, out),
         x, out, *source(keys, out.device), site, signed_threshold(drop_prob),
         struct.unpack("q", struct.pack("d", keep_scale(drop_prob)))[0],
-        draws.start, n_drawn, chunk, rows.start if rows else 0, n_rows,
-        outer * inner, inner,
-        STRATIFIED=keys.sampler == "stratified", OWN_ROWS=rows is not None, DRAWN=drawn,
-        PAIRED=inner % 2 == 0,
-        ROWS=tile_rows, COLUMNS=tile_columns, num_warps=4,
+        draws.start, n_drawn, chunk, rows.start if rows else 0, n_rows, outer * inner, inner, constants=constants,
     )  # fmt: skip
 
 
@@ -110,7 +109,7 @@ def draws_per_program(n_drawn: int, tiles: int) -> int:
 
 @triton.jit(do_not_specialize=["key", "n_draws", "n_permutations", "site", "threshold", "scale", "first_draw",
                                "n_drawn", "chunk", "first_row", "n_rows", "n_units"])  # fmt: skip
-def _masked(
+def _dropout(
     x_at, out_at, lattices_at, key: tl.int64, n_draws: tl.int32, n_permutations: tl.int32, site: tl.int32,
     threshold: tl.int32, scale: tl.int64, first_draw: tl.int32, n_drawn: tl.int32, chunk: tl.int32,
     first_row: tl.int64, n_rows: tl.int32, n_units: tl.int32, inner,
@@ -152,7 +151,7 @@ def _masked(
             # Shared by the tile's rows; beyond the last column the value is unused.
             word = tl.load(lattices_at + place + (first_draw + t)) + shift
         else:
-            word = unit_words(hashed(draw_key, first_draw + t), own_row, unit, pair, n_units, PAIRED)
+            word = unit_words(hash_word(draw_key, first_draw + t), own_row, unit, pair, n_units, PAIRED)
         if x_at is None:
             result = (((word.to(tl.int64) + 0x80000000) * 2 + 1).to(tl.float64) * 1.1641532182693481e-10).to(
                 DTYPE

@@ -20,7 +20,7 @@ from dropbayes.sampling.kernels.tiles import power_of_two, tile_count
 from dropbayes.sampling.kernels.words import (
     choice,
     draw_stream,
-    hashed,
+    hash_word,
     keep_scale,
     paired_words,
     row_stream,
@@ -67,7 +67,7 @@ def affine_layers(layers: Sequence[nn.Module]) -> tuple[Affine, ...] | None:
             return None
     if not 0 < len(affines) <= MOST_HIDDEN + 1 or drop_prob > 0:
         return None
-    padded = [_padded(affine.linear.in_features) for affine in affines]
+    padded = [_padded_width(affine.linear.in_features) for affine in affines]
     fits = sum(before * after for before, after in itertools.pairwise(padded)) <= _MOST_WEIGHTS
     return tuple(affines) if fits else None
 
@@ -79,14 +79,14 @@ def _is_plain(layer: nn.Linear) -> bool:
     return plain and max(layer.in_features, layer.out_features) <= WIDEST
 
 
-def _padded(width: int) -> int:
+def _padded_width(width: int) -> int:
     return max(16, power_of_two(width))
 
 
 def perceptron_moments(
     layers: tuple[Affine, ...], x: Tensor, keys: Keys, *, draws: range, rows: range | None, integrate_last: bool
 ) -> tuple[Tensor, Tensor]:
-    """The mean and the population variance over draws, each `[row, out]` in float64.
+    """The mean and the population variance over draws, each `[row, out]`, summed in float64.
 
     Args:
         layers: From `affine_layers`, with float32 weights.
@@ -97,10 +97,9 @@ def perceptron_moments(
         integrate_last: Whether to integrate over the last layer's mask, adding its variance in closed form.
     """
     n_rows, n_drawn, last, hidden = x.shape[0], len(draws), layers[-1], layers[:-1]
-    mean = torch.empty(n_rows, last.linear.out_features, dtype=torch.float64, device=x.device)
-    variance = torch.empty_like(mean)
+    mean, variance = x.new_empty(2, n_rows, last.linear.out_features)
     widths = (*[layer.linear.in_features for layer in layers], last.linear.out_features)
-    padded = tuple([_padded(width) for width in widths])
+    padded = tuple([_padded_width(width) for width in widths])
     pairs = _PAIRS if max(padded) <= _NARROW else _PAIRS // 2
     tile_draws = min(pairs, max(8, power_of_two(n_drawn)))
     tiles = tile_count(n_rows, pairs // tile_draws)
@@ -149,14 +148,14 @@ def _draw_words(
         if not OWN_ROWS:
             words += shift[None, :]
     else:
-        words = hashed(draw_stream(key, site), draw)[:, None]
+        words = hash_word(draw_stream(key, site), draw)[:, None]
         if not OWN_ROWS:
             words = paired_words(words, draw[:, None] * 0, tl.arange(0, PADDED // 2)[None, :], WIDTH)
     return words
 
 
 @triton.jit
-def _dropped(h, words, row, words_of, site, keep, WIDTH: tl.constexpr, PADDED: tl.constexpr, SAMPLER: tl.constexpr):
+def _drop(h, words, row, words_of, site, keep, WIDTH: tl.constexpr, PADDED: tl.constexpr, SAMPLER: tl.constexpr):
     """h `[row, draw, unit]` times a site's masks; beyond `WIDTH` the weights are zero."""
     threshold, scale = keep
     STRATIFIED: tl.constexpr = SAMPLER[0]
@@ -173,7 +172,7 @@ def _dropped(h, words, row, words_of, site, keep, WIDTH: tl.constexpr, PADDED: t
 
 
 @triton.jit
-def _activated(z, ACTIVATION: tl.constexpr):
+def _activate(z, ACTIVATION: tl.constexpr):
     if ACTIVATION == 1:  # ReLU
         return tl.maximum(z, 0.0)
     elif ACTIVATION == 2:  # tanh
@@ -187,7 +186,7 @@ def _activated(z, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _transposed(weight_at, IN: tl.constexpr, OUT: tl.constexpr, PADDED_IN: tl.constexpr, PADDED_OUT: tl.constexpr):
+def _load_transposed(weight_at, IN: tl.constexpr, OUT: tl.constexpr, PADDED_IN: tl.constexpr, PADDED_OUT: tl.constexpr):
     """The weights as `[in, out]`, zero beyond their widths."""
     unit_in, unit_out = tl.arange(0, PADDED_IN)[:, None], tl.arange(0, PADDED_OUT)[None, :]
     return tl.load(weight_at + unit_out * IN + unit_in, mask=(unit_in < IN) & (unit_out < OUT), other=0.0)
@@ -204,7 +203,7 @@ def _vector(at, WIDTH: tl.constexpr, PADDED: tl.constexpr):
 
 
 @triton.jit
-def _hidden(
+def _hidden_layer(
     h, words, row, words_of, site, keep, weights, bias, LAYER: tl.constexpr, NET: tl.constexpr, SAMPLER: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -214,10 +213,10 @@ def _hidden(
     DROPS: tl.constexpr = NET[2]
     ACTIVATIONS: tl.constexpr = NET[3]
     if DROPS[LAYER]:
-        h = _dropped(h, words, row, words_of, site, keep, WIDTHS[LAYER], PADDED[LAYER], SAMPLER)
+        h = _drop(h, words, row, words_of, site, keep, WIDTHS[LAYER], PADDED[LAYER], SAMPLER)
     flat = tl.reshape(h, [h.shape[0] * h.shape[1], PADDED[LAYER]])
     z = tl.dot(flat, weights, input_precision=PRECISION) + bias[None, :]
-    return tl.reshape(_activated(z, ACTIVATIONS[LAYER]), [h.shape[0], h.shape[1], PADDED[LAYER + 1]])
+    return tl.reshape(_activate(z, ACTIVATIONS[LAYER]), [h.shape[0], h.shape[1], PADDED[LAYER + 1]])
 
 
 @triton.jit(do_not_specialize=["key", "n_draws", "n_permutations", "threshold0", "threshold1", "threshold2",
@@ -254,21 +253,21 @@ def _moments(
     draw = first_draw + tl.minimum(tl.arange(0, DRAWS), n_drawn - 1)
     if LAST > 0:
         words0 = _draw_words(words_of, site0, draw, WIDTHS[0], PADDED[0], DROPS[0], SAMPLER)
-        weights0 = _transposed(weight0_at, WIDTHS[0], WIDTHS[1], PADDED[0], PADDED[1])
+        weights0 = _load_transposed(weight0_at, WIDTHS[0], WIDTHS[1], PADDED[0], PADDED[1])
         bias0 = _vector(bias0_at, WIDTHS[1], PADDED[1])
     if LAST > 1:
         words1 = _draw_words(words_of, site1, draw, WIDTHS[1], PADDED[1], DROPS[1], SAMPLER)
-        weights1 = _transposed(weight1_at, WIDTHS[1], WIDTHS[2], PADDED[1], PADDED[2])
+        weights1 = _load_transposed(weight1_at, WIDTHS[1], WIDTHS[2], PADDED[1], PADDED[2])
         bias1 = _vector(bias1_at, WIDTHS[2], PADDED[2])
     if LAST > 2:
         words2 = _draw_words(words_of, site2, draw, WIDTHS[2], PADDED[2], DROPS[2], SAMPLER)
-        weights2 = _transposed(weight2_at, WIDTHS[2], WIDTHS[3], PADDED[2], PADDED[3])
+        weights2 = _load_transposed(weight2_at, WIDTHS[2], WIDTHS[3], PADDED[2], PADDED[3])
         bias2 = _vector(bias2_at, WIDTHS[3], PADDED[3])
     last_words = _draw_words(words_of, last_site, draw, WIDTHS[LAST], IN, LAST_DRAWN, SAMPLER)
     if OUT == 1:
         last_weights = _vector(last_weight_at, WIDTHS[LAST], IN)
     else:
-        last_weights = _transposed(last_weight_at, WIDTHS[LAST], OUT, IN, PADDED_OUT)
+        last_weights = _load_transposed(last_weight_at, WIDTHS[LAST], OUT, IN, PADDED_OUT)
     last_bias = _vector(last_bias_at, OUT, PADDED_OUT)
 
     feature, out = tl.arange(0, PADDED[0]), tl.arange(0, PADDED_OUT)
@@ -294,22 +293,28 @@ def _moments(
             h = tl.broadcast_to(x[:, None, :], [ROWS, DRAWS, PADDED[0]])
             if LAST > 0:
                 keep = (threshold0, scale0)
-                h = _hidden(h, words0, own_row, words_of, site0, keep, weights0, bias0, 0, NET, SAMPLER, PRECISION)
+                h = _hidden_layer(
+                    h, words0, own_row, words_of, site0, keep, weights0, bias0, 0, NET, SAMPLER, PRECISION
+                )
             if LAST > 1:
                 keep = (threshold1, scale1)
-                h = _hidden(h, words1, own_row, words_of, site1, keep, weights1, bias1, 1, NET, SAMPLER, PRECISION)
+                h = _hidden_layer(
+                    h, words1, own_row, words_of, site1, keep, weights1, bias1, 1, NET, SAMPLER, PRECISION
+                )
             if LAST > 2:
                 keep = (threshold2, scale2)
-                h = _hidden(h, words2, own_row, words_of, site2, keep, weights2, bias2, 2, NET, SAMPLER, PRECISION)
+                h = _hidden_layer(
+                    h, words2, own_row, words_of, site2, keep, weights2, bias2, 2, NET, SAMPLER, PRECISION
+                )
             if LAST_DRAWN:
                 keep = (last_threshold, last_scale)
-                h = _dropped(h, last_words, own_row, words_of, last_site, keep, WIDTHS[LAST], IN, SAMPLER)
+                h = _drop(h, last_words, own_row, words_of, last_site, keep, WIDTHS[LAST], IN, SAMPLER)
             flat = tl.reshape(h, [ROWS * DRAWS, IN])
             if OUT == 1:
                 z = tl.sum(flat * last_weights[None, :], 1)[:, None]
             else:
                 z = tl.dot(flat, last_weights, input_precision=PRECISION)
-            y = tl.reshape(_activated(z + last_bias[None, :], ACTIVATIONS[LAST]), [ROWS, DRAWS, PADDED_OUT])
+            y = tl.reshape(_activate(z + last_bias[None, :], ACTIVATIONS[LAST]), [ROWS, DRAWS, PADDED_OUT])
             # The chunk's moments about its own mean, merged with those so far: Chan, Golub and LeVeque 1979.
             is_drawn = (slot < n_drawn)[None, :, None]
             count = tl.minimum(n_drawn - start, DRAWS)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dropbayes.sampling.masks import Keys, _fold, _permuted_lattices, _signed
+from dropbayes.sampling.masks import Keys, _fold, _permuted_lattices, as_signed
 
 
 class Source(NamedTuple):
@@ -26,7 +26,7 @@ class Source(NamedTuple):
 
 def source(keys: Keys, device: torch.device) -> Source:
     """The permuted lattices (for the stratified sampler), the key of the prediction, and the sizes of the lattices."""
-    key = _signed(_fold(keys.seed % 2**64, keys.replicate))
+    key = as_signed(_fold(keys.seed % 2**64, keys.replicate))
     if keys.sampler == "independent":
         return Source(None, key, keys.n_draws, 1)
     lattices = _permuted_lattices(keys.n_draws, device)
@@ -51,7 +51,7 @@ def mix(z):
 
 
 @triton.jit
-def hashed(key, n):
+def hash_word(key, n):
     return mix(key + n.to(tl.uint64) * 0x9E3779B97F4A7C15)
 
 
@@ -60,7 +60,7 @@ def hashed(key, n):
 
 @triton.jit
 def site_key(key, site):
-    return hashed(key.to(tl.int64).to(tl.uint64, bitcast=True), site + 1)
+    return hash_word(key.to(tl.int64).to(tl.uint64, bitcast=True), site + 1)
 
 
 @triton.jit
@@ -81,14 +81,14 @@ def draw_stream(key, site):
 @triton.jit
 def half_word(key, row, unit, n_units):
     """The half of a row's hash that belongs to a unit."""
-    word = hashed(key, row.to(tl.int64) * ((n_units + 1) // 2) + unit // 2)
+    word = hash_word(key, row.to(tl.int64) * ((n_units + 1) // 2) + unit // 2)
     return tl.where(unit % 2 == 1, word >> 32, word).to(tl.uint32).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def paired_words(key, row, pair, n_units):
     """The words of units 2 `pair` and 2 `pair` + 1, interleaved along the last axis: one hash for both."""
-    word = hashed(key, row.to(tl.int64) * ((n_units + 1) // 2) + pair)
+    word = hash_word(key, row.to(tl.int64) * ((n_units + 1) // 2) + pair)
     low, high = word.to(tl.uint32), (word >> 32).to(tl.uint32)
     return tl.interleave(low.to(tl.int32, bitcast=True), high.to(tl.int32, bitcast=True))
 
@@ -105,7 +105,7 @@ def unit_words(key, row, unit, pair, n_units, PAIRED: tl.constexpr):
 @triton.jit
 def choice(key, unit, n_draws, n_permutations):
     """Where a unit's permuted lattice begins in the table, and the shift that all rows share."""
-    word = hashed(key, unit)
+    word = hash_word(key, unit)
     permutation = ((word >> 32).to(tl.uint32) & 0xFFFF) % n_permutations.to(tl.uint32)
     start = (word >> 48).to(tl.uint32) % n_draws.to(tl.uint32)
     place = permutation * (2 * n_draws).to(tl.uint32) + start

@@ -1,0 +1,187 @@
+"""Repeated evaluations as CUDA graphs, for networks whose launches take longer than their work.
+
+A graph is captured when the same evaluation has run a few times, and replayed as long as everything that it was
+captured with is the same: the modules (the inspection's record, which holds the graphs, is checked before every
+prediction), the addresses of the parameters, what else the code reads (`purity`), the form of the inputs, the keys of
+the masks and torch's global settings. Code that depends on anything else, or on the values of tensors, is not captured.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dropbayes.runtime.devices import capture_graph
+from dropbayes.sampling.looks import autocast_dtype
+from dropbayes.sampling.purity import Reference, references, unchanged
+from dropbayes.sampling.trees import Inputs
+
+_EAGER_CALLS = 3  # before a capture: a call that is not repeated is not worth it
+_MOST_OPERATIONS = 3e12  # a larger evaluation takes longer than its launches
+_MOST_BYTES = 2**30  # a graph keeps its working memory; all of them together keep no more than this
+
+
+@dataclass
+class Graphs:
+    """The graphs of one network on inputs of one form, by the evaluation."""
+
+    read: tuple[Reference, ...] | None = ()  # what the network's code reads; None if that cannot be known
+    known: bool = False
+    calls: dict[Hashable, int] = field(default_factory=dict)
+    captured: dict[Hashable, _Graph | None] = field(default_factory=dict)  # None for what cannot be captured
+
+
+@dataclass
+class _Graph:
+    graph: torch.cuda.CUDAGraph | None  # None once its memory was needed for others
+    leaves: tuple[Tensor, ...]
+    outputs: list[Tensor]
+    n_bytes: int
+    finished: torch.cuda.Event
+    held: tuple[Tensor, ...]  # read by the graph, and kept alive for it
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def replay(self, leaves: tuple[Tensor, ...]) -> list[Tensor]:
+        assert self.graph is not None
+        stream = torch.cuda.current_stream(self.leaves[0].device)
+        stream.wait_event(self.finished)  # of the last replay, perhaps on another stream
+        for mine, given in zip(self.leaves, leaves, strict=True):
+            mine.copy_(given)
+        self.graph.replay()
+        outputs = [output.clone() for output in self.outputs]
+        self.finished.record(stream)
+        return outputs
+
+
+_live: deque[weakref.ref[_Graph]] = deque()
+_MAKING_ROOM = threading.Lock()
+
+
+def replayed(
+    graphs: Graphs,
+    net: nn.Module,
+    inputs: Inputs,
+    key: Hashable,
+    call: Callable[[Inputs], list[Tensor]],
+    *,
+    held: tuple[Tensor, ...],
+    operations: float,
+    n_bytes: int,
+) -> list[Tensor] | None:
+    """The tensors of `call(inputs)` from a graph; None if it is to run as usual.
+
+    Args:
+        graphs: The graphs of this network and form of input.
+        net: The network; its modules are those that `graphs` is for.
+        inputs: The inputs.
+        key: Everything else that decides the result of `call`.
+        call: The evaluation.
+        held: Tensors that it reads besides the network's and the inputs.
+        operations: Its floating-point operations.
+        n_bytes: Its working memory.
+    """
+    if operations > _MOST_OPERATIONS or n_bytes > _MOST_BYTES or torch._C._len_torch_function_stack() > 0:
+        return None
+    if not graphs.known:
+        graphs.read, graphs.known = references(net), True
+    if graphs.read is None or not all(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in inputs.leaves):
+        return None
+    if not unchanged(graphs.read):
+        graphs.calls.clear()
+        graphs.captured.clear()
+        graphs.known = False
+        return None
+    key = (key, _form(inputs), _addresses(net), _settings(inputs.device))
+    graph = graphs.captured.get(key)
+    if graph is None:
+        if key in graphs.captured or not _is_frequent(graphs, key):
+            return None
+        graph = graphs.captured[key] = _captured(inputs, call, held, n_bytes)
+        if graph is None:
+            return None
+    with graph.lock:
+        if graph.graph is None:
+            del graphs.captured[key]
+            return None
+        return graph.replay(inputs.leaves)
+
+
+def _is_frequent(graphs: Graphs, key: Hashable) -> bool:
+    while len(graphs.calls) > 16:
+        graphs.calls.pop(next(iter(graphs.calls)))
+    graphs.calls[key] = graphs.calls.get(key, 0) + 1
+    return graphs.calls[key] > _EAGER_CALLS
+
+
+def _form(inputs: Inputs) -> tuple[Any, ...]:
+    return tuple((leaf.shape, leaf.stride(), leaf.dtype) for leaf in inputs.leaves)
+
+
+def _addresses(net: nn.Module) -> tuple[int, ...]:
+    """Where the parameters and buffers lie: `p.data = ...` moves one without replacing it."""
+    return tuple(
+        tensor.data_ptr()
+        for module in net.modules()
+        for tensors in (module._parameters, module._buffers)
+        for tensor in tensors.values()
+        if tensor is not None
+    )
+
+
+def _settings(device: torch.device) -> tuple[Any, ...]:
+    """The settings of torch that decide which kernels an operation launches."""
+    backends = torch.backends
+    return (
+        autocast_dtype(device),
+        torch.is_autocast_cache_enabled(),
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        backends.cudnn.enabled,
+        backends.cudnn.allow_tf32,
+        backends.cudnn.benchmark,
+        backends.cuda.flash_sdp_enabled(),
+        backends.cuda.mem_efficient_sdp_enabled(),
+        backends.cuda.math_sdp_enabled(),
+        backends.mha.get_fastpath_enabled(),
+    )
+
+
+def _captured(
+    inputs: Inputs, call: Callable[[Inputs], list[Tensor]], held: tuple[Tensor, ...], n_bytes: int
+) -> _Graph | None:
+    """The graph of an evaluation on copies of the inputs; None if it cannot be captured."""
+    _make_room(n_bytes)
+    leaves = tuple(leaf.clone(memory_format=torch.preserve_format) for leaf in inputs.leaves)
+    if any(mine.stride() != leaf.stride() for mine, leaf in zip(leaves, inputs.leaves, strict=True)):
+        return None  # an expanded input: torch may choose other kernels for its copy
+    own, dtype = replace(inputs, leaves=leaves), autocast_dtype(inputs.device)
+    # Weights that autocast has rounded and remembered would be gone when its context ends.
+    rounding = torch.autocast(inputs.device.type, dtype, enabled=dtype is not None, cache_enabled=False)
+    try:
+        with rounding:
+            graph, outputs = capture_graph(lambda: call(own), (), inputs.device)
+    except Exception:  # a result read on the host, an operation that cannot be captured, ...
+        return None
+    captured = _Graph(graph, leaves, outputs, n_bytes, torch.cuda.Event(), held)
+    _live.append(weakref.ref(captured))
+    return captured
+
+
+def _make_room(n_bytes: int) -> None:
+    """Gives up the oldest graphs until another fits into the memory for all."""
+    with _MAKING_ROOM:
+        live = [graph for one in _live if (graph := one()) is not None and graph.graph is not None]
+        while live and sum(graph.n_bytes for graph in live) + n_bytes > _MOST_BYTES:
+            oldest = live.pop(0)
+            with oldest.lock:
+                oldest.graph, oldest.outputs = None, []
+        _live.clear()
+        _live.extend(map(weakref.ref, live))

@@ -1,0 +1,43 @@
+"""Launches of compiled kernels.
+
+At every launch Triton binds and classifies all arguments anew, which takes longer than a small kernel runs. A compiled
+kernel is used again here for arguments of the same classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+_ALIGNMENT = 16  # bytes: Triton compiles a kernel for aligned addresses
+_compiled: dict[tuple[Any, ...], Any] = {}
+
+
+def launch(
+    kernel: Any,
+    n_programs: int,
+    specialised: tuple[int, ...],
+    tensors: tuple[Tensor | None, ...],
+    *arguments: Any,
+    constants: tuple[Any, ...],
+) -> None:
+    """Launches a kernel with four warps.
+
+    Args:
+        kernel: A `triton.jit` function.
+        n_programs: The number of its programs.
+        specialised: The integer arguments for whose values Triton may compile a kernel of its own.
+        tensors: The tensors among the arguments that may be of any dtype, lie anywhere or be missing.
+        arguments: All arguments except the constants, in order.
+        constants: Its `tl.constexpr` arguments, in order.
+    """
+    classes = [t if t is None else (t.dtype, t.device.index, t.data_ptr() % _ALIGNMENT == 0) for t in tensors]
+    key = (id(kernel), *specialised, *constants, *classes)
+    grid, compiled = (n_programs, 1, 1), _compiled.get(key)
+    if compiled is not None:
+        compiled[grid](*arguments, *constants)
+        return
+    result = kernel[grid](*arguments, *constants, num_warps=4)
+    if hasattr(result, "__getitem__"):  # the interpreter compiles nothing
+        _compiled[key] = result

@@ -1,0 +1,106 @@
+"""Dropout of activations, features and weights, with masks from a `RandomSource`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dropbayes.sampling.operations.sources import Handlers, RandomMode, scaled_product
+
+__all__ = ["HANDLERS"]
+
+
+def _dropout(
+    mode: RandomMode, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
+    if not 0 < p <= 1 or mode.source.is_off(training):
+        return func(input, p, False)
+    integrated = mode.source.integrate(input, p)
+    if integrated is not None:
+        return integrated
+    return mode.source.dropout("dropout", input, p, _shape(input), inplace)
+
+
+def _feature_dropout(
+    mode: RandomMode,
+    func: Any,
+    input: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    *,
+    unbatched_dim: int = 0,
+) -> Tensor:
+    if not 0 < p <= 1 or mode.source.is_off(training):
+        return func(input, p, False)
+    return mode.source.dropout("feature_dropout", input, p, _features(input, unbatched_dim), inplace)
+
+
+def _alpha_dropout(
+    mode: RandomMode,
+    func: Any,
+    input: Tensor,
+    p: float = 0.5,
+    training: bool = False,
+    inplace: bool = False,
+    *,
+    features: bool = False,
+) -> Tensor:
+    if not 0 < p < 1 or mode.source.is_off(training):
+        return func(input, p, p == 1 and training)
+    kind, shape = ("feature_alpha_dropout", _features(input, 0)) if features else ("alpha_dropout", _shape(input))
+    keep = mode.source.keep(kind, p, shape, input)
+    if keep is None:
+        return input
+    # SELU's limit for large negative inputs, -λα, and the affine map that restores mean 0 and variance 1
+    # (Klambauer et al. 2017, "Self-normalizing neural networks").
+    saturation = -1.7580993408473766
+    scale = ((1 - p) * (1 + p * saturation**2)) ** -0.5
+    result = (input * keep + saturation * (1 - keep)) * scale - scale * p * saturation
+    return input.copy_(result) if inplace else result
+
+
+def _shape(input: Tensor) -> tuple[int, ...]:
+    if input.is_nested:
+        raise NotImplementedError(
+            "`net` drops a nested tensor, whose rows have no common shape. Pad it before the dropout, as with "
+            "torch.nested.to_padded_tensor."
+        )
+    return tuple(input.shape)
+
+
+def _features(input: Tensor, unbatched_dim: int) -> tuple[int, ...]:
+    """The mask's shape for whole channels: `[row, channel, 1, ...]`, or `[channel, 1, ...]` without a row axis."""
+    leading = 1 if input.dim() == unbatched_dim else 2
+    return _shape(input)[:leading] + (1,) * (input.dim() - leading)
+
+
+def _native_dropout(mode: RandomMode, func: Any, input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    if not 0 < p <= 1 or mode.source.is_off(bool(train)):
+        return func(input, p, False)
+    keep = mode.source.keep("dropout", p, _shape(input), input)
+    if keep is None:
+        return input.view_as(input), torch.ones_like(input, dtype=torch.bool)
+    return scaled_product(input, keep, p), keep.expand(input.shape).bool()
+
+
+HANDLERS: Handlers = {
+    **dict.fromkeys((F.dropout, torch.dropout), _dropout),
+    torch.dropout_: functools.partial(_dropout, inplace=True),
+    torch.native_dropout: _native_dropout,
+    F.dropout1d: functools.partial(_feature_dropout, unbatched_dim=2),
+    F.dropout2d: _feature_dropout,
+    F.dropout3d: functools.partial(_feature_dropout, unbatched_dim=4),
+    torch.feature_dropout: _feature_dropout,
+    torch.feature_dropout_: functools.partial(_feature_dropout, inplace=True),
+    **dict.fromkeys((F.alpha_dropout, torch.alpha_dropout), _alpha_dropout),
+    torch.alpha_dropout_: functools.partial(_alpha_dropout, inplace=True),
+    **dict.fromkeys(
+        (F.feature_alpha_dropout, torch.feature_alpha_dropout), functools.partial(_alpha_dropout, features=True)
+    ),
+    torch.feature_alpha_dropout_: functools.partial(_alpha_dropout, features=True, inplace=True),
+}

@@ -1,0 +1,125 @@
+"""Layers computed by steps: attention and recurrence, with the dropout inside them, and layers that vmap slows down."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dropbayes.sampling.operations.composites import run_intercepted
+from dropbayes.sampling.operations.sources import Handlers, RandomMode
+from dropbayes.sampling.recurrence import recurrence
+
+__all__ = ["HANDLERS"]
+
+# From functorch: whether a tensor is mapped over.
+_is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_batchedtensor
+
+
+def _attention(
+    mode: RandomMode,
+    func: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if dropout_p == 0 or mode.source.is_off(True):
+        return func(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    fused = mode.source.attention(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    if fused is not None:
+        return fused
+    scores = (query * scale) @ key.transpose(-2, -1)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    weights = torch._safe_softmax(scores, -1)  # 0 for a query that sees no key, as in torch's attention
+    return mode.source.dropout("attention", weights, dropout_p, tuple(weights.shape), False).to(value.dtype) @ value
+
+
+def _multi_head_attention(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Any:
+    # Its dropout is gated by `training`, positional argument 13; the calls in its body are then intercepted here.
+    training = args[13] if len(args) > 13 else kwargs.get("training", True)
+    on = training or not mode.source.is_off(training)
+    if len(args) > 13:
+        args = (*args[:13], on, *args[14:])
+    else:
+        kwargs["training"] = on
+    return run_intercepted(mode, func, *args, **kwargs)
+
+
+def _recurrent(mode: RandomMode, func: Any, *args: Any) -> Any:
+    # Packed sequences: (data, batch_sizes, hx, weights, ...); padded ones: (input, hx, weights, ...).
+    packed = isinstance(args[3], (list, tuple))
+    drop_prob, training = args[6:8] if packed else args[5:7]
+    if drop_prob > 0 and mode.source.is_off(training):
+        return func(*args)
+
+    def between(output: Tensor, drop_prob: float) -> Tensor:
+        return mode.source.dropout("recurrent", output, drop_prob, tuple(output.shape), False)
+
+    return recurrence(func, args, between)
+
+
+def _linear(mode: RandomMode, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    result = mode.source.linear(input, weight, bias)
+    return func(input, weight, bias) if result is None else result
+
+
+def _convolution(
+    mode: RandomMode, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+) -> Tensor:
+    device = input.device.type
+    if _is_batched(input) and torch.is_autocast_enabled(device):  # under vmap, autocast does not convert the bias
+        dtype = torch.get_autocast_dtype(device)
+        input, weight, bias = input.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    return func(input, weight, bias, *args, **kwargs)
+
+
+def _batch_norm(
+    mode: RandomMode,
+    func: Any,
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Batch normalisation in evaluation mode as an affine map: under vmap, torch's own takes twice as long."""
+    if not _is_batched(input) or training or running_mean is None or running_var is None:
+        return func(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    scale = torch.rsqrt(running_var + eps)
+    scale = scale if weight is None else scale * weight
+    shift = -running_mean * scale if bias is None else bias - running_mean * scale
+    shape = (-1,) + (1,) * (input.dim() - 2)
+    return (input * scale.view(shape) + shift.view(shape)).to(input.dtype)  # in the wider dtype, as torch's own
+
+
+HANDLERS: Handlers = {
+    F.scaled_dot_product_attention: _attention,
+    F.multi_head_attention_forward: _multi_head_attention,
+    **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _recurrent),
+    F.linear: _linear,
+    F.batch_norm: _batch_norm,
+    **dict.fromkeys(
+        (F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), _convolution
+    ),
+}

@@ -1,0 +1,195 @@
+"""Random numbers keyed to a seed: uniform, normal, exponential and Bernoulli; all others are refused."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dropbayes.layers import STOCHASTIC
+from dropbayes.sampling.operations.composites import run_intercepted
+from dropbayes.sampling.operations.sources import Handlers, RandomMode
+
+__all__ = ["HANDLERS"]
+
+
+def _keyed(handler: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The handler, for random numbers that differ between forward passes; fixed ones are torch's own."""
+
+    @functools.wraps(handler)
+    def keyed_handler(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if mode.source.is_fixed(kwargs.get("generator")):
+            return func(*args, **kwargs)
+        return handler(mode, func, *args, **kwargs)
+
+    return keyed_handler
+
+
+@_keyed
+def _bernoulli(mode: RandomMode, func: Any, input: Tensor, p: float | None = None, **kwargs: Any) -> Tensor:
+    probability = input if p is None else torch.full_like(input, p)
+    return _bernoulli_values(mode, probability, None if p is None else 1 - p).to(input.dtype)
+
+
+@_keyed
+def _bernoulli_(mode: RandomMode, func: Any, input: Tensor, p: Any = 0.5, **kwargs: Any) -> Tensor:
+    is_number = not isinstance(p, Tensor)
+    probability = torch.full(tuple(input.shape), p, device=input.device) if is_number else p.expand(input.shape)
+    return input.copy_(_bernoulli_values(mode, probability, 1 - p if is_number else None))
+
+
+def _bernoulli_values(mode: RandomMode, probability: Tensor, drop_prob: float | None) -> Tensor:
+    uniform = mode.source.uniform("bernoulli", drop_prob, tuple(probability.shape), probability.device)
+    return probability if uniform is None else (uniform < probability).to(probability.dtype)
+
+
+# The uniform of an inspected network: LayerDrop and DropPath, written as rand() < drop_prob, keep everything.
+_LARGEST_UNIFORM = 1 - 2.0**-24
+
+
+def _standard_uniform(mode: RandomMode, kind: str, like: Tensor) -> Tensor:
+    uniform = mode.source.uniform(kind, None, tuple(like.shape), like.device)
+    if uniform is not None:
+        return uniform
+    expected = 0.5 if kind == "randn" else _LARGEST_UNIFORM
+    return torch.full(tuple(like.shape), expected, dtype=torch.float64, device=like.device)
+
+
+@_keyed
+def _rand(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    like = _template(func, args, kwargs)
+    return _below_one(_standard_uniform(mode, "rand", like), like.dtype)
+
+
+def _below_one(uniform: Tensor, dtype: torch.dtype) -> Tensor:
+    """The uniforms in `dtype`, below 1 as torch's are."""
+    return uniform.to(dtype).clamp(max=1 - torch.finfo(dtype).eps / 2)
+
+
+@_keyed
+def _randn(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    like = _template(func, args, kwargs)
+    return torch.special.ndtri(_standard_uniform(mode, "randn", like)).to(like.dtype)
+
+
+def _template(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """An empty tensor of the shape, dtype and device that a call of `rand` or `randn` asks for."""
+    kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
+    return (torch.empty_like if func.__name__.endswith("_like") else torch.empty)(*args, **kwargs)
+
+
+@_keyed
+def _uniform_(mode: RandomMode, func: Any, input: Tensor, *bounds: float, **kwargs: Any) -> Tensor:
+    low, high = (*bounds, *(0.0, 1.0)[len(bounds) :])
+    low, high = kwargs.get("from", low), kwargs.get("to", high)
+    return input.copy_(low + (high - low) * _standard_uniform(mode, "rand", input))
+
+
+@_keyed
+def _normal_(mode: RandomMode, func: Any, input: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
+    return input.copy_(mean + std * torch.special.ndtri(_standard_uniform(mode, "randn", input)))
+
+
+@_keyed
+def _normal(mode: RandomMode, func: Any, mean: Any, std: Any = 1.0, size: Any = None, **kwargs: Any) -> Tensor:
+    like = torch.empty(size) if size is not None else torch.as_tensor(mean) + torch.as_tensor(std)
+    return (mean + std * torch.special.ndtri(_standard_uniform(mode, "randn", like))).to(like.dtype)
+
+
+@_keyed
+def _exponential_(mode: RandomMode, func: Any, input: Tensor, lambd: float = 1.0, **_: Any) -> Tensor:
+    return input.copy_(-torch.log(_standard_uniform(mode, "rand", input)) / lambd)
+
+
+def _uniform_initialiser(
+    mode: RandomMode, func: Any, tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Any = None
+) -> Tensor:
+    with mode, torch.no_grad():
+        return tensor.uniform_(a, b, generator=generator)
+
+
+def _normal_initialiser(
+    mode: RandomMode, func: Any, tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None
+) -> Tensor:
+    with mode, torch.no_grad():
+        return tensor.normal_(mean, std, generator=generator)
+
+
+def _rrelu(
+    mode: RandomMode, func: Any, input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
+    inplace: bool = False,
+) -> Tensor:  # fmt: skip
+    if not training or mode.source.is_off(training):
+        return func(input, lower, upper, False, inplace)
+    uniform = mode.source.uniform("rrelu", None, tuple(input.shape), input.device)
+    slope = (lower + upper) / 2 if uniform is None else (lower + (upper - lower) * uniform).to(input.dtype)
+    result = torch.where(input >= 0, input, input * slope)
+    return input.copy_(result) if inplace else result
+
+
+def _compare(mode: RandomMode, func: Any, left: Any, right: Any) -> Any:
+    fixed = mode.source.comparison(func, left, right)
+    return func(left, right) if fixed is None else fixed
+
+
+def _draw_or_mean(
+    mode: RandomMode, func: Any, sample: Callable[[], Tensor], mean: Tensor, *, training: bool = False
+) -> Tensor:
+    """A layer of `dropbayes.layers`: it draws its weights on request, with random numbers intercepted here."""
+    del training
+    with mode:
+        return func(sample, mean, training=True)
+
+
+def _refuse(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Any:
+    if mode.source.is_fixed(kwargs.get("generator")):
+        return func(*args, **kwargs)
+    raise NotImplementedError(
+        f"`net` draws random numbers with torch's {func.__name__}, which cannot be keyed to a seed. "
+        "Write that step with torch.rand, torch.randn or torch.bernoulli."
+    )
+
+
+_COMPARISONS = (
+    Tensor.__lt__, Tensor.__le__, Tensor.__gt__, Tensor.__ge__, Tensor.lt, Tensor.le, Tensor.gt, Tensor.ge, torch.lt,
+    torch.le, torch.gt, torch.ge,
+)  # fmt: skip
+
+
+HANDLERS: Handlers = {
+    **dict.fromkeys((torch.bernoulli, Tensor.bernoulli), _bernoulli),
+    Tensor.bernoulli_: _bernoulli_,
+    **dict.fromkeys((torch.rand, torch.rand_like), _rand),
+    **dict.fromkeys((torch.randn, torch.randn_like), _randn),
+    Tensor.uniform_: _uniform_,
+    Tensor.normal_: _normal_,
+    torch.normal: _normal,
+    Tensor.exponential_: _exponential_,
+    F.gumbel_softmax: run_intercepted,
+    nn.init.uniform_: _uniform_initialiser,
+    nn.init.normal_: _normal_initialiser,
+    **dict.fromkeys(_COMPARISONS, _compare),
+    **dict.fromkeys(STOCHASTIC, _draw_or_mean),
+    F.rrelu: _rrelu,
+    **dict.fromkeys(
+        (
+            torch.multinomial,
+            Tensor.multinomial,
+            torch.randint,
+            torch.randint_like,
+            torch.randperm,
+            torch.poisson,
+            Tensor.random_,
+            Tensor.cauchy_,
+            Tensor.log_normal_,
+            Tensor.geometric_,
+            F.fractional_max_pool2d,
+            F.fractional_max_pool3d,
+        ),
+        _refuse,
+    ),
+}
