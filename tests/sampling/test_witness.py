@@ -174,6 +174,36 @@ def test_random_operations_that_cannot_be_keyed_are_refused_by_name(name):
     assert torch.equal(state, torch.get_rng_state())
 
 
+class Own(Net):
+    """A network with generators of the host as its attributes."""
+
+    def __init__(self, middle):
+        super().__init__(middle)
+        self.python, self.legacy = random.Random(3), np.random.RandomState(3)
+        self.sources = {"numpy": np.random.default_rng(3)}
+
+
+PRIVATE = {
+    "Python's, as an attribute": lambda m, h: h * (m.python.random() < 0.99),
+    "Python's, unseeded": lambda m, h: h * (random.Random().gauss(1, 0.1)),
+    "NumPy's, in a dict": lambda m, h: h * float(m.sources["numpy"].random() < 0.99),
+    "NumPy's, legacy": lambda m, h: h * float(m.legacy.rand() < 0.99),
+    "NumPy's, unseeded": lambda m, h: h * float(np.random.default_rng().random() < 0.99),
+    "NumPy's, in a closure": lambda m, h, source=np.random.default_rng(5): h * source.random(),  # noqa: B008
+    "the system's": lambda m, h: h * (random.SystemRandom().random() < 0.99),
+}
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_generators_of_the_networks_own_are_refused_and_left_as_they_were(name):
+    net = Own(lambda m, h: PRIVATE[name](m, h) if m.training else h).eval()
+    with pytest.raises(NotImplementedError, match="cannot be keyed to a seed"):
+        db.predict(net, rows())
+    assert net.python.getstate() == random.Random(3).getstate()
+    assert net.sources["numpy"].random() == np.random.default_rng(3).random()
+    assert net.legacy.rand() == np.random.RandomState(3).rand()
+
+
 def test_dropout_in_another_thread_is_refused():
     def in_thread(m, h):
         box = []
@@ -205,6 +235,8 @@ def seeded(m, h):
 FIXED = {
     "generator": lambda m, h: torch.cos(h @ torch.randn(16, 16, generator=torch.Generator().manual_seed(7))),
     "fork": seeded,
+    "Python's": lambda m, h: h * random.Random(7).gauss(1, 0.1),
+    "NumPy's": lambda m, h: h * float(np.random.default_rng(7).random()),
 }
 
 

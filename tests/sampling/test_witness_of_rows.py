@@ -47,23 +47,122 @@ def test_pairwise_outputs_are_refused_and_right_as_one_row():
     assert_right(net, rows(), row_axis=None)
 
 
-def test_a_graph_is_one_row_or_has_whole_arguments():
-    class Convolution(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b, self.d = nn.Linear(6, 8), nn.Linear(8, 2), nn.Dropout(0.3)
+class Message(nn.Module):
+    """A graph convolution: every node adds what its neighbours send."""
 
-        def forward(self, x, edges):
-            h = torch.relu(self.a(x))
-            h = h.index_add(0, edges[1], h[edges[0]])
-            return self.b(self.d(h))
+    def __init__(self, n_inputs, n_outputs):
+        super().__init__()
+        self.linear = nn.Linear(n_inputs, n_outputs)
 
-    net, edges = Convolution().eval(), torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]])
-    with pytest.raises((ValueError, IndexError)):
-        db.predict(net, {"x": rows(), "edges": edges})
-    ours = db.predict(net, {"x": rows(), "edges": edges}, row_axis=None)
-    assert ours.mean.shape == (5, 2) and float(ours.epistemic.sum()) > 0
-    torch.testing.assert_close(ours.mean, net(rows(), edges))
+    def forward(self, x, edge_index):
+        sent = self.linear(x)
+        return sent.index_add(0, edge_index[1], sent[edge_index[0]])
+
+
+class Graphs(nn.Module):
+    """Two convolutions with dropout; one output per node, or per graph if `batch` says whose the nodes are."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.d = Message(6, 8), Message(8, 2), nn.Dropout(0.3)
+
+    def forward(self, x, edge_index, batch=None):
+        h = self.second(self.d(torch.relu(self.first(x, edge_index))), edge_index)
+        return h if batch is None else h.new_zeros(int(batch.max()) + 1, 2).index_add(0, batch, h)
+
+
+class EdgesDropped(Graphs):
+    def forward(self, x, edge_index):
+        kept = torch.rand(edge_index.shape[1]) < 0.7 if self.training else torch.ones(edge_index.shape[1]).bool()
+        return self.first(x, edge_index[:, kept])
+
+
+class SparseGraph(Graphs):
+    def forward(self, x, adjacency):
+        return torch.sparse.mm(adjacency, self.second.linear(self.d(torch.relu(self.first.linear(x)))))
+
+
+EDGES = torch.tensor([[0, 1, 2, 3, 4, 0, 2], [1, 2, 3, 4, 0, 2, 4]])
+GRAPHS = {
+    "nodes": (Graphs(), (rows(), EDGES)),
+    "graphs": (Graphs(), (rows(), EDGES, torch.tensor([0, 0, 0, 1, 1]))),
+    "as many edges as nodes": (Graphs(), (rows(), EDGES[:, :5])),
+    "sparse": (SparseGraph(), (rows(), torch.eye(5).roll(1, 0).to_sparse())),
+    "dropped edges": (EdgesDropped(), (rows(), EDGES)),
+}
+
+
+@pytest.mark.parametrize("masks", ["shared", "row"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_graph_is_one_row_and_refused_otherwise_with_that_remedy(name, masks):
+    net, x = GRAPHS[name]
+    with pytest.raises(ValueError, match="row_axis=None"):
+        db.predict(net.eval(), x, masks=masks)
+    for axes in (None, (None,) * len(x)):
+        assert_right(Arguments(net), x, row_axis=axes, masks=masks)
+
+
+class Arguments(nn.Module):
+    """A network that takes its arguments as one tuple, as `assert_right` calls it."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, *x):
+        return self.net(*(x[0] if isinstance(x[0], tuple) else x))
+
+
+class Contrast(nn.Module):
+    """The similarities of images and texts."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.image, self.text, self.d = nn.Linear(6, 4), nn.Linear(6, 4), nn.Dropout(0.3)
+
+    def forward(self, image, text):
+        return F.normalize(self.image(self.d(image)), dim=1) @ F.normalize(self.text(self.d(text)), dim=1).T
+
+
+class InContext(nn.Module):
+    """Answers for queries that attend to a context."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention, self.d = nn.MultiheadAttention(6, 2, dropout=0.2, batch_first=True), nn.Dropout(0.2)
+        self.o = nn.Linear(6, 2)
+
+    def forward(self, query, context):
+        context = self.d(context)[None]
+        return self.o(self.attention(query[None], context, context)[0][0])
+
+
+@pytest.mark.parametrize("masks", ["shared", "row"])
+@pytest.mark.parametrize("make", [Contrast, InContext])
+def test_an_argument_that_all_rows_read_is_passed_whole(make, masks):
+    net, x = Arguments(make().eval()), (rows(4), rows(4))
+    with pytest.raises(ValueError, match="row_axis"):
+        db.predict(net, x, masks=masks)
+    assert_right(net, x, row_axis=(0, None), masks=masks)
+    assert_right(net, x, row_axis=None, masks=masks)
+
+
+ONE_ROW_FAILS = {
+    "statistics of the batch": nn.BatchNorm1d(16, track_running_stats=False),
+    "rows in pairs": Module(lambda m, h: (h.view(-1, 2, 16) - h.view(-1, 2, 16).mean(1, keepdim=True)).view(-1, 16)),
+    "a batch of one size": Module(lambda m, h: h.view(6, 16)),
+}
+
+
+@pytest.mark.parametrize("name", ONE_ROW_FAILS)
+def test_a_network_that_fails_on_a_single_row_is_refused_with_the_remedy(name):
+    net = nn.Sequential(nn.Linear(6, 16), ONE_ROW_FAILS[name], nn.Dropout(0.1), nn.Linear(16, 3)).eval()
+    with pytest.raises(ValueError, match="row_axis=None"):
+        db.predict(net, rows(6))
+    assert_right(net, rows(6), row_axis=None)
 
 
 class Positions(nn.Module):
