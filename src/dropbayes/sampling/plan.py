@@ -53,6 +53,9 @@ _MACRO_ROWS = 1024  # the direct path yields its blocks in batches of this many 
 _THREADED_OPERATIONS = 5e7  # a smaller block finishes before other threads have started
 
 
+_UNCHANGED = contextlib.nullcontext()
+
+
 def checked_keys(n_draws: int, seed: int, sampler: str) -> Keys:
     """The keys of a prediction, validated."""
     if isinstance(n_draws, bool) or not hasattr(n_draws, "__index__"):
@@ -111,18 +114,24 @@ class Plan:
             position = draws.stop
 
     def moments(self, inputs: Inputs, first_row: int) -> tuple[Tensor, Tensor] | None:
-        """The mean and variance over all draws at once, in float64; None if the draws must be streamed."""
+        """The mean and variance over all draws at once; None if the draws must be streamed."""
         if not isinstance(self.evaluator, Direct):
             return None
-        if inputs.device.type != "cpu":
-            return self.evaluator.moments(inputs, first_row, self.draws)
-        if inputs.n_rows > self.block_rows or self.chunk_draws < len(self.draws):
+        x = inputs.leaves[0]
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        if x.device.type != "cpu":
+            with self.running():
+                moments = self.evaluator.moments(inputs, first_row, self.draws)
+                return None if moments is None else (moments[0].to(dtype), moments[1].to(dtype))
+        if inputs.n_rows > self.block_rows or self.chunk_draws < len(self.draws) or torch.is_inference_mode_enabled():
             return None
-        chunk = self.evaluator(inputs, range(inputs.n_rows), first_row, self.draws)
-        moments = moments_of_one_group(chunk.outputs[0])
-        if moments is None or chunk.variances is None:
-            return moments
-        return moments[0], moments[1] + chunk.variances[0]
+        with self._threads(), torch.inference_mode():  # in which torch's calls take less time
+            outputs, variance = self.evaluator.prepared_draws(self.draws, x)(x, first_row)
+            moments = moments_of_one_group(outputs)
+        if moments is None:
+            return None
+        epistemic = moments[1] if variance is None else moments[1] + variance
+        return moments[0].to(dtype, copy=True), epistemic.to(dtype, copy=True)  # as ordinary tensors
 
     def replicate(self, number: int) -> Plan:
         """The plan with draws that are independent of those of other replicates."""
@@ -137,10 +146,13 @@ class Plan:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """A context without gradients, and with one thread for blocks of little work."""
-        threads = cpu_threads(1 if self.operations < _THREADED_OPERATIONS else None)
-        inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
-        with inference, torch.no_grad(), threads:
+        inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _UNCHANGED
+        with inference, torch.no_grad(), self._threads():
             yield
+
+    def _threads(self) -> contextlib.AbstractContextManager[None]:
+        one = self.operations < _THREADED_OPERATIONS and torch.get_num_threads() > 1
+        return cpu_threads(1) if one else _UNCHANGED
 
 
 def _blocks_of_rows(n_rows: int, sizes: tuple[int, ...]) -> Iterator[range]:

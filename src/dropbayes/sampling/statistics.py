@@ -129,11 +129,11 @@ class RowStatistics:
         return statistics
 
 
-def summary_of(mean: Tensor, epistemic: Tensor, request: Request, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The statistics of rows whose moments over draws are known, `[row, ...]`, in the given dtype."""
-    likelihood, mean = request.likelihood, mean.to(dtype)
+def summary_of(mean: Tensor, epistemic: Tensor, request: Request) -> dict[str, Tensor]:
+    """The statistics of rows whose moments over draws are known, `[row, ...]`."""
+    likelihood = request.likelihood
     noise = 1 / float(likelihood.precision) if isinstance(likelihood, Gaussian) else 0.0
-    return {"mean": mean, "epistemic": epistemic.to(dtype), "aleatoric": torch.full_like(mean, noise)}
+    return {"mean": mean, "epistemic": epistemic, "aleatoric": torch.full_like(mean, noise)}
 
 
 def _entropy(probabilities: Tensor) -> Tensor:
@@ -168,6 +168,8 @@ class RowResults:
         """Every statistic by name, in the network's structure; of the judged tensor alone if there is one."""
         statistics: dict[str, Any] = {}
         layouts = plan.anatomy.outputs
+        if plan.anatomy.gives_rows and not {"draws", "quantiles"} & self.chunks[0].keys():
+            return {name: self.join_rows(name) for name in self.chunks[0]}
         alone = likelihood_tensor is not None and len(layouts) > 1
         layouts = (layouts[likelihood_tensor],) if alone and likelihood_tensor is not None else layouts
         for name in self.chunks[0]:
