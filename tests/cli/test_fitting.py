@@ -67,6 +67,19 @@ def test_categories_may_be_numbers(tmp_path):
     assert found["columns"][0]["inputs"] == ["zip = 100", "zip = 101", "zip = 102"]
 
 
+def test_a_target_learned_as_its_logarithm_is_predicted_in_its_own_units(tmp_path):
+    rows = "".join(f"{i % 7},{np.exp(5 + (i % 7) / 2 + (i % 3) / 9)}\n" for i in range(42))
+    (tmp_path / "t.csv").write_text("x,y\n" + rows)
+    fitted = run(
+        "fit", tmp_path / "t.csv", "--target", "y", "--target-transform", "log", "--out", tmp_path / "m", *TINY
+    )
+    assert "learned: the logarithm of the target" in fitted.text
+    assert "the logarithm of the target" in run("explain", tmp_path / "m").text
+    table = run("predict", tmp_path / "m", tmp_path / "t.csv").text.splitlines()
+    lowest = table[0].split(",").index("lower_95") if "lower_95" in table[0] else table[0].split(",").index("lower")
+    assert len(table) == 43 and all(float(line.split(",")[lowest]) > 0 for line in table[1:])
+
+
 def test_settings_reach_the_estimator(models, tmp_path):
     options = ["--hidden", "3,5", "--drop-prob", "0.2", "--weight-decay", "0.01", "--activation", "tanh", "--noise",
                "heteroscedastic", "--n-steps", "3", "--n-networks", "1", "--n-draws", "7", "--seed", "5"]  # fmt: skip
