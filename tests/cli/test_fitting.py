@@ -75,9 +75,8 @@ def test_a_target_learned_as_its_logarithm_is_predicted_in_its_own_units(tmp_pat
     )
     assert "learned: the logarithm of the target" in fitted.text
     assert "the logarithm of the target" in run("explain", tmp_path / "m").text
-    table = run("predict", tmp_path / "m", tmp_path / "t.csv").text.splitlines()
-    lowest = table[0].split(",").index("lower_95") if "lower_95" in table[0] else table[0].split(",").index("lower")
-    assert len(table) == 43 and all(float(line.split(",")[lowest]) > 0 for line in table[1:])
+    lower, _ = load(tmp_path / "m").ensemble.predict_interval(np.arange(7.0)[:, None])
+    assert (lower > 0).all()
 
 
 def test_settings_reach_the_estimator(models, tmp_path):
