@@ -150,11 +150,11 @@ def batches(net: nn.Module, x: Any, *, progress: bool | None, title: str) -> Ite
 
 
 def _stream(plan: Plan, inputs: Inputs, offset: int, request: Request, progress: bool | None) -> list[RowSummary]:
+    judged = request.likelihood_tensor(plan)
     moments = plan.moments(inputs, offset) if request.only_moments else None
     if moments is not None:
-        dtype = torch.float64 if inputs.leaves[0].dtype == torch.float64 else torch.float32
-        return [[summary_of(*moments, request, dtype)]]
-    judged = request.likelihood_tensor(plan)
+        moments = moments if judged is None else [moments[judged]]
+        return [[summary_of(mean, variance, request) for mean, variance in moments]]
     summaries = []
     with DelayedBar("predict", inputs.n_rows, show=progress) as bar:
         for rows, chunks in plan.blocks(inputs, first_row=offset):

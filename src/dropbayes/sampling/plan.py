@@ -33,7 +33,7 @@ from dropbayes.sampling.masks import SAMPLERS, Keys
 from dropbayes.sampling.perceptron import Form, Perceptron, anatomy_of, perceptron
 from dropbayes.sampling.positions import Positions, checked_positions
 from dropbayes.sampling.strategies import ONE_BY_ONE
-from dropbayes.sampling.streaming import moments_of_one_group
+from dropbayes.sampling.streaming import moments_of_one_group, result_dtype
 from dropbayes.sampling.trees import Inputs
 from dropbayes.sampling.views import checked_network, unwrap
 
@@ -110,19 +110,21 @@ class Plan:
             yield chunk
             position = draws.stop
 
-    def moments(self, inputs: Inputs, first_row: int) -> tuple[Tensor, Tensor] | None:
-        """The mean and variance over all draws at once, in float64; None if the draws must be streamed."""
-        if not isinstance(self.evaluator, Direct):
-            return None
+    def moments(self, inputs: Inputs, first_row: int) -> list[tuple[Tensor, Tensor]] | None:
+        """The mean and variance of each output over all draws at once; None if the draws must be streamed."""
         if inputs.device.type != "cpu":
-            return self.evaluator.moments(inputs, first_row, self.draws)
-        if inputs.n_rows > self.block_rows or self.chunk_draws < len(self.draws):
+            whole = isinstance(self.evaluator, Direct) or self.chunk_draws >= len(self.draws)
+            return self.evaluator.moments(inputs, first_row, self.draws) if whole else None
+        one_chunk = inputs.n_rows <= self.block_rows and self.chunk_draws >= len(self.draws)
+        if not one_chunk or not isinstance(self.evaluator, Direct):
             return None
         chunk = self.evaluator(inputs, range(inputs.n_rows), first_row, self.draws)
-        moments = moments_of_one_group(chunk.outputs[0])
-        if moments is None or chunk.variances is None:
-            return moments
-        return moments[0], moments[1] + chunk.variances[0]
+        moments, dtype = moments_of_one_group(chunk.outputs[0]), result_dtype(chunk.outputs[0])
+        if moments is None:
+            return None
+        mean, variance = moments
+        variance = variance if chunk.variances is None else variance + chunk.variances[0]
+        return [(mean.to(dtype), variance.to(dtype))]
 
     def replicate(self, number: int) -> Plan:
         """The plan with draws that are independent of those of other replicates."""
