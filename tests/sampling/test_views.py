@@ -181,7 +181,7 @@ def test_a_view_stays_valid_through_training_flags_and_new_values():
 def test_an_equal_value_that_replaces_another_leaves_a_view_valid():
     net = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Dropout(0.25))
     view = View(net)
-    net[0].kernel_size, net[1].p = tuple([1, 1]), float("0.25")
+    net[0].kernel_size, net[1].p = (*net[0].kernel_size,), float("0.25")
     assert view.is_valid(net)
 
 
