@@ -73,6 +73,9 @@ def test_a_file_that_cannot_grow_leaves_the_previous_one(models, tmp_path):
 # Arguments, with {models} for the folder of the models; the exit code and what the line must say.
 WRONG_CALLS = {
     "no such command": ("fly", 2, "No such command 'fly'"),
+    "no such effort": ("fit {models}/train.csv --target price --out m --effort slow", 2, "Invalid value for '--effort': 'slow' is not one of"),
+    "a report in no folder": ("report {models}/numbers {models}/nothing.csv -o {models}/none/r.html", 1, "none' does not exist; make it first"),
+    "a command misspelt": ("fitt x", 2, r"No such command 'fitt'. Did you mean 'fit'\? See dropbayes --help"),
     "no such option": ("explain {models}/numbers --colour red", 2, "No such option"),
     "no target": ("fit {models}/train.csv --out m", 2, "Missing option '--target'"),
     "no output": ("predict {models}/numbers {models}/train.csv", 2, "Missing option '--output'"),

@@ -69,7 +69,7 @@ def test_the_predictions_are_those_of_the_model_that_was_saved(quick):
         np.testing.assert_allclose(numbers(rows, name), values, rtol=1e-6, err_msg=name)
     parts = numbers(rows, "epistemic_std") ** 2 + numbers(rows, "aleatoric_std") ** 2
     np.testing.assert_allclose(parts, numbers(rows, "std") ** 2, rtol=1e-6)
-    assert [row["part"] for row in rows] == case.part
+    assert [row["part"] for row in rows] == case.subset
 
 
 def test_what_is_printed_is_what_was_written(quick):

@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ import pytest
 from pyarrow import csv as arrow_csv
 
 from dropbayes.models.model import load
-from tests.command_line import check, column, inputs, rows_of, run, table
+from tests.command_line import TINY, check, column, inputs, rows_of, run, table
 
 
 def test_predict_agrees_with_the_estimator(models):
@@ -145,3 +146,15 @@ def test_a_few_rows_wait_for_no_library_that_only_learning_needs(models, command
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stderr.endswith("set()\n"), done.stderr
+
+
+def test_a_table_with_decimal_commas_stays_one(tmp_path):
+    rows = [f"{k - 20},5;{(k - 20) ** 2},25" for k in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["a;y", *rows]))
+    run("fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "m", *TINY)
+    assert run("predict", tmp_path / "m", tmp_path / "t.csv", "-o", tmp_path / "o.csv").code == 0
+    header, *lines = (tmp_path / "o.csv").read_text().splitlines()
+    assert [";".join(line.split(";")[:2]) for line in lines] == rows
+    assert all(re.fullmatch(r"-?\d+(,\d+)?(e-\d+)?", cell) for line in lines for cell in line.split(";")[2:-1])
+    again = run("predict", tmp_path / "m", tmp_path / "o.csv", "-o", tmp_path / "again.csv", "--prefix", "again_")
+    assert again.code == 0 and header in (tmp_path / "again.csv").read_text()

@@ -23,11 +23,11 @@ def test_report_hands_over_rows_outcomes_and_what_was_done(models, tmp_path, mon
     target = "price" if name == "numbers" else "kind"
     assert seen["target"] == target and seen["x"].shape == (40, 5) and seen["seed"] == 4
     assert list(map(str, seen["y"])) == [str(float(r["price"])) if name == "numbers" else r["kind"] for r in rows]
-    assert seen["shown"]["city"] == [row["city"] for row in rows] and target not in seen["shown"]
-    assert seen["done"]["to repeat"].startswith("dropbayes report ")
-    assert "--seed 4" in seen["done"]["to repeat"]
-    assert seen["done"]["to fit"].startswith("dropbayes fit ")
-    assert len(seen["done"]["SHA-256 of the training data"]) == 64
+    assert seen["columns"]["city"] == [row["city"] for row in rows] and target not in seen["columns"]
+    assert seen["provenance"]["to repeat"].startswith("dropbayes report ")
+    assert "--seed 4" in seen["provenance"]["to repeat"]
+    assert seen["provenance"]["to fit"].startswith("dropbayes fit ")
+    assert len(seen["provenance"]["SHA-256 of the training data"]) == 64
     assert seen["features"] == {"size": [0, 1], "city": [2, 3], "new": [4]}
     assert set(seen["ranges"]) == {"size"}
 

@@ -35,9 +35,9 @@ def written(tmp_path_factory, regressor, one_feature, classifier):
     names = np.array(["ant", "bee", "cat"])[class_rows(120)[1]]
     nasty = {text: [text] * 120 for text in NASTY[:4]}
     pages = {
-        "sorted": report(regressor, x, y, target="height", shown=nasty, done={NASTY[0]: NASTY[1], "To repeat": "dropbayes " + "x" * 300}),
+        "sorted": report(regressor, x, y, target="height", columns=nasty, provenance={NASTY[0]: NASTY[1], "To repeat": "dropbayes " + "x" * 300}),
         "band": report(one_feature, x[:, :1], y, target="y" * 200, title="t" * 500, training=(x[:50, :1], y[:50])),
-        "along": report(regressor, x, y, target="t", along=1, unknown=2 * x),
+        "along": report(regressor, x, y, target="t", band_feature=1, unknown=2 * x),
         "classes": report(classifier, class_rows(120)[0], names, target=NASTY[0]),
         "two": report(regressor, x[:2], y[:2], target="t"),
     }  # fmt: skip

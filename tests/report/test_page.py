@@ -62,8 +62,8 @@ def assert_harmless(text):
 def test_every_name_of_a_regression_is_shown_as_text_only(regressor, nasty):
     x, y = regression_rows(12)
     page = assert_harmless(report(
-        regressor, x, y, target=nasty, title=nasty, shown={nasty: [nasty] * 12}, done={nasty: nasty, "b": nasty},
-        names=[nasty, nasty, "c"], along=0, training=(x, y),
+        regressor, x, y, target=nasty, title=nasty, columns={nasty: [nasty] * 12}, provenance={nasty: nasty, "b": nasty},
+        names=[nasty, nasty, "c"], band_feature=0, training=(x, y),
     ))  # fmt: skip
     assert "49" not in nasty or "{{7*7}}" in page.text
     shown = formatting.name(nasty, most=40)

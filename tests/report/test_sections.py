@@ -29,7 +29,7 @@ def test_what_is_read_is_what_was_measured_rounded(regressor):
 
 def test_the_most_uncertain_rows_are_those_of_largest_spread_and_its_parts_add_up(regressor):
     x, y = regression_rows(70, seed=5)
-    page = Page(report(regressor, x, y, target="height", shown={"town": [f"t{k}" for k in range(70)]}))
+    page = Page(report(regressor, x, y, target="height", columns={"town": [f"t{k}" for k in range(70)]}))
     std = regressor.predict(x, return_std=True)[1]
     order = np.argsort(-std)[:10]
     assert page.column("row") == [str(k + 1) for k in order]
@@ -82,13 +82,13 @@ def test_deferring_is_told_as_the_risk_curve_has_it(classifier):
 def test_what_was_done_is_not_said_twice_and_commands_look_like_commands(regressor):
     x, y = regression_rows(10)
     done = {"draws": "as many as needed", "versions": "dropbayes 9.9, torch", "command": "dropbayes report m t.csv"}
-    text = report(regressor, x, y, target="t", done=done)
+    text = report(regressor, x, y, target="t", provenance=done)
     assert text.count("<bdi>Draws</bdi>") == 1 and "functions drawn" not in text
     assert "<code>dropbayes report m t.csv</code>" in text and "<code>dropbayes 9.9" not in text
 
 
 def test_columns_beyond_a_few_are_counted_not_shown(regressor):
     x, y = regression_rows(20)
-    page = Page(report(regressor, x, y, target="t", shown={f"c{k}": list(range(20)) for k in range(30)}))
+    page = Page(report(regressor, x, y, target="t", columns={f"c{k}": list(range(20)) for k in range(30)}))
     assert len(page.column("c0")) == 10 and not page.column("c29")
     assert f"{30 - 4} more columns are not shown" in page.text

@@ -106,5 +106,5 @@ def test_texts_along_an_axis_do_not_touch():
     figure = svg.Figure("k", "t", "d", svg.Axis(0.0, 20.0, "x", ticks=ticks), svg.Axis(0.0, 1.0, "y"), ())
     drawing = svg.render(figure, width=346, height=300)
     below = re.findall(r'class="tick" x="([\d.]+)" y="[\d.]+" text-anchor="middle">([^<]+)', drawing)
-    places = [(float(place), len(text)) for place, text in below]
+    places = [(float(position), len(text)) for position, text in below]
     assert places and all(b[0] - a[0] > 6 * (a[1] + b[1]) / 2 for a, b in pairwise(places))

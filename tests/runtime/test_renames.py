@@ -3,11 +3,12 @@
 import importlib
 import pickle
 import sys
+from typing import Any
 
 import pytest
 
 import dropbayes
-from dropbayes.runtime.renames import RenamedModules, earlier_name
+from dropbayes.runtime.renames import RenamedModules, earlier_arguments, earlier_name
 
 EARLIER = {
     "conversion": "add_dropout",
@@ -69,4 +70,14 @@ def test_an_earlier_name_warns_at_its_caller_and_computes_the_same():
 
     with pytest.warns(DeprecationWarning, match="`added` is now called `add`") as caught:
         assert earlier_name("added", add)(2, b=3) == 5
+    assert caught[0].filename == __file__
+
+
+def test_an_earlier_argument_warns_at_its_caller_and_is_passed_on():
+    def raise_to(*, base, power):
+        return base**power
+
+    renamed: Any = earlier_arguments(times="power")(raise_to)
+    with pytest.warns(DeprecationWarning, match="`times` is now called `power`") as caught:
+        assert renamed(base=2, times=3) == 8
     assert caught[0].filename == __file__

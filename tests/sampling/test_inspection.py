@@ -70,6 +70,19 @@ def test_compiled_networks_are_drawn_from_uncompiled():
     torch.testing.assert_close(db.draws(inner, x, n_draws=5), expected)
 
 
+def test_compiled_functions_that_a_network_calls_run_uncompiled():
+    drop = torch.compile(lambda h, training: nn.functional.dropout(h, 0.5, training), backend="eager")
+    net, x = Module(lambda m, v: m.o(drop(v, m.training)), o=nn.Linear(2, 1)).eval(), torch.randn(3, 2)
+    plain = nn.Sequential(nn.Dropout(0.5), net.o)
+    torch.testing.assert_close(db.draws(net, x, n_draws=5), db.draws(plain, x, n_draws=5))
+
+
+def test_exported_networks_are_refused_with_the_reason():
+    exported = torch.export.export(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), (torch.zeros(3, 2),)).module()
+    with pytest.raises(TypeError, match="exported"):
+        db.predict(exported, torch.zeros(3, 2))
+
+
 def test_networks_under_ddp_are_drawn_from(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:

@@ -1,7 +1,7 @@
 """Nested inputs and outputs."""
 
 from collections import UserDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -73,3 +73,30 @@ def test_inputs_made_in_inference_mode_can_be_written_to():
     for inputs in (as_inputs(x), as_inputs(named)):
         tensors = [leaf for leaf in inputs.leaves if isinstance(leaf, torch.Tensor)]
         assert not any(tensor.is_inference() for tensor in tensors)
+
+
+def test_sparse_rows_and_nested_tensors_are_refused_with_the_remedy():
+    with pytest.raises(ValueError, match="Pass it dense"):
+        as_inputs(torch.eye(3).to_sparse())
+    assert as_inputs((torch.ones(4, 2), torch.eye(3).to_sparse())).axes == (0, None)
+    with pytest.raises(TypeError, match="Pad them"):
+        as_inputs(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), row_axis=None)
+
+
+def test_axes_that_are_all_none_make_the_input_one_row():
+    x = torch.ones(4, 2)
+    assert as_inputs((x, x), row_axis=(None, None)).is_one_row
+    assert as_inputs({"x": x}, row_axis={"x": None}).is_one_row
+
+
+def test_a_dataclass_that_computes_its_fields_is_rebuilt():
+    @dataclass(frozen=True)
+    class Derived:
+        mean: torch.Tensor
+        double: torch.Tensor = field(init=False)
+
+        def __post_init__(self):
+            object.__setattr__(self, "double", 2 * self.mean)
+
+    rebuilt = map_tensors(torch.square, Derived(torch.tensor([3.0])))
+    assert (float(rebuilt.mean), float(rebuilt.double)) == (9.0, 36.0)

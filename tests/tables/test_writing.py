@@ -13,6 +13,7 @@ from dropbayes.tables import (
     without_formulas,
     write_whole,
 )
+from dropbayes.tables.notation import notation_of
 from tests.tables.places import texts
 
 
@@ -49,7 +50,20 @@ def test_no_text_begins_like_a_formula_unless_it_is_a_number(text):
     [found] = without_formulas(texts(text)).to_pylist()
     assert found in (text, "'" + text)
     if found[:1] in tuple("=+-@\t\r\n"):
-        float(found)
+        assert notation_of(texts(found)) is not None
+
+
+@pytest.mark.parametrize("number", ["-5", "-1,5", "+1.234,5", "-7 %", "-$3", "-5,5 €", "-1 234,5"])
+def test_a_number_in_any_notation_is_no_formula(number):
+    assert without_formulas(texts(number)).to_pylist() == [number]
+
+
+@pytest.mark.parametrize(("delimiter", "cell"), [(";", "-1,5"), (",", '"-1,5"')])
+def test_numbers_are_written_with_the_decimal_mark_asked_for(tmp_path, delimiter, cell):
+    with Sink(tmp_path / "t.csv", delimiter=delimiter, decimal=",") as sink:
+        sink.write(pa.table({"a": [-1.5, None], "n": [7, 8], "s": ["x.y", "z"]}))
+    lines = [["a", "n", "s"], [cell, "7", "x.y"], ["", "8", "z"]]
+    assert (tmp_path / "t.csv").read_text().splitlines() == [delimiter.join(line) for line in lines]
 
 
 def test_nulls_and_other_types_are_written(tmp_path):

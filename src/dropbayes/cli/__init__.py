@@ -83,7 +83,8 @@ def _run(command: Any, arguments: list[str]) -> int:
         outcome = command.main(args=arguments, prog_name="dropbayes", standalone_mode=False, obj=arguments)
     except usage_error as error:
         name = error.ctx.command_path if error.ctx is not None else "dropbayes"
-        complain(f"{error.format_message().rstrip('.')}. See {name} --help.")
+        message = error.format_message().rstrip(".").replace(": Value error, ", ": ")
+        complain(f"{message}{'' if message.endswith('?') else '.'} See {name} --help.")
         return 2
     except typer.Abort:
         raise KeyboardInterrupt from None
@@ -96,8 +97,8 @@ def _run(command: Any, arguments: list[str]) -> int:
 
 def _error_message(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
-        subject = "" if error.filename is None else f"{str(error.filename)!r}: "
-        return f"{subject}{error.strerror}."
+        file_name = "" if error.filename is None else f"{str(error.filename)!r}: "
+        return f"{file_name}{error.strerror}."
     if isinstance(error, MemoryError):
         return "not enough memory; try fewer rows, or a smaller --block-rows or --n-draws."
     if isinstance(error, ImportError) and error.name and not error.name.startswith("dropbayes"):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes.cli.messages import out, print_json, table
+from dropbayes.cli.messages import count, out, print_json, table
 from dropbayes.predictive import predict
 from dropbayes.runtime.progress import ProgressBar
 
@@ -69,19 +69,19 @@ def _measure(name: str, n_draws: int, repeats: int) -> dict[str, Any]:
     torch.manual_seed(0)
     net, x = make().eval(), torch.randn(shape)
     noisy = copy.deepcopy(net).train()  # what the usual implementations run
-    ways: dict[str, Callable[[], Any]] = {
+    methods: dict[str, Callable[[], Any]] = {
         "predict": lambda: predict(net, x, n_draws=n_draws),
         "loop": lambda: plain_loop(noisy, x, n_draws),
         "repeated": lambda: repeated_batch(noisy, x, n_draws),
     }
     method = predict(net, x, n_draws=n_draws).method  # a warm-up run as well, which is not timed
-    times: dict[str, list[float]] = {way: [] for way in ways}
+    times: dict[str, list[float]] = {method: [] for method in methods}
     for _ in range(repeats):
-        for way, run in ways.items():
+        for method, run in methods.items():
             start = time.perf_counter()
             run()
-            times[way].append(time.perf_counter() - start)
-    medians = {way: statistics.median(values) for way, values in times.items()}
+            times[method].append(time.perf_counter() - start)
+    medians = {method: statistics.median(values) for method, values in times.items()}
     return {
         "case": name,
         "predict_ms": 1e3 * medians["predict"],
@@ -116,4 +116,4 @@ def bench(*, n_draws: int, repeats: int, as_json: bool) -> None:
     console = out()
     console.print(table(f"How many times faster than ..., with {n_draws} draws", heads, cells, numbers=(1, 2, 3)))
     where = f"torch {about['torch']}, threads: {about['threads']}, {about['machine']}"
-    console.print(f"\nmedians of {repeats} runs in turns; {where}", style="dim")
+    console.print(f"\nmedians of {count(repeats, 'run')} in turns; {where}", style="dim")

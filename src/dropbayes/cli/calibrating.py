@@ -50,14 +50,18 @@ def labelled_rows(
     """The inputs and outcomes (class numbers for classes) of all rows that have one, and the table they are from."""
     xs: list[Any] = []
     ys: list[Any] = []
+    n_absent = 0
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
         for window in windows(model, source, block_rows=None, allow_new=allow_new, title="read", with_target=True):
             y, present = targets(model, window, source)
+            n_absent += int((~present).sum())
             xs.append(window.x[present])
             ys.append(y[present])
     x, y = np.concatenate(xs), np.concatenate(ys)
     if not len(x):
         raise ValueError(f"{source.label}, column {quote(model.schema.target)}: no row has a value to calibrate on.")
+    if n_absent:
+        note(f"{count(n_absent, 'row')} without a target left out.")
     return x, y, source
 
 

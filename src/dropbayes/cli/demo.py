@@ -79,10 +79,10 @@ class Case:
         return np.concatenate([self.training[1], self.held_out[1], np.full(len(self.unknown), np.nan)])
 
     @property
-    def part(self) -> list[str]:
+    def subset(self) -> list[str]:
         """The set that each row is from."""
         sizes = {"trained on": self.training[0], "held out": self.held_out[0], "unknown": self.unknown}
-        return [part for part, rows in sizes.items() for _ in rows]
+        return [name for name, rows in sizes.items() for _ in rows]
 
 
 def demo(*, out: pathlib.Path, console: Console) -> pathlib.Path:
@@ -213,8 +213,8 @@ def _predictions(model: DropoutRegressor, case: Case) -> dict[str, Numbers]:
     mean, epistemic, aleatoric = mean_and_deviations(model, case.x)
     lower, upper = model.predict_interval(case.x, coverage=0.95)
     std = np.sqrt(epistemic**2 + aleatoric**2)
-    parts = {"epistemic_std": epistemic, "aleatoric_std": aleatoric}
-    return {"mean": mean, "std": std, **parts, "lower": lower, "upper": upper}
+    deviations = {"epistemic_std": epistemic, "aleatoric_std": aleatoric}
+    return {"mean": mean, "std": std, **deviations, "lower": lower, "upper": upper}
 
 
 def _print_table(console: Console, case: Case, predictions: dict[str, Numbers]) -> None:
@@ -228,14 +228,14 @@ def _print_table(console: Console, case: Case, predictions: dict[str, Numbers]) 
     for name in ("mean", "σ", "epistemic", "aleatoric", "95 % interval", "truth"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    x, truths, parts = case.x, case.truth, case.part
+    x, truths, subsets = case.x, case.truth, case.subset
     for row in case.picked:
-        place = f"{row + 1}" if case.along is None else f"{x[row, case.along]:.1f}"
+        label = f"{row + 1}" if case.along is None else f"{x[row, case.along]:.1f}"
         moments = [f"{predictions[name][row]:.2f}" for name in ("mean", "std", "epistemic_std", "aleatoric_std")]
         interval = f"{predictions['lower'][row]:.1f} to {predictions['upper'][row]:.1f}"
         truth = "" if np.isnan(truths[row]) else f"{truths[row]:.2f}"
-        style = {"trained on": "dim", "unknown": "cyan"}.get(parts[row], "")
-        table.add_row(place, *moments, interval, truth, parts[row], style=style)
+        style = {"trained on": "dim", "unknown": "cyan"}.get(subsets[row], "")
+        table.add_row(label, *moments, interval, truth, subsets[row], style=style)
     console.print(table)
 
 
@@ -268,11 +268,11 @@ def _page(model: DropoutRegressor, case: Case) -> str:
         target=case.target,
         title=case.title,
         names=case.features,
-        shown={case.features[k]: x[:, k] for k in columns},
-        along=case.along,
+        columns={case.features[k]: x[:, k] for k in columns},
+        band_feature=case.along,
         training=case.training,
         unknown=case.unknown if len(case.unknown) else None,
-        done=_provenance(case),
+        provenance=_provenance(case),
     )
 
 
@@ -295,7 +295,7 @@ def _provenance(case: Case) -> dict[str, str]:
 def _write_csv(path: pathlib.Path, case: Case, predictions: dict[str, Numbers]) -> None:
     columns = np.column_stack([case.x, case.truth, *predictions.values()])
     lines = [
-        ",".join([*("" if np.isnan(value) else f"{value:.10g}" for value in row), part])
-        for row, part in zip(columns, case.part, strict=True)
+        ",".join([*("" if np.isnan(value) else f"{value:.10g}" for value in row), subset])
+        for row, subset in zip(columns, case.subset, strict=True)
     ]
     files.write_text(path, "\n".join([",".join([*case.features, case.target, *predictions, "part"]), *lines]) + "\n")

@@ -34,7 +34,7 @@ def evaluate(
     """Scores a model against outcomes; see `dropbayes evaluate --help`."""
     model = load(model_path).with_draws(n_draws=n_draws, seed=seed)
     row_values = _number_rows if model.schema.task == "regression" else _class_rows
-    parts: list[dict[str, Tensor]] = []
+    blocks: list[dict[str, Tensor]] = []
     n_absent = 0
     options = {"block_rows": block_rows, "allow_new": allow_new, "title": "evaluate", "with_target": True}
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
@@ -42,13 +42,13 @@ def evaluate(
             y, present = targets(model, window, source)
             n_absent += int((~present).sum())
             if present.any():
-                parts.append(row_values(model, window, y, present, source))
-    if not parts:
+                blocks.append(row_values(model, window, y, present, source))
+    if not blocks:
         raise ValueError(f"{source.label}, column {quote(model.schema.target)}: no row has a value to score against.")
     note_training_rows(model, data)
     if n_absent:
         note(f"{count(n_absent, 'row')} without a target left out.")
-    rows = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    rows = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
     if model.schema.task == "regression":
         values = core_scores(REGRESSION_SCORES, RegressionOutcomes(**rows))
     else:

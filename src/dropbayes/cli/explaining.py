@@ -121,8 +121,10 @@ def _show(model: Model, about: dict[str, Any]) -> None:
     if about["held_out_log_likelihood"] is not None:
         rows.append(["held-out log-likelihood", f"{number(about['held_out_log_likelihood'])} nats per row"])
     if "calibration" in model.origin:
-        done = model.origin["calibration"]
-        rows.append(["calibration", f"{done['method']}, on {done['n_rows']:,} rows of {done['file']}"])
+        calibration = model.origin["calibration"]
+        rows.append(
+            ["calibration", f"{calibration['method']}, on {calibration['n_rows']:,} rows of {calibration['file']}"]
+        )
     console.print(table("", ["what", "value"], rows))
     console.print()
     layers = [

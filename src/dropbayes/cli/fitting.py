@@ -25,7 +25,7 @@ from dropbayes.tables.training import ColumnProblems, Reading, TrainingRows, tra
 
 __all__ = ["fit"]
 
-_MOST_ALIKE, _MOST_LINES = 8, 60  # Neighbouring columns read alike that have lines of their own; lines in all.
+_MOST_ALIKE, _MOST_LINES = 20, 60  # Neighbouring columns read alike that have lines of their own; lines in all.
 
 
 def fit(

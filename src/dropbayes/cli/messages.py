@@ -87,9 +87,9 @@ def print_json(values: Mapping[str, Any]) -> None:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
+        return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
+        return [_plain(entry) for entry in value]
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -108,14 +108,14 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, nu
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(box=box.SIMPLE_HEAD, title_justify="left", header_style="bold cyan", pad_edge=False, show_edge=False)
+    grid = Table(box=box.SIMPLE_HEAD, title_justify="left", header_style="bold cyan", pad_edge=False, show_edge=False)
     if title:
-        made.title = Text(title, style="bold not italic")
-    for place, head in enumerate(heads):
-        made.add_column(Text(head), justify="right" if place in numbers else "left", overflow="fold")
+        grid.title = Text(title, style="bold not italic")
+    for index, head in enumerate(heads):
+        grid.add_column(Text(head), justify="right" if index in numbers else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(Text(one_line(cell)) for cell in row))
-    return made
+        grid.add_row(*(Text(one_line(cell)) for cell in row))
+    return grid
 
 
 def reading_bar(source: Source, title: str) -> ProgressBar:

@@ -59,7 +59,7 @@ BlockRows = Annotated[
 def numbers(text: str, option: str) -> list[float]:
     """The numbers in a text with commas."""
     try:
-        values = [float(part) for part in text.split(",")]
+        values = [float(number) for number in text.split(",")]
     except ValueError:
         values = [math.nan]
     if not all(math.isfinite(value) for value in values):

@@ -42,9 +42,9 @@ def predict(
     added = column_names(model.ensemble, f"{model.schema.target}_" if prefix is None else prefix)
     n_rows = n_outside = 0
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
-        kept = _kept_columns(keep, source)
-        _refuse_collision(kept, added)
-        with Sink(output, delimiter=source.delimiter) as sink:
+        kept_names = _kept_columns(keep, source)
+        _refuse_collision(kept_names, added)
+        with Sink(output, delimiter=source.delimiter, decimal=_decimal_mark(model.schema, source)) as sink:
             for window in windows(model, source, block_rows=block_rows, allow_new=allow_new, title="predict"):
                 prediction = predictor.predict_inputs(window.x)
                 columns = list(predictor.flat_columns(prediction).values())
@@ -52,10 +52,19 @@ def predict(
                 outside = window.encoded.outside_names()
                 columns += label_sets(model.ensemble, prediction, coverage=coverage)
                 columns.append(np.array(outside, dtype=np.str_))
-                sink.write(_joined_table(window, kept, added, columns, model.schema, typed=sink.as_parquet))
+                sink.write(_joined_table(window, kept_names, added, columns, model.schema, typed=sink.as_parquet))
                 n_rows += len(window.x)
                 n_outside += sum(map(bool, outside))
     _say(model, predictor, n_rows, n_outside, added, output, as_json=as_json)
+
+
+def _decimal_mark(schema: Schema, source: Source) -> str:
+    """The decimal mark of the table, so that one setting of a program reads old columns and new ones.
+
+    A comma is taken where the numbers of training were written so and the fields are separated by something else.
+    """
+    marks = [schema.target_notation.decimal, *(column.notation.decimal for column in schema.columns)]
+    return "," if "," in marks and source.delimiter != "," else "."
 
 
 def _kept_columns(keep: str, source: Source) -> list[str]:
@@ -67,9 +76,9 @@ def _kept_columns(keep: str, source: Source) -> list[str]:
     return wanted
 
 
-def _refuse_collision(kept: Sequence[str], added: Sequence[str]) -> None:
+def _refuse_collision(kept_names: Sequence[str], added: Sequence[str]) -> None:
     for name in added:
-        if name in kept:
+        if name in kept_names:
             raise ValueError(
                 f"the input has a column {quote(name)}, which the prediction would add; choose another `prefix`, or "
                 "leave it out with `keep`."
@@ -77,19 +86,19 @@ def _refuse_collision(kept: Sequence[str], added: Sequence[str]) -> None:
 
 
 def _joined_table(
-    window: Window, kept: list[str], added: list[str], columns: list[Any], schema: Schema, *, typed: bool
+    window: Window, kept_names: list[str], added: list[str], columns: list[Any], schema: Schema, *, typed: bool
 ) -> pa.Table:
     """The columns to keep (as numbers in a typed file), followed by the new ones."""
     old: list[Any] = []
     numeric = {column.name: column.notation for column in schema.columns if column.kind == "number"}
-    for name in kept:
+    for name in kept_names:
         values = window.table[name]
         if typed and name in numeric and pa.types.is_string(values.type):
             read = numbers(values, name, at=str, missing=schema.missing, notation=numeric[name])
             values = pa.array(read, from_pandas=True)
         old.append(values)
     new = [pa.array(column.tolist() if column.dtype.kind == "U" else column) for column in columns]
-    return pa.table([*old, *new], names=[*kept, *added])
+    return pa.table([*old, *new], names=[*kept_names, *added])
 
 
 def _say(

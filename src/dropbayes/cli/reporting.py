@@ -10,6 +10,7 @@ import numpy as np
 from dropbayes.cli.messages import count, note, out, print_json
 from dropbayes.cli.predictions import note_training_rows, targets, windows
 from dropbayes.models.model import Model, load
+from dropbayes.runtime.files import check_output
 from dropbayes.runtime.version import __version__
 from dropbayes.tables import open_table, quote, write_whole
 
@@ -31,6 +32,8 @@ def report(
     as_json: bool,
 ) -> None:
     """Writes a report; see `dropbayes report --help`."""
+    if output != "-":
+        check_output(output)
     model = load(model_path).with_draws(n_draws=n_draws, seed=seed)
     options: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new}
     x, y, columns, label = _rows(model, data, **options)
@@ -44,8 +47,9 @@ def report(
     command += ["--n-draws", str(n_draws)] if n_draws is not None else []
     command += ["--seed", str(seed)] if seed is not None else []
     html = page(
-        model.estimator, x, y, target=model.schema.target, shown=columns, names=model.schema.inputs,
-        title=title or f"{model.schema.target}: {label}", done=_provenance(model, label, len(x), shlex.join(command)),
+        model.estimator, x, y, target=model.schema.target, columns=columns, names=model.schema.inputs,
+        title=title or f"{model.schema.target}: {label}",
+        provenance=_provenance(model, label, len(x), shlex.join(command)),
         n_draws=n_draws, seed=model.ensemble.seed_ if seed is None else seed, training=known,
         features=_features(model), ranges=_ranges(model),
     )  # fmt: skip
@@ -123,5 +127,9 @@ def _draws_text(n_draws: int, n_networks: int) -> str:
     return f"{n_draws} from one network" if n_networks == 1 else f"{n_draws} from each of {n_networks} networks"
 
 
-def _calibration_text(done: Any) -> str:
-    return "" if done is None else f"{done['method']}, on {done['n_rows']:,} rows of {done['file']}"
+def _calibration_text(calibration: Any) -> str:
+    return (
+        ""
+        if calibration is None
+        else f"{calibration['method']}, on {calibration['n_rows']:,} rows of {calibration['file']}"
+    )

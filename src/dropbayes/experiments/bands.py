@@ -20,11 +20,11 @@ __all__ = ["draw_band", "gaussian_scores", "network_bands", "process_bands", "pr
 PREDICTED, OBSERVED, HIDDEN = "#2b6cb0", "#c53030", "#2f855a"
 
 
-def network_bands(net: nn.Module, places: dict[str, Tensor], *, n_draws: int, device: torch.device) -> Arrays:
+def network_bands(net: nn.Module, positions: dict[str, Tensor], *, n_draws: int, device: torch.device) -> Arrays:
     """Mean and epistemic deviation of the network's draws at each set of inputs, and the output of averaged weights."""
     net = net.to(device)
     arrays: Arrays = {}
-    for name, x in places.items():
+    for name, x in positions.items():
         prediction = predict(net, x.to(device), n_draws=n_draws)
         with torch.no_grad():
             averaged = net.eval()(x.to(device))
@@ -35,14 +35,14 @@ def network_bands(net: nn.Module, places: dict[str, Tensor], *, n_draws: int, de
     return arrays
 
 
-def process_stage(data: Series, places: dict[str, Tensor], record: Record) -> Arrays:
+def process_stage(data: Series, positions: dict[str, Tensor], record: Record) -> Arrays:
     """The bands of the Gaussian process, fast enough that `--figures-only` computes them too."""
-    key = (len(places["grid"]), data.source)
-    compute = functools.partial(process_bands, data.x, data.y, places)
+    key = (len(positions["grid"]), data.source)
+    compute = functools.partial(process_bands, data.x, data.y, positions)
     return replace(record, saved_only=False).stage("process", compute, key=key)
 
 
-def process_bands(x: Tensor, y: Tensor, places: dict[str, Tensor], *, seed: int = 0) -> Arrays:
+def process_bands(x: Tensor, y: Tensor, positions: dict[str, Tensor], *, seed: int = 0) -> Arrays:
     """Mean and deviation, noise left out, of a Gaussian process with the squared exponential covariance, tuned."""
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
@@ -52,7 +52,7 @@ def process_bands(x: Tensor, y: Tensor, places: dict[str, Tensor], *, seed: int 
     process.fit(x.double().numpy(), y[:, 0].double().numpy())
     noise = process.kernel_.k2.noise_level
     arrays: Arrays = {"precision": np.array(1 / noise), "length_scale": np.array(process.kernel_.k1.k2.length_scale)}
-    for name, at in places.items():
+    for name, at in positions.items():
         mean, std = process.predict(at.double().numpy(), return_std=True)
         arrays[f"{name}_mean"], arrays[f"{name}_std"] = mean, np.sqrt(np.maximum(std**2 - noise, 0))
     return arrays

@@ -82,12 +82,12 @@ def run(settings: Settings, record: Record, *, device: torch.device) -> Findings
     """Trains, predicts and scores; see the module's docstring."""
     data = datasets.atmospheric_co2()
     grid = torch.linspace(float(data.x.min()), QUERY_END, settings.n_grid)[:, None]
-    places = {"grid": grid, "seen": data.x, "hidden": data.x_hidden}
+    positions = {"grid": grid, "seen": data.x, "hidden": data.x_hidden}
     results = {
-        name: descent.network_stage(name, settings.network(name), data, places, settings, record, device=device)
+        name: descent.network_stage(name, settings.network(name), data, positions, settings, record, device=device)
         for name in settings.networks
     }
-    process = bands.process_stage(data, places, record)
+    process = bands.process_stage(data, positions, record)
     return _findings(settings, data, results, process, grid[:, 0].numpy())
 
 

@@ -138,9 +138,9 @@ def digits(kind: Literal["auto", "mnist", "digits"] = "auto") -> Images:
     if kind == "auto":
         kind = "mnist" if data_path("mnist/train-images-idx3-ubyte.gz") else "digits"
     if kind == "mnist":
-        parts = [_idx(f"mnist/{part}") for part in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")]
-        parts += [_idx(f"mnist/{part}") for part in ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")]
-        x, y, x_test, y_test = parts
+        arrays = [_idx(f"mnist/{file}") for file in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")]
+        arrays += [_idx(f"mnist/{file}") for file in ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")]
+        x, y, x_test, y_test = arrays
         # The authors divide by 256.
         return Images(x[:, None].float() / 256, y.long(), x_test[:, None].float() / 256, y_test.long(), "MNIST")
     if kind != "digits":

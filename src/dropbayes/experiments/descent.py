@@ -93,7 +93,7 @@ def network_stage(
     name: str,
     network: Network,
     data: Series,
-    places: dict[str, Tensor],
+    positions: dict[str, Tensor],
     settings: Schedule,
     record: Record,
     *,
@@ -105,7 +105,7 @@ def network_stage(
         name: The name of the stage.
         network: The network and its descent.
         data: The series.
-        places: The inputs to predict at, by name.
+        positions: The inputs to predict at, by name.
         settings: The numbers of steps, draws and points of the axis, and the seed.
         record: The record that keeps the stage.
         device: The device to train on.
@@ -118,7 +118,7 @@ def network_stage(
             checkpoint=record.checkpoint(name),
         )  # fmt: skip
         seconds = np.array(time.perf_counter() - start)
-        return network_bands(net, places, n_draws=settings.n_draws, device=device) | {"seconds": seconds}
+        return network_bands(net, positions, n_draws=settings.n_draws, device=device) | {"seconds": seconds}
 
     key = (network, settings.n_steps, settings.n_draws, settings.n_grid, settings.seed, data.source)
     return record.stage(name, compute, key=key)

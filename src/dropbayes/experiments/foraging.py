@@ -59,8 +59,8 @@ def crossing(start: Tensor, end: Tensor, walls: Tensor) -> Tensor:
     area = wall_y * along_x - wall_x * along_y
     share = (wall_x * from_y - wall_y * from_x) / area
     place = (along_x * from_y - along_y * from_x) / area
-    met = (share > 0) & (share < 1) & (place > 0) & (place < 1)  # parallel: not a number, not met
-    return torch.where(met, share, math.inf)
+    is_hit = (share > 0) & (share < 1) & (place > 0) & (place < 1)  # parallel: not a number, not met
+    return torch.where(is_hit, share, math.inf)
 
 
 @dataclass(frozen=True)
@@ -183,9 +183,9 @@ class Worlds:
         if self.clock % ARRIVAL_EVERY == 0:
             arrives = ~self.present.all(1) & (self._chance(len(self)) < ARRIVAL_CHANCE)
             free = self.present.int().argmin(1)
-            places, poison = self._random_positions(len(self)), self._chance(len(self)) < 0.5
+            positions, poison = self._random_positions(len(self)), self._chance(len(self)) < 0.5
             world = arrives.nonzero()[:, 0]
-            self.items[world, free[world]] = places[world]
+            self.items[world, free[world]] = positions[world]
             self.poison[world, free[world]] = poison[world]
             self.born[world, free[world]] = self.clock
             self.present[world, free[world]] = True

@@ -222,10 +222,10 @@ def _scatter(angles: Array, results: dict[DropoutLayers, Arrays]) -> Any:
         logits = arrays["logits"]
         outputs = np.exp(logits - np.logaddexp.reduce(logits, -1, keepdims=True))
         classes = np.argsort(np.bincount(logits.argmax(-1).ravel(), minlength=10))[::-1][:3]
-        places = angles + np.random.default_rng(0).uniform(-jitter, jitter, logits.shape[:2])
+        jittered = angles + np.random.default_rng(0).uniform(-jitter, jitter, logits.shape[:2])
         for ax, values, what in zip(axes, (logits, outputs), ("input", "output"), strict=True):
             for kind, colour in zip(classes, ("#2b6cb0", "#dd6b20", "#2f855a"), strict=True):
-                ax.scatter(places, values[..., kind], s=3, alpha=0.35, lw=0, color=colour, label=f"class {kind}")
+                ax.scatter(jittered, values[..., kind], s=3, alpha=0.35, lw=0, color=colour, label=f"class {kind}")
             ax.set(title=f"Softmax {what}, {NAMES[sites]}", xticks=angles)
             ax.set_xticklabels([f"{a:.0f}°" for a in angles])
         axes[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), markerscale=3)

@@ -58,12 +58,12 @@ def run(settings: Settings, record: Record, *, device: torch.device) -> Findings
     """Trains, predicts and scores; see the module's docstring."""
     data = datasets.solar_irradiance()
     grid = torch.linspace(float(data.x.min()), float(data.x.max()), settings.n_grid)[:, None]
-    places = {"grid": grid, "seen": data.x, "hidden": data.x_hidden}
-    results = {"Gaussian process, squared exponential": bands.process_stage(data, places, record)}
+    positions = {"grid": grid, "seen": data.x, "hidden": data.x_hidden}
+    results = {"Gaussian process, squared exponential": bands.process_stage(data, positions, record)}
     for name in settings.variants:
         network = replace(VARIANTS[name], width=settings.width)
         results[f"MC dropout, rates of the {name}"] = descent.network_stage(
-            name, network, data, places, settings, record, device=device
+            name, network, data, positions, settings, record, device=device
         )
     return _findings(data, results, grid[:, 0].numpy())
 

@@ -6,7 +6,7 @@ from dropbayes.language.lora import export_adapters
 from dropbayes.language.meaning import semantic_entropy
 from dropbayes.language.scoring import score
 from dropbayes.language.shading import ShadedText
-from dropbayes.language.uncertainty import SequenceUncertainty, TextUncertainty
+from dropbayes.language.uncertainty import SequenceUncertainty, TextUncertainty, TokenUncertainty
 
 __all__ = [
     "DrawnTexts",
@@ -14,6 +14,7 @@ __all__ = [
     "SequenceUncertainty",
     "ShadedText",
     "TextUncertainty",
+    "TokenUncertainty",
     "adapters",
     "attention_outputs",
     "export_adapters",

@@ -58,10 +58,10 @@ def spread(cache: Any, n_rows: int, n_draws: int) -> None:
 
 def first_rows(cache: Any, n_rows: int) -> Any:
     """A copy of the cache with the rows of the first draw alone."""
-    made = copied_cache(cache)
-    for layer in layers_of(made):
+    copied = copied_cache(cache)
+    for layer in layers_of(copied):
         held = tensors_of(layer)
         if held and held[0].shape[0] > n_rows:
             layer.reorder_cache(torch.arange(n_rows, device=held[0].device))
-    made.__dict__.pop("reorder_cache", None)  # bound to the original cache
-    return made
+    copied.__dict__.pop("reorder_cache", None)  # bound to the original cache
+    return copied

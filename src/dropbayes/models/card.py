@@ -79,9 +79,11 @@ def _facts(origin: dict[str, Any]) -> dict[str, str]:
         if origin.get(name):
             facts[name] = ", ".join(f"{key} {_format(value)}" for key, value in origin[name].items())
     if "calibration" in origin:
-        done = origin["calibration"]
-        factor = f", factor {done['values'][0]:.4g}" if done["method"] == "scale" else ""
-        facts["calibration"] = f"{done['method']}{factor}, on {done['n_rows']:,} rows of {done['file']}"
+        calibration = origin["calibration"]
+        factor = f", factor {calibration['values'][0]:.4g}" if calibration["method"] == "scale" else ""
+        facts["calibration"] = (
+            f"{calibration['method']}{factor}, on {calibration['n_rows']:,} rows of {calibration['file']}"
+        )
     return facts
 
 

@@ -112,5 +112,5 @@ def chunk_of(
 ) -> list[Tensor]:
     """Dithers, batch positions, row counts and mask words of one chunk of steps, optionally in pinned memory."""
     positions, counts = batches(chunk, batch_size, sizes, max(sizes))
-    parts = [dithers(chunk, len(widths) - 1), positions, counts, *shared_words(chunk, batch_size, widths)]
-    return [part.pin_memory() for part in parts] if pinned else parts
+    tensors = [dithers(chunk, len(widths) - 1), positions, counts, *shared_words(chunk, batch_size, widths)]
+    return [tensor.pin_memory() for tensor in tensors] if pinned else tensors

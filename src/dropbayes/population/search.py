@@ -68,14 +68,14 @@ def folds(
     numbers, group = groups.unique(return_inverse=True)
     order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))
     if strata is None:
-        parts = list(order.tensor_split(min(n_folds, len(order))))
-        parts = parts if n_folds > 1 else [order[: max(1, round(holdout * len(order)))]]
+        blocks = list(order.tensor_split(min(n_folds, len(order))))
+        blocks = blocks if n_folds > 1 else [order[: max(1, round(holdout * len(order)))]]
     else:
         order = order[_strata_of_groups(group, strata)[order].argsort(stable=True)]
         # Each stratum is dealt round robin to the folds; a single split takes every fifth row.
-        n_parts = min(n_folds if n_folds > 1 else round(1 / holdout), len(order))
-        parts = [order[part::n_parts] for part in range(n_parts)][: max(1, n_folds)]
-    held = [torch.isin(group, part) for part in parts]
+        n_blocks = min(n_folds if n_folds > 1 else round(1 / holdout), len(order))
+        blocks = [order[block::n_blocks] for block in range(n_blocks)][: max(1, n_folds)]
+    held = [torch.isin(group, block) for block in blocks]
     return [((~mask).nonzero()[:, 0], mask.nonzero()[:, 0]) for mask in held]
 
 
@@ -89,11 +89,13 @@ def forward_folds(times: Tensor, n_folds: int, *, holdout: float = 0.2) -> list[
     """
     distinct = times.unique()
     if n_folds == 1:
-        parts = [distinct[-max(1, round(holdout * len(distinct))) :]]
+        blocks = [distinct[-max(1, round(holdout * len(distinct))) :]]
     else:
-        parts = list(distinct.tensor_split(min(n_folds + 1, len(distinct))))[1:]
-    held = [(times >= part[0]) & (times <= part[-1]) for part in parts]
-    return [((times < part[0]).nonzero()[:, 0], mask.nonzero()[:, 0]) for part, mask in zip(parts, held, strict=True)]
+        blocks = list(distinct.tensor_split(min(n_folds + 1, len(distinct))))[1:]
+    held = [(times >= block[0]) & (times <= block[-1]) for block in blocks]
+    return [
+        ((times < block[0]).nonzero()[:, 0], mask.nonzero()[:, 0]) for block, mask in zip(blocks, held, strict=True)
+    ]
 
 
 def _strata_of_groups(group: Tensor, strata: Tensor) -> Tensor:

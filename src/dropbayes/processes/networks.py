@@ -84,11 +84,13 @@ class NetworkCovariance(Covariance):
         covariances: dict[str, tuple[Tensor, ...]] = {"input": tuple(pairs.product for pairs in values["input"])}
         for step in self.steps:
             if step.layer is None:
-                made = tuple(sum(terms) for terms in zip(*(covariances[s] for s in step.sources), strict=True))
+                covariance_terms = tuple(
+                    sum(terms) for terms in zip(*(covariances[s] for s in step.sources), strict=True)
+                )
             else:
-                made = tuple(step.layer.of_pairs(pairs) for pairs in values[step.sources[0]])
-            covariances[step.name] = made
-            of_x, both, of_y = made
+                covariance_terms = tuple(step.layer.of_pairs(pairs) for pairs in values[step.sources[0]])
+            covariances[step.name] = covariance_terms
+            of_x, both, of_y = covariance_terms
             values[step.name] = (
                 Pairs.of_identical(of_x.clamp_min(0.0).sqrt()),
                 Pairs.of_process(of_x, both, of_y),

@@ -25,13 +25,13 @@ def class_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
     lede = Markup("Predictions of <b><bdi>{}</bdi></b>, one of {} classes, for {} rows with a known truth.").format(
         inputs.target, len(classes), f"{len(measured.labels):,}"
     )
-    own = [
+    model_columns = [
         Column("predicted", number=False), Column("probability"), Column("truth", number=False), Column("entropy"),
         Column("epistemic"), Column("aleatoric"),
     ]  # fmt: skip
 
     def cells(row: int) -> list[str]:
-        parts = (number(part[row]) for part in (measured.entropy, measured.epistemic, measured.aleatoric))
+        parts = (number(values[row]) for values in (measured.entropy, measured.epistemic, measured.aleatoric))
         return [
             classes[measured.predicted[row]],
             percent(measured.confidence[row]),
@@ -53,7 +53,7 @@ def class_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
         ),
         analyses.features_section(inputs, measured, ranked),
         *analyses.shift_section(inputs),
-        sections.uncertain_section(inputs, measured, own, cells, [one.name for one in ranked], "entropy"),
+        sections.uncertain_section(inputs, measured, model_columns, cells, [one.name for one in ranked], "entropy"),
         sections.deferral_section(measured, loss="error rate"),
         *dropout_section(inputs, measured),
         sections.provenance_section(inputs, measured),

@@ -73,13 +73,13 @@ def _regression_baselines(
         "linear regression": make_pipeline(StandardScaler(), RidgeCV(np.logspace(-3, 3, 7))).fit(*known).predict(x),
         "gradient boosting": HistGradientBoostingRegressor(random_state=0).fit(*known).predict(x),
     }
-    own = (measured.mean - y) ** 2
+    model_losses = (measured.mean - y) ** 2
     lines = []
     for name, predicted in predictions.items():
         squares = (predicted - y) ** 2
         rmse = math.sqrt(squares.mean())
         error = mean_and_error(squares)[1] / (2 * rmse) if rmse else 0.0
-        lines.append(Baseline(name, rmse, error, None if name == "this model" else _sigmas(squares - own)))
+        lines.append(Baseline(name, rmse, error, None if name == "this model" else _sigmas(squares - model_losses)))
     return lines
 
 
@@ -104,12 +104,12 @@ def _class_baselines(
         probabilities = np.zeros((len(y), n_classes))
         probabilities[:, fitted.classes_] = fitted.predict_proba(x)
         predictions[name] = probabilities
-    own = (measured.predicted != y).astype(float)
+    model_losses = (measured.predicted != y).astype(float)
     lines = []
     for name, probabilities in predictions.items():
         wrong = (probabilities.argmax(1) != y).astype(float)
         log_likelihood = float(np.log(np.maximum(probabilities[np.arange(len(y)), y], 1e-12)).mean())
-        gap = None if name == "this model" else _sigmas(wrong - own)
+        gap = None if name == "this model" else _sigmas(wrong - model_losses)
         lines.append(Baseline(name, *mean_and_error(wrong), gap, log_likelihood))
     return lines
 
@@ -188,7 +188,7 @@ def _category_shift(feature: Feature, before: Feature) -> Shift:
     from scipy.stats import chi2_contingency
 
     levels = np.unique(np.concatenate([before.values.astype(str), feature.values.astype(str)]))
-    counts = np.array([[(part.values.astype(str) == level).sum() for level in levels] for part in (before, feature)])
+    counts = np.array([[(side.values.astype(str) == level).sum() for level in levels] for side in (before, feature)])
     shares = counts / counts.sum(1, keepdims=True)
     p_value = float(chi2_contingency(counts).pvalue) if len(levels) > 1 else 1.0
     new = float(shares[1][counts[0] == 0].sum())

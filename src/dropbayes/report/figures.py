@@ -27,9 +27,9 @@ CONFUSION_CLASSES = 20
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """A predictive distribution along one feature: rising places with the mean and the 50 % and 95 % intervals."""
+    """A predictive distribution along one feature: rising positions with the mean and the 50 % and 95 % intervals."""
 
-    place: Numbers
+    position: Numbers
     mean: Numbers
     inner: tuple[Numbers, Numbers]
     outer: tuple[Numbers, Numbers]
@@ -43,16 +43,16 @@ def band_along(
     truths: tuple[Numbers, Numbers, npt.NDArray[np.bool_]],
     known: tuple[Numbers, Numbers] | None,
 ) -> Figure:
-    """The band over a feature, with the truths (places, values, whether held) and the rows trained on."""
-    place, value, held = truths
+    """The band over a feature, with the truths (position, value, inside the interval or not) and the training rows."""
+    position, value, inside = truths
     pieces = [band.outer[0], band.outer[1], value] + ([known[1]] if known else [])
-    everywhere = [band.place, place] + ([known[0]] if known else [])
-    few = svg.thinned_indices(place, value, most=SHOWN_POINTS)
-    place, value, held = place[few], value[few], held[few]
+    everywhere = [band.position, position] + ([known[0]] if known else [])
+    few = svg.thinned_indices(position, value, most=SHOWN_POINTS)
+    position, value, inside = position[few], value[few], inside[few]
     marks: list[Mark] = [
-        svg.band(band.place, *band.outer, kind="outer"),
-        svg.band(band.place, *band.inner, kind="inner"),
-        svg.line(band.place, band.mean, kind="mean"),
+        svg.band(band.position, *band.outer, kind="outer"),
+        svg.band(band.position, *band.inner, kind="inner"),
+        svg.line(band.position, band.mean, kind="mean"),
     ]
     legend = [("mean", "predicted mean"), ("inner", "50 % interval"), ("outer", "95 % interval")]
     if known is not None:
@@ -60,12 +60,12 @@ def band_along(
         dense = "known" if len(some) <= FEW_POINTS else "known many"
         marks.append(svg.dots(known[0][some], known[1][some], kind=dense))
         legend.append(("known", "trained on"))
-        if known[0].max() < place.min():
+        if known[0].max() < position.min():
             marks.append(svg.upright(float(known[0].max()), kind="edge", text="new rows →"))
-    size = "" if len(place) <= FEW_POINTS else " many"
+    size = "" if len(position) <= FEW_POINTS else " many"
     marks += [
-        svg.dots(place[held], value[held], kind=f"truth{size}"),
-        svg.dots(place[~held], value[~held], kind=f"miss{size}"),
+        svg.dots(position[inside], value[inside], kind=f"truth{size}"),
+        svg.dots(position[~inside], value[~inside], kind=f"miss{size}"),
     ]
     legend += [("truth", "truth, inside 95 %"), ("miss", "truth, outside")]
     return Figure(
@@ -82,14 +82,14 @@ def sorted_intervals(
     """The intervals of some rows side by side, in the order of their predicted means; `inner` is of these rows."""
     rank = np.arange(1.0, len(rows) + 1)
     value, lower, upper = measured.y[rows], measured.lower[rows], measured.upper[rows]
-    held = (lower <= value) & (value <= upper)
+    inside = (lower <= value) & (value <= upper)
     kind = "thick" if len(rows) <= 60 else "thin"
     marks = (
         svg.stems(rank, lower, upper, kind=f"outer-stem {kind}"),
         svg.stems(rank, *inner, kind=f"inner-stem {kind}"),
         svg.line(rank, measured.mean[rows], kind="mean"),
-        svg.dots(rank[held], value[held], kind="truth"),
-        svg.dots(rank[~held], value[~held], kind="miss"),
+        svg.dots(rank[inside], value[inside], kind="truth"),
+        svg.dots(rank[~inside], value[~inside], kind="miss"),
     )
     legend = (
         ("mean", "predicted mean"), ("inner", "50 % interval"), ("outer", "95 % interval"),
@@ -106,7 +106,9 @@ def sorted_intervals(
 
 def coverage(curve: ReliabilityCurve) -> Figure:
     """Claimed against observed coverage of central intervals, with the scatter of a calibrated model."""
-    claimed, observed, error = (part.double().numpy() for part in (curve.claimed, curve.observed, curve.standard_error))
+    claimed, observed, error = (
+        tensor.double().numpy() for tensor in (curve.claimed, curve.observed, curve.standard_error)
+    )
     marks = (
         svg.band(claimed, np.maximum(claimed - 2 * error, 0), np.minimum(claimed + 2 * error, 1), kind="chance"),
         svg.line(np.array([0.0, 1.0]), np.array([0.0, 1.0]), kind="ideal"),
@@ -181,7 +183,7 @@ def confusion(measured: Classification, names: Sequence[str]) -> Figure:
 def class_reliability(curve: ReliabilityCurve) -> Figure:
     """Claimed confidence against observed accuracy in bins, with the scatter of a calibrated model and the counts."""
     claimed, observed, error, count = (
-        part.double().numpy() for part in (curve.claimed, curve.observed, curve.standard_error, curve.count)
+        tensor.double().numpy() for tensor in (curve.claimed, curve.observed, curve.standard_error, curve.count)
     )
     low, high = (np.clip(claimed + side * error, 0, 1) for side in (-2, 2))
     start = max(0.0, np.floor(10 * min(claimed.min(), 0.5)) / 10)
@@ -210,7 +212,7 @@ def class_reliability(curve: ReliabilityCurve) -> Figure:
 
 def risk_coverage(curve: RiskCoverage, *, loss: str, percent: bool) -> Figure:
     """The mean loss of the rows kept against the share kept."""
-    share, risk, oracle = (part.double().numpy() for part in (curve.coverage, curve.risk, curve.oracle_risk))
+    share, risk, oracle = (tensor.double().numpy() for tensor in (curve.coverage, curve.risk, curve.oracle_risk))
     some = svg.thinned_indices(share, risk, oracle, most=400)
     share, risk, oracle = share[some], risk[some], oracle[some]
     settled = risk[share >= min(0.05, float(share[-1]))]  # the first few rows alone would set the scale

@@ -28,11 +28,11 @@ class ReportInputs:
         x: The inputs.
         y: The truths; class numbers for a classifier.
         target: The name of what is predicted.
-        shown: Columns to show beside the most uncertain rows.
+        columns: Columns to show beside the most uncertain rows.
         title: The title of the document.
-        done: Labels and texts of what was done, and whether the text is a command.
+        provenance: Labels and texts of what was done, and whether the text is a command.
         names: The names of the features.
-        along: The feature over which to draw the band.
+        band_feature: The feature over which to draw the band.
         training: Inputs and truths the model was fitted to.
         unknown: Inputs without a truth.
         features: The features of the inputs, as they were before encoding.
@@ -43,11 +43,11 @@ class ReportInputs:
     x: Numbers
     y: Any
     target: str
-    shown: list[tuple[str, Sequence[object]]]
+    columns: list[tuple[str, Sequence[object]]]
     title: str
-    done: list[tuple[str, str, bool]]
+    provenance: list[tuple[str, str, bool]]
     names: list[str]
-    along: int | None
+    band_feature: int | None
     training: tuple[Numbers, Any] | None
     unknown: Numbers | None
     features: list[Feature]
@@ -64,8 +64,8 @@ class ReportInputs:
 
     @classmethod
     def of(
-        cls, model: Any, x: Any, y: Any, *, target: Any, shown: Any, title: Any, done: Any, n_draws: Any, seed: Any,
-        names: Any, along: Any, training: Any, unknown: Any, features: Any, ranges: Any,
+        cls, model: Any, x: Any, y: Any, *, target: Any, columns: Any, title: Any, provenance: Any, n_draws: Any,
+        seed: Any, names: Any, band_feature: Any, training: Any, unknown: Any, features: Any, ranges: Any,
     ) -> ReportInputs:  # fmt: skip
         """The validated arguments."""
         if not isinstance(model, DropoutRegressor | DropoutClassifier):
@@ -85,16 +85,18 @@ class ReportInputs:
             raise ValueError(f"`seed` must be a non-negative integer or None; got {seed!r}.")
         rows = _inputs(model, x, "x", at_least=2)
         truth = _outcomes(model, y, len(rows), "y")
-        columns = _columns(model, names, rows.shape[1])
-        if along is not None and not (_is_integer(along) and 0 <= along < rows.shape[1]):
-            raise ValueError(f"`along` must number a column of `x`, 0 to {rows.shape[1] - 1}; got {along!r}.")
-        texts = _shown_columns(shown, rows, columns)
+        labels = _columns(model, names, rows.shape[1])
+        if band_feature is not None and not (_is_integer(band_feature) and 0 <= band_feature < rows.shape[1]):
+            raise ValueError(
+                f"`band_feature` must number a column of `x`, 0 to {rows.shape[1] - 1}; got {band_feature!r}."
+            )
+        texts = _columns_of_rows(columns, rows, labels)
         return cls(
             measurements.with_draws(model, n_draws=n_draws, seed=seed), rows, truth, name(target),
             texts,
-            name(title, most=160), _facts(done), columns, None if along is None else int(along),
+            name(title, most=160), _facts(provenance), labels, None if band_feature is None else int(band_feature),
             _pair(model, training), None if unknown is None else _inputs(model, unknown, "unknown", at_least=1),
-            _features(rows, columns, _groups(features, rows.shape[1]), {} if shown is None else dict(texts)),
+            _features(rows, labels, _groups(features, rows.shape[1]), {} if columns is None else dict(texts)),
             {name(label): (float(low), float(high)) for label, (low, high) in (ranges or {}).items()},
         )  # fmt: skip
 
@@ -178,27 +180,27 @@ def _columns(model: Any, names: Any, n_features: int) -> list[str]:
     return [name(label) for label in known]
 
 
-def _shown_columns(shown: Any, x: Numbers, names: list[str]) -> list[tuple[str, Sequence[object]]]:
-    if shown is None:
+def _columns_of_rows(columns: Any, x: Numbers, names: list[str]) -> list[tuple[str, Sequence[object]]]:
+    if columns is None:
         return list(zip(names, x.T, strict=True))
-    if not isinstance(shown, Mapping):
-        raise TypeError(f"`shown` must map column names to values; got {type(shown).__name__}.")
-    for label, values in shown.items():
+    if not isinstance(columns, Mapping):
+        raise TypeError(f"`columns` must map column names to values; got {type(columns).__name__}.")
+    for label, values in columns.items():
         if isinstance(values, str) or len(values) != len(x):
             raise ValueError(
-                f"`shown` must have one value for each of the {len(x)} rows; {str(label)[:80]!r} has {len(values)}."
+                f"`columns` must have one value for each of the {len(x)} rows; {str(label)[:80]!r} has {len(values)}."
             )
     # A pandas series would take a row number for a label of its index.
     return [
         (name(label, most=40), values if isinstance(values, list | tuple | np.ndarray) else list(values))
-        for label, values in shown.items()
+        for label, values in columns.items()
     ]
 
 
-def _facts(done: Any) -> list[tuple[str, str, bool]]:
-    if done is None:
+def _facts(provenance: Any) -> list[tuple[str, str, bool]]:
+    if provenance is None:
         return []
-    if not isinstance(done, Mapping):
-        raise TypeError(f"`done` must map labels to texts; got {type(done).__name__}.")
-    facts = [(name(label), name(text, most=1000)) for label, text in done.items()]
+    if not isinstance(provenance, Mapping):
+        raise TypeError(f"`provenance` must map labels to texts; got {type(provenance).__name__}.")
+    facts = [(name(label), name(text, most=1000)) for label, text in provenance.items()]
     return [(label[:1].upper() + label[1:], text, bool(_COMMAND.match(text))) for label, text in facts]

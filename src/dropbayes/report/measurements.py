@@ -142,8 +142,8 @@ def mean_and_error(values: Any) -> tuple[float, float]:
 
 def mean_and_deviations(model: Any, x: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """The predictive mean of rows, and its epistemic and aleatoric standard deviations, for one output."""
-    parts = [(m.mean, m.epistemic.sqrt(), m.aleatoric.sqrt()) for _, m in _mixtures(model, x)]
-    mean, epistemic, aleatoric = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
+    blocks = [(m.mean, m.epistemic.sqrt(), m.aleatoric.sqrt()) for _, m in _mixtures(model, x)]
+    mean, epistemic, aleatoric = (torch.cat(tensors).numpy() for tensors in zip(*blocks, strict=True))
     return mean, epistemic, aleatoric
 
 
@@ -212,12 +212,12 @@ def regression(model: Any, x: Numbers, y: Numbers) -> Regression:
 
 def classification(model: Any, x: Numbers, labels: npt.NDArray[np.int64]) -> Classification:
     """The measurements of a classifier; `labels` are class numbers."""
-    parts, n_draws = list[tuple[Tensor, ...]](), 0
+    blocks, n_draws = list[tuple[Tensor, ...]](), 0
     for p in _class_draws(model, x):
         n_draws = len(p)
         mutual, expected = information.mutual_information(p), information.expected_entropy(p)
-        parts.append((p.mean(0), information.predictive_entropy(p), mutual, expected))
-    probabilities, entropy, epistemic, aleatoric = (torch.cat(part) for part in zip(*parts, strict=True))
+        blocks.append((p.mean(0), information.predictive_entropy(p), mutual, expected))
+    probabilities, entropy, epistemic, aleatoric = (torch.cat(tensors) for tensors in zip(*blocks, strict=True))
     truth = torch.from_numpy(labels)
     confidence, correct = scores.confidence_and_correctness(probabilities, truth)
     reliability = calibration.class_reliability(probabilities, truth)

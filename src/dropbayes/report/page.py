@@ -10,21 +10,23 @@ from dropbayes.report.classification import class_sections
 from dropbayes.report.inputs import ReportInputs
 from dropbayes.report.layout import render
 from dropbayes.report.regression import regression_sections
+from dropbayes.runtime.renames import earlier_arguments
 
 
+@earlier_arguments(shown="columns", done="provenance", along="band_feature")
 def report(
     model: DropoutRegressor | DropoutClassifier,
     x: Any,
     y: Any,
     *,
     target: str,
-    shown: Mapping[str, Sequence[object]] | None = None,
+    columns: Mapping[str, Sequence[object]] | None = None,
     title: str = "How sure is the model?",
-    done: Mapping[str, str] | None = None,
+    provenance: Mapping[str, str] | None = None,
     n_draws: int | None = None,
     seed: int | None = None,
     names: Sequence[str] | None = None,
-    along: int | None = None,
+    band_feature: int | None = None,
     training: tuple[Any, Any] | None = None,
     unknown: Any = None,
     features: Mapping[str, Sequence[int]] | None = None,
@@ -42,14 +44,14 @@ def report(
         x: The inputs `[row, feature]`, at least 2 rows the model was not fitted to.
         y: The truths `[row]`; for a classifier, labels among `model.classes_`.
         target: The name of what is predicted.
-        shown: Columns (name to values of all rows) to show beside the most uncertain rows; by default, the features.
+        columns: Columns (name to values of all rows) to show beside the most uncertain rows; by default, the features.
         title: The title of the document.
-        done: What was done and how to repeat it, label to text, in order.
+        provenance: What was done and how to repeat it, label to text, in order.
         n_draws: Draws per network; by default the model's own.
         seed: Fixes the masks of the draws; by default they are the very draws of `model.predict`.
         names: The names of the columns of `x`.
-        along: The column of `x` over which to draw a regression's band; by default the only one, or, with several, the
-            rows are drawn sorted by their prediction.
+        band_feature: The column of `x` over which to draw a regression's band; by default the only one, or, with
+            several, the rows are drawn sorted by their prediction.
         training: Inputs and truths the model was fitted to. They are the reference of the percentiles of uncertainty
             [GG16, section Model Calibration] and are drawn with the band.
         unknown: Inputs without a known outcome: drawn with the band, not scored.
@@ -69,8 +71,8 @@ def report(
         True
     """
     inputs = ReportInputs.of(
-        model, x, y, target=target, shown=shown, title=title, done=done, n_draws=n_draws, seed=seed, names=names,
-        along=along, training=training, unknown=unknown, features=features, ranges=ranges,
+        model, x, y, target=target, columns=columns, title=title, provenance=provenance, n_draws=n_draws, seed=seed,
+        names=names, band_feature=band_feature, training=training, unknown=unknown, features=features, ranges=ranges,
     )  # fmt: skip
     make = regression_sections if isinstance(model, DropoutRegressor) else class_sections
     lede, sections = make(inputs)

@@ -25,13 +25,16 @@ def regression_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
         "Predictions of <b><bdi>{}</bdi></b> for {} rows with a known truth, each with its uncertainty."
     ).format(inputs.target, f"{len(measured.y):,}")
     unit = float(np.median(measured.std))
-    own = [Column(label) for label in ("predicted", "95 % interval", "truth", "σ", "epistemic σ", "aleatoric σ")]
+    model_columns = [
+        Column(label) for label in ("predicted", "95 % interval", "truth", "σ", "epistemic σ", "aleatoric σ")
+    ]
 
     def cells(row: int) -> list[str]:
         lower, upper, mean, truth = (
-            fixed_point(part[row], spread=unit) for part in (measured.lower, measured.upper, measured.mean, measured.y)
+            fixed_point(values[row], spread=unit)
+            for values in (measured.lower, measured.upper, measured.mean, measured.y)
         )
-        spread = (number(part[row]) for part in (measured.std, measured.epistemic_std, measured.aleatoric_std))
+        spread = (number(values[row]) for values in (measured.std, measured.epistemic_std, measured.aleatoric_std))
         return [mean, f"{lower} to {upper}", truth, *spread]
 
     return lede, [
@@ -48,7 +51,7 @@ def regression_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
         sections.scores_section(measured, analyses.baseline_table(inputs, beside, regression=True)),
         analyses.features_section(inputs, measured, ranked),
         *analyses.shift_section(inputs),
-        sections.uncertain_section(inputs, measured, own, cells, [one.name for one in ranked], "variance"),
+        sections.uncertain_section(inputs, measured, model_columns, cells, [one.name for one in ranked], "variance"),
         sections.deferral_section(measured, loss="mean absolute error"),
         *dropout_section(inputs, measured),
         sections.provenance_section(inputs, measured),
@@ -78,8 +81,8 @@ def _reliability_charts(measured: Regression) -> list[Chart]:
 def _band_chart(inputs: ReportInputs, measured: Regression) -> Chart:
     n, held = len(measured.y), (measured.lower <= measured.y) & (measured.y <= measured.upper)
     counted = f"{int(held.sum()):,} of {n:,} truths ({percent(float(held.mean()))}) lie inside their 95 % interval"
-    along = 0 if inputs.x.shape[1] == 1 else inputs.along
-    if along is None or np.ptp(_all_rows(inputs)[:, along]) == 0:
+    band_feature = 0 if inputs.x.shape[1] == 1 else inputs.band_feature
+    if band_feature is None or np.ptp(_all_rows(inputs)[:, band_feature]) == 0:
         order = np.argsort(measured.mean, kind="stable")
         picked = svg.thinned_indices(
             measured.mean[order],
@@ -96,11 +99,11 @@ def _band_chart(inputs: ReportInputs, measured: Regression) -> Chart:
             f"{counted}{some}; the intervals are {number(float(widths.min()))} to {number(float(widths.max()))} wide."
         )
         return Chart(figures.sorted_intervals(measured, inner, rows, target=inputs.target), caption)
-    band = _band(inputs, along)
-    known = None if inputs.training is None else (inputs.training[0][:, along], inputs.training[1])
+    band = _band(inputs, band_feature)
+    known = None if inputs.training is None else (inputs.training[0][:, band_feature], inputs.training[1])
     figure = figures.band_along(
-        band, feature=inputs.names[along], target=inputs.target,
-        truths=(inputs.x[:, along], measured.y, held), known=known,
+        band, feature=inputs.names[band_feature], target=inputs.target,
+        truths=(inputs.x[:, band_feature], measured.y, held), known=known,
     )  # fmt: skip
     return Chart(figure, f"{counted}. {_widening(band, known)}")
 
@@ -110,16 +113,16 @@ def _widening(band: figures.Band, known: tuple[Numbers, Any] | None) -> str:
     if known is None:
         narrow, wide = int(width.argmin()), int(width.argmax())
         return (
-            f"The 95 % interval is narrowest at {_format_coordinate(band.place[narrow])} ({number(width[narrow])}) and "
-            f"widest at {_format_coordinate(band.place[wide])} ({number(width[wide])})."
+            f"The 95 % interval is narrowest at {_format_coordinate(band.position[narrow])} ({number(width[narrow])}) "
+            f"and widest at {_format_coordinate(band.position[wide])} ({number(width[wide])})."
         )
-    inside = (band.place >= known[0].min()) & (band.place <= known[0].max())
+    inside = (band.position >= known[0].min()) & (band.position <= known[0].max())
     if inside.all() or not inside.any():
         return f"The 95 % interval is {number(float(width.mean()))} wide on average."
-    farthest = np.abs(band.place - np.median(known[0])).argmax()
+    farthest = np.abs(band.position - np.median(known[0])).argmax()
     return (
         f"The 95 % interval is {number(float(width[inside].mean()))} wide on average over the rows trained on and "
-        f"{number(float(width[farthest]))} at {_format_coordinate(band.place[farthest])}, farthest from them."
+        f"{number(float(width[farthest]))} at {_format_coordinate(band.position[farthest])}, farthest from them."
     )
 
 
@@ -133,12 +136,12 @@ def _all_rows(inputs: ReportInputs) -> Numbers:
     return np.concatenate([inputs.x, *more, *([] if inputs.unknown is None else [inputs.unknown])])
 
 
-def _band(inputs: ReportInputs, along: int) -> figures.Band:
+def _band(inputs: ReportInputs, band_feature: int) -> figures.Band:
     rows = _all_rows(inputs)
     if rows.shape[1] == 1:  # nothing but this feature: an even grid shows the function between the rows
         rows = np.linspace(rows.min(), rows.max(), 300)[:, None]
-    rows = rows[np.argsort(rows[:, along], kind="stable")]
-    rows = rows[svg.thinned_indices(rows[:, along], most=figures.BAND_POINTS)]
+    rows = rows[np.argsort(rows[:, band_feature], kind="stable")]
+    rows = rows[svg.thinned_indices(rows[:, band_feature], most=figures.BAND_POINTS)]
     mean = np.asarray(inputs.model.predict(rows), dtype=np.float64)
     inner, outer = (inputs.model.predict_interval(rows, coverage=level) for level in (0.5, measurements.LEVEL))
-    return figures.Band(rows[:, along], mean, inner, outer)
+    return figures.Band(rows[:, band_feature], mean, inner, outer)

@@ -69,9 +69,9 @@ def provenance_section(inputs: ReportInputs, measured: Regression | Classificati
     if isinstance(measured, Regression) and model.noise == "constant":
         tau = float(model.precision_)
         facts.insert(2, ("Noise", f"standard deviation {number(tau**-0.5)} (precision τ = {number(tau)})", False))
-    said = {label.casefold() for label, _, _ in inputs.done}
-    more = [fact for fact in facts if fact[0].casefold() not in said]
-    return Section("done", "What was done, and how to repeat it", facts=[*inputs.done, *more])
+    given = {label.casefold() for label, _, _ in inputs.provenance}
+    more = [fact for fact in facts if fact[0].casefold() not in given]
+    return Section("done", "What was done, and how to repeat it", facts=[*inputs.provenance, *more])
 
 
 # ---------------------------------------------------------------------------------------- the most uncertain rows
@@ -98,7 +98,7 @@ def _percentiles(inputs: ReportInputs, measured: Regression | Classification) ->
 def uncertain_section(
     inputs: ReportInputs,
     measured: Regression | Classification,
-    own: list[Column],
+    model_columns: list[Column],
     cells: Callable[[int], list[str]],
     ranked: Sequence[str],
     unit: str,
@@ -108,26 +108,32 @@ def uncertain_section(
     Args:
         inputs: What the report is about.
         measured: The measurements of the rows.
-        own: The model's columns.
+        model_columns: The columns of the model's results.
         cells: The texts under them for a row.
         ranked: The features, the most important first: those of the data's columns are shown.
         unit: What the uncertainty is a part of.
     """
     order = np.argsort(-measured.uncertainty, kind="stable")[:UNCERTAIN_ROWS]
     percentiles, among = _percentiles(inputs, measured)
-    places = {name: place for place, name in enumerate(ranked)}
-    shown = sorted(inputs.shown, key=lambda column: places.get(column[0], len(places)))[:SHOWN_COLUMNS]
+    rank = {name: index for index, name in enumerate(ranked)}
+    shown = sorted(inputs.columns, key=lambda column: rank.get(column[0], len(rank)))[:SHOWN_COLUMNS]
     columns = [Column("row")]
     columns += [Column(label, number=all(_is_number(values[row]) for row in order)) for label, values in shown]
-    columns += [*own, Column("epistemic share", share=True), Column("percentile")]
+    columns += [*model_columns, Column("epistemic share", share=True), Column("percentile")]
     rows = []
     for row in map(int, order):
         share = _share(measured, row)
-        place = _percentile_cell(float(percentiles[row]))
+        percentile = _percentile_cell(float(percentiles[row]))
         rows.append(
-            [f"{row + 1:,}", *(_cell(values[row]) for _, values in shown), *cells(row), f"{100 * share:.0f} %", place]
+            [
+                f"{row + 1:,}",
+                *(_cell(values[row]) for _, values in shown),
+                *cells(row),
+                f"{100 * share:.0f} %",
+                percentile,
+            ]
         )
-    left_out = len(inputs.shown) - len(shown)
+    left_out = len(inputs.columns) - len(shown)
     more = f" {left_out:,} more columns are not shown." if left_out > 0 else ""
     top = int(order[0])
     intro = (

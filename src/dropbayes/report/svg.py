@@ -164,14 +164,14 @@ def bars(left: Numbers, right: Numbers, height: Numbers, *, floor: Numbers | flo
     return render_bars
 
 
-def upright(place: float, *, kind: str, text: str = "") -> Mark:
+def upright(position: float, *, kind: str, text: str = "") -> Mark:
     """A vertical line over the whole height, with a label at its top."""
 
     def render_rule(x: Scale, y: Scale) -> str:
-        rule = _path(f"M{x(place):.1f} {y.start:.1f}V{y.end:.1f}", kind)
-        room = x.end - x(place) > _LETTER * len(text)
+        rule = _path(f"M{x(position):.1f} {y.start:.1f}V{y.end:.1f}", kind)
+        room = x.end - x(position) > _LETTER * len(text)
         anchor, shift = ("start", 5) if room else ("end", -5)
-        where = f'x="{x(place) + shift:.1f}" y="{y.end + 12:.1f}" text-anchor="{anchor}"'
+        where = f'x="{x(position) + shift:.1f}" y="{y.end + 12:.1f}" text-anchor="{anchor}"'
         return rule + (f'<text class="note" {where}>{escape(text)}</text>' if text else "")
 
     return render_rule
@@ -283,16 +283,16 @@ def render(figure: Figure, *, width: int, height: int) -> Markup:
     x = Scale(figure.x.low, figure.x.high, start=left, end=width - 20)
     y = Scale(figure.y.low, figure.y.high, start=height - 42, end=30)
     x_ticks = _spread_ticks(figure.x.tick_marks(max(3, width // 85)), x)
-    place = f"{figure.key}-{width}"
+    key = f"{figure.key}-{width}"
     parts = [
-        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-labelledby="{place}-t {place}-d" '
+        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-labelledby="{key}-t {key}-d" '
         f'data-x="{x.low!r} {x.high!r} {x.start:.2f} {x.end:.2f}" '
         f'data-y="{y.low!r} {y.high!r} {y.start:.2f} {y.end:.2f}">',
-        f'<title id="{place}-t">{escape(figure.title)}</title><desc id="{place}-d">{escape(figure.description)}</desc>',
-        f'<defs><clipPath id="{place}-c"><rect x="{x.start - 3:.1f}" y="{y.end - 3:.1f}" '
+        f'<title id="{key}-t">{escape(figure.title)}</title><desc id="{key}-d">{escape(figure.description)}</desc>',
+        f'<defs><clipPath id="{key}-c"><rect x="{x.start - 3:.1f}" y="{y.end - 3:.1f}" '
         f'width="{x.end - x.start + 6:.1f}" height="{y.start - y.end + 6:.1f}"/></clipPath></defs>',
         *(_grid(x, y, x_ticks, y_ticks) if figure.grid else ()),
-        f'<g clip-path="url(#{place}-c)">',
+        f'<g clip-path="url(#{key}-c)">',
         *(mark(x, y) for mark in figure.marks),
         "</g>",
         *_labels(x, y, x_ticks, y_ticks),

@@ -11,9 +11,23 @@ import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
-__all__ = ["replacement", "write_bytes", "write_text"]
+__all__ = ["check_output", "replacement", "write_bytes", "write_text"]
 
 _ABANDONED_SECONDS = 86_400.0  # a temporary file unchanged for a day belongs to a process that was killed
+
+
+def check_output(path: str | os.PathLike[str]) -> None:
+    """Raises unless a file can be at the path: before long work, so that its result is not lost.
+
+    Raises:
+        IsADirectoryError: `path` is a folder.
+        FileNotFoundError: Its folder does not exist.
+    """
+    path = pathlib.Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{str(path)!r} is a folder; name a file in it.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"the folder {str(path.parent)!r} does not exist; make it first.")
 
 
 @contextlib.contextmanager
@@ -29,10 +43,7 @@ def replacement(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         FileNotFoundError: Its folder does not exist.
     """
     path = pathlib.Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"{str(path)!r} is a folder; name a file in it.")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"the folder {str(path.parent)!r} does not exist; make it first.")
+    check_output(path)
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
         with path.open("wb") as file:
             yield file

@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import ParamSpec, TypeVar
 
-__all__ = ["RenamedModules", "earlier_name"]
+__all__ = ["RenamedModules", "earlier_arguments", "earlier_name"]
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -73,9 +73,41 @@ def earlier_name(name: str, function: Callable[_Arguments, _Result]) -> Callable
 
     @functools.wraps(function)
     def renamed(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        message = f"`{name}` is now called `{function.__name__}`; the earlier name will be removed."
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        _warn(name, function.__name__)
         return function(*args, **kwargs)
 
     renamed.__name__, renamed.__doc__ = name, f"The earlier name of `{function.__name__}`."
     return renamed
+
+
+def earlier_arguments(**names: str) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+    """A decorator of a function whose keyword arguments were renamed: it warns, and passes the earlier ones on.
+
+    Args:
+        **names: The present name of each argument, by its earlier one.
+
+    Example:
+        >>> @earlier_arguments(times="power")
+        ... def raised(x, *, power):
+        ...     return x**power
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     raised(3, times=2), str(caught[0].message)
+        (9, '`times` is now called `power`; the earlier name will be removed.')
+    """
+
+    def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        @functools.wraps(function)
+        def renamed(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+            for before in names.keys() & kwargs.keys():
+                _warn(before, names[before])
+                kwargs[names[before]] = kwargs.pop(before)
+            return function(*args, **kwargs)
+
+        return renamed
+
+    return decorate
+
+
+def _warn(before: str, now: str) -> None:
+    message = f"`{before}` is now called `{now}`; the earlier name will be removed."
+    warnings.warn(message, DeprecationWarning, stacklevel=3)

@@ -82,7 +82,7 @@ class General:
     def _evaluate(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> list[Tensor]:
         padded = min((size for size in self.sizes if size >= len(rows)), default=len(rows))
         size = len(rows) if self.strategy.rows == "single" else padded
-        leaves = inputs.padded_rows(rows.start, rows.stop, 1 if inputs.is_one_row else size)
+        leaves = inputs.padded_rows(rows.start, rows.stop, size)
         work = Work(self._network, inputs, leaves, draws, range(first_row, first_row + size))
         return [out[:, : len(rows)] for out in evaluate(self.strategy, self.masks, work)]
 

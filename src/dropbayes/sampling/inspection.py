@@ -23,7 +23,14 @@ from dropbayes.sampling.anatomy import Anatomy, Sites
 from dropbayes.sampling.graphs import Graphs, graphs_of_network
 from dropbayes.sampling.lengths import form, with_positions
 from dropbayes.sampling.looks import Look, LookFailed, autocast_dtype, flags_down, flags_up, is_left_out, look
-from dropbayes.sampling.rows import SEVERAL, check_rows, look_at_several_rows, output_layouts, site_layouts
+from dropbayes.sampling.rows import (
+    SEVERAL,
+    check_rows,
+    check_single_row,
+    look_at_several_rows,
+    output_layouts,
+    site_layouts,
+)
 from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs
 from dropbayes.sampling.views import View, check_modules, checked_network
 
@@ -141,6 +148,7 @@ def _inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...], positio
     try:
         plain = look(net, inputs, one, flags_down, leave_out)
     except LookFailed as failed:
+        check_single_row(net, inputs, failed, leave_out)
         raise failed.error from None
     chosen, lowered = _chosen_look(net, inputs, one, plain, leave_out)
     _check_accounted(chosen, plain)
@@ -199,7 +207,10 @@ def _chosen_look(
             raise failed.error from None
     if full is not None:
         _check_accounted(full, plain)
-        if full.agrees_with(plain) or (full.fits(plain) and _more_raw(full, plain)):
+        if full.agrees_with(plain):
+            return full, frozenset()
+        _check_repeatable(net, inputs, row, full, leave_out)
+        if full.fits(plain) and _more_raw(full, plain):
             return full, frozenset()
     classes = sorted({type(m) for n, m in net.named_modules() if flags_up(leave_out)(n, m)}, key=lambda c: c.__name__)
     dropping = {cls for cls in classes if _only_drops(net, inputs, row, cls, plain, leave_out)}
@@ -210,6 +221,20 @@ def _chosen_look(
     if full is not None:
         _check_none_missing(full, chosen)
     return chosen, lowered
+
+
+def _check_repeatable(net: nn.Module, inputs: Inputs, row: list[Any], full: Look, leave_out: tuple[str, ...]) -> None:
+    """Raises if a second look gives another output: with all masks left out, nothing should be random."""
+    try:
+        again = look(net, inputs, row, flags_up(leave_out), leave_out, honours=True)
+    except LookFailed:
+        return
+    if not again.agrees_with(full):
+        raise NotImplementedError(
+            "`net` gives different outputs in training with every mask left out: it draws random numbers that cannot "
+            "be keyed to a seed, from a generator of its own. Draw them with torch.rand, torch.randn or "
+            "torch.bernoulli, or leave the module out by name with leave_out= if it is not dropout."
+        )
 
 
 def _more_raw(seen: Look, plain: Look) -> bool:

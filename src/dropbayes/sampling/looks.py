@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes.sampling.generators import seed_host, unchanged_generators
+from dropbayes.sampling.generators import PrivateDraws, seed_host, unchanged_generators
 from dropbayes.sampling.operations import Interception
 from dropbayes.sampling.recorder import SENTINEL_SEED, Recorder, Watch
 from dropbayes.sampling.trees import Inputs, Structure, cloned_leaves, split
@@ -96,13 +96,13 @@ def look(
     recorder = Recorder(view.paths, lambda name, module: is_left_out(leave_out, name, module), honours)
     leaves, moved = cloned_leaves(leaves), list[str]()
     held = (*view.net.parameters(), *view.net.buffers(), *(leaf for leaf in leaves if isinstance(leaf, Tensor)))
-    watch = Watch(recorder, held)
+    watch, private = Watch(recorder, held), PrivateDraws(view.net.modules())
     with contextlib.ExitStack() as stack:
         stack.enter_context(_LOOKING)
         stack.enter_context(unchanged_generators())
         seed_host(_HOST_SEED)
         stack.enter_context(unchanged_generators(moved))
-        for context in (_refusing_originals(view), watch, Interception(recorder)):
+        for context in (_watched_calls(view, private), watch, Interception(recorder)):
             stack.enter_context(context)
         torch.default_generator.manual_seed(SENTINEL_SEED)
         before = torch.default_generator.get_state()
@@ -113,16 +113,18 @@ def look(
         seeded = torch.default_generator.initial_seed() != SENTINEL_SEED
         if not seeded and not torch.equal(before, torch.default_generator.get_state()) and not watch.unaccounted:
             watch.unaccounted.append("torch's generator, outside of what can be watched (another thread or library)")
+    watch.unaccounted += private.names
     tensors, structure = split(output)
     return Look(view, recorder, watch, tensors, structure, moved)
 
 
 @contextlib.contextmanager
-def _refusing_originals(view: View) -> Iterator[None]:
-    """Raises if a module of the network itself ran: something refers to it instead of its view."""
+def _watched_calls(view: View, private: PrivateDraws) -> Iterator[None]:
+    """Notes draws from private generators, and raises if a module of the network itself ran instead of its view."""
     originals: list[str] = []
 
     def note(frame: Any, event: str, argument: Any) -> None:
+        private.note(frame, event, argument)
         if event == "call" and frame.f_code.co_name == "forward" and view.is_original(frame.f_locals.get("self")):
             originals.append(type(frame.f_locals["self"]).__name__)
 
@@ -132,6 +134,7 @@ def _refusing_originals(view: View) -> Iterator[None]:
         yield
     finally:
         sys.setprofile(before)
+        private.finish()
     if originals:
         raise ValueError(
             f"`net` reaches its own {originals[0]} past its module tree (by a closure, a global or a library's hook), "

@@ -218,7 +218,7 @@ def plan_draws(
     limit = max_bytes if max_bytes is not None else _WORKING_BYTES[device]
     # Mapped over draws, the layers before the first site are computed once for all of them.
     pairs = max(1, limit // max(anatomy.suffix_bytes if strategy.draws == "mapped" else anatomy.pass_bytes, 1))
-    if exact_rows:
+    if exact_rows and not inputs.is_one_row:
         rows, chunk = _block_shape(anatomy, len(draws), keys.n_draws, device, pairs, _FREE_OPERATIONS, _FEWEST_PAIRS)
     else:
         rows, chunk = _largest_block(inputs.n_rows, len(draws), pairs)

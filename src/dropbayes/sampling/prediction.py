@@ -141,17 +141,15 @@ class Prediction:
         return columns
 
     def __repr__(self) -> str:
-        made = "exact" if self.method == "exact" else f"{self.n_draws} draws, {self.method}"
+        how = "exact" if self.method == "exact" else f"{self.n_draws} draws, {self.method}"
         if not isinstance(self.mean, Tensor) or self.mean.is_complex() or self.mean.dim() == 0:
             shapes = ", ".join(str(tuple(t.shape)) for t in split(self.mean)[0])
-            return f"Prediction(outputs {shapes}; {made})"
+            return f"Prediction(outputs {shapes}; {how})"
         if self.entropy is not None:
             information = float(self.mutual_information.mean()) if self.mutual_information is not None else 0.0
-            return f"Prediction({len(self)} rows, mean mutual information {information:.3g} nats; {made})"
+            return f"Prediction({len(self)} rows, mean mutual information {information:.3g} nats; {how})"
         mean, std = float(self.mean.double().mean()), float(self.variance.double().mean().sqrt())
-        return (
-            f"Prediction({len(self)} rows of shape {tuple(self.mean.shape[1:])}, mean {mean:.3g} ± {std:.3g}; {made})"
-        )
+        return f"Prediction({len(self)} rows of shape {tuple(self.mean.shape[1:])}, mean {mean:.3g} ± {std:.3g}; {how})"
 
     def __str__(self) -> str:
         rows = self._table()

@@ -76,6 +76,25 @@ def output_layouts(inputs: Inputs, plain: Look, several: Look | None) -> tuple[R
     return tuple(layouts)
 
 
+def check_single_row(net: nn.Module, inputs: Inputs, failed: LookFailed, leave_out: tuple[str, ...]) -> None:
+    """Raises on a network that takes the batch but `failed` on a single row of it."""
+    is_vector = len(inputs.leaves) == 1 and inputs.leaves[0].dim() == 1  # one row, which lacks its row axis
+    if inputs.n_rows == 1 or is_vector:
+        return
+    try:
+        look(net, inputs, list(inputs.leaves), flags_down, leave_out)
+    except LookFailed:
+        return
+    raise ValueError(
+        f"`net` takes the batch of {inputs.n_rows} rows but fails on a single one ({_first_line(failed)}): its rows "
+        f"depend on each other. {_whole_arguments(inputs)}Pass row_axis=None to take the whole input as one row."
+    ) from failed.error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
 def check_rows(
     net: nn.Module, inputs: Inputs, plain: Look, outputs: tuple[RowLayout | None, ...], leave_out: tuple[str, ...]
 ) -> None:
@@ -146,15 +165,18 @@ def _row_of(whole: Tensor, layout: RowLayout | None, row: int, n_rows: int) -> T
 
 
 def _refuse_dependence(inputs: Inputs, whole: Tensor, alone: Tensor, row: int) -> None:
-    n_cut = sum(axis is not None for axis in inputs.axes)
-    hint = (
-        "An argument whose length happens to be the number of rows may have been cut into rows: say which arguments "
-        'have rows, as in row_axis={"x": 0, "positions": None}. '
-        if n_cut > 1
-        else ""
-    )
     raise ValueError(
         f"`net` gives row {row} another output alone (shape {tuple(alone.shape)}) than in its batch (shape "
         f"{tuple(whole.shape)}) in evaluation mode: its rows depend on each other, or a forward or hook was patched. "
-        f"{hint}Pass row_axis=None to take the whole input as one row."
+        f"{_whole_arguments(inputs)}Pass row_axis=None to take the whole input as one row."
+    )
+
+
+def _whole_arguments(inputs: Inputs) -> str:
+    """The remedy for an argument that was cut into rows by mistake, if there are several."""
+    if sum(axis is not None for axis in inputs.axes) < 2:
+        return ""
+    return (
+        "An argument whose length happens to be the number of rows may have been cut into rows: say which arguments "
+        'have rows, as in row_axis={"x": 0, "positions": None}. '
     )

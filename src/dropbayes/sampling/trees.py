@@ -117,9 +117,9 @@ def copied_cache(cache: Any) -> Any:
         return type(cache)(copied_cache(value) for value in cache)
     if not is_cache(cache):
         return cache
-    made = copy.copy(cache)
-    made.__dict__.update({name: copied_cache(value) for name, value in vars(cache).items()})
-    return made
+    copied = copy.copy(cache)
+    copied.__dict__.update({name: copied_cache(value) for name, value in vars(cache).items()})
+    return copied
 
 
 def cloned_leaves(leaves: Iterable[Any]) -> list[Any]:
@@ -142,7 +142,8 @@ def as_inputs(x: Any, *, row_axis: RowAxis = 0) -> Inputs:
     A mapping or sequence gives the `row_axis` of each argument; with None, the whole input is one row.
     """
     x = _without_inference_mode(x)
-    if isinstance(x, Tensor) and isinstance(row_axis, int) and x.dim() > row_axis and x.shape[row_axis] > 0:
+    is_dense = isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested
+    if is_dense and isinstance(row_axis, int) and _size(x, row_axis):
         return Inputs((x,), (row_axis,), _ONE_ARGUMENT, x.shape[row_axis])  # the common case, without the search
     x = _tensors(x)
     if isinstance(x, Tensor):
@@ -158,9 +159,11 @@ def as_inputs(x: Any, *, row_axis: RowAxis = 0) -> Inputs:
         )
     leaves, spec = pytree.tree_flatten(arguments)
     leaves = [_without_inference_mode(leaf) for leaf in leaves]
-    if row_axis is None:
+    if any(isinstance(leaf, Tensor) and leaf.is_nested for leaf in leaves):
+        raise TypeError("`x` must hold no nested tensors. Pad them: torch.nested.to_padded_tensor(x, 0.0).")
+    stated = [None] * len(leaves) if row_axis is None else _stated_axes(row_axis, arguments)
+    if all(axis is None for axis in stated) and leaves:
         return Inputs(tuple(leaves), (None,) * len(leaves), spec, 1)
-    stated = _stated_axes(row_axis, arguments)
     sizes = [s for leaf, axis in zip(leaves, stated, strict=True) if (s := _size(leaf, axis)) is not None]
     if not sizes:
         raise ValueError(f"`x` must hold a tensor with a row axis {row_axis}; got none. Add a batch axis: x[None].")
@@ -168,6 +171,12 @@ def as_inputs(x: Any, *, row_axis: RowAxis = 0) -> Inputs:
         raise ValueError("`x` must have at least one row; got an empty batch. Skip empty batches.")
     if not isinstance(row_axis, int) and len(set(sizes)) > 1:
         raise ValueError(f"`row_axis` must name axes of one length; got lengths {sizes}.")
+    for leaf, axis in zip(leaves, stated, strict=True):
+        if _size(leaf, axis) == sizes[0] and leaf.layout is not torch.strided:
+            raise ValueError(
+                "`x` holds a sparse tensor, which cannot be cut into rows. Pass it dense, say which arguments have "
+                "rows, or pass row_axis=None if the whole input is one row (a graph)."
+            )
     axes = tuple(
         axis if _size(leaf, axis) == sizes[0] or (axis is not None and is_cache(leaf)) else None
         for leaf, axis in zip(leaves, stated, strict=True)
@@ -184,7 +193,7 @@ def _without_inference_mode(leaf: Any) -> Any:
 
 
 def _size(leaf: Any, axis: int | None) -> int | None:
-    return leaf.shape[axis] if axis is not None and isinstance(leaf, Tensor) and leaf.dim() > axis else None
+    return leaf.size(axis) if axis is not None and isinstance(leaf, Tensor) and leaf.dim() > axis >= 0 else None
 
 
 def _stated_axes(row_axis: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> list[int | None]:
@@ -219,8 +228,8 @@ def _tensors(x: Any) -> Any:
             return leaf
         if leaf.dtype.kind not in "biufc":
             raise TypeError(f"`x` must hold numbers; got an array of dtype {leaf.dtype}.")
-        made = torch.from_numpy(np.array(leaf, order="C"))  # a copy: an array may be read-only
-        return made.to(torch.get_default_dtype()) if made.dtype == torch.float64 else made
+        copied = torch.from_numpy(np.array(leaf, order="C"))  # a copy: an array may be read-only
+        return copied.to(torch.get_default_dtype()) if copied.dtype == torch.float64 else copied
 
     if isinstance(x, np.ndarray):
         return tensor(x)
@@ -284,7 +293,12 @@ class Structure:
         remaining = iter(tensors)
         leaves = [next(remaining) if leaf is _TENSOR else leaf if numbers else None for leaf in self.leaves]
         tree = pytree.tree_unflatten(leaves, self.spec)
-        return self.dataclass(**tree) if self.dataclass is not None else tree
+        if self.dataclass is None:
+            return tree
+        made = object.__new__(self.dataclass)  # its own `__init__` may take other arguments, or compute fields anew
+        for name, value in tree.items():
+            object.__setattr__(made, name, value)
+        return made
 
 
 class _TensorMark:

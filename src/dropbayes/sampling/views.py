@@ -177,7 +177,13 @@ class View:
 
     def _raise_flags(self, originals: list[nn.Module], in_training: Callable[[str, nn.Module], bool]) -> None:
         if any(type(module).train is not nn.Module.train or "train" in module.__dict__ for module in originals):
-            self.net.train()  # an overridden `train` may keep submodules in evaluation mode
+            try:
+                self.net.train()  # an overridden `train` may keep submodules in evaluation mode
+            except NotImplementedError as error:  # a graph of torch.export
+                raise TypeError(
+                    "`net` must be an ordinary module: it was exported, and its training mode cannot be set. Pass the "
+                    "module it was made from."
+                ) from error
         else:
             for clone in self._clones.values():
                 clone.__dict__["training"] = True
@@ -418,5 +424,11 @@ def _detach(value: Any) -> Any:
 
 def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with torch.compile switched off inside it: compiled code could not be intercepted."""
-    # Nothing is compiled before the compiler is loaded, which takes seconds.
-    return torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled before the compiler is loaded, which takes seconds
+        return function
+
+    def uncompiled(*args: Any, **kwargs: Any) -> Any:
+        with torch.compiler.set_stance("force_eager"):  # for compiled functions that the network calls
+            return torch.compiler.disable(function)(*args, **kwargs)
+
+    return uncompiled

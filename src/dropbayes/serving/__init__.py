@@ -4,6 +4,7 @@ Requests that arrive together are predicted together; since a row does not depen
 it would have got alone.
 """
 
+from dropbayes.serving.application import Limits
 from dropbayes.serving.server import Settings, serve
 
-__all__ = ["Settings", "serve"]
+__all__ = ["Limits", "Settings", "serve"]

@@ -36,7 +36,7 @@ class _Job:
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[dict[str, NumpyArray]]
     position: int = 0
-    parts: list[dict[str, NumpyArray]] = field(default_factory=list)
+    blocks: list[dict[str, NumpyArray]] = field(default_factory=list)
 
     def finish(self, result: dict[str, NumpyArray] | Exception) -> None:
         def set_result() -> None:
@@ -130,11 +130,11 @@ class Batches:
             self._deliver(job, rows, {name: values[start : start + size] for name, values in prediction.items()})
             start += size
 
-    def _deliver(self, job: _Job, rows: slice, part: dict[str, NumpyArray]) -> None:
-        job.parts.append(part)
+    def _deliver(self, job: _Job, rows: slice, block: dict[str, NumpyArray]) -> None:
+        job.blocks.append(block)
         job.position = rows.stop
         if job.position < len(job.x):
             with self._changed:
                 self._waiting.append(job)
             return
-        job.finish({name: np.concatenate([part[name] for part in job.parts]) for name in part})
+        job.finish({name: np.concatenate([block[name] for block in job.blocks]) for name in block})

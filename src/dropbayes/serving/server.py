@@ -111,10 +111,10 @@ class _Supervisor(Multiprocess):
 
     def keep_subprocess_alive(self) -> None:
         """Replaces workers that have died; uvicorn's own check takes a worker that is still importing for dead."""
-        for place, worker in enumerate(self.processes):
+        for index, worker in enumerate(self.processes):
             if not self.should_exit.is_set() and not worker.process.is_alive():
-                self.processes[place] = Process(self.config, self.sockets)
-                self.processes[place].start()
+                self.processes[index] = Process(self.config, self.sockets)
+                self.processes[index].start()
 
     def handle_hup(self) -> None:
         """Forwards the signal: each worker reloads the model while it keeps answering."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-__all__ = ["NUMBER", "PLAIN", "Notation", "mixed_currencies", "notation_of"]
+__all__ = ["ANY_NUMBER", "NUMBER", "PLAIN", "Notation", "mixed_currencies", "notation_of"]
 
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 """A number as programs write it."""
@@ -94,6 +94,9 @@ PLAIN = Notation()
 
 # Most common first: a column of 1,000 to 9,000 is in thousands unless something says that its comma is decimal.
 _MARKS = ((".", ""), (".", ","), (",", ""), (",", "."), (".", " "), (",", " "), (".", "'"), (",", "'"))
+
+ANY_NUMBER = "|".join(Notation(*marks, sign).pattern for marks in _MARKS for sign in ("", "%", "currency"))
+"""A number in any notation."""
 
 
 def notation_of(texts: Any, *, decimal: str | None = None) -> Notation | None:

@@ -69,11 +69,11 @@ class CheckedBytes(io.RawIOBase):
 
     def first(self, size: int) -> bytes:
         """The first bytes, which will be read again."""
-        parts, left = [], size
+        chunks, left = [], size
         while left and (data := self.read(left)):
-            parts.append(data)
+            chunks.append(data)
             left -= len(data)
-        self.pushed_back = b"".join(parts)
+        self.pushed_back = b"".join(chunks)
         return self.pushed_back
 
 
@@ -121,11 +121,11 @@ def _read_fully(stream: Any, size: int) -> bytes:
     """As many bytes as asked for, or all that are left: a parser takes a short read for the end of a block."""
     if size < 0:
         return bytes(stream.read())
-    parts: list[bytes] = []
+    chunks: list[bytes] = []
     while size > 0 and (data := stream.read(size)):
-        parts.append(data)
+        chunks.append(data)
         size -= len(data)
-    return b"".join(parts)
+    return b"".join(chunks)
 
 
 class InterruptibleInput:
@@ -157,7 +157,7 @@ class InterruptibleInput:
 
     def read(self, size: int) -> bytes:
         """As many bytes as asked for, or all that are left."""
-        parts: list[bytes] = []
+        chunks: list[bytes] = []
         while size > 0:
             ready, _, _ = select.select([self.file.fileno(), self._woken.fileno()], [], [])
             if self._woken.fileno() in ready:
@@ -165,9 +165,9 @@ class InterruptibleInput:
             data = os.read(self.file.fileno(), size)
             if not data:
                 break
-            parts.append(data)
+            chunks.append(data)
             size -= len(data)
-        return b"".join(parts)
+        return b"".join(chunks)
 
 
 def interruptible(stream: Any) -> Any:

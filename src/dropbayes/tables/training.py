@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from dropbayes.tables.cells import MISSING, Floats, Place, labels, numbers, text
 from dropbayes.tables.columns import Column, Schema, Task, list_names
 from dropbayes.tables.encoding import column_values, encode
 from dropbayes.tables.inference import LeftOut, Problem, column_of, kind_of, number_notation
-from dropbayes.tables.notation import PLAIN, Notation
+from dropbayes.tables.notation import NUMBER, PLAIN, Notation
 from dropbayes.tables.reading import quote
 
 __all__ = ["ColumnProblems", "Reading", "TrainingRows", "check_name", "training_rows"]
@@ -105,7 +106,18 @@ def check_name(name: str, names: Collection[str], label: str, argument: str) -> 
     parts = [part.strip() for part in name.split(",")]
     if len(parts) > 1 and set(parts) <= set(names):
         meant = " Give it once for each column." if argument != "target" else " Fit one model for each target."
+    meant = _header_hint(name, list(names), meant)
     raise ValueError(f"{label}: has no column {quote(name)} (`{argument}`); it has {list_names(names)}.{meant}")
+
+
+def _header_hint(name: str, names: list[str], otherwise: str) -> str:
+    """What is probably wrong with the first line of a table that lacks a column."""
+    fields = names[0].split() if len(names) == 1 else names
+    if len(names) == 1 and name in fields:
+        return " Its fields seem to be separated by spaces; set the `delimiter` to a space."
+    if not otherwise and fields and all(re.fullmatch(NUMBER, text) for text in fields):
+        return " Its first line holds numbers; a header line with the names of the columns is needed."
+    return otherwise
 
 
 def training_rows(

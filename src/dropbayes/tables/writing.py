@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dropbayes.runtime import files
-from dropbayes.tables.notation import NUMBER
+from dropbayes.tables.notation import ANY_NUMBER
 
 __all__ = ["Sink", "without_formulas", "write_whole"]
 
@@ -28,13 +28,13 @@ def without_formulas(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.Chunked
     """The texts with a single quote before each that a spreadsheet would run as a formula; numbers stay.
 
     Example:
-        >>> without_formulas(pa.array(["=1+1", "-5", "-x", "plain"])).to_pylist()
-        ["'=1+1", '-5', "'-x", 'plain']
+        >>> without_formulas(pa.array(["=1+1", "-5,5 €", "-x", "plain"])).to_pylist()
+        ["'=1+1", '-5,5 €', "'-x", 'plain']
     """
     suspect = pc.match_substring_regex(texts, _FORMULA)
     if not pc.any(suspect).as_py():
         return texts
-    dangerous = pc.and_not(suspect, pc.match_substring_regex(texts, NUMBER))
+    dangerous = pc.and_not(suspect, pc.match_substring_regex(texts, ANY_NUMBER))
     return pc.if_else(dangerous, pc.binary_join_element_wise("'", texts, ""), texts)
 
 
@@ -46,11 +46,12 @@ class Sink:
     Args:
         path: The file; its name ends in .csv, .parquet or .pq.
         delimiter: The delimiter of a CSV file.
+        decimal: The decimal mark of the numbers in a CSV file.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, delimiter: str = ",") -> None:
+    def __init__(self, path: str | os.PathLike[str], *, delimiter: str = ",", decimal: str = ".") -> None:
         self.to_stdout = str(path) == "-"
-        self.delimiter = delimiter
+        self.delimiter, self.decimal = delimiter, decimal
         self.path = pathlib.Path(path)
         special = not self.to_stdout and self.path.exists() and not self.path.is_file() and not self.path.is_dir()
         self.as_parquet = not self.to_stdout and self.path.suffix.lower() in (".parquet", ".pq")
@@ -82,7 +83,7 @@ class Sink:
 
             self._writer = parquet.ParquetWriter(_Plain(self._file), table.schema)
         self._waiting.append(table)
-        if sum(part.num_rows for part in self._waiting) >= _GROUP_ROWS:
+        if sum(table.num_rows for table in self._waiting) >= _GROUP_ROWS:
             self._write_group()
 
     def _write_group(self) -> None:
@@ -96,7 +97,7 @@ class Sink:
             header = _quote(without_formulas(names), self.delimiter).to_pylist()
             self._file.write((self.delimiter.join(header) + "\n").encode())
             self._started = True
-        for text in _csv_text(table, self.delimiter):
+        for text in _csv_text(table, self.delimiter, self.decimal):
             self._file.write(text)
         if self.to_stdout:
             self._file.flush()
@@ -132,14 +133,17 @@ class _Plain(io.RawIOBase):
         self.stream.flush()
 
 
-def _csv_text(table: pa.Table, delimiter: str) -> Iterator[bytes]:
+def _csv_text(table: pa.Table, delimiter: str, decimal: str) -> Iterator[bytes]:
     """The rows as lines, put together column by column; a cell has quotation marks only where it needs them."""
     for batch in table.combine_chunks().to_batches():
         cells = []
         for column in batch.columns:
-            is_text = not _is_simple(column.type)
             texts = pc.cast(column, pa.string())
-            cells.append(_quote(without_formulas(texts), delimiter) if is_text else texts)
+            if not _is_simple(column.type):
+                texts = _quote(without_formulas(texts), delimiter)
+            elif decimal != "." and pa.types.is_floating(column.type):
+                texts = _quote(pc.replace_substring(texts, ".", decimal), delimiter)
+            cells.append(texts)
         if len(cells) == 1:  # an empty line would be no row
             cells = [pc.if_else(pc.equal(pc.coalesce(cells[0], pa.scalar("")), ""), '""', cells[0])]
         options = {"null_handling": "replace", "null_replacement": ""}

@@ -42,3 +42,9 @@ def test_alpha_dropout_keeps_mean_zero_and_variance_one():
     x = torch.randn(400_000, dtype=torch.float64)
     out, _ = run_with_fixed_source(lambda v: F.alpha_dropout(v, 0.5, False), x)
     assert abs(float(out.mean())) < 5e-3 and abs(float(out.var()) - 1) < 5e-3
+
+
+def test_dropout_of_a_nested_tensor_is_refused_with_the_remedy():
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    with pytest.raises(NotImplementedError, match="Pad it before the dropout"):
+        run_with_fixed_source(lambda v: F.dropout(v, 0.2), nested)

@@ -164,9 +164,9 @@ def faithful_table(results: Mapping[tuple[str, str], Any], reference: Mapping[st
         if entry is None:
             continue
         published, line = PUBLISHED[name], [name, str(len(entry["splits"]))]
-        for place, (metric, key) in enumerate(zip(_METRICS, ("mc_rmse", "ll"), strict=True)):
+        for column, (metric, key) in enumerate(zip(_METRICS, ("mc_rmse", "ll"), strict=True)):
             ours = {s["split"]: s[metric] for s in entry["splits"]}
-            line += [_figure(published.paper[place]), _figure(published.clean[place], published.clean_error[place])]
+            line += [_figure(published.paper[column]), _figure(published.clean[column], published.clean_error[column])]
             line.append(_figure(*mean_and_error(list(ours.values()))))
             if name in reference and len(ours) > 1:
                 mean, error, _ = paired_difference(ours, reference[name][key])
@@ -185,9 +185,9 @@ def faithful_table(results: Mapping[tuple[str, str], Any], reference: Mapping[st
     )
 
 
-def best_table(results: Mapping[tuple[str, str], Any], reference: Mapping[str, Any], place: int) -> str:
+def best_table(results: Mapping[tuple[str, str], Any], reference: Mapping[str, Any], column: int) -> str:
     """Our method beside the published columns for one metric (0: RMSE, 1: log-likelihood)."""
-    metric, sign, key = _METRICS[place], (-1, 1)[place], ("mc_rmse", "ll")[place]
+    metric, sign, key = _METRICS[column], (-1, 1)[column], ("mc_rmse", "ll")[column]
     rows = []
     for name in SETS:
         entry = results.get(("best", name))
@@ -195,8 +195,8 @@ def best_table(results: Mapping[tuple[str, str], Any], reference: Mapping[str, A
             continue
         published, ours = PUBLISHED[name], {s["split"]: s[metric] for s in entry["splits"]}
         mean, error = mean_and_error(list(ours.values()))
-        line = [name, str(len(ours)), _figure(published.paper[place]), _figure(published.clean[place])]
-        line += [_figure(pair[place]) for pair in (published.two_layers, published.ensembles, published.best)]
+        line = [name, str(len(ours)), _figure(published.paper[column]), _figure(published.clean[column])]
+        line += [_figure(pair[column]) for pair in (published.two_layers, published.ensembles, published.best)]
         shown = _figure(mean, error)
         won = [
             label
@@ -205,7 +205,7 @@ def best_table(results: Mapping[tuple[str, str], Any], reference: Mapping[str, A
                 ("ensembles", published.ensembles),
                 ("best", published.best),
             )
-            if sign * mean > sign * mark[place]
+            if sign * mean > sign * mark[column]
         ]
         if len(ours) < SETS[name].n_splits:
             shown, won = shown + " (some splits)", ["not comparable"]  # published means are over all splits

@@ -22,7 +22,7 @@ def _dropout(
     integrated = mode.source.integrate(input, p)
     if integrated is not None:
         return integrated
-    return mode.source.dropout("dropout", input, p, tuple(input.shape), inplace)
+    return mode.source.dropout("dropout", input, p, _shape(input), inplace)
 
 
 def _feature_dropout(
@@ -52,7 +52,7 @@ def _alpha_dropout(
 ) -> Tensor:
     if not 0 < p < 1 or mode.source.is_off(training):
         return func(input, p, p == 1 and training)
-    kind, shape = ("feature_alpha_dropout", _features(input, 0)) if features else ("alpha_dropout", tuple(input.shape))
+    kind, shape = ("feature_alpha_dropout", _features(input, 0)) if features else ("alpha_dropout", _shape(input))
     keep = mode.source.keep(kind, p, shape, input)
     if keep is None:
         return input
@@ -64,16 +64,25 @@ def _alpha_dropout(
     return input.copy_(result) if inplace else result
 
 
+def _shape(input: Tensor) -> tuple[int, ...]:
+    if input.is_nested:
+        raise NotImplementedError(
+            "`net` drops a nested tensor, whose rows have no common shape. Pad it before the dropout, as with "
+            "torch.nested.to_padded_tensor."
+        )
+    return tuple(input.shape)
+
+
 def _features(input: Tensor, unbatched_dim: int) -> tuple[int, ...]:
     """The mask's shape for whole channels: `[row, channel, 1, ...]`, or `[channel, 1, ...]` without a row axis."""
     leading = 1 if input.dim() == unbatched_dim else 2
-    return tuple(input.shape[:leading]) + (1,) * (input.dim() - leading)
+    return _shape(input)[:leading] + (1,) * (input.dim() - leading)
 
 
 def _native_dropout(mode: RandomMode, func: Any, input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     if not 0 < p <= 1 or mode.source.is_off(bool(train)):
         return func(input, p, False)
-    keep = mode.source.keep("dropout", p, tuple(input.shape), input)
+    keep = mode.source.keep("dropout", p, _shape(input), input)
     if keep is None:
         return input.view_as(input), torch.ones_like(input, dtype=torch.bool)
     return scaled_product(input, keep, p), keep.expand(input.shape).bool()
