@@ -100,6 +100,7 @@ class General:
         if inputs.device.type != "cuda" or depends or masks.positions or len(rows) < inputs.n_rows:
             return None
         pairs = len(rows) * len(draws)
+        mapped_bytes = pairs * anatomy.suffix_bytes + len(rows) * anatomy.pass_bytes
         drawn = (masks.keys, masks.per_row, masks.integrate, self.strategy, self.sizes, self.leave_out)
         return replay(
             self.record.graphs,
@@ -108,7 +109,7 @@ class General:
             lambda own: summarise(self._evaluate(own, rows, first_row, draws)),
             held=tables(masks.keys, inputs.device),
             operations=len(rows) * anatomy.prefix_cost + pairs * anatomy.suffix_cost,
-            n_bytes=pairs * anatomy.pass_bytes,
+            n_bytes=mapped_bytes if self.strategy.draws == "mapped" else pairs * anatomy.pass_bytes,
         )
 
     def moments(self, inputs: Inputs, first_row: int, draws: range) -> list[tuple[Tensor, Tensor]] | None:

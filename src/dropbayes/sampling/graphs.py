@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 import threading
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -180,7 +181,8 @@ def _capture(
     # Weights that autocast has rounded and remembered would be gone when its context ends.
     rounding = torch.autocast(inputs.device.type, dtype, enabled=dtype is not None, cache_enabled=False)
     try:
-        with rounding:
+        with rounding, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about a graph that is empty, since its capture failed
             graph, outputs = capture_graph(lambda: call(own), (), inputs.device)
     except Exception:  # a result read on the host, an operation that cannot be captured, ...
         return None

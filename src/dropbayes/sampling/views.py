@@ -90,6 +90,7 @@ class View:
         if in_training is not None:
             self._raise_flags(originals, in_training)
         self._global_hooks = _global_hooks()
+        self._forwards = [(cls, cls.forward) for cls in {type(module) for module in originals}]
         self._states = [_State(module) for module in net.modules()]
         self._identities = _identities(net)
         self._before = {id(module): _snapshot(self._clones[id(module)]) for module in originals}
@@ -105,7 +106,7 @@ class View:
 
     def is_valid(self, net: nn.Module) -> bool:
         """Whether only values of the network have changed, which the view shares."""
-        if self._global_hooks != _global_hooks():
+        if self._global_hooks != _global_hooks() or any(cls.forward is not forward for cls, forward in self._forwards):
             return False
         # Unchanged children lead to all modules of the tree.
         if self._states[0].module() is not net:
