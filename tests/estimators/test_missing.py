@@ -26,7 +26,7 @@ def test_a_regressor_learns_what_absence_says(tmp_path):
     absent = source.random(200) < 0.5
     y = x[:, 0] + 3 * absent + 0.1 * source.normal(size=200)
     x[absent, 1] = np.nan
-    with pytest.raises(ValueError, match="NaN"):
+    with pytest.raises(ValueError, match=r'Input X contains NaN\. Set `missing="learn"`'):
         DropoutRegressor(**QUICK).fit(x, y)
     model = DropoutRegressor(**QUICK, missing="learn").fit(x, y)
     assert model.score(x, y) > 0.95 and model.n_features_in_ == 2

@@ -374,11 +374,17 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         checks |= {"dtype": np.float64, "ensure_all_finite": self._finite_inputs()}
         if reset:
             self.frame_columns_ = FrameColumns.of(X) if is_mixed_frame(X) else None
-        if self.frame_columns_ is None:
-            return validate_data(self, as_array(X), *map(as_array, y), reset=reset, **checks)
-        validate_data(self, X, skip_check_array=True, reset=reset)  # names and number of columns
-        x = self.frame_columns_.encode(X, learn_missing=self.missing == "learn")
-        return check_X_y(x, *map(as_array, y), **checks) if y else check_array(x, **checks)
+        try:
+            if self.frame_columns_ is None:
+                return validate_data(self, as_array(X), *map(as_array, y), reset=reset, **checks)
+            validate_data(self, X, skip_check_array=True, reset=reset)  # names and number of columns
+            x = self.frame_columns_.encode(X, learn_missing=self.missing == "learn")
+            return check_X_y(x, *map(as_array, y), **checks) if y else check_array(x, **checks)
+        except ValueError as error:
+            if not str(error).startswith("Input X contains NaN"):
+                raise
+            remedy = 'Set `missing="learn"` to learn from rows with missing inputs, or leave those rows out.'
+            raise ValueError(f"Input X contains NaN. {remedy}") from None
 
     def _encoded(self, x: np.ndarray, *, reset: bool) -> np.ndarray:
         """The inputs of the networks, with missing values filled and flagged if `missing="learn"`."""

@@ -77,7 +77,8 @@ def _importance_table(ranked: list[Importance], n_rows: int, regression: bool) -
         ]
         for one in ranked[:SHOWN_FEATURES]
     ]  # fmt: skip
-    more = f" {len(ranked) - len(rows):,} more matter less." if len(ranked) > len(rows) else ""
+    left = len(ranked) - len(rows)
+    more = f" {left:,} more {'matters' if left == 1 else 'matter'} less." if left else ""
     shuffled = min(n_rows, IMPORTANCE_ROWS)
     caption = f"The rise of the {loss} if a feature is shuffled among {shuffled:,} rows; ± one standard error.{more}"
     columns = [Column("feature", number=False), Column("rise"), Column("of the greatest", share=True)]
