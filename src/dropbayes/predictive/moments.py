@@ -200,7 +200,7 @@ _NOT_FINITE = "`net` gave NaN or infinite outputs. Check the input rows and the 
 
 
 def _magnitudes(tensors: list[Tensor]) -> list[float]:
-    """A number for each tensor: not finite if an element is not, and zero if all are zero; one device synchronisation."""
+    """For each tensor a number that is not finite if an element is not, and zero if all are; one synchronisation."""
     real = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
     if all(t.device.type == "cpu" for t in real):
         return [float(t.numpy().sum(dtype=np.float64)) for t in real]
