@@ -184,10 +184,10 @@ class Direct:
 
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
         x = inputs.leaves[0][rows.start : rows.stop]
-        outputs, variance = self._draws(draws, x)(x, first_row)
+        outputs, variance = self.prepared_draws(draws, x)(x, first_row)
         return Chunk(draws, [outputs], None if variance is None else [variance])
 
-    def _draws(self, draws: range, x: Tensor) -> PerceptronDraws:
+    def prepared_draws(self, draws: range, x: Tensor) -> PerceptronDraws:
         """The prepared draws, remembered if the network cannot change: repeated calls with one seed prepare once."""
         known = None if self.prepared is None else self.prepared.get(draws)
         if known is not None:

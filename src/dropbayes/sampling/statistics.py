@@ -162,6 +162,8 @@ class RowResults:
         """Every statistic by name, in the network's structure; of the judged tensor alone if there is one."""
         statistics: dict[str, Any] = {}
         layouts = plan.anatomy.outputs
+        if plan.anatomy.gives_rows and not {"draws", "quantiles"} & self.chunks[0].keys():
+            return {name: self.join_rows(name) for name in self.chunks[0]}
         alone = likelihood_tensor is not None and len(layouts) > 1
         layouts = (layouts[likelihood_tensor],) if alone and likelihood_tensor is not None else layouts
         for name in self.chunks[0]:
