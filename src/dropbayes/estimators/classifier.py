@@ -11,7 +11,8 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from dropbayes import calibration
 from dropbayes.estimators.ensembles import ClassEnsemble
-from dropbayes.estimators.learning import DropoutEstimator, row_weights
+from dropbayes.estimators.learning import DropoutEstimator
+from dropbayes.estimators.rows import row_weights
 from dropbayes.population import EnsembleChoice
 
 # Held-out rows without errors would give temperature 0: this is the lower bound.

@@ -10,7 +10,7 @@ import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dropbayes import information, sampling
 from dropbayes.estimators import files
 from dropbayes.estimators.bins import Bins
+from dropbayes.estimators.distances import DistanceSpread
 from dropbayes.estimators.frames import FrameColumns
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.estimators.noise import StudentNoise
@@ -199,6 +200,7 @@ class RegressionEnsemble(Ensemble):
     saved_as = "DropoutRegressor"
     noise: str
     noise_: StudentNoise | None
+    distance_spread_: DistanceSpread | None
     one_column_: bool
 
     def _head(self) -> str:
@@ -241,7 +243,10 @@ class RegressionEnsemble(Ensemble):
         if self.noise_ is not None:
             draws = outputs.double().flatten(0, 1).cpu()
             columns = inputs[:, : self._n_columns].cpu()
-            return self.noise_.mixture(draws, columns, population.y_mean[0].cpu(), population.y_scale[0].cpu())
+            y_mean, y_scale = population.y_mean[0].cpu(), population.y_scale[0].cpu()
+            mixture = self.noise_.mixture(draws, columns, y_mean, y_scale)
+            spread = self.distance_spread_
+            return mixture if spread is None else spread.spread(mixture, columns, y_scale)
         mean, variance = in_units(population, outputs)
         return Mixture(mean.flatten(0, 1).cpu(), variance.flatten(0, 1).sqrt().cpu())
 
@@ -300,15 +305,12 @@ class RegressionEnsemble(Ensemble):
         return {"one_column": bool(self.one_column_)}
 
     def _own_tensors(self) -> dict[str, Tensor]:
-        if self.noise_ is None:
-            return {}
-        return {f"noise.{f.name}": getattr(self.noise_, f.name) for f in fields(self.noise_)}
+        return files.tensors_of("noise", self.noise_) | files.tensors_of("distance", self.distance_spread_)
 
     def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.one_column_ = settings["one_column"]
-        names = [f.name for f in fields(StudentNoise)]
-        stored = all(f"noise.{name}" in tensors for name in names)
-        self.noise_ = StudentNoise(**{name: tensors[f"noise.{name}"] for name in names}) if stored else None
+        self.noise_ = files.record_of(StudentNoise, "noise", tensors)
+        self.distance_spread_ = files.record_of(DistanceSpread, "distance", tensors)
 
 
 class ClassEnsemble(Ensemble):

@@ -158,3 +158,16 @@ def _version() -> str:
         return installed_version("dropbayes")
     except PackageNotFoundError:
         return "unknown"
+
+
+def tensors_of(name: str, record: Any) -> dict[str, Tensor]:
+    """The tensors of a dataclass as a file holds them, each under the record's name; none for None."""
+    return {} if record is None else {f"{name}.{f.name}": getattr(record, f.name) for f in fields(record)}
+
+
+def record_of(kind: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """The dataclass of a kind from the tensors of a file; None if the file does not hold them all."""
+    keys = {f.name: f"{name}.{f.name}" for f in fields(kind)}
+    if not tensors.keys() >= set(keys.values()):
+        return None
+    return kind(**{field: tensors[key] for field, key in keys.items()})

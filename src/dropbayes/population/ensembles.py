@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dropbayes.population.evaluation import draws, evaluate, fit_precision
+from dropbayes.population.evaluation import draws, fit_and_score
 from dropbayes.population.jobs import train_in_jobs
 from dropbayes.population.records import STACKED, Member, Population, Task, select
 from dropbayes.population.search import fold_tasks
@@ -162,9 +162,8 @@ def _score_candidates(
     trained = train_in_jobs(tasks, members, **settings)
     held_out = [task.held_out for task in tasks]
     group = torch.arange(len(candidates)).repeat_interleave(len(tasks))
-    trained = fit_precision(trained, held_out, n_draws=n_draws, groups=group)
-    scores = evaluate(trained, held_out, n_draws=n_draws)
-    density = scores.log_density.nan_to_num(nan=-torch.inf)
+    trained, density = fit_and_score(trained, held_out, n_draws=n_draws, groups=group)
+    density = density.nan_to_num(nan=-torch.inf)
     folds = [density[k :: len(tasks), : len(rows[0])] for k, rows in enumerate(held_out) if rows is not None]
     return trained, torch.cat(folds, 1)
 
