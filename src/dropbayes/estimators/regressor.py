@@ -26,8 +26,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
     r"""Regression by an ensemble of dropout networks, with uncertainty estimated from their draws [GG16].
 
     Inputs and targets are standardised inside. Candidates (drop probabilities and lengths of training) are trained on
-    folds of the rows, all as one population. The places of a small ensemble go to the candidates that add most to the
-    held-out predictive log-likelihood, which are then trained on all rows. The noise is fitted to held-out draws:
+    folds of the rows, all as one population. The few that add most to the held-out predictive
+    log-likelihood are selected as an ensemble and trained on all rows. The noise is fitted to held-out draws:
     Student's t whose scale depends on the inputs, the predictive mean and the spread of the draws.
 
     Args:
@@ -127,7 +127,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             times: The time of each row, of any sortable type: the search then trains on the past and holds out what
                 follows (forward chaining), as in forecasting.
         """
-        x, y, weight = self._validated(X, y, sample_weight, reset=not self._is_warm())
+        x, y, weight = self._training_data(X, y, sample_weight, reset=not self._is_warm())
         if not self._is_warm():
             self.noise_ = self.distance_spread_ = None
         self._learn(x, y, weight, groups, times)
@@ -188,9 +188,9 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             self.noise_ = self.noise_.rescale(factor.cpu())
         super()._set_precision(precision)
 
-    def _validated(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
+    def _training_data(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
         x, y = self._arrays(X, y, reset=reset, multi_output=True, y_numeric=True)
-        x = self._encoded(x, reset=reset)
+        x = self._encode(x, reset=reset)
         y = np.asarray(y, dtype=np.float64)
         if not reset and (y.ndim == 1) != self.one_column_:
             raise ValueError(f"`y` must be {'[row]' if self.one_column_ else '[row, output]'}, as in the first fit.")
@@ -203,7 +203,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         The rows of each call update a running estimate of τ before the networks are trained on them.
         """
         first = not hasattr(self, "population_")
-        x, y, weight = self._validated(X, y, sample_weight, reset=first)
+        x, y, weight = self._training_data(X, y, sample_weight, reset=first)
         self._check_parameters()
         if first:
             self.noise_ = self.distance_spread_ = None  # Gaussian until a search has held rows out
