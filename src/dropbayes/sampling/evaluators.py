@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dropbayes.sampling.compaction import compact_draws
 from dropbayes.sampling.fusion import kernels_on
-from dropbayes.sampling.graphs import replayed
+from dropbayes.sampling.graphs import replay
 from dropbayes.sampling.inspection import Inspection
 from dropbayes.sampling.keyed import Masks
 from dropbayes.sampling.looks import flags_up
@@ -82,14 +82,14 @@ class General:
         work = Work(self._network, inputs, leaves, draws, range(first_row, first_row + size))
         return [out[:, : len(rows)] for out in evaluate(self.strategy, self.masks, work)]
 
-    def _replayed(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> list[Tensor] | None:
+    def _replay(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> list[Tensor] | None:
         """The outputs from a CUDA graph of the same evaluation; None without one."""
         masks, anatomy = self.masks, self.masks.anatomy
         depends = anatomy.stateful or anatomy.skips_layers or anatomy.seeds_itself
         if inputs.device.type != "cuda" or depends or masks.positions or len(rows) < inputs.n_rows:
             return None
         pairs = len(rows) * len(draws)
-        return replayed(
+        return replay(
             self.record.graphs,
             self.net,
             inputs,
@@ -101,7 +101,7 @@ class General:
         )
 
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
-        outputs = self._replayed(inputs, rows, first_row, draws)
+        outputs = self._replay(inputs, rows, first_row, draws)
         if outputs is None:
             outputs = self._evaluate(inputs, rows, first_row, draws)
         if not self.masks.integrate:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dropbayes.runtime.devices import capture_graph
 from dropbayes.sampling.looks import autocast_dtype
-from dropbayes.sampling.purity import Reference, references, unchanged
+from dropbayes.sampling.purity import Reference, all_unchanged, references
 from dropbayes.sampling.trees import Inputs
 
 _EAGER_CALLS = 3  # before a capture: a call that is not repeated is not worth it
@@ -64,7 +64,7 @@ _live: deque[weakref.ref[_Graph]] = deque()
 _MAKING_ROOM = threading.Lock()
 
 
-def replayed(
+def replay(
     graphs: Graphs,
     net: nn.Module,
     inputs: Inputs,
@@ -93,7 +93,7 @@ def replayed(
         graphs.read, graphs.known = references(net), True
     if graphs.read is None or not all(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in inputs.leaves):
         return None
-    if not unchanged(graphs.read):
+    if not all_unchanged(graphs.read):
         graphs.calls.clear()
         graphs.captured.clear()
         graphs.known = False
@@ -103,7 +103,7 @@ def replayed(
     if graph is None:
         if key in graphs.captured or not _is_frequent(graphs, key):
             return None
-        graph = graphs.captured[key] = _captured(inputs, call, held, n_bytes)
+        graph = graphs.captured[key] = _capture(inputs, call, held, n_bytes)
         if graph is None:
             return None
     with graph.lock:
@@ -154,7 +154,7 @@ def _settings(device: torch.device) -> tuple[Any, ...]:
     )
 
 
-def _captured(
+def _capture(
     inputs: Inputs, call: Callable[[Inputs], list[Tensor]], held: tuple[Tensor, ...], n_bytes: int
 ) -> _Graph | None:
     """The graph of an evaluation on copies of the inputs; None if it cannot be captured."""
