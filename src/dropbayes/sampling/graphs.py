@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from dropbayes.runtime.devices import capture_graph
 from dropbayes.sampling.looks import autocast_dtype
-from dropbayes.sampling.purity import Reference, references, unchanged
+from dropbayes.sampling.purity import Reference, all_unchanged, references
 from dropbayes.sampling.trees import Inputs
 
 _EAGER_CALLS = 3  # before a capture: a call that is not repeated is not worth it
@@ -48,7 +48,7 @@ class Graphs:
 
     def are_valid(self) -> bool:
         """Whether the code reads only what can be watched, and that is unchanged; otherwise they are given up."""
-        if self.read is not None and not unchanged(self.read):
+        if self.read is not None and not all_unchanged(self.read):
             self.read = None
             self.captured.clear()
         return self.read is not None

@@ -82,7 +82,7 @@ def _references(net: nn.Module) -> Iterator[Reference]:
             yield reference
             if isinstance(reference.value, types.FunctionType) and not _is_trusted(reference.value):
                 pending.append((owner, reference.value))
-        names |= {name for code in _nested(function.__code__) for name in code.co_names}
+        names |= {name for code in _nested_codes(function.__code__) for name in code.co_names}
 
 
 def _own_classes(cls: type) -> list[type]:
@@ -139,12 +139,12 @@ def _functions(cls: type, value: Any) -> list[tuple[Any, types.FunctionType]]:
     raise Impure(f"the attribute {cls.__name__}.{value!r}")
 
 
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
     """A function's code and that of the functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _nested(constant)
+            yield from _nested_codes(constant)
 
 
 def _globals_of(function: types.FunctionType) -> Iterator[Reference]:
@@ -153,7 +153,7 @@ def _globals_of(function: types.FunctionType) -> Iterator[Reference]:
         raise Impure(f"the closure of {function.__qualname__}")
     if not all(map(_is_constant, (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()))):
         raise Impure(f"the defaults of {function.__qualname__}")
-    for code in _nested(function.__code__):
+    for code in _nested_codes(function.__code__):
         for instruction in dis.get_instructions(code):
             if instruction.opname in _OUTSIDE:
                 raise Impure(f"{instruction.opname} in {function.__qualname__}")
@@ -171,6 +171,6 @@ def _global(function: types.FunctionType, name: str) -> Reference:
     raise Impure(f"the global {name} in {function.__qualname__}")
 
 
-def unchanged(noted: tuple[Reference, ...]) -> bool:
+def all_unchanged(noted: tuple[Reference, ...]) -> bool:
     """Whether every name still has the value that was noted."""
     return all(map(operator.methodcaller("holds"), noted))

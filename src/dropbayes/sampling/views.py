@@ -428,8 +428,8 @@ def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
     if "torch._dynamo" not in sys.modules:  # nothing is compiled before the compiler is loaded, which takes seconds
         return function
 
-    def uncompiled(*args: Any, **kwargs: Any) -> Any:
+    def run_uncompiled(*args: Any, **kwargs: Any) -> Any:
         with torch.compiler.set_stance("force_eager"):  # for compiled functions that the network calls
             return torch.compiler.disable(function)(*args, **kwargs)
 
-    return uncompiled
+    return run_uncompiled
