@@ -27,11 +27,11 @@ class Effort:
         steps, steps_per_row: A network is trained for `steps` + `steps_per_row` · N steps.
         most_steps: The maximum number of steps, unless the minimum number of epochs needs more.
         bin_inputs: The maximum number of inputs from the bins of all columns.
-        n_places: The number of places in the ensemble.
-        n_networks: The number of networks trained on all rows, which share the places.
+        n_members: The number of candidates selected for the ensemble.
+        n_networks: The number of networks trained on all rows, which the members share.
         large_networks: Their number from 2,000 rows on, where a network more costs most and adds least.
         search_draws: The number of draws per network and held-out row in the choice among candidates.
-        noise_draws: The number of draws per place and held-out row to which the noise model is fitted.
+        noise_draws: The number of draws per member and held-out row to which the noise model is fitted.
         noise_steps: The number of steps of the noise model's fit.
         noise_rows: The maximum number of held-out rows to which the noise model is fitted.
     """
@@ -49,7 +49,7 @@ class Effort:
     steps_per_row: float = 0.0
     most_steps: int = 10**9
     bin_inputs: int = 32
-    n_places: int = 3
+    n_members: int = 3
     n_networks: int = 6
     large_networks: int = 6
     search_draws: int = 32
@@ -63,7 +63,7 @@ EFFORTS = {
         candidates=((0.0, 0.01, 1.0), (0.0, 0.05, 1.0), (0.05, 0.1, 1.0), (0.1, 0.2, 0.5)),
         hidden=(50, 50),
         steps=500,
-        n_places=2,
+        n_members=2,
         n_networks=2,
         large_networks=2,
         noise_steps=60,

@@ -124,7 +124,7 @@ class Ensemble(ABC):
             raise ValueError("`X` must hold finite numbers.")
         return x if self.missing_values_ is None else self.missing_values_.encode(x)
 
-    def _binned(self, x: np.ndarray) -> np.ndarray:
+    def _with_bins(self, x: np.ndarray) -> np.ndarray:
         return x if self.bins_ is None else self.bins_.encode(x)
 
     @property
@@ -143,7 +143,7 @@ class Ensemble(ABC):
         n_rows = block_rows or self.block_rows
         for start in range(0, len(x), n_rows):
             rows = slice(start, min(start + n_rows, len(x)))
-            inputs = torch.tensor(self._binned(x[rows])).to(population.device)
+            inputs = torch.tensor(self._with_bins(x[rows])).to(population.device)
             # All networks were trained on the same rows, so they share one standardisation.
             standard = ((inputs - population.x_mean[0]) / population.x_scale[0]).to(population.weights[0].dtype)
             outputs = []
@@ -167,7 +167,7 @@ class Ensemble(ABC):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the fitted estimator to one file (see `dropbayes.runtime.storage`); `load` reads it back."""
         self._check_fitted()
-        files.save(self, path, own=self._own_state(), own_tensors=self._own_tensors())
+        files.save(self, path, class_state=self._class_state(), class_tensors=self._class_tensors())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Any:
@@ -183,16 +183,16 @@ class Ensemble(ABC):
         """The likelihood of the networks."""
 
     @abstractmethod
-    def _own_state(self) -> dict[str, Any]:
+    def _class_state(self) -> dict[str, Any]:
         """The state of this class alone that a file must hold, as JSON values."""
 
     @abstractmethod
-    def _own_tensors(self) -> dict[str, Tensor]:
+    def _class_tensors(self) -> dict[str, Tensor]:
         """The tensors of this class alone that a file must hold."""
 
     @abstractmethod
-    def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Restores what `_own_state` and `_own_tensors` returned."""
+    def _set_class_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Restores what `_class_state` and `_class_tensors` returned."""
 
 
 class RegressionEnsemble(Ensemble):
@@ -305,13 +305,13 @@ class RegressionEnsemble(Ensemble):
         densities = [mixture.log_density(targets[rows]) for rows, mixture in self.predictive_blocks(X)]
         return float(weighted_mean(torch.cat(densities), sample_weight))
 
-    def _own_state(self) -> dict[str, Any]:
+    def _class_state(self) -> dict[str, Any]:
         return {"one_column": bool(self.one_column_), "transform": asdict(self.transform_)}
 
-    def _own_tensors(self) -> dict[str, Tensor]:
+    def _class_tensors(self) -> dict[str, Tensor]:
         return files.tensors_of("noise", self.noise_) | files.tensors_of("distance", self.distance_spread_)
 
-    def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    def _set_class_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.one_column_ = settings["one_column"]
         self.transform_ = TargetTransform(**settings.get("transform", {}))  # an older file has none
         self.noise_ = files.record_of(StudentNoise, "noise", tensors)
@@ -375,7 +375,7 @@ class ClassEnsemble(Ensemble):
             raise ValueError(f"`y` must hold only the classes {self.classes_.tolist()}; got {unknown.tolist()[0]!r}.")
         return np.searchsorted(self.classes_, labels)
 
-    def _own_state(self) -> dict[str, Any]:
+    def _class_state(self) -> dict[str, Any]:
         dates = self.classes_.dtype.kind in "mM"  # not representable in JSON
         return {
             "classes": self.classes_.astype(np.int64 if dates else self.classes_.dtype).tolist(),
@@ -383,10 +383,10 @@ class ClassEnsemble(Ensemble):
             "temperature": self.temperature_,
         }
 
-    def _own_tensors(self) -> dict[str, Tensor]:
+    def _class_tensors(self) -> dict[str, Tensor]:
         return {}
 
-    def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    def _set_class_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         dtype, classes = np.dtype(settings["classes_dtype"]), settings["classes"]
         longest = max((len(label) for label in classes if isinstance(label, str)), default=0)
         # A string dtype wider than its labels would allocate memory that no label needs.

@@ -23,7 +23,9 @@ from dropbayes.runtime import storage
 _STACKED = (*STACKED, "history")
 
 
-def save(estimator: Any, path: str | os.PathLike[str], *, own: dict[str, Any], own_tensors: dict[str, Tensor]) -> None:
+def save(
+    estimator: Any, path: str | os.PathLike[str], *, class_state: dict[str, Any], class_tensors: dict[str, Tensor]
+) -> None:
     """Writes a fitted estimator, with the state specific to its class."""
     parameters = estimator.get_params(deep=False)
     if not isinstance(parameters["random_state"], int | np.integer | None):
@@ -41,12 +43,12 @@ def save(estimator: Any, path: str | os.PathLike[str], *, own: dict[str, Any], o
         "missing": None if missing is None else {"fill": missing.fill.tolist(), "columns": missing.columns.tolist()},
         "columns": None if estimator.frame_columns_ is None else estimator.frame_columns_.as_json(),
         "bins": None if bins is None else [edges.tolist() for edges in bins.edges],
-        **own,
+        **class_state,
     }
     tensors = {f"weight.{i}": w for i, w in enumerate(population.weights)}
     tensors |= {f"bias.{i}": b for i, b in enumerate(population.biases)}
     tensors |= {name: getattr(population, name) for name in _STACKED}
-    tensors |= own_tensors
+    tensors |= class_tensors
     storage.save(path, tensors, kind=estimator.saved_as, settings=settings, version=_version())
 
 
@@ -55,7 +57,7 @@ def load(kind: Any, path: str | os.PathLike[str]) -> tuple[Any, storage.ModelFil
     file = storage.load(path, kinds=[kind.saved_as])
     try:
         estimator = _restore(kind, file)
-        estimator._set_own_state(file.settings, file.tensors)
+        estimator._set_class_state(file.settings, file.tensors)
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"`path` holds a {file.kind} with missing, unknown or impossible parts: {error}.") from None
     return estimator, file

@@ -49,7 +49,7 @@ class DropoutEstimator(Parameters, Ensemble):
 
     def _settings(self, n_rows: int, progress: ProgressBar | None = None) -> dict[str, Any]:
         return {
-            "hidden": self._hidden(n_rows),
+            "hidden": self._hidden_widths(n_rows),
             "likelihood": self._head(),
             "activation": self.activation,
             "batch_size": self._batch_size(n_rows),
@@ -74,10 +74,10 @@ class DropoutEstimator(Parameters, Ensemble):
             raise ValueError(f"Found n_samples={len(x)}: at least 2 rows are needed, to learn and to hold out.")
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         if self._is_warm():
-            self._continue_and_test(self._binned(x), y, weight)
+            self._continue_and_test(self._with_bins(x), y, weight)
             return
         self.bins_ = self._bins(x)
-        x = self._binned(x)
+        x = self._with_bins(x)
         self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # in case `partial_fit` follows
         threads = 1 if self._operation_size(len(x)) <= _ONE_THREAD_SIZE else None
         with cpu_threads(threads), self._progress(len(x)) as progress:
@@ -85,7 +85,7 @@ class DropoutEstimator(Parameters, Ensemble):
             self.search_scores_ = choice.log_likelihood.numpy()
             self.search_edges_ = search_edges(choice)
             gap = self._gap(x, weight)
-            self.population_, without_gap = self._trained(x, y, weight, choice, gap, progress)
+            self.population_, without_gap = self._train_ensemble(x, y, weight, choice, gap, progress)
             self._refuse_divergence()
             self._fit_noise(choice)
             if gap is not None:
@@ -94,7 +94,12 @@ class DropoutEstimator(Parameters, Ensemble):
     def _operation_size(self, n_rows: int) -> int:
         """The number of values in one tensor operation of the search."""
         n_folds = FOLDS if n_rows < MANY_ROWS else 1
-        return len(self._grid(n_rows)[0]) * n_folds * self._batch_size(n_rows) * max(self._hidden(n_rows), default=1)
+        return (
+            len(self._grid(n_rows)[0])
+            * n_folds
+            * self._batch_size(n_rows)
+            * max(self._hidden_widths(n_rows), default=1)
+        )
 
     def _progress(self, n_rows: int) -> ProgressBar:
         """One bar, in steps of a network, for the search and the training after it, so that it shows the time left."""
@@ -128,7 +133,7 @@ class DropoutEstimator(Parameters, Ensemble):
             grid,
             finalists=n_finalists,
             finalist_epochs=self._epochs(n_rows),
-            n_places=min(self._effort.n_places, n_networks),
+            n_members=min(self._effort.n_members, n_networks),
             n_folds=n_folds,
             groups=row_groups(x[rows, :n_columns], y[rows]) if groups is None else groups[rows],
             forward=forward,
@@ -139,20 +144,20 @@ class DropoutEstimator(Parameters, Ensemble):
             **self._settings(n_rows, progress),
         )
 
-    def _trained(
+    def _train_ensemble(
         self, x: np.ndarray, y: np.ndarray, weight: Any, choice: EnsembleChoice, gap: Gap | None, progress: ProgressBar
     ) -> tuple[Population, Population]:
         """The networks of the ensemble, trained on all rows, and a network trained without the rows of a gap if any.
 
-        The ensemble's cycle through the places, with the τ of their places.
+        The networks cycle through the members, with the τ of their members.
         """
         n_searched = min(len(x), _SEARCH_ROWS)
         full = self._epochs(n_searched)
         if self.bins_ is not None and all(member.n_inputs is not None for member in choice.members):
-            x, self.bins_ = x[:, : len(self.bins_.edges)], None  # no place went to a candidate that sees the bins
+            x, self.bins_ = x[:, : len(self.bins_.edges)], None  # no member sees the bins
         members = []
         for i in range(self._n_networks(len(x))):
-            member = choice.members[i % len(choice.places)]
+            member = choice.members[i % len(choice.selection)]
             epochs = member.epochs
             if n_searched < len(x):  # the same fraction of a full training
                 epochs = max(1, round(self._epochs(len(x)) * member.epochs / full))
@@ -160,13 +165,13 @@ class DropoutEstimator(Parameters, Ensemble):
             members.append(replace(member, task=0, epochs=epochs, seed=self.seed_ + 1000 + i, n_inputs=n_inputs))
         tasks, n_networks = [Task(x, y, weight)], len(members)
         if gap is not None:
-            kept = ~gap.rows.numpy()
-            tasks.append(Task(x[kept], y[kept], None if weight is None else weight[kept]))
+            outside = ~gap.rows.numpy()
+            tasks.append(Task(x[outside], y[outside], None if weight is None else weight[outside]))
             members.append(replace(members[0], task=1, seed=self.seed_ + 999))
         settings = self._settings(len(x), progress)
         trained = train_in_jobs(tasks, members, n_classes=self._n_classes(), **settings)
-        place = torch.arange(len(members)) % len(choice.places)
-        trained = replace(trained, precision=choice.precision[place].to(trained.device) * trained.y_scale**-2)
+        index = torch.arange(len(members)) % len(choice.selection)
+        trained = replace(trained, precision=choice.precision[index].to(trained.device) * trained.y_scale**-2)
         return select(trained, range(n_networks)), select(trained, range(n_networks, len(members)))
 
     def _continue(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, epochs: int, schedule: str) -> None:
@@ -210,7 +215,7 @@ class DropoutEstimator(Parameters, Ensemble):
             self.rows_tested_ = 1
             self._refuse_divergence()
             return
-        x = self._binned(x)
+        x = self._with_bins(x)
         # A running mean of the noise variance, so that a call with a single row changes it little.
         total = self.rows_tested_ + len(x)
         tested = self._tested_precision(x, y, weight)
@@ -279,7 +284,7 @@ class DropoutEstimator(Parameters, Ensemble):
             remedy = 'Set `missing="learn"` to learn from rows with missing inputs, or leave those rows out.'
             raise ValueError(f"Input X contains NaN. {remedy}") from None
 
-    def _encoded(self, x: np.ndarray, *, reset: bool) -> np.ndarray:
+    def _encode(self, x: np.ndarray, *, reset: bool) -> np.ndarray:
         """The inputs of the networks, with missing values filled and flagged if `missing="learn"`."""
         if reset:
             self.missing_values_ = MissingValues.of(x) if self.missing == "learn" else None
@@ -293,7 +298,7 @@ class DropoutEstimator(Parameters, Ensemble):
     def _inputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         x = self._arrays(X, reset=False)
-        return self._encoded(x, reset=False)
+        return self._encode(x, reset=False)
 
 
 def search_edges(choice: EnsembleChoice) -> dict[str, float]:

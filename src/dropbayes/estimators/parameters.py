@@ -89,7 +89,7 @@ class Parameters(BaseEstimator):
         if not isinstance(self.hidden, (tuple, list, np.ndarray)) and self.hidden != "auto":
             raise ValueError(f"`hidden` must be 'auto' or a tuple of widths such as (50, 50); got {self.hidden!r}.")
 
-    def _hidden(self, n_rows: int) -> tuple[int, ...]:
+    def _hidden_widths(self, n_rows: int) -> tuple[int, ...]:
         if not isinstance(self.hidden, str):
             return tuple(self.hidden)
         return tuple(width * (2 if n_rows >= self._effort.wide_rows else 1) for width in self._effort.hidden)
@@ -109,7 +109,7 @@ class Parameters(BaseEstimator):
 
     def _grid(self, n_rows: int) -> tuple[list[Member], int]:
         """The candidates, and the number of finalists to train again for all steps."""
-        effort, n_layers = self._effort, len(self._hidden(n_rows))
+        effort, n_layers = self._effort, len(self._hidden_widths(n_rows))
         n_finalists = 0
         if isinstance(self.drop_prob, str):
             n_finalists = effort.n_finalists

@@ -27,8 +27,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
     r"""Regression by an ensemble of dropout networks, with uncertainty estimated from their draws [GG16].
 
     Inputs and targets are standardised inside. Candidates (drop probabilities and lengths of training) are trained on
-    folds of the rows, all as one population. The places of a small ensemble go to the candidates that add most to the
-    held-out predictive log-likelihood, which are then trained on all rows. The noise is fitted to held-out draws:
+    folds of the rows, all as one population. The few that add most to the held-out predictive
+    log-likelihood are selected as an ensemble and trained on all rows. The noise is fitted to held-out draws:
     Student's t whose scale depends on the inputs, the predictive mean and the spread of the draws.
 
     Args:
@@ -137,19 +137,19 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
                 follows (forward chaining), as in forecasting.
         """
         warm = self._is_warm()
-        x, y, weight = self._validated(X, y, sample_weight, reset=not warm)
+        x, y, weight = self._training_data(X, y, sample_weight, reset=not warm)
         fits = []
         for transform in [self.transform_] if warm else candidate_transforms(self.target_transform, y):
             if not warm:
                 self.noise_ = self.distance_spread_ = None
                 self.__dict__.pop("population_", None)  # of another scale
             self.transform_ = transform
-            self._learn(x, self._transformed(y), weight, groups, times)
+            self._learn(x, self._transform(y), weight, groups, times)
             fits.append(dict(self.__dict__))
         self.__dict__.update(max(fits, key=lambda fit: fit["_held_out_score"]) if len(fits) > 1 else {})
         return self
 
-    def _transformed(self, y: np.ndarray) -> np.ndarray:
+    def _transform(self, y: np.ndarray) -> np.ndarray:
         z = self.transform_.forward(torch.tensor(y))
         if not bool(z.isfinite().all()):
             raise ValueError(f"`y` must be positive, as in the first fit; the smallest is {float(y.min()):.4g}.")
@@ -222,9 +222,9 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             self.noise_ = self.noise_.rescale(factor.cpu())
         super()._set_precision(precision)
 
-    def _validated(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
+    def _training_data(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
         x, y = self._arrays(X, y, reset=reset, multi_output=True, y_numeric=True)
-        x = self._encoded(x, reset=reset)
+        x = self._encode(x, reset=reset)
         y = np.asarray(y, dtype=np.float64)
         if not reset and (y.ndim == 1) != self.one_column_:
             raise ValueError(f"`y` must be {'[row]' if self.one_column_ else '[row, output]'}, as in the first fit.")
@@ -237,14 +237,14 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         The rows of each call update a running estimate of τ before the networks are trained on them.
         """
         first = not hasattr(self, "population_")
-        x, y, weight = self._validated(X, y, sample_weight, reset=first)
+        x, y, weight = self._training_data(X, y, sample_weight, reset=first)
         self._check_parameters()
         if first:
             if self.target_transform == "auto":
                 raise ValueError("`target_transform` 'auto' is chosen by `fit`; name one for `partial_fit`.")
             (self.transform_,) = candidate_transforms(self.target_transform, y)
             self.noise_ = self.distance_spread_ = None  # Gaussian until a search has held rows out
-        self._take_in(x, self._transformed(y), weight)
+        self._take_in(x, self._transform(y), weight)
         return self
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
