@@ -6,7 +6,7 @@ from dropbayes.estimators.effort import EFFORTS
 def network_steps(effort):
     """The steps of one network that a search of five folds and the final training take."""
     shares = sum(share for _, _, share in effort.candidates) + effort.n_finalists
-    return (5 * shares + effort.n_places * effort.n_seeds) * effort.steps
+    return (5 * shares + effort.n_networks) * effort.steps
 
 
 def test_each_effort_is_several_times_the_one_before():

@@ -41,22 +41,6 @@ def test_with_times_the_noise_is_that_of_forecasts_and_not_of_gaps():
     assert forward.precision_ < plain.precision_ / 2
 
 
-def test_a_width_that_is_no_tuple_is_refused_with_an_example():
-    with pytest.raises(ValueError, match=r"`hidden` must be 'auto' or a tuple of widths such as \(50, 50\); got 50"):
-        DropoutRegressor(**QUICK | {"hidden": 50}).fit(*toy(20))
-
-
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({"times": np.zeros(20)}, "at least 2 times"),
-    ({"times": np.arange(19)}, "one time for each of the 20 rows"),
-    ({"times": np.full(20, np.nan)}, "some are missing"),
-    ({"times": np.arange(20), "groups": np.arange(20)}, "two ways to hold rows out"),
-])  # fmt: skip
-def test_wrong_times_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        DropoutRegressor(**QUICK).fit(np.arange(20.0)[:, None], np.arange(20.0), **arguments)
-
-
 @parametrize_with_checks([DropoutRegressor(**QUICK), DropoutClassifier(**QUICK)])
 def test_scikit_learn_estimator_check(estimator, check):
     with warnings.catch_warnings():
@@ -78,28 +62,6 @@ def test_the_standard_search_trains_its_finalists_longer():
     model = DropoutRegressor(hidden=(10,), n_steps=80, min_epochs=1, n_folds=2, random_state=0, device="cpu").fit(x, y)
     assert model.search_scores_.shape == (6 + 3 + 2,)  # plain, with binned columns, finalists
     assert len(model.population_) == 6
-
-
-def test_the_order_of_rows_does_not_matter_and_weights_are_repetitions():
-    x, y = toy(40)
-    order = np.random.default_rng(0).permutation(40)
-    model = DropoutRegressor(**QUICK, random_state=1)
-    plain = clone(model).fit(x, y).predict(x)
-    np.testing.assert_array_equal(plain, clone(model).fit(x[order], y[order]).predict(x))
-    weight = np.arange(40) % 3
-    weighted = clone(model).fit(x, y, sample_weight=weight).predict(x)
-    np.testing.assert_array_equal(weighted, clone(model).fit(x.repeat(weight, 0), y.repeat(weight)).predict(x))
-
-
-def test_copies_of_a_row_are_never_learned_from_and_held_out_at_once():
-    # Noise alone: were copies on both sides of a split, the held-out noise would look predictable and τ too large.
-    source = np.random.default_rng(0)
-    x, y = source.normal(size=(60, 8)), source.normal(size=60)
-    settings = QUICK | {"hidden": (100,), "drop_prob": 0.005, "weight_decay": 1e-6, "n_steps": 600}
-    once = DropoutRegressor(**settings, random_state=0).fit(x, y)
-    thrice = DropoutRegressor(**settings, random_state=0).fit(x.repeat(3, 0), y.repeat(3))
-    assert once.precision_ < 1.2
-    assert thrice.precision_ < 1.2
 
 
 def test_large_data_are_searched_on_a_part_and_learned_from_whole(monkeypatch):
@@ -173,21 +135,6 @@ def test_pipelines_searches_and_parallel_cross_validation():
         warnings.simplefilter("ignore")
         scores = cross_val_score(DropoutRegressor(**QUICK, random_state=0), *toy(80), cv=2, n_jobs=2)
     np.testing.assert_allclose(scores, cross_val_score(DropoutRegressor(**QUICK, random_state=0), *toy(80), cv=2))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"n_draws": 0}, "`n_draws` must be a positive integer"),
-        ({"drop_prob": "auto"}, "`drop_prob` must be 'search'"),
-        ({"noise": "gaussian"}, "`noise` must be one of"),
-        ({"learning_rate": 0}, "`learning_rate` must be 'auto' or a positive"),
-        ({"n_folds": 0}, "`n_folds` must be 'auto'"),
-    ],
-)
-def test_bad_parameters_are_refused_in_fit(settings, message):
-    with pytest.raises(ValueError, match=message):
-        DropoutRegressor(**(QUICK | settings)).fit(*toy(20))
 
 
 @pytest.mark.parametrize("learning_rate", [1e2, 1e15, 1e30])

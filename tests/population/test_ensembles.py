@@ -6,7 +6,7 @@ import math
 import torch
 
 from dropbayes.population import Member, choose_ensemble, ensembles
-from dropbayes.population.ensembles import greedy_places
+from dropbayes.population.ensembles import greedy_selection
 
 F64 = torch.float64
 
@@ -17,14 +17,14 @@ def rows(n=90):
     return x, x[:, 0].sin() + 0.1 * torch.randn(n, dtype=F64, generator=source)
 
 
-def test_two_greedy_places_hold_the_best_pair_that_begins_with_the_best_candidate():
+def test_a_greedy_selection_of_two_is_the_best_pair_that_begins_with_the_best_candidate():
     density = torch.randn(6, 40, dtype=F64, generator=torch.Generator().manual_seed(3)) - 1
     weight = torch.rand(40, dtype=F64, generator=torch.Generator().manual_seed(4))
     score = {
         (i, j): float(torch.logaddexp(density[i], density[j]) @ weight)
         for i, j in itertools.product(range(6), repeat=2)
     }
-    first, second = greedy_places(density, weight, 2)
+    first, second = greedy_selection(density, weight, 2)
     assert first == int((density @ weight).argmax())
     assert score[first, second] == max(value for (i, _), value in score.items() if i == first)
 
@@ -32,8 +32,8 @@ def test_two_greedy_places_hold_the_best_pair_that_begins_with_the_best_candidat
 def test_the_ensemble_learns_and_its_draws_are_of_rows_held_out():
     x, y = rows()
     grid = [Member(drop_prob=p, epochs=40, learning_rate=0.01) for p in (0.02, 0.9)]
-    choice = choose_ensemble(x, y, grid, n_places=2, n_folds=3, hidden=(10,), batch_size=30, device="cpu", dtype=F64)
-    assert choice.places == (0, 0)
+    choice = choose_ensemble(x, y, grid, n_members=2, n_folds=3, hidden=(10,), batch_size=30, device="cpu", dtype=F64)
+    assert choice.selection == (0, 0)
     inputs, targets, weight = choice.held_out_rows()
     assert sorted(targets.tolist()) == sorted(y.tolist()) and bool((weight == 1).all())
     draws = choice.held_out_draws(5)
@@ -49,9 +49,9 @@ def test_finalists_are_trained_longer_and_join_the_candidates():
     x, y = rows()
     grid = [Member(drop_prob=p, epochs=2, learning_rate=0.01) for p in (0.02, 0.1, 0.9)]
     settings = {"n_folds": 2, "hidden": (10,), "batch_size": 30, "device": "cpu"}
-    choice = choose_ensemble(x, y, grid, finalists=1, finalist_epochs=60, n_places=1, **settings)
+    choice = choose_ensemble(x, y, grid, finalists=1, finalist_epochs=60, n_members=1, **settings)
     assert len(choice.candidates) == 4 and choice.candidates[3].epochs == 60
-    assert choice.places == (3,) and choice.log_likelihood[3] > choice.log_likelihood[:3].max()
+    assert choice.selection == (3,) and choice.log_likelihood[3] > choice.log_likelihood[:3].max()
 
 
 def test_weights_of_rows_count_in_the_score_and_in_the_precision():
@@ -61,7 +61,7 @@ def test_weights_of_rows_count_in_the_score_and_in_the_precision():
     y = torch.where(noisy, y + 3 * torch.randn(200, dtype=F64, generator=torch.Generator().manual_seed(5)), y)
     weight = torch.where(noisy, 1e-3, 1.0).double()
     grid = [Member(drop_prob=0.02, epochs=40, learning_rate=0.01)]
-    settings = {"n_places": 1, "n_folds": 2, "hidden": (10,), "batch_size": 30, "device": "cpu"}
+    settings = {"n_members": 1, "n_folds": 2, "hidden": (10,), "batch_size": 30, "device": "cpu"}
     plain, weighted, scaled = (choose_ensemble(x, y, grid, weight=w, **settings) for w in (None, weight, 7.5 * weight))
     assert weighted.precision[0, 0] > 3 * plain.precision[0, 0]
     assert weighted.log_likelihood[0] > plain.log_likelihood[0] + 0.5

@@ -19,6 +19,7 @@ from dropbayes.population import (
     select,
     train,
 )
+from dropbayes.population.evaluation import fit_and_score
 from tests.population.samples import F64, toy, trained_population
 
 
@@ -31,16 +32,16 @@ def linear_population(weight: torch.Tensor, drop_prob: float, n: int = 1):
     return trained, x
 
 
-@pytest.mark.parametrize("schedule", ["constant", "cosine"])
-def test_a_member_without_dropout_follows_torch_adam(schedule):
+@pytest.mark.parametrize(("schedule", "betas"), [("constant", (0.9, 0.999)), ("cosine", (0.8, 0.99))])
+def test_a_member_without_dropout_follows_torch_adam(schedule, betas):
     x, y = toy(50)
     member = Member(drop_prob=0.0, weight_decay=3e-3, learning_rate=0.02, epochs=4, seed=7)
-    trained = train([Task(x, y)], [member], hidden=(6,), batch_size=16, schedule=schedule, **F64)
+    trained = train([Task(x, y)], [member], hidden=(6,), batch_size=16, schedule=schedule, betas=betas, **F64)
 
     net = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1)).double()
     for linear, weight in zip((net[0], net[2]), randomness.initial_weights(7, (3, 6, 1), torch.float64), strict=True):
         linear.weight.data, linear.bias.data = weight.T.clone(), torch.zeros_like(linear.bias)
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02, betas=betas)
     rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=16) if schedule == "cosine" else None
     inputs, targets = (x - x.mean(0)) / x.std(0, unbiased=False), (y - y.mean()) / y.std(unbiased=False)
     order = randomness.member_order(7, 50)
@@ -130,6 +131,16 @@ def test_fitted_precision_is_the_best_of_a_dense_grid(likelihood):
     for factor in torch.logspace(-3, 3, 61):
         other = replace(fitted, precision=fitted.precision * factor)
         assert (evaluate(other, held_out, n_draws=40).log_likelihood <= best + 1e-6).all()
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic"])
+def test_densities_scored_with_the_fit_are_those_of_an_evaluation(likelihood):
+    population, tasks = trained_population(likelihood=likelihood)
+    held_out = [task.held_out for task in tasks]
+    fitted, density = fit_and_score(population, held_out, n_draws=40)
+    expected = evaluate(fitted, held_out, n_draws=40)
+    real = expected.weight > 0
+    torch.testing.assert_close(density[real], expected.log_density[real], rtol=1e-4, atol=1e-4)
 
 
 def test_without_dropout_the_fitted_precision_is_one_over_the_mean_squared_error():

@@ -46,14 +46,14 @@ def test_dates_are_written_as_days():
 
 def test_a_few_numbers_are_written_as_in_the_table_where_each_has_one_text():
     feature = Feature("paid", (0,), np.array([0.0, 1.0, 1.0, np.nan]))
-    assert [feature.labelled(["no", "yes", "yes", ""]).text(v) for v in (0.0, 1.0, np.nan)] == [
+    assert [feature.with_labels(["no", "yes", "yes", ""]).text(v) for v in (0.0, 1.0, np.nan)] == [
         "no",
         "yes",
         "(missing)",
     ]
-    assert feature.labelled(["no", "yes", "1", ""]).text(1.0) == "1"  # written in two ways
+    assert feature.with_labels(["no", "yes", "1", ""]).text(1.0) == "1"  # written in two ways
     many = Feature("size", (0,), np.arange(20.0))
-    assert many.labelled([f"no. {k}" for k in range(20)]).text(3.0) == "3"
+    assert many.with_labels([f"no. {k}" for k in range(20)]).text(3.0) == "3"
 
 
 def test_large_numbers_have_their_digits_and_no_exponent():

@@ -130,7 +130,7 @@ def _show_columns(rows: TrainingRows) -> None:
     console.print(f"{sizes}{dropped}\n")
     lines = [[c.name, c.kind, str(len(c.inputs)), *_handling(c, rows.missing.get(c.name, 0))] for c in schema.columns]
     lines += [[name, "left out", "0", "", reason] for name, reason in schema.left_out.items()]
-    lines = _joined(lines)
+    lines = _join_lines(lines)
     heads = ["column", "kind", "inputs", "missing", "how it is read"]
     console.print(table("", heads, lines[:_MOST_LINES], numbers=(2, 3)))
     if len(lines) > _MOST_LINES:
@@ -138,7 +138,7 @@ def _show_columns(rows: TrainingRows) -> None:
     console.print()
 
 
-def _joined(lines: list[list[str]]) -> list[list[str]]:
+def _join_lines(lines: list[list[str]]) -> list[list[str]]:
     """The lines with runs of neighbouring columns that are read alike, beyond a handful, in one line."""
     result: list[list[str]] = []
     for _, run in itertools.groupby(lines, key=lambda line: line[1:]):

@@ -11,7 +11,8 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from dropbayes import calibration
 from dropbayes.estimators.ensembles import ClassEnsemble
-from dropbayes.estimators.learning import DropoutEstimator, row_weights
+from dropbayes.estimators.learning import DropoutEstimator
+from dropbayes.estimators.rows import row_weights
 from dropbayes.population import EnsembleChoice
 
 # Held-out rows without errors would give temperature 0: this is the lower bound.
@@ -77,7 +78,7 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None, times: Any = None
     ) -> DropoutClassifier:
         """Searches, trains and fits the temperature; see `DropoutRegressor.fit`."""
-        x, labels, weight = self._validated(X, y, sample_weight, reset=not self._is_warm())
+        x, labels, weight = self._training_data(X, y, sample_weight, reset=not self._is_warm())
         classes, codes = np.unique(labels, return_inverse=True)
         if self._is_warm():
             codes = self._codes(labels, len(x))
@@ -95,9 +96,9 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         temperature = calibration.temperature(logits, codes, sample_weight=weight)
         self.temperature_ = max(float(temperature), _LEAST_TEMPERATURE)
 
-    def _validated(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
+    def _training_data(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
         x, y = self._arrays(X, y, reset=reset)
-        x = self._encoded(x, reset=reset)
+        x = self._encode(x, reset=reset)
         check_classification_targets(y)
         labels = column_or_1d(y, warn=True)
         weight = row_weights(sample_weight, x)
@@ -111,7 +112,7 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> DropoutClassifier:
         """One pass over more rows from the current weights; the first call needs all `classes` and does not search."""
         first = not hasattr(self, "population_")
-        x, labels, weight = self._validated(X, y, sample_weight, reset=first)
+        x, labels, weight = self._training_data(X, y, sample_weight, reset=first)
         self._check_parameters()
         if first:
             if classes is None:

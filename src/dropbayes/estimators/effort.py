@@ -20,14 +20,18 @@ class Effort:
         hidden: The widths of the hidden layers; multiples of 16 fill a processor's vectors (50 takes as long as 64).
         wide_rows: The number of rows from which the hidden layers are twice as wide.
         learning_rate: The initial learning rate of Adam; it decays to zero along a cosine.
+        betas: The decay rates of Adam's moments. A second moment that forgets sooner saves a third of the steps.
+        large_batch: The number of rows per step from 3,000 rows on. Steps of 256 rows rather than 128 are half as many,
+            at a learning rate greater by the root of two.
         weight_decays: The candidate values of λ, relative to half the mean squared error of standardised targets.
         steps, steps_per_row: A network is trained for `steps` + `steps_per_row` · N steps.
         most_steps: The maximum number of steps, unless the minimum number of epochs needs more.
         bin_inputs: The maximum number of inputs from the bins of all columns.
-        n_places: The number of places in the ensemble.
-        n_seeds: The number of networks trained on all rows for each place.
+        n_members: The number of candidates selected for the ensemble.
+        n_networks: The number of networks trained on all rows, which the members share.
+        large_networks: Their number from 2,000 rows on, where a network more costs most and adds least.
         search_draws: The number of draws per network and held-out row in the choice among candidates.
-        noise_draws: The number of draws per place and held-out row to which the noise model is fitted.
+        noise_draws: The number of draws per member and held-out row to which the noise model is fitted.
         noise_steps: The number of steps of the noise model's fit.
         noise_rows: The maximum number of held-out rows to which the noise model is fitted.
     """
@@ -38,13 +42,16 @@ class Effort:
     hidden: tuple[int, ...] = (48, 48)
     wide_rows: int = 10**9
     learning_rate: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
+    large_batch: int = 128
     weight_decays: tuple[float, ...] = (1e-6,)
     steps: int = 2000
     steps_per_row: float = 0.0
     most_steps: int = 10**9
     bin_inputs: int = 32
-    n_places: int = 3
-    n_seeds: int = 2
+    n_members: int = 3
+    n_networks: int = 6
+    large_networks: int = 6
     search_draws: int = 32
     noise_draws: int = 8
     noise_steps: int = 100
@@ -56,8 +63,9 @@ EFFORTS = {
         candidates=((0.0, 0.01, 1.0), (0.0, 0.05, 1.0), (0.05, 0.1, 1.0), (0.1, 0.2, 0.5)),
         hidden=(50, 50),
         steps=500,
-        n_places=2,
-        n_seeds=1,
+        n_members=2,
+        n_networks=2,
+        large_networks=2,
         noise_steps=60,
         noise_rows=500,
     ),
@@ -68,8 +76,13 @@ EFFORTS = {
         ),
         binned=((0.0, 0.01, 0.2), (0.0, 0.05, 0.2), (0.05, 0.1, 0.2)),
         n_finalists=2,
-        steps_per_row=0.3,
+        betas=(0.9, 0.99),
+        large_batch=256,
+        steps=1700,
+        steps_per_row=0.2,
         most_steps=6000,
+        large_networks=4,
+        search_draws=16,
     ),
     "best": Effort(
         candidates=(
@@ -91,7 +104,8 @@ EFFORTS = {
         learning_rate=5e-3,
         steps=20_000,
         steps_per_row=6.0,
-        n_seeds=3,
+        n_networks=9,
+        large_networks=9,
         search_draws=64,
         noise_draws=16,
         noise_steps=300,

@@ -10,7 +10,7 @@ import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dropbayes import information, sampling
 from dropbayes.estimators import files
 from dropbayes.estimators.bins import Bins
+from dropbayes.estimators.distances import DistanceSpread
 from dropbayes.estimators.frames import FrameColumns
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.estimators.noise import StudentNoise
@@ -122,7 +123,7 @@ class Ensemble(ABC):
             raise ValueError("`X` must hold finite numbers.")
         return x if self.missing_values_ is None else self.missing_values_.encode(x)
 
-    def _binned(self, x: np.ndarray) -> np.ndarray:
+    def _with_bins(self, x: np.ndarray) -> np.ndarray:
         return x if self.bins_ is None else self.bins_.encode(x)
 
     @property
@@ -141,7 +142,7 @@ class Ensemble(ABC):
         n_rows = block_rows or self.block_rows
         for start in range(0, len(x), n_rows):
             rows = slice(start, min(start + n_rows, len(x)))
-            inputs = torch.tensor(self._binned(x[rows])).to(population.device)
+            inputs = torch.tensor(self._with_bins(x[rows])).to(population.device)
             # All networks were trained on the same rows, so they share one standardisation.
             standard = ((inputs - population.x_mean[0]) / population.x_scale[0]).to(population.weights[0].dtype)
             outputs = []
@@ -165,7 +166,7 @@ class Ensemble(ABC):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the fitted estimator to one file (see `dropbayes.runtime.storage`); `load` reads it back."""
         self._check_fitted()
-        files.save(self, path, own=self._own_state(), own_tensors=self._own_tensors())
+        files.save(self, path, class_state=self._class_state(), class_tensors=self._class_tensors())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Any:
@@ -181,16 +182,16 @@ class Ensemble(ABC):
         """The likelihood of the networks."""
 
     @abstractmethod
-    def _own_state(self) -> dict[str, Any]:
+    def _class_state(self) -> dict[str, Any]:
         """The state of this class alone that a file must hold, as JSON values."""
 
     @abstractmethod
-    def _own_tensors(self) -> dict[str, Tensor]:
+    def _class_tensors(self) -> dict[str, Tensor]:
         """The tensors of this class alone that a file must hold."""
 
     @abstractmethod
-    def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Restores what `_own_state` and `_own_tensors` returned."""
+    def _set_class_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Restores what `_class_state` and `_class_tensors` returned."""
 
 
 class RegressionEnsemble(Ensemble):
@@ -199,6 +200,7 @@ class RegressionEnsemble(Ensemble):
     saved_as = "DropoutRegressor"
     noise: str
     noise_: StudentNoise | None
+    distance_spread_: DistanceSpread | None
     one_column_: bool
 
     def _head(self) -> str:
@@ -216,7 +218,7 @@ class RegressionEnsemble(Ensemble):
         """The predictive distribution of each row: a mixture over the draws of all networks, in the units of y."""
         blocks = [mixture for _, mixture in self._uncalibrated_blocks(X, None)]
         location, scale = (torch.cat([getattr(m, name) for m in blocks], 1) for name in ("location", "scale"))
-        return self._recalibrated(Mixture(location, scale, blocks[0].freedom))
+        return self._recalibrate(Mixture(location, scale, blocks[0].freedom))
 
     def predictive_blocks(self, X: Any, *, block_rows: int | None = None) -> Iterator[tuple[slice, Mixture]]:
         """Yields each block of rows with its `predictive`, so that memory stays bounded.
@@ -226,9 +228,9 @@ class RegressionEnsemble(Ensemble):
             block_rows: Rows per block; chosen from the number of draws by default.
         """
         for rows, mixture in self._uncalibrated_blocks(X, block_rows):
-            yield rows, self._recalibrated(mixture)
+            yield rows, self._recalibrate(mixture)
 
-    def _recalibrated(self, mixture: Mixture) -> Mixture:
+    def _recalibrate(self, mixture: Mixture) -> Mixture:
         return mixture if self.recalibration is None else self.recalibration.mixture(mixture)
 
     def _uncalibrated_blocks(self, X: Any, block_rows: int | None) -> Iterator[tuple[slice, Mixture]]:
@@ -241,7 +243,10 @@ class RegressionEnsemble(Ensemble):
         if self.noise_ is not None:
             draws = outputs.double().flatten(0, 1).cpu()
             columns = inputs[:, : self._n_columns].cpu()
-            return self.noise_.mixture(draws, columns, population.y_mean[0].cpu(), population.y_scale[0].cpu())
+            y_mean, y_scale = population.y_mean[0].cpu(), population.y_scale[0].cpu()
+            mixture = self.noise_.mixture(draws, columns, y_mean, y_scale)
+            spread = self.distance_spread_
+            return mixture if spread is None else spread.spread(mixture, columns, y_scale)
         mean, variance = in_units(population, outputs)
         return Mixture(mean.flatten(0, 1).cpu(), variance.flatten(0, 1).sqrt().cpu())
 
@@ -296,19 +301,16 @@ class RegressionEnsemble(Ensemble):
         densities = [mixture.log_density(targets[rows]) for rows, mixture in self.predictive_blocks(X)]
         return float(weighted_mean(torch.cat(densities), sample_weight))
 
-    def _own_state(self) -> dict[str, Any]:
+    def _class_state(self) -> dict[str, Any]:
         return {"one_column": bool(self.one_column_)}
 
-    def _own_tensors(self) -> dict[str, Tensor]:
-        if self.noise_ is None:
-            return {}
-        return {f"noise.{f.name}": getattr(self.noise_, f.name) for f in fields(self.noise_)}
+    def _class_tensors(self) -> dict[str, Tensor]:
+        return files.tensors_of("noise", self.noise_) | files.tensors_of("distance", self.distance_spread_)
 
-    def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    def _set_class_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.one_column_ = settings["one_column"]
-        names = [f.name for f in fields(StudentNoise)]
-        stored = all(f"noise.{name}" in tensors for name in names)
-        self.noise_ = StudentNoise(**{name: tensors[f"noise.{name}"] for name in names}) if stored else None
+        self.noise_ = files.record_of(StudentNoise, "noise", tensors)
+        self.distance_spread_ = files.record_of(DistanceSpread, "distance", tensors)
 
 
 class ClassEnsemble(Ensemble):
@@ -368,7 +370,7 @@ class ClassEnsemble(Ensemble):
             raise ValueError(f"`y` must hold only the classes {self.classes_.tolist()}; got {unknown.tolist()[0]!r}.")
         return np.searchsorted(self.classes_, labels)
 
-    def _own_state(self) -> dict[str, Any]:
+    def _class_state(self) -> dict[str, Any]:
         dates = self.classes_.dtype.kind in "mM"  # not representable in JSON
         return {
             "classes": self.classes_.astype(np.int64 if dates else self.classes_.dtype).tolist(),
@@ -376,10 +378,10 @@ class ClassEnsemble(Ensemble):
             "temperature": self.temperature_,
         }
 
-    def _own_tensors(self) -> dict[str, Tensor]:
+    def _class_tensors(self) -> dict[str, Tensor]:
         return {}
 
-    def _set_own_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    def _set_class_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         dtype, classes = np.dtype(settings["classes_dtype"]), settings["classes"]
         longest = max((len(label) for label in classes if isinstance(label, str)), default=0)
         # A string dtype wider than its labels would allocate memory that no label needs.

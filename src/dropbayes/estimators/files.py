@@ -23,7 +23,9 @@ from dropbayes.runtime import storage
 _STACKED = (*STACKED, "history")
 
 
-def save(estimator: Any, path: str | os.PathLike[str], *, own: dict[str, Any], own_tensors: dict[str, Tensor]) -> None:
+def save(
+    estimator: Any, path: str | os.PathLike[str], *, class_state: dict[str, Any], class_tensors: dict[str, Tensor]
+) -> None:
     """Writes a fitted estimator, with the state specific to its class."""
     parameters = estimator.get_params(deep=False)
     if not isinstance(parameters["random_state"], int | np.integer | None):
@@ -41,12 +43,12 @@ def save(estimator: Any, path: str | os.PathLike[str], *, own: dict[str, Any], o
         "missing": None if missing is None else {"fill": missing.fill.tolist(), "columns": missing.columns.tolist()},
         "columns": None if estimator.frame_columns_ is None else estimator.frame_columns_.as_json(),
         "bins": None if bins is None else [edges.tolist() for edges in bins.edges],
-        **own,
+        **class_state,
     }
     tensors = {f"weight.{i}": w for i, w in enumerate(population.weights)}
     tensors |= {f"bias.{i}": b for i, b in enumerate(population.biases)}
     tensors |= {name: getattr(population, name) for name in _STACKED}
-    tensors |= own_tensors
+    tensors |= class_tensors
     storage.save(path, tensors, kind=estimator.saved_as, settings=settings, version=_version())
 
 
@@ -55,7 +57,7 @@ def load(kind: Any, path: str | os.PathLike[str]) -> tuple[Any, storage.ModelFil
     file = storage.load(path, kinds=[kind.saved_as])
     try:
         estimator = _restore(kind, file)
-        estimator._set_own_state(file.settings, file.tensors)
+        estimator._set_class_state(file.settings, file.tensors)
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"`path` holds a {file.kind} with missing, unknown or impossible parts: {error}.") from None
     return estimator, file
@@ -158,3 +160,16 @@ def _version() -> str:
         return installed_version("dropbayes")
     except PackageNotFoundError:
         return "unknown"
+
+
+def tensors_of(name: str, record: Any) -> dict[str, Tensor]:
+    """The tensors of a dataclass as a file holds them, each under the record's name; none for None."""
+    return {} if record is None else {f"{name}.{f.name}": getattr(record, f.name) for f in fields(record)}
+
+
+def record_of(kind: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """The dataclass of a kind from the tensors of a file; None if the file does not hold them all."""
+    keys = {f.name: f"{name}.{f.name}" for f in fields(kind)}
+    if not tensors.keys() >= set(keys.values()):
+        return None
+    return kind(**{field: tensors[key] for field, key in keys.items()})

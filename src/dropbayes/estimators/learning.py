@@ -1,24 +1,24 @@
-r"""The common base of the estimators: their parameters, and the search over those left to the effort."""
+r"""The common base of the estimators: the search over what is left to the effort, and the training after it."""
 
 from __future__ import annotations
 
-import numbers
 from abc import abstractmethod
 from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_array, check_is_fitted, check_X_y, validate_data
+from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
 from torch import Tensor
 
 from dropbayes.estimators.bins import Bins
-from dropbayes.estimators.effort import EFFORTS, Effort
+from dropbayes.estimators.distances import Gap
 from dropbayes.estimators.ensembles import Ensemble, as_array
 from dropbayes.estimators.frames import FrameColumns, is_mixed_frame
 from dropbayes.estimators.missing import MissingValues
+from dropbayes.estimators.parameters import FOLDS, MANY_ROWS, Parameters
+from dropbayes.estimators.rows import canonical_rows, row_groups, time_groups
 from dropbayes.population import (
     EnsembleChoice,
     Member,
@@ -26,6 +26,7 @@ from dropbayes.population import (
     Task,
     choose_ensemble,
     fit_precision,
+    select,
     train_in_jobs,
 )
 from dropbayes.runtime.devices import cpu_threads
@@ -33,154 +34,32 @@ from dropbayes.runtime.progress import ProgressBar
 
 # A search on more rows takes longer and rarely changes the choice.
 _SEARCH_ROWS = 50_000
-# From this many rows on, one split with a fifth held out replaces the folds.
-_MANY_ROWS = 2000
-_FOLDS = 5
-# Larger weights enter the objective: as repeated rows they would cost memory.
-_REPEATED_WEIGHT = 10
 # The window, in rows, of the running noise estimate of `partial_fit`.
 _REMEMBERED_ROWS = 1000
-
-
 # Operations on fewer values are no faster with a second thread.
 _ONE_THREAD_SIZE = 2**18
 
 
-class DropoutEstimator(BaseEstimator, Ensemble):
+class DropoutEstimator(Parameters, Ensemble):
     """The common base of the regressor and the classifier, which document the parameters."""
 
     rows_tested_: int
 
-    def __init__(
-        self,
-        hidden: tuple[int, ...] | Literal["auto"] = "auto",
-        *,
-        effort: Literal["quick", "standard", "best"] = "standard",
-        drop_prob: Any = "search",
-        weight_decay: Any = "search",
-        learn_drop_prob: bool = False,
-        activation: Literal["relu", "tanh"] = "relu",
-        missing: Literal["error", "learn"] = "error",
-        n_networks: int | Literal["auto"] = "auto",
-        n_steps: int | Literal["auto"] = "auto",
-        min_epochs: int = 10,
-        learning_rate: float | Literal["auto"] = "auto",
-        batch_size: int | Literal["auto"] = "auto",
-        n_folds: int | Literal["auto"] = "auto",
-        n_draws: int = 50,
-        warm_start: bool = False,
-        n_jobs: int | None = None,
-        device: str = "auto",
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.hidden = hidden
-        self.effort = effort
-        self.drop_prob = drop_prob
-        self.weight_decay = weight_decay
-        self.learn_drop_prob = learn_drop_prob
-        self.activation = activation
-        self.missing = missing
-        self.n_networks = n_networks
-        self.n_steps = n_steps
-        self.min_epochs = min_epochs
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_folds = n_folds
-        self.n_draws = n_draws
-        self.warm_start = warm_start
-        self.n_jobs = n_jobs
-        self.device = device
-        self.random_state = random_state
-        self.verbose = verbose
-
-    # --- settings -------------------------------------------------------------------------------------------------
-
-    @property
-    def _effort(self) -> Effort:
-        return EFFORTS[self.effort]
-
-    def _check_parameters(self) -> None:
-        if self.effort not in EFFORTS:
-            raise ValueError(f"`effort` must be one of {', '.join(map(repr, EFFORTS))}; got {self.effort!r}.")
-        for name in ("min_epochs", "n_draws"):
-            value = getattr(self, name)
-            if not isinstance(value, numbers.Integral) or value < 1:
-                raise ValueError(f"`{name}` must be a positive integer; got {value!r}.")
-        for name in ("n_networks", "n_steps", "batch_size", "n_folds"):
-            value = getattr(self, name)
-            if value != "auto" and not (isinstance(value, numbers.Integral) and int(value) >= 1):
-                raise ValueError(f"`{name}` must be 'auto' or a positive integer; got {value!r}.")
-        rate = self.learning_rate
-        if rate != "auto" and not (isinstance(rate, numbers.Real) and rate > 0):
-            raise ValueError(f"`learning_rate` must be 'auto' or a positive number; got {rate!r}.")
-        for name in ("drop_prob", "weight_decay"):
-            value = getattr(self, name)
-            if isinstance(value, str) and value != "search":
-                raise ValueError(f"`{name}` must be 'search', a number, or a list of numbers to try; got {value!r}.")
-        if not isinstance(self.hidden, (tuple, list, np.ndarray)) and self.hidden != "auto":
-            raise ValueError(f"`hidden` must be 'auto' or a tuple of widths such as (50, 50); got {self.hidden!r}.")
-
-    def _hidden(self, n_rows: int) -> tuple[int, ...]:
-        if not isinstance(self.hidden, str):
-            return tuple(self.hidden)
-        return tuple(width * (2 if n_rows >= self._effort.wide_rows else 1) for width in self._effort.hidden)
-
-    def _batch_size(self, n_rows: int) -> int:
-        if self.batch_size != "auto":
-            return min(int(self.batch_size), n_rows)
-        return min(n_rows, 64 if n_rows < 3000 else 128 if n_rows < 100_000 else 512)
-
-    def _epochs(self, n_rows: int, share: float = 1.0) -> int:
-        """The number of epochs that amounts to the number of steps; on large tables at least `min_epochs`."""
-        effort, per_epoch = self._effort, -(-n_rows // self._batch_size(n_rows))
-        steps = min(effort.steps + effort.steps_per_row * n_rows, effort.most_steps)
-        epochs = (steps if self.n_steps == "auto" else int(self.n_steps)) / per_epoch
-        return max(1, round(share * max(self.min_epochs, epochs)))
+    # --- learning -------------------------------------------------------------------------------------------------
 
     def _settings(self, n_rows: int, progress: ProgressBar | None = None) -> dict[str, Any]:
         return {
-            "hidden": self._hidden(n_rows),
+            "hidden": self._hidden_widths(n_rows),
             "likelihood": self._head(),
             "activation": self.activation,
             "batch_size": self._batch_size(n_rows),
             "schedule": "cosine",
+            "betas": self._effort.betas,
             "learn_drop_prob": self.learn_drop_prob,
             "n_jobs": self.n_jobs,
             "device": self.device,
             "progress": progress or (None if self.verbose else False),
         }
-
-    def _grid(self, n_rows: int) -> tuple[list[Member], int]:
-        """The candidates, and the number of finalists to train again for all steps."""
-        effort, n_layers = self._effort, len(self._hidden(n_rows))
-        n_finalists = 0
-        if isinstance(self.drop_prob, str):
-            n_finalists = effort.n_finalists
-            bins = getattr(self, "bins_", None)
-            seen = [(candidate, bins and len(bins.edges)) for candidate in effort.candidates]
-            seen += [(candidate, None) for candidate in effort.binned if bins]
-            tried = [((inputs, *[units] * n_layers), share, n) for (inputs, units, share), n in seen]
-        else:
-            given = self.drop_prob if isinstance(self.drop_prob, list) else [self.drop_prob]
-            tried = [(drop_prob, 1.0, None) for drop_prob in given]
-        decay = self.weight_decay
-        decays = effort.weight_decays if isinstance(decay, str) else decay if isinstance(decay, list) else [decay]
-        rate = effort.learning_rate if self.learning_rate == "auto" else float(self.learning_rate)
-        grid = [
-            Member(
-                drop_prob=drop_prob,
-                weight_decay=value,
-                learning_rate=rate,
-                epochs=self._epochs(n_rows, share),
-                n_inputs=n_inputs,
-            )
-            for drop_prob, share, n_inputs in tried
-            for value in decays
-        ]
-        return grid, n_finalists
-
-    # --- learning -------------------------------------------------------------------------------------------------
 
     def _is_warm(self) -> bool:
         return bool(self.warm_start) and hasattr(self, "population_")
@@ -188,45 +67,50 @@ class DropoutEstimator(BaseEstimator, Ensemble):
     def _learn(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, groups: Any, times: Any = None) -> None:
         self._check_parameters()
         if times is not None:
-            groups = _time_groups(times, groups, len(x))
+            groups = time_groups(times, groups, len(x))
         self.__dict__.pop("recalibration", None)  # fitted to the previous networks
-        x, y, weight, groups = _canonical_rows(x, y, weight, groups)
+        x, y, weight, groups = canonical_rows(x, y, weight, groups)
         if len(x) < 2:
             raise ValueError(f"Found n_samples={len(x)}: at least 2 rows are needed, to learn and to hold out.")
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         if self._is_warm():
-            self._continue_and_test(self._binned(x), y, weight)
+            self._continue_and_test(self._with_bins(x), y, weight)
             return
         self.bins_ = self._bins(x)
-        x = self._binned(x)
+        x = self._with_bins(x)
         self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # in case `partial_fit` follows
         threads = 1 if self._operation_size(len(x)) <= _ONE_THREAD_SIZE else None
         with cpu_threads(threads), self._progress(len(x)) as progress:
             choice = self._search(x, y, weight, groups, forward=times is not None, progress=progress)
             self.search_scores_ = choice.log_likelihood.numpy()
             self.search_edges_ = search_edges(choice)
-            self.population_ = self._trained(x, y, weight, choice, progress)
+            gap = self._gap(x, weight)
+            self.population_, without_gap = self._train_ensemble(x, y, weight, choice, gap, progress)
             self._refuse_divergence()
             self._fit_noise(choice)
+            if gap is not None:
+                self._fit_distance(gap, without_gap, x, y, weight)
 
     def _operation_size(self, n_rows: int) -> int:
         """The number of values in one tensor operation of the search."""
-        n_folds = _FOLDS if n_rows < _MANY_ROWS else 1
-        return len(self._grid(n_rows)[0]) * n_folds * self._batch_size(n_rows) * max(self._hidden(n_rows), default=1)
+        n_folds = FOLDS if n_rows < MANY_ROWS else 1
+        return (
+            len(self._grid(n_rows)[0])
+            * n_folds
+            * self._batch_size(n_rows)
+            * max(self._hidden_widths(n_rows), default=1)
+        )
 
     def _progress(self, n_rows: int) -> ProgressBar:
         """One bar, in steps of a network, for the search and the training after it, so that it shows the time left."""
         n_searched = min(n_rows, _SEARCH_ROWS)
         (grid, n_finalists), n_folds = self._grid(n_searched), self._folds(n_searched)
-        learned = n_searched * (n_folds - 1) // n_folds if n_folds > 1 else n_searched * (_FOLDS - 1) // _FOLDS
+        learned = n_searched * (n_folds - 1) // n_folds if n_folds > 1 else n_searched * (FOLDS - 1) // FOLDS
         epochs = sum(member.epochs for member in grid) + n_finalists * self._epochs(n_searched)
         searched = epochs * n_folds * -(-learned // self._batch_size(n_searched))
-        trained = self._n_networks() * self._epochs(n_rows) * -(-n_rows // self._batch_size(n_rows))
+        trained = self._n_networks(n_rows) * self._epochs(n_rows) * -(-n_rows // self._batch_size(n_rows))
         show = None if self.verbose else False
         return ProgressBar("fit", searched + trained, unit="network steps", show=show)
-
-    def _folds(self, n_rows: int) -> int:
-        return (_FOLDS if n_rows < _MANY_ROWS else 1) if self.n_folds == "auto" else int(self.n_folds)
 
     def _search(
         self,
@@ -242,16 +126,16 @@ class DropoutEstimator(BaseEstimator, Ensemble):
         rows = np.random.RandomState(self.seed_).permutation(len(x))[:n_rows]
         n_folds = self._folds(n_rows)
         grid, n_finalists = self._grid(n_rows)
-        n_networks, n_columns = self._n_networks(), None if self.bins_ is None else len(self.bins_.edges)
+        n_networks, n_columns = self._n_networks(len(x)), None if self.bins_ is None else len(self.bins_.edges)
         return choose_ensemble(
             torch.tensor(x[rows]),
             torch.tensor(y[rows]),
             grid,
             finalists=n_finalists,
             finalist_epochs=self._epochs(n_rows),
-            n_places=min(self._effort.n_places, n_networks),
+            n_members=min(self._effort.n_members, n_networks),
             n_folds=n_folds,
-            groups=_row_groups(x[rows, :n_columns], y[rows]) if groups is None else groups[rows],
+            groups=row_groups(x[rows, :n_columns], y[rows]) if groups is None else groups[rows],
             forward=forward,
             weight=None if weight is None else torch.as_tensor(weight[rows]),
             n_draws=self._effort.search_draws,
@@ -260,29 +144,35 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             **self._settings(n_rows, progress),
         )
 
-    def _n_networks(self) -> int:
-        return self._effort.n_places * self._effort.n_seeds if self.n_networks == "auto" else int(self.n_networks)
+    def _train_ensemble(
+        self, x: np.ndarray, y: np.ndarray, weight: Any, choice: EnsembleChoice, gap: Gap | None, progress: ProgressBar
+    ) -> tuple[Population, Population]:
+        """The networks of the ensemble, trained on all rows, and a network trained without the rows of a gap if any.
 
-    def _trained(
-        self, x: np.ndarray, y: np.ndarray, weight: Any, choice: EnsembleChoice, progress: ProgressBar
-    ) -> Population:
-        """Trains the networks of the ensemble on all rows, cycling through the places, with the τ of their places."""
+        The networks cycle through the members, with the τ of their members.
+        """
         n_searched = min(len(x), _SEARCH_ROWS)
         full = self._epochs(n_searched)
         if self.bins_ is not None and all(member.n_inputs is not None for member in choice.members):
-            x, self.bins_ = x[:, : len(self.bins_.edges)], None  # no place went to a candidate that sees the bins
+            x, self.bins_ = x[:, : len(self.bins_.edges)], None  # no member sees the bins
         members = []
-        for i in range(self._n_networks()):
-            member = choice.members[i % len(choice.places)]
+        for i in range(self._n_networks(len(x))):
+            member = choice.members[i % len(choice.selection)]
             epochs = member.epochs
             if n_searched < len(x):  # the same fraction of a full training
                 epochs = max(1, round(self._epochs(len(x)) * member.epochs / full))
             n_inputs = None if self.bins_ is None else member.n_inputs
             members.append(replace(member, task=0, epochs=epochs, seed=self.seed_ + 1000 + i, n_inputs=n_inputs))
+        tasks, n_networks = [Task(x, y, weight)], len(members)
+        if gap is not None:
+            outside = ~gap.rows.numpy()
+            tasks.append(Task(x[outside], y[outside], None if weight is None else weight[outside]))
+            members.append(replace(members[0], task=1, seed=self.seed_ + 999))
         settings = self._settings(len(x), progress)
-        trained = train_in_jobs([Task(x, y, weight)], members, n_classes=self._n_classes(), **settings)
-        place = torch.arange(len(members)) % len(choice.places)
-        return replace(trained, precision=choice.precision[place].to(trained.device) * trained.y_scale**-2)
+        trained = train_in_jobs(tasks, members, n_classes=self._n_classes(), **settings)
+        index = torch.arange(len(members)) % len(choice.selection)
+        trained = replace(trained, precision=choice.precision[index].to(trained.device) * trained.y_scale**-2)
+        return select(trained, range(n_networks)), select(trained, range(n_networks, len(members)))
 
     def _continue(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None, epochs: int, schedule: str) -> None:
         """Continues training from the current weights."""
@@ -319,13 +209,13 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             self.bins_ = None  # the first rows of a stream are too few for bins
             grid, _ = self._grid(len(x))
             member = replace(grid[len(grid) // 2], task=0, epochs=1)
-            members = [replace(member, seed=self.seed_ + i) for i in range(self._n_networks())]
+            members = [replace(member, seed=self.seed_ + i) for i in range(self._n_networks(len(x)))]
             settings = self._settings(len(x))
             self.population_ = train_in_jobs([Task(x, y, weight)], members, n_classes=self._n_classes(), **settings)
             self.rows_tested_ = 1
             self._refuse_divergence()
             return
-        x = self._binned(x)
+        x = self._with_bins(x)
         # A running mean of the noise variance, so that a call with a single row changes it little.
         total = self.rows_tested_ + len(x)
         tested = self._tested_precision(x, y, weight)
@@ -337,6 +227,14 @@ class DropoutEstimator(BaseEstimator, Ensemble):
     @abstractmethod
     def _fit_noise(self, choice: EnsembleChoice) -> None:
         """Fits the noise or temperature to the held-out draws of a search."""
+
+    def _gap(self, x: np.ndarray, weight: np.ndarray | None) -> Gap | None:
+        """A gap in the rows whose errors teach how predictions part far from the rows; None to leave them."""
+        del x, weight
+        return None
+
+    def _fit_distance(self, gap: Gap, without_gap: Population, x: np.ndarray, y: np.ndarray, weight: Any) -> None:
+        """Fits the spread of the draws far from the rows to the rows of a gap."""
 
     @abstractmethod
     def _n_classes(self) -> int | None:
@@ -386,7 +284,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
             remedy = 'Set `missing="learn"` to learn from rows with missing inputs, or leave those rows out.'
             raise ValueError(f"Input X contains NaN. {remedy}") from None
 
-    def _encoded(self, x: np.ndarray, *, reset: bool) -> np.ndarray:
+    def _encode(self, x: np.ndarray, *, reset: bool) -> np.ndarray:
         """The inputs of the networks, with missing values filled and flagged if `missing="learn"`."""
         if reset:
             self.missing_values_ = MissingValues.of(x) if self.missing == "learn" else None
@@ -400,7 +298,7 @@ class DropoutEstimator(BaseEstimator, Ensemble):
     def _inputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         x = self._arrays(X, reset=False)
-        return self._encoded(x, reset=False)
+        return self._encode(x, reset=False)
 
 
 def search_edges(choice: EnsembleChoice) -> dict[str, float]:
@@ -420,54 +318,3 @@ def search_edges(choice: EnsembleChoice) -> dict[str, float]:
         if len(tried) > 1 and best > 0 and best in (min(tried), max(tried)):
             edges[name] = best
     return edges
-
-
-def row_weights(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
-    """The validated weights of rows; raises if any is negative or all are zero."""
-    if sample_weight is None:
-        return None
-    return _check_sample_weight(as_array(sample_weight), x, ensure_non_negative=True)
-
-
-def _time_groups(times: Any, groups: Any, n_rows: int) -> np.ndarray:
-    """The rank of each row's time: rows of one time are held out together."""
-    if groups is not None:
-        raise ValueError("`groups` and `times` are two ways to hold rows out; give one of them.")
-    times = np.asarray(as_array(times))
-    if times.shape != (n_rows,):
-        raise ValueError(f"`times` must hold one time for each of the {n_rows} rows; got {times.shape}.")
-    if times.dtype.kind in "fmM" and bool((times != times).any()):
-        raise ValueError("`times` must hold a time for every row; some are missing.")
-    ranks = np.unique(times, return_inverse=True)[1].reshape(-1)
-    if ranks.max() == 0:
-        raise ValueError("`times` must hold at least 2 times, to learn from the first and hold out the second; got 1.")
-    return ranks
-
-
-def _canonical_rows(x: Any, y: Any, weight: Any, groups: Any) -> tuple[Any, Any, Any, Any]:
-    """The rows in sorted order, with integer weights expanded to repeated rows.
-
-    The fit then does not depend on the order of the rows, and a row of weight 2 equals a row given twice.
-    """
-    if groups is not None:
-        groups = np.asarray(groups)
-        if groups.shape != (len(x),):
-            raise ValueError(f"`groups` must name one group for each of the {len(x)} rows; got {groups.shape}.")
-        groups = np.unique(groups, return_inverse=True)[1].reshape(-1)
-        if groups.max() == 0:
-            raise ValueError("`groups` must name at least 2 groups, to learn from one and hold out another; got 1.")
-    rows = np.arange(len(x))
-    if weight is not None:
-        rows = rows[weight > 0]
-        counts = weight[rows]
-        if len(counts) and np.all(counts == np.round(counts)) and counts.max() <= _REPEATED_WEIGHT:
-            rows, weight = np.repeat(rows, counts.astype(np.int64)), None
-    order = rows[np.lexsort(np.vstack([x[rows].T, y[rows].reshape(len(rows), -1).T]))]
-    return x[order], y[order], *(None if values is None else values[order] for values in (weight, groups))
-
-
-def _row_groups(x: np.ndarray, y: np.ndarray) -> Any:
-    """An index for each distinct row: copies of a row must not be in both the training and the held-out rows."""
-    table = np.column_stack([x, y.reshape(len(y), -1)])
-    groups = np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)
-    return groups if groups.max() > 0 else None  # a single distinct row: its copies must be split

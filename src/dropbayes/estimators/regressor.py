@@ -10,18 +10,24 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
 from torch import Tensor
 
+from dropbayes.estimators.distances import Gap, find_gap, fit_distance_spread
 from dropbayes.estimators.ensembles import RegressionEnsemble
-from dropbayes.estimators.learning import DropoutEstimator, row_weights
+from dropbayes.estimators.learning import DropoutEstimator
 from dropbayes.estimators.noise import fit_noise
-from dropbayes.population import EnsembleChoice
+from dropbayes.estimators.rows import row_weights
+from dropbayes.population import EnsembleChoice, Population, draws
+from dropbayes.population.standardisation import moments
+
+# The rows of a gap, and the draws for each, to which the spread far from the rows is fitted.
+_GAP_ROWS, _GAP_DRAWS = 1000, 32
 
 
 class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
     r"""Regression by an ensemble of dropout networks, with uncertainty estimated from their draws [GG16].
 
     Inputs and targets are standardised inside. Candidates (drop probabilities and lengths of training) are trained on
-    folds of the rows, all as one population. The places of a small ensemble go to the candidates that add most to the
-    held-out predictive log-likelihood, which are then trained on all rows. The noise is fitted to held-out draws:
+    folds of the rows, all as one population. The few that add most to the held-out predictive
+    log-likelihood are selected as an ensemble and trained on all rows. The noise is fitted to held-out draws:
     Student's t whose scale depends on the inputs, the predictive mean and the spread of the draws.
 
     Args:
@@ -55,6 +61,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         population_: The trained networks.
         precision_: τ in units of 1/y²: that of Gaussian noise, fitted to held-out draws of the first network's kind.
         drop_prob_: The drop probability before each weight layer of the first network.
+        distance_spread_: How the draws part far from the training rows (`dropbayes.estimators.distances`); None where
+            a gap in the rows shows no need.
         noise_: The fitted noise model of `noise="student"`, in standardised units; None for the other kinds.
         search_scores_: The held-out log-likelihood of each candidate, with Gaussian noise, in the units of y.
         search_edges_: The best drop probability and weight decay, if they are the smallest or largest tried.
@@ -119,9 +127,9 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             times: The time of each row, of any sortable type: the search then trains on the past and holds out what
                 follows (forward chaining), as in forecasting.
         """
-        x, y, weight = self._validated(X, y, sample_weight, reset=not self._is_warm())
+        x, y, weight = self._training_data(X, y, sample_weight, reset=not self._is_warm())
         if not self._is_warm():
-            self.noise_ = None
+            self.noise_ = self.distance_spread_ = None
         self._learn(x, y, weight, groups, times)
         return self
 
@@ -132,8 +140,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         x, y, weight = choice.held_out_rows()
         y_mean, y_scale = standard.y_mean[0].cpu(), standard.y_scale[0].cpu()
         draws = (choice.held_out_draws(effort.noise_draws).cpu() - y_mean) / y_scale
-        columns = slice(self._n_columns)
-        x = (x.double()[:, columns] - standard.x_mean[0, columns].cpu()) / standard.x_scale[0, columns].cpu()
+        x = self._standard_columns(x.double())
         y = (y.double().reshape(len(x), -1) - y_mean) / y_scale
         rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(self.seed_))[: effort.noise_rows]
         self.noise_, _ = fit_noise(
@@ -145,15 +152,45 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             seed=self.seed_,
         )
 
+    def _standard_columns(self, x: Any) -> Tensor:
+        """The standardised inputs, without those of the bins."""
+        standard, columns = self.population_, slice(self._n_columns)
+        inputs = torch.as_tensor(x[:, columns])
+        return (inputs - standard.x_mean[0, columns].cpu()) / standard.x_scale[0, columns].cpu()
+
+    def _gap(self, x: np.ndarray, weight: np.ndarray | None) -> Gap | None:
+        if self.noise != "student":
+            return None
+        columns = torch.as_tensor(x if self.bins_ is None else x[:, : len(self.bins_.edges)])
+        mean, scale = moments(columns, torch.as_tensor(np.ones(len(x)) if weight is None else weight).double())
+        return find_gap((columns - mean) / scale, self.seed_)
+
+    def _fit_distance(self, gap: Gap, without_gap: Population, x: np.ndarray, y: np.ndarray, weight: Any) -> None:
+        standard = self.population_
+        if self.noise_ is None or bool(without_gap.diverged.any()):
+            return
+        source = torch.Generator().manual_seed(self.seed_)
+        inside = gap.rows.nonzero()[:, 0]
+        rows = inside[torch.randperm(len(inside), generator=source)[:_GAP_ROWS]]
+        y_mean, y_scale = standard.y_mean[0].cpu(), standard.y_scale[0].cpu()
+        sampled, _ = draws(without_gap, torch.as_tensor(x[:, : without_gap.x_mean.shape[1]])[rows], n_draws=_GAP_DRAWS)
+        columns = self._standard_columns(x)
+        mixture = self.noise_.mixture(
+            (sampled[:, 0].cpu() - y_mean) / y_scale, columns[rows], torch.zeros_like(y_mean), torch.ones_like(y_scale)
+        )
+        outcome = (torch.as_tensor(y).double().reshape(len(x), -1)[rows] - y_mean) / y_scale
+        share = torch.ones(len(rows)) if weight is None else torch.as_tensor(weight)[rows]
+        self.distance_spread_ = fit_distance_spread(gap, columns, mixture, outcome, rows, share)
+
     def _set_precision(self, precision: Tensor) -> None:
         if self.noise_ is not None:  # the scale of the noise follows the Gaussian's
             factor = (self.population_.precision[0] / precision[0]).sqrt()
             self.noise_ = self.noise_.rescale(factor.cpu())
         super()._set_precision(precision)
 
-    def _validated(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
+    def _training_data(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
         x, y = self._arrays(X, y, reset=reset, multi_output=True, y_numeric=True)
-        x = self._encoded(x, reset=reset)
+        x = self._encode(x, reset=reset)
         y = np.asarray(y, dtype=np.float64)
         if not reset and (y.ndim == 1) != self.one_column_:
             raise ValueError(f"`y` must be {'[row]' if self.one_column_ else '[row, output]'}, as in the first fit.")
@@ -166,10 +203,10 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         The rows of each call update a running estimate of τ before the networks are trained on them.
         """
         first = not hasattr(self, "population_")
-        x, y, weight = self._validated(X, y, sample_weight, reset=first)
+        x, y, weight = self._training_data(X, y, sample_weight, reset=first)
         self._check_parameters()
         if first:
-            self.noise_ = None  # Gaussian until a search has held rows out
+            self.noise_ = self.distance_spread_ = None  # Gaussian until a search has held rows out
         self._take_in(x, y, weight)
         return self
 

@@ -137,14 +137,14 @@ class _Observation:
         def ones(module: Any, args: Any) -> tuple[Tensor]:  # whose dropout is the mask, divided by the keep probability
             return (torch.ones_like(args[0]),)
 
-        def scaled(module: Any, args: Any) -> None:
+        def record_weight(module: Any, args: Any) -> None:
             mask = args[0].detach().reshape(-1, *args[0].shape[-1:])
             if mask.dim() != 2 or not bool((mask == mask[:1]).all()):
                 raise ValueError(f"the mask before {name} must be the same at all positions to be part of an adapter.")
             self.seen[name] = module.weight.detach() * mask[0]
 
         layer.lora_dropout[self.adapter].register_forward_pre_hook(ones)
-        layer.lora_A[self.adapter].register_forward_pre_hook(scaled)
+        layer.lora_A[self.adapter].register_forward_pre_hook(record_weight)
 
     def weights(self) -> dict[str, Tensor]:
         """The weights of the draw, by their names in PEFT's files."""

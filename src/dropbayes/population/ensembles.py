@@ -1,4 +1,4 @@
-r"""The choice of an ensemble: places go to the candidates that add most to the held-out likelihood."""
+r"""Ensemble selection: the candidates that add most to the held-out likelihood are selected, one by one."""
 
 from __future__ import annotations
 
@@ -9,47 +9,48 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dropbayes.population.evaluation import draws, evaluate, fit_precision
+from dropbayes.population.evaluation import draws, fit_and_score
 from dropbayes.population.jobs import train_in_jobs
 from dropbayes.population.records import STACKED, Member, Population, Task, select
 from dropbayes.population.search import fold_tasks
+from dropbayes.runtime.renames import earlier_arguments
 
-__all__ = ["EnsembleChoice", "choose_ensemble", "greedy_places"]
+__all__ = ["EnsembleChoice", "choose_ensemble", "greedy_selection"]
 
 
 @dataclass(frozen=True, eq=False)
 class EnsembleChoice:
-    """The candidates chosen for the places of an ensemble, and their networks of the folds.
+    """The candidates selected as members of an ensemble, and their networks of the folds.
 
     Attributes:
         candidates: All candidates of the search.
         log_likelihood: The held-out log-likelihood of each candidate, a (weighted) mean over rows.
-        places: The index of the candidate in each place; a candidate may have several.
-        precision: τ of each place and output in standardised units, from held-out draws.
+        selection: The index of each member's candidate; a candidate may be selected several times.
+        precision: τ of each member and output in standardised units, from held-out draws.
         tasks: The folds.
-        fold_networks: The networks of the places, place by place, each on every fold.
+        fold_networks: The networks of the members, member by member, each on every fold.
     """
 
     candidates: tuple[Member, ...]
     log_likelihood: Tensor
-    places: tuple[int, ...]
+    selection: tuple[int, ...]
     precision: Tensor
     tasks: tuple[Task, ...]
     fold_networks: Population
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """The settings of each place."""
-        return tuple(self.candidates[number] for number in self.places)
+        """The settings of each member."""
+        return tuple(self.candidates[number] for number in self.selection)
 
     def held_out_draws(self, n_draws: int) -> Tensor:
-        """Draws `[draw, row, output]` of the held-out rows of all folds, from all places, in the units of y.
+        """Draws `[draw, row, output]` of the held-out rows of all folds, from all members, in the units of y.
 
         Args:
-            n_draws: The number of draws per place.
+            n_draws: The number of draws per member.
         """
         inputs = [task.held_out[0] for task in self.tasks if task.held_out is not None]
-        sampled, _ = draws(self.fold_networks, inputs, n_draws=n_draws)  # [draw, place x fold, row, output]
+        sampled, _ = draws(self.fold_networks, inputs, n_draws=n_draws)  # [draw, member x fold, row, output]
         n_folds = len(self.tasks)
         by_fold = [sampled[:, fold::n_folds, : len(x)].flatten(0, 1) for fold, x in enumerate(inputs)]
         return torch.cat(by_fold, 1)
@@ -61,6 +62,7 @@ class EnsembleChoice:
         return torch.cat([x for x, _, _ in rows]), torch.cat([y for _, y, _ in rows]), torch.cat(weights).double()
 
 
+@earlier_arguments(n_places="n_members")
 def choose_ensemble(
     x: Any,
     y: Any,
@@ -68,7 +70,7 @@ def choose_ensemble(
     *,
     finalists: int = 0,
     finalist_epochs: int = 1,
-    n_places: int = 3,
+    n_members: int = 3,
     n_folds: int = 5,
     groups: Any = None,
     forward: bool = False,
@@ -89,7 +91,7 @@ def choose_ensemble(
         grid: The candidates; their `task` and `seed` are set here.
         finalists: The number of best candidates to train again for `finalist_epochs`.
         finalist_epochs: The number of epochs of that second training.
-        n_places: The number of places in the ensemble.
+        n_members: The number of members to select, with repetition.
         n_folds: The number of folds; 1 for a single split with a fifth of the rows held out.
         groups: The group index of each row; rows of a group are never on both sides of a split.
         forward: Whether the groups are in temporal order, and each fold follows its training rows.
@@ -116,11 +118,11 @@ def choose_ensemble(
             "`grid` has no candidate whose training stayed finite. Lower the learning rates, and look for extreme "
             "values in x and y."
         )
-    places = greedy_places(density, _row_weights(tasks).to(density), n_places)
-    index = [number * len(tasks) + fold for number in places for fold in range(len(tasks))]
+    selection = greedy_selection(density, _row_weights(tasks).to(density), n_members)
+    index = [number * len(tasks) + fold for number in selection for fold in range(len(tasks))]
     chosen = select(trained, index)
     precision = (chosen.precision * chosen.y_scale.square())[:: len(tasks)]
-    return EnsembleChoice(tuple(candidates), log_likelihood.cpu(), tuple(places), precision.cpu(), tasks, chosen)
+    return EnsembleChoice(tuple(candidates), log_likelihood.cpu(), tuple(selection), precision.cpu(), tasks, chosen)
 
 
 def _finalists(candidates: Sequence[Member], score: Tensor, count: int) -> list[int]:
@@ -131,27 +133,27 @@ def _finalists(candidates: Sequence[Member], score: Tensor, count: int) -> list[
     return [*leaders, *(number for number in order if number not in leaders)][:count]
 
 
-def greedy_places(log_density: Tensor, weight: Tensor, n_places: int) -> list[int]:
+def greedy_selection(log_density: Tensor, weight: Tensor, n_members: int) -> list[int]:
     r"""The candidates of an ensemble, each the best addition to the equally weighted mixture of those before.
 
     Args:
         log_density: $\log p(y_n)$ under each candidate, `[candidate, row]`.
         weight: The weight of each row.
-        n_places: The number of places to fill, with repetition.
+        n_members: The number of members to select, with repetition.
 
     Example:
         >>> densities = torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.35, 0.35]]).log()
-        >>> greedy_places(densities, torch.ones(2), 3)  # the safe one, then the specialists it lacks
+        >>> greedy_selection(densities, torch.ones(2), 3)  # the safe one, then the specialists it lacks
         [2, 0, 1]
     """
-    places: list[int] = []
+    selection: list[int] = []
     mixture = torch.full_like(log_density[0], -torch.inf)
-    for _ in range(n_places):
+    for _ in range(n_members):
         joined = torch.logaddexp(mixture, log_density)
         gain = torch.where(weight > 0, joined * weight, 0.0).sum(1).nan_to_num(nan=-torch.inf)
-        places.append(int(gain.argmax()))
-        mixture = joined[places[-1]]
-    return places
+        selection.append(int(gain.argmax()))
+        mixture = joined[selection[-1]]
+    return selection
 
 
 def _score_candidates(
@@ -162,9 +164,8 @@ def _score_candidates(
     trained = train_in_jobs(tasks, members, **settings)
     held_out = [task.held_out for task in tasks]
     group = torch.arange(len(candidates)).repeat_interleave(len(tasks))
-    trained = fit_precision(trained, held_out, n_draws=n_draws, groups=group)
-    scores = evaluate(trained, held_out, n_draws=n_draws)
-    density = scores.log_density.nan_to_num(nan=-torch.inf)
+    trained, density = fit_and_score(trained, held_out, n_draws=n_draws, groups=group)
+    density = density.nan_to_num(nan=-torch.inf)
     folds = [density[k :: len(tasks), : len(rows[0])] for k, rows in enumerate(held_out) if rows is not None]
     return trained, torch.cat(folds, 1)
 

@@ -196,8 +196,28 @@ def fit_precision(
         groups: The group index of each member; members of a group share their τ (in standardised units), such as the
             folds of one candidate.
     """
+    return fit_and_score(population, rows, n_draws=n_draws, seed=seed, groups=groups)[0]
+
+
+def fit_and_score(
+    population: Population,
+    rows: Any,
+    *,
+    n_draws: int = 200,
+    seed: int = 0,
+    groups: Sequence[int] | Tensor | None = None,
+) -> tuple[Population, Tensor]:
+    """The population of `fit_precision` and the log-densities `[member, row]` of `evaluate`, from one set of draws.
+
+    Args:
+        population: As for `fit_precision`.
+        rows: As for `fit_precision`.
+        n_draws: T.
+        seed: The seed of the draws.
+        groups: As for `fit_precision`.
+    """
     if not population.head.has_noise:
-        return population
+        return population, evaluate(population, rows, n_draws=n_draws, seed=seed).log_density
     check_count("n_draws", n_draws)
     inputs, y, weight, _ = _labelled_rows(population, rows)
     group = torch.arange(len(population)) if groups is None else torch.as_tensor(groups)
@@ -210,8 +230,24 @@ def fit_precision(
         mean, variance = torch.cat([m for m, _ in chunks]), torch.cat([v for _, v in chunks])
         errors.append(((y[index] - mean).square() / variance).float())
         logs.append((-0.5 * variance.log()).sum(-1).float())
-    tau = _best_precision(torch.cat(errors, 1), torch.cat(logs, 1), weight, group)
-    return replace(population, precision=tau[group] * population.y_scale**-2)
+    error, log = torch.cat(errors, 1), torch.cat(logs, 1)
+    tau = _best_precision(error, log, weight, group)
+    density = _log_density(error, log, tau[group])
+    density = torch.where(population.diverged[:, None], -torch.inf, density)
+    return replace(population, precision=tau[group] * population.y_scale**-2), density
+
+
+def _log_density(error: Tensor, log: Tensor, tau: Tensor) -> Tensor:
+    r"""$\log \tfrac1T \sum_t \mathcal N$ of each row `[member, row]` from errors `[draw, member, row, output]`.
+
+    Args:
+        error: Squared errors in units of the noise variance at τ = 1.
+        log: The sum over outputs of the logarithm of the noise's inverse deviation at τ = 1, `[draw, member, row]`.
+        tau: τ, `[member, output]`.
+    """
+    exponent = -0.5 * (error * tau[:, None].to(error)).sum(-1) + log
+    constant = 0.5 * (tau.log() - math.log(2 * math.pi)).sum(-1, keepdim=True)
+    return exponent.logsumexp(0).double() + constant - math.log(len(error))
 
 
 def _best_precision(error: Tensor, log: Tensor, weight: Tensor, group: Tensor) -> Tensor:

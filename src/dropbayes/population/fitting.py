@@ -15,7 +15,7 @@ from torch import Tensor
 from dropbayes.population import randomness
 from dropbayes.population.evaluation import evaluate, fit_precision
 from dropbayes.population.heads import Head, head_of
-from dropbayes.population.program import Program, Stack
+from dropbayes.population.program import ADAM_BETAS, Program, Stack
 from dropbayes.population.records import ACTIVATIONS, Activation, Member, Population, Task, per_layer, select
 from dropbayes.population.standardisation import Table, stacked_table
 from dropbayes.runtime.devices import available_device, flush_denormals, tensor_cores
@@ -42,6 +42,7 @@ def train(
     activation: Activation = "relu",
     batch_size: int = 128,
     schedule: Literal["constant", "cosine"] = "constant",
+    betas: tuple[float, float] = ADAM_BETAS,
     learn_drop_prob: bool = False,
     check_every: int | None = None,
     patience: int = 5,
@@ -66,6 +67,7 @@ def train(
         activation: "relu" or "tanh".
         batch_size: The number of rows per step, common to all. A task with fewer rows uses all of them at each step.
         schedule: "constant" learning rate, or "cosine" to zero over the member's own steps.
+        betas: The decay rates of Adam's two moments.
         learn_drop_prob: Whether to learn each layer's drop probability (concrete dropout), starting from the member's.
             The entropy in the KL term is weighted by 1/(Nτ) with the member's precision (without one: 10 in standard
             units for the Gaussian), by 1/N for the other likelihoods.
@@ -90,7 +92,9 @@ def train(
     _check(tasks, members, hidden, activation, check_every, start)
     device = available_device(device)
     table = stacked_table(tasks, head, dtype, start=start, n_classes=n_classes)
-    program = _program(table, members, hidden, head, activation, batch_size, schedule, learn_drop_prob, device, dtype)
+    program = _program(
+        table, members, hidden, head, activation, batch_size, schedule, learn_drop_prob, device, dtype, betas
+    )
     if start is not None:
         _continue_from(start, program)
     n_steps = program.stack.n_steps.long().cpu()
@@ -207,6 +211,7 @@ def _program(
     learn_drop_prob: bool,
     device: torch.device,
     dtype: torch.dtype,
+    betas: tuple[float, float] = ADAM_BETAS,
 ) -> Program:
     widths = [table.x.shape[1], *hidden, head.width(table.n_outputs)]
     sizes = sorted(set(table.n_rows))
@@ -249,6 +254,7 @@ def _program(
         schedule=schedule,
         batch_size=batch_size,
         n_sizes=len(sizes),
+        betas=betas,
     )
 
 

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dropbayes.population.program import ADAM_BETAS, Program
+from dropbayes.population.program import Program
 
 WIDEST_INPUT, WIDEST_HIDDEN = 64, 128
 _ROWS_AT_ONCE = 64
@@ -47,7 +47,7 @@ def advance(program: Program, steps: int) -> None:
         FEATURES=max(16, triton.next_power_of_2(n_features)), UNITS=max(16, triton.next_power_of_2(width)),
         LINES=min(_ROWS_AT_ONCE, max(16, triton.next_power_of_2(program.batch_size))),
         TANH=program.activation == "tanh", PRECISION="ieee" if exact else "tf32",
-        BETA1=ADAM_BETAS[0], BETA2=ADAM_BETAS[1],
+        BETA1=program.betas[0], BETA2=program.betas[1],
         num_warps=4 if width <= 64 else 8,
     )  # fmt: skip
     program.step_in_chunk += steps

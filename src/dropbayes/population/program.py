@@ -89,6 +89,7 @@ class Program:
         vector: All parameters: weights, biases and, if learned, logits of the drop probabilities.
         parameters: Its parts, as views: weights `[member, in, out]`, biases `[member, 1, out]`, logits.
         first, second: Adam's moments of `vector`.
+        betas: Their decay rates.
         step_in_chunk: The index of the current step in the loaded chunk.
         has_dropout: For each weight layer, whether any member drops units before it.
         is_scaled: Whether any weight is scaled in a step: divided by its keep probability, or multiplied by zero.
@@ -106,8 +107,10 @@ class Program:
         schedule: str,
         batch_size: int,
         n_sizes: int,
+        betas: tuple[float, float] = ADAM_BETAS,
     ) -> None:
         self.data, self.head, self.activation, self.schedule = data, head, activation, schedule
+        self.betas = betas
         self.batch_size, self.n_sizes = batch_size, n_sizes
         self.widths = [weight.shape[1] for weight in weights] + [weights[-1].shape[2]]
         logits = [] if stack.kl_scale is None else [torch.logit(stack.drop_prob).to(weights[0].dtype)]
@@ -198,7 +201,7 @@ class Program:
 
     def _adam_rates(self, first: int) -> tuple[Tensor, Tensor]:
         """The learning rates `[step, member]` and epsilons `[step]` of a chunk of steps."""
-        beta1, beta2 = ADAM_BETAS
+        beta1, beta2 = self.betas
         number = first + torch.arange(randomness.STEPS_PER_CHUNK, dtype=torch.float64, device=self.vector.device)
         rate = self.stack.learning_rate.expand(len(number), -1)
         if self.schedule == "cosine":
@@ -233,7 +236,9 @@ class Program:
             else:
                 positions, counts = (v.index_select(0, self.stack.size_group) for v in (positions, counts))
                 chosen = self.stack.rows.gather(1, positions)
-            x, y, weight = (values[chosen] for values in self.data)
+            # Indexing by a matrix takes twice as long.
+            flat, shape = chosen.flatten(), chosen.shape
+            x, y, weight = (values.index_select(0, flat).view(*shape, *values.shape[1:]) for values in self.data)
             share = weight / counts[:, None]
             if self.stack.kl_scale is None:
                 self._backward(x, y, share)
@@ -321,7 +326,7 @@ class Program:
         return (quadratic - self.stack.kl_scale[:, None] * fan_in * entropy).sum(1)
 
     def _adam(self) -> None:
-        beta1, beta2 = ADAM_BETAS
+        beta1, beta2 = self.betas
         self.first.lerp_(self.gradient, 1 - beta1)
         self.second.mul_(beta2).addcmul_(self.gradient, self.gradient, value=1 - beta2)
         scale = torch.sqrt(self.second, out=self._update).add_(self._current_values(self.epsilons))

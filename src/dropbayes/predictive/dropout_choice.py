@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dropbayes.layers.conversion import add_dropout
 from dropbayes.likelihoods import Likelihood
 from dropbayes.predictive.judges import checked_targets, judge_of, plain_output
-from dropbayes.predictive.text import NextTokens, TextJudge, text_inputs
+from dropbayes.predictive.text_likelihood import NextTokens, TextJudge, text_inputs
 from dropbayes.sampling import draws
 from dropbayes.weight_layers.structure import hook_keep_prob
 

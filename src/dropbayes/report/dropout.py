@@ -54,8 +54,8 @@ def dropout_verdict(model: Any, x: Any, y: Any, *, n_draws: int) -> Verdict:
         loss = (probabilities.argmax(1) != truth).double()
         uncertainty = -(probabilities * probabilities.clamp_min(1e-300).log()).sum(1)
         return row_verdict(
-            _class_densities(probabilities, truth), _class_densities(_tempered(plain, truth), truth), uncertainty,
-            loss, sites=sites, n_draws=n_draws, coverage={},
+            _class_densities(probabilities, truth), _class_densities(_tempered_probabilities(plain, truth), truth),
+            uncertainty, loss, sites=sites, n_draws=n_draws, coverage={},
             calibration_error=float(scores.expected_calibration_error(probabilities, truth)),
         )  # fmt: skip
     mixture, plain = model.predictive(x), model.without_dropout().predictive(x)
@@ -71,7 +71,7 @@ def _class_densities(probabilities: Tensor, truth: Tensor) -> Tensor:
     return probabilities.gather(1, truth[:, None])[:, 0].clamp_min(1e-300).log()
 
 
-def _tempered(draws: Tensor, truth: Tensor) -> Tensor:
+def _tempered_probabilities(draws: Tensor, truth: Tensor) -> Tensor:
     """The class probabilities of draws at the temperature of largest likelihood on these rows."""
     logits = draws.clamp_min(1e-30).log()
     return draw_mean((logits / calibration.temperature(logits, truth)).softmax(-1))

@@ -73,7 +73,7 @@ class Feature:
         whole = len(str(int(abs(value)))) if abs(value) < 1e9 else 0
         return f"{value:.{max(4, whole)}g}".replace("-", "−")  # no thousands marks: it may be a year
 
-    def labelled(self, texts: Sequence[Any]) -> Feature:
+    def with_labels(self, texts: Sequence[Any]) -> Feature:
         """The feature with its numbers written as the table does, if they are few and each has one text.
 
         Example:

@@ -105,7 +105,7 @@ def _features(
     x: Numbers, names: list[str], groups: dict[str, tuple[int, ...]] | None, texts: Mapping[str, Sequence[object]]
 ) -> list[Feature]:
     return [
-        feature.labelled(texts[feature.name]) if feature.name in texts else feature
+        feature.with_labels(texts[feature.name]) if feature.name in texts else feature
         for feature in features_of(x, names, groups)
     ]
 

@@ -17,6 +17,9 @@ class RowLayout:
     inner: int
 
 
+_ROWS_FIRST = (RowLayout(0, 1),)
+
+
 @dataclass(frozen=True)
 class PositionAxis:
     """An axis of a mask that holds positions, and the index of their sequence in the input."""
@@ -86,6 +89,11 @@ class Anatomy:
         """Whether a draw may skip layers and their sites: a single random number can decide a branch (LayerDrop)."""
         scalar = any(site.kind == "rand" and not site.shape and site.is_random for site in self.sites)
         return scalar or self.host_random
+
+    @property
+    def gives_rows(self) -> bool:
+        """Whether the output is one tensor `[row, ...]`."""
+        return self.structure.is_tensor and self.outputs == _ROWS_FIRST
 
     @property
     def n_random(self) -> int:

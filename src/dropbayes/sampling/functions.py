@@ -117,7 +117,7 @@ def with_plan(net: nn.Module, inputs: Inputs, compute: Callable[[Plan], Any], **
     # Changed on the inputs on which it was just inspected: its sites depend on the values of a row.
     for careful in (False, False, True):
         try:
-            plan = _planned(net, inputs, careful=careful, **options)
+            plan = _plan_with_hints(net, inputs, careful=careful, **options)
             return compute(plan), plan
         except NetworkChanged:
             forget(checked_network(net))
@@ -127,7 +127,7 @@ def with_plan(net: nn.Module, inputs: Inputs, compute: Callable[[Plan], Any], **
     )
 
 
-def _planned(net: nn.Module, inputs: Inputs, **options: Any) -> Plan:
+def _plan_with_hints(net: nn.Module, inputs: Inputs, **options: Any) -> Plan:
     try:
         return plan_draws(net, inputs, **options)
     except RuntimeError as error:

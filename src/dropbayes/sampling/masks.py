@@ -157,6 +157,7 @@ class _MaskCache:
 _cache = _MaskCache()
 
 
+@torch.inference_mode(False)  # a mask that is kept may meet gradients later
 def _new_mask(
     keys: Keys,
     site: int,

@@ -44,11 +44,10 @@ class Perceptron:
     @property
     def values(self) -> tuple[bytes, ...] | None:
         """The values of all weights, by which every change of them is noticed; None if they are many or on a GPU."""
-        weights = [w for layer in self.layers for w in layer.__dict__["_parameters"].values() if w is not None]
-        small = sum([w.numel() for w in weights]) <= _FEW_WEIGHTS
-        if not small or weights[0].device.type != "cpu" or weights[0].dtype not in (torch.float32, torch.float64):
+        if not _has_few_weights(self.form):
             return None
-        return tuple([w.detach().numpy().tobytes() for w in weights])
+        weights = [w for layer in self.layers for w in layer.__dict__["_parameters"].values() if w is not None]
+        return tuple([w.detach().numpy().tobytes() for w in weights]) if weights[0].device.type == "cpu" else None
 
     @functools.cached_property
     def kernel_layers(self) -> Any:
@@ -60,6 +59,13 @@ class Perceptron:
     def is_wide(self) -> bool:
         """Whether leaving dropped units out of the products saves time."""
         return _is_wide(self.form)
+
+
+@functools.lru_cache(maxsize=64)
+def _has_few_weights(form: Form) -> bool:
+    sizes = [layer[1:] for layer in form if layer[0] is nn.Linear]
+    n_weights = sum(n_inputs * n_outputs for n_inputs, n_outputs, *_ in sizes)
+    return n_weights <= _FEW_WEIGHTS and all(dtype in (torch.float32, torch.float64) for _, _, dtype, _ in sizes)
 
 
 @functools.lru_cache(maxsize=64)

@@ -33,7 +33,7 @@ from dropbayes.sampling.masks import SAMPLERS, Keys
 from dropbayes.sampling.perceptron import Form, Perceptron, anatomy_of, perceptron
 from dropbayes.sampling.positions import Positions, checked_positions
 from dropbayes.sampling.strategies import ONE_BY_ONE
-from dropbayes.sampling.streaming import moments_of_one_group
+from dropbayes.sampling.streaming import moments_of_one_group, result_dtype
 from dropbayes.sampling.trees import Inputs
 from dropbayes.sampling.views import checked_network, unwrap
 
@@ -51,6 +51,9 @@ _FEWEST_PAIRS_DIRECT = 64  # a layer that is one product needs more rows to be f
 _WORKING_BYTES = {"cpu": 64 * 2**20, "cuda": 3 * 2**30}
 _MACRO_ROWS = 1024  # the direct path yields its blocks in batches of this many rows
 _THREADED_OPERATIONS = 5e7  # a smaller block finishes before other threads have started
+
+
+_UNCHANGED = contextlib.nullcontext()
 
 
 def checked_keys(n_draws: int, seed: int, sampler: str) -> Keys:
@@ -110,19 +113,23 @@ class Plan:
             yield chunk
             position = draws.stop
 
-    def moments(self, inputs: Inputs, first_row: int) -> tuple[Tensor, Tensor] | None:
-        """The mean and variance over all draws at once, in float64; None if the draws must be streamed."""
-        if not isinstance(self.evaluator, Direct):
-            return None
+    def moments(self, inputs: Inputs, first_row: int) -> list[tuple[Tensor, Tensor]] | None:
+        """The mean and variance of each output over all draws at once; None if the draws must be streamed."""
         if inputs.device.type != "cpu":
-            return self.evaluator.moments(inputs, first_row, self.draws)
-        if inputs.n_rows > self.block_rows or self.chunk_draws < len(self.draws):
+            whole = isinstance(self.evaluator, Direct) or self.chunk_draws >= len(self.draws)
+            with self.running():
+                return self.evaluator.moments(inputs, first_row, self.draws) if whole else None
+        one_chunk = inputs.n_rows <= self.block_rows and self.chunk_draws >= len(self.draws)
+        if not one_chunk or not isinstance(self.evaluator, Direct) or torch.is_inference_mode_enabled():
             return None
-        chunk = self.evaluator(inputs, range(inputs.n_rows), first_row, self.draws)
-        moments = moments_of_one_group(chunk.outputs[0])
-        if moments is None or chunk.variances is None:
-            return moments
-        return moments[0], moments[1] + chunk.variances[0]
+        x = inputs.leaves[0]
+        with self._threads(), torch.inference_mode():  # in which torch's calls take less time
+            outputs, variance = self.evaluator.prepared_draws(self.draws, x)(x, first_row)
+            moments, dtype = moments_of_one_group(outputs), result_dtype(outputs)
+        if moments is None:
+            return None
+        epistemic = moments[1] if variance is None else moments[1] + variance
+        return [(moments[0].to(dtype, copy=True), epistemic.to(dtype, copy=True))]  # as ordinary tensors
 
     def replicate(self, number: int) -> Plan:
         """The plan with draws that are independent of those of other replicates."""
@@ -137,10 +144,13 @@ class Plan:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """A context without gradients, and with one thread for blocks of little work."""
-        threads = cpu_threads(1 if self.operations < _THREADED_OPERATIONS else None)
-        inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
-        with inference, torch.no_grad(), threads:
+        inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _UNCHANGED
+        with inference, torch.no_grad(), self._threads():
             yield
+
+    def _threads(self) -> contextlib.AbstractContextManager[None]:
+        one = self.operations < _THREADED_OPERATIONS and torch.get_num_threads() > 1
+        return cpu_threads(1) if one else _UNCHANGED
 
 
 def _blocks_of_rows(n_rows: int, sizes: tuple[int, ...]) -> Iterator[range]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
 from dropbayes.sampling.plan import Plan, move_row_axis
-from dropbayes.sampling.streaming import Mean, Moments, Votes
+from dropbayes.sampling.streaming import Mean, Moments, Votes, result_dtype
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class RowStatistics:
     def add(self, output: Tensor, variance: Tensor | None) -> None:
         """Adds outputs `[draw, row, ...]`, with their mean variance `[row, ...]` over an integrated last layer."""
         likelihood = self.request.likelihood
-        self.dtype = _result_dtype(output)
+        self.dtype = result_dtype(output)
         if output.is_complex():
             output = torch.view_as_real(output)
             self.is_complex = True
@@ -129,21 +129,15 @@ class RowStatistics:
         return statistics
 
 
-def summary_of(mean: Tensor, epistemic: Tensor, request: Request, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The statistics of rows whose moments over draws are known, `[row, ...]`, in the given dtype."""
-    likelihood, mean = request.likelihood, mean.to(dtype)
-    noise = 1 / float(likelihood.precision) if isinstance(likelihood, Gaussian) else 0.0
-    return {"mean": mean, "epistemic": epistemic.to(dtype), "aleatoric": torch.full_like(mean, noise)}
+def summary_of(mean: Tensor, epistemic: Tensor, request: Request) -> dict[str, Tensor]:
+    """The statistics of rows whose moments over draws are known, `[row, ...]`."""
+    noise = 1 / float(request.likelihood.precision) if isinstance(request.likelihood, Gaussian) else 0.0
+    return {"mean": mean, "epistemic": epistemic, "aleatoric": torch.full_like(mean, noise)}
 
 
 def _entropy(probabilities: Tensor) -> Tensor:
     # `information.entropy` without its checks: these are softmaxes, a tile at a time
     return -torch.special.xlogy(probabilities, probabilities).sum(-1)
-
-
-def _result_dtype(output: Tensor) -> torch.dtype:
-    """The dtype of statistics of such outputs."""
-    return torch.float64 if output.dtype in (torch.float64, torch.complex128) else torch.float32
 
 
 class RowResults:
@@ -168,6 +162,8 @@ class RowResults:
         """Every statistic by name, in the network's structure; of the judged tensor alone if there is one."""
         statistics: dict[str, Any] = {}
         layouts = plan.anatomy.outputs
+        if plan.anatomy.gives_rows and not {"draws", "quantiles"} & self.chunks[0].keys():
+            return {name: self.join_rows(name) for name in self.chunks[0]}
         alone = likelihood_tensor is not None and len(layouts) > 1
         layouts = (layouts[likelihood_tensor],) if alone and likelihood_tensor is not None else layouts
         for name in self.chunks[0]:

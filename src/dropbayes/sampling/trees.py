@@ -46,9 +46,12 @@ class Inputs:
         A repeated row introduces no overflow or NaN that the real rows do not have.
         """
         missing = size - (stop - start)
+        if missing > 0 and any(is_cache(leaf) for leaf in self.leaves):
+            return self.rows([*range(start, stop), *[stop - 1] * missing])
+        narrow = [_narrow(leaf, axis, start, stop) for leaf, axis in zip(self.leaves, self.axes, strict=True)]
         if missing <= 0:
-            return [_narrow(leaf, axis, start, stop) for leaf, axis in zip(self.leaves, self.axes, strict=True)]
-        return self.rows([*range(start, stop), *[stop - 1] * missing])
+            return narrow
+        return [_lengthen(leaf, axis, missing) for leaf, axis in zip(narrow, self.axes, strict=True)]
 
     def block(self, start: int, stop: int) -> Inputs:
         """The rows from `start` to `stop` as separate inputs."""
@@ -105,6 +108,14 @@ def _select(leaf: Any, axis: int | None, index: Sequence[int] | Tensor) -> Any:
     chosen = copied_cache(leaf)
     chosen.reorder_cache(torch.as_tensor(index))
     return chosen
+
+
+def _lengthen(leaf: Any, axis: int | None, missing: int) -> Any:
+    """The leaf with its last row repeated a number of times."""
+    if axis is None:
+        return leaf
+    last = leaf.narrow(axis, leaf.shape[axis] - 1, 1)
+    return torch.cat((leaf, last.expand(*last.shape[:axis], missing, *last.shape[axis + 1 :])), axis)
 
 
 def copied_cache(cache: Any) -> Any:
@@ -286,9 +297,14 @@ class Structure:
     spec: pytree.TreeSpec
     dataclass: Any = None
 
+    @property
+    def is_tensor(self) -> bool:
+        """Whether the output is one tensor."""
+        return self.spec.is_leaf() and self.dataclass is None
+
     def build(self, tensors: Sequence[Any], *, numbers: bool = True) -> Any:
         """The output with `tensors` in place of its own, in order; without `numbers`, None for all else."""
-        if self.spec.is_leaf() and self.dataclass is None:
+        if self.is_tensor:
             return tensors[0]
         remaining = iter(tensors)
         leaves = [next(remaining) if leaf is _TENSOR else leaf if numbers else None for leaf in self.leaves]

@@ -47,7 +47,7 @@ def network_steps(dataset: Dataset, n_splits: int, settings: Settings) -> float:
     effort, n_rows = EFFORTS[settings.effort], len(dataset.splits[0][0])
     n_folds = 5 if n_rows < 2000 else 1
     full = sum(share for _, _, share in (*effort.candidates, *effort.binned)) + effort.n_finalists
-    networks = full * n_folds + effort.n_places * effort.n_seeds
+    networks = full * n_folds + effort.n_networks
     return networks * (effort.steps + effort.steps_per_row * n_rows) * n_splits
 
 

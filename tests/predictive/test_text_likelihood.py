@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropbayes.predictive.text import NextTokens, TextJudge, text_inputs
+from dropbayes.predictive.text_likelihood import NextTokens, TextJudge, text_inputs
 
 
 class Counting(nn.Module):

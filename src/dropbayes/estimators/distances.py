@@ -1,0 +1,177 @@
+r"""Draws that spread with the distance from the training rows, as those of a Gaussian process do.
+
+Networks that drop little agree with one another between the rows they were trained on, and a noise fitted to rows held
+out at random never sees a gap. So one network is trained without the rows of a gap, the middle third along the first
+principal axis of the inputs, and its errors there show how far the draws should part where no rows are. With
+$d(\mathbf x)$ the distance to the nearest of some training rows (anchors) in standardised inputs and r the distance
+that 99 % of the training rows stay below, draw t becomes the function
+$$f_t(\mathbf x) + \epsilon_t\, g \big(1 - e^{-\max(0,\; d(\mathbf x) / r - 1)}\big),$$
+with one standard normal score $\epsilon_t$ for all rows and a deviation g that maximises the likelihood of the gap.
+Rows as close to the anchors as training rows are to one another keep their prediction exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dropbayes.predictive.mixtures import Mixture
+
+__all__ = ["DistanceSpread", "Gap", "find_gap", "fit_distance_spread"]
+
+_ANCHORS = 1024
+_PRINCIPAL_ROWS = 5000
+_REACH_LEVEL = 0.99
+# The fewest rows of a gap that tell a deviation, and the least share of them beyond the reach.
+_FEWEST_ROWS, _LEAST_SHARE = 20, 0.1
+_GROWTHS = torch.cat([torch.zeros(1), torch.logspace(-2, 1, 25)]).double()
+# The share of the variance that widens each component rather than moving it, so that few draws make a smooth density.
+_SMOOTHED = 1 / 16
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+@dataclass(frozen=True, eq=False)
+class DistanceSpread:
+    """The fitted spread, in standardised units of x and y.
+
+    Attributes:
+        anchors: Training rows `[anchor, feature]`.
+        reach: The distance r from the anchors up to which the draws stay as they are.
+        growth: The deviation g of the draws far from the anchors, one per output.
+    """
+
+    anchors: Tensor
+    reach: Tensor
+    growth: Tensor
+
+    def deviation(self, x: Tensor) -> Tensor:
+        """The deviation that distance adds to the draws, `[row, output]`.
+
+        Args:
+            x: Standardised inputs `[row, feature]`.
+        """
+        excess = (_nearest(x, self.anchors) / self.reach - 1).clamp(min=0)
+        return -torch.expm1(-excess)[:, None] * self.growth
+
+    def spread(self, mixture: Mixture, x: Tensor, y_scale: Tensor | float = 1.0) -> Mixture:
+        """The mixture whose draws part with the distance; its mean is unchanged.
+
+        Args:
+            mixture: The predictive distribution, `[draw, row, output]`.
+            x: Standardised inputs `[row, feature]`.
+            y_scale: The scale of y, `[output]`.
+        """
+        return _spread(mixture, self.deviation(x) * y_scale)
+
+
+def _spread(mixture: Mixture, deviation: Tensor) -> Mixture:
+    smoothed = _SMOOTHED if mixture.n_draws > 1 else 1.0
+    deviation = deviation.to(mixture.location)
+    moved = math.sqrt(1 - smoothed) * _normal_scores(mixture.n_draws).to(deviation)[:, None, None] * deviation
+    scale = (mixture.scale.square() + smoothed * deviation.square()).sqrt()
+    return Mixture(mixture.location + moved, scale, mixture.freedom)
+
+
+def _normal_scores(n: int) -> Tensor:
+    """Standard normal scores of mean 0 and variance 1, in an order that no draw's own deviation follows."""
+    if n == 1:
+        return torch.zeros(1, dtype=torch.float64)
+    order = (torch.arange(n, dtype=torch.float64) * _GOLDEN).frac().argsort().argsort()
+    scores = torch.special.ndtri((order + 0.5) / n)
+    return scores / scores.square().mean().sqrt()
+
+
+def _nearest(x: Tensor, anchors: Tensor, *, skip_equal: bool = False) -> Tensor:
+    """The distance of each row to its nearest anchor, with bits that do not depend on the other rows.
+
+    Args:
+        x: Rows `[row, feature]`.
+        anchors: Anchors `[anchor, feature]`.
+        skip_equal: Whether an anchor equal to the row does not count, because it is the row itself.
+    """
+    blocks = []
+    for rows in x.to(anchors).split(4096):
+        distance = torch.cdist(rows, anchors, compute_mode="donot_use_mm_for_euclid_dist")
+        blocks.append((distance.masked_fill(distance == 0, torch.inf) if skip_equal else distance).amin(1))
+    return torch.cat(blocks)
+
+
+@dataclass(frozen=True, eq=False)
+class Gap:
+    """A gap in the training rows.
+
+    Attributes:
+        rows: Whether each training row lies in the gap.
+        anchors: The indices of the rows that are anchors.
+        reach: The distance r.
+    """
+
+    rows: Tensor
+    anchors: Tensor
+    reach: float
+
+
+def find_gap(x: Tensor, seed: int) -> Gap | None:
+    """The middle third of the rows along their first principal axis; None if it is not far from the other rows.
+
+    Args:
+        x: Standardised inputs `[row, feature]`.
+        seed: The seed of the choice of anchors.
+    """
+    if len(x) < 3 * _FEWEST_ROWS:
+        return None
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    anchors, some = order[:_ANCHORS], order[:_PRINCIPAL_ROWS]
+    position = x @ _principal_axis(x[some])
+    low, high = position[some].quantile(torch.tensor([1 / 3, 2 / 3]).to(position))
+    rows = (position > low) & (position <= high)
+    if not _FEWEST_ROWS <= int(rows.sum()) <= len(x) - _FEWEST_ROWS or bool(rows[anchors].all()):
+        return None
+    distance = _nearest(x[order[: 2 * _ANCHORS]], x[anchors], skip_equal=True)
+    reach = max(1e-6, float(distance[distance.isfinite()].quantile(_REACH_LEVEL))) if len(distance) else 1e-6
+    inside = rows.nonzero()[:_ANCHORS, 0]
+    beyond = _nearest(x[inside], x[anchors[~rows[anchors]]]) > reach
+    return Gap(rows, anchors, reach) if float(beyond.float().mean()) >= _LEAST_SHARE else None
+
+
+def _principal_axis(x: Tensor) -> Tensor:
+    """The direction of the greatest variance, by the power method."""
+    axis = torch.ones(x.shape[1]).to(x) + torch.arange(x.shape[1]).to(x) / x.shape[1]
+    for _ in range(20):
+        axis = x.T @ (x @ axis)
+        axis = axis / axis.norm().clamp(min=1e-30)
+    return axis
+
+
+def fit_distance_spread(
+    gap: Gap, x: Tensor, mixture: Mixture, y: Tensor, rows: Tensor, weight: Tensor
+) -> DistanceSpread | None:
+    """The spread that maximises the log-likelihood of rows in a gap; None if they need none.
+
+    Args:
+        gap: The gap.
+        x: All standardised training inputs `[row, feature]`.
+        mixture: The predictive distribution of networks trained without the gap, standardised, `[draw, row, output]`.
+        y: The standardised outcomes of these rows, `[row, output]`.
+        rows: Their indices in x.
+        weight: Their weights.
+    """
+    outside = gap.anchors[~gap.rows[gap.anchors]]
+    unit = torch.ones(y.shape[1], dtype=torch.float64)
+    share = DistanceSpread(x[outside].float(), torch.tensor(gap.reach), unit).deviation(x[rows].float())
+    growth = torch.stack([_best_growth(mixture.output(k), share[:, k], y[:, k], weight) for k in range(y.shape[1])])
+    if not bool((growth > 0).any()):
+        return None
+    return DistanceSpread(x[gap.anchors].float(), torch.tensor(gap.reach), growth)
+
+
+def _best_growth(mixture: Mixture, share: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    scores = []
+    with_output = Mixture(mixture.location[..., None], mixture.scale[..., None], mixture.freedom)
+    for growth in _GROWTHS:
+        density = _spread(with_output, (growth * share)[:, None]).log_density(y[:, None])
+        scores.append((density * weight).sum() / weight.sum())
+    return _GROWTHS[torch.stack(scores).argmax()]

@@ -1,0 +1,146 @@
+r"""The parameters of the estimators, and the candidates, widths, batches and epochs that follow from them."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any, Literal
+
+import numpy as np
+from sklearn.base import BaseEstimator
+
+from dropbayes.estimators.effort import EFFORTS, Effort
+from dropbayes.population import Member
+
+__all__ = ["FOLDS", "MANY_ROWS", "Parameters"]
+
+# From this many rows on, one split with a fifth held out replaces the folds, and fewer networks are trained.
+MANY_ROWS = 2000
+FOLDS = 5
+
+
+class Parameters(BaseEstimator):
+    """The parameters, which the regressor and the classifier document, and the settings they amount to."""
+
+    def __init__(
+        self,
+        hidden: tuple[int, ...] | Literal["auto"] = "auto",
+        *,
+        effort: Literal["quick", "standard", "best"] = "standard",
+        drop_prob: Any = "search",
+        weight_decay: Any = "search",
+        learn_drop_prob: bool = False,
+        activation: Literal["relu", "tanh"] = "relu",
+        missing: Literal["error", "learn"] = "error",
+        n_networks: int | Literal["auto"] = "auto",
+        n_steps: int | Literal["auto"] = "auto",
+        min_epochs: int = 10,
+        learning_rate: float | Literal["auto"] = "auto",
+        batch_size: int | Literal["auto"] = "auto",
+        n_folds: int | Literal["auto"] = "auto",
+        n_draws: int = 50,
+        warm_start: bool = False,
+        n_jobs: int | None = None,
+        device: str = "auto",
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.hidden = hidden
+        self.effort = effort
+        self.drop_prob = drop_prob
+        self.weight_decay = weight_decay
+        self.learn_drop_prob = learn_drop_prob
+        self.activation = activation
+        self.missing = missing
+        self.n_networks = n_networks
+        self.n_steps = n_steps
+        self.min_epochs = min_epochs
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.n_folds = n_folds
+        self.n_draws = n_draws
+        self.warm_start = warm_start
+        self.n_jobs = n_jobs
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    @property
+    def _effort(self) -> Effort:
+        return EFFORTS[self.effort]
+
+    def _check_parameters(self) -> None:
+        if self.effort not in EFFORTS:
+            raise ValueError(f"`effort` must be one of {', '.join(map(repr, EFFORTS))}; got {self.effort!r}.")
+        for name in ("min_epochs", "n_draws"):
+            value = getattr(self, name)
+            if not isinstance(value, numbers.Integral) or value < 1:
+                raise ValueError(f"`{name}` must be a positive integer; got {value!r}.")
+        for name in ("n_networks", "n_steps", "batch_size", "n_folds"):
+            value = getattr(self, name)
+            if value != "auto" and not (isinstance(value, numbers.Integral) and int(value) >= 1):
+                raise ValueError(f"`{name}` must be 'auto' or a positive integer; got {value!r}.")
+        rate = self.learning_rate
+        if rate != "auto" and not (isinstance(rate, numbers.Real) and rate > 0):
+            raise ValueError(f"`learning_rate` must be 'auto' or a positive number; got {rate!r}.")
+        for name in ("drop_prob", "weight_decay"):
+            value = getattr(self, name)
+            if isinstance(value, str) and value != "search":
+                raise ValueError(f"`{name}` must be 'search', a number, or a list of numbers to try; got {value!r}.")
+        if not isinstance(self.hidden, (tuple, list, np.ndarray)) and self.hidden != "auto":
+            raise ValueError(f"`hidden` must be 'auto' or a tuple of widths such as (50, 50); got {self.hidden!r}.")
+
+    def _hidden_widths(self, n_rows: int) -> tuple[int, ...]:
+        if not isinstance(self.hidden, str):
+            return tuple(self.hidden)
+        return tuple(width * (2 if n_rows >= self._effort.wide_rows else 1) for width in self._effort.hidden)
+
+    def _batch_size(self, n_rows: int) -> int:
+        if self.batch_size != "auto":
+            return min(int(self.batch_size), n_rows)
+        return min(n_rows, 64 if n_rows < 3000 else self._effort.large_batch if n_rows < 100_000 else 512)
+
+    def _epochs(self, n_rows: int, share: float = 1.0) -> int:
+        """The number of epochs that amounts to the number of steps; on large tables at least `min_epochs`."""
+        effort, per_epoch = self._effort, -(-n_rows // self._batch_size(n_rows))
+        steps = min(effort.steps + effort.steps_per_row * n_rows, effort.most_steps)
+        steps *= 128 / max(128, self._batch_size(n_rows))
+        epochs = (steps if self.n_steps == "auto" else int(self.n_steps)) / per_epoch
+        return max(1, round(share * max(self.min_epochs, epochs)))
+
+    def _grid(self, n_rows: int) -> tuple[list[Member], int]:
+        """The candidates, and the number of finalists to train again for all steps."""
+        effort, n_layers = self._effort, len(self._hidden_widths(n_rows))
+        n_finalists = 0
+        if isinstance(self.drop_prob, str):
+            n_finalists = effort.n_finalists
+            bins = getattr(self, "bins_", None)
+            seen = [(candidate, bins and len(bins.edges)) for candidate in effort.candidates]
+            seen += [(candidate, None) for candidate in effort.binned if bins]
+            tried = [((inputs, *[units] * n_layers), share, n) for (inputs, units, share), n in seen]
+        else:
+            given = self.drop_prob if isinstance(self.drop_prob, list) else [self.drop_prob]
+            tried = [(drop_prob, 1.0, None) for drop_prob in given]
+        decay = self.weight_decay
+        decays = effort.weight_decays if isinstance(decay, str) else decay if isinstance(decay, list) else [decay]
+        rate = effort.learning_rate * max(1.0, self._batch_size(n_rows) / 128) ** 0.5
+        rate = rate if self.learning_rate == "auto" else float(self.learning_rate)
+        grid = [
+            Member(
+                drop_prob=drop_prob,
+                weight_decay=value,
+                learning_rate=rate,
+                epochs=self._epochs(n_rows, share),
+                n_inputs=n_inputs,
+            )
+            for drop_prob, share, n_inputs in tried
+            for value in decays
+        ]
+        return grid, n_finalists
+
+    def _folds(self, n_rows: int) -> int:
+        return (FOLDS if n_rows < MANY_ROWS else 1) if self.n_folds == "auto" else int(self.n_folds)
+
+    def _n_networks(self, n_rows: int) -> int:
+        if self.n_networks != "auto":
+            return int(self.n_networks)
+        return self._effort.n_networks if n_rows < MANY_ROWS else self._effort.large_networks

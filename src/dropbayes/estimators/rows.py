@@ -1,0 +1,66 @@
+r"""The training rows of an estimator: their weights, times and groups, and their canonical order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.utils.validation import _check_sample_weight
+
+from dropbayes.estimators.ensembles import as_array
+
+__all__ = ["canonical_rows", "row_groups", "row_weights", "time_groups"]
+
+# Larger weights enter the objective: as repeated rows they would cost memory.
+_REPEATED_WEIGHT = 10
+
+
+def row_weights(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
+    """The validated weights of rows; raises if any is negative or all are zero."""
+    if sample_weight is None:
+        return None
+    return _check_sample_weight(as_array(sample_weight), x, ensure_non_negative=True)
+
+
+def time_groups(times: Any, groups: Any, n_rows: int) -> np.ndarray:
+    """The rank of each row's time: rows of one time are held out together."""
+    if groups is not None:
+        raise ValueError("`groups` and `times` are two ways to hold rows out; give one of them.")
+    times = np.asarray(as_array(times))
+    if times.shape != (n_rows,):
+        raise ValueError(f"`times` must hold one time for each of the {n_rows} rows; got {times.shape}.")
+    if times.dtype.kind in "fmM" and bool((times != times).any()):
+        raise ValueError("`times` must hold a time for every row; some are missing.")
+    ranks = np.unique(times, return_inverse=True)[1].reshape(-1)
+    if ranks.max() == 0:
+        raise ValueError("`times` must hold at least 2 times, to learn from the first and hold out the second; got 1.")
+    return ranks
+
+
+def canonical_rows(x: Any, y: Any, weight: Any, groups: Any) -> tuple[Any, Any, Any, Any]:
+    """The rows in sorted order, with integer weights expanded to repeated rows.
+
+    The fit then does not depend on the order of the rows, and a row of weight 2 equals a row given twice.
+    """
+    if groups is not None:
+        groups = np.asarray(groups)
+        if groups.shape != (len(x),):
+            raise ValueError(f"`groups` must name one group for each of the {len(x)} rows; got {groups.shape}.")
+        groups = np.unique(groups, return_inverse=True)[1].reshape(-1)
+        if groups.max() == 0:
+            raise ValueError("`groups` must name at least 2 groups, to learn from one and hold out another; got 1.")
+    rows = np.arange(len(x))
+    if weight is not None:
+        rows = rows[weight > 0]
+        counts = weight[rows]
+        if len(counts) and np.all(counts == np.round(counts)) and counts.max() <= _REPEATED_WEIGHT:
+            rows, weight = np.repeat(rows, counts.astype(np.int64)), None
+    order = rows[np.lexsort(np.vstack([x[rows].T, y[rows].reshape(len(rows), -1).T]))]
+    return x[order], y[order], *(None if values is None else values[order] for values in (weight, groups))
+
+
+def row_groups(x: np.ndarray, y: np.ndarray) -> Any:
+    """An index for each distinct row: copies of a row must not be in both the training and the held-out rows."""
+    table = np.column_stack([x, y.reshape(len(y), -1)])
+    groups = np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)
+    return groups if groups.max() > 0 else None  # a single distinct row: its copies must be split

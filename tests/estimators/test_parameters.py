@@ -1,0 +1,43 @@
+"""Tests of the parameters: what is refused, and the steps and batches that they amount to."""
+
+import numpy as np
+import pytest
+
+from dropbayes.estimators import DropoutRegressor
+from tests.estimators.samples import QUICK, toy
+
+
+def test_a_width_that_is_no_tuple_is_refused_with_an_example():
+    with pytest.raises(ValueError, match=r"`hidden` must be 'auto' or a tuple of widths such as \(50, 50\); got 50"):
+        DropoutRegressor(**QUICK | {"hidden": 50}).fit(*toy(20))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_draws": 0}, "`n_draws` must be a positive integer"),
+        ({"drop_prob": "auto"}, "`drop_prob` must be 'search'"),
+        ({"noise": "gaussian"}, "`noise` must be one of"),
+        ({"learning_rate": 0}, "`learning_rate` must be 'auto' or a positive"),
+        ({"n_folds": 0}, "`n_folds` must be 'auto'"),
+    ],
+)
+def test_bad_parameters_are_refused_in_fit(settings, message):
+    with pytest.raises(ValueError, match=message):
+        DropoutRegressor(**(QUICK | settings)).fit(*toy(20))
+
+
+def test_twice_the_rows_in_a_step_are_half_the_steps_at_a_greater_rate():
+    def steps_and_rate(batch_size):
+        model = DropoutRegressor(batch_size=batch_size)
+        epochs = model._epochs(51_200)
+        return epochs * 51_200 // batch_size, model._grid(51_200)[0][0].learning_rate
+
+    (many, slow), (few, fast) = steps_and_rate(128), steps_and_rate(256)
+    assert abs(many - 2 * few) <= 2 * 51_200 // 256
+    np.testing.assert_allclose(fast / slow, 2**0.5)
+
+
+def test_a_large_table_has_fewer_networks_unless_their_number_is_given():
+    assert DropoutRegressor()._n_networks(2000) < DropoutRegressor()._n_networks(1999)
+    assert DropoutRegressor(n_networks=7)._n_networks(10**6) == 7
