@@ -2,6 +2,8 @@
 
 import random
 import sys
+import tempfile
+import uuid
 
 import numpy as np
 import torch
@@ -62,3 +64,7 @@ def test_private_generators_are_told_from_the_global_ones():
 def test_a_generator_seeded_within_the_pass_does_not_count():
     assert private_draws(lambda: random.Random(3).random()) == []
     assert private_draws(lambda: random.Random().random()) == ["a random.Random of its own"]
+
+
+def test_names_of_temporary_files_and_objects_are_no_draws():
+    assert private_draws(uuid.uuid4) == private_draws(lambda: tempfile.TemporaryFile().close()) == []

@@ -75,9 +75,9 @@ class PrivateDraws:
                 self._seeded.add(id(frame.f_locals["self"]))
         elif event == "c_call":
             name, owner = argument.__name__, getattr(argument, "__self__", None)
-            if name == "urandom":
+            if name == "urandom" and not _only_names(frame):
                 self.names.append("the operating system's random numbers")
-            elif name in ("random", "getrandbits") and isinstance(owner, random.Random):
+            elif name in ("random", "getrandbits") and isinstance(owner, random.Random) and not _only_names(frame):
                 self._note_draw(owner)
 
     def _note_draw(self, generator: random.Random) -> None:
@@ -96,6 +96,18 @@ class PrivateDraws:
             if _numpy_state(generator) != state:
                 self.names.append(f"a numpy.random.{type(generator).__name__} of its own")
                 _bits(generator).state = pickle.loads(state)
+
+
+def _only_names(frame: Any) -> bool:
+    """Whether a draw only serves to name a temporary file or an object, or to import a module: never an output."""
+    while frame is not None:
+        if (
+            frame.f_globals.get("__name__") in ("tempfile", "uuid")
+            or "importlib._bootstrap" in frame.f_code.co_filename
+        ):
+            return True
+        frame = frame.f_back
+    return False
 
 
 _SEED = random.Random.seed.__code__

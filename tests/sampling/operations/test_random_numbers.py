@@ -36,3 +36,21 @@ def test_in_place_random_numbers_are_written():
 def test_randomness_that_cannot_be_keyed_is_refused(draw):
     with pytest.raises(NotImplementedError, match="cannot be keyed"):
         run_with_fixed_source(draw)
+
+
+def test_random_numbers_are_written_where_the_caller_wants_them():
+    uniform, coin, normal = torch.empty(4), torch.empty(4), torch.empty(0)
+
+    def draw():
+        torch.rand(4, out=uniform)
+        torch.bernoulli(torch.full((4,), 0.5), out=coin)
+        return torch.randn(4, out=normal)
+
+    out, _ = run_with_fixed_source(draw)
+    assert out is normal and uniform.tolist() == pytest.approx([0.05, 0.35, 0.65, 0.95])
+    assert coin.tolist() == [1, 1, 0, 0] and normal.tolist() == pytest.approx(torch.special.ndtri(uniform).tolist())
+
+
+def test_comparisons_take_keywords():
+    out, _ = run_with_fixed_source(lambda: torch.lt(torch.tensor([1.0, 3.0]), other=2.0))
+    assert out.tolist() == [True, False]

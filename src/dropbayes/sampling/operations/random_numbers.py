@@ -24,7 +24,9 @@ def _keyed(handler: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def keyed_handler(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Tensor:
         if mode.source.is_fixed(kwargs.get("generator")):
             return func(*args, **kwargs)
-        return handler(mode, func, *args, **kwargs)
+        out = kwargs.pop("out", None)
+        result = handler(mode, func, *args, **kwargs)
+        return result if out is None else out.resize_(result.shape).copy_(result)
 
     return keyed_handler
 
@@ -131,9 +133,9 @@ def _rrelu(
     return input.copy_(result) if inplace else result
 
 
-def _compare(mode: RandomMode, func: Any, left: Any, right: Any) -> Any:
-    fixed = mode.source.comparison(func, left, right)
-    return func(left, right) if fixed is None else fixed
+def _compare(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Any:
+    fixed = mode.source.comparison(func, *args) if len(args) == 2 and not kwargs else None
+    return func(*args, **kwargs) if fixed is None else fixed
 
 
 def _draw_or_mean(
