@@ -19,7 +19,7 @@ from dropbayes.runtime.progress import ProgressBar
 
 __all__ = ["QUICK", "Settings", "network_steps", "results", "settings_for"]
 
-_CRPS_ROWS = 500  # its integral takes longer than the fit where a third of the rows are tested
+_CRPS_ROWS = 200  # its integral takes longer than the fit where a third of the rows are tested
 
 
 @dataclass(frozen=True)
