@@ -1,6 +1,8 @@
 """Evaluations replayed from CUDA graphs: never visible in the results."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -182,6 +184,32 @@ def test_a_cpu_captures_nothing():
 
 
 def test_a_call_is_frequent_once_it_was_made_several_times():
-    known = graphs.Graphs()
+    known = graphs.Graphs((), ())
     assert [graphs._is_frequent(known, "call") for _ in range(5)] == [False] * 3 + [True] * 2
     assert not graphs._is_frequent(known, "another call")
+
+
+@needs_cuda
+@pytest.mark.parametrize("n_hidden", [2, 4])
+def test_a_wide_perceptron_without_its_dropped_units_is_replayed(n_hidden):
+    torch.manual_seed(0)
+    hidden = [nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Dropout(0.5)) for _ in range(n_hidden)]
+    net = nn.Sequential(nn.Linear(3, 512), nn.ReLU(), nn.Dropout(0.5), *hidden, nn.Linear(512, 2)).cuda()
+    x = torch.randn(50, 3, device="cuda")
+    assert db.predict(net, x, n_draws=20).method.endswith("compacted")
+    first, *others = predictions(net, x)
+    for other in others:
+        torch.testing.assert_close(other, first)
+    with torch.no_grad():
+        net[0].weight.mul_(2)
+    expected = moments(db.predict(copy.deepcopy(net).cpu(), x.cpu(), n_draws=20))
+    torch.testing.assert_close(predictions(net, x)[-1].cpu(), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_graphs_do_not_keep_a_network_alive():
+    layers = [nn.Linear(2, 2), nn.Dropout(0.5)]
+    graphs.graphs_of_perceptron(layers)
+    first = weakref.ref(layers[0])
+    del layers
+    gc.collect()
+    assert first() is None

@@ -138,7 +138,7 @@ def test_memory_that_never_suffices_is_an_error(monkeypatch):
 
     monkeypatch.setattr(evaluators.Direct, "__call__", scarce)
     with pytest.raises(torch.OutOfMemoryError):
-        db.predict(PERCEPTRON, torch.ones(2, 5))
+        db.draws(PERCEPTRON, torch.ones(2, 5))
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 8, 32])

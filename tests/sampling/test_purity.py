@@ -2,6 +2,7 @@
 
 import functools
 import random
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from dropbayes.sampling.purity import all_unchanged, references
 
 SCALE = 2.0
-TABLE = {"scale": 2.0}
+TABLE, SCALES = {"scale": 2.0}, [2.0]
 
 
 def doubled(x):
@@ -36,6 +37,11 @@ class CallsAMethod(Net):
         return sum([self.shifted(self.layer(x)) for _ in range(2)])
 
 
+class Collects(Net):
+    def forward(self, x):
+        return OrderedDict(output=self.layer(x))
+
+
 class ReadsATable(Net):
     def forward(self, x):
         return TABLE["scale"] * self.layer(x)
@@ -53,6 +59,18 @@ class ReadsATableInAProperty(Net):
 
     def forward(self, x):
         return self.scale * self.layer(x)
+
+
+class ReadsAList(Net):
+    def forward(self, x):
+        return SCALES[0] * self.layer(x)
+
+
+class HasATable(Net):
+    table = TABLE
+
+    def forward(self, x):
+        return self.table["scale"] * self.layer(x)
 
 
 class Random(Net):
@@ -92,10 +110,17 @@ class Called(Net):
         return super().__call__(x) * TABLE["scale"]
 
 
-PURE = [Net(), CallsAMethod(), Net(width=3, names=["a", "b"], activation=torch.relu), nn.Sequential(Net(), nn.ReLU())]
+PURE = [
+    Net(),
+    Net(table={"scale": 2.0}),
+    Collects(),
+    CallsAMethod(),
+    Net(width=3, names=["a", "b"], activation=torch.relu),
+    nn.Sequential(Net(), nn.ReLU()),
+]
 IMPURE = [
-    ReadsATable(), ReadsATableInAMethod(), ReadsATableInAProperty(), Random(), Imports(), Counts(), Decorated(),
-    Called(), Net(config=TABLE), Net(config=object()), Net(weights=torch.ones(3)), nn.Sequential(nn.ReLU(), Random()),
+    ReadsATable(), ReadsAList(), HasATable(), ReadsATableInAMethod(), ReadsATableInAProperty(), Random(), Imports(), Counts(), Decorated(),
+    Called(), Net(config=object()), Net(weights=torch.ones(3)), nn.Sequential(nn.ReLU(), Random()),
 ]  # fmt: skip
 
 

@@ -114,7 +114,9 @@ def predict(
 
         def stream(plan: Plan, inputs: Inputs = inputs, offset: int = offset) -> tuple[list[RowSummary], list[Tensor]]:
             if request.only_moments and not automatic and (moments := plan.moments(inputs, offset)) is not None:
-                return [[summary_of(*moments, request)]], []
+                judged = request.likelihood_tensor(plan)
+                pairs = moments if judged is None else [moments[judged]]
+                return [[summary_of(mean, variance, request) for mean, variance in pairs]], []
             with plan.running():
                 if automatic and not plan.exact:
                     return _stream_until(plan, inputs, offset, tolerance, request)
@@ -182,10 +184,10 @@ def _check_outputs(prediction: Prediction) -> None:
     """
     means, variances = _tensors(prediction.mean), _tensors(prediction.epistemic)
     # One NaN or infinity among the draws makes their mean so, too.
-    sums = _sums([*means, *variances])
-    if not all(map(math.isfinite, sums)) and not all(bool(mean.isfinite().all()) for mean in means):
+    magnitudes = _magnitudes([*means, *variances])
+    if not all(map(math.isfinite, magnitudes)) and not all(bool(mean.isfinite().all()) for mean in means):
         raise ValueError(_NOT_FINITE)
-    if prediction.n_draws != 1 and not any(sums[len(means) :]):
+    if prediction.n_draws != 1 and not any(magnitudes[len(means) :]):
         warnings.warn(
             "every draw of the network gave the same output: its dropout does not reach the output for these rows, so "
             "the epistemic variance is 0. Look at dropbayes.sites(net, x).",
@@ -197,12 +199,12 @@ def _check_outputs(prediction: Prediction) -> None:
 _NOT_FINITE = "`net` gave NaN or infinite outputs. Check the input rows and the weights for NaN, or predict in float32."
 
 
-def _sums(tensors: list[Tensor]) -> list[float]:
-    """The sum of each tensor, with one device synchronisation for all of them."""
+def _magnitudes(tensors: list[Tensor]) -> list[float]:
+    """For each tensor a number that is not finite if an element is not, and zero if all are; one synchronisation."""
     real = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
     if real[0].device.type == "cpu" and all(t.numel() <= _FEW_NUMBERS for t in real):  # few calls of torch
         return [sum(t.reshape(-1).tolist()) for t in real]
-    return torch.stack([t.sum(dtype=torch.float64) for t in real]).tolist()
+    return torch.stack([torch.linalg.vector_norm(t, math.inf) if t.numel() else t.new_ones(()) for t in real]).tolist()
 
 
 def _tensors(tree: Any) -> list[Tensor]:

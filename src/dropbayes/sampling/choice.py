@@ -29,15 +29,18 @@ from dropbayes.sampling.trees import Inputs, cloned_leaves
 from dropbayes.sampling.views import View
 
 # Mapped calls take longer to launch, so mapping needs at least this share of a forward pass before the first site, and
-# at least this many operations saved.
+# on a GPU at least this many operations saved: fewer if launches are replayed from a CUDA graph.
 _SHARED_PREFIX = {"cpu": 0.05, "cuda": 0.2}
-_SAVED_OPERATIONS = {"cpu": 0.0, "cuda": 2e11}
+_SAVED_OPERATIONS, _SAVED_OPERATIONS_OF_A_GRAPH = 1e12, 2e11
 
 
-def _shares_prefix(anatomy: Anatomy, inputs: Inputs, n_draws: int) -> bool:
-    device = inputs.device.type if inputs.device.type in _SHARED_PREFIX else "cuda"
+def _shares_prefix(record: Inspection, inputs: Inputs, n_draws: int) -> bool:
+    anatomy, on_cpu = record.anatomy, inputs.device.type == "cpu"
+    if anatomy.prefix_share <= _SHARED_PREFIX["cpu" if on_cpu else "cuda"]:
+        return False
     saved = anatomy.prefix_cost * inputs.n_rows * (n_draws - 1)
-    return anatomy.prefix_share > _SHARED_PREFIX[device] and saved >= _SAVED_OPERATIONS[device]
+    is_graph = not on_cpu and record.graphs.read is not None
+    return on_cpu or saved >= (_SAVED_OPERATIONS_OF_A_GRAPH if is_graph else _SAVED_OPERATIONS)
 
 
 def _candidates(anatomy: Anatomy, per_row: bool, shares_prefix: bool) -> tuple[Strategy, ...]:
@@ -54,7 +57,7 @@ def chosen_strategy(
     net: nn.Module, inputs: Inputs, record: Inspection, masks: Masks, leave_out: tuple[str, ...]
 ) -> Strategy:
     """The fastest strategy that agrees, on a few rows and draws, with one row of one draw at a time."""
-    shares_prefix = _shares_prefix(masks.anatomy, inputs, masks.keys.n_draws)
+    shares_prefix = _shares_prefix(record, inputs, masks.keys.n_draws)
     key = (masks.per_row, shares_prefix, autocast_dtype(inputs.device))
     if key not in record.strategies:
         candidates = _candidates(masks.anatomy, masks.per_row, shares_prefix)

@@ -8,6 +8,7 @@ number that any draw keeps.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from dropbayes.sampling.fusion import kernels_on
 from dropbayes.sampling.masks import Keys, keep_mask
 
 _ALIGNMENT = 16  # units: widths for which matrix products are fast
+_REMEMBERED_BYTES = 2**25  # of the masks and units of one network
 
 
 @dataclass(frozen=True)
@@ -62,38 +64,71 @@ def compact_draws(
 
 def _sites(layers: Sequence[nn.Module], x: Tensor, keys: Keys, draws: range, integrate_last: bool) -> dict[int, _Site]:
     """The masks of every site that is drawn, by its index among the layers, and the units that may be left out."""
-    dropouts = [index for index, layer in enumerate(layers) if isinstance(layer, nn.Dropout)]
+    form = tuple(
+        layer.out_features if isinstance(layer, nn.Linear) else layer.p if isinstance(layer, nn.Dropout) else None
+        for layer in layers
+    )
+    n_bytes = 12 * len(draws) * max(size for size in form if isinstance(size, int)) * len(form)
+    remembered = x.device.type == "cuda" and n_bytes <= _REMEMBERED_BYTES
+    make = _remembered_sites if remembered else _new_sites
+    return make(form, x.shape[1], keys, draws, integrate_last, x.dtype, x.device)
+
+
+def tensors_of_sites(
+    layers: Sequence[nn.Module], x: Tensor, keys: Keys, draws: range, integrate_last: bool
+) -> tuple[Tensor, ...]:
+    """The masks and units that `compact_draws` reads; on a GPU the same ones as long as they are remembered."""
+    sites = _sites(layers, x, keys, draws, integrate_last).values()
+    return tuple(tensor for site in sites for tensor in (site.mask, site.units) if tensor is not None)
+
+
+def _new_sites(
+    form: tuple[int | float | None, ...],
+    width: int,
+    keys: Keys,
+    draws: range,
+    integrate_last: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[int, _Site]:
+    """The sites of layers of this form: the size of a linear layer, the probability of a dropout, None for others."""
+    dropouts = [index for index, layer in enumerate(form) if isinstance(layer, float)]
     masks: list[Tensor] = []
-    width = x.shape[1]
-    for index, layer in enumerate(layers):
-        if isinstance(layer, nn.Linear):
-            width = layer.out_features
-        elif isinstance(layer, nn.Dropout) and not (integrate_last and index == dropouts[-1]):
-            masks.append(_scaled_mask(keys, len(masks), layer.p, draws, width, x))
+    for index, layer in enumerate(form):
+        if isinstance(layer, int):
+            width = layer
+        elif isinstance(layer, float) and not (integrate_last and index == dropouts[-1]):
+            masks.append(_scaled_mask(keys, len(masks), layer, draws, width, dtype, device))
     if not masks:
         return {}
     most = torch.stack([mask.count_nonzero(1).max() for mask in masks]).tolist()  # one synchronisation
     sites = {}
     for index, mask, count in zip(dropouts, masks, most, strict=False):
         units = None
-        if isinstance(layers[index + 1] if index + 1 < len(layers) else None, nn.Linear):
+        if isinstance(form[index + 1] if index + 1 < len(form) else None, int):
             count = -(-max(count, 1) // _ALIGNMENT) * _ALIGNMENT
             units = mask.argsort(dim=1, descending=True, stable=True)[:, :count].contiguous()
         sites[index] = _Site(mask, units)
     return sites
 
 
-def _scaled_mask(keys: Keys, site: int, drop_prob: float, draws: range, width: int, like: Tensor) -> Tensor:
+# On a GPU the sizes of the products must be known on the host: repeated calls do not wait for them again.
+_remembered_sites = functools.lru_cache(maxsize=4)(_new_sites)
+
+
+def _scaled_mask(
+    keys: Keys, site: int, drop_prob: float, draws: range, width: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """The masks of a site, `[draw, unit]`, scaled by 1 / keep_prob."""
-    kernels = kernels_on(like.device)
+    kernels = kernels_on(device)
     if kernels is not None:  # one launch instead of about twenty
-        ones = like.new_ones(width)
+        ones = torch.ones(width, dtype=dtype, device=device)
         spread: Tensor = kernels.dropout(
             ones, keys, site, drop_prob=drop_prob, draws=draws, rows=None, outer=1, inner=width, drawn=False
         )
         return spread.view(-1, width)
     mask = keep_mask(
-        keys, site, drop_prob=drop_prob, draws=draws, rows=None, shape=(width,), dtype=like.dtype, device=like.device
+        keys, site, drop_prob=drop_prob, draws=draws, rows=None, shape=(width,), dtype=dtype, device=device
     )
     return mask * (1 / (1 - drop_prob) if drop_prob < 1 else 1.0)
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from dropbayes.sampling.compaction import compact_draws
+from dropbayes.sampling.compaction import compact_draws, tensors_of_sites
 from dropbayes.sampling.fusion import kernels_on
-from dropbayes.sampling.graphs import replay
+from dropbayes.sampling.graphs import graphs_of_perceptron, replay
 from dropbayes.sampling.inspection import Inspection
-from dropbayes.sampling.keyed import Masks
+from dropbayes.sampling.keyed import Masks, Unsuited
 from dropbayes.sampling.looks import flags_up
 from dropbayes.sampling.masks import Keys, tables
 from dropbayes.sampling.perceptron import Perceptron
 from dropbayes.sampling.perceptron_draws import PerceptronDraws, prepare
 from dropbayes.sampling.strategies import Strategy, Work, evaluate
-from dropbayes.sampling.streaming import mean_over_draws
+from dropbayes.sampling.streaming import Moments, mean_over_draws, result_dtype
 from dropbayes.sampling.trees import Inputs
 from dropbayes.sampling.views import View
 
@@ -46,6 +47,9 @@ class Evaluator(Protocol):
 
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
         """The draws of the rows `rows` of `inputs`, whose first one is keyed as `first_row`."""
+
+    def moments(self, inputs: Inputs, first_row: int, draws: range) -> list[tuple[Tensor, Tensor]] | None:
+        """The mean and variance of each output over draws, for all rows at once; None if draws must be streamed."""
 
     def replicate(self, number: int) -> Evaluator:
         """The same evaluator with independent draws."""
@@ -82,31 +86,67 @@ class General:
         work = Work(self._network, inputs, leaves, draws, range(first_row, first_row + size))
         return [out[:, : len(rows)] for out in evaluate(self.strategy, self.masks, work)]
 
-    def _replay(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> list[Tensor] | None:
-        """The outputs from a CUDA graph of the same evaluation; None without one."""
+    def _replay(
+        self,
+        inputs: Inputs,
+        rows: range,
+        first_row: int,
+        draws: range,
+        summarise: Callable[[list[Tensor]], list[Tensor]],
+    ) -> list[Tensor] | None:
+        """The summary of the outputs from a CUDA graph of the same evaluation; None without one."""
         masks, anatomy = self.masks, self.masks.anatomy
         depends = anatomy.stateful or anatomy.skips_layers or anatomy.seeds_itself
         if inputs.device.type != "cuda" or depends or masks.positions or len(rows) < inputs.n_rows:
             return None
         pairs = len(rows) * len(draws)
+        mapped_bytes = pairs * anatomy.suffix_bytes + len(rows) * anatomy.pass_bytes
+        drawn = (masks.keys, masks.per_row, masks.integrate, self.strategy, self.sizes, self.leave_out)
         return replay(
             self.record.graphs,
-            self.net,
             inputs,
-            (masks.keys, masks.per_row, masks.integrate, self.strategy, self.sizes, self.leave_out, first_row, draws),
-            lambda own: self._evaluate(own, rows, first_row, draws),
+            (*drawn, first_row, draws, summarise),
+            lambda own: summarise(self._evaluate(own, rows, first_row, draws)),
             held=tables(masks.keys, inputs.device),
             operations=len(rows) * anatomy.prefix_cost + pairs * anatomy.suffix_cost,
-            n_bytes=pairs * anatomy.pass_bytes,
+            n_bytes=mapped_bytes if self.strategy.draws == "mapped" else pairs * anatomy.pass_bytes,
         )
 
+    def moments(self, inputs: Inputs, first_row: int, draws: range) -> list[tuple[Tensor, Tensor]] | None:
+        """The mean and variance over draws of each output from a CUDA graph; None without one."""
+        summarise = _integrated_moments if self.masks.integrate else _moments
+        tensors = self._replay(inputs, range(inputs.n_rows), first_row, draws, summarise)
+        return None if tensors is None else list(zip(tensors[::2], tensors[1::2], strict=True))
+
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
-        outputs = self._replay(inputs, rows, first_row, draws)
+        outputs = self._replay(inputs, rows, first_row, draws, list)
         if outputs is None:
             outputs = self._evaluate(inputs, rows, first_row, draws)
         if not self.masks.integrate:
             return Chunk(draws, outputs, None)
         return Chunk(draws, outputs[:-1], [mean_over_draws(outputs[-1])])
+
+
+def _moments(outputs: list[Tensor]) -> list[Tensor]:
+    """The mean and the variance over draws of each output, in turn."""
+    return [tensor for output in outputs for tensor in _total_moments(output, None)]
+
+
+def _integrated_moments(outputs: list[Tensor]) -> list[Tensor]:
+    """The mean and the variance over draws of the one output, with the variance over its integrated last layer."""
+    output, variance = outputs
+    return _total_moments(output, mean_over_draws(variance))
+
+
+def _total_moments(output: Tensor, within: Tensor | None) -> list[Tensor]:
+    """The mean over draws, and the variance between them plus that within a draw, by the law of total variance."""
+    if output.is_complex():
+        raise Unsuited("complex outputs")
+    moments = Moments()
+    moments.add(output)
+    moments.finish()
+    variance = moments.variance if within is None else moments.variance + within * len(output) / moments.count
+    return [moments.mean.to(result_dtype(output)), variance.to(result_dtype(output))]
 
 
 @dataclass(frozen=True)
@@ -125,7 +165,7 @@ class Direct:
     def replicate(self, number: int) -> Direct:
         return replace(self, keys=replace(self.keys, replicate=number), prepared=None)
 
-    def moments(self, inputs: Inputs, first_row: int, draws: range) -> tuple[Tensor, Tensor] | None:
+    def moments(self, inputs: Inputs, first_row: int, draws: range) -> list[tuple[Tensor, Tensor]] | None:
         """The mean and variance over draws of all rows by one kernel; None if no kernel supports this perceptron."""
         x = inputs.leaves[0]
         kernels = kernels_on(x.device)
@@ -140,7 +180,7 @@ class Direct:
             rows=rows,
             integrate_last=self.integrate,
         )
-        return moments
+        return [moments]
 
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
         x = inputs.leaves[0][rows.start : rows.stop]
@@ -175,6 +215,25 @@ class Compacted:
 
     def replicate(self, number: int) -> Compacted:
         return replace(self, keys=replace(self.keys, replicate=number))
+
+    def moments(self, inputs: Inputs, first_row: int, draws: range) -> list[tuple[Tensor, Tensor]] | None:
+        """The mean and variance over draws from a CUDA graph; None without one."""
+        layers, anatomy, pairs = self.perceptron.layers, self.perceptron.anatomy, inputs.n_rows * len(draws)
+
+        def call(own: Inputs) -> list[Tensor]:
+            chunk = self(own, range(own.n_rows), first_row, draws)
+            return _total_moments(chunk.outputs[0], None if chunk.variances is None else chunk.variances[0])
+
+        tensors = replay(
+            graphs_of_perceptron(layers),
+            inputs,
+            (self.perceptron.form, self.keys, self.integrate, draws),
+            call,
+            held=tensors_of_sites(layers, inputs.leaves[0], self.keys, draws, self.integrate),
+            operations=inputs.n_rows * anatomy.prefix_cost + pairs * anatomy.suffix_cost,
+            n_bytes=pairs * anatomy.pass_bytes,
+        )
+        return None if tensors is None else [(tensors[0], tensors[1])]
 
     def __call__(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Chunk:
         x = inputs.leaves[0][rows.start : rows.stop]

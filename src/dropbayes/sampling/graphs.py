@@ -8,10 +8,12 @@ the masks and torch's global settings. Code that depends on anything else, or on
 
 from __future__ import annotations
 
+import operator
 import threading
+import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,12 +32,26 @@ _MOST_BYTES = 2**30  # a graph keeps its working memory; all of them together ke
 
 @dataclass
 class Graphs:
-    """The graphs of one network on inputs of one form, by the evaluation."""
+    """The graphs of one network, as long as its modules are unchanged.
 
-    read: tuple[Reference, ...] | None = ()  # what the network's code reads; None if that cannot be known
-    known: bool = False
+    Args:
+        read: What the network's code reads besides its modules; None if that cannot be known.
+        tensors: Its parameters and buffers.
+        calls: The numbers of calls so far, by the evaluation.
+        captured: The graphs; None for what cannot be captured.
+    """
+
+    read: tuple[Reference, ...] | None
+    tensors: tuple[Tensor, ...]
     calls: dict[Hashable, int] = field(default_factory=dict)
-    captured: dict[Hashable, _Graph | None] = field(default_factory=dict)  # None for what cannot be captured
+    captured: dict[Hashable, _Graph | None] = field(default_factory=dict)
+
+    def are_valid(self) -> bool:
+        """Whether the code reads only what can be watched, and that is unchanged; otherwise they are given up."""
+        if self.read is not None and not all_unchanged(self.read):
+            self.read = None
+            self.captured.clear()
+        return self.read is not None
 
 
 @dataclass
@@ -60,13 +76,29 @@ class _Graph:
         return outputs
 
 
+def graphs_of_network(net: nn.Module) -> Graphs:
+    """No graphs yet, for a network of any kind."""
+    return Graphs(references(net), (*net.parameters(), *net.buffers()))
+
+
+_of_perceptrons: weakref.WeakKeyDictionary[nn.Module, Graphs] = weakref.WeakKeyDictionary()
+
+
+def graphs_of_perceptron(layers: Sequence[nn.Module]) -> Graphs:
+    """The graphs of layers of torch that have no hooks, remembered with the first of them."""
+    tensors = tuple(parameter for layer in layers for parameter in layer.parameters())
+    graphs = _of_perceptrons.get(layers[0])
+    if graphs is None or len(tensors) != len(graphs.tensors) or not all(map(operator.is_, tensors, graphs.tensors)):
+        graphs = _of_perceptrons[layers[0]] = Graphs((), tensors)
+    return graphs
+
+
 _live: deque[weakref.ref[_Graph]] = deque()
 _MAKING_ROOM = threading.Lock()
 
 
 def replay(
     graphs: Graphs,
-    net: nn.Module,
     inputs: Inputs,
     key: Hashable,
     call: Callable[[Inputs], list[Tensor]],
@@ -78,8 +110,7 @@ def replay(
     """The tensors of `call(inputs)` from a graph; None if it is to run as usual.
 
     Args:
-        graphs: The graphs of this network and form of input.
-        net: The network; its modules are those that `graphs` is for.
+        graphs: The graphs of the network.
         inputs: The inputs.
         key: Everything else that decides the result of `call`.
         call: The evaluation.
@@ -89,16 +120,11 @@ def replay(
     """
     if operations > _MOST_OPERATIONS or n_bytes > _MOST_BYTES or torch._C._len_torch_function_stack() > 0:
         return None
-    if not graphs.known:
-        graphs.read, graphs.known = references(net), True
-    if graphs.read is None or not all(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in inputs.leaves):
+    if not all(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in inputs.leaves) or not graphs.are_valid():
         return None
-    if not all_unchanged(graphs.read):
-        graphs.calls.clear()
-        graphs.captured.clear()
-        graphs.known = False
-        return None
-    key = (key, _form(inputs), _addresses(net), _settings(inputs.device))
+    # `p.data = ...` moves a parameter without replacing it.
+    addresses = tuple(map(Tensor.data_ptr, graphs.tensors))
+    key = (key, _form(inputs), addresses, _settings(inputs.device))
     graph = graphs.captured.get(key)
     if graph is None:
         if key in graphs.captured or not _is_frequent(graphs, key):
@@ -122,17 +148,6 @@ def _is_frequent(graphs: Graphs, key: Hashable) -> bool:
 
 def _form(inputs: Inputs) -> tuple[Any, ...]:
     return tuple((leaf.shape, leaf.stride(), leaf.dtype) for leaf in inputs.leaves)
-
-
-def _addresses(net: nn.Module) -> tuple[int, ...]:
-    """Where the parameters and buffers lie: `p.data = ...` moves one without replacing it."""
-    return tuple(
-        tensor.data_ptr()
-        for module in net.modules()
-        for tensors in (module._parameters, module._buffers)
-        for tensor in tensors.values()
-        if tensor is not None
-    )
 
 
 def _settings(device: torch.device) -> tuple[Any, ...]:
@@ -166,7 +181,8 @@ def _capture(
     # Weights that autocast has rounded and remembered would be gone when its context ends.
     rounding = torch.autocast(inputs.device.type, dtype, enabled=dtype is not None, cache_enabled=False)
     try:
-        with rounding:
+        with rounding, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about a graph that is empty, since its capture failed
             graph, outputs = capture_graph(lambda: call(own), (), inputs.device)
     except Exception:  # a result read on the host, an operation that cannot be captured, ...
         return None

@@ -8,6 +8,7 @@ mode; all randomness must come from sites that can be keyed. Otherwise an error 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 import weakref
 from collections import Counter
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 
 from dropbayes.sampling.anatomy import Anatomy, Sites
-from dropbayes.sampling.graphs import Graphs
+from dropbayes.sampling.graphs import Graphs, graphs_of_network
 from dropbayes.sampling.lengths import form, with_positions
 from dropbayes.sampling.looks import Look, LookFailed, autocast_dtype, flags_down, flags_up, is_left_out, look
 from dropbayes.sampling.rows import (
@@ -75,7 +76,11 @@ class Inspection:
     needs_autocast: bool = False
     strategies: dict[Any, Any] = dataclasses.field(default_factory=dict)  # by the inputs of the choice
     sizes: dict[Any, tuple[int, ...]] = dataclasses.field(default_factory=dict)  # block sizes in which bits agree
-    graphs: Graphs = dataclasses.field(default_factory=Graphs)
+
+    @functools.cached_property
+    def graphs(self) -> Graphs:
+        """The CUDA graphs of repeated evaluations."""
+        return graphs_of_network(self.view.net)
 
 
 _inspections: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Inspection]] = weakref.WeakKeyDictionary()

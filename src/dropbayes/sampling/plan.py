@@ -33,7 +33,7 @@ from dropbayes.sampling.masks import SAMPLERS, Keys
 from dropbayes.sampling.perceptron import Form, Perceptron, anatomy_of, perceptron
 from dropbayes.sampling.positions import Positions, checked_positions
 from dropbayes.sampling.strategies import ONE_BY_ONE
-from dropbayes.sampling.streaming import moments_of_one_group
+from dropbayes.sampling.streaming import moments_of_one_group, result_dtype
 from dropbayes.sampling.trees import Inputs
 from dropbayes.sampling.views import checked_network, unwrap
 
@@ -113,25 +113,23 @@ class Plan:
             yield chunk
             position = draws.stop
 
-    def moments(self, inputs: Inputs, first_row: int) -> tuple[Tensor, Tensor] | None:
-        """The mean and variance over all draws at once; None if the draws must be streamed."""
-        if not isinstance(self.evaluator, Direct):
+    def moments(self, inputs: Inputs, first_row: int) -> list[tuple[Tensor, Tensor]] | None:
+        """The mean and variance of each output over all draws at once; None if the draws must be streamed."""
+        if inputs.device.type != "cpu":
+            whole = isinstance(self.evaluator, Direct) or self.chunk_draws >= len(self.draws)
+            with self.running():
+                return self.evaluator.moments(inputs, first_row, self.draws) if whole else None
+        one_chunk = inputs.n_rows <= self.block_rows and self.chunk_draws >= len(self.draws)
+        if not one_chunk or not isinstance(self.evaluator, Direct) or torch.is_inference_mode_enabled():
             return None
         x = inputs.leaves[0]
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        if x.device.type != "cpu":
-            with self.running():
-                moments = self.evaluator.moments(inputs, first_row, self.draws)
-                return None if moments is None else (moments[0].to(dtype), moments[1].to(dtype))
-        if inputs.n_rows > self.block_rows or self.chunk_draws < len(self.draws) or torch.is_inference_mode_enabled():
-            return None
         with self._threads(), torch.inference_mode():  # in which torch's calls take less time
             outputs, variance = self.evaluator.prepared_draws(self.draws, x)(x, first_row)
-            moments = moments_of_one_group(outputs)
+            moments, dtype = moments_of_one_group(outputs), result_dtype(outputs)
         if moments is None:
             return None
         epistemic = moments[1] if variance is None else moments[1] + variance
-        return moments[0].to(dtype, copy=True), epistemic.to(dtype, copy=True)  # as ordinary tensors
+        return [(moments[0].to(dtype, copy=True), epistemic.to(dtype, copy=True))]  # as ordinary tensors
 
     def replicate(self, number: int) -> Plan:
         """The plan with draws that are independent of those of other replicates."""

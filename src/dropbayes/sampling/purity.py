@@ -80,14 +80,14 @@ def _references(net: nn.Module) -> Iterator[Reference]:
         yield Reference(function, "__code__", function.__code__)
         for reference in _globals_of(function):
             yield reference
-            if isinstance(reference.value, types.FunctionType) and not _is_torch(reference.value):
+            if isinstance(reference.value, types.FunctionType) and not _is_trusted(reference.value):
                 pending.append((owner, reference.value))
         names |= {name for code in _nested_codes(function.__code__) for name in code.co_names}
 
 
 def _own_classes(cls: type) -> list[type]:
     """The classes of the user among a module's bases; raises if one replaces how modules are called or read."""
-    own = [base for base in cls.__mro__ if base is not object and not _is_torch(base)]
+    own = [base for base in cls.__mro__ if base is not object and not _is_trusted(base)]
     for base in own:
         if any(name in base.__dict__ for name in _OVERRIDDEN):
             raise Impure(f"{base.__name__} replaces how modules are called")
@@ -97,7 +97,7 @@ def _own_classes(cls: type) -> list[type]:
 def _check_attributes(module: nn.Module) -> None:
     if "forward" in module.__dict__ or module._forward_hooks or module._forward_pre_hooks:
         raise Impure(f"{type(module).__name__} has hooks or a forward of its own")
-    of_torch = _is_torch(type(module))
+    of_torch = _is_trusted(type(module))
     for name, value in module.__dict__.items():
         skipped = name in _MODULE_ATTRIBUTES or (of_torch and name.startswith("_"))
         if not skipped and not _is_plain(value):
@@ -108,14 +108,22 @@ _MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__)
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    return isinstance(value, (*_PLAIN, nn.Module)) or (callable(value) and _is_torch(value))
+    """Whether a change of a module's attribute is noticed: a constant, a module, or a container of such."""
+    if isinstance(value, (dict, list, tuple)):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, nn.Module) or _is_constant(value)
 
 
-def _is_torch(value: Any) -> bool:
+def _is_constant(value: Any) -> bool:
+    """Whether a value can be replaced but not changed."""
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    return isinstance(value, _PLAIN) or (callable(value) and _is_trusted(value))
+
+
+def _is_trusted(value: Any) -> bool:
     name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or ""
-    return str(name).partition(".")[0] in ("torch", "math")
+    return str(name).partition(".")[0] in ("torch", "math", "collections")
 
 
 def _functions(cls: type, value: Any) -> list[tuple[Any, types.FunctionType]]:
@@ -126,7 +134,7 @@ def _functions(cls: type, value: Any) -> list[tuple[Any, types.FunctionType]]:
         return [(cls, part) for part in (value.fget,) if isinstance(part, types.FunctionType)]
     if isinstance(value, types.FunctionType):
         return [(cls, value)]
-    if _is_plain(value):
+    if _is_constant(value):
         return []
     raise Impure(f"the attribute {cls.__name__}.{value!r}")
 
@@ -143,7 +151,7 @@ def _globals_of(function: types.FunctionType) -> Iterator[Reference]:
     """The globals that a function reads; raises if it reads or writes anything else outside."""
     if set(function.__code__.co_freevars) - {"__class__"}:
         raise Impure(f"the closure of {function.__qualname__}")
-    if not all(map(_is_plain, (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()))):
+    if not all(map(_is_constant, (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()))):
         raise Impure(f"the defaults of {function.__qualname__}")
     for code in _nested_codes(function.__code__):
         for instruction in dis.get_instructions(code):
@@ -156,7 +164,7 @@ def _globals_of(function: types.FunctionType) -> Iterator[Reference]:
 def _global(function: types.FunctionType, name: str) -> Reference:
     if name in function.__globals__:
         value = function.__globals__[name]
-        if isinstance(value, types.FunctionType) or _is_plain(value) or _is_torch(value):
+        if isinstance(value, types.FunctionType) or _is_constant(value) or _is_trusted(value):
             return Reference(function.__globals__, name, value)
     elif name in _BUILTINS:
         return Reference(function.__globals__, name, None)

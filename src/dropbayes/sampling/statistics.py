@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
 from dropbayes.sampling.plan import Plan, move_row_axis
-from dropbayes.sampling.streaming import Mean, Moments, Votes
+from dropbayes.sampling.streaming import Mean, Moments, Votes, result_dtype
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class RowStatistics:
     def add(self, output: Tensor, variance: Tensor | None) -> None:
         """Adds outputs `[draw, row, ...]`, with their mean variance `[row, ...]` over an integrated last layer."""
         likelihood = self.request.likelihood
-        self.dtype = _result_dtype(output)
+        self.dtype = result_dtype(output)
         if output.is_complex():
             output = torch.view_as_real(output)
             self.is_complex = True
@@ -131,19 +131,13 @@ class RowStatistics:
 
 def summary_of(mean: Tensor, epistemic: Tensor, request: Request) -> dict[str, Tensor]:
     """The statistics of rows whose moments over draws are known, `[row, ...]`."""
-    likelihood = request.likelihood
-    noise = 1 / float(likelihood.precision) if isinstance(likelihood, Gaussian) else 0.0
+    noise = 1 / float(request.likelihood.precision) if isinstance(request.likelihood, Gaussian) else 0.0
     return {"mean": mean, "epistemic": epistemic, "aleatoric": torch.full_like(mean, noise)}
 
 
 def _entropy(probabilities: Tensor) -> Tensor:
     # `information.entropy` without its checks: these are softmaxes, a tile at a time
     return -torch.special.xlogy(probabilities, probabilities).sum(-1)
-
-
-def _result_dtype(output: Tensor) -> torch.dtype:
-    """The dtype of statistics of such outputs."""
-    return torch.float64 if output.dtype in (torch.float64, torch.complex128) else torch.float32
 
 
 class RowResults:

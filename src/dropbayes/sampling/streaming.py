@@ -178,3 +178,8 @@ class Votes:
     def variation_ratio(self) -> Tensor:
         """The share of draws that disagree with the most frequent class."""
         return 1 - self._votes.max(-1).values.double() / self.count
+
+
+def result_dtype(output: Tensor) -> torch.dtype:
+    """The dtype of statistics of such outputs."""
+    return torch.float64 if output.dtype in (torch.float64, torch.complex128) else torch.float32

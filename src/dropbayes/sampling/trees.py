@@ -46,9 +46,12 @@ class Inputs:
         A repeated row introduces no overflow or NaN that the real rows do not have.
         """
         missing = size - (stop - start)
+        if missing > 0 and any(is_cache(leaf) for leaf in self.leaves):
+            return self.rows([*range(start, stop), *[stop - 1] * missing])
+        narrow = [_narrow(leaf, axis, start, stop) for leaf, axis in zip(self.leaves, self.axes, strict=True)]
         if missing <= 0:
-            return [_narrow(leaf, axis, start, stop) for leaf, axis in zip(self.leaves, self.axes, strict=True)]
-        return self.rows([*range(start, stop), *[stop - 1] * missing])
+            return narrow
+        return [_lengthen(leaf, axis, missing) for leaf, axis in zip(narrow, self.axes, strict=True)]
 
     def block(self, start: int, stop: int) -> Inputs:
         """The rows from `start` to `stop` as separate inputs."""
@@ -105,6 +108,14 @@ def _select(leaf: Any, axis: int | None, index: Sequence[int] | Tensor) -> Any:
     chosen = copied_cache(leaf)
     chosen.reorder_cache(torch.as_tensor(index))
     return chosen
+
+
+def _lengthen(leaf: Any, axis: int | None, missing: int) -> Any:
+    """The leaf with its last row repeated a number of times."""
+    if axis is None:
+        return leaf
+    last = leaf.narrow(axis, leaf.shape[axis] - 1, 1)
+    return torch.cat((leaf, last.expand(*last.shape[:axis], missing, *last.shape[axis + 1 :])), axis)
 
 
 def copied_cache(cache: Any) -> Any:

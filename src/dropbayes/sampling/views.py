@@ -7,6 +7,7 @@ lists and dictionaries. Methods and functions bound to modules of the network ar
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import sys
 import types
@@ -89,7 +90,9 @@ class View:
         if in_training is not None:
             self._raise_flags(originals, in_training)
         self._global_hooks = _global_hooks()
+        self._forwards = [(cls, cls.forward) for cls in {type(module) for module in originals}]
         self._states = [_State(module) for module in net.modules()]
+        self._identities = _identities(net)
         self._before = {id(module): _snapshot(self._clones[id(module)]) for module in originals}
 
     @property
@@ -103,10 +106,12 @@ class View:
 
     def is_valid(self, net: nn.Module) -> bool:
         """Whether only values of the network have changed, which the view shares."""
-        if self._global_hooks != _global_hooks():
+        if self._global_hooks != _global_hooks() or any(cls.forward is not forward for cls, forward in self._forwards):
             return False
         # Unchanged children lead to all modules of the tree.
-        return self._states[0].module() is net and all(state.holds() for state in self._states)
+        if self._states[0].module() is not net:
+            return False
+        return (self._identities is not None and self._identities.hold()) or all(s.holds() for s in self._states)
 
     def changes(self) -> list[str]:
         """The attributes, buffers and containers that running the view has changed, by name."""
@@ -296,6 +301,46 @@ class _State:
 
 
 _DICTS = (dict, OrderedDict)
+_COMPARED = (dict, list, set)
+
+
+class _Identities:
+    """The objects that all modules of a network hold, compared one by one in a few calls.
+
+    Equal identities mean an unchanged network; others may still be equal in value, which `_State` decides.
+    """
+
+    def __init__(self, attributes: list[dict[str, Any]]) -> None:
+        containers = [value for one in attributes for value in one.values() if isinstance(value, _COMPARED)]
+        self.empty, self.filled = [c for c in containers if not c], [*attributes, *(c for c in containers if c)]
+        self.mappings = [container for container in self.filled if isinstance(container, dict)]
+        self.lengths = list(map(len, self.filled))
+        self.objects = tuple(self._objects())
+
+    def _objects(self) -> Iterator[Any]:
+        """Keys and elements, then values."""
+        return itertools.chain(*self.filled, *map(dict.values, self.mappings))
+
+    def hold(self) -> bool:
+        """Whether every module holds the same objects."""
+        same_lengths = not any(self.empty) and list(map(len, self.filled)) == self.lengths
+        return same_lengths and all(map(operator.is_, self._objects(), self.objects))
+
+
+def _identities(net: nn.Module) -> _Identities | None:
+    """The identities of a network's objects; None if holding them could keep the network itself alive."""
+    attributes = [module.__dict__ for module in net.modules()]
+    held = (value for one in attributes for key, value in one.items() if key != "_modules")
+    return None if any(map(_may_refer, held)) else _Identities(attributes)
+
+
+def _may_refer(value: Any) -> bool:
+    """Whether an attribute may refer back to the network, or changes without being replaced."""
+    if isinstance(value, (*_COMPARED, tuple)):
+        return any(map(_may_refer, value.values() if isinstance(value, dict) else value))
+    if isinstance(value, types.FunctionType):
+        return value.__closure__ is not None
+    return isinstance(value, (nn.Module, types.MethodType, functools.partial, deque))
 
 
 def _is_nested(value: Any) -> bool:

@@ -45,6 +45,9 @@ class Progress:
     history: History
 
 
+_UNCHECKED_STEPS = 16  # steps after which the weights of a run that nothing else reads are checked to be finite
+
+
 def fit(
     net: nn.Module,
     x: Any,
@@ -146,18 +149,25 @@ def fit(
         noise.restore(run.history.precision)
         done = len(run.history.loss)
         with ProgressBar("fit", epochs, unit="epochs", initial=done, show=progress) as bar:
+            most_unchecked = 1 if callbacks or judged is not None or file is not None else _UNCHECKED_STEPS
+            finite, unchecked = _state_copy(net), 0  # the last state that was checked to be finite, and steps since
+            net.train()
             while len(run.history.loss) < epochs and not run.history.stopped:
-                epoch, before = len(run.history.loss), _state_copy(net)
+                epoch = len(run.history.loss)
                 _seed(target, seed, epoch)
-                net.train()
                 loss = run_epoch(step, optimizer, rows, base_rates=base_rates, schedule=descent.schedule, epoch=epoch)
-                _check_finite(net, before, loss, epoch, optimizer)
+                unchecked += rows.n_batches
+                if unchecked >= most_unchecked or epoch + 1 == epochs or not math.isfinite(loss):
+                    _check_finite(net, finite, loss, epoch, optimizer)
+                    finite, unchecked = _state_copy(net), 0
                 score = None
                 if judged is not None:
                     score = held_out_score(net, judged, noise.likelihood(), stopping.n_draws, seed, epoch)
                 run = replace(run, history=replace(run.history, precision=[*run.history.precision, *noise.values()]))
                 run = _with_epoch(run, net, loss, score, optimizer.param_groups[0]["lr"], stopping.patience)
                 stop = [callback(Progress(epoch + 1, net, run.history)) for callback in callbacks]
+                if callbacks or judged is not None:
+                    net.train()
                 if any(stop) and not run.history.stopped:
                     run = replace(run, history=replace(run.history, stopped="callback"))
                 last = run.history.stopped or epoch + 1 == epochs
@@ -226,8 +236,8 @@ def _check_finite(
     net.load_state_dict(before)
     rate = optimizer.param_groups[0]["lr"]
     raise FloatingPointError(
-        f"Training diverged in epoch {epoch + 1} (loss {loss}); the network was restored to its state before this "
-        f"epoch. Try learning_rate={rate / 10:.3g} instead of {rate:.3g}, standardise x and y (mean 0, deviation 1), "
+        f"Training diverged in epoch {epoch + 1} (loss {loss}); the network was restored to its last finite "
+        f"state. Try learning_rate={rate / 10:.3g} instead of {rate:.3g}, standardise x and y (mean 0, deviation 1), "
         "and look for NaN, infinite or extreme values in them."
     )
 

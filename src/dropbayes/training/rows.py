@@ -118,11 +118,12 @@ class TensorRows(Rows):
         self.weight = None if weight is None else (weight / weight.mean()).to(device, torch.float32)
 
     def epoch(self) -> Iterator[Batch]:
-        for index in torch.randperm(self.n_rows).split(self.batch_size):
+        # Copied once: every copy from the host waits for the device.
+        for index in torch.randperm(self.n_rows).to(self.y.device).split(self.batch_size):
             weight = None if self.weight is None else self.weight[index.to(self.device)]
             leaves = tuple(self.inputs.rows(index))
             rows = dataclasses.replace(self.inputs, leaves=leaves, n_rows=len(index))
-            yield Batch(_move_to(rows, self.device), self.y[index.to(self.y.device)].to(self.device), weight)
+            yield Batch(_move_to(rows, self.device), self.y[index].to(self.device), weight)
 
     def pass_through(self) -> Iterator[Batch]:
         yield Batch(_move_to(self.inputs, self.device), self.y.to(self.device), self.weight)

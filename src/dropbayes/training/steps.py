@@ -129,7 +129,8 @@ def run_epoch(
             factor = schedule(epoch * rows.n_batches + number)
             for group, rate in zip(optimizer.param_groups, base_rates, strict=True):
                 group["lr"] = rate * factor
-        optimizer.zero_grad(set_to_none=True)  # also the precision, which is no parameter of the network
+        if not step.graphed:  # a graph writes the gradients anew
+            optimizer.zero_grad(set_to_none=True)  # also the precision, which is no parameter of the network
         losses.append(step(batch))
         optimizer.step()
     return float(sum(losses[1:], losses[0])) / len(losses)

@@ -21,8 +21,10 @@ def launch(
     tensors: tuple[Tensor | None, ...],
     *arguments: Any,
     constants: tuple[Any, ...],
+    num_warps: int = 4,
+    **options: Any,
 ) -> None:
-    """Launches a kernel with four warps.
+    """Launches a kernel.
 
     Args:
         kernel: A `triton.jit` function.
@@ -31,13 +33,15 @@ def launch(
         tensors: The tensors among the arguments that may be of any dtype, lie anywhere or be missing.
         arguments: All arguments except the constants, in order.
         constants: Its `tl.constexpr` arguments, in order.
+        num_warps: The warps of a program.
+        options: Other options of the compiler.
     """
     classes = [t if t is None else (t.dtype, t.device.index, t.data_ptr() % _ALIGNMENT == 0) for t in tensors]
-    key = (id(kernel), *specialised, *constants, *classes)
+    key = (id(kernel), *specialised, *constants, *classes, num_warps, *options.items())
     grid, compiled = (n_programs, 1, 1), _compiled.get(key)
     if compiled is not None:
         compiled[grid](*arguments, *constants)
         return
-    result = kernel[grid](*arguments, *constants, num_warps=4)
+    result = kernel[grid](*arguments, *constants, num_warps=num_warps, **options)
     if hasattr(result, "__getitem__"):  # the interpreter compiles nothing
         _compiled[key] = result

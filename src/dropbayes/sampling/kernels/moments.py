@@ -22,19 +22,19 @@ def moments_over_draws(draws: Tensor) -> tuple[Tensor, Tensor]:
     return mean, squares
 
 
-@triton.jit(do_not_specialize=["n_draws"])
-def _moments_over_draws(draws_at, mean_at, squares_at, n_elements, n_draws, TILE: tl.constexpr):
+@triton.jit(do_not_specialize=["n_elements", "n_draws"])
+def _moments_over_draws(
+    draws_at, mean_at, squares_at, n_elements: tl.int64, n_draws: tl.int32, TILE: tl.constexpr
+):  # fmt: skip
     element = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = element < n_elements
     total = tl.zeros([TILE], tl.float64)
     for t in range(n_draws):
-        total += tl.load(draws_at + t * n_elements.to(tl.int64) + element, mask=inside, other=0.0).to(tl.float64)
+        total += tl.load(draws_at + t * n_elements + element, mask=inside, other=0.0).to(tl.float64)
     mean = total / n_draws
     squares = tl.zeros([TILE], tl.float64)
     for t in range(n_draws):
-        deviation = (
-            tl.load(draws_at + t * n_elements.to(tl.int64) + element, mask=inside, other=0.0).to(tl.float64) - mean
-        )
+        deviation = tl.load(draws_at + t * n_elements + element, mask=inside, other=0.0).to(tl.float64) - mean
         squares += deviation * deviation
     tl.store(mean_at + element, mean, mask=inside)
     tl.store(squares_at + element, squares, mask=inside)

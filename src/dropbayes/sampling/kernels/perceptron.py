@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from dropbayes.sampling.kernels.launching import launch
 from dropbayes.sampling.kernels.tiles import power_of_two, tile_count
 from dropbayes.sampling.kernels.words import (
     choice,
@@ -105,20 +106,23 @@ def perceptron_moments(
     tiles = tile_count(n_rows, pairs // tile_draws)
     unused = [None] * (MOST_HIDDEN - len(hidden))
     exact = torch.get_float32_matmul_precision() == "highest"
-    _moments[(min(tiles, _programs(x.device)),)](
-        x, mean, variance,
-        *[layer.linear.weight for layer in hidden], *unused, last.linear.weight,
-        *[layer.linear.bias for layer in hidden], *unused, last.linear.bias,
+    weights = [*[layer.linear.weight for layer in hidden], *unused, last.linear.weight]
+    biases = [*[layer.linear.bias for layer in hidden], *unused, last.linear.bias]
+    narrow = len(hidden) == 1 and max(padded) <= _NARROW
+    launch(
+        _moments, min(tiles, _programs(x.device)), (), (x, mean, variance, *weights, *biases),
+        x, mean, variance, *weights, *biases,
         *[signed_threshold(layer.drop_prob) for layer in hidden], *[0 for _ in unused],
         signed_threshold(last.drop_prob),
         *[keep_scale(layer.drop_prob) for layer in hidden], *[1.0 for _ in unused], keep_scale(last.drop_prob),
         last.drop_prob / (1 - last.drop_prob) if integrate_last else 0.0,
         *source(keys, x.device), draws.start, n_drawn, rows.start if rows else 0, n_rows,
-        WIDTHS=widths, PADDED=padded, DROPS=tuple([layer.drop_prob > 0 for layer in layers]),
-        ACTIVATIONS=tuple([layer.activation for layer in layers]), INTEGRATE=integrate_last,
-        STRATIFIED=keys.sampler == "stratified", OWN_ROWS=rows is not None, ONE_CHUNK=n_drawn <= tile_draws,
-        ROWS=pairs // tile_draws, DRAWS=tile_draws, PRECISION="tf32x3" if exact else "tf32",
-        num_warps=8, num_stages=1, maxnreg=_REGISTERS if len(hidden) == 1 and max(padded) <= _NARROW else None,
+        constants=(
+            widths, padded, tuple([layer.drop_prob > 0 for layer in layers]),
+            tuple([layer.activation for layer in layers]), integrate_last, keys.sampler == "stratified",
+            rows is not None, n_drawn <= tile_draws, pairs // tile_draws, tile_draws, "tf32x3" if exact else "tf32",
+        ),
+        num_warps=8, num_stages=1, maxnreg=_REGISTERS if narrow else None,
     )  # fmt: skip
     return mean, variance
 
