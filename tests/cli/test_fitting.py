@@ -67,6 +67,18 @@ def test_categories_may_be_numbers(tmp_path):
     assert found["columns"][0]["inputs"] == ["zip = 100", "zip = 101", "zip = 102"]
 
 
+def test_a_target_learned_as_its_logarithm_is_predicted_in_its_own_units(tmp_path):
+    rows = "".join(f"{i % 7},{np.exp(5 + (i % 7) / 2 + (i % 3) / 9)}\n" for i in range(42))
+    (tmp_path / "t.csv").write_text("x,y\n" + rows)
+    fitted = run(
+        "fit", tmp_path / "t.csv", "--target", "y", "--target-transform", "log", "--out", tmp_path / "m", *TINY
+    )
+    assert "learned: the logarithm of the target" in fitted.text
+    assert "the logarithm of the target" in run("explain", tmp_path / "m").text
+    lower, _ = load(tmp_path / "m").ensemble.predict_interval(np.arange(7.0)[:, None])
+    assert (lower > 0).all()
+
+
 def test_settings_reach_the_estimator(models, tmp_path):
     options = ["--hidden", "3,5", "--drop-prob", "0.2", "--weight-decay", "0.01", "--activation", "tanh", "--noise",
                "heteroscedastic", "--n-steps", "3", "--n-networks", "1", "--n-draws", "7", "--seed", "5"]  # fmt: skip

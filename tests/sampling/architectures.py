@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Mapping
 
 import torch
 import transformers
@@ -164,9 +165,16 @@ def possible_inputs(model, config):
         yield candidate | fixed
 
 
+def _plain(value):
+    """The value with dicts for mappings: outputs of the oldest transformers have no paths of their own."""
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
 def floats(output):
     """The floating-point tensors of an output by their place in it."""
-    leaves = torch.utils._pytree.tree_flatten_with_path(output)[0]
+    leaves = torch.utils._pytree.tree_flatten_with_path(_plain(output))[0]
     return {
         torch.utils._pytree.keystr(path): leaf
         for path, leaf in leaves

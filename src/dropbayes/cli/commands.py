@@ -122,6 +122,14 @@ def fit(
             rich_help_panel="Model and training",
         ),
     ] = "student",
+    target_transform: Annotated[
+        Literal["none", "log", "arcsinh", "auto"],
+        typer.Option(
+            metavar="KIND",
+            help="Scale in which a regression learns: none, log, arcsinh, or auto to choose by held-out rows.",
+            rich_help_panel="Model and training",
+        ),
+    ] = "none",
     learn_drop_prob: Annotated[
         bool,
         typer.Option(
@@ -173,6 +181,7 @@ def fit(
         "drop_prob": search_space(drop_prob, "--drop-prob", probability=True),
         "weight_decay": search_space(weight_decay, "--weight-decay", probability=False),
         "noise": noise,
+        "target_transform": target_transform,
         "learn_drop_prob": learn_drop_prob,
         "activation": activation,
         "effort": "quick" if quick else effort,

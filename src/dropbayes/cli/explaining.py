@@ -83,6 +83,7 @@ def facts(model: Model) -> dict[str, Any]:
     }
     if regression:
         about["noise"] = estimator.noise
+        about["target_transform"] = estimator.transform_.name
         about["precision"] = float(population.precision[0, 0]) if has_precision else None
     else:
         about["classes"] = [str(label) for label in estimator.classes_]
@@ -110,6 +111,8 @@ def _show(model: Model, about: dict[str, Any]) -> None:
         rows.append(["classes", ", ".join(about["classes"])])
     elif about["noise"] in _NOISE_WORDS:
         rows.append(["noise", _NOISE_WORDS[about["noise"]]])
+    if about.get("target_transform", "none") != "none":
+        rows.append(["learned", f"{model.ensemble.transform_.unit}; noise and precision are in its scale"])
     if about.get("precision") is not None:
         rows.append(
             [

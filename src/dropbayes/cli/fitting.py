@@ -47,7 +47,7 @@ def fit(
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
         rows = _training_rows(source, target, task, reading, command)
     if rows.schema.task == "classification":
-        settings = {name: value for name, value in settings.items() if name != "noise"}
+        settings = {name: value for name, value in settings.items() if name not in ("noise", "target_transform")}
     if not as_json:
         _show_columns(rows)
     _warn_of_target(rows)
@@ -233,6 +233,8 @@ def _results(model: Model) -> list[str]:
     if model.schema.task == "regression" and getattr(estimator, "noise", "constant") == "constant":
         precision = estimator.precision_
         lines.append(f"noise: standard deviation {number(precision**-0.5)} (precision τ = {number(precision)})")
+    if model.schema.task == "regression" and estimator.transform_.name != "none":
+        lines.append(f"learned: {estimator.transform_.unit}")
     best = _held_out_score(model)
     if best is not None:
         lines.append(f"held-out log-likelihood {number(best)} nats per row")

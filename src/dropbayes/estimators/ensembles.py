@@ -10,7 +10,7 @@ import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,16 +21,17 @@ from dropbayes import information, sampling
 from dropbayes.estimators import files
 from dropbayes.estimators.bins import Bins
 from dropbayes.estimators.distances import DistanceSpread
-from dropbayes.estimators.frames import FrameColumns
+from dropbayes.estimators.frames import FrameColumns, as_array
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.estimators.noise import StudentNoise
+from dropbayes.estimators.transforms import TargetTransform, TransformedMixture
 from dropbayes.population import Population, network
 from dropbayes.population.evaluation import in_units
 from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.runtime.validation import finite_tensor
 from dropbayes.scores.averages import weighted_mean
 
-__all__ = ["ClassEnsemble", "Ensemble", "RegressionEnsemble", "as_array"]
+__all__ = ["ClassEnsemble", "Ensemble", "RegressionEnsemble"]
 
 # Rows predicted at a time, and values of their draws held in memory: both bound the memory.
 _BLOCK_ROWS, _BLOCK_ELEMENTS = 4096, 2**20
@@ -200,7 +201,8 @@ class RegressionEnsemble(Ensemble):
     saved_as = "DropoutRegressor"
     noise: str
     noise_: StudentNoise | None
-    distance_spread_: DistanceSpread | None
+    distance_spread_: DistanceSpread | None = None
+    transform_: TargetTransform = TargetTransform()
     one_column_: bool
 
     def _head(self) -> str:
@@ -218,7 +220,7 @@ class RegressionEnsemble(Ensemble):
         """The predictive distribution of each row: a mixture over the draws of all networks, in the units of y."""
         blocks = [mixture for _, mixture in self._uncalibrated_blocks(X, None)]
         location, scale = (torch.cat([getattr(m, name) for m in blocks], 1) for name in ("location", "scale"))
-        return self._recalibrate(Mixture(location, scale, blocks[0].freedom))
+        return self._in_units(Mixture(location, scale, blocks[0].freedom))
 
     def predictive_blocks(self, X: Any, *, block_rows: int | None = None) -> Iterator[tuple[slice, Mixture]]:
         """Yields each block of rows with its `predictive`, so that memory stays bounded.
@@ -228,10 +230,12 @@ class RegressionEnsemble(Ensemble):
             block_rows: Rows per block; chosen from the number of draws by default.
         """
         for rows, mixture in self._uncalibrated_blocks(X, block_rows):
-            yield rows, self._recalibrate(mixture)
+            yield rows, self._in_units(mixture)
 
-    def _recalibrate(self, mixture: Mixture) -> Mixture:
-        return mixture if self.recalibration is None else self.recalibration.mixture(mixture)
+    def _in_units(self, mixture: Mixture) -> Mixture:
+        """The predictive distribution in the units of y, recalibrated, from that in the scale of learning."""
+        mixture = mixture if self.recalibration is None else self.recalibration.mixture(mixture)
+        return mixture if self.transform_.name == "none" else TransformedMixture(mixture, self.transform_)
 
     def _uncalibrated_blocks(self, X: Any, block_rows: int | None) -> Iterator[tuple[slice, Mixture]]:
         for rows, inputs, outputs in self._output_blocks(self._inputs(X), block_rows):
@@ -270,7 +274,7 @@ class RegressionEnsemble(Ensemble):
 
     def _mean_and_covariance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         mixture = self.predictive(X)
-        centred = mixture.location - mixture.mean
+        centred = mixture.component_means - mixture.mean
         covariance = torch.einsum("tn...,tm...->nm...", centred, centred) / mixture.n_draws
         rows = torch.arange(len(mixture.mean))
         covariance[rows, rows] += mixture.aleatoric
@@ -302,13 +306,14 @@ class RegressionEnsemble(Ensemble):
         return float(weighted_mean(torch.cat(densities), sample_weight))
 
     def _class_state(self) -> dict[str, Any]:
-        return {"one_column": bool(self.one_column_)}
+        return {"one_column": bool(self.one_column_), "transform": asdict(self.transform_)}
 
     def _class_tensors(self) -> dict[str, Tensor]:
         return files.tensors_of("noise", self.noise_) | files.tensors_of("distance", self.distance_spread_)
 
     def _set_class_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.one_column_ = settings["one_column"]
+        self.transform_ = TargetTransform(**settings.get("transform", {}))  # an older file has none
         self.noise_ = files.record_of(StudentNoise, "noise", tensors)
         self.distance_spread_ = files.record_of(DistanceSpread, "distance", tensors)
 
@@ -391,8 +396,3 @@ class ClassEnsemble(Ensemble):
         if self.classes_.ndim != 1 or len(self.classes_) != self.population_.weights[-1].shape[2]:
             raise ValueError(f"{len(self.classes_)} classes for {self.population_.weights[-1].shape[2]} outputs")
         self.temperature_ = float(settings.get("temperature", 1.0))  # format 1 had none
-
-
-def as_array(values: Any) -> Any:
-    """A torch tensor as a numpy array; other values unchanged, since scikit-learn converts them."""
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values

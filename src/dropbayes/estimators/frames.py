@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 if TYPE_CHECKING:  # slow to import, and a frame of numbers does not need it
     from dropbayes.tables.columns import Schema
 
-__all__ = ["FrameColumns", "is_mixed_frame"]
+__all__ = ["FrameColumns", "as_array", "is_mixed_frame"]
 
 Array = npt.NDArray[np.float64]
 
@@ -118,3 +119,8 @@ def _is_other(column: Any, dtype: Any) -> bool:
 
 def _location(row: int) -> str:
     return "`X`" if row < 0 else f"`X`, row {row}"
+
+
+def as_array(values: Any) -> Any:
+    """A torch tensor as a numpy array; other values unchanged, since scikit-learn converts them."""
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from dropbayes.estimators.bins import Bins
 from dropbayes.estimators.distances import Gap
-from dropbayes.estimators.ensembles import Ensemble, as_array
-from dropbayes.estimators.frames import FrameColumns, is_mixed_frame
+from dropbayes.estimators.ensembles import Ensemble
+from dropbayes.estimators.frames import FrameColumns, as_array, is_mixed_frame
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.estimators.parameters import FOLDS, MANY_ROWS, Parameters
 from dropbayes.estimators.rows import canonical_rows, row_groups, time_groups

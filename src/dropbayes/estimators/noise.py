@@ -28,6 +28,9 @@ PENALTIES = (0.1, 1.0, 10.0, 1e4)
 # Student's t has a variance above 2 degrees of freedom; from 3 on it is at most three times the squared scale.
 LEAST_FREEDOM = 3.0
 _HIDDEN = 16
+_LEARNED = ("first", "first_bias", "second", "second_bias", "log_shrink", "log_freedom")
+# log(ν - 3) of the Student's t that stands for a Gaussian in a fit: their distribution functions differ by 1/(4ν).
+_LIGHT_TAILS = math.log(1000.0)
 _FOLDS = 3
 # With more rows, one held-out third separates the penalties as well as three folds.
 _MANY_ROWS = 1000
@@ -170,6 +173,7 @@ def fit_noise(
     *,
     weight: Tensor | None = None,
     penalties: Sequence[float] = PENALTIES,
+    gaussian: bool = False,
     n_steps: int = 150,
     seed: int = 0,
 ) -> tuple[StudentNoise, Tensor]:
@@ -181,6 +185,7 @@ def fit_noise(
         y: Standardised outcomes `[output, row]`.
         weight: The weights of the rows; all one by default.
         penalties: The candidate penalties on the weights of $\log \sigma$, in nats.
+        gaussian: Whether ν is infinite, rather than fitted.
         n_steps: The number of Adam steps.
         seed: The seed of the initial weights and of the folds.
     """
@@ -191,6 +196,9 @@ def fit_noise(
     weight = torch.ones_like(y[0]) if weight is None else (weight / weight.mean()).to(y)
     features = noise_features(x, draws)
     start = _initial_noise(draws, features, y, source)
+    learned: Sequence[str] = _LEARNED
+    if gaussian:
+        start, learned = replace(start, log_freedom=torch.full_like(start.log_freedom, _LIGHT_TAILS)), _LEARNED[:-1]
     shape = (n_outputs, len(penalties), len(held_out))
 
     def repeat(values: Tensor) -> Tensor:
@@ -201,7 +209,7 @@ def fit_noise(
     # Half the draws suffice to separate the penalties.
     many = [repeat(values) for values in (draws[:, ::2], features, y)]
     starts = StudentNoise(**{entry.name: repeat(getattr(start, entry.name)) for entry in fields(start)})
-    fitted = _maximise(starts, many[0], many[1], many[2], weight * (1 - tested), penalty, n_steps)
+    fitted = _maximise(starts, many[0], many[1], many[2], weight * (1 - tested), penalty, n_steps, learned)
     with torch.no_grad():
         density = log_density(fitted, many[0], many[1], many[2]) * tested
     # [output, penalty, row]: every row is held out in at most one fold.
@@ -210,7 +218,9 @@ def fit_noise(
     chosen = _simplest_penalty(density[..., rows], weight[rows])
     penalty = torch.tensor(penalties).to(y)[chosen]
     scores = (density[..., rows] * weight[rows]).sum(-1) / weight[rows].sum()
-    noise = _maximise(start, draws, features, y, weight.expand_as(y), penalty, n_steps)
+    noise = _maximise(start, draws, features, y, weight.expand_as(y), penalty, n_steps, learned)
+    if gaussian:
+        noise = replace(noise, log_freedom=torch.full_like(noise.log_freedom, torch.inf))
     return noise, scores.gather(1, chosen[:, None])[:, 0]
 
 
@@ -249,10 +259,16 @@ def _initial_noise(draws: Tensor, features: Tensor, y: Tensor, source: torch.Gen
 
 
 def _maximise(
-    noise: StudentNoise, draws: Tensor, features: Tensor, y: Tensor, weight: Tensor, penalty: Tensor, n_steps: int
+    noise: StudentNoise,
+    draws: Tensor,
+    features: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    penalty: Tensor,
+    n_steps: int,
+    learned: Sequence[str],
 ) -> StudentNoise:
     """The penalised maximum-likelihood fit of every model to its weighted rows, by Adam with cosine decay."""
-    learned = ("first", "first_bias", "second", "second_bias", "log_shrink", "log_freedom")
     noise = replace(noise, **{name: getattr(noise, name).clone().requires_grad_() for name in learned})
     parameters = [getattr(noise, name) for name in learned]
     moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]

@@ -15,6 +15,7 @@ from dropbayes.estimators.ensembles import RegressionEnsemble
 from dropbayes.estimators.learning import DropoutEstimator
 from dropbayes.estimators.noise import fit_noise
 from dropbayes.estimators.rows import row_weights
+from dropbayes.estimators.transforms import candidate_transforms
 from dropbayes.population import EnsembleChoice, Population, draws
 from dropbayes.population.standardisation import moments
 
@@ -40,6 +41,10 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             "search".
         noise: "student" (see above), "constant" for Gaussian noise of one precision τ, or "heteroscedastic" for
             Gaussian noise whose variance is an output of the networks.
+        target_transform: The scale in which y is learned: "none" for that of y, "log" for positive targets over orders
+            of magnitude, "arcsinh" for heavy tails of either sign, or "auto" to fit them all and keep the one of the
+            best held-out log-likelihood. Predictions are in the units of y. In a transformed scale the noise of
+            `noise="student"` is Gaussian.
         learn_drop_prob: Whether each layer's drop probability is learned (concrete dropout).
         activation: "relu" or "tanh".
         missing: "error" to refuse missing inputs, or "learn" to fill them with the column's mean and add an indicator
@@ -59,10 +64,12 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
 
     Attributes:
         population_: The trained networks.
-        precision_: τ in units of 1/y²: that of Gaussian noise, fitted to held-out draws of the first network's kind.
+        precision_: τ in units of 1/y² (of y as it is learned, if transformed): that of Gaussian noise, fitted to
+            held-out draws of the first network's kind.
         drop_prob_: The drop probability before each weight layer of the first network.
         distance_spread_: How the draws part far from the training rows (`dropbayes.estimators.distances`); None where
             a gap in the rows shows no need.
+        transform_: The transform of the targets (`dropbayes.estimators.transforms`).
         noise_: The fitted noise model of `noise="student"`, in standardised units; None for the other kinds.
         search_scores_: The held-out log-likelihood of each candidate, with Gaussian noise, in the units of y.
         search_edges_: The best drop probability and weight decay, if they are the smallest or largest tried.
@@ -83,6 +90,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         drop_prob: Any = "search",
         weight_decay: Any = "search",
         noise: Literal["student", "constant", "heteroscedastic"] = "student",
+        target_transform: Literal["none", "log", "arcsinh", "auto"] = "none",
         learn_drop_prob: bool = False,
         activation: Literal["relu", "tanh"] = "relu",
         missing: Literal["error", "learn"] = "error",
@@ -106,6 +114,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             warm_start=warm_start, n_jobs=n_jobs, device=device, random_state=random_state, verbose=verbose,
         )  # fmt: skip
         self.noise = noise
+        self.target_transform = target_transform
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -127,13 +136,29 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             times: The time of each row, of any sortable type: the search then trains on the past and holds out what
                 follows (forward chaining), as in forecasting.
         """
-        x, y, weight = self._training_data(X, y, sample_weight, reset=not self._is_warm())
-        if not self._is_warm():
-            self.noise_ = self.distance_spread_ = None
-        self._learn(x, y, weight, groups, times)
+        warm = self._is_warm()
+        x, y, weight = self._training_data(X, y, sample_weight, reset=not warm)
+        fits = []
+        for transform in [self.transform_] if warm else candidate_transforms(self.target_transform, y):
+            if not warm:
+                self.noise_ = self.distance_spread_ = None
+                self.__dict__.pop("population_", None)  # of another scale
+            self.transform_ = transform
+            self._learn(x, self._transform(y), weight, groups, times)
+            fits.append(dict(self.__dict__))
+        self.__dict__.update(max(fits, key=lambda fit: fit["_held_out_score"]) if len(fits) > 1 else {})
         return self
 
+    def _transform(self, y: np.ndarray) -> np.ndarray:
+        z = self.transform_.forward(torch.tensor(y))
+        if not bool(z.isfinite().all()):
+            raise ValueError(f"`y` must be positive, as in the first fit; the smallest is {float(y.min()):.4g}.")
+        return z.numpy()
+
     def _fit_noise(self, choice: EnsembleChoice) -> None:
+        log_derivative = self._log_derivative(choice)
+        self.search_scores_ = self.search_scores_ + log_derivative
+        self._held_out_score = float(self.search_scores_.max())
         if self.noise != "student":
             return
         standard, effort = self.population_, self._effort
@@ -143,14 +168,23 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         x = self._standard_columns(x.double())
         y = (y.double().reshape(len(x), -1) - y_mean) / y_scale
         rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(self.seed_))[: effort.noise_rows]
-        self.noise_, _ = fit_noise(
+        self.noise_, score = fit_noise(
             draws[:, rows].permute(2, 0, 1).float(),
             x[rows].float(),
             y[rows].T.float(),
             weight=weight[rows],
+            gaussian=self.transform_.name != "none",
             n_steps=effort.noise_steps,
             seed=self.seed_,
         )
+
+        self._held_out_score = float((score - y_scale.log()).sum()) + log_derivative
+
+    def _log_derivative(self, choice: EnsembleChoice) -> float:
+        """The mean of the logarithm of the transform's derivative over the held-out rows."""
+        _, z, weight = choice.held_out_rows()
+        values = self.transform_.log_derivative(self.transform_.inverse(z.double().reshape(len(z), -1))).sum(1)
+        return float((values * weight).sum() / weight.sum())
 
     def _standard_columns(self, x: Any) -> Tensor:
         """The standardised inputs, without those of the bins."""
@@ -206,8 +240,11 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         x, y, weight = self._training_data(X, y, sample_weight, reset=first)
         self._check_parameters()
         if first:
+            if self.target_transform == "auto":
+                raise ValueError("`target_transform` 'auto' is chosen by `fit`; name one for `partial_fit`.")
+            (self.transform_,) = candidate_transforms(self.target_transform, y)
             self.noise_ = self.distance_spread_ = None  # Gaussian until a search has held rows out
-        self._take_in(x, y, weight)
+        self._take_in(x, self._transform(y), weight)
         return self
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
@@ -219,4 +256,4 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         noise = source.standard_normal(location.shape)
         if np.isfinite(freedom).all():
             noise = source.standard_t(freedom, size=location.shape)
-        return np.moveaxis(location + scale * noise, 0, -1)
+        return np.moveaxis(mixture.outcomes(torch.from_numpy(location + scale * noise)).numpy(), 0, -1)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import _check_sample_weight
 
-from dropbayes.estimators.ensembles import as_array
+from dropbayes.estimators.frames import as_array
 
 __all__ = ["canonical_rows", "row_groups", "row_weights", "time_groups"]
 

@@ -6,8 +6,9 @@ Each draw contributes noise around its function value: Gaussian, or Student's t 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,6 +77,11 @@ class Mixture:
     def n_draws(self) -> int:
         """The number of components T."""
         return len(self.location)
+
+    @property
+    def component_means(self) -> Tensor:
+        """The mean of the outcome under each draw: the function value."""
+        return self.location
 
     @property
     def mean(self) -> Tensor:
@@ -180,6 +186,18 @@ class Mixture:
         """The marginal distribution of one output, `[draw, row]`."""
         freedom = self.freedom[index] if isinstance(self.freedom, tuple) else self.freedom
         return Mixture(self.location[..., index], self.scale[..., index], freedom)
+
+    def rows(self, index: Any) -> Mixture:
+        """The distributions of some rows."""
+        return replace(self, location=self.location[:, index], scale=self.scale[:, index])
+
+    def with_noise(self, factor: float) -> Mixture:
+        """The mixture with its noise multiplied by a factor."""
+        return replace(self, scale=self.scale * factor)
+
+    def outcomes(self, values: Tensor) -> Tensor:
+        """Outcomes from function values with noise added, which here are outcomes already."""
+        return values
 
     def _standardise(self, y: Array) -> Tensor:
         """The outcomes in units of each draw's noise."""

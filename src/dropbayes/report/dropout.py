@@ -81,7 +81,7 @@ def _rescale_noise(mixture: Mixture, truth: Tensor) -> Mixture:
     """The mixture with its noise multiplied by the factor of largest likelihood on these rows."""
 
     def at(log_factor: float) -> Mixture:
-        return Mixture(mixture.location, mixture.scale * float(np.exp(log_factor)), mixture.freedom)
+        return mixture.with_noise(float(np.exp(log_factor)))
 
     best = scipy.optimize.minimize_scalar(
         lambda log_factor: -float(at(log_factor).log_density(truth).mean()), bounds=(-3, 3), method="bounded"

@@ -188,8 +188,7 @@ def regression(model: Any, x: Numbers, y: Numbers) -> Regression:
         n_draws = mixture.n_draws
         pit.append(mixture.pit(outcome))
         density.append(mixture.log_density(outcome))
-        few = Mixture(mixture.location[:, some], mixture.scale[:, some], mixture.freedom)
-        ranked.append(few.crps(outcome[some]))
+        ranked.append(mixture.rows(some).crps(outcome[some]))
     mean_, epistemic, aleatoric = mean_and_deviations(model, x)
     std = np.sqrt(epistemic**2 + aleatoric**2)
     lower, upper = (np.asarray(end, dtype=np.float64) for end in model.predict_interval(x, coverage=LEVEL))

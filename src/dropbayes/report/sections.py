@@ -69,6 +69,8 @@ def provenance_section(inputs: ReportInputs, measured: Regression | Classificati
     if isinstance(measured, Regression) and model.noise == "constant":
         tau = float(model.precision_)
         facts.insert(2, ("Noise", f"standard deviation {number(tau**-0.5)} (precision τ = {number(tau)})", False))
+    if isinstance(measured, Regression) and model.transform_.name != "none":
+        facts.insert(2, ("Learned", f"{model.transform_.unit}; predictions are in its own units", False))
     given = {label.casefold() for label, _, _ in inputs.provenance}
     more = [fact for fact in facts if fact[0].casefold() not in given]
     return Section("done", "What was done, and how to repeat it", facts=[*inputs.provenance, *more])

@@ -1,0 +1,220 @@
+r"""Targets learned in a transformed scale: a logarithm for positive ones, an inverse hyperbolic sine for any.
+
+The networks learn $z = g(y)$ with Gaussian noise, and the predictive density of y is $p(y) = p(z)\, g'(y)$. The moments
+of y under one draw, where z is Gaussian with mean μ and variance σ², are in closed form:
+
+- $y = e^z$: $\mathbb E\,y = e^{\mu + \sigma^2/2}$ and $\mathbb E\,y^2 = e^{2\mu + 2\sigma^2}$ (the lognormal's);
+- $y = a + c \sinh z$: $\mathbb E \sinh z = e^{\sigma^2/2} \sinh \mu$ and
+  $\mathbb E \sinh^2 z = \tfrac12 (e^{2\sigma^2} \cosh 2\mu - 1)$.
+
+Student's t of z would have no mean in the units of y, so it is not offered in these scales.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dropbayes.predictive.mixtures import Mixture, draw_mean
+from dropbayes.runtime.validation import Array, float_tensor
+
+__all__ = ["TRANSFORMS", "TargetTransform", "TransformedMixture", "candidate_transforms"]
+
+TRANSFORMS = ("none", "log", "arcsinh")
+"""The names of the transforms; "none" leaves the targets as they are."""
+
+# Nodes of the integrals in the CRPS on either side of the outcome, and their reach in deviations of z.
+_CRPS_NODES, _CRPS_REACH = 400, 10.0
+
+
+@dataclass(frozen=True)
+class TargetTransform:
+    r"""A monotone map from targets y to the scale z in which they are learned.
+
+    Attributes:
+        name: "none", "log" or "arcsinh".
+        centre, width: a and c of $z = \operatorname{arsinh}((y - a) / c)$.
+
+    Example:
+        >>> log = TargetTransform("log")
+        >>> log.inverse(log.forward(torch.tensor([2.0])))
+        tensor([2.])
+    """
+
+    name: Literal["none", "log", "arcsinh"] = "none"
+    centre: float = 0.0
+    width: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.name not in TRANSFORMS:
+            raise ValueError(f"`name` must be one of {', '.join(map(repr, TRANSFORMS))}; got {self.name!r}.")
+        if not (math.isfinite(self.centre) and math.isfinite(self.width) and self.width > 0):
+            raise ValueError(f"`centre` and `width` must be finite, and `width` positive; got {self.width!r}.")
+
+    @property
+    def unit(self) -> str:
+        """What is learned of the target, in words."""
+        words = {"log": "the logarithm of the target", "arcsinh": "the inverse hyperbolic sine of the target"}
+        return words.get(self.name, "the target")
+
+    @classmethod
+    def of(cls, name: Any, y: np.ndarray) -> TargetTransform:
+        """The transform of a name for training targets `[row]`.
+
+        Args:
+            name: The name.
+            y: The targets, which must be positive for "log".
+        """
+        if name != "none" and y.ndim > 1:
+            raise ValueError(f"`target_transform` must be 'none' for several outputs; got {name!r}.")
+        if name == "log" and not bool((y > 0).all()):
+            raise ValueError(
+                f"`target_transform` 'log' needs positive targets; the smallest is {float(y.min()):.4g}. "
+                "Use 'arcsinh', which takes any."
+            )
+        if name != "arcsinh":
+            return cls(name)
+        low, centre, high = (float(value) for value in np.quantile(y, [0.25, 0.5, 0.75]))
+        return cls(name, centre, (high - low) / 2 or float(y.std()) or 1.0)
+
+    def forward(self, y: Tensor) -> Tensor:
+        """z of targets; minus infinity where a logarithm has none."""
+        if self.name == "log":
+            return torch.where(y > 0, y, 0.0).log()
+        return y if self.name == "none" else torch.asinh((y - self.centre) / self.width)
+
+    def inverse(self, z: Tensor) -> Tensor:
+        """The targets y of z."""
+        if self.name == "log":
+            return z.exp()
+        return z if self.name == "none" else self.centre + self.width * torch.sinh(z)
+
+    def log_derivative(self, y: Tensor) -> Tensor:
+        r"""$\log g'(y)$."""
+        if self.name == "log":
+            return -self.forward(y)
+        if self.name == "none":
+            return torch.zeros_like(y)
+        return -0.5 * torch.log1p(((y - self.centre) / self.width).square()) - math.log(self.width)
+
+    def moments(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of y for Gaussian z of the given mean and variance."""
+        growth = torch.expm1(variance)  # e^σ² - 1, exact for small variances
+        if self.name == "log":
+            centre = (mean + variance / 2).exp()
+            return centre, centre.square() * growth
+        if self.name == "none":
+            return mean, variance
+        sine = (variance / 2).exp() * torch.sinh(mean)
+        # ½(e^{2v} cosh 2μ - 1) - e^v sinh² μ, arranged so that nothing cancels for small v
+        spread = 0.5 * growth * (torch.exp(variance) * torch.cosh(2 * mean) + 1)
+        return self.centre + self.width * sine, self.width**2 * spread
+
+
+def candidate_transforms(name: str, y: np.ndarray) -> list[TargetTransform]:
+    """The transforms to try: the named one, or for "auto" all that suit the targets.
+
+    Args:
+        name: "none", "log", "arcsinh" or "auto".
+        y: The training targets.
+    """
+    if name not in (*TRANSFORMS, "auto"):
+        names = ", ".join(map(repr, (*TRANSFORMS, "auto")))
+        raise ValueError(f"`target_transform` must be one of {names}; got {name!r}.")
+    if name != "auto":
+        return [TargetTransform.of(name, y)]
+    if y.ndim > 1 or len(np.unique(y[:1000])) < 3:  # no scale to choose
+        return [TargetTransform()]
+    suited = [name for name in TRANSFORMS if name != "log" or bool((y > 0).all())]
+    return [TargetTransform.of(name, y) for name in suited]
+
+
+class TransformedMixture(Mixture):
+    """The predictive distribution of y, from a mixture of Gaussians of z.
+
+    Args:
+        base: The predictive distribution of z, `[draw, row]`.
+        transform: The map from y to z.
+
+    Example:
+        >>> one = TransformedMixture(Mixture(torch.zeros(1, 1), torch.tensor(1.0)), TargetTransform("log"))
+        >>> one.mean, one.quantile(0.5)  # of the lognormal
+        (tensor([1.6487]), tensor([1.]))
+    """
+
+    def __init__(self, base: Mixture, transform: TargetTransform) -> None:
+        super().__init__(base.location, base.scale, base.freedom)
+        object.__setattr__(self, "base", base)
+        object.__setattr__(self, "transform", transform)
+
+    base: Mixture
+    transform: TargetTransform
+
+    def _component_moments(self) -> tuple[Tensor, Tensor]:
+        return self.transform.moments(self.location, self.scale.square())
+
+    @property
+    def component_means(self) -> Tensor:
+        return self._component_moments()[0]
+
+    @property
+    def mean(self) -> Tensor:
+        return draw_mean(self.component_means)
+
+    @property
+    def epistemic(self) -> Tensor:
+        means = self.component_means
+        return draw_mean((means - draw_mean(means)).square())
+
+    @property
+    def aleatoric(self) -> Tensor:
+        return draw_mean(self._component_moments()[1])
+
+    def log_density(self, y: Array) -> Tensor:
+        outcome = float_tensor(y).to(self.location)
+        density = self.base.log_density(self.transform.forward(outcome)) + self.transform.log_derivative(outcome)
+        return density.nan_to_num(nan=-torch.inf)  # an outcome that the logarithm does not take
+
+    def pit(self, y: Array) -> Tensor:
+        return self.base.pit(self.transform.forward(float_tensor(y).to(self.location)))
+
+    def quantile(self, level: float) -> Tensor:
+        return self.transform.inverse(self.base.quantile(level))
+
+    def crps(self, y: Array) -> Tensor:
+        r"""$\int (F(u) - 1_{u \ge y})^2\, du$ by the trapezoidal rule in z, on either side of the outcome."""
+        z = self.transform.forward(float_tensor(y).to(self.location).double())
+        centre, reach = self.base.mean.double(), _CRPS_REACH * self.base.std.double()
+        z = torch.where(z.isfinite(), z, centre - reach)
+        low, high = torch.minimum(centre - reach, z), torch.maximum(centre + reach, z)
+        return (self._integral(low, z, above=False) + self._integral(z, high, above=True)).to(self.location)
+
+    def _integral(self, low: Tensor, high: Tensor, *, above: bool) -> Tensor:
+        step, total = (high - low) / _CRPS_NODES, torch.zeros_like(low)
+        previous, before = self.transform.inverse(low), None
+        for node in range(_CRPS_NODES + 1):
+            z = low + node * step
+            level = self.base.pit(z).double()
+            height, place = (1 - level if above else level).square(), self.transform.inverse(z)
+            if before is not None:
+                total += (place - previous) * (height + before) / 2
+            previous, before = place, height
+        return total
+
+    def output(self, index: int) -> Mixture:
+        del index
+        return self
+
+    def outcomes(self, values: Tensor) -> Tensor:
+        return self.transform.inverse(values)
+
+    def rows(self, index: Any) -> Mixture:
+        return TransformedMixture(self.base.rows(index), self.transform)
+
+    def with_noise(self, factor: float) -> Mixture:
+        return TransformedMixture(self.base.with_noise(factor), self.transform)
