@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import os
 import pathlib
@@ -64,10 +65,20 @@ def unit(module: str) -> str:
     return module.split(".")[0]
 
 
+@functools.cache
+def parsed_nodes(text: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(text)))
+
+
+def nodes_of(path: pathlib.Path) -> list[ast.AST]:
+    """The nodes of a file's syntax tree."""
+    return parsed_nodes(path.read_text())
+
+
 def imported_modules(path: pathlib.Path, modules: dict[str, pathlib.Path]) -> set[str]:
     """The modules of the library that a file imports, at module scope, in functions and for type checking alike."""
     dotted: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             dotted += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -99,10 +110,10 @@ def import_cycle(root: pathlib.Path) -> list[str]:
     return []
 
 
-def private_definitions(tree: ast.Module) -> set[str]:
+def private_definitions(nodes: list[ast.AST]) -> set[str]:
     """The names with one leading underscore that a module binds: functions, classes, variables and attributes."""
-    names = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    for node in ast.walk(tree):
+    names = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    for node in nodes:
         if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
             names.add(node.id if isinstance(node, ast.Name) else node.attr)
     return {name for name in names if name.startswith("_") and not name.startswith("__")}
@@ -110,18 +121,19 @@ def private_definitions(tree: ast.Module) -> set[str]:
 
 def private_reaches(root: pathlib.Path) -> list[str]:
     """Where a unit reads `something._private` or imports `_private` that another unit of the library defines."""
-    trees = {name: ast.parse(path.read_text()) for name, path in modules_of(root).items()}
+    files = {name: nodes_of(path) for name, path in modules_of(root).items()}
     defined: dict[str, set[str]] = {}
-    for name, tree in trees.items():
-        defined.setdefault(unit(name), set()).update(private_definitions(tree))
+    for name, nodes in files.items():
+        defined.setdefault(unit(name), set()).update(private_definitions(nodes))
+    private = set().union(*defined.values())
     reaches = []
-    for name, tree in trees.items():
-        elsewhere = set().union(*(names for other, names in defined.items() if other != unit(name)))
-        for node in ast.walk(tree):
-            read = {node.attr} if isinstance(node, ast.Attribute) else set()
+    for name, nodes in files.items():
+        read = [node.attr for node in nodes if isinstance(node, ast.Attribute)]
+        for node in nodes:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dropbayes"):
-                read = {alias.name for alias in node.names}
-            reaches += [f"{name}: {attribute}" for attribute in read & elsewhere - defined[unit(name)]]
+                read += [alias.name for alias in node.names]
+        foreign = private - defined[unit(name)]
+        reaches += [f"{name}: {attribute}" for attribute in read if attribute in foreign]
     return reaches
 
 

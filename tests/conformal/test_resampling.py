@@ -40,7 +40,7 @@ def test_cross_conformal_interval_equals_mapie(n_folds):
 
 
 def test_coverage_is_near_the_level_with_few_rows_where_in_sample_residuals_fail():
-    covered, naive, runs = 0, 0, 600
+    covered, naive, runs = 0, 0, 300
     for run in range(runs):
         x = normal(21, 10, seed=run).numpy()
         y = x[:, 0] + normal(21, seed=run + runs).numpy()

@@ -8,6 +8,7 @@ import os
 import pathlib
 import pickle
 import random
+import time
 
 import numpy as np
 import pytest
@@ -198,17 +199,18 @@ def test_a_setting_is_checked_for_its_class(tmp_path):
 
 def save_many(path):
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda _: written(path), range(50)))
+        list(pool.map(lambda _: written(path), range(100)))
 
 
-def test_two_hundred_saves_from_four_processes_and_threads_are_all_whole(tmp_path):
+def test_two_hundred_saves_from_two_processes_with_two_threads_are_all_whole(tmp_path):
     path = written(tmp_path / "m.safetensors")
-    writers = [multiprocessing.get_context("spawn").Process(target=save_many, args=(path,)) for _ in range(4)]
+    writers = [multiprocessing.get_context("spawn").Process(target=save_many, args=(path,)) for _ in range(2)]
     for writer in writers:
         writer.start()
     while any(writer.is_alive() for writer in writers):
         storage.load(path, kinds=["Toy"])
-    assert [writer.exitcode for writer in writers] == [0] * 4
+        time.sleep(0.001)  # leaves the core to the writers
+    assert [writer.exitcode for writer in writers] == [0] * 2
     assert [entry.name for entry in tmp_path.iterdir()] == ["m.safetensors"]
 
 

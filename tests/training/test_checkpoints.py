@@ -108,9 +108,9 @@ MANY = pytest.mark.slow
 @pytest.mark.parametrize(
     ("kills", "epochs", "way"),
     [
-        (12, 60, "forked"),
+        (6, 30, "forked"),
         pytest.param(200, 600, "forked", marks=MANY),
-        (1, 30, "fresh"),
+        pytest.param(1, 30, "fresh", marks=MANY),
         pytest.param(200, 600, "fresh", marks=MANY),
     ],
 )
