@@ -70,9 +70,9 @@ class DistanceSpread:
 def _spread(mixture: Mixture, deviation: Tensor) -> Mixture:
     smoothed = _SMOOTHED if mixture.n_draws > 1 else 1.0
     deviation = deviation.to(mixture.location)
-    moved = math.sqrt(1 - smoothed) * _normal_scores(mixture.n_draws).to(deviation)[:, None, None] * deviation
+    shift = math.sqrt(1 - smoothed) * _normal_scores(mixture.n_draws).to(deviation)[:, None, None] * deviation
     scale = (mixture.scale.square() + smoothed * deviation.square()).sqrt()
-    return Mixture(mixture.location + moved, scale, mixture.freedom)
+    return Mixture(mixture.location + shift, scale, mixture.freedom)
 
 
 def _normal_scores(n: int) -> Tensor:
