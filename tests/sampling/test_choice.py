@@ -1,10 +1,13 @@
 """The strategy and the block sizes that a network is seen to allow."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 import dropbayes as db
+from dropbayes.sampling import plan as planning
 from dropbayes.sampling.choice import is_out_of_memory
 from dropbayes.sampling.plan import checked_keys, plan_draws
 from dropbayes.sampling.trees import as_inputs
@@ -35,6 +38,20 @@ def test_rows_of_a_block_size_have_the_bits_of_the_largest():
     net = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Dropout(0.3), nn.Linear(8, 2))
     plan = plan_draws(net, as_inputs(torch.randn(50, 3)), keys=checked_keys(20, 0, "stratified"), masks="shared")
     assert plan.sizes == tuple(sorted(plan.sizes, reverse=True)) and plan.sizes[0] >= 4
+
+
+@pytest.mark.parametrize("same_bits", [True, False])
+def test_a_larger_block_is_taken_only_if_its_rows_have_the_same_bits(same_bits, monkeypatch):
+    monkeypatch.setitem(planning._MOST_ROWS, "cpu", 16)
+
+    def forward(m, x):
+        h = m.d(torch.tanh(x))
+        return h if same_bits else h * (1 + 1e-6 * math.log(x.shape[0]))  # a difference like that of rounding
+
+    net, inputs = Module(forward, d=nn.Dropout(0.3)), as_inputs(torch.randn(99, 8))
+    plan = plan_draws(net, inputs, keys=checked_keys(50, 0, "stratified"), masks="shared")
+    assert plan.usual_rows == 16 and plan.block_rows == (64 if same_bits else 16)
+    assert [i for rows, _ in plan.blocks(inputs) for i in rows] == list(range(99))
 
 
 @pytest.mark.parametrize(

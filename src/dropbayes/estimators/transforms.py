@@ -213,7 +213,7 @@ class TransformedMixture(Mixture):
     def outcomes(self, values: Tensor) -> Tensor:
         return self.transform.inverse(values)
 
-    def rows(self, index: Tensor) -> Mixture:
+    def rows(self, index: Any) -> Mixture:
         return TransformedMixture(self.base.rows(index), self.transform)
 
     def with_noise(self, factor: float) -> Mixture:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -186,7 +187,7 @@ class Mixture:
         freedom = self.freedom[index] if isinstance(self.freedom, tuple) else self.freedom
         return Mixture(self.location[..., index], self.scale[..., index], freedom)
 
-    def rows(self, index: Tensor) -> Mixture:
+    def rows(self, index: Any) -> Mixture:
         """The distributions of some rows."""
         return replace(self, location=self.location[:, index], scale=self.scale[:, index])
 

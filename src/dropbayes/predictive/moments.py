@@ -231,9 +231,9 @@ def _stream_until(
 ) -> tuple[list[RowSummary], list[Tensor]]:
     """The statistics of rows drawn until their error meets the tolerance, and the number of draws of each."""
     summaries, used = [], []
-    for start in range(0, inputs.n_rows, plan.block_rows):
-        block = inputs.block(start, min(start + plan.block_rows, inputs.n_rows))
-        summary, spent = _block_until(plan, block, offset + start, tolerance, request)
+    for rows, _ in plan.blocks(inputs):
+        block = inputs.block(rows.start, rows.stop)
+        summary, spent = _block_until(plan, block, offset + rows.start, tolerance, request)
         summaries.append(summary)
         used.append(spent)
     return summaries, used

@@ -122,30 +122,34 @@ def _without_fallbacks() -> Iterator[None]:
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def agreeing_sizes(general: General, inputs: Inputs, largest: int, draws: range) -> tuple[int, ...]:
-    """The block sizes in which a row has the same bits as in a block of the largest size."""
+def agreeing_sizes(general: General, inputs: Inputs, usual: int, largest: int, draws: range) -> tuple[int, ...]:
+    """The block sizes, up to `largest`, in which every row has the same bits as in blocks of the usual size."""
     masks = general.masks
     drawn = (masks.per_row, masks.integrate, masks.keys.n_draws, masks.keys.sampler)
-    key = (*drawn, largest, len(draws), torch.get_num_threads())
+    key = (*drawn, usual, largest, len(draws), torch.get_num_threads())
     known = general.record.sizes
     if key not in known:
         index = [row % inputs.n_rows for row in range(largest)]
         rows = replace(inputs, leaves=tuple(inputs.rows(index)), n_rows=largest)
 
-        def run(n_rows: int) -> Chunk:
-            return replace(general, sizes=())(rows, range(largest - n_rows, largest), largest - n_rows, draws)
+        def run(first: int, last: int) -> Chunk:
+            return replace(general, sizes=())(rows, range(first, last), first, draws)
 
-        whole = run(largest)
-        smaller = [size for size in (largest // 4, largest // 16, largest // 64, 1) if 0 < size < largest]
-        known[key] = (largest, *(size for size in dict.fromkeys(smaller) if _same_bits(run(size), whole, size)))
+        reference = [run(first, first + usual) for first in range(0, largest, usual)]
+        sizes = [size for size in (usual // 4, usual // 16, usual // 64, 1) if 0 < size < usual]
+        agreeing = [s for s in dict.fromkeys(sizes) if _same_bits(run(largest - s, largest), reference[-1:], s)]
+        larger = [largest] if largest > usual and _same_bits(run(0, largest), reference, largest) else []
+        known[key] = (*larger, usual, *agreeing)
     return known[key]
 
 
-def _same_bits(some: Chunk, whole: Chunk, size: int) -> bool:
-    pairs = list(zip(some.outputs, whole.outputs, strict=True))
-    pairs += list(zip(some.variances or [], whole.variances or [], strict=True)) if some.variances else []
-    outputs = all(torch.equal(a, b[:, -size:]) for a, b in pairs[: len(some.outputs)])
-    return outputs and all(torch.equal(a, b[-size:]) for a, b in pairs[len(some.outputs) :])
+def _same_bits(chunk: Chunk, reference: list[Chunk], size: int) -> bool:
+    """Whether a chunk of `size` rows has the bits of the last of these rows in smaller or larger blocks."""
+    outputs = [torch.cat(tensors, 1) for tensors in zip(*(block.outputs for block in reference), strict=True)]
+    variances = [torch.cat(tensors) for tensors in zip(*(block.variances or [] for block in reference), strict=True)]
+    return all(torch.equal(a, b[:, -size:]) for a, b in zip(chunk.outputs, outputs, strict=True)) and all(
+        torch.equal(a, b[-size:]) for a, b in zip(chunk.variances or [], variances, strict=True)
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -294,7 +294,7 @@ def _factors(steps: tuple[Step, ...], last: IntegratedLayer | None, n_draws: int
             factors.append((step.weight, multiple))
         if isinstance(step, (SharedMask, RowMasks)) or (isinstance(step, Affine) and step.drawn):
             multiple = n_draws
-    return factors + ([(last.squares, 1)] if last else [])
+    return factors + ([(last.squares, multiple if last.per_row else 1)] if last else [])
 
 
 def _agrees(weight: Tensor, multiple: int, sizes: tuple[int, ...]) -> bool:

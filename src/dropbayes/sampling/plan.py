@@ -49,6 +49,8 @@ _MOST_ROWS = {"cpu": 256, "cuda": 4096}
 _FEWEST_PAIRS = 8
 _FEWEST_PAIRS_DIRECT = 64  # a layer that is one product needs more rows to be fast
 _WORKING_BYTES = {"cpu": 64 * 2**20, "cuda": 3 * 2**30}
+_LARGER_BLOCK = 4  # times the rows of a block: fewer calls for a larger batch, if they give the same bits
+_TRIAL_OPERATIONS = 1e10
 _MACRO_ROWS = 1024  # the direct path yields its blocks in batches of this many rows
 _THREADED_OPERATIONS = 5e7  # a smaller block finishes before other threads have started
 
@@ -81,6 +83,7 @@ class Plan:
     exact: bool  # the moments need no draws at all
     integrate: bool
     operations: float  # of a block
+    usual_rows: int | None = None  # the number of rows in a block that is padded; None for the largest
 
     @property
     def block_rows(self) -> int:
@@ -96,7 +99,7 @@ class Plan:
 
     def blocks(self, inputs: Inputs, *, first_row: int = 0) -> Iterator[tuple[range, Iterator[Chunk]]]:
         """The rows of `inputs` in blocks, each with its chunks of draws; row i is keyed as row `first_row` + i."""
-        for rows in _blocks_of_rows(inputs.n_rows, self.sizes):
+        for rows in _blocks_of_rows(inputs.n_rows, self.sizes, self.usual_rows or self.block_rows):
             yield rows, self._chunks(inputs, rows, first_row + rows.start)
 
     def _chunks(self, inputs: Inputs, rows: range, first_row: int) -> Iterator[Chunk]:
@@ -153,14 +156,15 @@ class Plan:
         return cpu_threads(1) if one else _UNCHANGED
 
 
-def _blocks_of_rows(n_rows: int, sizes: tuple[int, ...]) -> Iterator[range]:
-    """The rows in blocks of the given sizes, the largest first; the last one may fall short of the smallest."""
+def _blocks_of_rows(n_rows: int, sizes: tuple[int, ...], most_padded: int) -> Iterator[range]:
+    """The rows in blocks of the given sizes, the largest first; the last one may fall short of its size."""
     start = 0
     while start < n_rows:
         left = n_rows - start
         fitting = next((size for size in sizes if size <= left), sizes[-1])
         larger = next((size for size in reversed(sizes) if size >= left), fitting)
-        size = larger if larger <= 2 * left else fitting  # half a block of padding costs less than another call
+        # Half a block of padding costs less than another call, if the block is not large.
+        size = larger if larger <= min(2 * left, most_padded) else fitting
         yield range(start, min(start + size, n_rows))
         start += size
 
@@ -233,12 +237,13 @@ def plan_draws(
     general = General(net, record, drawn, strategy, names, (rows,))
     sizes: tuple[int, ...] = (rows,)
     if exact_rows and strategy.rows == "together":
-        sizes = agreeing_sizes(general, inputs, rows, range(chunk))
+        larger = _larger_block(anatomy, inputs.n_rows, rows, chunk, pairs)
+        sizes = agreeing_sizes(general, inputs, rows, larger, range(chunk))
         general = replace(general, sizes=sizes)
     elif not exact_rows:
         general = replace(general, sizes=())
     operations = rows * (anatomy.prefix_cost + chunk * anatomy.suffix_cost)
-    return Plan(anatomy, general, draws, sizes, chunk, exact, integrate, operations)
+    return Plan(anatomy, general, draws, sizes, chunk, exact, integrate, operations, usual_rows=rows)
 
 
 # Perceptrons ----------------------------------------------------------------------------------------------------------
@@ -365,6 +370,14 @@ def _block_shape(
     rows = min(rows, 2 ** int(math.log2(pairs)))
     chunks = math.ceil(n_wanted / max(1, pairs // rows))
     return rows, math.ceil(n_wanted / chunks)
+
+
+def _larger_block(anatomy: Anatomy, n_rows: int, rows: int, chunk: int, pairs: int) -> int:
+    """The rows of a larger block than usual, if the batch has as many, memory holds them and a trial takes a moment."""
+    larger = _LARGER_BLOCK * rows
+    operations = larger * (anatomy.prefix_cost + chunk * anatomy.suffix_cost)
+    fits = larger <= n_rows and larger * chunk <= pairs and operations <= _TRIAL_OPERATIONS
+    return larger if fits else rows
 
 
 def _largest_block(n_rows: int, n_wanted: int, pairs: int) -> tuple[int, int]:
