@@ -1,10 +1,5 @@
 """Tests of the paper's equivalence between a process and a dropout network."""
 
-import os
-import pathlib
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -198,13 +193,3 @@ def test_output_bias_of_the_network_shifts_its_training_and_nothing_else():
     biased = trained_dropout_network(x, y + 7.0, output_bias=7.0, **settings)
     for one, other in zip(centred, biased, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
-
-
-@pytest.mark.slow
-def test_gallery_page_draws_its_figures(tmp_path):
-    root = pathlib.Path(__file__).parent.parent.parent
-    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "MPLBACKEND": "Agg"}
-    script = root / "examples" / "plot_gaussian_processes.py"
-    subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, env=environment)
-    names = ("covariance", "convergence", "prior", "posterior", "variance_ratio", "deep")
-    assert {f.name for f in tmp_path.iterdir()} == {f"gaussian_processes_{name}.png" for name in names}

@@ -83,6 +83,12 @@ def test_a_parser_that_failed_holds_nothing_of_a_table_that_is_closed(tmp_path, 
         assert not held
 
 
+def test_a_line_taken_for_the_header_is_shown_when_rows_have_more_fields(tmp_path):
+    (tmp_path / "t.csv").write_text("# made on Monday\na,b\n1,2\n")
+    with open_table(tmp_path / "t.csv") as source, pytest.raises(ValueError, match=r"line 2.*'# made on Monday'"):
+        list(source.blocks())
+
+
 def test_parquet_is_read_with_its_types(tmp_path):
     table = pa.table({"n": [1, None], "s": ["a", "b"]})
     pq.write_table(table, tmp_path / "any.name")

@@ -117,7 +117,7 @@ def capture_graph(
                 restore()
         torch.cuda.current_stream(device).wait_stream(stream)
         # Other threads may keep using the device: their work is not part of this graph.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.device(device), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             result = call()
     except BaseException:
         generator.graphsafe_set_state(before)  # a broken capture leaves the generator unusable

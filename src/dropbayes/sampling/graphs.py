@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.runtime.devices import capture_graph
-from dropbayes.sampling.looks import autocast_dtype
+from dropbayes.sampling.looks import autocast_dtype, equal_but_for_rounding
 from dropbayes.sampling.purity import Reference, all_unchanged, references
 from dropbayes.sampling.trees import Inputs
 
@@ -183,10 +183,14 @@ def _capture(
     try:
         with rounding, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about a graph that is empty, since its capture failed
+            expected = call(own)
             graph, outputs = capture_graph(lambda: call(own), (), inputs.device)
     except Exception:  # a result read on the host, an operation that cannot be captured, ...
         return None
     captured = _Graph(graph, leaves, outputs, n_bytes, torch.cuda.Event(), held)
+    # The graph is its own witness: work on another device, say, would be missing from it.
+    if not all(map(equal_but_for_rounding, captured.replay(inputs.leaves), expected)):
+        return None
     _live.append(weakref.ref(captured))
     return captured
 

@@ -297,6 +297,8 @@ class _CsvSource(Source):
         if ragged:
             row = ragged[0]
             hint = "a separator or a quotation mark too many or too few?"
+            if row.expected_columns == 1:
+                hint = f"the first line, {quote(self._raw_names[0])}, is taken for the header."
             expected = f"the header has {row.expected_columns}"
             where = self._ragged_place(row)
             return ValueError(f"{where}: {row.actual_columns} fields where {expected}; {hint}")

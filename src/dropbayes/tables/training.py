@@ -115,6 +115,8 @@ def _header_hint(name: str, names: list[str], otherwise: str) -> str:
     fields = names[0].split() if len(names) == 1 else names
     if len(names) == 1 and name in fields:
         return " Its fields seem to be separated by spaces; set the `delimiter` to a space."
+    if names[0].casefold().startswith("sep="):
+        return " Its first line is a setting of a spreadsheet program; remove it."
     if not otherwise and fields and all(re.fullmatch(NUMBER, text) for text in fields):
         return " Its first line holds numbers; a header line with the names of the columns is needed."
     return otherwise
@@ -209,6 +211,8 @@ def _targets(
     notation = number_notation(values, tokens, decimal)
     if task is None:
         kind = kind_of(values, at=at, missing=tokens, decimal=decimal)
+        if isinstance(kind, Problem) and kind.remedy == "ignore":  # a target cannot be left out
+            raise ValueError(f"{label}, column {quote(name)}: {kind.message}; a target is a number or a class.")
         if isinstance(kind, Problem):
             raise ColumnProblems(label, {name: kind})
         if kind == "date":
