@@ -44,9 +44,9 @@ nitpick_ignore_regex = [
     (r"py:class", r"dropbayes\.sampling\.\w+\.\w+"),
     (
         r"py:class",
-        r"dropbayes\.(estimators\.noise\.StudentNoise|language\.meaning\.Text|population\.heads\.Head"
-        r"|processes\.(convolutions|networks)\.Step|serving\.application\.ServedModel"
-        r"|training\.(rows\.Rows|settings\.FitOptions))",
+        r"dropbayes\.(estimators\.(distances\.DistanceSpread|noise\.StudentNoise|transforms\.TargetTransform)"
+        r"|language\.meaning\.Text|population\.heads\.Head|processes\.(convolutions|networks)\.Step"
+        r"|serving\.application\.ServedModel|training\.(rows\.Rows|settings\.FitOptions))",
     ),
     # Aliases of types, type variables, and the halves of subscripted types.
     (

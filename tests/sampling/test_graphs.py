@@ -176,6 +176,28 @@ def test_layers_of_torch_are_replayed(name):
         torch.testing.assert_close(other, first)
 
 
+def test_a_network_with_a_tensor_on_the_host_is_not_captured():
+    net = Residual()
+    net.register_buffer("temperature", torch.tensor(2.0))
+    assert graphs.graphs_of_network(net).read is None
+
+
+@needs_cuda
+def test_arguments_of_other_names_are_other_evaluations():
+    class Named(Residual):
+        def forward(self, x, scale=None, shift=None):
+            return super().forward(x if scale is None else x * scale) + (0.0 if shift is None else shift)
+
+    net, (_, x) = Named().cuda(), on_a_gpu()
+    one = torch.full((7, 1), 2.0, device="cuda")
+    scaled, shifted = (
+        [moments(db.predict(net, {"x": x, k: one}, n_draws=20)) for _ in range(6)] for k in ("scale", "shift")
+    )
+    for given in (scaled, shifted):
+        torch.testing.assert_close(given[-1], given[0])
+    assert not torch.allclose(scaled[-1], shifted[-1])
+
+
 def test_a_cpu_captures_nothing():
     torch.manual_seed(0)
     net, x = Residual(), torch.randn(7, 4)

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import dropbayes as db
-from dropbayes.sampling.inspection import _inspections
+from dropbayes.sampling.inspection import _inspections, inspect_cached
+from dropbayes.sampling.trees import as_inputs
 from tests.sampling.zoo import Module, build
 
 
@@ -110,3 +111,24 @@ def test_what_is_remembered_of_a_network_goes_with_it():
     del net
     gc.collect()
     assert len(_inspections) < before
+
+
+class ScalesOrShifts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.drop = nn.Linear(3, 3), nn.Dropout(0.3)
+
+    def forward(self, x, scale=None, shift=None):
+        h = self.layer(x)
+        return self.drop(h * scale) if scale is not None else self.drop(h) + shift
+
+
+def test_arguments_of_the_same_shapes_and_other_names_are_inspected_apart():
+    net, x, other = ScalesOrShifts(), torch.randn(4, 3), torch.randn(4, 3)
+    records = [
+        inspect_cached(net, as_inputs({"x": x, name: other}, row_axis=0)) for name in ("scale", "shift", "scale")
+    ]
+    assert records[0] is records[2] is not records[1]
+    for name in ("scale", "shift"):
+        expected = [db.function_draw(net, i, n_draws=5)(x=x, **{name: other}) for i in range(5)]
+        torch.testing.assert_close(db.draws(net, {"x": x, name: other}, n_draws=5), torch.stack(expected))

@@ -73,6 +73,18 @@ class HasATable(Net):
         return self.table["scale"] * self.layer(x)
 
 
+def rescaled(x):
+    return rescaled.__dict__["scale"] * x
+
+
+rescaled.__dict__["scale"] = 2.0
+
+
+class CallsAFunctionWithAState(Net):
+    def forward(self, x):
+        return rescaled(self.layer(x))
+
+
 class Random(Net):
     def forward(self, x):
         return random.random() * self.layer(x)
@@ -119,7 +131,7 @@ PURE = [
     nn.Sequential(Net(), nn.ReLU()),
 ]
 IMPURE = [
-    ReadsATable(), ReadsAList(), HasATable(), ReadsATableInAMethod(), ReadsATableInAProperty(), Random(), Imports(), Counts(), Decorated(),
+    ReadsATable(), CallsAFunctionWithAState(), ReadsAList(), HasATable(), ReadsATableInAMethod(), ReadsATableInAProperty(), Random(), Imports(), Counts(), Decorated(),
     Called(), Net(config=object()), Net(weights=torch.ones(3)), nn.Sequential(nn.ReLU(), Random()),
 ]  # fmt: skip
 

@@ -183,13 +183,3 @@ def test_an_equal_value_that_replaces_another_leaves_a_view_valid():
     view = View(net)
     net[0].kernel_size, net[1].p = (*net[0].kernel_size,), float("0.25")
     assert view.is_valid(net)
-
-
-@pytest.mark.parametrize(
-    "hold", [lambda net: net, lambda net: [net], lambda net: {"net": (net,)}, lambda net: net.forward]
-)
-def test_a_view_does_not_keep_a_network_alive_that_refers_to_itself(hold):
-    net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
-    net[0].__dict__["owner"] = hold(net)
-    db.predict(net, torch.ones(1, 2), leave_out=())
-    assert View(net)._identities is None

@@ -103,3 +103,9 @@ def test_a_name_that_is_not_there_is_told_with_what_was_meant(name, meant):
 def test_a_header_that_is_none_is_pointed_out(names, hint):
     with pytest.raises(ValueError, match=f"has no column 'quality'.*{hint}"):
         check_name("quality", names, "t.csv", "target")
+
+
+@pytest.mark.parametrize("cells", [["$5", "€7"], ["2020-01-01", "01.02.2020"]])
+def test_a_target_that_cannot_be_read_is_not_to_be_left_out(cells):
+    with pytest.raises(ValueError, match=r"column 'y': holds .*; a target is a number or a class\.$"):
+        rows_of({"y": cells * (N // 2)})

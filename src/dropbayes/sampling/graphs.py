@@ -78,7 +78,10 @@ class _Graph:
 
 def graphs_of_network(net: nn.Module) -> Graphs:
     """No graphs yet, for a network of any kind."""
-    return Graphs(references(net), (*net.parameters(), *net.buffers()))
+    tensors = (*net.parameters(), *net.buffers())
+    # A value on the host could be read and become a constant of the graph.
+    plain = all(type(tensor) in (Tensor, nn.Parameter) and tensor.is_cuda for tensor in tensors)
+    return Graphs(references(net) if plain else None, tensors)
 
 
 _of_perceptrons: weakref.WeakKeyDictionary[nn.Module, Graphs] = weakref.WeakKeyDictionary()

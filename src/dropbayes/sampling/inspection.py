@@ -99,7 +99,8 @@ def inspect_cached(
 
     With `any_length`, an inspection of one length serves others: for sites and axes, but not for costs and shapes.
     """
-    key = (form(inputs) if any_length else inputs.signature, inputs.n_rows == 1, leave_out, positions, any_length)
+    described = form(inputs) if any_length else inputs.signature
+    key = (described, inputs.spec, inputs.n_rows == 1, leave_out, positions, any_length)
     known = _inspections.setdefault(net, {})
     record = known.get(key)
     if record is not None and record.view.is_valid(net):

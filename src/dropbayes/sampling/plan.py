@@ -1,8 +1,9 @@
 """The plan for evaluating the draws of a network: blocks of rows, each in chunks of draws.
 
-On a CPU the size of a block follows from the network and the number of draws, never from the batch: a row takes part in
-products of the same shape whether it comes alone or among a million, and so has the same bits. Otherwise
-blocks are as large as memory allows.
+On a CPU the size of a block follows from the network and the number of draws, not from the batch: a row takes part in
+products of the same shape whether it comes alone or among a million, and so has the same bits. Other sizes, for small
+and large batches, are used where a trial shows that they give a row the same bits. Otherwise blocks are as large as
+memory allows.
 """
 
 from __future__ import annotations

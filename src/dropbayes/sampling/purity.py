@@ -149,8 +149,9 @@ def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def _globals_of(function: types.FunctionType) -> Iterator[Reference]:
     """The globals that a function reads; raises if it reads or writes anything else outside."""
-    if set(function.__code__.co_freevars) - {"__class__"}:
-        raise Impure(f"the closure of {function.__qualname__}")
+    has_state = any(not name.startswith("_torchscript") for name in function.__dict__)
+    if set(function.__code__.co_freevars) - {"__class__"} or has_state:
+        raise Impure(f"the closure or the attributes of {function.__qualname__}")
     if not all(map(_is_constant, (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()))):
         raise Impure(f"the defaults of {function.__qualname__}")
     for code in _nested_codes(function.__code__):

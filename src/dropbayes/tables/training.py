@@ -211,6 +211,8 @@ def _targets(
     notation = number_notation(values, tokens, decimal)
     if task is None:
         kind = kind_of(values, at=at, missing=tokens, decimal=decimal)
+        if isinstance(kind, Problem) and kind.remedy == "ignore":  # a target cannot be left out
+            raise ValueError(f"{label}, column {quote(name)}: {kind.message}; a target is a number or a class.")
         if isinstance(kind, Problem):
             raise ColumnProblems(label, {name: kind})
         if kind == "date":
