@@ -94,6 +94,7 @@ def judged(name):
 
 def answer(name, connection):
     """Runs in a process of its own: sends the verdict."""
+    torch.set_num_threads(1)  # the threads of the process it was forked from are gone, and waiting for them never ends
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
     signal.signal(signal.SIGXCPU, lambda *_: (_ for _ in ()).throw(TimeoutError()))
     warnings.simplefilter("ignore")
