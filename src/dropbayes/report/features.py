@@ -77,7 +77,7 @@ class Feature:
         """The feature with its numbers written as the table does, if they are few and each has one text.
 
         Example:
-            >>> Feature("paid", (0,), np.array([1.0, 0.0, 1.0])).labelled(["yes", "no", "yes"]).text(1.0)
+            >>> Feature("paid", (0,), np.array([1.0, 0.0, 1.0])).with_labels(["yes", "no", "yes"]).text(1.0)
             'yes'
         """
         if not self.is_number or self.is_date or len(distinct := np.unique(self.values)) > _SEGMENTS + 1:
