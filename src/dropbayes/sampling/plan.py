@@ -49,7 +49,8 @@ _FREE_OPERATIONS_DIRECT = {"cpu": 4e6, "cuda": 2e10}
 _MOST_ROWS = {"cpu": 256, "cuda": 4096}
 _FEWEST_PAIRS = 8
 _FEWEST_PAIRS_DIRECT = 64  # a layer that is one product needs more rows to be fast
-_WORKING_BYTES = {"cpu": 64 * 2**20, "cuda": 3 * 2**30}
+_WORKING_BYTES = {"cpu": 32 * 2**20, "cuda": 3 * 2**30}  # on a CPU, about what its caches hold
+_WORKING_BYTES_DIRECT = {"cpu": 64 * 2**20, "cuda": 3 * 2**30}
 _LARGER_BLOCK = 4  # times the rows of a block: fewer calls for a larger batch, if they give the same bits
 _TRIAL_OPERATIONS = 1e10
 _MACRO_ROWS = 1024  # the direct path yields its blocks in batches of this many rows
@@ -323,7 +324,7 @@ def _direct_shape(
     integrate = integrate and anatomy.last_layer
     exact = integrate and anatomy.n_random == 1
     draws = range(1) if exact else range(n_draws)
-    pairs = max(1, (max_bytes or _WORKING_BYTES[device]) // max(anatomy.pass_bytes, 1))
+    pairs = max(1, (max_bytes or _WORKING_BYTES_DIRECT[device]) // max(anatomy.pass_bytes, 1))
     # Rows with their own masks cannot share products, only calls.
     free = _FREE_OPERATIONS_DIRECT if masks == "shared" else _FREE_OPERATIONS
     rows, chunk = _block_shape(anatomy, len(draws), n_draws, device, pairs, free, _FEWEST_PAIRS_DIRECT)
