@@ -2,8 +2,8 @@
 #   docker build -t dropbayes .
 #   docker run --rm -p 127.0.0.1:8000:8000 -v "$PWD/model:/models/model:ro" dropbayes
 FROM python:3.12-slim AS build
-# The default torch brings gigabytes of CUDA, which a server on CPUs does not need: name an index that has a CPU build
-# with --build-arg PIP_OPTIONS="--extra-index-url ADDRESS".
+# The default torch brings gigabytes of CUDA, which a server on CPUs does not need: the build argument PIP_OPTIONS takes
+# the options with which pip finds a build for CPUs.
 ARG PIP_OPTIONS=""
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE constraints.txt ./
