@@ -62,7 +62,7 @@ def _references(net: nn.Module) -> Iterator[Reference]:
     for module in modules:
         _check_attributes(module)
     own = list(dict.fromkeys(cls for module in modules for cls in _own_classes(type(module))))
-    pending: list[tuple[Any, types.FunctionType]] = []
+    pending: list[types.FunctionType] = []
     names, seen = {"forward"}, set[types.CodeType]()
     known: set[tuple[int, str]] = set()
     while True:
@@ -73,7 +73,7 @@ def _references(net: nn.Module) -> Iterator[Reference]:
                 pending += _functions(cls, cls.__dict__[name])
         if not pending:
             return
-        owner, function = pending.pop()
+        function = pending.pop()
         if function.__code__ in seen:
             continue
         seen.add(function.__code__)
@@ -81,7 +81,7 @@ def _references(net: nn.Module) -> Iterator[Reference]:
         for reference in _globals_of(function):
             yield reference
             if isinstance(reference.value, types.FunctionType) and not _is_trusted(reference.value):
-                pending.append((owner, reference.value))
+                pending.append(reference.value)
         names |= {name for code in _nested_codes(function.__code__) for name in code.co_names}
 
 
@@ -126,14 +126,14 @@ def _is_trusted(value: Any) -> bool:
     return str(name).partition(".")[0] in ("torch", "math", "collections")
 
 
-def _functions(cls: type, value: Any) -> list[tuple[Any, types.FunctionType]]:
+def _functions(cls: type, value: Any) -> list[types.FunctionType]:
     """The functions behind a class attribute."""
     if isinstance(value, (staticmethod, classmethod)):
         value = value.__func__
     if isinstance(value, property):
-        return [(cls, part) for part in (value.fget,) if isinstance(part, types.FunctionType)]
+        value = value.fget
     if isinstance(value, types.FunctionType):
-        return [(cls, value)]
+        return [value]
     if _is_constant(value):
         return []
     raise Impure(f"the attribute {cls.__name__}.{value!r}")
