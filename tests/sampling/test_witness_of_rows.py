@@ -1,10 +1,9 @@
-"""The network as its own witness, of its rows and its state: what breaks an assumption is right or refused.
+"""The network as its own witness, of its rows: what breaks an assumption is right or refused.
 
 Each group is a cause; its members differ in clothes only.
 """
 
 import copy
-import functools
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dropbayes as db
-from tests.sampling.training_loop import Net, assert_right, rows
+from tests.sampling.training_loop import assert_right, rows
 from tests.sampling.zoo import Module
 
 # Rows -----------------------------------------------------------------------------------------------------------------
@@ -192,132 +191,6 @@ def test_the_last_layer_is_integrated_with_rows_along_the_second_axis(length):
     ours = db.predict(net, x, row_axis=1)
     torch.testing.assert_close(ours.mean, net(x))
     torch.testing.assert_close(ours.std, db.predict(net, x.transpose(0, 1)).std.transpose(0, 1))
-
-
-# What is bound to the network itself ----------------------------------------------------------------------------------
-
-
-class Feature(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.5))
-        self.d, self.o = nn.Dropout(0.1), nn.Linear(16, 2)
-        self.body[2].register_forward_hook(self.keep)
-
-    def keep(self, module, args, out):
-        self.feature = out
-
-    def forward(self, x):
-        self.body(x)
-        return self.o(self.d(self.feature))
-
-
-def test_a_hook_that_is_a_method_stores_what_the_draw_reads():
-    net = Feature().eval().requires_grad_(False)
-    net(rows(1))
-    assert_right(net, 3 * rows(1))
-
-
-def patched_by_lambda(net):
-    forward = net[0].forward
-    net[0].forward = lambda x: 3 * forward(x)
-
-
-def patched_by_partial(net):
-    net[0].forward = functools.partial(lambda layer, x: 3 * F.linear(x, layer.weight), net[0])
-
-
-@pytest.mark.parametrize("patch", [patched_by_lambda, patched_by_partial])
-def test_a_patched_forward_is_run(patch):
-    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
-    x = rows()
-    db.predict(net, x)
-    patch(net)
-    assert_right(net, x)
-
-
-def test_global_hooks_run():
-    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3)).eval()
-    handle = nn.modules.module.register_module_forward_hook(
-        lambda m, args, out: 2 * out if isinstance(m, nn.Linear) else out
-    )
-    try:
-        torch.testing.assert_close(db.predict(net, rows()).mean, net(rows()))
-    finally:
-        handle.remove()
-
-
-# Nothing remembered goes stale ----------------------------------------------------------------------------------------
-
-
-class Annealed(nn.Module):
-    def __init__(self, drop_prob=0.0):
-        super().__init__()
-        torch.manual_seed(0)
-        self.a, self.b, self.o = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
-        self.settings = {"p": drop_prob}
-
-    def forward(self, x):
-        h = F.dropout(self.a(x), self.settings["p"], self.training)
-        return self.o(F.dropout(torch.tanh(self.b(h)), 0.3, self.training))
-
-
-@pytest.mark.parametrize("start, end", [(0.0, 0.4), (0.4, 0.0), (0.2, 0.6)])
-def test_a_functional_drop_probability_that_changes_between_calls_is_followed(start, end):
-    net = Annealed(start)
-    db.predict(net, rows())
-    net.settings["p"] = end
-    assert_right(net, rows())
-
-
-def test_a_layer_that_was_swapped_is_used():
-    net = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Dropout(0.5), nn.Linear(8, 2)).eval()
-    db.predict(net, rows())
-    net[0] = nn.Linear(6, 8)
-    torch.testing.assert_close(db.predict(net, rows()).mean, net(rows()))
-
-
-# The network is left as it was ----------------------------------------------------------------------------------------
-
-
-def test_buffers_and_parameters_assigned_in_a_forward_pass_stay_the_networks_own():
-    class Assigned(Net):
-        def __init__(self):
-            super().__init__(lambda m, h: h)
-            self.register_buffer("last", torch.zeros(1, 16))
-
-        def middle(self, h):
-            self.last = h * 2
-            return h
-
-    net = Assigned().eval()
-    db.predict(net, rows())
-    assert torch.isfinite(net.state_dict()["last"].sum())
-
-
-def test_weights_dropped_by_assignment_are_drawn_and_left_alone():
-    class WeightDrop(Net):
-        def __init__(self):
-            super().__init__(lambda m, h: h)
-            self.raw = nn.Parameter(self.a.weight.detach().clone())
-
-        def forward(self, x):
-            self.a.weight = nn.Parameter(F.dropout(self.raw, 0.5, self.training))
-            return self.o(self.a(x))
-
-    net = WeightDrop().eval()
-    before = {name: value.clone() for name, value in net.state_dict().items()}
-    assert db.predict(net, rows()).epistemic.sum() > 0
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-
-
-def test_lazy_modules_are_refused_until_initialised():
-    net = nn.Sequential(nn.LazyLinear(4), nn.Dropout(0.5), nn.LayerNorm(4))
-    with pytest.raises(ValueError, match="is lazy"):
-        db.predict(net, rows())
-    assert net[0].has_uninitialized_params()
-    net(rows())
-    assert db.predict(net, rows()).std.shape == (5, 4)
 
 
 # Attention and padding ------------------------------------------------------------------------------------------------
