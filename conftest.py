@@ -1,8 +1,12 @@
-"""What the tests collect: a module written in Triton can be imported only where Triton is."""
+"""What the tests collect, and what one leaves for the next.
+
+A module written in Triton can be imported only where Triton is.
+"""
 
 import importlib.util
 import os
 
+import pytest
 import torch
 
 collect_ignore = []
@@ -10,3 +14,11 @@ if not importlib.util.find_spec("triton"):
     collect_ignore = ["src/dropbayes/population/fused.py", "src/dropbayes/sampling/kernels"]
 elif not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
+
+
+@pytest.fixture(autouse=True)
+def onednn_as_it_was():
+    """On some processors torch switches oneDNN off for good at the first product in bfloat16 that it cannot make."""
+    enabled = torch._C._get_mkldnn_enabled()
+    yield
+    torch._C._set_mkldnn_enabled(enabled)

@@ -2,7 +2,8 @@
 
 *loop*: n_draws forwards with dropout on, stacked. *repeat*: one forward of the batch repeated n_draws times. *dense*: the
 same without dropout, the floor for anything that makes every product. *row* and *shared*: `predict(masks=...)`. *floor*:
-the network up to its first dropout once, and the rest for every draw, where the network is easy to cut.
+the network up to its first dropout once, and the rest for every draw, where the network is easy to cut. *first*: the
+first prediction on the network, its inspection and kernels not yet compiled included.
 
 All times of a case are taken in one process, after a few calls of each to warm up; they are medians of wall-clock times
 between synchronised states, in milliseconds. Run `python -m benchmarks.gpu [--only TEXT ...] [--quick] [--device cpu]`;
@@ -31,7 +32,7 @@ from benchmarks.networks import CASES, Case
 
 CASE_SECONDS, ALL_SECONDS = 25, 460  # a case that takes longer is given up; the rest is then not run
 MEASUREMENT_SECONDS, MOST_REPEATS = 0.4, 21
-WARM_UP_CALLS = 6  # a CUDA graph is captured at the fourth
+WARM_UP_CALLS = 3  # the first inspects the network and compiles kernels
 MOST_BYTES = 4 * 2**30
 AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16}
 
@@ -51,7 +52,8 @@ class Clock:
     def __init__(self, device: torch.device, quick: bool) -> None:
         self.device, self.repeats = device, 1 if quick else MOST_REPEATS
 
-    def _synchronise(self) -> None:
+    def synchronise(self) -> None:
+        """Waits until the device has done what it was given."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
@@ -60,7 +62,7 @@ class Clock:
         began = time.perf_counter()
         for _ in range(WARM_UP_CALLS):
             run()
-            self._synchronise()
+            self.synchronise()
             if time.perf_counter() - began > MEASUREMENT_SECONDS:
                 break
         before = 0
@@ -71,7 +73,7 @@ class Clock:
         while not times or (sum(times) < 1e3 * MEASUREMENT_SECONDS and len(times) < self.repeats):
             began = time.perf_counter()
             run()
-            self._synchronise()
+            self.synchronise()
             times.append(1e3 * (time.perf_counter() - began))
         peak = (torch.cuda.max_memory_allocated() - before) / 2**20 if self.device.type == "cuda" else None
         return statistics.median(times), peak
@@ -126,7 +128,12 @@ def measure(name: str, precision: str, clock: Clock, quick: bool) -> dict[str, A
             net, x = case.make().to(clock.device).eval(), case.inputs(rows).to(clock.device)
             stack.enter_context(torch.inference_mode())
             stack.enter_context(torch.autocast(clock.device.type, dtype, enabled=dtype is not None))
+            net(x)  # torch's own first call is not ours
+            clock.synchronise()
+            began = time.perf_counter()
             result["method"] = db.predict(net, x, n_draws=n_draws, masks="row").method
+            clock.synchronise()
+            result["first_ms"] = 1e3 * (time.perf_counter() - began)
             for way, run in ways(case, net, x, n_draws).items():
                 try:
                     result[f"{way}_ms"], result[f"{way}_mb"] = clock.median_ms(run)
@@ -162,7 +169,7 @@ def table_line(result: dict[str, Any]) -> str:
 
     ratio = f"{result['repeat_ms'] / result['row_ms']:.2f}" if {"repeat_ms", "row_ms"} <= result.keys() else "-"
     cells = [f"{result['case']}, {result['precision']}", str(result["rows"]), str(result["draws"])]
-    cells += [shown(f"{way}_ms") for way in ("loop", "repeat", "dense", "floor", "row", "shared")]
+    cells += [shown(f"{way}_ms") for way in ("loop", "repeat", "dense", "floor", "row", "shared", "first")]
     cells += [ratio, shown("repeat_mb"), shown("row_mb"), shown("shared_mb"), result.get("method", "-")]
     return "| " + " | ".join(cells) + " |"
 
@@ -178,8 +185,8 @@ def main() -> None:
     names = [name for name in CASES if not arguments.only or any(part in name for part in arguments.only)]
     device = torch.device(arguments.device)
     clock, began, results = Clock(device, arguments.quick), time.perf_counter(), []
-    print("| network | rows | draws | loop | repeat | dense | floor | row | shared | repeat / row | MB repeat | MB row | MB shared | method |")  # fmt: skip
-    print("|" + "---|" * 14)
+    print("| network | rows | draws | loop | repeat | dense | floor | row | shared | first | repeat / row | MB repeat | MB row | MB shared | method |")  # fmt: skip
+    print("|" + "---|" * 15)
     for precision in arguments.precision:
         for name in names:
             if time.perf_counter() - began > ALL_SECONDS:

@@ -2,8 +2,8 @@
 
 Times are medians in one process. Masks and attention are timed on the device alone (a captured graph, replayed), for
 in a large network launches overlap with work; small perceptrons are timed as a caller sees them. Run
-`python -m benchmarks.gpu_kernels [part ...]`, parts being mask, perceptron, attention and compaction; with `--compile`
-it only compiles (parts can do that in parallel). It prints one line per measurement and writes
+`python -m benchmarks.gpu_kernels [part ...]`, parts being mask, perceptron and attention; with `--compile` it only
+compiles (parts can do that in parallel). It prints one line per measurement and writes
 `benchmarks/results/gpu_kernels.json`. Without a GPU there is nothing to measure.
 """
 
@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks import history
-from dropbayes.sampling.compaction import compact_draws
 from dropbayes.sampling.masks import Keys, keep_mask
 
 SAMPLERS = ("stratified", "independent")
@@ -77,7 +76,7 @@ def relative_error(result: Tensor, expected: Tensor) -> float:
 
 
 def mask(report: Callable[..., None]) -> None:
-    from dropbayes.sampling import kernels
+    from dropbayes.sampling.kernels import all as kernels
 
     # draws, rows, units
     shapes = {"100,663,296": (32, 16, 256 * 768), "lone row": (32, 1, 197 * 768)}
@@ -103,7 +102,7 @@ def mask(report: Callable[..., None]) -> None:
 
 
 def perceptron(report: Callable[..., None]) -> None:
-    from dropbayes.sampling.kernels import affine_layers, perceptron_moments
+    from dropbayes.sampling.kernels.all import affine_layers, perceptron_moments
 
     def small(*widths: int) -> nn.Sequential:
         layers: list[nn.Module] = []
@@ -162,7 +161,7 @@ def moments_of_draws(
 
 
 def attention(report: Callable[..., None]) -> None:
-    from dropbayes.sampling import kernels
+    from dropbayes.sampling.kernels import all as kernels
     from dropbayes.sampling.kernels.attention import keep_bits
 
     # draws, rows, heads, steps
@@ -196,22 +195,7 @@ def attention(report: Callable[..., None]) -> None:
         report("attention", f"{name} {str(dtype)[6:]} with its launch", ms=call)
 
 
-def compaction(report: Callable[..., None]) -> None:
-    layers: list[nn.Module] = [nn.Linear(2, 1024), nn.ReLU(), nn.Dropout(0.5)]
-    for _ in range(4):
-        layers += [nn.Linear(1024, 1024), nn.ReLU(), nn.Dropout(0.5)]
-    net = nn.Sequential(*layers, nn.Linear(1024, 1)).cuda().eval()
-    x, keys = torch.randn(400, 2, device="cuda"), Keys(3, 100)
-    dense = milliseconds(net, x.repeat(100, 1))
-    reference, _ = moments_of_draws(list(net), x[:16], keys, range(100), None, False)
-    outputs, _ = compact_draws(list(net), x[:16], keys, draws=range(100), integrate_last=False)
-    error = relative_error(outputs.mean(0), reference)
-    for integrate in (True, False):
-        took = wall_milliseconds(compact_draws, list(net), x, keys, draws=range(100), integrate_last=integrate)
-        report("compaction", f"integrate={integrate}", ms=took, of_dense=took / dense, dense_ms=dense, error=error)
-
-
-PARTS = {"mask": mask, "perceptron": perceptron, "attention": attention, "compaction": compaction}
+PARTS = {"mask": mask, "perceptron": perceptron, "attention": attention}
 
 
 @torch.no_grad()

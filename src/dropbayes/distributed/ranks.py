@@ -8,6 +8,7 @@ $\delta = \mu_b - \mu_a$, $\mu = \mu_a + \delta\, n_b / n$ and $S = S_a + S_b + 
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,9 +22,7 @@ from torch.utils import _pytree as pytree
 from dropbayes import information
 from dropbayes.likelihoods import Categorical, Likelihood
 from dropbayes.predictive import Prediction, predict
-from dropbayes.sampling.functions import with_plan
-from dropbayes.sampling.plan import Plan, checked_keys
-from dropbayes.sampling.trees import Inputs, as_inputs
+from dropbayes.sampling import Inputs, Plan, as_inputs, checked_keys, make_plan
 
 __all__ = ["Group", "merge", "predict_across_ranks"]
 
@@ -148,19 +147,15 @@ def _by_draws(
 ) -> Prediction:
     keys = checked_keys(settings["n_draws"], settings["seed"], settings["sampler"])
     ranges = [range(i, min(i + _GROUP_DRAWS, keys.n_draws)) for i in range(0, keys.n_draws, _GROUP_DRAWS)]
-
-    def count(plan: Plan) -> dict[int, tuple[Group, torch.dtype]]:
-        with plan.running():
-            mine = range(rank, len(ranges), n_ranks)
-            return {i: _draw_group(replace(plan, draws=ranges[i]), inputs, likelihood) for i in mine}
-
-    mine, plan = with_plan(net, inputs, count, keys=keys, masks=settings["masks"], exact_rows=True)
+    plan = make_plan(net, inputs, keys=keys, masks=settings["masks"], exact_rows=True)
+    shares = range(rank, len(ranges), n_ranks)
+    mine = {i: _draw_group(replace(plan, draws=ranges[i]), inputs, likelihood) for i in shares}
     counted: dict[int, tuple[Group, torch.dtype]] = {}
     for part in _gather(mine, n_ranks, group):
         counted |= part
     total = merge([counted[i][0] for i in range(len(ranges))])
     dtype = counted[0][1]
-    statistics: dict[str, Tensor] = {
+    statistics: dict[str, Any] = {
         "mean": total.mean.to(dtype),
         "epistemic": (total.squares / total.count).to(dtype),
         "aleatoric": (total.averages[0] if total.averages else torch.zeros_like(total.mean)).to(dtype),
@@ -174,7 +169,8 @@ def _by_draws(
 
 def _draw_group(plan: Plan, inputs: Inputs, likelihood: Any) -> tuple[Group, torch.dtype]:
     """The draws of a plan for all rows, counted."""
-    blocks = [torch.cat([_single_output(chunk.outputs) for chunk in chunks]) for _, chunks in plan.blocks(inputs)]
+    by_rows = itertools.groupby(plan.run(inputs), lambda block: block.rows)
+    blocks = [torch.cat([_single_output(block.outputs) for block in blocks]) for _, blocks in by_rows]
     (draws,) = plan.arrange([torch.cat(blocks, 1)], leading=1)
     draws = draws.cpu()
     if likelihood is None:

@@ -35,6 +35,7 @@ __all__ = ["ClassEnsemble", "Ensemble", "RegressionEnsemble"]
 
 # Rows predicted at a time, and values of their draws held in memory: both bound the memory.
 _BLOCK_ROWS, _BLOCK_ELEMENTS = 4096, 2**20
+_PRODUCT_ROWS = 64  # of a product of one network
 _NOISES = ("student", "constant", "heteroscedastic")
 
 
@@ -152,7 +153,7 @@ class Ensemble(ABC):
                     if random[i]:
                         sampled = sampling.draws(net, standard, n_draws=int(self.n_draws), seed=self.seed_ + i)
                     else:  # nothing is dropped: one function
-                        sampled = net.eval()(standard).expand(int(self.n_draws) if any(random) else 1, -1, -1)
+                        sampled = _one_function(net, standard).expand(int(self.n_draws) if any(random) else 1, -1, -1)
                     outputs.append(sampled)
             yield rows, standard, torch.stack(outputs, 1)
 
@@ -193,6 +194,12 @@ class Ensemble(ABC):
     @abstractmethod
     def _set_class_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         """Restores what `_class_state` and `_class_tensors` returned."""
+
+
+def _one_function(net: nn.Module, x: Tensor) -> Tensor:
+    """The outputs of a network that drops nothing, in blocks of one size: a row then has the same bits in any batch."""
+    padded = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % _PRODUCT_ROWS))
+    return torch.cat([net.eval()(block) for block in padded.split(_PRODUCT_ROWS)])[: len(x)]
 
 
 class RegressionEnsemble(Ensemble):

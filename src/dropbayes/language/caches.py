@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dropbayes.sampling.trees import copied_cache, is_cache
+from dropbayes.sampling import copied_cache, is_cache
 
 CACHE_NAMES = ("past_key_values", "cache_params")
 

@@ -18,10 +18,7 @@ from torch import Tensor, nn
 from dropbayes.language.caches import cache_bytes, cache_name, reorder, spread
 from dropbayes.language.folding import FoldedDraws, n_rows_of
 from dropbayes.language.models import generating_module
-from dropbayes.sampling.looks import equal_but_for_rounding
-from dropbayes.sampling.masks import Keys
-from dropbayes.sampling.trees import copied_cache
-from dropbayes.sampling.views import View
+from dropbayes.sampling import Keys, View, copied_cache, equal_but_for_rounding
 
 # By model, the keys for which a cached step was checked against the whole text.
 _checked: weakref.WeakKeyDictionary[nn.Module, set[Any]] = weakref.WeakKeyDictionary()

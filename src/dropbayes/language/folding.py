@@ -15,15 +15,22 @@ from torch.utils import _pytree as pytree
 
 from dropbayes.language.caches import cache_name, first_rows, tensors_of
 from dropbayes.language.caches import layers_of as cache_layers
-from dropbayes.sampling.anatomy import Anatomy
-from dropbayes.sampling.inspection import inspect_cached
-from dropbayes.sampling.keyed import KeyedSource, Masks, NetworkChanged
-from dropbayes.sampling.looks import flags_up
-from dropbayes.sampling.masks import Keys
-from dropbayes.sampling.operations import Interception
-from dropbayes.sampling.plan import check_random, position_masks
-from dropbayes.sampling.trees import Inputs, as_inputs, is_cache, split
-from dropbayes.sampling.views import View, eagerly
+from dropbayes.sampling import (
+    Inputs,
+    Inspection,
+    KeyedSource,
+    Keys,
+    NetworkChanged,
+    UnsupportedStrategy,
+    View,
+    as_inputs,
+    eagerly,
+    inspect,
+    is_cache,
+    mask_spec,
+    split,
+)
+from dropbayes.tracing import Interception
 
 _TEXT = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
 
@@ -47,8 +54,8 @@ class FoldedDraws:
     def __init__(self, net: nn.Module, keys: Keys, draws: range, positions: str, leave_out: tuple[str, ...]) -> None:
         self.net, self.keys, self.draws = net, keys, draws
         self.positions, self.leave_out = positions, leave_out
-        self._known: dict[Any, Anatomy] = {}
-        self._views: dict[frozenset[type], nn.Module] = {}
+        self._known: dict[Any, Inspection] = {}
+        self._views: dict[int, nn.Module] = {}
         self._source: KeyedSource | None = None
         self._n_rows = 0
         self._alike = True
@@ -61,27 +68,29 @@ class FoldedDraws:
             n_rows: The number of rows of one draw.
             alike: Whether every draw reads the same rows: the blocks before the first site are then computed once.
         """
-        anatomy = self.anatomy(arguments, n_rows)
+        inspection = self.inspection(arguments, n_rows)
         inputs = _texts_first({name: self._map(self._first_draw, value) for name, value in arguments.items()})
-        drawn = Masks(anatomy, self.keys, False, False, position_masks(self.positions, inputs))
-        source = KeyedSource(drawn, self.draws, range(n_rows), folded=True)
-        view = self._view(anatomy)
+        spec = mask_spec(
+            inspection, inputs, keys=self.keys, masks="shared", positions=self.positions, leave_out=self.leave_out
+        )
+        source = KeyedSource(spec, self.draws, range(n_rows), folded=True)
+        view = self._view(inspection)
         source.follow(view)
         self._source, self._alike = source, alike
         folded = {name: self._map(self._fold, value) for name, value in arguments.items()}
-        with Interception(source):
-            output = eagerly(view.__call__)(**folded)
         try:
+            with Interception(source):
+                output = eagerly(view.__call__)(**folded)
             source.finish(split(output)[0])
-        except NetworkChanged as changed:
+        except (NetworkChanged, UnsupportedStrategy) as changed:
             raise ValueError(
                 f"`model` met other sites than when it was inspected ({changed}): its sites depend on the text, so "
                 "that draws cannot share a batch. Use dropbayes.function_draw."
             ) from None
         return output
 
-    def anatomy(self, arguments: dict[str, Any], n_rows: int) -> Anatomy:
-        """The anatomy of the model for arguments of this form, inspected on the first draw's rows and cached."""
+    def inspection(self, arguments: dict[str, Any], n_rows: int) -> Inspection:
+        """The inspection of the model for arguments of this form, on the first draw's rows."""
         self._n_rows = n_rows
         cache = arguments.get(cache_name(arguments) or "")
         filled = cache is not None and any(map(tensors_of, cache_layers(cache)))
@@ -92,19 +101,20 @@ class FoldedDraws:
             if cache is not None:
                 first[cache_name(arguments) or ""] = first_rows(cache, n_rows)
             inputs = _texts_first(first)
-            anatomy = inspect_cached(self.net, inputs, self.leave_out, positions=True, any_length=True).anatomy
-            check_random(anatomy)
-            if not anatomy.rows_together or anatomy.host_random:
+            inspection = inspect(self.net, inputs, self.leave_out, positions=True, any_length=True)
+            inspection.profile.check_random()
+            if not inspection.profile.rows_together or inspection.profile.host_random:
                 raise ValueError(
                     "`model` takes one text at a time (its texts depend on each other, or it draws from Python's or "
                     "NumPy's generator), so that draws cannot share a batch. Use dropbayes.function_draw."
                 )
-            self._known[form] = anatomy
+            self._known[form] = inspection
         return self._known[form]
 
     def is_foldable(self, arguments: dict[str, Any], n_rows: int) -> bool:
         """Whether several draws can share a batch: not if a mask has no rows, as in LayerDrop."""
-        return all(site.layout is not None for site in self.anatomy(arguments, n_rows).sites if site.is_random)
+        sites = self.inspection(arguments, n_rows).profile.sites
+        return all(site.layout is not None and site.layout.inner for site in sites if site.is_random)
 
     # Rows --------------------------------------------------------------------------------------------------------
 
@@ -128,18 +138,18 @@ class FoldedDraws:
 
     # The prefix --------------------------------------------------------------------------------------------------
 
-    def _view(self, anatomy: Anatomy) -> nn.Module:
+    def _view(self, inspection: Inspection) -> nn.Module:
         """A view of the model in which blocks before the first site run once for all draws."""
-        if anatomy.lowered not in self._views:
-            view = View(self.net, flags_up(self.leave_out, anatomy.lowered)).net
-            paths = [site.path for site in anatomy.sites if site.is_random]
+        if id(inspection) not in self._views:
+            view = View(self.net, inspection.flags).net
+            paths = [site.path for site in inspection.profile.sites if site.is_random]
             for path, container in view.named_modules():
                 for name, block in container.named_children() if isinstance(container, nn.ModuleList) else ():
                     child = f"{path}.{name}"
                     if not any(f"{site}.".startswith(f"{child}.") for site in paths):
                         block.forward = functools.partial(self._run_once, block.forward)
-            self._views[anatomy.lowered] = view
-        return self._views[anatomy.lowered]
+            self._views[id(inspection)] = view
+        return self._views[id(inspection)]
 
     def _run_once(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A block before the first site, run on the rows of one draw."""

@@ -15,10 +15,7 @@ from dropbayes.language.decoding import DrawnModel
 from dropbayes.language.models import checked_language_model, checked_options, checked_padding, generating_module
 from dropbayes.language.scoring import Texts, check_choice, checked_at_once, foldable, named_inputs, score_answers
 from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty, UncertaintyRecord
-from dropbayes.sampling.inspection import names_of
-from dropbayes.sampling.masks import derived_seed
-from dropbayes.sampling.plan import checked_keys
-from dropbayes.sampling.positions import POSITIONS
+from dropbayes.sampling import POSITIONS, checked_keys, derived_seed, names_of
 
 __all__ = ["DrawnTexts", "Generation", "generate"]
 

@@ -15,10 +15,7 @@ from dropbayes.language.decoding import DrawnModel
 from dropbayes.language.folding import FoldedDraws
 from dropbayes.language.models import checked_language_model, checked_options, generating_module
 from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty, UncertaintyRecord
-from dropbayes.sampling.inspection import names_of
-from dropbayes.sampling.masks import Keys
-from dropbayes.sampling.plan import checked_keys
-from dropbayes.sampling.positions import POSITIONS
+from dropbayes.sampling import POSITIONS, Keys, checked_keys, names_of
 
 __all__ = ["score"]
 

@@ -4,28 +4,24 @@ Each layer is its torch namesake with a `noise`: the stored weight is the mean o
 it. In training mode every row of the batch gets a distinct draw, as in the paper's estimator of the bound, shared by
 all positions of the row (time steps, tokens, pixels); `row_axis=1` tells a layer that its input is time first. An
 interceptor of operations (`dropbayes.predict`) makes evaluation mode random: it intercepts
-`torch.nn.functional.dropout` and the operations in `STOCHASTIC`, and supplies their draws.
+`torch.nn.functional.dropout` and `dropbayes.tracing.draw_or_mean`, and supplies their draws.
 """
 
 from dropbayes.layers.conversion import add_dropout
 from dropbayes.layers.noise import (
-    STOCHASTIC,
     BernoulliNoise,
     ConcreteNoise,
     GaussianNoise,
     MixtureNoise,
     Noise,
-    draw_or_mean,
 )
 from dropbayes.layers.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from dropbayes.layers.weights import Conv1d, Conv2d, Conv3d, Embedding, Linear, WeightLayer, mask_shape, word_mask
-from dropbayes.runtime.renames import earlier_name
 
 __all__ = [
     "GRU",
     "LSTM",
     "RNN",
-    "STOCHASTIC",
     "BernoulliNoise",
     "ConcreteNoise",
     "Conv1d",
@@ -41,9 +37,6 @@ __all__ = [
     "RNNCell",
     "WeightLayer",
     "add_dropout",
-    "draw_or_mean",
     "mask_shape",
     "word_mask",
 ]
-
-drawn = earlier_name("drawn", draw_or_mean)

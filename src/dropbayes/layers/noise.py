@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import handle_torch_function, has_torch_function
 
 from dropbayes.runtime.validation import check_positive
+from dropbayes.tracing import draw_or_mean
 from dropbayes.variational import Bernoulli, Concrete, DiagonalGaussian, Family, Mixture, multiplicative_gaussian
 
-__all__ = ["STOCHASTIC", "BernoulliNoise", "ConcreteNoise", "GaussianNoise", "MixtureNoise", "Noise", "draw_or_mean"]
-
-
-def draw_or_mean(sample: Callable[[], Tensor], mean: Tensor, *, training: bool) -> Tensor:
-    """`sample()` in training mode, `mean` otherwise: a stochastic operation that a torch function mode can switch on.
-
-    In evaluation mode the call is passed to any active `TorchFunctionMode`, which may return
-    `draw_or_mean(sample, mean, training=True)`; the draws inside then come from `torch.rand` and `torch.randn`.
-    """
-    if training:
-        return sample()
-    if has_torch_function((mean,)):
-        return handle_torch_function(draw_or_mean, (mean,), sample, mean, training=training)
-    return mean
-
-
-STOCHASTIC = (draw_or_mean,)
-"""The operations of this module that are random when `training` is true."""
+__all__ = ["BernoulliNoise", "ConcreteNoise", "GaussianNoise", "MixtureNoise", "Noise"]
 
 
 class Noise(nn.Module, ABC):

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dropbayes.layers.noise import BernoulliNoise, Noise, draw_or_mean
+from dropbayes.layers.noise import BernoulliNoise, Noise
+from dropbayes.tracing import draw_or_mean
 from dropbayes.variational import Bernoulli, Family
 from dropbayes.weight_layers.precision import Prior
 

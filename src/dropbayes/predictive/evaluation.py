@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +14,24 @@ from torch import Tensor, nn
 from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
 from dropbayes.predictive.outcomes import ClassOutcomes, RegressionOutcomes
 from dropbayes.predictive.scoring import CLASS_SCORES, COVERAGE_LEVELS, REGRESSION_SCORES, core_scores
+from dropbayes.predictive.statistics import Request, RowResults, RowStatistics
 from dropbayes.runtime.arrays import Array, to_tensor
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import finite_tensor, row_weights
-from dropbayes.sampling.functions import checked_first_row, keep_state, with_plan
-from dropbayes.sampling.plan import Plan, checked_keys
-from dropbayes.sampling.statistics import Request, RowResults, RowStatistics
-from dropbayes.sampling.streaming import LogMean, Mean
-from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs, loaded_batches, network_arguments
+from dropbayes.sampling import (
+    Inputs,
+    LogMean,
+    Mean,
+    Plan,
+    RowAxis,
+    as_inputs,
+    checked_first_row,
+    checked_keys,
+    keep_state,
+    loaded_batches,
+    make_plan,
+    network_arguments,
+)
 from dropbayes.scores.averages import weighted_mean
 
 COVERAGES = COVERAGE_LEVELS
@@ -114,20 +125,12 @@ def evaluate(
     keys = checked_keys(n_draws, seed, sampler)
     results, densities, outcomes = RowResults(), list[Tensor](), list[Tensor]()
     offset = checked_first_row(first_row)
-    options = {"keys": keys, "masks": masks, "max_bytes": max_bytes, "leave_out": leave_out}
     for inputs, targets in _pairs(net, x, y, row_axis, progress):
-
-        def stream(
-            plan: Plan, inputs: Inputs = inputs, targets: Tensor = targets, offset: int = offset
-        ) -> list[tuple[dict[str, Tensor], Tensor]]:
-            with plan.running():
-                return _stream(plan, inputs, targets, offset, request)
-
-        summaries, plan = with_plan(net, inputs, stream, **options)
-        keep_state(net, inputs, plan)
-        for summary, log_density in summaries:
+        plan = make_plan(net, inputs, keys=keys, masks=masks, max_bytes=max_bytes, leave_out=leave_out)
+        for summary, log_density in _scored_rows(plan, inputs, targets, offset, request):
             results.add([summary])
             densities.append(log_density)
+        keep_state(net, inputs, plan.profile)
         offset += inputs.n_rows
         outcomes.append(targets)
     per_row, targets = torch.cat(densities), torch.cat(outcomes)
@@ -177,18 +180,17 @@ def _pair(arguments: Any, y: Any, row_axis: RowAxis) -> tuple[Inputs, Tensor]:
     return inputs, targets[None] if inputs.is_one_row else targets
 
 
-def _stream(
+def _scored_rows(
     plan: Plan, inputs: Inputs, y: Tensor, offset: int, request: Request
-) -> list[tuple[dict[str, Tensor], Tensor]]:
-    """The moments of the rows, and their log-likelihoods."""
-    likelihood, judged = request.likelihood, request.likelihood_tensor(plan)
-    assert likelihood is not None and judged is not None
-    summaries = []
-    for rows, chunks in plan.blocks(inputs, first_row=offset):
+) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+    """The moments of the rows, and their log-likelihoods, block by block."""
+    likelihood = request.likelihood
+    assert likelihood is not None
+    for rows, blocks in itertools.groupby(plan.run(inputs, first_row=offset), lambda block: block.rows):
         outcomes = y[rows.start : rows.stop]
         statistics, densities, transforms = RowStatistics(request), LogMean(), Mean()
-        for chunk in chunks:
-            output = chunk.outputs[judged]
+        for block in blocks:
+            ((output,), _) = request.judged(plan.profile, block)
             statistics.add(output, None)
             likelihood.check(output, outcomes)
             densities.add(likelihood.log_density(output.double(), outcomes))
@@ -199,8 +201,7 @@ def _stream(
         if not isinstance(likelihood, ClassLikelihood):
             transforms.finish()
             summary["pit"] = transforms.value
-        summaries.append((summary, densities.value))
-    return summaries
+        yield summary, densities.value
 
 
 def _distribution(likelihood: Likelihood, output: Tensor, y: Tensor) -> Tensor:

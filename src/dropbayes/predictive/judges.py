@@ -10,13 +10,16 @@ from torch import Tensor, nn
 
 from dropbayes.likelihoods import Categorical, ClassLikelihood, Gaussian, Likelihood
 from dropbayes.predictive.mixtures import Mixture
+from dropbayes.sampling import evaluation_output
 from dropbayes.scores import confidence_and_correctness, expected_calibration_error
 
 __all__ = ["ClassJudge", "NumberJudge", "checked_targets", "judge_of", "plain_output"]
 
 
 def judge_of(targets: Tensor, plain: Tensor, likelihood: Likelihood | None) -> ClassJudge | NumberJudge:
-    return ClassJudge() if is_classes(targets, plain, likelihood) else NumberJudge(likelihood)
+    if not is_classes(targets, plain, likelihood):
+        return NumberJudge(likelihood)
+    return ClassJudge(likelihood if isinstance(likelihood, Categorical) else Categorical())
 
 
 class NumberJudge:
@@ -52,23 +55,31 @@ class NumberJudge:
 
 
 class ClassJudge:
-    """Scores classification, with logits as outputs."""
+    """Scores classification; the likelihood says whether outputs are logits or probabilities, and where the classes."""
+
+    def __init__(self, likelihood: Categorical) -> None:
+        self.likelihood = likelihood
+
+    def probabilities(self, sampled: Tensor) -> Tensor:
+        """The mean probabilities, classes last."""
+        return self.likelihood.class_probabilities(self.likelihood.mean(sampled.double()).mean(0))
 
     def log_densities(self, sampled: Tensor, y: Tensor) -> Tensor:
-        log = sampled.double().log_softmax(-1)
-        return log.gather(-1, y.expand(len(log), -1)[..., None])[..., 0].logsumexp(0) - math.log(len(log))
+        densities = self.likelihood.log_density(sampled.double(), y)
+        return densities.logsumexp(0) - math.log(len(densities))
 
     def uncertainty_and_loss(self, sampled: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        mean = sampled.double().softmax(-1).mean(0)
+        mean = self.probabilities(sampled)
         entropy = -(mean * mean.clamp_min(1e-300).log()).sum(-1)
-        return entropy, 1 - confidence_and_correctness(mean, y)[1]
+        return entropy.flatten(), 1 - confidence_and_correctness(mean.flatten(0, -2), y.flatten())[1]
 
     def coverage(self, sampled: Tensor, y: Tensor) -> dict[float, float]:
         del sampled, y
         return {}
 
     def calibration_error(self, sampled: Tensor, y: Tensor) -> float:
-        return float(expected_calibration_error(sampled.double().softmax(-1).mean(0), y))
+        probabilities = self.probabilities(sampled)
+        return float(expected_calibration_error(probabilities.flatten(0, -2), y.flatten()))
 
 
 def _best_scale(location: Tensor, y: Tensor) -> Tensor:
@@ -92,14 +103,8 @@ def _best_scale(location: Tensor, y: Tensor) -> Tensor:
 
 
 def plain_output(net: nn.Module, x: Any) -> Tensor:
-    """One pass without dropout; the network's training flags are restored."""
-    training = {name: module.training for name, module in net.named_modules()}
-    try:
-        with torch.no_grad():
-            output = net.eval()(**x) if isinstance(x, dict) else net.eval()(x)
-    finally:
-        for name, module in net.named_modules():
-            module.training = training[name]
+    """One pass without dropout; the network is not changed."""
+    output = evaluation_output(net, x)
     if not isinstance(output, Tensor):
         raise TypeError(f"`net` must return one tensor; got {type(output).__name__}. Wrap it to return its logits.")
     return output

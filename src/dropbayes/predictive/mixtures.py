@@ -5,9 +5,9 @@ Each draw contributes noise around its function value: Gaussian, or Student's t 
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -234,7 +234,7 @@ def _distribution(z: Tensor, freedom: tuple[float, ...] | float) -> Tensor:
     return value + step * (slope + step * (square + step * cube))
 
 
-@lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=32)
 def _student_table(freedom: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     r"""Cubics in each cell of θ that match the values and slopes of the distribution function, `[cell, power]`.
 
@@ -321,4 +321,5 @@ def draw_mean(values: Tensor) -> Tensor:
 
 def _row_mean(values: Tensor) -> Tensor:
     chunks = values.split(_SUMMED_DRAWS, -1)
-    return torch.stack([chunk.sum(-1) for chunk in chunks]).sum(0) / values.shape[-1]
+    # One after another: the order in which torch adds few numbers depends on the processor and the number of rows.
+    return functools.reduce(torch.add, [chunk.sum(-1) for chunk in chunks]) / values.shape[-1]

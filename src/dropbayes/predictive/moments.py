@@ -17,20 +17,30 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.likelihoods import Gaussian, Likelihood
+from dropbayes.predictive.prediction import Prediction
+from dropbayes.predictive.statistics import Request, RowResults, RowStatistics, row_summaries
 from dropbayes.runtime.progress import DelayedBar, ProgressBar
-from dropbayes.sampling.functions import checked_first_row, keep_state, with_plan
-from dropbayes.sampling.inspection import UncertaintyWarning
-from dropbayes.sampling.plan import Chunk, Plan, checked_keys
-from dropbayes.sampling.prediction import Prediction
-from dropbayes.sampling.statistics import Request, RowResults, RowStatistics, summary_of
-from dropbayes.sampling.streaming import Moments
-from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs, loaded_batches, network_arguments, split
+from dropbayes.sampling import (
+    Inputs,
+    Moments,
+    Plan,
+    RowAxis,
+    UncertaintyWarning,
+    as_inputs,
+    checked_first_row,
+    checked_keys,
+    keep_state,
+    loaded_batches,
+    make_plan,
+    network_arguments,
+    split,
+)
 
-MOST_DRAWS = 10_000
+MAX_DRAWS = 10_000
 """The maximum number of draws per row with `n_draws="auto"`."""
 
 _REPLICATE_DRAWS = 32
-_FEW_NUMBERS = 64
+_SMALL_TENSOR = 64
 _FIRST_REPLICATES = 8  # fewer give too rough an estimate of the standard error
 
 __all__ = ["Gaussian", "Prediction", "UncertaintyWarning", "batches", "predict"]
@@ -103,44 +113,32 @@ def predict(
         _check_automatic(n_draws, tolerance, request)
     keys = checked_keys(_REPLICATE_DRAWS if automatic else n_draws, seed, sampler)  # type: ignore[arg-type]
     results, used, offset = RowResults(), list[Tensor](), checked_first_row(first_row)
-    options = {
-        "keys": keys, "masks": masks, "positions": positions, "max_bytes": max_bytes, "exact_rows": exact_rows,
-        "leave_out": leave_out,
-    }  # fmt: skip
     plan: Plan | None = None
     own_bar = False if isinstance(x, torch.utils.data.DataLoader) else progress  # a loader has a bar over its batches
     for batch in batches(net, x, progress=progress, title="predict"):
         inputs = as_inputs(batch, row_axis=row_axis)
-
-        def stream(plan: Plan, inputs: Inputs = inputs, offset: int = offset) -> tuple[list[RowSummary], list[Tensor]]:
-            if request.only_moments and not automatic and (moments := plan.moments(inputs, offset)) is not None:
-                judged = request.likelihood_tensor(plan)
-                pairs = moments if judged is None else [moments[judged]]
-                return [[summary_of(mean, variance, request) for mean, variance in pairs]], []
-            with plan.running():
-                if automatic and not plan.exact:
-                    return _stream_until(plan, inputs, offset, tolerance, request)
-                return _stream(plan, inputs, offset, request, own_bar), []
-
-        integrate = analytic and request.only_moments
-        (summaries, spent), plan = with_plan(net, inputs, stream, integrate=integrate, **options)
-        keep_state(net, inputs, plan)
-        for summary in summaries:
-            results.add(summary)
-        used += spent
+        plan = make_plan(
+            net, inputs, keys=keys, masks=masks, positions=positions, max_bytes=max_bytes, exact_rows=exact_rows,
+            leave_out=leave_out, integrate=analytic and request.only_moments,
+        )  # fmt: skip
+        if automatic and not plan.exact:
+            used += _add_until(results, plan, inputs, offset, tolerance, request)
+        else:
+            with DelayedBar("predict", inputs.n_rows, show=own_bar) as bar:
+                for rows, summary in row_summaries(plan, inputs, offset, request):
+                    results.add(summary)
+                    bar.advance(len(rows))
+        keep_state(net, inputs, plan.profile)
         offset += inputs.n_rows
     if plan is None:
         raise ValueError("`x` must have at least one batch; got an empty DataLoader.")
     draws_used = torch.cat(used) if used else None
     made = int(draws_used.max()) if draws_used is not None else 0 if plan.exact else keys.n_draws
-    statistics = results.trees(plan, request.likelihood_tensor(plan))
-    prediction = Prediction(n_draws=made, method=plan.method, draws_used=draws_used, **statistics)
+    prediction = Prediction(
+        n_draws=made, method=plan.method, draws_used=draws_used, **results.trees(plan.profile, request)
+    )
     _check_outputs(prediction)
     return prediction
-
-
-RowSummary = list[dict[str, Tensor]]
-"""The statistics of a block of rows by name, for each tensor of the output."""
 
 
 def batches(net: nn.Module, x: Any, *, progress: bool | None, title: str) -> Iterator[Any]:
@@ -151,30 +149,6 @@ def batches(net: nn.Module, x: Any, *, progress: bool | None, title: str) -> Ite
     with ProgressBar(title, operator.length_hint(x, 0) or None, unit="batches", show=progress) as bar:
         for batch in bar.follow(loaded_batches(net, x)):
             yield network_arguments(net, batch)
-
-
-def _stream(plan: Plan, inputs: Inputs, offset: int, request: Request, progress: bool | None) -> list[RowSummary]:
-    judged = request.likelihood_tensor(plan)
-    summaries = []
-    with DelayedBar("predict", inputs.n_rows, show=progress) as bar:
-        for rows, chunks in plan.blocks(inputs, first_row=offset):
-            statistics: list[RowStatistics] = []
-            for chunk in chunks:
-                outputs, variances = _summarised_tensors(chunk, judged)
-                statistics = statistics or [RowStatistics(request) for _ in outputs]
-                for one, output, variance in zip(statistics, outputs, variances, strict=True):
-                    one.add(output, variance)
-            summaries.append([one.results() for one in statistics])
-            bar.advance(len(rows))
-    return summaries
-
-
-def _summarised_tensors(chunk: Chunk, judged: int | None) -> tuple[list[Tensor], list[Tensor | None]]:
-    """The tensors to summarise, and their variances over an integrated last layer."""
-    variances: list[Tensor | None] = [None] * len(chunk.outputs) if chunk.variances is None else [*chunk.variances]
-    if judged is None:
-        return chunk.outputs, variances
-    return [chunk.outputs[judged]], [variances[judged]]
 
 
 def _check_outputs(prediction: Prediction) -> None:
@@ -202,7 +176,7 @@ _NOT_FINITE = "`net` gave NaN or infinite outputs. Check the input rows and the 
 def _magnitudes(tensors: list[Tensor]) -> list[float]:
     """For each tensor a number that is not finite if an element is not, and zero if all are; one synchronisation."""
     real = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
-    if real[0].device.type == "cpu" and all(t.numel() <= _FEW_NUMBERS for t in real):  # few calls of torch
+    if real[0].device.type == "cpu" and all(t.numel() <= _SMALL_TENSOR for t in real):  # few calls of torch
         return [sum(t.reshape(-1).tolist()) for t in real]
     return torch.stack([torch.linalg.vector_norm(t, math.inf) if t.numel() else t.new_ones(()) for t in real]).tolist()
 
@@ -226,36 +200,35 @@ def _check_automatic(n_draws: Any, tolerance: float, request: Request) -> None:
         )
 
 
-def _stream_until(
-    plan: Plan, inputs: Inputs, offset: int, tolerance: float, request: Request
-) -> tuple[list[RowSummary], list[Tensor]]:
-    """The statistics of rows drawn until their error meets the tolerance, and the number of draws of each."""
-    summaries, used = [], []
-    for rows, _ in plan.blocks(inputs):
-        block = inputs.block(rows.start, rows.stop)
-        summary, spent = _block_until(plan, block, offset + rows.start, tolerance, request)
-        summaries.append(summary)
+def _add_until(
+    results: RowResults, plan: Plan, inputs: Inputs, offset: int, tolerance: float, request: Request
+) -> list[Tensor]:
+    """Adds the statistics of rows drawn until their error meets the tolerance; the number of draws of each row."""
+    used = []
+    for start in range(0, inputs.n_rows, plan.block_rows):
+        block = inputs.block(start, min(start + plan.block_rows, inputs.n_rows))
+        summary, spent = _block_until(plan, block, offset + start, tolerance, request)
+        results.add(summary)
         used.append(spent)
-    return summaries, used
+    return used
 
 
 def _block_until(
     plan: Plan, block: Inputs, offset: int, tolerance: float, request: Request
-) -> tuple[RowSummary, Tensor]:
+) -> tuple[list[dict[str, Tensor]], Tensor]:
     """The statistics of a block of rows, each stopped by its own error, independently of the other rows.
 
     The draws come in replicates: sets of a few stratified draws, independent of each other. The spread of their means
     is a valid standard error for any sampler; that of stratified draws is not.
     """
-    judged = request.likelihood_tensor(plan)
     statistics: list[RowStatistics] = []
     replicates: list[Moments] = []
-    final: RowSummary = []
+    final: list[dict[str, Tensor]] = []
     used = torch.zeros(block.n_rows, dtype=torch.long)
-    most = MOST_DRAWS // _REPLICATE_DRAWS
+    most = MAX_DRAWS // _REPLICATE_DRAWS
     check_at = _FIRST_REPLICATES
     for count in range(1, most + 1):
-        outputs, variances = _replicate(plan.replicate(count), block, offset, judged)
+        outputs, variances = _replicate(plan.replicate(count), block, offset, request)
         statistics = statistics or [RowStatistics(request) for _ in outputs]
         replicates = replicates or [Moments() for _ in outputs]
         for one, means, output, variance in zip(statistics, replicates, outputs, variances, strict=True):
@@ -277,20 +250,26 @@ def _block_until(
     return final, used
 
 
-def _replicate(plan: Plan, block: Inputs, offset: int, judged: int | None) -> tuple[list[Tensor], list[Tensor | None]]:
-    """All draws of a block of rows, and their mean variances over an integrated last layer."""
-    ((_, chunks),) = plan.blocks(block, first_row=offset)
-    made = [(len(chunk.draws), *_summarised_tensors(chunk, judged)) for chunk in chunks]
-    total = sum(count for count, _, _ in made)
-    outputs = [torch.cat(tensors) for tensors in zip(*(outputs for _, outputs, _ in made), strict=True)]
+def _replicate(plan: Plan, inputs: Inputs, offset: int, request: Request) -> tuple[list[Tensor], list[Tensor | None]]:
+    """All draws of some rows, and their mean variances over an integrated last layer."""
+    blocks = list(plan.run(inputs, first_row=offset))
+    total = sum(len(block.draws) for block in blocks)
+    made = [request.judged(plan.profile, block) for block in blocks]
+    outputs = [torch.cat(tensors) for tensors in zip(*(outputs for outputs, _ in made), strict=True)]
     variances: list[Tensor | None] = []
     for index in range(len(outputs)):
-        shares = [share * (count / total) for count, _, v in made if (share := v[index]) is not None]
+        shares = [
+            share * (len(block.draws) / total)
+            for block, (_, given) in zip(blocks, made, strict=True)
+            if (share := given[index]) is not None
+        ]
         variances.append(torch.stack(shares).sum(0) if shares else None)
     return outputs, variances
 
 
-def _snapshot(statistics: list[RowStatistics], replicates: list[Moments], n_rows: int) -> tuple[RowSummary, Tensor]:
+def _snapshot(
+    statistics: list[RowStatistics], replicates: list[Moments], n_rows: int
+) -> tuple[list[dict[str, Tensor]], Tensor]:
     """The statistics so far with their standard errors, and each row's largest error relative to its deviation."""
     snapshot = []
     largest = torch.zeros(n_rows, dtype=torch.float64)

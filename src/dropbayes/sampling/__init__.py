@@ -1,7 +1,83 @@
 """Sampling from a network: its sites, keyed masks, and draws computed in blocks."""
 
-from dropbayes.sampling.anatomy import Site, Sites
-from dropbayes.sampling.functions import draws, function_draw
-from dropbayes.sampling.inspection import sites
+from dropbayes.sampling.functions import (
+    checked_first_row,
+    draws,
+    evaluation_output,
+    function_draw,
+    is_stochastic,
+    keep_state,
+)
+from dropbayes.sampling.inputs import (
+    Inputs,
+    RowAxis,
+    Structure,
+    as_inputs,
+    cloned_leaves,
+    copied_cache,
+    is_cache,
+    loaded_batches,
+    map_tensors,
+    network_arguments,
+    split,
+)
+from dropbayes.sampling.inspection import Inspection, inspect, names_of, sites
+from dropbayes.sampling.masks import Keys, derived_seed
+from dropbayes.sampling.plan import Block, Plan, checked_keys, make_plan, mask_spec, move_row_axis
+from dropbayes.sampling.positions import POSITIONS
+from dropbayes.sampling.probes import equal_but_for_rounding
+from dropbayes.sampling.profile import Profile, RowLayout, Site, Sites
+from dropbayes.sampling.source import KeyedSource, MaskSpec, NetworkChanged, UnsupportedStrategy
+from dropbayes.sampling.streaming import LogMean, Mean, Moments, Votes, result_dtype
+from dropbayes.sampling.training_mode import UncertaintyWarning
+from dropbayes.tracing.views import View, eagerly
 
-__all__ = ["Site", "Sites", "draws", "function_draw", "sites"]
+__all__ = [
+    "POSITIONS",
+    "Block",
+    "Inputs",
+    "Inspection",
+    "KeyedSource",
+    "Keys",
+    "LogMean",
+    "MaskSpec",
+    "Mean",
+    "Moments",
+    "NetworkChanged",
+    "Plan",
+    "Profile",
+    "RowAxis",
+    "RowLayout",
+    "Site",
+    "Sites",
+    "Structure",
+    "UncertaintyWarning",
+    "UnsupportedStrategy",
+    "View",
+    "Votes",
+    "as_inputs",
+    "checked_first_row",
+    "checked_keys",
+    "cloned_leaves",
+    "copied_cache",
+    "derived_seed",
+    "draws",
+    "eagerly",
+    "equal_but_for_rounding",
+    "evaluation_output",
+    "function_draw",
+    "inspect",
+    "is_cache",
+    "is_stochastic",
+    "keep_state",
+    "loaded_batches",
+    "make_plan",
+    "map_tensors",
+    "mask_spec",
+    "move_row_axis",
+    "names_of",
+    "network_arguments",
+    "result_dtype",
+    "sites",
+    "split",
+]

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dropbayes.sampling.inspection import forget, inspect_cached, names_of
-from dropbayes.sampling.keyed import KeyedSource, Masks
-from dropbayes.sampling.looks import flags_up
-from dropbayes.sampling.operations import Interception
+from dropbayes.sampling.inputs import Inputs, RowAxis, as_inputs, cloned_leaves, is_cache, split
+from dropbayes.sampling.inspection import Inspection, forget, inspect, names_of
 from dropbayes.sampling.perceptron import perceptron
-from dropbayes.sampling.plan import (
-    MASKS,
-    NetworkChanged,
-    Plan,
-    check_random,
-    checked_keys,
-    plan_draws,
-    position_masks,
-)
+from dropbayes.sampling.plan import MASKS, checked_keys, make_plan, mask_spec, move_row_axis
 from dropbayes.sampling.positions import checked_positions
-from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs, cloned_leaves, is_cache, split
-from dropbayes.sampling.views import View, checked_network, eagerly
+from dropbayes.sampling.profile import Profile
+from dropbayes.sampling.source import KeyedSource, MaskSpec, NetworkChanged, UnsupportedStrategy
+from dropbayes.sampling.strategies import ONE_BY_ONE, Strategy, Work, evaluate
+from dropbayes.sampling.trials import chosen_strategy
+from dropbayes.tracing import Interception, Ones
+from dropbayes.tracing.generators import HostDraws, names_generators
+from dropbayes.tracing.views import View, checked_network, eagerly
+
+__all__ = ["checked_first_row", "draws", "evaluation_output", "function_draw", "is_stochastic", "keep_state"]
 
 
 def draws(
@@ -66,41 +64,26 @@ def draws(
         >>> draws(net, torch.ones(3, 2), n_draws=10).shape
         torch.Size([10, 3, 1])
     """
-    inputs = as_inputs(x, row_axis=row_axis)
-    keys = checked_keys(n_draws, seed, sampler)
-    first_row = checked_first_row(first_row)
-
-    def gather(plan: Plan) -> Any:
-        results: list[Tensor] = []
-        with plan.running():
-            for rows, chunks in plan.blocks(inputs, first_row=first_row):
-                for chunk in chunks:
-                    if not results:
-                        results = [
-                            out.new_empty((keys.n_draws, inputs.n_rows, *out.shape[2:])) for out in chunk.outputs
-                        ]
-                    for result, out in zip(results, chunk.outputs, strict=True):
-                        result[chunk.draws.start : chunk.draws.stop, rows.start : rows.stop] = out
-        return plan.anatomy.structure.build(plan.arrange(results, leading=1))
-
-    options = {
-        "masks": masks,
-        "positions": positions,
-        "max_bytes": max_bytes,
-        "exact_rows": exact_rows,
-        "leave_out": leave_out,
-    }
-    result, plan = with_plan(net, inputs, gather, keys=keys, **options)
-    keep_state(net, inputs, plan)
-    return result
+    inputs, first_row = as_inputs(x, row_axis=row_axis), checked_first_row(first_row)
+    plan = make_plan(
+        net, inputs, keys=checked_keys(n_draws, seed, sampler), masks=masks, positions=positions, max_bytes=max_bytes,
+        exact_rows=exact_rows, leave_out=leave_out,
+    )  # fmt: skip
+    results: list[Tensor] = []
+    for block in plan.run(inputs, first_row=first_row):
+        results = results or [out.new_empty((len(plan.draws), inputs.n_rows, *out.shape[2:])) for out in block.outputs]
+        for result, out in zip(results, block.outputs, strict=True):
+            result[block.draws.start : block.draws.stop, block.rows.start : block.rows.stop] = out
+    keep_state(net, inputs, plan.profile)
+    return plan.profile.structure.build(plan.arrange(results, leading=1))
 
 
 def is_stochastic(net: nn.Module, x: Any) -> bool:
     """Whether two draws of `net` on `x` can differ: whether it has dropout that is switched on."""
     inputs, plain = as_inputs(x), checked_network(net)
     direct = perceptron(plain, inputs.leaves[0]) if inputs.is_matrix else None
-    anatomy = inspect_cached(plain, inputs).anatomy if direct is None else direct.anatomy
-    return anatomy.n_random > 0
+    profile = inspect(plain, inputs).profile if direct is None else direct.profile
+    return profile.n_random > 0
 
 
 def checked_first_row(first_row: int) -> int:
@@ -112,51 +95,24 @@ def checked_first_row(first_row: int) -> int:
     return operator.index(first_row)
 
 
-def with_plan(net: nn.Module, inputs: Inputs, compute: Callable[[Plan], Any], **options: Any) -> tuple[Any, Plan]:
-    """The result of `compute` on a plan, and the plan; planned again if the network changed since its inspection."""
-    # Changed on the inputs on which it was just inspected: its sites depend on the values of a row.
-    for careful in (False, False, True):
-        try:
-            plan = _plan_with_hints(net, inputs, careful=careful, **options)
-            return compute(plan), plan
-        except NetworkChanged:
-            forget(checked_network(net))
-    raise NotImplementedError(
-        "`net` met other sites in each of several runs on the same input, so that its masks cannot be keyed. Let its "
-        "forward depend on its input and its weights only."
-    )
-
-
-def _plan_with_hints(net: nn.Module, inputs: Inputs, **options: Any) -> Plan:
-    try:
-        return plan_draws(net, inputs, **options)
-    except RuntimeError as error:
-        for hint in _input_hints(net, inputs, str(error)):
-            error.add_note(hint)
-        raise
-
-
-def _input_hints(net: nn.Module, inputs: Inputs, message: str) -> list[str]:
-    """Hints beyond torch's message when the input does not fit the network."""
-    weights = {parameter.dtype for parameter in net.parameters() if parameter.is_floating_point()}
-    given = {leaf.dtype for leaf in inputs.leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()}
-    if "dtype" in message and len(weights) == 1 and given - weights:
-        expected = next(iter(weights))
-        return [f"`x` has {next(iter(given - weights))} and the network's weights {expected}: pass x.to({expected})."]
-    if "shape" in message or "size" in message:
-        shapes = [tuple(leaf.shape) for leaf in inputs.leaves if isinstance(leaf, Tensor)]
-        return [f"`x` must be a batch of rows that the network takes, [row, ...]; got the shape {shapes[0]}."]
-    return []
-
-
-def keep_state(net: nn.Module, inputs: Inputs, plan: Plan) -> None:
+def keep_state(net: nn.Module, inputs: Inputs, profile: Profile) -> None:
     """Updates the state of a stateful network as one call in evaluation mode does; others are unchanged."""
-    if plan.anatomy.stateful:
+    if profile.is_stateful:
         net = checked_network(net)
-        view = View(net)
-        with torch.no_grad():
-            eagerly(inputs.call)(view.net, cloned_leaves(inputs.leaves))
+        view = View(net, own_parameters=True)
+        _evaluate(view, inputs)
         view.commit(net)
+
+
+def evaluation_output(net: nn.Module, x: Any) -> Any:
+    """The network's output in evaluation mode, without its masks; its flags and its state are not changed."""
+    return _evaluate(View(checked_network(net), own_parameters=True), as_inputs(x))
+
+
+@torch.no_grad()
+def _evaluate(view: View, inputs: Inputs) -> Any:
+    with HostDraws(names_generators(view.net), []), Interception(Ones()):
+        return eagerly(inputs.call)(view.net, cloned_leaves(inputs.leaves))
 
 
 def function_draw(
@@ -201,44 +157,63 @@ def function_draw(
     if masks not in MASKS:
         raise ValueError(f"`masks` must be one of {', '.join(map(repr, MASKS))}; got {masks!r}.")
     plain, names, positions = checked_network(net), names_of(leave_out), checked_positions(positions)
+    draw = range(operator.index(index), operator.index(index) + 1)
 
-    def function(*args: Any, _again: bool = False, **kwargs: Any) -> Any:
+    def function(*args: Any, **kwargs: Any) -> Any:
         x = kwargs if kwargs and not args else args[0] if len(args) == 1 and not kwargs else args
         if args and kwargs:
             raise TypeError("a draw takes positional or named arguments, not both. Name all of them.")
         inputs = as_inputs(x, row_axis=row_axis)
-        anatomy = inspect_cached(
-            plain, inputs, names, positions=positions is not None, any_length=positions is not None
-        ).anatomy
-        check_random(anatomy)
-        if not anatomy.rows_together or anatomy.host_random:
-            options = {"masks": masks, "positions": positions, "leave_out": names}
-            return _draw_by_blocks(plain, inputs, keys, operator.index(index), options)
-        drawn = Masks(anatomy, keys, masks == "row", False, position_masks(positions, inputs))
-        source = KeyedSource(drawn, range(index, index + 1), range(inputs.n_rows), folded=True)
-        view = View(plain, flags_up(names, anatomy.lowered))
-        source.follow(view.net)
+        seen = replace(inputs, leaves=tuple(map(_outside_transforms, inputs.leaves)))
+        by_position = positions is not None
+        inspection = inspect(plain, seen, names, positions=by_position, any_length=by_position)
+        inspection.profile.check_random()
+        spec = mask_spec(inspection, inputs, keys=keys, masks=masks, positions=positions, leave_out=names)
         try:
-            with Interception(source):
-                output = eagerly(inputs.call)(view.net, inputs.leaves)
-            source.finish(split(output)[0])
-        except NetworkChanged as changed:
+            return _one_draw(inspection, inputs, seen, spec, draw)
+        except (NetworkChanged, UnsupportedStrategy) as changed:
             forget(plain)
             if any(map(is_cache, inputs.leaves)):  # already written into
                 raise ValueError(
                     f"`net` met other sites than when it was inspected ({changed}). Call it again with a new cache."
                 ) from None
-            if _again:
-                raise
-            return function(*args, **kwargs, _again=True)
-        return output
+            profile = replace(spec.profile, by_name=True)
+            return _by_strategy(inspection, inputs, replace(spec, profile=profile), draw, ONE_BY_ONE)
 
     return function
 
 
-def _draw_by_blocks(net: nn.Module, inputs: Inputs, keys: Any, index: int, options: dict[str, Any]) -> Any:
-    """One draw of a network that takes one row at a time."""
-    plan = plan_draws(net, inputs, keys=keys, **options)
-    chunks = [plan.evaluator(inputs, rows, rows.start, range(index, index + 1)) for rows, _ in plan.blocks(inputs)]
-    whole = [torch.cat([chunk.outputs[i][0] for chunk in chunks]) for i in range(len(chunks[0].outputs))]
-    return plan.anatomy.structure.build(plan.arrange(whole, leading=0))
+def _one_draw(inspection: Inspection, inputs: Inputs, seen: Inputs, spec: MaskSpec, draw: range) -> Any:
+    """One draw of all rows: as a batch where that gives each row what it has alone, with the network's own output."""
+    lone = inputs.n_rows == 1 or any(map(is_cache, inputs.leaves))
+    strategy = ONE_BY_ONE if lone else chosen_strategy(inspection, seen, spec)
+    if not lone and strategy.rows != "together":
+        return _by_strategy(inspection, inputs, spec, draw, strategy)
+    if spec.profile.host_random or spec.profile.seeds_torch:
+        return _by_strategy(inspection, inputs, spec, draw, strategy)
+    source = KeyedSource(spec, draw, range(inputs.n_rows), folded=True)
+    net = inspection.network()
+    source.follow(net)
+    leaves = cloned_leaves(inputs.leaves) if spec.profile.writes_input else inputs.leaves
+    with Interception(source):
+        output = eagerly(inputs.call)(net, leaves)
+    source.finish(split(output)[0])
+    return output
+
+
+def _by_strategy(inspection: Inspection, inputs: Inputs, spec: MaskSpec, draw: range, strategy: Strategy) -> Any:
+    """One draw of all rows, each alone or mapped over."""
+    work = Work(inspection.network, inputs, cloned_leaves(inputs.leaves), draw, range(inputs.n_rows))
+    outputs = [out[0] for out in evaluate(strategy, spec, work)]
+    pairs = zip(outputs, spec.profile.outputs, strict=True)
+    return spec.profile.structure.build([move_row_axis(out, layout, 0) for out, layout in pairs])
+
+
+def _outside_transforms(leaf: Any) -> Any:
+    """A tensor as it is outside of the caller's own `torch.func` transforms; of a mapped one, the first member."""
+    functorch: Any = torch._C._functorch
+    while isinstance(leaf, Tensor) and functorch.is_functorch_wrapped_tensor(leaf):
+        member = functorch.maybe_get_bdim(leaf) if functorch.is_batchedtensor(leaf) else None
+        leaf = functorch.get_unwrapped(leaf)
+        leaf = leaf if member is None else leaf.select(member, 0)
+    return leaf

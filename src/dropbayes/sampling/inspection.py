@@ -1,38 +1,38 @@
 """The inspection of a network before sampling, with the network itself as the reference.
 
-A few rows run through views of the network. In evaluation mode, a row alone must give what it gives in its batch. With
-every training flag set except those of normalisation, and every mask left out, the output must be that of evaluation
-mode; all randomness must come from sites that can be keyed. Otherwise an error states the observation and the remedy.
+A few rows run through views of the network, as a batch and alone. In evaluation mode, the view must give what the
+network gives. With every training flag set except those of normalisation, and every mask left out, the output must be
+that of evaluation mode; a row alone must give what it gives in its batch; all randomness must come from sites that can
+be keyed. Otherwise an error states the observation and the remedy.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import warnings
 import weakref
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from dropbayes.sampling.anatomy import Anatomy, Sites
-from dropbayes.sampling.graphs import Graphs, graphs_of_network
-from dropbayes.sampling.lengths import form, with_positions
-from dropbayes.sampling.looks import Look, LookFailed, autocast_dtype, flags_down, flags_up, is_left_out, look
-from dropbayes.sampling.rows import (
-    SEVERAL,
-    check_rows,
-    check_single_row,
-    look_at_several_rows,
-    output_layouts,
-    site_layouts,
-)
-from dropbayes.sampling.trees import Inputs, RowAxis, as_inputs
-from dropbayes.sampling.views import View, check_modules, checked_network
+from dropbayes.sampling.inputs import Inputs, RowAxis, as_inputs, cloned_leaves, split
+from dropbayes.sampling.layouts import output_layouts, row_of, site_layouts, site_names, whole_arguments
+from dropbayes.sampling.masks import named_site
+from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, autocast_dtype, equal_but_for_rounding
+from dropbayes.sampling.profile import Profile, Sites
+from dropbayes.sampling.sequences import form, with_positions
+from dropbayes.sampling.training_mode import check_accounted, check_repeatable, training_probe
+from dropbayes.tracing import Read, RowLayout, SharedWrite, Site
+from dropbayes.tracing.generators import UNSEEDED, keyed_generators, names_generators
+from dropbayes.tracing.states import NetworkState
+from dropbayes.tracing.views import Flags, View, check_modules, checked_network, eagerly
+
+__all__ = ["Inspection", "forget", "inspect", "names_of", "sites"]
+
+_MAX_FORMS = 64
+_MAX_BRANCHES = 6  # seeds of the host's generators under which branches are looked for
 
 
 def sites(net: nn.Module, x: Any, *, row_axis: RowAxis = 0, leave_out: str | Sequence[str] = ()) -> Sites:
@@ -52,8 +52,8 @@ def sites(net: nn.Module, x: Any, *, row_axis: RowAxis = 0, leave_out: str | Seq
         0     2     dropout  0.1        1x8    3
         1 site; 80 % of a forward pass is shared by all draws
     """
-    anatomy = inspect(checked_network(net), as_inputs(x, row_axis=row_axis), names_of(leave_out)).anatomy
-    return Sites(anatomy.sites + anatomy.left_out, anatomy.prefix_share)
+    profile = inspect(checked_network(net), as_inputs(x, row_axis=row_axis), names_of(leave_out)).profile
+    return Sites(profile.sites + profile.left_out, profile.prefix_share)
 
 
 def names_of(leave_out: str | Sequence[str]) -> tuple[str, ...]:
@@ -64,30 +64,37 @@ def names_of(leave_out: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-# The cache -----------------------------------------------------------------------------------------------------------
+# The cache ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Inspection:
-    """A network that was inspected: its anatomy, a view to run, and the strategies that passed their trial."""
+    """A network that was inspected: its profile, how to run it, and the strategies that passed their trial."""
 
-    anatomy: Anatomy
+    net: weakref.ref[nn.Module]
+    profile: Profile
+    flags: Flags
+    owns_parameters: bool
     view: View
     needs_autocast: bool = False
     strategies: dict[Any, Any] = dataclasses.field(default_factory=dict)  # by the inputs of the choice
-    sizes: dict[Any, tuple[int, ...]] = dataclasses.field(default_factory=dict)  # block sizes in which bits agree
+    seen: Tensor | None = None  # the least and the largest sizes of the rows that were compared with their batch
 
-    @functools.cached_property
-    def graphs(self) -> Graphs:
-        """The CUDA graphs of repeated evaluations."""
-        return graphs_of_network(self.view.net)
+    def network(self) -> nn.Module:
+        """The module to run: for a network with a state a new one, which starts from that state."""
+        if not self.profile.is_stateful:
+            return self.view.net
+        net = self.net()
+        assert net is not None
+        return View(net, self.flags, own_parameters=self.owns_parameters).net
 
 
-_inspections: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Inspection]] = weakref.WeakKeyDictionary()
-_MOST_FORMS = 16
+_inspections: weakref.WeakKeyDictionary[nn.Module, tuple[NetworkState, dict[Any, Inspection]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def inspect_cached(
+def inspect(
     net: nn.Module,
     inputs: Inputs,
     leave_out: tuple[str, ...] = (),
@@ -95,98 +102,222 @@ def inspect_cached(
     positions: bool = False,
     any_length: bool = False,
 ) -> Inspection:
-    """`inspect`, remembered for inputs of this form until something about the network's modules changes.
+    """The inspection of a network on inputs of this form, remembered until something about its modules changes.
 
     With `any_length`, an inspection of one length serves others: for sites and axes, but not for costs and shapes.
     """
     described = form(inputs) if any_length else inputs.signature
     key = (described, inputs.spec, inputs.n_rows == 1, leave_out, positions, any_length)
-    known = _inspections.setdefault(net, {})
-    record = known.get(key)
-    if record is not None and record.view.is_valid(net):
-        return record
-    known.pop(key, None)
-    record = inspect(net, inputs, leave_out, positions=positions)
-    while len(known) >= _MOST_FORMS:
-        known.pop(next(iter(known)))
-    known[key] = record
-    return record
+    known = _inspections.get(net)
+    if known is None:
+        check_modules(net)
+    if known is None or not known[0].holds(net):
+        known = _inspections[net] = (NetworkState(net), {})
+    forms = known[1]
+    if key not in forms:
+        made = _inspect(net, inputs, leave_out, positions)
+        while len(forms) >= _MAX_FORMS:
+            forms.pop(next(iter(forms)), None)
+        forms[key] = made
+    inspection = forms[key]
+    if inspection.profile.reads_rows and inputs.n_rows > 1 and not _holds_for_rows(net, inputs, leave_out, inspection):
+        inspection = forms[key] = _inspect(net, inputs, leave_out, positions)
+    return inspection
+
+
+def _holds_for_rows(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...], inspection: Inspection) -> bool:
+    """Whether an inspection holds for rows beyond those seen so far, which may take another branch of the network.
+
+    Raises if they give another output alone than in their batch.
+    """
+    sizes = inputs.row_sizes()
+    span = torch.stack([sizes.amin(0), sizes.amax(0)])
+    if inspection.seen is not None:
+        if bool((span[0] >= inspection.seen[0]).all() and (span[1] <= inspection.seen[1]).all()):
+            return True
+        prober = Prober(net, inputs, leave_out, names_generators(net), inspection.owns_parameters)
+        rows, flags = inputs.different_rows(), inspection.flags
+        with torch.inference_mode(False), torch.no_grad():
+            probes = {row: _probe_alone(prober, rows, row, flags) for row in range(rows.n_rows)}
+            try:
+                _check_rows(prober, rows, flags, inspection.profile.outputs, prober(rows.leaves, flags), probes)
+            except _RowsDepend as error:
+                raise ValueError(str(error)) from None
+        known = {site.name for site in inspection.profile.sites}
+        if any(set(site_names(probe)) != known for probe in probes.values()) and not inspection.profile.by_name:
+            return False
+        span = torch.stack([torch.minimum(span[0], inspection.seen[0]), torch.maximum(span[1], inspection.seen[1])])
+    inspection.seen = span
+    return True
 
 
 def forget(net: nn.Module) -> None:
-    """Forgets the inspection of a network that turned out to behave differently."""
+    """Forgets the inspections of a network that turned out to behave differently."""
     _inspections.pop(net, None)
-
-
-class UncertaintyWarning(UserWarning):
-    """An uncertainty that is suspiciously small."""
 
 
 # The inspection -------------------------------------------------------------------------------------------------------
 
 
-def inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...] = (), *, positions: bool = False) -> Inspection:
-    """The anatomy of a network on inputs of this form; raises if its draws would be wrong.
-
-    Autocast is off unless the network needs it, so that outputs differ only by the rounding of full precision.
-    """
+def _inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...], positions: bool) -> Inspection:
+    """Autocast is off unless the network needs it, so that outputs differ only by the rounding of full precision."""
+    _check_names(net, leave_out)
     if autocast_dtype(inputs.device) is None:
-        return _inspect(net, inputs, leave_out, positions)
+        return _inspect_in(net, inputs, leave_out, positions)
     try:
         with torch.autocast(inputs.device.type, enabled=False):
-            return _inspect(net, inputs, leave_out, positions)
+            return _inspect_in(net, inputs, leave_out, positions)
     except RuntimeError:  # weights of low precision that need autocast for this input
-        return replace(_inspect(net, inputs, leave_out, positions), needs_autocast=True)
+        return replace(_inspect_in(net, inputs, leave_out, positions), needs_autocast=True)
 
 
 @torch.inference_mode(False)  # inference tensors have no versions, which reveal writes
 @torch.no_grad()
-def _inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...], positions: bool) -> Inspection:
-    check_modules(net)
-    _check_names(net, leave_out)
-    versions = {name: buffer._version for name, buffer in net.named_buffers() if not buffer.is_inference()}
-    one = inputs.rows([0])
+def _inspect_in(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...], positions: bool) -> Inspection:
+    prober = Prober(net, inputs, leave_out, names_generators(net))
     try:
-        plain = look(net, inputs, one, flags_down, leave_out)
-    except LookFailed as failed:
-        check_single_row(net, inputs, failed, leave_out)
-        raise failed.error from None
-    chosen, lowered = _chosen_look(net, inputs, one, plain, leave_out)
-    _check_accounted(chosen, plain)
-    flags = flags_up(leave_out, lowered)
-    several = look_at_several_rows(net, inputs, flags, leave_out, chosen)
-    outputs = output_layouts(inputs, plain, several)
-    check_rows(net, inputs, plain, outputs, leave_out)
-    for name, buffer in net.named_buffers():
-        if name in versions and buffer._version != versions[name]:
-            raise ValueError(f"`net` must not write to its own buffers past its module tree; {name!r} was changed.")
-    sites, together = site_layouts(inputs, chosen, several)
+        return _inspect_with(prober, positions)
+    except SharedWrite:  # a pass writes into a parameter: each has its own
+        return _inspect_with(replace(prober, owns_parameters=True, views={}), positions)
+
+
+class _RowsDepend(Exception):
+    """Rows that give another output in a batch than alone."""
+
+
+def _inspect_with(prober: Prober, positions: bool) -> Inspection:
+    rows, plain = _evaluation_probe(prober)
+    try:
+        return _inspect_rows(prober, positions, rows, plain)
+    except _RowsDepend as error:
+        if prober.inputs.n_rows > 1:
+            raise ValueError(str(error)) from None
+    # The only row is right alone, however a batch would be.
+    single = prober.inputs.block(0, 1)
+    return _inspect_rows(prober, positions, single, prober(single.leaves, None))
+
+
+def _inspect_rows(prober: Prober, positions: bool, rows: Inputs, plain: Probe) -> Inspection:
+    """The inspection on some rows, whose probe in evaluation mode is given."""
+    _check_faithful(prober, rows, plain)
+    chosen, flags = training_probe(prober, rows, plain)
+    check_accounted(chosen, plain)
+    if prober.named & UNSEEDED:
+        check_repeatable(prober, rows, flags, chosen)
+    alone, probes = chosen, [chosen]
+    if rows.n_rows > 1:
+        # An extreme row and one between: where rows are mixed, the largest may be left as it is.
+        alone, other = (_probe_alone(prober, rows, row, flags) for row in (0, 1))
+        probes += [alone, other]
+        sites, together = _sites_of_rows(probes, rows.n_rows)
+        try:
+            outputs = output_layouts(alone, chosen, rows.n_rows)
+        except ValueError as error:
+            raise _RowsDepend(str(error)) from None
+        _check_rows(prober, rows, flags, outputs, chosen, {0: alone, 1: other})
+    else:
+        sites, together = tuple(chosen.recorder.sites), rows.is_one_row
+        outputs = tuple(_lone_layout(rows, tuple(tensor.shape)) for tensor in chosen.tensors)
+    if any(probe.host.moved for probe in probes) and rows.n_rows > 1:
+        sites = _sites_of_all_branches(prober, rows, flags, sites)
     if positions:
-        sites = with_positions(net, inputs, flags, leave_out, chosen, sites)
-    recorder = chosen.recorder
-    anatomy = Anatomy(
-        sites=sites,
+        sites = with_positions(prober, flags, alone, sites)
+    profile = _profile(chosen, alone, probes, rows.n_rows)
+    by_name = profile.by_name or positions
+    profile = replace(
+        profile,
+        sites=tuple(
+            replace(site, index=i, number=named_site(site.name) if by_name else i) for i, site in enumerate(sites)
+        ),
+        outputs=outputs,
+        rows_together=together,
+        one_row=rows.n_rows == 1 and not rows.is_one_row,
+        is_stateful=bool(plain.changes) or profile.is_stateful or prober.owns_parameters,
+    )
+    view = View(prober.net, flags, own_buffers=profile.is_stateful, own_parameters=prober.owns_parameters)
+    profile = replace(profile, is_stateful=profile.is_stateful or view.moves_weights)
+    view.forget_network()
+    return Inspection(weakref.ref(prober.net), profile, flags, prober.owns_parameters, view)
+
+
+def _sites_of_rows(probes: list[Probe], n_rows: int) -> tuple[tuple[Site, ...], bool]:
+    """The sites of a batch with the layout of its rows, and whether several rows can be one batch."""
+    batch, alone, _ = probes
+    if _skips_sites(probes) or site_names(batch) == site_names(alone):
+        sites, together = site_layouts(alone, batch, n_rows)
+        dynamic = any(probe.watch.has_dynamic_shapes for probe in probes)
+        return tuple(map(_with_some_rows, sites)) if dynamic else sites, together
+    return tuple(alone.recorder.sites), False  # a site for each row, or a branch on the values of the rows
+
+
+def _skips_sites(probes: list[Probe]) -> bool:
+    """Whether a draw, or a row among others, may skip sites, which are then known by name and not by number."""
+    reads = set[Read]().union(*(probe.watch.reads for probe in probes))
+    branches = any(drawn for drawn, _, _ in reads) or any(probe.host.moved for probe in probes)
+    return branches or any(probe.watch.has_dynamic_shapes for probe in probes)
+
+
+def _with_some_rows(site: Site) -> Site:
+    """A site in a network that sends its rows to different places: without an axis for all, it may hold some."""
+    return replace(site, layout=RowLayout(0, 0)) if site.layout is None and len(site.shape) > 1 else site
+
+
+def _sites_of_all_branches(prober: Prober, rows: Inputs, flags: Flags, sites: tuple[Site, ...]) -> tuple[Site, ...]:
+    """The sites that are met under some numbers of the host's generators, each batch compared with its row alone."""
+    known = {site.name: site for site in sites}
+    for seed in range(_MAX_BRANCHES):
+        probes = []
+        for leaves in (rows.rows([0]), list(rows.leaves)):
+            with keyed_generators(seed):
+                probes.append(prober(leaves, flags))
+        found, _ = site_layouts(probes[0], probes[1], rows.n_rows)
+        for site in found:
+            if site.name not in known or known[site.name].layout == RowLayout(0, 0):
+                known[site.name] = site
+    return tuple(known.values())
+
+
+def _lone_layout(rows: Inputs, shape: tuple[int, ...]) -> RowLayout | None:
+    """The layout of an output that was seen for one row only."""
+    return RowLayout(0, 1) if not rows.is_one_row and shape[:1] == (1,) else None
+
+
+def _profile(batch: Probe, alone: Probe, probes: list[Probe], n_rows: int) -> Profile:
+    """What the probes with the training flags of a draw show together."""
+    reads = set[Read]().union(*(probe.watch.reads for probe in probes))
+    draws_branch, by_name = any(drawn for drawn, _, _ in reads), _skips_sites(probes)
+    rows_branch = any(drawn and rowed for drawn, rowed, _ in reads)
+    rows_branch |= not by_name and any(site_names(probe) != site_names(alone) for probe in probes[1:])
+    recorder = alone.recorder
+
+    def bytes_of_a_row(attribute: str) -> int:
+        """The memory that another row adds to a pass; copies of weights do not grow with the rows."""
+        one, several = getattr(alone.watch, attribute), getattr(batch.watch, attribute)
+        return int(one) if n_rows == 1 else max(1, (several - one) // (n_rows - 1))
+
+    return Profile(
+        sites=(),
         left_out=tuple(recorder.sites_left_out),
-        off_calls=frozenset(recorder.off_calls),
-        lowered=lowered,
         prefix_cost=recorder.prefix_cost,
         suffix_cost=recorder.suffix_cost,
-        pass_bytes=_bytes_of_a_row(chosen, several, lambda look: look.watch.peak_bytes),
-        suffix_bytes=_bytes_of_a_row(chosen, several, lambda look: look.watch.peak_suffix_bytes),
-        outputs=outputs,
-        structure=chosen.structure,
-        last_layer=recorder.is_integrable(chosen.tensors),
-        rows_together=together,
-        host_random=bool(chosen.moved),
-        seeds_itself=recorder.seeds_itself,
-        stateful=bool(plain.view.changes()) or bool(chosen.view.changes()),
+        pass_bytes=bytes_of_a_row("peak_bytes"),
+        suffix_bytes=bytes_of_a_row("peak_suffix_bytes"),
+        outputs=(),
+        structure=batch.structure,
+        last_layer=recorder.is_integrable(alone.tensors) and not draws_branch,
+        rows_together=True,
+        one_row=False,
+        reads_rows=any(rowed for _, rowed, _ in reads),
+        rows_depend=any(rowed and number and not drawn for drawn, rowed, number in reads),
+        draws_branch=draws_branch,
+        rows_branch=rows_branch,
+        numbers_vary=any(probe.watch.numbers != probes[0].watch.numbers for probe in probes),
+        by_name=by_name,
+        host_random=any(probe.host.moved for probe in probes),
+        seeds_torch=any(probe.recorder.seeds_torch for probe in probes),
+        is_stateful=any(probe.changes for probe in probes),
+        writes_input=any(probe.watch.writes_input for probe in probes),
     )
-    return Inspection(anatomy, View(net, flags, own_buffers=anatomy.stateful))
-
-
-def _bytes_of_a_row(one: Look, several: Look | None, peak_bytes: Callable[[Look], int]) -> int:
-    """The memory that another row adds to a pass; copies of weights do not grow with the rows."""
-    return peak_bytes(one) if several is None else max(1, (peak_bytes(several) - peak_bytes(one)) // (SEVERAL - 1))
 
 
 def _check_names(net: nn.Module, leave_out: tuple[str, ...]) -> None:
@@ -196,116 +327,124 @@ def _check_names(net: nn.Module, leave_out: tuple[str, ...]) -> None:
         raise ValueError(f"`leave_out` must name modules or classes of `net`; {unknown[0]!r} is none.")
 
 
-def _chosen_look(
-    net: nn.Module, inputs: Inputs, row: list[Any], plain: Look, leave_out: tuple[str, ...]
-) -> tuple[Look, frozenset[type]]:
-    """The look with the training flags of classes that only drop, and the classes whose flag stays unset."""
-    full: Look | None = None
+# Rows -----------------------------------------------------------------------------------------------------------------
+
+
+def _evaluation_probe(prober: Prober) -> tuple[Inputs, Probe]:
+    """A probe of a few different rows in evaluation mode; of one row if the network takes no more."""
+    inputs = prober.inputs
+    rows = inputs.different_rows()
     try:
-        full = look(net, inputs, row, flags_up(leave_out), leave_out, honours=True)
-    except LookFailed as failed:  # a training branch may need targets or a process group
-        if isinstance(failed.error, NotImplementedError):
+        return rows, prober(rows.leaves, None)
+    except ProbeFailed as failed:
+        if inputs.is_one_row:
             raise failed.error from None
-    if full is not None:
-        _check_accounted(full, plain)
-        if full.agrees_with(plain):
-            return full, frozenset()
-        _check_repeatable(net, inputs, row, full, leave_out)
-        if full.fits(plain) and _more_raw(full, plain):
-            return full, frozenset()
-    classes = sorted({type(m) for n, m in net.named_modules() if flags_up(leave_out)(n, m)}, key=lambda c: c.__name__)
-    dropping = {cls for cls in classes if _only_drops(net, inputs, row, cls, plain, leave_out)}
-    lowered = frozenset(classes) - dropping
-    chosen = look(net, inputs, row, flags_up(leave_out, lowered), leave_out) if dropping else plain
-    if not chosen.fits(plain):
-        raise ValueError(f"`net` gives an output of another form in training: {_describe(chosen)}.")
-    if full is not None:
-        _check_none_missing(full, chosen)
-    return chosen, lowered
-
-
-def _check_repeatable(net: nn.Module, inputs: Inputs, row: list[Any], full: Look, leave_out: tuple[str, ...]) -> None:
-    """Raises if a second look gives another output: with all masks left out, nothing should be random."""
+        if inputs.n_rows > rows.n_rows and not _is_vector(inputs):
+            _refuse_working_batch(prober, failed)
+    single = inputs.block(0, 1)
     try:
-        again = look(net, inputs, row, flags_up(leave_out), leave_out, honours=True)
-    except LookFailed:
+        plain = prober(single.leaves, None)
+    except ProbeFailed as failed:
+        raise _error_of_single_row(prober, failed) from failed.error
+    copies = replace(inputs, leaves=tuple(inputs.rows([0, 0])), n_rows=2)
+    try:  # the row that was made may be none that the network takes
+        return copies, prober(copies.leaves, None)
+    except ProbeFailed:
+        return single, plain
+
+
+def _is_vector(inputs: Inputs) -> bool:
+    """Whether the input is one row, which lacks its row axis."""
+    return len(inputs.leaves) == 1 and inputs.leaves[0].dim() == 1
+
+
+def _refuse_working_batch(prober: Prober, failed: ProbeFailed) -> None:
+    """Raises if the network takes the batch as it was given, but `failed` on some of its rows."""
+    inputs = prober.inputs
+    try:
+        prober(inputs.leaves, None)
+    except ProbeFailed:
         return
-    if not again.agrees_with(full):
-        raise NotImplementedError(
-            "`net` gives different outputs in training with every mask left out: it draws random numbers that cannot "
-            "be keyed to a seed, from a generator of its own. Draw them with torch.rand, torch.randn or "
-            "torch.bernoulli, or leave the module out by name with leave_out= if it is not dropout."
-        )
-
-
-def _more_raw(seen: Look, plain: Look) -> bool:
-    return seen.recorder.raw_sites > plain.recorder.raw_sites or bool(seen.moved)
-
-
-def _only_drops(
-    net: nn.Module, inputs: Inputs, row: list[Any], cls: type, plain: Look, leave_out: tuple[str, ...]
-) -> bool:
-    """Whether the training flag of one class enables dropout and nothing else; raises if it does both."""
-
-    def flags(name: str, module: nn.Module) -> bool:
-        return type(module) is cls and not is_left_out(leave_out, name, module)
-
-    try:
-        seen = look(net, inputs, row, flags, leave_out)
-    except LookFailed as failed:
-        _refuse_or_warn(cls, failed, plain)
-        return False
-    n_new = len(seen.recorder.sites) - len(plain.recorder.sites)
-    if n_new <= 0 and not (seen.moved and not plain.moved):
-        return False
-    if seen.agrees_with(plain) or (seen.fits(plain) and _more_raw(seen, plain)):
-        return True
     raise ValueError(
-        f"`net` holds a {cls.__name__} whose training branch draws ({_describe(seen)}) and changes its output in "
-        f"another way as well, so that its randomness alone cannot be switched on. Leave it out with "
-        f"leave_out={cls.__name__!r} if it is not dropout, or let its output differ by dropout only."
+        f"`net` takes the batch of {inputs.n_rows} rows but fails on some of them ({failed.first_line}): its rows "
+        f"depend on each other. {whole_arguments(inputs)}Pass row_axis=None to take the whole input as one row."
+    ) from failed.error
+
+
+def _probe_alone(prober: Prober, rows: Inputs, row: int, flags: Flags) -> Probe:
+    try:
+        return prober(rows.rows([row]), flags)
+    except ProbeFailed as failed:
+        raise _error_of_single_row(prober, failed) from failed.error
+
+
+def _error_of_single_row(prober: Prober, failed: ProbeFailed) -> Exception:
+    """The error of a network that fails on a single row: its own, or that its rows depend on each other."""
+    inputs = prober.inputs
+    if inputs.n_rows == 1 or _is_vector(inputs) or isinstance(failed.error, NotImplementedError):
+        return failed.error
+    try:
+        prober(inputs.leaves, None)
+    except ProbeFailed:
+        return failed.error
+    return ValueError(
+        f"`net` takes the batch of {inputs.n_rows} rows but fails on a single one ({failed.first_line}): its rows "
+        f"depend on each other. {whole_arguments(inputs)}Pass row_axis=None to take the whole input as one row."
     )
 
 
-def _refuse_or_warn(cls: type, failed: LookFailed, plain: Look) -> None:
-    """Raises or warns about a class whose training branch fails and which stays in evaluation mode."""
-    n_sites, n_plain = len(failed.recorder.sites), len(plain.recorder.sites)
-    if isinstance(failed.error, NotImplementedError) or n_sites > n_plain:
-        raise failed.error
-    warnings.warn(
-        f"the {cls.__name__} of the network stays in evaluation mode, since its training branch fails ({failed}). "
-        f"Name it in leave_out={cls.__name__!r} if it holds no dropout.",
-        UncertaintyWarning,
-        stacklevel=2,
+def _check_rows(
+    prober: Prober,
+    rows: Inputs,
+    flags: Flags,
+    outputs: tuple[RowLayout | None, ...],
+    batch: Probe,
+    alone: dict[int, Probe],
+) -> None:
+    """Raises on a network whose rows alone differ from the same rows in a batch."""
+    if any(probe.host.moved for probe in (batch, *alone.values())):
+        return  # each pass took branches of its own
+    for row, probe in alone.items():
+        if _is_row_of(probe, batch, outputs, row, rows.n_rows):
+            continue
+        exact = prober.in_double()
+        if exact is not None and _agrees_in_double(exact, flags, outputs, row):
+            continue  # a small difference of large numbers
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in probe.tensors)
+        raise _RowsDepend(
+            f"`net` gives a row another output alone (shape {shapes}) than in its batch of {rows.n_rows} in evaluation "
+            f"mode: its rows depend on each other. {whole_arguments(rows)}"
+            "Pass row_axis=None to take the whole input as one row."
+        )
+
+
+def _is_row_of(alone: Probe, batch: Probe, outputs: tuple[RowLayout | None, ...], row: int, n_rows: int) -> bool:
+    for whole, expected, layout in zip(batch.tensors, alone.tensors, outputs, strict=True):
+        actual = row_of(whole, layout, row, n_rows)
+        if actual is None or not equal_but_for_rounding(actual, expected, whole):
+            return False
+    return True
+
+
+def _agrees_in_double(prober: Prober, flags: Flags, outputs: tuple[RowLayout | None, ...], row: int) -> bool:
+    rows = prober.inputs.different_rows()
+    try:
+        batch, alone = prober(rows.leaves, flags), prober(rows.rows([row]), flags)
+    except (ProbeFailed, SharedWrite):  # the network supports one precision only
+        return False
+    return _is_row_of(alone, batch, outputs, row, rows.n_rows)
+
+
+def _check_faithful(prober: Prober, rows: Inputs, plain: Probe) -> None:
+    """Raises if the network itself, where a call does not change it, gives another output than its view."""
+    recorder, net = plain.recorder, prober.net
+    random = recorder.sites or recorder.sites_left_out or plain.host.moved or plain.watch.unaccounted
+    if random or plain.changes or prober.owns_parameters or any(module.training for module in net.modules()):
+        return
+    tensors = split(eagerly(rows.call)(net, cloned_leaves(rows.leaves)))[0]
+    if len(tensors) == len(plain.tensors) and all(map(equal_but_for_rounding, tensors, plain.tensors)):
+        return
+    raise ValueError(
+        "`net` gives another output than a copy of its modules over the same weights: a forward or hook was patched, "
+        "or it reads modules past its module tree. Register what it reads as submodules and buffers."
     )
-
-
-def _describe(seen: Look) -> str:
-    site = seen.recorder.sites[-1] if seen.recorder.sites else None
-    return ", ".join(seen.moved) or (f"{site.kind} in {site.path or 'the network'}" if site else "nothing")
-
-
-def _check_none_missing(full: Look, chosen: Look) -> None:
-    count = Counter((s.path, s.kind) for s in full.recorder.sites)
-    count.subtract(Counter((s.path, s.kind) for s in chosen.recorder.sites))
-    missing = [f"{kind} in {path or 'the network'}" for (path, kind), number in count.items() if number > 0]
-    missing += [name for name in full.moved if name not in chosen.moved]
-    if missing:
-        raise ValueError(
-            f"`net` draws in training what cannot be switched on alone: {missing[0]}. Its training branch changes more "
-            "than dropout. Leave the module out by name with leave_out=, or let its output differ by dropout only."
-        )
-
-
-def _check_accounted(chosen: Look, plain: Look) -> None:
-    if chosen.watch.unaccounted:
-        raise NotImplementedError(
-            f"`net` draws random numbers that cannot be keyed to a seed: {chosen.watch.unaccounted[0]}. Draw them with "
-            "torch.rand, torch.randn or torch.bernoulli in the thread of the forward pass, or leave the module out by "
-            "name with leave_out= if it is not dropout."
-        )
-    if chosen.recorder.generator_states[: len(plain.recorder.generator_states)] != plain.recorder.generator_states:
-        raise NotImplementedError(
-            "`net` draws from its own torch.Generator, whose state continues between calls: `seed` cannot control it. "
-            "Seed it in the forward pass, or draw from torch's own generator."
-        )

@@ -12,11 +12,11 @@ draw separately; its first draws do not depend on how many follow.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +32,9 @@ _INCREMENT = 0x9E3779B97F4A7C15
 _ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _PERMUTATION_KEY = 0x6D61736B73  # any constant: the table of permutations is the same for every seed
 _TABLE_ENTRIES = 2**20  # bounds the table's memory (8 MB) and the time to sort it
-_MOST_PERMUTATIONS = 256
+_MAX_PERMUTATIONS = 256
 _CACHED_BYTES = 2**25  # of all masks that are kept for their next use
-_SHARED_BYTES = 2**22  # of the largest one of them
+SHARED_BYTES = 2**22  # of the largest one of them
 _ROW_BYTES = 2**17  # likewise with masks for each row: those of many rows would displace the others
 
 _UNIT, _ROW, _DRAW = 1, 2, 3  # streams of one site
@@ -54,13 +54,12 @@ class Keys:
 
     def stream(self, site: int, purpose: int) -> int:
         """The 64-bit key of one of a site's streams of words."""
-        return _fold(self.seed % _WORD, self.replicate, site, purpose)
+        return fold(self.seed % _WORD, self.replicate, site, purpose)
 
 
-@functools.lru_cache(maxsize=2**14)
 def named_site(name: str) -> int:
     """The number of a site identified by its name instead of its index in the order of execution."""
-    return _fold(0, *name.encode())
+    return fold(0, *name.encode())
 
 
 @dataclass(frozen=True)
@@ -115,9 +114,7 @@ def keep_mask(
     """
     spec = (keys, site, drop_prob, draws, rows, shape, dtype, device)
     n_bytes = len(draws) * math.prod(shape) * dtype.itemsize * (1 if rows is None else len(rows))
-    # A mask that a CUDA graph generates has no values before the graph is replayed, and must not be freed before it.
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if capturing or units is not None or n_bytes > (_SHARED_BYTES if rows is None else _ROW_BYTES):
+    if units is not None or n_bytes > (SHARED_BYTES if rows is None else _ROW_BYTES):
         return _new_mask(*spec, units)
     mask = _cache.get(spec)
     if mask is None:
@@ -127,7 +124,7 @@ def keep_mask(
 
 
 class _MaskCache:
-    """The masks used last, up to a number of bytes.
+    """The masks, and tables of lattices, used last, up to a number of bytes.
 
     The next block of rows, and the next call with the same seed, use the same masks; they are never written to.
     """
@@ -157,7 +154,14 @@ class _MaskCache:
 _cache = _MaskCache()
 
 
-@torch.inference_mode(False)  # a mask that is kept may meet gradients later
+@contextlib.contextmanager
+def _plain_tensors() -> Iterator[None]:
+    """A context in which tensors are ordinary ones, also within the caller's inference mode or transforms."""
+    with torch.inference_mode(False), torch._C._DisableFuncTorch():
+        yield
+
+
+@_plain_tensors()  # a mask that is kept may meet gradients later
 def _new_mask(
     keys: Keys,
     site: int,
@@ -179,6 +183,7 @@ def _new_mask(
     return mask.reshape(*words.shape[:-1], *shape)
 
 
+@_plain_tensors()
 def uniform(
     keys: Keys, site: int, *, draws: range, rows: range | None, shape: tuple[int, ...], device: torch.device,
     units: Units | None = None,
@@ -190,7 +195,7 @@ def uniform(
 
 def derived_seed(keys: Keys, draw: int, row: int) -> int:
     """A seed for generators that cannot be keyed to a site, one per draw and row."""
-    return _fold(keys.seed % _WORD, keys.replicate, _HOST, draw, row)
+    return fold(keys.seed % _WORD, keys.replicate, _HOST, draw, row)
 
 
 def _words(keys: Keys, site: int, draws: range, rows: range | None, units: int | Units, device: torch.device) -> Tensor:
@@ -228,7 +233,7 @@ def _numbered_words(keys: Keys, site: int, draws: range, rows: range | None, num
     if rows is None:
         return lattice + choice.to(torch.int32)
     key = keys.stream(site, _ROW)
-    return lattice.contiguous()[:, None, :] + torch.stack([_halves(_fold(key, row), numbers) for row in rows])
+    return lattice.contiguous()[:, None, :] + torch.stack([_halves(fold(key, row), numbers) for row in rows])
 
 
 def _halves(key: int | Tensor, numbers: Tensor) -> Tensor:
@@ -239,7 +244,7 @@ def _halves(key: int | Tensor, numbers: Tensor) -> Tensor:
 
 def _lattice(keys: Keys, draws: range, choice: Tensor) -> Tensor:
     r"""The permuted lattice $\pi_k(t)/T$ of every unit $k$ as 32-bit words, `[draw, unit]`, draws innermost."""
-    table = _permuted_lattices(keys.n_draws, choice.device)
+    table = permuted_lattices(keys.n_draws, choice.device)
     if choice.device.type == "cpu":  # the upper quarters of each word, without arithmetic
         quarters = choice.numpy().view(np.uint16).reshape(-1, 4)
         permutation = torch.from_numpy(quarters[:, 2].astype(np.int64) % table.shape[0])
@@ -251,15 +256,19 @@ def _lattice(keys: Keys, draws: range, choice: Tensor) -> Tensor:
     return windows[permutation * table.shape[1] + start + draws.start].t()
 
 
-def tables(keys: Keys, device: torch.device) -> tuple[Tensor, ...]:
-    """The tensors on a device that the masks are generated from."""
-    return (_permuted_lattices(keys.n_draws, device),) if keys.sampler == "stratified" else ()
-
-
-@functools.lru_cache(maxsize=32)
-def _permuted_lattices(n_draws: int, device: torch.device) -> Tensor:
+def permuted_lattices(n_draws: int, device: torch.device) -> Tensor:
     """Random permutations of the lattice of `n_draws` points, each stored twice so that offsets never wrap."""
-    count = max(1, min(_MOST_PERMUTATIONS, _TABLE_ENTRIES // n_draws))
+    spec = ("lattices", n_draws, device)
+    table = _cache.get(spec)
+    if table is None:
+        table = _new_lattices(n_draws, device)
+        _cache.put(spec, table)
+    return table
+
+
+@_plain_tensors()
+def _new_lattices(n_draws: int, device: torch.device) -> Tensor:
+    count = max(1, min(_MAX_PERMUTATIONS, _TABLE_ENTRIES // n_draws))
     order = _hash(_PERMUTATION_KEY, 0, count * n_draws, torch.device("cpu")).reshape(count, n_draws).argsort(dim=1)
     points = (order * 2**32) // n_draws - 2**31
     return torch.cat([points, points], dim=1).to(torch.int32).to(device)
@@ -267,7 +276,7 @@ def _permuted_lattices(n_draws: int, device: torch.device) -> Tensor:
 
 def _hash_rows(key: int | Tensor, rows: range, units: int, device: torch.device) -> Tensor:
     """Hashed 32-bit words of `units` units for each row, `[(stream,) row, unit]`: two words from each 64-bit hash."""
-    per_row = (units + 1) // 2
+    per_row = max(1, (units + 1) // 2)  # a mask of no units, too
     words = _hash(key, rows.start * per_row, rows.stop * per_row, device).view(torch.int32)
     return words.reshape(-1, 2 * per_row)[:, :units]
 
@@ -304,7 +313,7 @@ def _shift_right(words: Tensor, bits: int) -> Tensor:
     return (words >> bits) & (2 ** (64 - bits) - 1)
 
 
-def _fold(key: int, *coordinates: int) -> int:
+def fold(key: int, *coordinates: int) -> int:
     """A 64-bit key from a key and more coordinates, by the same hash on Python integers."""
     for coordinate in coordinates:
         state = (key + (coordinate + 1) * _INCREMENT) % _WORD

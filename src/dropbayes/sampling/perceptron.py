@@ -1,18 +1,18 @@
-"""Multi-layer perceptrons: plain `nn.Sequential` networks, whose anatomy can be read off their layers."""
+"""Multi-layer perceptrons: plain `nn.Sequential` networks, whose profile can be read off their layers."""
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dropbayes.sampling.anatomy import Anatomy, RowLayout, Site
-from dropbayes.sampling.fusion import fused_kernels
-from dropbayes.sampling.trees import split
-from dropbayes.sampling.views import has_global_hooks
+from dropbayes.sampling.inputs import split
+from dropbayes.sampling.kernels import kernels_on
+from dropbayes.sampling.profile import Profile
+from dropbayes.tracing import RowLayout, Site
+from dropbayes.tracing.views import has_global_hooks
 
 _ACTIVATIONS = (
     nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh,
@@ -20,9 +20,6 @@ _ACTIVATIONS = (
 )  # fmt: skip
 _WITHOUT_SETTINGS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.Softsign, nn.Identity)
 _ONE_TENSOR = split(torch.empty(0))[1]
-_FEW_WEIGHTS = 2**14
-_COMPACT_WIDTH = 256  # below this width the copies cost more than leaving units out saves
-_COMPACT_DROP_PROB = 0.25  # likewise below this share of dropped units
 
 
 Form = tuple[tuple[Any, ...], ...]
@@ -37,66 +34,37 @@ class Perceptron:
     form: Form
 
     @property
-    def anatomy(self) -> Anatomy:
-        """The anatomy of the network, read off its layers."""
-        return anatomy_of(self.form)
+    def profile(self) -> Profile:
+        """The profile of the network, read off its layers."""
+        return _profile_of(self.form)
 
     @property
-    def values(self) -> tuple[bytes, ...] | None:
-        """The values of all weights, by which every change of them is noticed; None if they are many or on a GPU."""
-        if not _has_few_weights(self.form):
-            return None
-        weights = [w for layer in self.layers for w in layer.__dict__["_parameters"].values() if w is not None]
-        return tuple([w.detach().numpy().tobytes() for w in weights]) if weights[0].device.type == "cpu" else None
-
-    @functools.cached_property
     def kernel_layers(self) -> Any:
         """The layers in the fused kernel's form; None if no kernel supports them."""
-        kernels = fused_kernels()
+        kernels = kernels_on(next(w for layer in self.layers for w in layer.parameters()).device)
         return None if kernels is None else kernels.affine_layers(self.layers)
 
-    @property
-    def is_wide(self) -> bool:
-        """Whether leaving dropped units out of the products saves time."""
-        return _is_wide(self.form)
 
-
-@functools.lru_cache(maxsize=64)
-def _has_few_weights(form: Form) -> bool:
-    sizes = [layer[1:] for layer in form if layer[0] is nn.Linear]
-    n_weights = sum(n_inputs * n_outputs for n_inputs, n_outputs, *_ in sizes)
-    return n_weights <= _FEW_WEIGHTS and all(dtype in (torch.float32, torch.float64) for _, _, dtype, _ in sizes)
-
-
-@functools.lru_cache(maxsize=64)
-def _is_wide(form: Form) -> bool:
-    inner = [layer[1] for layer in form if layer[0] is nn.Linear][1:]
-    drops = [layer[1] for layer in form if layer[0] is nn.Dropout]
-    return bool(inner) and min(inner) >= _COMPACT_WIDTH and min(drops, default=0.0) >= _COMPACT_DROP_PROB
-
-
-@functools.lru_cache(maxsize=64)
-def anatomy_of(form: Form) -> Anatomy:
-    """The anatomy of a perceptron of this form."""
+def _profile_of(form: Form) -> Profile:
+    """The profile of a perceptron of this form."""
     sites: list[Site] = []
     prefix = suffix = 0.0
     pass_bytes = 0
     for index, (kind, *settings) in enumerate(form):
         if kind is nn.Dropout:
             before = "linear" if index + 1 < len(form) and form[index + 1][0] is nn.Linear else None
-            sites.append(Site(len(sites), "", "dropout", settings[0], (1,), before, RowLayout(0, 1)))
+            number = len(sites)
+            sites.append(Site(number, "", "dropout", settings[0], (1,), before, RowLayout(0, 1), number=number))
         elif kind is nn.Linear:
             n_inputs, n_outputs, dtype, _ = settings
             cost = 2.0 * n_inputs * n_outputs
             prefix, suffix = (prefix, suffix + cost) if sites else (prefix + cost, suffix)
             pass_bytes = max(pass_bytes, 4 * n_outputs * dtype.itemsize)
     last = form[-2][1] if len(form) > 1 and form[-1][0] is nn.Linear and form[-2][0] is nn.Dropout else None
-    return Anatomy(
-        sites=tuple(sites), left_out=(), off_calls=frozenset(), lowered=frozenset(), prefix_cost=prefix,
-        suffix_cost=suffix, pass_bytes=pass_bytes, suffix_bytes=pass_bytes, outputs=(RowLayout(0, 1),),
-        structure=_ONE_TENSOR,
-        last_layer=last is not None and last < 1, rows_together=True, host_random=False,
-        seeds_itself=False, stateful=False,
+    return Profile(
+        sites=tuple(sites), left_out=(), prefix_cost=prefix, suffix_cost=suffix, pass_bytes=pass_bytes,
+        suffix_bytes=pass_bytes, outputs=(RowLayout(0, 1),), structure=_ONE_TENSOR,
+        last_layer=last is not None and last < 1,
     )  # fmt: skip
 
 
@@ -122,9 +90,15 @@ def perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
         if kind is nn.Sequential:
             pending.extend(reversed(state["_modules"].values()))
         elif kind is nn.Linear:
-            weight, bias = state["_parameters"]["weight"], state["_parameters"]["bias"]
+            weight, bias = state["_parameters"].get("weight"), state["_parameters"].get("bias")
             sizes = state["in_features"], state["out_features"]
-            if sizes[0] != width or weight.shape != sizes[::-1] or (weight.dtype, weight.device) != taken:
+            if (
+                weight is None
+                or "bias" in state["_buffers"]
+                or sizes[0] != width
+                or weight.shape != sizes[::-1]
+                or (weight.dtype, weight.device) != taken
+            ):
                 return None
             layers.append(module)
             form.append((kind, *sizes, weight.dtype, bias is not None))

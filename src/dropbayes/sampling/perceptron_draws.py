@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from dropbayes.sampling.kernels import kernels_on
 from dropbayes.sampling.masks import Keys, keep_mask
 from dropbayes.sampling.perceptron import Perceptron
 from dropbayes.sampling.streaming import mean_over_draws
@@ -141,6 +142,20 @@ def _scale(drop_prob: float) -> float:
     return 1 / (1 - drop_prob) if drop_prob < 1 else 1.0
 
 
+def perceptron_moments(
+    net: Perceptron, x: Tensor, keys: Keys, draws: range, rows: range | None, integrate: bool
+) -> tuple[Tensor, Tensor] | None:
+    """The mean and variance over draws of all rows by one kernel; None if no kernel supports this perceptron."""
+    kernels = kernels_on(x.device)
+    layers = None if kernels is None or x.dtype != torch.float32 else net.kernel_layers
+    if layers is None:
+        return None
+    moments: tuple[Tensor, Tensor] = kernels.perceptron_moments(
+        layers, x.contiguous(), keys, draws=draws, rows=rows, integrate_last=integrate
+    )
+    return moments
+
+
 # The draws ------------------------------------------------------------------------------------------------------------
 
 
@@ -237,11 +252,11 @@ def _steps(
             site += 1
             if integrate and site == n_sites:
                 assert isinstance(after, nn.Linear)
-                return tuple(steps), _integrated_layer(layer.p, after, len(draws), is_drawn, per_row)
+                return tuple(steps), _integrated_layer(float(layer.p), after, len(draws), is_drawn, per_row)
             if per_row:
-                steps.append(RowMasks(keys, draws, site - 1, layer.p))
+                steps.append(RowMasks(keys, draws, site - 1, float(layer.p)))
             else:
-                factors = _mask(keys, site - 1, layer.p, draws, None, width, like)[:, 0] * _scale(layer.p)
+                factors = _mask(keys, site - 1, float(layer.p), draws, None, width, like)[:, 0] * _scale(float(layer.p))
                 if not is_drawn and isinstance(after, nn.Linear) and _fits(after, len(draws)):
                     steps.append(_fold_masks(factors, after))
                     pending.pop(0)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dropbayes.sampling.anatomy import Site
 from dropbayes.sampling.masks import LONGEST, Units, named_site
+from dropbayes.tracing import Site
 
 POSITIONS = ("tied", "own")
 
@@ -50,8 +50,10 @@ class Positions:
         """
         axes = {position.axis for position in site.positions}
         if self.tied or not axes:
-            return make(named_site(site.name), tuple(1 if a in axes else n for a, n in enumerate(shape)), None)
-        return make(named_site(site.name), shape, self._units(site, shape))
+            return make(
+                site.number or named_site(site.name), tuple(1 if a in axes else n for a, n in enumerate(shape)), None
+            )
+        return make(site.number or named_site(site.name), shape, self._units(site, shape))
 
     def _units(self, site: Site, shape: tuple[int, ...]) -> Units:
         lengths = [shape[position.axis] for position in site.positions]

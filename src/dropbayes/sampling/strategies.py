@@ -1,28 +1,30 @@
 """One network under many masks: draws folded into the batch, mapped over, or run one at a time.
 
-Rows are an ordinary batch. A site knows which axis of its tensor holds the rows, so every strategy places the same
-keyed masks along it: a row has the same mask as alone. The simplest strategy, one row of one draw at a time, is the
-reference for the others.
+Rows are an ordinary batch where a site knows which axis of its tensor holds them, so that every strategy places the
+same keyed masks along it. Mapped over as well, each row is alone with its masks. The plain loop, one row of one draw at
+a time, is the law: the other strategies must give what it gives.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from dropbayes.sampling.anatomy import RowLayout
-from dropbayes.sampling.generators import seed_host, unchanged_generators
-from dropbayes.sampling.keyed import KeyedSource, Masks, NetworkChanged, Unsuited, transform_depth
+from dropbayes.sampling.inputs import Inputs, cloned_leaves, split
 from dropbayes.sampling.masks import derived_seed
-from dropbayes.sampling.operations import Interception
-from dropbayes.sampling.recorder import SENTINEL_SEED
-from dropbayes.sampling.trees import Inputs, cloned_leaves, split
-from dropbayes.sampling.views import eagerly
+from dropbayes.sampling.source import KeyedSource, MaskSpec, NetworkChanged, UnsupportedStrategy, transform_depth
+from dropbayes.tracing import Interception, RowLayout
+from dropbayes.tracing.generators import keyed_generators
+from dropbayes.tracing.views import eagerly
+
+__all__ = [
+    "DRAW_BY_DRAW", "FOLDED", "MAPPED", "MAPPED_ROWS", "ONE_BY_ONE", "ROW_BY_ROW", "Strategy", "Work", "evaluate",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,22 +34,24 @@ class Strategy:
     Args:
         draws: "folded" into the batch beside the rows, "mapped" over with `torch.func.vmap` (which computes the layers
             before the first site once), or one at a "single" time.
-        rows: "together" as a batch, or one at a "single" time.
+        rows: "together" as a batch, "mapped" over, or one at a "single" time.
     """
 
     draws: Literal["folded", "mapped", "single"]
-    rows: Literal["together", "single"]
+    rows: Literal["together", "mapped", "single"]
 
     def __str__(self) -> str:
         return {
             ("folded", "together"): "folded",
             ("mapped", "together"): "mapped",
+            ("mapped", "mapped"): "mapped over rows",
             ("single", "together"): "draw by draw",
             ("mapped", "single"): "row by row",
         }.get((self.draws, self.rows), "one by one")
 
 
 FOLDED, MAPPED = Strategy("folded", "together"), Strategy("mapped", "together")
+MAPPED_ROWS = Strategy("mapped", "mapped")
 DRAW_BY_DRAW, ROW_BY_ROW = Strategy("single", "together"), Strategy("mapped", "single")
 ONE_BY_ONE = Strategy("single", "single")
 
@@ -61,19 +65,20 @@ class Work:
     leaves: list[Any]
     draws: range
     rows: range
+    among: range | None = None  # the draws that run after each other, if these are some of them
 
 
-def evaluate(strategy: Strategy, masks: Masks, work: Work) -> list[Tensor]:
+def evaluate(strategy: Strategy, spec: MaskSpec, work: Work) -> list[Tensor]:
     """All draws of the work's rows, `[draw, row, ...]` of each tensor of the output; then the integrated variance."""
     if strategy.rows == "single" and len(work.rows) > 1:
-        outputs = [evaluate(strategy, masks, _one_row(work, index)) for index in range(len(work.rows))]
+        outputs = [evaluate(strategy, spec, _one_row(work, index)) for index in range(len(work.rows))]
         return [torch.cat(tensors, dim=1) for tensors in zip(*outputs, strict=True)]
     if strategy.draws == "single" and len(work.draws) > 1:
-        runs = [evaluate(strategy, masks, _one_draw(work, draw)) for draw in work.draws]
+        runs = [evaluate(strategy, spec, _one_draw(spec, work, draw)) for draw in work.draws]
         return [torch.cat(tensors) for tensors in zip(*runs, strict=True)]
-    if strategy.draws == "mapped" and len(work.draws) > 1:
-        return _map(masks, work)
-    return _fold(masks, work)
+    if strategy.rows == "mapped" and len(work.rows) > 1:
+        return _map_rows(spec, work)
+    return _map(spec, work) if strategy.draws == "mapped" and len(work.draws) > 1 else _fold(spec, work)
 
 
 def _one_row(work: Work, index: int) -> Work:
@@ -81,44 +86,48 @@ def _one_row(work: Work, index: int) -> Work:
         leaf if axis is None or not isinstance(leaf, Tensor) else leaf.narrow(axis, index, 1).clone()
         for leaf, axis in zip(work.leaves, work.inputs.axes, strict=True)
     ]
-    return Work(work.network, work.inputs, leaves, work.draws, work.rows[index : index + 1])
+    return replace(work, leaves=leaves, rows=work.rows[index : index + 1])
 
 
-def _one_draw(work: Work, draw: int) -> Work:
-    # A network may write into its input: every run gets a copy.
-    leaves = cloned_leaves(work.leaves)
-    return Work(work.network, work.inputs, leaves, range(draw, draw + 1), work.rows)
+def _one_draw(spec: MaskSpec, work: Work, draw: int) -> Work:
+    leaves = cloned_leaves(work.leaves) if spec.profile.writes_input else work.leaves
+    return replace(work, leaves=leaves, draws=range(draw, draw + 1), among=work.draws)
 
 
-def _run(masks: Masks, source: KeyedSource, work: Work, leaves: list[Any]) -> list[Tensor]:
-    net = work.network()
+def _run(source: KeyedSource, work: Work, leaves: list[Any]) -> list[Tensor]:
+    net, profile = work.network(), source.spec.profile
     source.follow(net)
     with Interception(source):
-        output, _ = split(eagerly(work.inputs.call)(net, leaves))
-    return source.finish(output)
+        tensors, structure = split(eagerly(work.inputs.call)(net, leaves))
+    if profile.draws_branch and structure.leaves != profile.structure.leaves:
+        raise ValueError(
+            "`net` must return numbers as tensors: its output holds a Python number that depends on the draw. Return "
+            "the tensor it was read from."
+        )
+    return source.finish(tensors)
 
 
-def _fold(masks: Masks, work: Work) -> list[Tensor]:
+def _fold(spec: MaskSpec, work: Work) -> list[Tensor]:
     """Draws and rows as one batch, draws outermost."""
     n_draws, n_rows = len(work.draws), len(work.rows)
-    source = KeyedSource(masks, work.draws, work.rows, folded=True)
+    source = KeyedSource(spec, work.draws, work.rows, folded=True, among=work.among)
     leaves = [_repeat(leaf, axis, n_draws) for leaf, axis in zip(work.leaves, work.inputs.axes, strict=True)]
-    with _seed_host(masks, work):
-        outputs = _run(masks, source, work, leaves)
-    return [_rows_first(out, layout, n_draws, n_rows) for out, layout in _with_layouts(masks, outputs)]
+    with _host_generators(spec, work):
+        outputs = _run(source, work, leaves)
+    return [_rows_first(out, layout, n_draws, n_rows) for out, layout in _with_layouts(spec, outputs)]
 
 
 def _repeat(leaf: Any, axis: int | None, n_draws: int) -> Any:
     if n_draws == 1 or axis is None:
         return leaf
     if not isinstance(leaf, Tensor):
-        raise Unsuited("an argument that is no tensor")
+        raise UnsupportedStrategy("an argument that is no tensor")
     return leaf.repeat(*(n_draws if dimension == axis else 1 for dimension in range(leaf.dim())))
 
 
-def _with_layouts(masks: Masks, outputs: list[Tensor]) -> list[tuple[Tensor, RowLayout | None]]:
-    layouts = masks.anatomy.outputs
-    if len(outputs) > len(layouts):  # the variance over the last layer has the layout of the output
+def _with_layouts(spec: MaskSpec, outputs: list[Tensor]) -> list[tuple[Tensor, RowLayout | None]]:
+    layouts = spec.profile.outputs
+    if spec.integrate:  # the variance over the last layer has the layout of the output
         layouts = (*layouts, layouts[-1])
     if len(outputs) != len(layouts):
         raise NetworkChanged(f"{len(outputs)} tensors in the output instead of {len(layouts)}")
@@ -129,43 +138,68 @@ def _rows_first(out: Tensor, layout: RowLayout | None, n_draws: int, n_rows: int
     """`[draw, row, ...]` of an output whose row axis holds draws and rows; without rows, one for all of them."""
     if layout is None:
         if n_draws > 1:
-            raise Unsuited("an output without rows")
+            raise UnsupportedStrategy("an output without rows")
         return out.expand(n_draws, n_rows, *out.shape)
     if out.dim() <= layout.axis or out.shape[layout.axis] != n_draws * n_rows * layout.inner:
-        raise Unsuited("an output with rows along another axis")
+        if n_draws == n_rows == 1:
+            raise ValueError(
+                f"`net` gives outputs of different shapes, {tuple(out.shape)} here, for rows of one shape: their "
+                "number depends on the values of a row. Return a tensor of one shape, padded, with a mask."
+            )
+        raise UnsupportedStrategy("an output with rows along another axis")
     split_out = out.unflatten(layout.axis, (n_draws, n_rows, layout.inner))
     moved = split_out.movedim((layout.axis, layout.axis + 1), (0, 1))
     return moved.squeeze(2 + layout.axis) if layout.inner == 1 else moved
 
 
-def _map(masks: Masks, work: Work) -> list[Tensor]:
+def _map(spec: MaskSpec, work: Work) -> list[Tensor]:
     """The rows as a batch, mapped over draws: the layers before the first site are computed once."""
-    if masks.anatomy.host_random:
-        raise Unsuited("random numbers of the host")
-    source = KeyedSource(masks, work.draws, work.rows, folded=False)
+    source = KeyedSource(spec, work.draws, work.rows, folded=False)
 
     def one_draw(_: Tensor) -> tuple[Tensor, ...]:
         source.level = transform_depth()
-        outputs = _run(masks, source, work, work.leaves)
-        return tuple(_rows_first(out, layout, 1, len(work.rows))[0] for out, layout in _with_layouts(masks, outputs))
+        outputs = _run(source, work, work.leaves)
+        return tuple(_rows_first(out, layout, 1, len(work.rows))[0] for out, layout in _with_layouts(spec, outputs))
 
     return list(torch.func.vmap(one_draw)(torch.empty(len(work.draws))))
 
 
-@contextlib.contextmanager
-def _seed_host(masks: Masks, work: Work) -> Iterator[None]:
-    """Keys the host's generators to seed, draw and row if the network uses them, and restores their states."""
-    anatomy = masks.anatomy
-    if not (anatomy.host_random or anatomy.seeds_itself):
-        yield
-        return
-    if anatomy.host_random and len(work.draws) > 1:
-        raise Unsuited("random numbers of the host")
-    if anatomy.host_random and masks.per_row and len(work.rows) > 1:
-        raise Unsuited("random numbers of the host, for each row")
-    with unchanged_generators():
-        torch.default_generator.manual_seed(SENTINEL_SEED)
-        if anatomy.host_random:
-            seed = derived_seed(masks.keys, work.draws[0], work.rows[0] if masks.per_row else 0)
-            seed_host(seed)
-        yield
+def _map_rows(spec: MaskSpec, work: Work) -> list[Tensor]:
+    """Mapped over rows and, inside, over draws: each row of each draw is alone."""
+    source = KeyedSource(spec, work.draws, work.rows, folded=False, rows_mapped=True)
+    axes = work.inputs.axes
+    if any(axis is not None and not isinstance(leaf, Tensor) for leaf, axis in zip(work.leaves, axes, strict=True)):
+        raise UnsupportedStrategy("an argument that is no tensor")
+    mapped = [leaf for leaf, axis in zip(work.leaves, axes, strict=True) if axis is not None]
+
+    def one_row(*own: Tensor) -> tuple[Tensor, ...]:
+        source.row_level = transform_depth()
+        remaining = iter(own)
+        leaves = [
+            leaf if axis is None else next(remaining).unsqueeze(axis)
+            for leaf, axis in zip(work.leaves, axes, strict=True)
+        ]
+
+        def one_draw(_: Tensor | None) -> tuple[Tensor, ...]:
+            source.level = transform_depth() if len(work.draws) > 1 else None
+            outputs = _run(source, work, leaves)
+            return tuple(_rows_first(out, layout, 1, 1)[0, 0] for out, layout in _with_layouts(spec, outputs))
+
+        if len(work.draws) == 1:
+            return tuple(out[None] for out in one_draw(None))
+        return torch.func.vmap(one_draw)(torch.empty(len(work.draws)))
+
+    in_dims = tuple(axis for axis in axes if axis is not None)
+    return list(torch.func.vmap(one_row, in_dims=in_dims, out_dims=1)(*mapped))
+
+
+def _host_generators(spec: MaskSpec, work: Work) -> contextlib.AbstractContextManager[None]:
+    """Keys the host's generators to seed, draw and row if the network uses them."""
+    profile = spec.profile
+    if not (profile.host_random or profile.seeds_torch):
+        return contextlib.nullcontext()
+    if not profile.host_random:
+        return keyed_generators(None)
+    if len(work.draws) > 1 or (spec.per_row and len(work.rows) > 1):
+        raise UnsupportedStrategy("random numbers of the host")
+    return keyed_generators(derived_seed(spec.keys, work.draws[0], work.rows[0] if spec.per_row else 0))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dropbayes.sampling.fusion import kernels_on
+from dropbayes.sampling.kernels import kernels_on
 
 _LARGE_ELEMENTS = 2**16  # up to this many elements per draw, groups are large: fewer, longer sums
 _LARGE_GROUP, _SMALL_GROUP = 128, 16

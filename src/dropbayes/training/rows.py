@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from dropbayes.runtime.arrays import to_tensor
 from dropbayes.runtime.validation import finite_tensor, row_weights
-from dropbayes.sampling.trees import Inputs, as_inputs
+from dropbayes.sampling import Inputs, as_inputs
 
 __all__ = ["Batch", "Rows", "output_tensor", "training_rows"]
 

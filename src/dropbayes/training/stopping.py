@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from dropbayes.likelihoods import Likelihood
 from dropbayes.runtime.validation import check_count
-from dropbayes.sampling import draws
-from dropbayes.sampling.functions import is_stochastic
+from dropbayes.sampling import draws, is_stochastic
 from dropbayes.training.rows import Batch, Rows, output_tensor, training_rows
 
 __all__ = ["EarlyStopping", "held_out_score"]

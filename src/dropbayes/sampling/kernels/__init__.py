@@ -1,22 +1,21 @@
 """Triton kernels for keyed masks: the masks of docs/masks.md, generated in registers.
 
-The package can be imported only where Triton is installed. Every kernel has a counterpart in torch operations with the
-same bits of masks; the kernels have no backward pass.
+Every kernel has a counterpart in torch operations with the same bits of masks; the kernels have no backward pass.
 """
 
-from dropbayes.sampling.kernels.attention import attention
-from dropbayes.sampling.kernels.gathering import gathered_weights
-from dropbayes.sampling.kernels.masking import dropout, uniforms
-from dropbayes.sampling.kernels.moments import moments_over_draws
-from dropbayes.sampling.kernels.perceptron import Affine, affine_layers, perceptron_moments
+from __future__ import annotations
 
-__all__ = [
-    "Affine",
-    "affine_layers",
-    "attention",
-    "dropout",
-    "gathered_weights",
-    "moments_over_draws",
-    "perceptron_moments",
-    "uniforms",
-]
+import importlib
+import importlib.util
+from typing import Any
+
+import torch
+
+__all__ = ["kernels_on"]
+
+
+def kernels_on(device: torch.device) -> Any:
+    """The kernels for tensors on a device; None if there are none: torch operations then do the same."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    return importlib.import_module("dropbayes.sampling.kernels.all")

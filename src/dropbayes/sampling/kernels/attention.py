@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dropbayes.sampling.kernels.tiles import power_of_two, tile_count
+from dropbayes.sampling.kernels.launching import launch, power_of_two, tile_count
 from dropbayes.sampling.kernels.words import (
     choice,
     draw_stream,
@@ -25,7 +25,7 @@ from dropbayes.sampling.kernels.words import (
     unit_stream,
     unit_words,
 )
-from dropbayes.sampling.masks import Keys
+from dropbayes.sampling.masks import Keys, as_signed
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 WIDEST_HEAD = 256
@@ -57,7 +57,7 @@ def attention(
         k: The keys, with as many heads or a divisor of that number.
         v: The values; their features may differ in number.
         keys: Seed, number of draws and sampler.
-        site: The site's index in the order of execution.
+        site: The number of the site.
         drop_prob: The probability that a weight is dropped.
         draws: The draws in the batch.
         rows: The rows in the batch, each with its own masks; None for masks shared by all rows.
@@ -88,15 +88,17 @@ def attention(
     if scale < 0:  # the kernel takes the maximum before scaling
         q, scale = -q, -scale
     precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-    _attention[(tile_count(n_queries, block_queries) * n_heads * batch,)](
-        q, k, v, out, bits, added, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *strides,
-        scale * math.log2(math.e), keep_scale(drop_prob),
-        n_heads, n_heads // k.shape[1], folded, n_rows, lines, bits.shape[-1], n_queries, n_keys,
-        FEATURES=features, PADDED=max(16, power_of_two(features)),
-        VALUE_FEATURES=value_features, VALUE_PADDED=max(16, power_of_two(value_features)),
-        QUERIES=block_queries, KEYS=block_keys, WHOLE=whole, OWN_ROWS=rows is not None, CAUSAL=is_causal,
-        BOOLEAN=attn_mask is not None and attn_mask.dtype == torch.bool,
-        PRECISION=precision if q.dtype == torch.float32 else None,
+    sizes = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *strides)
+    counts = (n_heads, n_heads // k.shape[1], folded, n_rows, lines, bits.shape[-1], n_queries, n_keys)
+    launch(
+        _attention, tile_count(n_queries, block_queries) * n_heads * batch, (*sizes, *counts),
+        (q, k, v, out, bits, added), q, k, v, out, bits, added, *sizes, scale * math.log2(math.e),
+        keep_scale(drop_prob), *counts,
+        constants=(
+            features, max(16, power_of_two(features)), value_features, max(16, power_of_two(value_features)),
+            block_queries, block_keys, whole, rows is not None, is_causal,
+            attn_mask is not None and attn_mask.dtype == torch.bool, precision if q.dtype == torch.float32 else None,
+        ),
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
@@ -134,12 +136,11 @@ def keep_bits(
     padded = tile_count(length, _ALIGNMENT) * _ALIGNMENT
     bits = torch.empty(tile_count(len(draws), 8), n_rows, lines, padded, dtype=torch.uint8, device=device)
     tile_rows = min(_TILE_ROWS, power_of_two(n_rows))
-    _keep_bits[(tile_count(lines * padded, _TILE_UNITS), tile_count(n_rows, tile_rows))](
-        bits, *source(keys, device), site, signed_threshold(drop_prob),
+    launch(
+        _keep_bits, (tile_count(lines * padded, _TILE_UNITS), tile_count(n_rows, tile_rows)), (padded,), (bits,),
+        bits, *source(keys, device), as_signed(site), signed_threshold(drop_prob),
         draws.start, len(draws), rows.start if rows else 0, n_rows, lines, length, padded,
-        STRATIFIED=keys.sampler == "stratified", OWN_ROWS=rows is not None, PAIRED=length % 2 == 0,
-        ROWS=tile_rows, UNITS=_TILE_UNITS,
-        num_warps=4,
+        constants=(keys.sampler == "stratified", rows is not None, length % 2 == 0, tile_rows, _TILE_UNITS),
     )  # fmt: skip
     return bits
 
@@ -147,7 +148,7 @@ def keep_bits(
 @triton.jit(do_not_specialize=["key", "n_draws", "n_permutations", "site", "threshold", "first_draw", "n_drawn",
                                "first_row", "n_rows", "lines", "length"])  # fmt: skip
 def _keep_bits(
-    bits_at, lattices_at, key: tl.int64, n_draws: tl.int32, n_permutations: tl.int32, site: tl.int32,
+    bits_at, lattices_at, key: tl.int64, n_draws: tl.int32, n_permutations: tl.int32, site: tl.int64,
     threshold: tl.int32, first_draw: tl.int32, n_drawn: tl.int32, first_row: tl.int64, n_rows: tl.int32,
     lines: tl.int32, length: tl.int32, padded,
     STRATIFIED: tl.constexpr, OWN_ROWS: tl.constexpr, PAIRED: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,

@@ -16,7 +16,7 @@ _compiled: dict[tuple[Any, ...], Any] = {}
 
 def launch(
     kernel: Any,
-    n_programs: int,
+    n_programs: int | tuple[int, int],
     specialised: tuple[int, ...],
     tensors: tuple[Tensor | None, ...],
     *arguments: Any,
@@ -28,7 +28,7 @@ def launch(
 
     Args:
         kernel: A `triton.jit` function.
-        n_programs: The number of its programs.
+        n_programs: The number of its programs, along one or two axes.
         specialised: The integer arguments for whose values Triton may compile a kernel of its own.
         tensors: The tensors among the arguments that may be of any dtype, lie anywhere or be missing.
         arguments: All arguments except the constants, in order.
@@ -38,10 +38,25 @@ def launch(
     """
     classes = [t if t is None else (t.dtype, t.device.index, t.data_ptr() % _ALIGNMENT == 0) for t in tensors]
     key = (id(kernel), *specialised, *constants, *classes, num_warps, *options.items())
-    grid, compiled = (n_programs, 1, 1), _compiled.get(key)
+    grid = (n_programs, 1, 1) if isinstance(n_programs, int) else (*n_programs, 1)
+    compiled = _compiled.get(key)
     if compiled is not None:
         compiled[grid](*arguments, *constants)
         return
     result = kernel[grid](*arguments, *constants, num_warps=num_warps, **options)
     if hasattr(result, "__getitem__"):  # the interpreter compiles nothing
         _compiled[key] = result
+
+
+# The tiles that cover an axis. Triton's own functions are made for kernels: called on the host, they cost more than a
+# launch should.
+
+
+def tile_count(length: int, tile: int) -> int:
+    """The least number of tiles that cover the length."""
+    return -(-length // tile)
+
+
+def power_of_two(length: int) -> int:
+    """The least power of two that is not below the length."""
+    return 1 << (length - 1).bit_length()

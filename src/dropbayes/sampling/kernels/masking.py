@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dropbayes.sampling.kernels.launching import launch
-from dropbayes.sampling.kernels.tiles import power_of_two, tile_count
+from dropbayes.sampling.kernels.launching import launch, power_of_two, tile_count
 from dropbayes.sampling.kernels.words import (
     choice,
     draw_stream,
@@ -22,7 +21,7 @@ from dropbayes.sampling.kernels.words import (
     unit_stream,
     unit_words,
 )
-from dropbayes.sampling.masks import Keys
+from dropbayes.sampling.masks import Keys, as_signed
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _TILE_BYTES = 8192  # four 16-byte accesses of each of 128 threads
@@ -47,7 +46,7 @@ def dropout(
     Args:
         x: A tensor whose memory, in order, is `[outer, draw, row, inner]`, or the same without draws.
         keys: Seed, number of draws and sampler.
-        site: The site's index in the order of execution.
+        site: The number of the site.
         drop_prob: The probability of a zero.
         draws: The draws that `x` holds, or is repeated for.
         rows: The rows that `x` holds, each with its own mask; None for one mask shared by all rows.
@@ -96,7 +95,7 @@ def _launch(
     constants = (keys.sampler == "stratified", rows is not None, drawn, inner % 2 == 0, tile_rows, tile_columns)
     launch(
         _dropout, tiles * tile_count(n_drawn, chunk), (inner,), (x, out),
-        x, out, *source(keys, out.device), site, signed_threshold(drop_prob),
+        x, out, *source(keys, out.device), as_signed(site), signed_threshold(drop_prob),
         struct.unpack("q", struct.pack("d", keep_scale(drop_prob)))[0],
         draws.start, n_drawn, chunk, rows.start if rows else 0, n_rows, outer * inner, inner, constants=constants,
     )  # fmt: skip
@@ -110,7 +109,7 @@ def draws_per_program(n_drawn: int, tiles: int) -> int:
 @triton.jit(do_not_specialize=["key", "n_draws", "n_permutations", "site", "threshold", "scale", "first_draw",
                                "n_drawn", "chunk", "first_row", "n_rows", "n_units"])  # fmt: skip
 def _dropout(
-    x_at, out_at, lattices_at, key: tl.int64, n_draws: tl.int32, n_permutations: tl.int32, site: tl.int32,
+    x_at, out_at, lattices_at, key: tl.int64, n_draws: tl.int32, n_permutations: tl.int32, site: tl.int64,
     threshold: tl.int32, scale: tl.int64, first_draw: tl.int32, n_drawn: tl.int32, chunk: tl.int32,
     first_row: tl.int64, n_rows: tl.int32, n_units: tl.int32, inner,
     STRATIFIED: tl.constexpr, OWN_ROWS: tl.constexpr, DRAWN: tl.constexpr, PAIRED: tl.constexpr,

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dropbayes.sampling.kernels.tiles import tile_count
+from dropbayes.sampling.kernels.launching import tile_count
 
 _TILE = 512
 

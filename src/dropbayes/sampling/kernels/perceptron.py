@@ -16,8 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from dropbayes.sampling.kernels.launching import launch
-from dropbayes.sampling.kernels.tiles import power_of_two, tile_count
+from dropbayes.sampling.kernels.launching import launch, power_of_two, tile_count
 from dropbayes.sampling.kernels.words import (
     choice,
     draw_stream,

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dropbayes.sampling.masks import Keys, _fold, _permuted_lattices, as_signed
+from dropbayes.sampling.masks import Keys, as_signed, fold, permuted_lattices
 
 
 class Source(NamedTuple):
@@ -26,10 +26,10 @@ class Source(NamedTuple):
 
 def source(keys: Keys, device: torch.device) -> Source:
     """The permuted lattices (for the stratified sampler), the key of the prediction, and the sizes of the lattices."""
-    key = as_signed(_fold(keys.seed % 2**64, keys.replicate))
+    key = as_signed(fold(keys.seed % 2**64, keys.replicate))
     if keys.sampler == "independent":
         return Source(None, key, keys.n_draws, 1)
-    lattices = _permuted_lattices(keys.n_draws, device)
+    lattices = permuted_lattices(keys.n_draws, device)
     return Source(lattices, key, keys.n_draws, lattices.shape[0])
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import html
 import math
+import operator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dropbayes.sampling.trees import map_tensors, split
+from dropbayes.sampling import map_tensors, split
 
 __all__ = ["Prediction"]
 
 _SHOWN_ROWS = 5
 _DRAWS_FIRST = ("draws", "quantiles")
+_ROWS_FIRST = ("entropy", "expected_entropy", "variation_ratio", "draws_used")
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Prediction:
     """For `n_draws="auto"`: the number of draws of each row."""
     standard_error: Any = None
     """For `n_draws="auto"`: the Monte Carlo standard error reached by the mean."""
+    row_axis: int | None = 0
+    """The axis of the rows in the mean; None if the whole output is of one row."""
 
     @property
     def variance(self) -> Any:
@@ -99,21 +103,26 @@ class Prediction:
         return pandas.DataFrame(self._columns())
 
     def __len__(self) -> int:
-        """The number of rows, if the output is one tensor with rows first."""
-        return len(self._tensor())
+        """The number of rows, if the output is one tensor."""
+        return self._tensor().shape[self.row_axis or 0]
 
     def __getitem__(self, index: Any) -> Prediction:
         """The prediction of some rows: an index, a slice, or a tensor of indices or booleans."""
         self._tensor()
-        index = slice(index, index + 1 or None) if isinstance(index, int) else index
-        changed = {
-            name: value[:, index] if name in _DRAWS_FIRST else value[index]
-            for name, value in self._statistics(derived=False)
-        }
+        one = (
+            index.dim() == 0 and index.dtype != torch.bool if isinstance(index, Tensor) else hasattr(index, "__index__")
+        )
+        if one:
+            index = slice(operator.index(index), operator.index(index) + 1 or None)
+        changed = {}
+        for name, value in self._statistics(derived=False):
+            # Statistics of classes have the rows first, whatever the layout of the probabilities.
+            axis = 0 if name in _ROWS_FIRST else (self.row_axis or 0) + (name in _DRAWS_FIRST)
+            changed[name] = value[(*[slice(None)] * axis, index)]
         return replace(self, **changed)
 
     def _statistics(self, *, derived: bool = True) -> list[tuple[str, Any]]:
-        stored = [field.name for field in fields(self) if field.name not in ("n_draws", "method")]
+        stored = [field.name for field in fields(self) if field.name not in ("n_draws", "method", "row_axis")]
         names = [*stored, *(("variance", "std", "mutual_information") if derived else ())]
         return [(name, value) for name in names if (value := getattr(self, name)) is not None]
 
@@ -126,11 +135,11 @@ class Prediction:
 
     def _columns(self) -> dict[str, Any]:
         """The columns of a table: one for each output of a row, numbered where there are several."""
-        mean = self._tensor()
+        self._tensor()
         names = ("mean", "std", "epistemic_std") if self.entropy is None else ("mean",)
         columns: dict[str, Any] = {}
         for name in names:
-            flat = getattr(self, name).reshape(len(mean), -1).cpu()
+            flat = getattr(self, name).movedim(self.row_axis or 0, 0).reshape(len(self), -1).cpu()
             label = "probability" if self.entropy is not None else name
             single = flat.shape[1] == 1
             columns |= {label if single else f"{label}_{i}": flat[:, i].numpy() for i in range(flat.shape[1])}

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable
 from typing import Any
 
-from dropbayes.sampling.operations.sources import RandomMode
+import torch.nn.functional as F
+
+from dropbayes.tracing.sources import RandomMode
 
 __all__ = ["run_intercepted"]
 
 
-def run_intercepted(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """A composite function of torch: run with the mode on, so that its random calls are intercepted."""
-    with mode:
-        return _without_dispatch(func)(*args, **kwargs)
-
-
-@functools.cache
 def _without_dispatch(func: Callable[..., Any]) -> Callable[..., Any]:
     """The Python function of torch without its dispatch to modes, so that they intercept the calls inside it."""
     scope = {**func.__globals__}
@@ -27,3 +21,12 @@ def _without_dispatch(func: Callable[..., Any]) -> Callable[..., Any]:
     copy = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
     copy.__kwdefaults__ = func.__kwdefaults__
     return copy
+
+
+_COMPOSITES = {func: _without_dispatch(func) for func in (F.multi_head_attention_forward, F.gumbel_softmax)}
+
+
+def run_intercepted(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Any:
+    """A composite function of torch: run with the mode on, so that its random calls are intercepted."""
+    with mode:
+        return _COMPOSITES[func](*args, **kwargs)

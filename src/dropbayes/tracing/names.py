@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import nn
+
+__all__ = ["SiteNames"]
 
 
 class SiteNames:
     """The names of the sites of one forward pass, in the order of execution.
 
     Args:
-        paths: The names of the network's modules, by id.
+        paths: The names of the modules that run, by id.
+        originals: The modules in whose place they run, by id: that one of them runs itself is an error.
     """
 
-    def __init__(self, paths: dict[int, str]) -> None:
-        self.paths = paths
+    def __init__(self, paths: Mapping[int, str], originals: Mapping[int, nn.Module] | None = None) -> None:
+        self.paths, self._originals = paths, originals or {}
         self._calls: Counter[str] = Counter()
 
     def callers(self) -> Iterator[tuple[str, nn.Module]]:
@@ -28,9 +31,19 @@ class SiteNames:
             path = self.paths.get(id(owner))
             if path is not None:
                 yield path, owner
+            elif owner is not None and self._originals.get(id(owner)) is owner and frame.f_code.co_name == "forward":
+                raise ValueError(
+                    f"`net` reaches its own {type(owner).__name__} past its module tree (by a closure, a global or a "
+                    "library's hook), where it cannot be watched. Register the module as a submodule and call it from "
+                    "there."
+                )
             if path == "":
                 return
             frame = frame.f_back  # type: ignore[assignment]
+
+    def caller(self) -> tuple[str, nn.Module | None]:
+        """The innermost module whose code is running."""
+        return next(self.callers(), ("", None))
 
     def next(self, kind: str) -> str:
         """The name of the next site: module, operation, and the index of the call.

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dropbayes.sampling.operations.composites import run_intercepted
-from dropbayes.sampling.operations.sources import Handlers, RandomMode
-from dropbayes.sampling.recurrence import recurrence
+from dropbayes.tracing.composites import run_intercepted
+from dropbayes.tracing.operations import SCALARS
+from dropbayes.tracing.recurrence import recurrence
+from dropbayes.tracing.sources import Handlers, RandomMode, UnsupportedStrategy
 
 __all__ = ["HANDLERS"]
 
@@ -32,13 +33,14 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    dropout_p = float(dropout_p)
     if dropout_p == 0 or mode.source.is_off(True):
         return func(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    fused = mode.source.attention(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    fused = mode.source.attention(query, key, value, attn_mask, dropout_p, is_causal=is_causal, scale=scale)
     if fused is not None:
         return fused
     scores = (query * scale) @ key.transpose(-2, -1)
@@ -67,13 +69,23 @@ def _recurrent(mode: RandomMode, func: Any, *args: Any) -> Any:
     # Packed sequences: (data, batch_sizes, hx, weights, ...); padded ones: (input, hx, weights, ...).
     packed = isinstance(args[3], (list, tuple))
     drop_prob, training = args[6:8] if packed else args[5:7]
-    if drop_prob > 0 and mode.source.is_off(training):
-        return func(*args)
+    if drop_prob == 0 or mode.source.is_off(training):
+        return func(*args) if not _is_mapped(args) else recurrence(func, args, lambda output, _: output)
 
     def between(output: Tensor, drop_prob: float) -> Tensor:
-        return mode.source.dropout("recurrent", output, drop_prob, tuple(output.shape), False)
+        if not packed:
+            return mode.source.dropout("recurrent", output, drop_prob, tuple(output.shape), False)
+        # Padded, the tensor has an axis for the rows, and a step has the mask that it has in a longer sequence.
+        padded, lengths = torch._VF._pad_packed_sequence(output, args[1], False, 0.0, 0)
+        dropped = mode.source.dropout("recurrent", padded, drop_prob, tuple(padded.shape), False)
+        return torch._VF._pack_padded_sequence(dropped, lengths, False)[0]
 
     return recurrence(func, args, between)
+
+
+def _is_mapped(args: tuple[Any, ...]) -> bool:
+    """Whether a recurrent layer is mapped over, for which torch's own has no rule."""
+    return any(isinstance(a, Tensor) and _is_batched(a) for a in args[:2])
 
 
 def _linear(mode: RandomMode, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -104,6 +116,7 @@ def _batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Batch normalisation in evaluation mode as an affine map: under vmap, torch's own takes twice as long."""
+    training = training and not (mode.source.freezes_statistics and running_mean is not None)
     if not _is_batched(input) or training or running_mean is None or running_var is None:
         return func(input, running_mean, running_var, weight, bias, training, momentum, eps)
     scale = torch.rsqrt(running_var + eps)
@@ -113,7 +126,25 @@ def _batch_norm(
     return (input * scale.view(shape) + shift.view(shape)).to(input.dtype)  # in the wider dtype, as torch's own
 
 
+def _read(mode: RandomMode, func: Any, tensor: Tensor) -> Any:
+    """The one value of a tensor; of a mapped one, that of all its members, if they agree as they would alone."""
+    if not _is_batched(tensor) or tensor.numel() != 1:
+        return func(tensor)
+    while _is_batched(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    value = tensor.reshape(-1)[0]
+    if not bool((tensor == value).all()):
+        raise UnsupportedStrategy("a branch on a value that differs between rows or draws")
+    return func(value)
+
+
+def _contains(mode: RandomMode, func: Any, tensor: Tensor, element: Any) -> bool:
+    return bool(_read(mode, Tensor.__bool__, (tensor == element).any()))
+
+
 HANDLERS: Handlers = {
+    **dict.fromkeys(SCALARS, _read),
+    Tensor.__contains__: _contains,
     F.scaled_dot_product_attention: _attention,
     F.multi_head_attention_forward: _multi_head_attention,
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _recurrent),

@@ -1,4 +1,4 @@
-"""The anatomy of a network: its stochastic sites, its costs and the layout of its output."""
+"""The profile of a network: its stochastic sites, its costs, the layout of its output, and how it may be run."""
 
 from __future__ import annotations
 
@@ -6,67 +6,18 @@ import html
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dropbayes.sampling.trees import Structure
+from dropbayes.sampling.inputs import Structure
+from dropbayes.tracing import RowLayout, Site
+
+__all__ = ["Profile", "RowLayout", "Site", "Sites"]
 
 
 @dataclass(frozen=True)
-class RowLayout:
-    """The layout of rows in a tensor: the axis, and the number of entries per row there (rows outermost)."""
-
-    axis: int
-    inner: int
-
-
-_ROWS_FIRST = (RowLayout(0, 1),)
-
-
-@dataclass(frozen=True)
-class PositionAxis:
-    """An axis of a mask that holds positions, and the index of their sequence in the input."""
-
-    axis: int
-    sequence: int
-
-
-@dataclass(frozen=True)
-class Site:
-    """One place in a forward pass where the network is random."""
-
-    index: int
-    """The site's number in the order of execution."""
-    path: str
-    """The name of the module that draws."""
-    kind: str
-    """The operation: "dropout", "attention", "rand", ..."""
-    drop_prob: float | None
-    """The drop probability; None if the random numbers have another use."""
-    shape: tuple[int, ...]
-    """The shape of one row's mask."""
-    before: str | None = None
-    """The weight layer that reads the dropped tensor."""
-    layout: RowLayout | None = None
-    """The layout of a batch's rows in the mask; None if the mask has no rows."""
-    left_out: bool = False
-    """Whether `leave_out` switched it off."""
-    name: str = ""
-    """Its name, independent of other sites: the module, the operation and the index of the call."""
-    positions: tuple[PositionAxis, ...] = ()
-    """The axes that hold positions, if they were searched for."""
-
-    @property
-    def is_random(self) -> bool:
-        """Whether two draws can differ here."""
-        return not self.left_out and (self.drop_prob is None or 0 < self.drop_prob < 1)
-
-
-@dataclass(frozen=True)
-class Anatomy:
-    """The result of inspecting a network on a few rows."""
+class Profile:
+    """What the inspection of a network on a few rows has shown."""
 
     sites: tuple[Site, ...]
     left_out: tuple[Site, ...]
-    off_calls: frozenset[int]  # indices of the dropout calls that are switched off
-    lowered: frozenset[type]  # classes whose training branch does more than drop: they stay in evaluation mode
     prefix_cost: float  # floating-point operations before the first site, for one row
     suffix_cost: float  # and after it, for one row of one draw
     pass_bytes: int  # the memory of all tensors alive at once, for one row of one draw
@@ -74,10 +25,18 @@ class Anatomy:
     outputs: tuple[RowLayout | None, ...]  # of each tensor of the output
     structure: Structure
     last_layer: bool  # the last site is dropout that only the final linear layer reads
-    rows_together: bool  # several rows can go through the network as one batch
-    host_random: bool  # Python's or NumPy's generator is used in the forward pass
-    seeds_itself: bool  # torch's generator is seeded in the forward pass: numbers drawn afterwards are fixed
-    stateful: bool  # a forward pass in evaluation mode changes attributes or buffers
+    rows_together: bool = True  # several rows can go through the network as one batch
+    one_row: bool = False  # it was seen on a single row, and takes no batch or gives its rows other outputs there
+    reads_rows: bool = False  # Python reads a value that depends on the rows, and may branch on it
+    rows_depend: bool = False  # Python reads a number that depends on the rows: each row runs alone
+    numbers_vary: bool = False  # and that number is another for another row, or for a batch
+    draws_branch: bool = False  # Python reads a value that depends on a draw: the draws run one at a time
+    rows_branch: bool = False  # and that depends on the rows as well: each row of each draw runs alone
+    by_name: bool = False  # a draw may skip sites, which are then known by name and not by number
+    host_random: bool = False  # Python's or NumPy's generator is used in the forward pass
+    seeds_torch: bool = False  # torch's generator is seeded in the forward pass: numbers drawn afterwards are fixed
+    is_stateful: bool = False  # a forward pass changes attributes, buffers or weights: each run needs its own view
+    writes_input: bool = False
 
     @property
     def prefix_share(self) -> float:
@@ -85,20 +44,32 @@ class Anatomy:
         return self.prefix_cost / max(self.prefix_cost + self.suffix_cost, 1.0)
 
     @property
-    def skips_layers(self) -> bool:
-        """Whether a draw may skip layers and their sites: a single random number can decide a branch (LayerDrop)."""
-        scalar = any(site.kind == "rand" and not site.shape and site.is_random for site in self.sites)
-        return scalar or self.host_random
-
-    @property
     def gives_rows(self) -> bool:
         """Whether the output is one tensor `[row, ...]`."""
-        return self.structure.is_tensor and self.outputs == _ROWS_FIRST
+        return self.structure.is_tensor and self.outputs == (RowLayout(0, 1),)
 
     @property
     def n_random(self) -> int:
         """The number of sites where two draws can differ."""
         return sum(site.is_random for site in self.sites) + self.host_random
+
+    def check_random(self) -> None:
+        """Raises on a network in which nothing is random."""
+        if self.n_random:
+            return
+        switched_off = ", ".join(
+            f"{site.path or 'network'} (drop_prob {site.drop_prob:g})"
+            for site in self.sites
+            if site.drop_prob is not None
+        )
+        what = (
+            f"its dropout is switched off: {switched_off}" if switched_off else "it has no dropout that is switched on"
+        )
+        raise ValueError(
+            f"`net` must have dropout to be a distribution over functions, but {what}: every draw would be the same. "
+            "Make a network that has it with dropbayes.add_dropout(net, drop_prob=0.1); dropbayes.sites(net, x) lists "
+            "what is random."
+        )
 
 
 @dataclass(frozen=True)

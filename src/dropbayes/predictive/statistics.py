@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
-from dropbayes.sampling.plan import Plan, move_row_axis
-from dropbayes.sampling.streaming import Mean, Moments, Votes, result_dtype
+from dropbayes.sampling import Block, Inputs, Mean, Moments, Plan, Profile, Votes, move_row_axis, result_dtype
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,20 @@ class Request:
         moments = self.likelihood is None or isinstance(self.likelihood, Gaussian)
         return moments and not self.quantiles and not self.keep_draws
 
-    def likelihood_tensor(self, plan: Plan) -> int | None:
+    def judged(self, profile: Profile, block: Block) -> tuple[list[Tensor], list[Tensor | None]]:
+        """The tensors of a block to summarise, and their variances over an integrated last layer."""
+        variances: list[Tensor | None] = [None] * len(block.outputs) if block.variances is None else [*block.variances]
+        index = self.likelihood_tensor(profile)
+        return (block.outputs, variances) if index is None else ([block.outputs[index]], [variances[index]])
+
+    def likelihood_tensor(self, profile: Profile) -> int | None:
         """The tensor of the output that the likelihood reads: the only one, or `logits`; None without a likelihood."""
         if self.likelihood is None:
             return None
-        n_tensors = len(plan.anatomy.outputs)
+        n_tensors = len(profile.outputs)
         if n_tensors == 1:
             return 0
-        tree = plan.anatomy.structure.build(range(n_tensors), numbers=False)
+        tree = profile.structure.build(range(n_tensors), numbers=False)
         logits = tree.get("logits") if isinstance(tree, Mapping) else getattr(tree, "logits", None)
         if logits is None:
             raise ValueError(
@@ -65,6 +71,7 @@ class RowStatistics:
         self.entropies = Mean()
         self.votes = Votes()
         self.outputs: list[Tensor] = []
+        self.conditionals: list[Tensor] = []  # means given the draw, of which quantiles are taken
         self.dtype = torch.float32
         self.is_complex = False
 
@@ -75,11 +82,14 @@ class RowStatistics:
         if output.is_complex():
             output = torch.view_as_real(output)
             self.is_complex = True
-        if self.request.keep_draws or self.request.quantiles:
-            self.outputs.append(output)
         if likelihood is not None and not self.moments.count:
             likelihood.check(output)
-        self.moments.add(output if likelihood is None else likelihood.mean(output))
+        conditional = output if likelihood is None else likelihood.mean(output)
+        if self.request.keep_draws:
+            self.outputs.append(output)
+        if self.request.quantiles:
+            self.conditionals.append(conditional)
+        self.moments.add(conditional)
         if variance is not None:
             added = variance.double() * len(output)
             self.integrated = added if self.integrated is None else self.integrated + added
@@ -119,17 +129,34 @@ class RowStatistics:
 
     def _from_outputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
         statistics: dict[str, Tensor] = {}
+        if self.conditionals:
+            every = torch.cat(self.conditionals).double()
+            levels = torch.tensor(self.request.quantiles, dtype=torch.float64, device=every.device)
+            statistics["quantiles"] = every.quantile(levels, dim=0).movedim(0, 1).to(dtype)
         if self.outputs:
-            every = torch.cat(self.outputs)
-            if self.request.quantiles:
-                levels = torch.tensor(self.request.quantiles, dtype=torch.float64, device=every.device)
-                statistics["quantiles"] = every.double().quantile(levels, dim=0).movedim(0, 1).to(dtype)
-            if self.request.keep_draws:
-                statistics["draws"] = every.movedim(0, 1)
+            statistics["draws"] = torch.cat(self.outputs).movedim(0, 1)
         return statistics
 
 
-def summary_of(mean: Tensor, epistemic: Tensor, request: Request) -> dict[str, Tensor]:
+def row_summaries(
+    plan: Plan, inputs: Inputs, first_row: int, request: Request
+) -> Iterator[tuple[range, list[dict[str, Tensor]]]]:
+    """The statistics of the rows, block by block: one dict for each tensor of the output that is summarised."""
+    for rows, blocks in itertools.groupby(plan.run(inputs, first_row=first_row), lambda block: block.rows):
+        statistics: list[RowStatistics] = []
+        moments = None
+        for block in blocks:
+            moments = block.moments
+            if moments is not None:
+                break
+            outputs, variances = request.judged(plan.profile, block)
+            statistics = statistics or [RowStatistics(request) for _ in outputs]
+            for one, output, variance in zip(statistics, outputs, variances, strict=True):
+                one.add(output, variance)
+        yield rows, [one.results() for one in statistics] if moments is None else [_summary_of(*moments, request)]
+
+
+def _summary_of(mean: Tensor, epistemic: Tensor, request: Request) -> dict[str, Tensor]:
     """The statistics of rows whose moments over draws are known, `[row, ...]`."""
     noise = 1 / float(request.likelihood.precision) if isinstance(request.likelihood, Gaussian) else 0.0
     return {"mean": mean, "epistemic": epistemic, "aleatoric": torch.full_like(mean, noise)}
@@ -158,11 +185,11 @@ class RowResults:
         values = self.chunks[index][name]
         return values[0] if len(values) == 1 else torch.cat(values)
 
-    def trees(self, plan: Plan, likelihood_tensor: int | None) -> dict[str, Any]:
+    def trees(self, profile: Profile, request: Request) -> dict[str, Any]:
         """Every statistic by name, in the network's structure; of the judged tensor alone if there is one."""
+        likelihood_tensor, layouts = request.likelihood_tensor(profile), profile.outputs
         statistics: dict[str, Any] = {}
-        layouts = plan.anatomy.outputs
-        if plan.anatomy.gives_rows and not {"draws", "quantiles"} & self.chunks[0].keys():
+        if profile.gives_rows and not {"draws", "quantiles"} & self.chunks[0].keys():
             return {name: self.join_rows(name) for name in self.chunks[0]}
         alone = likelihood_tensor is not None and len(layouts) > 1
         layouts = (layouts[likelihood_tensor],) if alone and likelihood_tensor is not None else layouts
@@ -174,5 +201,6 @@ class RowResults:
                 statistics[name] = values[0] if layouts[0] is not None else values[0][0]
                 continue
             values = [move_row_axis(value, layout, leading) for value, layout in zip(values, layouts, strict=True)]
-            statistics[name] = values[0] if alone else plan.anatomy.structure.build(values, numbers=name == "mean")
-        return statistics
+            statistics[name] = values[0] if alone else profile.structure.build(values, numbers=name == "mean")
+        first = layouts[0]
+        return statistics | {"row_axis": None if first is None else first.axis}

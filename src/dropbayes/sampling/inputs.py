@@ -1,4 +1,4 @@
-"""Nested inputs and outputs: a network's arguments split into rows, and its output flattened and rebuilt."""
+"""Inputs cut into rows, and outputs flattened and rebuilt: what a network takes and gives, as trees of tensors."""
 
 from __future__ import annotations
 
@@ -88,11 +88,55 @@ class Inputs:
                 shape = tuple(-1 if dimension == axis else size for dimension, size in enumerate(leaf.shape))
                 described.append((shape, axis, leaf.dtype, leaf.device))
             else:
-                described.append((type(leaf), axis, repr(leaf) if isinstance(leaf, _PLAIN) else ""))
+                # A flag or a name may choose a branch; a number is a value like any other.
+                described.append((type(leaf), axis, leaf if isinstance(leaf, (bool, str)) else ""))
         return tuple(described)
+
+    def different_rows(self) -> Inputs:
+        """A few rows that differ as much as possible; two made from the only one where there is one."""
+        if self.is_one_row:
+            return self
+        if self.n_rows == 1:
+            pairs = zip(self.leaves, self.axes, strict=True)
+            leaves = [_with_altered_copy(leaf, axis) for leaf, axis in pairs]
+            return dataclasses.replace(self, leaves=tuple(leaves), n_rows=2)
+        sizes = self.row_sizes()
+        least, largest, most = int(sizes[:, 0].argmin()), int(sizes[:, 1].argmax()), int(sizes[:, 0].argmax())
+        if least == most:
+            least, most = 0, self.n_rows - 1
+        between = [row for row in (largest, *range(min(3, self.n_rows))) if row not in (least, most)]
+        index = [least, *between[:1], most]
+        return dataclasses.replace(self, leaves=tuple(self.rows(index)), n_rows=len(index))
+
+    def row_sizes(self) -> Tensor:
+        """The mean and the largest magnitude of each row's numbers: long and short rows, dark and light images differ.
+
+        A row's numbers in several arguments are added.
+        """
+        sizes = torch.zeros(self.n_rows, 2, dtype=torch.float64)
+        for leaf, axis in zip(self.leaves, self.axes, strict=True):
+            if axis is not None and isinstance(leaf, Tensor) and leaf.numel() and not leaf.is_complex():
+                flat = leaf.detach().movedim(axis, 0).reshape(self.n_rows, -1).double().nan_to_num()
+                sizes += torch.stack([flat.mean(1), flat.abs().amax(1)], 1).cpu()
+        return sizes
 
 
 _PLAIN = (bool, int, float, str, type(None))
+
+
+def _with_altered_copy(leaf: Any, axis: int | None) -> Any:
+    """One row, and another made of it: numbers shrunk unequally, which keeps their signs; tokens in reverse order."""
+    if axis is None:
+        return leaf
+    if not isinstance(leaf, Tensor):
+        return _select(leaf, axis, [0, 0])
+    other = leaf.clone()
+    if leaf.is_floating_point() or leaf.is_complex():
+        factors = 0.8 + 0.2 * torch.frac(torch.arange(1, leaf.numel() + 1, device=leaf.device) * 0.618034)
+        other = (leaf * factors.view(leaf.shape)).to(leaf.dtype)
+    elif leaf.dim() > axis + 1:
+        other = leaf.flip(axis + 1)
+    return torch.cat((leaf, other), axis)
 
 
 def is_cache(leaf: Any) -> bool:
@@ -267,7 +311,10 @@ def network_arguments(net: nn.Module, batch: Any) -> Any:
         accepted = _parameters_of(net)
         if accepted is not None and not any(p.kind is p.VAR_POSITIONAL for p in accepted):
             positional = [p for p in accepted if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-            return batch[0] if len(positional) == 1 else batch[: len(positional)]
+            required = [p for p in positional if p.default is p.empty]
+            # The last entry is the target, unless the network cannot do without it.
+            taken = min(len(positional), max(len(required), len(batch) - 1))
+            return batch[0] if taken <= 1 else batch[:taken]
     return batch
 
 

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# From functorch: whether a tensor is mapped over.
+_is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_batchedtensor
+
 
 def recurrence(func: Callable[..., Any], args: tuple[Any, ...], between: Callable[[Tensor, float], Tensor]) -> Any:
     """The result of `torch.lstm`, `gru` or `rnn_*` called with `args`, with `between` applied between its layers.
@@ -37,8 +40,10 @@ def recurrence(func: Callable[..., Any], args: tuple[Any, ...], between: Callabl
         if packed:
             initial = layer_states if len(layer_states) > 1 else layer_states[0]
             result = func(input, batch_sizes, initial, layer_weights, has_biases, 1, 0.0, False, bidirectional)
-        else:
+        elif any(map(_is_batched, (input, *layer_states, *layer_weights))):
             result = _Layer.apply(flags, input, *layer_states, *layer_weights)
+        else:  # torch's own layer, which has derivatives of any order
+            result = _Layer.forward(flags, input, *layer_states, *layer_weights)
         input, last = result[0], list(result[1:])
         finals.append(last)
     return (input, *(torch.cat(state) for state in zip(*finals, strict=True)))

@@ -1,8 +1,7 @@
-"""The stochastic operations of PyTorch, and their replacements while a network is sampled.
+"""The mode in which the stochastic operations of PyTorch ask a source for their randomness.
 
 A `TorchFunctionMode` intercepts every torch call of its thread, from any module. Deterministic operations pass through.
-A stochastic one is computed here instead, with randomness from a `RandomSource`: keyed masks when drawing, none when a
-network is only inspected.
+A stochastic one is computed here instead, with randomness from a `Source`.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dropbayes.sampling.operations import dropout, layers, random_numbers
-from dropbayes.sampling.operations.sources import Handlers, RandomMode, RandomSource, scaled_product
+from dropbayes.tracing import dropout, layers, random_numbers
+from dropbayes.tracing.sources import Handlers, RandomMode, Source
 
-__all__ = ["HANDLERS", "Interception", "RandomSource", "scaled_product"]
+__all__ = ["HANDLERS", "Interception"]
 
 HANDLERS: Handlers = {**dropout.HANDLERS, **layers.HANDLERS, **random_numbers.HANDLERS}
 
@@ -21,9 +20,9 @@ HANDLERS: Handlers = {**dropout.HANDLERS, **layers.HANDLERS, **random_numbers.HA
 class Interception(RandomMode):
     """The mode in which stochastic operations ask `source` for their randomness."""
 
-    def __init__(self, source: RandomSource) -> None:
+    def __init__(self, source: Source) -> None:
         super().__init__(source)
-        self._after = None if type(source).after is RandomSource.after else source.after
+        self._after = None if type(source).after is Source.after else source.after
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Dropout of activations, features and weights, with masks from a `RandomSource`."""
+"""Dropout of activations, features and weights, with masks from a `Source`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dropbayes.sampling.operations.sources import Handlers, RandomMode, scaled_product
+from dropbayes.tracing.sources import Handlers, RandomMode, scaled_product
 
 __all__ = ["HANDLERS"]
 
@@ -17,6 +17,7 @@ __all__ = ["HANDLERS"]
 def _dropout(
     mode: RandomMode, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Tensor:
+    p = float(p)  # a NumPy number would round the scale
     if not 0 < p <= 1 or mode.source.is_off(training):
         return func(input, p, False)
     integrated = mode.source.integrate(input, p)
@@ -35,6 +36,7 @@ def _feature_dropout(
     *,
     unbatched_dim: int = 0,
 ) -> Tensor:
+    p = float(p)
     if not 0 < p <= 1 or mode.source.is_off(training):
         return func(input, p, False)
     return mode.source.dropout("feature_dropout", input, p, _features(input, unbatched_dim), inplace)
@@ -50,12 +52,13 @@ def _alpha_dropout(
     *,
     features: bool = False,
 ) -> Tensor:
+    p = float(p)
     if not 0 < p < 1 or mode.source.is_off(training):
         return func(input, p, p == 1 and training)
     kind, shape = ("feature_alpha_dropout", _features(input, 0)) if features else ("alpha_dropout", _shape(input))
     keep = mode.source.keep(kind, p, shape, input)
     if keep is None:
-        return input
+        return input.mul_(1) if inplace else input.clone()
     # SELU's limit for large negative inputs, -λα, and the affine map that restores mean 0 and variance 1
     # (Klambauer et al. 2017, "Self-normalizing neural networks").
     saturation = -1.7580993408473766
@@ -84,7 +87,7 @@ def _native_dropout(mode: RandomMode, func: Any, input: Tensor, p: float, train:
         return func(input, p, False)
     keep = mode.source.keep("dropout", p, _shape(input), input)
     if keep is None:
-        return input.view_as(input), torch.ones_like(input, dtype=torch.bool)
+        return input.clone(), torch.ones_like(input, dtype=torch.bool)
     return scaled_product(input, keep, p), keep.expand(input.shape).bool()
 
 

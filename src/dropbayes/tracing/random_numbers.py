@@ -9,12 +9,26 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
 
-from dropbayes.layers import STOCHASTIC
-from dropbayes.sampling.operations.composites import run_intercepted
-from dropbayes.sampling.operations.sources import Handlers, RandomMode
+from dropbayes.tracing.composites import run_intercepted
+from dropbayes.tracing.operations import LESS, MORE
+from dropbayes.tracing.sources import Handlers, RandomMode
 
-__all__ = ["HANDLERS"]
+__all__ = ["HANDLERS", "draw_or_mean"]
+
+
+def draw_or_mean(sample: Callable[[], Tensor], mean: Tensor, *, training: bool) -> Tensor:
+    """`sample()` in training mode, `mean` otherwise: a stochastic operation that a torch function mode can switch on.
+
+    In evaluation mode the call is passed to any active `TorchFunctionMode`, which may return
+    `draw_or_mean(sample, mean, training=True)`; the draws inside then come from `torch.rand` and `torch.randn`.
+    """
+    if training:
+        return sample()
+    if has_torch_function((mean,)):
+        return handle_torch_function(draw_or_mean, (mean,), sample, mean, training=training)
+    return mean
 
 
 def _keyed(handler: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -34,37 +48,35 @@ def _keyed(handler: Callable[..., Tensor]) -> Callable[..., Tensor]:
 @_keyed
 def _bernoulli(mode: RandomMode, func: Any, input: Tensor, p: float | None = None, **kwargs: Any) -> Tensor:
     probability = input if p is None else torch.full_like(input, p)
-    return _bernoulli_values(mode, probability, None if p is None else 1 - p).to(input.dtype)
+    return mode.source.bernoulli(probability, None if p is None else 1 - p).to(input.dtype)
 
 
 @_keyed
 def _bernoulli_(mode: RandomMode, func: Any, input: Tensor, p: Any = 0.5, **kwargs: Any) -> Tensor:
     is_number = not isinstance(p, Tensor)
     probability = torch.full(tuple(input.shape), p, device=input.device) if is_number else p.expand(input.shape)
-    return input.copy_(_bernoulli_values(mode, probability, 1 - p if is_number else None))
+    return input.copy_(mode.source.bernoulli(probability, 1 - p if is_number else None))
 
 
-def _bernoulli_values(mode: RandomMode, probability: Tensor, drop_prob: float | None) -> Tensor:
-    uniform = mode.source.uniform("bernoulli", drop_prob, tuple(probability.shape), probability.device)
-    return probability if uniform is None else (uniform < probability).to(probability.dtype)
+def _uniforms(mode: RandomMode, kind: str, like: Tensor) -> Tensor:
+    return mode.source.uniform(kind, None, tuple(like.shape), like.device)
 
 
-# The uniform of an inspected network: LayerDrop and DropPath, written as rand() < drop_prob, keep everything.
-_LARGEST_UNIFORM = 1 - 2.0**-24
-
-
-def _standard_uniform(mode: RandomMode, kind: str, like: Tensor) -> Tensor:
-    uniform = mode.source.uniform(kind, None, tuple(like.shape), like.device)
-    if uniform is not None:
-        return uniform
-    expected = 0.5 if kind == "randn" else _LARGEST_UNIFORM
-    return torch.full(tuple(like.shape), expected, dtype=torch.float64, device=like.device)
+def _normals(mode: RandomMode, like: Tensor) -> Tensor:
+    """Standard normal numbers; of a complex dtype, with variance 1/2 for each part."""
+    if not like.is_complex():
+        return torch.special.ndtri(_uniforms(mode, "randn", like))
+    parts = torch.special.ndtri(mode.source.uniform("randn", None, (*like.shape, 2), like.device))
+    return torch.view_as_complex(parts * 0.5**0.5)
 
 
 @_keyed
 def _rand(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Tensor:
     like = _template(func, args, kwargs)
-    return _below_one(_standard_uniform(mode, "rand", like), like.dtype)
+    if like.is_complex():
+        parts = mode.source.uniform("rand", None, (*like.shape, 2), like.device)
+        return torch.view_as_complex(parts).to(like.dtype)
+    return _below_one(_uniforms(mode, "rand", like), like.dtype)
 
 
 def _below_one(uniform: Tensor, dtype: torch.dtype) -> Tensor:
@@ -75,7 +87,7 @@ def _below_one(uniform: Tensor, dtype: torch.dtype) -> Tensor:
 @_keyed
 def _randn(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Tensor:
     like = _template(func, args, kwargs)
-    return torch.special.ndtri(_standard_uniform(mode, "randn", like)).to(like.dtype)
+    return _normals(mode, like).to(like.dtype)
 
 
 def _template(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -88,23 +100,23 @@ def _template(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tenso
 def _uniform_(mode: RandomMode, func: Any, input: Tensor, *bounds: float, **kwargs: Any) -> Tensor:
     low, high = (*bounds, *(0.0, 1.0)[len(bounds) :])
     low, high = kwargs.get("from", low), kwargs.get("to", high)
-    return input.copy_(low + (high - low) * _standard_uniform(mode, "rand", input))
+    return input.copy_(low + (high - low) * _uniforms(mode, "rand", input))
 
 
 @_keyed
 def _normal_(mode: RandomMode, func: Any, input: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
-    return input.copy_(mean + std * torch.special.ndtri(_standard_uniform(mode, "randn", input)))
+    return input.copy_(mean + std * _normals(mode, input))
 
 
 @_keyed
 def _normal(mode: RandomMode, func: Any, mean: Any, std: Any = 1.0, size: Any = None, **kwargs: Any) -> Tensor:
     like = torch.empty(size) if size is not None else torch.as_tensor(mean) + torch.as_tensor(std)
-    return (mean + std * torch.special.ndtri(_standard_uniform(mode, "randn", like))).to(like.dtype)
+    return (mean + std * _normals(mode, like)).to(like.dtype)
 
 
 @_keyed
 def _exponential_(mode: RandomMode, func: Any, input: Tensor, lambd: float = 1.0, **_: Any) -> Tensor:
-    return input.copy_(-torch.log(_standard_uniform(mode, "rand", input)) / lambd)
+    return input.copy_(-torch.log(_uniforms(mode, "rand", input)) / lambd)
 
 
 def _uniform_initialiser(
@@ -128,14 +140,15 @@ def _rrelu(
     if not training or mode.source.is_off(training):
         return func(input, lower, upper, False, inplace)
     uniform = mode.source.uniform("rrelu", None, tuple(input.shape), input.device)
-    slope = (lower + upper) / 2 if uniform is None else (lower + (upper - lower) * uniform).to(input.dtype)
+    slope = (lower + (upper - lower) * uniform).to(input.dtype)
     result = torch.where(input >= 0, input, input * slope)
     return input.copy_(result) if inplace else result
 
 
 def _compare(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Any:
-    fixed = mode.source.comparison(func, *args) if len(args) == 2 and not kwargs else None
-    return func(*args, **kwargs) if fixed is None else fixed
+    if len(args) == 2 and not kwargs:
+        mode.source.compare(func, *args)
+    return func(*args, **kwargs)
 
 
 def _draw_or_mean(
@@ -156,12 +169,6 @@ def _refuse(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Any:
     )
 
 
-_COMPARISONS = (
-    Tensor.__lt__, Tensor.__le__, Tensor.__gt__, Tensor.__ge__, Tensor.lt, Tensor.le, Tensor.gt, Tensor.ge, torch.lt,
-    torch.le, torch.gt, torch.ge,
-)  # fmt: skip
-
-
 HANDLERS: Handlers = {
     **dict.fromkeys((torch.bernoulli, Tensor.bernoulli), _bernoulli),
     Tensor.bernoulli_: _bernoulli_,
@@ -174,8 +181,8 @@ HANDLERS: Handlers = {
     F.gumbel_softmax: run_intercepted,
     nn.init.uniform_: _uniform_initialiser,
     nn.init.normal_: _normal_initialiser,
-    **dict.fromkeys(_COMPARISONS, _compare),
-    **dict.fromkeys(STOCHASTIC, _draw_or_mean),
+    **dict.fromkeys(LESS | MORE, _compare),
+    draw_or_mean: _draw_or_mean,
     F.rrelu: _rrelu,
     **dict.fromkeys(
         (

@@ -1,7 +1,7 @@
-"""The axes of a network's masks that hold positions, found by looks at inputs of two other lengths.
+"""The axes of a network's masks that hold positions, found by probes of inputs of two other lengths.
 
 Every sequence of the input is made longer by a different number. An axis that grows by that number, and by another one
-in a second look, holds the sequence's positions. An axis that grows in any other way is an error that names the site.
+in a second probe, holds the sequence's positions. An axis that grows in any other way is an error that names the site.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dropbayes.sampling.anatomy import PositionAxis, Site
-from dropbayes.sampling.looks import Flags, Look, LookFailed, look
-from dropbayes.sampling.trees import Inputs, is_cache
+from dropbayes.sampling.inputs import Inputs, is_cache
+from dropbayes.sampling.probes import Probe, ProbeFailed, Prober
+from dropbayes.tracing import PositionAxis, Site
+from dropbayes.tracing.views import Flags
 
 # The increases in length: the network's own (or its encoder's), its decoder's, and one that it attends to.
 _LONGER = ((1, 2, 4), (3, 5, 9))
@@ -24,22 +25,29 @@ _SEQUENCES = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", 
 _COUNTED = ("position_ids", "decoder_position_ids", "cache_position")  # continued when made longer
 
 
-def with_positions(
-    net: nn.Module, inputs: Inputs, flags: Flags, leave_out: tuple[str, ...], chosen: Look, sites: tuple[Site, ...]
-) -> tuple[Site, ...]:
-    """The sites with the axes that hold positions; raises, naming the site, if they cannot be found."""
+def with_positions(prober: Prober, flags: Flags, chosen: Probe, sites: tuple[Site, ...]) -> tuple[Site, ...]:
+    """The sites with the axes that hold positions; raises, naming the site, if they cannot be found.
+
+    Args:
+        prober: Makes probes of the network.
+        flags: The training flags of a draw.
+        chosen: The probe of one row with these flags.
+        sites: The sites, as met by a batch.
+    """
+    inputs = prober.inputs
     axes = sequence_axes(inputs)
     if not any(axes):
         raise ValueError(
             "`positions` needs an input with positions, [row, position, ...]; got none. Leave `positions` out for a "
             "network that reads no sequence."
         )
-    if any(map(is_cache, inputs.leaves)):  # the contents of a cache have one length: the look omits it
+    if any(map(is_cache, inputs.leaves)):  # the contents of a cache have one length: the probe omits it
         inputs = _without_caches(inputs)
-        chosen = look(net, inputs, inputs.rows([0]), flags, leave_out, chosen.recorder.honours_flags)
-    growths, looks = _looks(net, inputs, axes, flags, leave_out, chosen)
+        prober = replace(prober, inputs=inputs, views={})
+        chosen = prober(inputs.rows([0]), flags)
+    growths, probes = _probes(prober, axes, flags, chosen)
     known = {
-        site.name: _positions(site, [seen.recorder.sites[index].shape for seen in looks], growths)
+        site.name: _positions(site, [seen.recorder.sites[index].shape for seen in probes], growths)
         for index, site in enumerate(chosen.recorder.sites)
     }
     ranks = {site.name: len(site.shape) for site in chosen.recorder.sites}
@@ -155,21 +163,20 @@ def _is_filled(cache: Any) -> bool:
     return False
 
 
-def _looks(
-    net: nn.Module, inputs: Inputs, axes: list[Any], flags: Flags, leave_out: tuple[str, ...], chosen: Look
-) -> tuple[tuple[tuple[int, ...], ...], list[Look]]:
-    """Looks at inputs of two other lengths, and how much longer (or shorter) their sequences are."""
-    honours = chosen.recorder.honours_flags
+def _probes(
+    prober: Prober, axes: list[Any], flags: Flags, chosen: Probe
+) -> tuple[tuple[tuple[int, ...], ...], list[Probe]]:
+    """Probes of inputs of two other lengths, and how much longer (or shorter) their sequences are."""
     failure: Exception | None = None
     for growths in (_LONGER, _SHORTER):
         try:
-            looks = [look(net, inputs, _resize(inputs, axes, by), flags, leave_out, honours) for by in growths]
-        except (LookFailed, _TooShort) as failed:
+            probes = [prober(_resize(prober.inputs, axes, by), flags) for by in growths]
+        except (ProbeFailed, _TooShort) as failed:
             failure = failure or failed
             continue
-        for seen in looks:
+        for seen in probes:
             _check_same_sites(chosen, seen)
-        return growths, looks
+        return growths, probes
     raise ValueError(
         f"`positions` cannot be found: the network takes its input in no other length ({failure}). Pass a shorter "
         "input, or leave `positions` out."
@@ -202,7 +209,7 @@ def _resize_along(tensor: Tensor, axis: int, by: int, counted: bool) -> Tensor:
     return torch.cat([tensor, last], dim=axis)
 
 
-def _check_same_sites(chosen: Look, seen: Look) -> None:
+def _check_same_sites(chosen: Probe, seen: Probe) -> None:
     names, others = ([site.name for site in one.recorder.sites] for one in (chosen, seen))
     if names == others:
         return
@@ -215,7 +222,7 @@ def _check_same_sites(chosen: Look, seen: Look) -> None:
 
 
 def _positions(site: Site, shapes: list[tuple[int, ...]], growths: Any) -> tuple[PositionAxis, ...]:
-    """The axes of a site that grow as a sequence does, in every look."""
+    """The axes of a site that grow as a sequence does, in every probe."""
     axes: list[PositionAxis] = []
     for axis, size in enumerate(site.shape):
         grown = tuple(shape[axis] - size if len(shape) == len(site.shape) else None for shape in shapes)

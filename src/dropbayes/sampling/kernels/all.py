@@ -1,0 +1,8 @@
+"""All kernels; the module can be imported only where Triton is installed."""
+
+from dropbayes.sampling.kernels.attention import attention
+from dropbayes.sampling.kernels.masking import dropout, uniforms
+from dropbayes.sampling.kernels.moments import moments_over_draws
+from dropbayes.sampling.kernels.perceptron import affine_layers, perceptron_moments
+
+__all__ = ["affine_layers", "attention", "dropout", "moments_over_draws", "perceptron_moments", "uniforms"]

@@ -1,0 +1,201 @@
+"""Probes: forward passes of a network's view with every mask left out, watched; and the comparison of their outputs."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dropbayes.sampling.inputs import Inputs, Structure, cloned_leaves, split
+from dropbayes.tracing import NEUTRAL, Interception, Neutral, Recorder, SharedWrite, SiteNames, Watch
+from dropbayes.tracing.generators import HostDraws
+from dropbayes.tracing.views import Flags, View, eagerly
+
+__all__ = [
+    "Probe",
+    "ProbeFailed",
+    "Prober",
+    "autocast_dtype",
+    "double_inputs",
+    "equal_but_for_rounding",
+    "is_left_out",
+    "training_flags",
+]
+
+_TENSOR_CORES = 5e-3  # float32 products, such as cuDNN's recurrent layers, may be rounded to ten bits
+_ROUNDING = {torch.float64: 1e-6, torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+
+
+@dataclass
+class Probe:
+    """One forward pass with every mask left out: its record and its output."""
+
+    view: View
+    recorder: Recorder
+    watch: Watch
+    host: HostDraws
+    tensors: list[Tensor]
+    structure: Structure
+    changes: list[tuple[str, str]]  # what the pass changed in its view
+
+    def fits(self, other: Probe) -> bool:
+        """Whether the outputs have the same structure."""
+        return self.structure == other.structure and [t.shape for t in self.tensors] == [t.shape for t in other.tensors]
+
+    def agrees_with(self, other: Probe) -> bool:
+        """Whether the outputs agree up to rounding."""
+        return self.fits(other) and all(map(equal_but_for_rounding, self.tensors, other.tensors))
+
+    @property
+    def unaccounted(self) -> list[str]:
+        """The random numbers that no seed controls, in words."""
+        return [*self.watch.unaccounted, *self.host.unkeyed]
+
+
+class ProbeFailed(Exception):
+    """A forward pass that failed, with its record up to then."""
+
+    def __init__(self, recorder: Recorder, error: Exception) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.recorder, self.error = recorder, error
+
+    @property
+    def first_line(self) -> str:
+        """The error in one line."""
+        return str(self).partition("\n")[0]
+
+
+def is_left_out(leave_out: tuple[str, ...], name: str, module: nn.Module) -> bool:
+    """Whether a module is named in `leave_out`: by its class, its name, or the name of a module it is in."""
+    return any(type(module).__name__ == one or name == one or name.startswith(f"{one}.") for one in leave_out)
+
+
+def training_flags(leave_out: tuple[str, ...], in_evaluation: frozenset[type] = frozenset()) -> Flags:
+    """The modules in training mode during a draw: not normalisation, this library's layers, or what is left out."""
+
+    def may_train(name: str, module: nn.Module) -> bool:
+        normalises = isinstance(module, nn.modules.batchnorm._NormBase)
+        ours = type(module).__module__.startswith("dropbayes.")
+        return not (normalises or ours or type(module) in in_evaluation or is_left_out(leave_out, name, module))
+
+    return may_train
+
+
+@dataclass(frozen=True)
+class Prober:
+    """Makes probes of one network.
+
+    Args:
+        net: The network.
+        inputs: Inputs of the form of those to probe.
+        leave_out: Modules whose randomness is not dropout.
+        named: The generators of the host that the network's code names.
+        owns_parameters: Whether its passes write into their parameters, so that each needs its own.
+    """
+
+    net: nn.Module
+    inputs: Inputs
+    leave_out: tuple[str, ...]
+    named: frozenset[str]
+    owns_parameters: bool = False
+    views: dict[Flags | None, View] = field(default_factory=dict)  # that passes have left unchanged
+
+    def __call__(
+        self, leaves: list[Any] | tuple[Any, ...], may_train: Flags | None, neutral: Neutral = NEUTRAL[0]
+    ) -> Probe:
+        """One pass of a view with these training flags (None: evaluation mode), every mask left out, watched."""
+        view = self._view(may_train)
+        leaves = cloned_leaves(leaves)
+        rows = [leaf for leaf, axis in zip(leaves, self.inputs.axes, strict=True) if self._has_rows(leaf, axis)]
+        watch = Watch(rows, {} if self.owns_parameters else view.parameters)
+        names = SiteNames(view.paths, view.originals)
+        left_out = functools.partial(is_left_out, self.leave_out)
+        recorder = Recorder(names, left_out=left_out, watch=watch, neutral=neutral)
+        host = HostDraws(self.named, view.generators)
+        try:
+            with host, watch, Interception(recorder):
+                output = eagerly(self.inputs.call)(view.net, leaves)
+        except SharedWrite:
+            raise
+        except Exception as error:
+            raise ProbeFailed(recorder, error) from error
+        tensors, structure = split(output)
+        changes = [] if view.state.holds(view.net) else view.state.changes(view.net)
+        if not (changes or host.moved or host.unkeyed):
+            self.views[may_train] = view
+        return Probe(view, recorder, watch, host, tensors, structure, changes)
+
+    def _view(self, may_train: Flags | None) -> View:
+        """A view in its first state: one that a pass has left as it was serves again."""
+        view = self.views.pop(may_train, None)
+        return View(self.net, may_train, own_parameters=self.owns_parameters) if view is None else view
+
+    def _has_rows(self, leaf: Any, axis: int | None) -> bool:
+        return isinstance(leaf, Tensor) and (axis is not None or self.inputs.is_one_row)
+
+    def in_double(self) -> Prober | None:
+        """The same probes in double precision, the arbiter over a small difference; None if the network has no such."""
+        try:
+            exact = copy.deepcopy(self.net).double()
+        except Exception:
+            return None
+        return replace(self, net=exact, inputs=double_inputs(self.inputs), views={})
+
+
+def double_inputs(inputs: Inputs) -> Inputs:
+    """The inputs with float32 tensors in float64."""
+    leaves = tuple(
+        leaf.double() if isinstance(leaf, Tensor) and leaf.dtype == torch.float32 else leaf for leaf in inputs.leaves
+    )
+    return replace(inputs, leaves=leaves)
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype to which autocast rounds on a device; None if it is off."""
+    try:
+        return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+    except RuntimeError:  # a device without autocast
+        return None
+
+
+def equal_but_for_rounding(a: Tensor, b: Tensor, batch: Tensor | None = None, tolerance: float = 1.0) -> bool:
+    """Whether two outputs agree up to the order of summation.
+
+    An element is compared with the largest of its column (of its channel, its position), in the batch it is from: a
+    probability is not compared with a price.
+    """
+    if a.shape != b.shape:
+        return False
+    if not (a.is_floating_point() or a.is_complex()):
+        return torch.equal(a, b)
+    dtype = a.dtype if not a.is_complex() else torch.float32
+    share = _ROUNDING.get(dtype, 1e-2) if a.device.type == "cpu" else max(_ROUNDING.get(dtype, 1e-2), _TENSOR_CORES)
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    a, b = a.to(wide), b.to(wide)
+    scale = _scale(torch.maximum(_magnitude(a), _magnitude(b)), None if batch is None else _magnitude(batch.to(wide)))
+    close = (a - b).abs() <= tolerance * share * scale + 1e-30
+    same = (a == b) | (a.isnan() & b.isnan())  # infinities, too
+    return bool((close | same).all())
+
+
+def _magnitude(tensor: Tensor) -> Tensor:
+    return torch.where(torch.isfinite(tensor), tensor.abs(), torch.zeros((), dtype=torch.float64, device=tensor.device))
+
+
+def _scale(magnitude: Tensor, batch: Tensor | None) -> Tensor:
+    """For every element the largest magnitude with the same index along an axis; the least over all axes."""
+    if magnitude.dim() == 0 or not magnitude.numel():
+        return magnitude
+    scale = torch.full((), math.inf, dtype=torch.float64, device=magnitude.device)
+    for axis in range(magnitude.dim()):
+        others = [a for a in range(magnitude.dim()) if a != axis]
+        largest = magnitude.amax(others, keepdim=True) if others else magnitude
+        if batch is not None and batch.dim() == magnitude.dim() and batch.shape[axis] == magnitude.shape[axis]:
+            largest = torch.maximum(largest, batch.amax(others, keepdim=True) if others else batch)
+        scale = torch.minimum(scale, largest)
+    return scale

@@ -1,0 +1,485 @@
+"""The keyed source of randomness: the masks of some draws and rows, along the row axis of each site.
+
+The draws of a run are folded into the row axis, outermost, or mapped over by `torch.func.vmap`, or one alone. Its rows
+are a batch, or mapped over as well: then every row meets its masks as it does alone.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dropbayes.sampling.kernels import kernels_on
+from dropbayes.sampling.masks import SHARED_BYTES, Keys, Units, keep_mask, named_site, uniform
+from dropbayes.sampling.positions import Positions
+from dropbayes.sampling.probes import is_left_out
+from dropbayes.sampling.profile import Profile
+from dropbayes.tracing import (
+    RowLayout,
+    Site,
+    SiteNames,
+    Source,
+    UnsupportedStrategy,
+    is_ours,
+    neutral_uniform,
+    scaled_product,
+)
+from dropbayes.tracing.generators import SENTINEL_SEED
+
+__all__ = ["KeyedSource", "MaskSpec", "NetworkChanged", "UnsupportedStrategy", "transform_depth"]
+
+# From functorch: a real tensor seen as batched along one axis at a level of vmap; the depth of nested transforms, None
+# outside all of them.
+_functorch: Any = torch._C._functorch
+_add_batch_dim: Callable[[Tensor, int, int], Tensor] = _functorch._add_batch_dim
+transform_depth: Callable[[], int | None] = _functorch.maybe_current_level
+
+_KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+class NetworkChanged(Exception):
+    """The network met other sites than when it was inspected: its profile is out of date."""
+
+
+@dataclass(frozen=True)
+class MaskSpec:
+    """The specification of a network's masks: sites, keys, and whether rows share them."""
+
+    profile: Profile
+    keys: Keys
+    per_row: bool
+    integrate: bool = False  # the last site is integrated out, and its variance returned
+    positions: Positions | None = None  # None if a position is like any other unit
+    leave_out: tuple[str, ...] = ()
+    trial: bool = False  # a different real number for every unit, in which no misplaced mask can hide
+
+
+class KeyedSource(Source):
+    """The masks of some draws and rows.
+
+    Args:
+        spec: Sites and keys.
+        draws: The draws of this run.
+        rows: The rows of this run.
+        folded: Whether the draws are part of the row axis; otherwise they are mapped over, or one.
+        rows_mapped: Whether the rows are mapped over, too.
+        among: The draws that run after each other, whose masks are made at once.
+    """
+
+    def __init__(
+        self, spec: MaskSpec, draws: range, rows: range, *, folded: bool, rows_mapped: bool = False,
+        among: range | None = None,
+    ) -> None:  # fmt: skip
+        self.spec, self.draws, self.rows = spec, draws, rows
+        self._among = draws if among is None else among
+        self.folded, self.rows_mapped = folded, rows_mapped
+        self.level: int | None = None  # of vmap, if draws are mapped over
+        self.row_level: int | None = None  # and if rows are
+        self.variance: Tensor | None = None
+        self.site = 0
+        self._depth = transform_depth() or 0  # of the caller's own transforms
+        self._names: SiteNames | None = None
+        self._by_name: dict[str, Site] = {}
+        self._pending: tuple[Tensor, float] | None = None
+        self._integrated: tuple[Tensor, int] | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether this is one row of one draw, whose sites may depend on its values."""
+        return len(self.draws) == 1 and len(self.rows) == 1 and not self.spec.integrate
+
+    def follow(self, net: nn.Module) -> None:
+        """Identifies the sites of `net` by name if a draw may skip some, and what calls them if some are left out."""
+        if self.spec.profile.by_name or self.spec.leave_out:
+            self._names = SiteNames({id(module): path for path, module in net.named_modules()})
+            self._by_name = {site.name: site for site in self.spec.profile.sites}
+
+    # What the handlers of stochastic operations ask -------------------------------------------------------------------
+
+    def is_off(self, training: bool) -> bool:
+        if training and not self.spec.leave_out:
+            return False
+        names = self._names or SiteNames({})
+        path, module = names.caller()
+        if module is not None and is_left_out(self.spec.leave_out, path, module):
+            return True
+        return not training and not (is_ours(module) if self._names is not None else _called_by_ours())
+
+    def is_fixed(self, generator: torch.Generator | None) -> bool:
+        return generator is not None or (
+            self.spec.profile.seeds_torch and torch.default_generator.initial_seed() != SENTINEL_SEED
+        )
+
+    def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        site = self._next(kind, drop_prob)
+        layout, inner_shape = self._layout(site, shape)
+        return self._lay_out(self._mask(site, drop_prob, inner_shape, like), layout, shape, inner_shape)
+
+    def dropout(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
+        site = self._next(kind, drop_prob)
+        layout, inner_shape = self._layout(site, shape)
+        fused = self._dropout_by_kernel(site, layout, x, drop_prob, shape)
+        if fused is not None:
+            return x.copy_(fused) if inplace and not isinstance(x, nn.Parameter) else fused
+        mask = self._mask(site, drop_prob, inner_shape, x)
+        if layout is None or layout.inner == 0 or self.rows_mapped or self._mask_rows is not None:
+            return scaled_product(x, self._lay_out(mask, layout, shape, inner_shape), drop_prob, inplace)
+        # A mask shared by rows is multiplied without a copy per row.
+        sizes = (len(self.draws) if self.folded else 1, len(self.rows), layout.inner)
+        split_x = x.unflatten(layout.axis, sizes)
+        mask = self._among_rows(mask, layout).unsqueeze(layout.axis + 1)
+        product = scaled_product(split_x, mask, drop_prob).flatten(layout.axis, layout.axis + 2)
+        return x.copy_(product) if inplace and not isinstance(x, nn.Parameter) else product
+
+    def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        if self.spec.leave_out and self._is_left_out():
+            return neutral_uniform(kind, shape, device)
+        site = self._next(kind, drop_prob)
+        if not shape and not site.is_random:  # LayerDrop of probability 0 or 1
+            return torch.full((), 0.5, dtype=torch.float64, device=device)
+        layout, inner_shape = self._layout(site, shape)
+        kernels = kernels_on(device)
+        plain = self.spec.positions is None and not self.spec.trial and not self.rows_mapped
+        if kernels is not None and layout is not None and layout.inner and plain:
+            result: Tensor = kernels.uniforms(
+                self.spec.keys, self._number(site), draws=self.draws, rows=self._mask_rows, n_rows=len(self.rows),
+                device=device, **_extents(shape, layout),
+            )  # fmt: skip
+            return self._hide_draws(result, layout, shape)
+        return self._lay_out(self._uniforms(site, inner_shape, device), layout, shape, inner_shape)
+
+    def bernoulli(self, probability: Tensor, drop_prob: float | None) -> Tensor:
+        if self.spec.leave_out and self._is_left_out():
+            return probability
+        drawn = self.uniform("bernoulli", drop_prob, tuple(probability.shape), probability.device)
+        return (drawn if self.spec.trial else drawn < probability).to(probability.dtype)
+
+    def integrate(self, x: Tensor, drop_prob: float) -> Tensor | None:
+        if not self.spec.integrate or self.site != len(self.spec.profile.sites) - 1:
+            return None
+        self._next("dropout", drop_prob)
+        alias = x.view_as(x)
+        self._pending = (alias, drop_prob)
+        return alias
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        if self._pending is None or x is not self._pending[0]:
+            return None
+        drop_prob = self._pending[1]
+        # Var[W (h ∘ z / keep_prob)] = (W ∘ W)(h ∘ h) drop_prob / keep_prob for z ~ Bernoulli(keep_prob)
+        self.variance = nn.functional.linear(x.square(), weight.square()) * (drop_prob / (1 - drop_prob))
+        result = nn.functional.linear(x, weight, bias)
+        self._integrated = (result, _version(result))
+        return result
+
+    def attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, drop_prob: float, *,
+        is_causal: bool, scale: float,
+    ) -> Tensor | None:  # fmt: skip
+        sites = self.spec.profile.sites
+        if self._by_name or self.spec.trial or self.site >= len(sites) or sites[self.site].kind != "attention":
+            return None
+        if self.spec.positions is not None:
+            return self._tied_attention(query, key, value, attn_mask, drop_prob, is_causal, scale)
+        layout = sites[self.site].layout
+        fits = query.dim() == 4 and (self.rows_mapped or (layout is not None and layout == RowLayout(0, layout.inner)))
+        kernels = kernels_on(query.device) if fits and not _needs_gradient(query) else None
+        if kernels is None or query.shape[-1] > 256 or value.shape[-1] > 256:
+            return None
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
+        if dtype not in _KERNEL_DTYPES[:3] or {key.dtype, value.dtype} - {dtype, query.dtype}:
+            return None
+        site = self._next("attention", drop_prob)
+        layout, _ = self._layout(site, (query.shape[0], query.shape[1], query.shape[2], key.shape[2]))
+        inner = query.shape[0] if self.rows_mapped or layout is None else layout.inner
+        query, key, value = (self._batch(t) for t in (query, key, value))
+        if attn_mask is not None and (self._varies(attn_mask) or (attn_mask.dim() == 4 and attn_mask.shape[0] > 1)):
+            attn_mask = self._batch(attn_mask)
+        result: Tensor = kernels.attention(
+            query.to(dtype), key.to(dtype), value.to(dtype), keys=self.spec.keys, site=self._number(site),
+            drop_prob=drop_prob, draws=self.draws, rows=self._mask_rows, attn_mask=attn_mask, is_causal=is_causal,
+            scale=scale, folded=inner,
+        )  # fmt: skip
+        return self._map_batch(result)
+
+    def _tied_attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, drop_prob: float, is_causal: bool,
+        scale: float,
+    ) -> Tensor | None:  # fmt: skip
+        """Attention whose heads are dropped whole, by torch's kernel: its outputs are dropped instead."""
+        positions, site = self.spec.positions, self.spec.profile.sites[self.site]
+        weights = (*query.shape[:-1], key.shape[-2])
+        by_head = [position.axis for position in site.positions] == [len(weights) - 2, len(weights) - 1]
+        if positions is None or not positions.tied or not by_head or site.layout is None or self._mask_rows is not None:
+            return None
+        result = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale=scale)
+        return self.dropout("attention", result, drop_prob, weights, False)
+
+    def finish(self, outputs: list[Tensor]) -> list[Tensor]:
+        """The outputs, then the integrated variance; raises if other sites were met than expected."""
+        if self.site != len(self.spec.profile.sites) and not (self.alone or self._by_name):
+            raise NetworkChanged(f"{self.site} sites instead of {len(self.spec.profile.sites)}")
+        if not self.spec.integrate:
+            return outputs
+        if self._integrated is None or self.variance is None or len(outputs) != 1:
+            raise NetworkChanged("the last layer was not met")
+        if outputs[0] is not self._integrated[0] or _version(outputs[0]) != self._integrated[1]:
+            raise NetworkChanged("the last layer's output is not the network's")
+        return [*outputs, self.variance]
+
+    # Which site, and its numbers --------------------------------------------------------------------------------------
+
+    @property
+    def _mask_rows(self) -> range | None:
+        return self.rows if self.spec.per_row else None
+
+    def _is_left_out(self) -> bool:
+        assert self._names is not None
+        path, module = self._names.caller()
+        return module is not None and is_left_out(self.spec.leave_out, path, module)
+
+    def _next(self, kind: str, drop_prob: float | None) -> Site:
+        self._check_transforms()
+        sites, by_name = self.spec.profile.sites, self.spec.profile.by_name
+        self.site += 1
+        if by_name:
+            assert self._names is not None
+            name = self._names.next(kind)
+            site = self._by_name.get(name)
+            if site is None and self.alone:
+                return Site(self.site - 1, "", kind, drop_prob, (), name=name)
+            if site is None:
+                raise NetworkChanged(f"a site {name!r} that was not there before")
+        elif self.site > len(sites):
+            if self.alone:
+                return Site(self.site - 1, "", kind, drop_prob, ())
+            raise NetworkChanged("more sites than before")
+        else:
+            site = sites[self.site - 1]
+        if (site.kind != kind or (drop_prob is not None and site.drop_prob != drop_prob)) and not self.alone:
+            raise NetworkChanged(
+                f"site {self.site - 1} is {kind} with {drop_prob}, no longer {site.kind} with {site.drop_prob}"
+            )
+        return site
+
+    def _check_transforms(self) -> None:
+        depth = transform_depth() or 0
+        own = max(level or 0 for level in (self._depth, self.level, self.row_level))
+        if depth > own and _maps_randomly():
+            raise NotImplementedError(
+                "`net` drops inside its own torch.func transform, whose members would all share one mask. Write "
+                "the members as an axis of one tensor."
+            )
+
+    def _number(self, site: Site) -> int:
+        if site.number is not None:
+            return site.number
+        return named_site(site.name) if self.spec.profile.by_name else site.index
+
+    def _mask(self, site: Site, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        if self.spec.trial:
+            return (0.5 + self._uniforms(site, shape, like.device)).to(like.dtype)
+
+        def make(number: int, shape: tuple[int, ...], units: Units | None) -> Tensor:
+            n_bytes = len(self._among) * math.prod(shape) * like.dtype.itemsize
+            together = self._mask_rows is None and units is None and n_bytes <= SHARED_BYTES
+            among = self._among if together else self.draws
+            masks = keep_mask(
+                self.spec.keys, number, drop_prob=drop_prob, draws=among, rows=self._mask_rows, shape=shape,
+                dtype=like.dtype, device=like.device, units=units,
+            )  # fmt: skip
+            return masks[self.draws.start - among.start : self.draws.stop - among.start]
+
+        positions = self.spec.positions
+        return make(self._number(site), shape, None) if positions is None else positions.generate(site, shape, make)
+
+    def _uniforms(self, site: Site, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        def make(number: int, shape: tuple[int, ...], units: Units | None) -> Tensor:
+            return uniform(
+                self.spec.keys, number, draws=self.draws, rows=self._mask_rows, shape=shape, device=device, units=units
+            )
+
+        positions = self.spec.positions
+        words = make(self._number(site), shape, None) if positions is None else positions.generate(site, shape, make)
+        if not self.spec.trial or site.kind not in ("rand", "bernoulli"):
+            return words
+        # Near 0 or near 1, so that the network's own comparison with any rate tells the units apart.
+        return torch.where(words < 0.2, words * 5e-3, 1 - (words - 0.2) * 1e-3)
+
+    # Where it goes ----------------------------------------------------------------------------------------------------
+
+    def _layout(self, site: Site, shape: tuple[int, ...]) -> tuple[RowLayout | None, tuple[int, ...]]:
+        """The row layout of this run's tensor of `shape`, and the shape of one row's mask."""
+        if self.rows_mapped or self.alone:
+            return None, shape
+        several = (self.folded and len(self.draws) > 1) or (self.spec.per_row and len(self.rows) > 1)
+        if site.layout is None:
+            if several:
+                raise UnsupportedStrategy("a mask without a row axis")
+            if len(self.rows) > 1 and self.spec.positions is None and shape != site.shape:
+                raise NetworkChanged(f"a mask of shape {shape} instead of {site.shape}")
+            return None, shape
+        axis, copies = site.layout.axis, len(self.rows) * (len(self.draws) if self.folded else 1)
+        if axis >= len(shape):
+            raise UnsupportedStrategy("rows along another axis")
+        if site.layout.inner == 0 and len(self.rows) > 1:  # some of the rows, each with one entry
+            if several or self.level is not None:
+                raise UnsupportedStrategy("a mask for some of the rows")
+            return site.layout, (*shape[:axis], 1, *shape[axis + 1 :])
+        if shape[axis] % copies:
+            raise UnsupportedStrategy("rows along another axis")
+        return RowLayout(axis, shape[axis] // copies), (*shape[:axis], shape[axis] // copies, *shape[axis + 1 :])
+
+    def _lay_out(
+        self, value: Tensor, layout: RowLayout | None, shape: tuple[int, ...], inner_shape: tuple[int, ...]
+    ) -> Tensor:
+        """`[draw, (row,) ...]` as the network sees it, with draws and rows along the row axis."""
+        if layout is None and self.spec.positions is not None:  # a tied mask has length 1 along its positions
+            inner_shape = tuple(value.shape[value.dim() - len(inner_shape) :])
+        value = value.expand(*value.shape[: value.dim() - len(inner_shape)], *inner_shape)  # tied positions
+        if self.rows_mapped:
+            return self._hide(value)
+        if layout is None:
+            value = value[0] if self.level is None else _add_batch_dim(value, 0, self.level)
+            return value[0] if self._mask_rows is not None else value
+        if layout.inner == 0:
+            return value[0] if self._mask_rows is None else value[0, 0]
+        value = self._among_rows(value, layout)
+        if self._mask_rows is None:
+            value = value.unsqueeze(layout.axis + 1).expand(
+                *value.shape[: layout.axis + 1], len(self.rows), *value.shape[layout.axis + 1 :]
+            )
+        return value.reshape(shape)
+
+    def _among_rows(self, value: Tensor, layout: RowLayout) -> Tensor:
+        """`[draw, (row,) ...]` with the draws (and rows) right before the axis that holds rows; mapped draws hidden."""
+        n_leading = 1 if self._mask_rows is None else 2
+        if not self.folded and self.level is not None:
+            value = _add_batch_dim(value, 0, self.level)
+            value = value.unsqueeze(0)
+        leading = list(range(n_leading))
+        return value.movedim(leading, [layout.axis + offset for offset in leading])
+
+    def _hide(self, value: Tensor) -> Tensor:
+        """`[draw, (row,) ...]` as one row of one draw, both mapped over."""
+        if self._mask_rows is not None:
+            value = _add_batch_dim(value, 1, self.row_level or 0)
+        return value[0] if self.level is None else _add_batch_dim(value, 0, self.level)
+
+    # Kernels, which read and write draws and rows as axes of memory ---------------------------------------------------
+
+    def _dropout_by_kernel(
+        self, site: Site, layout: RowLayout | None, x: Tensor, drop_prob: float, shape: tuple[int, ...]
+    ) -> Tensor | None:
+        """The masked tensor by one kernel that generates the mask in registers; None without one."""
+        if self.spec.positions is not None or self.spec.trial or (layout is not None and not layout.inner):
+            return None
+        kernels = kernels_on(x.device) if (layout is not None or self.rows_mapped) and not _needs_gradient(x) else None
+        if kernels is None or x.dtype not in _KERNEL_DTYPES:
+            return None
+        if shape != tuple(x.shape):  # whole channels: their few factors first, then a product that broadcasts
+            ones = torch.ones((), dtype=x.dtype, device=x.device).expand(shape)
+            factors = self._dropout_by_kernel(site, layout, ones, drop_prob, shape)
+            return None if factors is None else x * factors
+        if self.rows_mapped:
+            pairs = self._pairs(x).contiguous()
+            spread: Tensor = kernels.dropout(
+                pairs, self.spec.keys, self._number(site), drop_prob=drop_prob, draws=self.draws,
+                rows=self._mask_rows, drawn=True, outer=1, inner=math.prod(shape),
+            )  # fmt: skip
+            return self._hide_pairs(spread.view(pairs.shape))
+        assert layout is not None
+        drawn = self.level is None or _is_mapped(x, self.level)
+        folded = (
+            x if self.level is None else _unmapped(x, self.level, layout.axis, 1).flatten(layout.axis, layout.axis + 1)
+        )
+        result: Tensor = kernels.dropout(
+            folded.contiguous(), self.spec.keys, self._number(site), drop_prob=drop_prob, draws=self.draws,
+            rows=self._mask_rows, drawn=drawn, **_extents(shape, layout),
+        )  # fmt: skip
+        result = self._hide_draws(result, layout, shape)
+        if self.level is None and x.dim() == 4 and not x.is_contiguous():
+            last = x.is_contiguous(memory_format=torch.channels_last)
+            return result.contiguous(memory_format=torch.channels_last) if last else result
+        return result
+
+    def _hide_draws(self, result: Tensor, layout: RowLayout, shape: tuple[int, ...]) -> Tensor:
+        """A kernel's result, `[outer, draw, row, inner]`, as the network sees it: mapped draws hidden."""
+        if self.level is None:
+            return result.view(shape)
+        sizes = (*shape[: layout.axis], len(self.draws), *shape[layout.axis :])
+        return _add_batch_dim(result.view(sizes), layout.axis, self.level)
+
+    def _pairs(self, x: Tensor) -> Tensor:
+        """A tensor of one row of one draw, both mapped over, as `[draw, row, ...]`."""
+        x = x[None] if self.level is None else _unmapped(x, self.level, 0, len(self.draws))
+        return _unmapped(x, self.row_level or 0, 1, len(self.rows))
+
+    def _hide_pairs(self, pairs: Tensor) -> Tensor:
+        pairs = _add_batch_dim(pairs, 1, self.row_level or 0)
+        return pairs[0] if self.level is None else _add_batch_dim(pairs, 0, self.level)
+
+    def _varies(self, x: Tensor) -> bool:
+        """Whether a tensor differs between the draws or rows that are mapped over."""
+        return bool(_functorch.is_batchedtensor(x))
+
+    def _batch(self, x: Tensor) -> Tensor:
+        """A tensor with mapped draws and rows as part of its first axis."""
+        if self.rows_mapped:
+            return self._pairs(x).flatten(0, 2)
+        return x if self.level is None else _unmapped(x, self.level, 0, len(self.draws)).flatten(0, 1)
+
+    def _map_batch(self, x: Tensor) -> Tensor:
+        if self.rows_mapped:
+            return self._hide_pairs(x.unflatten(0, (len(self.draws), len(self.rows), -1)))
+        return x if self.level is None else _add_batch_dim(x.unflatten(0, (len(self.draws), -1)), 0, self.level)
+
+
+def _extents(shape: tuple[int, ...], layout: RowLayout) -> dict[str, int]:
+    """The numbers of a row's units that precede and follow the rows in memory."""
+    axis = layout.axis
+    return {"outer": math.prod(shape[:axis]), "inner": layout.inner * math.prod(shape[axis + 1 :])}
+
+
+def _needs_gradient(x: Tensor) -> bool:
+    return torch.is_grad_enabled() and x.requires_grad
+
+
+def _is_mapped(x: Tensor, level: int) -> bool:
+    """Whether a tensor differs between the members that are mapped over at a level."""
+    return bool(_functorch.is_batchedtensor(x)) and _functorch.maybe_get_level(x) == level
+
+
+def _unmapped(x: Tensor, level: int, axis: int, size: int) -> Tensor:
+    """A tensor with the members that are mapped over at a level as an axis; repeated `size` times if all are alike."""
+    if not _is_mapped(x, level):
+        return x.unsqueeze(axis).expand(*x.shape[:axis], size, *x.shape[axis:])
+    return _functorch.get_unwrapped(x).movedim(_functorch.maybe_get_bdim(x), axis)
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _maps_randomly() -> bool:
+    """Whether the innermost transform is a vmap whose members should differ in their random numbers."""
+    interpreter: Any = torch._functorch.pyfunctorch.retrieve_current_functorch_interpreter()
+    return interpreter.key() == torch._C._functorch.TransformType.Vmap and interpreter.randomness() != "same"
+
+
+def _called_by_ours() -> bool:
+    """Whether dropout that is off is called by one of this library's layers, which are always on."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            return is_ours(owner)
+        frame = frame.f_back
+    return False

@@ -1,0 +1,154 @@
+"""The training flags of a draw: those that switch randomness on and nothing else.
+
+With every flag set except those of normalisation, and every mask left out, the output must be that of evaluation mode.
+Where it is not, one class of modules at a time shows which ones only drop; the others stay in evaluation mode.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+
+from torch import nn
+
+from dropbayes.sampling.inputs import Inputs
+from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, is_left_out, training_flags
+from dropbayes.tracing import NEUTRAL, SharedWrite
+from dropbayes.tracing.views import Flags
+
+__all__ = ["UncertaintyWarning", "check_accounted", "check_repeatable", "training_probe"]
+
+
+class UncertaintyWarning(UserWarning):
+    """An uncertainty that is suspiciously small."""
+
+
+def training_probe(prober: Prober, rows: Inputs, plain: Probe) -> tuple[Probe, Flags]:
+    """The probe with the training flags of classes that only drop, and these flags."""
+    flags, full = training_flags(prober.leave_out), None
+    try:
+        full = prober(rows.leaves, flags)
+    except ProbeFailed as failed:  # a training branch may need targets or a process group
+        if isinstance(failed.error, NotImplementedError):
+            raise failed.error from None
+    if full is not None:
+        check_accounted(full, plain)
+        if full.agrees_with(plain) or (full.fits(plain) and full.host.moved and not plain.host.moved):
+            return full, flags
+        check_repeatable(prober, rows, flags, full)
+        for neutral in NEUTRAL[1:] if full.fits(plain) and _is_raw(full) else ():
+            if prober(rows.leaves, flags, neutral).agrees_with(prober(rows.leaves, None, neutral)):
+                return full, flags
+        if full.fits(plain) and _agree_in_double(prober, flags):
+            return full, flags
+    classes = sorted({type(m) for n, m in prober.net.named_modules() if flags(n, m)}, key=lambda cls: cls.__name__)
+    dropping = {cls for cls in classes if _only_drops(prober, rows, cls, plain)}
+    in_evaluation = frozenset(classes) - dropping
+    flags = training_flags(prober.leave_out, in_evaluation)
+    chosen = prober(rows.leaves, flags) if dropping else plain
+    if not chosen.fits(plain):
+        raise ValueError(f"`net` gives an output of another form in training: {_describe(chosen)}.")
+    if full is not None:
+        _check_none_missing(full, chosen)
+    return chosen, flags
+
+
+def _is_raw(probe: Probe) -> bool:
+    """Whether random numbers were drawn of which a network makes its own noise."""
+    return any(site.kind in ("rand", "randn", "bernoulli") for site in probe.recorder.sites)
+
+
+def _agree_in_double(prober: Prober, flags: Flags) -> bool:
+    exact = prober.in_double()
+    if exact is None:
+        return False
+    rows = exact.inputs.different_rows()
+    try:
+        return exact(rows.leaves, flags).agrees_with(exact(rows.leaves, None))
+    except (ProbeFailed, SharedWrite):
+        return False
+
+
+def check_repeatable(prober: Prober, rows: Inputs, flags: Flags, full: Probe) -> None:
+    """Raises if more probes give other outputs: with all masks left out, nothing should be random."""
+    try:
+        again = [prober(rows.leaves, flags) for _ in range(3)]
+    except ProbeFailed:
+        return
+    if not all(probe.agrees_with(full) for probe in again) and not full.host.moved:
+        raise NotImplementedError(
+            "`net` gives different outputs in training with every mask left out: it draws random numbers that cannot "
+            "be keyed to a seed, from a generator of its own. Draw them with torch.rand, torch.randn or "
+            "torch.bernoulli, or leave the module out by name with leave_out= if it is not dropout."
+        )
+
+
+def _only_drops(prober: Prober, rows: Inputs, cls: type, plain: Probe) -> bool:
+    """Whether the training flag of one class enables randomness and nothing else; raises if it does both."""
+
+    def flags(name: str, module: nn.Module) -> bool:
+        return type(module) is cls and not is_left_out(prober.leave_out, name, module)
+
+    try:
+        seen = prober(rows.leaves, flags)
+    except ProbeFailed as failed:
+        _refuse_or_warn(cls, failed, plain)
+        return False
+    new = seen.recorder.sites[len(plain.recorder.sites) :]
+    if not new and not (seen.host.moved and not plain.host.moved):
+        return False
+    # Noise made of uniforms has no neutral value: its output differs from that of evaluation mode in any case.
+    noisy = seen.fits(plain) and (bool(seen.host.moved) or any(site.kind == "rand" for site in new))
+    neutral = seen.fits(plain) and _is_raw(seen)
+    neutral = neutral and any(prober(rows.leaves, flags, n).agrees_with(plain) for n in NEUTRAL[1:])
+    if seen.agrees_with(plain) or noisy or neutral or (seen.fits(plain) and _agree_in_double(prober, flags)):
+        return True
+    raise ValueError(
+        f"`net` holds a {cls.__name__} whose training branch draws ({_describe(seen)}) and changes its output in "
+        f"another way as well, so that its randomness alone cannot be switched on. Leave it out with "
+        f"leave_out={cls.__name__!r} if it is not dropout, or let its output differ by dropout only."
+    )
+
+
+def _refuse_or_warn(cls: type, failed: ProbeFailed, plain: Probe) -> None:
+    """Raises or warns about a class whose training branch fails and which stays in evaluation mode."""
+    n_sites, n_plain = len(failed.recorder.sites), len(plain.recorder.sites)
+    if isinstance(failed.error, NotImplementedError) or n_sites > n_plain:
+        raise failed.error
+    warnings.warn(
+        f"the {cls.__name__} of the network stays in evaluation mode, since its training branch fails ({failed}). "
+        f"Name it in leave_out={cls.__name__!r} if it holds no dropout.",
+        UncertaintyWarning,
+        stacklevel=2,
+    )
+
+
+def _describe(seen: Probe) -> str:
+    site = seen.recorder.sites[-1] if seen.recorder.sites else None
+    return ", ".join(seen.host.moved) or (f"{site.kind} in {site.path or 'the network'}" if site else "nothing")
+
+
+def _check_none_missing(full: Probe, chosen: Probe) -> None:
+    count = Counter((s.path, s.kind) for s in full.recorder.sites)
+    count.subtract(Counter((s.path, s.kind) for s in chosen.recorder.sites))
+    missing = [f"{kind} in {path or 'the network'}" for (path, kind), number in count.items() if number > 0]
+    missing += [name for name in full.host.moved if name not in chosen.host.moved]
+    if missing:
+        raise ValueError(
+            f"`net` draws in training what cannot be switched on alone: {missing[0]}. Its training branch changes more "
+            "than dropout. Leave the module out by name with leave_out=, or let its output differ by dropout only."
+        )
+
+
+def check_accounted(chosen: Probe, plain: Probe) -> None:
+    if chosen.unaccounted:
+        raise NotImplementedError(
+            f"`net` draws random numbers that cannot be keyed to a seed: {chosen.unaccounted[0]}. Draw them with "
+            "torch.rand, torch.randn or torch.bernoulli in the thread of the forward pass, or leave the module out by "
+            "name with leave_out= if it is not dropout."
+        )
+    if chosen.recorder.generators[: len(plain.recorder.generators)] != plain.recorder.generators:
+        raise NotImplementedError(
+            "`net` draws from its own torch.Generator, whose state continues between calls: `seed` cannot control it. "
+            "Seed it in the forward pass, or draw from torch's own generator."
+        )

@@ -1,0 +1,185 @@
+"""The choice of a strategy by trial: the fastest that lays the same masks in the same places as the plain loop.
+
+The masks of a trial hold a different number for every unit, and its rows differ: a mask that is laid in the wrong place
+changes the output. Two draws of two rows are enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from dropbayes.sampling.inputs import Inputs, cloned_leaves
+from dropbayes.sampling.inspection import Inspection
+from dropbayes.sampling.masks import Keys
+from dropbayes.sampling.probes import autocast_dtype, double_inputs, equal_but_for_rounding
+from dropbayes.sampling.profile import Profile
+from dropbayes.sampling.source import MaskSpec
+from dropbayes.sampling.strategies import (
+    DRAW_BY_DRAW,
+    FOLDED,
+    MAPPED,
+    MAPPED_ROWS,
+    ONE_BY_ONE,
+    ROW_BY_ROW,
+    Strategy,
+    Work,
+    evaluate,
+)
+from dropbayes.tracing.views import View
+
+__all__ = ["chosen_strategy", "is_out_of_memory"]
+
+# Mapped calls take longer to launch, so mapping needs at least this share of a forward pass before the first site, and
+# on a GPU at least this many operations saved.
+_SHARED_PREFIX = {"cpu": 0.05, "cuda": 0.2}
+_SAVED_OPERATIONS = 1e12
+
+
+def chosen_strategy(inspection: Inspection, inputs: Inputs, spec: MaskSpec) -> Strategy:
+    """The fastest strategy that agrees, on a few rows and draws, with one row of one draw at a time."""
+    profile = spec.profile
+    shares_prefix = _shares_prefix(profile, inputs, spec.keys.n_draws)
+    key = (spec.per_row, shares_prefix, spec.positions is None, autocast_dtype(inputs.device))
+    if key not in inspection.strategies:
+        candidates = _candidates(profile, spec.per_row, shares_prefix, inputs.is_one_row)
+        inspection.strategies[key] = _first_that_agrees(inspection, inputs, spec, candidates)
+    return cast(Strategy, inspection.strategies[key])
+
+
+def _shares_prefix(profile: Profile, inputs: Inputs, n_draws: int) -> bool:
+    device = "cpu" if inputs.device.type == "cpu" else "cuda"
+    if profile.prefix_share <= _SHARED_PREFIX[device]:
+        return False
+    return device == "cpu" or profile.prefix_cost * inputs.n_rows * (n_draws - 1) >= _SAVED_OPERATIONS
+
+
+def _candidates(profile: Profile, per_row: bool, shares_prefix: bool, is_one_row: bool) -> list[Strategy]:
+    """The strategies worth a trial, from the fastest on; the plain loop needs none."""
+    if profile.rows_branch:
+        return []
+    together = is_one_row or not (profile.rows_depend or profile.one_row)
+    if profile.draws_branch or profile.host_random:
+        return [DRAW_BY_DRAW] if together and not per_row else []
+    if not together:
+        # A batch may do where the number is seen to vary with the rows: the trial then shows that it does no harm.
+        return [DRAW_BY_DRAW, ROW_BY_ROW] if profile.numbers_vary and not (per_row or profile.one_row) else [ROW_BY_ROW]
+    has_rows = all(site.layout is not None and site.layout.inner for site in profile.sites if site.is_random)
+    if is_one_row:
+        return [MAPPED, DRAW_BY_DRAW]
+    candidates = [MAPPED_ROWS, DRAW_BY_DRAW]
+    if profile.rows_together and (has_rows or not per_row):
+        folded = [FOLDED] if has_rows else []
+        candidates = [*([MAPPED, *folded] if shares_prefix else [*folded, MAPPED]), *candidates]
+    return candidates if not per_row or has_rows else [MAPPED_ROWS]
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def _first_that_agrees(inspection: Inspection, inputs: Inputs, spec: MaskSpec, candidates: list[Strategy]) -> Strategy:
+    """The first candidate that gives two rows under two draws what the plain loop gives them."""
+    rows = inputs if inputs.is_one_row else inputs.different_rows()
+    last = rows.n_rows - 1
+    rows = rows if last <= 1 else replace(rows, leaves=tuple(rows.rows([0, last])), n_rows=2)
+    keys = Keys(spec.keys.seed, 2, spec.keys.sampler)
+    spec = replace(spec, keys=keys, integrate=False, trial=True)
+
+    def run(strategy: Strategy, row: int | None = None, draws: range = range(2)) -> list[Tensor]:
+        leaves = cloned_leaves(rows.leaves if row is None else rows.rows([row]))
+        indices = range(rows.n_rows) if row is None else range(row, row + 1)
+        work = Work(inspection.network, rows, leaves, draws, indices)
+        with _without_fallbacks() if strategy.draws == "mapped" else contextlib.nullcontext():
+            return _in_full_precision(inspection, inputs, lambda: evaluate(strategy, spec, work))
+
+    # The loop's own: each row under a draw of its own.
+    pairs = [(row, row % 2) for row in range(rows.n_rows)] if rows.n_rows > 1 else [(0, 0), (0, 1)]
+    expected: list[list[Tensor]] = []
+    if candidates:
+        expected = [run(ONE_BY_ONE, row, range(draw, draw + 1)) for row, draw in pairs]
+        if any(bool(tensor.isnan().any()) for one in expected for tensor in one if tensor.is_floating_point()):
+            spec = replace(spec, trial=False)  # numbers that no mask has may be none that the network takes
+            expected = [run(ONE_BY_ONE, row, range(draw, draw + 1)) for row, draw in pairs]
+    for strategy in candidates:
+        try:
+            outputs = run(strategy)
+        except Exception as error:  # control flow that depends on data, an operation without a rule, ...
+            if is_out_of_memory(error):
+                raise
+            continue
+        if all(_agrees(outputs, one, row, draw) for (row, draw), one in zip(pairs, expected, strict=True)):
+            return strategy
+        # Tensor cores round to ten bits, and a small number may be the difference of large ones.
+        nearly = all(
+            _agrees(outputs, one, row, draw, nearly=True) for (row, draw), one in zip(pairs, expected, strict=True)
+        )
+        if nearly and _agrees_in_double(inspection, rows, spec, strategy, pairs):
+            return strategy
+    return ONE_BY_ONE
+
+
+def _agrees_in_double(
+    inspection: Inspection, rows: Inputs, spec: MaskSpec, strategy: Strategy, pairs: list[tuple[int, int]]
+) -> bool:
+    """Whether a strategy agrees with the plain loop on a copy of the network in double precision."""
+    try:
+        net = copy.deepcopy(inspection.net()).double()  # type: ignore[union-attr]
+        view = View(net, inspection.flags)
+        exact = double_inputs(rows)
+
+        def run(strategy: Strategy, leaves: Any, indices: range, draws: range) -> list[Tensor]:
+            return evaluate(strategy, spec, Work(lambda: view.net, exact, cloned_leaves(leaves), draws, indices))
+
+        outputs = run(strategy, exact.leaves, range(exact.n_rows), range(2))
+        alone = [run(ONE_BY_ONE, exact.rows([r]), range(r, r + 1), range(d, d + 1)) for r, d in pairs]
+    except Exception:  # the network supports one precision only
+        return False
+    return all(_agrees(outputs, one, row, draw) for (row, draw), one in zip(pairs, alone, strict=True))
+
+
+def _agrees(outputs: list[Tensor], expected: list[Tensor], row: int, draw: int, *, nearly: bool = False) -> bool:
+    """Whether the output of one row under one draw, among others, is the one it has alone; or nearly so, as a whole."""
+    if len(outputs) != len(expected):
+        return False
+    for whole, one in zip(outputs, expected, strict=True):
+        actual, wanted = whole[draw : draw + 1, row], one[:, 0]
+        if nearly and actual.shape == wanted.shape:
+            actual, wanted = actual.reshape(1, -1), wanted.reshape(1, -1)
+            if float((actual - wanted).norm()) <= 0.05 * float(wanted.norm()):
+                continue
+        if not equal_but_for_rounding(actual, wanted, whole[:, row]):
+            return False
+    return True
+
+
+def _in_full_precision(inspection: Inspection, inputs: Inputs, run: Callable[[], list[Tensor]]) -> list[Tensor]:
+    """The outputs, without autocast if the network allows it: rounding then hides no difference."""
+    if autocast_dtype(inputs.device) is None or inspection.needs_autocast:
+        return run()
+    run()  # it must work as it will be run, too
+    with torch.autocast(inputs.device.type, enabled=False):
+        return run()
+
+
+@contextlib.contextmanager
+def _without_fallbacks() -> Iterator[None]:
+    """Makes an operation without a batching rule an error: mapped one draw at a time, it would be slow."""
+    functorch: Any = torch._C._functorch
+    enabled = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_enabled(enabled)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

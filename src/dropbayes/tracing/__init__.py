@@ -1,0 +1,40 @@
+"""The reading of a forward pass: which operations are random, which multiply a weight, and what a site's mask is."""
+
+from dropbayes.tracing.interception import Interception
+from dropbayes.tracing.names import SiteNames
+from dropbayes.tracing.random_numbers import draw_or_mean
+from dropbayes.tracing.recorder import Recorder, is_ours
+from dropbayes.tracing.sites import PositionAxis, RowLayout, Site
+from dropbayes.tracing.sources import (
+    NEUTRAL,
+    Given,
+    Neutral,
+    Ones,
+    Source,
+    UnsupportedStrategy,
+    neutral_uniform,
+    scaled_product,
+)
+from dropbayes.tracing.watch import Read, SharedWrite, Watch
+
+__all__ = [
+    "NEUTRAL",
+    "Given",
+    "Interception",
+    "Neutral",
+    "Ones",
+    "PositionAxis",
+    "Read",
+    "Recorder",
+    "RowLayout",
+    "SharedWrite",
+    "Site",
+    "SiteNames",
+    "Source",
+    "UnsupportedStrategy",
+    "Watch",
+    "draw_or_mean",
+    "is_ours",
+    "neutral_uniform",
+    "scaled_product",
+]

@@ -1,0 +1,177 @@
+"""Generators outside of torch's operations: Python's and NumPy's global ones, and torch's own when a network seeds it.
+
+A network that names none of them in its code is run without touching any. Where one does, a pass shows whether it draws
+from them; the draws of such a network then run one at a time, with these generators keyed to seed and draw, and put
+back as they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pickle
+import random
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+__all__ = ["SENTINEL_SEED", "UNSEEDED", "HostDraws", "keyed_generators", "names_generators", "state_of"]
+
+SENTINEL_SEED = 0x64726F70626179  # the seed of torch's generator while a network runs that seeds it, which shows that
+_BORROWED = threading.RLock()  # two predictions of such networks do not borrow the generators at once
+
+_NAMES = frozenset({
+    "random", "manual_seed", "seed", "default_rng", "urandom", "getrandbits", "randint", "shuffle", "secrets",
+    "RandomState", "Random", "SystemRandom", "uniform", "gauss",
+})  # fmt: skip
+UNSEEDED = frozenset({"default_rng", "urandom", "secrets", "RandomState", "Random", "SystemRandom"})
+"""Names of generators that may be made within a pass, and then have a seed of their own."""
+_LIBRARY = ("torch", "dropbayes")
+
+
+def names_generators(net: nn.Module) -> frozenset[str]:
+    """The names in the code of a network's modules that may be a generator of the host, or the seeding of torch's."""
+    found: set[str] = set()
+    seen: set[Any] = set()
+    pending: list[Any] = []
+    for module in net.modules():
+        for cls in type(module).__mro__:
+            if cls in seen or cls.__module__.partition(".")[0] in (*_LIBRARY, "builtins"):
+                continue
+            seen.add(cls)
+            pending += [value for value in vars(cls).values() if hasattr(value, "__code__")]
+        held = [*vars(module).values(), *module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        pending += [value for value in held if callable(value) and not isinstance(value, nn.Module)]
+    while pending:
+        function = pending.pop()
+        if isinstance(getattr(function, "__self__", None), (random.Random, np.random.RandomState)):
+            found.add("random")  # a generator's own method, under any name
+        if isinstance(function, functools.partial):
+            pending.append(function.func)
+        code = getattr(function, "__code__", None)
+        if code is None:
+            continue
+        if code in seen:
+            continue
+        seen.add(code)
+        names = _names_in(code)
+        found |= names & _NAMES
+        scope = function.__globals__
+        pending += [f for f in map(scope.get, names) if callable(f) and _is_near(f, function)]
+        pending += [*filter(callable, map(_contents, function.__closure__ or ())), *(function.__defaults__ or ())]
+    return frozenset(found)
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    names = {*code.co_names, *code.co_freevars}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names_in(constant)
+    return names
+
+
+def _is_near(function: Any, other: Any) -> bool:
+    """Whether two functions are of the same package, or one is a generator's method."""
+    if isinstance(getattr(function, "__self__", None), (random.Random, np.random.RandomState)):
+        return True
+    homes = [str(getattr(one, "__module__", "")).partition(".")[0] for one in (function, other)]
+    return isinstance(function, types.FunctionType) and homes[0] == homes[1]
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def state_of(generator: Any) -> bytes:
+    """The state of a generator of Python, NumPy or torch, comparable."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    if isinstance(generator, random.Random):
+        return pickle.dumps(generator.getstate())
+    bits = generator.bit_generator if hasattr(generator, "bit_generator") else generator._bit_generator
+    return pickle.dumps(bits.state)
+
+
+def _global_states() -> dict[str, bytes]:
+    states = {"Python's random": pickle.dumps(random.getstate())}
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        states["numpy.random"] = pickle.dumps(numpy_random.get_state(legacy=False))
+    return states
+
+
+def _restore(states: dict[str, bytes]) -> None:
+    random.setstate(pickle.loads(states["Python's random"]))
+    if "numpy.random" in states:
+        sys.modules["numpy.random"].set_state(pickle.loads(states["numpy.random"]))
+
+
+class HostDraws:
+    """A watch over the global generators during one pass of a network, which are afterwards as they were.
+
+    Args:
+        named: The generators that the network's code names. If none, and other threads run, a moved state is theirs.
+        private: The network's own generators.
+    """
+
+    def __init__(self, named: frozenset[str], private: list[Any]) -> None:
+        self.moved: list[str] = []  # the global generators that the pass drew from
+        self.unkeyed: list[str] = []  # and those that no seed controls
+        self._seeds, self._private = bool(named & {"manual_seed", "seed"}), private
+        self._looks = bool(named) or threading.active_count() == 1
+
+    def __enter__(self) -> HostDraws:
+        self._before_private = [state_of(generator) for generator in self._private]
+        if not self._looks:
+            return self
+        _BORROWED.acquire()
+        self._before, self._torch = _global_states(), torch.default_generator.get_state()
+        if self._seeds:
+            torch.default_generator.manual_seed(SENTINEL_SEED)
+        self._start, self._start_seed = torch.default_generator.get_state(), torch.default_generator.initial_seed()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for generator, before in zip(self._private, self._before_private, strict=True):
+            if state_of(generator) != before:
+                self.unkeyed.append(f"a {type(generator).__name__} of its own")
+        if not self._looks:
+            return
+        try:
+            now = _global_states()
+            self.moved = [name for name, state in self._before.items() if now.get(name) != state]
+            if self.moved:
+                _restore(self._before)
+            seeded = torch.default_generator.initial_seed() != self._start_seed
+            if not seeded and not torch.equal(torch.default_generator.get_state(), self._start):
+                self.unkeyed.append("torch's generator, outside of what can be watched (another thread or library)")
+            if self._seeds or seeded or self.unkeyed:
+                torch.default_generator.set_state(self._torch)
+        finally:
+            _BORROWED.release()
+
+
+@contextlib.contextmanager
+def keyed_generators(seed: int | None) -> Iterator[None]:
+    """The global generators seeded (None: only torch's, with the sentinel), and put back as they were."""
+    with _BORROWED:
+        states, torch_state = _global_states(), torch.default_generator.get_state()
+        try:
+            torch.default_generator.manual_seed(SENTINEL_SEED)
+            if seed is not None:
+                random.seed(seed)
+                if "numpy.random" in states:
+                    sys.modules["numpy.random"].seed(seed % 2**32)
+            yield
+        finally:
+            _restore(states)
+            torch.default_generator.set_state(torch_state)

@@ -1,0 +1,66 @@
+"""The operations of torch that the reading of a network tells apart: one list of each kind for the whole library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = [
+    "CELLS",
+    "CONVOLUTIONS",
+    "LESS",
+    "LOOKUPS",
+    "MORE",
+    "PASSES_MASK",
+    "PRODUCTS",
+    "READS",
+    "RECURRENT",
+    "SCALARS",
+    "SHAPES",
+]
+
+Operations = frozenset[Callable[..., Any]]
+
+SHAPES: Operations = frozenset({
+    Tensor.view, Tensor.reshape, Tensor.flatten, Tensor.unflatten, Tensor.transpose, Tensor.permute, Tensor.contiguous,
+    Tensor.squeeze, Tensor.unsqueeze, Tensor.to, Tensor.clone, Tensor.movedim, Tensor.expand, Tensor.view_as,
+    Tensor.__getitem__, torch.flatten, torch.reshape, torch.transpose, torch.permute, torch.squeeze, torch.unsqueeze,
+    torch.movedim, Tensor.gather, torch.gather,
+})  # fmt: skip
+"""Operations that only rearrange their input."""
+
+PASSES_MASK: Operations = SHAPES | {
+    F.relu, torch.relu, Tensor.relu, F.relu6, F.leaky_relu, F.elu, F.celu, F.selu, F.gelu, F.silu, F.mish, F.hardswish,
+    F.softsign, F.tanh, torch.tanh, Tensor.tanh, F.max_pool1d, F.max_pool2d, F.max_pool3d, F.adaptive_max_pool1d,
+    F.adaptive_max_pool2d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d,
+    torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_,
+}  # fmt: skip
+"""Operations that leave a dropped unit at zero, as a non-linearity with σ(0) = 0 does [GG16, section 5.1]."""
+
+CONVOLUTIONS: Operations = frozenset(
+    {F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d}
+)
+RECURRENT: Operations = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
+CELLS: Operations = frozenset({torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell})
+LOOKUPS: Operations = frozenset({F.embedding, F.embedding_bag})
+PRODUCTS: Operations = CONVOLUTIONS | {
+    F.linear, F.bilinear, torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.__matmul__,
+    Tensor.__rmatmul__, torch.addmm, Tensor.addmm, torch.baddbmm, torch.einsum,
+}  # fmt: skip
+"""Operations that multiply their input by a weight."""
+
+LESS: Operations = frozenset({Tensor.__lt__, Tensor.__le__, Tensor.lt, Tensor.le, torch.lt, torch.le})
+MORE: Operations = frozenset({Tensor.__gt__, Tensor.__ge__, Tensor.gt, Tensor.ge, torch.gt, torch.ge})
+
+SCALARS: Operations = frozenset({
+    Tensor.item, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.is_nonzero,
+    torch.is_nonzero,
+})  # fmt: skip
+"""Operations that give Python the one value of a tensor."""
+
+READS: Operations = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__})
+"""Operations that give Python all values of a tensor without a call that the dispatcher sees."""

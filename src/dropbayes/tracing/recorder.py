@@ -1,0 +1,309 @@
+"""The recorder of a forward pass: its stochastic sites, the weights they feed, and its costs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dropbayes.tracing.names import SiteNames
+from dropbayes.tracing.operations import (
+    CELLS,
+    CONVOLUTIONS,
+    LESS,
+    LOOKUPS,
+    MORE,
+    PASSES_MASK,
+    PRODUCTS,
+    READS,
+    RECURRENT,
+    SHAPES,
+)
+from dropbayes.tracing.sites import Site
+from dropbayes.tracing.sources import NEUTRAL, Neutral, Ones, neutral_uniform
+from dropbayes.tracing.watch import Watch
+
+__all__ = ["Recorder", "is_ours"]
+
+_MULTIPLICATIVE = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
+
+
+class Recorder(Ones):
+    """A source that drops nothing and records the requests and the operations around them.
+
+    Args:
+        names: The names of the modules that run.
+        left_out: Whether the sites of a module are left out, by its name and object.
+        weights: The names of the weights whose inputs' keep probabilities are wanted, by id.
+        every_dropout: Whether dropout that is switched off counts, too.
+        watch: What the dispatcher sees of the same pass.
+        neutral: The numbers that stand for no noise.
+    """
+
+    def __init__(
+        self,
+        names: SiteNames,
+        *,
+        left_out: Callable[[str, nn.Module], bool] = lambda name, module: False,
+        weights: Mapping[int, str] | None = None,
+        every_dropout: bool = False,
+        watch: Watch | None = None,
+        neutral: Neutral = NEUTRAL[0],
+    ) -> None:
+        self.names, self.watch, self.neutral = names, watch, neutral
+        self.sites: list[Site] = []
+        self.sites_left_out: list[Site] = []
+        self.uses: list[tuple[str, float]] = []  # weights and the keep probabilities of their inputs, in order
+        self.prefix_cost = self.suffix_cost = 0.0
+        self.seeds_torch = False  # numbers were drawn after torch's generator was seeded within the pass
+        self.generators: list[bytes] = []  # the states of the network's own generators when it drew from them
+        self._left_out, self._weights, self._every = left_out, weights or {}, every_dropout
+        self._told = 0
+        self._masks: dict[int, tuple[int, float]] = {}  # by a tensor's id: its last site, and the keep probability
+        self._lookups: set[int] = set()
+        self._scalars: dict[int, int] = {}  # by the id of a single uniform: its site
+        self._compared: set[int] = set()
+        self._alive: list[Tensor] = []  # prevents the reuse of those ids
+        self._kept_before = 1.0  # the keep probability of what the last site drops
+        self._last_output: Tensor | None = None
+        self._readers_of_last = 0
+        self._final_linear: Tensor | None = None
+        self._final_version = 0
+
+    # What the handlers of stochastic operations ask -------------------------------------------------------------------
+
+    def is_off(self, training: bool) -> bool:
+        path, module = self.names.caller()
+        if module is not None and self._left_out(path, module):
+            if training or type(module).__module__.startswith("torch.nn."):  # whose flag is down for that
+                self.sites_left_out.append(Site(-1, path, "dropout", None, (), left_out=True))
+            return True
+        return not (training or self._every or is_ours(module))
+
+    def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> None:
+        path, _ = self.names.caller()
+        # Between the layers of a recurrent module, the next weight layer is in the module itself.
+        before = path or "(network)" if kind == "recurrent" else None
+        self.sites.append(Site(len(self.sites), path, kind, drop_prob, shape, before, name=self.names.next(kind)))
+        self._kept_before = self._keep_prob_of(like)
+
+    def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        path, module = self.names.caller()
+        out = module is not None and self._left_out(path, module)
+        if out:
+            self.sites_left_out.append(Site(-1, path, kind, drop_prob, shape, left_out=True))
+        else:
+            self.sites.append(Site(len(self.sites), path, kind, drop_prob, shape, name=self.names.next(kind)))
+        return neutral_uniform(kind, shape, device) if out else super().uniform(kind, drop_prob, shape, device)
+
+    def bernoulli(self, probability: Tensor, drop_prob: float | None) -> Tensor:
+        self.uniform("bernoulli", drop_prob, tuple(probability.shape), probability.device)
+        return super().bernoulli(probability, drop_prob)
+
+    def is_fixed(self, generator: torch.Generator | None) -> bool:
+        if generator is not None:
+            self.generators.append(generator.get_state().numpy().tobytes())
+            return True
+        fixed = self.watch is not None and self.watch.is_seeded()
+        self.seeds_torch |= fixed
+        return fixed
+
+    def compare(self, func: Callable[..., Any], left: Any, right: Any) -> None:
+        """A single uniform compared with a number is LayerDrop: the number is the site's drop probability."""
+        drawn, number, less = (
+            (left, right, func in LESS) if isinstance(left, Tensor) else (right, left, func not in LESS)
+        )
+        index = self._scalars.get(id(drawn))
+        if index is None or not isinstance(number, (int, float)):
+            return
+        site, chance = self.sites[index], min(max(float(number), 0.0), 1.0)
+        chance = chance if less else 1 - chance
+        # Compared with a second number, it chooses between more than two branches.
+        known = chance if index not in self._compared else site.drop_prob
+        self._compared.add(index)
+        self.sites[index] = replace(site, drop_prob=chance if known == chance else None)
+
+    # What happens around them -----------------------------------------------------------------------------------------
+
+    def after(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if len(self.sites) > self._told:
+            is_first, self._told = self._told == 0, len(self.sites)
+            self._note_sites(result)
+            if func not in RECURRENT:
+                return
+            if is_first:  # its first layer comes before the site
+                self._count_first_layer(args)
+        if func in LESS or func in MORE:
+            self._note_comparison(args, result)
+        if func in READS and self.watch is not None:
+            self.watch.note_read(args[0], number=True)
+        if func in RECURRENT or func in CELLS:
+            self._use_recurrent(args)
+        elif func is F.multi_head_attention_forward:
+            self._use_attention(args, kwargs)
+        elif isinstance(result, Tensor):
+            self._follow(func, args, kwargs, result)
+        self._count(func, args, kwargs, result)
+
+    def _note_comparison(self, args: tuple[Any, ...], result: Any) -> None:
+        """A single uniform compared with 0 or 1 decides nothing: LayerDrop that is switched off."""
+        compared = [self._scalars[id(a)] for a in args if id(a) in self._scalars]
+        if compared and not self.sites[compared[0]].is_random and self.watch is not None:
+            self.watch.unmark(result)
+
+    def is_integrable(self, outputs: list[Tensor]) -> bool:
+        """Whether the last site is dropout that only the final linear layer reads, whose output is the output."""
+        if not self.sites or len(outputs) != 1 or outputs[0] is not self._final_linear or self._readers_of_last != 1:
+            return False
+        untouched = _version(outputs[0]) == self._final_version
+        return untouched and self.sites[-1].kind == "dropout" and self.sites[-1].is_random
+
+    def _note_sites(self, result: Any) -> None:
+        self._final_linear, self._readers_of_last, self._last_output = None, 0, None
+        tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        if self.watch is not None:
+            self.watch.mark_drawn(tensors)
+        if not isinstance(result, Tensor):
+            return
+        site = self.sites[-1]
+        if site.kind in _MULTIPLICATIVE:
+            self._mark(result, site.index, self._kept_before * (1 - (site.drop_prob or 0.0)))
+            self._last_output = result
+        elif site.kind == "rand" and result.numel() == 1:
+            self._scalars[id(result)] = site.index
+            self._alive.append(result)
+
+    def _mark(self, tensor: Tensor, site: int, keep_prob: float) -> None:
+        # Forgotten with the tensor: a reference would count as memory that the network needs.
+        self._masks[id(tensor)] = site, keep_prob
+        weakref.finalize(tensor, self._masks.pop, id(tensor), None)
+
+    def _follow(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
+        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if func in PRODUCTS:
+            self._use_product(leaves)
+        elif func in LOOKUPS:
+            self._lookups.add(id(result))
+            self._alive.append(result)
+        read = [leaf for leaf in leaves if id(leaf) in self._masks]
+        # A mask of looked-up words belongs to their table.
+        passes = func in PASSES_MASK and (func in SHAPES or not any(id(leaf) in self._lookups for leaf in leaves))
+        if read and passes:
+            keep_prob = 1.0
+            for tensor in read:
+                keep_prob *= self._masks[id(tensor)][1]
+            self._mark(result, self._masks[id(read[-1])][0], keep_prob)
+        for tensor in read:
+            site = self._masks[id(tensor)][0]
+            if self.sites[site].before is None and _has_weights(func, leaves):
+                self.sites[site] = replace(self.sites[site], before=self.names.caller()[0] or func.__name__)
+            if tensor is self._last_output:
+                self._readers_of_last += 1
+                is_linear = func is F.linear and _argument(args, kwargs, 0, "input") is tensor
+                self._final_linear = result if is_linear else None
+                self._final_version = _version(result)
+        if result is not self._final_linear and any(leaf is self._final_linear for leaf in leaves):
+            self._final_linear = None  # an early exit may read the output
+
+    # The weights ------------------------------------------------------------------------------------------------------
+
+    def _keep_prob_of(self, *operands: Any) -> float:
+        product = 1.0
+        for operand in operands:
+            product *= self._masks.get(id(operand), (0, 1.0))[1]
+        return product
+
+    def _use(self, weight: Tensor, keep_prob: float) -> None:
+        if id(weight) in self._weights:
+            self.uses.append((self._weights[id(weight)], keep_prob))
+
+    def _use_product(self, operands: list[Tensor]) -> None:
+        factors = [operand for operand in operands if id(operand) not in self._weights]
+        for weight in operands:
+            self._use(weight, self._keep_prob_of(*factors))
+
+    def _use_attention(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The projections of the inputs, which are cut from one weight; that of the output is a product of its own."""
+        by_input = dict(zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), args[:3], strict=True))
+        for weight in (*args, *kwargs.values()):
+            if isinstance(weight, Tensor) and id(weight) in self._weights:
+                parameter = self._weights[id(weight)].rpartition(".")[2]
+                if parameter != "weight" and not any(name == self._weights[id(weight)] for name, _ in self.uses[-4:]):
+                    self._use(weight, self._keep_prob_of(by_input.get(parameter, args[0])))
+
+    def _use_recurrent(self, args: tuple[Any, ...]) -> None:
+        weights = [w for a in args if isinstance(a, (tuple, list)) for w in a if isinstance(w, Tensor)]
+        weights += [a for a in args if isinstance(a, Tensor)]
+        between = next((a for a in args if isinstance(a, float)), 0.0)
+        for weight in weights:
+            parameter = self._weights.get(id(weight), "").rpartition(".")[2]
+            first = parameter == "weight_ih" or parameter.startswith("weight_ih_l0")
+            later = 1.0 - between if parameter.startswith("weight_ih_l") else 1.0
+            self._use(weight, self._keep_prob_of(args[0]) if first else later)
+
+    # The costs --------------------------------------------------------------------------------------------------------
+
+    def _count_first_layer(self, args: tuple[Any, ...]) -> None:
+        weights = next(a for a in args if isinstance(a, (list, tuple)) and len(a) > 2)
+        n_sites = len(self.sites)
+        share = sum(w.numel() for w in weights[: len(weights) // (n_sites + 1)]) / sum(w.numel() for w in weights)
+        cost = share * _recurrent_operations(args)
+        self.prefix_cost += cost
+        self.suffix_cost -= cost
+
+    def _count(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        out = result[0] if isinstance(result, tuple) and result else result
+        if not isinstance(out, Tensor) or func in SHAPES:
+            return
+        cost = _operations(func, args, kwargs, out)
+        if self.sites:
+            self.suffix_cost += cost
+        else:
+            self.prefix_cost += cost
+
+
+def is_ours(module: nn.Module | None) -> bool:
+    """Whether a module is one of this library's layers, which are random regardless of their flag."""
+    return module is not None and type(module).__module__.startswith("dropbayes.")
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
+    return args[position] if len(args) > position else kwargs.get(name)
+
+
+def _has_weights(func: Callable[..., Any], leaves: list[Tensor]) -> bool:
+    if func is F.linear or func in CONVOLUTIONS or func in LOOKUPS:
+        return True
+    return func in PRODUCTS and any(isinstance(leaf, nn.Parameter) for leaf in leaves)
+
+
+def _operations(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> float:
+    """Roughly, the floating-point operations of one call: accurate enough to choose the size of a block."""
+    first, second = _argument(args, kwargs, 0, "input"), _argument(args, kwargs, 1, "weight")
+    if (func is F.linear or func in CONVOLUTIONS) and isinstance(second, Tensor):
+        return 2.0 * out.numel() * second.numel() / second.shape[0]
+    if func in (torch.addmm, Tensor.addmm, torch.baddbmm) and isinstance(second, Tensor):
+        return 2.0 * out.numel() * second.shape[-1]
+    if func in PRODUCTS and isinstance(first, Tensor) and first.dim():
+        return 2.0 * out.numel() * first.shape[-1]
+    if func is F.scaled_dot_product_attention:
+        query, key = _argument(args, kwargs, 0, "query"), _argument(args, kwargs, 1, "key")
+        return 4.0 * query.numel() * key.shape[-2]
+    if func in RECURRENT:
+        return _recurrent_operations(args)
+    return 4.0 * out.numel()
+
+
+def _recurrent_operations(args: tuple[Any, ...]) -> float:
+    weights = next(a for a in args if isinstance(a, (list, tuple)) and len(a) > 2)
+    return 2.0 * args[0].numel() / args[0].shape[-1] * sum(w.numel() for w in weights)

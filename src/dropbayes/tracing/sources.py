@@ -1,0 +1,173 @@
+"""Where the randomness of a network comes from while it runs: the one place that knows a site's mask.
+
+A stochastic operation asks its *source* for the mask of the next site, in the order of execution. `Ones` gives the
+network without its masks, `Given` masks that the caller holds; `sampling.keyed` makes those of a seed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+__all__ = [
+    "NEUTRAL",
+    "Given",
+    "Handlers",
+    "Neutral",
+    "Ones",
+    "RandomMode",
+    "Source",
+    "UnsupportedStrategy",
+    "neutral_uniform",
+    "scaled_product",
+]
+
+Handlers = dict[Callable[..., Any], Callable[..., Any]]
+"""What replaces each stochastic operation: a function of the mode, the operation and its arguments."""
+
+
+class UnsupportedStrategy(Exception):
+    """A way to run a network that cannot give it these masks; another can."""
+
+
+class Source(ABC):
+    """The source of randomness of one run of a network, asked once per site, in the order of execution."""
+
+    freezes_statistics = False
+    """Whether normalisation uses its running statistics, whatever its training flag says."""
+
+    @abstractmethod
+    def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
+        """The 0/1 mask of the next site, broadcastable to `shape`; None to keep everything, unscaled."""
+
+    @abstractmethod
+    def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """The uniforms of the next site, in float64."""
+
+    def bernoulli(self, probability: Tensor, drop_prob: float | None) -> Tensor:
+        """Ones with the given probabilities, else zeros: the values of the next site."""
+        uniform = self.uniform("bernoulli", drop_prob, tuple(probability.shape), probability.device)
+        return (uniform < probability).to(probability.dtype)
+
+    def dropout(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
+        """`x` with the mask of the next site, scaled by 1 / keep probability: the result of dropout."""
+        keep = self.keep(kind, drop_prob, shape, x)
+        if keep is None:  # in place, it is seen to write into its input
+            return x.mul_(1) if inplace and not isinstance(x, nn.Parameter) else x.clone()
+        return scaled_product(x, keep, drop_prob, inplace)
+
+    def is_off(self, training: bool) -> bool:
+        """Whether the next dropout is switched off; `training` is the argument that the network passed."""
+        return not training
+
+    def is_fixed(self, generator: torch.Generator | None) -> bool:
+        """Whether random numbers from `generator` (None: torch's own) are the same in every forward pass."""
+        return generator is not None
+
+    def integrate(self, x: Tensor, drop_prob: float) -> Tensor | None:
+        """The input of a last layer whose mask is integrated out; None to draw the mask."""
+        return None
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """The expected output of the layer that takes `x` from `integrate`; None for any other layer."""
+        return None
+
+    def attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, drop_prob: float, *,
+        is_causal: bool, scale: float,
+    ) -> Tensor | None:  # fmt: skip
+        """Attention whose weights have the mask of the next site, by a fused kernel; None without one."""
+        return None
+
+    def compare(self, func: Callable[..., Any], left: Any, right: Any) -> None:
+        """Called before two values are compared by <, <=, > or >=."""
+        return
+
+    def after(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Called after every operation with its arguments and result; most sources ignore it."""
+        return
+
+
+@dataclass(frozen=True)
+class Neutral:
+    """The numbers that stand for no noise. A network's own use of them decides which ones do."""
+
+    uniform: float
+    bernoulli: float | None  # None for the probability itself
+
+
+_LARGEST_UNIFORM = 1 - 2.0**-24
+NEUTRAL = (
+    Neutral(_LARGEST_UNIFORM, None),  # a gate rand() < drop_prob, floor(keep_prob + rand()), a mask over its mean
+    Neutral(_LARGEST_UNIFORM, 1.0),  # a mask that is not scaled
+    Neutral(2.0**-24, 0.0),  # a mask of what is dropped
+    Neutral(0.5, None),  # noise around the middle
+)
+"""The candidates, the most common first."""
+
+
+class Ones(Source):
+    """Nothing is dropped and no noise is added: the network in evaluation mode, if its flags only gate dropout."""
+
+    neutral = NEUTRAL[0]
+
+    def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> None:
+        return None
+
+    def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        return neutral_uniform(kind, shape, device, self.neutral)
+
+    def bernoulli(self, probability: Tensor, drop_prob: float | None) -> Tensor:
+        number = self.neutral.bernoulli
+        return probability if number is None else torch.full_like(probability, number)
+
+
+class Given(Source):
+    """Multiplicative masks that the caller holds, one for each site: `factors` are multiplied in, not scaled.
+
+    Args:
+        factors: A tensor for each site in the order of execution, broadcastable to the tensor it multiplies.
+    """
+
+    def __init__(self, factors: Sequence[Tensor]) -> None:
+        self._factors: Iterator[Tensor] = iter(factors)
+
+    def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        return self._next(kind) * (1 - drop_prob)  # its caller divides by the keep probability
+
+    def dropout(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
+        return x * self._next(kind)
+
+    def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        raise NotImplementedError(f"`net` draws {kind} numbers, which are no multiplicative mask.")
+
+    def _next(self, kind: str) -> Tensor:
+        factor = next(self._factors, None)
+        if factor is None:
+            raise ValueError(f"`factors` must hold one mask for each site of the network; there is none for a {kind}.")
+        return factor
+
+
+def neutral_uniform(kind: str, shape: tuple[int, ...], device: torch.device, neutral: Neutral = NEUTRAL[-1]) -> Tensor:
+    """Uniforms that change nothing where that is possible: for a normal number, its median."""
+    return torch.full(shape, neutral.uniform if kind == "rand" else 0.5, dtype=torch.float64, device=device)
+
+
+class RandomMode(TorchFunctionMode):
+    """A mode of torch with a source of randomness, from which the handlers of stochastic operations draw."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self.source = source
+
+
+def scaled_product(x: Tensor, keep: Tensor, drop_prob: float, inplace: bool = False) -> Tensor:
+    """`x * keep / (1 - drop_prob)`; 0 if `drop_prob` is 1."""
+    factor = keep * (1 / (1 - drop_prob)) if drop_prob < 1 else keep
+    return x.mul_(factor) if inplace and not isinstance(x, nn.Parameter) else x * factor

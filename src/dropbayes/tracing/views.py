@@ -1,0 +1,418 @@
+"""Views of a network, which run in its place so that the network itself is never changed.
+
+A view is made of new module objects over the same parameters and hooks, with its own training flags, buffers, plain
+tensors and arrays, containers and generators. Methods, functions and weak references bound to modules of the network
+are bound to those of the view.
+"""
+
+from __future__ import annotations
+
+import array
+import copy
+import functools
+import random
+import sys
+import types
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
+
+from dropbayes.tracing.states import NetworkState, is_object
+from dropbayes.tracing.watch import SharedWrite, Watch
+
+__all__ = ["Flags", "View", "check_modules", "checked_network", "eagerly", "has_global_hooks", "unwrap"]
+
+Flags = Callable[[str, nn.Module], bool]
+"""Whether a module may be in training mode, by its name and object."""
+
+_GLOBAL_HOOKS = (torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks)
+
+
+def checked_network(net: Any) -> nn.Module:
+    """The plain module behind `net`, unwrapped from DataParallel, DDP and torch.compile."""
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"`net` must be a torch.nn.Module; got {type(net).__name__}.")
+    return unwrap(net)
+
+
+def check_modules(net: nn.Module) -> None:
+    """Raises on scripted modules, and on uninitialised lazy ones: inspection would initialise them."""
+    scripted = [name or "(network)" for name, m in net.named_modules() if isinstance(m, torch.jit.ScriptModule)]
+    if scripted:
+        raise TypeError(
+            f"`net` must be an ordinary module: {scripted[0]} is scripted or traced, which hides its operations (and "
+            "its dropout). Pass the module it was made from."
+        )
+    lazy = [name for name, m in net.named_modules() if getattr(m, "has_uninitialized_params", lambda: False)()]
+    if lazy:
+        raise ValueError(f"`net` must be initialised; {lazy[0]!r} is lazy. Run it once on a batch: net(x).")
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The module inside DataParallel, DDP and torch.compile."""
+    while True:
+        if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            module = module.module
+        elif "_orig_mod" in module._modules:  # torch.compile: draws run the original module
+            module = cast(nn.Module, module._modules["_orig_mod"])
+        else:
+            return module
+
+
+def has_global_hooks() -> bool:
+    """Whether hooks are registered for all modules of the process."""
+    return any(_GLOBAL_HOOKS)
+
+
+class View:
+    """A network's stand-in: `net` runs in its place.
+
+    Args:
+        net: The network, as `checked_network` gives it.
+        may_train: Which modules may be in training mode, of those that the network's own `train()` puts into it; None
+            for the flags of its own `eval()`.
+        own_buffers: Whether the view has copies of buffers and plain tensors, for a pass that may write to them.
+            Otherwise it shares those of the network, whose values stay up to date.
+        own_parameters: Whether it has copies of the parameters, too.
+    """
+
+    def __init__(
+        self, net: nn.Module, may_train: Flags | None = None, *, own_buffers: bool = True, own_parameters: bool = False
+    ) -> None:
+        self._own_buffers, self._own_parameters = own_buffers, own_parameters
+        try:
+            self._build(net, may_train)
+        except SharedWrite:  # the network's own `train` or `eval` writes into its weights
+            self._own_parameters = True
+            self._build(net, may_train)
+        self.state = NetworkState(self.net, versions=True)
+
+    def _build(self, net: nn.Module, may_train: Flags | None) -> None:
+        self._clones: dict[int, nn.Module] = {}
+        self._names: dict[int, str] = {}
+        self._copies: dict[int, Any] = {}  # of tensors, containers and objects: what is shared stays shared
+        self._alive: list[Any] = []  # prevents the reuse of ids
+        self._memory: dict[int, torch.UntypedStorage] = {}  # copies of memory, by address
+        self._parameter_memory = {address for parameter in net.parameters() if (address := _address(parameter))}
+        self.generators: list[Any] = []
+        self.net = self._clone(net, "")
+        self._originals = self._modules_below(net)
+        self._switches = any(_switches(module) for module in self._originals)
+        for module in self._originals:
+            self._fill(module)
+        self.moves_weights = self._switches and not self._switch(may_train is not None)
+        if not self._switches:
+            for clone in self._clones.values():
+                clone.__dict__["training"] = may_train is not None
+        for module in self._originals:
+            name, clone = self._names[id(module)], self._clones[id(module)]
+            if may_train is not None and clone.training and not may_train(name, module):
+                clone.__dict__["training"] = False
+        if self._switches and not (self._own_parameters or self.moves_weights):
+            for module in self._originals:
+                self._clones[id(module)].__dict__["_parameters"] = dict(module._parameters)
+
+    @property
+    def paths(self) -> dict[int, str]:
+        """The name of each module of the view, by the module's id."""
+        return {id(clone): self._names[original] for original, clone in self._clones.items()}
+
+    @property
+    def originals(self) -> dict[int, nn.Module]:
+        """The modules of the network itself, by id."""
+        return {id(module): module for module in self._originals}
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The parameters that the view shares with the network, by name."""
+        return {} if self._own_parameters or self.moves_weights else dict(self.net.named_parameters())
+
+    def forget_network(self) -> None:
+        """Drops the references to the network's own modules: a view that is kept must not keep them alive."""
+        self._originals, self._alive, self._copies, self._memory = [], [], {}, {}
+
+    def commit(self, net: nn.Module) -> None:
+        """Copies the attributes and buffers that running the view has changed to the network."""
+        for path, key in self.state.changes(self.net):
+            module, clone = net.get_submodule(path), self.net.get_submodule(path)
+            group, _, name = key.partition("/")
+            if name and group == "_buffers" and name in module._buffers and name in clone._buffers:
+                _assign_buffer(module, clone, name)
+            elif not name and not _holds_modules(clone.__dict__.get(group)):
+                self._assign(module, group, clone.__dict__.get(group))
+
+    def _assign(self, module: nn.Module, key: str, value: Any) -> None:
+        before = module.__dict__.get(key)
+        if isinstance(before, Tensor) and isinstance(value, Tensor) and before.shape == value.shape:
+            with torch.no_grad():
+                before.copy_(value)
+        elif isinstance(before, np.ndarray) and isinstance(value, np.ndarray) and before.shape == value.shape:
+            before[...] = value
+        elif isinstance(before, bytearray) and isinstance(value, bytearray):
+            before[:] = value
+        elif is_object(before) and type(before) is type(value):
+            vars(before).update(_detach(vars(value)))
+        else:
+            module.__dict__[key] = _detach(value)
+
+    # Making it ------------------------------------------------------------------------------------------------------
+
+    def _modules_below(self, net: nn.Module) -> list[nn.Module]:
+        modules, seen = [net], {id(net)}
+        for module in modules:  # grows during the loop
+            for child in module._modules.values():
+                inner = None if child is None else unwrap(child)
+                if inner is not None and id(inner) not in seen:
+                    seen.add(id(inner))
+                    modules.append(inner)
+        return modules
+
+    def _clone(self, module: nn.Module, name: str) -> nn.Module:
+        module = unwrap(module)
+        if id(module) in self._clones:
+            return self._clones[id(module)]
+        kind: Any = type(module)
+        if hasattr(kind, "__del__"):  # the user's clean-up must not run when the view is freed
+            kind = type(kind.__name__, (kind,), {"__del__": lambda self: None, "__module__": kind.__module__})
+        clone = object.__new__(kind)
+        self._clones[id(module)], self._names[id(module)] = clone, name
+        children = {
+            key: child if child is None else self._clone(child, f"{name}.{key}".lstrip("."))
+            for key, child in module._modules.items()
+        }
+        clone.__dict__["_modules"] = children
+        return clone
+
+    def _fill(self, module: nn.Module) -> None:
+        clone = self._clones[id(module)]
+        for key, value in module.__dict__.items():
+            if key == "_modules":
+                continue
+            if key == "_buffers":
+                clone.__dict__[key] = {name: self._tensor(buffer) for name, buffer in value.items()}
+            elif key == "_parameters":
+                clone.__dict__[key] = {name: self._parameter(parameter) for name, parameter in value.items()}
+            elif type(value) in _IMMUTABLE:
+                clone.__dict__[key] = value
+            elif type(value) in _PLAIN_CONTAINERS and not value:
+                clone.__dict__[key] = type(value)()
+            else:
+                clone.__dict__[key] = self._copy(value)
+        clone.__dict__["_compiled_call_impl"] = None
+
+    def _parameter(self, parameter: Any) -> Any:
+        if parameter is None or not (self._own_parameters or self._switches):
+            return parameter
+        if id(parameter) not in self._copies:  # an alias while a mode is switched, which may replace a weight
+            made = parameter.detach().clone() if self._own_parameters else parameter.detach()
+            is_parameter = isinstance(parameter, nn.Parameter)
+            made = nn.Parameter(made, parameter.requires_grad) if is_parameter else made
+            self._remember(parameter, made)
+        return self._copies[id(parameter)]
+
+    def _tensor(self, tensor: Any) -> Any:
+        if tensor is None or not self._own_buffers or isinstance(tensor, nn.Parameter) or tensor.grad_fn is not None:
+            return tensor
+        if id(tensor) not in self._copies:
+            self._remember(tensor, self._cloned(tensor))
+        return self._copies[id(tensor)]
+
+    def _cloned(self, tensor: Tensor) -> Tensor:
+        """A copy of a tensor, over one copy of the memory that it shares with others; of a parameter's, itself."""
+        address = _address(tensor)
+        if not address or type(tensor) is not Tensor:  # sparse, nested, or of a class of its own
+            return tensor.clone()
+        if address in self._parameter_memory:
+            return tensor
+        if address not in self._memory:
+            self._memory[address] = tensor.untyped_storage().clone()
+        made = tensor.new_empty(0)
+        return made.set_(self._memory[address], tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def _remember(self, value: Any, made: Any) -> Any:
+        self._alive.append(value)
+        self._copies[id(value)] = made
+        return made
+
+    def _switch(self, to_training: bool) -> bool:
+        """Puts the view into a mode by the network's own method; whether that left its weights as they were."""
+        before = [parameter.detach().clone() if self._own_parameters else parameter for parameter in self._weights()]
+        addresses = list(map(_address, before))
+        for module in self._originals:
+            self._clones[id(module)].__dict__["training"] = module.training
+        try:
+            with Watch(shared={} if self._own_parameters else dict(self.net.named_parameters())):
+                self.net.train() if to_training else self.net.eval()
+        except NotImplementedError as error:  # a graph of torch.export
+            raise TypeError(
+                "`net` must be an ordinary module: it was exported, and its training mode cannot be set. Pass the "
+                "module it was made from."
+            ) from error
+        after = self._weights()
+        if not self._own_parameters:
+            return all(map(_is, before, after)) and list(map(_address, after)) == addresses
+        return len(before) == len(after) and all(map(torch.equal, before, after))
+
+    def _weights(self) -> list[Tensor]:
+        return list(self.net.parameters())
+
+    def _copy(self, value: Any, depth: int = 0) -> Any:
+        """`value` as the view holds it: copied where a pass may write to it, bound to the modules of the view."""
+        if type(value) in _IMMUTABLE or depth > 4:
+            return value
+        if type(value) in weakref.ProxyTypes:  # which claims the class of its target
+            target = value.__repr__.__self__
+            return weakref.proxy(self._clones[id(target)]) if id(target) in self._clones else value
+        if isinstance(value, nn.Module):
+            return self._clones.get(id(value), value)
+        if id(value) in self._copies:
+            return self._copies[id(value)]
+        if isinstance(value, Tensor):
+            return self._tensor(value) if depth < 2 else value
+        if isinstance(value, (np.ndarray, bytearray, array.array)):
+            return self._remember(value, copy.copy(value))
+        if isinstance(value, (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)):
+            self.generators.append(made := _copied_generator(value))
+            return self._remember(value, made)
+        if isinstance(value, weakref.ref):
+            target = value()
+            return weakref.ref(self._clones[id(target)]) if id(target) in self._clones else value
+        if isinstance(value, (types.MethodType, functools.partial, types.FunctionType)):
+            return self._bind(value, depth)
+        if isinstance(value, (dict, list, set, tuple, deque)):
+            return self._copy_container(value, depth)
+        return self._copy_object(value, depth) if is_object(value) else value
+
+    def _copy_container(self, value: Any, depth: int) -> Any:
+        if isinstance(value, tuple):
+            items = [self._copy(item, depth + 1) for item in value]
+            if all(map(_is, items, value)):
+                return value
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        try:
+            made = self._remember(value, copy.copy(value))
+        except Exception:  # a container that cannot be copied is shared
+            return value
+        if isinstance(made, dict):
+            for key, item in value.items():
+                dict.__setitem__(made, key, self._copy(item, depth + 1))
+        elif isinstance(made, (list, deque)):
+            for index, item in enumerate(value):
+                made[index] = self._copy(item, depth + 1)
+        else:
+            made.clear()
+            made.update(self._copy(item, depth + 1) for item in value)
+        return made
+
+    def _copy_object(self, value: Any, depth: int) -> Any:
+        try:
+            made = self._remember(value, object.__new__(type(value)))
+        except TypeError:  # made by its own type only
+            return value
+        vars(made).update({key: self._copy(item, depth + 1) for key, item in vars(value).items()})
+        return made
+
+    def _bind(self, value: Any, depth: int) -> Any:
+        """A method, partial or closure with every reference to a module of the network replaced by the view's."""
+        if isinstance(value, types.MethodType):
+            owner = self._copy(value.__self__, depth + 1)
+            return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
+        if isinstance(value, functools.partial):
+            bound = functools.partial(
+                self._copy(value.func, depth + 1),
+                *(self._copy(a, depth + 1) for a in value.args),
+                **{k: self._copy(v, depth + 1) for k, v in value.keywords.items()},
+            )
+            bound.__dict__.update(value.__dict__)
+            return bound
+        cells = value.__closure__ or ()
+        contents = [_cell_value(cell) for cell in cells]
+        bound_contents = [self._copy(c, depth + 1) if _refers(c) else self._copies.get(id(c), c) for c in contents]
+        defaults = tuple(self._copy(v, depth + 1) if _refers(v) else v for v in value.__defaults__ or ())
+        named = {k: self._copy(v, depth + 1) if _refers(v) else v for k, v in (value.__kwdefaults__ or {}).items()}
+        given = (*contents, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        if all(map(_is, given, (*bound_contents, *defaults, *named.values()))):
+            return value
+        closure = tuple(
+            cell if a is b else types.CellType(b) for cell, a, b in zip(cells, contents, bound_contents, strict=True)
+        )
+        made = types.FunctionType(value.__code__, value.__globals__, value.__name__, defaults or None, closure)
+        made.__kwdefaults__, made.__dict__ = named or None, dict(value.__dict__)
+        return made
+
+
+_IMMUTABLE = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size, bytes})
+
+
+_PLAIN_CONTAINERS = frozenset({dict, OrderedDict, list, set})
+
+
+def _address(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def _is(a: Any, b: Any) -> bool:
+    return a is b
+
+
+def _switches(module: nn.Module) -> bool:
+    """Whether a module's own `train` or `eval` does more than torch's."""
+    kind, state = type(module), module.__dict__
+    if kind.train is not nn.Module.train or kind.eval is not nn.Module.eval:
+        return not kind.__module__.startswith("torch.nn.")
+    return "train" in state or "eval" in state
+
+
+def _copied_generator(generator: Any) -> Any:
+    return generator.clone_state() if isinstance(generator, torch.Generator) else copy.deepcopy(generator)
+
+
+def _refers(content: Any) -> bool:
+    """Whether the content of a closure may refer to modules; containers are shared by those who close over them."""
+    return isinstance(content, (nn.Module, types.MethodType, functools.partial, types.FunctionType))
+
+
+def _cell_value(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _holds_modules(value: Any) -> bool:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else [value]
+    return any(isinstance(item, (nn.Module, types.MethodType, functools.partial)) for item in items)
+
+
+def _assign_buffer(module: nn.Module, clone: nn.Module, name: str) -> None:
+    mine, theirs = module._buffers[name], clone._buffers[name]
+    if mine is not None and theirs is not None and mine.shape == theirs.shape and mine.dtype == theirs.dtype:
+        with torch.no_grad():
+            mine.copy_(theirs)
+    else:
+        module._buffers[name] = _detach(theirs)
+
+
+def _detach(value: Any) -> Any:
+    return torch.utils._pytree.tree_map(lambda v: v.detach() if isinstance(v, Tensor) else v, value)
+
+
+def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with torch.compile switched off inside it: compiled code could not be intercepted."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled before the compiler is loaded, which takes seconds
+        return function
+
+    def run_uncompiled(*args: Any, **kwargs: Any) -> Any:
+        with torch.compiler.set_stance("force_eager"):  # for compiled functions that the network calls
+            return torch.compiler.disable(function)(*args, **kwargs)
+
+    return run_uncompiled

@@ -1,0 +1,178 @@
+"""What the dispatcher sees of a forward pass: unaccounted randomness, memory, writes, and values that Python reads.
+
+Every operation passes the dispatcher, whichever Python function called it. The watch follows through all of them which
+tensors depend on the rows of the input and which on a site, so that a branch on such a value is noticed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["Read", "SharedWrite", "Watch"]
+
+Read = tuple[bool, bool, bool]
+"""A value that Python read: whether it depends on a site, on the rows, and whether it is more than true or false."""
+
+
+class SharedWrite(Exception):
+    """A pass is about to write into a tensor that it shares with the network; nothing was written."""
+
+
+class Watch(TorchDispatchMode):
+    """Observes every operation at the dispatcher.
+
+    Args:
+        rows: The tensors of the input that hold rows.
+        shared: The tensors that must not be written to, by name.
+    """
+
+    def __init__(self, rows: Iterable[Tensor] = (), shared: Mapping[str, Tensor] | None = None) -> None:
+        super().__init__()
+        self.unaccounted: list[str] = []  # random operations that were not replaced
+        self.reads: set[Read] = set()
+        self.numbers: list[Any] = []  # that Python read and that depend on the rows
+        self.writes_input = False
+        self.has_dynamic_shapes = False  # a shape depends on values of the rows or of a site
+        self.peak_bytes = self.peak_suffix_bytes = 0
+        self._rows = {key for tensor in rows if (key := _storage(tensor))}
+        self._shared = {key: name for name, tensor in (shared or {}).items() if (key := _storage(tensor))}
+        self._rowed, self._drawn = set(self._rows), set[int]()
+        self._after_site = False
+        self._seed = 0  # of torch's generator when the pass began
+        # Views of parameters, buffers and inputs take no memory.
+        self._live: dict[int, tuple[int, bool]] = dict.fromkeys((*self._rows, *self._shared), (0, False))
+        self._total = self._suffix_total = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # with True, torch would load its compiler, which takes seconds
+
+    def __enter__(self) -> Watch:
+        self._seed = torch.default_generator.initial_seed()
+        super().__enter__()
+        return self
+
+    def is_seeded(self) -> bool:
+        """Whether torch's generator was seeded since the pass began: its numbers are the same in every pass."""
+        return torch.default_generator.initial_seed() != self._seed
+
+    def _is_fixed(self, kwargs: dict[str, Any]) -> bool:
+        return kwargs.get("generator") is not None or self.is_seeded()
+
+    def mark_drawn(self, tensors: Iterable[Tensor]) -> None:
+        """Notes the results of a site."""
+        self._after_site = True
+        self._drawn.update(key for tensor in tensors if (key := _storage(tensor)))
+
+    def unmark(self, tensor: Tensor) -> None:
+        """Notes a tensor that is the same under every draw, whatever it was computed from."""
+        self._drawn.discard(_storage(tensor))
+
+    def note_read(self, tensor: Any, *, number: bool) -> None:
+        """Notes that Python read the values of a tensor."""
+        key = _storage(tensor) if isinstance(tensor, Tensor) else 0
+        if key in self._drawn or key in self._rowed:
+            self.reads.add((key in self._drawn, key in self._rowed, number))
+            if number:
+                self.numbers.append(tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = {key for tensor in _tensors((*args, *kwargs.values())) if (key := _storage(tensor))}
+        tags = func.tags
+        if torch.Tag.nondeterministic_seeded in tags and _draws(func, args, kwargs) and not self._is_fixed(kwargs):
+            self.unaccounted.append(func.overloadpacket.__name__)
+        drawn, rowed = bool(given & self._drawn), bool(given & self._rowed)
+        if torch.Tag.data_dependent_output in tags and args:
+            is_number = func.overloadpacket.__name__ != "equal" and args[0].dtype != torch.bool
+            self.note_read(args[0], number=is_number)
+        self.has_dynamic_shapes |= (drawn or rowed) and torch.Tag.dynamic_output_shape in tags and _selects(func, args)
+        written = _written(func, args, kwargs) if func._schema.is_mutable else set[int]()
+        for key in written & self._shared.keys():
+            raise SharedWrite(self._shared[key])
+        self.writes_input |= bool(written & self._rows)
+        result = func(*args, **kwargs)
+        for tensor in _tensors(result if isinstance(result, (tuple, list)) else (result,)):
+            self._hold(tensor, given, drawn, rowed)
+        return result
+
+    def _hold(self, tensor: Tensor, given: set[int], drawn: bool, rowed: bool) -> None:
+        key = _storage(tensor)
+        if not key:
+            return
+        for depends, keys in ((drawn, self._drawn), (rowed, self._rowed)):
+            if depends:
+                keys.add(key)
+            elif key not in given:  # new memory, perhaps at the address of a tensor that is gone
+                keys.discard(key)
+        if key in self._live:
+            return
+        size = tensor.untyped_storage().nbytes()
+        self._live[key] = size, self._after_site
+        self._total += size
+        self._suffix_total += size if self._after_site else 0
+        self.peak_bytes = max(self.peak_bytes, self._total)
+        self.peak_suffix_bytes = max(self.peak_suffix_bytes, self._suffix_total)
+        weakref.finalize(tensor, self._free, key)
+
+    def _free(self, key: int) -> None:
+        size, in_suffix = self._live.pop(key, (0, False))
+        self._total -= size
+        self._suffix_total -= size if in_suffix else 0
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors among the arguments of an operation, which are in lists at most."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += [item for item in value if isinstance(item, Tensor)]
+    return found
+
+
+def _storage(tensor: Tensor) -> int:
+    """The address of a tensor's memory; 0 for one that has none of its own: sparse, nested, on the meta device."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of an operation by name, with its defaults."""
+    arguments = func._schema.arguments
+    named = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    return named | {a.name: value for a, value in zip(arguments, args, strict=False)} | kwargs
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
+    """The memory that an operation writes to."""
+    named = _named(func, args, kwargs)
+    targets = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return {key for tensor in _tensors(named.get(name) for name in targets) if (key := _storage(tensor))}
+
+
+def _selects(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the shape of the result depends on values: not if elements are taken by their number."""
+    if func.overloadpacket.__name__ != "index":
+        return True
+    return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+
+
+def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation that may be random is random with these arguments."""
+    named = _named(func, args, kwargs)
+    if any(named.get(name) is False for name in ("train", "training")):
+        return False
+    chances = [named.get(name) for name in ("dropout_p", "dropout", "p")]
+    return not any(isinstance(chance, (int, float)) and chance == 0 for chance in chances)
