@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dropbayes as db
 from dropbayes.predictive import moments
-from dropbayes.sampling.plan import checked_keys, plan_draws
-from dropbayes.sampling.trees import as_inputs
+from dropbayes.sampling.inputs import as_inputs
+from dropbayes.sampling.plan import checked_keys, make_plan
 from tests.sampling.zoo import Module, build
 
 
@@ -94,7 +94,7 @@ def test_automatic_draws_of_a_row_do_not_depend_on_its_neighbours():
 
 
 def test_automatic_draws_stop_at_the_cap(monkeypatch):
-    monkeypatch.setattr(moments, "MOST_DRAWS", 320)
+    monkeypatch.setattr(moments, "MAX_DRAWS", 320)
     prediction = db.predict(perceptron(0.5), torch.randn(3, 6), n_draws="auto", tolerance=1e-9)
     assert prediction.n_draws == 320 and (prediction.standard_error > 0).all()
 
@@ -184,9 +184,9 @@ def test_networks_that_give_nan_are_named():
 def test_working_memory_is_bounded_whatever_the_number_of_draws(name, n_draws):
     net, x = build(name)
     limit = 2**20
-    plan = plan_draws(net, as_inputs(x), keys=checked_keys(n_draws, 0, "stratified"), masks="shared", max_bytes=limit)
-    rows = getattr(plan.evaluator, "rows", plan.block_rows)  # a perceptron's blocks are evaluated in parts
-    assert rows * plan.chunk_draws * plan.anatomy.suffix_bytes <= limit
+    plan = make_plan(net, as_inputs(x), keys=checked_keys(n_draws, 0, "stratified"), masks="shared", max_bytes=limit)
+    rows = plan.block_rows if plan.direct is None else plan.product_rows  # a perceptron's blocks are evaluated in parts
+    assert rows * plan.chunk_draws * plan.profile.suffix_bytes <= limit
 
 
 @pytest.mark.parametrize("n_draws", [20, "auto"])

@@ -53,7 +53,6 @@ def test_other_modules_are_left_to_the_usual_importers():
 @pytest.mark.parametrize(
     ("home", "before", "now"),
     [
-        (dropbayes.layers, "drawn", "draw_or_mean"),
         (dropbayes.processes, "tuned", "tuned_covariance"),
         (dropbayes.tables, "quoted", "quote"),
         (dropbayes.tables, "regrouped", "regroup"),

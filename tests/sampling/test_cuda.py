@@ -7,7 +7,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import dropbayes as db
-from dropbayes.sampling.trees import split
+from dropbayes.sampling.inputs import split
 from tests.sampling.zoo import ZOO, build
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import dropbayes as db
-from dropbayes.sampling.inspection import _inspections, inspect_cached
-from dropbayes.sampling.trees import as_inputs
+from dropbayes.sampling.inputs import as_inputs
+from dropbayes.sampling.inspection import _inspections, inspect
 from tests.sampling.zoo import Module, build
 
 
@@ -125,9 +125,7 @@ class ScalesOrShifts(nn.Module):
 
 def test_arguments_of_the_same_shapes_and_other_names_are_inspected_apart():
     net, x, other = ScalesOrShifts(), torch.randn(4, 3), torch.randn(4, 3)
-    records = [
-        inspect_cached(net, as_inputs({"x": x, name: other}, row_axis=0)) for name in ("scale", "shift", "scale")
-    ]
+    records = [inspect(net, as_inputs({"x": x, name: other}, row_axis=0)) for name in ("scale", "shift", "scale")]
     assert records[0] is records[2] is not records[1]
     for name in ("scale", "shift"):
         expected = [db.function_draw(net, i, n_draws=5)(x=x, **{name: other}) for i in range(5)]

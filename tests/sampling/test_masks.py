@@ -124,7 +124,7 @@ def test_hash_is_splitmix64():
 
 
 def test_torch_and_numpy_hash_the_same_words():
-    key = masks._fold(7, 3)
+    key = masks.fold(7, 3)
     plain = masks._hash(key, 5, 105, CPU)
     words = torch.arange(5, 105) * masks.as_signed(masks._INCREMENT) + masks.as_signed(key)
     for shift, multiplier in masks._ROUNDS:

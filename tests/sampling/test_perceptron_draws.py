@@ -8,7 +8,6 @@ from torch import nn
 
 import dropbayes as db
 from dropbayes.sampling import perceptron_draws as sequential
-from dropbayes.sampling import plan as planning
 from tests.sampling.test_perceptron import NETS, pair
 
 
@@ -16,7 +15,6 @@ from tests.sampling.test_perceptron import NETS, pair
 @pytest.mark.parametrize("name", NETS)
 def test_a_row_has_the_same_bits_in_batches_of_any_size(name, products_agree, monkeypatch):
     # Where products of several sizes do not agree, rows are padded to blocks of one size instead.
-    planning._remembered.clear()
     if not products_agree:
         monkeypatch.setattr(sequential, "_agrees", lambda weight, multiple, sizes: False)
     net, general = pair(name)
@@ -28,7 +26,6 @@ def test_a_row_has_the_same_bits_in_batches_of_any_size(name, products_agree, mo
         assert torch.equal(part.mean, whole.mean[:size]) and torch.equal(part.epistemic, whole.epistemic[:size])
         assert torch.equal(last.mean, whole.mean[-size:]) and torch.equal(last.epistemic, whole.epistemic[-size:])
     torch.testing.assert_close(whole.variance, db.predict(general, x, n_draws=30).variance)
-    planning._remembered.clear()
 
 
 @pytest.mark.parametrize("masks", ["shared", "row"])

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import dropbayes as db
-from dropbayes.sampling import evaluators
 from dropbayes.sampling import plan as planning
-from dropbayes.sampling.trees import as_inputs
+from dropbayes.sampling.inputs import as_inputs
+from dropbayes.tracing import RowLayout
 from tests.sampling.zoo import Module, ScaledAttention, build
 
 
@@ -91,7 +91,7 @@ def test_a_memory_limit_changes_no_draw(name, n_rows, kilobytes, masks):
     net, shape = NETS[name]
     x = torch.randn((n_rows, *shape), generator=torch.Generator().manual_seed(n_rows))
     limited = db.draws(net, x, n_draws=20, masks=masks, max_bytes=kilobytes * 1024)
-    torch.testing.assert_close(limited, db.draws(net, x, n_draws=20, masks=masks), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(limited, db.draws(net, x, n_draws=20, masks=masks), rtol=1e-4, atol=2e-5)
 
 
 def test_recurrent_rows_depend_on_their_batch_by_rounding_only():
@@ -104,7 +104,7 @@ def test_recurrent_rows_depend_on_their_batch_by_rounding_only():
 def test_independent_draws_do_not_depend_on_how_many_follow():
     x = torch.randn(3, 5)
     few, many = (db.draws(PERCEPTRON, x, n_draws=n, sampler="independent") for n in (50, 100))
-    torch.testing.assert_close(few, many[:50], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(few, many[:50], rtol=1e-4, atol=2e-5)
 
 
 def test_rows_share_a_mask_only_when_told_to():
@@ -117,7 +117,7 @@ def test_rows_share_a_mask_only_when_told_to():
 def test_running_out_of_memory_halves_the_chunk_and_changes_nothing(monkeypatch):
     net, x = build("transformer_encoder")
     expected = db.predict(net, x, n_draws=40)
-    original, refused = evaluators.General.__call__, []
+    original, refused = planning.Plan._block, []
 
     def scarce(self, inputs, rows, first_row, draws):
         if len(draws) > 6:
@@ -125,7 +125,7 @@ def test_running_out_of_memory_halves_the_chunk_and_changes_nothing(monkeypatch)
             raise torch.OutOfMemoryError("too large")
         return original(self, inputs, rows, first_row, draws)
 
-    monkeypatch.setattr(evaluators.General, "__call__", scarce)
+    monkeypatch.setattr(planning.Plan, "_block", scarce)
     ours = db.predict(net, x, n_draws=40)
     assert refused[:3] == [40, 20, 10]
     torch.testing.assert_close(ours.mean, expected.mean, rtol=1e-6, atol=1e-7)
@@ -136,7 +136,7 @@ def test_memory_that_never_suffices_is_an_error(monkeypatch):
     def scarce(*_):
         raise torch.OutOfMemoryError("too large")
 
-    monkeypatch.setattr(evaluators.Direct, "__call__", scarce)
+    monkeypatch.setattr(planning.Plan, "_block", scarce)
     with pytest.raises(torch.OutOfMemoryError):
         db.draws(PERCEPTRON, torch.ones(2, 5))
 
@@ -267,8 +267,8 @@ def test_padded_blocks_never_depend_on_the_batch():
         sizes = set()
         for n_rows in (1, 7, 300):
             inputs = as_inputs(torch.zeros(n_rows, *shape))
-            plan = planning.plan_draws(net, inputs, keys=planning.checked_keys(50, 0, "stratified"), masks="shared")
-            sizes.add((plan.usual_rows or plan.block_rows, plan.chunk_draws))
+            plan = planning.make_plan(net, inputs, keys=planning.checked_keys(50, 0, "stratified"), masks="shared")
+            sizes.add((plan.block_rows, plan.product_rows, plan.chunk_draws))
         assert len(sizes) == 1
 
 
@@ -286,3 +286,68 @@ def test_the_number_of_threads_is_restored():
     before = torch.get_num_threads()
     db.predict(PERCEPTRON, torch.ones(2, 5))
     assert torch.get_num_threads() == before
+
+
+def blocks_of(net, x, **options):
+    inputs = as_inputs(x)
+    plan = planning.make_plan(net, inputs, keys=planning.checked_keys(8, 0, "stratified"), **options)
+    return plan, list(plan.run(inputs))
+
+
+def test_blocks_cover_every_row_and_draw_once():
+    for net, shape in NETS.values():
+        x = torch.randn(13, *shape)
+        _, blocks = blocks_of(net, x, max_bytes=4096)
+        seen = [(row, draw) for block in blocks for row in block.rows for draw in block.draws]
+        assert sorted(seen) == [(row, draw) for row in range(13) for draw in range(8)]
+        whole = db.draws(net, x, n_draws=8)
+        for block in blocks:
+            expected = whole[block.draws.start : block.draws.stop, block.rows.start : block.rows.stop]
+            torch.testing.assert_close(block.outputs[0], expected, rtol=1e-4, atol=2e-5)
+            assert block.outputs[0].shape[:2] == (len(block.draws), len(block.rows))
+
+
+def test_an_integrated_last_layer_gives_its_variances_with_each_block():
+    _, blocks = blocks_of(PERCEPTRON, torch.randn(5, 5), integrate=True)
+    assert all(block.variances is not None and block.variances[0].shape == (5, 2) for block in blocks)
+
+
+@pytest.mark.parametrize("before", ["nothing", "usual rows", "large rows"])
+def test_a_row_that_takes_a_branch_of_its_own_has_the_draws_that_it_has_alone(before):
+    def forward(m, x):
+        h = m.d(m.a(x))
+        return m.d(h) if m.d.training and (x > 100).any() else h
+
+    torch.manual_seed(0)
+    net, usual, large = (
+        Module(forward, a=nn.Linear(3, 4), d=nn.Dropout(0.5)),
+        torch.randn(6, 3),
+        torch.full((6, 3), 2e2),
+    )
+    x = torch.cat([usual[:3], large[3:]])
+    alone = torch.cat([db.draws(net, x[row : row + 1], n_draws=8) for row in range(6)], 1)
+    if before != "nothing":
+        db.draws(net, usual if before == "usual rows" else large, n_draws=8)
+    torch.testing.assert_close(db.draws(net, x, n_draws=8), alone)
+
+
+def test_replicates_are_independent_draws_of_the_same_plan():
+    inputs = as_inputs(torch.ones(2, 5))
+    plan = planning.make_plan(PERCEPTRON, inputs, keys=planning.checked_keys(20, 0, "stratified"))
+    first, again, other = (
+        torch.cat([block.outputs[0] for block in p.run(inputs)]) for p in (plan, plan.replicate(0), plan.replicate(1))
+    )
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"), [(None, (3, 5)), (RowLayout(0, 1), (3, 4, 5)), (RowLayout(1, 1), (3, 5, 4))]
+)
+def test_rows_go_back_to_the_networks_place(layout, expected):
+    assert planning.move_row_axis(torch.zeros(3, 4, 5), layout, 1).shape == expected
+
+
+def test_several_entries_of_a_row_go_back_into_one_axis():
+    tensor = torch.arange(2 * 3 * 4).reshape(2, 3, 4)  # [row, entry, ...]
+    moved = planning.move_row_axis(tensor.permute(0, 1, 2), RowLayout(0, 3), 0)
+    assert torch.equal(moved, tensor.flatten(0, 1))

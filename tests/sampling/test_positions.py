@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.sampling.anatomy import PositionAxis, Site
 from dropbayes.sampling.masks import Keys, keep_mask
 from dropbayes.sampling.positions import Positions, checked_positions
+from dropbayes.tracing import PositionAxis, Site
 from tests.sampling.sequence_models import (
     DECODERS,
     ENCODER_DECODERS,

@@ -188,9 +188,9 @@ PRIVATE = {
     "Python's, unseeded": lambda m, h: h * (random.Random().gauss(1, 0.1)),
     "NumPy's, in a dict": lambda m, h: h * float(m.sources["numpy"].random() < 0.99),
     "NumPy's, legacy": lambda m, h: h * float(m.legacy.rand() < 0.99),
-    "NumPy's, unseeded": lambda m, h: h * float(np.random.default_rng().random() < 0.99),
+    "NumPy's, unseeded": lambda m, h: h * float(np.random.default_rng().random()),
     "NumPy's, in a closure": lambda m, h, source=np.random.default_rng(5): h * source.random(),  # noqa: B008
-    "the system's": lambda m, h: h * (random.SystemRandom().random() < 0.99),
+    "the system's": lambda m, h: h * random.SystemRandom().random(),
 }
 
 

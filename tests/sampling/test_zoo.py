@@ -2,7 +2,9 @@
 
 import copy
 import hashlib
+import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,12 +13,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import dropbayes as db
+from dropbayes.sampling.inputs import as_inputs, split
 from dropbayes.sampling.inspection import inspect
-from dropbayes.sampling.looks import flags_up, look
-from dropbayes.sampling.plan import checked_keys, plan_draws
+from dropbayes.sampling.plan import checked_keys, make_plan
+from dropbayes.sampling.probes import Prober
 from dropbayes.sampling.strategies import ONE_BY_ONE
-from dropbayes.sampling.trees import as_inputs, split
-from dropbayes.sampling.views import checked_network
+from dropbayes.tracing.views import checked_network
 from tests.sampling.zoo import ZOO, build
 
 NORMS = (nn.modules.batchnorm._NormBase,)
@@ -87,9 +89,14 @@ def test_the_strategy_chosen_gives_the_draws_of_one_by_one(name, masks):
     keys = checked_keys(8, 3, "stratified")
 
     def gather(strategy):
-        plan = plan_draws(net, inputs, keys=keys, masks=masks, careful=strategy is ONE_BY_ONE)
-        with torch.no_grad():
-            blocks = [[chunk.outputs for chunk in chunks] for _, chunks in plan.blocks(inputs)]
+        plan = make_plan(net, inputs, keys=keys, masks=masks)
+        plan = (
+            plan
+            if strategy is None
+            else replace(plan, strategy=strategy, direct=None, inspection=inspect(checked_network(net), inputs))
+        )
+        by_rows = itertools.groupby(plan.run(inputs), lambda block: block.rows)
+        blocks = [[block.outputs for block in group] for _, group in by_rows]
         joined = [[torch.cat(tensors) for tensors in zip(*chunks, strict=True)] for chunks in blocks]
         return [torch.cat(tensors, dim=1) for tensors in zip(*joined, strict=True)]
 
@@ -103,10 +110,10 @@ def test_network_without_its_masks_is_the_network_in_evaluation(name):
     net, x = build(name)
     net = checked_network(net)
     inputs = as_inputs(x, row_axis=ZOO[name].row_axis)
-    anatomy = inspect(net, inputs).anatomy
+    flags = inspect(net, inputs).flags
     row = inputs.rows([0])
     with torch.no_grad():
-        seen = look(net, inputs, row, flags_up((), anatomy.lowered), ())
+        seen = Prober(net, inputs, (), frozenset())(row, flags)
         expected = split(inputs.call(net, [r.clone() if isinstance(r, torch.Tensor) else r for r in row]))[0]
     for one, other in zip(seen.tensors, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)

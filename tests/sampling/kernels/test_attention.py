@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from dropbayes.sampling.kernels import attention
+from dropbayes.sampling.kernels.all import attention
 from dropbayes.sampling.kernels.attention import keep_bits
 from dropbayes.sampling.masks import Keys, keep_mask
 

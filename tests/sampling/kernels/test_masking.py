@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from dropbayes.sampling.kernels import dropout, uniforms
+from dropbayes.sampling.kernels.all import dropout, uniforms
 from dropbayes.sampling.kernels.masking import draws_per_program
 from dropbayes.sampling.masks import Keys, keep_mask, uniform
 

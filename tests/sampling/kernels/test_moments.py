@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from dropbayes.sampling.kernels import moments_over_draws
+from dropbayes.sampling.kernels.all import moments_over_draws
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

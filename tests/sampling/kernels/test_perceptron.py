@@ -8,7 +8,7 @@ from torch import nn
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from dropbayes.sampling.kernels import affine_layers, perceptron_moments
+from dropbayes.sampling.kernels.all import affine_layers, perceptron_moments
 from dropbayes.sampling.masks import Keys, keep_mask
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

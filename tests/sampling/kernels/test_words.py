@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from dropbayes.sampling.kernels import dropout
+from dropbayes.sampling.kernels.all import dropout
 from dropbayes.sampling.kernels.attention import keep_bits
 from dropbayes.sampling.kernels.words import signed_threshold
 from dropbayes.sampling.masks import Keys

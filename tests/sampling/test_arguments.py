@@ -1,0 +1,229 @@
+"""Arguments of every kind: batches with targets, probabilities of any type, noise of any type, and what is returned."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import dropbayes as db
+from tests.sampling.loop import assert_law, made, may_be_refused, network
+from tests.sampling.training_loop import rows
+
+
+def perceptron(p=0.3, outputs=2):
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(p), nn.Linear(16, outputs))
+
+
+# Batches with targets -------------------------------------------------------------------------------------------------
+
+OPTIONAL = {
+    "temperature": lambda self, x, temperature=1.0: self.n(x) / temperature,
+    "hidden": lambda self, x, hidden=None: self.n(x) + (0 if hidden is None else hidden),
+    "mask": lambda self, x, mask=None: self.n(x if mask is None else x * mask),
+    "return_features": lambda self, x, return_features=False: x if return_features is not False else self.n(x),
+    "keyword only": lambda self, x, *, scale=1.0: self.n(x) * scale,
+    "two of them": lambda self, x, scale=1.0, shift=0.0: self.n(x) * scale + shift,
+}
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_targets_are_no_optional_argument(name, batch_size):
+    net, x = made(lambda: (network(OPTIONAL[name], n=perceptron(outputs=1)), rows(8)))
+    y = torch.randint(1, 4, (8, 1), generator=torch.Generator().manual_seed(0)).float()
+    loader = DataLoader(TensorDataset(x, y), batch_size=batch_size)
+    expected = db.predict(net, x)
+    torch.testing.assert_close(db.predict(net, loader, progress=False).mean, expected.mean)
+    judged = db.evaluate(net, loader, likelihood=db.Gaussian(1.0), progress=False)
+    torch.testing.assert_close(
+        judged.log_likelihood, db.evaluate(net, x, y, likelihood=db.Gaussian(1.0)).log_likelihood
+    )
+
+
+def test_a_second_argument_without_default_is_passed():
+    net, x = made(lambda: (network(lambda self, x, k: self.n(x) * k, n=perceptron()), rows(8)))
+    k, y = rows(8)[:, :1], torch.zeros(8, 2)
+    loader = DataLoader(TensorDataset(x, k, y), batch_size=4)
+    torch.testing.assert_close(db.predict(net, loader, progress=False).mean, db.predict(net, (x, k)).mean)
+
+
+# Drop probabilities of any type ---------------------------------------------------------------------------------------
+
+PROBABILITIES = {
+    "np.float32": np.float32(0.3),
+    "np.float64": np.float64(0.3),
+    "np.float16": np.float16(0.5),
+    "a tensor": torch.tensor(0.3),
+    "one": 1,
+    "zero": 0,
+    "True": True,
+    "np.int64(1)": np.int64(1),
+}
+
+
+def wide(p, other):
+    layers = nn.Linear(8, 256), nn.ReLU(), nn.Dropout(p), nn.Linear(256, 256), nn.ReLU(), nn.Dropout(other)
+    return nn.Sequential(*layers, nn.Linear(256, 2)), torch.randn(4, 8)
+
+
+def convolved(p, other):
+    layers = nn.Conv1d(2, 6, 3), nn.ReLU(), nn.Dropout1d(p), nn.Conv1d(6, 4, 1), nn.Dropout(other), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(8, 2)), torch.randn(4, 2, 4)
+
+
+@pytest.mark.parametrize("name", PROBABILITIES)
+@pytest.mark.parametrize("make", [wide, convolved])
+@pytest.mark.parametrize("exact_rows", [True, False])
+def test_a_drop_probability_is_a_number_of_any_type(name, make, exact_rows):
+    p = PROBABILITIES[name]
+    net, x = made(lambda: make(p, 0.5))
+    plain, _ = made(lambda: make(float(p), 0.5))
+    ours, theirs = (db.draws(one, x, n_draws=20, exact_rows=exact_rows) for one in (net, plain))
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(ours, db.draws(net, x, n_draws=20))
+    assert ours.var(0).sum() > 0
+
+
+# Complex noise --------------------------------------------------------------------------------------------------------
+
+COMPLEX = {
+    "randn": lambda x: torch.randn(x.shape, dtype=torch.cfloat),
+    "randn_like": torch.randn_like,
+    "normal_": lambda x: torch.empty_like(x).normal_(),
+    "of two parts": lambda x: torch.complex(torch.randn(x.shape), torch.randn(x.shape)),
+    "rand": lambda x: torch.rand(x.shape, dtype=torch.cfloat),
+    "one for all rows": lambda x: torch.randn(x.shape[1], dtype=torch.cfloat),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+@pytest.mark.parametrize("gated", [False, True], ids=["always", "in training, beside dropout"])
+def test_complex_noise_has_two_parts(name, gated):
+    def forward(self, x):
+        z = torch.complex(x, self.d(x) if gated else -x)
+        # No layer after it, which would mix the parts: each has a variance of its own.
+        return torch.view_as_real(z + COMPLEX[name](z) if self.training or not gated else z).flatten(1)
+
+    assert_law(*made(lambda: (network(forward, d=nn.Dropout(0.3)), torch.randn(2, 6))))
+
+
+# Leaving modules out --------------------------------------------------------------------------------------------------
+
+AUGMENTATIONS = {
+    "uniform": lambda self, x: x * (0.8 + 0.4 * torch.rand(len(x), 1)),
+    "uniform_": lambda self, x: x * torch.empty(len(x), 1).uniform_(0.8, 1.2),
+    "normal": lambda self, x: x + 0.1 * torch.randn_like(x),
+    "gate": lambda self, x: x * (torch.rand(len(x), 1) < 0.9),
+    "scalar gate": lambda self, x: -x if torch.rand([]) < 0.3 else x,
+}
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+@pytest.mark.parametrize("gated", [False, True], ids=["always on", "in training"])
+def test_an_augmentation_left_out_is_at_rest_or_refused(name, gated):
+    change = AUGMENTATIONS[name]
+    middle = network(lambda self, x: change(self, x) if self.training or not gated else x)
+    forward = lambda self, x: self.o(self.d(self.a(self.j(x))))  # noqa: E731
+    net, x = made(
+        lambda: (network(forward, j=middle, a=nn.Linear(6, 16), d=nn.Dropout(0.3), o=nn.Linear(16, 2)), rows(2))
+    )
+    with may_be_refused() as refused:
+        ours = db.predict(net, x, leave_out="j")
+        # A gate without noise is open, and jitter has its mean: both are the input itself.
+        torch.testing.assert_close(ours.mean, net.o(net.a(x)), atol=1e-4, rtol=1e-4)
+    assert not (gated and refused)
+
+
+def test_an_auxiliary_head_left_out_leaves_the_dropout():
+    def forward(self, x):
+        h = F.dropout(torch.relu(self.a(x)), 0.3, training=self.training)
+        return (self.o(h), self.aux(h)) if self.training else self.o(h)
+
+    net, x = made(lambda: (network(forward, a=nn.Linear(6, 16), o=nn.Linear(16, 2), aux=nn.Linear(16, 2)), rows(3)))
+    with may_be_refused():
+        assert (db.predict(net, x, leave_out="aux").epistemic > 0).all()
+
+
+# Likelihoods ----------------------------------------------------------------------------------------------------------
+
+
+def test_check_judges_probabilities_as_evaluate_does():
+    net, x = made(lambda: (nn.Sequential(perceptron(outputs=3), nn.Softmax(-1)), rows(40)))
+    y, likelihood = torch.randint(0, 3, (40,)), db.Categorical(probabilities=True)
+    ours = db.check(net, x, y, likelihood=likelihood).log_likelihood
+    assert ours == pytest.approx(float(db.evaluate(net, x, y, likelihood=likelihood).log_likelihood), abs=1e-6)
+
+
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_check_judges_classes_along_another_axis_as_evaluate_does(probabilities):
+    end = nn.Softmax(1) if probabilities else nn.Identity()
+    body = nn.Conv1d(2, 8, 3, padding=1), nn.ReLU(), nn.Dropout(0.3), nn.Conv1d(8, 3, 1), end
+    net, x = made(lambda: (nn.Sequential(*body), torch.randn(20, 2, 5)))
+    y, likelihood = torch.randint(0, 3, (20, 5)), db.Categorical(class_axis=-2, probabilities=probabilities)
+    ours = db.check(net, x, y, likelihood=likelihood).log_likelihood
+    assert ours == pytest.approx(float(db.evaluate(net, x, y, likelihood=likelihood).log_likelihood), abs=1e-5)
+
+
+def test_choose_dropout_judges_probabilities_as_evaluate_does():
+    plain = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3), nn.Softmax(-1))
+    net, x = made(lambda: (plain, rows(40)))
+    y, likelihood = torch.randint(0, 3, (40,)), db.Categorical(probabilities=True)
+    expected = net(x).gather(1, y[:, None]).log().mean().item()
+    chosen = db.choose_dropout(net, x, y, likelihood=likelihood, drop_probs=(0.05,), n_draws=10)
+    assert chosen.plain_log_likelihood == pytest.approx(expected, abs=1e-5)
+
+
+# What is returned -----------------------------------------------------------------------------------------------------
+
+LIKELIHOODS = {"classes": (db.Categorical(), 3), "counts": (db.Poisson(), 2), "yes or no": (db.Bernoulli(), 2)}
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_quantiles_are_of_what_the_mean_is_of(name):
+    likelihood, outputs = LIKELIHOODS[name]
+    net, x = made(lambda: (perceptron(0.2, outputs), rows(5)))
+    ours = db.predict(net, x, likelihood=likelihood, quantiles=[0.01, 0.99], n_draws=200)
+    assert (ours.quantiles[0] <= ours.mean).all() and (ours.mean <= ours.quantiles[1]).all()
+    assert (ours.quantiles >= 0).all()
+
+
+def test_rows_along_the_second_axis_are_rows_of_the_prediction():
+    net, x = made(lambda: (perceptron(), torch.randn(3, 5, 6)))
+    ours = db.predict(net, x, row_axis=1, quantiles=[0.1, 0.9], keep_draws=True)
+    assert len(ours) == 5
+    assert torch.equal(ours[0].mean, ours.mean[:, :1]) and torch.equal(ours[-1].std, ours.std[:, -1:])
+    assert torch.equal(ours[1:3].mean, ours.mean[:, 1:3])
+    assert ours[2].draws.shape == (100, 3, 1, 2) and ours[2].quantiles.shape == (2, 3, 1, 2)
+
+
+@pytest.mark.parametrize("index", [np.int64(1), np.int32(-1), torch.tensor(1), 1, -1], ids=repr)
+def test_one_row_of_a_prediction_keeps_its_axis(index):
+    net, x = made(lambda: (perceptron(), rows(4)))
+    ours = db.predict(net, x)
+    expected = ours.mean[int(index)][None]
+    assert torch.equal(ours[index].mean, expected) and len(ours[index]) == 1
+
+
+WRONG = {"None": None, "text": ["a", "b"], "a number": 3.0, "a path": "rows.csv", "a generator": (i for i in [rows(2)])}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("ask", [db.predict, db.draws, db.sites])
+def test_what_is_no_input_is_refused_by_name(name, ask):
+    net, _ = made(lambda: (perceptron(), None))
+    with may_be_refused() as refused:
+        ask(net, WRONG[name])
+    assert refused and str(refused[0]).startswith("`x`")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"n_draws": 0}, {"masks": "none"}, {"sampler": "x"}, {"first_row": -1}, {"leave_out": "x"}, {"seed": "a"}],
+)
+def test_a_wrong_option_is_refused_by_name(options):
+    net, x = made(lambda: (perceptron(), rows(2)))
+    with may_be_refused() as refused:
+        db.predict(net, x, **options)
+    assert refused and str(refused[0]).startswith(f"`{next(iter(options))}`")

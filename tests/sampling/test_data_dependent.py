@@ -1,0 +1,304 @@
+"""Passes that depend on values: what a network returns, which rows it joins, what it compares a random number with."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dropbayes as db
+from tests.sampling.loop import assert_functions, assert_law, assert_same_alone, cut, made, may_be_refused, network
+from tests.sampling.training_loop import rows
+
+
+def layers(p=0.5, outputs=3):
+    return {"a": nn.Linear(6, 16), "d": nn.Dropout(p), "o": nn.Linear(16, outputs), "big": nn.Linear(6, outputs)}
+
+
+def one_row():
+    return 2 * torch.randn(1, 6, generator=torch.Generator().manual_seed(7))
+
+
+# The output decides what is returned ----------------------------------------------------------------------------------
+
+
+def confident(self, x):
+    y = self.o(self.d(torch.relu(self.a(x))))
+    return y if y.softmax(-1).max() > 0.42 else 5 * self.big(x)
+
+
+def low_entropy(self, x):
+    y = self.o(self.d(torch.relu(self.a(x))))
+    p = y.softmax(-1)
+    return y if float(-(p * p.log()).sum().detach()) < 1.0 else 5 * self.big(x)
+
+
+def read_as_a_list(self, x):
+    y = self.o(self.d(torch.relu(self.a(x))))
+    return y if y[0].tolist()[0] > -0.4 else y - 3
+
+
+def read_by_numpy(self, x):
+    y = self.o(self.d(torch.relu(self.a(x))))
+    return y if np.argmax(y.detach().numpy()) == 1 else 5 * self.big(x)
+
+
+def clipped(self, x):
+    h = self.d(torch.relu(self.a(x)))
+    if h.max() > 1.5:
+        h = h / h.max()
+    return self.o(h)
+
+
+def repeated_until_small(self, x):
+    y = self.o(self.d(torch.relu(self.a(x))))
+    while y.norm() > 0.6:
+        y = y / 2
+    return y
+
+
+def scaled_by_its_sign(self, x):
+    y = self.o(self.d(torch.relu(self.a(x))))
+    return y * (1 if y.sum() > 0 else -4)
+
+
+def asserted(self, x):
+    y = self.o(self.d(torch.relu(self.a(x))))
+    assert bool(torch.isfinite(y).all())
+    return y
+
+
+def returned_by_an_index(self, x):
+    y = self.o(self.d(torch.relu(self.a(x))))
+    return [y, 5 * self.big(x), y - 2][int(y.argmax())]
+
+
+BRANCHES = [confident, low_entropy, read_as_a_list, read_by_numpy, clipped, repeated_until_small, scaled_by_its_sign,
+            asserted, returned_by_an_index]  # fmt: skip
+
+
+@pytest.mark.parametrize("forward", BRANCHES)
+@pytest.mark.parametrize("analytic", [True, False])
+def test_a_pass_that_reads_its_own_dropped_values_has_the_law_of_the_loop(forward, analytic):
+    net, x = made(lambda: (network(forward, **layers()), one_row()))
+    expected = db.draws(net, x, n_draws=400)
+    if analytic:
+        assert_law(net, x, n_draws=400)
+    ours = db.predict(net, x, n_draws=400, analytic=analytic)
+    error = 6 * (expected.var(0) / 400).sqrt() + 1e-5
+    assert ((ours.mean - expected.mean(0)).abs() <= error).all()
+    assert_functions(net, x)
+
+
+@pytest.mark.parametrize("forward", [confident, clipped, scaled_by_its_sign])
+def test_several_rows_of_such_a_pass_are_each_as_alone_or_refused(forward):
+    net, x = made(lambda: (network(forward, **layers()), 2 * rows(5)))
+    with may_be_refused():
+        assert_same_alone(net, x)
+
+
+def halting():
+    def forward(self, x):
+        h, running = torch.tanh(self.a(x)), torch.ones(len(x), dtype=torch.bool)
+        total = torch.zeros(len(x))
+        for _ in range(4):
+            if not running.any():
+                break
+            h = torch.where(running[:, None], torch.tanh(self.b(self.d(h))) + 0.1, h)
+            total = total + running * self.h(h)[:, 0].sigmoid()
+            running = running & (total < 1.0)
+        return self.o(h)
+
+    children = {"a": nn.Linear(6, 8), "b": nn.Linear(8, 8), "d": nn.Dropout(0.4), "h": nn.Linear(8, 1)}
+    return network(forward, o=nn.Linear(8, 2), **children), rows(4)
+
+
+def test_rows_that_halt_by_themselves_are_each_as_alone():
+    net, x = made(halting)
+    assert_law(net, x, n_draws=400)
+    assert_same_alone(net, x)
+
+
+def head_by_sign():
+    def forward(self, x):
+        h = self.d(torch.relu(self.a(x)))
+        return torch.where(h.sum(1, keepdim=True) > 3, self.o(h), 2 * self.big(x))
+
+    return network(forward, **layers()), rows(4)
+
+
+def test_a_choice_per_row_without_the_host_has_the_law_of_the_loop():
+    net, x = made(head_by_sign)
+    assert_law(net, x, n_draws=600)
+    assert_same_alone(net, x)
+
+
+# Rows that depend on each other, wherever they are --------------------------------------------------------------------
+
+
+def branch_on_the_mean(self, x):
+    return torch.tanh(self.o(self.d(torch.relu(self.a(x) if x.mean() > 0 else 5 * self.big(x)))))
+
+
+def largest_of_the_batch(self, x):
+    return self.o(self.d(torch.relu(self.a(x)))) * (1.0 if x.max() < 3 else 2.0)
+
+
+def outliers_of_the_batch(self, x):
+    if (x.abs() > 4).any():
+        x = x.clamp(-1, 1)
+    return torch.tanh(self.o(self.d(torch.relu(self.a(x)))))
+
+
+DEPENDENT = [branch_on_the_mean, largest_of_the_batch, outliers_of_the_batch]
+
+
+def dependent(forward):
+    children = layers(0.3, 2) | {"big": nn.Linear(6, 16)}
+    x = torch.randn(6, 6).abs() * torch.tensor([1, -1, 1, 1, -1, 1.0])[:, None]
+    x[2, 0] = 5.0
+    return network(forward, **children), x
+
+
+@pytest.mark.parametrize("forward", DEPENDENT)
+def test_a_dependence_of_middle_rows_is_refused_or_each_row_is_as_alone(forward):
+    net, x = made(lambda: dependent(forward))
+    with may_be_refused():
+        assert_same_alone(net, x, functions=False)
+
+
+@pytest.mark.parametrize("forward", DEPENDENT)
+def test_a_dependence_that_begins_in_a_later_batch_is_noticed(forward):
+    net, x = made(lambda: dependent(forward))
+    benign = torch.rand(6, 6, generator=torch.Generator().manual_seed(2))
+    with may_be_refused():
+        db.draws(net, benign, n_draws=5)
+    with may_be_refused():
+        assert_same_alone(net, x, functions=False)
+
+
+def trimmed():
+    """A text network that cuts its batch at the longest text."""
+
+    def forward(self, tokens, lengths):
+        tokens = tokens[:, : int(lengths.max())]
+        real = torch.arange(tokens.shape[1]) < lengths[:, None]
+        h = self.e(tokens)
+        scores = (h @ h.transpose(1, 2)).masked_fill(~real[:, None], -1e9).softmax(-1)
+        h = self.d(scores) @ h
+        return self.o((h * real[..., None]).sum(1) / lengths[:, None])
+
+    net = network(forward, e=nn.Embedding(9, 8), d=nn.Dropout(0.4), o=nn.Linear(8, 2))
+    return net, (torch.randint(0, 9, (4, 6)), torch.tensor([3, 6, 2, 4]))
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["fresh", "after a call on full rows"])
+def test_texts_cut_at_the_longest_one_are_the_same_alone(warm):
+    net, (tokens, lengths) = made(trimmed)
+    if warm:
+        db.draws(net, (tokens, torch.full((4,), 6)), n_draws=5)
+    assert_same_alone(net, (tokens, lengths))
+
+
+def time_major(p):
+    def forward(self, x):
+        n, steps, width = x.shape
+        h = self.d(torch.relu(self.a(x.transpose(0, 1).reshape(steps * n, width))))
+        return torch.tanh(self.o(h)).view(steps, n, -1).cumsum(0).transpose(0, 1)
+
+    return network(forward, **layers(p)), torch.randn(4, 5, 6)
+
+
+def drop_blocks(p):
+    """Blocks of three by three pixels, dropped together and scaled by the pixels that are left in the whole batch."""
+
+    class DropBlock(nn.Module):
+        def forward(self, x):
+            if not self.training:
+                return x
+            seeds = (torch.rand(len(x), *x.shape[2:]) < p / 9).float()
+            kept = 1 - F.max_pool2d(seeds[:, None], 3, 1, 1)
+            return x * kept * kept.numel() / kept.sum()
+
+    body = nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), DropBlock(), nn.Conv2d(4, 2, 3), nn.Flatten()
+    return nn.Sequential(*body, nn.Linear(32, 2)), torch.randn(4, 2, 6, 6)
+
+
+@pytest.mark.parametrize("p", [0.005, 0.02])
+def test_rare_masks_are_keyed_to_the_rows_too(p):
+    assert_same_alone(*made(lambda: time_major(p)), n_draws=60, rows=[0, 2])
+
+
+@pytest.mark.parametrize("p", [0.2, 0.03])
+def test_blocks_scaled_by_what_the_batch_has_left_are_each_as_alone(p):
+    net, x = made(lambda: drop_blocks(p))
+    assert_law(net, cut(x, slice(0, 1)), n_draws=1500, predicted=False)
+    assert_same_alone(net, x, n_draws=20)
+
+
+# A random number that is compared more than once ----------------------------------------------------------------------
+
+
+def one_of_three(draw):
+    def forward(self, x):
+        r = draw()
+        if r < 0.3:
+            return self.d(self.a(x))
+        elif r < 0.7:
+            return self.d(3 * self.b(x))
+        elif r < 1.0:
+            return self.d(9 * self.c(x))
+        raise AssertionError(r)
+
+    return forward
+
+
+def second_rate_zero(self, x):
+    r = torch.rand([])
+    h = self.a(x) if r < 0.4 else 3 * self.b(x)
+    return self.d(h + 5 * self.c(x) if r < self.rate else h)
+
+
+def both_ends(self, x):
+    r = torch.rand([])
+    return self.d(self.a(x) if r < 0.3 or r > 0.8 else 3 * self.b(x))
+
+
+def compared_and_used(self, x):
+    r = torch.rand([])
+    return self.d(self.a(x) * r if r < 0.5 else 3 * self.b(x))
+
+
+def scaled_first(self, x):
+    return self.d(self.a(x) if 2 * torch.rand([]) < 0.6 else 3 * self.b(x))
+
+
+def by_an_index(self, x):
+    return self.d([self.a, self.b, self.c][int(3 * torch.rand(1))](x))
+
+
+def in_buckets(self, x):
+    i = torch.bucketize(torch.rand(()), torch.tensor([0.3, 0.7]))
+    return self.d((self.a, self.b, self.c)[i](x))
+
+
+def compared_with_a_tensor(self, x):
+    return self.d(torch.where(torch.rand([]) < torch.tensor([0.2, 0.9]), self.a(x), 3 * self.b(x)))
+
+
+COMPARED = {
+    "rand([])": one_of_three(lambda: torch.rand([])), "rand(1)": one_of_three(lambda: torch.rand(1)),
+    "item": one_of_three(lambda: torch.rand(1).item()), "Python's": one_of_three(random.random),
+    "NumPy's": one_of_three(lambda: np.random.rand()), "uniform_": one_of_three(lambda: torch.empty(1).uniform_()),
+} | {f.__name__: f for f in (second_rate_zero, both_ends, compared_and_used, scaled_first, by_an_index, in_buckets,
+                             compared_with_a_tensor)}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_random_number_that_is_compared_more_than_once_has_the_law_of_the_loop(name):
+    children = {letter: nn.Linear(6, 2) for letter in "abc"}
+    net, x = made(lambda: (network(COMPARED[name], d=nn.Dropout(0.1), rate=0.0, **children), rows(3)))
+    assert_law(net, x[:1], n_draws=500)
+    assert_same_alone(net, x)

@@ -1,0 +1,102 @@
+"""Nested inputs and outputs."""
+
+from collections import UserDict
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from dropbayes.sampling.inputs import as_inputs, map_tensors, split
+
+
+def test_rows_are_cut_from_tensors_of_the_batch_size_only():
+    inputs = as_inputs({"x": torch.arange(6.0).reshape(3, 2), "table": torch.ones(5, 5), "flag": True})
+    assert inputs.n_rows == 3
+    picked = dict(zip(("x", "table", "flag"), inputs.rows(torch.tensor([2, 0])), strict=True))
+    assert torch.equal(picked["x"], torch.tensor([[4.0, 5.0], [0.0, 1.0]]))
+    assert torch.equal(picked["table"], torch.ones(5, 5))
+    assert picked["flag"] is True
+
+
+def test_a_mapping_becomes_named_and_a_tuple_positional_arguments():
+    seen = []
+    as_inputs(UserDict(a=torch.ones(2))).call(lambda **kw: seen.append(sorted(kw)), [torch.ones(2)])
+    as_inputs((torch.ones(2), 3)).call(lambda *args: seen.append(len(args)), [torch.ones(2), 3])
+    assert seen == [["a"], 2]
+
+
+def test_padding_repeats_the_last_row():
+    inputs = as_inputs(torch.arange(5.0)[:, None])
+    (leaf,) = inputs.padded_rows(3, 5, 4)
+    assert leaf.flatten().tolist() == [3.0, 4.0, 4.0, 4.0]
+
+
+def test_rows_lie_on_the_axis_named():
+    inputs = as_inputs(torch.arange(12).reshape(4, 3), row_axis=1)
+    assert inputs.n_rows == 3
+    (leaf,) = inputs.padded_rows(1, 2, 1)
+    assert leaf.flatten().tolist() == [1, 4, 7, 10]
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+    name: str
+
+
+def test_a_dataclass_is_taken_apart_and_put_together():
+    tensors, structure = split(Output(torch.ones(2), "kept"))
+    rebuilt = structure.build([tensors[0] * 2])
+    assert isinstance(rebuilt, Output) and rebuilt.name == "kept" and rebuilt.logits.tolist() == [2.0, 2.0]
+
+
+def test_trees_of_one_structure_are_mapped_together():
+    a, b = {"x": torch.ones(2), "y": (torch.zeros(1), None)}, {"x": torch.ones(2), "y": (torch.ones(1), None)}
+    total = map_tensors(torch.add, a, b)
+    assert total["x"].tolist() == [2.0, 2.0] and total["y"][0].tolist() == [1.0] and total["y"][1] is None
+
+
+@pytest.mark.parametrize("x", [torch.empty(0, 3), torch.tensor(1.0), {"flag": True}])
+def test_inputs_without_rows_are_refused(x):
+    with pytest.raises(ValueError, match="`x` must"):
+        as_inputs(x)
+
+
+def test_arrays_are_refused_with_the_remedy():
+    with pytest.raises(TypeError, match=r"torch\.as_tensor"):
+        as_inputs([1.0, 2.0].__iter__())
+
+
+def test_inputs_made_in_inference_mode_can_be_written_to():
+    with torch.inference_mode():
+        x, named = torch.ones(2, 3), {"x": torch.ones(2, 3), "n": 4}
+    for inputs in (as_inputs(x), as_inputs(named)):
+        tensors = [leaf for leaf in inputs.leaves if isinstance(leaf, torch.Tensor)]
+        assert not any(tensor.is_inference() for tensor in tensors)
+
+
+def test_sparse_rows_and_nested_tensors_are_refused_with_the_remedy():
+    with pytest.raises(ValueError, match="Pass it dense"):
+        as_inputs(torch.eye(3).to_sparse())
+    assert as_inputs((torch.ones(4, 2), torch.eye(3).to_sparse())).axes == (0, None)
+    with pytest.raises(TypeError, match="Pad them"):
+        as_inputs(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), row_axis=None)
+
+
+def test_axes_that_are_all_none_make_the_input_one_row():
+    x = torch.ones(4, 2)
+    assert as_inputs((x, x), row_axis=(None, None)).is_one_row
+    assert as_inputs({"x": x}, row_axis={"x": None}).is_one_row
+
+
+def test_a_dataclass_that_computes_its_fields_is_rebuilt():
+    @dataclass(frozen=True)
+    class Derived:
+        mean: torch.Tensor
+        double: torch.Tensor = field(init=False)
+
+        def __post_init__(self):
+            object.__setattr__(self, "double", 2 * self.mean)
+
+    rebuilt = map_tensors(torch.square, Derived(torch.tensor([3.0])))
+    assert (float(rebuilt.mean), float(rebuilt.double)) == (9.0, 36.0)

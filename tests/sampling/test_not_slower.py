@@ -1,0 +1,204 @@
+"""How many passes a prediction takes: those of its draws and few more, whatever the network looks like.
+
+A network notes the rows of each of its passes. Few passes of few rows are as bad as many: both are counted.
+"""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import dropbayes as db
+from tests.sampling.loop import made
+
+PASSES: list[int] = []
+
+
+class Noted(nn.Module):
+    """A network that notes the rows of its passes; `mapped` draws are one pass."""
+
+    def __init__(self, function, **children):
+        super().__init__()
+        self.function = function
+        for name, child in children.items():
+            setattr(self, name, child)
+
+    def forward(self, x, *others):
+        PASSES.append(x.shape[0])
+        return self.function(self, x, *others)
+
+
+def passes(act):
+    """The number of calls of the network, and the rows that went through it."""
+    PASSES.clear()
+    act()
+    return len(PASSES), sum(PASSES)
+
+
+# Draw by draw ---------------------------------------------------------------------------------------------------------
+
+GATES = {
+    "torch.rand([])": lambda: torch.rand([]) < 0.3,
+    "torch.rand(1)": lambda: torch.rand(1) < 0.3,
+    "bernoulli": lambda: torch.empty(1).bernoulli_(0.3).item() == 1,
+    "NumPy's": lambda: np.random.rand() < 0.3,
+    "Python's": lambda: random.random() < 0.3,
+}
+
+
+def skipped(gate):
+    def function(self, x):
+        for layer in self.layers:
+            if self.training and gate():
+                continue
+            x = x + self.d(torch.tanh(layer(x)))
+        return self.o(x)
+
+    layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+    return Noted(function, layers=layers, d=nn.Dropout(0.1), o=nn.Linear(8, 2)), torch.randn(64, 8)
+
+
+def batch_depth():
+    def function(self, x):
+        h = torch.tanh(self.a(x))
+        if self.training:
+            h = h * torch.empty(1, 1).bernoulli_(0.8).div_(0.8)
+        return self.o(self.d(h + x))
+
+    return Noted(function, a=nn.Linear(8, 8), d=nn.Dropout(0.1), o=nn.Linear(8, 2)), torch.randn(64, 8)
+
+
+def dropped_weights():
+    def function(self, x):
+        return self.o(torch.tanh(nn.functional.linear(x, nn.functional.dropout(self.w, 0.3, self.training))))
+
+    return Noted(function, w=nn.Parameter(torch.randn(8, 8)), o=nn.Linear(8, 2)), torch.randn(64, 8)
+
+
+def siamese():
+    def function(self, a, b):
+        one, two = self.o(self.d(torch.relu(self.a(torch.cat([a, b]))))).chunk(2)
+        return (one - two).square().sum(-1)
+
+    net = Noted(function, a=nn.Linear(8, 16), d=nn.Dropout(0.3), o=nn.Linear(16, 4))
+    return net, (torch.randn(64, 8), torch.randn(64, 8))
+
+
+def packed():
+    def function(self, x, lengths):
+        return self.o(self.l(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))[1][0][-1])
+
+    net = Noted(function, l=nn.LSTM(5, 8, 2, dropout=0.4, batch_first=True), o=nn.Linear(8, 1))
+    return net, (torch.randn(64, 6, 5), torch.randint(2, 7, (64,)))
+
+
+def experts():
+    def function(self, x):
+        chosen, out = self.gate(x).argmax(-1), x.new_zeros(len(x), 2)
+        for i, expert in enumerate(self.experts):
+            where = (chosen == i).nonzero()[:, 0]
+            out = out.index_add(0, where, expert(x[where]))
+        return out
+
+    made_of = (nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2)) for _ in range(3))
+    return Noted(function, gate=nn.Linear(8, 3), experts=nn.ModuleList(made_of)), torch.randn(64, 8)
+
+
+NETWORKS = {f"layers skipped by {name}": lambda gate=gate: skipped(gate) for name, gate in GATES.items()} | {
+    f.__name__: f for f in (batch_depth, dropped_weights, siamese, packed, experts)
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("first", [True, False], ids=["first call", "second call"])
+def test_a_prediction_takes_the_passes_of_its_draws_and_few_more(name, first):
+    net, x = made(NETWORKS[name])
+    if not first:
+        db.predict(net, x, n_draws=30)
+    calls, rows = passes(lambda: db.predict(net, x, n_draws=30, seed=1))
+    most = 30 * 1.3 + (15 if first else 2)
+    assert calls <= most and rows <= 64 * most, (calls, rows / 64)
+
+
+# Inspections ----------------------------------------------------------------------------------------------------------
+
+
+def diffusion():
+    def function(self, x, t):
+        return self.o(self.d(torch.nn.functional.silu(self.b(self.d(torch.nn.functional.silu(self.a(x) * t))))))
+
+    children = {"a": nn.Linear(8, 16), "b": nn.Linear(16, 16), "d": nn.Dropout(0.1), "o": nn.Linear(16, 8)}
+    return Noted(function, **children), torch.randn(32, 8)
+
+
+@pytest.mark.parametrize("step", [float, int, np.float32], ids=["float", "int", "NumPy"])
+def test_a_number_that_changes_with_every_call_is_not_inspected_again(step):
+    net, x = made(diffusion)
+    plain = net.function
+    net.function = lambda self, x, t: plain(self, x, float(t))
+    db.predict(net, (x, step(0)), n_draws=20)
+    own, own_rows = passes(lambda: db.predict(net, (x, step(0)), n_draws=20, seed=1))
+    for i in range(1, 4):
+        calls, rows = passes(lambda i=i: db.predict(net, (x, step(i)), n_draws=20))
+        assert calls <= own + 2 and rows <= own_rows + 2 * 32, (calls, own, rows / 32)
+
+
+def test_a_number_that_changes_the_network_is_followed():
+    net, x = made(diffusion)
+    fresh, _ = made(diffusion)
+    db.predict(net, (x, 0.5), n_draws=20)
+    torch.testing.assert_close(db.draws(net, (x, 2.0), n_draws=5), db.draws(fresh, (x, 2.0), n_draws=5))
+
+
+def texts():
+    def function(self, tokens):
+        return self.o(self.l(self.e(tokens)).mean(1))
+
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True)
+    return Noted(function, e=nn.Embedding(9, 8), l=layer, o=nn.Linear(8, 2)), None
+
+
+def test_texts_of_many_lengths_are_inspected_once_each_at_most():
+    net, _ = made(texts)
+    tokens = torch.randint(0, 9, (1, 24), generator=torch.Generator().manual_seed(0))
+    for n in range(4, 24):
+        db.predict(net, tokens[:, :n], n_draws=20)
+    for n in range(4, 24):  # more lengths than a small table of forms remembers
+        calls, own = (passes(lambda n=n, seed=seed: db.predict(net, tokens[:, :n], n_draws=20, seed=seed))[0]
+                      for seed in (1, 2))  # fmt: skip
+        assert calls <= own + 2, (n, calls, own)
+
+
+def first_convolutions():
+    def function(self, x):
+        return self.o(torch.relu(self.b(torch.relu(self.a(self.d(x))))).mean((2, 3)))
+
+    children = {"d": nn.Dropout(0.1), "a": nn.Conv2d(3, 8, 3), "b": nn.Conv2d(8, 8, 3), "o": nn.Linear(8, 2)}
+    return Noted(function, **children), torch.randn(16, 3, 8, 8)
+
+
+def first_transformer():
+    def function(self, tokens):
+        return self.o(self.l(self.e(tokens)).mean(1))
+
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True)
+    return Noted(function, e=nn.Embedding(9, 8), l=nn.TransformerEncoder(layer, 2), o=nn.Linear(8, 2)), torch.randint(
+        0, 9, (16, 6)
+    )
+
+
+def first_lstm():
+    def function(self, x):
+        return self.o(self.l(x)[0][:, -1])
+
+    return Noted(function, l=nn.LSTM(5, 8, 2, dropout=0.2, batch_first=True), o=nn.Linear(8, 1)), torch.randn(16, 6, 5)
+
+
+@pytest.mark.parametrize("make", [first_convolutions, first_transformer, first_lstm])
+def test_a_first_call_costs_few_passes_beside_its_draws(make):
+    net, x = made(make)
+    calls, rows = passes(lambda: db.predict(net, x, n_draws=20))
+    assert calls <= 20 * 1.3 + 15 and rows <= 32 * 20 + 30, (calls, rows)  # a batch may be padded to its block

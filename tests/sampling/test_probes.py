@@ -1,0 +1,140 @@
+"""One forward pass with every mask left out."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dropbayes.sampling.inputs import as_inputs
+from dropbayes.sampling.probes import (
+    ProbeFailed,
+    Prober,
+    autocast_dtype,
+    equal_but_for_rounding,
+    is_left_out,
+    training_flags,
+)
+from dropbayes.tracing import SharedWrite
+from tests.sampling.zoo import Module
+
+
+def seen(net, flags):
+    inputs = as_inputs(torch.ones(2, 4))
+    with torch.no_grad():
+        return Prober(net, inputs, (), frozenset())(inputs.leaves, flags)
+
+
+def test_masks_are_left_out_whatever_the_flags():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    up, down = seen(net, training_flags(())), seen(net, None)
+    assert up.agrees_with(down) and (len(up.recorder.sites), len(down.recorder.sites)) == (1, 0)
+    torch.testing.assert_close(up.tensors[0], net[0](torch.ones(2, 4)))
+
+
+def test_normalisation_and_lowered_classes_stay_in_evaluation():
+    flags = training_flags(("2",), frozenset({nn.ReLU}))
+    net = nn.Sequential(nn.BatchNorm1d(4), nn.ReLU(), nn.Tanh(), nn.Dropout(0.1))
+    assert [flags(name, module) for name, module in net.named_children()] == [False, False, False, True]
+
+
+def test_a_pass_that_fails_keeps_what_was_recorded():
+    def forward(m, x):
+        F.dropout(x, 0.5)
+        raise KeyError("targets")
+
+    with pytest.raises(ProbeFailed, match="targets") as failure:
+        seen(Module(forward), training_flags(()))
+    assert len(failure.value.recorder.sites) == 1
+
+
+@pytest.mark.parametrize("change, same", [(1e-9, True), (1e-6, False)])
+def test_rounding_is_measured_by_the_row_and_not_by_a_larger_one_of_its_batch(change, same):
+    batch = torch.tensor([1.0, 1e-4])
+    assert equal_but_for_rounding(batch[1:] + change, batch[1:], batch) == same
+
+
+def test_other_shapes_and_other_integers_are_not_equal():
+    assert not equal_but_for_rounding(torch.ones(2), torch.ones(1, 2))
+    assert not equal_but_for_rounding(torch.tensor([1]), torch.tensor([2]))
+
+
+def test_numbers_are_compared_with_the_largest_of_their_column():
+    table = torch.tensor([[1e6, 0.5], [2e6, 0.25]])
+    assert not equal_but_for_rounding(table, table + torch.tensor([0.0, 0.01]))
+    assert equal_but_for_rounding(table, table + torch.tensor([1.0, 0.0]))
+
+
+def test_infinities_and_nans_are_equal_to_themselves_only():
+    value = torch.tensor([[torch.inf, torch.nan, 1.0]])
+    assert equal_but_for_rounding(value, value.clone())
+    assert not equal_but_for_rounding(value, torch.tensor([[torch.inf, 0.0, 1.0]]))
+    assert not equal_but_for_rounding(value, torch.tensor([[-torch.inf, torch.nan, 1.0]]))
+
+
+@pytest.mark.parametrize(("dtype", "same"), [(torch.float64, False), (torch.float32, True), (torch.bfloat16, True)])
+def test_rounding_is_that_of_the_dtype(dtype, same):
+    a = torch.ones(3, 2, dtype=dtype)
+    assert equal_but_for_rounding(a, a + torch.tensor(1e-4, dtype=dtype)) == same
+
+
+def test_complex_and_empty_outputs_are_compared():
+    a = torch.complex(torch.ones(2, 2), torch.ones(2, 2))
+    assert equal_but_for_rounding(a, a.clone()) and not equal_but_for_rounding(a, a.conj().resolve_conj())
+    assert equal_but_for_rounding(torch.ones(0, 2), torch.ones(0, 2))
+
+
+def test_the_network_and_its_input_are_left_as_they_were():
+    net, x = nn.Sequential(nn.BatchNorm1d(4), nn.ReLU(inplace=True)).train(), -torch.ones(2, 4)
+    inputs = as_inputs(x)
+    with torch.no_grad():
+        probe = Prober(net, inputs, (), frozenset())(inputs.leaves, lambda name, module: True)
+    assert probe.changes and int(net[0].num_batches_tracked) == 0 and (x == -1).all() and net.training
+
+
+def test_a_view_that_a_pass_changed_is_not_used_again():
+    def forward(m, x):
+        m.calls += 1
+        return x * m.calls
+
+    net = Module(forward)
+    net.calls, inputs = 0, as_inputs(torch.ones(2, 4))
+    prober = Prober(net, inputs, (), frozenset())
+    with torch.no_grad():
+        first, again = prober(inputs.leaves, None), prober(inputs.leaves, None)
+    assert first.agrees_with(again) and first.changes == [("", "calls")]
+
+
+def test_a_write_into_a_weight_is_an_error_of_its_own_before_it_happens():
+    def forward(m, x):
+        m.a.weight.data.mul_(0.5)
+        return m.a(x)
+
+    net = Module(forward, a=nn.Linear(4, 4))
+    before, inputs = net.a.weight.clone(), as_inputs(torch.ones(2, 4))
+    with torch.no_grad():
+        with pytest.raises(SharedWrite, match=r"a\.weight"):
+            Prober(net, inputs, (), frozenset())(inputs.leaves, None)
+        Prober(net, inputs, (), frozenset(), owns_parameters=True)(inputs.leaves, None)
+    assert torch.equal(net.a.weight, before)
+
+
+def test_double_precision_is_an_arbiter_where_the_network_has_it():
+    inputs = as_inputs(torch.ones(2, 4))
+    exact = Prober(nn.Linear(4, 4), inputs, (), frozenset()).in_double()
+    with torch.no_grad():
+        assert exact(exact.inputs.leaves, None).tensors[0].dtype == torch.float64
+    assert inputs.leaves[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("leave_out", "expected"), [(("a.b",), True), (("a",), True), (("Tanh",), True), (("a.bc",), False), ((), False)]
+)
+def test_a_module_is_left_out_by_its_name_its_class_or_what_it_is_in(leave_out, expected):
+    assert is_left_out(leave_out, "a.b", nn.Tanh()) == expected
+
+
+def test_autocast_is_seen():
+    device = torch.device("cpu")
+    assert autocast_dtype(device) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert autocast_dtype(device) == torch.bfloat16

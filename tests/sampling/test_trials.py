@@ -1,0 +1,113 @@
+"""The strategy and the block sizes that a network is seen to allow."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dropbayes as db
+from dropbayes.sampling import plan as planning
+from dropbayes.sampling.inputs import as_inputs
+from dropbayes.sampling.inspection import inspect
+from dropbayes.sampling.plan import checked_keys, make_plan
+from dropbayes.sampling.trials import is_out_of_memory
+from tests.sampling.zoo import Module, build
+
+
+def method(net, x, **options):
+    return db.predict(net, x, n_draws=6, analytic=False, **options).method
+
+
+def test_an_operation_without_a_batching_rule_is_not_mapped():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+    net = Module(lambda m, x: Doubled.apply(m.d(torch.relu(m.a(x)))), a=nn.Linear(3, 64), d=nn.Dropout(0.3))
+    assert method(net, torch.randn(4, 3)) == "folded"
+
+
+def test_control_flow_on_a_draw_runs_draw_by_draw():
+    net = Module(lambda m, x: m.a(x) if torch.rand([]) < 0.5 else -m.a(x), a=nn.Linear(3, 2))
+    assert method(net, torch.randn(4, 3)) == "draw by draw"
+    assert method(net, torch.randn(4, 3), masks="row") == "one by one"
+
+
+@pytest.mark.parametrize("same_bits", [True, False])
+def test_a_larger_block_is_taken_only_if_its_rows_have_the_same_bits(same_bits, monkeypatch):
+    monkeypatch.setitem(planning._MAX_ROWS, "cpu", 16)
+
+    def forward(m, x):
+        h = torch.tanh(x) if torch.rand([]) < 0.5 else x  # a draw of all rows runs alone
+        return h if same_bits else h * (1 + 1e-6 * math.log(x.shape[0]))  # a difference like that of rounding
+
+    net, inputs = Module(forward), as_inputs(torch.randn(99, 8))
+    plan = make_plan(net, inputs, keys=checked_keys(50, 0, "stratified"), masks="shared")
+    assert str(plan.strategy) == "draw by draw" and plan.block_rows == (99 if same_bits else 16)
+    assert [row for block in plan.run(inputs) for row in block.rows] == list(range(99))
+
+
+@pytest.mark.parametrize(
+    "error, expected",
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("x"), True),
+        (RuntimeError("can't allocate memory"), True),
+        (ValueError(), False),
+    ],
+)
+def test_running_out_of_memory_is_recognised(error, expected):
+    assert is_out_of_memory(error) == expected
+
+
+@pytest.mark.parametrize("name", ["transformer_encoder", "gpt2", "convnet_with_batch_norm"])
+def test_rounding_under_autocast_hides_no_strategy(name):
+    net, x = build(name)
+    plain = db.predict(net, x, n_draws=6, analytic=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = db.predict(net, x, n_draws=6, analytic=False)
+    assert rounded.method == plain.method
+
+
+def test_a_network_that_needs_autocast_is_inspected_under_it():
+    net = Module(
+        lambda m, x: m.b(m.d(m.n(m.a(x)))),
+        a=nn.Linear(3, 64),
+        n=nn.LayerNorm(64),
+        d=nn.Dropout(0.3),
+        b=nn.Linear(64, 2),
+    )
+    net.a.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert method(net, torch.randn(4, 3)) in ("folded", "mapped")
+
+
+def test_a_strategy_that_lays_a_mask_in_the_wrong_place_is_not_taken():
+    def forward(m, x):  # the mask of a batch is cut by the place of a row in it
+        mask = F.dropout(torch.ones(x.shape[0], 4), 0.5, m.training)
+        return x * mask.flip(0)
+
+    net, x = Module(forward), torch.randn(4, 4)
+    expected = torch.stack([db.function_draw(net, i, n_draws=5, masks="row")(x) for i in range(5)])
+    torch.testing.assert_close(db.draws(net, x, n_draws=5, masks="row"), expected)
+
+
+def test_the_trial_of_a_strategy_is_made_once():
+    net, x = build("transformer_encoder")
+    db.draws(net, x, n_draws=3)
+    known = dict(inspect(net, as_inputs(x)).strategies)
+    db.draws(net, x, n_draws=3, seed=4)
+    assert known and inspect(net, as_inputs(x)).strategies == known
+
+
+def test_memory_that_does_not_grow_with_the_rows_is_not_counted_for_each():
+    def forward(m, x):
+        return m.d(m.a(x)) @ m.w.t().clone()  # a copy of the weights in every pass
+
+    net = Module(forward, a=nn.Linear(3, 64), d=nn.Dropout(0.3))
+    net.w = nn.Parameter(torch.randn(4000, 64))
+    plan = make_plan(net, as_inputs(torch.randn(5, 3)), keys=checked_keys(20, 0, "stratified"), masks="shared")
+    assert 4 * 4000 <= plan.profile.pass_bytes < 4 * 4000 * 3

@@ -1,0 +1,344 @@
+"""A call leaves its input, the network's weights and state, the generators and the memory as they were."""
+
+import collections
+import gc
+import random
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dropbayes as db
+from tests.sampling.loop import assert_law, is_freed, made, may_be_refused, network, unchanged
+from tests.sampling.training_loop import rows
+
+CALLS = {
+    "draws": lambda net, x: db.draws(net, x, n_draws=10),
+    "predict": lambda net, x: db.predict(net, x, n_draws=10),
+    "sites": lambda net, x: db.sites(net, x),
+    "function_draw": lambda net, x: db.function_draw(net, 1, n_draws=10)(x),
+    "evaluate": lambda net, x: db.evaluate(net, x, torch.zeros(len(x), 2), likelihood=db.Gaussian(1.0), n_draws=10),
+    "check": lambda net, x: db.check(net, x, torch.zeros(len(x), 2), likelihood=db.Gaussian(1.0), n_draws=10),
+}
+
+
+def ends():
+    return {"a": nn.Linear(6, 16), "d": nn.Dropout(0.3), "o": nn.Linear(16, 2)}
+
+
+# The input ------------------------------------------------------------------------------------------------------------
+
+
+def standardised(x):
+    x -= 0.5
+    x /= 0.5
+    return x
+
+
+def filled(x):
+    x[torch.isnan(x)] = 0
+    return x
+
+
+def first_column_zero(x):
+    x[:, 0] = 0
+    return x
+
+
+IN_PLACE = {
+    "standardised": standardised,
+    "filled": filled,
+    "a column": first_column_zero,
+    "relu": lambda x: F.relu(x, inplace=True),
+    "through a view": lambda x: (x.view(-1).mul_(0.7), x)[1],
+    "through its data": lambda x: (x.data.add_(1.0), x)[1],
+}
+
+
+def in_place(name):
+    def forward(self, x):
+        return torch.tanh(self.o(self.d(torch.relu(self.a(IN_PLACE[name](x))))))
+
+    return network(forward, **ends()), rows(4)
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+@pytest.mark.parametrize("ask", CALLS)
+def test_an_input_that_the_network_writes_into_is_left_as_it_was(name, ask):
+    net, x = made(lambda: in_place(name))
+    with unchanged(net, x):
+        CALLS[ask](net, x)
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_chunks_of_draws_see_the_input_that_was_given(name):
+    net, x = made(lambda: in_place(name))
+    copying = network(lambda self, x: self.n(x.clone()), n=net).eval()
+    for options in ({}, {"max_bytes": 4000}, {"masks": "row"}):
+        ours, theirs = (db.draws(one, x.clone(), n_draws=30, **options) for one in (net, copying))
+        torch.testing.assert_close(ours, theirs)
+    f = db.function_draw(net, 1, n_draws=10)
+    assert torch.equal(f(x), f(x))
+
+
+def test_an_image_normalised_in_place_is_right_in_several_chunks():
+    def make(change):
+        def forward(self, x):
+            h = F.relu(self.b(self.d(F.relu(self.a(change(x))))))
+            return torch.tanh(self.o(h.mean((2, 3))))
+
+        convolutions = {"a": nn.Conv2d(3, 32, 3, padding=1), "b": nn.Conv2d(32, 16, 3, padding=1)}
+        return network(forward, d=nn.Dropout2d(0.3), o=nn.Linear(16, 2), **convolutions), torch.randn(1, 3, 96, 96)
+
+    (one, x), (two, _) = made(lambda: make(standardised)), made(lambda: make(lambda x: (x - 0.5) / 0.5))
+    with unchanged(one, x):
+        ours = db.draws(one, x, n_draws=30)
+    torch.testing.assert_close(ours, db.draws(two, x, n_draws=30))
+
+
+@pytest.mark.parametrize("first", [nn.Dropout(0.4, inplace=True), nn.ReLU(inplace=True)], ids=["dropout", "relu"])
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_first_layer_in_place_leaves_the_input(first, direct):
+    body = first, nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2)
+    net, x = made(lambda: (nn.Sequential(*body) if direct else nn.Sequential(*body, nn.Tanh()), rows(3)))
+    with unchanged(net, x):
+        assert_law(net, x, n_draws=600)
+    array = x.numpy().copy()
+    db.predict(net, array)
+    np.testing.assert_array_equal(array, x.numpy())
+
+
+# Overridden train() ---------------------------------------------------------------------------------------------------
+
+
+class Context:
+    training = False
+
+
+class AsksContext(nn.Module):
+    def __init__(self, context):
+        super().__init__()
+        self.context = context
+
+    def forward(self, x):
+        return x + 0.5 * torch.randn_like(x) if self.context.training else x
+
+
+class Body(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.middle, self.d, self.o = nn.Linear(6, 16), nn.Identity(), nn.Dropout(0.2), nn.Linear(16, 2)
+
+    def forward(self, x):
+        return self.o(self.d(self.middle(self.a(x))))
+
+
+class SetsContext(Body):
+    def __init__(self):
+        super().__init__()
+        self.context = Context()
+        self.middle = AsksContext(self.context)
+
+    def train(self, mode=True):
+        self.context.training = mode
+        return super().train(mode)
+
+
+class Merged(nn.Linear):
+    """Low-rank weights that eval() adds to the weight and train() takes out."""
+
+    def __init__(self):
+        super().__init__(16, 16)
+        self.A, self.B, self.merged = nn.Parameter(torch.randn(2, 16)), nn.Parameter(torch.randn(16, 2)), False
+
+    def train(self, mode=True):
+        super().train(mode)
+        if mode == self.merged:
+            self.weight.data += (-1 if mode else 1) * self.B @ self.A
+            self.merged = not mode
+        return self
+
+    def forward(self, x):
+        y = F.linear(x, self.weight)
+        return y if self.merged else y + x @ self.A.t() @ self.B.t()
+
+
+class MergedLayer(Body):
+    def __init__(self):
+        super().__init__()
+        self.middle = Merged()
+
+
+class Averaged(Body):
+    """Averaged weights that eval() swaps in and train() out."""
+
+    def __init__(self):
+        super().__init__()
+        self.other, self.averaged = {name: p.detach() * 0.5 for name, p in self.named_parameters()}, False
+
+    def train(self, mode=True):
+        if mode == self.averaged:
+            for name, p in self.named_parameters():
+                old = p.data.clone()
+                p.data.copy_(self.other[name])
+                self.other[name] = old
+            self.averaged = not mode
+        return super().train(mode)
+
+
+class FreezesGradients(Body):
+    def train(self, mode=True):
+        self.a.requires_grad_(mode)
+        return super().train(mode)
+
+
+class CountsSwitches(Body):
+    def __init__(self):
+        super().__init__()
+        self.switches, self.log = 0, []
+
+    def train(self, mode=True):
+        self.switches += 1
+        self.log.append(mode)
+        return super().train(mode)
+
+
+class Fuses(Body):
+    """Replaces a module in evaluation, as reparametrised convolutions do."""
+
+    def train(self, mode=True):
+        self.middle = nn.Identity() if mode else nn.Sequential(nn.Identity())
+        return super().train(mode)
+
+
+@pytest.mark.parametrize("kind", [SetsContext, MergedLayer, Averaged, FreezesGradients, CountsSwitches, Fuses])
+@pytest.mark.parametrize("ask", CALLS)
+def test_a_train_method_of_the_networks_own_leaves_no_trace(kind, ask):
+    net, x = made(lambda: (kind(), rows(3)))
+    before = net(x)
+    with unchanged(net, x), may_be_refused():
+        CALLS[ask](net, x)
+    assert torch.equal(net(x), before)
+
+
+@pytest.mark.parametrize("kind", [SetsContext, MergedLayer, FreezesGradients, CountsSwitches])
+def test_a_train_method_of_the_networks_own_has_the_law_of_the_loop(kind):
+    net, x = made(lambda: (kind(), rows(3)))
+    with may_be_refused():
+        assert_law(net, x)
+
+
+def test_choosing_dropout_leaves_a_network_whose_weights_move_with_its_mode():
+    net, x = made(lambda: (nn.Sequential(nn.Linear(6, 16), nn.Tanh(), Merged(), nn.Linear(16, 2)), rows(20)))
+    with unchanged(net, x), may_be_refused():
+        db.choose_dropout(net, x, torch.zeros(20, 2), likelihood=db.Gaussian(1.0), drop_probs=(0.1, 0.2), n_draws=5)
+
+
+# Generators -----------------------------------------------------------------------------------------------------------
+
+SOURCES = {
+    "torch": lambda: torch.rand(1, dtype=torch.float64).item(),
+    "Python": random.random,
+    "NumPy": lambda: float(np.random.rand()),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_another_thread_may_draw_meanwhile(name):
+    nets = [made(lambda: (network(lambda s, x: torch.tanh(s.n(x)), n=Body()), None))[0] for _ in range(6)]
+    seen, stop = [], threading.Event()
+
+    def other():
+        while not stop.is_set():
+            seen.append(SOURCES[name]())
+            time.sleep(0.0003)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    try:
+        drawn = [(len(db.sites(net, rows(3))), db.draws(net, rows(3), n_draws=5)) for net in nets]
+    finally:
+        stop.set()
+        thread.join()
+    assert len(seen) == len(set(seen))
+    assert all(n == 1 and torch.equal(one, drawn[0][1]) for n, one in drawn)
+
+
+class Remembers(Body):
+    """A state, and dropout that is always on."""
+
+    def __init__(self, drop):
+        super().__init__()
+        self.last, self.drop = None, drop
+
+    def forward(self, x):
+        self.last = x.mean().item()
+        return self.drop(super().forward(x))
+
+
+ALWAYS = {
+    "dropout": lambda y: F.dropout(y, 0.3, True),
+    "normal": lambda y: y + torch.randn_like(y),
+    "Python's": lambda y: y * (random.random() < 0.8),
+    "NumPy's": lambda y: y * float(np.random.rand() < 0.8),
+    "a generator of its own": lambda y: y + torch.randn(2, generator=torch.Generator().manual_seed(3)),
+}
+
+
+@pytest.mark.parametrize("name", ALWAYS)
+@pytest.mark.parametrize("ask", ["check", "draws", "function_draw", "predict"])
+def test_a_network_with_a_state_and_dropout_always_on_leaves_the_generators(name, ask):
+    net, x = made(lambda: (Remembers(ALWAYS[name]), rows(3)))
+    with unchanged(net, x, once=True):
+        CALLS[ask](net, x)
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+
+class Trainer:
+    pass
+
+
+def with_trainer(net):
+    net.trainer = Trainer()
+    net.trainer.model = net
+
+
+def with_hook(net):
+    net.a.register_forward_hook(lambda m, args, out, net=net: out if net.d.p else None)
+
+
+def with_bound_method(net):
+    net.other = net.forward
+
+
+def with_list(net):
+    object.__setattr__(net.a, "parents", [net])
+
+
+def with_itself_as_a_result(net):
+    net.seen = collections.deque([lambda: net], maxlen=3)
+
+
+@pytest.mark.parametrize("refer", [with_trainer, with_hook, with_bound_method, with_list, with_itself_as_a_result])
+@pytest.mark.parametrize("ask", ["draws", "function_draw", "predict", "sites"])
+def test_a_network_that_refers_to_itself_is_freed(refer, ask):
+    nets = [made(lambda: (Body(), None))[0]]
+    refer(nets[0])
+    CALLS[ask](nets[0], rows(3))
+    assert is_freed(nets)
+
+
+def test_the_input_is_freed():
+    net, x = made(lambda: (Body(), rows(3)))
+    db.predict(net, x), db.function_draw(net, 1)(x)
+    gone = weakref.ref(x)
+    del x
+    gc.collect()
+    assert gone() is None

@@ -1,0 +1,291 @@
+"""What a network keeps beside its weights: shared with its parts, written in a pass, and left as it was.
+
+A network whose pass in evaluation changes its state is after a call as after one such pass, or as before.
+"""
+
+import collections
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dropbayes as db
+from tests.sampling.loop import assert_law, made, network, unchanged
+from tests.sampling.test_unchanged import CALLS, Body
+from tests.sampling.training_loop import rows
+
+# Written in a pass ----------------------------------------------------------------------------------------------------
+
+
+class Meter:
+    def __init__(self):
+        self.sum, self.count = 0.0, 0
+
+    def update(self, value):
+        self.sum, self.count = self.sum + value, self.count + 1
+
+
+class Keeps(Body):
+    """A network that keeps `state` and writes into it by `write`, with its state, itself and its hidden values."""
+
+    def __init__(self, state, write):
+        super().__init__()
+        self.state, self.write = state, write
+
+    def forward(self, x):
+        h = self.d(self.a(x))
+        self.write(self.state, h)
+        return torch.tanh(self.o(h))
+
+
+def count(state, h):
+    state["n"] += 1
+
+
+class Table(dict):
+    pass
+
+
+class Names(list):
+    pass
+
+
+STATES = {
+    "Counter": (lambda: collections.Counter(n=1), count),
+    "defaultdict": (lambda: collections.defaultdict(int, n=1), count),
+    "dict": (lambda: {"n": 1}, count),
+    "OrderedDict": (lambda: collections.OrderedDict(n=1), count),
+    "a dict of one's own": (lambda: Table(n=1), count),
+    "nested": (lambda: {"n": 1, "inner": [collections.Counter(n=1)]}, lambda s, h: count(s["inner"][0], h)),
+    "list": (lambda: [1], lambda s, h: s.append(len(s))),
+    "a list of one's own": (lambda: Names([1]), lambda s, h: s.append(len(s))),
+    "set": (lambda: {0}, lambda s, h: s.add(len(s))),
+    "deque": (lambda: collections.deque([1]), lambda s, h: s.append(len(s))),
+    "bytearray": (lambda: bytearray(1), lambda s, h: s.append(1)),
+    "a plain tensor": (lambda: torch.zeros(16), lambda s, h: s.mul_(0.9).add_(1)),
+    "a tensor in a list": (lambda: [torch.zeros(16)], lambda s, h: s[0].add_(1)),
+    "an array": (lambda: np.zeros(2), lambda s, h: s.__setitem__(0, s[0] + 1)),
+    "an array of counts": (lambda: np.ones(2, int), lambda s, h: np.add(s, 1, out=s)),
+    "a meter": (Meter, lambda s, h: s.update(1.0)),
+    "a meter of a meter": (lambda: Table(m=Meter()), lambda s, h: s["m"].update(1.0)),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("ask", ["draws", "function_draw", "predict"])
+def test_a_state_written_in_a_pass_goes_on_by_one_pass_at_most(name, ask):
+    state, write = STATES[name]
+    net, x = made(lambda: (Keeps(state(), write), rows(3)))
+    for _ in range(2):
+        with unchanged(net, x, once=True):
+            CALLS[ask](net, x)
+
+
+@pytest.mark.parametrize("make", [lambda: collections.defaultdict(list), lambda: {"h": []}, lambda: Table(h=[])])
+def test_activations_that_a_network_keeps_are_plain_tensors(make):
+    net, x = made(lambda: (Keeps(make(), lambda s, h: s["h"].append(h)), rows(3)))
+    db.predict(net, x), db.draws(net, x, n_draws=10)
+    assert len(net.state["h"]) <= 2
+    assert all(torch.isfinite(h.sum()).item() and h.shape == (3, 16) for h in net.state["h"])
+
+
+# Weights written in a pass --------------------------------------------------------------------------------------------
+
+
+class Renormalised(Body):
+    def __init__(self):
+        super().__init__()
+        self.e = nn.Embedding(5, 16, max_norm=1.0)
+
+    def forward(self, x):
+        return torch.tanh(self.o(self.d(self.a(x) + self.e(torch.zeros(len(x), dtype=torch.long)))))
+
+
+class Prototypes(Body):
+    def forward(self, x):
+        with torch.no_grad():
+            self.o.weight.copy_(F.normalize(self.o.weight, dim=1))
+        return super().forward(x)
+
+
+class DroppedInPlace(Body):
+    def __init__(self):
+        super().__init__()
+        self.raw = nn.Parameter(self.a.weight.detach().clone())
+
+    def forward(self, x):
+        self.a.weight.data.copy_(F.dropout(self.raw, 0.5, self.training))
+        return super().forward(x)
+
+
+class PutBack(Body):
+    """Writes noisy weights, and the old ones back after the pass."""
+
+    def forward(self, x):
+        old = self.a.weight.data.clone()
+        if self.training:
+            self.a.weight.data.add_(0.1 * torch.randn_like(old))
+        y = super().forward(x)
+        self.a.weight.data.copy_(old)
+        return y
+
+
+class Clipped(Body):
+    def forward(self, x):
+        self.o.weight.data.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+WRITES = [Renormalised, Prototypes, DroppedInPlace, PutBack, Clipped]
+
+
+@pytest.mark.parametrize("kind", WRITES)
+@pytest.mark.parametrize("ask", ["draws", "predict", "function_draw", "sites"])
+def test_weights_that_a_pass_writes_are_left_as_they_were(kind, ask):
+    net, x = made(lambda: (kind(), rows(3)))
+    with unchanged(net, x):
+        CALLS[ask](net, x)
+
+
+@pytest.mark.parametrize("kind", WRITES)
+def test_weights_that_a_pass_writes_have_the_law_of_the_loop(kind):
+    assert_law(*made(lambda: (kind(), rows(3))), n_draws=500)
+
+
+# What parts of a network share ----------------------------------------------------------------------------------------
+
+
+class Factor(nn.Module):
+    def __init__(self, g, plain=False):
+        super().__init__()
+        if plain:
+            self.g = g
+        else:
+            self.register_buffer("g", g)
+
+    def forward(self, x):
+        return x * self.g
+
+
+class Writes(Body):
+    """A number shared with a child, which the parent writes before the child reads it."""
+
+    def __init__(self, plain, part):
+        super().__init__()
+        g = torch.ones(1)
+        if plain:
+            self.g = g
+        else:
+            self.register_buffer("g", g)
+        self.middle = Factor(part(g), plain)
+
+    def forward(self, x):
+        self.g.fill_(3.0)
+        return super().forward(x)
+
+
+PARTS = {"the same": lambda g: g, "a slice": lambda g: g[:1], "an element": lambda g: g[0]}
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["buffer", "plain tensor"])
+@pytest.mark.parametrize("name", PARTS)
+def test_a_tensor_of_parent_and_child_is_shared_in_a_draw(plain, name):
+    make = lambda: (Writes(plain, PARTS[name]), rows(3))  # noqa: E731
+    net, x = made(make)
+    assert_law(net, x, reference=made(make)[0])
+    with unchanged(net, x, once=True):
+        db.predict(net, x)
+
+
+class Asks(nn.Module):
+    """Noise if what `ask` returns is in training."""
+
+    def __init__(self, ask):
+        super().__init__()
+        self.ask = ask
+
+    def forward(self, x):
+        return 2 * x * torch.bernoulli(torch.full_like(x, 0.5)) if self.ask().training else x
+
+
+class AsksProxy(nn.Module):
+    def __init__(self, parent):
+        super().__init__()
+        self.__dict__["parent"] = weakref.proxy(parent)  # a proxy passes for a module, and is no child
+
+    def forward(self, x):
+        return F.dropout(x, 0.5, self.parent.training)
+
+
+class AsksList(nn.Module):
+    def __init__(self, parent):
+        super().__init__()
+        self.parent = [parent]
+
+    def forward(self, x):
+        return F.dropout(x, 0.5, self.parent[0].training)
+
+
+def through(kind):
+    net = Body()
+    net.middle = kind(net)
+    return net, rows(3)
+
+
+PARENTS = {
+    "a weak reference": lambda net: Asks(weakref.ref(net)),
+    "a weak proxy": AsksProxy,
+    "a list": AsksList,
+    "a closure": lambda net: Asks(lambda: net),
+    "a bound method": lambda net: Asks(net.requires_grad_),
+}
+
+
+@pytest.mark.parametrize("name", PARENTS)
+def test_a_child_that_asks_its_parent_for_the_mode_is_drawn(name):
+    net, x = made(lambda: through(PARENTS[name]))
+    reference, _ = made(lambda: through(PARENTS[name]))
+    with unchanged(net, x):
+        assert_law(net, x, reference=reference)
+
+
+# Hooks ----------------------------------------------------------------------------------------------------------------
+
+
+class Features(nn.Module):
+    """Reads a hidden value through a hook, which it removes when it is deleted."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.o, self.kept = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.3)), nn.Linear(16, 2), {}
+        self.hook = self.body[1].register_forward_hook(lambda m, args, out: self.kept.update(f=out))
+
+    def forward(self, x):
+        self.body(x)
+        return self.o(self.kept["f"])
+
+    def __del__(self):
+        self.hook.remove()
+
+
+def test_a_network_that_removes_its_hooks_when_deleted_keeps_them():
+    net, x = made(lambda: (Features(), rows(3)))
+    ours = db.predict(net, x, n_draws=2000)
+    gc.collect()
+    assert len(net.body[1]._forward_hooks) == 1
+    linear = nn.Sequential(net.body[0], nn.Dropout(0.3), net.o).eval()
+    torch.testing.assert_close(ours.mean, linear(x), atol=0.05, rtol=0.05)
+    torch.testing.assert_close(ours.epistemic, db.predict(linear, x).epistemic, atol=0.01, rtol=0.1)
+
+
+def test_a_deletion_that_the_user_counts_happens_once():
+    deleted = []
+    kind = type("Deleted", (Body,), {"__del__": lambda self: deleted.append(1)})
+    net = made(lambda: (kind(), None))[0]
+    db.predict(net, rows(3)), db.draws(network(lambda s, x: s.n(x), n=net).eval(), rows(3), n_draws=5)
+    gc.collect()
+    assert not deleted

@@ -1,0 +1,46 @@
+"""Attention and normalisation under interception, against torch's own."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dropbayes.tracing import Interception
+from tests.tracing.fixed_source import WholeSource, run_with_fixed_source
+
+
+def test_attention_is_torchs_own_when_nothing_is_dropped():
+    q, k, v = torch.randn(3, 2, 4, 5, 8, dtype=torch.float64)
+    mask = torch.rand(5, 5) > 0.3
+    mask[:, 0] = True
+    for kwargs in (
+        {},
+        {"attn_mask": mask},
+        {"attn_mask": torch.randn(5, 5).double()},
+        {"is_causal": True},
+        {"scale": 0.3},
+    ):
+        with Interception(WholeSource()):
+            ours = F.scaled_dot_product_attention(q, k, v, dropout_p=0.3, **kwargs)
+        torch.testing.assert_close(ours, F.scaled_dot_product_attention(q, k, v, **kwargs))
+
+
+def test_grouped_attention_repeats_its_keys():
+    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8)
+    with Interception(WholeSource()):
+        ours = F.scaled_dot_product_attention(q, k, k, dropout_p=0.3, enable_gqa=True)
+    torch.testing.assert_close(ours, F.scaled_dot_product_attention(q, k, k, enable_gqa=True))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (2, 3, 4, 4)])
+def test_normalisation_in_evaluation_is_torchs_own(shape, affine):
+    torch.manual_seed(0)
+    norm = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)](3, affine=affine).double()
+    norm.train()(torch.randn(shape, dtype=torch.float64) * 3 + 1)
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    norm.eval()
+    x = torch.randn(shape, dtype=torch.float64)
+    out, _ = run_with_fixed_source(norm, x)
+    torch.testing.assert_close(out, norm(x))

@@ -1,0 +1,56 @@
+"""Random numbers under interception, against the quantiles of the source's uniforms."""
+
+import pytest
+import torch
+
+from tests.tracing.fixed_source import run_with_fixed_source
+
+
+def test_random_numbers_have_the_asked_distribution_and_dtype():
+    out, source = run_with_fixed_source(
+        lambda: (torch.rand(3, 2), torch.randn((4,), dtype=torch.float64), torch.rand_like(torch.ones(2)))
+    )
+    assert out[0].shape == (3, 2) and out[1].dtype == torch.float64
+    assert out[1].tolist() == pytest.approx(torch.special.ndtri(torch.linspace(0.05, 0.95, 4).double()).tolist())
+    assert [kind for kind, _, _ in source.kinds] == ["rand", "randn", "rand"]
+
+
+def test_in_place_random_numbers_are_written():
+    def fill():
+        a = torch.empty(4).bernoulli_(0.5)
+        b = torch.empty(4).uniform_(-1, 1)
+        c = torch.empty(4).normal_(2.0, 0.0)
+        d = torch.empty(4).exponential_()
+        return a, b, c, d
+
+    (a, b, c, d), _ = run_with_fixed_source(fill)
+    assert a.tolist() == [1, 1, 0, 0]
+    assert b.tolist() == pytest.approx([-0.9, -0.3, 0.3, 0.9])
+    assert c.tolist() == [2.0] * 4
+    assert d.tolist() == pytest.approx((-torch.log(torch.tensor([0.05, 0.35, 0.65, 0.95]))).tolist())
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda: torch.randint(0, 5, (2,)), lambda: torch.multinomial(torch.ones(3), 1), lambda: torch.randperm(3)]
+)
+def test_randomness_that_cannot_be_keyed_is_refused(draw):
+    with pytest.raises(NotImplementedError, match="cannot be keyed"):
+        run_with_fixed_source(draw)
+
+
+def test_random_numbers_are_written_where_the_caller_wants_them():
+    uniform, coin, normal = torch.empty(4), torch.empty(4), torch.empty(0)
+
+    def draw():
+        torch.rand(4, out=uniform)
+        torch.bernoulli(torch.full((4,), 0.5), out=coin)
+        return torch.randn(4, out=normal)
+
+    out, _ = run_with_fixed_source(draw)
+    assert out is normal and uniform.tolist() == pytest.approx([0.05, 0.35, 0.65, 0.95])
+    assert coin.tolist() == [1, 1, 0, 0] and normal.tolist() == pytest.approx(torch.special.ndtri(uniform).tolist())
+
+
+def test_comparisons_take_keywords():
+    out, _ = run_with_fixed_source(lambda: torch.lt(torch.tensor([1.0, 3.0]), other=2.0))
+    assert out.tolist() == [True, False]

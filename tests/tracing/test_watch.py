@@ -1,0 +1,189 @@
+"""What the dispatcher sees of a pass: randomness, reads, writes and memory."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dropbayes.tracing import SharedWrite, Watch
+
+
+def watched(function, *rows, shared=None):
+    watch = Watch(rows, shared)
+    with torch.no_grad(), watch:
+        function(*rows)
+    return watch
+
+
+# Randomness -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: torch.ops.aten.dropout(x, 0.5, True),
+        lambda x: torch.binomial(torch.ones_like(x), torch.full_like(x, 0.5)),
+        lambda x: torch.distributions.Gamma(1.0, 1.0).sample(x.shape),
+        lambda x: torch.rand(2),
+        lambda x: x.bernoulli_(0.5),
+        lambda x: torch.randperm(3),
+    ],
+)
+def test_random_operations_are_unaccounted_for(draw):
+    assert watched(draw, torch.ones(2, 3)).unaccounted
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.dropout(x, 0.5, training=False),
+        lambda x: F.dropout(x, 0.0),
+        lambda x: F.scaled_dot_product_attention(x, x, x),
+        lambda x: torch.rand(2, generator=torch.Generator().manual_seed(1)),
+        lambda x: x.sum(),
+    ],
+)
+def test_operations_that_draw_nothing_with_these_arguments_are_not_named(function):
+    assert watched(function, torch.ones(2, 3, 4)).unaccounted == []
+
+
+def test_numbers_after_a_seed_within_the_pass_are_fixed():
+    def seeded(x):
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            return torch.rand(2)
+
+    assert watched(seeded, torch.ones(2)).unaccounted == []
+
+
+# Reads ----------------------------------------------------------------------------------------------------------------
+
+
+def reads(function):
+    """The reads of a pass in which the first tensor holds rows and the second is the result of a site."""
+    rows, drawn = torch.arange(1.0, 4.0), torch.arange(3.0)
+    watch = Watch([rows])
+    with torch.no_grad(), watch:
+        watch.mark_drawn([drawn])
+        function(rows, drawn)
+    return watch.reads
+
+
+READS = {
+    "a branch on a draw": (lambda rows, drawn: bool(drawn.sum() > 0), {(True, False, False)}),
+    "a branch on a row": (lambda rows, drawn: bool(rows.max() > 9), {(False, True, False)}),
+    "a branch on both": (lambda rows, drawn: bool((rows + drawn).max() > 9), {(True, True, False)}),
+    "a number of a row": (lambda rows, drawn: rows.sum().item(), {(False, True, True)}),
+    "a number of a draw": (lambda rows, drawn: int(drawn[0] * 2), {(True, False, True)}),
+    "a comparison of all values": (lambda rows, drawn: torch.equal(rows, rows.clone()), {(False, True, False)}),
+    "a number of neither": (lambda rows, drawn: torch.arange(3.0).sum().item(), set()),
+    "nothing": (lambda rows, drawn: rows + drawn, set()),
+    "a result that depends on neither": (lambda rows, drawn: torch.zeros(3).add_(1).max().item(), set()),
+    "a write makes the target depend": (lambda rows, drawn: torch.zeros(3).add_(drawn).max().item(), {(True, False, True)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READS)
+def test_values_that_python_reads_are_told_by_what_they_depend_on(name):
+    function, expected = READS[name]
+    assert reads(function) == expected
+
+
+def test_a_read_that_the_dispatcher_does_not_see_can_be_noted():
+    rows = torch.ones(2)
+    watch = Watch([rows])
+    watch.note_read(rows, number=True)
+    watch.note_read("no tensor", number=True)
+    assert watch.reads == {(False, True, True)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.complex64])
+def test_numbers_of_the_rows_are_kept_to_tell_one_row_from_another(dtype):
+    def numbers(value):
+        return watched(lambda x: x.sum().item(), torch.tensor([[value, 1]], dtype=dtype)).numbers
+
+    assert len(numbers(3)) == 1 and numbers(3) == numbers(3) != numbers(4)
+
+
+def test_numbers_of_a_tensor_that_is_not_contiguous_are_kept():
+    rows = torch.arange(6.0).reshape(2, 3)
+    watch = Watch([rows])
+    watch.note_read(rows.t()[1], number=True)
+    assert watch.numbers == [rows.t()[1].contiguous().numpy().tobytes()]
+
+
+def test_shapes_that_depend_on_values_of_the_rows_are_noticed():
+    assert watched(lambda x: x[x > 0], torch.ones(3)).has_dynamic_shapes
+    assert not watched(lambda x: torch.ones(3).nonzero(), torch.ones(3)).has_dynamic_shapes
+    assert not watched(lambda x: x[torch.tensor([0, 2])], torch.ones(3)).has_dynamic_shapes
+
+
+# Writes ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("write", "expected"),
+    [
+        (lambda x: x.mul_(2), True),
+        (lambda x: x[0].zero_(), True),
+        (lambda x: F.relu(x, inplace=True), True),
+        (lambda x: torch.add(x, 1, out=x), True),
+        (lambda x: (x * 2).add_(1), False),
+    ],
+)
+def test_a_write_to_the_input_is_noticed(write, expected):
+    assert watched(write, torch.ones(2, 3)).writes_input == expected
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda weight: weight.mul_(2),
+        lambda weight: weight.data.add_(1),
+        lambda weight: weight[0].zero_(),
+        lambda weight: weight.view(-1).copy_(torch.zeros(4)),
+        lambda weight: torch.add(weight, 1, out=weight),
+        lambda weight: torch._foreach_add_([torch.ones(1), weight], 1),
+    ],
+)
+def test_a_write_to_a_shared_parameter_is_an_error_before_anything_is_written(write):
+    weight = nn.Parameter(torch.ones(2, 2))
+    with torch.no_grad(), pytest.raises(SharedWrite, match=r"a\.weight"), Watch(shared={"a.weight": weight}):
+        write(weight)
+    assert torch.equal(weight, torch.ones(2, 2))
+
+
+def test_reading_a_shared_parameter_is_allowed():
+    weight = nn.Parameter(torch.ones(2, 2))
+    with torch.no_grad(), Watch(shared={"weight": weight}):
+        (weight * 2).add_(1)
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+
+def test_memory_counts_what_is_alive_at_once():
+    def forward(x):
+        for _ in range(10):
+            x = x + 1  # the tensor before is gone
+        return x
+
+    assert 4000 <= watched(forward, torch.ones(1000)).peak_bytes <= 2 * 4000
+
+
+def test_inputs_weights_and_their_views_take_no_memory():
+    weight = torch.ones(100, 100)
+    watch = watched(lambda x: (x.view(10, 10), weight.t()), torch.ones(100), shared={"w": weight})
+    assert watch.peak_bytes == 0
+
+
+def test_memory_from_the_first_site_on_is_counted_apart():
+    x = torch.ones(1000)
+    watch = Watch([x])
+    with torch.no_grad(), watch:
+        before = x + 1
+        drawn = before * 2
+        watch.mark_drawn([drawn])
+        after = drawn + 1
+    assert (watch.peak_bytes, watch.peak_suffix_bytes) == (3 * 4000, 4000)
+    assert after.shape == before.shape
