@@ -26,11 +26,12 @@ GROUPS = {
     "Training and files": ["training", "population", "runtime"],
     "The paper's experiments": ["experiments"],
     "The engine, for those who extend it": [
-        "sampling.prediction",
-        "sampling.choice", "sampling.evaluators", "sampling.looks", "sampling.rows", "sampling.generators",
-        "sampling.functions", "sampling.plan", "sampling.strategies", "sampling.perceptron", "sampling.inspection",
-        "sampling.recorder", "sampling.anatomy", "sampling.views", "sampling.operations", "sampling.recurrence",
-        "sampling.masks", "sampling.trees", "sampling.statistics", "sampling.streaming",
+        "tracing",
+        "sampling.functions", "sampling.plan", "sampling.strategies", "sampling.trials", "sampling.source",
+        "sampling.inspection", "sampling.probes", "sampling.layouts", "sampling.profile", "sampling.perceptron",
+        "sampling.masks", "sampling.inputs", "sampling.streaming",
+        "tracing.views", "tracing.states", "tracing.generators", "tracing.recorder", "tracing.watch",
+        "predictive.prediction", "predictive.statistics",
     ],
 }  # fmt: skip
 
@@ -48,7 +49,12 @@ TASKS = {
 }  # fmt: skip
 
 # Names that a module hands on from another one, where they are described.
-HANDED_ON = {"predictive": ["Gaussian"]}
+HANDED_ON = {
+    "predictive": ["Gaussian"],
+    "sampling": ["UncertaintyWarning"],
+    "sampling.profile": ["RowLayout", "Site"],
+    "tracing": ["RowLayout", "Site"],
+}
 
 
 def modules():
