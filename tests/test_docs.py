@@ -77,7 +77,14 @@ def _last_place(number):
     return 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if examples(page)], ids=lambda page: page.stem)
+SLOW = ("hugging_face", "language")  # pages whose examples train for a minute
+
+
+def marked(page):
+    return pytest.param(page, marks=pytest.mark.slow if page.stem in SLOW else (), id=page.stem)
+
+
+@pytest.mark.parametrize("page", [marked(page) for page in PAGES if examples(page)])
 def test_the_examples_of_a_page_run_and_print_what_it_shows(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for found, printed in zip(examples(page), printed_by(page), strict=True):
