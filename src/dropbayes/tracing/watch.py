@@ -90,6 +90,9 @@ class Watch(TorchDispatchMode):
         tags = func.tags
         if torch.Tag.nondeterministic_seeded in tags and _draws(func, args, kwargs) and not self._is_fixed(kwargs):
             self.unaccounted.append(func.overloadpacket.__name__)
+            if any(argument.name == "generator" for argument in func._schema.arguments):
+                # What no source can key is refused after the pass: torch's own generator, which is the user's, stays.
+                kwargs = {**kwargs, "generator": torch.Generator(_device(args))}
         drawn, rowed = bool(given & self._drawn), bool(given & self._rowed)
         if torch.Tag.data_dependent_output in tags and args:
             is_number = func.overloadpacket.__name__ != "equal" and args[0].dtype != torch.bool
@@ -127,6 +130,10 @@ class Watch(TorchDispatchMode):
         size, in_suffix = self._live.pop(key, (0, False))
         self._total -= size
         self._suffix_total -= size if in_suffix else 0
+
+
+def _device(args: tuple[Any, ...]) -> torch.device:
+    return next((tensor.device for tensor in _tensors(args)), torch.device("cpu"))
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
