@@ -27,9 +27,9 @@ import numpy as np
 import torch
 
 from benchmarks import history
-from dropbayes.experiments.uci import data
 from dropbayes.predictive.mixtures import Mixture
 from dropbayes.runtime import files
+from experiments.uci import data
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "comparison.json"

@@ -30,9 +30,9 @@ import numpy as np
 warnings.simplefilter("ignore")
 from dropbayes.estimators import DropoutRegressor
 try:
-    from dropbayes.experiments.uci import data
+    from experiments.uci import data
 except ImportError:
-    from dropbayes.experiments import uci_data as data
+    from experiments import uci_data as data
 table = data.load(sys.argv[1])
 train, test = table.splits[int(sys.argv[2])]
 DropoutRegressor(n_steps=10, min_epochs=1).fit(table.x[:60], table.y[:60])  # imports and first calls are not counted

@@ -44,8 +44,8 @@ def ways(model: Any, prompt: torch.Tensor) -> dict[str, Callable[[], Any]]:
 
     return {
         "generations": one_by_one,
-        "one batch": lambda: db.generate(model, prompt, n_draws=N_DRAWS, **options),
-        "draw by draw": lambda: db.generate(model, prompt, n_draws=N_DRAWS, draws_at_once=1, **options),
+        "one batch": lambda: db.language.generate(model, prompt, n_draws=N_DRAWS, **options),
+        "draw by draw": lambda: db.language.generate(model, prompt, n_draws=N_DRAWS, draws_at_once=1, **options),
     }
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from benchmarks import history
-from dropbayes.page import page_html
+from dropbayes.app.page import page_html
 
 REPEATS = 7
 SECONDS = 6

@@ -31,10 +31,23 @@ import dropbayes as db
 from benchmarks import history
 from benchmarks.networks import UNet
 from benchmarks.networks import perceptron as perceptron_of
-from dropbayes.cli.bench import plain_loop, repeated_batch
 
 DRAWS = 100
 MOST_MEMORY_MB = 50
+
+
+@torch.inference_mode()
+def plain_loop(net: nn.Module, x: Tensor, n_draws: int) -> tuple[Tensor, Tensor]:
+    """The moments by a loop of forward passes, as most people write it."""
+    draws = torch.stack([net(x) for _ in range(n_draws)])
+    return draws.mean(0), draws.var(0)
+
+
+@torch.inference_mode()
+def repeated_batch(net: nn.Module, x: Tensor, n_draws: int) -> tuple[Tensor, Tensor]:
+    """The moments by one forward pass over a repeated batch, as other libraries compute them."""
+    draws = net(x.repeat(n_draws, *(1,) * (x.dim() - 1))).unflatten(0, (n_draws, -1))
+    return draws.mean(0), draws.var(0)
 
 
 # The networks ---------------------------------------------------------------------------------------------------------

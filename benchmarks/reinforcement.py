@@ -18,8 +18,8 @@ from collections.abc import Callable
 import torch
 
 from benchmarks import history
-from dropbayes.experiments.foraging import Worlds
-from dropbayes.experiments.reinforcement import NAMES, Agents, Settings, tick
+from experiments.foraging import Worlds
+from experiments.reinforcement import NAMES, Agents, Settings, tick
 
 AGENTS = (40, 200, 400)
 REPEATS = 9

@@ -21,7 +21,7 @@ from pyarrow import parquet
 import dropbayes as db
 from benchmarks import history
 from benchmarks.serving import fitted_folder
-from dropbayes.distributed import parts, processes
+from dropbayes.app.distributed import parts, processes
 
 
 def set_up(prediction, everyone):

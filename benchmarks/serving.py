@@ -23,7 +23,7 @@ import psutil
 
 import dropbayes as db
 from benchmarks import history
-from dropbayes.models.model import Model
+from dropbayes.app.models.model import Model
 
 CLIENTS, BODY = 32, 100 * 2**20
 

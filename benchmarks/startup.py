@@ -18,7 +18,7 @@ from benchmarks.tables import write_rows
 
 TURNS = 3
 # Arrow imports pandas, where it is installed, with the first array it makes from Python.
-WITHOUT_PANDAS = "import sys; sys.modules['pandas'] = None; from dropbayes.cli import main; main()"
+WITHOUT_PANDAS = "import sys; sys.modules['pandas'] = None; from dropbayes.app.cli import main; main()"
 
 
 def cpu_seconds(*arguments: object) -> float:

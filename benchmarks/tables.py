@@ -21,7 +21,7 @@ DRAWS = 10
 
 CHILD = """
 import resource, sys
-from dropbayes.cli import main
+from dropbayes.app.cli import main
 code = main(sys.argv[1:])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, file=sys.stderr)
 sys.exit(code)

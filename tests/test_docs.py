@@ -210,7 +210,7 @@ def test_a_docstring_becomes_rest(extensions, written, rest):
 
 
 def test_a_name_does_not_link_to_itself(extensions):
-    for here in ("dropbayes.predictive.predict", "dropbayes.cli"):  # and the command of that name is another thing
+    for here in ("dropbayes.predictive.predict", "dropbayes.app.cli"):  # and the command of that name is another thing
         assert extensions["docstrings"].converted(["`predict`"], here=here) == ["``predict``"]
 
 

@@ -164,7 +164,7 @@ def test_the_metadata_are_right(built):
     assert set(metadata.get_all("Classifier")) <= set(classifiers)
     assert set(metadata.get_all("Provides-Extra")) == set(EXTRAS)
     assert "<h1>dropbayes</h1>" in MarkdownIt().render(metadata.get_payload())
-    assert "dropbayes = dropbayes.cli:main" in wheel.read(f"{info}/entry_points.txt").decode()
+    assert "dropbayes = dropbayes.app.cli:main" in wheel.read(f"{info}/entry_points.txt").decode()
 
 
 @pytest.mark.slow

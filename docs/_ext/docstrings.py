@@ -31,7 +31,7 @@ def converted(lines, *, here=""):
             return f":doc:`{_one_line(found['citation'])} </theory>`"
         if found["code"]:
             place = PLACES.get(found["code"].removeprefix("dropbayes."))
-            linked = place not in (None, here) and not here.startswith("dropbayes.cli")  # there, names are commands
+            linked = place not in (None, here) and not here.startswith("dropbayes.app.cli")  # there, names are commands
             return f":py:obj:`{found['code']} <{place}>`" if linked else f"``{found['code']}``"
         return found[0]
 

@@ -5,7 +5,7 @@ import pathlib
 
 def write(app, exception):
     if exception is None and app.builder.format == "html":
-        from dropbayes.page import page_html
+        from dropbayes.app.page import page_html
 
         (pathlib.Path(app.outdir) / "live.html").write_text(page_html(), encoding="utf-8")
 

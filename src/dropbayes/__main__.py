@@ -2,7 +2,7 @@
 
 import sys
 
-from dropbayes.cli import main
+from dropbayes.app.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

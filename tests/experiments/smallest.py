@@ -2,7 +2,7 @@
 
 import json
 
-from dropbayes.experiments.reproduction import reproduce
+from experiments.reproduction import reproduce
 
 
 def tiny(name, module, tmp_path):

@@ -2,7 +2,7 @@
 
 import torch
 
-from dropbayes.experiments import adversarial, lenet
+from experiments import adversarial, lenet
 from tests.experiments.smallest import tiny
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dropbayes.experiments import bands
+from experiments import bands
 
 
 def test_gaussian_scores_are_those_of_torch_distributions():

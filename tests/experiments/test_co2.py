@@ -1,6 +1,6 @@
 """The extrapolation of CO2."""
 
-from dropbayes.experiments import co2
+from experiments import co2
 from tests.experiments.smallest import tiny
 
 

@@ -1,6 +1,6 @@
 """Convolutions with little data."""
 
-from dropbayes.experiments import convolution
+from experiments import convolution
 from tests.experiments.smallest import tiny
 
 

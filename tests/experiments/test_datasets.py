@@ -2,7 +2,7 @@
 
 import pytest
 
-from dropbayes.experiments import datasets
+from experiments import datasets
 
 
 def test_co2_is_detrended_and_standardised_on_the_observed_months():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dropbayes.experiments import descent
+from experiments import descent
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])

@@ -7,7 +7,7 @@ import urllib.error
 
 import pytest
 
-from dropbayes.experiments.downloads import cache_folder, verified_contents
+from experiments.downloads import cache_folder, verified_contents
 
 CONTENTS = b"1.0 2.0 3.0\n4.0 5.0 6.0\n"
 FILE = ("sets/tiny.txt.gz", "https://example.org/tiny.txt", hashlib.sha256(CONTENTS).hexdigest())

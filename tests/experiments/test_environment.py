@@ -5,7 +5,7 @@ import pytest
 
 def test_the_environment_passes_gymnasiums_checker():
     checker = pytest.importorskip("gymnasium.utils.env_checker")
-    from dropbayes.experiments.environment import Foraging
+    from experiments.environment import Foraging
 
     checker.check_env(Foraging(max_steps=50), skip_render_check=True)
     with pytest.raises(ValueError, match="action"):

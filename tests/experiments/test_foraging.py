@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from dropbayes.experiments import foraging
+from experiments import foraging
 
 
 def one_world(*, items=(), poison=(), position=(50.0, 250.0), angle=0.0):

@@ -3,7 +3,7 @@
 import torch
 
 import dropbayes as db
-from dropbayes.experiments import lenet
+from experiments import lenet
 
 
 def test_lenet_has_its_sites_where_it_says():

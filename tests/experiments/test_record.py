@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from dropbayes.experiments import co2
-from dropbayes.experiments.record import Findings, Record, markdown_table
+from experiments import co2
+from experiments.record import Findings, Record, markdown_table
 
 
 def test_a_stage_is_computed_once_for_its_key(tmp_path):

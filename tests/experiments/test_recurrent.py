@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dropbayes.experiments import recurrent
+from experiments import recurrent
 from tests.experiments.smallest import tiny
 
 

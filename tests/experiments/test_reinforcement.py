@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dropbayes.experiments import foraging, reinforcement
+from experiments import foraging, reinforcement
 from tests.experiments.smallest import tiny
 
 

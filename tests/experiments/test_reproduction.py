@@ -1,14 +1,16 @@
 """Running an experiment by name."""
 
+import json
 import pathlib
 
 import pytest
 
-from dropbayes import experiments
-from dropbayes.experiments import adversarial, co2, convolution, recurrent, reinforcement, rotation, solar, toy
-from dropbayes.experiments.__main__ import main
-from dropbayes.experiments.reproduction import experiment_module, reproduce, settings_of
-from dropbayes.experiments.uci import run as uci
+import experiments
+from experiments import adversarial, co2, convolution, recurrent, reinforcement, rotation, solar, toy
+from experiments.__main__ import main
+from experiments.record import Findings
+from experiments.reproduction import experiment_module, reproduce, settings_of
+from experiments.uci import run as uci
 
 
 def test_the_command_line_sets_settings_and_draws_again_from_saved_stages(tmp_path, capsys):
@@ -37,3 +39,31 @@ def test_the_names_are_the_modules_that_can_be_run():
     runnable = {path.stem for path in folder.glob("*.py") if "\nclass Settings" in path.read_text()}
     assert runnable | {"uci"} == set(experiments.NAMES)
     assert all(callable(experiment_module(name).run) for name in experiments.NAMES)
+
+
+def test_the_metrics_are_printed_as_json_alone(tmp_path, capsys, monkeypatch):
+    def stand_in(name, **rest):
+        print("a line of the experiment")
+        return Findings("A title", ["It came out."], {"rmse": rest["settings"].seed})
+
+    monkeypatch.setattr("experiments.__main__.reproduce", stand_in)
+    assert main(["toy", "--quick", "--out", str(tmp_path), "--set", "seed=7", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["metrics"] == {"rmse": 7} and "a line of the experiment" in said.err
+    assert main(["toy", "--quick", "--out", str(tmp_path)]) == 0
+    assert "It came out." in capsys.readouterr().out
+
+
+def test_uci_takes_its_own_options(monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(uci, "main", lambda options: seen.append(options) or Findings("UCI", [], {"yacht": 1}))
+    options = ["--csv", "my.csv", "--target", "y", "--method", "best", "--quick", "--out", "o"]
+    assert main(["uci", *options, "--json"]) == 0 and seen == [options]
+    assert json.loads(capsys.readouterr().out)["metrics"] == {"yacht": 1}
+
+
+def test_the_help_of_an_experiment_shows_its_settings(capsys):
+    with pytest.raises(SystemExit):
+        main(["toy", "--help"])
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in vars(toy.Settings()))

@@ -2,7 +2,7 @@
 
 import torch
 
-from dropbayes.experiments import rotation
+from experiments import rotation
 from tests.experiments.smallest import tiny
 
 

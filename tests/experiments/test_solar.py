@@ -1,6 +1,6 @@
 """The interpolation of solar irradiance."""
 
-from dropbayes.experiments import datasets, solar
+from experiments import datasets, solar
 from tests.experiments.smallest import tiny
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dropbayes.experiments import toy
+from experiments import toy
 from tests.experiments.smallest import tiny
 
 

@@ -45,7 +45,7 @@ def test_a_step_that_is_not_that_of_the_whole_text_is_refused(monkeypatch):
 
     monkeypatch.setattr(DynamicLayer, "update", forgetful)
     with pytest.raises(ValueError, match="cannot share its cache among draws"):
-        db.generate(sequence_model("olmo2"), torch.randint(3, VOCABULARY, (1, 5)), n_draws=2, max_new_tokens=3)
+        db.language.generate(sequence_model("olmo2"), torch.randint(3, VOCABULARY, (1, 5)), n_draws=2, max_new_tokens=3)
 
 
 @torch.no_grad()

@@ -62,7 +62,7 @@ OPTIONS = {"max_new_tokens": NEW, "eos_token_id": None}
 @pytest.mark.parametrize("positions", ["tied", "own"])
 @pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in ("gpt2", "bart", "llama", "mistral", "t5", "jamba", "qwen3_next", "m2m_100", "mixtral", "gemma3")])  # fmt: skip
 def test_greedy_text_is_that_of_the_loop_over_function_draws(name, positions):
-    result = db.generate(lively(name), prompts(), n_draws=3, seed=5, positions=positions, **OPTIONS)
+    result = db.language.generate(lively(name), prompts(), n_draws=3, seed=5, positions=positions, **OPTIONS)
     new, seen = greedy_loop(name, prompts(), n_draws=3, seed=5, positions=positions)
     assert torch.equal(result.tokens, new)
     probabilities = seen.exp()
@@ -76,8 +76,8 @@ def test_greedy_text_is_that_of_the_loop_over_function_draws(name, positions):
 
 
 def test_draws_in_chunks_and_all_at_once_give_the_same_text_and_numbers():
-    whole = db.generate(lively("gpt2"), prompts(), n_draws=5, **OPTIONS)
-    chunks = db.generate(lively("gpt2"), prompts(), n_draws=5, draws_at_once=2, **OPTIONS)
+    whole = db.language.generate(lively("gpt2"), prompts(), n_draws=5, **OPTIONS)
+    chunks = db.language.generate(lively("gpt2"), prompts(), n_draws=5, draws_at_once=2, **OPTIONS)
     assert torch.equal(whole.sequences, chunks.sequences)
     torch.testing.assert_close(whole.token_entropy, chunks.token_entropy, atol=1e-5, rtol=0)
     assert whole.cache_bytes == chunks.cache_bytes
@@ -86,16 +86,16 @@ def test_draws_in_chunks_and_all_at_once_give_the_same_text_and_numbers():
 @pytest.mark.parametrize("name", ["gpt2", pytest.param("bart", marks=pytest.mark.slow)])
 def test_a_beam_search_from_the_cache_is_that_without_one(name):
     cached, plain = (
-        db.generate(lively(name), prompts(), n_draws=4, num_beams=3, draws_at_once=3, use_cache=use, **OPTIONS)
+        db.language.generate(lively(name), prompts(), n_draws=4, num_beams=3, draws_at_once=3, use_cache=use, **OPTIONS)
         for use in (True, False)
     )
     assert torch.equal(cached.sequences, plain.sequences)
-    greedy = db.generate(lively(name), prompts(), n_draws=4, **OPTIONS)
+    greedy = db.language.generate(lively(name), prompts(), n_draws=4, **OPTIONS)
     assert (cached.product_of_expectations.log_prob >= greedy.product_of_expectations.log_prob - 1e-4).all()
 
 
 def test_each_draw_writes_the_text_of_its_function():
-    result = db.generate(lively("gpt2"), prompts(), n_draws=3, under="draw", draws_at_once=2, **OPTIONS)
+    result = db.language.generate(lively("gpt2"), prompts(), n_draws=3, under="draw", draws_at_once=2, **OPTIONS)
     given = prompts()
     for draw in range(3):
         new, said = torch.empty(2, 0, dtype=torch.long), []
@@ -112,7 +112,7 @@ def test_each_draw_writes_the_text_of_its_function():
 @pytest.mark.parametrize("name", ["gpt2", "bart"])
 def test_each_draw_searches_with_beams_of_its_own(name):
     cached, plain = (
-        db.generate(lively(name), prompts(), n_draws=3, under="draw", num_beams=2, use_cache=use, **OPTIONS)
+        db.language.generate(lively(name), prompts(), n_draws=3, under="draw", num_beams=2, use_cache=use, **OPTIONS)
         for use in (True, False)
     )
     assert torch.equal(cached.sequences, plain.sequences)
@@ -122,9 +122,9 @@ def test_each_draw_searches_with_beams_of_its_own(name):
 @pytest.mark.slow
 def test_several_texts_are_sampled_for_each_prompt():
     options = {"n_draws": 2, "do_sample": True, "num_return_sequences": 3, **OPTIONS}
-    result = db.generate(lively("gpt2"), prompts(), **options)
+    result = db.language.generate(lively("gpt2"), prompts(), **options)
     given = {name: value.repeat_interleave(3, 0) for name, value in prompts().items()}
-    judged = db.score(lively("gpt2"), given, result.tokens, n_draws=2, answer_mask=result.mask)
+    judged = db.language.score(lively("gpt2"), given, result.tokens, n_draws=2, answer_mask=result.mask)
     torch.testing.assert_close(judged.token_entropy, result.token_entropy, atol=3e-5, rtol=0)
 
 
@@ -132,7 +132,8 @@ def test_sampling_is_fixed_by_the_seed_and_leaves_torchs_generator_alone():
     torch.manual_seed(7)
     before = torch.random.get_rng_state()
     one, same, other = (
-        db.generate(lively("gpt2"), prompts(), n_draws=2, seed=seed, do_sample=True, **OPTIONS) for seed in (1, 1, 2)
+        db.language.generate(lively("gpt2"), prompts(), n_draws=2, seed=seed, do_sample=True, **OPTIONS)
+        for seed in (1, 1, 2)
     )
     assert torch.equal(one.sequences, same.sequences) and not torch.equal(one.sequences, other.sequences)
     assert torch.equal(before, torch.random.get_rng_state())
@@ -140,15 +141,17 @@ def test_sampling_is_fixed_by_the_seed_and_leaves_torchs_generator_alone():
 
 def test_tokens_come_one_at_a_time_with_their_uncertainty():
     steps = []
-    result = db.generate(lively("gpt2"), prompts(), n_draws=2, on_token=steps.append, **OPTIONS)
+    result = db.language.generate(lively("gpt2"), prompts(), n_draws=2, on_token=steps.append, **OPTIONS)
     assert torch.equal(torch.stack([step.tokens for step in steps], 1), result.tokens)
     torch.testing.assert_close(torch.stack([s.mutual_information for s in steps], 1), result.token_mutual_information)
 
 
 def test_what_follows_the_end_of_a_text_is_not_judged():
-    free = db.generate(lively("gpt2"), prompts(), n_draws=2, **OPTIONS)
+    free = db.language.generate(lively("gpt2"), prompts(), n_draws=2, **OPTIONS)
     end = int(free.tokens[0, 1])
-    result = db.generate(lively("gpt2"), prompts(), n_draws=2, max_new_tokens=NEW, eos_token_id=end, pad_token_id=0)
+    result = db.language.generate(
+        lively("gpt2"), prompts(), n_draws=2, max_new_tokens=NEW, eos_token_id=end, pad_token_id=0
+    )
     first = int((free.tokens[0] == end).nonzero()[0])
     assert result.mask[0].tolist() == [place <= first for place in range(result.mask.shape[1])]
     assert result.token_entropy[0, first + 1 :].isnan().all()
@@ -170,10 +173,10 @@ def with_dropout_in_the_last_block():
 
 def test_blocks_before_the_first_site_run_and_are_cached_once_for_all_draws():
     model, rows = with_dropout_in_the_last_block(), {"first": [], "last": []}
-    plain = db.generate(model, prompts(), n_draws=6, max_new_tokens=4)
+    plain = db.language.generate(model, prompts(), n_draws=6, max_new_tokens=4)
     for name, block in {"first": model.transformer.h[0].ln_1, "last": model.transformer.h[2].ln_1}.items():
         block.register_forward_hook(lambda module, args, out, seen=rows[name]: seen.append(len(args[0])))
-    counted = db.generate(model, prompts(), n_draws=6, max_new_tokens=4)
+    counted = db.language.generate(model, prompts(), n_draws=6, max_new_tokens=4)
     assert torch.equal(counted.sequences, plain.sequences)
     assert rows["first"][-3:] == [2] * 3 and rows["last"][-3:] == [12] * 3
     one_draw = 2 * 2 * 8 * 32 * 4  # keys and values of two rows, eight positions, 32 features, four bytes
@@ -183,7 +186,7 @@ def test_blocks_before_the_first_site_run_and_are_cached_once_for_all_draws():
 def test_a_shared_prefix_changes_nothing_for_texts_of_single_draws():
     model = with_dropout_in_the_last_block()
     shared, alone = (
-        db.generate(model, prompts(), n_draws=3, under="draw", draws_at_once=at_once, max_new_tokens=4)
+        db.language.generate(model, prompts(), n_draws=3, under="draw", draws_at_once=at_once, max_new_tokens=4)
         for at_once in (3, 1)
     )
     assert torch.equal(shared.sequences, alone.sequences)
@@ -200,7 +203,7 @@ def test_adapters_are_drawn_from():
     base = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **ends, intermediate_size=48)).eval()
     lora = peft.LoraConfig(lora_dropout=0.3, r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     model = peft.get_peft_model(base, lora).eval()
-    result = db.generate(model, prompts(), n_draws=3, max_new_tokens=3)
+    result = db.language.generate(model, prompts(), n_draws=3, max_new_tokens=3)
     assert result.token_mutual_information.min() > 0
     mask = torch.cat([prompts()["attention_mask"], torch.ones(2, 2, dtype=torch.long)], 1)
     x = {"input_ids": result.sequences[:, :-1], "attention_mask": mask, "use_cache": False}
@@ -212,7 +215,7 @@ def test_adapters_are_drawn_from():
 
 def test_half_precision_is_judged_by_its_own_rounding():
     model = copy.deepcopy(sequence_model("llama")).to(torch.bfloat16)
-    result = db.generate(model, prompts(), n_draws=2, **OPTIONS)
+    result = db.language.generate(model, prompts(), n_draws=2, **OPTIONS)
     assert result.token_entropy.isfinite().all() and result.draw_log_probs.dtype == torch.float32
 
 
@@ -221,7 +224,7 @@ def test_the_model_is_left_as_it_was():
     before = {name: value.clone() for name, value in model.state_dict().items()}
     flags = [module.training for module in model.modules()]
     forward = model.forward
-    db.generate(model, prompts(), n_draws=2, **OPTIONS)
+    db.language.generate(model, prompts(), n_draws=2, **OPTIONS)
     assert flags == [module.training for module in model.modules()] and model.forward == forward
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
@@ -240,7 +243,7 @@ def test_the_model_is_left_as_it_was():
 )
 def test_an_argument_that_cannot_be_followed_is_named(arguments, message):
     with pytest.raises(ValueError, match=message):
-        db.generate(lively("gpt2"), prompts(), **{"n_draws": 2, "max_new_tokens": 2, **arguments})
+        db.language.generate(lively("gpt2"), prompts(), **{"n_draws": 2, "max_new_tokens": 2, **arguments})
 
 
 def test_a_model_without_dropout_is_refused():
@@ -248,14 +251,14 @@ def test_a_model_without_dropout_is_refused():
 
     config = transformers.LlamaConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
     with pytest.raises(ValueError, match="must have dropout to be a distribution over functions"):
-        db.generate(transformers.LlamaForCausalLM(config), prompts(1), max_new_tokens=2, pad_token_id=0)
+        db.language.generate(transformers.LlamaForCausalLM(config), prompts(1), max_new_tokens=2, pad_token_id=0)
 
 
 def test_texts_padded_on_the_right_are_refused():
     given = prompts()
     given["attention_mask"] = given["attention_mask"].flip(1)
     with pytest.raises(ValueError, match="must be padded on the left"):
-        db.generate(lively("gpt2"), given, n_draws=2, max_new_tokens=2)
+        db.language.generate(lively("gpt2"), given, n_draws=2, max_new_tokens=2)
 
 
 def test_several_texts_need_a_padding_token():
@@ -263,9 +266,9 @@ def test_several_texts_need_a_padding_token():
 
     config = transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, eos_token_id=2)
     with pytest.raises(ValueError, match="`pad_token_id` must be known for several texts"):
-        db.generate(transformers.GPT2LMHeadModel(config), prompts(), max_new_tokens=2)
+        db.language.generate(transformers.GPT2LMHeadModel(config), prompts(), max_new_tokens=2)
 
 
 def test_no_text_is_refused():
     with pytest.raises(TypeError, match="`inputs` must be token ids"):
-        db.generate(lively("gpt2"), "Once upon a time")
+        db.language.generate(lively("gpt2"), "Once upon a time")

@@ -51,7 +51,7 @@ def test_dropout_that_drops_everything_is_no_randomness():
 
 def test_masks_that_change_nothing_are_warned_of():
     net = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 2))
-    with pytest.warns(db.UncertaintyWarning, match="same output"):
+    with pytest.warns(db.predictive.UncertaintyWarning, match="same output"):
         db.predict(net, torch.zeros(3, 2), analytic=False)
 
 

@@ -13,7 +13,6 @@ from dropbayes.population.evaluation import draws, fit_and_score
 from dropbayes.population.jobs import train_in_jobs
 from dropbayes.population.records import STACKED, Member, Population, Task, select
 from dropbayes.population.search import fold_tasks
-from dropbayes.runtime.renames import earlier_arguments
 
 __all__ = ["EnsembleChoice", "choose_ensemble", "greedy_selection"]
 
@@ -62,7 +61,6 @@ class EnsembleChoice:
         return torch.cat([x for x, _, _ in rows]), torch.cat([y for _, y, _ in rows]), torch.cat(weights).double()
 
 
-@earlier_arguments(n_places="n_members")
 def choose_ensemble(
     x: Any,
     y: Any,

@@ -20,7 +20,6 @@ from dropbayes.processes.kernels import NetworkKernel, gpytorch_kernel
 from dropbayes.processes.networks import NetworkCovariance, process_of
 from dropbayes.processes.softmax import SoftmaxProcess, softmax_process
 from dropbayes.processes.theory import TheoryReport, VarianceRatio, WeightReading, theory_report, variance_ratio
-from dropbayes.runtime.renames import earlier_name
 
 __all__ = [
     "ConvolutionalCovariance",
@@ -48,5 +47,3 @@ __all__ = [
     "tuned_covariance",
     "variance_ratio",
 ]
-
-tuned = earlier_name("tuned", tuned_covariance)

@@ -30,6 +30,7 @@ __all__ = [
     "finite_tensor",
     "float_tensor",
     "matching_tensors",
+    "quote",
     "random_generator",
     "row_counts",
     "row_values",
@@ -288,3 +289,14 @@ def events(name: str, array: Array, *, n_rows: int) -> Tensor:
             f"of {tensor.dtype}."
         )
     return tensor.bool()
+
+
+def quote(value: object, *, max_length: int = 40) -> str:
+    """A value quoted for a message: on one line, without control characters, not too long.
+
+    Example:
+        >>> quote("a" * 100)
+        "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…'"
+    """
+    text = str(value)
+    return repr(text if len(text) <= max_length else text[: max_length - 1] + "…")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from dropbayes.experiments.uci import data as uci_data
-from dropbayes.experiments.uci import run as uci
+from experiments.uci import data as uci_data
+from experiments.uci import run as uci
 
 
 @pytest.fixture(scope="module")

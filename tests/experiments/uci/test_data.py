@@ -6,7 +6,7 @@ import io
 import numpy as np
 import pytest
 
-from dropbayes.experiments.uci import data as uci_data
+from experiments.uci import data as uci_data
 
 # SHA-256 (first half) of the published index files of each set, all splits in order, as little-endian uint16.
 SHIPPED_SPLITS = {

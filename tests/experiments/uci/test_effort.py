@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from dropbayes.experiments.uci import effort
+from experiments.uci import effort
 
 
 def test_no_test_row_chooses_anything(small):

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dropbayes.experiments.uci import data as uci_data
-from dropbayes.experiments.uci import faithful as uci_faithful
-from dropbayes.experiments.uci import run as uci
+from experiments.uci import data as uci_data
+from experiments.uci import faithful as uci_faithful
+from experiments.uci import run as uci
 
 TINY_FAITHFUL = uci_faithful.Settings((2.0, 8.0), drop_probs=(0.01, 0.3), n_hidden=8, epochs=120, n_draws=40)
 

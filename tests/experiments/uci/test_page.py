@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from dropbayes.experiments.uci import data as uci_data
-from dropbayes.experiments.uci import page as uci_report
+from experiments.uci import data as uci_data
+from experiments.uci import page as uci_report
 
 
 def test_page_compares_with_the_published_figures_when_all_splits_are_run(monkeypatch):

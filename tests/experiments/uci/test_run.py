@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dropbayes.experiments.reproduction import reproduce, show
-from dropbayes.experiments.uci import data as uci_data
-from dropbayes.experiments.uci import faithful as uci_faithful
-from dropbayes.experiments.uci import page as uci_report
-from dropbayes.experiments.uci import run as uci
+from experiments.reproduction import reproduce, show
+from experiments.uci import data as uci_data
+from experiments.uci import faithful as uci_faithful
+from experiments.uci import page as uci_report
+from experiments.uci import run as uci
 
 TINY_FAITHFUL = uci_faithful.Settings((2.0, 8.0), drop_probs=(0.01, 0.3), n_hidden=8, epochs=120, n_draws=40)
 
@@ -22,7 +22,7 @@ def _with_source():
     import os
     import pathlib
 
-    source = pathlib.Path(uci.__file__).parents[3]
+    source = pathlib.Path(uci.__file__).parents[2]
     return {**os.environ, "PYTHONPATH": str(source)}
 
 
@@ -80,11 +80,15 @@ def test_csv_needs_its_target():
 
 def test_run_path_needs_torch_and_numpy_only():
     script = (
-        "import sys, torch, numpy; before = set(sys.modules); import dropbayes.experiments.uci; "
+        "import sys, torch, numpy; before = set(sys.modules); import experiments.uci; "
         "print(sorted({m.split('.')[0] for m in set(sys.modules) - before if not m.startswith('_')}))"
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=_with_source())
-    third_party = set(ast.literal_eval(out.stdout)) - set(sys.stdlib_module_names) - {"dropbayes", "torch", "numpy"}
+    third_party = (
+        set(ast.literal_eval(out.stdout))
+        - set(sys.stdlib_module_names)
+        - {"dropbayes", "experiments", "torch", "numpy"}
+    )
     assert not third_party, third_party
 
 

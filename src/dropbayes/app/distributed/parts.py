@@ -1,0 +1,222 @@
+"""Parquet in, Parquet out, one part at a time: each is written whole or not at all, and a second run writes the rest.
+
+What is predicted is cut into parts by the input alone. An engine only decides where and when a part is made; a worker
+that dies costs the part it was at, which is made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from dropbayes.app.models.predictor import Predictor
+from dropbayes.runtime import files
+from dropbayes.runtime.progress import ProgressBar
+
+__all__ = ["ENGINES", "Part", "Prediction", "predict_parquet"]
+
+ENGINES = ("processes", "ray", "dask", "spark")
+"""Where parts are computed: in processes of this machine, or by an installed engine."""
+
+PART_ROWS = 2**15
+PLAN = "_prediction.json"
+_BLOCK_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some consecutive rows of one input file, and the file their prediction goes to."""
+
+    source: str
+    first: int
+    stop: int
+    output: str
+
+    @property
+    def n_rows(self) -> int:
+        """The number of rows."""
+        return self.stop - self.first
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The task of a worker: reads, predicts and writes one part. Small, and picklable."""
+
+    predictor: Predictor
+    prefix: str | None = None
+
+    def __call__(self, part: Part) -> int:
+        """Writes one part; returns its number of rows."""
+        from pyarrow import parquet
+
+        with files.replacement(part.output) as file:
+            writer = None
+            for table in _blocks(part):
+                extended = self.predictor.extend(table, prefix=self.prefix)
+                writer = writer or parquet.ParquetWriter(pa.PythonFile(file, "w"), extended.schema)
+                writer.write_table(extended)
+            if writer is not None:
+                writer.close()
+        return part.n_rows
+
+
+def set_up_worker() -> None:
+    """Restricts a worker to one core: there are as many workers as cores."""
+    from dropbayes.runtime.devices import share_cores
+
+    share_cores()
+
+
+def predict_parquet(
+    predictor: Predictor,
+    source: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    *,
+    engine: str = "processes",
+    n_workers: int | None = None,
+    address: str | None = None,
+    prefix: str | None = None,
+    part_rows: int = PART_ROWS,
+    progress: bool | None = None,
+) -> int:
+    """Predicts the rows of a Parquet file, or of all in a folder, into a folder of Parquet files in the same order.
+
+    Each file of the folder holds some rows with the columns that `dropbayes predict` adds. Parts that an earlier run
+    finished are left as they are; a folder with the prediction of another model, other settings or other rows is
+    refused.
+
+    Args:
+        predictor: The model.
+        source: A Parquet file, or a folder of them, taken in the order of their names.
+        folder: The folder to write to; it may hold some parts of the same prediction.
+        engine: "processes", "ray", "dask" or "spark".
+        n_workers: The workers at a time; one per core by default.
+        address: The address of a cluster; by default the engine runs on this machine.
+        prefix: The prefix of the new columns' names; by default the target and `_`.
+        part_rows: The most rows of a part.
+        progress: Whether to show a bar; by default in a terminal.
+
+    Returns:
+        The number of rows predicted in this run.
+    """
+    if engine not in ENGINES:
+        raise ValueError(f"`engine` must be one of {', '.join(map(repr, ENGINES))}; got {engine!r}.")
+    if part_rows < 1 or (n_workers is not None and n_workers < 1):
+        raise ValueError(f"`part_rows` and `n_workers` must be at least 1; got {part_rows} and {n_workers}.")
+    folder = pathlib.Path(folder)
+    sources = _sources(pathlib.Path(source))
+    parts = plan_parts(sources, folder, part_rows)
+    _claim(folder, _description(predictor, sources, prefix, part_rows))
+    missing = [part for part in parts if not os.path.exists(part.output)]
+    run = importlib.import_module(f"dropbayes.app.distributed.{engine}").run
+    workers = min(n_workers or os.cpu_count() or 1, max(len(missing), 1))
+    total, rows_missing = (sum(part.n_rows for part in some) for some in (parts, missing))
+    with ProgressBar("predict", total, unit="rows", initial=total - rows_missing, show=progress) as bar:
+        if missing:
+            with contextlib.closing(run(Prediction(predictor, prefix), missing, workers, address)) as finished:
+                for rows in finished:
+                    bar.advance(rows)
+    lacking = [part.output for part in missing if not os.path.exists(part.output)]
+    if lacking:
+        raise OSError(f"{len(lacking)} parts were reported as written but are not in {str(folder)!r}; is it shared?")
+    return rows_missing
+
+
+def plan_parts(sources: Sequence[pathlib.Path], folder: pathlib.Path, part_rows: int) -> list[Part]:
+    """The parts of some files, numbered in the order of their rows."""
+    from pyarrow import parquet
+
+    parts: list[Part] = []
+    for source in sources:
+        try:
+            n_rows = parquet.read_metadata(source).num_rows
+        except pa.ArrowException:
+            raise ValueError(f"{str(source)!r} is not a whole Parquet file.") from None
+        for first in range(0, n_rows, part_rows):
+            output = folder / f"part-{len(parts):06d}.parquet"
+            parts.append(Part(str(source), first, min(first + part_rows, n_rows), str(output)))
+    if not parts:
+        raise ValueError(f"{str(sources[0].parent)!r}: no file has a row.")
+    return parts
+
+
+def _sources(source: pathlib.Path) -> list[pathlib.Path]:
+    if not source.exists():
+        raise FileNotFoundError(f"there is no file or folder {str(source)!r}.")
+    if not source.is_dir():
+        return [source.resolve()]
+    paths = sorted(p.resolve() for p in source.rglob("*.parquet") if not p.name.startswith((".", "_")))
+    if not paths:
+        raise ValueError(f"{str(source)!r} holds no Parquet file.")
+    return paths
+
+
+def _description(
+    predictor: Predictor, sources: Sequence[pathlib.Path], prefix: str | None, part_rows: int
+) -> dict[str, Any]:
+    """The description of what a folder's parts predict."""
+    return {
+        "format": 1,
+        "model": predictor.fingerprint,
+        "n_draws": predictor.n_draws,
+        "seed": predictor.seed,
+        "interval": predictor.interval,
+        "prefix": prefix,
+        "part_rows": part_rows,
+        "sources": [{"name": s.name, "bytes": s.stat().st_size} for s in sources],
+    }
+
+
+def _claim(folder: pathlib.Path, description: dict[str, Any]) -> None:
+    """Claims the folder for this prediction; raises if it holds something else."""
+    plan = folder / PLAN
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{str(folder)!r} is a file; name a folder for the parts.")
+    if plan.exists():
+        try:
+            known = json.loads(plan.read_text())
+        except ValueError:
+            known = None
+        if known != description:
+            raise FileExistsError(
+                f"{str(folder)!r} holds the prediction of another model, other settings or other rows; choose another "
+                "folder, or remove it."
+            )
+    elif folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"{str(folder)!r} is not empty and holds no prediction; choose another folder.")
+    folder.mkdir(exist_ok=True)
+    for leftover in folder.glob(".part-*"):  # left by killed workers
+        leftover.unlink(missing_ok=True)
+    files.write_text(plan, json.dumps(description, indent=1) + "\n")
+
+
+def _blocks(part: Part) -> Iterator[pa.Table]:
+    """The rows of a part in batches, from the row groups of its file that hold them."""
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(part.source, pre_buffer=False) as file:
+        position = 0
+        for group in range(file.num_row_groups):
+            size = file.metadata.row_group(group).num_rows
+            if position < part.stop and position + size > part.first:
+                yield from _rows(file, group, part.first - position, part.stop - position)
+            position += size
+
+
+def _rows(file: Any, group: int, first: int, stop: int) -> Iterator[pa.Table]:
+    position = 0
+    for batch in file.iter_batches(batch_size=_BLOCK_ROWS, row_groups=[group], use_threads=False):
+        low, high = max(first - position, 0), min(stop - position, batch.num_rows)
+        if low < high:
+            yield pa.Table.from_batches([batch.slice(low, high - low)])
+        position += batch.num_rows
+        if position >= stop:
+            return

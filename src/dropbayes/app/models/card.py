@@ -1,0 +1,91 @@
+"""The card of a model: a readable summary of its target, inputs, origin and scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dropbayes.columns.schema import Column, Schema
+
+__all__ = ["card", "range_text"]
+
+
+def range_text(column: Column) -> str:
+    """The range of a column's values in the training rows.
+
+    Example:
+        >>> range_text(Column("a", "number", low=0.5, high=2.0))
+        '0.5 to 2'
+    """
+    if column.kind == "category":
+        return ", ".join(column.categories[:8]) + (", …" if len(column.categories) > 8 else "")
+    if column.kind == "boolean":
+        return "true or false"
+    if column.low is None or column.high is None:
+        return ""
+    if column.kind == "date":
+        import numpy as np
+
+        return " to ".join(str(np.datetime64(int(day), "D")) for day in (column.low, column.high))
+    return f"{column.low:.6g} to {column.high:.6g}"
+
+
+def card(schema: Schema, origin: dict[str, Any], *, name: str) -> str:
+    """The card as Markdown.
+
+    Args:
+        schema: The model's columns.
+        origin: The origin of the fit.
+        name: The name of its folder.
+    """
+    lines = [
+        f"# {schema.target}: a model of dropbayes",
+        "",
+        f"{schema.task.capitalize()} of `{schema.target}` with uncertainty, by dropout networks.",
+        "",
+        "## Use",
+        "",
+        "```python",
+        "import dropbayes as db",
+        "",
+        f'model = db.load("{name}")',
+        "model.predict(frame)  # a data frame with the columns below",
+        "```",
+        "",
+        "## Columns",
+        "",
+        "| column | kind | training rows |",
+        "|---|---|---|",
+        *(f"| {_cell(c.name)} | {c.kind} | {_cell(range_text(c))} |" for c in schema.columns),
+        *(f"| {_cell(name)} | left out | {_cell(reason)} |" for name, reason in schema.left_out.items()),
+        "",
+        "## Origin",
+        "",
+        *(f"- {name}: {value}" for name, value in _facts(origin).items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _facts(origin: dict[str, Any]) -> dict[str, str]:
+    facts = {"data": f"{origin.get('file', 'unknown')}, {origin.get('n_rows', 0):,} rows"}
+    for name in ("sha256", "command"):
+        if name in origin:
+            label = "SHA-256 of the data" if name == "sha256" else name
+            facts[label] = f"`{origin[name]}`" if name == "command" else str(origin[name])
+    for name in ("settings", "scores", "versions"):
+        if origin.get(name):
+            facts[name] = ", ".join(f"{key} {_format(value)}" for key, value in origin[name].items())
+    if "calibration" in origin:
+        calibration = origin["calibration"]
+        factor = f", factor {calibration['values'][0]:.4g}" if calibration["method"] == "scale" else ""
+        facts["calibration"] = (
+            f"{calibration['method']}{factor}, on {calibration['n_rows']:,} rows of {calibration['file']}"
+        )
+    return facts
+
+
+def _format(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,260 @@
+"""A complete model of a table: its networks, its columns, its calibration and its origin."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pathlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dropbayes import estimators, information
+from dropbayes.app.models import storage
+from dropbayes.app.models.prediction import column_names, prediction_columns
+from dropbayes.app.tables.training import Reading, TrainingRows, training_rows
+from dropbayes.columns import Encoded, Schema, check_columns, encode, labels, numbers
+from dropbayes.columns.frames import as_frame, as_table
+from dropbayes.columns.schema import Task
+from dropbayes.estimators.ensembles import RegressionEnsemble
+from dropbayes.estimators.recalibration import Method, fit_recalibration, with_recalibration
+from dropbayes.runtime.arrays import NumpyArray
+
+__all__ = ["Model", "load", "uncertainty_percentiles"]
+
+_PERCENTILE_ROWS = 2000
+
+
+def _row(row: int) -> str:
+    """The location of a row of a data frame, as text."""
+    return "the data frame" if row < 0 else f"the data frame, row {row}"
+
+
+def uncertainty_percentiles(ensemble: Any, x: NumpyArray) -> dict[str, float]:
+    """The 50th, 90th, 95th and 99th percentile of the uncertainty of known rows, to compare later rows with.
+
+    The uncertainty is the standard deviation, or for classes the entropy.
+
+    Args:
+        ensemble: The fitted networks.
+        x: Their inputs; of many rows, an evenly spaced subset is used.
+    """
+    some = x[:: -(-len(x) // _PERCENTILE_ROWS)]
+    if isinstance(ensemble, RegressionEnsemble):
+        values = ensemble.predict(some, return_std=True)[1]
+    else:
+        values = information.entropy(ensemble.predict_proba(some)).numpy()
+    return {str(level): float(np.percentile(values, level)) for level in (50, 90, 95, 99)}
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A fitted ensemble with its columns and its origin.
+
+    Attributes:
+        ensemble: The fitted networks, recalibrated if the model is.
+        schema: Its columns.
+        origin: The origin of the fit: file, rows, settings, versions, calibration.
+        path: Its folder, if it has one.
+
+    Example:
+        >>> frame = {"size": list(range(60)), "price": [3.0 * size for size in range(60)]}
+        >>> model = Model.fit(frame, target="price", n_steps=20, n_networks=1, drop_prob=0.05, weight_decay=1e-4)
+        >>> sorted(model.predict({"size": [10, 900]}))
+        ['aleatoric_std', 'epistemic_std', 'lower', 'mean', 'outside', 'std', 'upper']
+        >>> model.predict({"size": [10, 900]})["outside"]
+        ['', 'size']
+    """
+
+    ensemble: Any
+    schema: Schema
+    origin: dict[str, Any]
+    path: pathlib.Path | None = None
+
+    @classmethod
+    def fit(
+        cls, frame: Any, *, target: str, task: Task | None = None, reading: Reading | None = None, **settings: Any
+    ) -> Model:
+        """A model fitted to a data frame: columns interpreted as on the command line, then an estimator.
+
+        Args:
+            frame: A data frame (pandas, polars, arrow) or a dict of columns, the target among them.
+            target: The column to predict.
+            task: "regression" or "classification"; by default, regression for a numeric target.
+            reading: The options for reading its columns.
+            settings: Parameters of `DropoutRegressor` or `DropoutClassifier`.
+        """
+        rows = training_rows(
+            as_table(frame), target=target, label="the data frame", at=_row, task=task, reading=reading
+        )
+        return cls.of_rows(rows, origin={"file": "a data frame"}, **settings)
+
+    @classmethod
+    def of_rows(cls, rows: TrainingRows, *, origin: dict[str, Any], **settings: Any) -> Model:
+        """A model fitted to training rows."""
+        regression = rows.schema.task == "regression"
+        estimator = (estimators.DropoutRegressor if regression else estimators.DropoutClassifier)(**settings)
+        try:
+            estimator.fit(rows.x, rows.y, sample_weight=rows.weight, groups=rows.group, times=rows.time)
+        finally:
+            estimator.verbose = False
+        percentiles = uncertainty_percentiles(estimator, rows.x)
+        return cls(estimator, rows.schema, {"n_rows": len(rows.x), **origin, "uncertainty_percentiles": percentiles})
+
+    @classmethod
+    def of(cls, estimator: Any, frame: Any, y: Any, *, target: str) -> Model:
+        """The model of an estimator fitted in Python, with its columns, ready to be saved as a folder.
+
+        Args:
+            estimator: A `DropoutRegressor` or `DropoutClassifier` fitted to the columns of `frame`.
+            frame: The inputs it was fitted to, a data frame.
+            y: The targets it was fitted to.
+            target: The name of the predicted column.
+        """
+        task: Task = "regression" if isinstance(estimator, RegressionEnsemble) else "classification"
+        if estimator.frame_columns_ is not None:  # it was fitted to a mixed frame
+            schema = replace(estimator.frame_columns_.schema, target=target, task=task)
+            x = estimator.frame_columns_.encode(frame, learn_missing=True)
+        else:
+            schema, x = _number_columns(estimator, frame, y, target, task)
+        view = copy.copy(estimator)
+        vars(view).pop("feature_names_in_", None)  # the schema has the names; rows come as plain arrays
+        view.frame_columns_, view.n_features_in_ = None, len(schema.inputs)
+        origin = {"file": "a data frame", "n_rows": len(x), "uncertainty_percentiles": uncertainty_percentiles(view, x)}
+        return cls(view, schema, origin)
+
+    @property
+    def uncertainty_percentiles(self) -> dict[str, float]:
+        """Percentiles of the uncertainty on known rows: those of training, or of the calibration that changed it."""
+        known = self.origin.get("calibration", {}).get("uncertainty_percentiles")
+        percentiles: dict[str, float] = known or self.origin.get("uncertainty_percentiles", {})
+        return percentiles
+
+    @property
+    def estimator(self) -> Any:
+        """The networks as a fitted `DropoutRegressor` or `DropoutClassifier`, recalibrated if the model is."""
+        regression = isinstance(self.ensemble, RegressionEnsemble)
+        kind = estimators.DropoutRegressor if regression else estimators.DropoutClassifier
+        if not isinstance(self.ensemble, kind):
+            estimator = kind(**self.ensemble.get_params())
+            estimator.__dict__.update(vars(self.ensemble))
+            # From now on the model predicts with it, so that there is one object to change and to save.
+            object.__setattr__(self, "ensemble", estimator)
+        return self.ensemble
+
+    def with_draws(self, *, n_draws: int | None, seed: int | None) -> Model:
+        """The model with another number of draws or another seed; None keeps the current one."""
+        return replace(self, ensemble=self.ensemble.with_draws(n_draws=n_draws, seed=seed))
+
+    def encode(self, frame: Any, *, allow_new: bool = False) -> Encoded:
+        """The rows of a data frame as inputs of the networks.
+
+        Args:
+            frame: A data frame or a dict of columns.
+            allow_new: Whether to encode unseen categories as all zeros instead of failing.
+        """
+        table = as_table(frame)
+        check_columns(self.schema, table.column_names, "the data frame")
+        return encode(self.schema, table, at=_row, allow_new=allow_new)
+
+    def predict(self, frame: Any, *, coverage: float = 0.95, allow_new: bool = False) -> Any:
+        """The prediction of each row, with uncertainty: the columns that `dropbayes predict` adds.
+
+        Args:
+            frame: A data frame or a dict of columns.
+            coverage: The nominal coverage of the intervals.
+            allow_new: Whether to encode unseen categories as all zeros instead of failing.
+
+        Returns:
+            A data frame of the same kind (a dict for a dict). "outside" names the columns whose value lies beyond
+            those of the training rows.
+        """
+        if not 0 < coverage < 1:
+            raise ValueError(f"`coverage` must lie between 0 and 1; got {coverage!r}.")
+        encoded = self.encode(frame, allow_new=allow_new)
+        blocks = [
+            prediction_columns(self.ensemble, encoded.x[start : start + self.ensemble.block_rows], coverage=coverage)
+            for start in range(0, len(encoded.x), self.ensemble.block_rows)
+        ]
+        if not blocks:
+            raise ValueError("`frame` must have at least one row.")
+        columns = [np.concatenate(parts).tolist() for parts in zip(*blocks, strict=True)]
+        return as_frame(dict(zip(column_names(self.ensemble), [*columns, encoded.outside_names()], strict=True)), frame)
+
+    def outcomes(self, frame: Any) -> NumpyArray:
+        """The targets in a data frame: numbers, or classes."""
+        table = as_table(frame)
+        check_columns(self.schema, table.column_names, "the data frame", with_target=True)
+        values = table[self.schema.target]
+        if self.schema.task == "classification":
+            return np.array(labels(values, missing=self.schema.missing))
+        notation = self.schema.target_notation
+        return numbers(values, self.schema.target, at=_row, missing=self.schema.missing, notation=notation)
+
+    def calibrate(self, frame: Any, *, method: Method = "scale", allow_new: bool = False) -> Model:
+        """The model recalibrated on held-out rows; call `save` to persist it.
+
+        Args:
+            frame: Rows that the model was not fitted to, with their targets.
+            method: "scale", "isotonic" or "conformal"; see `dropbayes.estimators.recalibration`.
+            allow_new: Whether to encode unseen categories as all zeros instead of failing.
+        """
+        x, y = self.encode(frame, allow_new=allow_new).x, self.outcomes(frame)
+        return self.with_recalibration(fit_recalibration(self.ensemble, x, y, method=method), "a data frame", x)
+
+    def with_recalibration(self, recalibration: Any, source: str = "", x: NumpyArray | None = None) -> Model:
+        """The model with a recalibration, its source and the inputs of its rows; None removes the recalibration."""
+        ensemble = with_recalibration(self.ensemble, recalibration)
+        origin = {name: value for name, value in self.origin.items() if name != "calibration"}
+        if recalibration is not None:
+            origin["calibration"] = {
+                "method": recalibration.method, "values": list(recalibration.values), "n_rows": recalibration.n_rows,
+                "file": source,
+            }  # fmt: skip
+            if x is not None:
+                origin["calibration"]["uncertainty_percentiles"] = uncertainty_percentiles(ensemble, x)
+        return replace(self, ensemble=ensemble, origin=origin)
+
+    def save(self, path: str | os.PathLike[str]) -> Model:
+        """Writes the model's folder atomically; an existing model there is replaced.
+
+        Returns:
+            The model with its folder.
+        """
+        storage.write(path, self.ensemble, self.schema, self.origin)
+        return replace(self, path=pathlib.Path(path))
+
+    def save_calibration(self) -> None:
+        """Writes the calibration into the model's folder; the networks are unchanged."""
+        if self.path is None:
+            raise ValueError("the model has no folder yet; write it with model.save(path).")
+        storage.write_origin(self.path, self.schema, self.origin)
+
+
+def _number_columns(estimator: Any, frame: Any, y: Any, target: str, task: Task) -> tuple[Schema, NumpyArray]:
+    """The columns and the inputs of an estimator that was fitted to a frame of numbers."""
+    table = as_table(frame).append_column(target, [np.asarray(y).tolist()])
+    rows = training_rows(table, target=target, label="the data frame", at=_row, task=task)
+    if rows.schema.inputs != tuple(name for name in table.column_names if name != target):
+        raise ValueError(
+            "`frame` must hold numbers alone, as the estimator was fitted to them; its columns would become the inputs "
+            f"{', '.join(rows.schema.inputs[:8])}. Fit with Model.fit(frame, target=...), which encodes columns."
+        )
+    if estimator.n_features_in_ != len(rows.schema.inputs):
+        raise ValueError(
+            f"`frame` must hold the {estimator.n_features_in_} inputs of the estimator; got {len(rows.schema.inputs)}."
+        )
+    return rows.schema, rows.x
+
+
+def load(path: str | os.PathLike[str]) -> Model:
+    """The model in a folder written by `dropbayes fit` or `Model.save`, with its columns and calibration.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        ValueError: The folder holds no model, a damaged one, or one of a later format.
+    """
+    return Model(*storage.read(path), pathlib.Path(path))

@@ -1,0 +1,278 @@
+"""The rows of a table as a model learns from them: columns interpreted, rows without target dropped, cells encoded."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dropbayes.columns.cells import MISSING, Floats, Place, labels, numbers, texts
+from dropbayes.columns.encoding import column_values, encode
+from dropbayes.columns.inference import LeftOut, Problem, column_of, kind_of, number_notation
+from dropbayes.columns.notation import NUMBER, PLAIN, Notation
+from dropbayes.columns.schema import Column, Schema, Task, list_names
+from dropbayes.runtime.validation import quote
+
+__all__ = ["ColumnProblems", "Reading", "TrainingRows", "check_name", "training_rows"]
+
+_REMEDIES = {
+    "ignore": "leave it out with `ignore`",
+    "missing": "correct it, leave the cell empty, name it with `missing`, or take the column as categories with "
+    "`categorical`",
+}
+
+
+class ColumnProblems(ValueError):
+    """Columns that only the user can decide about, with one note each.
+
+    Attributes:
+        problems: What is wrong with each column.
+    """
+
+    def __init__(self, label: str, problems: dict[str, Problem]) -> None:
+        self.problems = problems
+        lines = [f"column {quote(name)} {p.message}; {_REMEDIES[p.remedy]}." for name, p in problems.items()]
+        super().__init__(f"{label}: " + (lines[0] if len(lines) == 1 else f"{len(lines)} columns need a decision."))
+        if len(lines) > 1:
+            for line in lines:
+                self.add_note(line)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the columns of a training table are to be read.
+
+    Args:
+        ignore: Columns to leave out.
+        categorical: Columns of numbers that are categories.
+        missing: Texts that mean "no value", besides the usual ones.
+        max_categories: The most categories of a column.
+        decimal: The decimal mark, "." or ","; by default, from the cells themselves.
+        weights: The column with the weight of each row, if there is one.
+        group: The column of groups that are held out together, if there is one.
+        time: The column of times, if the search is to learn from the past and hold out what follows.
+    """
+
+    ignore: Sequence[str] = ()
+    categorical: Sequence[str] = ()
+    missing: Sequence[str] = ()
+    max_categories: int = 100
+    decimal: str | None = None
+    weights: str | None = None
+    group: str | None = None
+    time: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingRows:
+    """The rows of a table as a model learns from them.
+
+    Attributes:
+        x: The inputs, `[row, input]`.
+        y: The targets; texts for classes.
+        schema: What they were made from.
+        weight: The weight of each row, if there are any.
+        group: The group of each row, if there are any.
+        time: The rank of each row's time, if there are any.
+        missing: How many cells were missing, by column.
+        n_dropped: How many rows had no target.
+        kept: The rows of the table that have one.
+    """
+
+    x: Floats
+    y: npt.NDArray[Any]
+    schema: Schema
+    weight: Floats | None = None
+    group: npt.NDArray[Any] | None = None
+    time: npt.NDArray[Any] | None = None
+    missing: dict[str, int] = field(default_factory=dict)
+    n_dropped: int = 0
+    kept: npt.NDArray[np.intp] | None = None
+
+
+def check_name(name: str, names: Collection[str], label: str, argument: str) -> None:
+    """Raises ValueError for a column that the table lacks, with the name that was probably meant."""
+    if name in names:
+        return
+    folded = {other.casefold(): other for other in names}
+    near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
+    meant = f" Did you mean {quote(folded[near[0]])}?" if near else ""
+    parts = [part.strip() for part in name.split(",")]
+    if len(parts) > 1 and set(parts) <= set(names):
+        meant = " Give it once for each column." if argument != "target" else " Fit one model for each target."
+    meant = _header_hint(name, list(names), meant)
+    raise ValueError(f"{label}: has no column {quote(name)} (`{argument}`); it has {list_names(names)}.{meant}")
+
+
+def _header_hint(name: str, names: list[str], otherwise: str) -> str:
+    """What is probably wrong with the first line of a table that lacks a column."""
+    fields = names[0].split() if len(names) == 1 else names
+    if len(names) == 1 and name in fields:
+        return " Its fields seem to be separated by spaces; set the `delimiter` to a space."
+    if names[0].casefold().startswith("sep="):
+        return " Its first line is a setting of a spreadsheet program; remove it."
+    if not otherwise and fields and all(re.fullmatch(NUMBER, text) for text in fields):
+        return " Its first line holds numbers; a header line with the names of the columns is needed."
+    return otherwise
+
+
+def training_rows(
+    table: pa.Table, *, target: str, label: str, at: Place, task: Task | None = None, reading: Reading | None = None
+) -> TrainingRows:
+    """The training rows of a table.
+
+    Args:
+        table: All its rows.
+        target: The column to predict.
+        label: What to call the table in messages.
+        at: The location of a row; the table itself for -1.
+        task: "regression" or "classification"; by default, regression for a numeric target, classification for text.
+        reading: How its columns are to be read.
+
+    Raises:
+        ColumnProblems: Columns that the user must decide about.
+        ValueError: A column that is not there, or a table from which nothing can be learned.
+    """
+    reading = reading or Reading()
+    special = {"weights": reading.weights, "group": reading.group, "time": reading.time}
+    named = [("target", target), *(("ignore", n) for n in reading.ignore)]
+    named += [("categorical", n) for n in reading.categorical] + [(a, n) for a, n in special.items() if n is not None]
+    for argument, name in named:
+        check_name(name, table.column_names, label, argument)
+        if argument != "target" and name == target:
+            raise ValueError(f"`{argument}` must not name the target {quote(target)}.")
+    tokens = tuple(dict.fromkeys([*MISSING, *reading.missing]))
+    task, y, present, notation = _targets(table[target], target, label, at, task, tokens, reading.decimal)
+    kept = np.flatnonzero(present)
+    if len(kept) < 2:
+        rows = "row" if len(kept) == 1 else "rows"
+        raise ValueError(f"{label}: {len(kept)} {rows} with a target; at least 2 are needed, and many more to learn.")
+
+    def place(row: int) -> str:
+        return label if row < 0 else at(int(kept[row]))
+
+    rows = table if len(kept) == table.num_rows else table.take(pa.array(kept))
+    columns, left_out = _columns(rows, target, label, place, tokens, reading)
+    schema = Schema(tuple(columns), target, task, left_out, tokens, notation)
+    encoded = encode(schema, rows, at=place)
+    weight = None
+    if reading.weights is not None:
+        weight = _weights(rows[reading.weights], reading.weights, place, tokens)
+    if reading.group is not None and reading.time is not None:
+        raise ValueError("`group` and `time` are two ways to hold rows out; give one of them.")
+    group = None if reading.group is None else _groups(rows[reading.group], reading.group, place, tokens)
+    time = None if reading.time is None else _time_ranks(rows, columns, reading.time, place, tokens)
+    n_dropped = len(present) - len(kept)
+    return TrainingRows(encoded.x, y[kept], schema, weight, group, time, encoded.missing, n_dropped, kept)
+
+
+def _columns(
+    rows: pa.Table, target: str, label: str, at: Place, tokens: tuple[str, ...], reading: Reading
+) -> tuple[list[Column], dict[str, str]]:
+    columns: list[Column] = []
+    left_out = dict.fromkeys(reading.ignore, "as asked")
+    roles = {reading.weights: "the weight of each row", reading.group: "the group of each row"}
+    left_out |= {name: reason for name, reason in roles.items() if name is not None}
+    problems: dict[str, Problem] = {}
+    for name in rows.column_names:
+        if name == target or name in left_out:
+            continue
+        column = column_of(
+            rows[name], name, at=at, missing=tokens, categorical=name in reading.categorical,
+            max_categories=reading.max_categories, decimal=reading.decimal,
+        )  # fmt: skip
+        if isinstance(column, LeftOut):
+            left_out[name] = column.reason
+        elif isinstance(column, Problem):
+            problems[name] = column
+        else:
+            columns.append(column)
+    if problems:
+        raise ColumnProblems(label, problems)
+    if not columns:
+        reasons = "; ".join(f"{quote(name)}: {reason}" for name, reason in list(left_out.items())[:5])
+        raise ValueError(
+            f"{label}: no column is left to learn from; a varying one besides the target is needed"
+            + (f" ({reasons})." if reasons else ".")
+        )
+    return columns, left_out
+
+
+def _targets(
+    values: Any, name: str, label: str, at: Place, task: Task | None, tokens: tuple[str, ...], decimal: str | None
+) -> tuple[Task, npt.NDArray[Any], npt.NDArray[np.bool_], Notation]:
+    """The task, the targets, which rows have one, and how its numbers are written."""
+    notation = number_notation(values, tokens, decimal)
+    if task is None:
+        kind = kind_of(values, at=at, missing=tokens, decimal=decimal)
+        if isinstance(kind, Problem) and kind.remedy == "ignore":  # a target cannot be left out
+            raise ValueError(f"{label}, column {quote(name)}: {kind.message}; a target is a number or a class.")
+        if isinstance(kind, Problem):
+            raise ColumnProblems(label, {name: kind})
+        if kind == "date":
+            raise ValueError(f"{label}, column {quote(name)}: holds dates; a target is a number or a class.")
+        task = "regression" if kind == "number" else "classification"
+    if task == "regression":
+        y: npt.NDArray[Any] = numbers(values, name, at=at, missing=tokens, notation=notation)
+        present = ~np.isnan(y)
+        distinct: Any = np.unique(y[present])
+        what = f"the value {distinct[0]:g}" if len(distinct) else "no value"
+    else:
+        notation = PLAIN
+        classes = labels(values, missing=tokens)
+        present = np.array([text is not None for text in classes], dtype=bool)
+        y = np.array(["" if text is None else text for text in classes], dtype=np.str_)
+        distinct = np.unique(y[present])
+        what = f"the class {quote(distinct[0])}" if len(distinct) else "no value"
+        if len(distinct) > max(20, 0.5 * present.sum()):
+            raise ValueError(
+                f"{label}, column {quote(name)}: has {len(distinct)} classes in {present.sum()} rows, such as "
+                f"{list_names(distinct.tolist(), most=2)}; is it the target? If its texts are numbers, the odd one out "
+                "is found with `task` regression."
+            )
+    if len(distinct) < 2 and present.sum() != 1:
+        raise ValueError(f"{label}, column {quote(name)}: has {what} in every row; there is nothing to learn.")
+    return task, y, present, notation
+
+
+def _weights(values: Any, name: str, at: Place, tokens: tuple[str, ...]) -> Floats:
+    weight = numbers(values, name, at=at, missing=tokens)
+    wrong = ~(weight >= 0)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(f"{at(row)}, column {quote(name)}: a weight must be a number of 0 or more (`weights`).")
+    if not weight.any():
+        raise ValueError(f"{at(-1)}, column {quote(name)}: every weight is 0 (`weights`).")
+    return weight
+
+
+def _groups(values: Any, name: str, at: Place, tokens: tuple[str, ...]) -> npt.NDArray[Any]:
+    """The group of each row as a number."""
+    group = texts(values, tokens).to_pylist()
+    codes = np.unique(["" if text is None else text for text in group], return_inverse=True)[1]
+    if codes.max() == 0:
+        raise ValueError(f"{at(-1)}, column {quote(name)}: one group holds every row (`group`).")
+    return codes
+
+
+def _time_ranks(
+    rows: pa.Table, columns: list[Column], name: str, at: Place, tokens: tuple[str, ...]
+) -> npt.NDArray[Any]:
+    """The rank of each row's time among all times."""
+    known = {column.name: column for column in columns}
+    if name not in known or known[name].kind not in ("number", "date"):
+        raise ValueError(f"{at(-1)}, column {quote(name)}: must hold numbers or dates (`time`).")
+    values = column_values(known[name], rows[name], at, tokens)
+    if np.isnan(values).any():
+        row = int(np.isnan(values).argmax())
+        raise ValueError(f"{at(row)}, column {quote(name)}: must have a time in every row (`time`).")
+    ranks = np.unique(values, return_inverse=True)[1]
+    if ranks.max() == 0:
+        raise ValueError(f"{at(-1)}, column {quote(name)}: one time holds every row (`time`).")
+    return ranks

@@ -1,0 +1,174 @@
+"""Cells as numbers, booleans or texts, whatever the file: with an error that names the place of the first wrong one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dropbayes.columns.notation import NUMBER, PLAIN, Notation
+from dropbayes.runtime.validation import quote
+
+__all__ = [
+    "BOOLEANS", "MISSING", "Floats", "Place", "booleans", "castable", "first_failure", "is_numeric", "is_text",
+    "labels", "numbers", "plain", "strip_missing", "texts",
+]  # fmt: skip
+
+MISSING = ("", "NA", "N/A", "NaN", "nan", "NAN", "null", "NULL", "?")
+"""The cells that mean "no value", spaces around them not counted."""
+
+BOOLEANS = {"true": 1.0, "yes": 1.0, "y": 1.0, "t": 1.0, "false": 0.0, "no": 0.0, "n": 0.0, "f": 0.0}
+"""The texts that are booleans, in lower case."""
+
+Floats = npt.NDArray[np.float64]
+Place = Callable[[int], str]
+"""The location of a row, in words; the table itself for -1."""
+
+# Beyond it a number standardised to single precision may overflow whatever the others are.
+_LARGEST = 1e100
+
+
+def is_text(values: Any) -> bool:
+    """Whether an arrow array holds texts."""
+    t = pa.types
+    return bool(t.is_string(values.type) or t.is_large_string(values.type) or t.is_string_view(values.type))
+
+
+def is_numeric(values: Any) -> bool:
+    """Whether an arrow array holds numbers or booleans."""
+    t = pa.types
+    return bool(t.is_boolean(values.type) or t.is_integer(values.type) or t.is_floating(values.type))
+
+
+def plain(values: Any) -> Any:
+    """The column as one array, dictionaries decoded, decimals as numbers and a column of nulls as texts."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    t = pa.types
+    if t.is_dictionary(values.type):
+        values = pc.cast(values, values.type.value_type)
+    if t.is_null(values.type) or is_text(values):
+        return pc.cast(values, pa.string())
+    return pc.cast(values, pa.float64()) if t.is_decimal(values.type) else values
+
+
+def strip_missing(values: Any, missing: Collection[str]) -> Any:
+    """The texts without spaces around them, those that mean "no value" as nulls."""
+    stripped = pc.utf8_trim_whitespace(values)
+    absent = pc.is_in(stripped, value_set=pa.array(list(missing), pa.string()))
+    return pc.if_else(absent, pa.scalar(None, pa.string()), stripped)
+
+
+def castable(texts: Any) -> bool:
+    """Whether every text is a number."""
+    try:
+        pc.cast(texts, pa.float64())
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def first_failure(texts: Any) -> int:
+    """The index of the first text that is no number, by halving."""
+    low, high = 0, len(texts)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            pc.cast(texts.slice(low, middle - low), pa.float64())
+            low = middle
+        except pa.ArrowInvalid:
+            high = middle
+    return low
+
+
+def numbers(
+    values: Any, name: str, *, at: Place, missing: Collection[str] = MISSING, notation: Notation = PLAIN
+) -> Floats:
+    """The numbers of a column, NaN where there is none.
+
+    Args:
+        values: An arrow array of numbers or texts.
+        name: The column's name, for messages.
+        at: The location of a row of this array, in words; -1 for the table itself.
+        missing: The texts that mean "no value".
+        notation: How the numbers are written; a number as programs write it is read, too.
+
+    Example:
+        >>> numbers(pa.array([" 1.5", "NA"]), "a", at=str)
+        array([1.5, nan])
+    """
+    values = plain(values)
+    if is_text(values):
+        cells = strip_missing(values, missing)
+        written = notation.plain(cells)
+        try:
+            values = pc.cast(written, pa.float64())
+        except pa.ArrowInvalid:
+            row = first_failure(written)
+            how = f" written as {notation.example}, as in training" if notation != PLAIN else ""
+            raise ValueError(
+                f"{at(row)}, column {quote(name)}: must be a number{how}; got {quote(cells[row].as_py())}."
+            ) from None
+        floats = values.to_numpy(zero_copy_only=False).astype(np.float64)
+        wrong = ~(np.abs(floats) <= _LARGEST) & cells.is_valid().to_numpy(zero_copy_only=False)
+    elif not is_numeric(values):
+        raise ValueError(f"{at(-1)}, column {quote(name)}: must hold numbers; got {values.type}.")
+    else:
+        floats = pc.cast(values, pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
+        wrong = np.abs(floats) > _LARGEST
+        cells = values
+    if wrong.any():
+        row = int(wrong.argmax())
+        rule = f"a finite number of at most {_LARGEST:g}; got {quote(cells[row].as_py())}"
+        raise ValueError(f"{at(row)}, column {quote(name)}: must be {rule}. Correct it, or leave the cell empty.")
+    return floats
+
+
+def booleans(values: Any, name: str, at: Place, missing: Collection[str]) -> Floats:
+    """The booleans of a column as 1 and 0, NaN where there is none."""
+    values = plain(values)
+    if not is_text(values):
+        return numbers(values, name, at=at, missing=missing)
+    lowered = pc.utf8_lower(strip_missing(values, missing))
+    codes = pc.index_in(lowered, value_set=pa.array(list(BOOLEANS), pa.string()))
+    wrong = pc.and_(lowered.is_valid(), pc.invert(codes.is_valid()))
+    if pc.any(wrong).as_py():
+        row = pc.index(wrong, True).as_py()
+        got = quote(values[row].as_py())
+        raise ValueError(f"{at(row)}, column {quote(name)}: must be true or false, as in training; got {got}.")
+    table = np.array([*BOOLEANS.values(), np.nan])
+    return table[pc.fill_null(codes, len(BOOLEANS)).to_numpy(zero_copy_only=False)]
+
+
+def texts(values: Any, missing: Collection[str]) -> Any:
+    """The cells as texts, null where there is none."""
+    values = plain(values)
+    if pa.types.is_floating(values.type):
+        values = pa.array([None if v is None or v != v else f"{v:.15g}" for v in values.to_pylist()], pa.string())
+    return strip_missing(pc.cast(values, pa.string()), missing)
+
+
+def labels(values: Any, *, missing: Collection[str] = MISSING) -> list[str | None]:
+    """The classes of a target column as texts, whole numbers without a fraction; None where there is none.
+
+    Example:
+        >>> labels(pa.array([1.0, 2.5, None]))
+        ['1', '2.5', None]
+    """
+    return [_canonical(text) for text in texts(values, missing).to_pylist()]
+
+
+def _canonical(text: str | None) -> str | None:
+    """One spelling for a class that is a number or a boolean, however the file writes it."""
+    if text is None:
+        return None
+    if text.lower() in ("true", "false"):
+        return text.lower()
+    if re.match(NUMBER, text) and float(text).is_integer() and abs(float(text)) < 1e15:
+        return str(int(float(text)))
+    return text

@@ -1,0 +1,176 @@
+"""What a model reads: its columns, the inputs each becomes, and how all of it is stored as JSON.
+
+A column is a number, a boolean, a category or a date. A missing number is replaced by the training median and, if
+training rows lacked it too, flagged by an input of its own; a category has one input for each text seen in training
+(one-hot); a date becomes its year and places on a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dropbayes.columns.cells import MISSING
+from dropbayes.columns.dates import PARTS
+from dropbayes.columns.notation import PLAIN, Notation
+from dropbayes.runtime.validation import quote
+
+__all__ = ["Column", "Kind", "Schema", "Task", "as_json", "check_columns", "from_json", "list_names"]
+
+Kind = Literal["number", "boolean", "category", "date"]
+Task = Literal["regression", "classification"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """How a model reads a column.
+
+    Attributes:
+        name: Its name in the header.
+        kind: "number", "boolean", "category" or "date".
+        fill: The stand-in for a missing value: the training median, or the more frequent boolean; days since 1970.
+        categories: The texts seen in training, sorted.
+        flagged: Whether training rows lacked it, so that a missing value has an input of its own.
+        notation: How its numbers are written.
+        date_format: How its dates are written.
+        parts: The parts of a date that are inputs.
+        low: The least value of the training rows; None if it is not on record.
+        high: The greatest value of the training rows.
+    """
+
+    name: str
+    kind: Kind
+    fill: float = 0.0
+    categories: tuple[str, ...] = ()
+    flagged: bool = False
+    notation: Notation = PLAIN
+    date_format: str = ""
+    parts: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the inputs it becomes."""
+        names: tuple[str, ...] = (self.name,)
+        if self.kind == "category":
+            names = tuple(f"{self.name} = {text}" for text in self.categories)
+        elif self.kind == "date":
+            names = tuple(f"{self.name}: {name}" for part in self.parts for name in PARTS[part])
+        return (*names, f"{self.name} is missing") if self.flagged else names
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns a model reads, and the one it predicts.
+
+    Attributes:
+        columns: What it reads, in the order of its inputs.
+        target: What it predicts.
+        task: "regression" or "classification".
+        left_out: Columns it does not read, with the reason.
+        missing: The cells that mean "no value".
+        target_notation: How the target's numbers are written.
+    """
+
+    columns: tuple[Column, ...]
+    target: str
+    task: Task
+    left_out: dict[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = MISSING
+    target_notation: Notation = PLAIN
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of all inputs."""
+        return tuple(name for column in self.columns for name in column.inputs)
+
+
+def list_names(names: Collection[str], most: int = 8) -> str:
+    """Some names in a sentence.
+
+    Example:
+        >>> list_names(["a", "b", "c"], most=2)
+        "'a', 'b', …"
+    """
+    return ", ".join(map(quote, list(names)[:most])) + (", …" if len(names) > most else "")
+
+
+def check_columns(schema: Schema, names: Collection[str], label: str, *, with_target: bool = False) -> None:
+    """Raises ValueError unless the table has every column the model reads (and the target, if asked for)."""
+    lacking = [column.name for column in schema.columns if column.name not in names]
+    if lacking:
+        rest = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+        plural = "s" if len(lacking) > 1 else ""
+        raise ValueError(
+            f"{label}: lacks the column{plural} {list_names(lacking[:5])}{rest} that the model reads; it has "
+            f"{list_names(names)}."
+        )
+    if with_target and schema.target not in names:
+        raise ValueError(f"{label}: lacks the target {quote(schema.target)}, without which nothing can be scored.")
+
+
+# --- JSON ----------------------------------------------------------------------------------------------------------
+
+
+def as_json(schema: Schema) -> dict[str, Any]:
+    """The schema in the types JSON knows."""
+    return {
+        "target": schema.target,
+        "task": schema.task,
+        "columns": [_column_json(column) for column in schema.columns],
+        "left_out": dict(schema.left_out),
+        "missing": list(schema.missing),
+        **({"target_notation": _notation_json(schema.target_notation)} if schema.target_notation != PLAIN else {}),
+    }
+
+
+def _column_json(column: Column) -> dict[str, Any]:
+    values: dict[str, Any] = {"name": column.name, "kind": column.kind, "flagged": column.flagged}
+    if column.kind == "category":
+        return {**values, "categories": list(column.categories)}
+    values["fill"] = column.fill
+    if column.low is not None:
+        values["range"] = [column.low, column.high]
+    if column.notation != PLAIN:
+        values["notation"] = _notation_json(column.notation)
+    if column.kind == "date":
+        values |= {"date_format": column.date_format, "parts": list(column.parts)}
+    return values
+
+
+def _notation_json(notation: Notation) -> dict[str, str]:
+    return {"decimal": notation.decimal, "thousands": notation.thousands, "sign": notation.sign}
+
+
+def from_json(values: Any) -> Schema:
+    """The schema that `as_json` wrote; an exception of any kind for anything else."""
+    columns = tuple(_column_from_json(entry) for entry in values["columns"])
+    if values["task"] not in ("regression", "classification") or not columns:
+        raise ValueError("unknown task, or no columns")
+    left_out = {str(name): str(reason) for name, reason in values["left_out"].items()}
+    notation = _notation_from_json(values.get("target_notation"))
+    return Schema(columns, str(values["target"]), values["task"], left_out, _strings(values["missing"]), notation)
+
+
+def _column_from_json(entry: Any) -> Column:
+    if entry["kind"] not in ("number", "boolean", "category", "date"):
+        raise ValueError(f"unknown kind {entry['kind']!r}")
+    parts = _strings(entry.get("parts", []))
+    if not set(parts) <= set(PARTS):
+        raise ValueError(f"unknown parts of a date {parts}")
+    low, high = map(float, entry["range"]) if "range" in entry else (None, None)
+    return Column(
+        str(entry["name"]), entry["kind"], float(entry.get("fill", 0.0)), _strings(entry.get("categories", [])),
+        bool(entry["flagged"]), _notation_from_json(entry.get("notation")), str(entry.get("date_format", "")), parts,
+        low, high,
+    )  # fmt: skip
+
+
+def _notation_from_json(values: Any) -> Notation:
+    return PLAIN if values is None else Notation(str(values["decimal"]), str(values["thousands"]), str(values["sign"]))
+
+
+def _strings(values: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(str(value) for value in values)

@@ -1,9 +1,0 @@
-"""The paper's experiments, one module per figure or table.
-
-`python -m dropbayes.experiments NAME` runs one of `NAMES`; `python -m dropbayes.experiments.uci` runs the table of the
-UCI sets with its own options.
-"""
-
-__all__ = ["NAMES"]
-
-NAMES = ("adversarial", "co2", "convolution", "reinforcement", "recurrent", "rotation", "solar", "toy", "uci")

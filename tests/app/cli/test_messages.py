@@ -1,0 +1,38 @@
+"""Tests of what the command line says."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dropbayes.app.cli.messages import complain, count, number, one_line, print_json
+
+
+@given(st.floats(1e-4, 9.9e8))
+def test_a_number_is_read_back_to_four_digits(value):
+    assert float(number(value).replace(",", "")) == pytest.approx(value, rel=5.1e-4)
+
+
+def test_numbers_have_no_exponent_where_they_can_do_without():
+    assert [number(v) for v in (30870.2, 1.682e-09, 0.0, -3.5, 100.0)] == ["30,870", "1.682e-09", "0", "-3.5", "100"]
+
+
+def test_a_count_has_its_noun():
+    assert [count(n, "column") for n in (0, 1, 2)] == ["0 columns", "1 column", "2 columns"]
+
+
+def test_details_stand_below_the_error(capsys):
+    complain("two\nlines", ["one", "more\x1b[31m"])
+    assert capsys.readouterr().err == "dropbayes: error: two lines\n  one\n  more\N{REPLACEMENT CHARACTER}[31m\n"
+
+
+def test_json_has_no_number_that_json_does_not_know(capsys):
+    print_json({"a": math.nan, "b": [1.5, math.inf]})
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [1.5, None]}
+
+
+@given(st.text())
+def test_one_line_is_one_printable_line(text):
+    assert one_line(text).isprintable()

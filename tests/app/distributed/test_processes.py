@@ -1,0 +1,28 @@
+"""Processes of this machine: the same rows and bits, also when workers are killed."""
+
+import pytest
+from pyarrow import parquet
+
+from dropbayes.app.distributed import predict_parquet, processes
+from tests.app.distributed.kills import killed_at_random, spawned
+from tests.app.distributed.rows import digest, rows, written
+
+
+def test_two_processes_write_the_bits_of_one(predictor, models, tmp_path):
+    predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", n_workers=2, part_rows=250)
+    assert digest(written(tmp_path / "out")) == digest(predictor.extend(rows(1000)))
+
+
+def test_an_address_is_refused(predictor, models, tmp_path):
+    with pytest.raises(ValueError, match="`address` must be None"):
+        predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", address="host:1")
+
+
+@pytest.mark.slow
+def test_every_row_is_there_once_after_twenty_workers_were_killed(predictor, tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_FRUITLESS_POOLS", 100)
+    parquet.write_table(rows(200_000), tmp_path / "rows.parquet")
+    with killed_at_random(20, spawned) as killer:
+        predict_parquet(predictor, tmp_path / "rows.parquet", tmp_path / "out", n_workers=2, part_rows=2000)
+    assert killer.killed == 20
+    assert digest(written(tmp_path / "out")) == digest(predictor.extend(rows(200_000)))

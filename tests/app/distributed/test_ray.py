@@ -1,0 +1,41 @@
+"""Ray: the same rows and bits as one process."""
+
+import pytest
+from pyarrow import parquet
+
+pytest.importorskip("ray", reason="the extra `ray` is not installed")
+
+from dropbayes.app.distributed import predict_parquet
+from dropbayes.app.distributed import ray as on_ray
+from tests.app.distributed.kills import killed_at_random, ray_actor
+from tests.app.distributed.rows import digest, rows, written
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")]
+
+
+def test_a_cluster_writes_the_bits_of_one_process(predictor, models, tmp_path):
+    predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", engine="ray", n_workers=2, part_rows=250)
+    assert digest(written(tmp_path / "out")) == digest(predictor.extend(rows(1000)))
+
+
+def test_a_dataset_gets_the_columns_of_a_prediction(predictor):
+    import pyarrow as pa
+    import ray
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+    try:
+        dataset = on_ray.predict(ray.data.from_arrow(rows(60)), predictor, n_workers=1)
+        found = pa.concat_tables(ray.get(dataset.to_arrow_refs()))
+    finally:
+        ray.shutdown()
+    assert digest(found) == digest(predictor.extend(rows(60)))
+
+
+def test_every_row_is_there_once_after_actors_were_killed(predictor, tmp_path):
+    parquet.write_table(rows(100_000), tmp_path / "rows.parquet")
+    with killed_at_random(8, ray_actor) as killer:
+        predict_parquet(
+            predictor, tmp_path / "rows.parquet", tmp_path / "out", engine="ray", n_workers=2, part_rows=1000
+        )
+    assert killer.killed == 8
+    assert digest(written(tmp_path / "out")) == digest(predictor.extend(rows(100_000)))

@@ -1,0 +1,139 @@
+"""A predictor is a pure function of columns, and gives a row the same bits however the rows are cut."""
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import dropbayes as db
+from dropbayes import information
+from dropbayes.app.models.model import load
+from tests.command_line import run
+
+N_ROWS = 300
+
+
+@pytest.fixture(scope="module", params=["numbers", "classes"])
+def predictor(request, models):
+    return db.Predictor.load(models / request.param, n_draws=13)
+
+
+def same_bits(one, other):
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def rows_of(columns, rows):
+    return {name: values.iloc[rows] for name, values in columns.items()}
+
+
+@given(cuts=st.lists(st.integers(0, N_ROWS), max_size=6))
+@settings(max_examples=15, deadline=None)
+def test_a_row_has_the_same_bits_however_the_rows_are_cut(predictor, columns, cuts):
+    edges = [0, *sorted(cuts), N_ROWS]
+    parts = [predictor(rows_of(columns, slice(a, b))) for a, b in pairwise(edges)]
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in predictor.outputs}
+    assert same_bits(joined, predictor(columns))
+
+
+def test_rows_in_another_order_have_the_same_bits(predictor, columns):
+    order = np.random.default_rng(0).permutation(N_ROWS)
+    whole, mixed = predictor(columns), predictor(rows_of(columns, order))
+    assert same_bits(mixed, {name: values[order] for name, values in whole.items()})
+
+
+def test_many_rows_are_predicted_a_block_at_a_time(predictor, columns, monkeypatch):
+    whole = predictor(columns)
+    monkeypatch.setattr("dropbayes.app.models.predictor._HELD", 1000)
+    assert same_bits(predictor(columns), whole)
+
+
+def test_eight_threads_get_eight_right_answers(predictor, columns):
+    parts = [rows_of(columns, slice(start, start + 17)) for start in range(0, 136, 17)]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(predictor, parts))
+    assert all(same_bits(one, predictor(part)) for one, part in zip(together, parts, strict=True))
+
+
+def test_a_pickled_predictor_is_small_and_predicts_the_same_bits(predictor, columns):
+    text = pickle.dumps(predictor)
+    assert len(text) < 100_000
+    assert same_bits(pickle.loads(text)(columns), predictor(columns))
+
+
+def test_the_numbers_are_those_of_the_command_line(models, columns):
+    result = run("predict", models / "numbers", models / "new.csv", "-o", models / "out.csv", "--keep", "none")
+    assert result.code == 0
+    written = pd.read_csv(models / "out.csv")
+    predictor = db.Predictor.load(models / "numbers")
+    found = predictor.flat_columns(predictor(columns))
+    assert all(np.array_equal(written[f"price_{name}"], values) for name, values in found.items())
+    answer = predictor(columns)  # what `flat_columns` makes a table of: the written numbers must be these
+    assert np.array_equal(written["price_mean"], answer["mean"].ravel())
+    np.testing.assert_allclose(written["price_epistemic_std"] ** 2, answer["epistemic"].ravel(), rtol=1e-9)
+    total = written["price_epistemic_std"] ** 2 + written["price_aleatoric_std"] ** 2
+    np.testing.assert_allclose(written["price_std"] ** 2, total, rtol=1e-9)
+
+
+def test_a_table_has_a_column_for_each_class(models, columns):
+    predictor = db.Predictor.load(models / "classes")
+    flat = predictor.flat_columns(predictor(columns))
+    assert list(flat) == predictor.column_names
+    assert predictor.column_names == ["predicted", "probability_high", "probability_low", "probability_middle", "entropy", "mutual_information"]  # fmt: skip
+    assert np.array_equal(flat["probability_low"], predictor(columns)["probabilities"][:, 1])
+
+
+def test_the_moments_of_a_regression_are_those_of_the_draws(models, columns):
+    model = load(models / "numbers")
+    predictor = db.Predictor(model, interval=0.8)
+    mixture = model.estimator.predictive(predictor.encode(columns))
+    found = predictor(columns)
+    np.testing.assert_allclose(found["mean"], mixture.location.mean(0), rtol=1e-10)
+    np.testing.assert_allclose(found["epistemic"], mixture.location.var(0, correction=0), rtol=1e-9)
+    factor = mixture.freedom / (mixture.freedom - 2)  # the variance of Student's t of scale 1
+    np.testing.assert_allclose(found["aleatoric"], factor * mixture.scale.square().mean(0), rtol=1e-10)
+    np.testing.assert_allclose(found["std"] ** 2, found["epistemic"] + found["aleatoric"], rtol=1e-10)
+    inside = mixture.pit(found["upper"]) - mixture.pit(found["lower"])
+    np.testing.assert_allclose(inside, 0.8, atol=1e-8)
+
+
+def test_the_information_of_classes_is_that_of_the_draws(models, columns):
+    predictor, model = db.Predictor.load(models / "classes"), load(models / "classes")
+    found = predictor(columns)
+    draws = model.estimator.draws(predictor.encode(columns))
+    np.testing.assert_allclose(found["probabilities"], draws.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(found["mutual_information"], information.mutual_information(draws.double()), atol=1e-9)
+    assert np.array_equal(found["predicted"], predictor.classes[found["probabilities"].argmax(1)])
+
+
+def test_settings_change_the_draws_and_leave_the_first_predictor_as_it_was(predictor, columns):
+    before = predictor(columns)
+    other = predictor.with_settings(seed=99, n_draws=7)
+    assert not same_bits(other(columns), before)
+    assert same_bits(predictor(columns), before)
+    assert same_bits(other.with_settings(seed=predictor.seed, n_draws=13)(columns), before)
+
+
+def test_no_rows_give_no_rows_of_the_same_shapes(predictor, columns):
+    none, one = predictor(rows_of(columns, slice(0, 0))), predictor(rows_of(columns, slice(0, 1)))
+    assert {n: (len(v), v.shape[1:]) for n, v in none.items()} == {n: (0, v.shape[1:]) for n, v in one.items()}
+
+
+@pytest.mark.parametrize("setting", [{"n_draws": 0}, {"n_draws": True}, {"seed": -1}, {"interval": 1.0}, {"seed": 0.5}])
+def test_impossible_settings_are_refused(models, setting):
+    with pytest.raises(ValueError, match=f"`{next(iter(setting))}` must"):
+        db.Predictor.load(models / "numbers", **setting)
+
+
+def test_a_network_needs_a_likelihood_and_an_estimator_has_one(models):
+    with pytest.raises(ValueError, match="`likelihood` must say"):
+        db.Predictor(nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="pass them with a network only"):
+        db.Predictor(load(models / "numbers"), likelihood=db.Gaussian(1.0))
+    with pytest.raises(TypeError, match="must be a dropout estimator"):
+        db.Predictor("model")

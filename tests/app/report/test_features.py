@@ -1,0 +1,110 @@
+"""Tests of what the features do: importance and segments."""
+
+import numpy as np
+import pytest
+
+from dropbayes.app.report import measurements
+from dropbayes.app.report.features import Feature, features_of, importances, segments
+from dropbayes.columns.dates import date_inputs
+from tests.app.report.pages import regression_rows
+
+
+class Straight:
+    """A model that predicts twice the first input and nothing of the second."""
+
+    population_ = (None,)
+
+    def with_draws(self, **_):
+        return self
+
+    def predict(self, x):
+        return 2 * x[:, 0]
+
+
+def test_the_importance_of_a_straight_line_is_what_shuffling_does_to_it():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 2))
+    first, second = importances(Straight(), x, 2 * x[:, 0], features_of(x, ["a", "b"]))
+    assert (first.name, second.name) == ("a", "b")
+    assert second.rise == second.error == 0.0
+    expected = 2 * np.abs(x[:, None, 0] - x[None, :, 0]).mean()  # E|2(x - x')| over random pairs of rows
+    assert abs(first.rise - expected) < 4 * first.error
+
+
+def test_inputs_of_one_feature_are_shuffled_together():
+    rng = np.random.default_rng(0)
+    x = np.repeat(rng.normal(size=(300, 1)), 2, axis=1)
+    [only] = importances(Straight(), x, 2 * x[:, 0], features_of(x, ["a", "b"], {"both": (0, 1)}))
+    assert only.rise > 1
+
+
+def test_dates_are_written_as_days():
+    days = np.array(["2023-01-05", "2023-11-30"], dtype="datetime64[D]").astype(float)
+    [feature] = features_of(date_inputs(days, ("year", "week")), ["d: year", "d: sin", "d: cos"], {"d": (0, 1, 2)})
+    assert [feature.text(value) for value in feature.values] == ["2023-01-05", "2023-11-30"]
+
+
+def test_a_few_numbers_are_written_as_in_the_table_where_each_has_one_text():
+    feature = Feature("paid", (0,), np.array([0.0, 1.0, 1.0, np.nan]))
+    assert [feature.with_labels(["no", "yes", "yes", ""]).text(v) for v in (0.0, 1.0, np.nan)] == [
+        "no",
+        "yes",
+        "(missing)",
+    ]
+    assert feature.with_labels(["no", "yes", "1", ""]).text(1.0) == "1"  # written in two ways
+    many = Feature("size", (0,), np.arange(20.0))
+    assert many.with_labels([f"no. {k}" for k in range(20)]).text(3.0) == "3"
+
+
+def test_large_numbers_have_their_digits_and_no_exponent():
+    feature = Feature("price", (0,), np.zeros(1))
+    assert [feature.text(v) for v in (2023.0, 123456.7, -0.012346, 1e12)] == ["2023", "123457", "−0.01235", "1e+12"]
+
+
+def test_missing_values_among_few_numbers_are_called_missing(regressor):
+    measured = measurements.regression(regressor, *regression_rows(120))
+    values = np.where(np.arange(120) % 3 == 0, np.nan, np.arange(120) % 2)
+    parts = segments(measured, [Feature("f", (0,), values)])
+    assert {part.values: part.n_rows for part in parts} == {"(missing)": 40, "0": 40, "1": 40}
+
+
+def test_the_values_of_features_are_those_people_know():
+    x = np.array([[1.0, 0.0, 0.0, 3.0, 0.0], [0.0, 1.0, 0.0, 7.0, 1.0], [0.0, 0.0, 1.0, 5.0, 0.0]])
+    names = ["city = Oslo", "city = Rome", "city is missing", "size", "size is missing"]
+    city, size = features_of(x, names, {"city": (0, 1, 2), "size": (3, 4)})
+    assert city.values.tolist() == ["Oslo", "Rome", "(missing)"]
+    assert size.is_number
+    np.testing.assert_array_equal(size.values, [3.0, np.nan, 5.0])
+
+
+def test_segments_are_quarters_and_count_every_row(regressor):
+    x, y = regression_rows(200, seed=5)
+    measured = measurements.regression(regressor, x, y)
+    parts = segments(measured, [Feature("a", (0,), x[:, 0])])
+    assert [part.n_rows for part in parts] == [50] * 4
+    loss = np.abs(measured.y - measured.mean)
+    assert np.average([part.loss for part in parts]) == pytest.approx(loss.mean())
+    held = (measured.lower <= y) & (y <= measured.upper)
+    assert np.average([part.coverage for part in parts]) == pytest.approx(held.mean())
+
+
+def test_a_segment_in_which_the_model_errs_stands_out(regressor):
+    x, y = regression_rows(300, seed=5)
+    wrong = x[:, 1] > np.quantile(x[:, 1], 0.75)
+    y = np.where(wrong, y + 10, y)
+    parts = segments(measurements.regression(regressor, x, y), features_of(x, ["a", "b", "c"]))
+    worst = max(parts, key=lambda part: part.sigmas)
+    assert worst.feature == "b"
+    assert worst.coverage < 0.2
+    assert worst.coverage_sigmas < -10
+
+
+def test_categories_and_classes_have_segments_too(classifier):
+    from tests.app.report.pages import class_rows
+
+    x, labels = class_rows(120, seed=4)
+    measured = measurements.classification(classifier, x, labels)
+    kind = np.array(["old", "new"], dtype=object)[np.arange(120) % 2]
+    parts = segments(measured, [Feature("kind", (0,), kind)])
+    wrong = measured.predicted != measured.labels
+    assert {part.values: part.loss for part in parts} == {v: wrong[kind == v].mean() for v in ("old", "new")}

@@ -1,0 +1,94 @@
+"""A server in a process of its own, for tests that speak to it as strangers do."""
+
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import psutil
+
+ROOT = pathlib.Path(__file__).parent.parent.parent.parent
+
+
+@dataclass
+class Live:
+    process: subprocess.Popen
+    host: str
+    port: int
+    model: str
+
+    def ask(self, method, path, body=None, headers=None, timeout=120):
+        """The status, headers and body of one answer."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+        with contextlib.closing(connection):
+            connection.request(method, path, body, headers or {})
+            response = connection.getresponse()
+            return response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
+
+    def get(self, path, **headers):
+        status, _, body = self.ask("GET", path, headers=headers)
+        return status, json.loads(body)
+
+    def infer(self, request, **headers):
+        body = request if isinstance(request, bytes) else json.dumps(request).encode()
+        status, _, answer = self.ask("POST", f"/v2/models/{self.model}/infer", body, headers)
+        return status, json.loads(answer)
+
+    @property
+    def memory(self):
+        """The bytes that the process and its workers hold in memory."""
+        process = psutil.Process(self.process.pid)
+        return sum(p.memory_info().rss for p in [process, *process.children(recursive=True)])
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def end(self):
+        """Ends the server politely; its exit code."""
+        self.signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+@contextlib.contextmanager
+def live_server(folder, *options, before=""):
+    """A server of a model folder on a free port; ended at the end of the context.
+
+    Args:
+        folder: The model folder.
+        options: Options of `dropbayes serve`.
+        before: Python to run in the server's process first, to set a limit that no test could wait for.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    start = ["-c", f"{before}; from dropbayes.app.cli import main; main()"] if before else ["-m", "dropbayes"]
+    command = [sys.executable, *start, "serve", str(folder), "--port", "0", *map(str, options)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+    try:
+        line = process.stdout.readline()
+        address = re.search(r"http://([\d.]+):(\d+)/v2/models/(\S+)", line)
+        assert address, line
+        yield Live(process, address[1], int(address[2]), address[3])
+    finally:
+        process.kill()
+        process.wait(30)
+        process.stdout.close()
+
+
+def columns_request(columns, **parameters):
+    """A request with columns of numbers, texts or booleans."""
+    kinds = {bool: "BOOL", float: "FP64", int: "INT64", str: "BYTES"}
+    inputs = [
+        {"name": name, "shape": [len(values)], "datatype": kinds[type(values[0])], "data": list(values)}
+        for name, values in columns.items()
+    ]
+    return {"inputs": inputs, "parameters": parameters} if parameters else {"inputs": inputs}
+
+
+def outputs_of(answer):
+    """The outputs of an answer by name, as lists."""
+    return {output["name"]: output["data"] for output in answer["outputs"]}

@@ -1,0 +1,96 @@
+"""Batches change when a row is predicted, and nothing else."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+pytest.importorskip("starlette", reason="the extra `serve` is not installed")
+
+import dropbayes as db
+from dropbayes.app.serving import batching
+from dropbayes.app.serving.batching import Batches
+
+
+@pytest.fixture(scope="module")
+def predictor(models):
+    return db.Predictor.load(models / "numbers")
+
+
+@pytest.fixture
+def rows():
+    return np.random.default_rng(0).normal(size=(40, 5))
+
+
+def same_bits(one, other):
+    return all(np.array_equal(one[name], other[name]) for name in other)
+
+
+async def predicted_together(batches, jobs):
+    return await asyncio.gather(*(batches.predict(*job) for job in jobs))
+
+
+def test_requests_together_have_the_bits_of_each_alone(predictor, rows):
+    sizes = []
+    batches = Batches(sizes.append)
+    jobs = [
+        (predictor, rows[:1]),
+        (predictor, rows[1:1]),
+        (predictor, rows[2:9]),
+        (predictor.with_settings(seed=4), rows),
+    ]
+    answers = asyncio.run(predicted_together(batches, jobs * 5))
+    batches.close()
+    assert all(same_bits(answer, p.predict_inputs(x)) for answer, (p, x) in zip(answers, jobs * 5, strict=True))
+    assert len(sizes) < len(answers) and sum(sizes) == 5 * 48
+
+
+def test_a_long_request_does_not_keep_a_short_one_waiting(predictor, rows, monkeypatch):
+    monkeypatch.setattr(batching, "_BATCH_DRAWS", 1)
+    monkeypatch.setattr(batching, "_FEWEST_ROWS", 4)
+    order = []
+
+    async def run():
+        batches = Batches()
+
+        async def one(name, x):
+            answer = await batches.predict(predictor, x)
+            order.append(name)
+            return answer
+
+        answers = await asyncio.gather(one("long", rows), one("short", rows[:2]))
+        batches.close()
+        return answers
+
+    answers = asyncio.run(run())
+    assert order == ["short", "long"]
+    assert same_bits(answers[0], predictor.predict_inputs(rows))
+
+
+def test_the_fault_of_one_request_is_not_that_of_its_neighbours(predictor, rows):
+    async def run():
+        batches = Batches()
+        jobs = [batches.predict(predictor, x) for x in (rows[:3], rows[:3, :2], rows[3:5])]
+        answers = await asyncio.gather(*jobs, return_exceptions=True)
+        batches.close()
+        return answers
+
+    first, second, third = asyncio.run(run())
+    assert isinstance(second, ValueError)
+    assert same_bits(first, predictor.predict_inputs(rows[:3])) and same_bits(
+        third, predictor.predict_inputs(rows[3:5])
+    )
+
+
+def test_closing_finishes_what_waits_and_takes_no_more(predictor, rows):
+    async def run():
+        batches = Batches()
+        waiting = [asyncio.ensure_future(batches.predict(predictor, rows)) for _ in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(batches.close)
+        answers = await asyncio.gather(*waiting)
+        with pytest.raises(RuntimeError, match="shutting down"):
+            await batches.predict(predictor, rows)
+        return answers
+
+    assert all(same_bits(answer, predictor.predict_inputs(rows)) for answer in asyncio.run(run()))

@@ -1,0 +1,111 @@
+"""Tests of training rows: columns understood, rows without target dropped, weights, groups and times."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dropbayes.app.tables.training import ColumnProblems, Reading, check_name, training_rows
+from tests.columns.places import at
+
+N = 40
+
+
+def rows_of(columns, *, target="y", task=None, **reading):
+    columns = {"x": [str(i * 0.5) for i in range(N)], "y": [str(i * 1.5) for i in range(N)], **columns}
+    return training_rows(pa.table(columns), target=target, label="t", at=at, task=task, reading=Reading(**reading))
+
+
+def test_identifiers_free_text_and_indices_are_left_out_with_the_reason():
+    rows = rows_of({
+        "id": [str(i + 7) for i in range(N)], "code": [f"k{i}" for i in range(N)], "unnamed_1": [str(i) for i in range(N)],
+        "note": [f"a long sentence about the flat with number {i}, and more" for i in range(N)],
+    })  # fmt: skip
+    assert [column.name for column in rows.schema.columns] == ["x"]
+    assert rows.schema.left_out == {
+        "id": "an identifier: another number in every row", "code": f"an identifier: {N} different texts in {N} rows",
+        "unnamed_1": "an index without a name", "note": f"free text: {N} different texts in {N} rows",
+    }  # fmt: skip
+
+
+def test_a_running_number_that_is_no_identifier_stays():
+    assert "t" in rows_of({"t": [str(i) for i in range(N)]}).schema.inputs
+
+
+def test_every_problem_is_told_at_once():
+    columns = {
+        "when": [f"{1 + i % 12}/{1 + i % 12}/2020" for i in range(N)], "n": ["1O" if i == 3 else str(i) for i in range(N)],
+        "many": [f"c{i % 15}" for i in range(N)],
+    }  # fmt: skip
+    with pytest.raises(ColumnProblems, match="t: 3 columns need a decision") as caught:
+        rows_of(columns, max_categories=10)
+    assert set(caught.value.problems) == {"when", "n", "many"}
+    assert any("column 'n' has '1O' among numbers at row 3" in note for note in caught.value.__notes__)
+
+
+def test_dates_numbers_and_booleans_become_inputs():
+    rows = rows_of({
+        "day": [f"2020-{1 + i % 12:02}-05" for i in range(N)], "price": [f"€1.{i:03},50" for i in range(N)],
+        "yes": ["yes" if i % 2 else "no" for i in range(N)],
+    })  # fmt: skip
+    assert rows.schema.inputs == ("x", "day: year", "day: season sin", "day: season cos", "price", "yes")
+    np.testing.assert_allclose(rows.x[:, 4], [1000.5 + i for i in range(N)])
+
+
+def test_the_targets_of_other_notations_are_read():
+    rows = rows_of({"y": [f"${i},{i + 100}.50" for i in range(1, N + 1)]})
+    assert rows.schema.task == "regression"
+    np.testing.assert_allclose(rows.y, [1000 * i + i + 100.5 for i in range(1, N + 1)])
+
+
+def test_weights_and_groups_leave_the_inputs_and_keep_their_rows():
+    target = ["" if i == 3 else str(i) for i in range(N)]
+    columns = {"w": [str(i) for i in range(N)], "g": [f"g{i % 4}" for i in range(N)], "y": target}
+    rows = rows_of(columns, weights="w", group="g")
+    kept = [i for i in range(N) if i != 3]
+    assert rows.weight.tolist() == kept
+    assert rows.group.tolist() == [i % 4 for i in kept]
+    assert rows.schema.inputs == ("x",)
+
+
+def test_rows_are_ranked_by_their_time_and_equal_times_share_a_rank():
+    times = [str(10 * ((7 * i) % N // 2)) for i in range(N)]
+    rows = rows_of({"t": times}, time="t")
+    assert rows.time.tolist() == [int(text) // 10 for text in times]
+    assert rows.group is None
+
+
+@pytest.mark.parametrize(("columns", "reading", "message"), [
+    ({"w": ["-1"] * N}, {"weights": "w"}, "a weight must be a number of 0 or more"),
+    ({"w": ["0"] * N}, {"weights": "w"}, "every weight is 0"),
+    ({"g": ["a"] * N}, {"group": "g"}, "one group holds every row"),
+    ({"g": ["a", "b"] * (N // 2)}, {"time": "g"}, "must hold numbers or dates"),
+    ({"t": ["1", ""] * (N // 2)}, {"time": "t"}, "row 1, column 't': must have a time in every row"),
+    ({"g": ["a", "b"] * (N // 2)}, {"time": "x", "group": "g"}, "are two ways to hold rows out"),
+    ({}, {"ignore": ["y"]}, "`ignore` must not name the target"),
+])  # fmt: skip
+def test_wrong_roles_are_refused(columns, reading, message):
+    with pytest.raises(ValueError, match=message):
+        rows_of(columns, **reading)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("Price", "'price'"), ("prize", "'price'"), ("a,b", "Give it once for each")]
+)
+def test_a_name_that_is_not_there_is_told_with_what_was_meant(name, meant):
+    with pytest.raises(ValueError, match=f"has no column .*{meant}"):
+        check_name(name, ["price", "a", "b"], "t", "ignore")
+
+
+@pytest.mark.parametrize(("names", "hint"), [
+    (["a b quality"], "separated by spaces; set the `delimiter`"), (["7.4 0.7 5"], "Its first line holds numbers"),
+    (["7.4", "-2", "5e3"], "Its first line holds numbers"), (["sep=", "unnamed_2"], "setting of a spreadsheet"), (["7.4", "b"], r"'b'\.$"), (["a b"], r"'a b'\.$"),
+])  # fmt: skip
+def test_a_header_that_is_none_is_pointed_out(names, hint):
+    with pytest.raises(ValueError, match=f"has no column 'quality'.*{hint}"):
+        check_name("quality", names, "t.csv", "target")
+
+
+@pytest.mark.parametrize("cells", [["$5", "€7"], ["2020-01-01", "01.02.2020"]])
+def test_a_target_that_cannot_be_read_is_not_to_be_left_out(cells):
+    with pytest.raises(ValueError, match=r"column 'y': holds .*; a target is a number or a class\.$"):
+        rows_of({"y": cells * (N // 2)})

@@ -1,0 +1,90 @@
+"""Tests of tables written in blocks."""
+
+import csv
+import io
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dropbayes.app.tables import Sink, without_formulas, write_whole
+from dropbayes.columns.notation import notation_of
+from tests.columns.places import texts
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
+            st.floats(allow_nan=False, allow_infinity=False) | st.none(),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    st.sampled_from(",;\t|"),
+)
+@settings(max_examples=150, deadline=None)
+def test_what_is_written_is_read_back_by_python(tmp_path_factory, rows, delimiter):
+    path = tmp_path_factory.mktemp("written") / "t.csv"
+    table = pa.table(
+        {"text": pa.array([t for t, _ in rows], pa.string()), "n": pa.array([n for _, n in rows], pa.float64())}
+    )
+    with Sink(path, delimiter=delimiter) as sink:
+        sink.write(table.slice(0, 1))
+        sink.write(table.slice(1))
+    found = list(csv.reader(io.StringIO(path.read_bytes().decode(), newline=""), delimiter=delimiter))
+    assert found[0] == ["text", "n"]
+    for (text, n), (cell, number) in zip(rows, found[1:], strict=True):
+        assert cell in (text, "'" + text)
+        assert (number == "") if n is None else (float(number) == n)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=6))
+@settings(max_examples=300, deadline=None)
+def test_no_text_begins_like_a_formula_unless_it_is_a_number(text):
+    [found] = without_formulas(texts(text)).to_pylist()
+    assert found in (text, "'" + text)
+    if found[:1] in tuple("=+-@\t\r\n"):
+        assert notation_of(texts(found)) is not None
+
+
+@pytest.mark.parametrize("number", ["-5", "-1,5", "+1.234,5", "-7 %", "-$3", "-5,5 €", "-1 234,5"])
+def test_a_number_in_any_notation_is_no_formula(number):
+    assert without_formulas(texts(number)).to_pylist() == [number]
+
+
+@pytest.mark.parametrize(("delimiter", "cell"), [(";", "-1,5"), (",", '"-1,5"')])
+def test_numbers_are_written_with_the_decimal_mark_asked_for(tmp_path, delimiter, cell):
+    with Sink(tmp_path / "t.csv", delimiter=delimiter, decimal=",") as sink:
+        sink.write(pa.table({"a": [-1.5, None], "n": [7, 8], "s": ["x.y", "z"]}))
+    lines = [["a", "n", "s"], [cell, "7", "x.y"], ["", "8", "z"]]
+    assert (tmp_path / "t.csv").read_text().splitlines() == [delimiter.join(line) for line in lines]
+
+
+def test_nulls_and_other_types_are_written(tmp_path):
+    table = pa.table({
+        "when": pa.array([1, None], pa.timestamp("s")), "flag": [True, None], "text": ["", None],
+        "category": pa.array(["=a", "b"]).dictionary_encode(),
+    })  # fmt: skip
+    with Sink(tmp_path / "t.csv") as sink:
+        sink.write(table)
+    lines = ["when,flag,text,category", "1970-01-01 00:00:01,true,,'=a", ",,,b"]
+    assert (tmp_path / "t.csv").read_text().splitlines() == lines
+
+
+def test_a_context_left_by_an_exception_leaves_nothing(tmp_path):
+    for name in ("t.csv", "t.parquet"):
+        with pytest.raises(RuntimeError), Sink(tmp_path / name) as sink:
+            sink.write(pa.table({"a": [1]}))
+            raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_replaced_file_keeps_its_permissions_and_a_link_stays_a_link(tmp_path):
+    (tmp_path / "real.csv").write_text("old")
+    (tmp_path / "real.csv").chmod(0o640)
+    (tmp_path / "link.csv").symlink_to(tmp_path / "real.csv")
+    write_whole(tmp_path / "link.csv", "new")
+    assert (tmp_path / "real.csv").read_text() == "new" and (tmp_path / "link.csv").is_symlink()
+    assert (tmp_path / "real.csv").stat().st_mode & 0o777 == 0o640

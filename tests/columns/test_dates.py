@@ -1,0 +1,71 @@
+"""Tests of dates: how they are written, and the numbers they become."""
+
+import datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dropbayes.columns.dates import PARTS, date_format_of, date_inputs, date_parts, days_of, is_date
+from tests.columns.places import texts
+
+MOMENTS = st.datetimes(datetime.datetime(1950, 1, 1), datetime.datetime(2060, 1, 1)).map(
+    lambda t: t.replace(microsecond=0)
+)
+
+
+@pytest.mark.parametrize("form", ["iso", "%d.%m.%Y", "%d.%m.%Y %H:%M:%S", "%Y/%m/%d", "%m/%d/%Y %H:%M"])
+@given(moments=st.lists(MOMENTS, min_size=1, max_size=5))
+@settings(max_examples=20, deadline=None)
+def test_a_format_is_found_and_reads_what_python_wrote(form, moments):
+    moments = [*moments, datetime.datetime(2001, 12, 31, 5)]  # in which no day is a month
+    cells = texts(*(t.isoformat() if form == "iso" else t.strftime(form) for t in moments))
+    assert is_date(cells)
+    assert date_format_of(cells) == form
+    read = [t if form == "iso" else datetime.datetime.strptime(t.strftime(form), form) for t in moments]
+    expected = [(t - datetime.datetime(1970, 1, 1)) / datetime.timedelta(days=1) for t in read]
+    np.testing.assert_allclose(days_of(cells, form), expected, atol=1e-9)
+
+
+def test_zones_and_types_are_the_same_instants():
+    moment = datetime.datetime(2020, 6, 1, 12, tzinfo=datetime.UTC)
+    cells = texts("2020-06-01T14:00:00+02:00", "2020-06-01T12:00:00Z")
+    assert date_format_of(cells) == "iso zone"
+    typed = pa.array([moment.replace(tzinfo=None)] * 2, pa.timestamp("ms"))
+    assert days_of(cells, "iso zone").tolist() == days_of(typed, "").tolist() == [18414.5, 18414.5]
+
+
+def test_exchangeable_days_and_months_are_refused():
+    with pytest.raises(ValueError, match="day and month can be exchanged in every row"):
+        date_format_of(texts("3/4/2020", "5/6/2020"))
+
+
+def test_no_common_format_is_none():
+    assert date_format_of(texts("2020-01-01", "1.2.2020")) == ""
+
+
+def test_what_is_written_otherwise_is_missing():
+    assert np.isnan(days_of(texts("2020-01-01", "soon", None), "iso")).tolist() == [False, True, True]
+
+
+def test_places_on_circles_return_after_a_turn():
+    day = date_inputs(np.array([5.3, 6.3]), ("day",))
+    week = date_inputs(np.array([5.3, 12.3]), ("week",))
+    season = date_inputs(np.array([5.3, 5.3 + 365.2425]), ("season",))
+    for inputs in (day, week, season):
+        np.testing.assert_allclose(inputs[0], inputs[1], atol=1e-9)
+        np.testing.assert_allclose((inputs**2).sum(1), 1.0)
+
+
+def test_the_year_runs_on():
+    year = date_inputs(np.array([0.0, 365.2425 * 30]), ("year",))
+    assert year[:, 0].tolist() == [1970.0, 2000.0]
+
+
+def test_parts_are_those_that_vary():
+    assert date_parts(np.arange(0.0, 30.0, 1 / 24)) == ("year", "week", "day")
+    assert date_parts(np.arange(0.0, 2000.0, 365.0)) == ("year", "season")
+    assert set(date_parts(np.arange(0.0, 900.0))) == {"year", "season", "week"}
+    assert set(PARTS) == {"year", "season", "week", "day"}

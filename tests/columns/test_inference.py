@@ -1,0 +1,33 @@
+"""Tests of what columns mean."""
+
+import pyarrow as pa
+import pytest
+
+from dropbayes.columns import Column, LeftOut, column_of, kind_of
+from tests.columns.places import at, texts
+
+
+@pytest.mark.parametrize(("values", "kind"), [
+    (texts("1", "2.5", "NA"), "number"), (texts("a", "b"), "category"), (texts("true", "FALSE", ""), "boolean"),
+    (texts("1", "a", "b"), "category"), (texts("01007", "20110"), "category"), (texts("yes", "No"), "boolean"),
+    (texts("2020-01-31", ""), "date"), (pa.array([1, 2], pa.date32()), "date"), (texts("$1,200.50", "$3"), "number"), (pa.array([1, 2]), "number"), (pa.array([True, None]), "boolean"),
+    (pa.array(["a", "b"]).dictionary_encode(), "category"), (texts("0", "1"), "number"), (pa.nulls(2), "number"),
+    (pa.array([None, 1], pa.decimal128(5, 2)), "number"),
+])  # fmt: skip
+def test_the_kind_of_a_column(values, kind):
+    assert kind_of(values, at=at) == kind
+
+
+@pytest.mark.parametrize(("values", "reason"), [
+    (texts("", "NA"), "no value in any row"), (texts("3", "3.0"), "3 in every row"),
+    (texts("1000000000000000001", "1000000000000000002"), "numbers too large to be told apart"), (texts("a", "a"), "'a' in every row"),
+])  # fmt: skip
+def test_columns_that_teach_nothing_are_left_out_with_the_reason(values, reason):
+    assert column_of(values, "a", at=at) == LeftOut(reason)
+
+
+def test_a_constant_that_is_sometimes_missing_teaches_something():
+    assert column_of(texts("3", "", "3"), "a", at=at) == Column(
+        "a", "number", fill=3.0, flagged=True, low=3.0, high=3.0
+    )
+    assert column_of(texts("x", "", "x"), "a", at=at) == Column("a", "category", categories=("x",), flagged=True)

@@ -1,0 +1,70 @@
+"""Tests of numbers as people write them: each notation is found, and reads back what it wrote."""
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dropbayes.columns import numbers
+from dropbayes.columns.notation import PLAIN, Notation, mixed_currencies, notation_of
+from tests.columns.places import at, texts
+
+NOTATIONS = [Notation(decimal, thousands, sign) for decimal, thousands in ((".", ""), (".", ","), (",", ""), (",", "."),
+             (".", " "), (",", " "), (".", "'")) for sign in ("", "%", "€", "CHF")]  # fmt: skip
+
+
+def written(value: float, notation: Notation) -> str:
+    text = f"{value:,.2f}" if notation.thousands else f"{value:.2f}"
+    text = text.replace(",", "T").replace(".", notation.decimal).replace("T", notation.thousands)
+    return {"%": f"{text}%", "€": f"€{text}", "CHF": f"{text} CHF"}.get(notation.sign, text)
+
+
+@pytest.mark.parametrize("notation", NOTATIONS, ids=lambda n: n.example)
+@given(st.lists(st.integers(100_001, 10**11).map(lambda n: (10 * n + 5) / 1000), min_size=1, max_size=5))
+@settings(max_examples=20, deadline=None)
+def test_a_notation_is_found_and_reads_what_it_wrote(notation, values):
+    values = [*values, 1234567.25]  # long enough to show its separators
+    cells = texts(*(written(value, notation) for value in values))
+    assert notation_of(cells) == notation
+    assert numbers(cells, "a", at=at, notation=notation).tolist() == [round(value, 2) for value in values]
+
+
+@pytest.mark.parametrize(("cells", "notation"), [
+    (["1", "2.5e3", "-.5"], PLAIN), (["1,000", "49,000"], Notation(".", ",")), (["1,50", "2,5"], Notation(",", "")),
+    (["7%", "12 %"], Notation(".", "", "%")), (["$475,639.00"], Notation(".", ",", "$")), (["475639,0"], Notation(",", "")),
+    (["1.234,5", "2"], Notation(",", ".")), (["1\u202f234,5"], Notation(",", " ")), (["EUR 5", "7 EUR"], Notation(".", "", "EUR")),
+])  # fmt: skip
+def test_the_notation_of_what_people_write(cells, notation):
+    assert notation_of(texts(*cells)) == notation
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [["one"], ["1", "7%"], ["1,5", "1.5.2"], ["12-3"], ["1,23,456"], ["5 kg"], ["%"], ["$"], ["USD 5", "7 EUR"]],
+)
+def test_what_is_no_number_has_no_notation(cells):
+    assert notation_of(texts(*cells)) is None
+
+
+def test_a_known_decimal_mark_settles_what_is_ambiguous():
+    cells = texts("1,000", "2,500")
+    assert notation_of(cells).plain(cells).to_pylist() == ["1000", "2500"]
+    assert notation_of(cells, decimal=",").plain(cells).to_pylist() == ["1.000", "2.500"]
+
+
+def test_cells_that_do_not_match_are_left_to_be_refused():
+    assert Notation(".", ",").plain(pa.array(["1,2,3", None])).to_pylist() == ["1,2,3", None]
+
+
+def test_amounts_in_several_currencies_are_no_numbers_to_compare():
+    assert mixed_currencies(texts("$5", "€7", "-3 $")) == ["$", "€"]
+    assert mixed_currencies(texts("$5", "$7")) == mixed_currencies(texts("$5", "soon €7")) == []
+
+
+def test_an_amount_in_another_currency_than_that_of_training_is_refused():
+    with pytest.raises(ValueError, match=r"written as 1234\.5 €, as in training; got '\$7'"):
+        numbers(texts("€5", "$7"), "price", at=at, notation=Notation(sign="€"))
+
+
+def test_models_without_a_recorded_currency_read_any():
+    assert numbers(texts("€5", "$7"), "price", at=at, notation=Notation(sign="currency")).tolist() == [5, 7]
