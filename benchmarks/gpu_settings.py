@@ -1,4 +1,4 @@
-"""On a GPU: the cost of `exact_rows=True`, of masks without Triton, and of an epoch of one step.
+"""On a GPU: the cost of `batch_invariant=True`, of masks without Triton, and of an epoch of one step.
 
 Run `python -m benchmarks.gpu_settings [--only TEXT ...] [--device cpu]`; times are medians in one process, in
 milliseconds, and ratios to the default and to the repeated batch.
@@ -25,7 +25,9 @@ def exact_rows(name: str, clock: Clock) -> str:
     case = CASES[name]
     net, x = case.make().to(clock.device).eval(), case.inputs(case.rows).to(clock.device)
     default, _ = clock.median_ms(lambda: db.predict(net, x, n_draws=case.draws))
-    exact, _ = clock.median_ms(lambda: db.predict(net, x, n_draws=case.draws, exact_rows=True))
+    exact, _ = clock.median_ms(
+        lambda: db.predict(net, x, n_draws=case.draws, sampling=db.Sampling(batch_invariant=True))
+    )
     return f"{name}: default {default:.3g}, exact rows {exact:.3g} ({exact / default:.2f} times)"
 
 

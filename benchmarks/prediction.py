@@ -152,8 +152,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int, dict[
     "MLP 13-50-1, N=100": (perceptron, (100, 13), DRAWS, 21, {}, 14),
     "MLP 13-50-1, N=1000": (perceptron, (1000, 13), DRAWS, 11, {}, 6),
     "MLP 13-50-1, N=10000": (perceptron, (10_000, 13), DRAWS, 5, {}, 4.3),
-    "MLP 13-50-1, N=1000, draws only": (perceptron, (1000, 13), DRAWS, 11, {"analytic": False}, 6),
-    "MLP 13-50-1, N=10000, draws only": (perceptron, (10_000, 13), DRAWS, 5, {"analytic": False}, 4.3),
+    "MLP 13-50-1, N=1000, draws only": (perceptron, (1000, 13), DRAWS, 11, {"sampling": db.Sampling(integrate_last_layer=False)}, 6),
+    "MLP 13-50-1, N=10000, draws only": (perceptron, (10_000, 13), DRAWS, 5, {"sampling": db.Sampling(integrate_last_layer=False)}, 4.3),
     "MLP 13-50-1, N=1000, row masks": (perceptron, (1000, 13), DRAWS, 11, {"masks": "row"}, 1),
     "MLP 2-1024x5-1, N=200, row masks": (lambda: wide(0.1), (200, 2), DRAWS, 2, {"masks": "row"}, 1.3),
     "MLP 2-1024x5-1, p=.5, N=200, shared": (lambda: wide(0.5), (200, 2), DRAWS, 2, {}, 1),
@@ -171,7 +171,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int, dict[
     "MLP 50-512-512-1, N=2000": (lambda: perceptron_of(50, 512, 512, 1, drop_prob=0.1), (2000, 50), 20, 3, {}, 1),
     "MLP 50-512-512-1, N=20000": (lambda: perceptron_of(50, 512, 512, 1, drop_prob=0.1), (20_000, 50), 20, 2, {}, 1),
     "MLP 50-256-256-1, N=2000, row masks": (lambda: perceptron_of(50, 256, 256, 1, drop_prob=0.1), (2000, 50), 20, 3, {"masks": "row"}, 1),
-    "U-Net 16 wide, 64x64, N=2": (lambda: UNet(16, 3, 0.5), (2, 3, 64, 64), 20, 3, {"exact_rows": False}, 1),
+    "U-Net 16 wide, 64x64, N=2": (lambda: UNet(16, 3, 0.5), (2, 3, 64, 64), 20, 3, {"sampling": db.Sampling(batch_invariant=False)}, 1),
     "BERT-like 4x256, S=64, N=4": (bert, (4, 64, 256), 12, 3, {}, 1),
     "ViT-like 4x192, 96x96, N=4": (Images, (4, 3, 96, 96), 12, 3, {}, 1),
 }  # fmt: skip
@@ -258,11 +258,11 @@ def accuracy(drop_prob: float, *, repeats: int = 60) -> dict[str, float]:
     """How many times smaller the error variance of a mean of 100 draws is than with independent draws."""
     torch.manual_seed(0)
     net, x = perceptron(drop_prob).eval(), torch.randn(32, 13)
-    truth = db.predict(net, x, n_draws=200_000, sampler="independent").mean
+    truth = db.predict(net, x, n_draws=200_000, sampling=db.Sampling(sampler="independent")).mean
     errors = {}
     for name, keywords in {
-        "independent": {"sampler": "independent", "analytic": False},
-        "stratified": {"analytic": False},
+        "independent": {"sampling": db.Sampling(sampler="independent", integrate_last_layer=False)},
+        "stratified": {"sampling": db.Sampling(integrate_last_layer=False)},
         "stratified, last layer integrated": {},
     }.items():
         means = [db.predict(net, x, n_draws=100, seed=seed, **keywords).mean for seed in range(1, repeats + 1)]  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         StudentT,
     )
     from dropbayes.predictive import check, choose_dropout, evaluate, predict
-    from dropbayes.sampling import draws, function_draw, sites
+    from dropbayes.sampling import Sampling, draws, function_draw, sites
     from dropbayes.training import fit, negative_elbo
     from dropbayes.weight_layers import Prior, model_precision, weight_decay
 
@@ -43,6 +43,7 @@ __all__ = [
     "Predictor",
     "Prior",
     "Quantiles",
+    "Sampling",
     "StudentT",
     "__version__",
     "add_dropout",
@@ -67,7 +68,7 @@ _HOME = {
     "estimators": ("DropoutClassifier", "DropoutRegressor"),
     "layers": ("add_dropout",),
     "predictive": ("check", "choose_dropout", "evaluate", "predict"),
-    "sampling": ("draws", "function_draw", "sites"),
+    "sampling": ("Sampling", "draws", "function_draw", "sites"),
     "training": ("fit", "negative_elbo"),
     "weight_layers": ("Prior", "model_precision", "weight_decay"),
 }

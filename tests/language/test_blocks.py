@@ -92,7 +92,7 @@ def test_every_architecture_can_be_drawn_from_with_one_mask_for_all_positions(na
 def test_a_step_that_reads_a_cache_is_that_of_the_whole_text(name):
     model, x = tiny_model(name), tiny_text()
     dropped = db.add_dropout(model, 0.2, where=last_blocks(model, 1) | heads(model), copy=False)
-    draw = db.function_draw(dropped, 1, n_draws=4, positions="tied")
+    draw = db.function_draw(dropped, 1, n_draws=4, sampling=db.Sampling(positions="tied"))
     whole = draw({"input_ids": x, "use_cache": False}).logits
     start = draw({"input_ids": x[:, :-1], "use_cache": True})
     cache = "cache_params" if "cache_params" in start else "past_key_values"

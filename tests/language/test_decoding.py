@@ -13,14 +13,18 @@ from tests.sampling.sequence_models import VOCABULARY, sequence_model
 
 
 def drawn(name="gpt2", n_draws=3, at_once=3, together=True):
-    return DrawnModel(sequence_model(name), Keys(0, n_draws), range(n_draws), "tied", (), at_once, together)
+    return DrawnModel(
+        sequence_model(name), Keys(0, n_draws), range(n_draws), db.Sampling(positions="tied"), at_once, together
+    )
 
 
 @torch.no_grad()
 def test_the_logits_are_the_log_of_the_mean_distribution():
     ids = torch.randint(3, VOCABULARY, (2, 5))
     stand_in = drawn(at_once=2).model()
-    functions = [db.function_draw(sequence_model("gpt2"), i, n_draws=3, positions="tied") for i in range(3)]
+    functions = [
+        db.function_draw(sequence_model("gpt2"), i, n_draws=3, sampling=db.Sampling(positions="tied")) for i in range(3)
+    ]
     each = torch.stack([f({"input_ids": ids, "use_cache": False}).logits[:, -1] for f in functions])
     expected = each.softmax(-1).mean(0).log()
     torch.testing.assert_close(stand_in(input_ids=ids, use_cache=False).logits[:, -1], expected, atol=1e-5, rtol=0)

@@ -10,7 +10,7 @@ from tests.sampling.sequence_models import VOCABULARY, sequence_model
 
 
 def folded(name, draws, n_draws=6):
-    return FoldedDraws(sequence_model(name), Keys(2, n_draws), draws, "tied", ())
+    return FoldedDraws(sequence_model(name), Keys(2, n_draws), draws, db.Sampling(positions="tied"))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -19,7 +19,9 @@ def test_rows_of_every_draw_lie_side_by_side(name):
     x = {"input_ids": torch.randint(3, VOCABULARY, (2, 5)), "use_cache": False}
     logits = folded(name, range(1, 4))(x, 2).logits.unflatten(0, (3, 2))
     for place, draw in enumerate(range(1, 4)):
-        function = db.function_draw(sequence_model(name), draw, n_draws=6, seed=2, positions="tied")
+        function = db.function_draw(
+            sequence_model(name), draw, n_draws=6, seed=2, sampling=db.Sampling(positions="tied")
+        )
         torch.testing.assert_close(logits[place], function(x).logits, atol=1e-5, rtol=0)
 
 

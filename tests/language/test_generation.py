@@ -42,7 +42,10 @@ def distributions(name, given, new, *, n_draws, seed=0, positions="tied"):
         x = {"input_ids": torch.cat([given["input_ids"], new], 1), "attention_mask": mask, "use_cache": False}
         x["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
         x = {key: value for key, value in x.items() if key != "position_ids" or "mamba" not in name}
-    functions = [db.function_draw(model, i, n_draws=n_draws, seed=seed, positions=positions) for i in range(n_draws)]
+    functions = [
+        db.function_draw(model, i, n_draws=n_draws, seed=seed, sampling=db.Sampling(positions=positions))
+        for i in range(n_draws)
+    ]
     with torch.no_grad():
         return torch.stack([function(x).logits[:, -1].log_softmax(-1) for function in functions])
 
@@ -59,10 +62,12 @@ def greedy_loop(name, given, **draws):
 OPTIONS = {"max_new_tokens": NEW, "eos_token_id": None}
 
 
-@pytest.mark.parametrize("positions", ["tied", "own"])
+@pytest.mark.parametrize("positions", ["tied", "per_position"])
 @pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in ("gpt2", "bart", "llama", "mistral", "t5", "jamba", "qwen3_next", "m2m_100", "mixtral", "gemma3")])  # fmt: skip
 def test_greedy_text_is_that_of_the_loop_over_function_draws(name, positions):
-    result = db.language.generate(lively(name), prompts(), n_draws=3, seed=5, positions=positions, **OPTIONS)
+    result = db.language.generate(
+        lively(name), prompts(), n_draws=3, seed=5, sampling=db.Sampling(positions=positions), **OPTIONS
+    )
     new, seen = greedy_loop(name, prompts(), n_draws=3, seed=5, positions=positions)
     assert torch.equal(result.tokens, new)
     probabilities = seen.exp()
@@ -95,7 +100,7 @@ def test_a_beam_search_from_the_cache_is_that_without_one(name):
 
 
 def test_each_draw_writes_the_text_of_its_function():
-    result = db.language.generate(lively("gpt2"), prompts(), n_draws=3, under="draw", draws_at_once=2, **OPTIONS)
+    result = db.language.generate(lively("gpt2"), prompts(), n_draws=3, per_draw=True, draws_at_once=2, **OPTIONS)
     given = prompts()
     for draw in range(3):
         new, said = torch.empty(2, 0, dtype=torch.long), []
@@ -112,7 +117,7 @@ def test_each_draw_writes_the_text_of_its_function():
 @pytest.mark.parametrize("name", ["gpt2", "bart"])
 def test_each_draw_searches_with_beams_of_its_own(name):
     cached, plain = (
-        db.language.generate(lively(name), prompts(), n_draws=3, under="draw", num_beams=2, use_cache=use, **OPTIONS)
+        db.language.generate(lively(name), prompts(), n_draws=3, per_draw=True, num_beams=2, use_cache=use, **OPTIONS)
         for use in (True, False)
     )
     assert torch.equal(cached.sequences, plain.sequences)
@@ -186,7 +191,7 @@ def test_blocks_before_the_first_site_run_and_are_cached_once_for_all_draws():
 def test_a_shared_prefix_changes_nothing_for_texts_of_single_draws():
     model = with_dropout_in_the_last_block()
     shared, alone = (
-        db.language.generate(model, prompts(), n_draws=3, under="draw", draws_at_once=at_once, max_new_tokens=4)
+        db.language.generate(model, prompts(), n_draws=3, per_draw=True, draws_at_once=at_once, max_new_tokens=4)
         for at_once in (3, 1)
     )
     assert torch.equal(shared.sequences, alone.sequences)
@@ -208,7 +213,7 @@ def test_adapters_are_drawn_from():
     mask = torch.cat([prompts()["attention_mask"], torch.ones(2, 2, dtype=torch.long)], 1)
     x = {"input_ids": result.sequences[:, :-1], "attention_mask": mask, "use_cache": False}
     x["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
-    draw = db.function_draw(model, 2, n_draws=3, positions="tied")
+    draw = db.function_draw(model, 2, n_draws=3, sampling=db.Sampling(positions="tied"))
     said = draw(x).logits[:, -1].log_softmax(-1).gather(-1, result.tokens[:, -1:])[:, 0]
     torch.testing.assert_close(result.draw_log_probs[2, :, -1], said.detach(), atol=1e-5, rtol=0)
 
@@ -233,8 +238,7 @@ def test_the_model_is_left_as_it_was():
     ("arguments", "message"),
     [
         ({"n_draws": 0}, "`n_draws` must be at least 1"),
-        ({"positions": "free"}, "`positions` must be one of 'tied', 'own'"),
-        ({"under": "median"}, "`under` must be one of 'mean', 'draw'"),
+        ({"positions": "free"}, "`positions` must be None or one of 'tied', 'per_position'"),
         ({"draws_at_once": 0}, "`draws_at_once` must be at least 1"),
         ({"past_key_values": object()}, "`past_key_values` has no place here"),
         ({"cache_implementation": "static"}, "`cache_implementation` must be the default"),

@@ -48,8 +48,8 @@ def test_the_dropout_of_an_adapter_is_a_site(use_dora):
     sites = db.sites(model, text())
     assert [site.path.split(".")[-4:-2] for site in sites] == 2 * [["self_attn", "q_proj"], ["mlp", "down_proj"]]
     assert {site.drop_prob for site in sites} == {0.3}
-    drawn = db.draws(model, text(), n_draws=3, seed=1, positions="tied").logits
-    draw = db.function_draw(model, 2, n_draws=3, seed=1, positions="tied")
+    drawn = db.draws(model, text(), n_draws=3, seed=1, sampling=db.Sampling(positions="tied")).logits
+    draw = db.function_draw(model, 2, n_draws=3, seed=1, sampling=db.Sampling(positions="tied"))
     torch.testing.assert_close(draw(text()).logits, drawn[2])
 
 
@@ -68,7 +68,7 @@ def test_adapters_trained_without_dropout_can_be_given_one(use_dora):
 
 def test_an_exported_draw_is_the_draw(exported):
     model, folders = exported
-    drawn = db.draws(model, text(), n_draws=4, seed=2, positions="tied").logits
+    drawn = db.draws(model, text(), n_draws=4, seed=2, sampling=db.Sampling(positions="tied")).logits
     server = loaded(folders)
     for index in range(4):
         server.set_adapter(str(index))
@@ -92,7 +92,7 @@ def test_pefts_mixed_batch_generates_the_tokens_of_every_draw(exported):
     options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     tokens = loaded(folders).generate(prompt.expand(4, -1), adapter_names=list("0123"), **options)
     for index in range(4):
-        draw, ids = db.function_draw(model, index, n_draws=4, seed=2, positions="tied"), prompt
+        draw, ids = db.function_draw(model, index, n_draws=4, seed=2, sampling=db.Sampling(positions="tied")), prompt
         for _ in range(6):
             logits = draw({"input_ids": ids, "use_cache": False}).logits
             ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
@@ -115,7 +115,7 @@ def test_adapters_of_experts_for_which_peft_has_no_dropout_can_be_dropped_and_ex
     model = adapted("Mixtral", 0.0, target_modules=["q_proj"], target_parameters=EXPERTS)
     dropped = db.add_dropout(model, 0.3, where=adapters(model), copy=False)
     assert [site.shape for site in db.sites(dropped, text())][1:3] == [(4, 48), (4, 32)]  # a mask for each expert
-    drawn = db.draws(dropped, text(), n_draws=2, seed=5, positions="tied").logits
+    drawn = db.draws(dropped, text(), n_draws=2, seed=5, sampling=db.Sampling(positions="tied")).logits
     for index, folder in enumerate(export_adapters(dropped, tmp_path, n_draws=2, seed=5)):
         alone = peft.PeftModel.from_pretrained(tiny_model("Mixtral"), folder).eval()
         torch.testing.assert_close(alone(**text()).logits, drawn[index], rtol=0, atol=1e-4)

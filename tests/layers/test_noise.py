@@ -16,6 +16,7 @@ from dropbayes.layers import (
     MixtureNoise,
 )
 from dropbayes.likelihoods import Gaussian
+from dropbayes.sampling import Sampling
 from dropbayes.training.objective import negative_elbo
 from dropbayes.variational import Mixture
 from dropbayes.weight_layers.precision import Prior
@@ -94,7 +95,9 @@ def test_impossible_noises_are_refused(make, rule):
 def test_concrete_masks_are_bernoulli_in_prediction(drop_prob):
     layer = Linear(1, 1, bias=False, noise=ConcreteNoise(drop_prob)).to(DTYPE).eval()  # the default temperature
     nn.init.ones_(layer.weight)
-    draws = dropbayes.draws(layer, torch.ones(1, 1, dtype=DTYPE), n_draws=4000, seed=0, sampler="independent")
+    draws = dropbayes.draws(
+        layer, torch.ones(1, 1, dtype=DTYPE), n_draws=4000, seed=0, sampling=Sampling(sampler="independent")
+    )
     torch.testing.assert_close(draws.unique(), torch.tensor([0.0, 1 / (1 - drop_prob)], dtype=DTYPE), rtol=1e-6, atol=0)
     assert draws.var().item() == pytest.approx(layer.posterior().variance.item(), rel=0.12)
 

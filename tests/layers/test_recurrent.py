@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import dropbayes
 from dropbayes.layers.recurrent import GRU, LSTM, RNN
+from dropbayes.sampling import Sampling
 from dropbayes.weight_layers import kl_coefficients
 from dropbayes.weight_layers.precision import Prior
 
@@ -178,7 +179,7 @@ def test_a_draw_is_one_function_of_the_sequence(ours, batch_first):
     layer = ours(3, 4, drop_prob=0.4, num_layers=2, batch_first=batch_first).to(DTYPE).eval()
     x = torch.randn(5, 5, 3, dtype=DTYPE)
     axis = 0 if batch_first else 1
-    both = dropbayes.draws(layer, x, n_draws=20, seed=0, row_axis=axis)[0]
-    alone = dropbayes.draws(layer, x.narrow(axis, 2, 1), n_draws=20, seed=0, row_axis=axis)[0]
+    both = dropbayes.draws(layer, x, n_draws=20, seed=0, sampling=Sampling(row_axis=axis))[0]
+    alone = dropbayes.draws(layer, x.narrow(axis, 2, 1), n_draws=20, seed=0, sampling=Sampling(row_axis=axis))[0]
     torch.testing.assert_close(both.narrow(axis + 1, 2, 1), alone)
     assert (both.std(0) > 0).all()

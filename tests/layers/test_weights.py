@@ -17,6 +17,7 @@ from dropbayes.layers import (
     GaussianNoise,
     Linear,
 )
+from dropbayes.sampling import Sampling
 from dropbayes.tracing import draw_or_mean
 from dropbayes.weight_layers.precision import Prior
 from tests.layers.noises import DTYPE, NOISES, layers
@@ -213,9 +214,9 @@ def test_a_time_first_network_draws_what_the_same_network_draws_batch_first(name
         nets.append(nn.Sequential(table, nn.Tanh(), out).to(DTYPE).eval())
     words = torch.randint(6, (3, 5))
     batch_first = dropbayes.draws(nets[0], words, n_draws=10, seed=0, masks=masks)
-    time_first = dropbayes.draws(nets[1], words.T, n_draws=10, seed=0, masks=masks, row_axis=1)
+    time_first = dropbayes.draws(nets[1], words.T, n_draws=10, seed=0, masks=masks, sampling=Sampling(row_axis=1))
     torch.testing.assert_close(time_first, batch_first.transpose(1, 2))
-    predicted = dropbayes.predict(nets[1], words.T, n_draws=10, seed=0, row_axis=1)
+    predicted = dropbayes.predict(nets[1], words.T, n_draws=10, seed=0, sampling=Sampling(row_axis=1))
     assert (predicted.std > 0).any()
 
 

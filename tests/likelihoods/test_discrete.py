@@ -30,6 +30,37 @@ def test_categorical_log_density_is_that_of_torch_distributions(shape, class_axi
     torch.testing.assert_close(Categorical(class_axis).log_density(output, y), expected)
 
 
+@pytest.mark.parametrize("class_axis", [None, 1, -3])
+def test_the_classes_of_a_map_are_on_axis_one(class_axis):
+    net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Dropout2d(0.5), nn.Conv2d(4, 3, 1))
+    x, y = torch.randn(2, 1, 5, 6), torch.randint(3, (2, 5, 6))
+    likelihood = Categorical(class_axis)
+    prediction = db.predict(net, x, likelihood=likelihood, n_draws=4)
+    torch.testing.assert_close(prediction.mean.sum(1), torch.ones(2, 5, 6))
+    assert prediction.mutual_information.shape == (2, 5, 6)
+    density = torch.nn.functional.cross_entropy(net.eval()(x), y, reduction="none").flatten(1).sum(-1)
+    torch.testing.assert_close(likelihood.log_density(net(x), y), -density)
+    assert db.evaluate(net, x, y, likelihood=likelihood, n_draws=4).n_rows == 2
+
+
+def test_the_classes_of_an_output_of_three_axes_are_asked_for():
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+    tokens = torch.randn(2, 5, 4)
+    with pytest.raises(ValueError, match="`class_axis` must be given for an output of three axes"):
+        db.predict(net, tokens, likelihood=Categorical())
+    last = db.predict(net, tokens, likelihood=Categorical(class_axis=-1), n_draws=4)
+    torch.testing.assert_close(last.mean.sum(-1), torch.ones(2, 5))
+    same = db.predict(net, tokens, likelihood=Categorical(class_axis=2), n_draws=4)
+    assert torch.equal(same.mean, last.mean)
+
+
+@pytest.mark.parametrize("class_axis", [0, 2, -2, -3])
+def test_a_class_axis_outside_the_output_is_refused(class_axis):
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+    with pytest.raises(ValueError, match="`class_axis` must be an axis after the rows"):
+        db.predict(net, torch.randn(2, 4), likelihood=Categorical(class_axis))
+
+
 def test_categorical_moments_are_those_of_one_hot_labels():
     output = torch.randn(4, 3, dtype=DTYPE)
     oracle = torch.distributions.OneHotCategorical(logits=output)

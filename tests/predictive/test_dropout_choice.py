@@ -97,7 +97,7 @@ def test_the_log_likelihood_of_a_text_is_that_of_the_mean_over_draws(fitted):
     model, text = fitted
     choice = choose_dropout(model, text[:4], tolerance=9.0, where=heads(model), drop_probs=[0.2], n_draws=6, seed=3)
     dropped = Logits(db.add_dropout(model, 0.2, where=heads(model)))
-    logits = db.draws(dropped, text[:4], n_draws=6, seed=3, masks="row", positions="tied")
+    logits = db.draws(dropped, text[:4], n_draws=6, seed=3, masks="row", sampling=db.Sampling(positions="tied"))
     mean = logits[:, :, :-1].softmax(-1).mean(0)
     expected = mean.gather(-1, text[:4, 1:, None]).log().mean()
     assert choice.tried[0.2] == pytest.approx(float(expected), abs=1e-4)

@@ -31,7 +31,14 @@ def test_log_likelihood_is_the_logsumexp_over_draws(outputs):
 
 def test_coverage_counts_outcomes_inside_the_interval():
     net, x = network(), torch.randn(400, 4)
-    prediction = db.predict(net, x, n_draws=100, likelihood=db.Gaussian(precision=9.0), masks="row", analytic=False)
+    prediction = db.predict(
+        net,
+        x,
+        n_draws=100,
+        likelihood=db.Gaussian(precision=9.0),
+        masks="row",
+        sampling=db.Sampling(integrate_last_layer=False),
+    )
     y = prediction.mean + prediction.std * torch.randn(400, 1)
     ours = db.evaluate(net, x, y, likelihood=db.Gaussian(precision=9.0), n_draws=100)
     for level in (50, 80, 95):

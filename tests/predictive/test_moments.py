@@ -9,8 +9,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dropbayes as db
 from dropbayes.predictive import moments
+from dropbayes.sampling import Sampling
 from dropbayes.sampling.inputs import as_inputs
-from dropbayes.sampling.plan import checked_keys, make_plan
+from dropbayes.sampling.plan import make_plan
 from tests.sampling.zoo import Module, build
 
 
@@ -37,10 +38,10 @@ def test_a_linear_network_has_its_closed_form_mean_and_variance(sampler):
     second_moment = hidden_covariance + hidden[:, :, None] * hidden[:, None, :]
     scaled = second_moment * (1 + odds * torch.eye(4, dtype=torch.float64))
     variance = torch.einsum("h,nhg,g->n", second, scaled, second) - (hidden @ second) ** 2
-    prediction = db.predict(net, x, n_draws=100_000, sampler=sampler, analytic=False)
+    prediction = db.predict(net, x, n_draws=100_000, sampling=db.Sampling(sampler=sampler, integrate_last_layer=False))
     torch.testing.assert_close(prediction.mean[:, 0], hidden @ second, rtol=0, atol=float(0.01 * variance.sqrt().min()))
     torch.testing.assert_close(prediction.epistemic[:, 0], variance, rtol=0.01, atol=0)
-    integrated = db.predict(net, x, n_draws=20_000, sampler=sampler)
+    integrated = db.predict(net, x, n_draws=20_000, sampling=db.Sampling(sampler=sampler))
     assert "integrated" in integrated.method
     torch.testing.assert_close(integrated.epistemic[:, 0], variance, rtol=0.02, atol=0)
 
@@ -50,10 +51,15 @@ def test_integrating_the_last_layer_keeps_the_moments_and_loses_noise(mapped):
     net = perceptron()
     net = Module(lambda m, v: m.inner(v), inner=net) if mapped else net
     x = torch.randn(10, 6)
-    truth = db.predict(net, x, n_draws=40_000, analytic=False)
+    truth = db.predict(net, x, n_draws=40_000, sampling=db.Sampling(integrate_last_layer=False))
     errors = {}
     for analytic in (True, False):
-        means = torch.stack([db.predict(net, x, n_draws=50, seed=s, analytic=analytic).mean for s in range(1, 21)])
+        means = torch.stack(
+            [
+                db.predict(net, x, n_draws=50, seed=s, sampling=db.Sampling(integrate_last_layer=analytic)).mean
+                for s in range(1, 21)
+            ]
+        )
         errors[analytic] = float((means - truth.mean).square().mean())
     assert errors[True] < errors[False] / 2
     variance = torch.stack([db.predict(net, x, n_draws=50, seed=s).epistemic for s in range(1, 21)]).mean(0)
@@ -67,7 +73,10 @@ def test_stratified_means_are_worth_many_more_independent_draws(drop_prob, gain)
     errors = {}
     for sampler in ("stratified", "independent"):
         means = [
-            db.predict(net, x, n_draws=100, seed=seed, sampler=sampler, analytic=False).mean for seed in range(1, 41)
+            db.predict(
+                net, x, n_draws=100, seed=seed, sampling=db.Sampling(sampler=sampler, integrate_last_layer=False)
+            ).mean
+            for seed in range(1, 41)
         ]
         errors[sampler] = float((torch.stack(means) - truth).square().mean())
     assert errors["independent"] > gain * errors["stratified"]
@@ -76,32 +85,32 @@ def test_stratified_means_are_worth_many_more_independent_draws(drop_prob, gain)
 def test_automatic_draws_reach_the_tolerance_and_say_so():
     net, x = perceptron(0.5), torch.randn(30, 6)
     truth = db.predict(net, x, n_draws=60_000).mean
-    prediction = db.predict(net, x, n_draws="auto", tolerance=0.01)
+    prediction = db.predict(net, x, n_draws="auto", sampling=db.Sampling(tolerance=0.01))
     ratio = prediction.standard_error / prediction.std
     assert (ratio <= 0.01).all() and prediction.draws_used.min() >= 8 * 32
     assert prediction.n_draws == int(prediction.draws_used.max())
     z = (prediction.mean - truth) / prediction.standard_error
     assert z.abs().max() < 6 and 0.3 < float(z.square().mean()) < 3  # the error claimed is the error made
-    coarse = db.predict(net, x, n_draws="auto", tolerance=0.2)
+    coarse = db.predict(net, x, n_draws="auto", sampling=db.Sampling(tolerance=0.2))
     assert coarse.n_draws < prediction.n_draws
 
 
 def test_automatic_draws_of_a_row_do_not_depend_on_its_neighbours():
     net, x = perceptron(0.5), torch.randn(30, 6)
-    whole = db.predict(net, x, n_draws="auto", tolerance=0.02, analytic=False)
-    alone = db.predict(net, x[11:12], n_draws="auto", tolerance=0.02, analytic=False)
+    whole = db.predict(net, x, n_draws="auto", sampling=db.Sampling(tolerance=0.02, integrate_last_layer=False))
+    alone = db.predict(net, x[11:12], n_draws="auto", sampling=db.Sampling(tolerance=0.02, integrate_last_layer=False))
     assert torch.equal(alone.mean[0], whole.mean[11]) and alone.draws_used[0] == whole.draws_used[11]
 
 
 def test_automatic_draws_stop_at_the_cap(monkeypatch):
     monkeypatch.setattr(moments, "MAX_DRAWS", 320)
-    prediction = db.predict(perceptron(0.5), torch.randn(3, 6), n_draws="auto", tolerance=1e-9)
+    prediction = db.predict(perceptron(0.5), torch.randn(3, 6), n_draws="auto", sampling=db.Sampling(tolerance=1e-9))
     assert prediction.n_draws == 320 and (prediction.standard_error > 0).all()
 
 
 def test_no_draws_are_spent_where_the_moments_are_exact():
     net, x = build("dropout_only_before_last_layer")
-    prediction = db.predict(net, x, n_draws="auto", tolerance=1e-9)
+    prediction = db.predict(net, x, n_draws="auto", sampling=db.Sampling(tolerance=1e-9))
     assert prediction.method == "exact" and prediction.n_draws == 0
 
 
@@ -144,7 +153,7 @@ def test_quantiles_and_draws_come_in_the_networks_structure():
 
 def test_sequence_first_results_have_rows_where_the_network_has_them():
     net, x = build("lstm_sequence_first")
-    p = db.predict(net, x, n_draws=5, row_axis=1)
+    p = db.predict(net, x, n_draws=5, sampling=db.Sampling(row_axis=1))
     assert p.mean.shape == (*x.shape[:2], 5)
     states, x = build("lstm_with_states")
     mean = db.predict(states, x, n_draws=5).mean
@@ -184,7 +193,13 @@ def test_networks_that_give_nan_are_named():
 def test_working_memory_is_bounded_whatever_the_number_of_draws(name, n_draws):
     net, x = build(name)
     limit = 2**20
-    plan = make_plan(net, as_inputs(x), keys=checked_keys(n_draws, 0, "stratified"), masks="shared", max_bytes=limit)
+    plan = make_plan(
+        net,
+        as_inputs(x),
+        keys=Sampling().keys(n_draws, 0),
+        masks="shared",
+        sampling=db.Sampling(max_bytes=limit),
+    )
     rows = plan.block_rows if plan.direct is None else plan.product_rows  # a perceptron's blocks are evaluated in parts
     assert rows * plan.chunk_draws * plan.profile.suffix_bytes <= limit
 

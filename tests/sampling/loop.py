@@ -144,7 +144,9 @@ def assert_shards(net, x, *, n_draws=5, bits=False):
     """With a mask per row, shards have the masks of the whole."""
     whole = db.draws(net, x, n_draws=n_draws, masks="row")
     for start, stop in ((0, 1), (1, n_rows(x))):
-        shard = db.draws(net, cut(x, slice(start, stop)), n_draws=n_draws, masks="row", first_row=start)
+        shard = db.draws(
+            net, cut(x, slice(start, stop)), n_draws=n_draws, masks="row", sampling=db.Sampling(row_offset=start)
+        )
         assert_close(shard, [w[:, start:stop] for w in tree_leaves(whole)], bits=bits, name=f"shard from {start}")
 
 

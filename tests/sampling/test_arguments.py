@@ -75,12 +75,14 @@ def convolved(p, other):
 
 @pytest.mark.parametrize("name", PROBABILITIES)
 @pytest.mark.parametrize("make", [wide, convolved])
-@pytest.mark.parametrize("exact_rows", [True, False])
-def test_a_drop_probability_is_a_number_of_any_type(name, make, exact_rows):
+@pytest.mark.parametrize("invariant", [True, False])
+def test_a_drop_probability_is_a_number_of_any_type(name, make, invariant):
     p = PROBABILITIES[name]
     net, x = made(lambda: make(p, 0.5))
     plain, _ = made(lambda: make(float(p), 0.5))
-    ours, theirs = (db.draws(one, x, n_draws=20, exact_rows=exact_rows) for one in (net, plain))
+    ours, theirs = (
+        db.draws(one, x, n_draws=20, sampling=db.Sampling(batch_invariant=invariant)) for one in (net, plain)
+    )
     torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(ours, db.draws(net, x, n_draws=20))
     assert ours.var(0).sum() > 0
@@ -130,7 +132,7 @@ def test_an_augmentation_left_out_is_at_rest_or_refused(name, gated):
         lambda: (network(forward, j=middle, a=nn.Linear(6, 16), d=nn.Dropout(0.3), o=nn.Linear(16, 2)), rows(2))
     )
     with may_be_refused() as refused:
-        ours = db.predict(net, x, leave_out="j")
+        ours = db.predict(net, x, sampling=db.Sampling(ignore_modules="j"))
         # A gate without noise is open, and jitter has its mean: both are the input itself.
         torch.testing.assert_close(ours.mean, net.o(net.a(x)), atol=1e-4, rtol=1e-4)
     assert not (gated and refused)
@@ -143,7 +145,7 @@ def test_an_auxiliary_head_left_out_leaves_the_dropout():
 
     net, x = made(lambda: (network(forward, a=nn.Linear(6, 16), o=nn.Linear(16, 2), aux=nn.Linear(16, 2)), rows(3)))
     with may_be_refused():
-        assert (db.predict(net, x, leave_out="aux").epistemic > 0).all()
+        assert (db.predict(net, x, sampling=db.Sampling(ignore_modules="aux")).epistemic > 0).all()
 
 
 # Likelihoods ----------------------------------------------------------------------------------------------------------
@@ -191,7 +193,7 @@ def test_quantiles_are_of_what_the_mean_is_of(name):
 
 def test_rows_along_the_second_axis_are_rows_of_the_prediction():
     net, x = made(lambda: (perceptron(), torch.randn(3, 5, 6)))
-    ours = db.predict(net, x, row_axis=1, quantiles=[0.1, 0.9], keep_draws=True)
+    ours = db.predict(net, x, sampling=db.Sampling(row_axis=1), quantiles=[0.1, 0.9], keep_draws=True)
     assert len(ours) == 5
     assert torch.equal(ours[0].mean, ours.mean[:, :1]) and torch.equal(ours[-1].std, ours.std[:, -1:])
     assert torch.equal(ours[1:3].mean, ours.mean[:, 1:3])
@@ -218,12 +220,27 @@ def test_what_is_no_input_is_refused_by_name(name, ask):
     assert refused and str(refused[0]).startswith("`x`")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"n_draws": 0}, {"masks": "none"}, {"sampler": "x"}, {"first_row": -1}, {"leave_out": "x"}, {"seed": "a"}],
-)
+@pytest.mark.parametrize("options", [{"n_draws": 0}, {"masks": "none"}, {"seed": "a"}])
 def test_a_wrong_option_is_refused_by_name(options):
     net, x = made(lambda: (perceptron(), rows(2)))
     with may_be_refused() as refused:
         db.predict(net, x, **options)
+    assert refused and str(refused[0]).startswith(f"`{next(iter(options))}`")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampler": "x"},
+        {"row_offset": -1},
+        {"ignore_modules": "x"},
+        {"positions": "x"},
+        {"tolerance": 0},
+        {"max_bytes": 0},
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(options):
+    net, x = made(lambda: (perceptron(), rows(2)))
+    with may_be_refused() as refused:
+        db.predict(net, x, sampling=db.Sampling(**options))
     assert refused and str(refused[0]).startswith(f"`{next(iter(options))}`")

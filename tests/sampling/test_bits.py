@@ -132,7 +132,7 @@ def test_permuted_rows_and_shards_have_the_same_bits(name, threads):
     assert torch.equal(db.draws(net, x[order], n_draws=6), whole[:, order])
     by_row = db.draws(net, x, n_draws=6, masks="row")
     for start, stop in ((0, 17), (17, 18), (18, 40)):
-        shard = db.draws(net, x[start:stop], n_draws=6, masks="row", first_row=start)
+        shard = db.draws(net, x[start:stop], n_draws=6, masks="row", sampling=db.Sampling(row_offset=start))
         assert torch.equal(shard, by_row[:, start:stop])
 
 

@@ -27,7 +27,7 @@ def on_device(tree):
 @pytest.mark.parametrize("name", ZOO)
 def test_draws_are_those_of_the_cpu(name, masks):
     net, x = build(name)
-    options = {"n_draws": 12, "masks": masks, "row_axis": ZOO[name].row_axis}
+    options = {"n_draws": 12, "masks": masks, "sampling": db.Sampling(row_axis=ZOO[name].row_axis)}
     ours = split(db.draws(copy.deepcopy(net).cuda(), on_device(x), **options))[0]
     # where there are GPUs, DataParallel moves its module to one of them when it is made
     expected = split(db.draws(net.cpu(), x, **options))[0]
@@ -41,8 +41,14 @@ def test_draws_are_those_of_the_cpu(name, masks):
 def test_the_moments_of_a_perceptron_are_those_of_the_cpu(n_rows, analytic, masks):
     net, _ = build("dropout_mlp")
     x = torch.randn(n_rows, 6)
-    expected = db.predict(net, x, n_draws=50, masks=masks, analytic=analytic)
-    ours = db.predict(copy.deepcopy(net).cuda(), x.cuda(), n_draws=50, masks=masks, analytic=analytic)
+    expected = db.predict(net, x, n_draws=50, masks=masks, sampling=db.Sampling(integrate_last_layer=analytic))
+    ours = db.predict(
+        copy.deepcopy(net).cuda(),
+        x.cuda(),
+        n_draws=50,
+        masks=masks,
+        sampling=db.Sampling(integrate_last_layer=analytic),
+    )
     torch.testing.assert_close(ours.mean.cpu(), expected.mean, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(ours.epistemic.cpu(), expected.epistemic, rtol=1e-3, atol=1e-6)
 
@@ -50,6 +56,6 @@ def test_the_moments_of_a_perceptron_are_those_of_the_cpu(n_rows, analytic, mask
 def test_exact_rows_keep_their_bits_in_any_batch():
     net, x = build("transformer_encoder")
     net, x = copy.deepcopy(net).cuda(), on_device(x)
-    whole = db.predict(net, x, n_draws=20, exact_rows=True)
-    alone = db.predict(net, x[1:2], n_draws=20, exact_rows=True)
+    whole = db.predict(net, x, n_draws=20, sampling=db.Sampling(batch_invariant=True))
+    alone = db.predict(net, x[1:2], n_draws=20, sampling=db.Sampling(batch_invariant=True))
     assert torch.equal(alone.std[0], whole.std[1])

@@ -15,9 +15,9 @@ from tests.sampling.zoo import Module, build
 @pytest.mark.parametrize("sampler", ["stratified", "independent"])
 def test_function_draw_is_the_draw_of_its_index(name, sampler):
     net, x = build(name)
-    every = db.draws(net, x, n_draws=6, seed=9, sampler=sampler)
+    every = db.draws(net, x, n_draws=6, seed=9, sampling=db.Sampling(sampler=sampler))
     for index in (0, 5):
-        one = db.function_draw(net, index, n_draws=6, seed=9, sampler=sampler)(x)
+        one = db.function_draw(net, index, n_draws=6, seed=9, sampling=db.Sampling(sampler=sampler))(x)
         pairs = zip(torch.utils._pytree.tree_leaves(one), torch.utils._pytree.tree_leaves(every), strict=True)
         for a, b in pairs:
             torch.testing.assert_close(a, b[index], rtol=1e-4, atol=1e-5)
@@ -72,7 +72,7 @@ def test_arrays_are_taken_for_tensors(call):
 @pytest.mark.parametrize("value, error", [(-1, ValueError), (1.5, TypeError), (True, TypeError)])
 def test_a_first_row_that_is_no_index_is_refused(value, error):
     with pytest.raises(error, match="`first_row`"):
-        db.draws(PERCEPTRON, torch.ones(2, 5), first_row=value)
+        db.draws(PERCEPTRON, torch.ones(2, 5), sampling=db.Sampling(row_offset=value))
 
 
 class Counting(nn.Module):

@@ -52,7 +52,7 @@ def test_dropout_that_drops_everything_is_no_randomness():
 def test_masks_that_change_nothing_are_warned_of():
     net = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 2))
     with pytest.warns(db.predictive.UncertaintyWarning, match="same output"):
-        db.predict(net, torch.zeros(3, 2), analytic=False)
+        db.predict(net, torch.zeros(3, 2), sampling=db.Sampling(integrate_last_layer=False))
 
 
 def test_scripted_networks_are_refused_with_the_reason():

@@ -85,7 +85,7 @@ def test_rows_that_need_not_be_exact_differ_by_rounding_only(first):
     ]
     net = nn.Sequential(*([nn.Dropout(0.4)] if first else []), *layers).eval()
     x = torch.randn(9, 3)
-    free = db.predict(net, x, n_draws=12, exact_rows=False, keep_draws=True)
+    free = db.predict(net, x, n_draws=12, sampling=db.Sampling(batch_invariant=False), keep_draws=True)
     torch.testing.assert_close(free.draws, db.draws(net, x, n_draws=12), rtol=1e-4, atol=1e-5)
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.sampling.masks import Keys, keep_mask
-from dropbayes.sampling.positions import Positions, checked_positions
+from dropbayes.sampling import Sampling
+from dropbayes.sampling.masks import Keys, Positions, keep_mask
 from dropbayes.tracing import PositionAxis, Site
 from tests.sampling.sequence_models import (
     DECODERS,
@@ -69,14 +69,14 @@ def stepwise(function, name, ids, mask):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("positions", ["tied", "own"])
+@pytest.mark.parametrize("positions", ["tied", "per_position"])
 @pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
 @torch.no_grad()
 def test_a_step_from_a_cache_is_that_of_the_whole_sequence(name, positions, side):
-    if positions == "own" and name in STATE_SPACES:
+    if positions == "per_position" and name in STATE_SPACES:
         pytest.skip("its cache does not know how many positions it holds")
     ids, mask = unequal_prompts(side)
-    function = db.function_draw(sequence_model(name), 2, n_draws=5, seed=3, positions=positions)
+    function = db.function_draw(sequence_model(name), 2, n_draws=5, seed=3, sampling=db.Sampling(positions=positions))
     whole = function(arguments(name, ids, mask, 0, LENGTH, None)).logits
     plain = sequence_model(name)(**arguments(name, ids, mask, 0, LENGTH, None)).logits
     seen = mask.bool() if name not in ENCODER_DECODERS else torch.ones_like(mask, dtype=torch.bool)
@@ -102,7 +102,9 @@ def test_a_draw_that_skips_layers_keeps_the_masks_of_the_others():
     """LayerDrop of the encoder: a skipped layer takes its sites along, and the others keep their masks."""
     ids, mask = unequal_prompts("left")
     net = sequence_model("m2m_100")
-    functions = [db.function_draw(net, index, n_draws=6, seed=3, positions="tied") for index in range(6)]
+    functions = [
+        db.function_draw(net, index, n_draws=6, seed=3, sampling=db.Sampling(positions="tied")) for index in range(6)
+    ]
     for function in functions:
         whole = function(arguments("m2m_100", ids, mask, 0, LENGTH, None)).logits
         torch.testing.assert_close(stepwise(function, "m2m_100", ids, mask), whole, atol=1e-5, rtol=0)
@@ -120,40 +122,43 @@ class Reader(nn.Module):
 
 
 def test_a_tied_mask_is_the_same_at_every_position_and_another_for_every_unit():
-    drawn = db.draws(Reader(), torch.ones(2, 5, 16), n_draws=4, positions="tied")
+    drawn = db.draws(Reader(), torch.ones(2, 5, 16), n_draws=4, sampling=db.Sampling(positions="tied"))
     assert (drawn == drawn[:, :, :1]).all() and len({tuple(row) for row in drawn[:, 0, 0].tolist()}) > 1
     assert 0 < drawn.mean() < 2
 
 
 def test_own_masks_differ_by_position_and_do_not_depend_on_the_length():
-    long, short = (db.draws(Reader(), torch.ones(2, n, 16), n_draws=4, positions="own") for n in (7, 4))
+    long, short = (
+        db.draws(Reader(), torch.ones(2, n, 16), n_draws=4, sampling=db.Sampling(positions="per_position"))
+        for n in (7, 4)
+    )
     assert torch.equal(long[:, :, :4], short)
     assert not torch.equal(long[:, :, 0], long[:, :, 1])
 
 
-@pytest.mark.parametrize("positions", ["tied", "own"])
+@pytest.mark.parametrize("positions", ["tied", "per_position"])
 @pytest.mark.parametrize("sampler", ["stratified", "independent"])
 def test_rows_of_their_own_keep_the_share_that_is_dropped(positions, sampler):
-    options = {"masks": "row", "positions": positions, "sampler": sampler}
+    options = {"masks": "row", "sampling": db.Sampling(positions=positions, sampler=sampler)}
     drawn = db.draws(Reader(), torch.ones(6, 5, 40), n_draws=50, **options)
     assert drawn.mean() == pytest.approx(1.0, abs=0.06)
     assert not torch.equal(drawn[:, 0], drawn[:, 1])
 
 
 @pytest.mark.parametrize("masks", ["shared", "row"])
-@pytest.mark.parametrize("positions", ["tied", "own"])
+@pytest.mark.parametrize("positions", ["tied", "per_position"])
 def test_a_function_draw_is_the_draw(masks, positions):
     net, x = sequence_model("llama"), {"input_ids": torch.randint(3, VOCABULARY, (3, 6)), "use_cache": False}
-    drawn = db.draws(net, x, n_draws=3, masks=masks, positions=positions).logits
+    drawn = db.draws(net, x, n_draws=3, masks=masks, sampling=db.Sampling(positions=positions)).logits
     with torch.no_grad():
-        function = db.function_draw(net, 1, n_draws=3, masks=masks, positions=positions)
+        function = db.function_draw(net, 1, n_draws=3, masks=masks, sampling=db.Sampling(positions=positions))
         torch.testing.assert_close(function(x).logits, drawn[1], atol=1e-5, rtol=0)
 
 
 def test_tied_attention_drops_whole_heads():
     """Equal keys and values of one: what attention gives is the head's mask over its keep probability."""
     net = Attention()
-    drawn = db.draws(net, torch.ones(2, 5, 8), n_draws=40, positions="tied")
+    drawn = db.draws(net, torch.ones(2, 5, 8), n_draws=40, sampling=db.Sampling(positions="tied"))
     heads = drawn.reshape(40, 2, 5, 4, 2)
     assert set(heads.round(decimals=4).unique().tolist()) == {0.0, 2.0}
     assert (heads == heads[:, :, :1, :, :1]).all()
@@ -174,8 +179,8 @@ class Attention(nn.Module):
 
 
 def test_positions_are_checked():
-    with pytest.raises(ValueError, match="`positions` must be None or one of 'tied', 'own'; got 'free'"):
-        checked_positions("free")
+    with pytest.raises(ValueError, match="`positions` must be None or one of 'tied', 'per_position'; got 'free'"):
+        Sampling(positions="free")
 
 
 def test_an_image_has_masks_of_the_network_where_no_axis_grows():

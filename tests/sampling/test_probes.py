@@ -11,7 +11,7 @@ from dropbayes.sampling.probes import (
     Prober,
     autocast_dtype,
     equal_but_for_rounding,
-    is_left_out,
+    is_ignored,
     training_flags,
 )
 from dropbayes.tracing import SharedWrite
@@ -127,10 +127,10 @@ def test_double_precision_is_an_arbiter_where_the_network_has_it():
 
 
 @pytest.mark.parametrize(
-    ("leave_out", "expected"), [(("a.b",), True), (("a",), True), (("Tanh",), True), (("a.bc",), False), ((), False)]
+    ("ignored", "expected"), [(("a.b",), True), (("a",), True), (("Tanh",), True), (("a.bc",), False), ((), False)]
 )
-def test_a_module_is_left_out_by_its_name_its_class_or_what_it_is_in(leave_out, expected):
-    assert is_left_out(leave_out, "a.b", nn.Tanh()) == expected
+def test_a_module_is_ignored_by_its_name_its_class_or_what_it_is_in(ignored, expected):
+    assert is_ignored(ignored, "a.b", nn.Tanh()) == expected
 
 
 def test_autocast_is_seen():

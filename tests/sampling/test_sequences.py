@@ -112,10 +112,12 @@ class Experts(nn.Module):
         return self.dropout(x.flatten(0, 1)).unflatten(0, x.shape[:2])
 
 
-@pytest.mark.parametrize("positions", ["tied", "own"])
+@pytest.mark.parametrize("positions", ["tied", "per_position"])
 def test_positions_are_found_in_a_flat_list_of_tokens(positions):
     x = torch.ones(3, 4, 8)
-    flat, plain = (db.draws(net, x, n_draws=4, positions=positions) for net in (Experts(), Reader()))
+    flat, plain = (
+        db.draws(net, x, n_draws=4, sampling=db.Sampling(positions=positions)) for net in (Experts(), Reader())
+    )
     assert torch.equal(flat, plain)
 
 
@@ -140,13 +142,13 @@ class Pyramid(nn.Module):
 @pytest.mark.parametrize("net", [Loop(), Pyramid()], ids=lambda net: type(net).__name__)
 def test_a_site_whose_positions_cannot_be_found_is_named(net):
     with pytest.raises(ValueError, match=r"`positions` cannot be found for .*dropout"):
-        db.draws(net, torch.ones(2, 4, 8), n_draws=2, positions="tied")
+        db.draws(net, torch.ones(2, 4, 8), n_draws=2, sampling=db.Sampling(positions="tied"))
 
 
 def test_an_input_without_positions_is_refused():
     net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
     with pytest.raises(ValueError, match="`positions` cannot be found: the network takes its input in no other length"):
-        db.predict(net, torch.ones(3, 4), positions="tied")
+        db.predict(net, torch.ones(3, 4), sampling=db.Sampling(positions="tied"))
 
 
 def test_lengths_count_what_the_cache_holds():

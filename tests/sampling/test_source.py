@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from dropbayes.sampling import Sampling
 from dropbayes.sampling import source as sources
 from dropbayes.sampling.inputs import as_inputs
 from dropbayes.sampling.inspection import inspect
 from dropbayes.sampling.kernels import kernels_on
 from dropbayes.sampling.masks import Keys, keep_mask
-from dropbayes.sampling.plan import checked_keys
 from dropbayes.sampling.source import KeyedSource, MaskSpec, NetworkChanged, UnsupportedStrategy
 from dropbayes.sampling.strategies import FOLDED, MAPPED, MAPPED_ROWS
 from dropbayes.tracing import Interception, RowLayout, Site
@@ -37,7 +37,7 @@ def test_kernels_give_every_strategy_the_same_masks(name, strategy, per_row, mon
 
 def test_other_sites_than_were_inspected_are_noticed():
     net, x = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.3), nn.LayerNorm(4)), torch.randn(2, 3)
-    masks = MaskSpec(inspect(net, as_inputs(x)).profile, checked_keys(4, 0, "stratified"), False)
+    masks = MaskSpec(inspect(net, as_inputs(x)).profile, Sampling().keys(4, 0), False)
     others = {
         "another": nn.Dropout(0.4),
         "one more": nn.Sequential(nn.Dropout(0.3), nn.Dropout(0.3)),

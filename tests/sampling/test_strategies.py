@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import dropbayes as db
+from dropbayes.sampling import Sampling
 from dropbayes.sampling.inputs import as_inputs
 from dropbayes.sampling.inspection import inspect
-from dropbayes.sampling.plan import checked_keys
 from dropbayes.sampling.source import MaskSpec, UnsupportedStrategy
 from dropbayes.sampling.strategies import (
     DRAW_BY_DRAW,
@@ -32,7 +32,7 @@ def run(strategy, net, x, *, per_row, row_axis=0):
     inputs = as_inputs(x, row_axis=row_axis)
     net = checked_network(net)
     inspection = inspect(net, inputs)
-    masks = MaskSpec(inspection.profile, checked_keys(6, 1, "stratified"), per_row)
+    masks = MaskSpec(inspection.profile, Sampling().keys(6, 1), per_row)
     leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in inputs.leaves]
     work = Work(inspection.network, inputs, leaves, range(6), range(inputs.n_rows))
     with torch.no_grad():
@@ -68,7 +68,7 @@ def test_a_mask_without_rows_is_not_folded():
 )
 def test_the_fastest_strategy_that_a_network_allows_is_taken(name, strategy):
     net, x = build(name)
-    assert db.predict(net, x, n_draws=4, analytic=False).method == strategy
+    assert db.predict(net, x, n_draws=4, sampling=db.Sampling(integrate_last_layer=False)).method == strategy
 
 
 def test_what_does_not_depend_on_the_draw_is_computed_once():
@@ -126,7 +126,7 @@ def test_the_moments_of_a_network_that_skips_layers_are_those_of_the_loop(chance
     net, x = SkipsLayers(CHANCES[chance]).train(), torch.randn(2, 6)
     with torch.no_grad():
         loop = torch.stack([net(x) for _ in range(600)])
-    ours = db.draws(net, x, n_draws=600, masks=masks, sampler="independent")
+    ours = db.draws(net, x, n_draws=600, masks=masks, sampling=db.Sampling(sampler="independent"))
     standard_error = ((loop.var(0) + ours.var(0)) / 600).sqrt()
     assert ((ours.mean(0) - loop.mean(0)) / standard_error).abs().max() < 5
     assert 0.8 < float(ours.var(0).sum() / loop.var(0).sum()) < 1.25

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dropbayes.sampling.streaming import LogMean, Mean, Moments, Votes, moments_of_one_group
+from dropbayes.sampling.streaming import LogMean, Mean, Moments, Votes
 
 
 def chunks(total, size):
@@ -32,16 +32,6 @@ def test_moments_of_float64_draws_have_the_same_bits_alone_and_among_others(n_el
     whole.finish(), part.finish()
     assert torch.equal(part.mean, whole.mean[-n_elements:])
     assert torch.equal(part.variance, whole.variance[-n_elements:])
-
-
-def test_draws_of_one_group_have_the_moments_of_the_stream():
-    for draws in (torch.randn(100, 7, 3), torch.randn(128, 1, 1, dtype=torch.float64)):
-        streamed = Moments()
-        streamed.add(draws)
-        streamed.finish()
-        mean, variance = moments_of_one_group(draws)
-        assert torch.equal(mean, streamed.mean) and torch.equal(variance, streamed.variance)
-    assert moments_of_one_group(torch.randn(129, 2)) is None
 
 
 def test_variance_survives_a_large_mean():

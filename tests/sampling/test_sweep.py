@@ -81,7 +81,9 @@ def judged(name):
         return "unbuilt", str(error)[:150]
     before = state(model)
     try:
-        drawn = floats(db.draws(model, inputs, n_draws=N_DRAWS, masks="row", sampler="independent"))
+        drawn = floats(
+            db.draws(model, inputs, n_draws=N_DRAWS, masks="row", sampling=db.Sampling(sampler="independent"))
+        )
     except (ValueError, TypeError, NotImplementedError) as error:  # what cannot be keyed or rows that depend
         kind = "none" if "must have dropout" in str(error) else "refused"
         return (kind, str(error)[:150]) if same(before, state(model)) else ("changed", "after a refusal")

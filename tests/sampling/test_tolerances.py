@@ -82,7 +82,7 @@ def test_rows_that_depend_on_each_other_in_a_small_column_are_refused(name, make
     with may_be_refused() as refused:
         db.predict(net, x)
     assert refused and "row_axis" in str(refused[0])
-    assert_law(net, x, row_axis=None, n_draws=600)
+    assert_law(net, x, sampling=db.Sampling(row_axis=None), n_draws=600)
 
 
 def time_major_beside_a_large_column():

@@ -15,10 +15,10 @@ def own(forward, name="Own"):
     return type(name, (nn.Module,), {"forward": forward})()
 
 
-def probed(net, *, leave_out=(), x=None):
+def probed(net, *, ignored=(), x=None):
     """The probe of a draw, and the names of the modules whose training flag it sets."""
     inputs = as_inputs(torch.linspace(-1, 1, 12).reshape(3, 4) if x is None else x)
-    prober = Prober(net, inputs, leave_out, frozenset())
+    prober = Prober(net, inputs, ignored, frozenset())
     with torch.no_grad():
         rows = inputs.different_rows()
         probe, flags = training_probe(prober, rows, prober(rows.leaves, None))
@@ -37,8 +37,8 @@ def test_a_class_that_does_something_else_in_training_stays_in_evaluation():
     torch.testing.assert_close(probe.tensors[0].sum(-1), torch.ones(len(probe.tensors[0])))
 
 
-def test_what_is_left_out_stays_in_evaluation():
-    probe, trained = probed(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 4), nn.Dropout(0.5)), leave_out=("2",))
+def test_what_is_ignored_stays_in_evaluation():
+    probe, trained = probed(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 4), nn.Dropout(0.5)), ignored=("2",))
     assert trained == ["0", "1"] and len(probe.recorder.sites) == 1
 
 

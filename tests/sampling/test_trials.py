@@ -8,16 +8,18 @@ import torch.nn.functional as F
 from torch import nn
 
 import dropbayes as db
+from dropbayes.sampling import Sampling
 from dropbayes.sampling import plan as planning
 from dropbayes.sampling.inputs import as_inputs
 from dropbayes.sampling.inspection import inspect
-from dropbayes.sampling.plan import checked_keys, make_plan
+from dropbayes.sampling.plan import make_plan
 from dropbayes.sampling.trials import is_out_of_memory
 from tests.sampling.zoo import Module, build
 
 
 def method(net, x, **options):
-    return db.predict(net, x, n_draws=6, analytic=False, **options).method
+    sampling = db.Sampling(integrate_last_layer=False, **options.pop("sampling", {}))
+    return db.predict(net, x, n_draws=6, sampling=sampling, **options).method
 
 
 def test_an_operation_without_a_batching_rule_is_not_mapped():
@@ -45,7 +47,7 @@ def test_a_larger_block_is_taken_only_if_its_rows_have_the_same_bits(same_bits, 
         return h if same_bits else h * (1 + 1e-6 * math.log(x.shape[0]))  # a difference like that of rounding
 
     net, inputs = Module(forward), as_inputs(torch.randn(99, 8))
-    plan = make_plan(net, inputs, keys=checked_keys(50, 0, "stratified"), masks="shared")
+    plan = make_plan(net, inputs, keys=Sampling().keys(50, 0), masks="shared")
     assert str(plan.strategy) == "draw by draw" and plan.block_rows == (99 if same_bits else 16)
     assert [row for block in plan.run(inputs) for row in block.rows] == list(range(99))
 
@@ -66,9 +68,9 @@ def test_running_out_of_memory_is_recognised(error, expected):
 @pytest.mark.parametrize("name", ["transformer_encoder", "gpt2", "convnet_with_batch_norm"])
 def test_rounding_under_autocast_hides_no_strategy(name):
     net, x = build(name)
-    plain = db.predict(net, x, n_draws=6, analytic=False)
+    plain = db.predict(net, x, n_draws=6, sampling=db.Sampling(integrate_last_layer=False))
     with torch.autocast("cpu", torch.bfloat16):
-        rounded = db.predict(net, x, n_draws=6, analytic=False)
+        rounded = db.predict(net, x, n_draws=6, sampling=db.Sampling(integrate_last_layer=False))
     assert rounded.method == plain.method
 
 
@@ -109,5 +111,5 @@ def test_memory_that_does_not_grow_with_the_rows_is_not_counted_for_each():
 
     net = Module(forward, a=nn.Linear(3, 64), d=nn.Dropout(0.3))
     net.w = nn.Parameter(torch.randn(4000, 64))
-    plan = make_plan(net, as_inputs(torch.randn(5, 3)), keys=checked_keys(20, 0, "stratified"), masks="shared")
+    plan = make_plan(net, as_inputs(torch.randn(5, 3)), keys=Sampling().keys(20, 0), masks="shared")
     assert 4 * 4000 <= plan.profile.pass_bytes < 4 * 4000 * 3

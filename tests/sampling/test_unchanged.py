@@ -79,7 +79,7 @@ def test_an_input_that_the_network_writes_into_is_left_as_it_was(name, ask):
 def test_chunks_of_draws_see_the_input_that_was_given(name):
     net, x = made(lambda: in_place(name))
     copying = network(lambda self, x: self.n(x.clone()), n=net).eval()
-    for options in ({}, {"max_bytes": 4000}, {"masks": "row"}):
+    for options in ({}, {"sampling": db.Sampling(max_bytes=4000)}, {"masks": "row"}):
         ours, theirs = (db.draws(one, x.clone(), n_draws=30, **options) for one in (net, copying))
         torch.testing.assert_close(ours, theirs)
     f = db.function_draw(net, 1, n_draws=10)

@@ -119,21 +119,23 @@ class Shuffled(nn.Module):
 def test_a_branch_that_drops_and_changes_more_is_refused_by_name_and_can_be_left_out(block):
     net = Net(lambda m, h: m.block(h))
     net.block = block()
-    with pytest.raises((ValueError, NotImplementedError), match=r"leave_out|torch\.rand"):
+    with pytest.raises((ValueError, NotImplementedError), match=r"ignore_modules|torch\.rand"):
         db.predict(net, rows())
     for name in ("block", block.__name__):
-        assert len([s for s in db.sites(net, rows(), leave_out=name) if not s.left_out]) == 1
-        assert db.predict(net, rows(), leave_out=name).epistemic.sum() > 0
+        assert len([s for s in db.sites(net, rows(), sampling=db.Sampling(ignore_modules=name)) if not s.left_out]) == 1
+        assert db.predict(net, rows(), sampling=db.Sampling(ignore_modules=name)).epistemic.sum() > 0
 
 
 def test_dropout_left_out_by_name_takes_no_part_and_is_listed_as_such():
     net = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.LayerNorm(8), nn.Dropout(0.2), nn.Linear(8, 2))
-    found = db.sites(net, rows(), leave_out="1")
+    found = db.sites(net, rows(), sampling=db.Sampling(ignore_modules="1"))
     assert [(s.path, s.left_out) for s in found] == [("3", False), ("1", True)]
     alone = nn.Sequential(net[0], net[2], net[3], net[4])
-    torch.testing.assert_close(db.predict(net, rows(), leave_out="1").std, db.predict(alone, rows()).std)
-    with pytest.raises(ValueError, match="`leave_out` must name modules"):
-        db.predict(net, rows(), leave_out="nothing")
+    torch.testing.assert_close(
+        db.predict(net, rows(), sampling=db.Sampling(ignore_modules="1")).std, db.predict(alone, rows()).std
+    )
+    with pytest.raises(ValueError, match="`ignore_modules` must name modules"):
+        db.predict(net, rows(), sampling=db.Sampling(ignore_modules="nothing"))
 
 
 # Randomness outside of torch's functions ------------------------------------------------------------------------------

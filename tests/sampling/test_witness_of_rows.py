@@ -30,7 +30,7 @@ def test_rows_that_depend_on_each_other_are_refused_with_the_remedy(name):
     net = Module(DEPENDENT[name], a=nn.Linear(6, 16), d=nn.Dropout(0.1), o=nn.Linear(16, 3)).eval()
     with pytest.raises(ValueError, match="row_axis=None"):
         db.predict(net, rows() + torch.tensor([[1.0], [1], [1], [1], [-9]]))
-    assert db.predict(net, rows(), row_axis=None).mean.shape == (5, 3)
+    assert db.predict(net, rows(), sampling=db.Sampling(row_axis=None)).mean.shape == (5, 3)
 
 
 def test_a_small_difference_of_large_numbers_is_no_dependence():
@@ -43,7 +43,7 @@ def test_pairwise_outputs_are_refused_and_right_as_one_row():
     net = Module(lambda m, x: (lambda h: h @ h.T)(m.d(m.a(x))), a=nn.Linear(6, 16), d=nn.Dropout(0.2)).eval()
     with pytest.raises(ValueError, match="row_axis=None"):
         db.predict(net, rows())
-    assert_right(net, rows(), row_axis=None)
+    assert_right(net, rows(), sampling=db.Sampling(row_axis=None))
 
 
 class Message(nn.Module):
@@ -99,7 +99,7 @@ def test_a_graph_is_one_row_and_refused_otherwise_with_that_remedy(name, masks):
     with pytest.raises(ValueError, match="row_axis=None"):
         db.predict(net.eval(), x, masks=masks)
     for axes in (None, (None,) * len(x)):
-        assert_right(Arguments(net), x, row_axis=axes, masks=masks)
+        assert_right(Arguments(net), x, sampling=db.Sampling(row_axis=axes), masks=masks)
 
 
 class Arguments(nn.Module):
@@ -145,8 +145,8 @@ def test_an_argument_that_all_rows_read_is_passed_whole(make, masks):
     net, x = Arguments(make().eval()), (rows(4), rows(4))
     with pytest.raises(ValueError, match="row_axis"):
         db.predict(net, x, masks=masks)
-    assert_right(net, x, row_axis=(0, None), masks=masks)
-    assert_right(net, x, row_axis=None, masks=masks)
+    assert_right(net, x, sampling=db.Sampling(row_axis=(0, None)), masks=masks)
+    assert_right(net, x, sampling=db.Sampling(row_axis=None), masks=masks)
 
 
 ONE_ROW_FAILS = {
@@ -161,7 +161,7 @@ def test_a_network_that_fails_on_a_single_row_is_refused_with_the_remedy(name):
     net = nn.Sequential(nn.Linear(6, 16), ONE_ROW_FAILS[name], nn.Dropout(0.1), nn.Linear(16, 3)).eval()
     with pytest.raises(ValueError, match="row_axis=None"):
         db.predict(net, rows(6))
-    assert_right(net, rows(6), row_axis=None)
+    assert_right(net, rows(6), sampling=db.Sampling(row_axis=None))
 
 
 class Positions(nn.Module):
@@ -181,14 +181,14 @@ def test_an_argument_as_long_as_the_batch_is_not_cut_in_silence():
         ((tokens, positions), (0, None)),
         ({"tokens": tokens, "positions": positions}, {"tokens": 0, "positions": None}),
     ):
-        torch.testing.assert_close(db.predict(net, x, row_axis=axes).mean, net(tokens, positions))
+        torch.testing.assert_close(db.predict(net, x, sampling=db.Sampling(row_axis=axes)).mean, net(tokens, positions))
 
 
 @pytest.mark.parametrize("length", [4, 5])
 def test_the_last_layer_is_integrated_with_rows_along_the_second_axis(length):
     net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 2)).eval()
     x = torch.randn(length, 5, 6)
-    ours = db.predict(net, x, row_axis=1)
+    ours = db.predict(net, x, sampling=db.Sampling(row_axis=1))
     torch.testing.assert_close(ours.mean, net(x))
     torch.testing.assert_close(ours.std, db.predict(net, x.transpose(0, 1)).std.transpose(0, 1))
 

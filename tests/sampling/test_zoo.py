@@ -13,9 +13,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import dropbayes as db
+from dropbayes.sampling import Sampling
 from dropbayes.sampling.inputs import as_inputs, split
 from dropbayes.sampling.inspection import inspect
-from dropbayes.sampling.plan import checked_keys, make_plan
+from dropbayes.sampling.plan import make_plan
 from dropbayes.sampling.probes import Prober
 from dropbayes.sampling.strategies import ONE_BY_ONE
 from dropbayes.tracing.views import checked_network
@@ -59,7 +60,9 @@ def moments(draws):
 def test_moments_are_those_of_training_mode(name):
     net, x = build(name)
     expected = train_mode_draws(name, net, x)
-    ours = db.draws(net, x, n_draws=N_DRAWS, sampler="independent", masks="row", row_axis=ZOO[name].row_axis)
+    ours = db.draws(
+        net, x, n_draws=N_DRAWS, sampling=db.Sampling(sampler="independent", row_axis=ZOO[name].row_axis), masks="row"
+    )
     ours = [tensor.double() for tensor in split(ours)[0]]
     assert len(ours) == len(expected)
     for own, reference in zip(ours, expected, strict=True):
@@ -75,7 +78,7 @@ def test_moments_are_those_of_training_mode(name):
 @pytest.mark.parametrize("name", ZOO)
 def test_draws_differ(name):
     net, x = build(name)
-    prediction = db.predict(net, x, n_draws=20, row_axis=ZOO[name].row_axis)
+    prediction = db.predict(net, x, n_draws=20, sampling=db.Sampling(row_axis=ZOO[name].row_axis))
     largest = max(float(v.max()) for v in split(prediction.std)[0])
     assert largest > 0
     assert all(torch.isfinite(v).all() for v in split(prediction.mean)[0])
@@ -86,7 +89,7 @@ def test_draws_differ(name):
 def test_the_strategy_chosen_gives_the_draws_of_one_by_one(name, masks):
     net, x = build(name)
     inputs = as_inputs(x, row_axis=ZOO[name].row_axis)
-    keys = checked_keys(8, 3, "stratified")
+    keys = Sampling().keys(8, 3)
 
     def gather(strategy):
         plan = make_plan(net, inputs, keys=keys, masks=masks)
@@ -140,7 +143,7 @@ def test_nothing_is_changed_by_a_prediction(name, training):
     net, x = build(name)
     net.train(training)
     before, given = fingerprint(net), copy.deepcopy(x)
-    db.predict(net, x, n_draws=4, row_axis=ZOO[name].row_axis)
+    db.predict(net, x, n_draws=4, sampling=db.Sampling(row_axis=ZOO[name].row_axis))
     assert fingerprint(net) == before
     leaves = zip(pytree.tree_leaves(given), pytree.tree_leaves(x), strict=True)
     assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in leaves)

@@ -12,7 +12,7 @@ def test_a_site_is_random_unless_it_drops_nothing_or_everything(drop_prob, expec
     assert Site(0, "", "dropout", drop_prob, (3,)).is_random == expected
 
 
-def test_a_site_that_is_left_out_is_not_random():
+def test_a_site_that_is_ignored_is_not_random():
     assert not Site(-1, "", "dropout", 0.5, (3,), left_out=True).is_random
 
 

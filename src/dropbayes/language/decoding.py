@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dropbayes.language.caches import cache_bytes, cache_name, reorder, spread
 from dropbayes.language.folding import FoldedDraws, n_rows_of
 from dropbayes.language.models import generating_module
-from dropbayes.sampling import Keys, View, copied_cache, equal_but_for_rounding
+from dropbayes.sampling import Keys, Sampling, View, copied_cache, equal_but_for_rounding
 
 # By model, the keys for which a cached step was checked against the whole text.
 _checked: weakref.WeakKeyDictionary[nn.Module, set[Any]] = weakref.WeakKeyDictionary()
@@ -33,8 +33,7 @@ class DrawnModel:
         net: The model.
         keys: The keys of all draws.
         draws: The draws to decode with.
-        positions: "tied" or "own".
-        leave_out: Modules whose randomness is not dropout.
+        sampling: The other settings; with masks by position.
         draws_at_once: The most draws in one batch.
         together: Whether all draws read the same text and return their mean; otherwise each reads its own rows.
     """
@@ -44,20 +43,19 @@ class DrawnModel:
         net: nn.Module,
         keys: Keys,
         draws: range,
-        positions: str,
-        leave_out: tuple[str, ...],
+        sampling: Sampling,
         draws_at_once: int,
         together: bool,
     ) -> None:
         self.net, self.n_draws, self.together = net, len(draws), together
         starts = range(draws.start, draws.stop, draws_at_once)
         chunks = [range(start, min(start + draws_at_once, draws.stop)) for start in starts]
-        self.chunks = [FoldedDraws(net, keys, chunk, positions, leave_out) for chunk in chunks]
+        self.chunks = [FoldedDraws(net, keys, chunk, sampling) for chunk in chunks]
         self.log_probs: Tensor | None = None
         self.cache_bytes = 0
         self._caches: list[Any] = []
         self._prompt: dict[str, Any] = {}
-        self._keyed = (keys, draws, positions, leave_out)
+        self._keyed = (keys, draws, sampling)
 
     def model(self) -> Any:
         """The view of the model on which `generate` is called."""

@@ -21,6 +21,7 @@ from dropbayes.sampling import (
     KeyedSource,
     Keys,
     NetworkChanged,
+    Sampling,
     UnsupportedStrategy,
     View,
     as_inputs,
@@ -47,13 +48,12 @@ class FoldedDraws:
         net: The model.
         keys: The keys of all draws.
         draws: The indices of the draws.
-        positions: "tied" or "own".
-        leave_out: Modules whose randomness is not dropout.
+        sampling: The other settings; with masks by position.
     """
 
-    def __init__(self, net: nn.Module, keys: Keys, draws: range, positions: str, leave_out: tuple[str, ...]) -> None:
+    def __init__(self, net: nn.Module, keys: Keys, draws: range, sampling: Sampling) -> None:
         self.net, self.keys, self.draws = net, keys, draws
-        self.positions, self.leave_out = positions, leave_out
+        self.sampling = sampling
         self._known: dict[Any, Inspection] = {}
         self._views: dict[int, nn.Module] = {}
         self._source: KeyedSource | None = None
@@ -70,9 +70,7 @@ class FoldedDraws:
         """
         inspection = self.inspection(arguments, n_rows)
         inputs = _texts_first({name: self._map(self._first_draw, value) for name, value in arguments.items()})
-        spec = mask_spec(
-            inspection, inputs, keys=self.keys, masks="shared", positions=self.positions, leave_out=self.leave_out
-        )
+        spec = mask_spec(inspection, inputs, keys=self.keys, masks="shared", sampling=self.sampling)
         source = KeyedSource(spec, self.draws, range(n_rows), folded=True)
         view = self._view(inspection)
         source.follow(view)
@@ -101,7 +99,7 @@ class FoldedDraws:
             if cache is not None:
                 first[cache_name(arguments) or ""] = first_rows(cache, n_rows)
             inputs = _texts_first(first)
-            inspection = inspect(self.net, inputs, self.leave_out, positions=True, any_length=True)
+            inspection = inspect(self.net, inputs, self.sampling.ignored, positions=True, any_length=True)
             inspection.profile.check_random()
             if not inspection.profile.rows_together or inspection.profile.host_random:
                 raise ValueError(

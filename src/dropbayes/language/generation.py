@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from dropbayes.language.decoding import DrawnModel
 from dropbayes.language.models import checked_language_model, checked_options, checked_padding, generating_module
-from dropbayes.language.scoring import Texts, check_choice, checked_at_once, foldable, named_inputs, score_answers
+from dropbayes.language.scoring import Texts, by_position, checked_at_once, foldable, named_inputs, score_answers
 from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty, UncertaintyRecord
-from dropbayes.sampling import POSITIONS, checked_keys, derived_seed, names_of
+from dropbayes.sampling import Sampling, derived_seed
 
 __all__ = ["DrawnTexts", "Generation", "generate"]
 
@@ -66,12 +66,10 @@ def generate(
     *,
     n_draws: int = 8,
     seed: int = 0,
-    positions: str = "tied",
-    under: str = "mean",
-    sampler: str = "stratified",
+    per_draw: bool = False,
     draws_at_once: int | None = None,
     on_token: Callable[[TokenUncertainty], None] | None = None,
-    leave_out: str | Sequence[str] = (),
+    sampling: Sampling = Sampling(positions="tied"),
     **options: Any,
 ) -> Any:
     """Text by a language model with dropout: under the mean of its draws, or one text for each draw.
@@ -84,38 +82,32 @@ def generate(
         inputs: Token ids `[row, token]`, or the output of the tokenizer; several texts are padded on the left.
         n_draws: The number of draws $T$.
         seed: Fixes every mask, and with `do_sample` every token.
-        positions: "tied" for one mask for all positions, "own" for one per position.
-        under: "mean" to choose every token by the mean distribution of the draws; "draw" for one text per draw.
-        sampler: "stratified" or "independent".
+        per_draw: Whether to write one text per draw; by default the mean distribution of the draws chooses every token.
         draws_at_once: The most draws in one batch, which bounds working memory; by default all. Sampled texts of
             single draws depend on it.
         on_token: A function called with the uncertainty of each new token; not with beams, whose texts come at the end.
-        leave_out: Modules, by name or class name, whose randomness in training is not dropout.
+        sampling: The sampler, the masks along positions ("tied" or "per_position") and modules to ignore.
         options: Options of transformers' `generate`: `max_new_tokens`, `do_sample`, `num_beams`, `top_p`, ...
 
     Returns:
         A `Generation` under the mean; `DrawnTexts` under each draw.
     """
     model = checked_language_model(model)
-    keys, names = checked_keys(n_draws, seed, sampler), names_of(leave_out)
-    check_choice("positions", positions, POSITIONS)
-    check_choice("under", under, ("mean", "draw"))
+    keys = sampling.keys(n_draws, seed)
     config = checked_options(model, options)
     if on_token is not None and (config.num_beams or 1) > 1:
         raise ValueError("`on_token` needs tokens one at a time; a beam search has its texts at the end only.")
-    if on_token is not None and under == "draw":
-        raise ValueError('`on_token` goes with under="mean"; texts of single draws end at different lengths.')
+    if on_token is not None and per_draw:
+        raise ValueError("`on_token` goes with per_draw=False; texts of single draws end at different lengths.")
     given = named_inputs(inputs)
     n_rows = given["input_ids"].shape[0]
     decoder = not generating_module(model).config.is_encoder_decoder
     checked_padding(config, n_rows, given.get("attention_mask") if decoder else None)
     at_once = checked_at_once(draws_at_once, keys.n_draws)
-    work = Texts(model, keys, positions, names, given, n_rows, config, options)
+    work = Texts(model, keys, by_position(sampling), given, n_rows, config, options)
     at_once = foldable(work, at_once)
     with torch.no_grad(), _seed_generators(model, derived_seed(keys, 0, 0)):
-        if under == "mean":
-            return _under_the_mean(work, at_once, on_token)
-        return _under_each_draw(work, at_once)
+        return _under_each_draw(work, at_once) if per_draw else _under_the_mean(work, at_once, on_token)
 
 
 # Under the mean, under each draw, and given ---------------------------------------------------------------------------
@@ -144,9 +136,7 @@ def _under_the_mean(work: Texts, at_once: int, on_token: Callable[[TokenUncertai
     if is_beam:
         repeats = len(sequences) // work.n_rows
         repeated = {name: value.repeat_interleave(repeats, 0) for name, value in work.given.items()}
-        judged = Texts(
-            work.model, work.keys, work.positions, work.leave_out, repeated, len(sequences), work.config, work.options
-        )
+        judged = Texts(work.model, work.keys, work.sampling, repeated, len(sequences), work.config, work.options)
         record = score_answers(judged, answer, _until_the_end(answer, ends), at_once)
     result = record.result()
     values = {field.name: getattr(result, field.name) for field in fields(result)}

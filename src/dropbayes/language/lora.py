@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dropbayes.language.blocks import adapters
 from dropbayes.layers.weight_masks import adapted_layer
-from dropbayes.sampling import function_draw, sites
+from dropbayes.sampling import Sampling, function_draw, sites
 
 __all__ = ["export_adapters"]
 
@@ -37,7 +37,7 @@ def export_adapters(
     r"""Writes draws of a network with low-rank adapters as adapters, one folder each, in PEFT's own format.
 
     Draw $t$ is $\mathbf A\,\mathrm{diag}(\mathbf z_t) / (1 - p)$ in place of $\mathbf A$, with the masks of
-    `function_draw(model, t, n_draws=n_draws, seed=seed, positions="tied")`. Its own dropout is 0.
+    `function_draw(model, t, n_draws=n_draws, seed=seed, sampling=Sampling(positions="tied"))`. Its own dropout is 0.
 
     Args:
         model: A `PeftModel` with LoRA adapters whose dropout (`lora_dropout`, or that of `add_dropout`) is the only
@@ -67,7 +67,8 @@ def export_adapters(
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as unfinished:
         for index, draw in enumerate(names):
-            function_draw(observed.network, index, n_draws=n_draws, seed=seed, positions="tied")(inputs)
+            tied = Sampling(positions="tied")
+            function_draw(observed.network, index, n_draws=n_draws, seed=seed, sampling=tied)(inputs)
             config.save_pretrained(pathlib.Path(unfinished) / draw)
             tensors = {key: value.contiguous() for key, value in {**weights, **observed.weights()}.items()}
             save_file(tensors, pathlib.Path(unfinished) / draw / peft.utils.SAFETENSORS_WEIGHTS_NAME)

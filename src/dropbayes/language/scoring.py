@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from dropbayes.language.decoding import DrawnModel
 from dropbayes.language.folding import FoldedDraws
 from dropbayes.language.models import checked_language_model, checked_options, generating_module
 from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty, UncertaintyRecord
-from dropbayes.sampling import POSITIONS, Keys, checked_keys, names_of
+from dropbayes.sampling import Keys, Sampling
 
 __all__ = ["score"]
 
@@ -31,10 +31,8 @@ def score(
     answer_mask: Tensor | None = None,
     n_draws: int = 8,
     seed: int = 0,
-    positions: str = "tied",
-    sampler: str = "stratified",
     draws_at_once: int | None = None,
-    leave_out: str | Sequence[str] = (),
+    sampling: Sampling = Sampling(positions="tied"),
 ) -> TextUncertainty:
     """The uncertainty of given answers to prompts, as `generate` reports it for its own texts.
 
@@ -46,21 +44,23 @@ def score(
         answer_mask: Which of them are part of an answer; by default all but the model's padding token.
         n_draws: As in `generate`.
         seed: As in `generate`.
-        positions: As in `generate`.
-        sampler: As in `generate`.
         draws_at_once: As in `generate`.
-        leave_out: As in `generate`.
+        sampling: As in `generate`.
     """
     model = checked_language_model(model)
-    keys, names = checked_keys(n_draws, seed, sampler), names_of(leave_out)
-    check_choice("positions", positions, POSITIONS)
+    keys = sampling.keys(n_draws, seed)
     given = named_inputs(prompt)
     config = checked_options(model, {})
     mask = _answer_mask(answer, answer_mask, config.pad_token_id, given["input_ids"].shape[0])
     at_once = checked_at_once(draws_at_once, keys.n_draws)
-    work = Texts(model, keys, positions, names, given, len(answer), config, {})
+    work = Texts(model, keys, by_position(sampling), given, len(answer), config, {})
     with torch.no_grad():
         return score_answers(work, answer, mask, foldable(work, at_once)).result()
+
+
+def by_position(sampling: Sampling) -> Sampling:
+    """The settings with masks along positions, tied unless said otherwise: a text is read from a cache."""
+    return replace(sampling, positions=sampling.positions or "tied")
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,7 @@ class Texts:
 
     model: nn.Module
     keys: Keys
-    positions: str
-    leave_out: tuple[str, ...]
+    sampling: Sampling
     given: dict[str, Tensor]
     n_rows: int
     config: Any
@@ -78,7 +77,7 @@ class Texts:
 
     def drawn_model(self, draws: range, at_once: int, together: bool) -> DrawnModel:
         """The stand-in for the model in transformers' `generate`, with some of the draws."""
-        return DrawnModel(self.model, self.keys, draws, self.positions, self.leave_out, at_once, together)
+        return DrawnModel(self.model, self.keys, draws, self.sampling, at_once, together)
 
     @property
     def has_encoder(self) -> bool:
@@ -119,7 +118,7 @@ def score_answers(
     """The uncertainty of given answers, in chunks of rows."""
     draws = range(work.keys.n_draws) if draws is None else draws
     chunks = [range(s, min(s + at_once, draws.stop)) for s in range(draws.start, draws.stop, at_once)]
-    folded = [FoldedDraws(work.model, work.keys, chunk, work.positions, work.leave_out) for chunk in chunks]
+    folded = [FoldedDraws(work.model, work.keys, chunk, work.sampling) for chunk in chunks]
     vocabulary = int(generating_module(work.model).config.get_text_config().vocab_size)
     rows_at_once = max(1, _SCORED_BYTES // (4 * len(draws) * answer.shape[1] * vocabulary))
     record = UncertaintyRecord()
@@ -187,11 +186,6 @@ def named_inputs(inputs: Any) -> dict[str, Tensor]:
     return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
 
-def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, known))}; got {value!r}.")
-
-
 def checked_at_once(draws_at_once: int | None, n_draws: int) -> int:
     """The most draws in one batch: `draws_at_once`, by default all."""
     if draws_at_once is not None and (isinstance(draws_at_once, bool) or not hasattr(draws_at_once, "__index__")):
@@ -203,7 +197,7 @@ def checked_at_once(draws_at_once: int | None, n_draws: int) -> int:
 
 def foldable(work: Texts, at_once: int) -> int:
     """The most draws in one batch for this model: 1 if a mask has no rows. Raises on a model without dropout."""
-    one = FoldedDraws(work.model, work.keys, range(1), work.positions, work.leave_out)
+    one = FoldedDraws(work.model, work.keys, range(1), work.sampling)
     texts = {name: value for name, value in work.given.items() if work.has_encoder or name in _TEXTS}
     arguments, _ = _whole_text(work, texts, work.given["input_ids"][:, :1], torch.ones(work.n_rows, 1))
     return at_once if one.is_foldable(arguments, work.n_rows) else 1

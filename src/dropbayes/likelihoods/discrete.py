@@ -3,7 +3,7 @@ r"""Classes, labels and counts: the softmax, independent Bernoulli labels, and t
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from dropbayes.likelihoods.observation import ClassLikelihood, Likelihood, check
 
 __all__ = ["Bernoulli", "Categorical", "Poisson"]
 
-_FEWEST = 32  # Fewer logits may all lie in [0, 1] by chance.
+_MIN_LOGITS = 32  # Fewer logits may all lie in [0, 1] by chance.
 
 
 @dataclass(frozen=True)
@@ -23,58 +23,82 @@ class Categorical(ClassLikelihood):
     [GG16, eq:generative_model_class].
 
     Args:
-        class_axis: The axis of the classes, counted from the end: -1 for `[row, class]`, -3 for `[row, class, h, w]`.
+        class_axis: The axis of the classes in the network's output, rows first. By default 1, as in torch's losses:
+            `[row, class]`, `[row, class, h, w]`. An output of three axes needs it: 1 for `[row, class, length]`, -1
+            for `[row, token, class]`.
         probabilities: Whether the network ends in a softmax, so that its outputs are probabilities, not logits.
     """
 
-    class_axis: int = -1
+    class_axis: int | None = None
     probabilities: bool = False
 
-    def __post_init__(self) -> None:
-        if self.class_axis >= 0:
-            raise ValueError(f"`class_axis` must be negative (counted from the end); got {self.class_axis!r}.")
+    def for_output(self, n_axes: int) -> Categorical:
+        """This likelihood with its class axis counted from the end."""
+        axis = self.class_axis
+        if axis is None and n_axes == 3:
+            raise ValueError(
+                "`class_axis` must be given for an output of three axes: Categorical(class_axis=1) for "
+                "[row, class, length], as in torch's losses; Categorical(class_axis=-1) for [row, token, class]."
+            )
+        axis = min(1, n_axes - 1) if axis is None else axis
+        if n_axes > 1 and (not -n_axes <= axis < n_axes or axis % n_axes == 0):
+            raise ValueError(
+                f"`class_axis` must be an axis after the rows of an output of {n_axes} axes; got {self.class_axis}."
+            )
+        return replace(self, class_axis=axis - n_axes if axis >= 0 else axis)
 
-    def _check_classes(self, output: Tensor) -> None:
-        if output.dim() < -self.class_axis or output.shape[self.class_axis] < 2:
+    @property
+    def axis(self) -> int:
+        """The axis of the classes, counted from the end; without `for_output`, the last by default."""
+        if self.class_axis is not None and self.class_axis >= 0:
+            raise ValueError(
+                f"`class_axis` {self.class_axis} counts from the rows, and this output may have draws before them: "
+                "count it from the end, or call for_output(n_axes) first."
+            )
+        return -1 if self.class_axis is None else self.class_axis
+
+    def _check_classes(self, output: Tensor, axis: int) -> None:
+        if output.dim() < -axis or output.shape[axis] < 2:
             raise ValueError(
                 "`likelihood` Categorical needs a logit for each of at least two classes along class_axis="
-                f"{self.class_axis}; got an output of shape {tuple(output.shape)}. For one logit (yes or no) use "
+                f"{axis}; got an output of shape {tuple(output.shape)}. For one logit (yes or no) use "
                 "Bernoulli()."
             )
 
     def mean(self, output: Tensor) -> Tensor:
-        self._check_classes(output)
-        return output if self.probabilities else output.softmax(self.class_axis)
+        self._check_classes(output, self.axis)
+        return output if self.probabilities else output.softmax(self.axis)
 
     def variance(self, output: Tensor) -> Tensor:
         probabilities = self.mean(output)
         return probabilities * (1 - probabilities)
 
     def log_density(self, output: Tensor, y: Tensor) -> Tensor:
-        self._check_classes(output)
-        self._check_labels(output, y)
-        log_probabilities = output.log() if self.probabilities else output.log_softmax(self.class_axis)
-        labels = y.long().unsqueeze(self.class_axis + 1 + y.dim())
+        axis = self.for_output(min(y.dim() + 1, output.dim())).axis
+        self._check_classes(output, axis)
+        self._check_labels(output, y, axis)
+        log_probabilities = output.log() if self.probabilities else output.log_softmax(axis)
+        labels = y.long().unsqueeze(axis + 1 + y.dim())
         labels = labels.expand(*output.shape[: output.dim() - labels.dim()], *labels.shape)
-        chosen = log_probabilities.gather(self.class_axis, labels).squeeze(self.class_axis)
-        return sum_events(chosen, y)
+        return sum_events(log_probabilities.gather(axis, labels).squeeze(axis), y)
 
-    def _check_labels(self, output: Tensor, y: Tensor) -> None:
+    def _check_labels(self, output: Tensor, y: Tensor, axis: int) -> None:
         if y.is_floating_point() or y.is_complex():
             raise ValueError(
                 f"`y` must hold class labels (integers); got {y.dtype}. Pass y.argmax(...) for one-hot rows."
             )
-        row_axes = output.shape[: self.class_axis] + output.shape[output.dim() + self.class_axis + 1 :]
-        fits = y.shape == row_axes[len(row_axes) - y.dim() :] and -self.class_axis <= y.dim() < output.dim()
+        row_axes = output.shape[:axis] + output.shape[output.dim() + axis + 1 :]
+        fits = y.shape == row_axes[len(row_axes) - y.dim() :] and -axis <= y.dim() < output.dim()
         if not fits:
             raise ValueError(
                 "`y` must have the output's shape less its class axis; got y "
-                f"{tuple(y.shape)} against output {tuple(output.shape)} with class_axis={self.class_axis}."
+                f"{tuple(y.shape)} against output {tuple(output.shape)} with class_axis={axis}."
             )
 
     def check(self, output: Tensor, y: Tensor | None = None) -> None:
-        self._check_classes(output)
-        total = output.sum(self.class_axis)
+        axis = self.axis if y is None else self.for_output(min(y.dim() + 1, output.dim())).axis
+        self._check_classes(output, axis)
+        total = output.sum(axis)
         normalised = bool((output >= 0).all()) and torch.allclose(total, torch.ones_like(total), atol=1e-3)
         if normalised and not self.probabilities:
             warnings.warn(
@@ -89,7 +113,7 @@ class Categorical(ClassLikelihood):
                 "classes; the network's are not. Use Categorical() for logits."
             )
         if y is not None and len(y):
-            n_classes = output.shape[self.class_axis]
+            n_classes = output.shape[axis]
             if not (int(y.min()) >= 0 and int(y.max()) < n_classes):
                 raise ValueError(
                     f"`y` must hold class labels from 0 to {n_classes - 1}, the network's classes; got labels from "
@@ -97,10 +121,10 @@ class Categorical(ClassLikelihood):
                 )
 
     def class_probabilities(self, mean: Tensor) -> Tensor:
-        return mean.movedim(self.class_axis, -1)
+        return mean.movedim(self.axis, -1)
 
     def sample(self, output: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        probabilities = self.mean(output).movedim(self.class_axis, -1)
+        probabilities = self.mean(output).movedim(self.axis, -1)
         labels = torch.multinomial(
             probabilities.reshape(-1, probabilities.shape[-1]), 1, replacement=True, generator=generator
         )
@@ -139,7 +163,7 @@ class Bernoulli(ClassLikelihood):
 
     def check(self, output: Tensor, y: Tensor | None = None) -> None:
         bounded = bool(((output >= 0) & (output <= 1)).all())
-        if bounded and not self.probabilities and output.numel() >= _FEWEST:
+        if bounded and not self.probabilities and output.numel() >= _MIN_LOGITS:
             warnings.warn(
                 "every output of the network lies in [0, 1]: if it ends in a sigmoid, Bernoulli() takes a second one. "
                 "Use Bernoulli(probabilities=True), or leave out the network's last sigmoid.",

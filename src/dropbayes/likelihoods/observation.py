@@ -29,6 +29,11 @@ class Likelihood(ABC):
     def sample(self, output: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         r"""One observation drawn from $p(\mathbf y \mid \widehat{\mathbf y})$ for each element of `output`."""
 
+    def for_output(self, n_axes: int) -> Likelihood:
+        """This likelihood for outputs of `n_axes` axes, rows first, whatever axes of draws come before them."""
+        del n_axes
+        return self
+
     def check(self, output: Tensor, y: Tensor | None = None) -> None:  # noqa: B027 - most accept any values
         """Raises ValueError, or warns, if the values of `output` or `y` do not suit this likelihood.
 

@@ -3,7 +3,7 @@
 from dropbayes.predictive.dropout_choice import DropoutChoice, choose_dropout
 from dropbayes.predictive.evaluation import COVERAGES, Evaluation, evaluate
 from dropbayes.predictive.mixtures import Mixture, draw_mean
-from dropbayes.predictive.moments import Gaussian, Prediction, UncertaintyWarning, batches, predict
+from dropbayes.predictive.moments import Prediction, UncertaintyWarning, batches, predict
 from dropbayes.predictive.outcomes import ClassOutcomes, RegressionOutcomes
 from dropbayes.predictive.scoring import CLASS_SCORES, REGRESSION_SCORES, Score
 from dropbayes.predictive.verdict import Verdict, check
@@ -15,7 +15,6 @@ __all__ = [
     "ClassOutcomes",
     "DropoutChoice",
     "Evaluation",
-    "Gaussian",
     "Mixture",
     "Prediction",
     "RegressionOutcomes",

@@ -13,7 +13,7 @@ from dropbayes.layers.conversion import add_dropout
 from dropbayes.likelihoods import Likelihood
 from dropbayes.predictive.judges import checked_targets, judge_of, plain_output
 from dropbayes.predictive.text_likelihood import NextTokens, TextJudge, text_inputs
-from dropbayes.sampling import draws
+from dropbayes.sampling import Sampling, draws
 from dropbayes.weight_layers.structure import hook_keep_prob
 
 __all__ = ["DropoutChoice", "choose_dropout"]
@@ -103,8 +103,8 @@ def choose_dropout(
     base = judge.log_densities(plain[None], targets)
 
     def densities(candidate: nn.Module) -> Tensor:
-        positions = "tied" if is_text else None
-        sampled = draws(function(candidate), inputs, n_draws=n_draws, seed=seed, masks="row", positions=positions)
+        sampling = Sampling(positions="tied" if is_text else None)
+        sampled = draws(function(candidate), inputs, n_draws=n_draws, seed=seed, masks="row", sampling=sampling)
         return judge.log_densities(sampled, targets)
 
     def with_dropout(drop_prob: float, copy: bool = False) -> nn.Module:

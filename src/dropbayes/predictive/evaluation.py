@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +24,8 @@ from dropbayes.sampling import (
     Mean,
     Plan,
     RowAxis,
+    Sampling,
     as_inputs,
-    checked_first_row,
-    checked_keys,
     keep_state,
     loaded_batches,
     make_plan,
@@ -82,12 +81,8 @@ def evaluate(
     n_draws: int = 100,
     seed: int = 0,
     masks: str = "row",
-    sampler: str = "stratified",
-    row_axis: RowAxis = 0,
-    first_row: int = 0,
-    leave_out: str | Sequence[str] = (),
     sample_weight: Array | None = None,
-    max_bytes: int | None = None,
+    sampling: Sampling = Sampling(),
     progress: bool | None = None,
 ) -> Evaluation:
     r"""The scores of a network against outcomes: log-likelihood, RMSE or accuracy, calibration.
@@ -105,12 +100,8 @@ def evaluate(
         n_draws: The number of draws $T$.
         seed: The seed of the masks.
         masks: "row", which makes averages over a test set less noisy, or "shared".
-        sampler: "stratified" or "independent".
-        row_axis: The axis of the rows in the inputs: one for all arguments or one for each (a dict or tuple).
-        first_row: The index of the first row, which keys its masks.
-        leave_out: Modules, by name or class name, whose randomness in training is not dropout (an augmentation).
         sample_weight: The weight of each row: a row of weight 2 counts twice in every score. Not for a DataLoader.
-        max_bytes: A bound on working memory.
+        sampling: The other settings, as in `predict`.
         progress: Whether to show a progress bar; by default only for a DataLoader.
 
     Example:
@@ -122,11 +113,11 @@ def evaluate(
     request = Request(likelihood)
     if likelihood is None:
         raise TypeError("`likelihood` must say what the output means, such as Gaussian(precision=1.0); got None.")
-    keys = checked_keys(n_draws, seed, sampler)
+    keys = sampling.keys(n_draws, seed)
     results, densities, outcomes = RowResults(), list[Tensor](), list[Tensor]()
-    offset = checked_first_row(first_row)
-    for inputs, targets in _pairs(net, x, y, row_axis, progress):
-        plan = make_plan(net, inputs, keys=keys, masks=masks, max_bytes=max_bytes, leave_out=leave_out)
+    offset = sampling.row_offset
+    for inputs, targets in _pairs(net, x, y, sampling.row_axis, progress):
+        plan = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling)
         for summary, log_density in _scored_rows(plan, inputs, targets, offset, request):
             results.add([summary])
             densities.append(log_density)
@@ -184,21 +175,23 @@ def _scored_rows(
     plan: Plan, inputs: Inputs, y: Tensor, offset: int, request: Request
 ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
     """The moments of the rows, and their log-likelihoods, block by block."""
-    likelihood = request.likelihood
-    assert likelihood is not None
+    assert request.likelihood is not None
+    of_classes = isinstance(request.likelihood, ClassLikelihood)
     for rows, blocks in itertools.groupby(plan.run(inputs, first_row=offset), lambda block: block.rows):
         outcomes = y[rows.start : rows.stop]
         statistics, densities, transforms = RowStatistics(request), LogMean(), Mean()
         for block in blocks:
             ((output,), _) = request.judged(plan.profile, block)
             statistics.add(output, None)
+            likelihood = statistics.likelihood
+            assert likelihood is not None
             likelihood.check(output, outcomes)
             densities.add(likelihood.log_density(output.double(), outcomes))
-            if not isinstance(likelihood, ClassLikelihood):
+            if not of_classes:
                 transforms.add(_distribution(likelihood, output.double(), outcomes))
         densities.finish()
         summary = statistics.results(torch.float64)
-        if not isinstance(likelihood, ClassLikelihood):
+        if not of_classes:
             transforms.finish()
             summary["pit"] = transforms.value
         yield summary, densities.value
@@ -220,8 +213,10 @@ def _regression_scores(
 def _class_scores(
     results: RowResults, y: Tensor, densities: Tensor, likelihood: Likelihood, sample_weight: Array | None
 ) -> dict[str, float]:
+    mean = results.join_rows("mean")
+    likelihood = likelihood.for_output(mean.dim())
     assert isinstance(likelihood, ClassLikelihood)
-    probabilities = likelihood.class_probabilities(results.join_rows("mean"))
+    probabilities = likelihood.class_probabilities(mean)
     labels, n_rows = y.long(), len(y)
     if sample_weight is not None:  # each of a row's labels has the row's weight
         sample_weight = torch.as_tensor(sample_weight).repeat_interleave(labels.numel() // n_rows)

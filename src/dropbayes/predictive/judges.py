@@ -19,7 +19,8 @@ __all__ = ["ClassJudge", "NumberJudge", "checked_targets", "judge_of", "plain_ou
 def judge_of(targets: Tensor, plain: Tensor, likelihood: Likelihood | None) -> ClassJudge | NumberJudge:
     if not is_classes(targets, plain, likelihood):
         return NumberJudge(likelihood)
-    return ClassJudge(likelihood if isinstance(likelihood, Categorical) else Categorical())
+    likelihood = likelihood if isinstance(likelihood, Categorical) else Categorical()
+    return ClassJudge(likelihood.for_output(plain.dim()))
 
 
 class NumberJudge:

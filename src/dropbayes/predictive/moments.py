@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dropbayes.likelihoods import Gaussian, Likelihood
+from dropbayes.likelihoods import Likelihood
 from dropbayes.predictive.prediction import Prediction
 from dropbayes.predictive.statistics import Request, RowResults, RowStatistics, row_summaries
 from dropbayes.runtime.progress import DelayedBar, ProgressBar
@@ -24,11 +24,9 @@ from dropbayes.sampling import (
     Inputs,
     Moments,
     Plan,
-    RowAxis,
+    Sampling,
     UncertaintyWarning,
     as_inputs,
-    checked_first_row,
-    checked_keys,
     keep_state,
     loaded_batches,
     make_plan,
@@ -43,7 +41,7 @@ _REPLICATE_DRAWS = 32
 _SMALL_TENSOR = 64
 _FIRST_REPLICATES = 8  # fewer give too rough an estimate of the standard error
 
-__all__ = ["Gaussian", "Prediction", "UncertaintyWarning", "batches", "predict"]
+__all__ = ["Prediction", "UncertaintyWarning", "batches", "predict"]
 
 
 def predict(
@@ -54,17 +52,9 @@ def predict(
     seed: int = 0,
     likelihood: Likelihood | None = None,
     masks: str = "shared",
-    positions: str | None = None,
-    sampler: str = "stratified",
-    row_axis: RowAxis = 0,
-    analytic: bool = True,
-    exact_rows: bool | None = None,
-    first_row: int = 0,
-    leave_out: str | Sequence[str] = (),
-    tolerance: float = 0.05,
     quantiles: Sequence[float] = (),
     keep_draws: bool = False,
-    max_bytes: int | None = None,
+    sampling: Sampling = Sampling(),
     progress: bool | None = None,
 ) -> Prediction:
     r"""The predictive mean and variance of a network with dropout [GG16, prop:mean, prop:var], and more.
@@ -76,24 +66,13 @@ def predict(
         net: Any trained network with dropout, in any mode; neither its weights nor its flags are changed.
         x: Its input: a tensor or array, a tuple of positional or a dict of named arguments, or a DataLoader of such
             batches, with or without targets.
-        n_draws: The number of draws $T$, or "auto" to draw until `tolerance` is met.
+        n_draws: The number of draws $T$, or "auto" to draw until the tolerance of `sampling` is met.
         seed: The seed of the masks: the same seed and `n_draws` give the same prediction.
         likelihood: The observation model: `Gaussian`, `HeteroscedasticGaussian`, `Categorical`; None for raw outputs.
         masks: "shared" for one mask per draw, "row" for fresh masks for every row.
-        positions: For sequence networks: "tied" for one mask for all positions of a sequence, "own" for one mask per
-            position, keyed by the absolute position; None treats positions like other units.
-        sampler: "stratified" or "independent".
-        row_axis: The axis of the rows in the inputs, 1 for sequence-first networks: one for all arguments or one for
-            each (a dict or tuple); None where the whole input is one row (graphs, sets, a contrastive batch).
-        analytic: Whether to integrate over the last layer's dropout exactly, if the network allows it.
-        exact_rows: Whether a row's result must have the same bits in any batch: by default True on a CPU. False is
-            faster, with the same masks and results equal up to rounding.
-        first_row: The index of the first row, which keys its masks: shards of rows then have the masks of the whole.
-        leave_out: Modules, by name or class name, whose randomness in training is not dropout (an augmentation).
-        tolerance: For "auto": the target standard error of the mean, relative to the predictive standard deviation.
         quantiles: The levels in (0, 1) of quantiles over draws to compute; holds the draws of a tile of rows in memory.
         keep_draws: Whether to also return all draws, `[draw, row, ...]`.
-        max_bytes: A bound on working memory.
+        sampling: The other settings: sampler, axis of the rows, modules to ignore, memory ...
         progress: Whether to show a progress bar; by default in a terminal or notebook, for work of some seconds.
 
     Returns:
@@ -110,19 +89,16 @@ def predict(
     request = Request(likelihood, tuple(quantiles), keep_draws)
     automatic = isinstance(n_draws, str)
     if automatic:
-        _check_automatic(n_draws, tolerance, request)
-    keys = checked_keys(_REPLICATE_DRAWS if automatic else n_draws, seed, sampler)  # type: ignore[arg-type]
-    results, used, offset = RowResults(), list[Tensor](), checked_first_row(first_row)
+        _check_automatic(n_draws, request)
+    keys = sampling.keys(_REPLICATE_DRAWS if automatic else n_draws, seed)  # type: ignore[arg-type]
+    results, used, offset = RowResults(), list[Tensor](), sampling.row_offset
     plan: Plan | None = None
     own_bar = False if isinstance(x, torch.utils.data.DataLoader) else progress  # a loader has a bar over its batches
     for batch in batches(net, x, progress=progress, title="predict"):
-        inputs = as_inputs(batch, row_axis=row_axis)
-        plan = make_plan(
-            net, inputs, keys=keys, masks=masks, positions=positions, max_bytes=max_bytes, exact_rows=exact_rows,
-            leave_out=leave_out, integrate=analytic and request.only_moments,
-        )  # fmt: skip
+        inputs = as_inputs(batch, row_axis=sampling.row_axis)
+        plan = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling, moments_only=request.only_moments)
         if automatic and not plan.exact:
-            used += _add_until(results, plan, inputs, offset, tolerance, request)
+            used += _add_until(results, plan, inputs, offset, sampling.tolerance, request)
         else:
             with DelayedBar("predict", inputs.n_rows, show=own_bar) as bar:
                 for rows, summary in row_summaries(plan, inputs, offset, request):
@@ -188,11 +164,9 @@ def _tensors(tree: Any) -> list[Tensor]:
 # Adaptive number of draws ------------------------------------------------------------------------------------------
 
 
-def _check_automatic(n_draws: Any, tolerance: float, request: Request) -> None:
+def _check_automatic(n_draws: Any, request: Request) -> None:
     if n_draws != "auto":
         raise TypeError(f"`n_draws` must be a whole number or 'auto'; got {n_draws!r}. Try n_draws=100.")
-    if not (math.isfinite(tolerance) and tolerance > 0):
-        raise ValueError(f"`tolerance` must be a positive number; got {tolerance!r}. Try tolerance=0.05.")
     if request.quantiles or request.keep_draws:
         raise ValueError(
             '`n_draws` "auto" gives each row its own number of draws: quantiles and kept draws need a number. '
@@ -233,7 +207,7 @@ def _block_until(
         replicates = replicates or [Moments() for _ in outputs]
         for one, means, output, variance in zip(statistics, replicates, outputs, variances, strict=True):
             one.add(output, variance)
-            conditional = output if request.likelihood is None else request.likelihood.mean(output)
+            conditional = output if one.likelihood is None else one.likelihood.mean(output)
             means.add(conditional.double().mean(0, keepdim=True))
         if count not in (check_at, most):
             continue

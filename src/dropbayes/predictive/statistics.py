@@ -65,6 +65,7 @@ class RowStatistics:
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self.likelihood: Likelihood | None = None  # for outputs of these axes
         self.moments = Moments()
         self.aleatoric = Mean()  # of the likelihood's variance given the draw
         self.integrated: Tensor | None = None  # the sum over draws of the variance over an integrated last layer
@@ -77,13 +78,14 @@ class RowStatistics:
 
     def add(self, output: Tensor, variance: Tensor | None) -> None:
         """Adds outputs `[draw, row, ...]`, with their mean variance `[row, ...]` over an integrated last layer."""
-        likelihood = self.request.likelihood
         self.dtype = result_dtype(output)
         if output.is_complex():
             output = torch.view_as_real(output)
             self.is_complex = True
-        if likelihood is not None and not self.moments.count:
-            likelihood.check(output)
+        if self.request.likelihood is not None and self.likelihood is None:
+            self.likelihood = self.request.likelihood.for_output(output.dim() - 1)
+            self.likelihood.check(output)
+        likelihood = self.likelihood
         conditional = output if likelihood is None else likelihood.mean(output)
         if self.request.keep_draws:
             self.outputs.append(output)
@@ -104,7 +106,7 @@ class RowStatistics:
         """The statistics by name, `[row, ...]`."""
         for grouped in (self.moments, self.aleatoric, self.entropies):
             grouped.finish()
-        likelihood, mean, epistemic = self.request.likelihood, self.moments.mean, self.moments.variance
+        likelihood, mean, epistemic = self.likelihood, self.moments.mean, self.moments.variance
         if self.integrated is not None:  # the law of total variance over the last layer's masks
             epistemic = epistemic + self.integrated / self.moments.count
         if isinstance(likelihood, Gaussian):

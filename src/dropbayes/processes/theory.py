@@ -14,7 +14,7 @@ from dropbayes.processes.convolutions import ConvolutionalCovariance
 from dropbayes.processes.exact import exact_process
 from dropbayes.processes.networks import NetworkCovariance
 from dropbayes.runtime.validation import check_n_data, check_positive
-from dropbayes.sampling import Site, sites
+from dropbayes.sampling import Sampling, Site, sites
 from dropbayes.weight_layers import decays, is_bias, keep_probs, kl_is_weight_decay, trace, weight_layers
 from dropbayes.weight_layers.precision import Prior, weight_decay
 
@@ -149,7 +149,7 @@ def _sites_outside(net: nn.Module, x: Any, row_axis: int) -> tuple[tuple[Site, s
     repeated = {name.rpartition(".")[0] for name, count in uses.items() if count > 1}
     own_kl = {name for name, module in weight_layers(net) if not kl_is_weight_decay(module)}
     outside = []
-    for site in sites(net, x, row_axis=row_axis):
+    for site in sites(net, x, sampling=Sampling(row_axis=row_axis)):
         if not site.is_random or _is_inside(site.path, own_kl):
             continue
         if site.kind in ("attention", "recurrent"):

@@ -1,7 +1,6 @@
 """Sampling from a network: its sites, keyed masks, and draws computed in blocks."""
 
 from dropbayes.sampling.functions import (
-    checked_first_row,
     draws,
     evaluation_output,
     function_draw,
@@ -21,19 +20,18 @@ from dropbayes.sampling.inputs import (
     network_arguments,
     split,
 )
-from dropbayes.sampling.inspection import Inspection, inspect, names_of, sites
+from dropbayes.sampling.inspection import Inspection, inspect, sites
 from dropbayes.sampling.masks import Keys, derived_seed
-from dropbayes.sampling.plan import Block, Plan, checked_keys, make_plan, mask_spec, move_row_axis
-from dropbayes.sampling.positions import POSITIONS
+from dropbayes.sampling.plan import Block, Plan, make_plan, mask_spec, move_row_axis
 from dropbayes.sampling.probes import equal_but_for_rounding
 from dropbayes.sampling.profile import Profile, RowLayout, Site, Sites
+from dropbayes.sampling.settings import Sampling
 from dropbayes.sampling.source import KeyedSource, MaskSpec, NetworkChanged, UnsupportedStrategy
 from dropbayes.sampling.streaming import LogMean, Mean, Moments, Votes, result_dtype
 from dropbayes.sampling.training_mode import UncertaintyWarning
 from dropbayes.tracing.views import View, eagerly
 
 __all__ = [
-    "POSITIONS",
     "Block",
     "Inputs",
     "Inspection",
@@ -48,6 +46,7 @@ __all__ = [
     "Profile",
     "RowAxis",
     "RowLayout",
+    "Sampling",
     "Site",
     "Sites",
     "Structure",
@@ -56,8 +55,6 @@ __all__ = [
     "View",
     "Votes",
     "as_inputs",
-    "checked_first_row",
-    "checked_keys",
     "cloned_leaves",
     "copied_cache",
     "derived_seed",
@@ -75,7 +72,6 @@ __all__ = [
     "map_tensors",
     "mask_spec",
     "move_row_axis",
-    "names_of",
     "network_arguments",
     "result_dtype",
     "sites",

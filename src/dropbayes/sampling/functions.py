@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dropbayes.sampling.inputs import Inputs, RowAxis, as_inputs, cloned_leaves, is_cache, split
-from dropbayes.sampling.inspection import Inspection, forget, inspect, names_of
+from dropbayes.sampling.inputs import Inputs, as_inputs, cloned_leaves, is_cache, split
+from dropbayes.sampling.inspection import Inspection, forget, inspect
 from dropbayes.sampling.perceptron import perceptron
-from dropbayes.sampling.plan import MASKS, checked_keys, make_plan, mask_spec, move_row_axis
-from dropbayes.sampling.positions import checked_positions
+from dropbayes.sampling.plan import MASKS, make_plan, mask_spec, move_row_axis
 from dropbayes.sampling.profile import Profile
+from dropbayes.sampling.settings import Sampling
 from dropbayes.sampling.source import KeyedSource, MaskSpec, NetworkChanged, UnsupportedStrategy
 from dropbayes.sampling.strategies import ONE_BY_ONE, Strategy, Work, evaluate
 from dropbayes.sampling.trials import chosen_strategy
@@ -23,7 +23,7 @@ from dropbayes.tracing import Interception, Ones
 from dropbayes.tracing.generators import HostDraws, names_generators
 from dropbayes.tracing.views import View, checked_network, eagerly
 
-__all__ = ["checked_first_row", "draws", "evaluation_output", "function_draw", "is_stochastic", "keep_state"]
+__all__ = ["draws", "evaluation_output", "function_draw", "is_stochastic", "keep_state"]
 
 
 def draws(
@@ -33,13 +33,7 @@ def draws(
     n_draws: int = 100,
     seed: int = 0,
     masks: str = "shared",
-    positions: str | None = None,
-    sampler: str = "stratified",
-    row_axis: RowAxis = 0,
-    exact_rows: bool | None = None,
-    first_row: int = 0,
-    leave_out: str | Sequence[str] = (),
-    max_bytes: int | None = None,
+    sampling: Sampling = Sampling(),
 ) -> Any:
     r"""The outputs of `n_draws` draws, $\widehat{\mathbf y}_t(\mathbf x)$: the network's own structure, draws first.
 
@@ -47,30 +41,19 @@ def draws(
         net: Any network with dropout; it is not changed.
         x: Its input: a tensor or array, a tuple of positional or a dict of named arguments.
         n_draws: The number of draws $T$.
-        seed: With `n_draws` and `sampler`, fixes every mask.
+        seed: With `n_draws` and the sampler, fixes every mask.
         masks: "shared" for one mask per draw, so that a draw is a function; "row" for a new mask per row.
-        positions: For a network that reads sequences: "tied" for one mask for all positions of a sequence, "own" for
-            one per absolute position; None treats a position like any other unit.
-        sampler: "stratified" or "independent" (see `dropbayes.sampling.masks`).
-        row_axis: The axis of the rows in the inputs: one for all arguments or one per argument (a dict or tuple);
-            None if the whole input is one row (graphs, sets).
-        exact_rows: Whether a row must have the same bits alone and in any batch; by default only on a CPU.
-        first_row: The index of the first row, which keys its masks: shards of rows then have the masks of the whole.
-        leave_out: Modules, by name or class name, whose randomness in training is not dropout (an augmentation).
-        max_bytes: A bound on working memory, excluding the result.
+        sampling: The other settings.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
         >>> draws(net, torch.ones(3, 2), n_draws=10).shape
         torch.Size([10, 3, 1])
     """
-    inputs, first_row = as_inputs(x, row_axis=row_axis), checked_first_row(first_row)
-    plan = make_plan(
-        net, inputs, keys=checked_keys(n_draws, seed, sampler), masks=masks, positions=positions, max_bytes=max_bytes,
-        exact_rows=exact_rows, leave_out=leave_out,
-    )  # fmt: skip
+    inputs = as_inputs(x, row_axis=sampling.row_axis)
+    plan = make_plan(net, inputs, keys=sampling.keys(n_draws, seed), masks=masks, sampling=sampling)
     results: list[Tensor] = []
-    for block in plan.run(inputs, first_row=first_row):
+    for block in plan.run(inputs, first_row=sampling.row_offset):
         results = results or [out.new_empty((len(plan.draws), inputs.n_rows, *out.shape[2:])) for out in block.outputs]
         for result, out in zip(results, block.outputs, strict=True):
             result[block.draws.start : block.draws.stop, block.rows.start : block.rows.stop] = out
@@ -84,15 +67,6 @@ def is_stochastic(net: nn.Module, x: Any) -> bool:
     direct = perceptron(plain, inputs.leaves[0]) if inputs.is_matrix else None
     profile = inspect(plain, inputs).profile if direct is None else direct.profile
     return profile.n_random > 0
-
-
-def checked_first_row(first_row: int) -> int:
-    """`first_row` as a whole number, zero or more."""
-    if isinstance(first_row, bool) or not hasattr(first_row, "__index__"):
-        raise TypeError(f"`first_row` must be a whole number; got {first_row!r}.")
-    if operator.index(first_row) < 0:
-        raise ValueError(f"`first_row` must be zero or more; got {first_row}.")
-    return operator.index(first_row)
 
 
 def keep_state(net: nn.Module, inputs: Inputs, profile: Profile) -> None:
@@ -122,10 +96,7 @@ def function_draw(
     n_draws: int = 100,
     seed: int = 0,
     masks: str = "shared",
-    positions: str | None = None,
-    sampler: str = "stratified",
-    row_axis: RowAxis = 0,
-    leave_out: str | Sequence[str] = (),
+    sampling: Sampling = Sampling(),
 ) -> Callable[..., Any]:
     """One draw of the network as a deterministic, differentiable function with the network's call signature.
 
@@ -139,11 +110,8 @@ def function_draw(
         n_draws: The number of draws $T$.
         seed: As in `draws`.
         masks: As in `draws`; a draw is a function of its input alone only with "shared".
-        positions: As in `draws`; with "tied" or "own", a step that reads a cache has the masks that it has in the
-            whole sequence.
-        sampler: As in `draws`.
-        row_axis: As in `draws`.
-        leave_out: As in `draws`.
+        sampling: As in `draws`; with masks "tied" or "per_position", a step that reads a cache has the masks that it
+            has in the whole sequence.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
@@ -151,24 +119,23 @@ def function_draw(
         >>> torch.allclose(f(torch.ones(2, 2)), draws(net, torch.ones(2, 2), n_draws=10, seed=1)[3])
         True
     """
-    keys = checked_keys(n_draws, seed, sampler)
+    keys = sampling.keys(n_draws, seed)
     if not 0 <= operator.index(index) < keys.n_draws:
         raise ValueError(f"`index` must be one of the {n_draws} draws, 0 to {n_draws - 1}; got {index}.")
     if masks not in MASKS:
         raise ValueError(f"`masks` must be one of {', '.join(map(repr, MASKS))}; got {masks!r}.")
-    plain, names, positions = checked_network(net), names_of(leave_out), checked_positions(positions)
+    plain, by_position = checked_network(net), sampling.positions is not None
     draw = range(operator.index(index), operator.index(index) + 1)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         x = kwargs if kwargs and not args else args[0] if len(args) == 1 and not kwargs else args
         if args and kwargs:
             raise TypeError("a draw takes positional or named arguments, not both. Name all of them.")
-        inputs = as_inputs(x, row_axis=row_axis)
+        inputs = as_inputs(x, row_axis=sampling.row_axis)
         seen = replace(inputs, leaves=tuple(map(_outside_transforms, inputs.leaves)))
-        by_position = positions is not None
-        inspection = inspect(plain, seen, names, positions=by_position, any_length=by_position)
+        inspection = inspect(plain, seen, sampling.ignored, positions=by_position, any_length=by_position)
         inspection.profile.check_random()
-        spec = mask_spec(inspection, inputs, keys=keys, masks=masks, positions=positions, leave_out=names)
+        spec = mask_spec(inspection, inputs, keys=keys, masks=masks, sampling=sampling)
         try:
             return _one_draw(inspection, inputs, seen, spec, draw)
         except (NetworkChanged, UnsupportedStrategy) as changed:

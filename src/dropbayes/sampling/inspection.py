@@ -10,39 +10,38 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dropbayes.sampling.inputs import Inputs, RowAxis, as_inputs, cloned_leaves, split
+from dropbayes.sampling.inputs import Inputs, as_inputs, cloned_leaves, split
 from dropbayes.sampling.layouts import output_layouts, row_of, site_layouts, site_names, whole_arguments
 from dropbayes.sampling.masks import named_site
 from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, autocast_dtype, equal_but_for_rounding
 from dropbayes.sampling.profile import Profile, Sites
 from dropbayes.sampling.sequences import form, with_positions
+from dropbayes.sampling.settings import Sampling
 from dropbayes.sampling.training_mode import check_accounted, check_repeatable, training_probe
 from dropbayes.tracing import Read, RowLayout, SharedWrite, Site
 from dropbayes.tracing.generators import UNSEEDED, keyed_generators, names_generators
 from dropbayes.tracing.states import NetworkState
 from dropbayes.tracing.views import Flags, View, check_modules, checked_network, eagerly
 
-__all__ = ["Inspection", "forget", "inspect", "names_of", "sites"]
+__all__ = ["Inspection", "forget", "inspect", "sites"]
 
 _MAX_FORMS = 64
 _MAX_BRANCHES = 6  # seeds of the host's generators under which branches are looked for
 
 
-def sites(net: nn.Module, x: Any, *, row_axis: RowAxis = 0, leave_out: str | Sequence[str] = ()) -> Sites:
+def sites(net: nn.Module, x: Any, *, sampling: Sampling = Sampling()) -> Sites:
     """The sites where `net` is random on input `x`: module, operation, drop probability and next weight layer.
 
     Args:
         net: Any network; it is not changed.
         x: One batch of its input: a tensor, a tuple of positional or a dict of named arguments.
-        row_axis: The axis of the rows in the inputs, 1 for sequence-first networks; None if the input is one row.
-        leave_out: Modules, by name or class name, whose randomness in training is not dropout (an augmentation).
+        sampling: The axis of the rows and the modules to ignore.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 1))
@@ -52,16 +51,8 @@ def sites(net: nn.Module, x: Any, *, row_axis: RowAxis = 0, leave_out: str | Seq
         0     2     dropout  0.1        1x8    3
         1 site; 80 % of a forward pass is shared by all draws
     """
-    profile = inspect(checked_network(net), as_inputs(x, row_axis=row_axis), names_of(leave_out)).profile
+    profile = inspect(checked_network(net), as_inputs(x, row_axis=sampling.row_axis), sampling.ignored).profile
     return Sites(profile.sites + profile.left_out, profile.prefix_share)
-
-
-def names_of(leave_out: str | Sequence[str]) -> tuple[str, ...]:
-    """The names in `leave_out`, in order."""
-    names = (leave_out,) if isinstance(leave_out, str) else tuple(leave_out)
-    if not all(isinstance(name, str) and name for name in names):
-        raise TypeError(f"`leave_out` must hold names of modules or classes; got {leave_out!r}.")
-    return tuple(sorted(names))
 
 
 # The cache ------------------------------------------------------------------------------------------------------------
@@ -97,7 +88,7 @@ _inspections: weakref.WeakKeyDictionary[nn.Module, tuple[NetworkState, dict[Any,
 def inspect(
     net: nn.Module,
     inputs: Inputs,
-    leave_out: tuple[str, ...] = (),
+    ignored: tuple[str, ...] = (),
     *,
     positions: bool = False,
     any_length: bool = False,
@@ -107,7 +98,7 @@ def inspect(
     With `any_length`, an inspection of one length serves others: for sites and axes, but not for costs and shapes.
     """
     described = form(inputs) if any_length else inputs.signature
-    key = (described, inputs.spec, inputs.n_rows == 1, leave_out, positions, any_length)
+    key = (described, inputs.spec, inputs.n_rows == 1, ignored, positions, any_length)
     known = _inspections.get(net)
     if known is None:
         check_modules(net)
@@ -115,17 +106,17 @@ def inspect(
         known = _inspections[net] = (NetworkState(net), {})
     forms = known[1]
     if key not in forms:
-        made = _inspect(net, inputs, leave_out, positions)
+        made = _inspect(net, inputs, ignored, positions)
         while len(forms) >= _MAX_FORMS:
             forms.pop(next(iter(forms)), None)
         forms[key] = made
     inspection = forms[key]
-    if inspection.profile.reads_rows and inputs.n_rows > 1 and not _holds_for_rows(net, inputs, leave_out, inspection):
-        inspection = forms[key] = _inspect(net, inputs, leave_out, positions)
+    if inspection.profile.reads_rows and inputs.n_rows > 1 and not _holds_for_rows(net, inputs, ignored, inspection):
+        inspection = forms[key] = _inspect(net, inputs, ignored, positions)
     return inspection
 
 
-def _holds_for_rows(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...], inspection: Inspection) -> bool:
+def _holds_for_rows(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], inspection: Inspection) -> bool:
     """Whether an inspection holds for rows beyond those seen so far, which may take another branch of the network.
 
     Raises if they give another output alone than in their batch.
@@ -135,7 +126,7 @@ def _holds_for_rows(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...], 
     if inspection.seen is not None:
         if bool((span[0] >= inspection.seen[0]).all() and (span[1] <= inspection.seen[1]).all()):
             return True
-        prober = Prober(net, inputs, leave_out, names_generators(net), inspection.owns_parameters)
+        prober = Prober(net, inputs, ignored, names_generators(net), inspection.owns_parameters)
         rows, flags = inputs.different_rows(), inspection.flags
         with torch.inference_mode(False), torch.no_grad():
             probes = {row: _probe_alone(prober, rows, row, flags) for row in range(rows.n_rows)}
@@ -159,22 +150,22 @@ def forget(net: nn.Module) -> None:
 # The inspection -------------------------------------------------------------------------------------------------------
 
 
-def _inspect(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...], positions: bool) -> Inspection:
+def _inspect(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], positions: bool) -> Inspection:
     """Autocast is off unless the network needs it, so that outputs differ only by the rounding of full precision."""
-    _check_names(net, leave_out)
+    _check_names(net, ignored)
     if autocast_dtype(inputs.device) is None:
-        return _inspect_in(net, inputs, leave_out, positions)
+        return _inspect_in(net, inputs, ignored, positions)
     try:
         with torch.autocast(inputs.device.type, enabled=False):
-            return _inspect_in(net, inputs, leave_out, positions)
+            return _inspect_in(net, inputs, ignored, positions)
     except RuntimeError:  # weights of low precision that need autocast for this input
-        return replace(_inspect_in(net, inputs, leave_out, positions), needs_autocast=True)
+        return replace(_inspect_in(net, inputs, ignored, positions), needs_autocast=True)
 
 
 @torch.inference_mode(False)  # inference tensors have no versions, which reveal writes
 @torch.no_grad()
-def _inspect_in(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...], positions: bool) -> Inspection:
-    prober = Prober(net, inputs, leave_out, names_generators(net))
+def _inspect_in(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], positions: bool) -> Inspection:
+    prober = Prober(net, inputs, ignored, names_generators(net))
     try:
         return _inspect_with(prober, positions)
     except SharedWrite:  # a pass writes into a parameter: each has its own
@@ -320,11 +311,11 @@ def _profile(batch: Probe, alone: Probe, probes: list[Probe], n_rows: int) -> Pr
     )
 
 
-def _check_names(net: nn.Module, leave_out: tuple[str, ...]) -> None:
+def _check_names(net: nn.Module, ignored: tuple[str, ...]) -> None:
     known = {name for name, _ in net.named_modules()} | {type(module).__name__ for module in net.modules()}
-    unknown = [name for name in leave_out if name not in known]
+    unknown = [name for name in ignored if name not in known]
     if unknown:
-        raise ValueError(f"`leave_out` must name modules or classes of `net`; {unknown[0]!r} is none.")
+        raise ValueError(f"`ignore_modules` must name modules or classes of `net`; {unknown[0]!r} is none.")
 
 
 # Rows -----------------------------------------------------------------------------------------------------------------

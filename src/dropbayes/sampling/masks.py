@@ -8,6 +8,14 @@ $u_t = \mathrm{frac}(\pi(t)/T + s)$. The shift $s$ is uniform and independent be
 draw is an exact, independent Bernoulli mask; over the $T$ draws each unit is dropped as near to $T \cdot$ `drop_prob`
 times as integers allow, which removes most of the Monte Carlo error of a mean. The *independent* sampler hashes every
 draw separately; its first draws do not depend on how many follow.
+
+A network that reads a sequence token by token, with a cache, must have at every step the masks that it would have on
+the whole sequence: only then are its steps those of one function. *Tied* masks have one value for all positions, as Gal
+and Ghahramani (2016, *A Theoretically Grounded Application of Dropout in Recurrent Neural Networks*) require: the
+weights are then random, $\mathbf{W} \operatorname{diag}(\mathbf{z})$, and not the tokens. Attention weights, which
+have a position for queries and one for keys, are tied over both: a head is dropped whole, which drops its block of rows
+of the output projection. Masks *per position* are keyed by the absolute position (attention weights by that of query
+and key).
 """
 
 from __future__ import annotations
@@ -16,13 +24,15 @@ import contextlib
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from dropbayes.tracing import Site
 
 SAMPLERS = ("stratified", "independent")
 
@@ -40,7 +50,7 @@ _ROW_BYTES = 2**17  # likewise with masks for each row: those of many rows would
 _UNIT, _ROW, _DRAW = 1, 2, 3  # streams of one site
 _HOST = 4  # the stream of seeds for generators outside of torch
 
-LONGEST = 2**20  # positions along one axis: two of them number a pair without collision
+MAX_POSITIONS = 2**20  # positions along one axis: two of them number a pair without collision
 
 
 @dataclass(frozen=True)
@@ -82,9 +92,48 @@ class Units:
         place = torch.zeros((), dtype=torch.int64, device=device)
         for axis, start in zip(self.axes, self.starts, strict=True):
             positions = torch.arange(start, start + self.shape[axis], device=device)
-            place = place * LONGEST + positions.reshape(-1, *(1,) * (len(self.shape) - axis - 1))
+            place = place * MAX_POSITIONS + positions.reshape(-1, *(1,) * (len(self.shape) - axis - 1))
         unit = torch.arange(math.prod(within), device=device).reshape(within)
         return (place * math.prod(within) + unit).expand(self.shape).reshape(-1)
+
+
+@dataclass(frozen=True)
+class Positions:
+    """The dependence of the masks of one run on position.
+
+    Args:
+        tied: Whether all positions share a mask.
+        lengths: The number of positions of each sequence of the input, including those in a cache.
+    """
+
+    tied: bool
+    lengths: tuple[int, ...]
+
+    def generate(
+        self, site: Site, shape: tuple[int, ...], make: Callable[[int, tuple[int, ...], Units | None], Tensor]
+    ) -> Tensor:
+        """The result of `make` for a site's number, the shape of its mask and the numbers of its units.
+
+        A tied mask has length 1 along its positions.
+        """
+        axes = {position.axis for position in site.positions}
+        if self.tied or not axes:
+            return make(
+                site.number or named_site(site.name), tuple(1 if a in axes else n for a, n in enumerate(shape)), None
+            )
+        return make(site.number or named_site(site.name), shape, self._units(site, shape))
+
+    def _units(self, site: Site, shape: tuple[int, ...]) -> Units:
+        lengths = [shape[position.axis] for position in site.positions]
+        totals = [self.lengths[position.sequence] for position in site.positions]
+        # The last entry is the last position: queries are the newest tokens, keys reach back to the first (or, in a
+        # sliding window, to the first that is left). Only a cache with room to spare is longer than the sequence.
+        starts = [max(0, total - length) for total, length in zip(totals, lengths, strict=True)]
+        if max(start + length for start, length in zip(starts, lengths, strict=True)) > MAX_POSITIONS:
+            raise ValueError(
+                f'`positions` "per_position" numbers at most {MAX_POSITIONS} positions; {site.path or "net"} has more.'
+            )
+        return Units(shape, tuple(position.axis for position in site.positions), tuple(starts))
 
 
 def keep_mask(

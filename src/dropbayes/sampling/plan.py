@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,13 +17,13 @@ from torch import Tensor, nn
 
 from dropbayes.runtime.devices import cpu_threads
 from dropbayes.sampling.inputs import Inputs, cloned_leaves
-from dropbayes.sampling.inspection import Inspection, forget, inspect, names_of
-from dropbayes.sampling.masks import SAMPLERS, Keys
+from dropbayes.sampling.inspection import Inspection, forget, inspect
+from dropbayes.sampling.masks import Keys, Positions
 from dropbayes.sampling.perceptron import Perceptron, perceptron
 from dropbayes.sampling.perceptron_draws import perceptron_moments, prepare
-from dropbayes.sampling.positions import Positions, checked_positions
 from dropbayes.sampling.profile import Profile
 from dropbayes.sampling.sequences import sequence_lengths
+from dropbayes.sampling.settings import Sampling
 from dropbayes.sampling.source import MaskSpec, NetworkChanged, UnsupportedStrategy
 from dropbayes.sampling.strategies import DRAW_BY_DRAW, ONE_BY_ONE, Strategy, Work, evaluate
 from dropbayes.sampling.streaming import mean_over_draws
@@ -32,7 +31,7 @@ from dropbayes.sampling.trials import chosen_strategy, is_out_of_memory
 from dropbayes.tracing import RowLayout
 from dropbayes.tracing.views import checked_network
 
-__all__ = ["MASKS", "Block", "Plan", "checked_keys", "make_plan", "mask_spec", "move_row_axis"]
+__all__ = ["MASKS", "Block", "Plan", "make_plan", "mask_spec", "move_row_axis"]
 
 MASKS = ("shared", "row")
 
@@ -48,19 +47,6 @@ _WORKING_BYTES = {"cpu": 32 * 2**20, "cuda": 4 * 2**30}  # on a CPU, about what 
 _WORKING_BYTES_DIRECT = {"cpu": 64 * 2**20, "cuda": 3 * 2**30}
 _YIELDED_ROWS = 1024  # the direct path yields its blocks in batches of this many rows
 _THREADED_OPERATIONS = 5e7  # a smaller block finishes before other threads have started
-
-
-def checked_keys(n_draws: int, seed: int, sampler: str) -> Keys:
-    """The keys of a prediction, validated."""
-    if isinstance(n_draws, bool) or not hasattr(n_draws, "__index__"):
-        raise TypeError(f"`n_draws` must be a whole number; got {n_draws!r}. Try n_draws=100.")
-    if operator.index(n_draws) < 1:
-        raise ValueError(f"`n_draws` must be at least 1; got {n_draws}. Try n_draws=100.")
-    if not hasattr(seed, "__index__"):
-        raise TypeError(f"`seed` must be a whole number; got {seed!r}.")
-    if sampler not in SAMPLERS:
-        raise ValueError(f"`sampler` must be one of {', '.join(map(repr, SAMPLERS))}; got {sampler!r}.")
-    return Keys(operator.index(seed), operator.index(n_draws), sampler)
 
 
 @dataclass(frozen=True)
@@ -94,7 +80,6 @@ class Plan:
     product_rows: int = 1  # of a perceptron: the rows in one product
     batch_invariant: bool = True  # blocks are padded to one size
     moments_only: bool = False
-    positions: str | None = None
 
     @property
     def exact(self) -> bool:
@@ -150,7 +135,7 @@ class Plan:
                 "Let its forward depend on its input and its weights only."
             )
         forget(self.net)
-        inspection = inspect(self.net, inputs, self.spec.leave_out, positions=self.positions is not None)
+        inspection = inspect(self.net, inputs, self.spec.ignored, positions=self.spec.positions is not None)
         profile = replace(inspection.profile, draws_branch=True, rows_branch=True)
         if (profile.structure, profile.outputs) != (self.profile.structure, self.profile.outputs):
             raise ValueError("`net` gives outputs of another form than on the rows before. Predict them separately.")
@@ -221,11 +206,8 @@ def make_plan(
     *,
     keys: Keys,
     masks: str = "shared",
-    positions: str | None = None,
-    max_bytes: int | None = None,
-    integrate: bool = False,
-    exact_rows: bool | None = None,
-    leave_out: str | Sequence[str] = (),
+    sampling: Sampling = Sampling(),
+    moments_only: bool = False,
 ) -> Plan:
     """The plan for a network that was checked to be random.
 
@@ -234,53 +216,47 @@ def make_plan(
         inputs: Its inputs; only their form matters.
         keys: Seed, number of draws and sampler.
         masks: "shared" or "row".
-        positions: "tied", "own" or None.
-        max_bytes: A bound on working memory.
-        integrate: Whether only moments are wanted: the last site is then integrated over, if the last layer allows it.
-        exact_rows: Whether a row must have the same bits in any batch; by default only on a CPU.
-        leave_out: Modules whose randomness is not dropout, by name.
+        sampling: The other settings.
+        moments_only: Whether only moments are wanted: the last site is then integrated over, if the last layer allows
+            it.
     """
     if masks not in MASKS:
         raise ValueError(f"`masks` must be one of {', '.join(map(repr, MASKS))}; got {masks!r}.")
-    if max_bytes is not None and max_bytes <= 0:
-        raise ValueError(f"`max_bytes` must be a positive number of bytes; got {max_bytes!r}.")
-    names, positions = names_of(leave_out), checked_positions(positions)
+    integrate = moments_only and sampling.integrate_last_layer
     on_cpu = inputs.device.type == "cpu"
-    invariant = on_cpu if exact_rows is None else exact_rows
+    invariant = on_cpu if sampling.batch_invariant is None else sampling.batch_invariant
     net = checked_network(net)
-    if inputs.is_matrix and not (names or positions):
+    if inputs.is_matrix and not (sampling.ignored or sampling.positions):
         direct = perceptron(net, inputs.leaves[0])
         if direct is not None and (on_cpu or (direct.kernel_layers is not None and not invariant)):
-            return _direct_plan(net, direct, inputs, keys, masks, integrate, invariant, max_bytes)
-    inspection = _inspect_with_hints(net, inputs, names, positions is not None)
+            return _direct_plan(net, direct, inputs, keys, masks, integrate, invariant, sampling.max_bytes)
+    inspection = _inspect_with_hints(net, inputs, sampling)
     profile = inspection.profile
     profile.check_random()
-    spec = mask_spec(inspection, inputs, keys=keys, masks=masks, positions=positions, leave_out=names)
+    spec = mask_spec(inspection, inputs, keys=keys, masks=masks, sampling=sampling)
     spec = replace(spec, integrate=integrate and profile.last_layer)
     strategy = chosen_strategy(inspection, inputs, spec)
     spec = replace(spec, integrate=spec.integrate and strategy.draws != "single")
     plan = Plan(
         net, profile, spec, range(keys.n_draws), 1, 1, 0.0, strategy, inspection, batch_invariant=invariant,
-        moments_only=integrate, positions=positions,
+        moments_only=integrate,
     )  # fmt: skip
     plan = replace(plan, draws=range(1)) if plan.exact else plan
-    return _with_sizes(plan, inputs, max_bytes)
+    return _with_sizes(plan, inputs, sampling.max_bytes)
 
 
-def mask_spec(
-    inspection: Inspection, inputs: Inputs, *, keys: Keys, masks: str, positions: str | None, leave_out: tuple[str, ...]
-) -> MaskSpec:
+def mask_spec(inspection: Inspection, inputs: Inputs, *, keys: Keys, masks: str, sampling: Sampling) -> MaskSpec:
     """The masks of a network on these inputs."""
     by_position = None
-    if positions is not None:
-        tied = positions == "tied"
+    if sampling.positions is not None:
+        tied = sampling.positions == "tied"
         by_position = Positions(tied, () if tied else sequence_lengths(inputs))
-    return MaskSpec(inspection.profile, keys, masks == "row", False, by_position, leave_out)
+    return MaskSpec(inspection.profile, keys, masks == "row", False, by_position, sampling.ignored)
 
 
-def _inspect_with_hints(net: nn.Module, inputs: Inputs, leave_out: tuple[str, ...], positions: bool) -> Inspection:
+def _inspect_with_hints(net: nn.Module, inputs: Inputs, sampling: Sampling) -> Inspection:
     try:
-        return inspect(net, inputs, leave_out, positions=positions)
+        return inspect(net, inputs, sampling.ignored, positions=sampling.positions is not None)
     except RuntimeError as error:
         for hint in _input_hints(net, inputs, str(error)):
             error.add_note(hint)

@@ -23,7 +23,7 @@ __all__ = [
     "autocast_dtype",
     "double_inputs",
     "equal_but_for_rounding",
-    "is_left_out",
+    "is_ignored",
     "training_flags",
 ]
 
@@ -70,18 +70,18 @@ class ProbeFailed(Exception):
         return str(self).partition("\n")[0]
 
 
-def is_left_out(leave_out: tuple[str, ...], name: str, module: nn.Module) -> bool:
-    """Whether a module is named in `leave_out`: by its class, its name, or the name of a module it is in."""
-    return any(type(module).__name__ == one or name == one or name.startswith(f"{one}.") for one in leave_out)
+def is_ignored(ignored: tuple[str, ...], name: str, module: nn.Module) -> bool:
+    """Whether a module is named in `ignored`: by its class, its name, or the name of a module it is in."""
+    return any(type(module).__name__ == one or name == one or name.startswith(f"{one}.") for one in ignored)
 
 
-def training_flags(leave_out: tuple[str, ...], in_evaluation: frozenset[type] = frozenset()) -> Flags:
+def training_flags(ignored: tuple[str, ...], in_evaluation: frozenset[type] = frozenset()) -> Flags:
     """The modules in training mode during a draw: not normalisation, this library's layers, or what is left out."""
 
     def may_train(name: str, module: nn.Module) -> bool:
         normalises = isinstance(module, nn.modules.batchnorm._NormBase)
         ours = type(module).__module__.startswith("dropbayes.")
-        return not (normalises or ours or type(module) in in_evaluation or is_left_out(leave_out, name, module))
+        return not (normalises or ours or type(module) in in_evaluation or is_ignored(ignored, name, module))
 
     return may_train
 
@@ -93,14 +93,14 @@ class Prober:
     Args:
         net: The network.
         inputs: Inputs of the form of those to probe.
-        leave_out: Modules whose randomness is not dropout.
+        ignored: Modules whose randomness is not dropout.
         named: The generators of the host that the network's code names.
         owns_parameters: Whether its passes write into their parameters, so that each needs its own.
     """
 
     net: nn.Module
     inputs: Inputs
-    leave_out: tuple[str, ...]
+    ignored: tuple[str, ...]
     named: frozenset[str]
     owns_parameters: bool = False
     views: dict[Flags | None, View] = field(default_factory=dict)  # that passes have left unchanged
@@ -114,7 +114,7 @@ class Prober:
         rows = [leaf for leaf, axis in zip(leaves, self.inputs.axes, strict=True) if self._has_rows(leaf, axis)]
         watch = Watch(rows, {} if self.owns_parameters else view.parameters)
         names = SiteNames(view.paths, view.originals)
-        left_out = functools.partial(is_left_out, self.leave_out)
+        left_out = functools.partial(is_ignored, self.ignored)
         recorder = Recorder(names, left_out=left_out, watch=watch, neutral=neutral)
         host = HostDraws(self.named, view.generators)
         try:

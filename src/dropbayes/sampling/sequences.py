@@ -55,7 +55,7 @@ def with_positions(prober: Prober, flags: Flags, chosen: Probe, sites: tuple[Sit
         if ranks.get(site.name) != len(site.shape):
             raise ValueError(
                 f"`positions` cannot be found for {site.name!r}: the network meets it with a cache only, or in another "
-                "form than without. Leave the module out by name with leave_out=, or leave `positions` out."
+                "form than without. Name the module in Sampling(ignore_modules=...), or leave `positions` out."
             )
     return tuple(replace(site, positions=known[site.name]) for site in sites)
 
@@ -109,7 +109,7 @@ def sequence_lengths(inputs: Inputs) -> tuple[int, ...]:
         past = _past_length(cache)
         if past is None and masks[decoder] <= lengths[decoder]:
             raise ValueError(
-                f'`positions` "own" needs to know how many positions the cache holds, which {type(cache).__name__} of '
+                f'`positions` "per_position" needs the length of the cache, which {type(cache).__name__} of '
                 'this network does not say. Pass an attention_mask of all positions, or take positions="tied".'
             )
         lengths[decoder] = masks[decoder] if past is None else past + lengths[decoder]
@@ -233,7 +233,7 @@ def _positions(site: Site, shapes: list[tuple[int, ...]], growths: Any) -> tuple
             raise ValueError(
                 f"`positions` cannot be found for the {site.kind} in {site.path or 'the network'}: its mask of shape "
                 f"{site.shape} becomes {shapes[0]} when the input has another length, which is no axis of positions. "
-                "Leave the module out by name with leave_out=, or leave `positions` out."
+                "Name the module in Sampling(ignore_modules=...), or leave `positions` out."
             )
         axes.append(PositionAxis(axis, known[0]))
     return tuple(axes)

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.sampling.kernels import kernels_on
-from dropbayes.sampling.masks import SHARED_BYTES, Keys, Units, keep_mask, named_site, uniform
-from dropbayes.sampling.positions import Positions
-from dropbayes.sampling.probes import is_left_out
+from dropbayes.sampling.masks import SHARED_BYTES, Keys, Positions, Units, keep_mask, named_site, uniform
+from dropbayes.sampling.probes import is_ignored
 from dropbayes.sampling.profile import Profile
 from dropbayes.tracing import (
     RowLayout,
@@ -57,7 +56,7 @@ class MaskSpec:
     per_row: bool
     integrate: bool = False  # the last site is integrated out, and its variance returned
     positions: Positions | None = None  # None if a position is like any other unit
-    leave_out: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
     trial: bool = False  # a different real number for every unit, in which no misplaced mask can hide
 
 
@@ -97,18 +96,18 @@ class KeyedSource(Source):
 
     def follow(self, net: nn.Module) -> None:
         """Identifies the sites of `net` by name if a draw may skip some, and what calls them if some are left out."""
-        if self.spec.profile.by_name or self.spec.leave_out:
+        if self.spec.profile.by_name or self.spec.ignored:
             self._names = SiteNames({id(module): path for path, module in net.named_modules()})
             self._by_name = {site.name: site for site in self.spec.profile.sites}
 
     # What the handlers of stochastic operations ask -------------------------------------------------------------------
 
     def is_off(self, training: bool) -> bool:
-        if training and not self.spec.leave_out:
+        if training and not self.spec.ignored:
             return False
         names = self._names or SiteNames({})
         path, module = names.caller()
-        if module is not None and is_left_out(self.spec.leave_out, path, module):
+        if module is not None and is_ignored(self.spec.ignored, path, module):
             return True
         return not training and not (is_ours(module) if self._names is not None else _called_by_ours())
 
@@ -139,7 +138,7 @@ class KeyedSource(Source):
         return x.copy_(product) if inplace and not isinstance(x, nn.Parameter) else product
 
     def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        if self.spec.leave_out and self._is_left_out():
+        if self.spec.ignored and self._is_ignored():
             return neutral_uniform(kind, shape, device)
         site = self._next(kind, drop_prob)
         if not shape and not site.is_random:  # LayerDrop of probability 0 or 1
@@ -156,7 +155,7 @@ class KeyedSource(Source):
         return self._lay_out(self._uniforms(site, inner_shape, device), layout, shape, inner_shape)
 
     def bernoulli(self, probability: Tensor, drop_prob: float | None) -> Tensor:
-        if self.spec.leave_out and self._is_left_out():
+        if self.spec.ignored and self._is_ignored():
             return probability
         drawn = self.uniform("bernoulli", drop_prob, tuple(probability.shape), probability.device)
         return (drawn if self.spec.trial else drawn < probability).to(probability.dtype)
@@ -240,10 +239,10 @@ class KeyedSource(Source):
     def _mask_rows(self) -> range | None:
         return self.rows if self.spec.per_row else None
 
-    def _is_left_out(self) -> bool:
+    def _is_ignored(self) -> bool:
         assert self._names is not None
         path, module = self._names.caller()
-        return module is not None and is_left_out(self.spec.leave_out, path, module)
+        return module is not None and is_ignored(self.spec.ignored, path, module)
 
     def _next(self, kind: str, drop_prob: float | None) -> Site:
         self._check_transforms()

@@ -86,15 +86,6 @@ class Moments(_Groups):
         self.count = total
 
 
-def moments_of_one_group(draws: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The mean and variance of draws that are one group, with the bits of `Moments`; None if they are several."""
-    size = draws.shape[0]
-    if size > _group_size(draws) or draws.is_complex():
-        return None
-    mean, squares = _moments(draws)
-    return mean, squares.div_(size)
-
-
 def _moments(draws: Tensor) -> tuple[Tensor, Tensor]:
     """The mean and the sum of squared deviations from it, in float64."""
     kernels = None if draws.requires_grad else kernels_on(draws.device)

@@ -12,7 +12,7 @@ from collections import Counter
 from torch import nn
 
 from dropbayes.sampling.inputs import Inputs
-from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, is_left_out, training_flags
+from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, is_ignored, training_flags
 from dropbayes.tracing import NEUTRAL, SharedWrite
 from dropbayes.tracing.views import Flags
 
@@ -25,7 +25,7 @@ class UncertaintyWarning(UserWarning):
 
 def training_probe(prober: Prober, rows: Inputs, plain: Probe) -> tuple[Probe, Flags]:
     """The probe with the training flags of classes that only drop, and these flags."""
-    flags, full = training_flags(prober.leave_out), None
+    flags, full = training_flags(prober.ignored), None
     try:
         full = prober(rows.leaves, flags)
     except ProbeFailed as failed:  # a training branch may need targets or a process group
@@ -44,7 +44,7 @@ def training_probe(prober: Prober, rows: Inputs, plain: Probe) -> tuple[Probe, F
     classes = sorted({type(m) for n, m in prober.net.named_modules() if flags(n, m)}, key=lambda cls: cls.__name__)
     dropping = {cls for cls in classes if _only_drops(prober, rows, cls, plain)}
     in_evaluation = frozenset(classes) - dropping
-    flags = training_flags(prober.leave_out, in_evaluation)
+    flags = training_flags(prober.ignored, in_evaluation)
     chosen = prober(rows.leaves, flags) if dropping else plain
     if not chosen.fits(plain):
         raise ValueError(f"`net` gives an output of another form in training: {_describe(chosen)}.")
@@ -79,7 +79,7 @@ def check_repeatable(prober: Prober, rows: Inputs, flags: Flags, full: Probe) ->
         raise NotImplementedError(
             "`net` gives different outputs in training with every mask left out: it draws random numbers that cannot "
             "be keyed to a seed, from a generator of its own. Draw them with torch.rand, torch.randn or "
-            "torch.bernoulli, or leave the module out by name with leave_out= if it is not dropout."
+            "torch.bernoulli, or name the module in Sampling(ignore_modules=...) if it is not dropout."
         )
 
 
@@ -87,7 +87,7 @@ def _only_drops(prober: Prober, rows: Inputs, cls: type, plain: Probe) -> bool:
     """Whether the training flag of one class enables randomness and nothing else; raises if it does both."""
 
     def flags(name: str, module: nn.Module) -> bool:
-        return type(module) is cls and not is_left_out(prober.leave_out, name, module)
+        return type(module) is cls and not is_ignored(prober.ignored, name, module)
 
     try:
         seen = prober(rows.leaves, flags)
@@ -106,7 +106,7 @@ def _only_drops(prober: Prober, rows: Inputs, cls: type, plain: Probe) -> bool:
     raise ValueError(
         f"`net` holds a {cls.__name__} whose training branch draws ({_describe(seen)}) and changes its output in "
         f"another way as well, so that its randomness alone cannot be switched on. Leave it out with "
-        f"leave_out={cls.__name__!r} if it is not dropout, or let its output differ by dropout only."
+        f"Sampling(ignore_modules={cls.__name__!r}) if it is not dropout, or let its output differ by dropout only."
     )
 
 
@@ -117,7 +117,7 @@ def _refuse_or_warn(cls: type, failed: ProbeFailed, plain: Probe) -> None:
         raise failed.error
     warnings.warn(
         f"the {cls.__name__} of the network stays in evaluation mode, since its training branch fails ({failed}). "
-        f"Name it in leave_out={cls.__name__!r} if it holds no dropout.",
+        f"Name it in Sampling(ignore_modules={cls.__name__!r}) if it holds no dropout.",
         UncertaintyWarning,
         stacklevel=2,
     )
@@ -136,7 +136,7 @@ def _check_none_missing(full: Probe, chosen: Probe) -> None:
     if missing:
         raise ValueError(
             f"`net` draws in training what cannot be switched on alone: {missing[0]}. Its training branch changes more "
-            "than dropout. Leave the module out by name with leave_out=, or let its output differ by dropout only."
+            "than dropout. Name the module in Sampling(ignore_modules=...), or let its output differ by dropout only."
         )
 
 
@@ -145,7 +145,7 @@ def check_accounted(chosen: Probe, plain: Probe) -> None:
         raise NotImplementedError(
             f"`net` draws random numbers that cannot be keyed to a seed: {chosen.unaccounted[0]}. Draw them with "
             "torch.rand, torch.randn or torch.bernoulli in the thread of the forward pass, or leave the module out by "
-            "name with leave_out= if it is not dropout."
+            "name with Sampling(ignore_modules=...) if it is not dropout."
         )
     if chosen.recorder.generators[: len(plain.recorder.generators)] != plain.recorder.generators:
         raise NotImplementedError(

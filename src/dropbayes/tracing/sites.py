@@ -42,7 +42,7 @@ class Site:
     layout: RowLayout | None = None
     """The layout of a batch's rows in the mask; None if the mask has no rows."""
     left_out: bool = False
-    """Whether `leave_out` switched it off."""
+    """Whether it is in a module to ignore."""
     name: str = ""
     """Its name, independent of other sites: the module, the operation and the index of the call."""
     positions: tuple[PositionAxis, ...] = ()

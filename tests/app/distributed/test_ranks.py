@@ -68,7 +68,11 @@ def test_the_bits_are_the_same_for_any_number_of_processes(across, case):
 def test_the_prediction_is_that_of_one_call(case):
     settings = {name: value for name, value in CASES[case].items() if name not in ("n_outputs", "divide")}
     whole = db.predict(
-        network(CASES[case]["n_outputs"]), inputs(), seed=5, analytic=case.startswith("rows"), **settings
+        network(CASES[case]["n_outputs"]),
+        inputs(),
+        seed=5,
+        sampling=db.Sampling(integrate_last_layer=case.startswith("rows")),
+        **settings,
     )
     found = predicted(case)
     for one, other in zip(found, (whole.mean, whole.epistemic, whole.aleatoric), strict=False):

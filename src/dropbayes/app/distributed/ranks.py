@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from dropbayes import information
 from dropbayes.likelihoods import Categorical, Likelihood
 from dropbayes.predictive import Prediction, predict
-from dropbayes.sampling import Inputs, Plan, as_inputs, checked_keys, make_plan
+from dropbayes.sampling import Inputs, Plan, Sampling, as_inputs, make_plan
 
 __all__ = ["Group", "merge", "predict_across_ranks"]
 
@@ -94,10 +94,10 @@ def predict_across_ranks(
     if divide not in ("draws", "rows"):
         raise ValueError(f"`divide` must be 'draws' or 'rows'; got {divide!r}.")
     rank, n_ranks = _rank_and_size(group)
-    settings = {"n_draws": n_draws, "seed": seed, "masks": masks, "sampler": sampler}
+    settings = {"n_draws": n_draws, "seed": seed, "masks": masks}
     if divide == "rows":
-        return _by_rows(net, as_inputs(x), likelihood, rank, n_ranks, group, settings)
-    return _by_draws(net, as_inputs(x), likelihood, rank, n_ranks, group, settings)
+        return _by_rows(net, as_inputs(x), likelihood, rank, n_ranks, group, settings, sampler)
+    return _by_draws(net, as_inputs(x), likelihood, rank, n_ranks, group, settings, sampler)
 
 
 def _rank_and_size(group: Any) -> tuple[int, int]:
@@ -126,14 +126,28 @@ def _gather(value: Any, n_ranks: int, group: Any) -> list[Any]:
 
 
 def _by_rows(
-    net: nn.Module, inputs: Inputs, likelihood: Any, rank: int, n_ranks: int, group: Any, settings: dict[str, Any]
+    net: nn.Module,
+    inputs: Inputs,
+    likelihood: Any,
+    rank: int,
+    n_ranks: int,
+    group: Any,
+    settings: dict[str, Any],
+    sampler: str,
 ) -> Prediction:
     start, stop = (inputs.n_rows * r // n_ranks for r in (rank, rank + 1))
     mine = None
     if stop > start:
         args, kwargs = pytree.tree_unflatten(list(inputs.block(start, stop).leaves), inputs.spec)
         rows = kwargs or (args[0] if len(args) == 1 else tuple(args))
-        mine = predict(net, rows, likelihood=likelihood, first_row=start, progress=False, **settings)
+        mine = predict(
+            net,
+            rows,
+            likelihood=likelihood,
+            sampling=Sampling(sampler=sampler, row_offset=start),
+            progress=False,
+            **settings,
+        )
     parts = [part for part in _gather(mine, n_ranks, group) if part is not None]
     joined: dict[str, Any] = {}
     for name in ("mean", "epistemic", "aleatoric", "entropy", "expected_entropy", "variation_ratio"):
@@ -143,11 +157,18 @@ def _by_rows(
 
 
 def _by_draws(
-    net: nn.Module, inputs: Inputs, likelihood: Any, rank: int, n_ranks: int, group: Any, settings: dict[str, Any]
+    net: nn.Module,
+    inputs: Inputs,
+    likelihood: Any,
+    rank: int,
+    n_ranks: int,
+    group: Any,
+    settings: dict[str, Any],
+    sampler: str,
 ) -> Prediction:
-    keys = checked_keys(settings["n_draws"], settings["seed"], settings["sampler"])
+    keys = Sampling(sampler=sampler).keys(settings["n_draws"], settings["seed"])
     ranges = [range(i, min(i + _GROUP_DRAWS, keys.n_draws)) for i in range(0, keys.n_draws, _GROUP_DRAWS)]
-    plan = make_plan(net, inputs, keys=keys, masks=settings["masks"], exact_rows=True)
+    plan = make_plan(net, inputs, keys=keys, masks=settings["masks"], sampling=Sampling(batch_invariant=True))
     shares = range(rank, len(ranges), n_ranks)
     mine = {i: _draw_group(replace(plan, draws=ranges[i]), inputs, likelihood) for i in shares}
     counted: dict[int, tuple[Group, torch.dtype]] = {}
@@ -161,7 +182,7 @@ def _by_draws(
         "aleatoric": (total.averages[0] if total.averages else torch.zeros_like(total.mean)).to(dtype),
     }
     if isinstance(likelihood, Categorical):
-        classes = {"class_axis": likelihood.class_axis}
+        classes = {"class_axis": likelihood.for_output(total.mean.dim()).axis}
         statistics["entropy"] = information.entropy(total.mean, **classes).to(dtype)
         statistics["expected_entropy"] = total.averages[1].to(dtype)
     return Prediction(n_draws=keys.n_draws, method=plan.method, **statistics)
@@ -175,9 +196,10 @@ def _draw_group(plan: Plan, inputs: Inputs, likelihood: Any) -> tuple[Group, tor
     draws = draws.cpu()
     if likelihood is None:
         return Group.of(draws), draws.dtype
+    likelihood = likelihood.for_output(draws.dim() - 1)
     averages = [likelihood.variance(draws)]
     if isinstance(likelihood, Categorical):
-        averages.append(information.entropy(likelihood.mean(draws), class_axis=likelihood.class_axis))
+        averages.append(information.entropy(likelihood.mean(draws), class_axis=likelihood.axis))
     return Group.of(likelihood.mean(draws), *averages), draws.dtype
 
 

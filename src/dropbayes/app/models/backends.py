@@ -189,10 +189,11 @@ class NetworkModel:
 
     def statistics(self, x: NumpyArray, n_draws: int, seed: int, interval: float) -> dict[str, NumpyArray]:
         output = self._draws(x, n_draws, seed)
-        mean = self.likelihood.mean(output).double()
-        if isinstance(self.likelihood, Categorical):
-            return _information(mean.movedim(self.likelihood.class_axis, -1), None)
-        scale = self.likelihood.variance(output).double().sqrt()
+        likelihood = self.likelihood.for_output(output.dim() - 1)
+        mean = likelihood.mean(output).double()
+        if isinstance(likelihood, Categorical):
+            return _information(mean.movedim(likelihood.axis, -1), None)
+        scale = likelihood.variance(output).double().sqrt()
         shape = mean.shape[1:]
         moments = _moments(Mixture(mean.reshape(n_draws, -1), scale.reshape(n_draws, -1)), interval)
         return {name: values.reshape(shape) for name, values in moments.items()}

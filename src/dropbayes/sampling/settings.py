@@ -1,0 +1,83 @@
+"""The settings of sampling that few callers change, in one record."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dropbayes.sampling.inputs import RowAxis
+from dropbayes.sampling.masks import SAMPLERS, Keys
+
+__all__ = ["POSITIONS", "Sampling"]
+
+POSITIONS = ("tied", "per_position")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How draws are made: one record for `predict`, `draws`, `function_draw`, `evaluate`, `sites` and `generate`.
+
+    Attributes:
+        sampler: "stratified", whose draws together cover every unit's mask evenly, or "independent".
+        positions: For a network that reads sequences: "tied" for one mask for all positions of a sequence,
+            "per_position" for one per absolute position; None treats a position like any other unit.
+        row_axis: The axis of the rows in the inputs, 1 for sequence-first networks: one for all arguments or one for
+            each (a dict or tuple); None where the whole input is one row (graphs, sets, a contrastive batch).
+        row_offset: The index of the first row, which keys its masks: shards of rows then have the masks of the whole.
+        ignore_modules: Modules, by name or class name, whose randomness in training is not dropout (an augmentation).
+        batch_invariant: Whether a row's result has the same bits in any batch: by default True on a CPU. False is
+            faster, with the same masks and results equal up to rounding.
+        integrate_last_layer: Whether moments integrate over the last layer's dropout exactly, if the network allows it.
+        tolerance: For `n_draws="auto"`: the target standard error of the mean, relative to the predictive standard
+            deviation.
+        max_bytes: A bound on working memory, excluding the result.
+
+    Example:
+        >>> Sampling(sampler="independent").keys(n_draws=10, seed=1)
+        Keys(seed=1, n_draws=10, sampler='independent', replicate=0)
+    """
+
+    sampler: str = "stratified"
+    positions: str | None = None
+    row_axis: RowAxis = 0
+    row_offset: int = 0
+    ignore_modules: str | Sequence[str] = ()
+    batch_invariant: bool | None = None
+    integrate_last_layer: bool = True
+    tolerance: float = 0.05
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.sampler not in SAMPLERS:
+            raise ValueError(f"`sampler` must be one of {', '.join(map(repr, SAMPLERS))}; got {self.sampler!r}.")
+        if self.positions is not None and self.positions not in POSITIONS:
+            names = ", ".join(map(repr, POSITIONS))
+            raise ValueError(f"`positions` must be None or one of {names}; got {self.positions!r}.")
+        if isinstance(self.row_offset, bool) or not hasattr(self.row_offset, "__index__"):
+            raise TypeError(f"`row_offset` must be a whole number; got {self.row_offset!r}.")
+        if operator.index(self.row_offset) < 0:
+            raise ValueError(f"`row_offset` must be zero or more; got {self.row_offset}.")
+        if not all(isinstance(name, str) and name for name in self.ignored):
+            raise TypeError(f"`ignore_modules` must hold names of modules or classes; got {self.ignore_modules!r}.")
+        if not (math.isfinite(self.tolerance) and self.tolerance > 0):
+            raise ValueError(f"`tolerance` must be a positive number; got {self.tolerance!r}. Try tolerance=0.05.")
+        if self.max_bytes is not None and self.max_bytes <= 0:
+            raise ValueError(f"`max_bytes` must be a positive number of bytes; got {self.max_bytes!r}.")
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The names of the ignored modules, in order."""
+        names = (self.ignore_modules,) if isinstance(self.ignore_modules, str) else tuple(self.ignore_modules)
+        return tuple(sorted(names, key=str))
+
+    def keys(self, n_draws: int, seed: int) -> Keys:
+        """The keys of the masks of `n_draws` draws."""
+        if isinstance(n_draws, bool) or not hasattr(n_draws, "__index__"):
+            raise TypeError(f"`n_draws` must be a whole number; got {n_draws!r}. Try n_draws=100.")
+        if operator.index(n_draws) < 1:
+            raise ValueError(f"`n_draws` must be at least 1; got {n_draws}. Try n_draws=100.")
+        if not hasattr(seed, "__index__"):
+            raise TypeError(f"`seed` must be a whole number; got {seed!r}.")
+        return Keys(operator.index(seed), operator.index(n_draws), self.sampler)
