@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import PyTree
 from transformers import TrainerCallback
 
 from dropbayes.likelihoods import Categorical
@@ -111,11 +112,11 @@ class _Logits(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, **inputs: Any) -> Tensor:
+    def forward(self, **inputs: PyTree) -> Tensor:
         return _checked_logits(self.model(**inputs))
 
 
-def _checked_logits(output: Any) -> Tensor:
+def _checked_logits(output: PyTree) -> Tensor:
     logits = getattr(output, "logits", None)
     if not isinstance(logits, Tensor):
         raise TypeError(f"the model must return logits; got {type(output).__name__}.")

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import PyTree
 
 from dropbayes.language.caches import cache_bytes, cache_name, reorder, spread
 from dropbayes.language.folding import FoldedDraws, n_rows_of
@@ -62,13 +63,13 @@ class DrawnModel:
         stand_in = generating_module(View(self.net).net)
 
         @functools.wraps(stand_in.forward)  # transformers reads its parameters
-        def forward(**arguments: Any) -> Any:
+        def forward(**arguments: Any) -> PyTree:
             return self.forward(arguments)
 
         stand_in.forward = forward
         return stand_in
 
-    def forward(self, arguments: dict[str, Any]) -> Any:
+    def forward(self, arguments: dict[str, Any]) -> PyTree:
         """The forward pass of all draws: logits are the log of their mean distribution, or those of each draw."""
         n_rows = n_rows_of(arguments) // (1 if self.together else self.n_draws)
         name = cache_name(arguments)

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils._pytree import PyTree
 
 from dropbayes.language.caches import cache_name, first_rows, tensors_of
 from dropbayes.language.caches import layers_of as cache_layers
@@ -60,7 +61,7 @@ class FoldedDraws:
         self._n_rows = 0
         self._alike = True
 
-    def __call__(self, arguments: dict[str, Any], n_rows: int, *, alike: bool = True) -> Any:
+    def __call__(self, arguments: dict[str, Any], n_rows: int, *, alike: bool = True) -> PyTree:
         """The model's output, with the rows of all draws.
 
         Args:
@@ -116,10 +117,10 @@ class FoldedDraws:
 
     # Rows --------------------------------------------------------------------------------------------------------
 
-    def _map(self, function: Callable[[Any], Any], value: Any) -> Any:
+    def _map(self, function: Callable[[Any], Any], value: Any) -> PyTree:
         return value if value is None or is_cache(value) else pytree.tree_map(function, value, is_leaf=is_cache)
 
-    def _fold(self, leaf: Any) -> Any:
+    def _fold(self, leaf: PyTree) -> PyTree:
         """The rows of one draw, repeated for each draw."""
         if not isinstance(leaf, Tensor) or leaf.dim() < 2:
             return leaf
@@ -127,7 +128,7 @@ class FoldedDraws:
             return leaf
         return leaf.repeat(len(self.draws), *(1,) * (leaf.dim() - 1))
 
-    def _first_draw(self, leaf: Any) -> Any:
+    def _first_draw(self, leaf: PyTree) -> PyTree:
         """The rows of the first draw."""
         n_folded = self._n_rows * len(self.draws)
         whole = isinstance(leaf, Tensor) and leaf.shape[:1] == (n_folded,) and leaf.dim() > 1
@@ -149,7 +150,7 @@ class FoldedDraws:
             self._views[id(inspection)] = view
         return self._views[id(inspection)]
 
-    def _run_once(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _run_once(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> PyTree:
         """A block before the first site, run on the rows of one draw."""
         assert self._source is not None
         if self._source.site or not self._alike or len(self.draws) == 1:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import PyTree
 
 from dropbayes.language.decoding import DrawnModel
 from dropbayes.language.models import checked_language_model, checked_options, checked_padding, generating_module
@@ -71,7 +72,7 @@ def generate(
     on_token: Callable[[TokenUncertainty], None] | None = None,
     sampling: Sampling = Sampling(positions="tied"),
     **options: Any,
-) -> Any:
+) -> PyTree:
     """Text by a language model with dropout: under the mean of its draws, or one text for each draw.
 
     A draw is one function from the first token to the last: its masks are tied over positions, or keyed by them, so

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import PyTree
 
 from dropbayes.language.blocks import adapters
 from dropbayes.layers.weight_masks import adapted_layer
@@ -32,7 +33,7 @@ def export_adapters(
     *,
     n_draws: int = 8,
     seed: int = 0,
-    x: Any = None,
+    x: PyTree = None,
 ) -> list[pathlib.Path]:
     r"""Writes draws of a network with low-rank adapters as adapters, one folder each, in PEFT's own format.
 
@@ -103,7 +104,7 @@ def _checked_adapter(model: Any) -> tuple[Any, str]:
     return peft, active[0]
 
 
-def _check_sites(network: nn.Module, inputs: Any) -> None:
+def _check_sites(network: nn.Module, inputs: PyTree) -> None:
     """Raises on randomness outside the adapters, which no adapter can represent."""
     random = [site.path for site in sites(network, inputs) if site.drop_prob]
     others = [path for path in random if ".lora_" not in path and not hasattr(network.get_submodule(path), "lora_A")]

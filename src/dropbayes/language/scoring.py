@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import PyTree
 
 from dropbayes.language.decoding import DrawnModel
 from dropbayes.language.folding import FoldedDraws
@@ -170,7 +171,7 @@ def _whole_text(work: Texts, given: dict[str, Tensor], answer: Tensor, mask: Ten
 # Arguments ------------------------------------------------------------------------------------------------------------
 
 
-def named_inputs(inputs: Any) -> dict[str, Tensor]:
+def named_inputs(inputs: PyTree) -> dict[str, Tensor]:
     """The inputs by name: token ids and the other outputs of the tokenizer."""
     named = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
     if not isinstance(named, Mapping) or not isinstance(named.get("input_ids"), Tensor):

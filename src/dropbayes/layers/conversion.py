@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import PyTree
 
 from dropbayes.layers import recurrent
 from dropbayes.layers.hooks import InputDropout, ProductDropout, Units, WordDropout, drop_units
@@ -189,7 +190,7 @@ def _warning_of_uncalled(layers: list[tuple[str, nn.Module]]) -> Iterator[None]:
         )
 
 
-def _already_dropped(net: nn.Module, x: Any, layers: list[tuple[str, nn.Module]]) -> set[nn.Module]:
+def _already_dropped(net: nn.Module, x: PyTree, layers: list[tuple[str, nn.Module]]) -> set[nn.Module]:
     """The weight layers whose input is dropped already: traced with an input, else known only in `nn.Sequential`."""
     if x is not None:
         with _warning_of_uncalled(layers):
@@ -222,7 +223,7 @@ def add_dropout(
     where: Callable[[str, nn.Module], bool] | Collection[str] | None = None,
     units: Units = "channel",
     row_axis: int | None = None,
-    x: Any = None,
+    x: PyTree = None,
     copy: bool = True,
 ) -> nn.Module:
     r"""A copy of `net` with dropout before every weight layer: draws of a $q(\omega)$ over all its weights.

@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import PyTree
 
 from dropbayes.layers.weights import mask_shape, word_mask
+from dropbayes.tracing.operations import Arguments, NamedArguments, Operation
 from dropbayes.weight_layers import matrices
 
 __all__ = ["InputDropout", "ProductDropout", "Units", "WordDropout", "drop_units"]
@@ -40,7 +42,7 @@ class InputDropout:
     def keep_prob(self) -> float:
         return 1.0 - self.drop_prob
 
-    def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def __call__(self, layer: nn.Module, args: Arguments, kwargs: NamedArguments) -> tuple[Any, Any]:
         n_inputs = 2 if isinstance(layer, nn.Bilinear) else 1  # later arguments (states, sizes) are not dropped
         names = list(kwargs)[: max(n_inputs - len(args), 0)]
         inputs = (self.drop(layer, x) for x in args[:n_inputs])
@@ -67,7 +69,7 @@ class WordDropout:
     def keep_prob(self) -> float:
         return 1.0 - self.drop_prob
 
-    def __call__(self, layer: nn.Embedding, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+    def __call__(self, layer: nn.Embedding, args: Arguments, kwargs: NamedArguments, output: Tensor) -> Tensor:
         indices = args[0] if args else kwargs["input"]
 
         def mask(*shape: int) -> Tensor:
@@ -94,7 +96,7 @@ class ProductDropout:
         ids = {id(matrix): name for name, matrix in matrices(module).items()}
         _Products(self, ids, module.training, type(module).__name__).__enter__()
 
-    def end(self, module: nn.Module, args: Any, output: Any) -> None:
+    def end(self, module: nn.Module, args: Any, output: PyTree) -> None:
         """The forward hook, called after an error too."""
         del module, args, output
         TorchFunctionMode.__exit__(_Products(self, {}, False, ""), None, None, None)  # leaves the innermost mode
@@ -107,7 +109,7 @@ class _Products(TorchFunctionMode):
         super().__init__()
         self.dropout, self.ids, self.training, self.owner = dropout, ids, training, owner
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Operation, types: Any, args: Any = (), kwargs: Any = None) -> PyTree:
         position = next((i for i, a in enumerate(args) if isinstance(a, Tensor) and id(a) in self.ids), None)
         if position is None:
             return func(*args, **(kwargs or {}))

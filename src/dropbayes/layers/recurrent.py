@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from torch.overrides import has_torch_function
+from torch.utils._pytree import PyTree
 
 from dropbayes.weight_layers import is_bias
 
@@ -45,7 +46,7 @@ def begin_forward_pass(net: nn.Module, args: Any) -> None:
     _pass.set((depth + 1, masks))
 
 
-def end_forward_pass(net: nn.Module, args: Any, output: Any) -> None:
+def end_forward_pass(net: nn.Module, args: Any, output: PyTree) -> None:
     """The forward hook that discards those masks, also after an error."""
     del net, args, output
     depth, masks = _pass.get() or (1, {})
@@ -63,7 +64,7 @@ def _mask(layer: nn.Module, key: str, ones: Tensor, drop_prob: float) -> Tensor:
     return masks[full_key]
 
 
-def _is_random(layer: nn.Module, x: Any) -> bool:
+def _is_random(layer: nn.Module, x: PyTree) -> bool:
     """Whether masks are needed: in training or when operations are intercepted. Otherwise torch's kernel runs."""
     return layer.training or has_torch_function((x,))
 
@@ -138,7 +139,7 @@ class _Recurrence(_Dropped, nn.RNNBase, ABC):
                 "layer."
             )
 
-    def forward(self, input: Any, hx: Any = None) -> Any:
+    def forward(self, input: Any, hx: Any = None) -> PyTree:
         if not _is_random(self, self.weight_ih_l0):
             return super().forward(input, hx)
         alone = self.n_states == 1  # torch then takes and returns the state itself, not a tuple
@@ -199,7 +200,7 @@ class _Recurrence(_Dropped, nn.RNNBase, ABC):
     def _get(self, name: str) -> Any:
         return getattr(self, name) if name.startswith("weight") or self.bias else None
 
-    def _forward(self, x: Any, states: tuple[Tensor, ...] | None) -> tuple[Any, tuple[Tensor, ...]]:
+    def _forward(self, x: PyTree, states: tuple[Tensor, ...] | None) -> tuple[Any, tuple[Tensor, ...]]:
         if isinstance(x, PackedSequence):
             return self._run_packed(x, states)
         if not isinstance(x, Tensor):

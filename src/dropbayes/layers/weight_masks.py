@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import PyTree
 
 from dropbayes.layers.hooks import drop_units
 
@@ -51,7 +52,7 @@ class WeightDropout:
             owner.__dict__.setdefault(_ORIGINALS, {})[name] = weight
             owner._parameters[name] = weight * _spread(mask, weight)  # type: ignore[assignment]
 
-    def end(self, module: nn.Module, args: Any, output: Any) -> None:
+    def end(self, module: nn.Module, args: Any, output: PyTree) -> None:
         """The forward hook, called after an error too."""
         del args, output
         for owner, _, _ in list(self.matrices(module)):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import PyTree
 
 from dropbayes.layers.conversion import add_dropout
 from dropbayes.likelihoods import Likelihood
@@ -56,7 +57,7 @@ class DropoutChoice:
 
 def choose_dropout(
     net: nn.Module,
-    x: Any,
+    x: PyTree,
     y: Tensor | None = None,
     *,
     tolerance: float = 0.01,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import PyTree
 
 from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
 from dropbayes.predictive.outcomes import ClassOutcomes, RegressionOutcomes
@@ -74,7 +75,7 @@ class Evaluation:
 
 def evaluate(
     net: nn.Module,
-    x: Any,
+    x: PyTree,
     y: Any = None,
     *,
     likelihood: Likelihood,
@@ -134,7 +135,9 @@ def evaluate(
     return Evaluation(values.pop("log_likelihood"), values, per_row, len(targets), keys.n_draws)
 
 
-def _pairs(net: nn.Module, x: Any, y: Any, row_axis: RowAxis, progress: bool | None) -> Iterator[tuple[Inputs, Tensor]]:
+def _pairs(
+    net: nn.Module, x: PyTree, y: Any, row_axis: RowAxis, progress: bool | None
+) -> Iterator[tuple[Inputs, Tensor]]:
     """The inputs and outcomes in `x` and `y`, or in each batch of a DataLoader."""
     if not isinstance(x, torch.utils.data.DataLoader):
         if y is None and isinstance(x, Mapping) and "labels" in x:

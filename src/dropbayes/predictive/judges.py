@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import PyTree
 
 from dropbayes.likelihoods import Categorical, ClassLikelihood, Gaussian, Likelihood
 from dropbayes.predictive.mixtures import Mixture
@@ -103,7 +104,7 @@ def _best_scale(location: Tensor, y: Tensor) -> Tensor:
     return torch.tensor(scales, dtype=torch.float64, device=location.device)
 
 
-def plain_output(net: nn.Module, x: Any) -> Tensor:
+def plain_output(net: nn.Module, x: PyTree) -> Tensor:
     """One pass without dropout; the network is not changed."""
     output = evaluation_output(net, x)
     if not isinstance(output, Tensor):

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import PyTree
 
 from dropbayes.likelihoods import Likelihood
 from dropbayes.predictive.prediction import Prediction
@@ -46,7 +47,7 @@ __all__ = ["Prediction", "UncertaintyWarning", "batches", "predict"]
 
 def predict(
     net: nn.Module,
-    x: Any,
+    x: PyTree,
     *,
     n_draws: int | Literal["auto"] = 100,
     seed: int = 0,
@@ -117,7 +118,7 @@ def predict(
     return prediction
 
 
-def batches(net: nn.Module, x: Any, *, progress: bool | None, title: str) -> Iterator[Any]:
+def batches(net: nn.Module, x: PyTree, *, progress: bool | None, title: str) -> Iterator[Any]:
     """The network's arguments in `x`, or in each batch of a DataLoader, without targets."""
     if not isinstance(x, torch.utils.data.DataLoader):
         yield {name: value for name, value in x.items() if name != "labels"} if isinstance(x, Mapping) else x
@@ -157,7 +158,7 @@ def _magnitudes(tensors: list[Tensor]) -> list[float]:
     return torch.stack([torch.linalg.vector_norm(t, math.inf) if t.numel() else t.new_ones(()) for t in real]).tolist()
 
 
-def _tensors(tree: Any) -> list[Tensor]:
+def _tensors(tree: PyTree) -> list[Tensor]:
     return [tree] if isinstance(tree, Tensor) else split(tree)[0]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import PyTree
 
 from dropbayes.sampling import map_tensors, split
 
@@ -52,12 +53,12 @@ class Prediction:
     """The axis of the rows in the mean; None if the whole output is of one row."""
 
     @property
-    def variance(self) -> Any:
+    def variance(self) -> PyTree:
         r"""The total variance, epistemic and aleatoric: $\tau^{-1} + \mathrm{Var}_t[\widehat y_t]$ for a Gaussian."""
         return map_tensors(torch.add, self.epistemic, self.aleatoric)
 
     @property
-    def std(self) -> Any:
+    def std(self) -> PyTree:
         """The total standard deviation."""
         return map_tensors(torch.sqrt, self.variance)
 
@@ -69,7 +70,7 @@ class Prediction:
         return (self.entropy - self.expected_entropy).clamp(min=0)
 
     @property
-    def epistemic_std(self) -> Any:
+    def epistemic_std(self) -> PyTree:
         """The standard deviation over draws."""
         return map_tensors(torch.sqrt, self.epistemic)
 

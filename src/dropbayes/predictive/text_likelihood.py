@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import PyTree
 
 __all__ = ["NextTokens", "TextJudge", "text_inputs"]
 
@@ -64,7 +65,7 @@ class TextJudge:
         return total * len(total) / float(self.counted.sum())
 
 
-def text_inputs(x: Any) -> dict[str, Tensor]:
+def text_inputs(x: PyTree) -> dict[str, Tensor]:
     """A text as the named inputs `input_ids` and, if given, `attention_mask`."""
     inputs = {"input_ids": x} if isinstance(x, Tensor) else dict(x) if isinstance(x, Mapping) else {}
     ids = inputs.get("input_ids")

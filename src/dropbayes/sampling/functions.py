@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import PyTree
 
 from dropbayes.sampling.inputs import Inputs, as_inputs, cloned_leaves, is_cache, split
 from dropbayes.sampling.inspection import Inspection, forget, inspect
@@ -28,13 +29,13 @@ __all__ = ["draws", "evaluation_output", "function_draw", "is_stochastic", "keep
 
 def draws(
     net: nn.Module,
-    x: Any,
+    x: PyTree,
     *,
     n_draws: int = 100,
     seed: int = 0,
     masks: str = "shared",
     sampling: Sampling = Sampling(),
-) -> Any:
+) -> PyTree:
     r"""The outputs of `n_draws` draws, $\widehat{\mathbf y}_t(\mathbf x)$: the network's own structure, draws first.
 
     Args:
@@ -61,7 +62,7 @@ def draws(
     return plan.profile.structure.build(plan.arrange(results, leading=1))
 
 
-def is_stochastic(net: nn.Module, x: Any) -> bool:
+def is_stochastic(net: nn.Module, x: PyTree) -> bool:
     """Whether two draws of `net` on `x` can differ: whether it has dropout that is switched on."""
     inputs, plain = as_inputs(x), checked_network(net)
     direct = perceptron(plain, inputs.leaves[0]) if inputs.is_matrix else None
@@ -78,13 +79,13 @@ def keep_state(net: nn.Module, inputs: Inputs, profile: Profile) -> None:
         view.commit(net)
 
 
-def evaluation_output(net: nn.Module, x: Any) -> Any:
+def evaluation_output(net: nn.Module, x: PyTree) -> PyTree:
     """The network's output in evaluation mode, without its masks; its flags and its state are not changed."""
     return _evaluate(View(checked_network(net), own_parameters=True), as_inputs(x))
 
 
 @torch.no_grad()
-def _evaluate(view: View, inputs: Inputs) -> Any:
+def _evaluate(view: View, inputs: Inputs) -> PyTree:
     with HostDraws(names_generators(view.net), []), Interception(Ones()):
         return eagerly(inputs.call)(view.net, cloned_leaves(inputs.leaves))
 
@@ -127,7 +128,7 @@ def function_draw(
     plain, by_position = checked_network(net), sampling.positions is not None
     draw = range(operator.index(index), operator.index(index) + 1)
 
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: Any, **kwargs: Any) -> PyTree:
         x = kwargs if kwargs and not args else args[0] if len(args) == 1 and not kwargs else args
         if args and kwargs:
             raise TypeError("a draw takes positional or named arguments, not both. Name all of them.")
@@ -150,7 +151,7 @@ def function_draw(
     return function
 
 
-def _one_draw(inspection: Inspection, inputs: Inputs, seen: Inputs, spec: MaskSpec, draw: range) -> Any:
+def _one_draw(inspection: Inspection, inputs: Inputs, seen: Inputs, spec: MaskSpec, draw: range) -> PyTree:
     """One draw of all rows: as a batch where that gives each row what it has alone, with the network's own output."""
     lone = inputs.n_rows == 1 or any(map(is_cache, inputs.leaves))
     strategy = ONE_BY_ONE if lone else chosen_strategy(inspection, seen, spec)
@@ -168,7 +169,7 @@ def _one_draw(inspection: Inspection, inputs: Inputs, seen: Inputs, spec: MaskSp
     return output
 
 
-def _by_strategy(inspection: Inspection, inputs: Inputs, spec: MaskSpec, draw: range, strategy: Strategy) -> Any:
+def _by_strategy(inspection: Inspection, inputs: Inputs, spec: MaskSpec, draw: range, strategy: Strategy) -> PyTree:
     """One draw of all rows, each alone or mapped over."""
     work = Work(inspection.network, inputs, cloned_leaves(inputs.leaves), draw, range(inputs.n_rows))
     outputs = [out[0] for out in evaluate(strategy, spec, work)]
@@ -176,7 +177,7 @@ def _by_strategy(inspection: Inspection, inputs: Inputs, spec: MaskSpec, draw: r
     return spec.profile.structure.build([move_row_axis(out, layout, 0) for out, layout in pairs])
 
 
-def _outside_transforms(leaf: Any) -> Any:
+def _outside_transforms(leaf: PyTree) -> PyTree:
     """A tensor as it is outside of the caller's own `torch.func` transforms; of a mapped one, the first member."""
     functorch: Any = torch._C._functorch
     while isinstance(leaf, Tensor) and functorch.is_functorch_wrapped_tensor(leaf):

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils._pytree import PyTree
 
 RowAxis = int | None | Mapping[str, int | None] | Sequence[int | None]
 """The axis of the rows: one for all arguments, one per argument, or None if the whole input is one row."""
@@ -21,7 +22,7 @@ RowAxis = int | None | Mapping[str, int | None] | Sequence[int | None]
 class Inputs:
     """The arguments of one call of the network; `axes[i]` is the row axis of leaf i, None for a leaf passed whole."""
 
-    leaves: tuple[Any, ...]
+    leaves: tuple[PyTree, ...]
     axes: tuple[int | None, ...]
     spec: pytree.TreeSpec
     n_rows: int
@@ -57,7 +58,7 @@ class Inputs:
         """The rows from `start` to `stop` as separate inputs."""
         return dataclasses.replace(self, leaves=tuple(self.rows(range(start, stop))), n_rows=stop - start)
 
-    def call(self, net: Callable[..., Any], leaves: Sequence[Any]) -> Any:
+    def call(self, net: Callable[..., Any], leaves: Sequence[Any]) -> PyTree:
         """The network's output for these leaves."""
         args, kwargs = pytree.tree_unflatten(list(leaves), self.spec)
         return net(*args, **kwargs)
@@ -124,7 +125,7 @@ class Inputs:
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def _with_altered_copy(leaf: Any, axis: int | None) -> Any:
+def _with_altered_copy(leaf: PyTree, axis: int | None) -> PyTree:
     """One row, and another made of it: numbers shrunk unequally, which keeps their signs; tokens in reverse order."""
     if axis is None:
         return leaf
@@ -139,12 +140,12 @@ def _with_altered_copy(leaf: Any, axis: int | None) -> Any:
     return torch.cat((leaf, other), axis)
 
 
-def is_cache(leaf: Any) -> bool:
+def is_cache(leaf: PyTree) -> bool:
     """Whether a leaf is a key-value cache whose rows can be selected (by transformers' method for beams)."""
     return hasattr(leaf, "reorder_cache")
 
 
-def _select(leaf: Any, axis: int | None, index: Sequence[int] | Tensor) -> Any:
+def _select(leaf: PyTree, axis: int | None, index: Sequence[int] | Tensor) -> PyTree:
     if axis is None:
         return leaf
     if isinstance(leaf, Tensor):
@@ -154,7 +155,7 @@ def _select(leaf: Any, axis: int | None, index: Sequence[int] | Tensor) -> Any:
     return chosen
 
 
-def _lengthen(leaf: Any, axis: int | None, missing: int) -> Any:
+def _lengthen(leaf: PyTree, axis: int | None, missing: int) -> PyTree:
     """The leaf with its last row repeated a number of times."""
     if axis is None:
         return leaf
@@ -184,13 +185,13 @@ def cloned_leaves(leaves: Iterable[Any]) -> list[Any]:
     ]
 
 
-def _narrow(leaf: Any, axis: int | None, start: int, stop: int) -> Any:
+def _narrow(leaf: PyTree, axis: int | None, start: int, stop: int) -> PyTree:
     if axis is None or isinstance(leaf, Tensor):
         return leaf if axis is None else leaf.narrow(axis, start, stop - start)
     return _select(leaf, axis, range(start, stop))
 
 
-def as_inputs(x: Any, *, row_axis: RowAxis = 0) -> Inputs:
+def as_inputs(x: PyTree, *, row_axis: RowAxis = 0) -> Inputs:
     """The network's arguments in `x`: a tensor or array, a tuple of positional ones, or a mapping of named ones.
 
     Tensors with as many entries along `row_axis` as the first tensor has are split into rows; all else is passed whole.
@@ -239,7 +240,7 @@ def as_inputs(x: Any, *, row_axis: RowAxis = 0) -> Inputs:
     return Inputs(tuple(leaves), axes, spec, sizes[0])
 
 
-def _without_inference_mode(leaf: Any) -> Any:
+def _without_inference_mode(leaf: PyTree) -> PyTree:
     """A copy of an inference tensor, which is read-only outside inference mode; any other leaf unchanged."""
     if not (isinstance(leaf, Tensor) and leaf.is_inference()):
         return leaf
@@ -247,7 +248,7 @@ def _without_inference_mode(leaf: Any) -> Any:
         return leaf.clone()
 
 
-def _size(leaf: Any, axis: int | None) -> int | None:
+def _size(leaf: PyTree, axis: int | None) -> int | None:
     return leaf.size(axis) if axis is not None and isinstance(leaf, Tensor) and leaf.dim() > axis >= 0 else None
 
 
@@ -275,10 +276,10 @@ def _stated_axes(row_axis: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]
     return [axis for argument, axis in per_argument for _ in pytree.tree_leaves(argument)]
 
 
-def _tensors(x: Any) -> Any:
+def _tensors(x: PyTree) -> PyTree:
     """`x` with its NumPy arrays as tensors; float64 ones in torch's default dtype."""
 
-    def tensor(leaf: Any) -> Any:
+    def tensor(leaf: PyTree) -> PyTree:
         if not isinstance(leaf, np.ndarray):
             return leaf
         if leaf.dtype.kind not in "biufc":
@@ -300,7 +301,7 @@ def device_of(net: nn.Module) -> torch.device:
     return tensors[0].device if tensors else torch.device("cpu")
 
 
-def network_arguments(net: nn.Module, batch: Any) -> Any:
+def network_arguments(net: nn.Module, batch: PyTree) -> PyTree:
     """The arguments in a batch without its targets: `labels`, and what the forward pass does not accept."""
     if isinstance(batch, Mapping):
         accepted = _parameters_of(net)
@@ -340,7 +341,7 @@ def loaded_batches(net: nn.Module, loader: Any) -> Iterator[Any]:
 class Structure:
     """The structure of an output without its tensors, from which it is rebuilt with others."""
 
-    leaves: tuple[Any, ...]
+    leaves: tuple[PyTree, ...]
     spec: pytree.TreeSpec
     dataclass: Any = None
 
@@ -349,7 +350,7 @@ class Structure:
         """Whether the output is one tensor."""
         return self.spec.is_leaf() and self.dataclass is None
 
-    def build(self, tensors: Sequence[Any], *, numbers: bool = True) -> Any:
+    def build(self, tensors: Sequence[Any], *, numbers: bool = True) -> PyTree:
         """The output with `tensors` in place of its own, in order; without `numbers`, None for all else."""
         if self.is_tensor:
             return tensors[0]
@@ -371,7 +372,7 @@ class _TensorMark:
 _TENSOR = _TensorMark()
 
 
-def split(output: Any) -> tuple[list[Tensor], Structure]:
+def split(output: PyTree) -> tuple[list[Tensor], Structure]:
     """The floating tensors of an output (tensor, tuple, dict, dataclass, ModelOutput) and the structure around them.
 
     Caches and other objects that are not trees of tensors cannot be averaged: they become None.
@@ -389,11 +390,11 @@ def split(output: Any) -> tuple[list[Tensor], Structure]:
     return tensors, Structure(entries, spec, of)
 
 
-def _static_value(leaf: Any) -> Any:
+def _static_value(leaf: PyTree) -> Any:
     return leaf if isinstance(leaf, _PLAIN) else None
 
 
-def map_tensors(function: Callable[..., Any], *trees: Any) -> Any:
+def map_tensors(function: Callable[..., Any], *trees: Any) -> PyTree:
     """The tree of `function` applied to corresponding tensors of trees of one structure."""
     if isinstance(trees[0], Tensor):
         return function(*trees)

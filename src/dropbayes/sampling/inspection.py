@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import PyTree
 
 from dropbayes.sampling.inputs import Inputs, as_inputs, cloned_leaves, split
 from dropbayes.sampling.layouts import output_layouts, row_of, site_layouts, site_names, whole_arguments
@@ -35,7 +36,7 @@ _MAX_FORMS = 64
 _MAX_BRANCHES = 6  # seeds of the host's generators under which branches are looked for
 
 
-def sites(net: nn.Module, x: Any, *, sampling: Sampling = Sampling()) -> Sites:
+def sites(net: nn.Module, x: PyTree, *, sampling: Sampling = Sampling()) -> Sites:
     """The sites where `net` is random on input `x`: module, operation, drop probability and next weight layer.
 
     Args:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import PyTree
 
 from dropbayes.sampling.inputs import Inputs, Structure, cloned_leaves, split
 from dropbayes.tracing import NEUTRAL, Interception, Neutral, Recorder, SharedWrite, SiteNames, Watch
@@ -106,7 +107,7 @@ class Prober:
     views: dict[Flags | None, View] = field(default_factory=dict)  # that passes have left unchanged
 
     def __call__(
-        self, leaves: list[Any] | tuple[Any, ...], may_train: Flags | None, neutral: Neutral = NEUTRAL[0]
+        self, leaves: list[PyTree] | tuple[Any, ...], may_train: Flags | None, neutral: Neutral = NEUTRAL[0]
     ) -> Probe:
         """One pass of a view with these training flags (None: evaluation mode), every mask left out, watched."""
         view = self._view(may_train)
@@ -135,7 +136,7 @@ class Prober:
         view = self.views.pop(may_train, None)
         return View(self.net, may_train, own_parameters=self.owns_parameters) if view is None else view
 
-    def _has_rows(self, leaf: Any, axis: int | None) -> bool:
+    def _has_rows(self, leaf: PyTree, axis: int | None) -> bool:
         return isinstance(leaf, Tensor) and (axis is not None or self.inputs.is_one_row)
 
     def in_double(self) -> Prober | None:

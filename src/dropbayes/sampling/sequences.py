@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import PyTree
 
 from dropbayes.sampling.inputs import Inputs, is_cache
 from dropbayes.sampling.probes import Probe, ProbeFailed, Prober
@@ -63,7 +64,7 @@ def with_positions(prober: Prober, flags: Flags, chosen: Probe, sites: tuple[Sit
 def _without_caches(inputs: Inputs) -> Inputs:
     """The inputs as whole sequences: no cache, and masks of the new positions alone."""
     new = _new_lengths(inputs)
-    leaves: list[Any] = []
+    leaves: list[PyTree] = []
     for leaf, pairs in zip(inputs.leaves, sequence_axes(inputs), strict=True):
         for axis, sequence in pairs:
             if new[sequence] and leaf.shape[axis] > new[sequence]:
@@ -89,7 +90,7 @@ def _sequence_name(name: str) -> str:
     return name.removeprefix("decoder_").removeprefix("encoder_")
 
 
-def _axes(leaf: Any, row_axis: int | None, name: str, known: bool) -> tuple[int, ...]:
+def _axes(leaf: PyTree, row_axis: int | None, name: str, known: bool) -> tuple[int, ...]:
     plain = _sequence_name(name)
     if not isinstance(leaf, Tensor) or (known and plain not in (*_SEQUENCES, "outputs", "hidden_states")):
         return ()

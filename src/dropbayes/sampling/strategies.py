@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import PyTree
 
 from dropbayes.sampling.inputs import Inputs, cloned_leaves, split
 from dropbayes.sampling.masks import derived_seed
@@ -62,7 +63,7 @@ class Work:
 
     network: Callable[[], nn.Module]  # the view to run: a new one each time if the network has a state
     inputs: Inputs
-    leaves: list[Any]
+    leaves: list[PyTree]
     draws: range
     rows: range
     among: range | None = None  # the draws that run after each other, if these are some of them
@@ -94,7 +95,7 @@ def _one_draw(spec: MaskSpec, work: Work, draw: int) -> Work:
     return replace(work, leaves=leaves, draws=range(draw, draw + 1), among=work.draws)
 
 
-def _run(source: KeyedSource, work: Work, leaves: list[Any]) -> list[Tensor]:
+def _run(source: KeyedSource, work: Work, leaves: list[PyTree]) -> list[Tensor]:
     net, profile = work.network(), source.spec.profile
     source.follow(net)
     with Interception(source):
@@ -117,7 +118,7 @@ def _fold(spec: MaskSpec, work: Work) -> list[Tensor]:
     return [_rows_first(out, layout, n_draws, n_rows) for out, layout in _with_layouts(spec, outputs)]
 
 
-def _repeat(leaf: Any, axis: int | None, n_draws: int) -> Any:
+def _repeat(leaf: PyTree, axis: int | None, n_draws: int) -> PyTree:
     if n_draws == 1 or axis is None:
         return leaf
     if not isinstance(leaf, Tensor):

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
+from torch.utils._pytree import PyTree
 
+from dropbayes.tracing.operations import Operation
 from dropbayes.tracing.sources import RandomMode
 
 __all__ = ["run_intercepted"]
@@ -26,7 +28,7 @@ def _without_dispatch(func: Callable[..., Any]) -> Callable[..., Any]:
 _COMPOSITES = {func: _without_dispatch(func) for func in (F.multi_head_attention_forward, F.gumbel_softmax)}
 
 
-def run_intercepted(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Any:
+def run_intercepted(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> PyTree:
     """A composite function of torch: run with the mode on, so that its random calls are intercepted."""
     with mode:
         return _COMPOSITES[func](*args, **kwargs)

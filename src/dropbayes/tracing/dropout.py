@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dropbayes.tracing.operations import Operation
 from dropbayes.tracing.sources import Handlers, RandomMode, scaled_product
 
 __all__ = ["HANDLERS"]
 
 
 def _dropout(
-    mode: RandomMode, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    mode: RandomMode, func: Operation, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Tensor:
     p = float(p)  # a NumPy number would round the scale
     if not 0 < p <= 1 or mode.source.is_off(training):
@@ -28,7 +28,7 @@ def _dropout(
 
 def _feature_dropout(
     mode: RandomMode,
-    func: Any,
+    func: Operation,
     input: Tensor,
     p: float = 0.5,
     training: bool = True,
@@ -44,7 +44,7 @@ def _feature_dropout(
 
 def _alpha_dropout(
     mode: RandomMode,
-    func: Any,
+    func: Operation,
     input: Tensor,
     p: float = 0.5,
     training: bool = False,
@@ -82,7 +82,9 @@ def _features(input: Tensor, unbatched_dim: int) -> tuple[int, ...]:
     return _shape(input)[:leading] + (1,) * (input.dim() - leading)
 
 
-def _native_dropout(mode: RandomMode, func: Any, input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+def _native_dropout(
+    mode: RandomMode, func: Operation, input: Tensor, p: float, train: bool | None
+) -> tuple[Tensor, Tensor]:
     if not 0 < p <= 1 or mode.source.is_off(bool(train)):
         return func(input, p, False)
     keep = mode.source.keep("dropout", p, _shape(input), input)

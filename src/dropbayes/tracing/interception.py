@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch.utils._pytree import PyTree
+
 from dropbayes.tracing import dropout, layers, random_numbers
+from dropbayes.tracing.operations import Arguments, NamedArguments
 from dropbayes.tracing.sources import Handlers, RandomMode, Source
 
 __all__ = ["HANDLERS", "Interception"]
@@ -25,8 +28,8 @@ class Interception(RandomMode):
         self._after = None if type(source).after is Source.after else source.after
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: Callable[..., Any], types: Any, args: Arguments = (), kwargs: NamedArguments | None = None
+    ) -> PyTree:
         kwargs = kwargs or {}
         handler = HANDLERS.get(func)
         result = func(*args, **kwargs) if handler is None else handler(self, func, *args, **kwargs)

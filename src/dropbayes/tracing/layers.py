@@ -9,9 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import PyTree
 
 from dropbayes.tracing.composites import run_intercepted
-from dropbayes.tracing.operations import SCALARS
+from dropbayes.tracing.operations import SCALARS, Arguments, Operation
 from dropbayes.tracing.recurrence import recurrence
 from dropbayes.tracing.sources import Handlers, RandomMode, UnsupportedStrategy
 
@@ -23,7 +24,7 @@ _is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_batchedtensor
 
 def _attention(
     mode: RandomMode,
-    func: Any,
+    func: Operation,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -54,7 +55,7 @@ def _attention(
     return mode.source.dropout("attention", weights, dropout_p, tuple(weights.shape), False).to(value.dtype) @ value
 
 
-def _multi_head_attention(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Any:
+def _multi_head_attention(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> PyTree:
     # Its dropout is gated by `training`, positional argument 13; the calls in its body are then intercepted here.
     training = args[13] if len(args) > 13 else kwargs.get("training", True)
     on = training or not mode.source.is_off(training)
@@ -65,7 +66,7 @@ def _multi_head_attention(mode: RandomMode, func: Any, *args: Any, **kwargs: Any
     return run_intercepted(mode, func, *args, **kwargs)
 
 
-def _recurrent(mode: RandomMode, func: Any, *args: Any) -> Any:
+def _recurrent(mode: RandomMode, func: Operation, *args: Any) -> PyTree:
     # Packed sequences: (data, batch_sizes, hx, weights, ...); padded ones: (input, hx, weights, ...).
     packed = isinstance(args[3], (list, tuple))
     drop_prob, training = args[6:8] if packed else args[5:7]
@@ -83,18 +84,24 @@ def _recurrent(mode: RandomMode, func: Any, *args: Any) -> Any:
     return recurrence(func, args, between)
 
 
-def _is_mapped(args: tuple[Any, ...]) -> bool:
+def _is_mapped(args: Arguments) -> bool:
     """Whether a recurrent layer is mapped over, for which torch's own has no rule."""
     return any(isinstance(a, Tensor) and _is_batched(a) for a in args[:2])
 
 
-def _linear(mode: RandomMode, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _linear(mode: RandomMode, func: Operation, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     result = mode.source.linear(input, weight, bias)
     return func(input, weight, bias) if result is None else result
 
 
 def _convolution(
-    mode: RandomMode, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+    mode: RandomMode,
+    func: Operation,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> Tensor:
     device = input.device.type
     if _is_batched(input) and torch.is_autocast_enabled(device):  # under vmap, autocast does not convert the bias
@@ -105,7 +112,7 @@ def _convolution(
 
 def _batch_norm(
     mode: RandomMode,
-    func: Any,
+    func: Operation,
     input: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
@@ -126,7 +133,7 @@ def _batch_norm(
     return (input * scale.view(shape) + shift.view(shape)).to(input.dtype)  # in the wider dtype, as torch's own
 
 
-def _read(mode: RandomMode, func: Any, tensor: Tensor) -> Any:
+def _read(mode: RandomMode, func: Operation, tensor: Tensor) -> Any:
     """The one value of a tensor; of a mapped one, that of all its members, if they agree as they would alone."""
     if not _is_batched(tensor) or tensor.numel() != 1:
         return func(tensor)
@@ -138,7 +145,7 @@ def _read(mode: RandomMode, func: Any, tensor: Tensor) -> Any:
     return func(value)
 
 
-def _contains(mode: RandomMode, func: Any, tensor: Tensor, element: Any) -> bool:
+def _contains(mode: RandomMode, func: Operation, tensor: Tensor, element: Any) -> bool:
     return bool(_read(mode, Tensor.__bool__, (tensor == element).any()))
 
 

@@ -21,9 +21,15 @@ __all__ = [
     "RECURRENT",
     "SCALARS",
     "SHAPES",
+    "Arguments",
+    "NamedArguments",
+    "Operation",
 ]
 
-Operations = frozenset[Callable[..., Any]]
+Operation = Callable[..., Any]
+Arguments = tuple[Any, ...]
+NamedArguments = dict[str, Any]
+Operations = frozenset[Operation]
 
 SHAPES: Operations = frozenset({
     Tensor.view, Tensor.reshape, Tensor.flatten, Tensor.unflatten, Tensor.transpose, Tensor.permute, Tensor.contiguous,

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
+from torch.utils._pytree import PyTree
 
 from dropbayes.tracing.composites import run_intercepted
-from dropbayes.tracing.operations import LESS, MORE
+from dropbayes.tracing.operations import LESS, MORE, Arguments, NamedArguments, Operation
 from dropbayes.tracing.sources import Handlers, RandomMode
 
 __all__ = ["HANDLERS", "draw_or_mean"]
@@ -35,7 +36,7 @@ def _keyed(handler: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The handler, for random numbers that differ between forward passes; fixed ones are torch's own."""
 
     @functools.wraps(handler)
-    def keyed_handler(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def keyed_handler(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> Tensor:
         if mode.source.is_fixed(kwargs.get("generator")):
             return func(*args, **kwargs)
         out = kwargs.pop("out", None)
@@ -46,13 +47,13 @@ def _keyed(handler: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 @_keyed
-def _bernoulli(mode: RandomMode, func: Any, input: Tensor, p: float | None = None, **kwargs: Any) -> Tensor:
+def _bernoulli(mode: RandomMode, func: Operation, input: Tensor, p: float | None = None, **kwargs: Any) -> Tensor:
     probability = input if p is None else torch.full_like(input, p)
     return mode.source.bernoulli(probability, None if p is None else 1 - p).to(input.dtype)
 
 
 @_keyed
-def _bernoulli_(mode: RandomMode, func: Any, input: Tensor, p: Any = 0.5, **kwargs: Any) -> Tensor:
+def _bernoulli_(mode: RandomMode, func: Operation, input: Tensor, p: Any = 0.5, **kwargs: Any) -> Tensor:
     is_number = not isinstance(p, Tensor)
     probability = torch.full(tuple(input.shape), p, device=input.device) if is_number else p.expand(input.shape)
     return input.copy_(mode.source.bernoulli(probability, 1 - p if is_number else None))
@@ -71,7 +72,7 @@ def _normals(mode: RandomMode, like: Tensor) -> Tensor:
 
 
 @_keyed
-def _rand(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+def _rand(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> Tensor:
     like = _template(func, args, kwargs)
     if like.is_complex():
         parts = mode.source.uniform("rand", None, (*like.shape, 2), like.device)
@@ -85,56 +86,57 @@ def _below_one(uniform: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @_keyed
-def _randn(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+def _randn(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> Tensor:
     like = _template(func, args, kwargs)
     return _normals(mode, like).to(like.dtype)
 
 
-def _template(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _template(func: Operation, args: Arguments, kwargs: NamedArguments) -> Tensor:
     """An empty tensor of the shape, dtype and device that a call of `rand` or `randn` asks for."""
     kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
     return (torch.empty_like if func.__name__.endswith("_like") else torch.empty)(*args, **kwargs)
 
 
 @_keyed
-def _uniform_(mode: RandomMode, func: Any, input: Tensor, *bounds: float, **kwargs: Any) -> Tensor:
+def _uniform_(mode: RandomMode, func: Operation, input: Tensor, *bounds: float, **kwargs: Any) -> Tensor:
     low, high = (*bounds, *(0.0, 1.0)[len(bounds) :])
     low, high = kwargs.get("from", low), kwargs.get("to", high)
     return input.copy_(low + (high - low) * _uniforms(mode, "rand", input))
 
 
 @_keyed
-def _normal_(mode: RandomMode, func: Any, input: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
+def _normal_(mode: RandomMode, func: Operation, input: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
     return input.copy_(mean + std * _normals(mode, input))
 
 
 @_keyed
-def _normal(mode: RandomMode, func: Any, mean: Any, std: Any = 1.0, size: Any = None, **kwargs: Any) -> Tensor:
+def _normal(mode: RandomMode, func: Operation, mean: Any, std: Any = 1.0, size: Any = None, **kwargs: Any) -> Tensor:
     like = torch.empty(size) if size is not None else torch.as_tensor(mean) + torch.as_tensor(std)
     return (mean + std * _normals(mode, like)).to(like.dtype)
 
 
 @_keyed
-def _exponential_(mode: RandomMode, func: Any, input: Tensor, lambd: float = 1.0, **_: Any) -> Tensor:
+def _exponential_(mode: RandomMode, func: Operation, input: Tensor, lambd: float = 1.0, **_: Any) -> Tensor:
     return input.copy_(-torch.log(_uniforms(mode, "rand", input)) / lambd)
 
 
 def _uniform_initialiser(
-    mode: RandomMode, func: Any, tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Any = None
+    mode: RandomMode, func: Operation, tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Any = None
 ) -> Tensor:
     with mode, torch.no_grad():
         return tensor.uniform_(a, b, generator=generator)
 
 
 def _normal_initialiser(
-    mode: RandomMode, func: Any, tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None
+    mode: RandomMode, func: Operation, tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None
 ) -> Tensor:
     with mode, torch.no_grad():
         return tensor.normal_(mean, std, generator=generator)
 
 
 def _rrelu(
-    mode: RandomMode, func: Any, input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
+    mode: RandomMode, func: Operation, input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3,
+    training: bool = False,
     inplace: bool = False,
 ) -> Tensor:  # fmt: skip
     if not training or mode.source.is_off(training):
@@ -145,14 +147,14 @@ def _rrelu(
     return input.copy_(result) if inplace else result
 
 
-def _compare(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Any:
+def _compare(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> PyTree:
     if len(args) == 2 and not kwargs:
         mode.source.compare(func, *args)
     return func(*args, **kwargs)
 
 
 def _draw_or_mean(
-    mode: RandomMode, func: Any, sample: Callable[[], Tensor], mean: Tensor, *, training: bool = False
+    mode: RandomMode, func: Operation, sample: Callable[[], Tensor], mean: Tensor, *, training: bool = False
 ) -> Tensor:
     """A layer of `dropbayes.layers`: it draws its weights on request, with random numbers intercepted here."""
     del training
@@ -160,7 +162,7 @@ def _draw_or_mean(
         return func(sample, mean, training=True)
 
 
-def _refuse(mode: RandomMode, func: Any, *args: Any, **kwargs: Any) -> Any:
+def _refuse(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> PyTree:
     if mode.source.is_fixed(kwargs.get("generator")):
         return func(*args, **kwargs)
     raise NotImplementedError(

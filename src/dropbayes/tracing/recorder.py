@@ -24,6 +24,8 @@ from dropbayes.tracing.operations import (
     READS,
     RECURRENT,
     SHAPES,
+    Arguments,
+    NamedArguments,
 )
 from dropbayes.tracing.sites import Site
 from dropbayes.tracing.sources import NEUTRAL, Neutral, Ones, neutral_uniform
@@ -131,7 +133,7 @@ class Recorder(Ones):
 
     # What happens around them -----------------------------------------------------------------------------------------
 
-    def after(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def after(self, func: Callable[..., Any], args: Arguments, kwargs: NamedArguments, result: Any) -> None:
         if len(self.sites) > self._told:
             is_first, self._told = self._told == 0, len(self.sites)
             self._note_sites(result)
@@ -151,7 +153,7 @@ class Recorder(Ones):
             self._follow(func, args, kwargs, result)
         self._count(func, args, kwargs, result)
 
-    def _note_comparison(self, args: tuple[Any, ...], result: Any) -> None:
+    def _note_comparison(self, args: Arguments, result: Any) -> None:
         """A single uniform compared with 0 or 1 decides nothing: LayerDrop that is switched off."""
         compared = [self._scalars[id(a)] for a in args if id(a) in self._scalars]
         if compared and not self.sites[compared[0]].is_random and self.watch is not None:
@@ -184,7 +186,7 @@ class Recorder(Ones):
         self._masks[id(tensor)] = site, keep_prob
         weakref.finalize(tensor, self._masks.pop, id(tensor), None)
 
-    def _follow(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
+    def _follow(self, func: Callable[..., Any], args: Arguments, kwargs: NamedArguments, result: Tensor) -> None:
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if func in PRODUCTS:
             self._use_product(leaves)
@@ -228,7 +230,7 @@ class Recorder(Ones):
         for weight in operands:
             self._use(weight, self._keep_prob_of(*factors))
 
-    def _use_attention(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _use_attention(self, args: Arguments, kwargs: NamedArguments) -> None:
         """The projections of the inputs, which are cut from one weight; that of the output is a product of its own."""
         by_input = dict(zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), args[:3], strict=True))
         for weight in (*args, *kwargs.values()):
@@ -237,7 +239,7 @@ class Recorder(Ones):
                 if parameter != "weight" and not any(name == self._weights[id(weight)] for name, _ in self.uses[-4:]):
                     self._use(weight, self._keep_prob_of(by_input.get(parameter, args[0])))
 
-    def _use_recurrent(self, args: tuple[Any, ...]) -> None:
+    def _use_recurrent(self, args: Arguments) -> None:
         weights = [w for a in args if isinstance(a, (tuple, list)) for w in a if isinstance(w, Tensor)]
         weights += [a for a in args if isinstance(a, Tensor)]
         between = next((a for a in args if isinstance(a, float)), 0.0)
@@ -249,7 +251,7 @@ class Recorder(Ones):
 
     # The costs --------------------------------------------------------------------------------------------------------
 
-    def _count_first_layer(self, args: tuple[Any, ...]) -> None:
+    def _count_first_layer(self, args: Arguments) -> None:
         weights = next(a for a in args if isinstance(a, (list, tuple)) and len(a) > 2)
         n_sites = len(self.sites)
         share = sum(w.numel() for w in weights[: len(weights) // (n_sites + 1)]) / sum(w.numel() for w in weights)
@@ -257,7 +259,7 @@ class Recorder(Ones):
         self.prefix_cost += cost
         self.suffix_cost -= cost
 
-    def _count(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _count(self, func: Callable[..., Any], args: Arguments, kwargs: NamedArguments, result: Any) -> None:
         out = result[0] if isinstance(result, tuple) and result else result
         if not isinstance(out, Tensor) or func in SHAPES:
             return
@@ -277,7 +279,7 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
+def _argument(args: Arguments, kwargs: NamedArguments, position: int, name: str) -> Any:
     return args[position] if len(args) > position else kwargs.get(name)
 
 
@@ -287,7 +289,7 @@ def _has_weights(func: Callable[..., Any], leaves: list[Tensor]) -> bool:
     return func in PRODUCTS and any(isinstance(leaf, nn.Parameter) for leaf in leaves)
 
 
-def _operations(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> float:
+def _operations(func: Callable[..., Any], args: Arguments, kwargs: NamedArguments, out: Tensor) -> float:
     """Roughly, the floating-point operations of one call: accurate enough to choose the size of a block."""
     first, second = _argument(args, kwargs, 0, "input"), _argument(args, kwargs, 1, "weight")
     if (func is F.linear or func in CONVOLUTIONS) and isinstance(second, Tensor):
@@ -304,6 +306,6 @@ def _operations(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     return 4.0 * out.numel()
 
 
-def _recurrent_operations(args: tuple[Any, ...]) -> float:
+def _recurrent_operations(args: Arguments) -> float:
     weights = next(a for a in args if isinstance(a, (list, tuple)) and len(a) > 2)
     return 2.0 * args[0].numel() / args[0].shape[-1] * sum(w.numel() for w in weights)

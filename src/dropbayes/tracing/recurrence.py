@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import PyTree
+
+from dropbayes.tracing.operations import Arguments
 
 # From functorch: whether a tensor is mapped over.
 _is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_batchedtensor
 
 
-def recurrence(func: Callable[..., Any], args: tuple[Any, ...], between: Callable[[Tensor, float], Tensor]) -> Any:
+def recurrence(func: Callable[..., Any], args: Arguments, between: Callable[[Tensor, float], Tensor]) -> PyTree:
     """The result of `torch.lstm`, `gru` or `rnn_*` called with `args`, with `between` applied between its layers.
 
     Args:
@@ -66,7 +69,7 @@ class _Layer(torch.autograd.Function):
         return result
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: PyTree) -> None:
         ctx.flags = inputs[0]
         ctx.save_for_backward(*inputs[1:])
 
@@ -79,7 +82,7 @@ class _Layer(torch.autograd.Function):
         return (None, *grads)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], flags: tuple[Any, ...], input: Tensor, *tensors: Tensor) -> Any:
+    def vmap(info: Any, in_dims: tuple[Any, ...], flags: tuple[Any, ...], input: Tensor, *tensors: Tensor) -> PyTree:
         _, _, _, batch_first, n_states = flags
         if any(dim is not None for dim in in_dims[2 + n_states :]):
             raise RuntimeError("vmap: recurrent weights that differ between draws run one draw at a time")

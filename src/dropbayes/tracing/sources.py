@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from dropbayes.tracing.operations import Arguments, NamedArguments
+
 __all__ = [
     "NEUTRAL",
     "Given",
@@ -89,7 +91,7 @@ class Source(ABC):
         """Called before two values are compared by <, <=, > or >=."""
         return
 
-    def after(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def after(self, func: Callable[..., Any], args: Arguments, kwargs: NamedArguments, result: Any) -> None:
         """Called after every operation with its arguments and result; most sources ignore it."""
         return
 

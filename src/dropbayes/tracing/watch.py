@@ -12,7 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import PyTree
+
+from dropbayes.tracing.operations import Arguments, NamedArguments
 
 __all__ = ["Read", "SharedWrite", "Watch"]
 
@@ -62,7 +66,7 @@ class Watch(TorchDispatchMode):
         """Whether torch's generator was seeded since the pass began: its numbers are the same in every pass."""
         return torch.default_generator.initial_seed() != self._seed
 
-    def _is_fixed(self, kwargs: dict[str, Any]) -> bool:
+    def _is_fixed(self, kwargs: NamedArguments) -> bool:
         return kwargs.get("generator") is not None or self.is_seeded()
 
     def mark_drawn(self, tensors: Iterable[Tensor]) -> None:
@@ -83,8 +87,8 @@ class Watch(TorchDispatchMode):
                 self.numbers.append(tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: OpOverload, types: Any, args: Arguments = (), kwargs: NamedArguments | None = None
+    ) -> PyTree:
         kwargs = kwargs or {}
         given = {key for tensor in _tensors((*args, *kwargs.values())) if (key := _storage(tensor))}
         tags = func.tags
@@ -132,7 +136,7 @@ class Watch(TorchDispatchMode):
         self._suffix_total -= size if in_suffix else 0
 
 
-def _device(args: tuple[Any, ...]) -> torch.device:
+def _device(args: Arguments) -> torch.device:
     return next((tensor.device for tensor in _tensors(args)), torch.device("cpu"))
 
 
@@ -155,28 +159,28 @@ def _storage(tensor: Tensor) -> int:
         return 0
 
 
-def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _named(func: OpOverload, args: Arguments, kwargs: NamedArguments) -> dict[str, Any]:
     """The arguments of an operation by name, with its defaults."""
     arguments = func._schema.arguments
     named = {a.name: a.default_value for a in arguments if a.has_default_value()}
     return named | {a.name: value for a, value in zip(arguments, args, strict=False)} | kwargs
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
+def _written(func: OpOverload, args: Arguments, kwargs: NamedArguments) -> set[int]:
     """The memory that an operation writes to."""
     named = _named(func, args, kwargs)
     targets = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     return {key for tensor in _tensors(named.get(name) for name in targets) if (key := _storage(tensor))}
 
 
-def _selects(func: Any, args: tuple[Any, ...]) -> bool:
+def _selects(func: OpOverload, args: Arguments) -> bool:
     """Whether the shape of the result depends on values: not if elements are taken by their number."""
     if func.overloadpacket.__name__ != "index":
         return True
     return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
 
 
-def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _draws(func: OpOverload, args: Arguments, kwargs: NamedArguments) -> bool:
     """Whether an operation that may be random is random with these arguments."""
     named = _named(func, args, kwargs)
     if any(named.get(name) is False for name in ("train", "training")):
