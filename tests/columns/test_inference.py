@@ -3,7 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from dropbayes.columns import Column, LeftOut, column_of, kind_of
+from dropbayes.columns import Column, LeftOut, column_of
+from dropbayes.columns.inference import kind_of
 from tests.columns.places import at, texts
 
 

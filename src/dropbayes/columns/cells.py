@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +13,7 @@ import pyarrow.compute as pc
 from dropbayes.columns.notation import NUMBER, PLAIN, Notation
 from dropbayes.runtime.validation import quote
 
-__all__ = [
-    "BOOLEANS", "MISSING", "Floats", "Place", "booleans", "castable", "first_failure", "is_numeric", "is_text",
-    "labels", "numbers", "plain", "strip_missing", "texts",
-]  # fmt: skip
+__all__ = ["BOOLEANS", "MISSING", "booleans", "first_failure", "is_numeric", "is_text", "labels", "numbers", "texts"]
 
 MISSING = ("", "NA", "N/A", "NaN", "nan", "NAN", "null", "NULL", "?")
 """The cells that mean "no value", spaces around them not counted."""
@@ -29,65 +25,60 @@ Floats = npt.NDArray[np.float64]
 Place = Callable[[int], str]
 """The location of a row, in words; the table itself for -1."""
 
-# Beyond it a number standardised to single precision may overflow whatever the others are.
-_LARGEST = 1e100
 
-
-def is_text(values: Any) -> bool:
+def is_text(values: pa.Array) -> bool:
     """Whether an arrow array holds texts."""
     t = pa.types
-    return bool(t.is_string(values.type) or t.is_large_string(values.type) or t.is_string_view(values.type))
+    return any(is_kind(values.type) for is_kind in (t.is_string, t.is_large_string, t.is_string_view))
 
 
-def is_numeric(values: Any) -> bool:
+def is_numeric(values: pa.Array) -> bool:
     """Whether an arrow array holds numbers or booleans."""
     t = pa.types
-    return bool(t.is_boolean(values.type) or t.is_integer(values.type) or t.is_floating(values.type))
+    return any(is_kind(values.type) for is_kind in (t.is_boolean, t.is_integer, t.is_floating))
 
 
-def plain(values: Any) -> Any:
+def plain(values: pa.Array | pa.ChunkedArray) -> pa.Array:
     """The column as one array, dictionaries decoded, decimals as numbers and a column of nulls as texts."""
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    t = pa.types
-    if t.is_dictionary(values.type):
-        values = pc.cast(values, values.type.value_type)
-    if t.is_null(values.type) or is_text(values):
-        return pc.cast(values, pa.string())
-    return pc.cast(values, pa.float64()) if t.is_decimal(values.type) else values
+    values = pa.chunked_array(values if hasattr(values, "chunks") else [values]).combine_chunks()
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if pa.types.is_null(values.type) or is_text(values):
+        return values.cast(pa.string())
+    return values.cast(pa.float64()) if pa.types.is_decimal(values.type) else values
 
 
-def strip_missing(values: Any, missing: Collection[str]) -> Any:
+def strip_missing(values: pa.Array, missing: Collection[str]) -> pa.Array:
     """The texts without spaces around them, those that mean "no value" as nulls."""
     stripped = pc.utf8_trim_whitespace(values)
     absent = pc.is_in(stripped, value_set=pa.array(list(missing), pa.string()))
     return pc.if_else(absent, pa.scalar(None, pa.string()), stripped)
 
 
-def castable(texts: Any) -> bool:
-    """Whether every text is a number."""
-    try:
-        pc.cast(texts, pa.float64())
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def first_failure(texts: Any) -> int:
-    """The index of the first text that is no number, by halving."""
+def first_failure(texts: pa.Array) -> int | None:
+    """The index of the first text that is no number, by halving; None if there is none."""
     low, high = 0, len(texts)
-    while high - low > 1:
-        middle = (low + high) // 2
+    part = texts
+    while True:
         try:
-            pc.cast(texts.slice(low, middle - low), pa.float64())
-            low = middle
+            pc.cast(part, pa.float64())
+            if high == len(texts) and part is texts:
+                return None
+            low += len(part)
         except pa.ArrowInvalid:
-            high = middle
-    return low
+            high = low + len(part)
+        if high - low <= 1:
+            return low
+        part = texts.slice(low, (high - low) // 2)
 
 
 def numbers(
-    values: Any, name: str, *, at: Place, missing: Collection[str] = MISSING, notation: Notation = PLAIN
+    values: pa.Array | pa.ChunkedArray,
+    name: str,
+    *,
+    at: Place,
+    missing: Collection[str] = MISSING,
+    notation: Notation = PLAIN,
 ) -> Floats:
     """The numbers of a column, NaN where there is none.
 
@@ -102,34 +93,28 @@ def numbers(
         >>> numbers(pa.array([" 1.5", "NA"]), "a", at=str)
         array([1.5, nan])
     """
-    values = plain(values)
-    if is_text(values):
-        cells = strip_missing(values, missing)
+    cells = written = plain(values)
+    if is_text(cells):
+        cells = strip_missing(cells, missing)
         written = notation.plain(cells)
-        try:
-            values = pc.cast(written, pa.float64())
-        except pa.ArrowInvalid:
-            row = first_failure(written)
+        if (row := first_failure(written)) is not None:
             how = f" written as {notation.example}, as in training" if notation != PLAIN else ""
-            raise ValueError(
-                f"{at(row)}, column {quote(name)}: must be a number{how}; got {quote(cells[row].as_py())}."
-            ) from None
-        floats = values.to_numpy(zero_copy_only=False).astype(np.float64)
-        wrong = ~(np.abs(floats) <= _LARGEST) & cells.is_valid().to_numpy(zero_copy_only=False)
-    elif not is_numeric(values):
-        raise ValueError(f"{at(-1)}, column {quote(name)}: must hold numbers; got {values.type}.")
-    else:
-        floats = pc.cast(values, pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
-        wrong = np.abs(floats) > _LARGEST
-        cells = values
+            got = quote(cells[row].as_py())
+            raise ValueError(f"{at(row)}, column {quote(name)}: must be a number{how}; got {got}.")
+    elif not is_numeric(cells):
+        raise ValueError(f"{at(-1)}, column {quote(name)}: must hold numbers; got {cells.type}.")
+    floats = pc.cast(written, pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
+    # Beyond 1e100 a number standardised to single precision may overflow whatever the others are.
+    present = cells.is_valid().to_numpy(zero_copy_only=False)
+    wrong = ~(np.abs(floats) <= 1e100) & present if is_text(cells) else np.abs(floats) > 1e100
     if wrong.any():
         row = int(wrong.argmax())
-        rule = f"a finite number of at most {_LARGEST:g}; got {quote(cells[row].as_py())}"
+        rule = f"a finite number of at most 1e+100; got {quote(cells[row].as_py())}"
         raise ValueError(f"{at(row)}, column {quote(name)}: must be {rule}. Correct it, or leave the cell empty.")
     return floats
 
 
-def booleans(values: Any, name: str, at: Place, missing: Collection[str]) -> Floats:
+def booleans(values: pa.Array | pa.ChunkedArray, name: str, at: Place, missing: Collection[str]) -> Floats:
     """The booleans of a column as 1 and 0, NaN where there is none."""
     values = plain(values)
     if not is_text(values):
@@ -141,11 +126,10 @@ def booleans(values: Any, name: str, at: Place, missing: Collection[str]) -> Flo
         row = pc.index(wrong, True).as_py()
         got = quote(values[row].as_py())
         raise ValueError(f"{at(row)}, column {quote(name)}: must be true or false, as in training; got {got}.")
-    table = np.array([*BOOLEANS.values(), np.nan])
-    return table[pc.fill_null(codes, len(BOOLEANS)).to_numpy(zero_copy_only=False)]
+    return np.array([*BOOLEANS.values(), np.nan])[pc.fill_null(codes, len(BOOLEANS)).to_numpy(zero_copy_only=False)]
 
 
-def texts(values: Any, missing: Collection[str]) -> Any:
+def texts(values: pa.Array | pa.ChunkedArray, missing: Collection[str]) -> pa.Array:
     """The cells as texts, null where there is none."""
     values = plain(values)
     if pa.types.is_floating(values.type):
@@ -153,22 +137,20 @@ def texts(values: Any, missing: Collection[str]) -> Any:
     return strip_missing(pc.cast(values, pa.string()), missing)
 
 
-def labels(values: Any, *, missing: Collection[str] = MISSING) -> list[str | None]:
+def labels(values: pa.Array | pa.ChunkedArray, *, missing: Collection[str] = MISSING) -> list[str | None]:
     """The classes of a target column as texts, whole numbers without a fraction; None where there is none.
 
     Example:
         >>> labels(pa.array([1.0, 2.5, None]))
         ['1', '2.5', None]
     """
-    return [_canonical(text) for text in texts(values, missing).to_pylist()]
 
+    def canonical(text: str | None) -> str | None:
+        """One spelling for a class that is a number or a boolean, however the file writes it."""
+        if text is None or text.lower() in ("true", "false"):
+            return text and text.lower()
+        if re.match(NUMBER, text) and float(text).is_integer() and abs(float(text)) < 1e15:
+            return str(int(float(text)))
+        return text
 
-def _canonical(text: str | None) -> str | None:
-    """One spelling for a class that is a number or a boolean, however the file writes it."""
-    if text is None:
-        return None
-    if text.lower() in ("true", "false"):
-        return text.lower()
-    if re.match(NUMBER, text) and float(text).is_integer() and abs(float(text)) < 1e15:
-        return str(int(float(text)))
-    return text
+    return [canonical(text) for text in texts(values, missing).to_pylist()]

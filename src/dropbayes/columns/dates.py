@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,27 +13,27 @@ __all__ = ["PARTS", "date_format_of", "date_inputs", "date_parts", "day_of_year"
 
 Floats = npt.NDArray[np.float64]
 
-PARTS = {"year": ("year",), "season": ("season sin", "season cos"), "week": ("weekday sin", "weekday cos"),
-         "day": ("hour sin", "hour cos")}  # fmt: skip
+PARTS = {
+    "year": ("year",),
+    "season": ("season sin", "season cos"),
+    "week": ("weekday sin", "weekday cos"),
+    "day": ("hour sin", "hour cos"),
+}
 """The parts of a date with the names of their inputs: the year with its fraction, and places on a circle."""
 
 _DATE = (
     r"^([0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([T ][0-9:.]+ ?(Z|[+-][0-9:]+)?)?"
     r"|[0-9]{1,2}[./-][0-9]{1,2}[./-][0-9]{2,4}( [0-9:.]+)?|[0-9]{4}/[0-9]{1,2}/[0-9]{1,2}( [0-9:.]+)?)$"
 )
-_DAYS = ("%Y/%m/%d", "%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
-_TIMES = ("", " %H:%M", " %H:%M:%S")
-_AMBIGUOUS = {"%d/%m/%Y": "%m/%d/%Y", "%d-%m-%Y": "%m-%d-%Y"}
-_DAY = 86_400e6  # microseconds
 _YEAR = 365.2425  # days
 
 
-def is_date(texts: Any) -> bool:
+def is_date(texts: pa.Array) -> bool:
     """Whether most of the texts look like dates."""
     return bool(pc.mean(pc.match_substring_regex(texts, _DATE)).as_py() > 0.5)
 
 
-def date_format_of(texts: Any) -> str:
+def date_format_of(texts: pa.Array) -> str:
     """The format of all texts: "iso", "iso zone", or one of `strptime`; empty if they have none in common.
 
     Raises:
@@ -44,35 +43,31 @@ def date_format_of(texts: Any) -> str:
         >>> date_format_of(pa.array(["2020-01-31", "2020-02-29"])), date_format_of(pa.array(["31.1.2020"]))
         ('iso', '%d.%m.%Y')
     """
-    for form in ("iso", "iso zone", *(day + time for day in _DAYS for time in _TIMES)):
+    days = ("%Y/%m/%d", "%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
+    forms = [day + time for day in days for time in ("", " %H:%M", " %H:%M:%S")]
+    for form in ("iso", "iso zone", *forms):
         if _parse(texts, form).null_count == 0:
-            day, _, time = form.partition(" ")
-            other = _AMBIGUOUS.get(day)
-            if other and _parse(texts, f"{other} {time}".strip()).null_count == 0:
+            exchanged = form.replace("%d/%m", "%m/%d").replace("%d-%m", "%m-%d")
+            if exchanged != form and _parse(texts, exchanged).null_count == 0:
                 raise ValueError("day and month can be exchanged in every row; write the dates as 2020-12-31")
             return form
     return ""
 
 
-def _parse(texts: Any, form: str) -> Any:
+def _parse(texts: pa.Array, form: str) -> pa.Array:
     """The instants in microseconds since 1970; null for a text that has another format."""
-    if form in ("iso", "iso zone"):
-        kind = pa.timestamp("us") if form == "iso" else pa.timestamp("us", "UTC")
-        try:
-            return pc.cast(pc.cast(texts, kind), pa.int64())
-        except pa.ArrowInvalid:
-            return pa.array([_instant(text, kind) for text in texts.to_pylist()], pa.int64())
-    return pc.cast(pc.strptime(texts, format=form, unit="us", error_is_null=True), pa.int64())
-
-
-def _instant(text: str | None, kind: pa.DataType) -> int | None:
+    if form not in ("iso", "iso zone"):
+        return pc.cast(pc.strptime(texts, format=form, unit="us", error_is_null=True), pa.int64())
+    kind = pa.timestamp("us") if form == "iso" else pa.timestamp("us", "UTC")
     try:
-        return None if text is None else int(pa.scalar(text).cast(kind).cast(pa.int64()).as_py())
+        return pc.cast(pc.cast(texts, kind), pa.int64())
     except pa.ArrowInvalid:
-        return None
+        if len(texts) == 1:
+            return pa.nulls(1, pa.int64())
+        return pa.concat_arrays([_parse(texts.slice(row, 1), form) for row in range(len(texts))])
 
 
-def days_of(values: Any, form: str) -> Floats:
+def days_of(values: pa.Array, form: str) -> Floats:
     """Days since 1970, NaN for what is missing or written otherwise.
 
     Args:
@@ -87,7 +82,7 @@ def days_of(values: Any, form: str) -> Floats:
         instants = pc.cast(pc.cast(values, pa.timestamp("us")), pa.int64())
     else:
         instants = _parse(values, form)
-    return instants.to_numpy(zero_copy_only=False).astype(np.float64) / _DAY
+    return instants.to_numpy(zero_copy_only=False).astype(np.float64) / 86_400e6  # microseconds
 
 
 def date_parts(days: Floats) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -88,7 +87,7 @@ def encode(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = Fals
     return Encoded(x, missing, new, outside)
 
 
-def column_values(column: Column, cells_of_column: Any, at: Place, missing: Collection[str]) -> Floats:
+def column_values(column: Column, cells_of_column: pa.ChunkedArray, at: Place, missing: Collection[str]) -> Floats:
     """The numbers, booleans or days of a column, NaN where there is none."""
     if column.kind == "boolean":
         return cells.booleans(cells_of_column, column.name, at, missing)
@@ -112,7 +111,7 @@ def column_values(column: Column, cells_of_column: Any, at: Place, missing: Coll
 
 
 def _fill_categories(
-    inputs: Floats, column: Column, values: Any, at: Place, missing: Collection[str], allow_new: bool
+    inputs: Floats, column: Column, values: pa.ChunkedArray, at: Place, missing: Collection[str], allow_new: bool
 ) -> tuple[Mask, Mask]:
     """Sets the inputs of a category; returns which rows lack one, and which have a new one."""
     texts = cells.texts(cells.plain(values), missing)

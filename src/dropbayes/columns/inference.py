@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,7 +42,7 @@ class Problem:
 
 
 def column_of(
-    values: Any,
+    values: pa.Array,
     name: str,
     *,
     at: Place,
@@ -81,7 +80,7 @@ def column_of(
 
 
 def kind_of(
-    values: Any, *, at: Place, missing: Collection[str] = MISSING, decimal: str | None = None
+    values: pa.Array, *, at: Place, missing: Collection[str] = MISSING, decimal: str | None = None
 ) -> Kind | Problem:
     """Whether a column holds numbers, booleans, dates or categories; a problem if only most are numbers."""
     values = cells.plain(values)
@@ -93,7 +92,7 @@ def kind_of(
     present = texts.drop_null()
     if not len(present):
         return "number"
-    if notation_of(present, decimal=decimal) is not None or cells.castable(present):
+    if notation_of(present, decimal=decimal) is not None or cells.first_failure(present) is None:
         coded = pc.any(pc.match_substring_regex(present, r"^0[0-9]+$")).as_py()  # 01007 is a code, not a quantity
         return "category" if coded else "number"
     if signs := mixed_currencies(present, decimal=decimal):
@@ -110,13 +109,13 @@ def kind_of(
         row = int(np.argmax(~pc.match_substring_regex(texts, r"^[0-9]").to_numpy(zero_copy_only=False).astype(bool)))
         return Problem(f"holds dates of no common format, such as {quote(texts[row].as_py())}", "ignore")
     if pc.mean(pc.match_substring_regex(present, NUMBER)).as_py() > 0.5:
-        row = cells.first_failure(texts)
+        row = cells.first_failure(texts) or 0
         return Problem(f"has {quote(texts[row].as_py())} among numbers at {at(row)}", "missing")
     return "category"
 
 
 def _category(
-    values: Any, name: str, missing: Collection[str], max_categories: int, *, forced: bool
+    values: pa.Array, name: str, missing: Collection[str], max_categories: int, *, forced: bool
 ) -> Column | LeftOut | Problem:
     texts = cells.texts(values, missing)
     categories = sorted(pc.unique(texts.drop_null()).to_pylist())
@@ -132,7 +131,7 @@ def _category(
     return Column(name, "category", categories=tuple(categories), flagged=absent)
 
 
-def _date(values: Any, name: str, missing: Collection[str]) -> Column | LeftOut:
+def _date(values: pa.Array, name: str, missing: Collection[str]) -> Column | LeftOut:
     form = ""
     if cells.is_text(values):
         values = cells.strip_missing(values, missing)
@@ -144,14 +143,12 @@ def _date(values: Any, name: str, missing: Collection[str]) -> Column | LeftOut:
         return LeftOut("no value in any row")
     if present.min() == present.max() and not absent:
         return LeftOut("one date in every row")
-    return Column(
-        name, "date", fill=float(np.median(present)), flagged=absent, date_format=form, parts=date_parts(present),
-        low=float(present.min()), high=float(present.max()),
-    )  # fmt: skip
+    fill, low, high = float(np.median(present)), float(present.min()), float(present.max())
+    return Column(name, "date", fill, (), absent, PLAIN, form, date_parts(present), low, high)
 
 
 def _number(
-    values: Any, name: str, at: Place, missing: Collection[str], kind: Kind, decimal: str | None
+    values: pa.Array, name: str, at: Place, missing: Collection[str], kind: Kind, decimal: str | None
 ) -> Column | LeftOut:
     notation = number_notation(values, missing, decimal)
     if kind == "boolean":
@@ -174,7 +171,7 @@ def _number(
     return Column(name, kind, fill=fill, flagged=absent, notation=notation, low=low, high=high)
 
 
-def number_notation(values: Any, missing: Collection[str], decimal: str | None) -> Notation:
+def number_notation(values: pa.Array, missing: Collection[str], decimal: str | None) -> Notation:
     """How the numbers of a column are written."""
     values = cells.plain(values)
     if not cells.is_text(values):

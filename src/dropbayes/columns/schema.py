@@ -8,8 +8,8 @@ training rows lacked it too, flagged by an input of its own; a category has one 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
 
 from dropbayes.columns.cells import MISSING
 from dropbayes.columns.dates import PARTS
@@ -116,38 +116,19 @@ def check_columns(schema: Schema, names: Collection[str], label: str, *, with_ta
 
 def as_json(schema: Schema) -> dict[str, Any]:
     """The schema in the types JSON knows."""
-    return {
-        "target": schema.target,
-        "task": schema.task,
-        "columns": [_column_json(column) for column in schema.columns],
-        "left_out": dict(schema.left_out),
-        "missing": list(schema.missing),
-        **({"target_notation": _notation_json(schema.target_notation)} if schema.target_notation != PLAIN else {}),
-    }
+    return {**asdict(schema), "columns": [_column_json(column) for column in schema.columns]}
 
 
 def _column_json(column: Column) -> dict[str, Any]:
-    values: dict[str, Any] = {"name": column.name, "kind": column.kind, "flagged": column.flagged}
-    if column.kind == "category":
-        return {**values, "categories": list(column.categories)}
-    values["fill"] = column.fill
-    if column.low is not None:
-        values["range"] = [column.low, column.high]
-    if column.notation != PLAIN:
-        values["notation"] = _notation_json(column.notation)
-    if column.kind == "date":
-        values |= {"date_format": column.date_format, "parts": list(column.parts)}
-    return values
-
-
-def _notation_json(notation: Notation) -> dict[str, str]:
-    return {"decimal": notation.decimal, "thousands": notation.thousands, "sign": notation.sign}
+    values = asdict(column)
+    low, high = values.pop("low"), values.pop("high")
+    return values if low is None else {**values, "range": [low, high]}
 
 
 def from_json(values: Any) -> Schema:
     """The schema that `as_json` wrote; an exception of any kind for anything else."""
     columns = tuple(_column_from_json(entry) for entry in values["columns"])
-    if values["task"] not in ("regression", "classification") or not columns:
+    if values["task"] not in get_args(Task) or not columns:
         raise ValueError("unknown task, or no columns")
     left_out = {str(name): str(reason) for name, reason in values["left_out"].items()}
     notation = _notation_from_json(values.get("target_notation"))
@@ -155,17 +136,23 @@ def from_json(values: Any) -> Schema:
 
 
 def _column_from_json(entry: Any) -> Column:
-    if entry["kind"] not in ("number", "boolean", "category", "date"):
-        raise ValueError(f"unknown kind {entry['kind']!r}")
+    """A column, of which earlier versions wrote only the values that its kind has."""
     parts = _strings(entry.get("parts", []))
-    if not set(parts) <= set(PARTS):
-        raise ValueError(f"unknown parts of a date {parts}")
+    if entry["kind"] not in get_args(Kind) or not set(parts) <= set(PARTS):
+        raise ValueError(f"unknown kind {entry['kind']!r} or parts of a date {parts}")
     low, high = map(float, entry["range"]) if "range" in entry else (None, None)
     return Column(
-        str(entry["name"]), entry["kind"], float(entry.get("fill", 0.0)), _strings(entry.get("categories", [])),
-        bool(entry["flagged"]), _notation_from_json(entry.get("notation")), str(entry.get("date_format", "")), parts,
-        low, high,
-    )  # fmt: skip
+        name=str(entry["name"]),
+        kind=entry["kind"],
+        fill=float(entry.get("fill", 0.0)),
+        categories=_strings(entry.get("categories", [])),
+        flagged=bool(entry["flagged"]),
+        notation=_notation_from_json(entry.get("notation")),
+        date_format=str(entry.get("date_format", "")),
+        parts=parts,
+        low=low,
+        high=high,
+    )
 
 
 def _notation_from_json(values: Any) -> Notation:

@@ -35,20 +35,27 @@ def test_the_module_runs_and_the_first_lines_can_be_taken_from_a_pipe(models, tm
         assert child.stderr.read() == b""
 
 
-def test_an_interruption_leaves_the_previous_file(models, tmp_path):
-    out = tmp_path / "out.csv"
+@pytest.mark.parametrize("from_stream", [False, True], ids=["file", "stream"])
+def test_an_interruption_leaves_the_previous_file(models, tmp_path, from_stream):
+    out, data = tmp_path / "out" / "out.csv", tmp_path / "many.csv"
+    out.parent.mkdir()
     out.write_text("previous")
-    with process("predict", models / "numbers", "-", "-o", out, stdin=subprocess.PIPE) as child:
-        text = table(2000, seed=3)
-        child.stdin.write((text + text[text.index("\n") + 1 :] * 60).encode())  # more than is read at once, and no end
-        child.stdin.flush()
+    text = table(2000, seed=3)
+    many = text + text[text.index("\n") + 1 :] * 200
+    data.write_text(many)
+    with process(
+        "predict", models / "numbers", "-" if from_stream else data, "-o", out, stdin=subprocess.PIPE
+    ) as child:
+        if from_stream:
+            child.stdin.write(many.encode())  # more than a pipe holds, so it is being read; and no end
+            child.stdin.flush()
         deadline = time.monotonic() + 60
-        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)  # until it has begun to write
+        while not from_stream and len(list(out.parent.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)  # until it has begun to write
         child.send_signal(signal.SIGINT)
         assert child.wait(60) == 130
         assert child.stderr.read() == b"dropbayes: error: interrupted; nothing was left half-written.\n"
-        assert out.read_text() == "previous" and [p.name for p in tmp_path.iterdir()] == ["out.csv"]
+        assert out.read_text() == "previous" and [p.name for p in out.parent.iterdir()] == ["out.csv"]
 
 
 def test_a_full_disk_is_one_line(models):

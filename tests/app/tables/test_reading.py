@@ -1,7 +1,12 @@
-"""Tests of reading tables in blocks."""
+"""Tests of reading tables in blocks: compressed, encoded and delimited in every way people have."""
 
+import bz2
 import csv
-import weakref
+import gzip
+import io
+import lzma
+import os
+import threading
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,7 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dropbayes.app.tables import open_table, regroup
-from dropbayes.app.tables.streams import ParserInput
+from dropbayes.app.tables.reading import delimiter_of
+
+TEXT = "größe,b\n" + "".join(f"{i},ø{i}\n" for i in range(5000))
+CELL = st.text(st.sampled_from('ab,;|\t"0. \n'), max_size=5)
 
 
 @given(sizes=st.lists(st.integers(0, 5), max_size=8), rows=st.integers(1, 7))
@@ -69,17 +77,6 @@ def test_reading_may_end_early(tmp_path):
     assert list(source.blocks()) == []
 
 
-def test_a_parser_that_failed_holds_nothing_of_a_table_that_is_closed(tmp_path, monkeypatch):
-    """A thread of it that lets go later, while the interpreter ends, aborts the process."""
-    (tmp_path / "t.csv").write_text("a,b\n" + "1,2\n" * 40 + "3\n")
-    held, made = weakref.WeakSet(), ParserInput.__init__
-    monkeypatch.setattr(ParserInput, "__init__", lambda self, *given: held.add(self) or made(self, *given))
-    for _ in range(600):
-        with open_table(tmp_path / "t.csv") as source, pytest.raises(ValueError, match="line 42"):
-            list(source.blocks())
-        assert not held
-
-
 def test_a_line_taken_for_the_header_is_shown_when_rows_have_more_fields(tmp_path):
     (tmp_path / "t.csv").write_text("# made on Monday\na,b\n1,2\n")
     with open_table(tmp_path / "t.csv") as source, pytest.raises(ValueError, match=r"line 2.*'# made on Monday'"):
@@ -98,3 +95,115 @@ def test_parquet_is_read_with_its_types(tmp_path):
 def test_delimiters_are_one_plain_character(tmp_path, delimiter):
     with pytest.raises(ValueError, match="`delimiter` must be one plain character"):
         open_table(tmp_path / "t.csv", delimiter=delimiter)
+
+
+def zstandard(data: bytes) -> bytes:
+    out = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(out, "zstd") as stream:
+        stream.write(data)
+    return out.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, zstandard])
+def test_a_compressed_table_is_read_as_the_table_it_was(tmp_path, compress):
+    (tmp_path / "t.csv").write_bytes(compress(TEXT.encode()))
+    with open_table(tmp_path / "t.csv") as source:
+        table = pa.concat_tables(source.blocks(700))
+        assert source.place(1) == "t.csv, line 3"
+        assert source.position == source.size == (tmp_path / "t.csv").stat().st_size
+    assert table["größe"].to_pylist() == [str(i) for i in range(5000)]
+    assert table["b"][-1].as_py() == "ø4999"
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, zstandard])
+def test_compressed_data_cut_short_are_refused(tmp_path, compress):
+    data = compress(TEXT.encode())
+    (tmp_path / "t.csv").write_bytes(data[: len(data) // 2])
+    with pytest.raises(ValueError, match=r"t\.csv is damaged or cut short"), open_table(tmp_path / "t.csv") as source:
+        list(source.blocks())
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "latin-1", "cp1252", "utf-8-sig"])
+def test_other_encodings_are_read(tmp_path, encoding):
+    (tmp_path / "t.csv").write_bytes(TEXT.encode(encoding))
+    named = None if encoding in ("utf-16", "utf-8-sig") else encoding  # these begin with their mark
+    with open_table(tmp_path / "t.csv", encoding=named) as source:
+        assert source.names == ("größe", "b")
+        assert pa.concat_tables(source.blocks())["b"][-1].as_py() == "ø4999"
+
+
+@pytest.mark.parametrize(
+    ("start", "what"),
+    [
+        (b"PK\x03\x04", "Excel"),
+        (b"\xd0\xcf\x11\xe0", "Excel"),
+        (b"%PDF", "PDF"),
+        (b"<!DOCTYPE html>", "a web page"),
+        (b'[{"x": 1}]', "JSON"),
+        (b"ARROW1\0\0", "a Feather file"),
+        (lzma.compress(b"a,b\n"), "compressed with xz, which is not read: unpack it"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused_by_name(tmp_path, start, what):
+    (tmp_path / "t.csv").write_bytes(start + b"x" * 20)
+    with pytest.raises(ValueError, match=what):
+        open_table(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("encoding", ["morse", "rot13", "zlib"])
+def test_an_encoding_that_is_none_of_texts_is_refused(tmp_path, encoding):
+    with pytest.raises(ValueError, match="`encoding` must be a text encoding"):
+        open_table(tmp_path / "t.csv", encoding=encoding)
+
+
+@pytest.mark.parametrize("before", [1, 300_000])  # in the first block of bytes, and after it
+@pytest.mark.parametrize(
+    ("row", "encoding", "message"),
+    [
+        (b"3,\xff\n", None, r"t\.csv, line {line}: byte {byte} \(0xff\) is not UTF-8 text; name the `encoding`"),
+        (b"3,\x81\n", "cp1252", r"t\.csv, line {line}: byte {byte} \(0x81\) is not cp1252 text"),
+        (b"3,\xc3", None, r"t\.csv, line {line}: byte {byte} \(0xc3\) is not UTF-8 text"),
+        (b"3,\0\n", None, r"t\.csv, line {line}: holds a NUL byte"),
+        (b"3\n", None, r"t\.csv, line {line}: 1 fields where the header has 2"),
+        (b'3,"x\n4,5\n', None, r"t\.csv, line {line}: a quotation mark is opened and never closed"),
+    ],
+)
+def test_a_bad_row_or_byte_is_reported_with_its_line(tmp_path, before, row, encoding, message):
+    (tmp_path / "t.csv").write_bytes(b"a,b\n" + b"1,2\n" * before + row)
+    expected = message.format(line=before + 2, byte=4 * before + 7)
+    with pytest.raises(ValueError, match=expected), open_table(tmp_path / "t.csv", encoding=encoding) as source:
+        list(source.blocks())
+
+
+def test_a_pipe_is_read_whole(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(gzip.compress(b"a,b\n1,2\n\n3,x\n")))
+    writer.start()
+    with open_table(tmp_path / "pipe") as source:
+        assert pa.concat_tables(source.blocks()).to_pydict() == {"a": ["1", "3"], "b": ["2", "x"]}
+        assert source.place(1) == "pipe, line 4"
+    writer.join(timeout=10)
+
+
+@given(st.lists(st.tuples(CELL, CELL, CELL), min_size=2, max_size=6), st.sampled_from(",;\t|"))
+@settings(max_examples=200, deadline=None)
+def test_a_table_as_python_writes_it_is_read_with_its_delimiter_if_no_other_fits(rows, delimiter):
+    out = io.StringIO(newline="")
+    csv.writer(out, delimiter=delimiter, quoting=csv.QUOTE_ALL).writerows([("x", "y", "z"), *rows])
+    assert delimiter_of(out.getvalue()) == delimiter
+
+
+@pytest.mark.parametrize(
+    ("text", "delimiter"),
+    [
+        ("a;b\n1,5;2,5\n", ";"),
+        ("a,b\n1;2,3\n", ","),
+        ("one\n1\n2\n", ","),
+        ("a|b\n1|2\n", "|"),
+        ("", ","),
+        ("a;b;c\n1;2\n3;4;5\n", ";"),
+        ("name;note\nx;yes, please\n", ";"),
+    ],
+)
+def test_the_delimiter_of_what_people_write(text, delimiter):
+    assert delimiter_of(text) == delimiter

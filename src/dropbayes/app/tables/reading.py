@@ -1,42 +1,47 @@
 """Tables read in blocks: CSV with every cell as text, Parquet with its own types.
 
 Nothing is guessed from the first rows of a CSV file: what a column means is decided elsewhere, from all of it or from
-the model that reads it. Bytes are checked before they are parsed, so that a wrong encoding is reported by its line.
+the model that reads it. Only a message needs the line of a row, so lines are counted by reading the file again.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import io
+import itertools
 import os
 import pathlib
-import stat
-import weakref
+import re
+import shutil
+import sys
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
+from pyarrow import csv as arrow_csv
 
-from dropbayes.app.tables.decoding import as_utf8, check_encoding
-from dropbayes.app.tables.delimiters import delimiter_of
-from dropbayes.app.tables.streams import (
-    CheckedBytes,
-    InterruptibleInput,
-    ParserInput,
-    interruptible,
-    standard_input,
-    wait_for_release,
-)
 from dropbayes.columns.inference import UNNAMED
 from dropbayes.runtime.validation import quote
 
-__all__ = ["BLOCK_BYTES", "Source", "open_table", "regroup"]
+__all__ = ["Source", "delimiter_of", "open_table", "regroup"]
 
-
-BLOCK_BYTES = 2**20
-"""The bytes of a CSV file parsed at a time; no row may be longer."""
+_BLOCK_BYTES = 2**20  # of a CSV file, parsed at a time; no row may be longer
+_COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
+_FOREIGN = {
+    b"PAR1": "Parquet, which cannot be read from a stream; name the file instead",
+    b"ARROW1": "a Feather file, which is not read: save the table as CSV or Parquet",
+    b"PK\x03\x04": "an Excel workbook or a zip archive, which is not read: save the sheet as CSV",
+    b"\xd0\xcf\x11\xe0": "an Excel workbook, which is not read: save the sheet as CSV",
+    b"\xfd7zXZ\0": "compressed with xz, which is not read: unpack it with unxz, or compress it with gzip or zstd",
+    b"<!doctyp": "a web page, perhaps one that asks for a login: download the table itself",
+    b"<html": "a web page, perhaps one that asks for a login: download the table itself",
+    b"[{": "JSON, which is not read: save the table as CSV or Parquet",
+    b'{"': "JSON, which is not read: save the table as CSV or Parquet",
+    b"%PDF": "a PDF, which is not read: save the table as CSV or Parquet",
+}
 
 
 def regroup(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
@@ -63,20 +68,41 @@ def regroup(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
         yield pa.concat_tables(waiting)
 
 
+def delimiter_of(text: str) -> str:
+    r"""The delimiter under which the first records have the same number of fields, and most of them; "," if none has.
+
+    Args:
+        text: The beginning of the file.
+
+    Example:
+        >>> delimiter_of("a;b\n1,5;2,5\n"), delimiter_of("a\tb\n1\t2\n"), delimiter_of("a\n1\n")
+        (';', '\t', ',')
+    """
+    beginning = "".join(text.splitlines(keepends=True)[:100])
+    counts: dict[str, list[int]] = {}
+    for candidate in ",;\t|":
+        with contextlib.suppress(csv.Error):
+            records = csv.reader(io.StringIO(beginning, newline=""), delimiter=candidate)
+            counts[candidate] = [len(record) for record in records if record] or [0]
+    even = [candidate for candidate, sizes in counts.items() if sizes[0] > 1 and len(set(sizes)) == 1]
+    # Rows of unequal lengths are reported as such later, under the header's own delimiter.
+    return max(even or counts, key=lambda candidate: counts[candidate][0], default=",")
+
+
 class Source(ABC):
     """A table that is read once, from its first row to its last; a context that closes it.
 
     Attributes:
-        label: What to call it in messages.
+        label: Its name in messages.
         names: Its columns.
-        size: What `position` ends at; None if unknown.
-        unit: What both count: "bytes" of a CSV file, "rows" of a Parquet file.
+        size: The last value of `position`.
+        unit: The unit of `size` and `position`: "bytes" of a CSV file, "rows" of a Parquet file.
         delimiter: The delimiter of a CSV file.
     """
 
     label: str
     names: tuple[str, ...]
-    size: int | None
+    size: int
     unit: str = "bytes"
     delimiter: str = ","
 
@@ -89,9 +115,9 @@ class Source(ABC):
     def position(self) -> int:
         """The position of the reader."""
 
-    @abstractmethod
     def place(self, row: int) -> str:
         """The location of a row (counted from 0, the header not counted), in words."""
+        return f"{self.label}, row {row + 1}"
 
     @abstractmethod
     def close(self) -> None:
@@ -100,29 +126,34 @@ class Source(ABC):
     def __enter__(self) -> Source:
         return self
 
-    def __exit__(self, *failure: Any) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
 
 def open_table(path: str | os.PathLike[str], *, delimiter: str | None = None, encoding: str | None = None) -> Source:
     """The table in a CSV or Parquet file; "-" is CSV from standard input.
 
-    CSV may be compressed with gzip, zstd, bzip2 or xz.
+    CSV may be compressed with gzip, zstd or bzip2. Standard input and pipes are read into memory.
 
     Args:
         path: The file.
         delimiter: The delimiter of a CSV file; by default, detected from its first lines.
-        encoding: The encoding of a CSV file; by default UTF-8, or UTF-16 where the file says so itself.
+        encoding: The encoding of a CSV file; by default UTF-8, or UTF-16 where the file begins with its mark.
 
     Raises:
         ValueError: The file is no table that can be read; the message says what it is.
         OSError: The file cannot be opened.
     """
-    check_encoding(encoding)
+    try:
+        "".encode(encoding or "utf-8")
+    except LookupError:
+        raise ValueError(
+            f"`encoding` must be a text encoding such as utf-8, utf-16 or cp1252; got {encoding!r}."
+        ) from None
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n' or ord(delimiter) > 127):
         raise ValueError(f"`delimiter` must be one plain character, such as ',' or ';' or a tab; got {delimiter!r}.")
     if str(path) == "-":
-        return _CsvSource(standard_input(), "standard input", None, delimiter, encoding)
+        return _CsvSource(_read_whole(sys.stdin.buffer), "standard input", delimiter, encoding)
     if "://" in str(path):
         raise ValueError(f"{str(path)!r} is an address; download the file first.")
     path = pathlib.Path(path)
@@ -130,24 +161,17 @@ def open_table(path: str | os.PathLike[str], *, delimiter: str | None = None, en
         raise ValueError(f"{path.name} is a spreadsheet, which is not read: save the sheet as CSV.")
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder; name a CSV or Parquet file in it.")
-    stream = path.open("rb")
-    try:
-        regular = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
-        if regular and _is_parquet(path, stream):
-            stream.close()
+    with path.open("rb") as file:
+        if not path.is_file():  # a pipe
+            return _CsvSource(_read_whole(file), path.name, delimiter, encoding)
+        if file.read(4) == b"PAR1" or path.suffix.lower() in (".parquet", ".pq"):
             return _ParquetSource(path)
-        if regular:
-            return _CsvSource(stream, path.name, path, delimiter, encoding)
-        return _CsvSource(interruptible(stream), path.name, None, delimiter, encoding)
-    except BaseException:
-        stream.close()
-        raise
+    return _CsvSource(path, path.name, delimiter, encoding)
 
 
-def _is_parquet(path: pathlib.Path, stream: BinaryIO) -> bool:
-    magic = stream.read(4)
-    stream.seek(0)
-    return magic == b"PAR1" or path.suffix.lower() in (".parquet", ".pq")
+def _read_whole(stream: io.BufferedReader) -> bytes:
+    """All bytes, read in parts: between them the interpreter handles signals."""
+    return b"".join(iter(lambda: stream.read1(_BLOCK_BYTES), b""))
 
 
 def _checked_names(names: list[str], label: str) -> tuple[str, ...]:
@@ -164,41 +188,77 @@ def _checked_names(names: list[str], label: str) -> tuple[str, ...]:
 
 
 class _CsvSource(Source):
-    def __init__(
-        self, stream: Any, label: str, path: pathlib.Path | None, delimiter: str | None, encoding: str | None
-    ) -> None:
-        self.label, self._path, self._encoding = label, path, encoding
-        self.size = None if path is None else os.fstat(stream.fileno()).st_size
-        self._stream = stream
-        self._reader: Any = None
-        self._parser_input: Callable[[], ParserInput | None] = lambda: None
-        text, compressed = as_utf8(stream, label, encoding=encoding)
-        self._file = stream if compressed and path is not None else None  # tells how far reading has come
-        self._bytes = CheckedBytes(text, label)
+    """CSV in a file or in memory."""
+
+    def __init__(self, origin: pathlib.Path | bytes, label: str, delimiter: str | None, encoding: str | None) -> None:
+        self.label, self._origin, self._compression, self._encoding = label, origin, None, "UTF-8"
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._raw = self._open()
         try:
-            head = self._bytes.first(BLOCK_BYTES)
-            self.delimiter = delimiter or delimiter_of(head.decode("utf-8-sig", errors="ignore"))
+            with self._explained():
+                head = self._head(encoding)
+            self.size = self._raw.size()
+            self.delimiter = delimiter or delimiter_of(head)
             self._raw_names, self._has_rows = self._header(head)
             self.names = _checked_names(self._raw_names, label)
         except BaseException:
             self.close()
             raise
 
-    def _header(self, head: bytes) -> tuple[list[str], bool]:
+    def _head(self, encoding: str | None) -> str:
+        """The beginning of the text, once its compression and its encoding are known."""
+        start = self._raw.read(8)
+        self._compression = next((name for magic, name in _COMPRESSIONS.items() if start.startswith(magic)), None)
+        start = self._open().read(8)
+        for magic, what in _FOREIGN.items():
+            if start.lower().startswith(magic.lower()):
+                raise ValueError(f"{self.label} is {what}.")
+        if encoding is None and start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            encoding = "utf-16"
+        if encoding is not None and codecs.lookup(encoding).name not in ("utf-8", "utf-8-sig"):
+            self._recode(encoding)
+        head = self._text().read(_BLOCK_BYTES)
+        if "\0" in head:
+            raise self._undecodable()
+        return head
+
+    def _open(self) -> pa.NativeFile:
+        """The bytes from their beginning, decompressed."""
+        in_memory = isinstance(self._origin, bytes)
+        raw = pa.BufferReader(self._origin) if in_memory else pa.OSFile(os.fspath(self._origin), "rb")
+        return raw if self._compression is None else pa.CompressedInputStream(raw, self._compression)
+
+    def _text(self, errors: str = "strict") -> io.TextIOWrapper:
+        return io.TextIOWrapper(self._open(), "utf-8-sig", errors=errors, newline="")
+
+    def _recode(self, encoding: str) -> None:
+        """Reads on from a temporary copy in UTF-8.
+
+        Arrow would call Python's decoder from a thread of its own; one that waits for the interpreter while it ends
+        aborts the process.
+        """
+        self._encoding = encoding
+        self._folder = tempfile.TemporaryDirectory()
+        copy = pathlib.Path(self._folder.name) / "table.csv"
+        with (
+            io.TextIOWrapper(self._open(), encoding, newline="") as text,
+            copy.open("w", encoding="utf-8", newline="") as file,
+        ):
+            shutil.copyfileobj(text, file)
+        self._origin, self._compression, self._encoding = copy, None, "UTF-8"
+        self._raw = self._open()
+
+    def _header(self, head: str) -> tuple[list[str], bool]:
         """The names in the first record, and whether another one follows."""
-        text = head.decode("utf-8-sig", errors="ignore")  # the last character may be cut
-        if not text.strip():
+        if not head.strip():
             raise ValueError(f"{self.label} is empty; a header line with the names of the columns is needed.")
-        records = (record for record in _records(io.StringIO(text, newline=""), self.delimiter) if record)
+        records = (record for _, record in self._records(io.StringIO(head, newline="")))
         try:
-            names = next(records)
-            has_rows = next(records, None) is not None
+            names, has_rows = next(records), next(records, None) is not None
         except csv.Error as error:
             raise ValueError(f"{self.label}, line 1: the header cannot be read ({error}).") from None
-        if len(head) == BLOCK_BYTES and not has_rows:
-            raise ValueError(
-                f"{self.label}, line 1: longer than {BLOCK_BYTES // 2**20} MB; a quotation mark left open?"
-            )
+        if len(head) == _BLOCK_BYTES and not has_rows:
+            raise ValueError(f"{self.label}, line 1: longer than 1 MB; a quotation mark left open?")
         if not has_rows and any("\n" in name for name in names):
             raise ValueError(f"{self.label}, line 1: a quotation mark is opened and never closed.")
         if len(names) == 1:
@@ -212,126 +272,127 @@ class _CsvSource(Source):
 
     @property
     def position(self) -> int:
-        return self._bytes.n_bytes if self._file is None or self._file.closed else self._file.tell()
+        return self.size if self._raw.closed else self._raw.tell()
 
     def blocks(self, rows: int | None = None) -> Iterator[pa.Table]:
-        tables = self._tables()
-        return tables if rows is None else regroup(tables, rows)
+        return self._tables() if rows is None else regroup(self._tables(), rows)
 
     def _tables(self) -> Iterator[pa.Table]:
-        if not self._has_rows or self._bytes.ended:
+        if not self._has_rows or self._raw.closed:
             return
-        ragged: list[Any] = []
-        try:
-            self._reader = self._open_reader(ragged)
-            if self._reader.schema.names != self._raw_names:
-                raise ValueError(f"{self.label}, line 1: the header cannot be read; check its quotation marks.")
-            n_rows = 0
-            for batch in self._reader:
-                n_rows += batch.num_rows
-                if batch.num_rows:
-                    last_cell = batch.column(batch.num_columns - 1)[-1].as_py()
-                yield pa.Table.from_batches([batch]).rename_columns(list(self.names))
-            if n_rows and self._ends_open(last_cell):
-                raise ValueError(f"{self.place(n_rows - 1)}: a quotation mark is opened and never closed.")
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, OSError) and not isinstance(error, pa.ArrowException) and self._bytes.error is None:
-                raise
-            raise self._explain(error, ragged) from None
-
-    def _open_reader(self, ragged: list[Any]) -> Any:
-        from pyarrow import csv as arrow_csv
-
-        parser_input = ParserInput(self._bytes.read, ragged)
-        self._parser_input = weakref.ref(parser_input)
-        try:
-            return arrow_csv.open_csv(
-                parser_input,
-                read_options=arrow_csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
-                parse_options=arrow_csv.ParseOptions(
-                    delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=parser_input.refuse
-                ),
+        self._raw.seek(0)
+        compressed = self._compression is not None
+        last_cell, n_rows = "", 0
+        with self._explained():
+            reader = arrow_csv.open_csv(
+                pa.CompressedInputStream(self._raw, self._compression) if compressed else self._raw,
+                read_options=arrow_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+                parse_options=arrow_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
                 convert_options=arrow_csv.ConvertOptions(
                     column_types=dict.fromkeys(self._raw_names, pa.string()), strings_can_be_null=False
                 ),
             )
-        finally:
-            del parser_input  # which the traceback of an error would keep alive
+            if reader.schema.names != self._raw_names:
+                raise ValueError(f"{self.label}, line 1: the header cannot be read; check its quotation marks.")
+            for batch in reader:
+                if any(b"\0" in memoryview(column.buffers()[2] or b"").tobytes() for column in batch.columns):
+                    raise self._undecodable()
+                n_rows += batch.num_rows
+                last_cell = batch.column(batch.num_columns - 1)[-1].as_py() if batch.num_rows else last_cell
+                yield pa.Table.from_batches([batch]).rename_columns(list(self.names))
+        if "\n" in last_cell and self._ends_open():
+            raise ValueError(f"{self.place(n_rows - 1)}: a quotation mark is opened and never closed.")
 
     def close(self) -> None:
-        """Ends reading; a thread of the parser that is still at it must be done before the interpreter can end."""
-        self._bytes.ended = True
-        stream = self._stream
-        if isinstance(stream, InterruptibleInput):
-            stream.wake()
-        if self._reader is not None:
-            with contextlib.suppress(pa.ArrowException, OSError, ValueError):
-                for _ in self._reader:
-                    pass
-            self._reader = None
-        wait_for_release(self._parser_input)
-        if self._path is not None or isinstance(stream, InterruptibleInput):
-            stream.close()
+        self._raw.close()
+        if self._folder is not None:
+            self._folder.cleanup()
 
-    def _ends_open(self, last_cell: str) -> bool:
+    # --- messages, for which the file is read again ---------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turns errors of the decompression, of the encoding and of the parser into those of the file."""
+        try:
+            yield
+        except UnicodeDecodeError:
+            raise self._undecodable() from None
+        except pa.ArrowException as error:
+            raise self._parsing_error(str(error)) from None
+        except OSError as error:
+            if error.errno is not None:  # the disk's, not the decompression's
+                raise
+            raise ValueError(
+                f"{self.label} is damaged or cut short: its {self._compression} data end badly ({error})."
+            ) from None
+
+    def _parsing_error(self, message: str) -> ValueError:
+        if "UTF8" in message:
+            return self._undecodable()
+        if "straddl" in message:
+            return ValueError(f"{self.label}: a row is longer than 1 MB; is a quotation mark left open?")
+        counts = re.search(r"Expected (\d+) columns, got (\d+)", message)
+        if counts is None:
+            return ValueError(f"{self.label}: cannot be read as CSV: {message}")
+        expected, found = counts.groups()
+        hint = "a separator or a quotation mark too many or too few?"
+        if expected == "1":
+            hint = f"the first line, {quote(self._raw_names[0])}, is taken for the header."
+        uneven = (line for line, record in self._records(self._text("replace")) if len(record) != int(expected))
+        return ValueError(f"{self._at(uneven)}: {found} fields where the header has {expected}; {hint}")
+
+    def _undecodable(self) -> ValueError:
+        """The error for the first byte that is no text."""
+        decoder = codecs.getincrementaldecoder(self._encoding)()
+        n_bytes = 0
+        for number, line in enumerate(itertools.chain(io.BufferedReader(self._open()), [b""]), start=1):
+            pending = len(decoder.getstate()[0])
+            try:
+                text = decoder.decode(line, final=not line)
+            except UnicodeDecodeError as error:
+                line_number = number if line else number - 1
+                byte = n_bytes - pending + error.start + 1
+                return ValueError(
+                    f"{self.label}, line {line_number}: byte {byte} (0x{error.object[error.start]:02x}) is not "
+                    f"{self._encoding} text; name the `encoding` of the file (cp1252 is Windows' own), or save it as "
+                    "UTF-8."
+                )
+            if "\0" in text:
+                return ValueError(
+                    f"{self.label}, line {number}: holds a NUL byte; this is no text file, or a damaged one."
+                )
+            n_bytes += len(line)
+        return ValueError(f"{self.label} was changed while it was read.")
+
+    def _ends_open(self) -> bool:
         """Whether the file ends inside a quoted field, which then has swallowed all rows after its first."""
-        end = b"".join(self._bytes.last)
-        cell = b'"' + last_cell.replace('"', '""').encode()
-        before = end[: -len(cell)][-1:]
-        return end.endswith(cell) and before in (b"", b"\n", b"\r", self.delimiter.encode())
-
-    def _explain(self, error: Exception, ragged: list[Any]) -> Exception:
-        if self._bytes.error is not None:
-            return self._bytes.error
-        if ragged:
-            row = ragged[0]
-            hint = "a separator or a quotation mark too many or too few?"
-            if row.expected_columns == 1:
-                hint = f"the first line, {quote(self._raw_names[0])}, is taken for the header."
-            expected = f"the header has {row.expected_columns}"
-            where = self._ragged_place(row)
-            return ValueError(f"{where}: {row.actual_columns} fields where {expected}; {hint}")
-        if "straddl" in str(error):
-            return ValueError(
-                f"{self.label}: a row is longer than {BLOCK_BYTES // 2**20} MB; is a quotation mark left open?"
-            )
-        return ValueError(f"{self.label}: cannot be read as CSV: {error}")
-
-    def _ragged_place(self, row: Any) -> str:
-        if self._path is not None:
-            for line, record in self._numbered_records():
-                if len(record) not in (0, row.expected_columns):
-                    return f"{self.label}, line {line}"
-        return self.label if row.number is None else f"{self.label}, row {row.number - 1}"
+        try:
+            for _ in csv.reader(self._text("replace"), delimiter=self.delimiter, strict=True):
+                pass
+        except csv.Error as error:
+            return "unexpected end of data" in str(error)
+        return False
 
     def place(self, row: int) -> str:
-        if self._path is not None:
-            seen = -2
-            for line, record in self._numbered_records():
-                seen += bool(record)
-                if seen == row:
-                    return f"{self.label}, line {line}"
-        return f"{self.label}, row {row + 1}"
+        lines = (line for line, _ in self._records(self._text("replace")))
+        return self._at(itertools.islice(lines, row + 1, None))
 
-    def _numbered_records(self) -> Iterator[tuple[int, list[str]]]:
-        """The records of the file with their first lines, read again: only a message needs them."""
-        assert self._path is not None
-        try:
-            with self._path.open("rb") as file:
-                text, _ = as_utf8(file, self.label, encoding=self._encoding)
-                lines = io.TextIOWrapper(io.BufferedReader(text), "utf-8-sig", errors="replace", newline="")
-                reader = _records(lines, self.delimiter)
-                line = 1
-                for record in reader:
-                    yield line, record
-                    line = reader.line_num + 1
-        except (csv.Error, OSError, ValueError):
-            return
+    def _at(self, lines: Iterator[int]) -> str:
+        """The location of the first of the lines."""
+        with contextlib.suppress(csv.Error, OSError):
+            for line in lines:
+                return f"{self.label}, line {line}"
+        return self.label
 
-
-def _records(lines: Iterable[str], delimiter: str) -> Any:
-    csv.field_size_limit(max(csv.field_size_limit(), BLOCK_BYTES))
-    return csv.reader(lines, delimiter=delimiter)
+    def _records(self, text: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+        """The records that are not blank, each with its first line."""
+        csv.field_size_limit(max(csv.field_size_limit(), _BLOCK_BYTES))
+        reader = csv.reader(text, delimiter=self.delimiter)
+        line = 1
+        for record in reader:
+            if record:
+                yield line, record
+            line = reader.line_num + 1
 
 
 # --- Parquet -------------------------------------------------------------------------------------------------------
@@ -345,7 +406,7 @@ class _ParquetSource(Source):
 
         self.label, self._row = path.name, 0
         try:
-            self._file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=BLOCK_BYTES)  # in parts
+            self._file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BLOCK_BYTES)  # in parts
         except pa.ArrowException as error:
             raise ValueError(f"{self.label} is not a whole Parquet file ({_first_sentence(error)}).") from None
         self.size = self._file.metadata.num_rows
@@ -362,9 +423,6 @@ class _ParquetSource(Source):
                 yield pa.Table.from_batches([batch]).rename_columns(list(self.names))
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{self.label} is a damaged Parquet file ({_first_sentence(error)}).") from None
-
-    def place(self, row: int) -> str:
-        return f"{self.label}, row {row + 1}"
 
     def close(self) -> None:
         self._file.close(force=True)

@@ -184,9 +184,14 @@ def _columns(
         if name == target or name in left_out:
             continue
         column = column_of(
-            rows[name], name, at=at, missing=tokens, categorical=name in reading.categorical,
-            max_categories=reading.max_categories, decimal=reading.decimal,
-        )  # fmt: skip
+            rows[name],
+            name,
+            at=at,
+            missing=tokens,
+            categorical=name in reading.categorical,
+            max_categories=reading.max_categories,
+            decimal=reading.decimal,
+        )
         if isinstance(column, LeftOut):
             left_out[name] = column.reason
         elif isinstance(column, Problem):

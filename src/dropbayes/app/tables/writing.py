@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import pathlib
 import sys
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,8 +19,6 @@ __all__ = ["Sink", "without_formulas", "write_whole"]
 
 # What a spreadsheet takes for the start of a formula, also in full width; a number may begin with a sign.
 _FORMULA = r"^[=+\-@\t\r\n＝＋－＠]"
-
-_GROUP_ROWS = 65_536  # of a Parquet file; many small groups are slow to read
 
 
 def without_formulas(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
@@ -81,15 +78,14 @@ class Sink:
         if self._writer is None:
             from pyarrow import parquet
 
-            self._writer = parquet.ParquetWriter(_Plain(self._file), table.schema)
+            self._writer = parquet.ParquetWriter(pa.PythonFile(self._file, "w"), table.schema)
         self._waiting.append(table)
-        if sum(table.num_rows for table in self._waiting) >= _GROUP_ROWS:
+        if sum(table.num_rows for table in self._waiting) >= 65_536:  # many small groups are slow to read
             self._write_group()
 
     def _write_group(self) -> None:
-        if self._waiting:
-            self._writer.write_table(pa.concat_tables(self._waiting))
-            self._waiting = []
+        self._writer.write_table(pa.concat_tables(self._waiting))
+        self._waiting = []
 
     def _write_csv(self, table: pa.Table) -> None:
         if not self._started:
@@ -102,11 +98,12 @@ class Sink:
         if self.to_stdout:
             self._file.flush()
 
-    def __exit__(self, *failure: Any) -> None:
+    def __exit__(self, *failure: object) -> None:
         try:
             if self._writer is not None:
                 if failure[0] is None:
-                    self._write_group()
+                    if self._waiting:
+                        self._write_group()
                     self._writer.close()
                 else:  # what it still holds is not wanted; a full disk would only fail again
                     with contextlib.suppress(Exception):
@@ -115,22 +112,6 @@ class Sink:
             self._context.__exit__(*sys.exc_info())
             raise
         self._context.__exit__(*failure)
-
-
-class _Plain(io.RawIOBase):
-    """The stream for a writer that would close it: closing is left to its owner."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self.stream = stream
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        return self.stream.write(data)
-
-    def flush(self) -> None:
-        self.stream.flush()
 
 
 def _csv_text(table: pa.Table, delimiter: str, decimal: str) -> Iterator[bytes]:
@@ -148,16 +129,10 @@ def _csv_text(table: pa.Table, delimiter: str, decimal: str) -> Iterator[bytes]:
             cells = [pc.if_else(pc.equal(pc.coalesce(cells[0], pa.scalar("")), ""), '""', cells[0])]
         options = {"null_handling": "replace", "null_replacement": ""}
         lines = pc.binary_join_element_wise(*cells, delimiter, **options)
-        lines = pc.binary_join_element_wise(lines, "\n", "")
-        offsets = lines.buffers()[1]
-        start, stop = (
-            int.from_bytes(offsets[4 * i : 4 * i + 4].to_pybytes(), "little")
-            for i in (lines.offset, lines.offset + len(lines))
-        )
-        yield lines.buffers()[2][start:stop].to_pybytes()
+        yield pc.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), "\n")[0].as_py().encode() + b"\n"
 
 
-def _quote(texts: Any, delimiter: str) -> Any:
+def _quote(texts: pa.Array, delimiter: str) -> pa.Array:
     needs = pc.match_substring_regex(texts, f'["\r\n\\x{ord(delimiter):02x}]|^\\s|\\s$')
     if not pc.any(needs).as_py():
         return texts
