@@ -1,6 +1,9 @@
 """What the tests of the report share: small data, and a reader of pages."""
 
+import csv
+import io
 import re
+import urllib.parse
 from html.parser import HTMLParser
 
 import numpy as np
@@ -103,3 +106,12 @@ class Page(HTMLParser):
 
     def column(self, label):
         return [text.strip() for name, text in self.cells if name == label]
+
+
+def tables(text):
+    """Every table of a page, as the link below its caption downloads it."""
+    links = {a["download"]: a["href"] for tag, a in Page(text).tags if "download" in a}
+    return {
+        name: list(csv.DictReader(io.StringIO(urllib.parse.unquote(href.partition(",")[2]), newline="")))
+        for name, href in links.items()
+    }

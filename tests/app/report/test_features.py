@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from dropbayes.app.report import measurements
+from dropbayes.app.report import measurements, report
 from dropbayes.app.report.features import Feature, features_of, importances, segments
 from dropbayes.columns.dates import date_inputs
-from tests.app.report.pages import regression_rows
+from tests.app.report.pages import Page, class_rows, regression_rows
 
 
 class Straight:
@@ -85,7 +85,7 @@ def test_segments_are_quarters_and_count_every_row(regressor):
     loss = np.abs(measured.y - measured.mean)
     assert np.average([part.loss for part in parts]) == pytest.approx(loss.mean())
     held = (measured.lower <= y) & (y <= measured.upper)
-    assert np.average([part.coverage for part in parts]) == pytest.approx(held.mean())
+    assert np.average([part.surprise for part in parts]) == pytest.approx(held.mean() - 0.95)
 
 
 def test_a_segment_in_which_the_model_errs_stands_out(regressor):
@@ -95,16 +95,28 @@ def test_a_segment_in_which_the_model_errs_stands_out(regressor):
     parts = segments(measurements.regression(regressor, x, y), features_of(x, ["a", "b", "c"]))
     worst = max(parts, key=lambda part: part.sigmas)
     assert worst.feature == "b"
-    assert worst.coverage < 0.2
-    assert worst.coverage_sigmas < -10
+    assert worst.surprise < -0.75
+    assert worst.surprise_sigmas < -10
 
 
 def test_categories_and_classes_have_segments_too(classifier):
-    from tests.app.report.pages import class_rows
-
     x, labels = class_rows(120, seed=4)
     measured = measurements.classification(classifier, x, labels)
     kind = np.array(["old", "new"], dtype=object)[np.arange(120) % 2]
     parts = segments(measured, [Feature("kind", (0,), kind)])
     wrong = measured.predicted != measured.labels
     assert {part.values: part.loss for part in parts} == {v: wrong[kind == v].mean() for v in ("old", "new")}
+
+
+def test_all_three_features_matter_alike_and_are_said_to(regressor):
+    x, y = regression_rows(300, seed=5)  # the truth is their sum
+    page = Page(report(regressor, x, y, target="t", names=["a", "b", "c"]))
+    rises = [float(text.split()[0]) for text in page.column("rise")]
+    assert min(rises) > 0.6 * max(rises)
+    assert "matters most" in page.text
+
+
+def test_inputs_of_one_category_are_one_feature(regressor):
+    x, y = regression_rows(60, seed=5)
+    page = Page(report(regressor, x, y, target="t", names=["c = x", "c = y", "n"], features={"c": [0, 1], "n": [2]}))
+    assert sorted(page.column("feature")[:2]) == ["c", "n"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dropbayes.app.report import report
-from tests.app.report.pages import NASTY, class_rows, regression_rows
+from tests.app.report.pages import NASTY, Page, class_rows, regression_rows, tables
 
 WIDTHS = (390, 1280)
 
@@ -115,3 +115,21 @@ def test_a_page_prints_on_white_with_the_wide_charts(browser, written, tmp_path,
     tab.pdf(path=tmp_path / "page.pdf", format="A4")
     assert (tmp_path / "page.pdf").read_bytes()[:5] == b"%PDF-"
     context.close()
+
+
+def test_every_table_downloads_as_it_is_shown(regressor):
+    x, y = regression_rows(120, seed=5)
+    text = report(regressor, x, y, target="t", training=regression_rows(80))
+    measured = tables(text)
+    assert set(measured) == {
+        "scores.csv",
+        "baselines.csv",
+        "dropout.csv",
+        "importance.csv",
+        "segments.csv",
+        "training.csv",
+        "uncertain.csv",
+    }
+    page = Page(text)
+    assert [row["row"] for row in measured["uncertain.csv"]] == page.column("row")
+    assert {row["score"]: row["value"] for row in measured["scores.csv"]}["RMSE"][:6] == page.scores["RMSE"][0][:6]

@@ -9,8 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from dropbayes.app.report import formatting, measurements, report
+from dropbayes.app.report import measurements, report
 from dropbayes.estimators import DropoutClassifier
+from dropbayes.runtime.formatting import printable_name
 from tests.app.report.pages import NASTY, QUICK, Page, class_rows, regression_rows, scales_of
 
 
@@ -66,7 +67,7 @@ def test_every_name_of_a_regression_is_shown_as_text_only(regressor, nasty):
         names=[nasty, nasty, "c"], band_feature=0, training=(x, y),
     ))  # fmt: skip
     assert "49" not in nasty or "{{7*7}}" in page.text
-    shown = formatting.name(nasty, most=40)
+    shown = printable_name(nasty, max_length=40)
     assert " ".join(shown.split()) in page.text
     if nasty == "{{7*7}}":
         assert "{{7*7}}" in page.text

@@ -1,13 +1,68 @@
-"""Tests of the sections that both kinds of models share."""
+"""Tests of the sections."""
 
 import re
 
 import numpy as np
 import pytest
+import torch
 
 from dropbayes import calibration, information
-from dropbayes.app.report import formatting, measurements, report
-from tests.app.report.pages import Page, class_rows, draws_of, regression_rows
+from dropbayes.app.report import measurements, report, sections
+from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+from dropbayes.predictive.mixtures import Mixture
+from dropbayes.runtime import formatting
+from tests.app.report.pages import QUICK, Page, class_rows, draws_of, regression_rows, scales_of, tables
+
+
+def test_one_feature_has_a_band_on_an_even_grid_that_is_the_models(one_feature):
+    x, y = regression_rows(50, 1, seed=2)
+    text = report(one_feature, x, y, target="height")
+    drawing = re.search(r'<svg class="chart"[^>]*aria-labelledby="band-900.*?</svg>', text, re.DOTALL)[0]
+    horizontal, vertical = scales_of(drawing)
+    path = re.search(r'class="mean" d="M([^"]*)"', drawing)[1]
+    pixels = np.array([[float(v) for v in pair.split()] for pair in path.split("L")])
+    grid = np.linspace(x.min(), x.max(), 300)
+    np.testing.assert_allclose(horizontal.inverse(pixels[:, 0]), grid, atol=0.01)
+    np.testing.assert_allclose(vertical.inverse(pixels[:, 1]), one_feature.predict(grid[:, None]), atol=0.02)
+    outer = re.search(r'class="outer" d="M([^"]*)Z"', drawing)[1]
+    edges = vertical.inverse(np.array([float(pair.split()[1]) for pair in outer.split("L")]))
+    lower, upper = one_feature.predict_interval(grid[:, None])
+    np.testing.assert_allclose(edges, np.concatenate([upper, lower[::-1]]), atol=0.03)
+    measured = measurements.regression(one_feature, x, y)
+    outside = int(((y < measured.lower) | (y > measured.upper)).sum())
+    assert len(re.findall("h0", (re.search(r'class="miss" d="([^"]*)"', drawing) or ["", ""])[1])) == outside
+    assert Page(report(one_feature, np.ones((4, 1)), y[:4], target="t")).scores  # one place: rows side by side
+
+
+def test_heteroscedastic_noise_and_extreme_units_are_shown():
+    x, y = regression_rows(60)
+    for scale in (1e-9, 1e9):
+        model = DropoutRegressor(**QUICK, noise="heteroscedastic", random_state=0).fit(x, scale * y)
+        page = Page(report(model, x, scale * y, target="t"))
+        assert float(page.scores["RMSE"][0]) < 3 * scale
+        assert "Noise" not in page.text
+
+
+@pytest.mark.parametrize("n_classes", [2, 12, 50])
+def test_any_number_of_classes(n_classes):
+    x, labels = class_rows(10 * n_classes, n_classes)
+    model = DropoutClassifier(**QUICK | {"n_steps": 20}, random_state=0).fit(x, labels)
+    text = report(model, x, labels, target="class")
+    assert len(text) < 400_000
+    page = Page(text)
+    assert f"one of {n_classes} classes" in page.text
+    assert ('id="figure-confusion"' in text) == (n_classes <= sections.MAX_CONFUSION)
+
+
+def test_a_class_that_is_never_predicted_is_told(classifier):
+    x, _ = class_rows(90, seed=4)
+    predicted = classifier.predict(x)
+    truth = np.where((predicted == "bee") & (np.arange(90) % 2 == 0), "cat", predicted)
+    never = predicted != "cat"
+    page = Page(report(classifier, x[never], truth[never], target="animal"))
+    assert "1 class that occurs is never predicted" in page.text
+    measured = tables(report(classifier, x[never], truth[never], target="animal"))["classes.csv"]
+    assert {row["class"]: row["predicted"] for row in measured}["cat"] == "0"
 
 
 def test_what_is_read_is_what_was_measured_rounded(regressor):
@@ -92,3 +147,51 @@ def test_columns_beyond_a_few_are_counted_not_shown(regressor):
     page = Page(report(regressor, x, y, target="t", columns={f"c{k}": list(range(20)) for k in range(30)}))
     assert len(page.column("c0")) == 10 and not page.column("c29")
     assert f"{30 - 4} more columns are not shown" in page.text
+
+
+def best_of_many_scales(mixture, truth):
+    factors = torch.linspace(-3, 3, 601).exp()
+    scaled = [Mixture(mixture.location, mixture.scale * factor, mixture.freedom) for factor in factors]
+    return max(float(one.log_density(truth).mean()) for one in scaled)
+
+
+def test_the_verdict_compares_with_the_best_noise_of_the_plain_networks(regressor):
+    x, y = regression_rows(60, seed=1)
+    verdict = sections.dropout_verdict(regressor, x, y, measurements.regression(regressor, x, y))
+    assert verdict.log_likelihood == pytest.approx(regressor.log_likelihood(x, y))
+    plain = regressor.without_dropout().predictive(x)
+    assert verdict.plain_log_likelihood == pytest.approx(best_of_many_scales(plain, torch.from_numpy(y)), abs=1e-3)
+    assert verdict.random_area == pytest.approx(np.abs(regressor.predict(x) - y).mean())
+    lower, upper = regressor.predict_interval(x, 0.8)
+    assert verdict.coverage[0.8] == pytest.approx(((lower <= y) & (y <= upper)).mean())
+
+
+def test_the_verdict_on_classes_is_about_their_probabilities(classifier):
+    x, labels = class_rows(60, seed=1)
+    measured = measurements.classification(classifier, x, labels)
+    verdict = sections.dropout_verdict(classifier, x, labels, measured)
+    names = classifier.classes_[labels]
+    assert verdict.log_likelihood == pytest.approx(classifier.log_likelihood(x, names))
+    assert verdict.random_area == pytest.approx((classifier.predict(x) != names).mean())
+    plain = classifier.without_dropout().predict_proba(x)[np.arange(60), labels]
+    assert verdict.plain_log_likelihood >= np.log(plain).mean() - 1e-6  # its temperature may be chosen anew
+
+
+def test_the_page_says_whether_the_dropout_is_worth_its_draws(regressor):
+    x, y = regression_rows(60, seed=1)
+    page = Page(report(regressor, x, y, target="height"))
+    verdict = sections.dropout_verdict(regressor, x, y, measurements.regression(regressor, x, y))
+    assert "Is the dropout worth its draws?" in page.text
+    assert verdict.advice[0].split(" (")[0].rstrip(".") in page.text
+    assert f"{verdict.ranking:.2f}".replace("-", "−") in page.column("value")
+
+
+def test_a_model_that_drops_nothing_has_no_such_section():
+    x, y = regression_rows(60)
+    model = DropoutRegressor(**QUICK | {"drop_prob": 0.0, "n_steps": 5}, random_state=0).fit(x, y)
+    assert "worth its draws" not in report(model, x, y, target="height")
+
+
+def test_hyphens_of_words_are_no_minus_signs(regressor):
+    text = Page(report(regressor, *regression_rows(60, seed=1), target="t")).text
+    assert "log-likelihood" in text and "log−likelihood" not in text

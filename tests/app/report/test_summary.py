@@ -1,28 +1,40 @@
 """Tests of the answers in short."""
 
+import re
+
 import numpy as np
 import pytest
 
-from dropbayes.app.report import measurements, report, summary, verdicts
+from dropbayes import calibration, scores
+from dropbayes.app.report import measurements, report, summary
 from dropbayes.app.report.comparison import Baseline
+from dropbayes.app.report.features import Feature
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from tests.app.report.pages import QUICK, Page, class_rows, regression_rows
+
+
+def noisy_regression(residual, std):
+    """Measurements of a model that gives every row a Gaussian of the given deviation about 0, without any network."""
+    zero, std = np.zeros(len(residual)), np.broadcast_to(std, len(residual)).copy()
+    pit = calibration.gaussian_pit(zero, std, residual).numpy()
+    deviations, ends = (std / 2, std * 0.75**0.5), (-1.96 * std, 1.96 * std)
+    return measurements.Regression(residual, zero, *deviations, *ends, pit, zero, zero, 10)
 
 
 @pytest.mark.parametrize(("shift", "word"), [(-2.0, "low"), (2.0, "high"), (0.0, "")])
 def test_predictions_below_the_truth_are_said_to_run_low(regressor, shift, word):
     x, _ = regression_rows(60, seed=5)
     measured = measurements.regression(regressor, x, regressor.predict(x) - shift)
-    assert verdicts.bias_direction(measured) == word
-    if word:
-        assert f"Predictions run {word}" in summary.regression_answers(measured, target="t")[2].text
+    text = summary.regression_answers(measured, target="t", noise="constant")[2].text
+    assert (f"Predictions run {word}:" if word else "Intervals") in text
+    assert ("Predictions run" in text) == bool(word)
 
 
 @pytest.mark.parametrize(("gap", "tone"), [(-3.0, "warn"), (-1.0, "good"), (3.0, "good")])
 def test_a_simple_model_that_is_better_beyond_chance_is_named(regressor, gap, tone):
     measured = measurements.regression(regressor, *regression_rows(120, seed=5))
     beside = [Baseline("this model", 0.5, 0.1, None), Baseline("linear regression", 0.3, 0.1, gap)]
-    good = summary.regression_answers(measured, target="t", beside=beside)[0]
+    good = summary.regression_answers(measured, target="t", noise="constant", beside=beside)[0]
     assert good.tone == tone
     assert ("Linear regression errs less: 0.300 instead of 0.500." in good.text) == (tone == "warn")
 
@@ -37,3 +49,51 @@ def test_a_constant_truth_and_a_perfect_classifier_are_described():
     page = Page(report(sharp, x, labels == 1, target="t"))
     assert page.scores["Accuracy"][0] == "1.0" and "AUROC of errors" not in page.scores
     assert "No row is predicted wrongly" in page.text
+
+
+def test_a_gain_of_deferring_is_called_real_where_random_rows_would_rarely_bring_it():
+    rng = np.random.default_rng(0)
+    loss = np.abs(rng.normal(size=100))
+    scatter = np.std([rng.permutation(loss)[10:].mean() for _ in range(4000)])
+    assert summary.gain_is_real(loss, 10, 2.2 * scatter) and not summary.gain_is_real(loss, 10, 1.8 * scatter)
+
+
+@pytest.mark.parametrize(("n_wrong", "caught", "real"), [(1, 1, False), (2, 2, True), (10, 4, True), (10, 2, False)])
+def test_the_errors_caught_by_deferring_are_weighed_against_a_random_choice(n_wrong, caught, real):
+    wrong = np.zeros(100)
+    wrong[[*range(n_wrong - caught), *range(100 - caught, 100)]] = 1  # the most uncertain rows come last
+    curve = scores.risk_coverage(np.arange(100.0), wrong)
+    deferred, remains = measurements.risk_after_deferring(curve, 0.1)
+    assert summary.gain_is_real(wrong, deferred, wrong.mean() - remains) == real
+    chosen = [np.random.default_rng(k).permutation(wrong)[:10].sum() >= caught for k in range(2000)]
+    assert (np.mean(chosen) <= 0.025) == real
+
+
+def test_the_advice_on_noise_that_varies_with_a_feature_is_to_let_it_vary():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0.2, 3, size=2000)
+    varying, feature = noisy_regression(x * rng.normal(size=2000), np.sqrt((x**2).mean())), Feature("age", (0,), x)
+    assert summary.interval_advice(varying, "constant", [feature])[0] == "Let the noise vary"
+    # Advice that was taken already would be none.
+    assert summary.interval_advice(varying, "student", [feature])[0] == "Learn the noise longer"
+    steady = noisy_regression(rng.normal(size=2000), 1.0)
+    assert summary.interval_advice(steady, "constant", [feature])[1] == "Take the intervals as they are."
+
+
+def test_the_advice_on_a_wrong_shape_is_to_map_the_levels():
+    residual = np.random.default_rng(0).standard_t(3, size=5000)
+    assert summary.interval_advice(noisy_regression(residual, residual.std()), "student")[0] == "Map the levels"
+
+
+def test_the_advice_on_a_wrong_scale_is_the_factor():
+    rng = np.random.default_rng(0)
+    headline, text = summary.interval_advice(noisy_regression(2 * rng.normal(size=3000), 1.0), "student")
+    assert re.fullmatch(r"Multiply σ by (1\.9\d|2\.0\d)", headline)
+    assert "dropbayes calibrate" in text
+
+
+def test_a_bias_is_mended_before_the_scale():
+    rng = np.random.default_rng(0)
+    headline, text = summary.interval_advice(noisy_regression(1 + rng.normal(size=3000), 1.0), "student")
+    assert headline == "Mend the bias first"
+    assert "run low" in text

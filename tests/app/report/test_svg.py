@@ -30,7 +30,7 @@ def test_ticks_are_round_inside_and_neither_too_many_nor_missing(low, extent, mo
     high = low + extent
     if extent < 1e-7 * abs(low):
         return  # no float can tell such ticks apart
-    ticks = svg.round_ticks(low, high, most=most)
+    ticks = svg.round_ticks(low, high, max_ticks=most)
     assert 1 <= len(ticks) <= most
     assert all(low - 1e-6 * extent <= tick <= high + 1e-6 * extent for tick in ticks)
     if len(ticks) > 1:
@@ -46,7 +46,7 @@ def test_ticks_are_round_inside_and_neither_too_many_nor_missing(low, extent, mo
 
 
 def test_ticks_say_what_they_are():
-    assert svg.tick_texts(svg.round_ticks(0, 1, most=6)) == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
+    assert svg.tick_texts(svg.round_ticks(0, 1, max_ticks=6)) == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
     assert svg.tick_texts([-0.0, 50_000.0]) == ["0", "50,000"]
     assert svg.tick_texts([-2e-6, 0.0, 2e-6]) == ["−2e−6", "0", "2e−6"]
 
@@ -55,7 +55,7 @@ def test_ticks_say_what_they_are():
 def test_thinning_keeps_ends_and_extremes_and_the_order(values, most):
     y = np.array(values)
     x = np.arange(len(y), dtype=float)
-    kept = svg.thinned_indices(x, y, -2 * y, most=most)
+    kept = svg.thinned_indices(x, y, -2 * y, max_points=most)
     assert len(kept) <= max(most, 2) and (np.diff(kept) > 0).all()
     assert y[kept].min() == y.min() and y[kept].max() == y.max()
     assert kept[0] == 0 and kept[-1] == len(y) - 1

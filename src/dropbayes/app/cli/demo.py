@@ -208,13 +208,11 @@ def _fit_model(case: Case, folder: pathlib.Path) -> DropoutRegressor:
 
 def _predictions(model: DropoutRegressor, case: Case) -> dict[str, Numbers]:
     """The moments and the 95 % interval of every row."""
-    from dropbayes.app.report.measurements import mean_and_deviations
-
-    mean, epistemic, aleatoric = mean_and_deviations(model, case.x)
-    lower, upper = model.predict_interval(case.x, coverage=0.95)
-    std = np.sqrt(epistemic**2 + aleatoric**2)
-    deviations = {"epistemic_std": epistemic, "aleatoric_std": aleatoric}
-    return {"mean": mean, "std": std, **deviations, "lower": lower, "upper": upper}
+    mixture = model.predictive(case.x)
+    deviations = {"epistemic_std": mixture.epistemic.sqrt(), "aleatoric_std": mixture.aleatoric.sqrt()}
+    lower, upper = mixture.interval(0.95)
+    tensors = {"mean": mixture.mean, "std": mixture.std, **deviations, "lower": lower, "upper": upper}
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
 def _print_table(console: Console, case: Case, predictions: dict[str, Numbers]) -> None:

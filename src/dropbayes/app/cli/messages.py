@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dropbayes.runtime.formatting import count
+from dropbayes.runtime.formatting import plain_number as number
 from dropbayes.runtime.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -44,30 +46,6 @@ def note(text: object) -> None:
 def _say(line: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # standard error may be closed
         print(line, file=sys.stderr, flush=True)
-
-
-def number(value: float, digits: int = 4) -> str:
-    """A number for people to read, without an exponent where possible.
-
-    Example:
-        >>> number(30870.2), number(0.0000209681), number(-1234567.8), number(12.0)
-        ('30,870', '2.097e-05', '-1,234,568', '12')
-    """
-    if not math.isfinite(value) or (value and not 1e-4 <= abs(value) < 1e9):
-        return f"{value:.{digits}g}"
-    whole = len(str(int(abs(value))))
-    text = f"{value:,.{max(0, digits - whole)}f}" if abs(value) >= 1 else f"{value:.{digits}g}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def count(n: int, what: str) -> str:
-    """A count with its noun.
-
-    Example:
-        >>> count(1, "row"), count(1200, "row")
-        ('1 row', '1,200 rows')
-    """
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def out() -> Console:

@@ -1,5 +1,95 @@
 """One self-contained page on how good, how sure and how well calibrated a model is."""
 
-from dropbayes.app.report.page import report
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dropbayes.app.report import inputs
+from dropbayes.app.report.layout import render
+from dropbayes.app.report.sections import class_sections, regression_sections
+from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+from dropbayes.runtime.formatting import printable_name
 
 __all__ = ["report"]
+
+
+def report(
+    model: DropoutRegressor | DropoutClassifier,
+    x: Any,
+    y: Any,
+    *,
+    target: str,
+    columns: Mapping[str, Sequence[object]] | None = None,
+    title: str = "How sure is the model?",
+    provenance: Mapping[str, str] | None = None,
+    n_draws: int | None = None,
+    seed: int | None = None,
+    names: Sequence[str] | None = None,
+    band_feature: int | None = None,
+    training: tuple[Any, Any] | None = None,
+    unknown: Any = None,
+    features: Mapping[str, Sequence[int]] | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+) -> str:
+    """A self-contained HTML document on a fitted model's predictions for rows whose truth is known.
+
+    It has no script and loads nothing. It shows a summary in plain words, the predictive band or the probabilities,
+    reliability, scores with standard errors beside those of simple models, which features matter and where the model
+    errs, how the rows differ from the training rows, the most uncertain rows, what deferring them would buy, and what
+    was done. Every table can be downloaded from the page itself.
+
+    Args:
+        model: A fitted `DropoutRegressor` (of one output) or `DropoutClassifier`.
+        x: The inputs `[row, feature]`, at least 2 rows the model was not fitted to.
+        y: The truths `[row]`; for a classifier, labels among `model.classes_`.
+        target: The name of what is predicted.
+        columns: Columns (name to values of all rows) to show beside the most uncertain rows; by default, the features.
+        title: The title of the document.
+        provenance: What was done and how to repeat it, label to text, in order.
+        n_draws: Draws per network; by default the model's own.
+        seed: Fixes the masks of the draws; by default they are the very draws of `model.predict`.
+        names: The names of the columns of `x`.
+        band_feature: The column of `x` over which to draw a regression's band; by default the only one, or, with
+            several, the rows are drawn sorted by their prediction.
+        training: Inputs and truths the model was fitted to. They are the reference of the percentiles of uncertainty
+            [GG16, section Model Calibration] and are drawn with the band.
+        unknown: Inputs without a known outcome: drawn with the band, not scored.
+        features: The columns of `x` that belong to one feature, such as those of a category, by its name; by default
+            every column is a feature.
+        ranges: The least and greatest value of a feature in the training rows, where `training` is not given.
+
+    Returns:
+        The document.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.linspace(-2, 2, 40)[:, None]
+        >>> model = DropoutRegressor(drop_prob=0.05, weight_decay=1e-4, n_steps=20, n_networks=1, random_state=0)
+        >>> page = report(model.fit(x, np.sin(x[:, 0])), x, np.sin(x[:, 0]), target="height")
+        >>> page.startswith("<!doctype html>")
+        True
+    """
+    heading = inputs.text_argument("title", title, max_length=160)
+    view = inputs.fitted_model(model, n_draws=n_draws, seed=seed)
+    rows = inputs.input_rows(view, x, "x", at_least=2)
+    labels = inputs.input_names(model, names, rows.shape[1])
+    if band_feature is not None and not (inputs.is_count(band_feature, at_least=0) and band_feature < rows.shape[1]):
+        raise ValueError(f"`band_feature` must number a column of `x`, 0 to {rows.shape[1] - 1}; got {band_feature!r}.")
+    shown = inputs.shown_columns({} if columns is None else columns, len(rows))
+    arguments = inputs.ReportInputs(
+        model=view,
+        x=rows,
+        y=inputs.outcomes(view, y, len(rows), "y"),
+        target=inputs.text_argument("target", target),
+        columns=list(zip(labels, rows.T.tolist(), strict=True)) if columns is None else shown,
+        provenance=inputs.facts({} if provenance is None else provenance),
+        names=labels,
+        band_feature=band_feature,
+        training=inputs.training_rows(view, training),
+        unknown=None if unknown is None else inputs.input_rows(view, unknown, "unknown", at_least=1),
+        features=inputs.named_features(rows, labels, features, dict(shown)),
+        ranges={printable_name(label): ends for label, ends in (ranges or {}).items()},
+    )
+    sections = class_sections if isinstance(model, DropoutClassifier) else regression_sections
+    return render(heading, *sections(arguments))

@@ -1,26 +1,28 @@
-"""The model beside others: simple models fitted to the same training rows; and the evaluated rows beside them."""
+"""The training rows as a yardstick: simple models fitted to them, and how the evaluated rows differ from them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import scipy.stats
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.linear_model import LogisticRegression, RidgeCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
-from dropbayes.app.report.features import Feature
-from dropbayes.app.report.measurements import Classification, Regression, mean_and_error
+from dropbayes.app.report.features import MAX_FEATURES, Feature
+from dropbayes.app.report.layout import Column, Section, Table
+from dropbayes.app.report.measurements import Classification, Labels, Regression, even_selection
 from dropbayes.runtime.arrays import Numbers
+from dropbayes.runtime.formatting import number, percent, score_text
 
-__all__ = ["Baseline", "Shift", "baselines", "shifts"]
-
-BEYOND_CHANCE = 2.0
-"""The standard errors from which a difference of two models is more than chance."""
+__all__ = ["Baseline", "Shift", "baseline_table", "class_baselines", "regression_baselines", "shift_section", "shifts"]
 
 TRAINING_ROWS = 20_000
-"""The most training rows (an even selection) that the simple models are fitted to."""
+"""The maximum number of training rows (an even selection) that the simple models are fitted to."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,11 @@ class Baseline:
     """A model beside ours.
 
     Args:
-        name: What it is.
+        name: Its name.
         error: Its RMSE, or its error rate.
         error_se: The standard error of that.
-        gap: How much greater its loss (squared error, or error rate) is than ours, in standard errors of the
-            difference row by row; None for our own model.
+        gap: The excess of its loss (squared error, or error rate) over ours, in standard errors of the difference row
+            by row; None for our own model.
         log_likelihood: The mean log-probability of the true classes; None for numbers.
     """
 
@@ -44,110 +46,115 @@ class Baseline:
 
     @property
     def is_better(self) -> bool:
-        """Whether it errs less than our model, beyond chance."""
-        return self.gap is not None and self.gap < -BEYOND_CHANCE
+        """Whether it errs less than our model, beyond chance: by more than two standard errors."""
+        return self.gap is not None and self.gap < -2
+
+    @property
+    def comparison(self) -> str:
+        """Its error beside ours, in words."""
+        if self.gap is None:
+            return ""
+        if abs(self.gap) <= 2:
+            return "no difference beyond chance"
+        return f"{'worse' if self.gap > 0 else 'better'} by {abs(self.gap):.0f} standard errors"
 
 
-def baselines(
-    measured: Regression | Classification, x: Numbers, y: Any, training: tuple[Numbers, Any], *, n_classes: int
-) -> list[Baseline]:
-    """Our model, the mean (or the class shares), a linear model and gradient boosting, all scored on the same rows."""
-    rows = np.linspace(0, len(training[0]) - 1, min(len(training[0]), TRAINING_ROWS)).round().astype(int)
-    known = training[0][rows], training[1][rows]
-    if isinstance(measured, Regression):
-        return _regression_baselines(measured, x, y, known)
-    return _class_baselines(measured, x, y, known, n_classes)
+def _standard_error(values: Numbers) -> float:
+    return float(values.std(ddof=1) / math.sqrt(len(values)))
 
 
-def _regression_baselines(
-    measured: Regression, x: Numbers, y: Numbers, known: tuple[Numbers, Numbers]
-) -> list[Baseline]:
-    from sklearn.ensemble import HistGradientBoostingRegressor
-    from sklearn.linear_model import RidgeCV
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
+def _gap(losses: Numbers, ours: Numbers) -> float | None:
+    """The excess of losses over ours in standard errors; None for ours."""
+    if losses is ours:
+        return None
+    error = _standard_error(losses - ours)
+    return float((losses - ours).mean()) / error if error else 0.0
 
+
+def regression_baselines(measured: Regression, x: Numbers, training: tuple[Numbers, Numbers]) -> list[Baseline]:
+    """Our model, the mean, a linear model and gradient boosting, all scored on the same rows."""
+    rows = even_selection(len(training[0]), TRAINING_ROWS)
+    known, y = (training[0][rows], training[1][rows]), measured.y
     predictions = {
         "this model": measured.mean,
         "mean of the training rows": np.full(len(y), known[1].mean()),
         "linear regression": make_pipeline(StandardScaler(), RidgeCV(np.logspace(-3, 3, 7))).fit(*known).predict(x),
         "gradient boosting": HistGradientBoostingRegressor(random_state=0).fit(*known).predict(x),
     }
-    model_losses = (measured.mean - y) ** 2
+    squares = {name: (predicted - y) ** 2 for name, predicted in predictions.items()}
     lines = []
-    for name, predicted in predictions.items():
-        squares = (predicted - y) ** 2
-        rmse = math.sqrt(squares.mean())
-        error = mean_and_error(squares)[1] / (2 * rmse) if rmse else 0.0
-        lines.append(Baseline(name, rmse, error, None if name == "this model" else _sigmas(squares - model_losses)))
+    for name, losses in squares.items():
+        rmse = math.sqrt(losses.mean())
+        error = _standard_error(losses) / (2 * rmse) if rmse else 0.0
+        lines.append(Baseline(name, rmse, error, _gap(losses, squares["this model"])))
     return lines
 
 
-def _class_baselines(
-    measured: Classification, x: Numbers, y: npt.NDArray[np.int64], known: tuple[Numbers, Any], n_classes: int
-) -> list[Baseline]:
-    from sklearn.ensemble import HistGradientBoostingClassifier
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    share = np.bincount(known[1], minlength=n_classes) / len(known[1])
+def class_baselines(measured: Classification, x: Numbers, training: tuple[Numbers, Labels]) -> list[Baseline]:
+    """Our model, the class shares, a linear model and gradient boosting, all scored on the same rows."""
+    rows = even_selection(len(training[0]), TRAINING_ROWS)
+    known, y, n_classes = (training[0][rows], training[1][rows]), measured.labels, measured.probabilities.shape[1]
+    shares = np.bincount(known[1], minlength=n_classes) / len(known[1])
     predictions = {
         "this model": measured.probabilities,
-        "class shares of the training rows": np.tile(share, (len(y), 1)),
+        "class shares of the training rows": np.tile(shares, (len(y), 1)),
     }
     for name, model in (
         ("logistic regression", make_pipeline(StandardScaler(), LogisticRegression(max_iter=500))),
         ("gradient boosting", HistGradientBoostingClassifier(random_state=0, early_stopping=False, max_iter=50)),
     ):
         fitted = model.fit(*known)
-        probabilities = np.zeros((len(y), n_classes))
-        probabilities[:, fitted.classes_] = fitted.predict_proba(x)
-        predictions[name] = probabilities
-    model_losses = (measured.predicted != y).astype(float)
+        predictions[name] = np.zeros((len(y), n_classes))
+        predictions[name][:, fitted.classes_] = fitted.predict_proba(x)
+    wrong = {name: (p.argmax(1) != y).astype(float) for name, p in predictions.items()}
     lines = []
-    for name, probabilities in predictions.items():
-        wrong = (probabilities.argmax(1) != y).astype(float)
-        log_likelihood = float(np.log(np.maximum(probabilities[np.arange(len(y)), y], 1e-12)).mean())
-        gap = None if name == "this model" else _sigmas(wrong - model_losses)
-        lines.append(Baseline(name, *mean_and_error(wrong), gap, log_likelihood))
+    for name, losses in wrong.items():
+        log_likelihood = float(np.log(np.maximum(predictions[name][np.arange(len(y)), y], 1e-12)).mean())
+        gap = _gap(losses, wrong["this model"])
+        lines.append(Baseline(name, float(losses.mean()), _standard_error(losses), gap, log_likelihood))
     return lines
 
 
-def _sigmas(difference: Numbers) -> float:
-    mean, error = mean_and_error(difference)
-    return mean / error if error else 0.0
-
-
-# --- rows judged and rows trained on -------------------------------------------------------------------------------
+def baseline_table(lines: Sequence[Baseline], n_training: int) -> Table:
+    """Our model and simple ones."""
+    classes = lines[0].log_likelihood is not None
+    heads = ["model", "error rate", "log-likelihood"] if classes else ["model", "RMSE"]
+    rows = []
+    for line in lines:
+        more = [] if line.log_likelihood is None else [number(line.log_likelihood)]
+        rows.append([line.name, score_text(line.error, line.error_se, percent=classes), *more, line.comparison])
+    caption = (
+        f"Simple models fitted to the same {n_training:,} training rows. The last column compares errors "
+        "row by row; two standard errors are beyond chance."
+    )
+    notable = frozenset(k for k, line in enumerate(lines) if line.is_better)
+    return Table("baselines", caption, [*heads, Column("beside this model", number=False)], rows, notable)
 
 
 @dataclass(frozen=True)
 class Shift:
-    """How far a feature of the evaluated rows is from that of the training rows.
+    """The difference of a feature of the evaluated rows from that of the training rows.
 
     Args:
         name: The feature.
         before: Its median, or its commonest value, in the training rows; empty if they are not known.
         after: The same in the evaluated rows.
+        outside: The share of the rows judged beyond the least and greatest value of the training rows.
         distance: The greatest difference of the two distribution functions (Kolmogorov-Smirnov), or half the sum of
             absolute differences of shares; None if the training rows are not known.
         p_value: The probability of such a distance by chance.
-        outside: The share of the rows judged beyond the least and greatest value of the training rows.
     """
 
     name: str
     before: str
     after: str
-    distance: float | None
-    p_value: float | None
-    outside: float
+    outside: float = 0.0
+    distance: float | None = None
+    p_value: float | None = None
 
 
 def shifts(
-    features: Sequence[Feature],
-    training: Sequence[Feature] | None,
-    ranges: Mapping[str, tuple[float, float]],
+    features: Sequence[Feature], training: Sequence[Feature] | None, ranges: Mapping[str, tuple[float, float]]
 ) -> list[Shift]:
     """The features, the most shifted first.
 
@@ -156,44 +163,32 @@ def shifts(
         training: The same features of the training rows, where those are known.
         ranges: The least and greatest training value of features, for those that are not.
     """
-    known = {} if training is None else {feature.name: feature for feature in training}
+    known = {feature.name: feature for feature in training or ()}
     measured = [_shift(feature, known.get(feature.name), ranges.get(feature.name)) for feature in features]
     return sorted(measured, key=lambda one: (-(one.distance or 0.0), -one.outside))
 
 
 def _shift(feature: Feature, before: Feature | None, limits: tuple[float, float] | None) -> Shift:
+    after = _typical_value(feature)
     if before is None or before.is_number != feature.is_number:
         outside = _share_outside(feature.values, *limits) if limits is not None and feature.is_number else 0.0
-        return Shift(feature.name, "", _typical_value(feature), None, None, outside)
+        return Shift(feature.name, "", after, outside)
     if feature.is_number:
-        from scipy.stats import ks_2samp
-
         one, other = (values[np.isfinite(values)] for values in (before.values, feature.values))
         if not len(one) or not len(other):
-            return Shift(feature.name, _typical_value(before), _typical_value(feature), None, None, 0.0)
-        test = ks_2samp(one, other, method="asymp")
+            return Shift(feature.name, _typical_value(before), after)
+        test = scipy.stats.ks_2samp(one, other, method="asymp")
+        distance, p_value = float(test.statistic), float(test.pvalue)
         outside = _share_outside(feature.values, float(one.min()), float(one.max()))
-        return Shift(
-            feature.name,
-            _typical_value(before),
-            _typical_value(feature),
-            float(test.statistic),
-            float(test.pvalue),
-            outside,
-        )
-    return _category_shift(feature, before)
-
-
-def _category_shift(feature: Feature, before: Feature) -> Shift:
-    from scipy.stats import chi2_contingency
-
-    levels = np.unique(np.concatenate([before.values.astype(str), feature.values.astype(str)]))
-    counts = np.array([[(side.values.astype(str) == level).sum() for level in levels] for side in (before, feature)])
-    shares = counts / counts.sum(1, keepdims=True)
-    p_value = float(chi2_contingency(counts).pvalue) if len(levels) > 1 else 1.0
-    new = float(shares[1][counts[0] == 0].sum())
-    distance = float(np.abs(shares[0] - shares[1]).sum() / 2)
-    return Shift(feature.name, _typical_value(before), _typical_value(feature), distance, p_value, new)
+    else:
+        sides = [side.values.astype(str) for side in (before, feature)]
+        levels = np.unique(np.concatenate(sides))
+        counts = np.array([[(side == level).sum() for level in levels] for side in sides])
+        shares = counts / counts.sum(1, keepdims=True)
+        distance = float(np.abs(shares[0] - shares[1]).sum() / 2)
+        p_value = float(scipy.stats.chi2_contingency(counts).pvalue) if len(levels) > 1 else 1.0
+        outside = float(shares[1][counts[0] == 0].sum())
+    return Shift(feature.name, _typical_value(before), after, outside, distance, p_value)
 
 
 def _share_outside(values: Numbers, low: float, high: float) -> float:
@@ -206,3 +201,29 @@ def _typical_value(feature: Feature) -> str:
         return feature.text(np.median(present)) if len(present) else "–"
     names, counts = np.unique(feature.values.astype(str), return_counts=True)
     return str(names[counts.argmax()])
+
+
+def shift_section(measured: Sequence[Shift], *, only_ranges: bool) -> Section:
+    """How the evaluated rows differ from the training rows, as far as those are known."""
+    moved = [one.name for one in measured if one.p_value is not None and one.p_value < 0.01 / len(measured)]
+    farthest = max(measured, key=lambda one: one.outside)
+    intro = "Only the ranges of the training rows are known." if only_ranges else "The rows look like those trained on."
+    if moved:
+        names = ", ".join(moved[:3]) + (f" and {len(moved) - 3} more" if len(moved) > 3 else "")
+        intro = f"Beyond chance, {names} {'differs' if len(moved) == 1 else 'differ'} from the training rows."
+    if farthest.outside > 0:
+        intro += f" {percent(farthest.outside)} of the rows lie outside the training range of {farthest.name}."
+    else:
+        intro += " No row lies outside the training ranges."
+    rows = []
+    for one in measured[:MAX_FEATURES]:
+        distance = "–" if one.distance is None else f"{one.distance:.2f}"
+        rows.append([one.name, one.before or "–", one.after, distance, percent(one.outside)])
+    notable = frozenset(k for k, one in enumerate(measured) if one.name in moved or one.outside > 0)
+    caption = (
+        "Medians, or the commonest value; the distance is the greatest difference of the two distribution functions "
+        "(for categories, of their shares), 0 to 1."
+    )
+    heads = ["feature", "in training", "here", "distance", "outside the training range"]
+    table = Table("training", caption, heads, rows, notable)
+    return Section("training", "Are these rows like those trained on?", intro, tables=[table])

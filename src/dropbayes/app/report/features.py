@@ -1,33 +1,34 @@
-r"""What the features do: how much each matters, and where along each the model errs."""
+r"""The features: the importance of each, and the parts of their range in which the model errs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy.special
 
-from dropbayes.app.report.formatting import name
-from dropbayes.app.report.measurements import Classification, Regression
+from dropbayes.app.report.layout import Column, Section, Table
+from dropbayes.app.report.measurements import Classification, Regression, even_selection
 from dropbayes.columns.dates import day_of_year
-from dropbayes.predictive.mixtures import draw_mean
+from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.runtime.arrays import Numbers
+from dropbayes.runtime.formatting import printable_name, score_text
+from dropbayes.scores import class_log_likelihood
 
-__all__ = ["Feature", "Importance", "Segment", "features_of", "importances", "segments"]
+__all__ = ["Feature", "Importance", "Segment", "features_of", "features_section", "importances", "segments"]
 
-IMPORTANCE_ROWS, IMPORTANCE_DRAWS = 400, 40
-"""The rows whose feature is shuffled (an even selection), and the draws of all networks that predict them."""
+SHUFFLED_ROWS = 400
+"""The rows whose features are shuffled: beyond them, an even selection."""
 
-MISSING = "(missing)"
-"""What is displayed for a missing value."""
+MAX_FEATURES = 12
+"""The maximum number of features in a table."""
 
-_REPEATS, _PREDICTIONS = 5, 400  # Shuffles of a feature, and the most predictions spent on all features.
-_SEGMENTS = 4
-_FEWEST = 20  # Segments with fewer rows are left out.
+_N_PARTS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +40,7 @@ class Feature:
         columns: The columns of the inputs it became.
         values: Its value in each row: numbers, or texts.
         is_date: Whether the numbers are dates, as decimal years.
-        labels: How the table writes some of the numbers, such as yes and no.
+        labels: The texts by which the table writes some of the numbers, such as yes and no.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Feature:
         """Whether its values are numbers."""
         return self.values.dtype.kind == "f"
 
-    def text(self, value: Any) -> str:
+    def text(self, value: float | str) -> str:
         """A value of the feature as a reader of the table knows it.
 
         Examples:
@@ -64,68 +65,47 @@ class Feature:
         """
         if not self.is_number:
             return str(value)
-        if np.isnan(value):
-            return MISSING
+        value = float(value)
+        if math.isnan(value):
+            return "(missing)"
         if value in self.labels:
             return self.labels[value]
         if self.is_date:
-            return str(day_of_year(float(value)))
+            return str(day_of_year(value))
         whole = len(str(int(abs(value)))) if abs(value) < 1e9 else 0
         return f"{value:.{max(4, whole)}g}".replace("-", "−")  # no thousands marks: it may be a year
 
-    def with_labels(self, texts: Sequence[Any]) -> Feature:
+    def with_labels(self, texts: Sequence[object]) -> Feature:
         """The feature with its numbers written as the table does, if they are few and each has one text.
 
         Example:
             >>> Feature("paid", (0,), np.array([1.0, 0.0, 1.0])).with_labels(["yes", "no", "yes"]).text(1.0)
             'yes'
         """
-        if not self.is_number or self.is_date or len(distinct := np.unique(self.values)) > _SEGMENTS + 1:
+        if not self.is_number or self.is_date or len(distinct := np.unique(self.values)) > _N_PARTS + 1:
             return self
         labels = {}
-        for number in distinct[np.isfinite(distinct)]:
-            written = {str(texts[row]) for row in np.flatnonzero(self.values == number).tolist()}
+        for value in distinct[np.isfinite(distinct)]:
+            written = {str(texts[row]) for row in np.flatnonzero(self.values == value).tolist()}
             if len(written) == 1:
-                labels[float(number)] = name(written.pop(), most=40)
+                labels[float(value)] = printable_name(written.pop(), max_length=40)
         return replace(self, labels=labels)
 
-
-@dataclass(frozen=True)
-class Importance:
-    """How much worse the predictions are if a feature is shuffled among the rows.
-
-    Args:
-        name: The feature.
-        rise: The rise of the mean loss: absolute error, or negative log-probability in nats.
-        error: Its standard error over shuffles and rows.
-    """
-
-    name: str
-    rise: float
-    error: float
-
-
-@dataclass(frozen=True)
-class Segment:
-    """The rows with some values of a feature, and the model's errors on them.
-
-    Args:
-        feature: The feature.
-        values: The values, in words.
-        n_rows: How many rows.
-        loss: Their mean absolute error, or their error rate.
-        sigmas: How far that is above the mean of all rows, in standard errors.
-        coverage: The share inside their 95 % interval, or the accuracy minus the mean confidence.
-        coverage_sigmas: How far that is from what it should be, in standard errors.
-    """
-
-    feature: str
-    values: str
-    n_rows: int
-    loss: float
-    sigmas: float
-    coverage: float
-    coverage_sigmas: float
+    def parts(self) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
+        """The rows with some of its values and those values in words: quarters of a number, else the commonest."""
+        values = self.values
+        if not self.is_number or len(np.unique(values)) <= _N_PARTS + 1:
+            distinct, counts = np.unique(values, return_counts=True)
+            for value in distinct[np.argsort(-counts)][: _N_PARTS + 2]:
+                yield self.text(value), np.isnan(values) if value != value else values == value
+            return
+        missing = ~np.isfinite(values)
+        edges = np.unique(np.quantile(values[~missing], np.linspace(0, 1, _N_PARTS + 1)))
+        for low, high in pairwise(edges):
+            below = values <= high if high == edges[-1] else values < high
+            yield f"{self.text(low)} to {self.text(high)}", (values >= low) & below
+        if missing.any():
+            yield self.text(math.nan), missing
 
 
 def features_of(x: Numbers, names: Sequence[str], groups: Mapping[str, Sequence[int]] | None = None) -> list[Feature]:
@@ -143,100 +123,149 @@ def features_of(x: Numbers, names: Sequence[str], groups: Mapping[str, Sequence[
         ['Oslo', 'Rome']
     """
     groups = {name: (k,) for k, name in enumerate(names)} if groups is None else groups
-    return [
-        Feature(name, tuple(columns), _values(x, names, columns), is_date=names[columns[0]] == f"{name}: year")
-        for name, columns in groups.items()
-    ]
+    features = []
+    for name, columns in groups.items():
+        flags = [k for k in columns if names[k].endswith(" is missing") and len(columns) > 1]
+        levels = [k for k in columns if " = " in names[k] and k not in flags]
+        values: npt.NDArray[Any] = np.where(x[:, flags].any(1), np.nan, x[:, columns[0]].astype(float))
+        if len(levels) > 1:
+            texts = np.array([names[k].rpartition(" = ")[2] for k in levels], dtype=object)
+            known = x[:, levels].any(1)
+            values = np.where(known, texts[x[:, levels].argmax(1)], "(missing)").astype(object)
+        features.append(Feature(name, tuple(columns), values, is_date=names[columns[0]] == f"{name}: year"))
+    return features
 
 
-def _values(x: Numbers, names: Sequence[str], columns: Sequence[int]) -> npt.NDArray[Any]:
-    """The numbers, or the texts of a one-hot category, that some inputs stand for."""
-    flags = [k for k in columns if names[k].endswith(" is missing") and len(columns) > 1]
-    levels = [k for k in columns if " = " in names[k] and k not in flags]
-    missing = x[:, flags].any(1) if flags else np.zeros(len(x), dtype=bool)
-    if len(levels) > 1:
-        texts = np.array([names[k].rpartition(" = ")[2] for k in levels], dtype=object)
-        known = x[:, levels].any(1)
-        return np.where(known, texts[x[:, levels].argmax(1)], MISSING).astype(object)
-    return np.where(missing, np.nan, x[:, columns[0]].astype(float))
+@dataclass(frozen=True)
+class Importance:
+    """The rise of the mean loss if a feature is shuffled among the rows, and its standard error over the rows.
+
+    The loss is the absolute error, or the negative log-probability in nats.
+    """
+
+    name: str
+    rise: float
+    error: float
 
 
-# --- importance ----------------------------------------------------------------------------------------------------
-
-
-def importances(model: Any, x: Numbers, y: Any, features: Sequence[Feature]) -> list[Importance]:
-    """The permutation importance of each feature, the greatest first.
+def importances(
+    model: DropoutRegressor | DropoutClassifier, x: Numbers, y: Numbers, features: Sequence[Feature]
+) -> list[Importance]:
+    """The permutation importance of each feature, the greatest first, from 40 draws of all networks and 5 shuffles.
 
     The same draws predict the rows before and after the shuffle, so that their noise cancels.
     """
-    rows = np.linspace(0, len(x) - 1, min(len(x), IMPORTANCE_ROWS)).round().astype(int)
+    rows = even_selection(len(x), SHUFFLED_ROWS)
     x, y = x[rows], y[rows]
-    fewer = model.with_draws(n_draws=max(1, IMPORTANCE_DRAWS // len(model.population_)), seed=None)
-    before = _losses(fewer, x, y)
-    generator = np.random.default_rng(0)
-    repeats = max(1, min(_REPEATS, _PREDICTIONS // max(1, len(features))))
+    fewer = model.with_draws(n_draws=max(1, 40 // len(model.population_)), seed=None)
+
+    def losses(x: Numbers) -> Numbers:
+        if hasattr(model, "classes_"):
+            return -class_log_likelihood(np.maximum(fewer.predict_proba(x), 1e-12), y).numpy()
+        return np.abs(fewer.predict(x) - y)
+
+    before, generator = losses(x), np.random.default_rng(0)
+    n_shuffles = max(1, min(5, 400 // max(1, len(features))))
     measured = []
     for feature in features:
-        rises = []
-        for _ in range(repeats):
+        rise = np.zeros(len(x))
+        for _ in range(n_shuffles):
             shuffled = x.copy()
             shuffled[:, feature.columns] = x[generator.permutation(len(x))][:, feature.columns]
-            rises.append(_losses(fewer, shuffled, y) - before)
-        rise = np.mean(rises, axis=0)
+            rise += (losses(shuffled) - before) / n_shuffles
         measured.append(Importance(feature.name, float(rise.mean()), float(rise.std(ddof=1) / math.sqrt(len(rise)))))
     return sorted(measured, key=lambda one: -one.rise)
 
 
-def _losses(model: Any, x: Numbers, y: Any) -> Numbers:
-    """The loss of each row: absolute error, or negative log-probability of the truth."""
-    if hasattr(model, "classes_"):
-        probabilities = draw_mean(model.draws(x)).numpy()
-        return -np.log(np.maximum(probabilities[np.arange(len(y)), y], 1e-12))
-    return np.abs(np.asarray(model.predict(x), dtype=float) - y)
+@dataclass(frozen=True)
+class Segment:
+    """The rows with some values of a feature, and the model's errors on them.
 
+    Args:
+        feature: The name of the feature.
+        values: The values, in words.
+        n_rows: The number of rows.
+        loss: Their mean absolute error, or their error rate.
+        sigmas: The difference of that from the other rows', in standard errors.
+        surprise: The share inside their 95 % interval less 95 %, or the accuracy less the mean confidence.
+        surprise_sigmas: The same in standard errors.
+    """
 
-# --- segments ------------------------------------------------------------------------------------------------------
+    feature: str
+    values: str
+    n_rows: int
+    loss: float
+    sigmas: float
+    surprise: float
+    surprise_sigmas: float
 
 
 def segments(measured: Regression | Classification, features: Sequence[Feature]) -> list[Segment]:
-    """The model's errors in each segment of each feature: quarters of a number, the commonest of other values."""
-    if isinstance(measured, Regression):
-        loss = np.abs(measured.y - measured.mean)
-        right = ((measured.lower <= measured.y) & (measured.y <= measured.upper)).astype(float) - 0.95
-        variance = np.full(len(loss), 0.95 * 0.05)
-    else:
-        loss = (measured.predicted != measured.labels).astype(float)
-        right = 1 - loss - measured.confidence
-        variance = measured.confidence * (1 - measured.confidence)
+    """The model's errors in each part of each feature that has at least 20 rows."""
+    loss, (surprise, variance) = measured.loss, measured.surprise
     result = []
     for feature in features:
-        for values, inside in _parts(feature):
+        for values, inside in feature.parts():
             n = int(inside.sum())
-            if n < _FEWEST or n == len(loss):
+            if not 20 <= n < len(loss):
                 continue
-            rest = ~inside
-            error = math.sqrt(loss[inside].var(ddof=1) / n + loss[rest].var(ddof=1) / max(int(rest.sum()), 2))
-            gap = float(right[inside].mean())
-            chance = math.sqrt(max(float(variance[inside].sum()), 1e-12)) / n
-            shown = gap + 0.95 if isinstance(measured, Regression) else gap
-            excess = float(loss[inside].mean() - loss[rest].mean()) / max(error, 1e-300)
-            result.append(Segment(feature.name, values, n, float(loss[inside].mean()), excess, shown, gap / chance))
+            inner, outer = loss[inside], loss[~inside]
+            error = math.sqrt(inner.var(ddof=1) / n + outer.var(ddof=1) / max(len(outer), 2))
+            excess = float(inner.mean() - outer.mean()) / max(error, 1e-300)
+            gap, chance = float(surprise[inside].mean()), math.sqrt(max(float(variance[inside].sum()), 1e-12)) / n
+            result.append(Segment(feature.name, values, n, float(inner.mean()), excess, gap, gap / chance))
     return result
 
 
-def _parts(feature: Feature) -> list[tuple[str, npt.NDArray[np.bool_]]]:
-    values = feature.values
-    if not feature.is_number or len(np.unique(values)) <= _SEGMENTS + 1:
-        distinct, counts = np.unique(values, return_counts=True)
-        chosen = distinct[np.argsort(-counts)][: _SEGMENTS + 2]
-        return [(feature.text(value), ~np.isfinite(values) if value != value else values == value) for value in chosen]
-    present = values[np.isfinite(values)]
-    edges = np.unique(np.quantile(present, np.linspace(0, 1, _SEGMENTS + 1)))
-    parts = []
-    for low, high in pairwise(edges):
-        last = high == edges[-1]
-        inside = (values >= low) & ((values <= high) if last else (values < high))
-        parts.append((f"{feature.text(low)} to {feature.text(high)}", inside))
-    if len(present) < len(values):
-        parts.append((MISSING, ~np.isfinite(values)))
-    return parts
+def features_section(
+    features: Sequence[Feature], measured: Regression | Classification, ranked: Sequence[Importance]
+) -> Section:
+    """The features, the greatest importance first in `ranked`, and the parts of the first five."""
+    order = {one.name: place for place, one in enumerate(ranked)}
+    parts = segments(measured, sorted(features, key=lambda feature: order[feature.name])[:5])
+    # The standard errors that the greatest of so many numbers exceeds with a probability of at most 5 % (Bonferroni).
+    limit = float(scipy.special.ndtri(1 - 0.025 / max(1, 2 * len(parts))))
+    matters = (
+        f"{ranked[0].name} matters most."
+        if ranked[0].rise > 2 * ranked[0].error
+        else "No feature matters beyond chance."
+    )
+    intro = " ".join([matters, *_faults(measured, parts, limit)])
+    tables = [_importance_table(ranked, measured), *([_segment_table(parts, measured, limit)] if parts else [])]
+    return Section("features", "What matters, and where it errs", intro, tables=tables)
+
+
+def _faults(measured: Regression | Classification, parts: Sequence[Segment], limit: float) -> Iterator[str]:
+    if not parts:
+        return
+    worst, off = max(parts, key=lambda part: part.sigmas), min(parts, key=lambda part: part.surprise_sigmas)
+    if worst.sigmas > limit:
+        yield f"Errors are largest where {worst.feature} is {worst.values}."
+    if off.surprise_sigmas < -limit:
+        yield f"{measured.too_sure(off.surprise)} where {off.feature} is {off.values}."
+    else:
+        yield f"{measured.claims} are not too sure of themselves in any of the parts below, as far as can be told."
+
+
+def _importance_table(ranked: Sequence[Importance], measured: Regression | Classification) -> Table:
+    greatest = max(ranked[0].rise, 1e-300)
+    rows = [
+        [one.name, score_text(one.rise, one.error), f"{100 * max(one.rise, 0.0) / greatest:.0f} %"]
+        for one in ranked[:MAX_FEATURES]
+    ]
+    left = len(ranked) - len(rows)
+    more = f" {left:,} more {'matters' if left == 1 else 'matter'} less." if left else ""
+    shuffled = f"if a feature is shuffled among {min(len(measured.loss), SHUFFLED_ROWS):,} rows"
+    caption = f"The rise of the {measured.shuffled_loss} {shuffled}; ± one standard error.{more}"
+    return Table("importance", caption, ["feature", "rise", Column("of the greatest", share=True)], rows)
+
+
+def _segment_table(parts: Sequence[Segment], measured: Regression | Classification, limit: float) -> Table:
+    rows = [
+        [part.feature, part.values, f"{part.n_rows:,}", measured.show(part.loss), measured.surprise_text(part.surprise)]
+        for part in parts
+    ]
+    notable = frozenset(k for k, part in enumerate(parts) if part.sigmas > limit or abs(part.surprise_sigmas) > limit)
+    columns = ["feature", Column("values", number=False), "rows", measured.loss_name, measured.surprise_name]
+    caption = "The most important features in parts; in colour what is beyond chance among so many parts."
+    return Table("segments", caption, columns, rows, notable)

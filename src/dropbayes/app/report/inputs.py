@@ -1,4 +1,4 @@
-"""The inputs of a report: the arguments of `report`, each validated with one clear error."""
+"""The arguments of a report, each validated with one clear error."""
 
 from __future__ import annotations
 
@@ -8,47 +8,30 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from sklearn.utils.validation import check_is_fitted
 
-from dropbayes.app.report import measurements
 from dropbayes.app.report.features import Feature, features_of
-from dropbayes.app.report.formatting import name
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.runtime.arrays import Numbers
+from dropbayes.runtime.formatting import printable_name
 
-_COMMAND = re.compile(r"(dropbayes|python) [a-z-]")
+Model = DropoutRegressor | DropoutClassifier
 
 
 @dataclass(frozen=True, eq=False)
 class ReportInputs:
-    """The validated arguments of a report, with names made safe to display.
-
-    Args:
-        model: The model, predicting from the draws asked for.
-        x: The inputs.
-        y: The truths; class numbers for a classifier.
-        target: The name of what is predicted.
-        columns: Columns to show beside the most uncertain rows.
-        title: The title of the document.
-        provenance: Labels and texts of what was done, and whether the text is a command.
-        names: The names of the features.
-        band_feature: The feature over which to draw the band.
-        training: Inputs and truths the model was fitted to.
-        unknown: Inputs without a truth.
-        features: The features of the inputs, as they were before encoding.
-        ranges: The least and greatest value of a feature in the training rows.
-    """
+    """The arguments of `report`, with names made safe to display and the classes of outcomes as numbers."""
 
     model: Any
     x: Numbers
-    y: Any
+    y: npt.NDArray[Any]
     target: str
     columns: list[tuple[str, Sequence[object]]]
-    title: str
-    provenance: list[tuple[str, str, bool]]
+    provenance: list[tuple[str, str, bool]]  # a label, a text, and whether the text is a command
     names: list[str]
     band_feature: int | None
-    training: tuple[Numbers, Any] | None
+    training: tuple[Numbers, npt.NDArray[Any]] | None
     unknown: Numbers | None
     features: list[Feature]
     ranges: dict[str, tuple[float, float]]
@@ -62,68 +45,45 @@ class ReportInputs:
         known = features_of(self.training[0], self.names, groups)
         return [replace(one, labels=feature.labels) for one, feature in zip(known, self.features, strict=True)]
 
-    @classmethod
-    def of(
-        cls, model: Any, x: Any, y: Any, *, target: Any, columns: Any, title: Any, provenance: Any, n_draws: Any,
-        seed: Any, names: Any, band_feature: Any, training: Any, unknown: Any, features: Any, ranges: Any,
-    ) -> ReportInputs:  # fmt: skip
-        """The validated arguments."""
-        if not isinstance(model, DropoutRegressor | DropoutClassifier):
-            raise TypeError(f"`model` must be a DropoutRegressor or DropoutClassifier; got {type(model).__name__}.")
-        check_is_fitted(model)
-        if isinstance(model, DropoutRegressor) and not model.one_column_:
-            raise ValueError(
-                f"`model` must predict one output; it predicts {model.population_.y_mean.shape[-1]}. "
-                "Fit one model per output and report on each."
-            )
-        for label, text in (("target", target), ("title", title)):
-            if not isinstance(text, str):
-                raise TypeError(f"`{label}` must be text; got {type(text).__name__}.")
-        if n_draws is not None and not (_is_integer(n_draws) and n_draws >= 1):
-            raise ValueError(f"`n_draws` must be a positive integer or None; got {n_draws!r}.")
-        if seed is not None and not (_is_integer(seed) and seed >= 0):
-            raise ValueError(f"`seed` must be a non-negative integer or None; got {seed!r}.")
-        rows = _inputs(model, x, "x", at_least=2)
-        truth = _outcomes(model, y, len(rows), "y")
-        labels = _columns(model, names, rows.shape[1])
-        if band_feature is not None and not (_is_integer(band_feature) and 0 <= band_feature < rows.shape[1]):
-            raise ValueError(
-                f"`band_feature` must number a column of `x`, 0 to {rows.shape[1] - 1}; got {band_feature!r}."
-            )
-        texts = _columns_of_rows(columns, rows, labels)
-        return cls(
-            measurements.with_draws(model, n_draws=n_draws, seed=seed), rows, truth, name(target),
-            texts,
-            name(title, most=160), _facts(provenance), labels, None if band_feature is None else int(band_feature),
-            _pair(model, training), None if unknown is None else _inputs(model, unknown, "unknown", at_least=1),
-            _features(rows, labels, _groups(features, rows.shape[1]), {} if columns is None else dict(texts)),
-            {name(label): (float(low), float(high)) for label, (low, high) in (ranges or {}).items()},
-        )  # fmt: skip
+    @property
+    def all_rows(self) -> Numbers:
+        """The rows judged, trained on and unknown."""
+        more = [] if self.training is None else [self.training[0]]
+        return np.concatenate([self.x, *more, *([] if self.unknown is None else [self.unknown])])
 
 
-def _features(
-    x: Numbers, names: list[str], groups: dict[str, tuple[int, ...]] | None, texts: Mapping[str, Sequence[object]]
-) -> list[Feature]:
-    return [
-        feature.with_labels(texts[feature.name]) if feature.name in texts else feature
-        for feature in features_of(x, names, groups)
-    ]
+def fitted_model(model: Model, *, n_draws: int | None, seed: int | None) -> Any:
+    """A view of the model that predicts from so many draws of that seed."""
+    if not isinstance(model, Model):
+        raise TypeError(f"`model` must be a DropoutRegressor or DropoutClassifier; got {type(model).__name__}.")
+    check_is_fitted(model)
+    if isinstance(model, DropoutRegressor) and not model.one_column_:
+        raise ValueError(
+            f"`model` must predict one output; it predicts {model.population_.y_mean.shape[-1]}. "
+            "Fit one model per output and report on each."
+        )
+    if n_draws is not None and not is_count(n_draws, at_least=1):
+        raise ValueError(f"`n_draws` must be a positive integer or None; got {n_draws!r}.")
+    if seed is not None and not is_count(seed, at_least=0):
+        raise ValueError(f"`seed` must be a non-negative integer or None; got {seed!r}.")
+    view = model.with_draws(n_draws=n_draws, seed=seed)
+    vars(view).pop("feature_names_in_", None)  # rows come as plain arrays, without feature names to warn about
+    return view
 
 
-def _groups(features: Any, n_inputs: int) -> dict[str, tuple[int, ...]] | None:
-    if features is None:
-        return None
-    groups = {name(label): tuple(int(column) for column in columns) for label, columns in features.items()}
-    if sorted(column for columns in groups.values() for column in columns) != list(range(n_inputs)):
-        raise ValueError(f"`features` must share out the {n_inputs} columns of `x`, each to one feature.")
-    return groups
+def is_count(value: object, *, at_least: int) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= at_least
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+def text_argument(label: str, text: object, *, max_length: int = 80) -> str:
+    """A text, made safe to display."""
+    if not isinstance(text, str):
+        raise TypeError(f"`{label}` must be text; got {type(text).__name__}.")
+    return printable_name(text, max_length=max_length)
 
 
-def _inputs(model: Any, x: Any, label: str, *, at_least: int) -> Numbers:
+def input_rows(model: Model, x: Any, label: str, *, at_least: int) -> Numbers:
+    """The inputs as finite numbers, `[row, feature]`."""
     try:
         rows = np.asarray(x, dtype=np.float64)
     except (TypeError, ValueError):
@@ -133,14 +93,18 @@ def _inputs(model: Any, x: Any, label: str, *, at_least: int) -> Numbers:
             f"`{label}` must be [row, feature] with at least {at_least} rows and the {model.n_features_in_} features "
             f"the model was fitted to; got shape {rows.shape}."
         )
-    if not np.isfinite(rows).all():
-        raise ValueError(
-            f"`{label}` must hold finite numbers; row {int((~np.isfinite(rows)).any(1).argmax())} does not."
-        )
-    return rows
+    return _finite(rows, label)
 
 
-def _outcomes(model: Any, y: Any, n_rows: int, label: str) -> Any:
+def _finite(values: Numbers, label: str) -> Numbers:
+    infinite = ~np.isfinite(values).reshape(len(values), -1).all(1)
+    if infinite.any():
+        raise ValueError(f"`{label}` must hold finite numbers; row {int(infinite.argmax())} does not.")
+    return values
+
+
+def outcomes(model: Model, y: Any, n_rows: int, label: str) -> npt.NDArray[Any]:
+    """The outcomes: finite numbers, or the numbers of classes."""
     truth = np.asarray(y)
     if truth.shape != (n_rows,):
         raise ValueError(f"`{label}` must hold one truth for each of the {n_rows} rows; got shape {truth.shape}.")
@@ -157,50 +121,59 @@ def _outcomes(model: Any, y: Any, n_rows: int, label: str) -> Any:
         values = truth.astype(np.float64)
     except (TypeError, ValueError):
         raise ValueError(f"`{label}` must hold numbers for a DropoutRegressor; got {truth.dtype}.") from None
-    if not np.isfinite(values).all():
-        raise ValueError(f"`{label}` must hold finite numbers; row {int((~np.isfinite(values)).argmax())} does not.")
-    return values
+    return _finite(values, label)
 
 
-def _pair(model: Any, training: Any) -> tuple[Numbers, Any] | None:
+def training_rows(model: Model, training: Any) -> tuple[Numbers, npt.NDArray[Any]] | None:
+    """The inputs and outcomes of the training rows, where those are known."""
     if training is None:
         return None
     if not isinstance(training, tuple) or len(training) != 2:
         raise TypeError(f"`training` must be a pair (x, y); got {type(training).__name__}.")
-    rows = _inputs(model, training[0], "training", at_least=1)
-    return rows, _outcomes(model, training[1], len(rows), "training")
+    rows = input_rows(model, training[0], "training", at_least=1)
+    return rows, outcomes(model, training[1], len(rows), "training")
 
 
-def _columns(model: Any, names: Any, n_features: int) -> list[str]:
+def input_names(model: Model, names: Sequence[str] | None, n_inputs: int) -> list[str]:
+    """The names of the inputs, by default those the model was fitted with."""
     known = getattr(model, "feature_names_in_", None) if names is None else names
     if known is None:
-        return [f"feature {k + 1}" for k in range(n_features)]
-    if isinstance(known, str) or len(known) != n_features:
-        raise ValueError(f"`names` must name each of the {n_features} columns of `x`; got {len(known)}.")
-    return [name(label) for label in known]
+        return [f"feature {k + 1}" for k in range(n_inputs)]
+    if isinstance(known, str) or len(known) != n_inputs:
+        raise ValueError(f"`names` must name each of the {n_inputs} columns of `x`; got {len(known)}.")
+    return [printable_name(label) for label in known]
 
 
-def _columns_of_rows(columns: Any, x: Numbers, names: list[str]) -> list[tuple[str, Sequence[object]]]:
-    if columns is None:
-        return list(zip(names, x.T, strict=True))
+def named_features(
+    x: Numbers, names: list[str], features: Mapping[str, Sequence[int]] | None, texts: Mapping[str, Sequence[object]]
+) -> list[Feature]:
+    """The features, with the numbers of some written as in `texts`."""
+    groups = None
+    if features is not None:
+        groups = {printable_name(label): [int(column) for column in columns] for label, columns in features.items()}
+        if sorted(column for columns in groups.values() for column in columns) != list(range(x.shape[1])):
+            raise ValueError(f"`features` must share out the {x.shape[1]} columns of `x`, each to one feature.")
+    known = features_of(x, names, groups)
+    return [feature.with_labels(texts[feature.name]) if feature.name in texts else feature for feature in known]
+
+
+def shown_columns(columns: Any, n_rows: int) -> list[tuple[str, Sequence[object]]]:
+    """The columns to show: names and values."""
     if not isinstance(columns, Mapping):
         raise TypeError(f"`columns` must map column names to values; got {type(columns).__name__}.")
     for label, values in columns.items():
-        if isinstance(values, str) or len(values) != len(x):
+        if isinstance(values, str) or len(values) != n_rows:
             raise ValueError(
-                f"`columns` must have one value for each of the {len(x)} rows; {str(label)[:80]!r} has {len(values)}."
+                f"`columns` must have one value for each of the {n_rows} rows; {str(label)[:80]!r} has {len(values)}."
             )
-    # A pandas series would take a row number for a label of its index.
-    return [
-        (name(label, most=40), values if isinstance(values, list | tuple | np.ndarray) else list(values))
-        for label, values in columns.items()
-    ]
+    # As a list: a pandas series would take a row number for a label of its index.
+    return [(printable_name(label, max_length=40), list(values)) for label, values in columns.items()]
 
 
-def _facts(provenance: Any) -> list[tuple[str, str, bool]]:
-    if provenance is None:
-        return []
+def facts(provenance: Any) -> list[tuple[str, str, bool]]:
+    """Labels and texts of what was done, and whether each text is a command."""
     if not isinstance(provenance, Mapping):
         raise TypeError(f"`provenance` must map labels to texts; got {type(provenance).__name__}.")
-    facts = [(name(label), name(text, most=1000)) for label, text in provenance.items()]
-    return [(label[:1].upper() + label[1:], text, bool(_COMMAND.match(text))) for label, text in facts]
+    known = [(printable_name(label), printable_name(text, max_length=1000)) for label, text in provenance.items()]
+    command = re.compile(r"(dropbayes|python) [a-z-]")
+    return [(label[:1].upper() + label[1:], text, bool(command.match(text))) for label, text in known]

@@ -1,4 +1,4 @@
-"""The page's layout: sections of text, charts and tables, and the template that makes them one document."""
+"""The layout: sections of answers, charts, scores, tables and facts, and the template that makes them one page."""
 
 from __future__ import annotations
 
@@ -15,61 +15,52 @@ from markupsafe import Markup, escape
 
 from dropbayes.app.report import svg
 from dropbayes.app.report.measurements import ScoreValue
-from dropbayes.app.report.summary import Answer
-from dropbayes.app.report.svg import Figure
+from dropbayes.runtime.formatting import score_text
 from dropbayes.runtime.version import __version__
 
-WHOLE, HALF, PHONE = (900, 400), (450, 400), (346, 300)
-"""The sizes of charts: over the whole width, two side by side, and on a phone."""
 
-_AREAS = ("outer", "inner", "chance", "haze", "bar", "faint-bar", "wrong-bar", "tile")
-_DOTS = ("truth", "miss", "known", "bin")
+@dataclass(frozen=True)
+class Answer:
+    """One answer of the summary: as a number, in words, and in the colour "good", "warn" or "plain"."""
+
+    question: str
+    figure: str
+    text: Markup
+    tone: str = "plain"
 
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """A figure with its caption, drawn for a laptop and for a phone."""
+    """A figure with its caption, over the whole width or half of it; drawn for a laptop and for a phone."""
 
-    figure: Figure
-    caption: str | Markup
-    size: tuple[int, int] = WHOLE
+    figure: svg.Figure
+    caption: str
     heading: str = ""
-
-    @property
-    def layout(self) -> str:
-        """Its place on a wide screen."""
-        return "half" if self.size == HALF else "whole"
+    half: bool = False
 
     @property
     def wide(self) -> Markup:
-        """The chart for a laptop."""
-        return svg.render(self.figure, width=self.size[0], height=self.size[1])
+        return svg.render(self.figure, width=450 if self.half else 900, height=400)
 
     @property
     def narrow(self) -> Markup:
-        """The chart for a phone."""
-        return svg.render(self.figure, width=PHONE[0], height=PHONE[1])
+        return svg.render(self.figure, width=346, height=300)
 
     @staticmethod
     def swatch(kind: str) -> str:
-        """The path of a mark's example in the legend."""
-        if kind in _AREAS:
+        """The path of a mark's example in the legend: an area, a dot or a line."""
+        if kind in ("outer", "inner", "chance", "haze", "bar", "faint-bar", "wrong-bar"):
             return "M0 1H26V13H0Z"
-        return "M13 7h0" if kind in _DOTS else "M1 7H25"
+        return "M13 7h0" if kind in ("truth", "miss", "known", "bin") else "M1 7H25"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table of rows; `share` is drawn as a bar."""
+    """A column of a table; a share in percent is drawn as a bar."""
 
     label: str
     number: bool = True
     share: bool = False
-
-    @staticmethod
-    def pixels(cell: str) -> str:
-        """The length of the bar of a share."""
-        return f"{0.6 * float(cell.split()[0]):.1f}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,26 +69,26 @@ class Table:
 
     Args:
         key: A name unique on the page, that of the file.
-        caption: What it shows.
-        columns: Its columns.
-        rows: Its cells.
+        caption: The contents in a sentence.
+        columns: The columns, or the labels of columns: of texts for the first, of numbers for the others.
+        rows: The cells.
         notable: The rows to set in colour.
     """
 
     key: str
     caption: str
-    columns: list[Column]
-    rows: list[list[str]]
+    columns: Sequence[Column | str]
+    rows: Sequence[Sequence[str]]
     notable: frozenset[int] = frozenset()
+
+    @property
+    def heads(self) -> list[Column]:
+        return [Column(c, number=k > 0) if isinstance(c, str) else c for k, c in enumerate(self.columns)]
 
     @property
     def download(self) -> str:
         """The table as a CSV file, in an address that holds all of it."""
-        return csv_address([column.label for column in self.columns], self.rows)
-
-    def columns_with(self, row: list[str]) -> list[tuple[Column, str]]:
-        """Each cell of a row with its column."""
-        return list(zip(self.columns, row, strict=True))
+        return csv_address([column.label for column in self.heads], self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,11 +100,20 @@ class Section:
     intro: str | Markup = ""
     answers: Sequence[Answer] = ()
     charts: Sequence[Chart] = ()
-    scores: Sequence[tuple[ScoreValue, str]] = ()
-    caption: str = ""
-    download: str = ""
+    scores: Sequence[ScoreValue] = ()
+    caption: str = ""  # of the scores
     tables: Sequence[Table] = ()
-    facts: Sequence[tuple[str, str, bool]] = ()
+    facts: Sequence[tuple[str, str, bool]] = ()  # a label, a text, and whether the text is a command
+
+    @property
+    def download(self) -> str:
+        """The scores as a CSV file."""
+        errors = ["" if one.error is None else f"{one.error:.4g}" for one in self.scores]
+        cells = [
+            [one.score.label, f"{one.value:.8g}", error, one.meaning]
+            for one, error in zip(self.scores, errors, strict=True)
+        ]
+        return csv_address(["score", "value", "standard error", "meaning"], cells)
 
 
 def csv_address(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -124,22 +124,22 @@ def csv_address(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         'data:text/csv;charset=utf-8,a%0D%0A%27%3D1%0D%0A'
     """
     out = io.StringIO(newline="")
-    writer = csv.writer(out)
     for row in (heads, *rows):  # a cell must not start a formula in a spreadsheet
-        writer.writerow([f"'{cell}" if cell[:1] in tuple("=+@\t\r") else cell for cell in row])
+        csv.writer(out).writerow([f"'{cell}" if cell[:1] in tuple("=+@\t\r") else cell for cell in row])
     return "data:text/csv;charset=utf-8," + urllib.parse.quote(out.getvalue())
 
 
-def render(title: str, lede: str | Markup, parts: list[Section]) -> str:
+def render(title: str, lede: Markup, parts: Sequence[Section]) -> str:
     """The document."""
+
+    def unbroken(text: str | Markup) -> Markup:
+        """The text, escaped, with its percent signs bound to their numbers."""
+        return Markup(re.sub(r"(?<=\d) %", "\u00a0%", escape(text)))
+
     folder = files("dropbayes.app.report")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["unbroken"] = _bind_percent_signs
+    environment.filters["unbroken"] = unbroken
+    environment.globals.update(score_text=score_text, zip=zip, version=__version__)
     template = environment.from_string(folder.joinpath("page.html").read_text(encoding="utf-8"))
     style = Markup(folder.joinpath("style.css").read_text(encoding="utf-8").strip())
-    return template.render(title=title, lede=lede, parts=parts, style=style, version=__version__) + "\n"
-
-
-def _bind_percent_signs(text: str | Markup) -> Markup:
-    """The text, escaped, with its percent signs bound to their numbers."""
-    return Markup(re.sub(r"(?<=\d) %", "\u00a0%", escape(text)))
+    return template.render(title=title, lede=lede, parts=parts, style=style) + "\n"

@@ -1,15 +1,15 @@
 r"""The measurements of a model's predictions on rows with known outcomes: every number the report shows.
 
-Nothing here is computed by a formula of its own: scores come from `dropbayes.scores`, calibration from
-`dropbayes.calibration`, uncertainties of classes from `dropbayes.information`.
+Nothing here has a formula of its own: scores come from `dropbayes.predictive.scoring`, verdicts from
+`dropbayes.predictive.agreement`, curves from `dropbayes.calibration` and `dropbayes.scores`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -18,20 +18,18 @@ from torch import Tensor
 
 from dropbayes import calibration, information, scores
 from dropbayes.calibration import ReliabilityCurve
-from dropbayes.predictive.mixtures import Mixture
-from dropbayes.predictive.outcomes import INTERVAL_LEVEL, ClassOutcomes, RegressionOutcomes
-from dropbayes.predictive.scoring import CLASS_SCORES, REGRESSION_SCORES, Score
+from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+from dropbayes.predictive import CLASS_SCORES, REGRESSION_SCORES, ClassOutcomes, RegressionOutcomes, Score, draw_mean
+from dropbayes.predictive.agreement import Agreement, class_agreement, interval_agreement
+from dropbayes.predictive.outcomes import INTERVAL_LEVEL
 from dropbayes.runtime.arrays import Numbers
+from dropbayes.runtime.formatting import number, percent
 from dropbayes.scores import RiskCoverage
-
-LEVEL = INTERVAL_LEVEL
-"""The coverage claimed by the intervals shown."""
 
 CRPS_ROWS = 2000
 """The rows whose CRPS is computed (its cost grows with the square of the draws): beyond them, an even selection."""
 
-ENOUGH_ROWS = 30
-"""Below this many rows the report does not judge calibration."""
+Labels = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -39,10 +37,10 @@ class ScoreValue:
     """One line of the table of scores.
 
     Args:
-        score: What it is, of `dropbayes.predictive.scoring`.
-        value: The number.
+        score: The score, of `dropbayes.predictive.scoring`.
+        value: Its value.
         error: Its standard error over the rows, taken as independent; None where none is known.
-        remark: What to add to its meaning.
+        remark: An addition to its meaning.
     """
 
     score: Score
@@ -52,12 +50,14 @@ class ScoreValue:
 
     @property
     def meaning(self) -> str:
-        """What it says, and which direction is better."""
+        """The meaning of the score, and which direction is better."""
         return self.score.description + self.remark
 
 
-def score_values(table: Mapping[str, Score], rows: Any, **remarks: str) -> dict[str, ScoreValue]:
-    """Every score of a table that the rows have, by name, with the remark made on it."""
+def score_values(
+    table: Mapping[str, Score], rows: RegressionOutcomes | ClassOutcomes, **remarks: str
+) -> dict[str, ScoreValue]:
+    """The scores of a table that the rows have, by name, each with the remark made on it."""
     values = {}
     for name, score in table.items():
         value = float(score.value(rows))
@@ -69,101 +69,216 @@ def score_values(table: Mapping[str, Score], rows: Any, **remarks: str) -> dict[
 
 @dataclass(frozen=True, eq=False)
 class Regression:
-    """A regression's predictions, row by row, and their scores, in the units of y."""
+    """A regression's predictions, row by row, in the units of y, and all that follows from them.
+
+    Args:
+        y: The outcomes.
+        mean: The predictive mean.
+        epistemic_std: The standard deviation over the draws.
+        aleatoric_std: That of the noise.
+        lower: The lower end of the 95 % interval.
+        upper: Its upper end.
+        pit: The predictive distribution function at the outcome.
+        log_density: The predictive log-density of the outcome.
+        crps: The continuous ranked probability score of an even selection of rows.
+        n_draws: The number of draws.
+    """
+
+    loss_name = shuffled_loss = "mean absolute error"
+    surprise_name = "95 % interval holds"
+    claims = "Intervals"
+    show = staticmethod(number)
 
     y: Numbers
     mean: Numbers
-    std: Numbers
     epistemic_std: Numbers
     aleatoric_std: Numbers
     lower: Numbers
     upper: Numbers
     pit: Numbers
-    reliability: ReliabilityCurve
-    risk: RiskCoverage
-    scores: dict[str, ScoreValue]
+    log_density: Numbers
+    crps: Numbers
     n_draws: int
-    noise: str = "constant"
+
+    @cached_property
+    def uncertainty(self) -> Numbers:
+        """The standard deviation, by which rows are ranked."""
+        return np.hypot(self.epistemic_std, self.aleatoric_std)
+
+    @cached_property
+    def epistemic_share(self) -> Numbers:
+        """The epistemic part of each row's variance."""
+        return self.epistemic_std**2 / self.uncertainty**2
 
     @property
-    def uncertainty(self) -> Numbers:
-        """What rows are ranked by."""
-        return self.std
+    def mean_epistemic_share(self) -> float:
+        """The epistemic part of the mean variance."""
+        return float((self.epistemic_std**2).mean() / (self.uncertainty**2).mean())
+
+    @cached_property
+    def loss(self) -> Numbers:
+        """The absolute error of each row."""
+        return np.abs(self.y - self.mean)
+
+    @cached_property
+    def inside(self) -> npt.NDArray[np.bool_]:
+        """Whether each outcome lies inside its 95 % interval."""
+        return (self.lower <= self.y) & (self.y <= self.upper)
+
+    @property
+    def surprise(self) -> tuple[Numbers, Numbers]:
+        """How far each row's success is from the probability claimed for it, and the variance that claim implies."""
+        claimed = np.full(len(self.y), INTERVAL_LEVEL)
+        return self.inside - claimed, claimed * (1 - claimed)
+
+    def surprise_text(self, surprise: float) -> str:
+        return percent(INTERVAL_LEVEL + surprise)
+
+    def too_sure(self, surprise: float) -> str:
+        return f"Intervals hold only {percent(INTERVAL_LEVEL + surprise)}"
+
+    @cached_property
+    def reliability(self) -> ReliabilityCurve:
+        return calibration.interval_reliability(self.pit)
+
+    @cached_property
+    def risk(self) -> RiskCoverage:
+        return scores.risk_coverage(self.uncertainty, self.loss)
+
+    @cached_property
+    def agreement(self) -> Agreement:
+        return interval_agreement(self.pit)
+
+    @cached_property
+    def scores(self) -> dict[str, ScoreValue]:
+        moments = self.y, self.mean, self.uncertainty, self.pit, self.log_density
+        rows = RegressionOutcomes(*moments, crps=self.crps, lower=self.lower, upper=self.upper)
+        some = f" (of {len(self.crps):,} evenly chosen rows)" if len(self.crps) < len(self.y) else ""
+        return score_values(REGRESSION_SCORES, rows, crps=some)
 
 
 @dataclass(frozen=True, eq=False)
 class Classification:
-    """A classifier's predictions, row by row, and their scores; uncertainties are in nats."""
+    """A classifier's predictions, row by row, and all that follows from them; uncertainties are in nats.
 
-    labels: npt.NDArray[np.int64]
+    Args:
+        labels: The class numbers.
+        probabilities: The predictive probabilities, `[row, class]`.
+        entropy: Their entropy.
+        epistemic: Its epistemic part, the mutual information.
+        aleatoric: The rest, the expected entropy.
+        n_draws: The number of draws.
+    """
+
+    loss_name = "error rate"
+    shuffled_loss = "negative log-likelihood (nats)"
+    surprise_name = "accuracy − confidence"
+    claims = "Probabilities"
+    show = staticmethod(percent)
+
+    labels: Labels
     probabilities: Numbers
     entropy: Numbers
     epistemic: Numbers
     aleatoric: Numbers
-    reliability: ReliabilityCurve
-    risk: RiskCoverage
-    scores: dict[str, ScoreValue]
     n_draws: int
 
     @property
     def uncertainty(self) -> Numbers:
-        """What rows are ranked by."""
+        """The entropy, by which rows are ranked."""
         return self.entropy
 
+    @cached_property
+    def epistemic_share(self) -> Numbers:
+        """The epistemic part of each row's entropy."""
+        return np.clip(self.epistemic / np.maximum(self.entropy, 1e-300), 0, 1)
+
     @property
-    def predicted(self) -> npt.NDArray[np.int64]:
+    def mean_epistemic_share(self) -> float:
+        """The epistemic part of the mean entropy."""
+        return float(self.epistemic.mean() / max(self.entropy.mean(), 1e-300))
+
+    @cached_property
+    def predicted(self) -> Labels:
         """The most probable class of each row."""
         return self.probabilities.argmax(1)
 
-    @property
+    @cached_property
     def confidence(self) -> Numbers:
         """Its probability."""
         return self.probabilities.max(1)
 
+    @cached_property
+    def loss(self) -> Numbers:
+        """One for each row that is wrong."""
+        return (self.predicted != self.labels).astype(float)
 
-def with_draws(model: Any, *, n_draws: int | None, seed: int | None) -> Any:
-    """A view of the model that predicts from another number of draws or from those of another seed."""
-    view = model.with_draws(n_draws=n_draws, seed=seed)
-    vars(view).pop("feature_names_in_", None)  # rows come as plain arrays, without feature names to warn about
-    return view
+    @property
+    def log_density(self) -> Numbers:
+        """The log-probability of each row's class."""
+        return scores.class_log_likelihood(self.probabilities, self.labels).numpy()
+
+    @property
+    def surprise(self) -> tuple[Numbers, Numbers]:
+        """How far each row's success is from the probability claimed for it, and the variance that claim implies."""
+        return 1 - self.loss - self.confidence, self.confidence * (1 - self.confidence)
+
+    def surprise_text(self, surprise: float) -> str:
+        return f"{100 * surprise:+.1f} %".replace("-", "−")
+
+    def too_sure(self, surprise: float) -> str:
+        return f"Accuracy stays {percent(-surprise)} below confidence"
+
+    @cached_property
+    def confusion(self) -> Labels:
+        """The number of rows of each true class predicted as each class, `[true, predicted]`."""
+        count = np.zeros((self.probabilities.shape[1],) * 2, dtype=np.int64)
+        np.add.at(count, (self.labels, self.predicted), 1)
+        return count
+
+    @cached_property
+    def reliability(self) -> ReliabilityCurve:
+        return calibration.class_reliability(self.probabilities, self.labels)
+
+    @cached_property
+    def risk(self) -> RiskCoverage:
+        return scores.risk_coverage(self.entropy, self.loss)
+
+    @cached_property
+    def agreement(self) -> Agreement:
+        return class_agreement(self.probabilities, self.labels)
+
+    @cached_property
+    def scores(self) -> dict[str, ScoreValue]:
+        rows = ClassOutcomes(self.labels, self.probabilities, mutual_information=self.epistemic)
+        expected = calibration.calibration_test(self.probabilities, self.labels, n_resamples=200).expected
+        chance = f", and chance alone makes it {100 * expected:.1f} %"
+        return score_values(CLASS_SCORES, rows, calibration_error=chance)
 
 
-def mean_and_error(values: Any) -> tuple[float, float]:
-    """The mean over rows and its standard error.
-
-    Examples:
-        >>> mean_and_error(np.array([1.0, 3.0]))
-        (2.0, 1.0)
-    """
-    rows = np.asarray(values, dtype=np.float64)
-    with np.errstate(invalid="ignore"):  # the log-likelihood of an outcome of density zero
-        return float(rows.mean()), float(rows.std(ddof=1) / math.sqrt(len(rows)))
-
-
-def mean_and_deviations(model: Any, x: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """The predictive mean of rows, and its epistemic and aleatoric standard deviations, for one output."""
-    blocks = [(m.mean, m.epistemic.sqrt(), m.aleatoric.sqrt()) for _, m in _mixtures(model, x)]
-    mean, epistemic, aleatoric = (torch.cat(tensors).numpy() for tensors in zip(*blocks, strict=True))
-    return mean, epistemic, aleatoric
-
-
-def entropies(model: Any, x: Numbers) -> Numbers:
-    """The predictive entropy of rows, for a classifier."""
-    return torch.cat([information.predictive_entropy(p) for p in _class_draws(model, x)]).numpy()
-
-
-def _mixtures(model: Any, x: Numbers) -> Iterator[tuple[slice, Mixture]]:
-    """The predictive distributions that `predict` itself reads, block by block."""
+def regression(model: DropoutRegressor, x: Numbers, y: Numbers) -> Regression:
+    """The measurements of a regression, from the distributions that `predict` itself reads."""
+    truth, chosen = torch.from_numpy(y), torch.zeros(len(x), dtype=torch.bool)
+    chosen[even_selection(len(x), CRPS_ROWS)] = True
+    blocks, n_draws = [], 0
     for rows, mixture in model.predictive_blocks(x):
         _refuse_infinite(mixture.location, rows)
-        yield rows, mixture
+        outcome, some, n_draws = truth[rows], chosen[rows], mixture.n_draws
+        moments = mixture.mean, mixture.epistemic.sqrt(), mixture.aleatoric.sqrt()
+        judged = mixture.pit(outcome), mixture.log_density(outcome), mixture.rows(some).crps(outcome[some])
+        blocks.append((*moments, *mixture.interval(INTERVAL_LEVEL), *judged))
+    return Regression(y, *(torch.cat(column).numpy() for column in zip(*blocks, strict=True)), n_draws)
 
 
-def _class_draws(model: Any, x: Numbers) -> Iterator[Tensor]:
-    """The class probabilities that `predict_proba` itself averages, block by block."""
-    for rows, probabilities in model.draw_blocks(x):
-        _refuse_infinite(probabilities.sum(-1), rows)
-        yield probabilities
+def classification(model: DropoutClassifier, x: Numbers, labels: Labels) -> Classification:
+    """The measurements of a classifier, from the probabilities that `predict_proba` itself averages."""
+    blocks, n_draws = [], 0
+    for rows, draws in model.draw_blocks(x):
+        _refuse_infinite(draws.sum(-1), rows)
+        probabilities, n_draws = draw_mean(draws), len(draws)
+        parts = information.mutual_information(draws), information.expected_entropy(draws)
+        blocks.append((probabilities, information.entropy(probabilities), *parts))
+    return Classification(labels, *(torch.cat(column).numpy() for column in zip(*blocks, strict=True)), n_draws)
 
 
 def _refuse_infinite(draws: Tensor, rows: slice) -> None:
@@ -173,115 +288,14 @@ def _refuse_infinite(draws: Tensor, rows: slice) -> None:
         raise ValueError(f"`x` must lie where the model predicts finite numbers; row {row} does not.")
 
 
-# ------------------------------------------------------------------------------------------------ regression
-
-
-def regression(model: Any, x: Numbers, y: Numbers) -> Regression:
-    """The measurements of a regression; `x` and `y` are checked by the caller."""
-    truth = torch.from_numpy(y)
-    chosen = np.zeros(len(x), dtype=bool)
-    chosen[np.linspace(0, len(x) - 1, min(len(x), CRPS_ROWS)).round().astype(int)] = True
-    pit, density, ranked = list[Tensor](), list[Tensor](), list[Tensor]()
-    n_draws = 0
-    for rows, mixture in _mixtures(model, x):
-        outcome, some = truth[rows], torch.from_numpy(chosen[rows])
-        n_draws = mixture.n_draws
-        pit.append(mixture.pit(outcome))
-        density.append(mixture.log_density(outcome))
-        ranked.append(mixture.rows(some).crps(outcome[some]))
-    mean_, epistemic, aleatoric = mean_and_deviations(model, x)
-    std = np.sqrt(epistemic**2 + aleatoric**2)
-    lower, upper = (np.asarray(end, dtype=np.float64) for end in model.predict_interval(x, coverage=LEVEL))
-    transform = torch.cat(pit)
-    reliability = calibration.interval_reliability(transform)
-    risk = scores.risk_coverage(std, np.abs(y - mean_))
-    rows_scored = RegressionOutcomes(
-        y, mean_, std, transform, torch.cat(density), crps=torch.cat(ranked), lower=lower, upper=upper
-    )
-    crps_rows = f" (of {CRPS_ROWS:,} evenly chosen rows)" if len(x) > CRPS_ROWS else ""
-    values = score_values(REGRESSION_SCORES, rows_scored, crps=crps_rows)
-    return Regression(
-        y, mean_, std, epistemic, aleatoric, lower, upper, transform.numpy(), reliability, risk, values, n_draws,
-        model.noise,
-    )  # fmt: skip
-
-
-# -------------------------------------------------------------------------------------------- classification
-
-
-def classification(model: Any, x: Numbers, labels: npt.NDArray[np.int64]) -> Classification:
-    """The measurements of a classifier; `labels` are class numbers."""
-    blocks, n_draws = list[tuple[Tensor, ...]](), 0
-    for p in _class_draws(model, x):
-        n_draws = len(p)
-        mutual, expected = information.mutual_information(p), information.expected_entropy(p)
-        blocks.append((p.mean(0), information.predictive_entropy(p), mutual, expected))
-    probabilities, entropy, epistemic, aleatoric = (torch.cat(tensors) for tensors in zip(*blocks, strict=True))
-    truth = torch.from_numpy(labels)
-    confidence, correct = scores.confidence_and_correctness(probabilities, truth)
-    reliability = calibration.class_reliability(probabilities, truth)
-    risk = scores.risk_coverage(entropy, 1 - correct)
-    chance = f", and chance alone makes it {100 * chance_error(confidence):.1f} %"
-    rows_scored = ClassOutcomes(truth, probabilities, mutual_information=epistemic)
-    values = score_values(CLASS_SCORES, rows_scored, calibration_error=chance)
-    return Classification(
-        labels, probabilities.numpy(), entropy.numpy(), epistemic.numpy(), aleatoric.numpy(), reliability, risk,
-        values, n_draws,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ClassScores:
-    """The scores of one class: its rows, its precision and its recall."""
-
-    support: int
-    predicted: int
-    precision: float
-    recall: float
-
-    @property
-    def f1(self) -> float:
-        """The harmonic mean of precision and recall."""
-        total = self.precision + self.recall
-        return 2 * self.precision * self.recall / total if total else 0.0
-
-
-def per_class(predicted: Any, labels: Any, n_classes: int) -> list[ClassScores]:
-    """The scores of each class; NaN where there are no rows to divide by.
+def even_selection(n_rows: int, max_rows: int) -> npt.NDArray[np.int64]:
+    """The indices of at most so many rows, evenly spread.
 
     Examples:
-        >>> first, second = per_class(np.array([0, 0, 1]), np.array([0, 1, 1]), 2)
-        >>> first.precision, first.recall, second.precision, second.recall
-        (0.5, 1.0, 1.0, 0.5)
+        >>> even_selection(5, 3).tolist(), even_selection(2, 3).tolist()
+        ([0, 2, 4], [0, 1])
     """
-    measured = []
-    for label in range(n_classes):
-        own, named = labels == label, predicted == label
-        right = float((own & named).sum())
-        precision = right / named.sum() if named.any() else math.nan
-        recall = right / own.sum() if own.any() else math.nan
-        measured.append(ClassScores(int(own.sum()), int(named.sum()), float(precision), float(recall)))
-    return measured
-
-
-def never_predicted(measured: Classification) -> list[int]:
-    """The classes that occur in some rows and are predicted in none."""
-    return sorted(set(measured.labels.tolist()) - set(measured.predicted.tolist()))
-
-
-def chance_error(confidence: Tensor, *, n_bins: int = 15) -> float:
-    r"""The expected calibration error that a calibrated model would show by chance.
-
-    A bin of $N_b$ rows adds $\tfrac{N_b}{N} \mathbb E|\text{acc}_b - \text{conf}_b| \approx \tfrac1N \sqrt{\tfrac2\pi
-    \sum_{n \in b} c_n (1 - c_n)}$.
-
-    Examples:
-        >>> round(chance_error(torch.full((400,), 0.5), n_bins=1), 4)  # sqrt(2 / pi) * 0.5 / 20
-        0.0199
-    """
-    bins = (confidence * n_bins).long().clamp_max(n_bins - 1)
-    variance = torch.zeros(n_bins, dtype=confidence.dtype).index_add(0, bins, confidence * (1 - confidence))
-    return float((variance * 2 / math.pi).sqrt().sum() / len(confidence))
+    return np.linspace(0, n_rows - 1, min(n_rows, max_rows)).round().astype(np.int64)
 
 
 def risk_after_deferring(risk: RiskCoverage, share: float) -> tuple[int, float]:

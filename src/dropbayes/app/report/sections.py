@@ -1,177 +1,399 @@
-"""The sections that regressions and classifiers share: scores, the most uncertain rows, deferral, what was done."""
+"""The sections of the page, in order: those of a regression, those of a classifier, and those that both have."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import scipy.optimize
+import torch
+from markupsafe import Markup
+from sklearn.metrics import precision_recall_fscore_support
 
 from dropbayes import calibration
-from dropbayes.app.report import figures, measurements, summary
-from dropbayes.app.report.formatting import name, number, score_text, times
+from dropbayes.app.report import comparison, figures, measurements, summary, svg
+from dropbayes.app.report.comparison import Baseline
+from dropbayes.app.report.features import features_section, importances
 from dropbayes.app.report.inputs import ReportInputs
-from dropbayes.app.report.layout import Chart, Column, Section, Table, csv_address
-from dropbayes.app.report.measurements import Classification, Regression
+from dropbayes.app.report.layout import Chart, Column, Section, Table
+from dropbayes.app.report.measurements import Classification, Regression, risk_after_deferring
 from dropbayes.plots import percentile_text
+from dropbayes.predictive import draw_mean
+from dropbayes.predictive.agreement import MIN_ROWS, bias
+from dropbayes.predictive.verdict import Verdict, row_verdict
+from dropbayes.runtime.arrays import Numbers
+from dropbayes.runtime.formatting import count, fixed_point, number, percent, printable_name
+from dropbayes.scores import class_log_likelihood
 
-UNCERTAIN_ROWS = 10
-"""The most uncertain rows that are shown."""
-
-SHOWN_COLUMNS = 4
-"""The most of the data's own columns shown beside them."""
+MAX_CLASSES, MAX_CONFUSION = 30, 20
+"""The maximum number of classes in the table of classes, and in a confusion matrix that can be read."""
 
 
-def scores_section(measured: Regression | Classification, tables: Sequence[Table] = ()) -> Section:
-    """The table of scores, and others below it."""
-    n = len(measured.uncertainty)
-    lines = [(one, score_text(one.value, one.error, percent=one.score.percent)) for one in measured.scores.values()]
-    return Section(
-        "scores",
-        "Scores",
-        scores=lines,
-        caption=f"Scores on {n:,} rows. After ± stands one standard error over the rows, taken as independent.",
-        download=csv_address(
-            ["score", "value", "standard error", "meaning"],
-            [
-                [one.score.label, f"{one.value:.8g}", "" if one.error is None else f"{one.error:.4g}", one.meaning]
-                for one, _ in lines
-            ],
+def regression_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
+    """The line below the title, and the sections."""
+    measured = measurements.regression(inputs.model, inputs.x, inputs.y)
+    beside = comparison.regression_baselines(measured, inputs.x, inputs.training) if inputs.training else []
+    lede = Markup("Predictions of <b><bdi>{}</bdi></b> for {} rows with a known truth, each with its uncertainty.")
+    words = {"target": inputs.target, "noise": inputs.model.noise, "features": inputs.features}
+    heads = ["predicted", "95 % interval", "truth", "σ", "epistemic σ", "aleatoric σ"]
+    unit = float(np.median(measured.uncertainty))
+
+    def cells(row: int) -> list[str]:
+        places = (measured.lower, measured.upper, measured.mean, measured.y)
+        lower, upper, mean, truth = (fixed_point(values[row], spread=unit) for values in places)
+        spread = (measured.uncertainty, measured.epistemic_std, measured.aleatoric_std)
+        return [mean, f"{lower} to {upper}", truth, *(number(values[row]) for values in spread)]
+
+    return lede.format(inputs.target, f"{len(inputs.y):,}"), [
+        Section("summary", "In short", answers=summary.regression_answers(measured, beside=beside, **words)),
+        Section("predictions", "Predictions and truths", charts=[_band_chart(inputs, measured)]),
+        Section(
+            "reliability",
+            "Are the intervals right?",
+            "An interval that claims 80 % should hold 80 % of the truths, at every level.",
+            charts=_reliability_charts(measured),
         ),
-        tables=tables,
-    )
-
-
-def deferral_section(measured: Regression | Classification, *, loss: str) -> Section:
-    """The risk-coverage curve and what deferring would buy."""
-    figure = figures.risk_coverage(measured.risk, loss=loss, percent=isinstance(measured, Classification))
-    return Section(
-        "deferral",
-        "What deferring would buy",
-        "If the most uncertain rows go to a person, how wrong is the model on the rest?",
-        charts=[Chart(figure, summary.risk_caption(measured, loss=loss))],
-    )
-
-
-def provenance_section(inputs: ReportInputs, measured: Regression | Classification) -> Section:
-    """What the caller did, and what the model is."""
-    model = inputs.model
-    kind = "regressor" if isinstance(measured, Regression) else "classifier"
-    networks = times(len(model.population_), f"dropout {kind}")
-    drops = ", ".join(f"{p:.3g}" for p in model.population_.drop_prob[0].tolist())
-    facts = [
-        ("Networks", f"{networks} with hidden layers {model.hidden_}", False),
-        ("Drop probabilities", f"{drops} (before each weight layer)", False),
-        ("Draws", f"{measured.n_draws:,} functions drawn from the networks, the same for every row", False),
-        ("Rows judged", f"{len(measured.uncertainty):,}, features: {inputs.x.shape[1]:,}", False),
+        *_shared_sections(inputs, measured, beside, [], list(map(Column, heads)), cells, "variance"),
     ]
-    if isinstance(measured, Regression) and model.noise == "constant":
-        tau = float(model.precision_)
-        facts.insert(2, ("Noise", f"standard deviation {number(tau**-0.5)} (precision τ = {number(tau)})", False))
-    if isinstance(measured, Regression) and model.transform_.name != "none":
-        facts.insert(2, ("Learned", f"{model.transform_.unit}; predictions are in its own units", False))
-    given = {label.casefold() for label, _, _ in inputs.provenance}
-    more = [fact for fact in facts if fact[0].casefold() not in given]
-    return Section("done", "What was done, and how to repeat it", facts=[*inputs.provenance, *more])
 
 
-# ---------------------------------------------------------------------------------------- the most uncertain rows
+def class_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
+    """The line below the title, and the sections."""
+    measured = measurements.classification(inputs.model, inputs.x, inputs.y)
+    classes = [printable_name(label, max_length=40) for label in inputs.model.classes_.tolist()]
+    beside = comparison.class_baselines(measured, inputs.x, inputs.training) if inputs.training else []
+    lede = Markup("Predictions of <b><bdi>{}</bdi></b>, one of {} classes, for {} rows with a known truth.")
+    heads = ["predicted", "probability", "truth", "entropy", "epistemic", "aleatoric"]
+
+    def cells(row: int) -> list[str]:
+        parts = (number(values[row]) for values in (measured.entropy, measured.epistemic, measured.aleatoric))
+        probability = percent(measured.confidence[row])
+        return [classes[measured.predicted[row]], probability, classes[measured.labels[row]], *parts]
+
+    columns = [Column(head, number=head not in ("predicted", "truth")) for head in heads]
+    curve = measured.reliability
+    fullest = int(curve.count.argmax())
+    caption = (
+        f"The fullest bin has {int(curve.count[fullest]):,} rows, claims {percent(float(curve.claimed[fullest]))} and "
+        f"is right in {percent(float(curve.observed[fullest]))}. Overall: {measured.agreement.text}."
+    )
+    return lede.format(inputs.target, len(classes), f"{len(inputs.y):,}"), [
+        Section("summary", "In short", answers=summary.class_answers(measured, target=inputs.target, beside=beside)),
+        Section("predictions", "The probabilities", charts=_probability_charts(measured, classes)),
+        Section(
+            "reliability",
+            "Are the probabilities right?",
+            "Of the rows whose predicted class was given 80 %, 80 % should be right.",
+            charts=[Chart(figures.class_reliability(curve), caption)],
+        ),
+        *_shared_sections(inputs, measured, beside, [_class_table(measured, classes)], columns, cells, "entropy"),
+    ]
 
 
-def _percentiles(inputs: ReportInputs, measured: Regression | Classification) -> tuple[Any, str]:
-    """The percentile of each row's uncertainty, and among what."""
-    if inputs.training is None:
-        return calibration.empirical_percentile(
-            measured.uncertainty, measured.uncertainty
-        ), "among the rows of this report"
-    if isinstance(measured, Regression):
-        _, epistemic, aleatoric = measurements.mean_and_deviations(inputs.model, inputs.training[0])
-        known = np.sqrt(epistemic**2 + aleatoric**2)
-    else:
-        known = measurements.entropies(inputs.model, inputs.training[0])
-    try:
-        fitted = calibration.uncertainty_reference(known)
-        return fitted.percentile(measured.uncertainty), f"among the training rows ({fitted.family} fitted to theirs)"
-    except ValueError:  # too few, or all alike
-        return calibration.empirical_percentile(measured.uncertainty, known), "among the training rows"
-
-
-def uncertain_section(
+def _shared_sections(
     inputs: ReportInputs,
     measured: Regression | Classification,
-    model_columns: list[Column],
+    beside: Sequence[Baseline],
+    tables: list[Table],
+    columns: list[Column],
     cells: Callable[[int], list[str]],
-    ranked: Sequence[str],
     unit: str,
-) -> Section:
-    """The table of the most uncertain rows.
+) -> list[Section]:
+    """The sections from the scores on.
 
     Args:
-        inputs: What the report is about.
+        inputs: The arguments of the report.
         measured: The measurements of the rows.
-        model_columns: The columns of the model's results.
+        beside: Our model and simple ones; empty where the training rows are not known.
+        tables: Tables below that of the scores.
+        columns: The columns of the model's results in the table of uncertain rows.
         cells: The texts under them for a row.
-        ranked: The features, the most important first: those of the data's columns are shown.
-        unit: What the uncertainty is a part of.
+        unit: The quantity that the uncertainty is a part of.
     """
-    order = np.argsort(-measured.uncertainty, kind="stable")[:UNCERTAIN_ROWS]
-    percentiles, among = _percentiles(inputs, measured)
-    rank = {name: index for index, name in enumerate(ranked)}
-    shown = sorted(inputs.columns, key=lambda column: rank.get(column[0], len(rank)))[:SHOWN_COLUMNS]
-    columns = [Column("row")]
-    columns += [Column(label, number=all(_is_number(values[row]) for row in order)) for label, values in shown]
-    columns += [*model_columns, Column("epistemic share", share=True), Column("percentile")]
-    rows = []
-    for row in map(int, order):
-        share = _share(measured, row)
-        percentile = _percentile_cell(float(percentiles[row]))
-        rows.append(
-            [
-                f"{row + 1:,}",
-                *(_cell(values[row]) for _, values in shown),
-                *cells(row),
-                f"{100 * share:.0f} %",
-                percentile,
-            ]
-        )
-    left_out = len(inputs.columns) - len(shown)
-    more = f" {left_out:,} more columns are not shown." if left_out > 0 else ""
-    top = int(order[0])
-    intro = (
-        f"The row the model is least sure about is row {top + 1:,}; {100 * _share(measured, top):.0f} % of its {unit} "
-        "is epistemic, which more data like it would shrink. The rest is noise."
-    )
+    ranked = importances(inputs.model, inputs.x, inputs.y, inputs.features)
+    if inputs.training:
+        tables = [*tables, comparison.baseline_table(beside, len(inputs.training[0]))]
     caption = (
-        f"The {len(rows)} most uncertain of {len(measured.uncertainty):,} rows. The percentile is that of the row's "
-        f"total uncertainty {among}.{more}"
+        f"Scores on {len(inputs.x):,} rows. After ± stands one standard error over the rows, taken as independent."
+    )
+    scores = list(measured.scores.values())
+    parts = [
+        Section("scores", "Scores", scores=scores, caption=caption, tables=tables),
+        features_section(inputs.features, measured, ranked),
+    ]
+    if inputs.training or inputs.ranges:
+        shifts = comparison.shifts(inputs.features, inputs.training_features, inputs.ranges)
+        parts.append(comparison.shift_section(shifts, only_ranges=inputs.training is None))
+    order = {one.name: place for place, one in enumerate(ranked)}
+    shown = sorted(inputs.columns, key=lambda column: order.get(column[0], len(order)))[:4]
+    parts += [_uncertain_section(inputs, measured, shown, columns, cells, unit), _deferral_section(measured)]
+    if len(inputs.x) >= MIN_ROWS and bool((inputs.model.population_.drop_prob > 0).any()):
+        parts.append(_dropout_section(inputs, measured))
+    return [*parts, _provenance_section(inputs, measured)]
+
+
+# --- predictions ---------------------------------------------------------------------------------------------------
+
+
+def _band_chart(inputs: ReportInputs, measured: Regression) -> Chart:
+    n, held, feature = len(measured.y), measured.inside, 0 if inputs.x.shape[1] == 1 else inputs.band_feature
+    counted = f"{int(held.sum()):,} of {n:,} truths ({percent(float(held.mean()))}) lie inside their 95 % interval"
+    if feature is None or np.ptp(inputs.all_rows[:, feature]) == 0:
+        order = np.argsort(measured.mean, kind="stable")
+        curves = (values[order] for values in (measured.mean, measured.y, measured.lower, measured.upper))
+        rows = order[svg.thinned_indices(*curves, max_points=150)]
+        inner = inputs.model.predict_interval(inputs.x[rows], coverage=0.5)
+        some = f" ({len(rows):,} of the rows are drawn)" if len(rows) < n else ""
+        narrow, wide = (number(float(end)) for end in np.sort(measured.upper - measured.lower)[[0, -1]])
+        caption = f"{counted}{some}; the intervals are {narrow} to {wide} wide."
+        return Chart(figures.sorted_intervals(measured, inner, rows, target=inputs.target), caption)
+    band = _band(inputs, feature)
+    known = None if inputs.training is None else (inputs.training[0][:, feature], inputs.training[1])
+    labels = {"x_label": inputs.names[feature], "target": inputs.target}
+    figure = figures.band_along(band, inputs.x[:, feature], measured, known=known, **labels)
+    return Chart(figure, f"{counted}. {_widening(band, None if known is None else known[0])}")
+
+
+def _band(inputs: ReportInputs, feature: int) -> figures.Band:
+    rows = inputs.all_rows
+    if rows.shape[1] == 1:  # nothing but this feature: an even grid shows the function between the rows
+        rows = np.linspace(rows.min(), rows.max(), 300)[:, None]
+    rows = rows[np.argsort(rows[:, feature], kind="stable")]
+    rows = rows[svg.thinned_indices(rows[:, feature], max_points=figures.MAX_POINTS)]
+    inner, outer = (inputs.model.predict_interval(rows, coverage=level) for level in (0.5, 0.95))
+    return figures.Band(rows[:, feature], inputs.model.predict(rows), inner, outer)
+
+
+def _widening(band: figures.Band, known: Numbers | None) -> str:
+    """How the width of the 95 % interval varies along a feature, in a sentence."""
+    position, width = band.position, band.outer[1] - band.outer[0]
+
+    def at(index: int) -> str:
+        return f"{position[index]:.6g}".replace("-", "−")  # no thousands marks: it may be a year
+
+    if known is None:
+        low, high = int(width.argmin()), int(width.argmax())
+        narrowest, widest = f"{at(low)} ({number(width[low])})", f"{at(high)} ({number(width[high])})"
+        return f"The 95 % interval is narrowest at {narrowest} and widest at {widest}."
+    inside = (position >= known.min()) & (position <= known.max())
+    if inside.all() or not inside.any():
+        return f"The 95 % interval is {number(float(width.mean()))} wide on average."
+    far = int(np.abs(position - np.median(known)).argmax())
+    return (
+        f"The 95 % interval is {number(float(width[inside].mean()))} wide on average over the rows trained on and "
+        f"{number(float(width[far]))} at {at(far)}, farthest from them."
+    )
+
+
+def _reliability_charts(measured: Regression) -> list[Chart]:
+    held = [percent(measured.scores[f"coverage_{level}"].value) for level in (50, 80, 95)]
+    few = measured.agreement.kind == "few"
+    judged = "the curve should follow the diagonal" if few else measured.agreement.text
+    claims = (
+        f"Intervals that claim 50 %, 80 % and 95 % hold {held[0]}, {held[1]} and {held[2]} of the truths: {judged}."
+    )
+    side = bias(measured.pit)
+    verdict = f"predictions run {side}" if side else "no bias beyond chance"
+    ranks = f"Flat bars are ideal; the mean rank of the truth is {measured.scores['mean_pit'].value:.2f}: {verdict}."
+    return [
+        Chart(figures.coverage(measured.reliability), claims, "Claimed and observed coverage", half=True),
+        Chart(figures.transforms(measured.pit), ranks, "Where in its prediction the truth falls", half=True),
+    ]
+
+
+def _probability_charts(measured: Classification, classes: Sequence[str]) -> list[Chart]:
+    wrong, sure = measured.loss, measured.confidence > 0.9
+    among = f", {percent(float(1 - wrong[sure].mean()))} of them rightly" if sure.any() else ""
+    caption = (
+        f"{int(sure.sum()):,} of {count(len(wrong), 'row')} are given more than 90 %{among}; in all, "
+        f"{int(wrong.sum()):,} are wrong."
+    )
+    mistakes = measured.confusion * (1 - np.eye(len(classes), dtype=int))
+    i, j = np.unravel_index(mistakes.argmax(), mistakes.shape)
+    taken = f"{classes[i]} taken for {classes[j]} ({count(int(mistakes[i, j]), 'row')})"
+    worst = f"The commonest mistake: {taken}." if mistakes.any() else "No row is predicted wrongly."
+    if len(classes) > MAX_CONFUSION:
+        return [Chart(figures.confidences(measured), f"{caption} {worst}")]
+    return [
+        Chart(figures.confidences(measured), caption, "Probability of the predicted class", half=True),
+        Chart(figures.confusion(measured, classes), worst, "True and predicted classes", half=True),
+    ]
+
+
+def _class_table(measured: Classification, classes: Sequence[str]) -> Table:
+    """Precision, recall and support of each class, the most frequent first."""
+    every = np.arange(len(classes))
+    precision, recall, f1, support = precision_recall_fscore_support(
+        measured.labels, measured.predicted, labels=every, zero_division=np.nan
+    )
+    predicted = measured.confusion.sum(0)
+    order = np.argsort(-support, kind="stable")[:MAX_CLASSES]
+    rows = []
+    for k in order:
+        shares = percent(precision[k]), percent(recall[k]), number(f1[k])
+        rows.append([classes[k], f"{support[k]:,}", f"{predicted[k]:,}", *shares])
+    more = f" The {MAX_CLASSES} most frequent of {len(classes)} classes." if len(classes) > MAX_CLASSES else ""
+    caption = (
+        "Precision is the share of the rows predicted as a class that are of it, recall the share of its rows that are "
+        f"recognised.{more}"
+    )
+    never = frozenset(place for place, k in enumerate(order) if support[k] and not predicted[k])
+    return Table("classes", caption, ["class", "rows", "predicted", "precision", "recall", "F1"], rows, never)
+
+
+# --- the most uncertain rows ---------------------------------------------------------------------------------------
+
+
+def _uncertain_section(
+    inputs: ReportInputs,
+    measured: Regression | Classification,
+    shown: Sequence[tuple[str, Sequence[object]]],
+    model_columns: Sequence[Column],
+    cells: Callable[[int], list[str]],
+    unit: str,
+) -> Section:
+    order = np.argsort(-measured.uncertainty, kind="stable")[:10].tolist()
+    percentiles, among = _percentiles(inputs, measured.uncertainty)
+    columns = [
+        Column("row"),
+        *(Column(label, number=all(_is_number(values[row]) for row in order)) for label, values in shown),
+        *model_columns,
+        Column("epistemic share", share=True),
+        Column("percentile"),
+    ]
+    rows = []
+    for row in order:
+        rank = percentile_text(percentiles[row]).replace("percentile ", "")
+        rank = rank.replace("above ", "> ").replace("below ", "< ")
+        known = (_cell(values[row]) for _, values in shown)
+        rows.append([f"{row + 1:,}", *known, *cells(row), f"{100 * measured.epistemic_share[row]:.0f} %", rank])
+    intro = (
+        f"The row the model is least sure about is row {order[0] + 1:,}; "
+        f"{100 * measured.epistemic_share[order[0]]:.0f} % of its {unit} is epistemic, which more data like it would "
+        "shrink. The rest is noise."
+    )
+    left = len(inputs.columns) - len(shown)
+    caption = (
+        f"The {len(rows)} most uncertain of {len(inputs.x):,} rows. The percentile is that of the row's total "
+        f"uncertainty {among}." + (f" {left:,} more columns are not shown." if left > 0 else "")
     )
     return Section("uncertain", "The most uncertain rows", intro, tables=[Table("uncertain", caption, columns, rows)])
 
 
-def _share(measured: Regression | Classification, row: int) -> float:
-    if isinstance(measured, Regression):
-        return float(measured.epistemic_std[row] ** 2 / measured.std[row] ** 2)
-    return float(np.clip(measured.epistemic[row] / max(measured.entropy[row], 1e-300), 0, 1))
+def _percentiles(inputs: ReportInputs, uncertainty: Numbers) -> tuple[list[float], str]:
+    """The percentile of each row's uncertainty, and the rows it is among."""
+    if inputs.training is None:
+        return calibration.empirical_percentile(uncertainty, uncertainty).tolist(), "among the rows of this report"
+    model, x = inputs.model, inputs.training[0]
+    known = model.predict_uncertainty(x)[0] if hasattr(model, "classes_") else model.predict(x, return_std=True)[1]
+    try:
+        fitted = calibration.uncertainty_reference(known)
+    except ValueError:  # too few, or all alike
+        return calibration.empirical_percentile(uncertainty, known).tolist(), "among the training rows"
+    return fitted.percentile(uncertainty).tolist(), f"among the training rows ({fitted.family} fitted to theirs)"
 
 
-def _percentile_cell(percentile: float) -> str:
-    text = percentile_text(percentile).replace("percentile ", "")
-    return text.replace("above ", "> ").replace("below ", "< ")
-
-
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     """Whether the value reads as a number, and is then right-aligned."""
     try:
-        return not isinstance(value, bool) and math.isfinite(float(value))
-    except (TypeError, ValueError):
+        return not isinstance(value, bool) and math.isfinite(float(str(value)))
+    except ValueError:
         return False
 
 
-def _cell(value: Any) -> str:
-    value = value.item() if isinstance(value, np.generic) else value
-    if value is None:
+def _cell(value: object) -> str:
+    if value is None or value != value:
         return "(missing)"
     if isinstance(value, float):  # no thousands marks: it may be a year
-        return "(missing)" if math.isnan(value) else f"{value:.6g}".replace("-", "−")
-    return name(value, most=60)
+        return f"{value:.6g}".replace("-", "−")
+    return printable_name(value, max_length=60)
+
+
+# --- the dropout, deferral, provenance -----------------------------------------------------------------------------
+
+
+def dropout_verdict(model: Any, x: Numbers, y: npt.NDArray[Any], measured: Regression | Classification) -> Verdict:
+    """The verdict on the draws against the networks without dropout, whose noise is fitted to these rows."""
+    plain, truth = model.without_dropout(), torch.from_numpy(y)
+    if isinstance(measured, Classification):
+        logits = plain.draws(x).clamp_min(1e-30).log()
+        tempered = draw_mean((logits / calibration.temperature(logits, truth)).softmax(-1))
+        plain_densities = class_log_likelihood(tempered, truth)
+    else:
+        mixture = plain.predictive(x)
+
+        def densities(log_factor: float) -> torch.Tensor:
+            return mixture.with_noise(math.exp(log_factor)).log_density(truth)
+
+        best = scipy.optimize.minimize_scalar(lambda f: -float(densities(f).mean()), bounds=(-3, 3), method="bounded")
+        plain_densities = densities(float(best.x))
+    values = {name: score.value for name, score in measured.scores.items()}
+    return row_verdict(
+        torch.from_numpy(measured.log_density),
+        plain_densities,
+        torch.from_numpy(measured.uncertainty),
+        torch.from_numpy(measured.loss),
+        sites=[(f"layer {k + 1}", p) for k, p in enumerate(model.drop_prob_) if p > 0],
+        n_draws=measured.n_draws,
+        coverage={p: values[f"coverage_{100 * p:.0f}"] for p in (0.5, 0.8, 0.95) if isinstance(measured, Regression)},
+        calibration_error=values.get("calibration_error"),
+    )
+
+
+def _dropout_section(inputs: ReportInputs, measured: Regression | Classification) -> Section:
+    verdict = dropout_verdict(inputs.model, inputs.x, inputs.y, measured)
+
+    def typeset(text: str) -> str:
+        return re.sub(r"-(?=[\d.∞])", "−", text).replace("%", " %")
+
+    rows = [[typeset(what), typeset(value), meaning] for what, value, meaning in verdict.rows()[1:]]
+    caption = (
+        f"{verdict.n_draws:,} draws against one pass through each of {len(inputs.model.population_)} networks without "
+        f"dropout, on {verdict.n_rows:,} rows. Without dropout the noise was fitted anew to these very rows, in its "
+        "favour."
+    )
+    advice = " ".join(re.sub(r" \([a-z_.]+\)", "", sentence) for sentence in verdict.advice)
+    table = Table("dropout", caption, ["what", "value", Column("meaning", number=False)], rows)
+    return Section("dropout", "Is the dropout worth its draws?", advice, tables=[table])
+
+
+def _deferral_section(measured: Regression | Classification) -> Section:
+    show, loss = measured.show, measured.loss_name
+    bought = []
+    for share in (0.1, 0.2):
+        deferred, remains = risk_after_deferring(measured.risk, share)
+        if deferred:
+            bought.append(f"{show(remains)} without the {100 * share:.0f} % most uncertain rows")
+    gain = f"it would be {' and '.join(bought)}" if bought else "there are too few rows to defer a tenth of them"
+    caption = (
+        f"The {loss} of all rows is {show(float(measured.risk.risk[-1]))}; {gain}. The area under the curve is "
+        f"{number(measured.scores['aurc'].value)}, of which {number(measured.scores['excess_aurc'].value)} is above "
+        "the best possible ranking."
+    )
+    figure = figures.risk_coverage(measured.risk, loss=loss, percent=measured.show is percent)
+    intro = "If the most uncertain rows go to a person, how wrong is the model on the rest?"
+    return Section("deferral", "What deferring would buy", intro, charts=[Chart(figure, caption)])
+
+
+def _provenance_section(inputs: ReportInputs, measured: Regression | Classification) -> Section:
+    model = inputs.model
+    drops = ", ".join(f"{p:.3g}" for p in model.population_.drop_prob[0].tolist())
+    kind = "classifier" if isinstance(measured, Classification) else "regressor"
+    known = {
+        "Networks": f"{count(len(model.population_), f'dropout {kind}')} with hidden layers {model.hidden_}",
+        "Drop probabilities": f"{drops} (before each weight layer)",
+    }
+    if isinstance(measured, Regression) and model.transform_.name != "none":
+        known["Learned"] = f"{model.transform_.unit}; predictions are in its own units"
+    if isinstance(measured, Regression) and model.noise == "constant":
+        tau = float(model.precision_)
+        known["Noise"] = f"standard deviation {number(tau**-0.5)} (precision τ = {number(tau)})"
+    known["Draws"] = f"{measured.n_draws:,} functions drawn from the networks, the same for every row"
+    known["Rows judged"] = f"{len(inputs.x):,}, features: {inputs.x.shape[1]:,}"
+    given = {label.casefold() for label, _, _ in inputs.provenance}
+    more = [(label, text, False) for label, text in known.items() if label.casefold() not in given]
+    return Section("done", "What was done, and how to repeat it", facts=[*inputs.provenance, *more])

@@ -3,21 +3,20 @@
 import math
 import re
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dropbayes.app.report import formatting, measurements
+from dropbayes.runtime import formatting
 
 
 @settings(max_examples=60)
 @given(st.text(max_size=60))
 def test_a_name_is_never_empty_never_steers_and_never_breaks_a_line(text):
-    shown = formatting.name(text, most=30)
+    shown = formatting.printable_name(text, max_length=30)
     assert 0 < len(shown) <= 30 and not re.search("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029]", shown)
     shown.encode("utf-8")
-    assert formatting.name("plain name") == "plain name"
+    assert formatting.printable_name("plain name") == "plain name"
 
 
 @given(st.floats(-1e300, 1e300), st.integers(1, 6))
@@ -26,7 +25,17 @@ def test_a_number_reads_back_to_its_digits(value, digits):
     assert float(text) == pytest.approx(value, rel=0.51 * 10.0 ** (1 - digits), abs=1e-300)
 
 
-def test_an_impossible_truth_has_minus_infinity_not_a_crash():
+def test_a_score_of_an_impossible_outcome_is_minus_infinity():
     assert formatting.number(-math.inf) == "−∞"
-    value, error = measurements.mean_and_error(np.array([-math.inf, 0.0]))
-    assert formatting.score_text(value, error) == "−∞"
+    assert formatting.score_text(-math.inf, math.nan) == "−∞"
+
+
+@given(st.floats(-1e300, 1e300))
+def test_a_plain_number_is_the_same_number_in_ascii(value):
+    text = formatting.plain_number(value)
+    assert text.isascii() and "." not in text[-1:]
+    assert float(text.replace(",", "")) == pytest.approx(value, rel=5.1e-4, abs=1e-300)
+
+
+def test_a_plain_number_without_a_finite_value_is_named():
+    assert [formatting.plain_number(value) for value in (math.nan, math.inf, -math.inf)] == ["nan", "inf", "-inf"]

@@ -1,33 +1,32 @@
-"""Numbers, names and scores as text."""
+"""Numbers, counts, names and scores as text."""
 
 from __future__ import annotations
 
 import math
 import unicodedata
 
-_JOINERS = "\u200c\u200d"  # part of emoji and of some scripts
-# part of emoji and of some scripts
+__all__ = ["count", "fixed_point", "number", "percent", "plain_number", "printable_name", "score_text"]
 
 
-def name(text: object, *, most: int = 80) -> str:
+def printable_name(text: object, *, max_length: int = 80) -> str:
     r"""A name from the data as harmless text: no control characters, not empty, not too long.
 
-    Control characters, line breaks and marks that turn the direction of writing are written out. Escaping for HTML is
-    the page's own work.
+    Line breaks become spaces; control characters and marks that turn the direction of writing are written out. The
+    joiners of emoji and of some scripts stay. Nothing is escaped for HTML.
 
     Examples:
-        >>> name("a\u202eb"), name(""), name("x" * 100, most=5)
+        >>> printable_name("a\u202eb"), printable_name(""), printable_name("x" * 100, max_length=5)
         ('a\\u202eb', '(empty)', 'xxxx…')
     """
-    plain = "".join(map(_visible, str(text)[: 4 * most])).strip() or "(empty)"
-    return plain if len(plain) <= most else plain[: most - 1] + "…"
 
+    def visible(character: str) -> str:
+        if character in "\t\n\r":
+            return " "
+        steers = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in "\u200c\u200d"
+        return f"\\u{ord(character):04x}" if steers else character
 
-def _visible(character: str) -> str:
-    if character in "\t\n\r":
-        return " "
-    steers = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in _JOINERS
-    return f"\\u{ord(character):04x}" if steers else character
+    plain = "".join(map(visible, str(text)[: 4 * max_length])).strip() or "(empty)"
+    return plain if len(plain) <= max_length else plain[: max_length - 1] + "…"
 
 
 def number(value: float, *, digits: int = 3) -> str:
@@ -45,9 +44,25 @@ def number(value: float, *, digits: int = 3) -> str:
     power = math.floor(math.log10(abs(rounded)))
     if not -4 <= power < 9:
         mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
-        mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
-        return f"{mantissa}e{int(exponent)}".replace("-", "−")
+        return f"{_without_zeros(mantissa)}e{int(exponent)}".replace("-", "−")
     return f"{value:,.{max(0, digits - 1 - power)}f}".replace("-", "−")
+
+
+def plain_number(value: float, *, digits: int = 4) -> str:
+    """The number for a terminal: signs of ASCII, no zeros at the end, exponents as Python writes them.
+
+    Examples:
+        >>> plain_number(30870.2), plain_number(0.0000209681), plain_number(-1234567.8), plain_number(12.0)
+        ('30,870', '2.097e-05', '-1,234,568', '12')
+    """
+    if not math.isfinite(value):
+        return f"{value:g}"
+    mantissa, _, exponent = number(value, digits=digits).replace("−", "-").partition("e")
+    return _without_zeros(mantissa) + (f"e{int(exponent):+03d}" if exponent else "")
+
+
+def _without_zeros(decimal: str) -> str:
+    return decimal.rstrip("0").rstrip(".") if "." in decimal else decimal
 
 
 def fixed_point(value: float, *, spread: float) -> str:
@@ -61,18 +76,18 @@ def fixed_point(value: float, *, spread: float) -> str:
         return number(value, digits=4)
     decimals = max(0, 2 - math.floor(math.log10(spread)))
     if decimals > 6 or abs(value) >= 1e9:
-        return number(value, digits=5).rstrip("0").rstrip(".")
+        return _without_zeros(number(value, digits=5))
     return f"{value:,.{decimals}f}".replace("-", "−")
 
 
-def times(count: int, what: str) -> str:
-    """The count with its noun, in the plural where it is one.
+def count(n: int, noun: str) -> str:
+    """The count with its noun, in the plural except for one.
 
     Examples:
-        >>> times(1, "row"), times(1200, "row")
+        >>> count(1, "row"), count(1200, "row")
         ('1 row', '1,200 rows')
     """
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def percent(share: float) -> str:

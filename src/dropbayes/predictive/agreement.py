@@ -1,0 +1,183 @@
+r"""The agreement of stated certainty with what happened, judged against the scatter of chance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dropbayes.calibration import calibration_test, interval_reliability
+from dropbayes.predictive.scoring import COVERAGE_LEVELS
+from dropbayes.runtime.formatting import percent
+from dropbayes.runtime.validation import Array, finite_tensor
+from dropbayes.scores import confidence_and_correctness
+
+__all__ = ["MIN_ROWS", "Agreement", "IntervalFactors", "bias", "class_agreement", "interval_agreement", "uneven_width"]
+
+MIN_ROWS = 30
+"""Below this many rows calibration is not judged."""
+
+_JOINT_SIGMAS = 2.394  # the worst of three standard normal numbers exceeds it with a probability of 5 % (Bonferroni)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A verdict on calibration.
+
+    Args:
+        kind: "over" (confident), "under", "uneven" (wrong in shape), "calibrated", or "few" rows.
+        text: The verdict in words.
+        level: The nominal coverage at which it shows most.
+    """
+
+    kind: Literal["calibrated", "over", "under", "uneven", "few"]
+    text: str
+    level: float = 0.95
+
+
+def interval_agreement(pit: Array) -> Agreement:
+    """The verdict on the central intervals of a regression, from the probability integral transforms `[row]`.
+
+    The coverages of the 50 %, 80 % and 95 % intervals are tested jointly at 5 %.
+
+    Example:
+        >>> interval_agreement(torch.linspace(0.001, 0.999, 400)).kind, interval_agreement(torch.full((400,), 0.5)).kind
+        ('calibrated', 'under')
+    """
+    n = len(finite_tensor("pit", pit))
+    if n < MIN_ROWS:
+        return Agreement("few", f"{n} rows are too few to judge calibration")
+    curve = interval_reliability(pit)
+    at = [round(100 * level) - 1 for level in COVERAGE_LEVELS]
+    gap = (curve.observed - curve.claimed)[at]
+    sigmas = (gap / curve.standard_error[at]).abs()
+    if sigmas.max() <= _JOINT_SIGMAS:
+        return Agreement("calibrated", f"as far as {n:,} rows can tell, it is calibrated")
+    worst = int(sigmas.argmax())
+    level, factors = COVERAGE_LEVELS[worst], IntervalFactors.of(pit)
+    if not factors.agree:
+        shape = "wrong in shape, which no factor on the standard deviation mends"
+        return Agreement("uneven", f"{shape}: {factors.text}", level)
+    slight = "slightly " if abs(gap[worst]) < 0.03 else ""
+    chance = f"({sigmas[worst]:.0f} standard errors off at {100 * level:.0f} %)"
+    if gap[worst] < 0:
+        return Agreement("over", f"{slight}over-confident: its intervals are too narrow {chance}", level)
+    return Agreement("under", f"{slight}too cautious: its intervals are wider than needed {chance}", level)
+
+
+@dataclass(frozen=True, eq=False)
+class IntervalFactors:
+    """The factors on the width with which the 50 %, 80 % and 95 % intervals would hold what they claim.
+
+    Args:
+        values: The three factors, in units of a Gaussian's width; below 1 an interval is too wide.
+        errors: Their standard errors.
+    """
+
+    values: Tensor
+    errors: Tensor
+
+    @classmethod
+    def of(cls, pit: Array) -> IntervalFactors:
+        r"""The factors of probability integral transforms.
+
+        A row is inside every central interval that claims more than $u = |2 F(y) - 1|$, so the interval that holds the
+        share p claims the p-quantile $u_p$. In a Gaussian's units its half-width is $z(u_p)$ where $z(p)$ was meant:
+        the factor is $z(u_p) / z(p)$. Its error is that of the order statistics $np \pm \sqrt{n p (1 - p)}$.
+        """
+        ordered = (2 * finite_tensor("pit", pit).double() - 1).abs().sort().values
+        n, p = len(ordered), torch.tensor(COVERAGE_LEVELS, dtype=torch.float64)
+        ranks = n * p + torch.tensor([[-1.0], [0.0], [1.0]]) * (n * p * (1 - p)).sqrt()
+        levels = ordered[ranks.round().long().clamp(0, n - 1)].clamp(1e-6, 1 - 1e-9)
+        low, middle, high = torch.erfinv(levels) / torch.erfinv(p)
+        return cls(middle, ((high - low) / 2).clamp_min(1e-6))
+
+    @property
+    def mean(self) -> float:
+        """Their mean, weighted by their precision."""
+        weight = self.errors**-2
+        return float((self.values * weight).sum() / weight.sum())
+
+    @property
+    def agree(self) -> bool:
+        """Whether one factor serves all levels: the scale is wrong, not the shape."""
+        return bool(((self.values - self.mean).abs() <= _JOINT_SIGMAS * self.errors).all())
+
+    @property
+    def text(self) -> str:
+        """The levels at which intervals are too wide, too narrow or right."""
+        levels: dict[str, list[str]] = {}
+        for level, factor in zip(COVERAGE_LEVELS, self.values.tolist(), strict=True):
+            width = "too wide" if factor < 0.98 else "too narrow" if factor > 1.02 else "right"
+            levels.setdefault(width, []).append(f"{100 * level:.0f} %")
+        if len(levels) == 1:
+            return f"its intervals are {next(iter(levels))} at every level, by different factors"
+        return "its intervals are " + ", ".join(f"{width} at {' and '.join(at)}" for width, at in levels.items())
+
+
+def bias(pit: Array) -> str:
+    """The side on which predictions lie, "low", "slightly low", "high" or "slightly high"; empty if chance explains it.
+
+    The mean rank of the outcome in its prediction is compared with ½ at two standard errors of uniform ranks.
+
+    Example:
+        >>> bias(torch.linspace(0.4, 1, 100)), bias(torch.linspace(0, 1, 100))
+        ('low', '')
+    """
+    ranks = finite_tensor("pit", pit)
+    off = float(ranks.double().mean()) - 0.5
+    if len(ranks) < MIN_ROWS or abs(off) <= 2 / math.sqrt(12 * len(ranks)):
+        return ""
+    return ("slightly " if abs(off) < 0.05 else "") + ("low" if off > 0 else "high")
+
+
+def uneven_width(pit: Array, columns: Mapping[str, Array]) -> str:
+    """The name of the column with which the width of the intervals should vary and does not; empty if there is none.
+
+    Spearman's rank correlation of $|2 F(y) - 1|$ with each column, at a joint level of 1 % and above 0.1; rows without
+    a finite number are left out of their column.
+    """
+    import numpy as np
+    import scipy.stats
+
+    u = (2 * finite_tensor("pit", pit) - 1).abs().numpy()
+    strongest, greatest = "", 0.1
+    for name, column in columns.items():
+        values = np.asarray(column, dtype=float)
+        known = np.isfinite(values)
+        if known.sum() < MIN_ROWS or np.ptp(values[known]) == 0:
+            continue
+        test = scipy.stats.spearmanr(u[known], values[known])
+        if abs(test.statistic) > greatest and test.pvalue < 0.01 / len(columns):
+            strongest, greatest = name, abs(float(test.statistic))
+    return strongest
+
+
+def class_agreement(probabilities: Array, labels: Array) -> Agreement:
+    """The verdict on class probabilities: mean confidence against accuracy, then the calibration error against chance.
+
+    Args:
+        probabilities: Predictive probabilities, `[row, class]`.
+        labels: Class indices, `[row]`.
+    """
+    confidence, correct = confidence_and_correctness(probabilities, labels)
+    n = len(confidence)
+    if n < MIN_ROWS:
+        return Agreement("few", f"{n} rows are too few to judge calibration")
+    claimed, observed = float(confidence.mean()), float(correct.mean())
+    gap = observed - claimed
+    if abs(gap) > 2 * math.sqrt(float((confidence * (1 - confidence)).sum())) / n:
+        slight = "slightly " if abs(gap) < 0.03 else ""
+        seen = f"it claims {percent(claimed)} and is right in {percent(observed)} of the rows"
+        if gap < 0:
+            return Agreement("over", f"{slight}over-confident: {seen}")
+        return Agreement("under", f"{slight}too cautious: {seen}")
+    test = calibration_test(probabilities, labels, n_resamples=200)
+    figures = f"ECE {percent(test.error)}, chance {percent(test.expected)}"
+    if test.error > 2 * test.expected:
+        return Agreement("uneven", f"right on the whole but not at every level: {figures}")
+    return Agreement("calibrated", f"as far as {n:,} rows can tell, it is calibrated ({figures})")
