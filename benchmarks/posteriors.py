@@ -23,7 +23,7 @@ from dropbayes.training import fit
 from dropbayes.weight_layers.precision import Prior
 
 WIDTH, PRECISION, CHAINS, N_WARMUP, N_SAMPLES = 20, 100.0, 8, 500, 3000
-PRIOR = Prior(length_scale=0.5, bias_length_scale=1.0, following_length_scale="fan_in")
+PRIOR = Prior(length_scale=0.5, bias_length_scale=1.0, hidden_length_scale="fan_in")
 GRID = torch.linspace(-2.5, 2.5, 101, dtype=torch.float64)[:, None]
 REGIONS = {"at the data": GRID[:, 0].abs().sub(0.9).abs() < 0.45, "in the gap": GRID[:, 0].abs() < 0.3,
            "beyond": GRID[:, 0].abs() > 1.7}  # fmt: skip

@@ -189,7 +189,7 @@ def trained(drop_prob: float, length_scale: float, width: int) -> tuple[float, f
     noise = BernoulliNoise(drop_prob, std=0.05, learn_std=True)
     net = nn.Sequential(Linear(1, width, noise=noise), nn.ReLU(), Linear(width, 1, noise=noise))
     log_tau = nn.Parameter(torch.tensor(1.0))
-    prior = Prior(length_scale=length_scale, bias_length_scale=1.0, following_length_scale="fan_in", describes="kept")
+    prior = Prior(length_scale=length_scale, bias_length_scale=1.0, hidden_length_scale="fan_in")
     optimizer = torch.optim.Adam([*net.parameters(), log_tau], lr=0.02)
 
     def loss(n_draws: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
 r"""The Gaussian processes behind a dropout network
 ===============================================
 
-Gal and Ghahramani's argument goes from a covariance function to a dropout network in a few steps (sections 3 and 4.6
+Gal and Ghahramani's argument goes from a covariance function to a dropout network in a few steps (sections 3 and 4.5
 of their appendix). This page makes each of them happen: the covariance a non-linearity implies, its Monte Carlo
 estimate by the hidden units of a network, the functions that network draws, what it learns beside the exact process,
 and depth.

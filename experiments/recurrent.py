@@ -164,7 +164,7 @@ def _stage(
         torch.manual_seed(seed)
         net = Forecaster(kind, hidden=settings.hidden, horizon=settings.horizon, drop_prob=settings.drop_prob)
     history = fit(
-        net, train.x, train.y, likelihood=Gaussian(precision=100.0), prior=Prior(length_scale=0.1),
+        net, train.x, train.y, likelihood=Gaussian(precision=100.0), prior=Prior(length_scale=0.1, applies_to="stored"),
         epochs=settings.epochs, batch_size=64, learning_rate=settings.learning_rate, device=device, seed=seed,
     )  # fmt: skip
     arrays: Arrays = {"loss": np.array(history.loss)}

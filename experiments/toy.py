@@ -105,8 +105,9 @@ def _demo(settings: Settings) -> Arrays:
     net = _perceptron(settings.hidden, 1, nn.Sigmoid(), DEMO_DROP, settings.seed)
     likelihood = Gaussian(precision=precision)
     fit(
-        net, x, y, likelihood=likelihood, prior=Prior(length_scale=scale), epochs=settings.n_steps // 2, batch_size=10,
-        optimizer="sgd", learning_rate=0.01, device="cpu", seed=settings.seed,
+        net, x, y, likelihood=likelihood, prior=Prior(length_scale=scale, applies_to="stored"),
+        epochs=settings.n_steps // 2, batch_size=10, optimizer="sgd", learning_rate=0.01, device="cpu",
+        seed=settings.seed,
     )  # fmt: skip
     at = torch.linspace(-10, 10, 201)[:, None]
     prediction = predict(net, at, n_draws=settings.n_draws, likelihood=likelihood)
@@ -132,8 +133,8 @@ def _heteroscedastic(settings: Settings) -> Arrays:
     net = _perceptron(settings.heteroscedastic_hidden, 2, nn.ReLU(), DEMO_DROP, settings.seed)
     likelihood = HeteroscedasticGaussian()
     fit(
-        net, x / 5, y, likelihood=likelihood, prior=Prior(length_scale=0.1), epochs=settings.n_steps // 2,
-        batch_size=12, learning_rate=3e-3, device="cpu", seed=settings.seed,
+        net, x / 5, y, likelihood=likelihood, prior=Prior(length_scale=0.1, applies_to="stored"),
+        epochs=settings.n_steps // 2, batch_size=12, learning_rate=3e-3, device="cpu", seed=settings.seed,
     )  # fmt: skip
     at = torch.linspace(-8, 14, 221)[:, None]
     prediction = predict(net, at / 5, n_draws=settings.n_draws, likelihood=likelihood)
@@ -163,8 +164,9 @@ def _concrete(settings: Settings) -> Arrays:
         likelihood = HeteroscedasticGaussian()
         epochs = max(1, settings.concrete_steps // math.ceil(n_data / CONCRETE_BATCH))
         fit(
-            net, x, y, likelihood=likelihood, prior=Prior(length_scale=CONCRETE_SCALE), epochs=epochs,
-            batch_size=CONCRETE_BATCH, learning_rate=settings.concrete_rate, device="cpu", seed=settings.seed,
+            net, x, y, likelihood=likelihood, prior=Prior(length_scale=CONCRETE_SCALE, applies_to="stored"),
+            epochs=epochs, batch_size=CONCRETE_BATCH, learning_rate=settings.concrete_rate, device="cpu",
+            seed=settings.seed,
         )  # fmt: skip
         drop_probs.append([layer.noise.drop_prob for layer in net if isinstance(layer, Linear)])
         prediction = predict(net, x_test, n_draws=settings.n_draws, likelihood=likelihood)

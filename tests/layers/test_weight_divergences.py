@@ -31,8 +31,8 @@ def test_bernoulli_layers_give_the_bound_of_dropout_networks():
     ours, theirs = ours.to(DTYPE), theirs.to(DTYPE)
     theirs[1].load_state_dict(ours[0].state_dict())
     theirs[4].load_state_dict(ours[2].state_dict())
-    for describes in ("mean", "kept"):
-        prior = Prior(length_scale=0.7, bias_length_scale=0.3, following_length_scale="fan_in", describes=describes)
+    for applies_to in ("stored", "active"):
+        prior = Prior(length_scale=0.7, bias_length_scale=0.3, hidden_length_scale="fan_in", applies_to=applies_to)
         losses = []
         for net in (ours, theirs):
             torch.manual_seed(2)
@@ -43,13 +43,13 @@ def test_bernoulli_layers_give_the_bound_of_dropout_networks():
         assert decays[0] == pytest.approx(decays[1])
 
 
-@pytest.mark.parametrize("describes", ["mean", "kept"])
+@pytest.mark.parametrize("applies_to", ["active", "stored"])
 @pytest.mark.parametrize("name", ["bernoulli", "dropped bias"])
-def test_a_dropout_layers_own_kl_is_its_weight_decay_and_its_constant(name, describes):
+def test_a_dropout_layers_own_kl_is_its_weight_decay_and_its_constant(name, applies_to):
     layer = Linear(4, 3, noise=NOISES[name]).to(DTYPE)
-    prior = Prior(length_scale=1.3, bias_length_scale=0.6, describes=describes)
+    prior = Prior(length_scale=1.3, bias_length_scale=0.6, applies_to=applies_to)
     torch.testing.assert_close(layer.kl(prior), kl_divergence(layer, prior=prior))
-    coefficient = {"bernoulli": 0.36, "dropped bias": 0.36 * 0.7 if describes == "mean" else 0.36 / 0.7}[name]
+    coefficient = {"bernoulli": 0.36, "dropped bias": 0.36 * 0.7 if applies_to == "stored" else 0.36 / 0.7}[name]
     assert kl_coefficients(layer, prior=prior)["bias"] == pytest.approx(coefficient)
 
 
@@ -60,7 +60,7 @@ def test_a_layer_of_positive_std_states_its_exact_kl(drop_bias):
     q_bias = Bernoulli(bias / 0.7, 0.7, 0.4) if drop_bias else DiagonalGaussian(bias, torch.tensor(0.4, dtype=DTYPE))
     estimates = [kl_monte_carlo(layer.posterior(), length_scale=1.3, n_draws=100_000),
                  kl_monte_carlo(q_bias, length_scale=0.6, n_draws=100_000)]  # fmt: skip
-    prior = Prior(length_scale=1.3, bias_length_scale=0.6, describes="kept")
+    prior = Prior(length_scale=1.3, bias_length_scale=0.6)
     error = sum(error**2 for _, error in estimates) ** 0.5
     assert (kl_divergence(layer, prior=prior) - sum(value for value, _ in estimates)).abs() < 4 * error
     with pytest.raises(ValueError, match="whose KL is a weight decay"):
@@ -70,10 +70,17 @@ def test_a_layer_of_positive_std_states_its_exact_kl(drop_bias):
 @pytest.mark.parametrize("name", ["gaussian", "mixture", "low-rank mixture", "concrete"])
 def test_other_families_put_their_own_kl_in_the_bound_and_refuse_to_be_a_decay(name):
     net = nn.Sequential(nn.Linear(2, 4), Linear(4, 3, noise=NOISES[name])).to(DTYPE)
-    prior = Prior(length_scale=1.3, bias_length_scale=0.6, following_length_scale=0.9)
+    prior = Prior(length_scale=1.3, bias_length_scale=0.6, hidden_length_scale=0.9)
     first = 0.5 * 1.3**2 * net[0].weight.square().sum() + 0.5 * 0.36 * net[0].bias.square().sum()
-    second = net[1].posterior().kl(0.9) + 0.5 * 0.36 * net[1].bias.square().sum()
-    constant = -8 * math.log(1.3) - 7 * math.log(0.6)
+    bias = net[1].bias.detach()
+    stds = {"gaussian": 0.5 * bias.abs(), "mixture": 0.3 + 0 * bias, "low-rank mixture": 0.3 + 0 * bias}
+    if name == "concrete":  # points, but for their infinite constant
+        of_bias = 0.5 * 0.36 * bias.square().sum() - 3 * math.log(0.6)
+    else:
+        normal = torch.distributions.Normal
+        of_bias = torch.distributions.kl_divergence(normal(bias, stds[name]), normal(0.0, 1 / 0.6)).sum()
+    second = net[1].posterior().kl(0.9) + of_bias
+    constant = -8 * math.log(1.3) - 4 * math.log(0.6)
     torch.testing.assert_close(kl_divergence(net, prior=prior), first + second + constant)
     with pytest.raises(ValueError, match="whose KL is a weight decay"):
         parameter_groups(net, precision=1.0, prior=prior, n_data=10)

@@ -9,7 +9,7 @@ from torch import nn
 from dropbayes.processes import convolutions, exact_process, prior_draws, process_of, variance_ratio
 from dropbayes.weight_layers.precision import Prior
 
-PRIOR = Prior(length_scale=1.4, bias_length_scale=2.0, following_length_scale="fan_in")
+PRIOR = Prior(length_scale=1.4, bias_length_scale=2.0, hidden_length_scale="fan_in")
 WIDTH = 120
 
 

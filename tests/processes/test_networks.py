@@ -11,7 +11,7 @@ from dropbayes.processes import Deep, exact_process, process_of
 from dropbayes.weight_layers.precision import Prior
 
 X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-PRIOR = Prior(length_scale=1.4, bias_length_scale=2.0, following_length_scale="fan_in")
+PRIOR = Prior(length_scale=1.4, bias_length_scale=2.0, hidden_length_scale="fan_in")
 
 
 class Residual(nn.Module):
@@ -70,7 +70,7 @@ def prior_outputs(net, prior, n_draws):
 
 def test_a_perceptron_is_the_deep_covariance_of_its_own_scales():
     net = nn.Sequential(nn.Linear(3, 50), nn.ReLU(), nn.Dropout(0.1), nn.Linear(50, 20), nn.Tanh(), nn.Linear(20, 1))
-    prior = Prior(length_scale=1.4, bias_length_scale=2.0, following_length_scale=3.0)
+    prior = Prior(length_scale=1.4, bias_length_scale=2.0, hidden_length_scale=3.0)
     layers = (ReLU(1.4, 0.5), TanH(3 / math.sqrt(50), 0.5), Identity(3 / math.sqrt(20), 0.5))
     torch.testing.assert_close(process_of(net, prior)(X), Deep(layers)(X))
 

@@ -13,7 +13,7 @@ from dropbayes.training import fit
 from dropbayes.weight_layers import keep_probs, kl_coefficients
 from dropbayes.weight_layers.precision import Prior
 
-PRIOR = Prior(length_scale=2.0, following_length_scale="fan_in")
+PRIOR = Prior(length_scale=2.0, hidden_length_scale="fan_in")
 
 
 def readings(net, x):
@@ -45,8 +45,8 @@ def test_the_reported_decay_is_half_the_coefficient_of_the_bound():
         nn.Sequential(nn.Dropout(0.3), nn.Linear(3, 5), nn.ReLU(), nn.Dropout(0.1), nn.Linear(5, 1)),
         torch.zeros(1, 3),
     )
-    for describes in ("mean", "kept"):
-        prior = Prior(length_scale=2.0, following_length_scale="fan_in", describes=describes)
+    for applies_to in ("active", "stored"):
+        prior = Prior(length_scale=2.0, hidden_length_scale="fan_in", applies_to=applies_to)
         coefficients = kl_coefficients(net, prior=prior, keep_probs=keep_probs(net, x))
         for weight in theory_report(net, x, prior, 50, precision=4.0).weights:
             assert weight.weight_decay == pytest.approx(coefficients[weight.name] / (2 * 50 * 4.0))
@@ -99,7 +99,7 @@ def test_the_variances_of_a_network_and_of_its_process_are_set_side_by_side():
     x = torch.linspace(-1, 1, 20)[:, None]
     y = torch.sin(2 * x)
     net = nn.Sequential(nn.Linear(1, 50), nn.ReLU(), nn.Dropout(0.1), nn.Linear(50, 1))
-    prior = Prior(length_scale=1.0, following_length_scale="fan_in")
+    prior = Prior(length_scale=1.0, hidden_length_scale="fan_in")
     fit(net, x, y, likelihood=Gaussian(50.0), prior=prior, epochs=30, learning_rate=0.01, device="cpu")
     compared = variance_ratio(net, process_of(net, prior), (x, y), torch.tensor([[0.0], [3.0]]), precision=50.0)
     assert compared.process[1] > 10 * compared.process[0]  # the process doubts where there are no data

@@ -13,4 +13,4 @@ def net_and_data(outputs, rows=12):
     return net.to(DTYPE), torch.randn(rows, 3, dtype=DTYPE), torch.randn(rows, outputs, dtype=DTYPE)
 
 
-PRIOR = Prior(length_scale=0.7, bias_length_scale=0.2, following_length_scale="fan_in")
+PRIOR = Prior(length_scale=0.7, bias_length_scale=0.2, hidden_length_scale="fan_in")

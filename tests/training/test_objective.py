@@ -30,9 +30,8 @@ def decays(precision, n_data):
 
 def penalty(net, precision, n_data):
     first, second, bias = decays(precision, n_data)
-    return (
-        first * net[1].weight.square().sum() + second * net[4].weight.square().sum() + bias * net[1].bias.square().sum()
-    )
+    active = (net[1].weight / 0.9).square().sum(), (net[4].weight / 0.7).square().sum()  # M = θ/p
+    return first * active[0] + second * active[1] + bias * net[1].bias.square().sum()
 
 
 def gradients(loss, net):

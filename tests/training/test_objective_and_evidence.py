@@ -5,11 +5,13 @@ import itertools
 import math
 
 import pytest
+import scipy.stats
 import torch
 from torch import nn
 
 from dropbayes.layers import BernoulliNoise, ConcreteNoise, GaussianNoise, Linear, MixtureNoise
 from dropbayes.likelihoods import Categorical, Gaussian, predictive_log_density
+from dropbayes.processes import exact_process, process_of
 from dropbayes.training.objective import kl_divergence, last_layer_moments, negative_elbo, row_misfit
 from dropbayes.weight_layers import kl_constant
 from dropbayes.weight_layers.precision import Prior
@@ -63,22 +65,46 @@ NOISES = {
 
 
 @pytest.mark.parametrize("name", NOISES)
+@pytest.mark.parametrize("bias_length_scale", [None, 1.0, 10.0])
 @pytest.mark.parametrize("at_the_posterior", [True, False])
-def test_the_bound_of_every_family_lies_below_the_evidence(name, at_the_posterior):
-    # Linear regression, Q = 20, N = 30. The expected misfit is exact: E(y - xw)² = (y - x E[w])² + x² Var[w].
-    x, tau, scale = torch.randn(30, 20, dtype=DTYPE), 2.0, 1.0
+def test_the_bound_of_every_family_lies_below_the_evidence(name, bias_length_scale, at_the_posterior):
+    # Linear regression with the default prior, Q = 20, N = 30; None is a layer without a bias. The expected misfit is
+    # exact: E(y - xw - b)² = (y - x E[w] - E[b])² + x² Var[w] + Var[b].
+    x, tau = torch.randn(30, 20, dtype=DTYPE), 2.0
     y = x @ torch.randn(20, 1, dtype=DTYPE) + torch.randn(30, 1, dtype=DTYPE) / math.sqrt(tau)
-    covariance = x @ x.T / scale**2 + torch.eye(30, dtype=DTYPE) / tau
+    has_bias = bias_length_scale is not None
+    scales = torch.tensor([1.0] * 20 + [bias_length_scale] * has_bias, dtype=DTYPE)
+    columns = torch.cat([x, torch.ones(30, 1, dtype=DTYPE)], 1)[:, : len(scales)]
+    covariance = columns / scales**2 @ columns.T + torch.eye(30, dtype=DTYPE) / tau
     evidence = torch.distributions.MultivariateNormal(torch.zeros(30, dtype=DTYPE), covariance).log_prob(y[:, 0])
-    layer = Linear(20, 1, bias=False, noise=NOISES[name]).to(DTYPE)
+    layer = Linear(20, 1, bias=has_bias, noise=NOISES[name]).to(DTYPE)
     if at_the_posterior:
-        precision = scale**2 * torch.eye(20, dtype=DTYPE) + tau * x.T @ x
-        layer.weight.data.copy_(torch.linalg.solve(precision, tau * x.T @ y).T)
-    q = layer.posterior()
-    squares = (y - x @ q.mean).square() + x.square() @ q.variance
-    expected = (0.5 * math.log(tau / (2 * math.pi)) - 0.5 * tau * squares).sum()
-    bound = expected - kl_divergence(layer, prior=Prior(length_scale=scale, describes="kept"))
-    assert bound < evidence
+        posterior = torch.linalg.solve(torch.diag(scales**2) + tau * columns.T @ columns, tau * columns.T @ y)
+        layer.weight.data.copy_(posterior[:20].T)
+        if has_bias:
+            layer.bias.data.copy_(posterior[20])
+    mean, variance = layer.moments(x)
+    expected = (0.5 * math.log(tau / (2 * math.pi)) - 0.5 * tau * ((y - mean).square() + variance)).sum()
+    assert expected - kl_divergence(layer, prior=Prior(bias_length_scale=bias_length_scale)) < evidence
+
+
+@pytest.mark.parametrize("applies_to", ["active", "stored"])
+@pytest.mark.parametrize("keep_prob", [0.9, 0.5])
+def test_the_best_bound_of_one_weight_lies_below_the_evidence_of_the_process_of_its_prior(applies_to, keep_prob):
+    # y = 8 at x = 1 with τ = 1: log N(8; 0, 1 + l⁻²) with l = 1 is -17.27, which a KL of another prior would exceed.
+    x, y, prior = torch.ones(1, 1, dtype=DTYPE), torch.full((1, 1), 8.0, dtype=DTYPE), Prior(applies_to=applies_to)
+    net = nn.Sequential(Linear(1, 1, bias=False, noise=BernoulliNoise(1 - keep_prob, std=0.3))).to(DTYPE)
+    evidence = exact_process(process_of(net, prior), x, y, precision=1.0).log_marginal_likelihood
+    if applies_to == "active":
+        assert evidence == pytest.approx(scipy.stats.norm.logpdf(8.0, scale=math.sqrt(2)))
+    bounds = []
+    for std, weight in itertools.product((0.1, 0.3, 0.7, 1.0), torch.linspace(0.0, 8.0, 81)):
+        net[0].noise.fixed_std = std
+        net[0].weight.data.fill_(weight.item())
+        mean, variance = net[0].moments(x)
+        misfit = 0.5 * (math.log(2 * math.pi) + (y - mean).square() + variance).sum()
+        bounds.append(-misfit.item() - kl_divergence(net, prior=prior).item())
+    assert evidence - 20 < max(bounds) < evidence
 
 
 def mixture_of(layer, grid):
@@ -105,11 +131,11 @@ def test_the_bound_of_the_papers_own_q_lies_below_the_evidence_of_a_small_networ
     evidence = (log_likelihood + log_prior[:, None] + log_prior).flatten().logsumexp(0) + 2 * math.log(step)
     q = mixture_of(net[0], grid)[:, None] * mixture_of(net[1], grid)
     assert (q.sum() * step**2).item() == pytest.approx(1.0, abs=1e-6)
-    bound = (q * log_likelihood).sum() * step**2 - kl_divergence(net, prior=Prior(describes="kept"))
+    bound = (q * log_likelihood).sum() * step**2 - kl_divergence(net, prior=Prior())
     assert bound < evidence
     draws = torch.stack([torch.stack([layer.posterior().sample(20_000)[:, 0, 0] for layer in net])])[0]
     sampled = (draws[1, :, None] * torch.relu(draws[0, :, None] * x[:, 0]))[..., None]
-    estimate = -6 * negative_elbo(net, sampled, y, likelihood=Gaussian(4.0), prior=Prior(describes="kept"), n_data=6)
+    estimate = -6 * negative_elbo(net, sampled, y, likelihood=Gaussian(4.0), prior=Prior(), n_data=6)
     error = Gaussian(4.0).log_density(sampled, y).sum(1).std() / math.sqrt(20_000)
     assert (estimate - bound).abs() < 4 * error
 
@@ -278,7 +304,7 @@ def test_scaling_by_the_root_of_k_is_the_same_as_the_prior_of_following_layers()
     losses = []
     for each, factor, following in ((net, 1.0, "fan_in"), (scaled, math.sqrt(1 / 8), 1.0)):
         torch.manual_seed(3)
-        prior = Prior(length_scale=0.7, following_length_scale=following)
+        prior = Prior(length_scale=0.7, hidden_length_scale=following)
         loss = negative_elbo(each, factor * each(x), y, likelihood=Gaussian(2.0), prior=prior, n_data=40)
         losses.append(loss - kl_constant(each, prior=prior) / 40)  # the change of variables itself has a constant
     torch.testing.assert_close(*losses)

@@ -25,15 +25,18 @@ class Noise(nn.Module, ABC):
     """Whether the KL is, up to a constant, a multiple of the squared weights."""
     keep_prob: float | None = None
 
-    def attach(self, units: int, columns: int) -> None:
-        """Creates the parameters that this family needs besides the stored weight."""
+    def attach(self, units: int, columns: int, *, bias: bool) -> None:
+        """Creates the parameters that this family needs besides the stored weight and bias."""
 
     @abstractmethod
     def posterior(self, weight: Tensor) -> Family:
         r"""$q(\mathbf W)$ around the stored `weight`, `[unit, column]`."""
 
     def bias_posterior(self, bias: Tensor) -> Family | None:
-        r"""$q(\mathbf b)$ around the stored `bias`, `[output, 1]`; None for a bias that is not random."""
+        r"""$q(\mathbf b) = \mathcal N(\mathbf m, \sigma^2 \mathbf I)$ around the stored `bias`, `[output, 1]`.
+
+        [GG16, eq:variaitonal_dist_3]. None for a point, $\sigma = 0$, as in dropout, whose weights are points too.
+        """
         return None
 
     def divergence(self, q: Family, length_scale: float | Tensor) -> Tensor:
@@ -107,9 +110,8 @@ class BernoulliNoise(Noise):
 class ConcreteNoise(Noise):
     r"""Dropout with a learned drop probability (Gal, Hron and Kendall 2017).
 
-    Masks are relaxed in training and Bernoulli in prediction. Its KL takes the prior's length-scale for the kept
-    weights $\mathbf M = \theta/p$ regardless of `Prior.describes`: with a prior that depended on the learned $p$ the
-    objective would not bound the evidence.
+    Masks are relaxed in training and Bernoulli in prediction. Its prior is on the active weights $\mathbf M =
+    \theta/p$ whatever `Prior.applies_to` says: one that depended on the learned $p$ would be no prior.
 
     Args:
         drop_prob: The initial drop probability, in (0, 1).
@@ -147,7 +149,7 @@ class ConcreteNoise(Noise):
 
 
 class GaussianNoise(Noise):
-    r"""Weights multiplied by $\mathcal N(1, \sigma^2)$, each by its own [GG16, section "Insights"].
+    r"""Weights and biases multiplied by $\mathcal N(1, \sigma^2)$, each by its own [GG16, section "Insights"].
 
     Args:
         noise_std: $\sigma$; $\sqrt{(1-p)/p}$ has the variance of dropout.
@@ -171,6 +173,9 @@ class GaussianNoise(Noise):
     def posterior(self, weight: Tensor) -> DiagonalGaussian:
         return multiplicative_gaussian(weight, self.noise_std)
 
+    def bias_posterior(self, bias: Tensor) -> DiagonalGaussian:
+        return multiplicative_gaussian(bias, self.noise_std)
+
     def extra_repr(self) -> str:
         return f"noise_std={float(self.noise_std):.3g}"
 
@@ -180,12 +185,13 @@ class MixtureNoise(Noise):
 
     The stored weight is the mean of the first component; the others start at small random values; dropout's second
     one is 0. Draws are relaxed in training (see `variational.Mixture`), which gives the probabilities their
-    gradient, and draws of the mixture itself in prediction.
+    gradient, and draws of the mixture itself in prediction. A bias is Gaussian, with one learned $\sigma$ for the layer
+    [GG16, eq:variaitonal_dist_3].
 
     Args:
         n_components: $L \ge 2$.
         rank: The rank of the covariance beyond its diagonal; 0 for a diagonal one.
-        std: The initial $\sigma$ of every component.
+        std: The initial $\sigma$ of every component and of the bias.
         kl_draws: The number of draws per component of an unbiased Monte Carlo KL; 0 for its convex upper bound.
         temperature: The temperature of the relaxation.
     """
@@ -202,18 +208,23 @@ class MixtureNoise(Noise):
         self.n_components, self.rank, self.initial_std = n_components, rank, std
         self.kl_draws, self.temperature = kl_draws, temperature
 
-    def attach(self, units: int, columns: int) -> None:
+    def attach(self, units: int, columns: int, *, bias: bool) -> None:
         shape = (self.n_components, units, columns)
         self.logits = nn.Parameter(torch.zeros(self.n_components))
         self.other_locs = nn.Parameter(self.initial_std * torch.randn(self.n_components - 1, units, columns))
         self.log_stds = nn.Parameter(torch.full(shape, self.initial_std).log())
         if self.rank:
             self.factors = nn.Parameter(self.initial_std * torch.randn(*shape, self.rank))
+        if bias:
+            self.log_bias_std = nn.Parameter(torch.tensor(math.log(self.initial_std)))
 
     def posterior(self, weight: Tensor) -> Mixture:
         locs = torch.cat([weight[None], self.other_locs])
         factors = self.factors if self.rank else None
         return Mixture(self.logits.softmax(0), locs, self.log_stds.exp(), factors, self.temperature)
+
+    def bias_posterior(self, bias: Tensor) -> DiagonalGaussian:
+        return DiagonalGaussian(bias, self.log_bias_std.exp())
 
     def divergence(self, q: Family, length_scale: float | Tensor) -> Tensor:
         if self.kl_draws and isinstance(q, Mixture):

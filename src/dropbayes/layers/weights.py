@@ -39,7 +39,7 @@ class WeightLayer(nn.Module, ABC):
     def __init__(self, *args: Any, noise: Noise | None = None, row_axis: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.noise = BernoulliNoise() if noise is None else copy.deepcopy(noise)  # no two layers share parameters
-        self.noise.attach(*self.matrix().shape)
+        self.noise.attach(*self.matrix().shape, bias=self.bias is not None)
         self.row_axis = row_axis
 
     @abstractmethod
@@ -81,16 +81,17 @@ class WeightLayer(nn.Module, ABC):
     def kl(self, prior: Prior, *, name: str = "", first: bool = True) -> Tensor:
         r"""$\mathrm{KL}(q \| p)$ of this layer's weights and biases under `prior`, with the family's constants."""
         keep_prob = self.noise.keep_prob or 1.0
-        scale = prior.of_weight(name, parameter="weight", first=first, fan_in=self.fan_in)
-        divergence = self.noise.divergence(self._random_weights(), prior.of_kept(scale, keep_prob))
-        bias, bias_scale = getattr(self, "bias", None), prior.of_bias(name, parameter="bias")
-        if bias is None or (not isinstance(bias_scale, Tensor) and bias_scale == 0):
+        scale = prior.of_weight(name, parameter="weight", first=first, fan_in=self.fan_in, keep_prob=keep_prob)
+        divergence = self.noise.divergence(self._random_weights().in_full_precision(), scale)
+        if self.bias is None:
             return divergence
-        q = self.noise.bias_posterior(bias[:, None])
-        if q is None:
-            return divergence + Bernoulli(bias[:, None], 1.0).kl(bias_scale)
-        dropped = isinstance(q, Bernoulli)
-        return divergence + q.kl(prior.of_kept(bias_scale, keep_prob) if dropped else bias_scale)
+        # Without a family of its own the bias is a point, the limit of dropout with nothing dropped.
+        q = self.noise.bias_posterior(self.bias[:, None]) or Bernoulli(self.bias[:, None], 1.0)
+        kept = keep_prob if isinstance(q, Bernoulli) and q.keep_prob < 1 else 1.0
+        bias_scale = prior.of_bias(name, parameter="bias", keep_prob=kept)
+        if not isinstance(bias_scale, Tensor) and bias_scale == 0:
+            return divergence
+        return divergence + q.in_full_precision().kl(bias_scale)
 
     def _draw_weight(self) -> Tensor:
         """One weight for all rows: the mean in evaluation mode, a draw when operations are intercepted."""

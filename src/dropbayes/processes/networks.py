@@ -14,7 +14,9 @@ from torch import Tensor, fx, nn
 from dropbayes.covariances import Covariance, Erf, Identity, Layer, Pairs, Quadrature, ReLU, Sigmoid, TanH
 from dropbayes.processes import convolutions as positions
 from dropbayes.processes.convolutions import ConvolutionalCovariance
+from dropbayes.weight_layers import decays
 from dropbayes.weight_layers.precision import Prior
+from dropbayes.weight_layers.structure import stated_keep_prob
 
 __all__ = ["NetworkCovariance", "process_of"]
 
@@ -120,13 +122,17 @@ class NetworkCovariance(Covariance):
 
 
 def process_of(
-    net: nn.Module, prior: Prior, *, input_shape: Sequence[int] | None = None
+    net: nn.Module,
+    prior: Prior,
+    *,
+    input_shape: Sequence[int] | None = None,
+    keep_probs: Mapping[str, float] | None = None,
 ) -> NetworkCovariance | ConvolutionalCovariance:
     r"""The covariance of the Gaussian process that `net` tends to as its widths grow, under `prior`.
 
     Read off the network's graph (`torch.fx`): linear layers, convolutions, activations, averages over positions,
-    dropout (which the prior does not see), and sums of branches (residual networks). Every layer has the length-scale
-    from `prior`, its own width and its own bias. Use it with `exact_process`, `prior_draws` and
+    dropout, and sums of branches (residual networks). Every layer has the length-scale from `prior`, which is the prior
+    of the objective, its own width and its own bias. Use it with `exact_process`, `prior_draws` and
     `dropbayes.processes.variance_ratio`.
 
     Args:
@@ -136,19 +142,25 @@ def process_of(
             output layer, where it is the mean function.
         input_shape: The shape of one input of a convolutional network: channels, then the extent of each axis. Its
             covariance takes inputs of that shape, or flat ones.
+        keep_probs: As for `negative_elbo`; used only by a prior with `applies_to="stored"`, which depends on them.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 50), nn.ReLU(), nn.Dropout(0.1), nn.Linear(50, 1))
-        >>> covariance = process_of(net, Prior(length_scale=1.0, following_length_scale="fan_in"))
+        >>> covariance = process_of(net, Prior(length_scale=1.0, hidden_length_scale="fan_in"))
         >>> x = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
         >>> expected = ReLU(1.0, 1.0)(x) + 1.0  # the output layer has l² = K, and a bias
         >>> bool((covariance(x) - expected).abs() < 1e-12)
         True
     """
-    reading = _Reading(net, prior, convolutional=any(isinstance(module, _CONVOLUTIONS) for module in net.modules()))
+    convolutional = any(isinstance(module, _CONVOLUTIONS) for module in net.modules())
+    if prior.applies_to == "stored":
+        kept = {decay.name: decay.keep_prob for decay in decays(net, prior=prior, keep_probs=keep_probs)}
+    else:
+        kept = {}
+    reading = _Reading(net, prior, kept, convolutional=convolutional)
     if reading.convolutional and input_shape is None:
         raise ValueError("`input_shape` must say the shape of one input of a convolutional network: (channels, ...).")
-    for node in fx.symbolic_trace(net).graph.nodes:
+    for node in _LayerTracer().trace(net).nodes:
         reading.read(node)
     output_bias = _mean_function(prior, *reading.last)
     if not reading.convolutional:
@@ -159,12 +171,21 @@ def process_of(
     return covariance
 
 
+class _LayerTracer(fx.Tracer):
+    """A tracer that does not look into the layers with weights, such as those of `dropbayes.layers`."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, (nn.Linear, *_CONVOLUTIONS)) or super().is_leaf_module(m, module_qualified_name)
+
+
 class _Reading:
     """The steps of a network, read node by node off its graph."""
 
-    def __init__(self, net: nn.Module, prior: Prior, *, convolutional: bool) -> None:
-        self.modules, self.prior, self.convolutional = dict(net.named_modules()), prior, convolutional
+    def __init__(self, net: nn.Module, prior: Prior, kept: Mapping[str, float], *, convolutional: bool) -> None:
+        self.modules, self.convolutional = dict(net.named_modules()), convolutional
+        self.prior, self.kept = prior, kept
         self.steps: list[Any] = []
+        self.of_input = {"input"}  # the steps that no weights come before
         self.names: dict[fx.Node, str] = {}
         self.weighted: dict[str, tuple[str, Any]] = {}  # the name and module of each step with weights
 
@@ -184,6 +205,8 @@ class _Reading:
                 )
             if not isinstance(step, str):
                 self.steps.append(step)
+                if step.name not in self.weighted and self.of_input.issuperset(sources):
+                    self.of_input.add(step.name)
             self.names[node] = step if isinstance(step, str) else step.name
 
     def _end_at(self, output: Any) -> None:
@@ -206,7 +229,7 @@ class _Reading:
         if isinstance(kind, _PASSED) or kind in _PASSED_FUNCTIONS or (flattens and not self.convolutional):
             return sources[0]
         if isinstance(kind, (nn.Linear, *_CONVOLUTIONS)):
-            step = self._weighted_sum(str(node.target), kind, sources[0], first=not self.weighted)
+            step = self._weighted_sum(str(node.target), kind, sources[0])
             if step.name in self.weighted:
                 raise ValueError(f"`net` must use each layer once; {node.target} is used again, with the same weights.")
             self.weighted[step.name] = (str(node.target), kind)
@@ -238,19 +261,20 @@ class _Reading:
             return positions.Pooling(None)
         return None
 
-    def _weighted_sum(self, name: str, module: Any, source: str, *, first: bool) -> Any:
-        if not self.convolutional:
-            return _linear(name, module, source, self.prior, first=first)
-        fan_in = module.weight[0].numel()
-        scale = self.prior.of_weight(name, parameter="weight", first=first, fan_in=fan_in)
+    def _weighted_sum(self, name: str, module: Any, source: str) -> Any:
+        scale = self.prior.of_weight(
+            name, parameter="weight", first=source in self.of_input, fan_in=module.weight[0].numel(),
+            keep_prob=self.kept.get(f"{name}.weight", stated_keep_prob(module)),
+        )  # fmt: skip
         bias_scale = _bias_scale(self.prior, name, module)
-        linear = isinstance(module, nn.Linear)
-        operation = (
-            positions.WeightedSum(scale, bias_scale, module.out_features)
-            if linear
-            else positions.convolution(module, scale, bias_scale)
-        )
-        return positions.Step(name.replace(".", "_"), (source,), operation)
+        step_name = name.replace(".", "_")
+        if not self.convolutional:
+            # The inputs' covariance is a sum over them, the units' is that of one: a layer adds up K of them.
+            length_scale = scale if source == "input" else scale / module.in_features**0.5
+            return Step(step_name, (source,), Identity(length_scale, bias_scale), module.in_features)
+        if isinstance(module, nn.Linear):
+            return positions.Step(step_name, (source,), positions.WeightedSum(scale, bias_scale, module.out_features))
+        return positions.Step(step_name, (source,), positions.convolution(module, scale, bias_scale))
 
 
 def _is_flat(node: fx.Node) -> bool:
@@ -284,14 +308,6 @@ def _check_units(steps: list[positions.Step], source: str) -> None:
         raise ValueError(
             "`net` must apply activations to the outputs of layers; units share one distribution, inputs do not."
         )
-
-
-def _linear(name: str, module: nn.Linear, source: str, prior: Prior, *, first: bool) -> Step:
-    scale = prior.of_weight(name, parameter="weight", first=first, fan_in=module.in_features)
-    # The inputs' covariance is a sum over them, the units' is that of one: a layer adds up K of them.
-    length_scale = scale if source == "input" else scale / module.in_features**0.5
-    identity = Identity(length_scale, _bias_scale(prior, name, module))
-    return Step(name.replace(".", "_"), (source,), identity, module.in_features)
 
 
 def _activation(name: str, steps: list[Step], source: str, layer: Layer) -> Step:

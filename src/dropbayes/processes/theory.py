@@ -29,8 +29,8 @@ class WeightReading:
         name: The parameter's name.
         shape: Its shape.
         keep_prob: $p$ of its inputs; None for a family that states its own KL.
-        length_scale: $l$ of the kept weights $\mathbf M = \theta/p$; None likewise.
-        weight_decay: $\lambda = l^2 p/(2N\tau)$ on the stored weights; None likewise.
+        length_scale: $l$ of the active weights $\mathbf M = \theta/p$; None likewise.
+        weight_decay: $\lambda/p^2 = l^2/(2pN\tau)$, the decay of the stored weights; None likewise.
         reading: "Bayesian" (dropped), "MAP" (a point with a prior) or "flat" (a point without one).
     """
 
@@ -111,14 +111,14 @@ def theory_report(
         weight    shape  keep_prob  length-scale  weight decay  reading
         --------  -----  ---------  ------------  ------------  --------
         0.weight  8x2    1          2             0.002         MAP
-        3.weight  1x8    0.9        1.8           0.0018        Bayesian
+        3.weight  1x8    0.9        2             0.00222       Bayesian
         every site is a draw of some q(W)
     """
     check_n_data(n_data)
     check_positive("precision", precision)
     traced = keep_probs(net, x)
     weights = [
-        _reading(decay.name, decay.value, decay.keep_prob, decay.kept_length_scale, prior, n_data, precision)
+        _reading(decay.name, decay.value, decay.keep_prob, decay.length_scale, n_data, precision)
         for decay in decays(net, prior=prior, keep_probs=traced)
         if not is_bias(decay.parameter)
     ]
@@ -133,13 +133,11 @@ def theory_report(
     return TheoryReport(tuple(weights), _sites_outside(net, x, row_axis), others)
 
 
-def _reading(
-    name: str, value: Tensor, keep_prob: float, scale: Any, prior: Prior, n_data: int, precision: float
-) -> WeightReading:
+def _reading(name: str, value: Tensor, keep_prob: float, scale: Any, n_data: int, precision: float) -> WeightReading:
     scale = float(scale)
     if scale == 0:
         return WeightReading(name, tuple(value.shape), keep_prob, scale, 0.0, "flat")
-    # λ‖M‖² with M = θ/p is λ/p² on the stored weight; a length-scale of the mean has it in l already.
+    # λ‖M‖² with M = θ/p is λ/p² on the stored weight.
     decay = weight_decay(precision=precision, keep_prob=keep_prob, length_scale=scale, n_data=n_data) / keep_prob**2
     return WeightReading(name, tuple(value.shape), keep_prob, scale, decay, "Bayesian" if keep_prob < 1 else "MAP")
 

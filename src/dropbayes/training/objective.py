@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.likelihoods import Gaussian, Likelihood
-from dropbayes.weight_layers import decays, kl_is_weight_decay, weight_layers
+from dropbayes.variational.family import in_full_precision
+from dropbayes.weight_layers import decays, input_layers, kl_is_weight_decay, weight_layers
 from dropbayes.weight_layers.precision import Prior
 
 __all__ = ["divergence_of", "kl_divergence", "last_layer_moments", "negative_elbo", "row_misfit"]
@@ -39,26 +40,28 @@ def divergence_of(
     net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None
 ) -> Callable[[], Tensor]:
     """`kl_divergence` as a function of the network's current weights; its structure is read once."""
-    layer_terms: list[Callable[[], Tensor]] = []
-    module: Any
-    for position, (layer, module) in enumerate(weight_layers(net)):
-        if not kl_is_weight_decay(module):
-            layer_terms.append(functools.partial(module.kl, prior, name=layer, first=position == 0))
     decaying = list(decays(net, prior=prior, keep_probs=keep_probs))
-    if not layer_terms and not decaying:
+    others: list[tuple[str, Any]] = [
+        (name, module) for name, module in weight_layers(net) if not kl_is_weight_decay(module)
+    ]
+    if not others and not decaying:
         raise ValueError("`net` must have a weight layer to put the prior on; got a network without one.")
-    learned = [d for d in decaying if isinstance(d.kept_length_scale, Tensor)]
-    fixed = [(0.5 * d.coefficient, d) for d in decaying if not isinstance(d.kept_length_scale, Tensor)]
+    first = input_layers(net, prior, keep_probs) if others else frozenset()
+    layer_terms = [functools.partial(layer.kl, prior, name=name, first=name in first) for name, layer in others]
+    learned = [d for d in decaying if isinstance(d.length_scale, Tensor)]
+    fixed = [(0.5 * d.coefficient, d) for d in decaying if not isinstance(d.length_scale, Tensor)]
     constant = sum(d.constant for _, d in fixed)
     fixed = [(half, d) for half, d in fixed if half]
 
     def divergence() -> Tensor:
         # Host numbers are scalar factors, never tensors: a CUDA graph cannot capture a copy to the device.
-        squares = [(half, d.value.flatten()) for half, d in fixed]
+        squares = [(half, in_full_precision(d.value).flatten()) for half, d in fixed]
         terms = [term() for term in layer_terms]
-        terms += [0.5 * d.coefficient * d.value.square().sum() + d.constant for d in learned]
+        terms += [0.5 * d.coefficient * in_full_precision(d.value).square().sum() + d.constant for d in learned]
         terms += [half * (value @ value) for half, value in squares]
-        return torch.stack(terms).sum() + constant if terms else next(net.parameters()).new_tensor(constant)
+        if terms:
+            return torch.stack(terms).sum() + constant
+        return in_full_precision(next(net.parameters())).new_tensor(constant)
 
     return divergence
 
@@ -86,12 +89,12 @@ def negative_elbo(
 
     When it is a bound: the data term is an unbiased estimate of the expected log-likelihood under training's masks, and
     the KL is exact for Gaussian families and $\sigma > 0$ and an upper bound for mixtures, so that the expectation of
-    `-n_data * negative_elbo(...)` does not exceed $\log p(\mathbf Y \mid \mathbf X)$. (Layers with learned
-    probabilities draw relaxed masks in training, close to $q$; outputs drawn by `dropbayes.draws` are $q$'s own.) With
-    $\sigma = 0$, that is with dropout, the KL is infinite and there is no bound (Hron, Matthews and Ghahramani 2018):
-    the value is the limit less $-(\log\sigma + \tfrac12)$ per weight, so differences between networks of one shape are
-    differences of bounds, and gradients are the bound's. Where length-scales are 1 and nothing is dropped, that is the
-    log joint density of MAP.
+    `-n_data * negative_elbo(...)` does not exceed $\log p(\mathbf Y \mid \mathbf X)$ of the network under `prior` where
+    every layer has such a family. (Layers with learned probabilities draw relaxed masks in training, close to $q$;
+    outputs drawn by `dropbayes.draws` are $q$'s own.) With $\sigma = 0$, that is with dropout, the KL is infinite and
+    there is no bound (Hron, Matthews and Ghahramani 2018): the value is the limit less $-(\log\sigma + \tfrac12)$ per
+    weight, so differences between networks of one shape are differences of bounds, and gradients are the bound's. Where
+    length-scales are 1 and nothing is dropped, that is the log joint density of MAP.
 
     For `Gaussian(precision)` with $D$ outputs it is, term by term, the dropout loss [GG16, eq:L:dropout] under the
     identities of `dropbayes.weight_layers`:
@@ -140,6 +143,7 @@ def row_misfit(
     r"""The data term of `negative_elbo` per row, averaged over draws according to $\alpha$: `[row]`."""
     if not 0 <= alpha <= 1:
         raise ValueError(f"`alpha` must lie in [0, 1]; got {alpha!r}. 0 is the evidence lower bound.")
+    output = in_full_precision(output)
     density = likelihood.log_density(output, y)
     if output_variance is not None:
         if not isinstance(likelihood, Gaussian):

@@ -92,7 +92,7 @@ class Step:
             output = batch.output(self.net)
             if self.n_draws > 1:
                 output = torch.stack([output, *(batch.output(self.net) for _ in range(self.n_draws - 1))])
-        loss = self.objective(output.float() if self.autocast else output, batch.y, batch.weight)
+        loss = self.objective(output, batch.y, batch.weight)
         (loss * self.scale).backward()
         return loss.detach()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ __all__ = [
     "binary_entropy",
     "check_probability",
     "check_stds",
+    "in_full_precision",
     "log",
     "normal_like",
     "safe_sqrt",
@@ -23,6 +26,7 @@ __all__ = [
 LOG_2_PI = math.log(2 * math.pi)
 
 
+@dataclass(frozen=True, eq=False)
 class Family(ABC):
     r"""A distribution $q(\mathbf W) = \prod_q q(\mathbf w_q)$ over a matrix of `[unit, column]`."""
 
@@ -63,6 +67,11 @@ class Family(ABC):
     def at(self, units: Tensor) -> Family:
         """The same family for the chosen units of the matrix (a lookup in an embedding table)."""
 
+    def in_full_precision(self) -> Self:
+        """The same distribution with half-precision parameters as float32: its KL sums over all weights."""
+        parameters = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{name: in_full_precision(value) for name, value in parameters.items()})
+
 
 # --- checks and formulas -------------------------------------------------------------------------------------------
 
@@ -92,6 +101,11 @@ def binary_entropy(probability: float) -> float:
     """The entropy of a Bernoulli variable, in nats; 0 at both ends."""
     other = 1 - probability
     return -sum(p * math.log(p) for p in (probability, other) if p > 0)
+
+
+def in_full_precision(value: Tensor) -> Tensor:
+    """The tensor in float32 or better: a sum of a million squares overflows float16 and loses digits in bfloat16."""
+    return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
 def normal_like(like: Tensor, *shape: int, generator: torch.Generator | None = None) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from dropbayes.weight_layers.precision import Prior
 from dropbayes.weight_layers.structure import (
     DroppedLayer,
     fan_in,
+    input_layers,
     is_bias,
     keep_probs_by_order,
     kl_is_weight_decay,
@@ -49,24 +50,24 @@ class Decay:
         return parameter_value(self.module, self.parameter)
 
     @property
-    def kept_length_scale(self) -> Any:
-        r"""The length-scale of $\mathbf M = \theta/p$, a number or a scalar tensor; 0 for a flat prior."""
+    def length_scale(self) -> Any:
+        r"""The length-scale of the active $\mathbf M = \theta/p$, a number or a scalar tensor; 0 for a flat prior."""
         if is_bias(self.parameter):
-            scale = self.prior.of_bias(self.layer, parameter=self.parameter)
-        else:
-            inputs = fan_in(self.module, self.parameter, self.value)
-            scale = self.prior.of_weight(self.layer, parameter=self.parameter, first=self.first, fan_in=inputs)
-        return self.prior.of_kept(scale, self.keep_prob)
+            return self.prior.of_bias(self.layer, parameter=self.parameter, keep_prob=self.keep_prob)
+        inputs = fan_in(self.module, self.parameter, self.value)
+        return self.prior.of_weight(
+            self.layer, parameter=self.parameter, first=self.first, fan_in=inputs, keep_prob=self.keep_prob
+        )
 
     @property
     def coefficient(self) -> Any:
-        r"""$c$ in $\tfrac c2 \|\theta\|^2$, that is $p\,l^2\|\mathbf M\|^2/2$."""
-        return self.kept_length_scale**2 / self.keep_prob if self.keep_prob > 0 else 0.0
+        r"""$c$ in $\tfrac c2 \|\theta\|^2$, that is $p\,l^2\|\mathbf M\|^2/2$ [GG16, eq:L:GP-MC-reg-lengthscale]."""
+        return self.length_scale**2 / self.keep_prob
 
     @property
     def constant(self) -> Any:
         r"""$-QK \log l - Q\,\mathcal H(p)$: the rest of the KL except $-QK(\log\sigma + \tfrac12)$."""
-        scale = self.kept_length_scale
+        scale = self.length_scale
         if not isinstance(scale, Tensor) and scale == 0:
             return 0.0
         other = 1 - self.keep_prob
@@ -77,29 +78,39 @@ class Decay:
 
 
 def decays(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None) -> Iterator[Decay]:
-    """Every parameter of `net` whose KL is a weight decay; a tied parameter once."""
+    """Every parameter of `net` whose KL is a weight decay; a tied one once, with its smallest keep probability.
+
+    Raises:
+        ValueError: A name or a keep probability is impossible, or a weight has no elements.
+    """
     given = dict(keep_probs or {})
     layers = dict(weight_layers(net))
     _check_names(net, layers, prior, given)
+    inputs = input_layers(net, prior, keep_probs)
     traced = given.keys() - layers.keys()  # parameter names: layers that the traced input did not reach are not guessed
     covered = traced or all(layer in given or isinstance(module, DroppedLayer) for layer, module in layers.items())
     ordered = {} if covered else keep_probs_by_order(net)
-    seen: set[int] = set()
-    for position, (layer, module) in enumerate(layers.items()):
+    found: dict[int, Decay] = {}
+    for layer, module in layers.items():
         for parameter in layer_parameters(module):
-            value = parameter_value(module, parameter)
-            if id(value) in seen:
-                continue
-            if isinstance(value, nn.Parameter):
-                seen.add(id(value))
             p = given.get(f"{layer}.{parameter}".lstrip("."))
             if p is None or is_bias(parameter):
                 p = parameter_keep_prob(
                     module, parameter, given.get(layer, ordered.get(layer, stated_keep_prob(module)))
                 )
-            if p is not None and kl_is_weight_decay(module):
-                first = position == 0 and reads_input(module, parameter)
-                yield Decay(layer, module, parameter, p, prior, first)
+            if p is None or not kl_is_weight_decay(module):
+                continue
+            check_keep_prob(p)
+            value = parameter_value(module, parameter)
+            if not value.numel():
+                raise ValueError(f"`net` must have weights; got {layer}.{parameter} of shape {tuple(value.shape)}.")
+            # A computed weight is another object each time it is read.
+            key = id(value) if isinstance(value, nn.Parameter) else -len(found) - 1
+            first = layer in inputs and reads_input(module, parameter)
+            found.setdefault(key, Decay(layer, module, parameter, p, prior, first))
+            if p < found[key].keep_prob:
+                found[key] = replace(found[key], keep_prob=p)
+    yield from found.values()
 
 
 def _check_names(net: nn.Module, layers: Mapping[str, nn.Module], prior: Prior, given: Mapping[str, float]) -> None:
@@ -117,20 +128,18 @@ def _check_names(net: nn.Module, layers: Mapping[str, nn.Module], prior: Prior, 
         raise ValueError(
             f"`keep_probs` must not name layers that state their own dropout; got {stated}. Change the layers."
         )
-    for keep_prob in given.values():
-        check_keep_prob(keep_prob)
     unknown = sorted(prior.per_layer.keys() - {name for name, _ in net.named_modules()} - parameters)
     if unknown:
         raise ValueError(f"`prior.per_layer` must name layers or parameters of `net`; got {unknown}.")
 
 
 def kl_coefficients(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None) -> dict[str, Any]:
-    r"""The coefficient $c = l^2 p$ of every weight and bias: $\mathrm{KL}(q \| p) = \sum \tfrac c2 \|\theta\|^2 + C$.
+    r"""The coefficient $c = l^2/p$ of every parameter: $\mathrm{KL}(q \| p) = \sum \tfrac c2 \|\theta\|^2 + C$.
 
     [GG16, prop:KL_mixture_of_Gaussians, eq:L:GP-MC]: for $\sigma \to 0$, with $C$ in `kl_constant`. $c = l'^2$ for a
-    bias (times its $p$ where it is dropped too), $c = l^2/p$ when `prior.describes == "kept"`. Parameters outside
+    bias (over its $p$ where it is dropped too), $c = l^2 p$ when `prior.applies_to == "stored"`. Parameters outside
     weight layers (normalisation, tokens) have no prior: they are absent, as are layers whose KL is not a weight decay.
-    A tied parameter counts once.
+    A tied parameter counts once, with the smallest keep probability of its uses.
 
     Args:
         net: Any network.
@@ -158,12 +167,13 @@ def parameter_groups(
     n_data: int,
     keep_probs: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:
-    r"""Optimiser groups whose `weight_decay` is $2\lambda = l^2 p/(N\tau)$ for every weight, $l'^2/(N\tau)$ for biases.
+    r"""Optimiser groups whose `weight_decay` is $2\lambda/p^2 = l^2/(pN\tau)$, and $l'^2/(N\tau)$ for biases.
 
-    They go with the loss $E = \tfrac{1}{2M}\sum_n \|\mathbf y_n - \widehat{\mathbf y}_n\|^2$ [GG16, eq:NN:reg] and so
-    minimise `negative_elbo` for a Gaussian of this precision. With a loss that is the mean negative log-likelihood
-    itself (softmax cross-entropy, or a Gaussian one that contains $\tau$) pass `precision=1`. Parameters without a
-    prior get no decay. Use them with `torch.optim.SGD` or `Adam`, not `AdamW` (see `optimizer_weight_decay`).
+    That is $\lambda = l^2 p/(2N\tau)$ on $\mathbf M = \theta/p$ [GG16, eq:weightdecay_tau_relation]. They go with the
+    loss $E = \tfrac{1}{2M}\sum_n \|\mathbf y_n - \widehat{\mathbf y}_n\|^2$ [GG16, eq:NN:reg] and so minimise
+    `negative_elbo` for a Gaussian of this precision. With a loss that is the mean negative log-likelihood itself
+    (softmax cross-entropy, or a Gaussian one that contains $\tau$) pass `precision=1`. Parameters without a prior get
+    no decay. Use them with `torch.optim.SGD` or `Adam`, not `AdamW` (see `optimizer_weight_decay`).
 
     Args:
         net: Any network.
@@ -177,7 +187,7 @@ def parameter_groups(
         >>> net = nn.Sequential(nn.Dropout(0.1), nn.Linear(2, 3))
         >>> groups = parameter_groups(net, precision=10.0, prior=Prior(length_scale=2.0), n_data=100)
         >>> [group["weight_decay"] for group in groups]
-        [0.0036, 0.004]
+        [0.004444444444444444, 0.004]
     """
     check_number("precision", precision)
     check_positive("precision", precision)

@@ -31,7 +31,8 @@ def model_precision(*, weight_decay: Any, keep_prob: float, length_scale: Any, n
 
     Args:
         weight_decay: $\lambda > 0$, the factor of $\|\mathbf M\|^2$ in the loss [GG16, eq:L:dropout]. A torch
-            optimiser's `weight_decay` is twice this number.
+            optimiser's `weight_decay` is twice this number. On the stored $\theta = p\,\mathbf M$ of torch the factor
+            is $\lambda/p^2$; with $\lambda$ itself on $\theta$, $l$ is that of `Prior(applies_to="stored")`.
         keep_prob: $p$, the probability that a unit before this layer is kept.
         length_scale: $l$, the prior is $\mathcal N(0, l^{-2} \mathbf I)$. For a layer after the first one the paper
             takes $l^2 = K$, its number of inputs [GG16, eq:L:GP-MC-reg-lengthscale].
@@ -92,20 +93,21 @@ def optimizer_weight_decay(*, precision: float, keep_prob: float, length_scale: 
 class Prior:
     r"""The Gaussian prior $\mathcal N(0, l^{-2} \mathbf I)$ of a network's weights, with its own $l'$ for biases.
 
-    Torch scales kept units by $1/p$: a stored weight $\theta$ acts as $\mathbf M = \theta / p$ when it is
-    kept, and $\theta$ is its mean. `describes` says which of the two the length-scale applies to. The default,
-    `"mean"`, puts $\lambda = l^2 p / (2N\tau)$ on the stored $\theta$, as the authors' experiments do; `"kept"` is the
-    paper's derivation to the letter, $\lambda\|\theta/p\|^2$. They differ by $l \to l\,p$.
+    It is the prior of the weights $\mathbf W$ that act in a forward pass, in the objective, in weight decay, in the
+    process that a network tends to and in its evidence alike. Torch scales kept units by $1/p$: a stored $\theta$ acts
+    as $\mathbf M = \theta / p$ when it is kept, so that $\lambda\|\mathbf M\|^2$ [GG16, eq:L:dropout] is
+    $\lambda/p^2\,\|\theta\|^2$. The authors' experiments put $\lambda$ on the stored $\theta$ instead; that is
+    `applies_to="stored"`: the prior $\mathcal N(0, (lp)^{-2} \mathbf I)$ of the active weights, everywhere.
 
     Args:
-        length_scale: $l > 0$ of the first weight layer, and of all when `following_length_scale` is None. This and the
-            other length-scales may be scalar tensors, to be learned with the bound.
+        length_scale: $l > 0$ of the weights that read the network's input, and of all when `hidden_length_scale` is
+            None. This and the other length-scales may be scalar tensors, to be learned with the bound.
         bias_length_scale: $l' \ge 0$ of every bias; None takes `length_scale`, 0 leaves biases free (a flat prior).
-        following_length_scale: $l$ of the weight layers after the first; `"fan_in"` is the paper's $l^2 = K$, the
-            number of inputs of each unit [GG16, eq:L:GP-MC-reg-lengthscale].
+        hidden_length_scale: $l$ of the weights that read other weights' outputs; `"fan_in"` is the paper's $l^2 = K$,
+            the number of inputs of each unit [GG16, eq:L:GP-MC-reg-lengthscale].
         per_layer: Length-scales by module or parameter name (`"2"`, `"out.bias"`), which override all others. A name
             that the network does not have raises an error when the prior is applied.
-        describes: `"mean"` or `"kept"`, see above.
+        applies_to: `"active"` or `"stored"`, see above.
 
     Example:
         >>> Prior(length_scale=0.01, bias_length_scale=0.0).bias_length_scale
@@ -114,41 +116,35 @@ class Prior:
 
     length_scale: float | Tensor = 1.0
     bias_length_scale: float | Tensor | None = None
-    following_length_scale: float | Tensor | Literal["fan_in"] | None = None
+    hidden_length_scale: float | Tensor | Literal["fan_in"] | None = None
     per_layer: Mapping[str, float | Tensor] = field(default_factory=dict, hash=False)
-    describes: Literal["mean", "kept"] = "mean"
+    applies_to: Literal["active", "stored"] = "active"
 
     def __post_init__(self) -> None:
         check_positive("length_scale", self.length_scale)
         if self.bias_length_scale is not None:
             check_positive("bias_length_scale", self.bias_length_scale, allow_zero=True)
-        if self.following_length_scale is not None and not isinstance(self.following_length_scale, str):
-            check_positive("following_length_scale", self.following_length_scale)
-        elif self.following_length_scale not in (None, "fan_in"):
-            raise ValueError(
-                f'`following_length_scale` must be a number or "fan_in"; got {self.following_length_scale!r}.'
-            )
+        if isinstance(self.hidden_length_scale, str) and self.hidden_length_scale != "fan_in":
+            raise ValueError(f'`hidden_length_scale` must be a number or "fan_in"; got {self.hidden_length_scale!r}.')
+        if not (self.hidden_length_scale is None or isinstance(self.hidden_length_scale, str)):
+            check_positive("hidden_length_scale", self.hidden_length_scale)
         for name, value in self.per_layer.items():
             check_positive(f"per_layer[{name!r}]", value, allow_zero=True)
-        if self.describes not in ("mean", "kept"):
-            raise ValueError(f'`describes` must be "mean" or "kept"; got {self.describes!r}.')
+        if self.applies_to not in ("active", "stored"):
+            raise ValueError(f'`applies_to` must be "active" or "stored"; got {self.applies_to!r}.')
 
-    def of_weight(self, layer: str = "", *, parameter: str = "", first: bool = True, fan_in: int = 1) -> Any:
-        r"""The $l$ of one weight matrix."""
-        for name in (f"{layer}.{parameter}".lstrip("."), layer):
-            if name in self.per_layer:
-                return self.per_layer[name]
-        if first or self.following_length_scale is None:
-            return self.length_scale
-        return math.sqrt(fan_in) if isinstance(self.following_length_scale, str) else self.following_length_scale
+    def of_weight(
+        self, layer: str = "", *, parameter: str = "", first: bool = True, fan_in: int = 1, keep_prob: float = 1.0
+    ) -> Any:
+        r"""The $l$ of one active weight matrix whose inputs are kept with probability $p$."""
+        own = [name for name in (f"{layer}.{parameter}".lstrip("."), layer) if name in self.per_layer]
+        scale: Any = self.per_layer[own[0]] if own else self.length_scale
+        if not own and not first and self.hidden_length_scale is not None:
+            scale = math.sqrt(fan_in) if isinstance(self.hidden_length_scale, str) else self.hidden_length_scale
+        return scale if self.applies_to == "active" else scale * keep_prob
 
-    def of_bias(self, layer: str = "", *, parameter: str = "") -> Any:
-        r"""The $l'$ of one bias vector."""
-        name = f"{layer}.{parameter}".lstrip(".")
-        if name in self.per_layer:
-            return self.per_layer[name]
-        return self.length_scale if self.bias_length_scale is None else self.bias_length_scale
-
-    def of_kept(self, length_scale: Any, keep_prob: float) -> Any:
-        r"""The length-scale of the kept value $\mathbf M = \theta / p$ that `length_scale` implies."""
-        return length_scale * keep_prob if self.describes == "mean" else length_scale
+    def of_bias(self, layer: str = "", *, parameter: str = "", keep_prob: float = 1.0) -> Any:
+        r"""The $l'$ of one active bias vector; $p$ is 1 unless biases are dropped too."""
+        default = self.length_scale if self.bias_length_scale is None else self.bias_length_scale
+        scale = self.per_layer.get(f"{layer}.{parameter}".lstrip("."), default)
+        return scale if self.applies_to == "active" else scale * keep_prob

@@ -3,7 +3,7 @@ r"""The weight layers of a network, their fan-in and their dropout, from its str
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -14,10 +14,9 @@ from torch.nn.utils.weight_norm import WeightNorm
 from dropbayes.weight_layers.precision import Prior
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-_PRODUCTS = (
-    nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.Embedding, nn.EmbeddingBag,
-    nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention,
-)  # fmt: skip
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+_CONVOLUTION = nn.modules.conv._ConvNd
+_PRODUCTS = (nn.Linear, nn.Bilinear, _CONVOLUTION, *_TABLES, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -182,6 +181,34 @@ def keep_probs_by_order(net: nn.Module) -> dict[str, float]:
     return by_layer
 
 
+class KeepProbs(dict[str, float]):
+    """Keep probabilities by parameter name in the order of use, with the layers that read the network's own input."""
+
+    def __init__(self, keep_probs: Mapping[str, float], input_layers: frozenset[str]) -> None:
+        super().__init__(keep_probs)
+        self.input_layers = input_layers
+
+
+def input_layers(net: nn.Module, prior: Prior, keep_probs: Mapping[str, float] | None) -> frozenset[str]:
+    """The weight layers that read the network's own input: traced, or else the first in the order of registration.
+
+    They have the paper's $l$, the others its $K$ [GG16, eq:L:GP-MC-reg-lengthscale]. A warning says where the guess
+    matters: outside an `nn.Sequential` the order of registration may differ from the order of use.
+    """
+    if isinstance(keep_probs, KeepProbs):
+        return keep_probs.input_layers
+    names = [name for name, _ in weight_layers(net)]
+    parents = {net.get_submodule(name.rpartition(".")[0]) for name in names}
+    is_chain = all(isinstance(parent, nn.Sequential) for parent in parents)
+    if prior.hidden_length_scale is not None and len(names) > 1 and not is_chain:
+        warnings.warn(
+            f"Which layers read the input is guessed from the order of registration ({names[0]}). Pass "
+            "`keep_probs=dropbayes.weight_layers.keep_probs(net, x)`, which traces an input.",
+            stacklevel=4,
+        )
+    return frozenset(names[:1])
+
+
 def stated_keep_prob(module: Any) -> float:
     """The keep probability that a layer, or the hook `add_dropout` gave it, states for its input; 1 if neither does."""
     stated = module.keep_prob if hasattr(type(module), "keep_prob") else hook_keep_prob(module)
@@ -216,9 +243,9 @@ def reads_input(module: nn.Module, parameter: str) -> bool:
 
 def _unit_axis(module: nn.Module, parameter: str) -> int:
     """The axis of a weight that indexes the units of the layer's input."""
-    if isinstance(module, (nn.Embedding, nn.EmbeddingBag, *_TRANSPOSED)):
+    if isinstance(module, (*_TABLES, *_TRANSPOSED)):
         return 0
-    if isinstance(module, (*_PRODUCTS,)) or parameter != "weight":
+    if isinstance(module, _PRODUCTS) or parameter != "weight":
         return 1
     # A class outside torch.nn (the Conv1D of GPT-2) may store its matrix as inputs x outputs; it then has `nf`.
     return 0 if "nf" in module.__dict__ else 1
@@ -228,7 +255,7 @@ def fan_in(module: nn.Module, parameter: str, weight: Tensor) -> int:
     """The paper's K: the number of inputs that each output of the layer sums."""
     if isinstance(module, _TRANSPOSED):
         return weight.shape[0] // module.groups * weight[0, 0].numel()
-    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+    if isinstance(module, _TABLES):
         return 1  # a lookup reads one vector
     if weight.dim() < 2:
         return 1
@@ -239,7 +266,7 @@ def n_units(module: nn.Module, parameter: str, weight: Tensor) -> int:
     """The paper's Q: the number of input units, each dropped with one Bernoulli variable."""
     if is_bias(parameter) or weight.dim() < 2:
         return weight.numel()
-    if isinstance(module, nn.modules.conv._ConvNd):
+    if isinstance(module, _CONVOLUTION):
         return module.in_channels
     n_masks = 3 if parameter == "in_proj_weight" else 1  # an attention's query, key and value have one mask each
     return n_masks * weight.shape[_unit_axis(module, parameter)]

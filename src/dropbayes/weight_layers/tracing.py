@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakIdKeyDictionary
 
 from dropbayes.tracing import Interception, Recorder, SiteNames
+from dropbayes.tracing.operations import LOOKUPS
 from dropbayes.weight_layers.structure import (
+    KeepProbs,
     is_bias,
     kl_is_weight_decay,
     layer_parameters,
@@ -39,6 +43,66 @@ def _preserve_state(net: nn.Module) -> Iterator[None]:
                 buffer.copy_(value)
 
 
+class _Reading(Recorder):
+    """A recorder that also finds the weight layers whose input has passed no other weight layer.
+
+    Args:
+        names: The names of the modules that run.
+        weights: The names of the weights, by id.
+        layers: The weight layer of each of its parameters.
+        inputs: The tensors that the network is called with.
+    """
+
+    def __init__(
+        self, names: SiteNames, weights: dict[int, str], layers: list[tuple[Tensor, str]], inputs: list[Tensor]
+    ) -> None:
+        super().__init__(names, weights=weights, every_dropout=True)
+        self.freezes_statistics = True
+        self.input_layers: set[str] = set()
+        # By tensor: whether it holds values of the input, and the layers whose weights it holds.
+        self._origins: Any = WeakIdKeyDictionary()
+        for tensor, layer in layers:  # a tied weight belongs to several
+            self._origins[tensor] = False, self._origins.get(tensor, (False, frozenset()))[1] | {layer}
+        self._origins.update((tensor, (True, frozenset())) for tensor in inputs)
+
+    def after(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        super().after(func, args, kwargs, result)
+        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        origins = [self._origins[leaf] for leaf in leaves if leaf in self._origins]
+        if not origins:
+            return
+        reads = func in LOOKUPS or any(of_input for of_input, _ in origins)
+        before = frozenset().union(*(layers for of_input, layers in origins if of_input))
+        weights = frozenset().union(*(layers for of_input, layers in origins if not of_input))
+        if reads and not before:
+            self.input_layers |= weights
+        for leaf in pytree.tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._origins[leaf] = reads, before | weights
+
+
+def _read(net: nn.Module, x: Any) -> _Reading:
+    # A computed weight (weight_norm) is computed once, so that it can be recognised by its identity.
+    with torch.nn.utils.parametrize.cached(), _preserve_state(net):
+        weights: dict[int, str] = {}
+        layers: list[tuple[Tensor, str]] = []
+        for layer, module in weight_layers(net):
+            values = {parameter: parameter_value(module, parameter) for parameter in layer_parameters(module)}
+            for parameter, value in values.items():
+                if not is_bias(parameter):
+                    weights.setdefault(id(value), f"{layer}.{parameter}".lstrip("."))  # a tied weight: its first name
+            layers += [(value, layer) for value in (*values.values(), *module.parameters(recurse=False))]
+        paths = {id(module): path for path, module in net.named_modules()}
+        inputs = [leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)]
+        reading = _Reading(SiteNames(paths), weights, layers, inputs)
+        with Interception(reading):
+            if isinstance(x, Mapping):
+                net(**x)
+            else:
+                net(*x) if isinstance(x, (tuple, list)) else net(x)
+    return reading
+
+
 def trace(net: nn.Module, x: Any) -> list[tuple[str, float]]:
     r"""The uses of the weights of `net` on input `x`, in order: the parameter's name, and $p$ of its input.
 
@@ -53,32 +117,17 @@ def trace(net: nn.Module, x: Any) -> list[tuple[str, float]]:
         >>> trace(nn.Sequential(fc, nn.ReLU(), drop, fc), torch.ones(1, 3))
         [('0.weight', 1.0), ('0.weight', 0.5)]
     """
-    # A computed weight (weight_norm) is computed once, so that it can be recognised by its identity.
-    with torch.nn.utils.parametrize.cached(), _preserve_state(net):
-        names = {
-            id(parameter_value(module, parameter)): f"{layer}.{parameter}".lstrip(".")
-            for layer, module in reversed(list(weight_layers(net)))  # a tied weight has its first name
-            for parameter in layer_parameters(module)
-            if not is_bias(parameter)
-        }
-        paths = {id(module): path for path, module in net.named_modules()}
-        recorder = Recorder(SiteNames(paths), weights=names, every_dropout=True)
-        recorder.freezes_statistics = True
-        with Interception(recorder):
-            if isinstance(x, Mapping):
-                net(**x)
-            else:
-                net(*x) if isinstance(x, (tuple, list)) else net(x)
-    return recorder.uses
+    return _read(net, x).uses
 
 
-def keep_probs(net: nn.Module, x: Any) -> dict[str, float]:
+def keep_probs(net: nn.Module, x: Any) -> KeepProbs:
     r"""The keep probability $p$ with which the input of every weight of `net` is kept, by parameter name.
 
     Found by a forward pass of `x`, so registration order, functional dropout and a dropout module used in several
     places make no difference. A dropout that no weight multiplies (on a residual branch) counts for no weight. A
     weight used more than once has the smallest of its keep probabilities. Weights that the input does not reach are
-    absent, and so are layers whose KL is not a weight decay.
+    absent, and so are layers whose KL is not a weight decay. The result also knows which layers read the input, so that
+    a `Prior` with a `hidden_length_scale` reaches the others.
 
     Args:
         net: Any network; it is not changed.
@@ -89,15 +138,17 @@ def keep_probs(net: nn.Module, x: Any) -> dict[str, float]:
         >>> keep_probs(net, torch.zeros(1, 2))
         {'0.weight': 1.0, '3.weight': 0.75}
     """
-    layers = dict(weight_layers(net))
+    layers, reading = dict(weight_layers(net)), _read(net, x)
     by_parameter: dict[str, float] = {}
-    for name, keep_prob in trace(net, x):
+    for name, keep_prob in reading.uses:
         by_parameter[name] = min(keep_prob, by_parameter.get(name, 1.0))
     for layer, module in layers.items():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and kl_is_weight_decay(module):
-            by_parameter[f"{layer}.weight".lstrip(".")] = stated_keep_prob(module)
+            name = f"{layer}.weight".lstrip(".")
+            by_parameter[name] = min(stated_keep_prob(module), by_parameter.get(name, 1.0))
     decaying = {layer for layer, module in layers.items() if kl_is_weight_decay(module)}
-    return {name: p for name, p in by_parameter.items() if _layer_of(name, layers) in decaying}
+    found = {name: p for name, p in by_parameter.items() if _layer_of(name, layers) in decaying}
+    return KeepProbs(found, frozenset(reading.input_layers))
 
 
 def complete_keep_probs(net: nn.Module, x: Any, given: Mapping[str, float] | None) -> dict[str, float]:
@@ -109,7 +160,8 @@ def complete_keep_probs(net: nn.Module, x: Any, given: Mapping[str, float] | Non
         warnings.warn(f"`net` could not be traced ({error}): its dropout is read off its structure.", stacklevel=3)
         return given
     layers = dict(weight_layers(net))
-    return {name: p for name, p in traced.items() if _layer_of(name, layers) not in given} | given
+    others = {name: p for name, p in traced.items() if _layer_of(name, layers) not in given}
+    return KeepProbs(others | given, traced.input_layers)
 
 
 def _layer_of(parameter: str, layers: Mapping[str, nn.Module]) -> str:

@@ -104,7 +104,7 @@ def test_training_is_adam_on_the_negative_evidence_lower_bound(activation, depth
         optimizer.zero_grad()
         output = keyed(inputs)
         tau = log_precision.exp() if learn else torch.tensor(20.0, dtype=torch.float64)
-        prior = Prior(length_scale=0.7, following_length_scale="fan_in")
+        prior = Prior(length_scale=0.7, hidden_length_scale="fan_in")
         # The library's bound with a precision of 1 has the divergence; the misfit is that of a Gaussian with tau.
         divergence = db.negative_elbo(net, targets, targets, likelihood=db.Gaussian(1.0), prior=prior, n_data=9)
         loss = divergence + 0.5 * (tau * (output - targets).square().mean() - tau.log())

@@ -148,7 +148,8 @@ export class Training {
   gradients(at, input, upstream, rows, nData) {
     const { widths, weights, biases } = this.network;
     const [nIn, nOut] = [widths[at], widths[at + 1]];
-    const decay = coefficient(at, nIn, this.objective) / nData;
+    const keepProb = at === 0 ? 1 : 1 - this.objective.dropProb;
+    const decay = coefficient(at, nIn, this.objective) / (keepProb ** 2 * nData); // of M, which is stored times p
     const biasDecay = this.objective.lengthScale ** 2 / nData;
     const weight = Float64Array.from(weights[at], (value) => decay * value);
     const bias = Float64Array.from(biases[at], (value) => biasDecay * value);
