@@ -150,15 +150,26 @@ def test_where_limits_by_predicate_and_by_names():
 def test_keep_probs_are_read_back():
     bayesian = add_dropout(ConvNet(), 0.25)
     assert set(keep_probs_by_order(bayesian).values()) == {0.75}
-    assert kl_coefficients(bayesian, prior=Prior(length_scale=2.0))["fc.weight"] == pytest.approx(4 * 0.75)
+    assert kl_coefficients(bayesian, prior=Prior(length_scale=2.0))["fc.weight"] == pytest.approx(4 / 0.75)
 
 
 def test_inputs_are_dropped_with_drop_prob_and_scaled_by_one_over_keep():
-    net = nn.Linear(1, 1, bias=False).double()
-    nn.init.ones_(net.weight)
-    out = add_dropout(net, 0.2)(torch.ones(40_000, 1, dtype=torch.float64))
+    net = nn.Linear(2, 1, bias=False).double()
+    net.weight.data = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    out = add_dropout(net, 0.2)(torch.ones(40_000, 2, dtype=torch.float64))
     assert set(out.flatten().tolist()) == {0.0, 1.25}
     assert abs((out == 0).double().mean() - 0.2) < 4 * math.sqrt(0.2 * 0.8 / 40_000)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(1, 5), nn.Conv2d(1, 5, 3)])
+def test_a_layer_with_one_input_unit_is_warned_of(layer):
+    net = nn.Sequential(layer, nn.ReLU())
+    with pytest.warns(
+        UserWarning, match=r"^0 has a single input unit, .* probability 0.1: those draws ignore the input"
+    ):
+        add_dropout(net, 0.1)
+    add_dropout(net, 0.0)  # drops nothing
+    add_dropout(nn.Sequential(*net, nn.Flatten(), nn.Linear(5, 1)), 0.1, where=["3"])
 
 
 @pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
@@ -324,7 +335,7 @@ def test_attention_is_unchanged_in_evaluation_and_drops_all_four_projections(bat
         assert (weights is None) == (got_weights is None)
     assert dropout_calls(bayesian, query, key, key) == [0.3] * 4
     coefficients = kl_coefficients(bayesian, prior=Prior(bias_length_scale=0.5))
-    assert coefficients["out_proj.weight"] == pytest.approx(0.7)
+    assert coefficients["out_proj.weight"] == pytest.approx(1 / 0.7)
     assert coefficients["out_proj.bias"] == coefficients["in_proj_bias"] == 0.25
 
 

@@ -108,7 +108,7 @@ def test_sequence_first_masks_keep_the_row_axis_in_place():
 def test_weight_decay_follows_the_mask_of_each_matrix():
     layer = GRU(3, 4, drop_prob=0.2, recurrent_drop_prob=0.3)
     got = kl_coefficients(layer, prior=Prior(length_scale=2.0, bias_length_scale=0.5))
-    expected = {"weight_ih_l0": 4 * 0.8, "weight_hh_l0": 4 * 0.7, "bias_ih_l0": 0.25, "bias_hh_l0": 0.25}
+    expected = {"weight_ih_l0": 4 / 0.8, "weight_hh_l0": 4 / 0.7, "bias_ih_l0": 0.25, "bias_hh_l0": 0.25}
     assert got == pytest.approx(expected)
 
 

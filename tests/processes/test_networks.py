@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import scipy.integrate
 import torch
 from torch import nn
 
@@ -66,6 +67,69 @@ def prior_outputs(net, prior, n_draws):
         with torch.no_grad():
             outputs.append(net(X)[:, 0])
     return torch.stack(outputs)
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [nn.ELU(3.0), nn.ELU(0.5, inplace=True), nn.Softplus(0.2), nn.LeakyReLU(0.5), nn.GELU("tanh"), nn.CELU(2.0),
+     nn.SELU(), nn.Mish(), nn.Softsign(), nn.GELU()],
+)  # fmt: skip
+def test_an_activation_has_the_arguments_it_has_in_the_network(activation):
+    covariance = process_of(nn.Sequential(nn.Linear(3, 9), activation, nn.Linear(9, 1)), PRIOR)
+    for row, variance in zip(X, covariance.diagonal(X), strict=True):
+        std = math.sqrt(row.square().sum() / 1.4**2 + 0.25)
+
+        def integrand(z, std=std):
+            value = activation(torch.tensor(std * z, dtype=torch.float64)).item()
+            return value**2 * math.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+
+        square = scipy.integrate.quad(integrand, -9, 0)[0] + scipy.integrate.quad(integrand, 0, 9)[0]
+        assert variance.item() == pytest.approx(square + 0.25, rel=1e-7)
+
+
+class Functional(nn.Module):
+    def __init__(self, *args, **kwargs):
+        super().__init__()
+        self.first, self.out, self.args, self.kwargs = nn.Linear(3, 9), nn.Linear(9, 1), args, kwargs
+
+    def forward(self, x):
+        return self.out(nn.functional.leaky_relu(self.first(x), *self.args, **self.kwargs))
+
+
+def test_a_function_has_the_arguments_of_its_call_and_one_computed_in_the_network_is_refused():
+    module = process_of(nn.Sequential(nn.Linear(3, 9), nn.LeakyReLU(0.4), nn.Linear(9, 1)), PRIOR)(X)
+    for net in (Functional(0.4), Functional(negative_slope=0.4)):
+        torch.testing.assert_close(process_of(net, PRIOR)(X), module)
+    with pytest.raises(ValueError, match="whose covariance is not implemented"):
+        process_of(nn.Sequential(nn.Linear(3, 9), nn.PReLU(), nn.Linear(9, 1)), PRIOR)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self, width=400):
+        super().__init__()
+        self.out, self.left, self.right = nn.Linear(width, 1), nn.Linear(3, width), nn.Linear(3, width)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.left(x) + self.right(x)))
+
+
+def test_two_layers_that_read_the_input_both_have_its_length_scale():
+    # u has variance 2 (x'x/l² + 1/l'²): that of one layer with l/√2 and l'/√2.
+    one = Prior(
+        length_scale=1.4 / 2**0.5, per_layer={"0.bias": 2.0 / 2**0.5, "2.bias": 2.0}, hidden_length_scale="fan_in"
+    )
+    single = process_of(nn.Sequential(nn.Linear(3, 400), nn.Tanh(), nn.Linear(400, 1)), one)(X)
+    torch.testing.assert_close(process_of(TwoInputs(), PRIOR)(X), single)
+
+
+def test_a_prior_of_stored_weights_is_a_process_with_l_times_p():
+    net = nn.Sequential(nn.Linear(3, 9), nn.ReLU(), nn.Dropout(0.5), nn.Linear(9, 1))
+    stored = Prior(length_scale=1.4, bias_length_scale=2.0, applies_to="stored")
+    active = Prior(length_scale=1.4, bias_length_scale=2.0, per_layer={"3.weight": 0.7})
+    torch.testing.assert_close(process_of(net, stored)(X), process_of(net, active)(X))
+    torch.testing.assert_close(
+        process_of(net, stored, keep_probs={"0": 1.0, "3": 1.0})(X), process_of(net, Prior(1.4, 2.0))(X)
+    )
 
 
 def test_a_perceptron_is_the_deep_covariance_of_its_own_scales():

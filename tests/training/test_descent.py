@@ -5,6 +5,7 @@ import torch
 
 import dropbayes as db
 from dropbayes.training import Descent, InverseDecay, fit
+from dropbayes.weight_layers import Prior, parameter_groups
 from tests.training.toys import network, toy
 
 
@@ -41,6 +42,18 @@ def test_an_optimiser_of_another_network_is_refused_and_one_of_a_part_trains_tha
     )
     assert torch.equal(net[0].weight, before)
     assert not torch.equal(net[3].weight, network()[3].weight)
+
+
+def test_an_optimiser_that_decays_weights_itself_is_refused():
+    x, y = toy()
+    net = network()
+    groups = parameter_groups(net, precision=4.0, prior=Prior(), n_data=64)
+    adamw, sgd = torch.optim.AdamW(net.parameters()), torch.optim.SGD(groups, lr=0.1)
+    for optimizer in (adamw, sgd, torch.optim.Adam(net.parameters(), weight_decay=0.1)):
+        with pytest.raises(ValueError, match=r"`optimizer` must not decay weights.*weight_decay=0 and set `prior`"):
+            fit(net, x, y, likelihood=db.Gaussian(4.0), optimizer=optimizer, epochs=1, device="cpu")
+    fit(net, x, y, likelihood=db.Gaussian(4.0), optimizer=torch.optim.AdamW(net.parameters(), weight_decay=0), epochs=1,
+        device="cpu")  # fmt: skip
 
 
 def test_the_callers_learning_rate_is_left_as_it_was_and_the_same_optimiser_resumes(tmp_path):

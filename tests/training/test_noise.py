@@ -8,6 +8,7 @@ from torch import nn
 
 from dropbayes.likelihoods import Categorical, Gaussian
 from dropbayes.training import fit
+from dropbayes.training.noise import ModelNoise
 from dropbayes.weight_layers.precision import Prior
 
 
@@ -27,6 +28,16 @@ def test_a_learned_precision_ends_at_the_inverse_of_the_mean_squared_error(tmp_p
     fit(start, x, y, checkpoint=tmp_path / "run", **{**setting, "epochs": 80})
     resumed = fit(start, x, y, checkpoint=tmp_path / "run", **setting)
     assert resumed.precision == history.precision and torch.equal(start.weight, net.weight)
+
+
+def test_the_logarithm_of_the_precision_never_decays():
+    noise = ModelNoise(Gaussian(17.0), True, torch.device("cpu"))
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1, weight_decay=1.0)
+    with noise.precision_group(optimizer) as trained:
+        noise.log_precision.grad = torch.zeros(())
+        for _ in range(20):
+            trained.step()
+    assert noise.values()[0] == pytest.approx(17.0)
 
 
 def test_a_precision_to_be_learned_needs_a_gaussian():

@@ -1,12 +1,14 @@
 """Tests of the weight decay that a prior implies for every parameter of a network."""
 
 import math
+import warnings
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
+import dropbayes
 from dropbayes.layers import BernoulliNoise, GaussianNoise, Linear, MixtureNoise
 from dropbayes.training.objective import kl_divergence
 from dropbayes.weight_layers import keep_probs, kl_coefficients, kl_constant, parameter_groups
@@ -213,9 +215,22 @@ def test_impossible_keep_probabilities_and_empty_weights_are_refused():
         with pytest.raises(ValueError, match=r"`keep_prob` must lie in \(0, 1\]; got 0"):
             kl_coefficients(dropped, prior=Prior(), keep_probs=keep)
     with pytest.warns(UserWarning, match="zero-element"):
-        empty = nn.Sequential(nn.Linear(3, 0), nn.Linear(0, 1))
-    with pytest.raises(ValueError, match=r"`net` must have weights; got 0.weight of shape \(0, 3\)"):
-        kl_constant(empty, prior=Prior())
+        empty = nn.Sequential(nn.Linear(3, 0), nn.Dropout(0.1), nn.Linear(0, 1))
+    x, y, rule = (
+        torch.zeros(2, 3),
+        torch.zeros(2, 1),
+        r"`net` must have no layer of width 0; got 0.weight of shape \(0, 3\)",
+    )
+    calls = [
+        lambda: kl_constant(empty, prior=Prior()),
+        lambda: keep_probs(empty, x),
+        lambda: dropbayes.predict(empty, x),
+        lambda: dropbayes.fit(empty, x, y, likelihood=dropbayes.Gaussian(1.0), epochs=1, device="cpu"),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=rule), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            call()
 
 
 def test_unknown_names_and_dropout_stated_twice_are_refused():

@@ -9,7 +9,8 @@ from torch.nn.utils import parametrizations
 from dropbayes.layers import BernoulliNoise, Conv2d, Embedding, Linear
 from dropbayes.layers.conversion import add_dropout
 from dropbayes.layers.recurrent import LSTM
-from dropbayes.weight_layers import keep_probs, trace
+from dropbayes.processes import theory_report
+from dropbayes.weight_layers import Prior, keep_probs, trace
 
 
 class Shared(nn.Module):
@@ -56,6 +57,39 @@ def test_dropout_called_as_a_function_is_seen_through_shapes_and_rectifiers():
     assert keep_probs(Net(), torch.zeros(1, 1, 6, 6)) == pytest.approx({"conv.weight": 0.9, "fc.weight": 0.8})
 
 
+ZERO_AT_ZERO = [
+    nn.Tanh(),
+    nn.GELU(),
+    nn.ELU(),
+    nn.SiLU(),
+    nn.LeakyReLU(),
+    nn.PReLU(),
+    nn.Hardtanh(),
+    nn.ReLU6(),
+    nn.SELU(),
+]
+
+
+@pytest.mark.parametrize("function", ZERO_AT_ZERO, ids=lambda module: type(module).__name__)
+def test_a_mask_passes_a_nonlinearity_that_is_zero_at_zero(function):
+    # [GG16, section "Insights"]: a dropped unit is zero after it too.
+    assert function(torch.zeros(1)).item() == 0
+    net = nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.2), function, nn.Linear(3, 1))
+    assert keep_probs(net, torch.randn(2, 2)) == {"0.weight": 1.0, "3.weight": 0.8}
+    report = theory_report(net, torch.randn(2, 2), Prior(), 10)
+    assert report.is_variational and [w.reading for w in report.weights] == ["MAP", "Bayesian"]
+
+
+def test_a_mask_of_channels_passes_maximum_pooling_and_none_passes_a_sigmoid():
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Dropout2d(0.2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 2, 2))
+    x = torch.randn(2, 1, 6, 6)
+    assert keep_probs(net, x) == {"0.weight": 1.0, "4.weight": 0.8}
+    assert theory_report(net, x, Prior(), 10).is_variational
+    sigmoid = nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.2), nn.Sigmoid(), nn.Linear(3, 1))
+    assert keep_probs(sigmoid, torch.randn(2, 2))["3.weight"] == 1.0
+    assert not theory_report(sigmoid, torch.randn(2, 2), Prior(), 10).is_variational
+
+
 def test_own_layers_and_dropout_before_them_multiply():
     net = nn.Sequential(nn.Dropout(0.5), Linear(3, 2, noise=BernoulliNoise(0.1)))
     assert keep_probs(net, torch.zeros(1, 3)) == pytest.approx({"1.weight": 0.45})
@@ -79,8 +113,8 @@ def test_recurrent_and_attention_weights_take_what_reaches_them():
 
 
 def test_a_converted_network_keeps_every_weight_as_it_says():
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), parametrizations.weight_norm(nn.Linear(32, 2)))
-    traced = keep_probs(add_dropout(net, 0.25), torch.zeros(1, 1, 6, 6))
+    net = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Flatten(), parametrizations.weight_norm(nn.Linear(32, 2)))
+    traced = keep_probs(add_dropout(net, 0.25), torch.zeros(1, 3, 6, 6))
     assert traced == pytest.approx({"0.weight": 0.75, "3.weight": 0.75})
 
 

@@ -245,8 +245,9 @@ def add_dropout(
     in custom modules. The experts of a mixture in one tensor are dropped by the
     columns of their matrices, with one mask for all rows; a low-rank adapter of PEFT is given its `lora_dropout`, with
     one mask for all positions of a row, and experts' adapters, for which PEFT has none, are dropped by columns. A
-    warning names the layers left unchanged and, with `x`, those that the forward pass does not call. A linear layer
-    that is called several times in one forward pass (an explicit loop) draws a mask at every call.
+    warning names the layers left unchanged, those with a single input unit, which some draws drop altogether, and, with
+    `x`, those that the forward pass does not call. A linear layer that is called several times in one forward pass (an
+    explicit loop) draws a mask at every call.
 
     Args:
         net: Any network.
@@ -284,9 +285,8 @@ def add_dropout(
     if row_axis is None:
         _warn_of_time_first(layers)
     already = _already_dropped(result, x, layers)
+    layers = [(name, layer) for name, layer in layers if layer not in already or _made_here(layer)]
     for name, layer in layers:
-        if layer in already and not _made_here(layer):
-            continue
         adapted = adapted_layer(result, name)
         if adapted is None:
             _attach(layer, drop_prob, units, row_axis or 0)
@@ -295,6 +295,7 @@ def add_dropout(
     for _, module in stacked:
         _attach_columns(module, WeightDropout(drop_prob, stacked_matrices))
     _warn_of_undropped(result, layers)
+    _warn_of_single_inputs(layers, drop_prob)
     for module in result.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # nested tensors only exist on the fused path, which skips submodules
@@ -323,6 +324,17 @@ def _warn_of_undropped(net: nn.Module, layers: list[tuple[str, nn.Module]]) -> N
         warnings.warn(
             f"{', '.join(names)}: an nn.EmbeddingBag looks up and sums in one operation and is left as it is; a cell "
             "that is itself the network draws new masks at every call (put the loop over time into a module).",
+            stacklevel=3,
+        )
+
+
+def _warn_of_single_inputs(layers: list[tuple[str, nn.Module]], drop_prob: float) -> None:
+    counts = ((name, getattr(layer, "in_features", getattr(layer, "in_channels", None))) for name, layer in layers)
+    names = [name or "(network)" for name, count in counts if count == 1]
+    if names and drop_prob:
+        warnings.warn(
+            f"{', '.join(names)} has a single input unit, dropped with probability {drop_prob:g}: those draws ignore "
+            "the input altogether. Leave the layer out with `where=`.",
             stacklevel=3,
         )
 

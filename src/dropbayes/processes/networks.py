@@ -3,7 +3,7 @@ r"""The Gaussian process of a given network, from its layers, widths, length-sca
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -20,19 +20,14 @@ from dropbayes.weight_layers.structure import stated_keep_prob
 
 __all__ = ["NetworkCovariance", "process_of"]
 
-_ACTIVATIONS: dict[Any, Callable[[], Layer]] = {
-    **dict.fromkeys((nn.ReLU, torch.relu, F.relu, "relu"), lambda: ReLU(1.0, 0.0)),
-    **dict.fromkeys((nn.Tanh, torch.tanh, F.tanh, "tanh"), lambda: TanH(1.0, 0.0)),
-    **dict.fromkeys((nn.Sigmoid, torch.sigmoid, F.sigmoid, "sigmoid"), lambda: Sigmoid(1.0, 0.0)),
-    **dict.fromkeys((torch.erf, "erf"), lambda: Erf(1.0, 0.0)),
-    **{
-        module: lambda function=function: Quadrature(1.0, 0.0, function=function)
-        for module, function in (
-            (nn.GELU, F.gelu), (nn.SiLU, F.silu), (nn.Softplus, F.softplus), (nn.ELU, F.elu),
-            (F.gelu, F.gelu), (F.silu, F.silu), (F.softplus, F.softplus), (F.elu, F.elu),
-        )
-    },
-}  # fmt: skip
+_CLOSED_FORMS: dict[Any, type[Layer]] = {
+    **dict.fromkeys((nn.ReLU, torch.relu, F.relu, "relu"), ReLU),
+    **dict.fromkeys((nn.Tanh, torch.tanh, F.tanh, "tanh"), TanH),
+    **dict.fromkeys((nn.Sigmoid, torch.sigmoid, F.sigmoid, "sigmoid"), Sigmoid),
+    **dict.fromkeys((torch.erf, "erf"), Erf),
+}
+_INTEGRATED: set[Any] = {nn.GELU, nn.SiLU, nn.Softplus, nn.ELU, nn.CELU, nn.SELU, nn.LeakyReLU, nn.Mish, nn.Softsign}
+_INTEGRATED |= {F.gelu, F.silu, F.softplus, F.elu, F.celu, F.selu, F.leaky_relu, F.mish, F.softsign}
 _PASSED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.Identity)
 _PASSED_FUNCTIONS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 _FLATTENING = (torch.flatten, "flatten")
@@ -224,7 +219,6 @@ class _Reading:
 
     def _step(self, node: fx.Node, kind: Any, sources: tuple[str, ...]) -> Any:
         """The step of a node, or the name of the step it passes on; None when the node is not supported."""
-        is_module = node.op == "call_module"
         flattens = isinstance(kind, nn.Flatten) or kind in _FLATTENING or (kind in _RESHAPING and _is_flat(node))
         if isinstance(kind, _PASSED) or kind in _PASSED_FUNCTIONS or (flattens and not self.convolutional):
             return sources[0]
@@ -241,9 +235,8 @@ class _Reading:
                 if self.convolutional
                 else Step(node.name, sources, None)
             )
-        key = type(kind) if is_module else kind
-        if key in _ACTIVATIONS:
-            layer = _ACTIVATIONS[key]()
+        layer = _activation_layer(node, kind)
+        if layer is not None:
             if self.convolutional:
                 _check_units(self.steps, sources[0])
                 return positions.Step(node.name, sources, positions.Activation(layer))
@@ -308,6 +301,21 @@ def _check_units(steps: list[positions.Step], source: str) -> None:
         raise ValueError(
             "`net` must apply activations to the outputs of layers; units share one distribution, inputs do not."
         )
+
+
+def _activation_layer(node: fx.Node, kind: Any) -> Layer | None:
+    """The covariance of an activation with the arguments it has in the network; None for any other node."""
+    key = type(kind) if node.op == "call_module" else kind
+    if key in _CLOSED_FORMS:
+        return _CLOSED_FORMS[key](1.0, 0.0)
+    arguments = (*node.args[1:], *node.kwargs.values())
+    if key not in _INTEGRATED or any(isinstance(argument, fx.Node) for argument in arguments):
+        return None
+
+    def function(u: Tensor) -> Tensor:
+        return kind(u.clone(), *node.args[1:], **node.kwargs)  # which may work in place
+
+    return Quadrature(1.0, 0.0, function=function)
 
 
 def _activation(name: str, steps: list[Step], source: str, layer: Layer) -> Step:

@@ -94,6 +94,7 @@ def perceptron(net: nn.Module, x: Tensor) -> Perceptron | None:
             sizes = state["in_features"], state["out_features"]
             if (
                 weight is None
+                or not weight.numel()
                 or "bias" in state["_buffers"]
                 or sizes[0] != width
                 or weight.shape != sizes[::-1]

@@ -41,7 +41,8 @@ SHAPES: Operations = frozenset({
 
 PASSES_MASK: Operations = SHAPES | {
     F.relu, torch.relu, Tensor.relu, F.relu6, F.leaky_relu, F.elu, F.celu, F.selu, F.gelu, F.silu, F.mish, F.hardswish,
-    F.softsign, F.tanh, torch.tanh, Tensor.tanh, F.max_pool1d, F.max_pool2d, F.max_pool3d, F.adaptive_max_pool1d,
+    F.softsign, F.hardtanh, F.prelu, F.tanhshrink, F.softshrink, F.hardshrink, torch.sin, Tensor.sin, torch.erf,
+    Tensor.erf, F.tanh, torch.tanh, Tensor.tanh, F.max_pool1d, F.max_pool2d, F.max_pool3d, F.adaptive_max_pool1d,
     F.adaptive_max_pool2d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d,
     torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_,
 }  # fmt: skip

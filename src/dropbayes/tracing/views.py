@@ -42,7 +42,7 @@ def checked_network(net: Any) -> nn.Module:
 
 
 def check_modules(net: nn.Module) -> None:
-    """Raises on scripted modules, and on uninitialised lazy ones: inspection would initialise them."""
+    """Raises on scripted modules, on lazy ones, which inspection would initialise, and on layers of width 0."""
     scripted = [name or "(network)" for name, m in net.named_modules() if isinstance(m, torch.jit.ScriptModule)]
     if scripted:
         raise TypeError(
@@ -52,6 +52,9 @@ def check_modules(net: nn.Module) -> None:
     lazy = [name for name, m in net.named_modules() if getattr(m, "has_uninitialized_params", lambda: False)()]
     if lazy:
         raise ValueError(f"`net` must be initialised; {lazy[0]!r} is lazy. Run it once on a batch: net(x).")
+    empty = [(name, tuple(p.shape)) for name, p in net.named_parameters() if not p.numel()]
+    if empty:
+        raise ValueError(f"`net` must have no layer of width 0; got {empty[0][0]} of shape {empty[0][1]}.")
 
 
 def unwrap(module: nn.Module) -> nn.Module:

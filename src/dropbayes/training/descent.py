@@ -76,7 +76,7 @@ class Descent:
         """The optimiser of the network's parameters.
 
         Raises:
-            ValueError: The given optimiser holds parameters of another network.
+            ValueError: The given optimiser holds parameters of another network, or decays them.
         """
         if self.optimizer == "adam":
             return torch.optim.Adam(net.parameters(), lr=self.learning_rate, fused=True)
@@ -90,6 +90,12 @@ class Descent:
             raise ValueError(
                 f"`optimizer` must hold parameters of `net`; {foreign} of its {len(held)} belong to another network. "
                 "Build it from net.parameters() after the network has its final form."
+            )
+        decays = {group["weight_decay"] for group in self.optimizer.param_groups if group.get("weight_decay")}
+        if decays:
+            raise ValueError(
+                f"`optimizer` must not decay weights, which the prior's divergence in the objective does already; got "
+                f"weight_decay={max(decays):g}. Build it with weight_decay=0 and set `prior`."
             )
         return self.optimizer
 

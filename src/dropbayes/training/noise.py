@@ -40,7 +40,7 @@ class ModelNoise:
         if self.log_precision is None:
             yield optimizer
             return
-        optimizer.add_param_group({"params": [self.log_precision]})
+        optimizer.add_param_group({"params": [self.log_precision], "weight_decay": 0.0})
         try:
             yield optimizer
         finally:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dropbayes.runtime.validation import check_keep_prob, check_n_data, check_number, check_positive
+from dropbayes.tracing.views import check_modules
 from dropbayes.weight_layers.precision import Prior
 from dropbayes.weight_layers.structure import (
     DroppedLayer,
@@ -81,8 +82,9 @@ def decays(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | No
     """Every parameter of `net` whose KL is a weight decay; a tied one once, with its smallest keep probability.
 
     Raises:
-        ValueError: A name or a keep probability is impossible, or a weight has no elements.
+        ValueError: A name or a keep probability is impossible, or a layer is empty.
     """
+    check_modules(net)
     given = dict(keep_probs or {})
     layers = dict(weight_layers(net))
     _check_names(net, layers, prior, given)
@@ -102,8 +104,6 @@ def decays(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | No
                 continue
             check_keep_prob(p)
             value = parameter_value(module, parameter)
-            if not value.numel():
-                raise ValueError(f"`net` must have weights; got {layer}.{parameter} of shape {tuple(value.shape)}.")
             # A computed weight is another object each time it is read.
             key = id(value) if isinstance(value, nn.Parameter) else -len(found) - 1
             first = layer in inputs and reads_input(module, parameter)

@@ -2,7 +2,8 @@ r"""Keep probabilities of the inputs of all weights, by tracing a forward pass.
 
 The pass is that of `dropbayes.tracing`, in which dropout is not applied but recorded with its output. The record
 follows the tensor through operations that preserve a mask: reshapes, elementwise products, non-linearities with
-σ(0) = 0. A product with a parameter ends the record, which gives the keep probability of its input.
+σ(0) = 0 [GG16, section "Insights"]. A product with a parameter ends the record, which gives the keep probability of its
+input. (The factor 1/p passes only a positively homogeneous σ: after another one a kept unit's weight is θ, not θ/p.)
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from dropbayes.tracing import Interception, Recorder, SiteNames
 from dropbayes.tracing.operations import LOOKUPS
+from dropbayes.tracing.views import check_modules
 from dropbayes.weight_layers.structure import (
     KeepProbs,
     is_bias,
@@ -82,6 +84,7 @@ class _Reading(Recorder):
 
 
 def _read(net: nn.Module, x: Any) -> _Reading:
+    check_modules(net)
     # A computed weight (weight_norm) is computed once, so that it can be recognised by its identity.
     with torch.nn.utils.parametrize.cached(), _preserve_state(net):
         weights: dict[int, str] = {}
