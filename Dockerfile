@@ -1,6 +1,7 @@
-# The server of `dropbayes serve`, for one model folder mounted at /models/model:
+# The server of `dropbayes serve`, for the folder `model` in a folder mounted at /models. The parent is mounted, since a
+# fit replaces the model's folder, and a mount of the folder itself would keep the old one:
 #   docker build -t dropbayes .
-#   docker run --rm -p 127.0.0.1:8000:8000 -v "$PWD/model:/models/model:ro" dropbayes
+#   docker run --rm -p 127.0.0.1:8000:8000 -v "$PWD/models:/models:ro" dropbayes
 FROM python:3.12-slim AS build
 # The default torch brings gigabytes of CUDA, which a server on CPUs does not need: the build argument PIP_OPTIONS takes
 # the options with which pip finds a build for CPUs.

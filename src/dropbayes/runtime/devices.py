@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["available_device", "capture_graph", "cpu_threads", "flush_denormals", "share_cores", "tensor_cores"]
+__all__ = [
+    "available_device",
+    "capture_graph",
+    "cpu_threads",
+    "end_with_parent",
+    "flush_denormals",
+    "share_cores",
+    "tensor_cores",
+]
 
 _Result = TypeVar("_Result")
 
@@ -53,6 +64,19 @@ def share_cores(n_workers: int | None = None) -> None:
     """
     n_cores = os.cpu_count() or 1
     torch.set_num_threads(max(1, n_cores // (n_workers or n_cores)))
+
+
+def end_with_parent() -> None:
+    """Ends this worker process by SIGTERM when its parent is gone, which a killed parent cannot do itself."""
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    if parent is not None:
+        threading.Thread(target=follow, name="parent", daemon=True).start()
 
 
 @contextlib.contextmanager

@@ -41,6 +41,12 @@ class Live:
         return status, json.loads(answer)
 
     @property
+    def counts(self):
+        """The counters of the server by name."""
+        lines = self.ask("GET", "/metrics")[2].decode().splitlines()
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+
+    @property
     def memory(self):
         """The bytes that the process and its workers hold in memory."""
         process = psutil.Process(self.process.pid)
@@ -56,18 +62,19 @@ class Live:
 
 
 @contextlib.contextmanager
-def live_server(folder, *options, before=""):
+def live_server(*folders_and_options, before="", wrapper=(), stderr=None):
     """A server of a model folder on a free port; ended at the end of the context.
 
     Args:
-        folder: The model folder.
-        options: Options of `dropbayes serve`.
+        folders_and_options: The model folders, and options of `dropbayes serve`.
         before: Python to run in the server's process first, to set a limit that no test could wait for.
+        wrapper: A command that runs the server's.
+        stderr: A file for what the server says on standard error.
     """
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    start = ["-c", f"{before}; from dropbayes.app.cli import main; main()"] if before else ["-m", "dropbayes"]
-    command = [sys.executable, *start, "serve", str(folder), "--port", "0", *map(str, options)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+    start = ["-c", f"{before}\nfrom dropbayes.app.cli import main\nmain()"] if before else ["-m", "dropbayes"]
+    command = [*wrapper, sys.executable, *start, "serve", *map(str, folders_and_options), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=environment, text=True)
     try:
         line = process.stdout.readline()
         address = re.search(r"http://([\d.]+):(\d+)/v2/models/(\S+)", line)

@@ -4,11 +4,13 @@ import json
 import time
 
 import numpy as np
+import pyarrow.csv
 import pytest
 
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 
 import dropbayes as db
+from dropbayes.app.models.model import load
 from tests.app.serving.live import columns_request, live_server, outputs_of
 
 COLUMNS = {"size": [0.5, -1.0, 2.0], "city": ["Oslo", "Rome", "Rome"], "new": [True, False, True]}
@@ -25,8 +27,8 @@ def classes(models):
         yield live
 
 
-def as_lists(prediction):
-    return {name: values.ravel().tolist() for name, values in prediction.items()}
+def as_lists(prediction, outside=("", "", "size")):
+    return {name: values.ravel().tolist() for name, values in prediction.items()} | {"outside": list(outside)}
 
 
 # --- health and metadata -------------------------------------------------------------------------------------------
@@ -71,11 +73,11 @@ def test_classes_are_answered_with_labels_and_probabilities(classes, models):
     assert next(o for o in answer["outputs"] if o["name"] == "probabilities")["shape"] == [3, 3]
 
 
-def test_a_request_sets_draws_seed_and_interval(server, predictor):
-    settings = {"n_draws": 7, "seed": 5, "interval": 0.5}
+def test_a_request_sets_draws_seed_and_coverage(server, predictor):
+    settings = {"n_draws": 7, "seed": 5, "coverage": 0.5}
     status, answer = server.infer(columns_request(COLUMNS, **settings))
     assert status == 200 and answer["parameters"] == settings
-    assert outputs_of(answer) == as_lists(predictor.with_settings(**settings)(COLUMNS))
+    assert outputs_of(answer) == as_lists(predictor.with_settings(n_draws=7, seed=5, interval=0.5)(COLUMNS))
 
 
 def test_rows_over_the_threshold_are_marked(server, predictor):
@@ -138,6 +140,92 @@ def test_tritons_client_gets_the_bits_of_the_predictor(server, predictor):
     client.close()
 
 
+def test_a_category_new_to_the_model_is_served_where_the_request_or_the_server_allows_it(server, models):
+    strange = columns_request({**COLUMNS, "city": ["Oslo", "Paris", "Rome"]})
+    allowed = server.infer({**strange, "parameters": {"allow_new": True}})
+    assert allowed[0] == 200 and outputs_of(allowed[1])["outside"] == ["", "city", "size"]
+    expected = db.Predictor.load(models / "numbers", allow_new=True)({**COLUMNS, "city": ["Oslo", "Paris", "Rome"]})
+    assert outputs_of(allowed[1])["mean"] == expected["mean"].tolist()
+    with live_server(models / "numbers", "--allow-new") as live:
+        assert live.infer(strange) == allowed
+        assert live.infer({**strange, "parameters": {"allow_new": False}})[0] == 400
+
+
+def test_conformal_label_sets_are_those_of_the_model(models, tmp_path):
+    frame = pyarrow.csv.read_csv(models / "train.csv")
+    load(models / "classes").calibrate(frame, method="conformal").save(tmp_path / "sets")
+    expected = load(tmp_path / "sets").predict(COLUMNS, coverage=0.5)
+    with live_server(tmp_path / "sets") as live:
+        answer = live.infer(columns_request(COLUMNS, coverage=0.5))[1]
+        assert outputs_of(answer)["labels"] == list(expected["labels"])
+        assert outputs_of(answer)["outside"] == list(expected["outside"])
+        assert {"name": "labels", "datatype": "BYTES", "shape": [-1]} in live.get("/v2/models/sets")[1]["outputs"]
+
+
+def test_null_is_a_missing_value(server):
+    nulls, texts = columns_request(COLUMNS), columns_request({**COLUMNS, "size": ["0.5", "", "2.0"]})
+    nulls["inputs"][0]["data"] = [0.5, None, 2.0]
+    nulls["inputs"][2]["data"] = texts["inputs"][2]["data"] = [True, None, True]
+    assert server.infer(nulls) == server.infer(texts)
+    assert server.infer(nulls)[0] == 200
+
+
+def test_the_fields_of_kserves_and_mlservers_clients_are_taken(server):
+    plain = server.infer(columns_request(COLUMNS))
+    request = columns_request(COLUMNS, content_type="pd", headers={"a": "b"})
+    for entry in request["inputs"]:
+        entry["parameters"] = {"content_type": "np"}
+    named = {"model_name": "numbers", "model_version": plain[1]["model_version"]}
+    assert server.infer({**request, **named}) == plain
+    assert server.infer({**request, "model_name": "other"})[0] == 400
+
+
+def test_kserves_client_gets_an_answer(server, predictor):
+    kserve = pytest.importorskip("kserve")
+    import asyncio
+
+    request = kserve.InferRequest("numbers", [kserve.InferInput(e["name"], e["shape"], e["datatype"], e["data"]) for e in columns_request(COLUMNS)["inputs"]])  # fmt: skip
+    client = kserve.InferenceRESTClient(kserve.RESTConfig(protocol="v2"))
+    answer = asyncio.run(client.infer(f"http://{server.host}:{server.port}", request, model_name="numbers"))
+    assert answer.outputs[0].data == predictor(COLUMNS)["mean"].tolist()
+
+
+def test_mlservers_codecs_are_understood(server, predictor):
+    codecs = pytest.importorskip("mlserver.codecs")
+    import pandas
+
+    request = codecs.PandasCodec.encode_request(pandas.DataFrame(COLUMNS)).model_dump_json()
+    answer = server.infer(request.encode())[1]
+    assert outputs_of(answer)["mean"] == predictor(COLUMNS)["mean"].tolist()
+
+
+def test_plain_records_are_answered_with_the_columns_of_the_command_line(server, models):
+    records = [dict(zip(COLUMNS, values, strict=True)) for values in zip(*COLUMNS.values(), strict=True)]
+    body = json.dumps({"records": records, "parameters": {"coverage": 0.5}})
+    status, _, answer = server.ask("POST", "/v2/models/numbers/records", body)
+    expected = load(models / "numbers").predict(COLUMNS, coverage=0.5)
+    assert status == 200
+    assert {name: [record[name] for record in json.loads(answer)["records"]] for name in expected} == expected
+    for wrong in ({"records": [{**records[0], "sise": 1}]}, {"records": [{"size": 1}]}, {"records": []}, records):
+        assert server.ask("POST", "/v2/models/numbers/records", json.dumps(wrong))[0] == 400
+
+
+def test_every_path_of_the_open_api_description_is_answered(server):
+    status, description = server.get("/openapi.json")
+    assert status == 200 and "city" in description["components"]["schemas"]["numbers_record"]["properties"]
+    for path, methods in description["paths"].items():
+        for method in methods:
+            assert server.ask(method.upper(), path)[0] == {"get": 200, "post": 400}[method]
+
+
+def test_several_models_share_a_server(server, classes, models):
+    with live_server(models / "numbers", models / "classes") as both:
+        for one in (server, classes):
+            path = f"/v2/models/{one.model}/infer"
+            body = json.dumps(columns_request(COLUMNS))
+            assert both.ask("POST", path, body)[2] == one.ask("POST", path, body)[2]
+
+
 # --- refusals ------------------------------------------------------------------------------------------------------
 
 REFUSED = {
@@ -148,13 +236,16 @@ REFUSED = {
     "an unknown parameter": (columns_request(COLUMNS, n_draw=3), 400, "n_draw"),
     "no draws": (columns_request(COLUMNS, n_draws=0), 400, "`n_draws` must"),
     "too many draws": (columns_request(COLUMNS, n_draws=10**6), 400, "at most 1000"),
-    "an impossible interval": (columns_request(COLUMNS, interval=1), 400, "`interval` must"),
+    "an impossible coverage": (columns_request(COLUMNS, coverage=1), 400, "`coverage` must"),
+    "a coverage that rounds to 1": (columns_request(COLUMNS, coverage=0.9999999999999999), 400, ""),
     "a negative seed": (columns_request(COLUMNS, seed=-1), 400, "`seed` must"),
     "a huge seed": (columns_request(COLUMNS, seed=2**70), 400, "`seed` must"),
     "an unknown output": ({**columns_request(COLUMNS), "outputs": [{"name": "mode"}]}, 400, "no output 'mode'"),
     "deferred without a threshold": ({**columns_request(COLUMNS), "outputs": [{"name": "deferred"}]}, 400, "defer_above"),
     "a number out of all proportion": (columns_request({**COLUMNS, "size": [1e300, 0.0, 0.0]}), 400, "column 'size'"),
     "a row that overflows": (columns_request({**COLUMNS, "size": [1e60, 0.0, 0.0]}), 400, "not finite"),
+    "a matrix and a column": ({"inputs": [{"name": "x", "shape": [1, 3], "datatype": "BYTES", "data": ["1", "Oslo", "true"]}, *columns_request({"size": [1.0]})["inputs"]]}, 400, "send it alone"),
+    "an unknown parameter of an output": ({**columns_request(COLUMNS), "outputs": [{"name": "mean", "parameters": {"classification": 2}}]}, 400, "classification"),
     "half a character": (columns_request({**COLUMNS, "city": ["\ud800", "Oslo", "Rome"]}), 400, ""),
     "half a character as an id": ({**columns_request(COLUMNS), "id": "\ud800"}, 400, ""),
     "too many rows": ({"inputs": [{"name": "size", "shape": [10**9], "datatype": "FP64", "data": []}]}, 413, "at most 10000"),
@@ -181,21 +272,45 @@ def test_other_paths_and_methods_are_refused(server, method, path, expected):
     assert status == expected and json.loads(body)["error"]
 
 
-def test_metrics_count_requests_rows_and_rows_unlike_training(server):
-    def counts():
-        text = server.ask("GET", "/metrics")[2].decode()
-        lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
-        return {name: float(value) for name, value in lines}
+def test_a_class_of_a_row_that_overflows_is_refused(classes):
+    assert classes.infer(columns_request({**COLUMNS, "size": [1e99, 0.0, 0.0]}))[0] == 400
 
-    before = counts()
+
+@pytest.mark.parametrize("length", ["9" * 5000, "x"])
+def test_a_length_of_the_json_that_is_none_is_refused(server, length):
+    assert server.infer(columns_request(COLUMNS), **{"Inference-Header-Content-Length": length})[0] == 400
+
+
+def test_names_of_other_sites_and_forms_are_refused(server):
+    assert server.infer(columns_request(COLUMNS), Host="localhost")[0] == 200
+    assert server.ask("GET", "/v2", headers={"Host": "attacker.example"})[0] == 400
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
+        assert server.infer(columns_request(COLUMNS), **{"Content-Type": kind})[0] == 415
+
+
+def test_requests_of_every_status_are_counted(server):
+    before = server.counts
+    server.ask("GET", "/nowhere")
+    server.ask("DELETE", "/v2")
+    server.ask("POST", "/v2/models/numbers/infer", b"x", {"Content-Type": "text/plain"})
+    after = server.counts
+    for status in (404, 405, 415):
+        name = f'dropbayes_requests_total{{status="{status}"}}'
+        assert after[name] == before.get(name, 0) + 1
+
+
+def test_metrics_count_requests_rows_and_rows_unlike_training(server):
+    before = server.counts
     server.infer(columns_request({**COLUMNS, "size": [1e4, 1e4, 1e4]}, defer_above=0.0))
-    after = counts()
+    after = server.counts
     change = {name: after[name] - before.get(name, 0) for name in after}
     assert change['dropbayes_requests_total{status="200"}'] == 2  # the one before asked for metrics
-    assert change["dropbayes_rows_total"] == change["dropbayes_deferred_rows_total"] == 3
-    assert change['dropbayes_rows_above_training_percentile_total{percentile="99"}'] == 3
-    assert change["dropbayes_batch_rows_count"] == 1 and change["dropbayes_uncertainty_total"] > 0
-    assert after['dropbayes_training_uncertainty{percentile="50"}'] > 0
+    assert (
+        change['dropbayes_rows_total{model="numbers"}'] == change['dropbayes_deferred_rows_total{model="numbers"}'] == 3
+    )
+    assert change['dropbayes_rows_above_training_percentile_total{model="numbers",percentile="99"}'] == 3
+    assert change["dropbayes_batch_rows_count"] == 1 and change['dropbayes_uncertainty_total{model="numbers"}'] > 0
+    assert after['dropbayes_training_uncertainty{model="numbers",percentile="50"}'] > 0
 
 
 # --- limits --------------------------------------------------------------------------------------------------------
@@ -235,4 +350,5 @@ def test_a_token_is_asked_for_where_one_is_set(models, tmp_path):
         for header in ({}, {"Authorization": "Bearer s3cret"}, {"Authorization": "s3cret-token"}):
             assert live.get("/v2", **header)[0] == live.infer(columns_request(COLUMNS), **header)[0] == 401
         assert live.ask("GET", "/metrics")[0] == 401
-        assert live.infer(columns_request(COLUMNS), Authorization="Bearer s3cret-token")[0] == 200
+        for scheme in ("Bearer", "bearer"):
+            assert live.infer(columns_request(COLUMNS), Authorization=f"{scheme} s3cret-token")[0] == 200

@@ -10,6 +10,7 @@ pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 import dropbayes as db
 from dropbayes.app.serving import batching
 from dropbayes.app.serving.batching import Batches
+from dropbayes.app.serving.protocol import RequestError
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ async def predicted_together(batches, jobs):
 
 def test_requests_together_have_the_bits_of_each_alone(predictor, rows):
     sizes = []
-    batches = Batches(sizes.append)
+    batches = Batches(observe=sizes.append)
     jobs = [
         (predictor, rows[:1]),
         (predictor, rows[1:1]),
@@ -47,7 +48,7 @@ def test_requests_together_have_the_bits_of_each_alone(predictor, rows):
 
 def test_a_long_request_does_not_keep_a_short_one_waiting(predictor, rows, monkeypatch):
     monkeypatch.setattr(batching, "_BATCH_DRAWS", 1)
-    monkeypatch.setattr(batching, "_FEWEST_ROWS", 4)
+    monkeypatch.setattr(batching, "_MIN_ROWS", 4)
     order = []
 
     async def run():
@@ -94,3 +95,54 @@ def test_closing_finishes_what_waits_and_takes_no_more(predictor, rows):
         return answers
 
     assert all(same_bits(answer, predictor.predict_inputs(rows)) for answer in asyncio.run(run()))
+
+
+def test_work_that_could_not_be_done_in_time_is_refused_and_light_work_is_not(predictor, rows):
+    async def run():
+        batches = Batches(max_seconds=1.0)
+        batches._draws_per_second = 2.5 * len(rows) * predictor.total_draws
+        heavy = [asyncio.ensure_future(batches.predict(predictor, rows)) for _ in range(6)]
+        light = [asyncio.ensure_future(batches.predict(predictor, rows[:1])) for _ in range(6)]
+        answers = await asyncio.gather(*heavy, *light, return_exceptions=True)
+        batches.close()
+        return answers
+
+    answers = asyncio.run(run())
+    refused = [isinstance(answer, RequestError) and answer.status == 429 for answer in answers]
+    assert not any(refused[:2]) and any(refused[2:6]) and not any(refused[6:])
+
+
+def test_of_equal_requests_the_oldest_is_finished_first(predictor, rows, monkeypatch):
+    monkeypatch.setattr(batching, "_BATCH_DRAWS", 1)
+    monkeypatch.setattr(batching, "_MIN_ROWS", 4)
+    order = []
+
+    async def run():
+        batches = Batches(max_seconds=np.inf)
+
+        async def one(name):
+            await batches.predict(predictor, rows)
+            order.append(name)
+
+        await asyncio.gather(*(one(name) for name in range(4)))
+        batches.close()
+
+    asyncio.run(run())
+    assert order == [0, 1, 2, 3]
+
+
+def test_a_request_that_was_given_up_costs_no_further_work(predictor, rows, monkeypatch):
+    monkeypatch.setattr(batching, "_BATCH_DRAWS", 1)
+    monkeypatch.setattr(batching, "_MIN_ROWS", 1)
+    sizes = []
+
+    async def run():
+        batches = Batches(observe=sizes.append)
+        job = asyncio.ensure_future(batches.predict(predictor, rows))
+        while not sizes:
+            await asyncio.sleep(0)
+        job.cancel()
+        await asyncio.to_thread(batches.close)
+
+    asyncio.run(run())
+    assert sum(sizes) < len(rows)

@@ -41,7 +41,9 @@ tensors = st.fixed_dictionaries(
     },
 )
 parameters = st.dictionaries(
-    st.sampled_from(["n_draws", "seed", "interval", "defer_above", "binary_data_output", "other"]), values, max_size=4
+    st.sampled_from(["n_draws", "seed", "coverage", "defer_above", "allow_new", "binary_data_output", "other"]),
+    values,
+    max_size=4,
 )
 outputs = st.lists(
     st.fixed_dictionaries({"name": st.sampled_from(["mean", "std", "deferred", "?"]) | values}), max_size=3
@@ -112,7 +114,11 @@ def wires(draw):
         )
     )
     length = draw(st.sampled_from([None] * 8 + [-1, 0, 1, len(body) + 5, 10**12, "x", "1,2"]))
-    headers = [("Host", "here"), ("Connection", "close"), ("Content-Length", len(body) if length is None else length)]
+    headers = [
+        ("Host", draw(st.sampled_from(["localhost"] * 9 + ["here"]))),
+        ("Connection", "close"),
+        ("Content-Length", len(body) if length is None else length),
+    ]
     headers += draw(st.lists(st.sampled_from([
         ("Transfer-Encoding", "chunked"), ("Content-Encoding", "gzip"), ("Inference-Header-Content-Length", "7"),
         ("Inference-Header-Content-Length", "-1"), ("Content-Length", "3"), ("Expect", "100-continue"),
@@ -160,7 +166,7 @@ def test_generated_requests_are_answered_or_refused(server, wire):
 
 def test_the_server_is_as_it_was_afterwards(server):
     status, found = server.infer(GOOD)
-    assert status == 200 and len(found["outputs"]) == 6
+    assert status == 200 and len(found["outputs"]) == 7
 
 
 @pytest.mark.slow

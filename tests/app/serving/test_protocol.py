@@ -1,6 +1,7 @@
 """Tensors of the protocol: what is declared is what is read, and everything else is refused."""
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ from dropbayes.app.serving import protocol
 from dropbayes.app.serving.protocol import RequestError, decode_request, encode_response, tensors
 
 
-def read(inputs, binary=b"", max_rows=100):
+def read(inputs, binary=b"", max_rows=100, n_columns=2):
     text = json.dumps({"inputs": inputs}).encode()
     request, behind = decode_request(text + binary, str(len(text)))
-    return tensors(request, behind, max_rows=max_rows)
+    return tensors(request, behind, max_rows=max_rows, n_columns=n_columns)
 
 
 def entry(datatype, data, shape, name="a"):
@@ -26,7 +27,7 @@ def entry(datatype, data, shape, name="a"):
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=20))
 def test_numbers_come_back_bit_for_bit(values):
     assert read([entry("FP64", values, [len(values)])])["a"].tolist() == values
-    body = encode_response({}, {"a": np.array(values, dtype=float)}).body
+    body, _ = encode_response({}, {"a": np.array(values, dtype=float)})
     assert json.loads(body)["outputs"][0]["data"] == values
 
 
@@ -44,30 +45,55 @@ def test_raw_bytes_are_read_little_endian(datatype):
 
 def test_texts_travel_behind_their_lengths_and_in_order():
     texts = np.array(["Oslo", "", "Åre"], dtype=object)
-    encoded = encode_response({}, {"a": texts, "b": np.array([1.5])}, binary=["a", "b"])
-    head, behind = encoded.body[: encoded.header_length], encoded.body[encoded.header_length :]
+    body, length = encode_response({}, {"a": texts, "b": np.array([1.5])}, binary=["a", "b"])
+    head, behind = body[:length], body[length:]
     inputs = json.loads(head)["outputs"]
     found = read(inputs, behind)
     assert found["a"].tolist() == texts.tolist() and found["b"].tolist() == [1.5]
 
 
+@pytest.mark.parametrize("datatype", ["FP64", "FP32", "INT8", "BOOL", "BYTES"])
+def test_null_is_a_missing_value_of_any_type(datatype):
+    value = "a" if datatype == "BYTES" else 1
+    found = read([entry(datatype, [True if datatype == "BOOL" else value, None], [2])])["a"].tolist()
+    assert found[0] == value and (found[1] is None or found[1] != found[1])
+
+
+@pytest.mark.parametrize(
+    "data", [b"[[],[],", b"[1,1,", b'["","",', b"[null,"], ids=["lists", "numbers", "texts", "null"]
+)
+def test_data_of_another_size_are_refused_before_they_fill_the_memory(data):
+    first, _, rest = data.partition(b",")
+    text = first + b"," + (rest or first[1:] + b",") * 100_000 + (rest or first[1:] + b",").rstrip(b",") + b"]"
+    datatype, shape = ("BYTES", [2, 2]) if data[:2] == b"[[" else ("FP64", [3])
+    body = b'{"inputs":[{"name":"a","shape":%s,"datatype":"%s","data":%s}]}' % (
+        json.dumps(shape).encode(), datatype.encode(), text,
+    )  # fmt: skip
+    tracemalloc.start()
+    with pytest.raises(RequestError):
+        tensors(*decode_request(body, None), max_rows=100, n_columns=2)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * len(body)
+
+
 REFUSED = {
     "not a number": ([entry("FP64", ["1.5"], [1])], 400, "no FP64"),
     "a truth for a number": ([entry("INT64", [True], [1])], 400, "no INT64"),
-    "nothing for a number": ([entry("FP64", [None], [1])], 400, "no FP64"),
     "too few values": ([entry("FP64", [1.0], [2])], 400, "has 1 values, where the shape [2] needs 2"),
-    "ragged rows": ([entry("FP64", [[1.0], [1.0, 2.0]], [2, 1])], 400, "unequal length"),
-    "another shape": ([entry("FP64", [[1.0, 2.0]], [2, 1])], 400, "has 2 values"),
+    "ragged rows": ([entry("FP64", [[1.0], [1.0, 2.0]], [2, 1])], 400, "has 3 values"),
+    "another shape": ([entry("FP64", [[1.0, 2.0]], [2, 1])], 400, "length <= 1"),
     "too large for its type": ([entry("INT8", [300], [1])], 400, "no INT8"),
     "too large a single": ([entry("FP32", [1e300], [1])], 400, "too large for FP32"),
     "half precision as text": ([entry("FP16", [1.0], [1])], 400, "FP16"),
+    "a missing number too large": ([entry("INT8", [300, None], [2])], 400, "no INT8"),
     "unknown type": ([entry("FP128", [1.0], [1])], 400, "known are BOOL"),
-    "three axes": ([entry("FP64", [1.0], [1, 1, 1])], 400, "[rows] or [rows, columns]"),
-    "a negative axis": ([entry("FP64", [], [-1])], 400, "[rows] or [rows, columns]"),
+    "three axes": ([entry("FP64", [1.0], [1, 1, 1])], 400, "[rows] or [rows, 2]"),
+    "a negative axis": ([entry("FP64", [], [-1])], 400, "[rows] or [rows, 2]"),
     "too many rows": ([entry("FP64", [], [101])], 413, "at most 100"),
     "a name twice": ([entry("FP64", [1.0], [1])] * 2, 400, "given twice"),
     "no data": ([{"name": "a", "shape": [1], "datatype": "FP64"}], 400, "has no `data`"),
-    "no inputs": ([], 400, "`inputs` must hold"),
+    "no inputs": ([], 400, "length >= 1"),
     "an unknown field": ([{**entry("FP64", [1.0], [1]), "colour": 1}], 400, "colour"),
     "bytes that are not there": ([{"name": "a", "shape": [1], "datatype": "FP64", "parameters": {"binary_data_size": 8}}], 400, "claims 8 bytes"),
 }  # fmt: skip
@@ -91,7 +117,7 @@ def test_what_is_no_request_is_refused(body):
         decode_request(body, None)
 
 
-@pytest.mark.parametrize("length", ["-1", "x", "999", "1.0", "²"])
+@pytest.mark.parametrize("length", ["-1", "x", "999", "1.0", "²", "9" * 5000])
 def test_an_impossible_length_of_the_json_is_refused(length):
     with pytest.raises(RequestError, match="must be at most"):
         decode_request(b"{}", length)

@@ -1,10 +1,14 @@
 """The process behind the port: it starts or says why not, drains, takes up new models, and sheds what is slow."""
 
+import asyncio
 import contextlib
+import http.client
 import json
+import re
 import shutil
 import signal
 import socket
+import subprocess
 import threading
 import time
 
@@ -15,7 +19,8 @@ pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 import dropbayes as db
 from dropbayes.app.models.model import load
 from dropbayes.app.models.storage import MODEL
-from tests.app.serving.live import columns_request, live_server, outputs_of
+from dropbayes.app.serving.server import Settings, _listener, serve
+from tests.app.serving.live import ROOT, columns_request, live_server, outputs_of
 from tests.app.serving.test_application import COLUMNS, as_lists
 
 
@@ -26,10 +31,13 @@ def until(condition, seconds=60):
         time.sleep(0.05)
 
 
-def refit(models, folder):
+SLOW_BODY = "POST /v2/models/numbers/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 16777216\r\n\r\n{"
+
+
+def refit(models, folder, seed=1):
     """Puts another model into the folder, as `dropbayes fit` would."""
     model = load(models / "numbers")
-    model.estimator.seed_ += 1
+    model.estimator.seed_ += seed
     model.save(folder)
 
 
@@ -101,7 +109,7 @@ def test_two_workers_answer_the_same_and_add_up_their_counts(models, tmp_path):
     with live_server(folder, "--workers", 2) as live:
         expected = live.infer(columns_request(COLUMNS))
         assert all(live.infer(columns_request(COLUMNS)) == expected for _ in range(20))
-        until(lambda: b"dropbayes_rows_total 63.0" in live.ask("GET", "/metrics")[2])
+        until(lambda: b'dropbayes_rows_total{model="numbers"} 63.0' in live.ask("GET", "/metrics")[2])
         version = expected[1]["model_version"]
         refit(models, folder)
         live.signal(signal.SIGHUP)
@@ -111,7 +119,7 @@ def test_two_workers_answer_the_same_and_add_up_their_counts(models, tmp_path):
 
 def test_slow_and_broken_requests_do_not_keep_others_waiting(server):
     request = json.dumps(columns_request(COLUMNS)).encode()
-    head = f"POST /v2/models/numbers/infer HTTP/1.1\r\nHost: a\r\nContent-Length: {len(request) + 9}\r\n\r\n".encode()
+    head = f"POST /v2/models/numbers/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(request) + 9}\r\n\r\n".encode()
     slow = [socket.create_connection((server.host, server.port)) for _ in range(50)]
     for number, connection in enumerate(slow):
         connection.sendall((head + request)[: (number * 7) % (len(head) + len(request))])
@@ -146,20 +154,209 @@ def test_a_head_that_does_not_end_is_given_up_at_its_deadline(models):
         models / "numbers", before="import dropbayes.app.serving.server as s; s._HEADER_SECONDS = 1.0"
     ) as live:
         silent, slow = (socket.create_connection((live.host, live.port)) for _ in range(2))
-        slow.sendall(b"GET /v2 HTTP/1.1\r\nHost: a\r\nX-Slow: ")
+        slow.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
         assert closed(silent, 60) and closed(slow, 60)
         assert live.get("/v2/health/live")[0] == 200
 
 
-def test_connections_beyond_the_limit_are_turned_away_and_the_others_served(models):
+@pytest.mark.parametrize(
+    "beginning", ["", "GET /v2 HTTP/1.1\r\nHost: localhost\r\n", SLOW_BODY], ids=["idle", "head", "body"]
+)
+def test_connections_that_are_owed_nothing_make_room_for_others(models, beginning):
     with live_server(
-        models / "numbers", before="import dropbayes.app.serving.server as s; s._MOST_CONNECTIONS = 4"
+        models / "numbers", before="import dropbayes.app.serving.server as s; s._MAX_CONNECTIONS = 4"
     ) as live:
         held = [socket.create_connection((live.host, live.port)) for _ in range(4)]
         for connection in held:
-            connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: a\r\n")  # a head without an end
-        until(lambda: live.ask("GET", "/v2/health/live")[0] == 503)
+            connection.sendall(beginning.encode())
+        for _ in range(8):
+            assert live.get("/v2/health/live")[0] == live.infer(columns_request(COLUMNS))[0] == 200
         for connection in held:
             connection.close()
-        until(lambda: live.get("/v2/health/live")[0] == 200)
+
+
+def test_bodies_that_were_announced_and_not_sent_lock_nobody_out(server):
+    held = [socket.create_connection((server.host, server.port)) for _ in range(8)]
+    for connection in held:
+        connection.sendall(SLOW_BODY.encode())
+    assert all(server.infer(columns_request(COLUMNS))[0] == 200 for _ in range(10))
+    for connection in held:
+        connection.close()
+
+
+def test_long_bodies_under_way_leave_room_for_short_ones(models):
+    with live_server(models / "numbers", "--max-body", 2**20) as live:
+        head = SLOW_BODY.replace("16777216", str(2**20))
+        held = [socket.create_connection((live.host, live.port)) for _ in range(9)]
+        for connection in held:
+            connection.sendall(head.encode() + b" " * (2**20 - 2))
+        assert all(live.infer(columns_request(COLUMNS))[0] == 200 for _ in range(5))
+        assert any(closed(connection, 5) for connection in held)  # the one too many
+        for connection in held:
+            connection.close()
+
+
+def test_answers_are_sent_without_waiting_for_acknowledgements():
+    async def run():
+        connected = asyncio.get_running_loop().create_future()
+        listener = _listener("127.0.0.1", 0)
+        server = await asyncio.start_server(lambda _, writer: connected.set_result(writer), sock=listener)
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        accepted = await connected
+        no_delay = accepted.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        for one in (writer, accepted, server):
+            one.close()
+        return no_delay
+
+    assert asyncio.run(run())
+
+
+def test_the_prediction_of_a_client_that_left_is_given_up(models):
+    many = json.dumps(
+        columns_request({"size": [0.1] * 9000, "city": ["Oslo"] * 9000, "new": [True] * 9000}, n_draws=1000)
+    )
+    head = f"POST /v2/models/numbers/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(many)}\r\n\r\n"
+    with live_server(models / "numbers") as live:
+        with socket.create_connection((live.host, live.port)) as connection:
+            connection.sendall((head + many).encode())
+            until(lambda: live.counts["dropbayes_batch_rows_count"] > 0)
+        until(lambda: live.counts.get('dropbayes_requests_total{status="499"}') == 1)
+        assert live.counts["dropbayes_batch_rows_sum"] < 9000
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_no_connection_that_was_accepted_is_dropped_at_sigterm(models, workers):
+    body = json.dumps(columns_request(COLUMNS))
+    statuses, dropped = [], []
+
+    def ask(live):
+        while True:
+            connection = http.client.HTTPConnection(live.host, live.port, timeout=60)
+            try:
+                connection.connect()
+            except OSError:
+                return
+            try:
+                connection.request("POST", "/v2/models/numbers/infer", body)
+                statuses.append(connection.getresponse().status)
+            except (OSError, http.client.HTTPException) as error:
+                dropped.append(repr(error))
+            finally:
+                connection.close()
+
+    for _ in range(2):
+        with live_server(models / "numbers", "--workers", workers) as live:
+            until(lambda live=live: live.infer(columns_request(COLUMNS))[0] == 200)
+            clients = [threading.Thread(target=ask, args=(live,)) for _ in range(8)]
+            for client in clients:
+                client.start()
+            time.sleep(1)
+            assert live.end() == 0
+            for client in clients:
+                client.join()
+    assert dropped == [] and set(statuses) == {200}
+
+
+def test_kept_connections_are_answered_during_the_drain_and_told_to_close(models):
+    with live_server(models / "numbers") as live:
+        connection = http.client.HTTPConnection(live.host, live.port, timeout=60)
+        connection.request("GET", "/v2")
+        connection.getresponse().read()
+        live.signal(signal.SIGTERM)
+        until(lambda: refuses(live))
+        connection.request("POST", "/v2/models/numbers/infer", json.dumps(columns_request(COLUMNS)))
+        answer = connection.getresponse()
+        assert (answer.status, answer.getheader("Connection")) == (200, "close")
+        connection.close()
+        assert live.process.wait(60) == 0
+
+
+def refuses(live):
+    try:
+        socket.create_connection((live.host, live.port)).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+SLOW_FIRST_RELOAD = """
+import time
+from dropbayes.app.serving.application import ServedModel
+read, reads = ServedModel.load.__func__, []
+def load(cls, path):
+    model = read(cls, path)
+    reads.append(model)
+    time.sleep(2.0 if len(reads) == 3 else 0.0)  # after those of the start
+    return model
+ServedModel.load = classmethod(load)
+"""
+
+
+def test_of_two_quick_reloads_the_later_one_stays(models, tmp_path):
+    folder = tmp_path / "numbers"
+    shutil.copytree(models / "numbers", folder)
+    with live_server(folder, before=SLOW_FIRST_RELOAD) as live:
         assert live.infer(columns_request(COLUMNS))[0] == 200
+        refit(models, folder)
+        live.signal(signal.SIGHUP)
+        time.sleep(1.0)
+        refit(models, folder, seed=2)
+        live.signal(signal.SIGHUP)
+        new = as_lists(db.Predictor.load(folder)(COLUMNS))
+        time.sleep(4.0)
+        assert outputs_of(live.infer(columns_request(COLUMNS))[1]) == new
+
+
+def test_the_server_starts_where_there_is_no_sighup(models):
+    with live_server(models / "numbers", before="import signal; del signal.SIGHUP") as live:
+        assert live.infer(columns_request(COLUMNS))[0] == 200
+
+
+def test_requests_and_refusals_are_logged_where_the_level_says_so(models, tmp_path):
+    for level, logged in (("info", True), ("warning", False)):
+        with (tmp_path / level).open("w") as file, live_server(models / "numbers", "--log-level", level, stderr=file) as live:  # fmt: skip
+            live.infer(columns_request(COLUMNS, n_draws=0))
+        text = (tmp_path / level).read_text()
+        assert ('"POST /v2/models/numbers/infer HTTP/1.1" 400' in text) == logged == ("`n_draws` must" in text)
+
+
+def test_two_folders_of_one_name_are_refused(models, tmp_path):
+    shutil.copytree(models / "classes", tmp_path / "numbers")
+    with pytest.raises(ValueError, match="different names"):
+        serve(Settings([models / "numbers", tmp_path / "numbers"], port=0))
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_parent_that_was_killed(models):
+    with live_server(models / "numbers", "--workers", 2) as live:
+        assert live.infer(columns_request(COLUMNS))[0] == 200
+        live.process.kill()
+        until(lambda: refuses(live))
+
+
+def test_a_model_in_a_mounted_parent_folder_can_be_replaced(models, tmp_path):
+    unshare = ["unshare", "--map-root-user", "--mount"]
+    if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("mounts need user namespaces")
+    shutil.copytree(models / "numbers", tmp_path / "host" / "numbers")
+    (tmp_path / "models").mkdir()
+    mount = [
+        *unshare,
+        "sh",
+        "-c",
+        'mount --bind "$0" "$1" && shift && exec "$@"',
+        tmp_path / "host",
+        tmp_path / "models",
+    ]
+    with live_server(tmp_path / "models" / "numbers", wrapper=mount) as live:
+        version = live.get("/v2/models/numbers")[1]["versions"][0]
+        refit(models, tmp_path / "host" / "numbers")
+        live.signal(signal.SIGHUP)
+        until(lambda: live.get("/v2/models/numbers")[1]["versions"][0] != version)
+
+
+@pytest.mark.parametrize("file", ["Dockerfile", "docs/serving.md", "examples/kserve.yaml"])
+def test_containers_mount_the_parent_of_the_model_folder(file):
+    text = (ROOT / file).read_text()
+    mounts = re.findall(r"-v \S+?:(/models\S*?):ro|mountPath: (/models\S*)", text)
+    assert mounts and {path for pair in mounts for path in pair if path} == {"/models"}

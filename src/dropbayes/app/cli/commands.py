@@ -364,7 +364,7 @@ def report(
 
 @app.command()
 def serve(
-    model: ModelFolder,
+    models: Annotated[list[str], typer.Argument(help="Model folders, served by name.", metavar="MODEL...")],
     host: Annotated[str, typer.Option(help="The address to listen on.", metavar="ADDRESS")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535, metavar="N")] = 8000,
     workers: Annotated[int, typer.Option(help="Processes that answer.", min=1, metavar="N")] = 1,
@@ -374,14 +374,21 @@ def serve(
     token_file: Annotated[
         str | None, typer.Option(help="A file with the token that requests must bear.", metavar="FILE")
     ] = None,
+    allow_new: AllowNew = False,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="A further name in the header Host to answer.", metavar="NAME")
+    ] = None,
+    log_level: Annotated[
+        Literal["critical", "error", "warning", "info", "debug"], typer.Option(help="What to log; info logs requests.")
+    ] = "warning",
 ) -> None:
-    """Serve a model over HTTP (Open Inference Protocol V2).
+    """Serve models over HTTP (Open Inference Protocol V2).
 
-    SIGTERM ends it after the requests under way; SIGHUP reloads the model from the folder.
+    SIGTERM ends it after the requests under way; SIGHUP reloads the models from their folders.
     """
     from dropbayes.app.cli import serving
 
     serving.serve(
-        model, host=host, port=port, workers=workers, max_body=max_body, max_rows=max_rows, max_draws=max_draws,
-        token_file=token_file,
+        models, host=host, port=port, workers=workers, max_body=max_body, max_rows=max_rows, max_draws=max_draws,
+        token_file=token_file, allow_new=allow_new, allowed_hosts=allowed_host or (), log_level=log_level,
     )  # fmt: skip

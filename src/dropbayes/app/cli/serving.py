@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from dropbayes.app.cli.messages import note
@@ -12,7 +12,7 @@ __all__ = ["serve"]
 
 
 def serve(
-    model_path: str,
+    model_paths: Sequence[str],
     *,
     host: str,
     port: int,
@@ -21,18 +21,29 @@ def serve(
     max_rows: int,
     max_draws: int,
     token_file: str | None,
+    allow_new: bool,
+    allowed_hosts: Sequence[str],
+    log_level: str,
 ) -> None:
-    """Serves a model until the process is signalled to stop; see `dropbayes serve --help`."""
+    """Serves models until the process is signalled to stop; see `dropbayes serve --help`."""
     try:
         from dropbayes.app import serving
-        from dropbayes.app.serving.application import Limits
     except ModuleNotFoundError as error:
         raise ImportError(f"{error.name} is not installed: pip install 'dropbayes[serve]'.") from None
     token = None if token_file is None else _token(pathlib.Path(token_file))
-    if token is None and not _is_loopback(host):
+    settings = serving.Settings(
+        [pathlib.Path(path) for path in model_paths],
+        host=host,
+        port=port,
+        workers=workers,
+        token=token,
+        allow_new=allow_new,
+        hosts=allowed_hosts,
+        log_level=log_level,
+        limits=serving.Limits(max_body=max_body, max_rows=max_rows, max_draws=max_draws),
+    )
+    if token is None and not settings.is_local:
         note(f"whoever can reach {host} can ask this server; --token-file asks for a token.")
-    limits = Limits(max_body=max_body, max_rows=max_rows, max_draws=max_draws)
-    settings = serving.Settings(pathlib.Path(model_path), host, port, workers, token, limits)
     serving.serve(settings, announce=_announce)
 
 
@@ -44,13 +55,6 @@ def _token(path: pathlib.Path) -> str:
     if not token or not token.isprintable() or " " in token:
         raise ValueError(f"{str(path)!r} must hold a token: one line of plain characters without spaces.")
     return token
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _announce(url: str, model: Any) -> None:

@@ -1,46 +1,50 @@
-"""The server's application: routes of the Open Inference Protocol, limits, and the model that answers."""
+"""The server's application: routes of the Open Inference Protocol and of plain records, limits, and the models."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import hmac
-import json
-import os
+import logging
 import pathlib
+import signal
 import sys
 import time
-import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
+import anyio
+import msgspec
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dropbayes.app.models.inputs import MATRIX
-from dropbayes.app.models.model import load
-from dropbayes.app.models.predictor import Predictor, check_finite, uncertainty
-from dropbayes.app.models.storage import COLUMNS
+from dropbayes.app.models.predictor import Predictor, uncertainty
 from dropbayes.app.serving import protocol
 from dropbayes.app.serving.batching import Batches
 from dropbayes.app.serving.metrics import Metrics
-from dropbayes.app.serving.protocol import RequestError
+from dropbayes.app.serving.openapi import openapi
+from dropbayes.app.serving.protocol import Parameters, RequestError
+from dropbayes.app.serving.served import ServedModel
+from dropbayes.columns import Encoded
 from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.version import __version__
 
 __all__ = ["Limits", "Service", "application"]
 
-_DATATYPE = {"number": "FP64", "boolean": "BOOL", "category": "BYTES", "date": "BYTES", "array": "FP64"}
-# Bodies up to this size are decoded on the event loop; longer ones would block other requests.
-_QUICK_BYTES = 2**16
-_LOADS, _LOAD_PAUSE = 4, 0.5
+# Bodies up to this size are decoded on the event loop, where longer ones would hold up other requests, and are not
+# refused when long ones fill the memory.
+_SMALL_BODY = 2**16
+_MAX_BODIES = 8  # longest bodies in memory at once
+
+_Value = TypeVar("_Value")
+_log = logging.getLogger("uvicorn.error")
 
 
 @dataclass(frozen=True)
@@ -62,311 +66,311 @@ class Limits:
     answer_seconds: float = 60.0
 
 
-@dataclass(frozen=True, eq=False)
-class ServedModel:
-    """A model as it is served: its name is that of its folder, its version a digest of what is in it."""
-
-    name: str
-    version: str
-    predictor: Predictor
-    percentiles: dict[str, float]
-
-    @classmethod
-    def load(cls, path: pathlib.Path) -> ServedModel:
-        """The model in a folder, checked by a first prediction."""
-        version = _version(path) if path.is_dir() else ""
-        model = load(path)
-        if _version(path) != version:
-            raise ValueError(f"{str(path)!r} was replaced while it was read; try again.")
-        predictor = Predictor(model)
-        check_finite(predictor.predict_inputs(np.zeros((1, len(model.schema.inputs)))))
-        return cls(path.resolve().name, version, predictor, model.uncertainty_percentiles)
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """What the protocol says about a model."""
-        columns = self.predictor.inputs
-        inputs = [{"name": name, "datatype": _DATATYPE[kind], "shape": [-1]} for name, kind in columns.items()]
-        if MATRIX not in columns:
-            datatype = "BYTES" if {"category", "date"} & set(columns.values()) else "FP64"
-            inputs.append({"name": MATRIX, "datatype": datatype, "shape": [-1, len(columns)]})
-        classes = self.predictor.classes
-        shapes = {"probabilities": [-1, 0 if classes is None else len(classes)]}
-        types = {"predicted": "BYTES", "deferred": "BOOL"}
-        outputs = [
-            {"name": name, "datatype": types.get(name, "FP64"), "shape": shapes.get(name, [-1])}
-            for name in (*self.predictor.outputs, "deferred")
-        ]
-        known = {} if classes is None else {"parameters": {"classes": [str(label) for label in classes]}}
-        return {
-            "name": self.name, "versions": [self.version], "platform": "dropbayes", "inputs": inputs,
-            "outputs": outputs, **known,
-        }  # fmt: skip
-
-
-def _version(path: pathlib.Path) -> str:
-    """The description holds the digest of the network's file: its own digest is that of both."""
-    try:
-        return hashlib.sha256((path / COLUMNS).read_bytes()).hexdigest()[:12]
-    except OSError:
-        return ""  # loading reports the error
-
-
 def _load(path: pathlib.Path) -> ServedModel:
     """The model in a folder that may be missing for a moment while it is replaced."""
-    for _ in range(_LOADS - 1):
+    for _ in range(3):
         with contextlib.suppress(ValueError, OSError):
             return ServedModel.load(path)
-        time.sleep(_LOAD_PAUSE)
+        time.sleep(0.5)
     return ServedModel.load(path)
 
 
 class Service:
-    """The model, the batches and the counters that the routes share.
+    """The models, the batches and the counters that the routes share.
 
     Args:
-        path: The model folder.
+        paths: The model folders.
         limits: The limits of one request.
-        token: The bearer token that requests must carry, if any.
+        allow_new: Whether unseen categories are encoded as all zeros where a request does not say.
     """
 
-    def __init__(self, path: pathlib.Path, limits: Limits, token: str | None) -> None:
-        self.path, self.limits = path, limits
-        self._token = None if token is None else token.encode()
+    def __init__(self, paths: Sequence[pathlib.Path], limits: Limits, *, allow_new: bool = False) -> None:
+        self.limits, self.allow_new = limits, allow_new
         self.metrics = Metrics()
-        self.model = _load(path)
-        self.metrics.take_model(self.model.percentiles)
-        self.batches = Batches(self.metrics.batch_rows.observe)
+        self.batches = Batches(limits.answer_seconds, self.metrics.batch_rows.observe)
+        self.models: dict[str, ServedModel] = {}
+        self.paths = paths
+        for path in paths:
+            self._take(_load(path))
         self._held_bytes = 0
+        self._long_bodies = anyio.CapacityLimiter(1)  # decoded or encoded at a time
+
+    def _take(self, model: ServedModel) -> None:
+        self.models[model.name] = model
+        self.metrics.take_model(model.name, model.model.uncertainty_percentiles)
 
     async def reload(self) -> None:
-        """Reloads the model from the folder; keeps the present one if that fails."""
-        try:
-            model = await run_in_threadpool(_load, self.path)
-        except (ValueError, OSError) as error:
-            print(f"dropbayes: note: the model was not replaced: {error}", file=sys.stderr, flush=True)
-            return
-        self.model = model
-        self.metrics.take_model(model.percentiles)
-        print(f"dropbayes: note: now serving version {model.version}", file=sys.stderr, flush=True)
+        """Reloads the models from their folders; keeps a present one where that fails."""
+        for path in self.paths:
+            try:
+                model = await anyio.to_thread.run_sync(_load, path)
+            except (ValueError, OSError) as error:
+                print(f"dropbayes: note: the model was not replaced: {error}", file=sys.stderr, flush=True)
+                continue
+            self._take(model)
+            print(f"dropbayes: note: now serving version {model.version}", file=sys.stderr, flush=True)
 
-    def authorize(self, request: Request) -> None:
-        """Raises unless the request carries the token, compared in constant time."""
-        if self._token is None:
-            return
-        given = request.headers.get("authorization", "").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, b"Bearer " + self._token):
-            raise RequestError(401, "a token is needed: send the header `Authorization: Bearer TOKEN`.")
+    # --- requests --------------------------------------------------------------------------------------------------
 
     def named_model(self, request: Request) -> ServedModel:
         """The model a path names."""
-        model = self.model
-        name, version = request.path_params["model"], request.path_params.get("version", model.version)
-        if name != model.name:
-            raise RequestError(404, f"there is no model of this name; {model.name!r} is served.")
-        if version != model.version:
+        model = self.models.get(request.path_params["model"])
+        if model is None:
+            raise RequestError(404, f"there is no model of this name; there are {', '.join(map(repr, self.models))}.")
+        if request.path_params.get("version", model.version) != model.version:
             raise RequestError(404, f"there is no such version; the present one is {model.version!r}.")
         return model
 
-    async def body(self, request: Request) -> bytes:
-        """The body; raises if it is too long or arrives too slowly."""
-        limits = self.limits
-        declared = request.headers.get("content-length", "0")
+    @contextlib.asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+        """The body of a request, charged to the memory of all as it arrives."""
+        limits, body = self.limits, bytearray()
+        too_long = RequestError(413, f"the body is longer than {limits.max_body} bytes.")
         if request.headers.get("content-encoding", "identity") != "identity":
             raise RequestError(415, "compressed bodies are not taken; send it as it is.")
-        too_long = RequestError(413, f"the body is longer than {limits.max_body} bytes.")
-        if int(declared) > limits.max_body:
+        if int(request.headers.get("content-length", "0")) > limits.max_body:
             raise too_long
-        body = bytearray()
         try:
-            async with asyncio.timeout(limits.body_seconds):
-                async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > limits.max_body:
-                        raise too_long
-        except TimeoutError:
-            raise RequestError(408, f"the body took longer than {limits.body_seconds:g} s to arrive.") from None
-        return bytes(body)
-
-    @contextlib.contextmanager
-    def _memory_for(self, request: Request) -> Any:
-        """Counts a body against the memory limit of all requests together."""
-        size = min(int(request.headers.get("content-length", "0")) or self.limits.max_body, self.limits.max_body)
-        if self._held_bytes and self._held_bytes + size > 8 * self.limits.max_body:
-            raise RequestError(429, "too many long requests at once; try again in a moment.")
-        self._held_bytes += size
-        try:
-            yield
-        finally:
-            self._held_bytes -= size
-
-    async def infer(self, request: Request) -> Response:
-        """The answer to a request to predict."""
-        model = self.named_model(request)
-        with self._memory_for(request):
-            body = await self.body(request)
-            decode = lambda: self._decode(model, body, request.headers.get(protocol.HEADER_LENGTH))  # noqa: E731
-            asked, predictor, x = await run_in_threadpool(decode) if len(body) > _QUICK_BYTES else decode()
             try:
-                async with asyncio.timeout(self.limits.answer_seconds):
-                    prediction = await self.batches.predict(predictor, x)
+                async with asyncio.timeout(limits.body_seconds):
+                    async for chunk in request.stream():
+                        body += chunk
+                        self._held_bytes += len(chunk)
+                        if len(body) > limits.max_body:
+                            raise too_long
+                        if len(body) > _SMALL_BODY and self._held_bytes > _MAX_BODIES * limits.max_body:
+                            raise RequestError(429, "too many long requests at once; try again in a moment.")
             except TimeoutError:
-                raise RequestError(503, "the server is busy; try again later.") from None
-            encode = lambda: self._encode(model, asked, predictor, prediction)  # noqa: E731
-            encoded = await run_in_threadpool(encode) if len(x) > 1000 else encode()
-        if encoded.header_length is None:
-            return Response(encoded.body, media_type="application/json")
-        headers = {protocol.HEADER_LENGTH: str(encoded.header_length)}
-        return Response(encoded.body, media_type="application/octet-stream", headers=headers)
+                raise RequestError(408, f"the body took longer than {limits.body_seconds:g} s to arrive.") from None
+            yield bytes(body)
+        finally:
+            self._held_bytes -= len(body)
 
-    def _decode(
-        self, model: ServedModel, body: bytes, header_length: str | None
-    ) -> tuple[protocol.InferenceRequest, Predictor, NumpyArray]:
-        asked, binary = protocol.decode_request(body, header_length)
-        known = [*model.predictor.outputs, "deferred"]
-        for output in asked.outputs:
-            if output.name not in known:
-                raise RequestError(400, f"there is no output {output.name[:40]!r}; there are {', '.join(known)}.")
-        settings = asked.parameters
-        if settings.n_draws is not None and settings.n_draws > self.limits.max_draws:
-            raise RequestError(400, f"`n_draws` must be at most {self.limits.max_draws}; got {settings.n_draws}.")
-        columns = protocol.tensors(asked, binary, max_rows=self.limits.max_rows)
-        unknown = [name for name in columns if name not in model.predictor.inputs and name != MATRIX]
-        if unknown:
-            raise RequestError(400, f"the model has no input {unknown[0][:40]!r}; its inputs are in its metadata.")
+    async def _off_loop(self, is_long: bool, work: Callable[[], _Value]) -> _Value:
+        """The result of some work, done in a thread where it is long; a ValueError is the request's fault."""
+        try:
+            return await anyio.to_thread.run_sync(work, limiter=self._long_bodies) if is_long else work()
+        except ValueError as error:
+            raise RequestError(400, str(error)) from None
+
+    async def _outputs(
+        self, request: Request, model: ServedModel, settings: Parameters, rows: Encoded
+    ) -> tuple[Predictor, dict[str, NumpyArray]]:
+        """The outputs for some rows, and the model with the settings of the request."""
         try:
             predictor = model.predictor.with_settings(
-                n_draws=settings.n_draws, seed=settings.seed, interval=settings.interval
+                n_draws=settings.n_draws, seed=settings.seed, interval=settings.coverage
             )
-            return asked, predictor, predictor.encode(columns)
+            prediction = await self._prediction(request, predictor, rows.x)
+            outputs = model.complete(prediction, rows, predictor, settings.defer_above)
         except ValueError as error:
-            raise RequestError(400, str(error)) from None
+            raise RequestError(400, str(error).replace("`interval`", "`coverage`")) from None
+        self.metrics.take_rows(model.name, uncertainty(prediction), outputs.get("deferred"))
+        return predictor, outputs
 
-    def _encode(
-        self,
-        model: ServedModel,
-        asked: protocol.InferenceRequest,
-        predictor: Predictor,
-        prediction: dict[str, NumpyArray],
-    ) -> protocol.Encoded:
+    async def _prediction(self, request: Request, predictor: Predictor, x: NumpyArray) -> dict[str, NumpyArray]:
+        """The prediction, given up where the client leaves or the time is over before it is made."""
+        if predictor.n_draws > self.limits.max_draws:
+            raise RequestError(400, f"`n_draws` must be at most {self.limits.max_draws}; got {predictor.n_draws}.")
+        prediction = asyncio.ensure_future(self.batches.predict(predictor, x))
+        departure = asyncio.ensure_future(request.receive())  # after the body, there is only the disconnection
         try:
-            check_finite(prediction)
-        except ValueError as error:
-            raise RequestError(400, str(error)) from None
-        threshold = asked.parameters.defer_above
-        deferred = None if threshold is None else uncertainty(prediction) > threshold
-        self.metrics.take_rows(uncertainty(prediction), deferred)
-        if deferred is not None:
-            prediction = {**prediction, "deferred": deferred}
-        wanted = [output.name for output in asked.outputs] or list(prediction)
-        if "deferred" in wanted and deferred is None:
-            raise RequestError(400, "the output 'deferred' needs the parameter `defer_above`.")
-        binary = [o.name for o in asked.outputs if o.parameters.get("binary_data", asked.parameters.binary_data_output)]
-        if asked.parameters.binary_data_output and not asked.outputs:
-            binary = wanted
-        head: dict[str, Any] = {"model_name": model.name, "model_version": model.version}
-        if asked.id is not None:
-            head["id"] = asked.id
-        head["parameters"] = {"n_draws": predictor.n_draws, "seed": predictor.seed, "interval": predictor.interval}
-        try:
-            return protocol.encode_response(head, {name: prediction[name] for name in wanted}, binary=binary)
-        except UnicodeError:
-            raise RequestError(400, "`id` holds half a character.") from None
+            first = asyncio.wait({prediction, departure}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait_for(first, self.limits.answer_seconds)
+            if prediction.done():
+                return prediction.result()
+            raise ClientDisconnect
+        except TimeoutError:
+            raise RequestError(503, "the server is busy; try again later.") from None
+        finally:
+            prediction.cancel()
+            departure.cancel()
+
+    def _decode(self, model: ServedModel, body: bytes, length: str | None) -> tuple[protocol.InferenceRequest, Encoded]:
+        asked, binary = protocol.decode_request(body, length)
+        for what, given, known in (
+            ("name", asked.model_name, model.name),
+            ("version", asked.model_version, model.version),
+        ):
+            if given not in (None, known):
+                raise RequestError(400, f"`model_{what}` must be that of the path, {known!r}; got {given[:40]!r}.")
+        for output in asked.outputs:
+            if output.name not in model.outputs:
+                names = ", ".join(model.outputs)
+                raise RequestError(400, f"there is no output {output.name[:40]!r}; there are {names}.")
+            if output.name == "deferred" and asked.parameters.defer_above is None:
+                raise RequestError(400, "the output 'deferred' needs the parameter `defer_above`.")
+        columns = protocol.tensors(asked, binary, max_rows=self.limits.max_rows, n_columns=len(model.predictor.inputs))
+        return asked, model.encode(columns, allow_new=self._allows_new(asked.parameters))
+
+    def _allows_new(self, settings: Parameters) -> bool:
+        return self.allow_new if settings.allow_new is None else settings.allow_new
+
+    async def infer(self, request: Request) -> Response:
+        """The answer to a request of the protocol."""
+        model = self.named_model(request)
+        async with self._body(request) as body:
+            length = request.headers.get(protocol.HEADER_LENGTH)
+            asked, rows = await self._off_loop(len(body) > _SMALL_BODY, lambda: self._decode(model, body, length))
+            predictor, outputs = await self._outputs(request, model, asked.parameters, rows)
+            wanted = {output.name: output.parameters.binary_data for output in asked.outputs} or dict.fromkeys(outputs)
+            default = asked.parameters.binary_data_output
+            binary = [name for name, flag in wanted.items() if (default if flag is None else flag)]
+            head = _head(model, predictor) | ({} if asked.id is None else {"id": asked.id})
+            named = {name: outputs[name] for name in wanted}
+            text, json_length = await self._off_loop(
+                len(rows.x) > 1000, lambda: protocol.encode_response(head, named, binary=binary)
+            )
+        if json_length is None:
+            return Response(text, media_type="application/json")
+        return Response(text, headers={protocol.HEADER_LENGTH: str(json_length)}, media_type="application/octet-stream")
+
+    async def records(self, request: Request) -> Response:
+        """The answer to plain records: a record with the columns that `dropbayes predict` adds for each."""
+        model = self.named_model(request)
+
+        def decode(body: bytes) -> tuple[Parameters, Encoded]:
+            asked: Any = protocol.decode_json(body, msgspec.json.Decoder(model.records_type), "the body is no records")
+            if len(asked.records) > self.limits.max_rows:
+                raise RequestError(413, f"{len(asked.records)} records; at most {self.limits.max_rows} are taken.")
+            return asked.parameters, model.encode(
+                model.columns_of(asked.records), allow_new=self._allows_new(asked.parameters)
+            )
+
+        async with self._body(request) as body:
+            settings, rows = await self._off_loop(len(body) > _SMALL_BODY, lambda: decode(body))
+            predictor, outputs = await self._outputs(request, model, settings, rows)
+            columns = {name: values.tolist() for name, values in predictor.flat_columns(outputs).items()}
+            found = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        return _json({**_head(model, predictor), "records": found})
+
+
+def _head(model: ServedModel, predictor: Predictor) -> dict[str, Any]:
+    settings = {"n_draws": predictor.n_draws, "seed": predictor.seed, "coverage": predictor.interval}
+    return {"model_name": model.name, "model_version": model.version, "parameters": settings}
 
 
 # --- routes --------------------------------------------------------------------------------------------------------
 
 
 def _json(values: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    text = json.dumps(values).encode("utf-8", "replace")
-    return Response(text, status, media_type="application/json", headers=headers)
+    return Response(msgspec.json.encode(values), status, media_type="application/json", headers=headers)
 
 
-def _endpoint(service: Service, answer: Callable[[Request], Awaitable[Response]], *, open_to_all: bool = False) -> Any:
-    """The route's function: with the token checked, refusals as JSON, and the answer counted."""
+class _Door:
+    """The way in for every request: its token and content type are checked, and its status is counted."""
 
-    async def endpoint(request: Request) -> Response:
+    def __init__(self, app: ASGIApp, metrics: Metrics, token: str | None) -> None:
+        self._app, self._metrics = app, metrics
+        self._token = None if token is None else token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
         begun = time.perf_counter()
-        try:
-            if not open_to_all:
-                service.authorize(request)
-            response = await answer(request)
-        except RequestError as error:
-            headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "5"}}
-            response = _json({"error": str(error)}, error.status, headers.get(error.status))
-        except ClientDisconnect:
-            response = _json({"error": "the client has gone."}, 400)
-        except Exception:
-            traceback.print_exc()
-            response = _json({"error": "the server failed; its log says how."}, 500)
-        service.metrics.requests.labels(str(response.status_code)).inc()
-        service.metrics.seconds.observe(time.perf_counter() - begun)
-        return response
 
-    return endpoint
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.requests.labels(str(message["status"])).inc()
+                self._metrics.seconds.observe(time.perf_counter() - begun)
+            await send(message)
+
+        refused = self._refusal(Request(scope))
+        await (self._app if refused is None else refused)(scope, receive, counted)
+
+    def _refusal(self, request: Request) -> Response | None:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+            # A page of another site may have a browser send these, and only these, without asking the server first.
+            return _json({"error": f"{kind} is not taken; send the header `Content-Type: application/json`."}, 415)
+        if self._token is None or request.url.path.startswith("/v2/health/"):
+            return None
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token):
+            return None
+        message = "a token is needed: send the header `Authorization: Bearer TOKEN`."
+        return _json({"error": message}, 401, {"WWW-Authenticate": "Bearer"})
 
 
-def application(path: str | os.PathLike[str], limits: Limits, token: str | None) -> Starlette:
-    """The application that serves the model of a folder; SIGHUP reloads it."""
-    service = Service(pathlib.Path(path), limits, token)
+async def _refuse(request: Request, error: Exception) -> Response:
+    status = {RequestError: "status", HTTPException: "status_code"}
+    code: int = getattr(error, status.get(type(error), ""), 499)  # 499: the client has gone
+    headers = {429: {"Retry-After": "1"}, 503: {"Retry-After": "5"}}.get(code)
+    text = str(getattr(error, "detail", error)).encode("utf-8", "replace").decode()
+    _log.info("%s %s refused with %d: %s", request.method, request.url.path, code, text)
+    return _json({"error": text}, code, headers or dict(getattr(error, "headers", None) or {}))
 
-    async def live(request: Request) -> Response:
-        return _json({"live": True})
 
-    async def ready(request: Request) -> Response:
-        return _json({"ready": True})
+def application(
+    paths: Sequence[pathlib.Path],
+    limits: Limits,
+    *,
+    token: str | None = None,
+    allow_new: bool = False,
+    hosts: Sequence[str] = ("*",),
+) -> ASGIApp:
+    """The application that serves the models of some folders; SIGHUP reloads them.
 
-    async def server(request: Request) -> Response:
-        return _json({"name": "dropbayes", "version": __version__, "extensions": list(protocol.EXTENSIONS)})
+    Args:
+        paths: The folders.
+        limits: The limits of one request.
+        token: The bearer token that requests must carry, if any.
+        allow_new: Whether unseen categories are encoded as all zeros where a request does not say.
+        hosts: The names in the header `Host` that are answered.
+    """
+    service = Service(paths, limits, allow_new=allow_new)
 
-    async def model(request: Request) -> Response:
-        return _json(service.named_model(request).metadata)
+    def route(path: str, answer: Callable[[Request], Any], method: str = "GET") -> Route:
+        async def endpoint(request: Request) -> Response:
+            value = answer(request)
+            value = await value if asyncio.iscoroutine(value) else value
+            return value if isinstance(value, Response) else _json(value)
 
-    async def model_ready(request: Request) -> Response:
-        return _json({"name": service.named_model(request).name, "ready": True})
+        return Route(path, endpoint, methods=[method])
 
-    async def metrics(request: Request) -> Response:
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    def ready(request: Request) -> Any:
+        return {"name": service.named_model(request).name, "ready": True}
 
-    def routes(prefix: str) -> list[Route]:
+    def models(prefix: str) -> list[Route]:
         return [
-            Route(prefix, _endpoint(service, model), methods=["GET"]),
-            Route(f"{prefix}/ready", _endpoint(service, model_ready), methods=["GET"]),
-            Route(f"{prefix}/infer", _endpoint(service, service.infer), methods=["POST"]),
+            route(prefix, lambda request: service.named_model(request).metadata),
+            route(f"{prefix}/ready", ready),
+            route(f"{prefix}/infer", service.infer, "POST"),
+            route(f"{prefix}/records", service.records, "POST"),
         ]
-
-    async def refusal(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return _json({"error": str(error.detail)}, error.status_code, dict(error.headers or {}))
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        import signal
+        wanted = asyncio.Event()
 
-        loop = asyncio.get_running_loop()
-        reloads: set[asyncio.Task[None]] = set()
+        async def reloads() -> None:  # one at a time; signals during one lead to one more
+            while await wanted.wait():
+                wanted.clear()
+                await service.reload()
 
-        def reload() -> None:
-            task = loop.create_task(service.reload())
-            reloads.add(task)
-            task.add_done_callback(reloads.discard)
-
-        with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):  # not in the main thread
-            loop.add_signal_handler(signal.SIGHUP, reload)
+        task = asyncio.create_task(reloads())
+        with contextlib.suppress(AttributeError, ValueError, RuntimeError, NotImplementedError):  # Windows, or a thread
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, wanted.set)
         yield
+        task.cancel()
         service.batches.close()
 
+    metrics_type = "text/plain; version=0.0.4; charset=utf-8"
+    about = {"name": "dropbayes", "version": __version__, "extensions": ["binary_tensor_data"]}
     app = Starlette(
         routes=[
-            Route("/v2", _endpoint(service, server), methods=["GET"]),
-            Route("/v2/health/live", _endpoint(service, live, open_to_all=True), methods=["GET"]),
-            Route("/v2/health/ready", _endpoint(service, ready, open_to_all=True), methods=["GET"]),
-            *routes("/v2/models/{model}"),
-            *routes("/v2/models/{model}/versions/{version}"),
-            Route("/metrics", _endpoint(service, metrics), methods=["GET"]),
+            route("/v2", lambda _: about),
+            route("/v2/health/live", lambda _: {"live": True}),
+            route("/v2/health/ready", lambda _: {"ready": True}),
+            *models("/v2/models/{model}"),
+            *models("/v2/models/{model}/versions/{version}"),
+            route("/metrics", lambda _: Response(service.metrics.text(), media_type=metrics_type)),
+            route("/openapi.json", lambda _: openapi(service.models.values())),
         ],
-        exception_handlers={HTTPException: refusal},
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))],
+        exception_handlers=dict.fromkeys((RequestError, HTTPException, ClientDisconnect), _refuse),
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    return app
+    return _Door(app, service.metrics, token)

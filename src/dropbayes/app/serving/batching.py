@@ -1,77 +1,83 @@
 """Requests that arrive together, predicted together in one thread.
 
-A batch takes a slice of every request that waits with the same settings, so that a long request does not keep the
-short ones behind it waiting. Which rows share a batch changes nothing but the time: a row does not depend on its
-neighbours.
+A batch takes rows of the requests with the least work left, so that a long request does not keep short ones waiting and
+of equal ones the oldest is finished first. Which rows share a batch changes nothing but the time: a row does not depend
+on its neighbours.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from dropbayes.app.models.predictor import Predictor
+from dropbayes.app.serving.protocol import RequestError
 from dropbayes.runtime.arrays import NumpyArray
 
 __all__ = ["Batches"]
 
 # Draws of a batch: about a tenth of a second on one core, so that the next request need not wait for longer.
 _BATCH_DRAWS = 2**18
-_FEWEST_ROWS = 16
+_MIN_ROWS = 16
 
 
 @dataclass(eq=False)
 class _Job:
     """A request's rows, and the parts of its prediction made so far."""
 
-    key: tuple[Any, ...]
     predictor: Predictor
     x: NumpyArray
-    loop: asyncio.AbstractEventLoop
     future: asyncio.Future[dict[str, NumpyArray]]
-    position: int = 0
     blocks: list[dict[str, NumpyArray]] = field(default_factory=list)
+    position: int = 0
+    finished: bool = False
+
+    @property
+    def draws_left(self) -> int:
+        return (len(self.x) - self.position) * self.predictor.total_draws
 
     def finish(self, result: dict[str, NumpyArray] | Exception) -> None:
-        def set_result() -> None:
-            if self.future.cancelled():
-                return
-            if isinstance(result, Exception):
-                self.future.set_exception(result)
-            else:
-                self.future.set_result(result)
-
-        self.loop.call_soon_threadsafe(set_result)
+        """Hands the result to the event loop, unless the request has been given up."""
+        self.finished = True
+        settle = self.future.set_exception if isinstance(result, Exception) else self.future.set_result
+        self.future.get_loop().call_soon_threadsafe(lambda: self.future.cancelled() or settle(result))  # type: ignore[arg-type]
 
 
 class Batches:
     """A thread that predicts queued requests.
 
     Args:
+        max_seconds: The longest a request may have to wait: what would take longer is refused.
         observe: Called with the rows of each batch.
     """
 
-    def __init__(self, observe: Callable[[int], None] = lambda rows: None) -> None:
-        self._observe = observe
-        self._waiting: collections.deque[_Job] = collections.deque()
+    def __init__(self, max_seconds: float = 60.0, observe: Callable[[int], None] = lambda rows: None) -> None:
+        self._max_seconds, self._observe = max_seconds, observe
+        self._draws_per_second = 10.0 * _BATCH_DRAWS  # until it was measured
+        self._waiting: list[_Job] = []
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="predictions", daemon=True)
         self._thread.start()
 
     async def predict(self, predictor: Predictor, x: NumpyArray) -> dict[str, NumpyArray]:
-        """The prediction of some rows, made together with those of others that wait."""
-        loop = asyncio.get_running_loop()
-        job = _Job(predictor.key, predictor, x, loop, loop.create_future())
+        """The prediction of some rows, made together with those of others that wait.
+
+        Raises:
+            RequestError: It would wait for too long behind others.
+        """
+        job = _Job(predictor, x, asyncio.get_running_loop().create_future())
         with self._changed:
             if self._closed:
                 raise RuntimeError("the server is shutting down")
+            ahead = [other.draws_left for other in self._waiting if other.draws_left <= job.draws_left]
+            if ahead and sum(ahead) + job.draws_left > self._max_seconds * self._draws_per_second:
+                raise RequestError(429, "too much work is waiting for a request of this size; try again later.")
             self._waiting.append(job)
             self._changed.notify()
         return await job.future
@@ -86,35 +92,33 @@ class Batches:
     def _run(self) -> None:
         while True:
             with self._changed:
+                self._waiting = [job for job in self._waiting if not (job.finished or job.future.cancelled())]
                 while not self._waiting:
                     if self._closed:
                         return
                     self._changed.wait()
                 batch = self._next_batch()
-            if batch:
-                self._predict(batch)
+            begun = time.perf_counter()
+            self._predict(batch)
+            rows = sum(size for _, size in batch)
+            if rows >= _MIN_ROWS:  # of few rows, the time is that of the call
+                rate = rows * batch[0][0].predictor.total_draws / (time.perf_counter() - begun)
+                self._draws_per_second += 0.2 * (rate - self._draws_per_second)
 
-    def _next_batch(self) -> list[tuple[_Job, slice]]:
-        """A slice of each waiting job with the settings of the first, as many rows as one batch takes."""
-        jobs = [job for job in self._waiting if not job.future.cancelled()]
-        self._waiting.clear()
-        if not jobs:
-            return []
-        room = max(_FEWEST_ROWS, _BATCH_DRAWS // jobs[0].predictor.total_draws)
-        share = max(_FEWEST_ROWS, room // sum(job.key == jobs[0].key for job in jobs))
-        batch: list[tuple[_Job, slice]] = []
+    def _next_batch(self) -> list[tuple[_Job, int]]:
+        """The requests with the least work left and the same settings, with the number of rows to predict of each."""
+        jobs = sorted(self._waiting, key=lambda job: job.draws_left)
+        key, room = jobs[0].predictor.key, max(_MIN_ROWS, _BATCH_DRAWS // jobs[0].predictor.total_draws)
+        batch: list[tuple[_Job, int]] = []
         for job in jobs:
-            if job.key != jobs[0].key or room <= 0:
-                self._waiting.append(job)
-                continue
-            rows = slice(job.position, min(len(job.x), job.position + share))
-            batch.append((job, rows))
-            room -= rows.stop - rows.start
+            if job.predictor.key == key and (room > 0 or not batch):
+                batch.append((job, min(room, len(job.x) - job.position)))
+                room -= batch[-1][1]
         return batch
 
-    def _predict(self, batch: list[tuple[_Job, slice]]) -> None:
+    def _predict(self, batch: list[tuple[_Job, int]]) -> None:
         try:
-            joined = np.concatenate([job.x[rows] for job, rows in batch])
+            joined = np.concatenate([job.x[job.position : job.position + size] for job, size in batch])
             prediction = batch[0][0].predictor.predict_inputs(joined)
         except Exception as error:
             if len(batch) > 1:  # one request is at fault: the others must not fail with it
@@ -124,17 +128,9 @@ class Batches:
             batch[0][0].finish(error)
             return
         self._observe(len(joined))
-        start = 0
-        for job, rows in batch:
-            size = rows.stop - rows.start
-            self._deliver(job, rows, {name: values[start : start + size] for name, values in prediction.items()})
-            start += size
-
-    def _deliver(self, job: _Job, rows: slice, block: dict[str, NumpyArray]) -> None:
-        job.blocks.append(block)
-        job.position = rows.stop
-        if job.position < len(job.x):
-            with self._changed:
-                self._waiting.append(job)
-            return
-        job.finish({name: np.concatenate([block[name] for block in job.blocks]) for name in block})
+        ends = np.cumsum([size for _, size in batch])
+        for (job, size), end in zip(batch, ends, strict=True):
+            job.blocks.append({name: values[end - size : end] for name, values in prediction.items()})
+            job.position += size
+            if job.position == len(job.x):
+                job.finish({name: np.concatenate([block[name] for block in job.blocks]) for name in prediction})

@@ -6,19 +6,16 @@ Drift shows in the rows above the training rows' percentiles: of rows like those
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 
-__all__ = ["Metrics"]
+from dropbayes.runtime.arrays import NumpyArray
+
+__all__ = ["MULTIPROCESS_FOLDER", "Metrics"]
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 MULTIPROCESS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 
@@ -26,40 +23,51 @@ class Metrics:
     """Counters of one process; those of several are added up where they share a folder."""
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
-        counter = functools.partial(Counter, registry=registry)
-        histogram = functools.partial(Histogram, registry=registry)
-        self.requests = counter("dropbayes_requests", "Requests, by the status of the answer.", ["status"])
-        self.rows = counter("dropbayes_rows", "Rows predicted.")
-        self.seconds = histogram("dropbayes_request_seconds", "Time from a request to its answer.", buckets=_SECONDS)
-        self.batch_rows = histogram("dropbayes_batch_rows", "Rows predicted at once.", buckets=_ROWS)
-        self._uncertainty = counter("dropbayes_uncertainty", "Sum over rows of the deviation (classes: entropy).")
-        self._deferred = counter("dropbayes_deferred_rows", "Rows above the `defer_above` of their request.")
-        self._above = counter(
-            "dropbayes_rows_above_training_percentile", "Rows above this percentile of the training rows.",
-            ["percentile"],
-        )  # fmt: skip
+        self._registry = own = CollectorRegistry()
+        by_model, by_level = ["model"], ["model", "percentile"]
+        rows = [2**power for power in range(13)]
+        self.requests = Counter(
+            "dropbayes_requests", "Requests, by the status of the answer.", ["status"], registry=own
+        )
+        self.seconds = Histogram("dropbayes_request_seconds", "Time until the answer.", buckets=_SECONDS, registry=own)
+        self.batch_rows = Histogram("dropbayes_batch_rows", "Rows predicted at once.", buckets=rows, registry=own)
+        self._rows = Counter("dropbayes_rows", "Rows predicted.", by_model, registry=own)
+        self._uncertainty = Counter(
+            "dropbayes_uncertainty", "Sum over rows of the deviation (classes: entropy).", by_model, registry=own
+        )
+        self._deferred = Counter(
+            "dropbayes_deferred_rows", "Rows above the `defer_above` of their request.", by_model, registry=own
+        )
+        self._above = Counter(
+            "dropbayes_rows_above_training_percentile",
+            "Rows above this percentile of training.",
+            by_level,
+            registry=own,
+        )
         self._training = Gauge(
-            "dropbayes_training_uncertainty", "Percentiles of the training rows' uncertainty.", ["percentile"],
-            registry=registry, multiprocess_mode="mostrecent",
-        )  # fmt: skip
-        self._percentiles: dict[str, float] = {}
+            "dropbayes_training_uncertainty",
+            "Percentiles of the training rows' uncertainty.",
+            by_level,
+            registry=own,
+            multiprocess_mode="mostrecent",
+        )
+        self._percentiles: dict[str, dict[str, float]] = {}
 
-    def take_model(self, percentiles: Mapping[str, float]) -> None:
-        """Compares the rows from now on with the percentiles of this model's training rows."""
-        self._percentiles = dict(percentiles)
+    def take_model(self, model: str, percentiles: Mapping[str, float]) -> None:
+        """Compares a model's rows from now on with the percentiles of its training rows."""
+        self._percentiles[model] = dict(percentiles)
         for level, value in percentiles.items():
-            self._training.labels(level).set(value)
-            self._above.labels(level)  # exported from the start, at 0
+            self._training.labels(model, level).set(value)
+            self._above.labels(model, level)  # exported from the start, at 0
 
-    def take_rows(self, uncertainty: npt.NDArray[Any], deferred: npt.NDArray[np.bool_] | None) -> None:
+    def take_rows(self, model: str, uncertainty: NumpyArray, deferred: NumpyArray | None) -> None:
         """Counts the rows of a prediction."""
-        self.rows.inc(len(uncertainty))
-        self._uncertainty.inc(float(uncertainty.sum()))
-        for level, value in self._percentiles.items():
-            self._above.labels(level).inc(int((uncertainty > value).sum()))
+        self._rows.labels(model).inc(len(uncertainty))
+        self._uncertainty.labels(model).inc(float(uncertainty.sum()))
+        for level, value in self._percentiles.get(model, {}).items():
+            self._above.labels(model, level).inc(int((uncertainty > value).sum()))
         if deferred is not None:
-            self._deferred.inc(int(deferred.sum()))
+            self._deferred.labels(model).inc(int(deferred.sum()))
 
     def text(self) -> bytes:
         """The counters in Prometheus's text format."""

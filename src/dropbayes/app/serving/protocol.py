@@ -6,11 +6,9 @@ Numbers travel as JSON or, as Triton's clients send them, as raw little-endian b
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -18,24 +16,25 @@ import numpy as np
 from dropbayes.runtime.arrays import NumpyArray
 
 __all__ = [
-    "DATATYPES", "EXTENSIONS", "HEADER_LENGTH", "InferenceRequest", "Parameters", "RequestError", "datatype_of",
-    "decode_request", "encode_response", "tensors",
-]  # fmt: skip
+    "DATATYPES",
+    "HEADER_LENGTH",
+    "InferenceRequest",
+    "Parameters",
+    "RequestError",
+    "decode_json",
+    "decode_request",
+    "encode_response",
+    "tensors",
+]
 
 HEADER_LENGTH = "inference-header-content-length"
-EXTENSIONS = ("binary_tensor_data",)
 
-DATATYPES: dict[str, Any] = {
-    "BOOL": np.dtype("?"), "UINT8": np.dtype("<u1"), "UINT16": np.dtype("<u2"), "UINT32": np.dtype("<u4"),
-    "UINT64": np.dtype("<u8"), "INT8": np.dtype("<i1"), "INT16": np.dtype("<i2"), "INT32": np.dtype("<i4"),
-    "INT64": np.dtype("<i8"), "FP16": np.dtype("<f2"), "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8"),
-    "BYTES": np.dtype(object),
-}  # fmt: skip
+_WIDTHS = {"UINT8": "<u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8", "FP16": "<f2", "FP32": "<f4"}
+_WIDTHS |= {"INT8": "<i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8", "FP64": "<f8", "BOOL": "?", "BYTES": "O"}
+DATATYPES = {name: np.dtype(width) for name, width in _WIDTHS.items()}
 """The datatypes of the protocol, as arrays hold them; BYTES are texts in UTF-8."""
 
-_ELEMENT: dict[str, type] = {"b": bool, "u": int, "i": int, "f": float, "O": str}  # by the kind of the dtype
-_MOST_AXES = 2
-_MOST_INPUTS = 10_000
+_ELEMENT = {"b": bool | None, "u": int | None, "i": int | None, "f": float | None, "O": str | None}
 
 
 class RequestError(Exception):
@@ -46,51 +45,99 @@ class RequestError(Exception):
         self.status = status
 
 
-class Parameters(msgspec.Struct, forbid_unknown_fields=True):
-    """What a request may ask for besides its outputs."""
+class _Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """An object without unknown fields: a typing error must not change an answer silently."""
+
+
+class _Codec(_Strict):
+    """How MLServer's codecs would decode a value; the datatype says as much."""
+
+    content_type: str | None = None
+    headers: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+
+
+class Parameters(_Codec):
+    """The settings of a request."""
 
     n_draws: int | None = None
     seed: int | None = None
-    interval: float | None = None
+    coverage: float | None = None
     defer_above: float | None = None
+    allow_new: bool | None = None
     binary_data_output: bool = False
 
 
-class InputTensor(msgspec.Struct, forbid_unknown_fields=True):
-    """One input: its data as JSON, or the number of its bytes after the JSON."""
+class InputParameters(_Codec):
+    """The number of bytes of an input behind the JSON."""
+
+    binary_data_size: int | None = None
+
+
+class InputTensor(_Strict):
+    """One input: its data as JSON, or the number of its bytes behind the JSON."""
 
     name: str
     shape: list[int]
     datatype: str
-    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    parameters: dict[str, Any] = {}
+    data: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    parameters: InputParameters = msgspec.field(default_factory=InputParameters)
+
+    def refuse(self, what: str, status: int = 400) -> NoReturn:
+        """Raises the error of this input."""
+        raise RequestError(status, f"input {_quote(self.name)} {what}.")
 
 
-class OutputRequest(msgspec.Struct, forbid_unknown_fields=True):
+class OutputParameters(_Codec):
+    """Whether an output is sent as raw bytes; by default as `binary_data_output` says."""
+
+    binary_data: bool | None = None
+
+
+class OutputRequest(_Strict):
     """One output that is asked for."""
 
     name: str
-    parameters: dict[str, Any] = {}
+    parameters: OutputParameters = msgspec.field(default_factory=OutputParameters)
 
 
-class InferenceRequest(msgspec.Struct, forbid_unknown_fields=True):
+class InferenceRequest(_Strict):
     """A request to predict; without `outputs` it is answered with all of them."""
 
-    inputs: list[InputTensor]
+    inputs: Annotated[list[InputTensor], msgspec.Meta(min_length=1, max_length=10_000)]
     id: str | None = None
+    model_name: str | None = None
+    model_version: str | None = None
     parameters: Parameters = msgspec.field(default_factory=Parameters)
     outputs: list[OutputRequest] = []
-
-
-_request_decoder = msgspec.json.Decoder(InferenceRequest)
-_encoder = msgspec.json.Encoder()
 
 
 # --- requests ------------------------------------------------------------------------------------------------------
 
 
+def decode_json(body: bytes | memoryview, decoder: msgspec.json.Decoder[Any], what: str) -> Any:
+    """The message in some JSON.
+
+    Args:
+        body: The JSON.
+        decoder: The decoder of this kind of message.
+        what: The kind, for errors.
+
+    Raises:
+        RequestError: It is another kind of message.
+    """
+    try:
+        return decoder.decode(body)
+    except RecursionError:
+        raise RequestError(400, f"{what}: nested too deeply.") from None
+    except ValueError as error:  # msgspec's and Unicode's errors are ValueErrors
+        raise RequestError(400, f"{what}: {str(error).splitlines()[0][:200]}.") from None
+
+
+_request_decoder = msgspec.json.Decoder(InferenceRequest)
+
+
 def decode_request(body: bytes, header_length: str | None) -> tuple[InferenceRequest, bytes]:
-    """The request in a body, and the bytes after its JSON.
+    """The request in a body, and the bytes behind its JSON.
 
     Args:
         body: The whole body.
@@ -101,43 +148,40 @@ def decode_request(body: bytes, header_length: str | None) -> tuple[InferenceReq
     """
     end = len(body)
     if header_length is not None:
-        if not (header_length.isascii() and header_length.isdigit() and int(header_length) <= end):
+        is_number = header_length.isascii() and header_length.isdigit() and len(header_length) <= len(str(end))
+        if not is_number or int(header_length) > end:
             raise RequestError(400, f"{HEADER_LENGTH} must be at most the length of the body, {end}.")
         end = int(header_length)
-    try:
-        request = _request_decoder.decode(memoryview(body)[:end])
-    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
-        raise RequestError(400, f"the body is no inference request: {_reason(error)}") from None
+    request = decode_json(memoryview(body)[:end], _request_decoder, "the body is no inference request")
     return request, body[end:]
 
 
-def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int) -> dict[str, NumpyArray]:
+def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int, n_columns: int) -> dict[str, NumpyArray]:
     """The inputs of a request by name, each shaped `[row]` or `[row, column]`.
 
     Args:
         request: The request.
-        binary: The bytes after its JSON.
+        binary: The bytes behind its JSON.
         max_rows: The most rows of an input.
+        n_columns: The columns of a matrix.
 
     Raises:
         RequestError: An input is not what it says, or too long.
     """
-    if not 0 < len(request.inputs) <= _MOST_INPUTS:
-        raise RequestError(400, f"`inputs` must hold 1 to {_MOST_INPUTS} tensors; got {len(request.inputs)}.")
     arrays: dict[str, NumpyArray] = {}
     start = 0
     for entry in request.inputs:
         if entry.name in arrays:
-            raise RequestError(400, f"input {_quote(entry.name)} is given twice.")
-        _check_shape(entry, max_rows)
-        size = entry.parameters.get("binary_data_size")
+            entry.refuse("is given twice")
+        _check_shape(entry, max_rows, n_columns)
+        size = entry.parameters.binary_data_size
         if size is None:
             arrays[entry.name] = _json_tensor(entry)
             continue
-        if entry.data is not msgspec.UNSET or isinstance(size, bool) or not isinstance(size, int):
-            raise _input_error(entry, "must have either `data` or a whole number `binary_data_size`")
+        if bytes(entry.data):
+            entry.refuse("must have either `data` or `binary_data_size`")
         if not 0 <= size <= len(binary) - start:
-            raise _input_error(entry, f"claims {size} bytes behind the JSON, where {len(binary) - start} are left")
+            entry.refuse(f"claims {size} bytes behind the JSON, where {len(binary) - start} are left")
         arrays[entry.name] = _binary_tensor(entry, binary[start : start + size])
         start += size
     if start != len(binary):
@@ -145,58 +189,44 @@ def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int) -> dict[
     return arrays
 
 
-def _check_shape(entry: InputTensor, max_rows: int) -> None:
+def _check_shape(entry: InputTensor, max_rows: int, n_columns: int) -> None:
+    """Raises unless an input has a type and a size that the model could read: before a byte of its data is decoded."""
     if entry.datatype not in DATATYPES:
-        raise _input_error(entry, f"has the datatype {_quote(entry.datatype)}; known are {', '.join(DATATYPES)}")
-    if not 1 <= len(entry.shape) <= _MOST_AXES or any(size < 0 for size in entry.shape):
-        raise _input_error(entry, f"must be shaped [rows] or [rows, columns]; got {entry.shape[:4]}")
+        entry.refuse(f"has the datatype {_quote(entry.datatype)}; known are {', '.join(sorted(DATATYPES))}")
+    if not 1 <= len(entry.shape) <= 2 or entry.shape[0] < 0 or entry.shape[1:] not in ([], [1], [n_columns]):
+        entry.refuse(f"must be shaped [rows] or [rows, {n_columns}]; got {entry.shape[:4]}")
     if entry.shape[0] > max_rows:
-        raise RequestError(413, f"input {_quote(entry.name)} has {entry.shape[0]} rows; at most {max_rows} are taken.")
+        entry.refuse(f"has {entry.shape[0]} rows; at most {max_rows} are taken", 413)
 
 
 def _json_tensor(entry: InputTensor) -> NumpyArray:
-    """JSON data, flat or nested, validated against the declared type and size."""
-    if entry.data is msgspec.UNSET:
-        raise _input_error(entry, "has no `data`")
-    dtype = DATATYPES[entry.datatype]
+    """JSON data, flat or nested, validated against the declared type and size; null is a missing value."""
+    dtype, count = DATATYPES[entry.datatype], math.prod(entry.shape)
+    if not bytes(entry.data):
+        entry.refuse("has no `data`")
     if dtype == np.float16:
-        raise _input_error(entry, "is FP16, which JSON cannot hold; send FP32, or raw bytes")
-    element = _ELEMENT[dtype.kind]
-    values = (
-        _decode_data(entry, element, nested=False) if len(entry.shape) == 1 else _decode_nested_or_flat(entry, element)
-    )
+        entry.refuse("is FP16, which JSON cannot hold; send FP32, or raw bytes")
+    data = bytes(entry.data)
+    found = data.count(b",") + 1
+    if dtype.kind != "O" and count and found != count:  # counted first: a body of small objects fills the memory
+        entry.refuse(f"has {found} values, where the shape {entry.shape} needs {count}")
+    kind: Any = _ELEMENT[dtype.kind]
+    if len(entry.shape) == 2 and data[1:].lstrip()[:1] == b"[":
+        kind = Annotated[list[kind], msgspec.Meta(min_length=entry.shape[1], max_length=entry.shape[1])]
+    values = decode_json(data, msgspec.json.Decoder(list[kind]), f"input {_quote(entry.name)} is no {entry.datatype}")
+    has_null = dtype.kind in "iub" and b"null" in data  # numpy has no missing integer, and NaN for a missing float
     try:
         with np.errstate(over="ignore"):
-            array = np.array(values, dtype=dtype)
-    except (ValueError, OverflowError, TypeError):
-        raise _input_error(entry, f"has values that are no {entry.datatype}, or rows of unequal length") from None
-    if array.size != math.prod(entry.shape) or (array.ndim > 1 and list(array.shape) != entry.shape):
-        raise _input_error(
-            entry, f"has {array.size} values, where the shape {entry.shape} needs {math.prod(entry.shape)}"
-        )
-    if dtype.kind == "f" and not np.isfinite(array).all():
-        raise _input_error(entry, f"has a number too large for {entry.datatype}")
+            array = np.array(values, object if has_null else dtype)
+            if has_null:
+                np.array([value for value in array.flat if value is not None], dtype)  # raises for one too large
+    except (ValueError, OverflowError):
+        entry.refuse(f"has values that are no {entry.datatype}")
+    if array.size != count:
+        entry.refuse(f"has {array.size} values, where the shape {entry.shape} needs {count}")
+    if dtype.kind == "f" and np.isinf(array).any():
+        entry.refuse(f"has a number too large for {entry.datatype}")
     return array.reshape(entry.shape)
-
-
-def _decode_nested_or_flat(entry: InputTensor, element: type) -> Any:
-    try:
-        return _decode_data(entry, element, nested=False)
-    except RequestError:
-        return _decode_data(entry, element, nested=True)
-
-
-def _decode_data(entry: InputTensor, element: type, *, nested: bool) -> Any:
-    assert isinstance(entry.data, msgspec.Raw)
-    try:
-        return _list_decoder(element, nested).decode(entry.data)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
-        raise _input_error(entry, f"has data that are no {entry.datatype}: {_reason(error)}") from None
-
-
-@functools.cache
-def _list_decoder(element: Any, nested: bool) -> Any:
-    return msgspec.json.Decoder(list[list[element]] if nested else list[element])
 
 
 def _binary_tensor(entry: InputTensor, data: bytes) -> NumpyArray:
@@ -204,11 +234,11 @@ def _binary_tensor(entry: InputTensor, data: bytes) -> NumpyArray:
     if dtype.kind == "O":
         array = np.array([*_texts(entry, data), None], dtype=object)[:-1]  # the last keeps numpy from guessing
     elif len(data) % dtype.itemsize:
-        raise _input_error(entry, f"has {len(data)} bytes, no multiple of the {dtype.itemsize} of {entry.datatype}")
+        entry.refuse(f"has {len(data)} bytes, no multiple of the {dtype.itemsize} of {entry.datatype}")
     else:
         array = np.frombuffer(data, dtype)
     if array.size != count:
-        raise _input_error(entry, f"has {array.size} values, where the shape {entry.shape} needs {count}")
+        entry.refuse(f"has {array.size} values, where the shape {entry.shape} needs {count}")
     return array.reshape(entry.shape)
 
 
@@ -218,17 +248,13 @@ def _texts(entry: InputTensor, data: bytes) -> list[str]:
     while start < len(data):
         length = int.from_bytes(data[start : start + 4], "little")
         if start + 4 + length > len(data):
-            raise _input_error(entry, "ends inside a text")
+            entry.refuse("ends inside a text")
         try:
             texts.append(data[start + 4 : start + 4 + length].decode())
         except UnicodeDecodeError:
-            raise _input_error(entry, "holds a text that is no UTF-8") from None
+            entry.refuse("holds a text that is no UTF-8")
         start += 4 + length
     return texts
-
-
-def _input_error(entry: InputTensor, what: str) -> RequestError:
-    return RequestError(400, f"input {_quote(entry.name)} {what}.")
 
 
 def _quote(text: str) -> str:
@@ -236,48 +262,31 @@ def _quote(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:39] + "…").encode("ascii", "backslashreplace").decode()
 
 
-def _reason(error: Exception) -> str:
-    return "nested too deeply." if isinstance(error, RecursionError) else f"{str(error).splitlines()[0][:200]}."
-
-
 # --- responses -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """The body of a response, and the length of its JSON where raw bytes follow it."""
-
-    body: bytes
-    header_length: int | None = None
-
-
-def datatype_of(array: NumpyArray) -> str:
-    """The protocol's name for an array's type."""
-    if array.dtype.kind in "OUS":
-        return "BYTES"
-    return {"b": "BOOL", "f": "FP64", "i": "INT64"}[array.dtype.kind]
-
-
 def encode_response(
-    head: Mapping[str, Any], outputs: Mapping[str, NumpyArray], *, binary: Sequence[str] | frozenset[str] = ()
-) -> Encoded:
-    """A response with the named outputs; those in `binary` as raw bytes after the JSON."""
+    head: Mapping[str, Any], outputs: Mapping[str, NumpyArray], *, binary: Collection[str] = ()
+) -> tuple[bytes, int | None]:
+    """A response with the named outputs, and the length of its JSON where those in `binary` follow it as raw bytes."""
     entries: list[dict[str, Any]] = []
     behind: list[bytes] = []
     for name, array in outputs.items():
-        entry: dict[str, Any] = {"name": name, "datatype": datatype_of(array), "shape": list(array.shape)}
-        if name in binary:
-            behind.append(_raw(array))
-            entry["parameters"] = {"binary_data_size": len(behind[-1])}
+        datatype = {"b": "BOOL", "f": "FP64", "i": "INT64"}.get(array.dtype.kind, "BYTES")
+        values = array.ravel().tolist()
+        if datatype == "BYTES":
+            values = [str(value) for value in values]
+        entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(array.shape)}
+        if name not in binary:
+            entry["data"] = values
         else:
-            entry["data"] = [str(v) for v in array.ravel()] if array.dtype.kind in "OUS" else array.ravel().tolist()
+            behind.append(_raw_texts(values) if datatype == "BYTES" else array.astype(DATATYPES[datatype]).tobytes())
+            entry["parameters"] = {"binary_data_size": len(behind[-1])}
         entries.append(entry)
-    text = _encoder.encode({**head, "outputs": entries})
-    return Encoded(b"".join([text, *behind]), len(text)) if behind else Encoded(text)
+    text = msgspec.json.encode({**head, "outputs": entries})
+    return b"".join([text, *behind]), len(text) if behind else None
 
 
-def _raw(array: NumpyArray) -> bytes:
-    if array.dtype.kind in "OUS":
-        texts = [str(value).encode() for value in array.ravel()]
-        return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
-    return np.ascontiguousarray(array, DATATYPES[datatype_of(array)]).tobytes()
+def _raw_texts(texts: Sequence[str]) -> bytes:
+    raw = [text.encode() for text in texts]
+    return b"".join(len(text).to_bytes(4, "little") + text for text in raw)

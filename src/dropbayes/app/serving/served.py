@@ -1,0 +1,140 @@
+"""A model as it is served: columns or records in, the columns of a prediction out."""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from dropbayes.app.models.inputs import MATRIX, arrow_column, columns_by_name, row_label
+from dropbayes.app.models.model import Model, load
+from dropbayes.app.models.prediction import has_label_sets, label_sets
+from dropbayes.app.models.predictor import Predictor, check_finite, uncertainty
+from dropbayes.app.models.storage import COLUMNS
+from dropbayes.app.serving.protocol import Parameters
+from dropbayes.columns import Encoded, encode
+from dropbayes.runtime.arrays import NumpyArray
+
+__all__ = ["ServedModel"]
+
+_DATATYPE = {"number": "FP64", "boolean": "BOOL", "category": "BYTES", "date": "BYTES"}
+_CELL = {"number": float | str | None, "boolean": bool | str | None, "date": str | None}  # of a record
+
+
+@dataclass(frozen=True, eq=False)
+class ServedModel:
+    """A model: its name is that of its folder, its version a digest of what is in it."""
+
+    name: str
+    version: str
+    model: Model
+    predictor: Predictor
+
+    @classmethod
+    def load(cls, path: pathlib.Path) -> ServedModel:
+        """The model in a folder, checked by a first prediction."""
+        version = _version(path)
+        model = load(path)
+        if _version(path) != version:
+            raise ValueError(f"{str(path)!r} was replaced while it was read; try again.")
+        predictor = Predictor(model)
+        check_finite(predictor.predict_inputs(np.zeros((1, len(model.schema.inputs)))))
+        return cls(path.resolve().name, version, model, predictor)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the outputs; the last, "deferred", needs a threshold."""
+        sets = ("labels",) if has_label_sets(self.model.ensemble) else ()
+        return (*self.predictor.outputs, *sets, "outside", "deferred")
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The description of the model in the protocol."""
+        columns = self.predictor.inputs
+        inputs = [{"name": name, "datatype": _DATATYPE[kind], "shape": [-1]} for name, kind in columns.items()]
+        if MATRIX not in columns:
+            datatype = "BYTES" if {"category", "date"} & set(columns.values()) else "FP64"
+            inputs.append({"name": MATRIX, "datatype": datatype, "shape": [-1, len(columns)]})
+        classes = self.predictor.classes
+        shapes = {"probabilities": [-1, 0 if classes is None else len(classes)]}
+        types = {"predicted": "BYTES", "labels": "BYTES", "outside": "BYTES", "deferred": "BOOL"}
+        outputs = [
+            {"name": name, "datatype": types.get(name, "FP64"), "shape": shapes.get(name, [-1])}
+            for name in self.outputs
+        ]
+        about = {"name": self.name, "versions": [self.version], "platform": "dropbayes"}
+        known = {} if classes is None else {"parameters": {"classes": [str(label) for label in classes]}}
+        return {**about, "inputs": inputs, "outputs": outputs, **known}
+
+    @cached_property
+    def records_type(self) -> type[msgspec.Struct]:
+        """A request of plain records: objects with a value for each column, and settings."""
+        names = list(self.predictor.inputs)
+        kinds = [_CELL.get(kind, str | float | bool | None) for kind in self.predictor.inputs.values()]
+        fields = [(f"column_{index}", kind) for index, kind in enumerate(kinds)]
+        rename = {field: name for (field, _), name in zip(fields, names, strict=True)}
+        record: Any = msgspec.defstruct(f"{self.name}_record", fields, rename=rename, forbid_unknown_fields=True)
+        records: Any = Annotated[list[record], msgspec.Meta(min_length=1)]
+        settings = msgspec.field(default_factory=Parameters)
+        return msgspec.defstruct(
+            f"{self.name}_records",
+            [("records", records), ("parameters", Parameters, settings)],
+            forbid_unknown_fields=True,
+        )
+
+    def columns_of(self, records: Sequence[msgspec.Struct]) -> dict[str, list[Any]]:
+        """The columns of some plain records."""
+        values = zip(*(msgspec.structs.astuple(record) for record in records), strict=True)
+        return dict(zip(self.predictor.inputs, map(list, values), strict=True))
+
+    def encode(self, columns: Mapping[str, Any], *, allow_new: bool) -> Encoded:
+        """The rows of some columns as inputs of the networks, with those beyond training.
+
+        Raises:
+            ValueError: A column is unknown, missing or has invalid values.
+        """
+        names = list(self.predictor.inputs)
+        unknown = [name for name in columns if name not in names and name != MATRIX]
+        if unknown:
+            raise ValueError(f"the model has no input {unknown[0][:40]!r}; its inputs are in its metadata.")
+        if MATRIX in columns and MATRIX not in names and len(columns) > 1:
+            raise ValueError(f"the input '{MATRIX}' holds all columns; send it alone, or the columns by name.")
+        inputs = columns_by_name(columns, names)
+        table = pa.table({name: arrow_column(values, name) for name, values in inputs.items()})
+        return encode(self.model.schema, table, at=row_label, allow_new=allow_new)
+
+    def complete(
+        self, prediction: Mapping[str, NumpyArray], rows: Encoded, predictor: Predictor, defer_above: float | None
+    ) -> dict[str, NumpyArray]:
+        """All outputs for some rows.
+
+        Args:
+            prediction: The networks' part.
+            rows: The rows.
+            predictor: The model with the settings of the request.
+            defer_above: The uncertainty above which a row is deferred.
+
+        Raises:
+            ValueError: A prediction is not finite.
+        """
+        check_finite(prediction)
+        outputs = dict(prediction)
+        for sets in label_sets(self.model.ensemble, prediction, coverage=predictor.interval):
+            outputs["labels"] = sets
+        outputs["outside"] = np.array(rows.outside_names(), dtype=np.str_)
+        if defer_above is not None:
+            outputs["deferred"] = uncertainty(prediction) > defer_above
+        return outputs
+
+
+def _version(path: pathlib.Path) -> str:
+    """The description holds the digest of the network's file: its own digest is that of both."""
+    columns = path / COLUMNS
+    return hashlib.sha256(columns.read_bytes()).hexdigest()[:12] if columns.is_file() else ""
