@@ -16,6 +16,11 @@ elif not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
 
 
+def pytest_configure(config):
+    # Most tests train for a moment; those of the warning itself expect it.
+    config.addinivalue_line("filterwarnings", "ignore:The held-out log-likelihood:UserWarning")
+
+
 @pytest.fixture(autouse=True)
 def onednn_as_it_was():
     """On some processors torch switches oneDNN off for good at the first product in bfloat16 that it cannot make."""

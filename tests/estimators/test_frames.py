@@ -62,11 +62,14 @@ def test_frames_of_numbers_are_left_to_scikit_learn():
     assert not is_mixed_frame(np.ones((2, 2)))
 
 
-def test_missing_cells_are_refused_or_learned_from():
+def test_missing_cells_are_learned_from_or_refused():
     data = pd.DataFrame({"colour": ["red", None, "blue"] * 10, "size": np.arange(30.0)})
     with pytest.raises(ValueError, match=r"10 of column 'colour'.*missing"):
-        DropoutRegressor(**SMALL).fit(data, data["size"])
-    model = DropoutRegressor(missing="learn", **SMALL).fit(data, data["colour"].isna().astype(float))
+        DropoutRegressor(missing="error", **SMALL).fit(data, data["size"])
+    complete = DropoutRegressor(**SMALL).fit(data.fillna("green"), data["size"])
+    with pytest.raises(ValueError, match=r"10 of column 'colour'.*missing"):
+        complete.predict(data)
+    model = DropoutRegressor(**SMALL).fit(data, data["colour"].isna().astype(float))
     absent, present = (
         model.predict(data.assign(colour=None).astype({"colour": object})),
         model.predict(data.assign(colour="red")),

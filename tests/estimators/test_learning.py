@@ -8,6 +8,7 @@ import pandas as pd
 import polars as pl
 import pytest
 import torch
+from scipy.stats import norm
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
@@ -137,6 +138,7 @@ def test_pipelines_searches_and_parallel_cross_validation():
     np.testing.assert_allclose(scores, cross_val_score(DropoutRegressor(**QUICK, random_state=0), *toy(80), cv=2))
 
 
+@pytest.mark.filterwarnings("ignore:.* predicted more than half the range:UserWarning")
 @pytest.mark.parametrize("learning_rate", [1e2, 1e15, 1e30])
 def test_a_hopeless_learning_rate_stops_with_advice_or_predicts_finite_numbers(learning_rate):
     x, y = toy(40)
@@ -222,3 +224,16 @@ def test_targets_of_zero_and_one_keep_their_probability_as_the_mean():
     model = DropoutRegressor(**(QUICK | {"n_steps": 400}), random_state=0).fit(x, y)
     np.testing.assert_allclose(model.predict(np.array([[0.1], [0.5], [0.9]])), [0.26, 0.5, 0.74], atol=0.12)
     assert np.isfinite(model.log_likelihood(x, y))
+
+
+def test_a_score_below_that_of_the_target_alone_is_said():
+    source = np.random.default_rng(0)
+    x, noise = source.normal(size=(60, 8)), source.normal(size=60)
+    settings = QUICK | {"hidden": (100,), "drop_prob": 0.0, "n_steps": 600}
+    with pytest.warns(UserWarning, match="is below that of the target's own mean and deviation alone"):
+        model = DropoutRegressor(**settings, random_state=0).fit(x, noise)
+    assert model.baseline_score_ == pytest.approx(norm(noise.mean(), noise.std()).logpdf(noise).mean(), abs=1e-6)
+    with pytest.warns(UserWarning, match="is below that of the class shares alone"):
+        classifier = DropoutClassifier(**settings, random_state=0).fit(x, noise > 0.5)
+    shares = (np.bincount(noise > 0.5) + 1) / 62
+    assert classifier.baseline_score_ == pytest.approx(np.log(shares[(noise > 0.5).astype(int)]).mean())

@@ -27,8 +27,8 @@ def test_a_regressor_learns_what_absence_says(tmp_path):
     y = x[:, 0] + 3 * absent + 0.1 * source.normal(size=200)
     x[absent, 1] = np.nan
     with pytest.raises(ValueError, match=r'Input X contains NaN\. Set `missing="learn"`'):
-        DropoutRegressor(**QUICK).fit(x, y)
-    model = DropoutRegressor(**QUICK, missing="learn").fit(x, y)
+        DropoutRegressor(**QUICK, missing="error").fit(x, y)
+    model = DropoutRegressor(**QUICK).fit(x, y)
     assert model.score(x, y) > 0.95 and model.n_features_in_ == 2
     assert np.isfinite(model.log_likelihood(x, y))
     model.save(tmp_path / "m.safetensors")
@@ -40,7 +40,16 @@ def test_a_classifier_learns_what_absence_says():
     x = source.normal(size=(200, 1))
     label = source.random(200) < 0.5
     x[label] = np.nan
-    model = DropoutClassifier(**QUICK, missing="learn").fit(x, label)
+    model = DropoutClassifier(**QUICK).fit(x, label)
     assert model.score(x, label) > 0.95
     with pytest.raises(ValueError, match="`missing` must be"):
         DropoutClassifier(**QUICK, missing="mean").fit(x, label)
+
+
+def test_rows_with_missing_inputs_need_such_training_rows_or_the_wish_to_learn_from_them():
+    x = np.random.default_rng(2).normal(size=(60, 2))
+    y, absent = x[:, 0], np.array([[0.5, np.nan]])
+    with pytest.raises(ValueError, match=r'contains NaN, which no training row did\. Set `missing="learn"`'):
+        DropoutRegressor(**QUICK).fit(x, y).predict(absent)
+    learned = DropoutRegressor(**QUICK, missing="learn").fit(x, y)
+    np.testing.assert_array_equal(learned.predict(absent), learned.predict([[0.5, x[:, 1].mean()]]))

@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize_scalar
 
 from dropbayes import calibration
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.estimators.recalibration import (
     Recalibration,
+    best_factor,
     fit_recalibration,
+    tempered,
     with_recalibration,
     without_recalibration,
 )
@@ -42,10 +45,40 @@ def fitted(estimator, y, method):
     return with_recalibration(estimator, fit_recalibration(estimator, X[100:], y[100:], method=method))
 
 
-def test_a_scaled_deviation_has_standard_residuals_of_mean_square_one(regressor):
-    mean, std = fitted(regressor, Y, "scale").predict(X[100:], return_std=True)
-    assert np.mean(((Y[100:] - mean) / std) ** 2) == pytest.approx(1.0)
-    np.testing.assert_allclose(mean, regressor.predict(X[100:]))
+def test_a_scaled_deviation_maximises_the_likelihood_of_its_rows_shrunk_towards_one(regressor):
+    factor = fit_recalibration(regressor, X[100:], Y[100:]).factor
+
+    def likelihood(value):
+        view = with_recalibration(regressor, Recalibration("scale", (value,), 300))
+        return 300 * view.log_likelihood(X[100:], Y[100:])
+
+    assert likelihood(factor) >= likelihood(1.0)
+    best = minimize_scalar(lambda log: 5 * log**2 - likelihood(np.exp(log)), bounds=(-2, 2), method="bounded")
+    assert factor == pytest.approx(np.exp(best.x), rel=1e-3)
+
+
+def test_the_factor_of_a_gaussian_is_its_residual_deviation_with_one_for_the_prior_rows():
+    residual = np.random.default_rng(1).normal(scale=3, size=4000)
+    found = best_factor(lambda factor: float(-0.5 * (residual**2).sum() / factor**2 - 4000 * np.log(factor)))
+    assert found == pytest.approx(residual.std(), rel=0.01)
+    assert (
+        best_factor(lambda factor: float(-0.5 * 9 / factor**2 - np.log(factor))) < 1.5
+    )  # one row, three deviations off
+
+
+def test_no_method_makes_the_rows_it_was_fitted_to_less_likely(regressor, classifier):
+    for rows in (slice(100, 120), slice(100, 140), slice(100, 400)):
+        for method in ("scale", "isotonic", "conformal"):
+            view = with_recalibration(regressor, fit_recalibration(regressor, X[rows], Y[rows], method=method))
+            assert view.log_likelihood(X[rows], Y[rows]) >= regressor.log_likelihood(X[rows], Y[rows]) - 1e-9
+        view = with_recalibration(classifier, fit_recalibration(classifier, X[rows], LABELS[rows]))
+        assert view.log_likelihood(X[rows], LABELS[rows]) >= classifier.log_likelihood(X[rows], LABELS[rows]) - 1e-9
+
+
+def test_a_high_temperature_gives_the_class_shares_and_temperature_one_the_softmax():
+    logits, shares = torch.randn(5, 3, dtype=torch.float64), np.array([0.7, 0.2, 0.1])
+    torch.testing.assert_close(tempered(logits, 1e9, shares).exp(), torch.from_numpy(shares).expand(5, 3))
+    torch.testing.assert_close(tempered(logits, 1.0, shares), logits.log_softmax(-1))
 
 
 def test_a_scaled_distribution_is_the_same_one_in_wider_units(regressor):

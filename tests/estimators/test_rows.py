@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
 
-from dropbayes.estimators import DropoutRegressor
+from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+from dropbayes.estimators.rows import row_groups
 from tests.estimators.samples import QUICK, toy
 
 
@@ -39,3 +41,35 @@ def test_copies_of_a_row_are_never_learned_from_and_held_out_at_once():
     thrice = DropoutRegressor(**settings, random_state=0).fit(x.repeat(3, 0), y.repeat(3))
     assert once.precision_ < 1.2
     assert thrice.precision_ < 1.2
+
+
+def test_copies_share_a_group_and_repeated_observations_do_not():
+    x = np.array([[0.0], [0.0], [1.0], [1.0], [1.0], [2.0]])
+    y = np.array([5.0, 5.0, 6.0, 6.0, 7.0, 8.0])
+    groups = row_groups(x, y)
+    assert groups[0] == groups[1] and len(set(groups.tolist())) == 5
+    assert row_groups(np.zeros((30, 1)), np.arange(30) % 2) is None  # two distinct rows, fifteen times each
+
+
+def few_categories(n, seed):
+    """Passengers of three classes, two sexes and two ages: at most 24 distinct rows, each with both outcomes."""
+    source = np.random.default_rng(seed)
+    cabin, sex, child = source.integers(3, size=n), source.random(n) < 0.35, source.random(n) < 0.1
+    chance = 1 / (1 + np.exp(1.2 * cabin - 2.6 * sex - child - 0.6))
+    return np.column_stack([np.eye(3)[cabin], sex, child]), source.random(n) < chance, chance
+
+
+def test_a_table_of_few_distinct_rows_is_predicted_as_well_as_by_logistic_regression():
+    x, y, _ = few_categories(800, 0)
+    new, truth, _ = few_categories(4000, 1)
+    model = DropoutClassifier(**QUICK | {"n_steps": 400}, random_state=0).fit(x, y)
+    logistic = LogisticRegression().fit(x, y).predict_proba(new)[np.arange(4000), truth.astype(int)]
+    assert model.log_likelihood(new, truth) > np.log(logistic).mean() - 0.01
+
+
+def test_two_cells_are_predicted_by_their_shares():
+    source = np.random.default_rng(0)
+    x = np.repeat([[0.0], [1.0]], 200, axis=0)
+    y = source.random(400) < np.repeat([0.5, 0.9], 200)
+    found = DropoutClassifier(**QUICK, random_state=0).fit(x, y).predict_proba([[0.0], [1.0]])[:, 1]
+    np.testing.assert_allclose(found, [y[:200].mean(), y[200:].mean()], atol=0.04)

@@ -5,25 +5,27 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils import column_or_1d, compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 
-from dropbayes import calibration
 from dropbayes.estimators.ensembles import ClassEnsemble
 from dropbayes.estimators.learning import DropoutEstimator
+from dropbayes.estimators.recalibration import best_factor, class_log_density
 from dropbayes.estimators.rows import row_weights
 from dropbayes.population import EnsembleChoice
 
 # Held-out rows without errors would give temperature 0: this is the lower bound.
-_LEAST_TEMPERATURE = 0.5
+_MIN_TEMPERATURE = 0.5
 
 
 class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
     r"""Classification by an ensemble of dropout networks whose probabilities are averaged over draws [GG16].
 
     The parameters are those of `DropoutRegressor`, without `noise`; the weight decay is relative to the mean
-    cross-entropy. The logits of every draw are divided by a temperature fitted to held-out rows.
+    cross-entropy. The logits of every draw, relative to the class shares, are divided by a temperature fitted to
+    held-out rows: where these show the networks to be over-confident, probabilities move towards the shares.
 
     Args:
         class_weight: The weight of each class, as a mapping from label to weight, or "balanced" for weights inversely
@@ -32,8 +34,12 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
     Attributes:
         classes_: The labels, sorted.
         population_: The trained networks.
-        temperature_: The divisor of the logits; above 1 if the networks were over-confident.
+        class_shares_: The share of each class in the training rows, with one row of each class added.
+        temperature_: The divisor of the logits, relative to those of the class shares; above 1 if the networks were
+            over-confident.
         search_scores_: The held-out log-likelihood of each candidate.
+        held_out_score_: That of the ensemble, at its temperature.
+        baseline_score_: That of the class shares alone.
 
     Example:
         >>> x = np.linspace(-2, 2, 40)[:, None]
@@ -52,7 +58,7 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         class_weight: Any = None,
         learn_drop_prob: bool = False,
         activation: Literal["relu", "tanh"] = "relu",
-        missing: Literal["error", "learn"] = "error",
+        missing: Literal["auto", "error", "learn"] = "auto",
         n_networks: int | Literal["auto"] = "auto",
         n_steps: int | Literal["auto"] = "auto",
         min_epochs: int = 10,
@@ -87,14 +93,24 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
             raise ValueError(f"`y` must have at least 2 classes; got {len(np.unique(present))} class.")
         if not self._is_warm():
             self.classes_, self.temperature_ = classes, 1.0
+            self.class_shares_ = _class_shares(codes, weight, len(classes))
+        warm = self._is_warm()
         self._learn(x, codes.astype(np.int64), weight, groups, times)
+        if not warm:
+            self._warn_below_baseline("the class shares")
         return self
 
     def _fit_noise(self, choice: EnsembleChoice) -> None:
         _, codes, weight = choice.held_out_rows()
-        logits = choice.held_out_draws(self._effort.noise_draws).clamp_min(1e-30).log().cpu()
-        temperature = calibration.temperature(logits, codes, sample_weight=weight)
-        self.temperature_ = max(float(temperature), _LEAST_TEMPERATURE)
+        draws = choice.held_out_draws(self._effort.noise_draws).double().cpu()
+
+        def log_likelihood(temperature: float) -> float:
+            return float((class_log_density(draws, codes, temperature, self.class_shares_) * weight).sum())
+
+        self.temperature_ = max(best_factor(log_likelihood), _MIN_TEMPERATURE)
+        self.held_out_score_ = log_likelihood(self.temperature_) / float(weight.sum())
+        shares = torch.from_numpy(self.class_shares_).log()[codes]
+        self.baseline_score_ = float((shares * weight).sum() / weight.sum())
 
     def _training_data(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Any, Any]:
         x, y = self._arrays(X, y, reset=reset)
@@ -118,7 +134,14 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
             if classes is None:
                 raise ValueError("`classes` must be passed on the first call to partial_fit.")
             self.classes_, self.temperature_ = np.unique(np.asarray(classes)), 1.0
+            self.class_shares_ = _class_shares(self._codes(labels, len(x)), weight, len(self.classes_))
         elif classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
             raise ValueError(f"`classes` must be those of the first call, {self.classes_}; got {classes}.")
         self._take_in(x, self._codes(labels, len(x)), weight)
         return self
+
+
+def _class_shares(codes: np.ndarray, weight: np.ndarray | None, n_classes: int) -> np.ndarray:
+    """The share of each class, with one row of each added, so that none is zero."""
+    counts = np.bincount(codes, weights=weight, minlength=n_classes) + 1.0
+    return counts / counts.sum()

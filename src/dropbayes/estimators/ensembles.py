@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -20,10 +21,12 @@ from torch import Tensor, nn
 from dropbayes import information, sampling
 from dropbayes.estimators import files
 from dropbayes.estimators.bins import Bins
+from dropbayes.estimators.bounds import Bounds
 from dropbayes.estimators.distances import DistanceSpread
 from dropbayes.estimators.frames import FrameColumns, as_array
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.estimators.noise import StudentNoise
+from dropbayes.estimators.recalibration import tempered
 from dropbayes.estimators.transforms import TargetTransform, TransformedMixture
 from dropbayes.population import Population, network
 from dropbayes.population.evaluation import in_units
@@ -56,6 +59,7 @@ class Ensemble(ABC):
     frame_columns_: FrameColumns | None
     missing_values_: MissingValues | None
     bins_: Bins | None
+    bounds_: Bounds | None = None
     recalibration: Any = None
     """The recalibration applied to predictions (`dropbayes.estimators.recalibration`), if any."""
 
@@ -147,13 +151,14 @@ class Ensemble(ABC):
             inputs = torch.tensor(self._with_bins(x[rows])).to(population.device)
             # All networks were trained on the same rows, so they share one standardisation.
             standard = ((inputs - population.x_mean[0]) / population.x_scale[0]).to(population.weights[0].dtype)
+            bounded = standard if self.bounds_ is None else self.bounds_.inputs(standard)
             outputs = []
             with torch.no_grad():
                 for i, net in enumerate(nets):
                     if random[i]:
-                        sampled = sampling.draws(net, standard, n_draws=int(self.n_draws), seed=self.seed_ + i)
+                        sampled = sampling.draws(net, bounded, n_draws=int(self.n_draws), seed=self.seed_ + i)
                     else:  # nothing is dropped: one function
-                        sampled = _one_function(net, standard).expand(int(self.n_draws) if any(random) else 1, -1, -1)
+                        sampled = _one_function(net, bounded).expand(int(self.n_draws) if any(random) else 1, -1, -1)
                     outputs.append(sampled)
             yield rows, standard, torch.stack(outputs, 1)
 
@@ -200,6 +205,15 @@ def _one_function(net: nn.Module, x: Tensor) -> Tensor:
     """The outputs of a network that drops nothing, in blocks of one size: a row then has the same bits in any batch."""
     padded = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % _PRODUCT_ROWS))
     return torch.cat([net.eval()(block) for block in padded.split(_PRODUCT_ROWS)])[: len(x)]
+
+
+def _warn_of_bounded(values: Tensor, bounded: Tensor) -> None:
+    """Warns of rows whose function values, averaged over draws, lay outside the bounds."""
+    n_rows = int((values != bounded).double().mean((0, 1)).gt(0.5).any(-1).sum())
+    if n_rows:
+        rows = "1 row of `X` is" if n_rows == 1 else f"{n_rows} rows of `X` are"
+        message = f"{rows} predicted more than half the range of the targets beyond it; such predictions are bounded."
+        warnings.warn(f"{message} Look for faulty values in these rows.", UserWarning, stacklevel=2)
 
 
 class RegressionEnsemble(Ensemble):
@@ -250,7 +264,11 @@ class RegressionEnsemble(Ensemble):
             yield rows, mixture.output(0) if self.one_column_ else mixture
 
     def _mixture(self, inputs: Tensor, outputs: Tensor) -> Mixture:
-        population = self.population_
+        population, n_outputs = self.population_, self.population_.y_mean.shape[1]
+        if self.bounds_ is not None:
+            values, rest = outputs.split([n_outputs, outputs.shape[-1] - n_outputs], -1)
+            outputs = torch.cat([self.bounds_.outputs(values), rest], -1)
+            _warn_of_bounded(values, outputs[..., :n_outputs])
         if self.noise_ is not None:
             draws = outputs.double().flatten(0, 1).cpu()
             columns = inputs[:, : self._n_columns].cpu()
@@ -316,13 +334,15 @@ class RegressionEnsemble(Ensemble):
         return {"one_column": bool(self.one_column_), "transform": asdict(self.transform_)}
 
     def _class_tensors(self) -> dict[str, Tensor]:
-        return files.tensors_of("noise", self.noise_) | files.tensors_of("distance", self.distance_spread_)
+        records = {"noise": self.noise_, "distance": self.distance_spread_, "bounds": self.bounds_}
+        return {key: value for name, record in records.items() for key, value in files.tensors_of(name, record).items()}
 
     def _set_class_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.one_column_ = settings["one_column"]
         self.transform_ = TargetTransform(**settings.get("transform", {}))  # an older file has none
         self.noise_ = files.record_of(StudentNoise, "noise", tensors)
         self.distance_spread_ = files.record_of(DistanceSpread, "distance", tensors)
+        self.bounds_ = files.record_of(Bounds, "bounds", tensors)
 
 
 class ClassEnsemble(Ensemble):
@@ -330,6 +350,7 @@ class ClassEnsemble(Ensemble):
 
     saved_as = "DropoutClassifier"
     classes_: np.ndarray
+    class_shares_: np.ndarray
     temperature_: float
 
     def _head(self) -> str:
@@ -347,8 +368,10 @@ class ClassEnsemble(Ensemble):
             block_rows: Rows per block; chosen from the number of draws by default.
         """
         for rows, _, outputs in self._output_blocks(self._inputs(X), block_rows):
-            probabilities = (outputs.double() / self.temperature_).softmax(-1).flatten(0, 1).cpu()
-            yield rows, probabilities if self.recalibration is None else self.recalibration.probabilities(probabilities)
+            draws = tempered(outputs.double().cpu(), self.temperature_, self.class_shares_).exp().flatten(0, 1)
+            if self.recalibration is not None:
+                draws = self.recalibration.probabilities(draws, self.class_shares_)
+            yield rows, draws
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The class probabilities, a mean over draws, `[row, class]`."""
@@ -387,11 +410,12 @@ class ClassEnsemble(Ensemble):
         return {
             "classes": self.classes_.astype(np.int64 if dates else self.classes_.dtype).tolist(),
             "classes_dtype": self.classes_.dtype.str,
+            "class_shares": self.class_shares_.tolist(),
             "temperature": self.temperature_,
         }
 
     def _class_tensors(self) -> dict[str, Tensor]:
-        return {}
+        return files.tensors_of("bounds", self.bounds_)
 
     def _set_class_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         dtype, classes = np.dtype(settings["classes_dtype"]), settings["classes"]
@@ -402,4 +426,9 @@ class ClassEnsemble(Ensemble):
         self.classes_ = np.asarray(classes, dtype=np.int64 if dtype.kind in "mM" else dtype).astype(dtype)
         if self.classes_.ndim != 1 or len(self.classes_) != self.population_.weights[-1].shape[2]:
             raise ValueError(f"{len(self.classes_)} classes for {self.population_.weights[-1].shape[2]} outputs")
+        self.bounds_ = files.record_of(Bounds, "bounds", tensors)
         self.temperature_ = float(settings.get("temperature", 1.0))  # format 1 had none
+        n_classes = len(self.classes_)
+        self.class_shares_ = np.asarray(settings.get("class_shares", [1 / n_classes] * n_classes), dtype=np.float64)
+        if self.class_shares_.shape != (n_classes,) or not (self.class_shares_ > 0).all():
+            raise ValueError(f"'class_shares' must hold a positive share for each of the {n_classes} classes")

@@ -2,6 +2,7 @@ r"""The common base of the estimators: the search over what is left to the effor
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from dataclasses import replace
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, va
 from torch import Tensor
 
 from dropbayes.estimators.bins import Bins
+from dropbayes.estimators.bounds import Bounds
 from dropbayes.estimators.distances import Gap
 from dropbayes.estimators.ensembles import Ensemble
 from dropbayes.estimators.frames import FrameColumns, as_array, is_mixed_frame
@@ -38,12 +40,15 @@ _SEARCH_ROWS = 50_000
 _REMEMBERED_ROWS = 1000
 # Operations on fewer values are no faster with a second thread.
 _ONE_THREAD_SIZE = 2**18
+_REMEDY = 'Set `missing="learn"` to learn from rows with missing inputs, or leave those rows out.'
 
 
 class DropoutEstimator(Parameters, Ensemble):
     """The common base of the regressor and the classifier, which document the parameters."""
 
     rows_tested_: int
+    held_out_score_: float
+    baseline_score_: float
 
     # --- learning -------------------------------------------------------------------------------------------------
 
@@ -74,7 +79,9 @@ class DropoutEstimator(Parameters, Ensemble):
             raise ValueError(f"Found n_samples={len(x)}: at least 2 rows are needed, to learn and to hold out.")
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         if self._is_warm():
-            self._continue_and_test(self._with_bins(x), y, weight)
+            x = self._with_bins(x)
+            self._continue_and_test(x, y, weight)
+            self.bounds_ = self.bounds_ and self.bounds_.union(self._bounds(x, y))
             return
         self.bins_ = self._bins(x)
         x = self._with_bins(x)
@@ -88,8 +95,28 @@ class DropoutEstimator(Parameters, Ensemble):
             self.population_, without_gap = self._train_ensemble(x, y, weight, choice, gap, progress)
             self._refuse_divergence()
             self._fit_noise(choice)
+            self.bounds_ = self._bounds(x, y)
             if gap is not None:
                 self._fit_distance(gap, without_gap, x, y, weight)
+
+    def _bounds(self, x: np.ndarray, y: np.ndarray) -> Bounds:
+        """The ranges of the rows, standardised."""
+        population = self.population_
+        columns = torch.as_tensor(x[:, : population.x_mean.shape[1]])
+        targets = torch.as_tensor(y).double().reshape(len(y), -1)
+        return Bounds.of(
+            (columns - population.x_mean[0].cpu()) / population.x_scale[0].cpu(),
+            (targets - population.y_mean[0].cpu()) / population.y_scale[0].cpu(),
+        )
+
+    def _warn_below_baseline(self, baseline: str) -> None:
+        if self.held_out_score_ < self.baseline_score_:
+            warnings.warn(
+                f"The held-out log-likelihood, {self.held_out_score_:.4g}, is below that of {baseline} alone, "
+                f"{self.baseline_score_:.4g}: these inputs, or this training, do not help to predict the target.",
+                UserWarning,
+                stacklevel=3,
+            )
 
     def _operation_size(self, n_rows: int) -> int:
         """The number of values in one tensor operation of the search."""
@@ -223,6 +250,7 @@ class DropoutEstimator(Parameters, Ensemble):
         self._set_precision(1 / variance)
         self.rows_tested_ = min(total, _REMEMBERED_ROWS)
         self._continue(x, y, weight, 1, "constant")
+        self.bounds_ = self.bounds_ and self.bounds_.union(self._bounds(x, y))
 
     @abstractmethod
     def _fit_noise(self, choice: EnsembleChoice) -> None:
@@ -252,13 +280,13 @@ class DropoutEstimator(Parameters, Ensemble):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = self.missing == "learn"
+        tags.input_tags.allow_nan = self.missing != "error"
         return tags
 
     def _finite_inputs(self) -> bool | Literal["allow-nan"]:
-        if self.missing not in ("error", "learn"):
-            raise ValueError(f"`missing` must be 'error' or 'learn'; got {self.missing!r}.")
-        return "allow-nan" if self.missing == "learn" else True
+        if self.missing not in ("auto", "error", "learn"):
+            raise ValueError(f"`missing` must be 'auto', 'error' or 'learn'; got {self.missing!r}.")
+        return True if self.missing == "error" else "allow-nan"
 
     def _arrays(self, X: Any, *y: Any, reset: bool, **checks: Any) -> Any:
         """The inputs, and the targets if given, as arrays; a frame's categories and dates as numbers.
@@ -276,19 +304,27 @@ class DropoutEstimator(Parameters, Ensemble):
             if self.frame_columns_ is None:
                 return validate_data(self, as_array(X), *map(as_array, y), reset=reset, **checks)
             validate_data(self, X, skip_check_array=True, reset=reset)  # names and number of columns
-            x = self.frame_columns_.encode(X, learn_missing=self.missing == "learn")
+            x = self.frame_columns_.encode(X, learn_missing=self._learns_missing)
             return check_X_y(x, *map(as_array, y), **checks) if y else check_array(x, **checks)
         except ValueError as error:
             if not str(error).startswith("Input X contains NaN"):
                 raise
-            remedy = 'Set `missing="learn"` to learn from rows with missing inputs, or leave those rows out.'
-            raise ValueError(f"Input X contains NaN. {remedy}") from None
+            raise ValueError(f"Input X contains NaN. {_REMEDY}") from None
 
     def _encode(self, x: np.ndarray, *, reset: bool) -> np.ndarray:
         """The inputs of the networks, with missing values filled and flagged if `missing="learn"`."""
         if reset:
-            self.missing_values_ = MissingValues.of(x) if self.missing == "learn" else None
+            learned = self._learns_missing or (self.missing == "auto" and bool(np.isnan(x).any()))
+            self.missing_values_ = MissingValues.of(x) if learned else None
+        elif self.missing_values_ is None and np.isnan(x).any():
+            raise ValueError(f"Input X contains NaN, which no training row did. {_REMEDY}")
         return x if self.missing_values_ is None else self.missing_values_.encode(x)
+
+    @property
+    def _learns_missing(self) -> bool:
+        """Whether missing cells of a frame are learned from: "auto" does where its training frame had some."""
+        columns = () if self.frame_columns_ is None else self.frame_columns_.schema.columns
+        return self.missing == "learn" or (self.missing == "auto" and any(column.flagged for column in columns))
 
     def _bins(self, x: np.ndarray) -> Bins | None:
         """The bins available to candidates of the search; None if the user specified the candidates."""

@@ -30,7 +30,7 @@ class Parameters(BaseEstimator):
         weight_decay: Any = "search",
         learn_drop_prob: bool = False,
         activation: Literal["relu", "tanh"] = "relu",
-        missing: Literal["error", "learn"] = "error",
+        missing: Literal["auto", "error", "learn"] = "auto",
         n_networks: int | Literal["auto"] = "auto",
         n_steps: int | Literal["auto"] = "auto",
         min_epochs: int = 10,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,18 +17,71 @@ import torch
 from torch import Tensor
 
 from dropbayes import calibration
-from dropbayes.estimators.ensembles import ClassEnsemble
 from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.runtime.validation import Array, float_tensor
 
-__all__ = ["METHODS", "Recalibration", "fit_recalibration", "with_recalibration", "without_recalibration"]
+__all__ = [
+    "METHODS",
+    "Recalibration",
+    "best_factor",
+    "class_log_density",
+    "fit_recalibration",
+    "tempered",
+    "with_recalibration",
+    "without_recalibration",
+]
 
 METHODS = ("scale", "isotonic", "conformal")
 """The methods of recalibration; "isotonic" is for regression only, since classes have no quantile levels."""
 
 Method = Literal["scale", "isotonic", "conformal"]
-_FEWEST = 20  # With fewer rows, the map fits their noise.
-_MOST = 5000  # Values stored per map; more would change no level by 1/5000.
+_MIN_ROWS = 20  # With fewer rows, the map fits their noise.
+_MAX_VALUES = 5000  # Values stored per map; more would change no level by 1/5000.
+# The rows that the prior on a factor counts for, and the largest factor either way.
+_PRIOR_ROWS, _MAX_FACTOR = 5, 20.0
+
+
+def best_factor(log_likelihood: Callable[[float], float]) -> float:
+    r"""The factor c with the greatest log-likelihood of held-out rows, shrunk towards 1.
+
+    The log-likelihood is penalised by $n_0 (\log c)^2$: a Gaussian's deviation estimated from $n_0$ rows has the same
+    information. The penalty is zero at 1, so the rows are never less likely than without the factor.
+
+    Args:
+        log_likelihood: The sum over rows of the log-density under a factor.
+    """
+    from scipy.optimize import minimize_scalar
+
+    def loss(log_factor: float) -> float:
+        return _PRIOR_ROWS * log_factor**2 - log_likelihood(math.exp(log_factor))
+
+    reach = math.log(_MAX_FACTOR)
+    # A mixture may have several maxima: a grid that contains 1 finds the highest, a bounded search refines it.
+    grid = np.linspace(-reach, reach, 25)
+    start, width = min(grid, key=loss), grid[1] - grid[0]
+    found = minimize_scalar(loss, bounds=(max(start - width, -reach), min(start + width, reach)), method="bounded")
+    return math.exp(min([found.x, start, 0.0], key=loss))
+
+
+def tempered(logits: Tensor, temperature: float, shares: np.ndarray) -> Tensor:
+    r"""Log-probabilities from logits whose distance from those of the class shares π is divided by a temperature.
+
+    $\log \mathrm{softmax}\big(\log \pi + (z - \log \pi) / \theta\big)$: at θ → ∞ they are the shares.
+    """
+    centre = torch.as_tensor(shares).to(logits).log()
+    return torch.log_softmax(centre + (logits - centre) / temperature, -1)
+
+
+def class_log_density(draws: Tensor, codes: Tensor, temperature: float, shares: np.ndarray) -> Tensor:
+    """The log-probability of each row's class under the mean over draws `[draw, row, class]`, tempered."""
+    log_probabilities = tempered(draws.clamp_min(1e-30).log(), temperature, shares)
+    chosen = log_probabilities.gather(2, codes.reshape(1, -1, 1).expand(len(draws), -1, -1))[..., 0]
+    return chosen.logsumexp(0) - math.log(len(draws))
+
+
+def _scaled(mixture: Mixture, factor: float) -> Mixture:
+    centre = mixture.mean
+    return Mixture(centre + factor * (mixture.location - centre), factor * mixture.scale, mixture.freedom)
 
 
 @dataclass(frozen=True)
@@ -35,8 +89,9 @@ class Recalibration:
     """A map learned from held-out rows.
 
     Args:
-        method: "scale" multiplies the standard deviation (for classes, divides the logits); "isotonic" maps the levels
-            of the predictive distribution; "conformal" sets intervals (for classes, sets of labels) from the residuals.
+        method: "scale" multiplies the standard deviation (for classes, divides the logits relative to those of the
+            class shares); "isotonic" maps the levels of the predictive distribution; "conformal" sets intervals (for
+            classes, sets of labels) from the residuals.
         values: The factor; or the sorted transforms of the held-out rows; or their sorted conformal scores.
         n_rows: The number of held-out rows.
     """
@@ -62,12 +117,11 @@ class Recalibration:
             return _LevelMixture(mixture.location, mixture.scale, mixture.freedom, self.values)
         if self.method == "conformal":
             return _ConformalMixture(mixture.location, mixture.scale, mixture.freedom, self.values)
-        centre = mixture.mean
-        return Mixture(centre + self.factor * (mixture.location - centre), self.factor * mixture.scale, mixture.freedom)
+        return _scaled(mixture, self.factor)
 
-    def probabilities(self, draws: Tensor) -> Tensor:
+    def probabilities(self, draws: Tensor, shares: np.ndarray) -> Tensor:
         """The recalibrated class probabilities of draws."""
-        return draws if self.method != "scale" else (draws.clamp_min(1e-30).log() / self.factor).softmax(-1)
+        return draws if self.method != "scale" else tempered(draws.clamp_min(1e-30).log(), self.factor, shares).exp()
 
     def label_sets(self, probabilities: Array, coverage: float) -> Tensor:
         """The label sets that contain the true class with the given probability, `[row, class]`."""
@@ -134,7 +188,7 @@ def with_recalibration(estimator: Any, recalibration: Recalibration | None) -> A
     """
     if recalibration is None:
         return without_recalibration(estimator)
-    if isinstance(estimator, ClassEnsemble) and recalibration.method == "isotonic":
+    if hasattr(estimator, "classes_") and recalibration.method == "isotonic":
         raise ValueError("`method` isotonic maps the levels of numbers; use scale or conformal for classes.")
     view = copy.copy(estimator)
     view.recalibration = recalibration
@@ -159,10 +213,10 @@ def fit_recalibration(estimator: Any, X: Any, y: Any, *, method: Method = "scale
     """
     if method not in METHODS:
         raise ValueError(f"`method` must be one of {', '.join(METHODS)}; got {method!r}.")
-    if len(y) < _FEWEST:
-        raise ValueError(f"`y` must hold at least {_FEWEST} held-out rows to calibrate on; got {len(y)}.")
+    if len(y) < _MIN_ROWS:
+        raise ValueError(f"`y` must hold at least {_MIN_ROWS} held-out rows to calibrate on; got {len(y)}.")
     plain = without_recalibration(estimator)
-    if isinstance(plain, ClassEnsemble):
+    if hasattr(plain, "classes_"):
         return _fit_classes(plain, X, y, method)
     outcome = torch.as_tensor(np.asarray(y, dtype=np.float64))
     blocks = [(rows, mixture) for rows, mixture in plain.predictive_blocks(X)]
@@ -172,27 +226,33 @@ def fit_recalibration(estimator: Any, X: Any, y: Any, *, method: Method = "scale
     if method == "isotonic":
         values = torch.cat([mixture.pit(outcome[rows]) for rows, mixture in blocks])
         return Recalibration(method, _sorted_subset(values), len(y))
-    mean = torch.cat([mixture.mean for _, mixture in blocks])
-    std = torch.cat([mixture.std for _, mixture in blocks])
     if method == "conformal":
+        mean = torch.cat([mixture.mean for _, mixture in blocks])
+        std = torch.cat([mixture.std for _, mixture in blocks])
         return Recalibration(method, _sorted_subset(calibration.standardised_residuals(mean, std, outcome)), len(y))
-    return Recalibration(method, (float(calibration.std_scale(mean, std, outcome)),), len(y))
+
+    def log_likelihood(factor: float) -> float:
+        return sum(float(_scaled(mixture, factor).log_density(outcome[rows]).sum()) for rows, mixture in blocks)
+
+    return Recalibration(method, (best_factor(log_likelihood),), len(y))
 
 
-def _fit_classes(plain: ClassEnsemble, X: Any, y: Any, method: Method) -> Recalibration:
+def _fit_classes(plain: Any, X: Any, y: Any, method: Method) -> Recalibration:
     codes = {label: code for code, label in enumerate(plain.classes_.tolist())}
     labels = torch.tensor([codes[label] for label in np.asarray(y).tolist()])
     if method == "isotonic":
         raise ValueError("`method` isotonic maps the levels of numbers; use scale or conformal for classes.")
     draws = plain.draws(X)
     if method == "scale":
-        return Recalibration(method, (float(calibration.temperature(draws.clamp_min(1e-30).log(), labels)),), len(y))
+        shares = plain.class_shares_
+        factor = best_factor(lambda value: float(class_log_density(draws, labels, value, shares).sum()))
+        return Recalibration(method, (factor,), len(y))
     return Recalibration(method, _sorted_subset(calibration.label_scores(draw_mean(draws), labels)), len(y))
 
 
 def _sorted_subset(values: Tensor) -> tuple[float, ...]:
     """The sorted values to nine digits; of too many, an evenly spaced subset that includes the largest."""
     ordered = values.double().sort().values
-    if len(ordered) > _MOST:
-        ordered = ordered[torch.linspace(0, len(ordered) - 1, _MOST).ceil().long()]
+    if len(ordered) > _MAX_VALUES:
+        ordered = ordered[torch.linspace(0, len(ordered) - 1, _MAX_VALUES).ceil().long()]
     return tuple(float(f"{value:.9g}") for value in ordered.tolist())

@@ -2,6 +2,7 @@ r"""The scikit-learn regressor."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -47,8 +48,9 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             `noise="student"` is Gaussian.
         learn_drop_prob: Whether each layer's drop probability is learned (concrete dropout).
         activation: "relu" or "tanh".
-        missing: "error" to refuse missing inputs, or "learn" to fill them with the column's mean and add an indicator
-            column, so that the networks can learn from their absence.
+        missing: "learn" to fill missing inputs with the column's mean and add an indicator column, so that the
+            networks can learn from their absence; "auto" to do so where the training rows have missing inputs; "error"
+            to refuse them.
         n_networks: The number of networks whose draws are pooled; "auto" leaves it to the effort.
         n_steps: The number of Adam steps on small tables; "auto" leaves it to the effort.
         min_epochs: The minimum number of epochs, which on large tables takes more steps than `n_steps`.
@@ -72,6 +74,9 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         transform_: The transform of the targets (`dropbayes.estimators.transforms`).
         noise_: The fitted noise model of `noise="student"`, in standardised units; None for the other kinds.
         search_scores_: The held-out log-likelihood of each candidate, with Gaussian noise, in the units of y.
+        held_out_score_: The held-out log-likelihood of the ensemble with its noise, in the units of y.
+        baseline_score_: That of the target's own mean and deviation.
+        bounds_: The ranges beyond which inputs and predictions are pulled back (`dropbayes.estimators.bounds`).
         search_edges_: The best drop probability and weight decay, if they are the smallest or largest tried.
 
     Example:
@@ -93,7 +98,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         target_transform: Literal["none", "log", "arcsinh", "auto"] = "none",
         learn_drop_prob: bool = False,
         activation: Literal["relu", "tanh"] = "relu",
-        missing: Literal["error", "learn"] = "error",
+        missing: Literal["auto", "error", "learn"] = "auto",
         n_networks: int | Literal["auto"] = "auto",
         n_steps: int | Literal["auto"] = "auto",
         min_epochs: int = 10,
@@ -146,7 +151,10 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             self.transform_ = transform
             self._learn(x, self._transform(y), weight, groups, times)
             fits.append(dict(self.__dict__))
-        self.__dict__.update(max(fits, key=lambda fit: fit["_held_out_score"]) if len(fits) > 1 else {})
+        if len(fits) > 1:
+            self.__dict__.update(max(fits, key=lambda fit: fit["held_out_score_"]))
+        if not warm:
+            self._warn_below_baseline("the target's own mean and deviation")
         return self
 
     def _transform(self, y: np.ndarray) -> np.ndarray:
@@ -158,11 +166,13 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
     def _fit_noise(self, choice: EnsembleChoice) -> None:
         log_derivative = self._log_derivative(choice)
         self.search_scores_ = self.search_scores_ + log_derivative
-        self._held_out_score = float(self.search_scores_.max())
+        self.held_out_score_ = float(self.search_scores_.max())
+        x, y, weight = choice.held_out_rows()
+        _, deviation = moments(self.transform_.inverse(y.double().reshape(len(x), -1)), weight)
+        self.baseline_score_ = float(-(deviation * math.sqrt(2 * math.pi * math.e)).log().sum())
         if self.noise != "student":
             return
         standard, effort = self.population_, self._effort
-        x, y, weight = choice.held_out_rows()
         y_mean, y_scale = standard.y_mean[0].cpu(), standard.y_scale[0].cpu()
         draws = (choice.held_out_draws(effort.noise_draws).cpu() - y_mean) / y_scale
         x = self._standard_columns(x.double())
@@ -178,7 +188,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             seed=self.seed_,
         )
 
-        self._held_out_score = float((score - y_scale.log()).sum()) + log_derivative
+        self.held_out_score_ = float((score - y_scale.log()).sum()) + log_derivative
 
     def _log_derivative(self, choice: EnsembleChoice) -> float:
         """The mean of the logarithm of the transform's derivative over the held-out rows."""

@@ -11,8 +11,9 @@ from dropbayes.estimators.frames import as_array
 
 __all__ = ["canonical_rows", "row_groups", "row_weights", "time_groups"]
 
-# Larger weights enter the objective: as repeated rows they would cost memory.
-_REPEATED_WEIGHT = 10
+# Larger weights enter the objective: as repeated rows they would cost memory. A table with more copies of each row
+# than that has few distinct rows, which are repeated observations and not copies.
+_MAX_COPIES = 10
 
 
 def row_weights(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
@@ -53,14 +54,27 @@ def canonical_rows(x: Any, y: Any, weight: Any, groups: Any) -> tuple[Any, Any, 
     if weight is not None:
         rows = rows[weight > 0]
         counts = weight[rows]
-        if len(counts) and np.all(counts == np.round(counts)) and counts.max() <= _REPEATED_WEIGHT:
+        if len(counts) and np.all(counts == np.round(counts)) and counts.max() <= _MAX_COPIES:
             rows, weight = np.repeat(rows, counts.astype(np.int64)), None
     order = rows[np.lexsort(np.vstack([x[rows].T, y[rows].reshape(len(rows), -1).T]))]
     return x[order], y[order], *(None if values is None else values[order] for values in (weight, groups))
 
 
-def row_groups(x: np.ndarray, y: np.ndarray) -> Any:
-    """An index for each distinct row: copies of a row must not be in both the training and the held-out rows."""
+def row_groups(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
+    """A group for each row: copies of a row must not be in both the training and the held-out rows.
+
+    Rows of equal inputs and different outcomes are repeated observations, each its own group: a fold that held out all
+    rows of one outcome would be trained on the other outcome alone. None where few distinct rows are repeated often.
+
+    Example:
+        >>> row_groups(np.array([[1.0], [1.0], [2.0], [2.0]]), np.array([5.0, 5.0, 6.0, 7.0])).tolist()
+        [0, 0, 5, 6]
+    """
     table = np.column_stack([x, y.reshape(len(y), -1)])
-    groups = np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)
-    return groups if groups.max() > 0 else None  # a single distinct row: its copies must be split
+    rows, copy = np.unique(table, axis=0, return_inverse=True)
+    if len(rows) == 1 or len(table) > _MAX_COPIES * len(rows):
+        return None
+    inputs = np.unique(rows[:, : x.shape[1]], axis=0, return_inverse=True)[1].reshape(-1)
+    copy = copy.reshape(-1)
+    repeated = np.bincount(inputs)[inputs[copy]] > 1
+    return np.where(repeated, len(rows) + np.arange(len(table)), copy)

@@ -84,7 +84,7 @@ def _say(model: Model, recalibration: Any, *, as_json: bool) -> None:
     if recalibration.method == "scale" and regression:
         what = f"every standard deviation is multiplied by {number(recalibration.factor)}"
     elif recalibration.method == "scale":
-        what = f"every logit is divided by {number(recalibration.factor)}"
+        what = f"every logit, relative to the class shares, is divided by {number(recalibration.factor)}"
     elif recalibration.method == "isotonic":
         what = "the levels of every interval are mapped to those observed"
     else:

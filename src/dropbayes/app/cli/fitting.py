@@ -238,5 +238,7 @@ def _results(model: Model) -> list[str]:
         lines.append(f"learned: {estimator.transform_.unit}")
     best = _held_out_score(model)
     if best is not None:
-        lines.append(f"held-out log-likelihood {number(best)} nats per row")
+        of = "target's own distribution" if model.schema.task == "regression" else "class shares"
+        baseline = f"{number(estimator.baseline_score_)} of the {of} alone"
+        lines.append(f"held-out log-likelihood {number(best)} nats per row ({baseline})")
     return lines
