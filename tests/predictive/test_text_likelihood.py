@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropbayes.predictive.text_likelihood import NextTokens, TextJudge, text_inputs
+from dropbayes.predictive.text_likelihood import NextTokens, text_densities, text_inputs
 
 
 class Counting(nn.Module):
@@ -23,19 +23,21 @@ def test_every_token_has_the_probability_that_those_before_give_it():
 
 
 def test_probabilities_are_averaged_over_draws_and_logs_over_tokens():
-    judge = TextJudge({"input_ids": torch.ones(2, 3, dtype=torch.long)})
+    inputs = {"input_ids": torch.ones(2, 3, dtype=torch.long)}
     draws = torch.tensor([[[0.2, 0.4], [0.6, 0.8]], [[0.4, 0.4], [0.2, 0.4]]]).log()
     expected = (math.log(0.3) + math.log(0.4) + math.log(0.4) + math.log(0.6)) / 4
-    assert float(judge.log_densities(draws).mean()) == pytest.approx(expected)
+    assert float(text_densities(draws, inputs).mean()) == pytest.approx(expected)
 
 
 def test_rows_count_by_their_tokens():
     mask = torch.tensor([[1, 1, 1], [0, 1, 1]])
-    judge = TextJudge(text_inputs({"input_ids": torch.ones(2, 3, dtype=torch.long), "attention_mask": mask}))
+    inputs = text_inputs({"input_ids": torch.ones(2, 3, dtype=torch.long), "attention_mask": mask})
     logs = torch.tensor([[[-1.0, -2.0], [-50.0, -6.0]]])  # the second row's first token follows padding
-    assert float(judge.log_densities(logs).mean()) == pytest.approx(-9 / 3)
+    assert float(text_densities(logs, inputs).mean()) == pytest.approx(-9 / 3)
 
 
 def test_a_text_of_padding_is_refused():
     with pytest.raises(ValueError, match="two tokens at least"):
-        TextJudge({"input_ids": torch.zeros(1, 3).long(), "attention_mask": torch.tensor([[0, 1, 0]])})
+        text_densities(
+            torch.zeros(1, 1, 2), {"input_ids": torch.zeros(1, 3).long(), "attention_mask": torch.tensor([[0, 1, 0]])}
+        )

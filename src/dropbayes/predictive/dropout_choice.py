@@ -12,8 +12,8 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.layers.conversion import add_dropout
 from dropbayes.likelihoods import Likelihood
-from dropbayes.predictive.judges import checked_targets, judge_of, plain_output
-from dropbayes.predictive.text_likelihood import NextTokens, TextJudge, text_inputs
+from dropbayes.predictive.draw_scores import checked_likelihood, checked_targets, evaluation_tensor, score_draws
+from dropbayes.predictive.text_likelihood import NextTokens, text_densities, text_inputs
 from dropbayes.sampling import Sampling, draws
 from dropbayes.weight_layers.structure import hook_keep_prob
 
@@ -98,15 +98,20 @@ def choose_dropout(
     is_text = y is None
     inputs = text_inputs(x) if is_text else x
     function = NextTokens if is_text else lambda network: network
-    plain = plain_output(function(net), inputs)
+    plain = evaluation_tensor(function(net), inputs)
     targets = plain if is_text else checked_targets(y, plain, likelihood)
-    judge: Any = TextJudge(inputs) if is_text else judge_of(targets, plain, likelihood)
-    base = judge.log_densities(plain[None], targets)
+
+    def density(sampled: Tensor) -> Tensor:
+        if is_text:
+            return text_densities(sampled, inputs)
+        return score_draws(sampled, targets, checked_likelihood(likelihood, targets, plain)).log_density
+
+    base = density(plain[None])
 
     def densities(candidate: nn.Module) -> Tensor:
         sampling = Sampling(positions="tied" if is_text else None)
         sampled = draws(function(candidate), inputs, n_draws=n_draws, seed=seed, masks="row", sampling=sampling)
-        return judge.log_densities(sampled, targets)
+        return density(sampled)
 
     def with_dropout(drop_prob: float, copy: bool = False) -> nn.Module:
         return add_dropout(net, drop_prob, where=where, copy=copy)

@@ -80,6 +80,7 @@ def predict(
         The prediction; its `method` names the computation.
 
     Example:
+        >>> from dropbayes.likelihoods import Gaussian
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
         >>> prediction = predict(net, torch.ones(3, 2), likelihood=Gaussian(precision=4.0))
         >>> prediction.mean.shape, prediction.method

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-__all__ = ["NextTokens", "TextJudge", "text_inputs"]
+__all__ = ["NextTokens", "text_densities", "text_inputs"]
 
 
 class NextTokens(nn.Module):
@@ -41,28 +40,20 @@ class NextTokens(nn.Module):
         return log_probabilities.gather(-1, input_ids[:, 1:, None])[..., 0]
 
 
-class TextJudge:
-    """Scores a text by the log-probability of its tokens in nats, excluding padding.
+def text_densities(sampled: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+    """The log-likelihood in nats of each text under draws of its tokens' log-probabilities, excluding padding.
 
-    Args:
-        inputs: The text as returned by `text_inputs`.
+    Scaled so that the mean over rows is the mean over tokens.
     """
-
-    def __init__(self, inputs: Mapping[str, Tensor]) -> None:
-        ids = inputs["input_ids"]
-        mask = inputs.get("attention_mask")
-        self.counted = (torch.ones_like(ids) if mask is None else mask)[:, 1:].double()
-        if mask is not None:
-            self.counted = self.counted * mask[:, :-1]  # the first token after padding has no context
-        if not self.counted.sum() > 0:
-            raise ValueError("`x` must hold a text of two tokens at least; every second token is padding.")
-
-    def log_densities(self, sampled: Tensor, targets: Any = None) -> Tensor:
-        """One value per row, scaled so that the mean over rows is the mean over tokens."""
-        del targets
-        mixed = sampled.double().logsumexp(0) - math.log(len(sampled))
-        total = (mixed * self.counted.to(mixed.device)).sum(-1)
-        return total * len(total) / float(self.counted.sum())
+    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+    counted = (torch.ones_like(ids) if mask is None else mask)[:, 1:].double()
+    if mask is not None:
+        counted = counted * mask[:, :-1]  # the first token after padding has no context
+    if not counted.sum() > 0:
+        raise ValueError("`x` must hold a text of two tokens at least; every second token is padding.")
+    mixed = sampled.double().logsumexp(0) - math.log(len(sampled))
+    total = (mixed * counted.to(mixed.device)).sum(-1)
+    return total * len(total) / float(counted.sum())
 
 
 def text_inputs(x: PyTree) -> dict[str, Tensor]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dropbayes.likelihoods import Likelihood
-from dropbayes.predictive.judges import checked_targets, judge_of, plain_output
+from dropbayes.likelihoods import Categorical, Gaussian, Likelihood
+from dropbayes.predictive.draw_scores import checked_likelihood, checked_targets, evaluation_tensor, score_draws
 from dropbayes.sampling import draws, sites
 from dropbayes.scores import risk_coverage
 
@@ -145,21 +144,24 @@ def check(
     sampled = draws(net, x, n_draws=n_draws, seed=seed, masks="row")
     if not isinstance(sampled, Tensor):
         raise TypeError(f"`net` must return one tensor; got {type(sampled).__name__}. Wrap it to return its logits.")
-    plain = plain_output(net, x)
+    plain = evaluation_tensor(net, x)
     targets = checked_targets(y, plain, likelihood)
-    judge = judge_of(targets, plain, likelihood)
-    densities, base = judge.log_densities(sampled, targets), judge.log_densities(plain[None], targets)
-    uncertainty, loss = judge.uncertainty_and_loss(sampled, targets)
-    equivalent, ensembles = _ensemble_equivalent(judge, members, x, targets, float(densities.mean()))
+    judged = checked_likelihood(likelihood, targets, plain)
+    scored, base = score_draws(sampled, targets, judged), score_draws(plain[None], targets, judged)
+    outputs = [evaluation_tensor(member, x) for member in members]
+    equivalent, ensembles = _ensemble_equivalent(outputs, targets, judged, float(scored.log_density.mean()))
     return row_verdict(
-        densities, base, uncertainty, loss,
+        scored.log_density,
+        base.log_density,
+        scored.uncertainty,
+        scored.loss,
         sites=[(site.path, site.drop_prob) for site in network_sites],
         n_draws=n_draws,
-        coverage=judge.coverage(sampled, targets),
-        calibration_error=judge.calibration_error(sampled, targets),
+        coverage=scored.coverage,
+        calibration_error=scored.calibration_error,
         ensemble_equivalent=equivalent,
         ensemble_log_likelihoods=ensembles,
-    )  # fmt: skip
+    )
 
 
 def row_verdict(
@@ -210,17 +212,17 @@ def row_verdict(
 
 
 def _ensemble_equivalent(
-    judge: Any, members: Sequence[nn.Module], x: Tensor, y: Tensor, reached: float
+    outputs: Sequence[Tensor], y: Tensor, likelihood: Categorical | Gaussian | None, reached: float
 ) -> tuple[float | None, tuple[float, ...]]:
     """The size of the ensemble with the same log-likelihood, interpolated, and the log-likelihoods of all sizes."""
-    if not members:
+    if not outputs:
         return None, ()
-    outputs = torch.stack([plain_output(member, x) for member in members])
-    scores = []
+    members, scores = torch.stack(list(outputs)), []
     for size in range(1, len(members) + 1):
-        starts = range(len(members))  # every member is in equally many of these ensembles
-        chosen = [[(start + k) % len(members) for k in range(size)] for start in starts]
-        scores.append(sum(float(judge.log_densities(outputs[index], y).mean()) for index in chosen) / len(chosen))
+        # Every member is in equally many of these ensembles.
+        chosen = [[(start + k) % len(members) for k in range(size)] for start in range(len(members))]
+        densities = [score_draws(members[index], y, likelihood).log_density.mean() for index in chosen]
+        scores.append(sum(map(float, densities)) / len(chosen))
     for size, score in enumerate(scores, start=1):
         if score >= reached:
             before = scores[size - 2] if size > 1 else score
