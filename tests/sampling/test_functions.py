@@ -69,12 +69,6 @@ def test_arrays_are_taken_for_tensors(call):
     assert torch.equal(getattr(ours, "mean", ours), getattr(theirs, "mean", theirs)) if call is db.predict else True
 
 
-@pytest.mark.parametrize("value, error", [(-1, ValueError), (1.5, TypeError), (True, TypeError)])
-def test_a_first_row_that_is_no_index_is_refused(value, error):
-    with pytest.raises(error, match="`first_row`"):
-        db.draws(PERCEPTRON, torch.ones(2, 5), sampling=db.Sampling(row_offset=value))
-
-
 class Counting(nn.Module):
     def __init__(self):
         super().__init__()

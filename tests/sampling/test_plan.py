@@ -307,7 +307,7 @@ def test_blocks_cover_every_row_and_draw_once():
 
 
 def test_an_integrated_last_layer_gives_its_variances_with_each_block():
-    _, blocks = blocks_of(PERCEPTRON, torch.randn(5, 5), integrate=True)
+    _, blocks = blocks_of(PERCEPTRON, torch.randn(5, 5), moments_only=True)
     assert all(block.variances is not None and block.variances[0].shape == (5, 2) for block in blocks)
 
 
