@@ -1,12 +1,14 @@
 """Tests of whole files: concurrent writers, failures, kills, links and leftovers."""
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
 import stat
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from dropbayes.runtime import files
@@ -97,3 +99,89 @@ def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path):
     os.utime(tmp_path / ".a.mine.part", (0, 0))
     files.write_text(tmp_path / "a", "text")
     assert names(tmp_path) == [fresh.name, ".a.mine.part", "a"]
+
+
+def test_a_private_file_is_private_while_it_is_replaced(tmp_path):
+    (tmp_path / "a").write_text("secret")
+    (tmp_path / "a").chmod(0o600)
+    with files.replacement(tmp_path / "a") as file:
+        assert stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o600
+        file.write(b"new")
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
+
+
+def folder(path, text):
+    with files.folder_replacement(path) as new:
+        (new / "a").write_text(text)
+
+
+def test_a_folder_is_replaced_whole_and_nothing_else_stays(tmp_path):
+    folder(tmp_path / "m", "old")
+    (tmp_path / "m" / "b").touch()
+    folder(tmp_path / "m", "new")
+    assert names(tmp_path) == ["m"] and names(tmp_path / "m") == ["a"]
+    with pytest.raises(RuntimeError), files.folder_replacement(tmp_path / "m") as new:
+        (new / "a").write_text("half")
+        raise RuntimeError
+    assert (tmp_path / "m" / "a").read_text() == "new" and names(tmp_path) == ["m"]
+
+
+def test_a_replaced_folder_keeps_its_permissions_and_a_link_to_it_stays_a_link(tmp_path):
+    folder(tmp_path / "v1", "old")
+    (tmp_path / "v1").chmod(0o700)
+    (tmp_path / "v1" / "a").chmod(0o600)
+    (tmp_path / "current").symlink_to("v1")
+    folder(tmp_path / "current", "new")
+    assert (tmp_path / "current").is_symlink() and (tmp_path / "v1" / "a").read_text() == "new"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "v1", tmp_path / "v1" / "a")] == [0o700, 0o600]
+
+
+@pytest.mark.parametrize("exchangeable", [True, False])
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_an_interruption_after_any_step_of_the_exchange_leaves_a_whole_folder(
+    tmp_path, monkeypatch, exchangeable, failing
+):
+    folder(tmp_path / "m", "old")
+    rename, n_calls = os.rename, 0
+
+    def interrupted(*paths):
+        nonlocal n_calls
+        rename(*paths)
+        n_calls += 1
+        if n_calls == failing:
+            raise KeyboardInterrupt
+
+    if not exchangeable:
+        monkeypatch.setattr(files.ctypes, "CDLL", lambda *_, **__: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "rename", interrupted)
+        with contextlib.suppress(KeyboardInterrupt):
+            folder(tmp_path / "m", "new")
+    assert (n_calls == 0) == exchangeable
+    assert (tmp_path / "m" / "a").read_text() in ("old", "new") and names(tmp_path) == ["m"]
+
+
+def replace_for_ever(path):
+    while True:
+        folder(path, "x" * 1000)
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_killed_process_leaves_a_whole_folder(tmp_path):
+    folder(tmp_path / "m", "x" * 1000)
+    for seconds in np.linspace(0.01, 0.04, 10):
+        writer = multiprocessing.get_context("fork").Process(target=replace_for_ever, args=(tmp_path / "m",))
+        writer.start()
+        time.sleep(seconds)
+        writer.kill()
+        writer.join()
+        assert (tmp_path / "m" / "a").read_text() == "x" * 1000
+
+
+def test_a_folder_that_a_killed_process_left_is_removed_after_a_day(tmp_path):
+    left = tmp_path / f".m.{'0' * 16}.part"
+    left.mkdir()
+    (left / "a").touch()
+    os.utime(left, (0, 0))
+    folder(tmp_path / "m", "new")
+    assert names(tmp_path) == ["m"]

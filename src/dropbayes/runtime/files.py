@@ -1,17 +1,19 @@
-"""Files that are written whole or not at all."""
+"""Files and folders that are written whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pathlib
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
-__all__ = ["check_output", "replacement", "write_bytes", "write_text"]
+__all__ = ["check_output", "folder_replacement", "replacement", "write_bytes", "write_text"]
 
 _ABANDONED_SECONDS = 86_400.0  # a temporary file unchanged for a day belongs to a process that was killed
 
@@ -50,9 +52,10 @@ def replacement(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         return
     path = path.resolve()  # a link stays a link
     _remove_abandoned(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    temporary = _temporary(path)
+    mode = 0o600 if path.exists() else 0o666  # it may replace a private file
     try:
-        with temporary.open("xb") as file:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -63,14 +66,62 @@ def replacement(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def folder_replacement(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """A new folder to fill that replaces the folder `path` when the context ends without an exception.
+
+    Both change places in one step where the system can exchange two names, so a reader finds the old folder or the new
+    one whatever signal ends the process. Permissions and symbolic links are kept.
+    """
+    path = pathlib.Path(path).resolve()  # a link stays a link
+    _remove_abandoned(path)
+    temporary = _temporary(path)
+    try:
+        temporary.mkdir(0o700 if path.exists() else 0o777)
+        yield temporary
+        if not path.exists():
+            os.rename(temporary, path)
+            return
+        for new in (*temporary.iterdir(), temporary):
+            old = path if new == temporary else path / new.name
+            if old.exists():
+                new.chmod(stat.S_IMODE(old.stat().st_mode))
+        _exchange(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _exchange(temporary: pathlib.Path, path: pathlib.Path) -> None:
+    """Exchanges two folders: in one step by Linux's renameat2, else in three."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):
+        renameat2 = None
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if renameat2 is not None and renameat2(here, os.fsencode(temporary), here, os.fsencode(path), exchange) == 0:
+        return
+    old = _temporary(path)
+    try:
+        os.rename(path, old)
+        os.rename(temporary, path)
+        os.rename(old, temporary)
+    finally:
+        if old.exists():
+            os.rename(old, temporary if path.exists() else path)
+
+
+def _temporary(path: pathlib.Path) -> pathlib.Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+
+
 def _remove_abandoned(path: pathlib.Path) -> None:
-    """Removes temporary files that killed processes left beside `path`."""
+    """Removes temporary files and folders that killed processes left beside `path`."""
     beginning, length = f".{path.name}.", len(f".{path.name}.") + 16 + len(".part")
     for entry in os.scandir(path.parent):
         if len(entry.name) == length and entry.name.startswith(beginning) and entry.name.endswith(".part"):
             with contextlib.suppress(OSError):
                 if time.time() - entry.stat().st_mtime > _ABANDONED_SECONDS:
-                    os.unlink(entry)
+                    shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
 
 
 def write_bytes(path: str | os.PathLike[str], contents: bytes) -> None:

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from dropbayes.app.cli import predicting
-from dropbayes.app.models.storage import COLUMNS, MODEL
+from dropbayes.app.models.storage import COLUMNS, MODEL, signed
 from tests.command_line import check, run, table
 
 SOURCE = pathlib.Path(__file__).parent.parent.parent.parent / "src"
@@ -141,7 +141,8 @@ WRONG_MODELS = {
     "columns cut short": (lambda m: (m / COLUMNS).write_text((m / COLUMNS).read_text()[:50]), "columns.json' is damaged"),
     "columns of something else": (lambda m: (m / COLUMNS).write_text("[1, 2]"), "columns.json' is damaged"),
     "columns not text": (lambda m: (m / COLUMNS).write_bytes(b"\xff\xfe\x00"), "columns.json' is damaged"),
-    "a later format": (lambda m: edit(m, format=99), "has the format 99; this version reads 1 to 2"),
+    "a later format": (lambda m: edit(m, format=99), "has the format 99; this version reads 1 to 3"),
+    "columns changed": (lambda m: (m / COLUMNS).write_text((m / COLUMNS).read_text().replace("Oslo", "Rome")), "columns.json' was changed since it was written"),
     "parts missing": (lambda m: edit(m, columns=None), "lacks parts or has unknown ones"),
     "unknown kind": (lambda m: edit(m, task="ranking"), "lacks parts or has unknown ones"),
     "another task": (lambda m: edit(m, task="classification"), "model.safetensors.*: `path` holds a 'DropoutRegressor'"),
@@ -151,7 +152,7 @@ WRONG_MODELS = {
 
 def edit(folder, **changes):
     values = json.loads((folder / COLUMNS).read_text())
-    (folder / COLUMNS).write_text(json.dumps({**values, **changes}))
+    (folder / COLUMNS).write_text(json.dumps(signed({**values, **changes})))
 
 
 @pytest.mark.parametrize(("change", "pattern"), WRONG_MODELS.values(), ids=WRONG_MODELS)

@@ -16,15 +16,15 @@ def test_a_data_frame_gets_the_columns_of_a_prediction_partition_by_partition(pr
 
     table = rows(60)
     frame = dask.predict(dd.from_pandas(table.to_pandas(), npartitions=3), predictor)
-    assert list(frame.columns) == predictor.extend(table).column_names
+    assert list(frame.columns) == predictor.add_columns(table).column_names
     found = pa.Table.from_pandas(frame.compute(scheduler="synchronous"), preserve_index=False)
-    assert digest(found) == digest(predictor.extend(table))
+    assert digest(found) == digest(predictor.add_columns(table))
 
 
 @pytest.mark.slow
 def test_a_cluster_writes_the_bits_of_one_process(predictor, models, tmp_path):
     predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", engine="dask", n_workers=2, part_rows=250)
-    assert digest(written(tmp_path / "out")) == digest(predictor.extend(rows(1000)))
+    assert digest(written(tmp_path / "out")) == digest(predictor.add_columns(rows(1000)))
 
 
 @pytest.mark.slow
@@ -39,4 +39,4 @@ def test_every_row_is_there_once_after_workers_were_killed(predictor, tmp_path):
             predictor, tmp_path / "rows.parquet", tmp_path / "out", engine="dask", n_workers=2, part_rows=1000
         )
     assert killer.killed == 8
-    assert digest(written(tmp_path / "out")) == digest(predictor.extend(rows(100_000)))
+    assert digest(written(tmp_path / "out")) == digest(predictor.add_columns(rows(100_000)))

@@ -35,12 +35,12 @@ def source(table, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(predictor, table):
-    return digest(predictor.extend(table))
+    return digest(predictor.add_columns(table))
 
 
 def test_in_blocks(predictor, table, expected):
     edges = [0, 1, 2, 4099, 70_000, 70_001, N_ROWS]
-    parts = [predictor.extend(table.slice(a, b - a)) for a, b in pairwise(edges)]
+    parts = [predictor.add_columns(table.slice(a, b - a)) for a, b in pairwise(edges)]
     assert digest(pa.concat_tables(parts)) == expected
 
 

@@ -31,7 +31,7 @@ def here(monkeypatch):
 def test_the_parts_are_the_rows_in_order_with_the_columns_of_the_command_line(here, predictor, models, tmp_path):
     assert predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", part_rows=170) == 1000
     found = written(tmp_path / "out")
-    assert found.equals(predictor.extend(rows(1000)))
+    assert found.equals(predictor.add_columns(rows(1000)))
     assert found.column_names[-7:] == [f"price_{name}" for name in ("mean", "std", "epistemic_std", "aleatoric_std", "lower", "upper", "outside")]  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def test_the_prediction_does_not_depend_on_how_the_rows_are_cut(here, predictor,
     for part_rows in (1, 299, 300, 301, 5000)[1:]:
         predict_parquet(predictor, models / "rows.parquet", tmp_path / str(part_rows), part_rows=part_rows)
         digests.add(digest(written(tmp_path / str(part_rows))))
-    assert digests == {digest(predictor.extend(rows(1000)))}
+    assert digests == {digest(predictor.add_columns(rows(1000)))}
 
 
 def test_a_folder_of_files_is_read_in_the_order_of_their_names(here, predictor, tmp_path):
@@ -49,7 +49,7 @@ def test_a_folder_of_files_is_read_in_the_order_of_their_names(here, predictor, 
     for name, first in (("b", 60), ("a", 0)):
         parquet.write_table(table.slice(first, 60 if name == "a" else 40), tmp_path / "in" / f"{name}.parquet")
     predict_parquet(predictor, tmp_path / "in", tmp_path / "out", part_rows=33)
-    assert written(tmp_path / "out").equals(predictor.extend(table))
+    assert written(tmp_path / "out").equals(predictor.add_columns(table))
 
 
 def test_a_second_run_makes_what_the_first_left(here, predictor, models, tmp_path):
@@ -59,7 +59,7 @@ def test_a_second_run_makes_what_the_first_left(here, predictor, models, tmp_pat
     first, here.survives = list(here.made), 10**9
     assert predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", part_rows=100) == 700
     assert len(set(here.made)) == len(here.made) == 10 and here.made[:3] == first
-    assert digest(written(tmp_path / "out")) == digest(predictor.extend(rows(1000)))
+    assert digest(written(tmp_path / "out")) == digest(predictor.add_columns(rows(1000)))
     assert predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", part_rows=100) == 0
 
 

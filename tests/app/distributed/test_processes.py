@@ -10,7 +10,7 @@ from tests.app.distributed.rows import digest, rows, written
 
 def test_two_processes_write_the_bits_of_one(predictor, models, tmp_path):
     predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", n_workers=2, part_rows=250)
-    assert digest(written(tmp_path / "out")) == digest(predictor.extend(rows(1000)))
+    assert digest(written(tmp_path / "out")) == digest(predictor.add_columns(rows(1000)))
 
 
 def test_an_address_is_refused(predictor, models, tmp_path):
@@ -25,4 +25,4 @@ def test_every_row_is_there_once_after_twenty_workers_were_killed(predictor, tmp
     with killed_at_random(20, spawned) as killer:
         predict_parquet(predictor, tmp_path / "rows.parquet", tmp_path / "out", n_workers=2, part_rows=2000)
     assert killer.killed == 20
-    assert digest(written(tmp_path / "out")) == digest(predictor.extend(rows(200_000)))
+    assert digest(written(tmp_path / "out")) == digest(predictor.add_columns(rows(200_000)))

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationW
 
 def test_a_cluster_writes_the_bits_of_one_process(predictor, models, tmp_path):
     predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", engine="ray", n_workers=2, part_rows=250)
-    assert digest(written(tmp_path / "out")) == digest(predictor.extend(rows(1000)))
+    assert digest(written(tmp_path / "out")) == digest(predictor.add_columns(rows(1000)))
 
 
 def test_a_dataset_gets_the_columns_of_a_prediction(predictor):
@@ -28,7 +28,7 @@ def test_a_dataset_gets_the_columns_of_a_prediction(predictor):
         found = pa.concat_tables(ray.get(dataset.to_arrow_refs()))
     finally:
         ray.shutdown()
-    assert digest(found) == digest(predictor.extend(rows(60)))
+    assert digest(found) == digest(predictor.add_columns(rows(60)))
 
 
 def test_every_row_is_there_once_after_actors_were_killed(predictor, tmp_path):
@@ -38,4 +38,4 @@ def test_every_row_is_there_once_after_actors_were_killed(predictor, tmp_path):
             predictor, tmp_path / "rows.parquet", tmp_path / "out", engine="ray", n_workers=2, part_rows=1000
         )
     assert killer.killed == 8
-    assert digest(written(tmp_path / "out")) == digest(predictor.extend(rows(100_000)))
+    assert digest(written(tmp_path / "out")) == digest(predictor.add_columns(rows(100_000)))

@@ -19,7 +19,7 @@ pytestmark = [
 
 def test_a_cluster_writes_the_bits_of_one_process(predictor, models, tmp_path):
     predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", engine="spark", n_workers=2, part_rows=250)
-    assert digest(written(tmp_path / "out")) == digest(predictor.extend(rows(1000)))
+    assert digest(written(tmp_path / "out")) == digest(predictor.add_columns(rows(1000)))
 
 
 def test_a_data_frame_gets_the_columns_of_a_prediction(predictor):
@@ -28,11 +28,11 @@ def test_a_data_frame_gets_the_columns_of_a_prediction(predictor):
     session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
     try:
         frame = spark.predict(session.createDataFrame(rows(60)), predictor)
-        assert frame.columns == predictor.extend(rows(60)).column_names
+        assert frame.columns == predictor.add_columns(rows(60)).column_names
         found = frame.toArrow()
     finally:
         session.stop()
-    assert digest(found) == digest(predictor.extend(rows(60)))
+    assert digest(found) == digest(predictor.add_columns(rows(60)))
 
 
 def test_every_row_is_there_once_after_workers_were_killed(predictor, tmp_path):
@@ -42,4 +42,4 @@ def test_every_row_is_there_once_after_workers_were_killed(predictor, tmp_path):
             predictor, tmp_path / "rows.parquet", tmp_path / "out", engine="spark", n_workers=2, part_rows=1000
         )
     assert killer.killed == 8
-    assert digest(written(tmp_path / "out")) == digest(predictor.extend(rows(100_000)))
+    assert digest(written(tmp_path / "out")) == digest(predictor.add_columns(rows(100_000)))

@@ -1,5 +1,7 @@
 """Tests of the card of a model."""
 
+from markdown_it import MarkdownIt
+
 from dropbayes.app.models.card import card, range_text
 from dropbayes.columns import Column, Schema
 
@@ -24,3 +26,14 @@ def test_ranges_are_read_in_their_own_units():
     assert range_text(Column("d", "date", low=0.0, high=18262.0)) == "1970-01-01 to 2020-01-01"
     assert range_text(Column("b", "boolean")) == "true or false"
     assert range_text(Column("n", "number")) == ""
+
+
+def test_names_and_categories_are_no_markup():
+    hostile = "<script>alert(1)</script> [x](javascript:1) `a` | b\n# c & d"
+    schema = Schema((Column(hostile, "category", categories=(hostile,)),), hostile, "regression", {hostile: hostile})
+    calibration = {"method": "isotonic", "values": [0.9], "n_rows": 100, "file": hostile}
+    text = card(schema, {"file": hostile, "command": hostile, "calibration": calibration}, name='"\n# m')
+    html = MarkdownIt("commonmark").enable("table").render(text)
+    assert "<script" not in html and "<a " not in html and html.count("<h1>") == 1
+    assert html.count("<code") == 1  # the example of its use
+    assert html.count("&lt;script&gt;alert(1)&lt;/script&gt; [x](javascript:1) `a` | b # c &amp; d") == 9

@@ -6,14 +6,16 @@ from itertools import pairwise
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import dropbayes as db
 from dropbayes import information
-from dropbayes.app.models.model import load
+from dropbayes.app.models.model import Model, load
 from tests.command_line import run
 
 N_ROWS = 300
@@ -49,7 +51,7 @@ def test_rows_in_another_order_have_the_same_bits(predictor, columns):
 
 def test_many_rows_are_predicted_a_block_at_a_time(predictor, columns, monkeypatch):
     whole = predictor(columns)
-    monkeypatch.setattr("dropbayes.app.models.predictor._HELD", 1000)
+    monkeypatch.setattr("dropbayes.app.models.predictor._MAX_VALUES", 1000)
     assert same_bits(predictor(columns), whole)
 
 
@@ -83,14 +85,15 @@ def test_the_numbers_are_those_of_the_command_line(models, columns):
 def test_a_table_has_a_column_for_each_class(models, columns):
     predictor = db.Predictor.load(models / "classes")
     flat = predictor.flat_columns(predictor(columns))
-    assert list(flat) == predictor.column_names
-    assert predictor.column_names == ["predicted", "probability_high", "probability_low", "probability_middle", "entropy", "mutual_information"]  # fmt: skip
+    classes = ["probability_high", "probability_low", "probability_middle"]
+    assert list(flat) == ["predicted", *classes, "entropy", "mutual_information"]
+    assert predictor.column_names == [*flat, "outside"]
     assert np.array_equal(flat["probability_low"], predictor(columns)["probabilities"][:, 1])
 
 
 def test_the_moments_of_a_regression_are_those_of_the_draws(models, columns):
     model = load(models / "numbers")
-    predictor = db.Predictor(model, interval=0.8)
+    predictor = db.Predictor(model, coverage=0.8)
     mixture = model.estimator.predictive(predictor.encode(columns))
     found = predictor(columns)
     np.testing.assert_allclose(found["mean"], mixture.location.mean(0), rtol=1e-10)
@@ -124,7 +127,7 @@ def test_no_rows_give_no_rows_of_the_same_shapes(predictor, columns):
     assert {n: (len(v), v.shape[1:]) for n, v in none.items()} == {n: (0, v.shape[1:]) for n, v in one.items()}
 
 
-@pytest.mark.parametrize("setting", [{"n_draws": 0}, {"n_draws": True}, {"seed": -1}, {"interval": 1.0}, {"seed": 0.5}])
+@pytest.mark.parametrize("setting", [{"n_draws": 0}, {"n_draws": True}, {"seed": -1}, {"coverage": 1.0}, {"seed": 0.5}])
 def test_impossible_settings_are_refused(models, setting):
     with pytest.raises(ValueError, match=f"`{next(iter(setting))}` must"):
         db.Predictor.load(models / "numbers", **setting)
@@ -137,3 +140,92 @@ def test_a_network_needs_a_likelihood_and_an_estimator_has_one(models):
         db.Predictor(load(models / "numbers"), likelihood=db.Gaussian(1.0))
     with pytest.raises(TypeError, match="must be a dropout estimator"):
         db.Predictor("model")
+
+
+def test_a_network_with_columns_is_read_by_its_likelihood():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1))
+    predictor = db.Predictor(net, likelihood=db.Gaussian(precision=4.0), columns=("a", "b"), n_draws=20, seed=3)
+    x = torch.randn(9, 2)
+    found = predictor({"a": x[:, 0], "b": x[:, 1]})
+    draws = db.draws(net, x, n_draws=20, seed=3)
+    np.testing.assert_allclose(found["mean"], draws.mean(0), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(found["aleatoric"], 0.25)
+    alone = predictor({"a": x[4:5, 0], "b": x[4:5, 1]})
+    assert all(np.array_equal(alone[name], found[name][4:5]) for name in found)
+
+
+def test_a_network_of_classes_over_pixels_keeps_its_shape():
+    net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Dropout2d(0.5), nn.Conv2d(4, 3, 1))
+    predictor = db.Predictor(net, likelihood=db.Categorical(class_axis=-3), n_draws=5)
+    found = predictor({"x": np.random.default_rng(0).normal(size=(2, 1, 6, 6)).astype(np.float32)})
+    assert found["probabilities"].shape == (2, 6, 6, 3) and found["entropy"].shape == (2, 6, 6)
+    np.testing.assert_allclose(found["probabilities"].sum(-1), 1, rtol=1e-5)
+
+
+def test_all_columns_may_come_as_one_matrix(tmp_path):
+    x = np.random.default_rng(1).normal(size=(30, 2))
+    frame = pd.DataFrame(x, columns=["a", "b"])
+    model = db.DropoutRegressor((4,), drop_prob=0.1, weight_decay=1e-4, n_steps=5, n_networks=1, random_state=0)
+    model.fit(frame, x[:, 0]).save(tmp_path / "model.safetensors")
+    predictor = db.Predictor.load(tmp_path / "model.safetensors")
+    assert predictor.inputs == {"a": "number", "b": "number"}
+    assert same_bits(predictor({"x": x}), predictor({"a": x[:, 0], "b": x[:, 1], "other": x}))
+
+
+def test_columns_may_be_of_any_array_kind(models, columns):
+    predictor = db.Predictor.load(models / "numbers")
+    whole = predictor(columns)
+    arrow = {name: pa.array(values) for name, values in columns.items()}
+    plain = {name: np.asarray(values)[:, None] for name, values in columns.items()}
+    lists = {name: [None if v != v else v for v in values] for name, values in columns.items()}
+    assert all(same_bits(predictor(other), whole) for other in (arrow, plain, lists))
+
+
+REFUSED = {
+    "a column is missing": ({"city": ["Oslo"], "new": [True]}, "lacks 'size'"),
+    "columns of different lengths": ({"size": [1.0, 2.0], "city": ["Oslo"], "new": [True]}, "equally long"),
+    "a new category": ({"size": [1.0], "city": ["Paris"], "new": [True]}, "row 0, column 'city'"),
+    "a text for a number": ({"size": ["tall"], "city": ["Oslo"], "new": [True]}, "row 0, column 'size': must be a number"),
+    "an infinity": ({"size": [np.inf], "city": ["Oslo"], "new": [True]}, "must be a finite number"),
+    "a matrix in a column": ({"size": np.ones((2, 2)), "city": ["Oslo"], "new": [True]}, "one value per row"),
+    "half a character": ({"size": [1.0], "city": ["\ud800"], "new": [True]}, "cannot be read"),
+    "far away": ({"size": [1e60], "city": ["Oslo"], "new": [True]}, "row 0: the prediction is not finite"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_the_model_cannot_read_is_refused(models, case):
+    columns, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        db.Predictor.load(models / "numbers")(columns)
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_the_columns_of_a_table_have_the_names_announced(models, columns, calibrated):
+    model = load(models / "classes")
+    if calibrated:
+        model = model.calibrate(pd.read_csv(models / "train.csv"), method="conformal")
+    predictor = db.Predictor(model, coverage=0.5)
+    table = predictor.add_columns(pa.table({name: list(values) for name, values in columns.items()}))
+    assert table.column_names == [*columns, *(f"kind_{name}" for name in predictor.column_names)]
+    assert ("kind_labels" in table.column_names) == calibrated
+
+
+def test_label_sets_hold_the_classes_that_a_conformal_calibration_does_not_exclude(models):
+    frame = pd.read_csv(models / "new.csv")
+    model = load(models / "classes").calibrate(pd.read_csv(models / "train.csv"), method="conformal")
+    scores = np.sort(model.ensemble.recalibration.values)
+    limit = scores[int(np.ceil(0.8 * (len(scores) + 1))) - 1]
+    found = model.predict(frame, coverage=0.8)
+    for labels, row in zip(found["labels"], found.itertuples(), strict=True):
+        inside = [name for name in ("high", "low", "middle") if 1 - getattr(row, f"probability_{name}") <= limit + 1e-9]
+        assert labels == "; ".join(inside)
+
+
+def test_a_model_and_its_predictor_give_the_same_columns(models, columns):
+    model, frame = load(models / "numbers"), pd.DataFrame(columns)
+    added = db.Predictor(model).add_columns(pa.Table.from_pandas(frame), prefix="")
+    predicted = model.predict(frame)
+    assert isinstance(model, Model) and list(predicted) == added.column_names[3:]
+    assert all(predicted[name].tolist() == added[name].to_pylist() for name in predicted)

@@ -1,12 +1,17 @@
 """Model folders are replaced whole, and refused when they are not what they say."""
 
+import json
+import os
+import pathlib
+
 import numpy as np
 import pytest
 
 from dropbayes.app.models.model import Model, load
-from dropbayes.app.models.storage import MODEL, check_place
+from dropbayes.app.models.storage import COLUMNS, MODEL, check_place, signed
 from dropbayes.columns import Column, Schema
 from dropbayes.estimators import DropoutRegressor
+from dropbayes.estimators.ensembles import RegressionEnsemble
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +33,71 @@ def test_a_folder_with_other_files_is_left_alone(model, tmp_path):
     with pytest.raises(FileExistsError, match="is not empty and does not hold a model"):
         check_place(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_before_the_training(monkeypatch, tmp_path):
+    with pytest.raises(OSError, match="the folder '/proc' cannot be written to"):
+        check_place(pathlib.Path("/proc/model"))
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == tmp_path)
+    with pytest.raises(OSError, match="is a mount point, which cannot be replaced; name a folder in it"):
+        check_place(tmp_path)
+
+
+def other(model):
+    """A model of the same columns and other networks."""
+    x = np.linspace(-1, 1, 20)[:, None]
+    estimator = DropoutRegressor((4,), drop_prob=0.1, weight_decay=1e-4, n_steps=9, n_networks=1, random_state=1)
+    return Model(estimator.fit(x, -x[:, 0]), model.schema, {"n_rows": 20})
+
+
+def test_a_calibration_is_not_written_to_a_model_that_took_the_place_of_its_own(model, tmp_path):
+    rows = {"a": np.linspace(-1, 1, 30), "y": np.linspace(-1, 1, 30)}
+    first = load(model.save(tmp_path / "m").path).calibrate(rows)
+    second = other(model).save(tmp_path / "m")
+    with pytest.raises(ValueError, match="was replaced since the model was read"):
+        first.save_calibration()
+    assert load(tmp_path / "m").predict(rows)["mean"] == second.predict(rows)["mean"]
+    second.calibrate(rows).save_calibration()
+    assert load(tmp_path / "m").origin["calibration"]["n_rows"] == 30
+
+
+def test_columns_that_were_changed_are_refused_and_those_of_earlier_formats_have_no_digest(model, tmp_path):
+    path = model.save(tmp_path / "m").path
+    values = json.loads((path / COLUMNS).read_text())
+    assert signed(values) == values
+    (path / COLUMNS).write_text(json.dumps({**values, "target": "z"}))
+    with pytest.raises(ValueError, match="was changed since it was written"):
+        load(path)
+    for number in (True, 2.0, "2"):
+        (path / COLUMNS).write_text(json.dumps({**values, "format": number}))
+        with pytest.raises(ValueError, match="has the format"):
+            load(path)
+    (path / COLUMNS).write_text(json.dumps({**values, "format": 2, "target": "z"}))
+    assert load(path).schema.target == "z"
+
+
+def test_a_model_that_is_replaced_while_it_is_read_is_read_again(model, tmp_path, monkeypatch):
+    second, path = other(model), model.save(tmp_path / "m").path
+    loading, x = RegressionEnsemble.load, np.array([[0.5]])
+
+    def replaced(*arguments):
+        monkeypatch.undo()
+        second.save(path)
+        return loading(*arguments)
+
+    monkeypatch.setattr(RegressionEnsemble, "load", replaced)
+    assert np.array_equal(load(path).ensemble.predict(x), second.ensemble.predict(x))
+
+
+def test_a_private_model_stays_private(model, tmp_path):
+    path = model.save(tmp_path / "m").path
+    path.chmod(0o700)
+    for entry in path.iterdir():
+        entry.chmod(0o600)
+    model.save(path)
+    assert {entry.stat().st_mode & 0o777 for entry in path.iterdir()} == {
+        0o600
+    } and path.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_network_that_was_changed_is_refused(model):

@@ -77,7 +77,7 @@ def test_a_request_sets_draws_seed_and_coverage(server, predictor):
     settings = {"n_draws": 7, "seed": 5, "coverage": 0.5}
     status, answer = server.infer(columns_request(COLUMNS, **settings))
     assert status == 200 and answer["parameters"] == settings
-    assert outputs_of(answer) == as_lists(predictor.with_settings(n_draws=7, seed=5, interval=0.5)(COLUMNS))
+    assert outputs_of(answer) == as_lists(predictor.with_settings(n_draws=7, seed=5, coverage=0.5)(COLUMNS))
 
 
 def test_rows_over_the_threshold_are_marked(server, predictor):

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from dropbayes.app.cli.messages import out, print_json
 from dropbayes.app.cli.predictions import Window, check_finite, windows
 from dropbayes.app.models.model import Model, load
-from dropbayes.app.models.prediction import column_names, label_sets
 from dropbayes.app.models.predictor import Predictor
 from dropbayes.app.tables import Sink, Source, open_table
 from dropbayes.app.tables.training import check_name
@@ -40,23 +38,20 @@ def predict(
     """Writes the predictions of a model for a table; see `dropbayes predict --help`."""
     Sink(output)  # a wrong name is refused before a model is read
     model = load(model_path)
-    predictor = Predictor(model, n_draws=n_draws, seed=seed, interval=coverage, allow_new=allow_new)
-    added = column_names(model.ensemble, f"{model.schema.target}_" if prefix is None else prefix)
+    predictor = Predictor(model, n_draws=n_draws, seed=seed, coverage=coverage, allow_new=allow_new)
+    prefix = predictor.prefix if prefix is None else prefix
+    added = [prefix + name for name in predictor.column_names]
     n_rows = n_outside = 0
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
         kept_names = _kept_columns(keep, source)
         _refuse_collision(kept_names, added)
         with Sink(output, delimiter=source.delimiter, decimal=_decimal_mark(model.schema, source)) as sink:
             for window in windows(model, source, block_rows=block_rows, allow_new=allow_new, title="predict"):
-                prediction = predictor.predict_inputs(window.x)
-                columns = list(predictor.flat_columns(prediction).values())
+                columns = list(predictor.table_columns(window.encoded).values())
                 check_finite(columns, window, source)
-                outside = window.encoded.outside_names()
-                columns += label_sets(model.ensemble, prediction, coverage=coverage)
-                columns.append(np.array(outside, dtype=np.str_))
                 sink.write(_joined_table(window, kept_names, added, columns, model.schema, typed=sink.as_parquet))
                 n_rows += len(window.x)
-                n_outside += sum(map(bool, outside))
+                n_outside += int((columns[-1] != "").sum())
     _say(model, predictor, n_rows, n_outside, added, output, as_json=as_json)
 
 
@@ -108,7 +103,7 @@ def _say(
     *, as_json: bool,
 ) -> None:  # fmt: skip
     if as_json:
-        interval = {"coverage": predictor.interval} if model.schema.task == "regression" else {}
+        interval = {"coverage": predictor.coverage} if model.schema.task == "regression" else {}
         print_json({
             "output": output, "n_rows": n_rows, "n_outside": n_outside, "columns": added,
             "n_draws": predictor.total_draws, **interval,

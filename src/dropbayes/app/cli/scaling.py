@@ -25,7 +25,7 @@ def predict(
     as_json: bool,
 ) -> None:
     """Writes the predictions of a model for Parquet files into a folder; see `dropbayes predict --help`."""
-    predictor = Predictor.load(model_path, n_draws=n_draws, seed=seed, interval=coverage, allow_new=allow_new)
+    predictor = Predictor.load(model_path, n_draws=n_draws, seed=seed, coverage=coverage, allow_new=allow_new)
     try:
         n_rows = predict_parquet(
             predictor, data, folder, engine=engine, n_workers=workers, address=address, prefix=prefix

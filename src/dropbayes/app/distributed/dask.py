@@ -29,7 +29,7 @@ def predict(frame: Any, predictor: Predictor, *, prefix: str | None = None) -> A
 def _add_predictions(frame: Any, predictor: Predictor, prefix: str | None) -> Any:
     import pyarrow as pa
 
-    table = predictor.extend(pa.Table.from_pandas(frame, preserve_index=False), prefix=prefix)
+    table = predictor.add_columns(pa.Table.from_pandas(frame, preserve_index=False), prefix=prefix)
     added = table.select(table.column_names[len(frame.columns) :]).to_pandas()
     return frame.assign(**{name: added[name].to_numpy() for name in added.columns})
 

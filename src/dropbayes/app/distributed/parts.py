@@ -60,7 +60,7 @@ class Prediction:
         with files.replacement(part.output) as file:
             writer = None
             for table in _blocks(part):
-                extended = self.predictor.extend(table, prefix=self.prefix)
+                extended = self.predictor.add_columns(table, prefix=self.prefix)
                 writer = writer or parquet.ParquetWriter(pa.PythonFile(file, "w"), extended.schema)
                 writer.write_table(extended)
             if writer is not None:
@@ -168,7 +168,7 @@ def _description(
         "model": predictor.fingerprint,
         "n_draws": predictor.n_draws,
         "seed": predictor.seed,
-        "interval": predictor.interval,
+        "coverage": predictor.coverage,
         "prefix": prefix,
         "part_rows": part_rows,
         "sources": [{"name": s.name, "bytes": s.stat().st_size} for s in sources],

@@ -36,7 +36,7 @@ class _Rows:
         self.predictor, self.prefix = predictor, prefix
 
     def __call__(self, batch: Any) -> Any:
-        return self.predictor.extend(batch, prefix=self.prefix)
+        return self.predictor.add_columns(batch, prefix=self.prefix)
 
 
 def predict(dataset: Any, predictor: Predictor, *, n_workers: int, prefix: str | None = None) -> Any:

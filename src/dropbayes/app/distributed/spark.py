@@ -26,14 +26,14 @@ def predict(frame: Any, predictor: Predictor, *, prefix: str | None = None) -> A
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
     empty = to_arrow_schema(frame.schema).empty_table()
-    schema = from_arrow_schema(predictor.extend(empty, prefix=prefix).schema)
+    schema = from_arrow_schema(predictor.add_columns(empty, prefix=prefix).schema)
     return frame.mapInArrow(functools.partial(_add_predictions, predictor=predictor, prefix=prefix), schema)
 
 
 def _add_predictions(batches: Iterator[pa.RecordBatch], *, predictor: Predictor, prefix: str | None) -> Iterator[Any]:
     set_up_worker()
     for batch in batches:
-        yield from predictor.extend(pa.Table.from_batches([batch]), prefix=prefix).to_batches()
+        yield from predictor.add_columns(pa.Table.from_batches([batch]), prefix=prefix).to_batches()
 
 
 def run(prediction: Prediction, parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:

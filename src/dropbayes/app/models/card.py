@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import json
+import re
 from typing import Any
 
 from dropbayes.columns.schema import Column, Schema
@@ -38,16 +41,16 @@ def card(schema: Schema, origin: dict[str, Any], *, name: str) -> str:
         name: The name of its folder.
     """
     lines = [
-        f"# {schema.target}: a model of dropbayes",
+        f"# {_escape(schema.target)}: a model of dropbayes",
         "",
-        f"{schema.task.capitalize()} of `{schema.target}` with uncertainty, by dropout networks.",
+        f"{schema.task.capitalize()} of {_escape(schema.target)} with uncertainty, by dropout networks.",
         "",
         "## Use",
         "",
         "```python",
         "import dropbayes as db",
         "",
-        f'model = db.load("{name}")',
+        f"model = db.load({json.dumps(name)})",
         "model.predict(frame)  # a data frame with the columns below",
         "```",
         "",
@@ -55,8 +58,8 @@ def card(schema: Schema, origin: dict[str, Any], *, name: str) -> str:
         "",
         "| column | kind | training rows |",
         "|---|---|---|",
-        *(f"| {_cell(c.name)} | {c.kind} | {_cell(range_text(c))} |" for c in schema.columns),
-        *(f"| {_cell(name)} | left out | {_cell(reason)} |" for name, reason in schema.left_out.items()),
+        *(f"| {_escape(c.name)} | {c.kind} | {_escape(range_text(c))} |" for c in schema.columns),
+        *(f"| {_escape(name)} | left out | {_escape(reason)} |" for name, reason in schema.left_out.items()),
         "",
         "## Origin",
         "",
@@ -65,16 +68,18 @@ def card(schema: Schema, origin: dict[str, Any], *, name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def _escape(text: str) -> str:
+    """The text on one line, in which a reader of Markdown finds no HTML, link, code or cell."""
+    return re.sub(r"([\\`\[|])", r"\\\1", html.escape(" ".join(text.splitlines()), quote=False))
 
 
 def _facts(origin: dict[str, Any]) -> dict[str, str]:
-    facts = {"data": f"{origin.get('file', 'unknown')}, {origin.get('n_rows', 0):,} rows"}
+    facts = {"data": f"{_escape(origin.get('file', 'unknown'))}, {origin.get('n_rows', 0):,} rows"}
     for name in ("sha256", "command"):
         if name in origin:
             label = "SHA-256 of the data" if name == "sha256" else name
-            facts[label] = f"`{origin[name]}`" if name == "command" else str(origin[name])
+            text = _escape(str(origin[name]))
+            facts[label] = f"`{origin[name]}`" if name == "command" and text == origin[name] else text
     for name in ("settings", "scores", "versions"):
         if origin.get(name):
             facts[name] = ", ".join(f"{key} {_format(value)}" for key, value in origin[name].items())
@@ -82,7 +87,7 @@ def _facts(origin: dict[str, Any]) -> dict[str, str]:
         calibration = origin["calibration"]
         factor = f", factor {calibration['values'][0]:.4g}" if calibration["method"] == "scale" else ""
         facts["calibration"] = (
-            f"{calibration['method']}{factor}, on {calibration['n_rows']:,} rows of {calibration['file']}"
+            f"{calibration['method']}{factor}, on {calibration['n_rows']:,} rows of {_escape(calibration['file'])}"
         )
     return facts
 

@@ -5,25 +5,23 @@ from __future__ import annotations
 import copy
 import os
 import pathlib
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from dropbayes import estimators, information
+from dropbayes import estimators
 from dropbayes.app.models import storage
-from dropbayes.app.models.prediction import column_names, prediction_columns
+from dropbayes.app.models.predictor import Predictor, uncertainty
 from dropbayes.app.tables.training import Reading, TrainingRows, training_rows
 from dropbayes.columns import Encoded, Schema, check_columns, encode, labels, numbers
 from dropbayes.columns.frames import as_frame, as_table
 from dropbayes.columns.schema import Task
-from dropbayes.estimators.ensembles import RegressionEnsemble
-from dropbayes.estimators.recalibration import Method, fit_recalibration, with_recalibration
+from dropbayes.estimators.ensembles import Ensemble, RegressionEnsemble
+from dropbayes.estimators.recalibration import Method, Recalibration, fit_recalibration, with_recalibration
 from dropbayes.runtime.arrays import NumpyArray
 
 __all__ = ["Model", "load", "uncertainty_percentiles"]
-
-_PERCENTILE_ROWS = 2000
 
 
 def _row(row: int) -> str:
@@ -31,24 +29,19 @@ def _row(row: int) -> str:
     return "the data frame" if row < 0 else f"the data frame, row {row}"
 
 
-def uncertainty_percentiles(ensemble: Any, x: NumpyArray) -> dict[str, float]:
+def uncertainty_percentiles(ensemble: Ensemble, x: NumpyArray) -> dict[str, float]:
     """The 50th, 90th, 95th and 99th percentile of the uncertainty of known rows, to compare later rows with.
-
-    The uncertainty is the standard deviation, or for classes the entropy.
 
     Args:
         ensemble: The fitted networks.
         x: Their inputs; of many rows, an evenly spaced subset is used.
     """
-    some = x[:: -(-len(x) // _PERCENTILE_ROWS)]
-    if isinstance(ensemble, RegressionEnsemble):
-        values = ensemble.predict(some, return_std=True)[1]
-    else:
-        values = information.entropy(ensemble.predict_proba(some)).numpy()
+    some = x[:: -(-len(x) // 2000)]
+    values = uncertainty(Predictor(ensemble).predict_inputs(some))
     return {str(level): float(np.percentile(values, level)) for level in (50, 90, 95, 99)}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Model:
     """A fitted ensemble with its columns and its origin.
 
@@ -57,6 +50,7 @@ class Model:
         schema: Its columns.
         origin: The origin of the fit: file, rows, settings, versions, calibration.
         path: Its folder, if it has one.
+        digest: The digest of the networks in that folder.
 
     Example:
         >>> frame = {"size": list(range(60)), "price": [3.0 * size for size in range(60)]}
@@ -71,6 +65,7 @@ class Model:
     schema: Schema
     origin: dict[str, Any]
     path: pathlib.Path | None = None
+    digest: str = ""
 
     @classmethod
     def fit(
@@ -138,9 +133,9 @@ class Model:
         kind = estimators.DropoutRegressor if regression else estimators.DropoutClassifier
         if not isinstance(self.ensemble, kind):
             estimator = kind(**self.ensemble.get_params())
-            estimator.__dict__.update(vars(self.ensemble))
-            # From now on the model predicts with it, so that there is one object to change and to save.
-            object.__setattr__(self, "ensemble", estimator)
+            for name, value in vars(self.ensemble).items():
+                setattr(estimator, name, value)
+            self.ensemble = estimator  # it predicts from now on, so that there is one object to change and to save
         return self.ensemble
 
     def with_draws(self, *, n_draws: int | None, seed: int | None) -> Model:
@@ -170,17 +165,11 @@ class Model:
             A data frame of the same kind (a dict for a dict). "outside" names the columns whose value lies beyond
             those of the training rows.
         """
-        if not 0 < coverage < 1:
-            raise ValueError(f"`coverage` must lie between 0 and 1; got {coverage!r}.")
         encoded = self.encode(frame, allow_new=allow_new)
-        blocks = [
-            prediction_columns(self.ensemble, encoded.x[start : start + self.ensemble.block_rows], coverage=coverage)
-            for start in range(0, len(encoded.x), self.ensemble.block_rows)
-        ]
-        if not blocks:
+        if not len(encoded.x):
             raise ValueError("`frame` must have at least one row.")
-        columns = [np.concatenate(parts).tolist() for parts in zip(*blocks, strict=True)]
-        return as_frame(dict(zip(column_names(self.ensemble), [*columns, encoded.outside_names()], strict=True)), frame)
+        columns = Predictor(self, coverage=coverage).table_columns(encoded)
+        return as_frame({name: values.tolist() for name, values in columns.items()}, frame)
 
     def outcomes(self, frame: Any) -> NumpyArray:
         """The targets in a data frame: numbers, or classes."""
@@ -203,15 +192,14 @@ class Model:
         x, y = self.encode(frame, allow_new=allow_new).x, self.outcomes(frame)
         return self.with_recalibration(fit_recalibration(self.ensemble, x, y, method=method), "a data frame", x)
 
-    def with_recalibration(self, recalibration: Any, source: str = "", x: NumpyArray | None = None) -> Model:
+    def with_recalibration(
+        self, recalibration: Recalibration | None, source: str = "", x: NumpyArray | None = None
+    ) -> Model:
         """The model with a recalibration, its source and the inputs of its rows; None removes the recalibration."""
         ensemble = with_recalibration(self.ensemble, recalibration)
         origin = {name: value for name, value in self.origin.items() if name != "calibration"}
         if recalibration is not None:
-            origin["calibration"] = {
-                "method": recalibration.method, "values": list(recalibration.values), "n_rows": recalibration.n_rows,
-                "file": source,
-            }  # fmt: skip
+            origin["calibration"] = {**asdict(recalibration), "values": list(recalibration.values), "file": source}
             if x is not None:
                 origin["calibration"]["uncertainty_percentiles"] = uncertainty_percentiles(ensemble, x)
         return replace(self, ensemble=ensemble, origin=origin)
@@ -222,14 +210,14 @@ class Model:
         Returns:
             The model with its folder.
         """
-        storage.write(path, self.ensemble, self.schema, self.origin)
-        return replace(self, path=pathlib.Path(path))
+        digest = storage.write(path, self.ensemble, self.schema, self.origin)
+        return replace(self, path=pathlib.Path(path), digest=digest)
 
     def save_calibration(self) -> None:
         """Writes the calibration into the model's folder; the networks are unchanged."""
         if self.path is None:
             raise ValueError("the model has no folder yet; write it with model.save(path).")
-        storage.write_origin(self.path, self.schema, self.origin)
+        storage.write_origin(self.path, self.schema, self.origin, self.digest)
 
 
 def _number_columns(estimator: Any, frame: Any, y: Any, target: str, task: Task) -> tuple[Schema, NumpyArray]:
@@ -257,4 +245,5 @@ def load(path: str | os.PathLike[str]) -> Model:
     Raises:
         ValueError: The folder holds no model, a damaged one, or one of a later format.
     """
-    return Model(*storage.read(path), pathlib.Path(path))
+    stored = storage.read(path)
+    return Model(stored.ensemble, stored.schema, stored.origin, pathlib.Path(path), stored.digest)

@@ -11,27 +11,31 @@ import hashlib
 import numbers
 import operator
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from dropbayes.app.models.backends import (
-    CLASSIFICATION,
-    REGRESSION,
-    network_model,
-    saved_estimator,
-    table_model,
-)  # fmt: skip
-from dropbayes.likelihoods import Likelihood
+from dropbayes import information, sampling
+from dropbayes.estimators.ensembles import ClassEnsemble, Ensemble, RegressionEnsemble
+from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from dropbayes.predictive.mixtures import Mixture, draw_mean
+from dropbayes.runtime import storage
 from dropbayes.runtime.arrays import NumpyArray, round_digits
 
-__all__ = ["Predictor", "check_finite", "uncertainty"]
+if TYPE_CHECKING:  # slow to import, and a network does not need them
+    import pyarrow as pa
 
-# Values of draws in memory at once, a few times eight bytes each.
-_HELD = 2**20
-_MOST_ROWS = 4096  # the block size of the estimators
+    from dropbayes.columns import Encoded, Schema
+
+__all__ = ["MATRIX", "Predictor", "check_finite", "uncertainty"]
+
+MATRIX = "x"
+"""The name of the input that holds all columns as one matrix, `[row, column]`."""
+
+_MAX_ROWS, _MAX_VALUES = 4096, 2**20  # of a block: its rows, and the values of their draws in memory
 
 
 class Predictor:
@@ -46,11 +50,14 @@ class Predictor:
         columns: The names of a network's input columns, in order; without them it has one input, the array `x`.
         n_draws: The number of draws $T$ (per network of an estimator); by default that of the model, 100 for a network.
         seed: The seed of the draws; by default that of the model, 0 for a network.
-        interval: The nominal coverage of the interval from `lower` to `upper`.
+        coverage: The nominal coverage of the interval from `lower` to `upper`.
         allow_new: Whether to encode unseen categories as all zeros instead of failing.
 
+    Attributes:
+        schema: The columns of a table's model; None for others.
+        classes: The labels of the classes, in the order of `probabilities`; None if they have no names.
+
     Example:
-        >>> from dropbayes.likelihoods import Gaussian
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
         >>> predict = Predictor(net, likelihood=Gaussian(precision=4.0), columns=("height", "weight"))
         >>> predict({"height": [1.7, 1.8], "weight": [70.0, 80.0]})["std"].shape
@@ -65,91 +72,138 @@ class Predictor:
         columns: Sequence[str] | None = None,
         n_draws: int | None = None,
         seed: int | None = None,
-        interval: float = 0.95,
+        coverage: float = 0.95,
         allow_new: bool = False,
     ) -> None:
-        self._model = network_model(model, likelihood, columns) if isinstance(model, nn.Module) else table_model(model)
-        if not isinstance(model, nn.Module) and (likelihood is not None or columns is not None):
-            raise ValueError("`likelihood` and `columns` are those of the estimator; pass them with a network only.")
-        self.allow_new = bool(allow_new)
-        self.n_draws, self.seed, self.interval = _settings(self._model.defaults, n_draws, seed, interval)
+        self._likelihood, self.coverage, self.allow_new = likelihood, 0.95, bool(allow_new)
+        self.schema: Schema | None = None
+        self.classes: NumpyArray | None = None
+        if isinstance(model, nn.Module):
+            if not isinstance(likelihood, Gaussian | HeteroscedasticGaussian | Categorical):
+                raise ValueError(
+                    "`likelihood` must say how the network's output is read: Gaussian(precision=...), "
+                    f"HeteroscedasticGaussian() or Categorical(); got {likelihood!r}."
+                )
+            self._model: Any = model
+            self._names = None if columns is None else tuple(columns)
+            self._n_inputs = None if columns is None else len(columns)
+            self._n_networks = self._row_size = 1
+            self.n_draws, self.seed = 100, 0
+        else:
+            if likelihood is not None or columns is not None:
+                raise ValueError(
+                    "`likelihood` and `columns` are those of the estimator; pass them with a network only."
+                )
+            ensemble = getattr(model, "ensemble", model)
+            if not isinstance(ensemble, Ensemble):
+                kind = type(model).__name__
+                raise TypeError(f"`model` must be a dropout estimator, the model of a folder or a network; got {kind}.")
+            names = getattr(ensemble, "feature_names_in_", None)
+            self.schema, self._names = (
+                getattr(model, "schema", None),
+                None if names is None else tuple(map(str, names)),
+            )
+            self._model = ensemble.with_draws()
+            vars(self._model).pop("feature_names_in_", None)  # the names are checked when the columns are ordered
+            self._n_inputs, self._n_networks = ensemble.n_features_in_, len(ensemble.population_)
+            self._row_size = int(ensemble.population_.weights[-1].shape[-1])
+            self.n_draws, self.seed = int(ensemble.n_draws), int(ensemble.seed_)
+            if isinstance(ensemble, ClassEnsemble):
+                self.classes = np.asarray(ensemble.classes_)
+        self._set(n_draws, seed, coverage)
+
+    def _set(self, n_draws: int | None, seed: int | None, coverage: float) -> None:
+        """Sets what can be set; None keeps the current value."""
+        n_draws = self.n_draws if n_draws is None else n_draws
+        seed = self.seed if seed is None else seed
+        for name, value, least in (("n_draws", n_draws, 1), ("seed", seed, 0)):
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= value < 2**63:
+                raise ValueError(f"`{name}` must be a whole number of at least {least}; got {value!r}.")
+        if isinstance(coverage, bool) or not isinstance(coverage, numbers.Real) or not 0 < coverage < 1:
+            raise ValueError(f"`coverage` must lie between 0 and 1; got {coverage!r}.")
+        self.n_draws, self.seed, self.coverage = operator.index(n_draws), operator.index(seed), float(coverage)
 
     @classmethod
-    def load(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        n_draws: int | None = None,
-        seed: int | None = None,
-        interval: float = 0.95,
-        allow_new: bool = False,
-    ) -> Predictor:
+    def load(cls, path: str | os.PathLike[str], **settings: Any) -> Predictor:
         """The predictor of a model folder (`dropbayes fit`) or of an estimator's file (`DropoutRegressor.save`).
 
         Args:
             path: The folder or the file.
-            n_draws: As for the class.
-            seed: As for the class.
-            interval: As for the class.
-            allow_new: As for the class.
+            settings: `n_draws`, `seed`, `coverage` and `allow_new`, as for the class.
 
         Raises:
             ValueError: The path holds no model, a damaged one, or one of a later format.
         """
-        from dropbayes.app.models.model import load
+        if os.path.isfile(path):
+            kinds: dict[str, type[Ensemble]] = {kind.saved_as: kind for kind in (RegressionEnsemble, ClassEnsemble)}
+            return cls(kinds[storage.load(path, kinds=list(kinds)).kind].load(path), **settings)
+        from dropbayes.app.models.storage import read
 
-        model = saved_estimator(path) if os.path.isfile(path) else load(path)
-        return cls(model, n_draws=n_draws, seed=seed, interval=interval, allow_new=allow_new)
+        return cls(read(path), **settings)
 
     def with_settings(
-        self, *, n_draws: int | None = None, seed: int | None = None, interval: float | None = None
+        self, *, n_draws: int | None = None, seed: int | None = None, coverage: float | None = None
     ) -> Predictor:
         """The same model with other settings; None keeps the current value."""
-        now = self.n_draws, self.seed
         other = copy.copy(self)
-        other.n_draws, other.seed, other.interval = _settings(
-            now, n_draws, seed, self.interval if interval is None else interval
-        )
+        other._set(n_draws, seed, self.coverage if coverage is None else coverage)
         return other
 
     @property
     def inputs(self) -> dict[str, str]:
         """The columns the model reads, with the type of each: "number", "boolean", "category", or "array"."""
-        return self._model.inputs
+        if self.schema is not None:
+            return {column.name: column.kind for column in self.schema.columns}
+        return {MATRIX: "array"} if self._names is None else dict.fromkeys(self._names, "number")
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """The names of the fields of a prediction."""
-        return CLASSIFICATION if self._model.has_classes else REGRESSION
+        if self.classes is None and not isinstance(self._likelihood, Categorical):
+            return ("mean", "std", "epistemic", "aleatoric", "lower", "upper")
+        return ("predicted", "probabilities", "entropy", "mutual_information")
 
     @property
     def column_names(self) -> list[str]:
-        """The names of the columns that `flat_columns` returns."""
-        return list(self.flat_columns(self.predict_inputs(self._model.no_rows)))
+        """The names of the columns that `add_columns` appends, without their prefix."""
+        flat = list(self.flat_columns(self.predict_inputs(self._rows(0))))
+        return flat + ["labels"] * self._has_label_sets + ["outside"] * (self.schema is not None)
 
     @property
-    def classes(self) -> NumpyArray | None:
-        """The labels of the classes, in the order of `probabilities`; None if they have no names."""
-        return self._model.classes
+    def prefix(self) -> str:
+        """The prefix of those names: the target and `_`, if it is known."""
+        return "" if self.schema is None else f"{self.schema.target}_"
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def _has_label_sets(self) -> bool:
+        """Whether a conformal calibration gives each row a set of labels."""
+        recalibration = getattr(self._model, "recalibration", None)
+        return self.classes is not None and recalibration is not None and recalibration.method == "conformal"
+
+    @property
+    def key(self) -> tuple[int, int, int, float]:
         """The settings that determine a prediction's bits: in one process, equal keys may share a batch."""
-        return id(self._model), self.n_draws, self.seed, self.interval
+        return id(self._model), self.n_draws, self.seed, self.coverage
 
     @property
     def fingerprint(self) -> str:
         """A digest of the model: of its columns, and of its exact predictions for some fixed rows."""
-        x = np.random.default_rng(0).normal(size=(8, self._model.no_rows.shape[1]))
-        digest = hashlib.sha256(repr((self._model.columns_read, self.n_draws, self.seed, self.interval)).encode())
-        for values in self.predict_inputs(x).values():
+        settings = self.schema or self.inputs, self.n_draws, self.seed, self.coverage
+        digest = hashlib.sha256(repr(settings).encode())
+        for values in self.predict_inputs(self._rows(8)).values():
             digest.update(repr(values.tolist()).encode())
         return digest.hexdigest()
+
+    def _rows(self, n_rows: int) -> NumpyArray:
+        """Some rows of inputs."""
+        if self._n_inputs is None:
+            raise ValueError("`columns` must name the inputs of a network whose prediction is a table.")
+        return np.random.default_rng(0).normal(size=(n_rows, self._n_inputs))
 
     @property
     def total_draws(self) -> int:
         """The number of draws of a prediction: `n_draws` per network."""
-        return self.n_draws * self._model.n_networks
+        return self.n_draws * self._n_networks
 
     def __call__(self, columns: Mapping[str, Any]) -> dict[str, NumpyArray]:
         """The prediction for each row.
@@ -170,10 +224,69 @@ class Predictor:
         check_finite(prediction)
         return prediction
 
+    def encode(self, columns: Mapping[str, Any]) -> NumpyArray:
+        """The rows as inputs of the network, `[row, ...]`; see `__call__` for the columns."""
+        if self.schema is not None:
+            import pyarrow as pa
+
+            from dropbayes.columns import encode
+
+            arrays = _by_name(columns, list(self.inputs))
+            table = pa.table({name: _arrow_column(values, name) for name, values in arrays.items()})
+            return encode(self.schema, table, at=_location, allow_new=self.allow_new).x
+        if self._names is not None:
+            arrays = _by_name(columns, self._names)
+            return np.column_stack([_number_column(values, name) for name, values in arrays.items()])
+        x = _matrix(columns)
+        if self._n_inputs is not None:
+            x = _number_column(x, MATRIX)
+            if x.ndim != 2 or x.shape[1] != self._n_inputs:
+                raise ValueError(f"`{MATRIX}` must be shaped [row, {self._n_inputs}]; got {list(x.shape)}.")
+        return x
+
+    def predict_inputs(self, x: NumpyArray) -> dict[str, NumpyArray]:
+        """The prediction for rows returned by `encode`, possibly concatenated; not checked to be finite."""
+        if not len(x):  # an empty prediction has the shapes of one row
+            one = self._statistics(np.zeros((1, *x.shape[1:]), x.dtype))
+            return {name: values[:0] for name, values in one.items()}
+        step = max(1, min(_MAX_ROWS, _MAX_VALUES // (self.total_draws * self._row_size)))
+        blocks = [self._statistics(x[start : start + step]) for start in range(0, len(x), step)]
+        return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+    def _statistics(self, x: NumpyArray) -> dict[str, NumpyArray]:
+        if isinstance(self._model, nn.Module):
+            return self._network_statistics(x)
+        ensemble = self._model.with_draws(n_draws=self.n_draws, seed=self.seed)
+        if self.classes is not None:
+            statistics = _information(ensemble.draws(x), self.classes)
+        else:
+            statistics = _moments(ensemble.predictive(x), self.coverage)
+        return {name: round_digits(values) for name, values in statistics.items()}
+
+    def _network_statistics(self, x: NumpyArray) -> dict[str, NumpyArray]:
+        net, likelihood = self._model, self._likelihood
+        like = next(net.parameters(), torch.empty(0))
+        inputs = torch.tensor(x, device=like.device)
+        inputs = inputs.to(like.dtype) if inputs.is_floating_point() else inputs
+        output = sampling.draws(net, inputs, n_draws=self.n_draws, seed=self.seed)
+        if not isinstance(output, Tensor):
+            raise TypeError(f"`model` must return one tensor; got {type(output).__name__}. Wrap it to return that one.")
+        assert likelihood is not None
+        likelihood = likelihood.for_output(output.dim() - 1)
+        mean = likelihood.mean(output.cpu()).double()
+        if isinstance(likelihood, Categorical):
+            return _information(mean.movedim(likelihood.axis, -1), None)
+        scale = likelihood.variance(output.cpu()).double().sqrt()
+        moments = _moments(Mixture(mean.flatten(1), scale.flatten(1)), self.coverage)
+        return {name: values.reshape(mean.shape[1:]) for name, values in moments.items()}
+
+    # --- tables ---------------------------------------------------------------------------------------------------
+
     def flat_columns(self, prediction: Mapping[str, NumpyArray]) -> dict[str, NumpyArray]:
         """The prediction as columns of a table: one column per class probability or output.
 
-        The parts of the uncertainty are standard deviations there, `epistemic_std` and `aleatoric_std`.
+        The parts of the uncertainty are standard deviations there, `epistemic_std` and `aleatoric_std`: the squares of
+        both add up to that of `std` [GG16, prop:var].
         """
         columns: dict[str, NumpyArray] = {}
         for name, values in prediction.items():
@@ -182,12 +295,26 @@ class Predictor:
             if values.ndim == 1:
                 columns[name] = values
                 continue
-            labels: Any = range(values.shape[1]) if self.classes is None else self.classes.tolist()
+            labels = range(values.shape[1]) if self.classes is None else self.classes.tolist()
             stem = "probability" if name == "probabilities" else name
             columns |= {f"{stem}_{label}": values[:, index] for index, label in enumerate(labels)}
         return columns
 
-    def extend(self, table: Any, *, prefix: str | None = None) -> Any:
+    def table_columns(self, rows: Encoded) -> dict[str, NumpyArray]:
+        """The columns of a prediction for encoded rows of a table.
+
+        After a conformal calibration of classes, `labels` is the set of labels that holds the true one with probability
+        `coverage`; `outside` names the columns whose value lies beyond those of the training rows.
+        """
+        prediction = self.predict_inputs(rows.x)
+        columns = self.flat_columns(prediction)
+        if self._has_label_sets and self.classes is not None:
+            inside = self._model.recalibration.label_sets(prediction["probabilities"], self.coverage).numpy()
+            labels = self.classes.astype(np.str_)
+            columns["labels"] = np.array(["; ".join(labels[row]) for row in inside], dtype=np.str_)
+        return columns | {"outside": np.array(rows.outside_names(), dtype=np.str_)}
+
+    def add_columns(self, table: pa.Table, *, prefix: str | None = None) -> pa.Table:
         """An Arrow table with the columns of the prediction appended, as `dropbayes predict` adds them.
 
         Args:
@@ -196,10 +323,16 @@ class Predictor:
         """
         import pyarrow as pa
 
-        prediction, more = self._model.table_prediction(self, table)
-        check_finite(prediction)
-        columns = self.flat_columns(prediction) | more
-        prefix = self._model.prefix if prefix is None else prefix
+        if self.schema is None:
+            arrays = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
+            columns = self.flat_columns(self.predict_inputs(self.encode(arrays)))
+        else:
+            from dropbayes.columns import check_columns, encode
+
+            check_columns(self.schema, table.column_names, "the table")
+            columns = self.table_columns(encode(self.schema, table, at=_location, allow_new=self.allow_new))
+        check_finite(columns)
+        prefix = self.prefix if prefix is None else prefix
         taken = [prefix + name for name in columns if prefix + name in table.column_names]
         if taken:
             raise ValueError(f"the table has a column {taken[0]!r}, which the prediction would add; set `prefix`.")
@@ -208,22 +341,24 @@ class Predictor:
             table = table.append_column(prefix + name, pa.array(values.tolist() if kind else values, kind))
         return table
 
-    def encode(self, columns: Mapping[str, Any]) -> NumpyArray:
-        """The rows as inputs of the network, `[row, ...]`; see `__call__` for the columns."""
-        return self._model.encode(columns, self.allow_new)
 
-    def predict_inputs(self, x: NumpyArray) -> dict[str, NumpyArray]:
-        """The prediction for rows returned by `encode`, possibly concatenated; not checked to be finite."""
-        step = max(1, min(_MOST_ROWS, _HELD // max(1, self.total_draws * self._model.row_size)))
-        blocks = [self._block(x[start : start + step]) for start in range(0, max(len(x), 1), step)]
-        if len(blocks) == 1:
-            return blocks[0]
-        return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+def _moments(mixture: Mixture, coverage: float) -> dict[str, NumpyArray]:
+    """The moments of each row's predictive distribution, and the ends of its central interval."""
+    lower, upper = mixture.interval(coverage)
+    values = {"mean": mixture.mean, "std": mixture.std, "epistemic": mixture.epistemic, "aleatoric": mixture.aleatoric}
+    return {name: value.numpy() for name, value in (values | {"lower": lower, "upper": upper}).items()}
 
-    def _block(self, x: NumpyArray) -> dict[str, NumpyArray]:
-        rows = x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype)  # an empty prediction has the shapes of one row
-        prediction = self._model.statistics(rows, self.n_draws, self.seed, self.interval)
-        return prediction if len(x) else {name: values[:0] for name, values in prediction.items()}
+
+def _information(probabilities: Tensor, classes: NumpyArray | None) -> dict[str, NumpyArray]:
+    """The most probable class of each row, all class probabilities, entropy and mutual information."""
+    mean = draw_mean(probabilities)
+    best = mean.argmax(-1).numpy()
+    return {
+        "predicted": best if classes is None else classes[best],
+        "probabilities": mean.numpy(),
+        "entropy": information.entropy(mean).numpy(),
+        "mutual_information": information.mutual_information(probabilities).numpy(),
+    }
 
 
 def check_finite(prediction: Mapping[str, NumpyArray]) -> None:
@@ -241,15 +376,78 @@ def uncertainty(prediction: Mapping[str, NumpyArray]) -> NumpyArray:
     return prediction["std" if "std" in prediction else "entropy"]
 
 
-def _settings(
-    defaults: tuple[int, int], n_draws: int | None, seed: int | None, interval: float
-) -> tuple[int, int, float]:
-    """The validated settings."""
-    n_draws = defaults[0] if n_draws is None else n_draws
-    seed = defaults[1] if seed is None else seed
-    for name, value, least in (("n_draws", n_draws, 1), ("seed", seed, 0)):
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= value < 2**63:
-            raise ValueError(f"`{name}` must be a whole number of at least {least}; got {value!r}.")
-    if isinstance(interval, bool) or not isinstance(interval, numbers.Real) or not 0 < interval < 1:
-        raise ValueError(f"`interval` must lie between 0 and 1; got {interval!r}.")
-    return operator.index(n_draws), operator.index(seed), float(interval)
+# --- columns of any array type -------------------------------------------------------------------------------------
+
+
+def _location(row: int) -> str:
+    return "`columns`" if row < 0 else f"row {row}"
+
+
+def _array(values: Any) -> Any:
+    """The values as an array with a shape; Arrow arrays unchanged."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu().numpy()
+    return values if hasattr(values, "shape") or type(values).__module__.startswith("pyarrow") else np.asarray(values)
+
+
+def _matrix(columns: Mapping[str, Any]) -> NumpyArray:
+    if MATRIX not in columns:
+        raise ValueError(f"`columns` must hold the array `{MATRIX}`; got {sorted(map(str, columns))[:8]}.")
+    x = np.asarray(_array(columns[MATRIX]))
+    if not x.ndim:
+        raise ValueError(f"`{MATRIX}` must have an axis of rows; got a single value.")
+    return x
+
+
+def _by_name(columns: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Each of the named columns as a one-dimensional array of the same length."""
+    lacking = [name for name in names if name not in columns]
+    if lacking and MATRIX in columns:
+        x = _matrix(columns)
+        if x.ndim != 2 or x.shape[1] != len(names):
+            raise ValueError(
+                f"`{MATRIX}` must be shaped [row, {len(names)}], a column for each of {_list_names(names)}; "
+                f"got {list(x.shape)}."
+            )
+        return {name: x[:, index] for index, name in enumerate(names)}
+    if lacking:
+        raise ValueError(
+            f"`columns` lacks {_list_names(lacking)}, which the model reads; it has {_list_names(columns)}."
+        )
+    arrays = {name: _array(columns[name]) for name in names}
+    for name, values in arrays.items():
+        shape = getattr(values, "shape", (len(values),))
+        if len(shape) == 2 and shape[1] == 1:
+            arrays[name] = np.asarray(values)[:, 0]
+        elif len(shape) != 1:
+            raise ValueError(f"column {name!r} must have one value per row; got the shape {list(shape)}.")
+    lengths = {name: len(values) for name, values in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"`columns` must be equally long; got {lengths}.")
+    return arrays
+
+
+def _list_names(names: Iterable[str]) -> str:
+    quoted = [repr(str(name)) for name in names]
+    return ", ".join(quoted[:6]) + (f" and {len(quoted) - 6} more" if len(quoted) > 6 else "")
+
+
+def _arrow_column(values: Any, name: str) -> pa.Array | pa.ChunkedArray:
+    import pyarrow as pa
+
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    try:
+        return pa.array(values.astype(np.str_) if values.dtype.kind == "S" else values, from_pandas=True)
+    except (pa.ArrowException, UnicodeError, OverflowError, TypeError) as error:
+        raise ValueError(f"column {name!r} cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def _number_column(values: Any, name: str) -> NumpyArray:
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"column {name!r} must hold numbers; got {array.dtype}.")
+    if not np.isfinite(array).all():
+        row = int((~np.isfinite(array)).reshape(len(array), -1).any(1).argmax())
+        raise ValueError(f"row {row}, column {name!r}: must be a finite number.")
+    return array.astype(np.float64)

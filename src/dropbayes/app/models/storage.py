@@ -6,25 +6,26 @@ readable summary in `card.md`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import pathlib
-import secrets
-import shutil
+import tempfile
+from dataclasses import dataclass
 from typing import Any
 
 from dropbayes.app.models.card import card
 from dropbayes.columns import Schema
 from dropbayes.columns.schema import as_json, from_json
-from dropbayes.estimators.ensembles import ClassEnsemble, RegressionEnsemble
+from dropbayes.estimators.ensembles import ClassEnsemble, Ensemble, RegressionEnsemble
 from dropbayes.estimators.recalibration import Recalibration, with_recalibration, without_recalibration
 from dropbayes.runtime import files
 
-__all__ = ["CARD", "COLUMNS", "FORMAT", "MODEL", "check_place", "read", "write", "write_origin"]
+__all__ = ["CARD", "COLUMNS", "MODEL", "StoredModel", "check_place", "read", "signed", "write", "write_origin"]
 
-FORMAT = 2
-"""Format 2 added dates, notations, ranges and calibration; format 1 is read."""
+FORMAT = 3
+"""Format 2 added dates, notations, ranges and calibration, format 3 the digest of `columns.json`; all are read."""
 
 MODEL, COLUMNS, CARD = "model.safetensors", "columns.json", "card.md"
 
@@ -38,9 +39,16 @@ def check_place(path: pathlib.Path) -> None:
         raise FileExistsError(f"{str(path)!r} is not empty and does not hold a model; choose another folder.")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"the folder {str(path.parent)!r} does not exist; make it first.")
+    if os.path.ismount(path):
+        raise OSError(f"{str(path)!r} is a mount point, which cannot be replaced; name a folder in it.")
+    place = path.resolve().parent
+    try:
+        tempfile.TemporaryDirectory(dir=place).cleanup()
+    except OSError as error:
+        raise OSError(f"the folder {str(place)!r} cannot be written to: {error.strerror}; choose another.") from None
 
 
-def write(path: str | os.PathLike[str], estimator: Any, schema: Schema, origin: dict[str, Any]) -> None:
+def write(path: str | os.PathLike[str], estimator: Any, schema: Schema, origin: dict[str, Any]) -> str:
     """Writes the folder of a model; the previous one is unchanged if anything fails.
 
     Args:
@@ -48,47 +56,86 @@ def write(path: str | os.PathLike[str], estimator: Any, schema: Schema, origin: 
         estimator: A fitted `DropoutRegressor` or `DropoutClassifier`.
         schema: Its columns.
         origin: The origin of the fit, as JSON values.
+
+    Returns:
+        The digest of the networks.
     """
     path = pathlib.Path(os.path.abspath(path))
     check_place(path)
-    mark = secrets.token_hex(4)
-    new, old = path.with_name(f".{path.name}.{mark}.part"), path.with_name(f".{path.name}.{mark}.old")
-    try:
-        new.mkdir()
+    with files.folder_replacement(path) as new:
         without_recalibration(estimator).save(new / MODEL)
-        files.write_text(new / COLUMNS, _description(schema, origin, _digest(new / MODEL)))
-        files.write_text(new / CARD, card(schema, origin, name=path.name))
-        if path.exists():
-            os.rename(path, old)
-        try:
-            os.rename(new, path)
-        except BaseException:
-            if old.exists():
-                os.rename(old, path)
-            raise
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+        digest = _digest(new / MODEL)
+        _write_description(new, schema, origin, digest, path.name)
+    return digest
 
 
-def write_origin(path: pathlib.Path, schema: Schema, origin: dict[str, Any]) -> None:
-    """Writes the origin of a model, calibration included, into its folder; the networks are unchanged."""
-    files.write_text(path / COLUMNS, _description(schema, origin, _digest(path / MODEL)))
-    files.write_text(path / CARD, card(schema, origin, name=path.name))
+def write_origin(path: pathlib.Path, schema: Schema, origin: dict[str, Any], digest: str) -> None:
+    """Writes the origin of a model, calibration included, into its folder; the networks are unchanged.
+
+    Args:
+        path: The folder.
+        schema: The model's columns.
+        origin: The origin of the fit.
+        digest: The digest of the networks that the model was read with.
+
+    Raises:
+        ValueError: The folder holds the networks of another fit by now.
+    """
+    if _digest(path / MODEL) != digest:
+        raise ValueError(f"{str(path)!r} was replaced since the model was read; calibrate the new model.")
+    _write_description(path, schema, origin, digest, path.name)
 
 
-def _description(schema: Schema, origin: dict[str, Any], digest: str) -> str:
-    values = {"format": FORMAT, "sha256": digest, **as_json(schema), "origin": origin}
-    return json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+def _write_description(path: pathlib.Path, schema: Schema, origin: dict[str, Any], digest: str, name: str) -> None:
+    values = signed({"format": FORMAT, "sha256": digest, **as_json(schema), "origin": origin})
+    files.write_text(path / COLUMNS, json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    files.write_text(path / CARD, card(schema, origin, name=name))
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Any, Schema, dict[str, Any]]:
-    """The estimator of a folder, with its recalibration if any, its columns and its origin.
+def signed(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of `columns.json` with their own digest."""
+    others = {name: value for name, value in values.items() if name != "digest"}
+    text = json.dumps(others, sort_keys=True)
+    return {**others, "digest": hashlib.sha256(text.encode()).hexdigest()}
+
+
+@dataclass(frozen=True, eq=False)
+class StoredModel:
+    """The contents of a folder: the networks with their recalibration, their columns, and the origin of the fit."""
+
+    ensemble: Ensemble
+    schema: Schema
+    origin: dict[str, Any]
+    digest: str
+
+
+def read(path: str | os.PathLike[str]) -> StoredModel:
+    """The model in a folder; one that is replaced meanwhile is read again.
 
     Raises:
         ValueError: The folder holds no model, a damaged one, or one of a later format.
     """
     path = pathlib.Path(path)
+    for _ in range(10):
+        before = _description_bytes(path)
+        try:
+            stored = _read_once(path)
+        except (ValueError, OSError):
+            if _description_bytes(path) == before:
+                raise
+        else:
+            if _description_bytes(path) == before:
+                return stored
+    return _read_once(path)
+
+
+def _description_bytes(path: pathlib.Path) -> bytes:
+    with contextlib.suppress(OSError):
+        return (path / COLUMNS).read_bytes()
+    return b""
+
+
+def _read_once(path: pathlib.Path) -> StoredModel:
     if not path.exists():
         raise FileNotFoundError(f"there is no model folder {str(path)!r}; fit a model first.")
     if not path.is_dir() or not (path / COLUMNS).is_file() or not (path / MODEL).is_file():
@@ -107,7 +154,8 @@ def read(path: str | os.PathLike[str]) -> tuple[Any, Schema, dict[str, Any]]:
             f"{str(path)!r}: the network has {estimator.n_features_in_} inputs, {COLUMNS} names {len(schema.inputs)}; "
             "fit the model again."
         )
-    return with_recalibration(estimator, description["calibration"]), schema, description["origin"]
+    estimator = with_recalibration(estimator, description["calibration"])
+    return StoredModel(estimator, schema, description["origin"], description["sha256"])
 
 
 def _read_description(path: pathlib.Path) -> dict[str, Any]:
@@ -118,16 +166,20 @@ def _read_description(path: pathlib.Path) -> dict[str, Any]:
         raise ValueError(
             f"{str(path / COLUMNS)!r} is damaged or was not written by dropbayes; fit the model again."
         ) from None
-    if number not in range(1, FORMAT + 1):
+    if type(number) is not int or not 1 <= number <= FORMAT:
         raise ValueError(
             f"{str(path / COLUMNS)!r} has the format {number!r}; this version reads 1 to {FORMAT}. Upgrade."
         )
+    if number >= 3 and values.get("digest") != signed(values)["digest"]:
+        raise ValueError(f"{str(path / COLUMNS)!r} was changed since it was written; fit the model again.")
     try:
         origin = dict(values["origin"])
         return {
-            "schema": from_json(values), "sha256": str(values["sha256"]), "origin": origin,
+            "schema": from_json(values),
+            "sha256": str(values["sha256"]),
+            "origin": origin,
             "calibration": _calibration(origin.get("calibration")),
-        }  # fmt: skip
+        }
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{str(path / COLUMNS)!r} lacks parts or has unknown ones; fit the model again.") from None
 

@@ -159,12 +159,12 @@ class Service:
         """The outputs for some rows, and the model with the settings of the request."""
         try:
             predictor = model.predictor.with_settings(
-                n_draws=settings.n_draws, seed=settings.seed, interval=settings.coverage
+                n_draws=settings.n_draws, seed=settings.seed, coverage=settings.coverage
             )
             prediction = await self._prediction(request, predictor, rows.x)
             outputs = model.complete(prediction, rows, predictor, settings.defer_above)
         except ValueError as error:
-            raise RequestError(400, str(error).replace("`interval`", "`coverage`")) from None
+            raise RequestError(400, str(error)) from None
         self.metrics.take_rows(model.name, uncertainty(prediction), outputs.get("deferred"))
         return predictor, outputs
 
@@ -246,7 +246,7 @@ class Service:
 
 
 def _head(model: ServedModel, predictor: Predictor) -> dict[str, Any]:
-    settings = {"n_draws": predictor.n_draws, "seed": predictor.seed, "coverage": predictor.interval}
+    settings = {"n_draws": predictor.n_draws, "seed": predictor.seed, "coverage": predictor.coverage}
     return {"model_name": model.name, "model_version": model.version, "parameters": settings}
 
 

@@ -126,7 +126,7 @@ class ServedModel:
         """
         check_finite(prediction)
         outputs = dict(prediction)
-        for sets in label_sets(self.model.ensemble, prediction, coverage=predictor.interval):
+        for sets in label_sets(self.model.ensemble, prediction, coverage=predictor.coverage):
             outputs["labels"] = sets
         outputs["outside"] = np.array(rows.outside_names(), dtype=np.str_)
         if defer_above is not None:

@@ -19,6 +19,7 @@ import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
@@ -169,7 +170,7 @@ def open_table(path: str | os.PathLike[str], *, delimiter: str | None = None, en
     return _CsvSource(path, path.name, delimiter, encoding)
 
 
-def _read_whole(stream: io.BufferedReader) -> bytes:
+def _read_whole(stream: Any) -> bytes:
     """All bytes, read in parts: between them the interpreter handles signals."""
     return b"".join(iter(lambda: stream.read1(_BLOCK_BYTES), b""))
 
@@ -191,7 +192,8 @@ class _CsvSource(Source):
     """CSV in a file or in memory."""
 
     def __init__(self, origin: pathlib.Path | bytes, label: str, delimiter: str | None, encoding: str | None) -> None:
-        self.label, self._origin, self._compression, self._encoding = label, origin, None, "UTF-8"
+        self.label, self._origin, self._encoding = label, origin, "UTF-8"
+        self._compression: str | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._raw = self._open()
         try:
