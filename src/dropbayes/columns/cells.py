@@ -57,19 +57,13 @@ def strip_missing(values: pa.Array, missing: Collection[str]) -> pa.Array:
 
 def first_failure(texts: pa.Array) -> int | None:
     """The index of the first text that is no number, by halving; None if there is none."""
-    low, high = 0, len(texts)
-    part = texts
-    while True:
-        try:
-            pc.cast(part, pa.float64())
-            if high == len(texts) and part is texts:
-                return None
-            low += len(part)
-        except pa.ArrowInvalid:
-            high = low + len(part)
-        if high - low <= 1:
-            return low
-        part = texts.slice(low, (high - low) // 2)
+    try:
+        pc.cast(texts, pa.float64())
+        return None
+    except pa.ArrowInvalid:
+        half = len(texts) // 2
+        before = first_failure(texts.slice(0, half)) if half else 0
+        return before if before is not None else half + (first_failure(texts.slice(half)) or 0)
 
 
 def numbers(

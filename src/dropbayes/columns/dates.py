@@ -21,16 +21,16 @@ PARTS = {
 }
 """The parts of a date with the names of their inputs: the year with its fraction, and places on a circle."""
 
-_DATE = (
-    r"^([0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([T ][0-9:.]+ ?(Z|[+-][0-9:]+)?)?"
-    r"|[0-9]{1,2}[./-][0-9]{1,2}[./-][0-9]{2,4}( [0-9:.]+)?|[0-9]{4}/[0-9]{1,2}/[0-9]{1,2}( [0-9:.]+)?)$"
-)
 _YEAR = 365.2425  # days
 
 
 def is_date(texts: pa.Array) -> bool:
     """Whether most of the texts look like dates."""
-    return bool(pc.mean(pc.match_substring_regex(texts, _DATE)).as_py() > 0.5)
+    date = (
+        r"^([0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([T ][0-9:.]+ ?(Z|[+-][0-9:]+)?)?"
+        r"|[0-9]{1,2}[./-][0-9]{1,2}[./-][0-9]{2,4}( [0-9:.]+)?|[0-9]{4}/[0-9]{1,2}/[0-9]{1,2}( [0-9:.]+)?)$"
+    )
+    return bool(pc.mean(pc.match_substring_regex(texts, date)).as_py() > 0.5)
 
 
 def date_format_of(texts: pa.Array) -> str:

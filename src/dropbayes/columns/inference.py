@@ -163,9 +163,12 @@ def _number(
         if abs(present[0]) >= 2**53 and pc.count_distinct(values).as_py() > 1:
             return LeftOut("numbers too large to be told apart")
         return LeftOut(f"{present[0]:g} in every row")
-    distinct = _IDENTIFIER.match(name) and not absent and len(present) > _MANY
-    if distinct and len(np.unique(present)) == len(present) and (present == np.round(present)).all():
-        return LeftOut("an identifier: another number in every row")
+    n_distinct, n_rows = len(np.unique(present)), len(present)
+    if _IDENTIFIER.match(name) and n_rows > _MANY and (present == np.round(present)).all():
+        if n_distinct == n_rows:
+            return LeftOut("an identifier: another number in every row")
+        if n_distinct > 0.9 * n_rows:  # with some rows entered twice
+            return LeftOut(f"an identifier: {n_distinct:,} different numbers in {n_rows:,} rows")
     fill = float(present.mean() > 0.5) if kind == "boolean" else float(np.median(present))
     low, high = (None, None) if kind == "boolean" else (float(present.min()), float(present.max()))
     return Column(name, kind, fill=fill, flagged=absent, notation=notation, low=low, high=high)

@@ -142,15 +142,12 @@ def test_wrong_training_is_one_line_and_leaves_the_previous_model(models, tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "t.csv"]
 
 
-@pytest.mark.parametrize("place", ["os.fsync", "os.rename"])
+@pytest.mark.parametrize("place", ["os.fsync", "dropbayes.runtime.files._exchange"])
 def test_a_model_that_cannot_be_written_leaves_the_previous_one(models, tmp_path, monkeypatch, place):
     shutil.copytree(models / "numbers", tmp_path / "m")
     before = {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()}
-    true_rename = os.rename
 
-    def fail(*arguments):
-        if place == "os.rename" and not str(arguments[0]).endswith(".part"):
-            return true_rename(*arguments)
+    def fail(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(place, fail)
@@ -203,3 +200,13 @@ def test_many_columns_that_are_read_alike_have_one_line(tmp_path):
     text = run("fit", tmp_path / "wide.csv", "--target", "y", "--out", tmp_path / "m", *TINY).text
     assert re.search(r"g0 to g29, 30 columns +number +30 ", text)
     assert re.search(r"city +category +2 ", text) and "g17" not in text
+
+
+def test_a_target_of_zero_and_one_is_said_to_be_classes(tmp_path):
+    (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(40)))
+    arguments = ("fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "m", *TINY)
+    [note] = [line for line in run(*arguments).err.splitlines() if "note: 'y'" in line]
+    assert note == "dropbayes: note: 'y' holds 0 and 1, which are classes; to predict a number use --task regression."
+    assert load(tmp_path / "m").schema.task == "classification"
+    assert "which are classes" not in run(*arguments, "--task", "regression").err
+    assert load(tmp_path / "m").schema.task == "regression"

@@ -27,6 +27,34 @@ def test_identifiers_free_text_and_indices_are_left_out_with_the_reason():
     }  # fmt: skip
 
 
+def test_identifiers_with_a_few_repeats_are_left_out_and_groups_stay():
+    rows = rows_of({
+        "ID": [str(max(i, 3)) for i in range(N)], "patient_id": ["" if i == 5 else str(i) for i in range(N)],
+        "store_id": [str(i // 2) for i in range(N)],
+    })  # fmt: skip
+    assert rows.schema.inputs == ("x", "store_id")
+    assert rows.schema.left_out["ID"] == f"an identifier: {N - 3} different numbers in {N} rows"
+
+
+@pytest.mark.parametrize(
+    ("cells", "task"),
+    [
+        (["0", "1"], "classification"),
+        (["1.0", "0.0"], "classification"),
+        (["yes", "no"], "classification"),
+        (["1", "2"], "regression"),
+        (["0", "0.5"], "regression"),
+    ],
+)
+def test_zero_and_one_are_classes_unless_regression_is_asked_for(cells, task):
+    assert rows_of({"y": cells * (N // 2)}).schema.task == task
+    typed = (
+        pa.array([float(c) for c in cells] * (N // 2)) if cells != ["yes", "no"] else pa.array([True, False] * (N // 2))
+    )
+    assert rows_of({"y": typed}).schema.task == task
+    assert rows_of({"y": typed}, task="regression").schema.task == "regression"
+
+
 def test_a_running_number_that_is_no_identifier_stays():
     assert "t" in rows_of({"t": [str(i) for i in range(N)]}).schema.inputs
 

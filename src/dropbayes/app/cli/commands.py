@@ -36,7 +36,7 @@ def fit(
     ],
     task: Annotated[
         Literal["regression", "classification"] | None,
-        typer.Option(help="Default: regression for a numeric target, else classification."),
+        typer.Option(help="Default: regression for a numeric target other than 0 and 1, else classification."),
     ] = None,
     ignore: Annotated[
         list[str] | None,

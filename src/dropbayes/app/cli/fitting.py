@@ -51,7 +51,7 @@ def fit(
         settings = {name: value for name, value in settings.items() if name not in ("noise", "target_transform")}
     if not as_json:
         _show_columns(rows)
-    _warn_of_target(rows)
+    _warn_of_target(rows, task)
     digest = fingerprint(data)
     origin = {
         "file": source.label,
@@ -153,12 +153,14 @@ def _join_lines(lines: list[list[str]]) -> list[list[str]]:
     return result
 
 
-def _warn_of_target(rows: TrainingRows) -> None:
+def _warn_of_target(rows: TrainingRows, task: Task | None) -> None:
     schema = rows.schema
     distinct: Any
     distinct, counts = np.unique(rows.y, return_counts=True)
     if schema.task == "regression" and len(distinct) <= 10 and np.all(distinct == np.round(distinct)):
         note(f"{schema.target!r} has only {len(distinct)} whole values; if they are classes use --task classification.")
+    if task is None and schema.task == "classification" and distinct.tolist() == ["0", "1"]:
+        note(f"{schema.target!r} holds 0 and 1, which are classes; to predict a number use --task regression.")
     rare = [str(label) for label, n in zip(distinct, counts, strict=True) if n < 5]
     if schema.task == "classification" and rare:
         note(f"fewer than 5 rows of {_abbreviated_list(rare)}: their probabilities cannot be learned well.")

@@ -9,7 +9,10 @@ from typing import Any
 
 from dropbayes.columns.schema import Column, Schema
 
-__all__ = ["card", "range_text"]
+__all__ = ["Origin", "card", "range_text"]
+
+Origin = dict[str, Any]
+"""The origin of a fit as JSON values: file, rows, settings, versions, scores, calibration."""
 
 
 def range_text(column: Column) -> str:
@@ -32,7 +35,7 @@ def range_text(column: Column) -> str:
     return f"{column.low:.6g} to {column.high:.6g}"
 
 
-def card(schema: Schema, origin: dict[str, Any], *, name: str) -> str:
+def card(schema: Schema, origin: Origin, *, name: str) -> str:
     """The card as Markdown.
 
     Args:
@@ -73,7 +76,7 @@ def _escape(text: str) -> str:
     return re.sub(r"([\\`\[|])", r"\\\1", html.escape(" ".join(text.splitlines()), quote=False))
 
 
-def _facts(origin: dict[str, Any]) -> dict[str, str]:
+def _facts(origin: Origin) -> dict[str, str]:
     facts = {"data": f"{_escape(origin.get('file', 'unknown'))}, {origin.get('n_rows', 0):,} rows"}
     for name in ("sha256", "command"):
         if name in origin:

@@ -9,15 +9,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dropbayes import estimators
 from dropbayes.app.models import storage
+from dropbayes.app.models.card import Origin
 from dropbayes.app.models.predictor import Predictor, uncertainty
 from dropbayes.app.tables.training import Reading, TrainingRows, training_rows
 from dropbayes.columns import Encoded, Schema, check_columns, encode, labels, numbers
 from dropbayes.columns.frames import as_frame, as_table
 from dropbayes.columns.schema import Task
-from dropbayes.estimators.ensembles import Ensemble, RegressionEnsemble
+from dropbayes.estimators.ensembles import Ensemble
 from dropbayes.estimators.recalibration import Method, Recalibration, fit_recalibration, with_recalibration
 from dropbayes.runtime.arrays import NumpyArray
 
@@ -63,20 +65,20 @@ class Model:
 
     ensemble: Any
     schema: Schema
-    origin: dict[str, Any]
+    origin: Origin
     path: pathlib.Path | None = None
     digest: str = ""
 
     @classmethod
     def fit(
-        cls, frame: Any, *, target: str, task: Task | None = None, reading: Reading | None = None, **settings: Any
+        cls, frame: object, *, target: str, task: Task | None = None, reading: Reading | None = None, **settings: Any
     ) -> Model:
         """A model fitted to a data frame: columns interpreted as on the command line, then an estimator.
 
         Args:
             frame: A data frame (pandas, polars, arrow) or a dict of columns, the target among them.
             target: The column to predict.
-            task: "regression" or "classification"; by default, regression for a numeric target.
+            task: "regression" or "classification"; by default, regression for numbers other than 0 and 1.
             reading: The options for reading its columns.
             settings: Parameters of `DropoutRegressor` or `DropoutClassifier`.
         """
@@ -86,7 +88,7 @@ class Model:
         return cls.of_rows(rows, origin={"file": "a data frame"}, **settings)
 
     @classmethod
-    def of_rows(cls, rows: TrainingRows, *, origin: dict[str, Any], **settings: Any) -> Model:
+    def of_rows(cls, rows: TrainingRows, *, origin: Origin, **settings: Any) -> Model:
         """A model fitted to training rows."""
         regression = rows.schema.task == "regression"
         estimator = (estimators.DropoutRegressor if regression else estimators.DropoutClassifier)(**settings)
@@ -98,7 +100,7 @@ class Model:
         return cls(estimator, rows.schema, {"n_rows": len(rows.x), **origin, "uncertainty_percentiles": percentiles})
 
     @classmethod
-    def of(cls, estimator: Any, frame: Any, y: Any, *, target: str) -> Model:
+    def of(cls, estimator: Any, frame: object, y: npt.ArrayLike, *, target: str) -> Model:
         """The model of an estimator fitted in Python, with its columns, ready to be saved as a folder.
 
         Args:
@@ -107,7 +109,7 @@ class Model:
             y: The targets it was fitted to.
             target: The name of the predicted column.
         """
-        task: Task = "regression" if isinstance(estimator, RegressionEnsemble) else "classification"
+        task: Task = "classification" if hasattr(estimator, "classes_") else "regression"
         if estimator.frame_columns_ is not None:  # it was fitted to a mixed frame
             schema = replace(estimator.frame_columns_.schema, target=target, task=task)
             x = estimator.frame_columns_.encode(frame, learn_missing=True)
@@ -129,7 +131,7 @@ class Model:
     @property
     def estimator(self) -> Any:
         """The networks as a fitted `DropoutRegressor` or `DropoutClassifier`, recalibrated if the model is."""
-        regression = isinstance(self.ensemble, RegressionEnsemble)
+        regression = self.schema.task == "regression"
         kind = estimators.DropoutRegressor if regression else estimators.DropoutClassifier
         if not isinstance(self.ensemble, kind):
             estimator = kind(**self.ensemble.get_params())
@@ -142,7 +144,7 @@ class Model:
         """The model with another number of draws or another seed; None keeps the current one."""
         return replace(self, ensemble=self.ensemble.with_draws(n_draws=n_draws, seed=seed))
 
-    def encode(self, frame: Any, *, allow_new: bool = False) -> Encoded:
+    def encode(self, frame: object, *, allow_new: bool = False) -> Encoded:
         """The rows of a data frame as inputs of the networks.
 
         Args:
@@ -153,7 +155,7 @@ class Model:
         check_columns(self.schema, table.column_names, "the data frame")
         return encode(self.schema, table, at=_row, allow_new=allow_new)
 
-    def predict(self, frame: Any, *, coverage: float = 0.95, allow_new: bool = False) -> Any:
+    def predict(self, frame: object, *, coverage: float = 0.95, allow_new: bool = False) -> Any:
         """The prediction of each row, with uncertainty: the columns that `dropbayes predict` adds.
 
         Args:
@@ -171,7 +173,7 @@ class Model:
         columns = Predictor(self, coverage=coverage).table_columns(encoded)
         return as_frame({name: values.tolist() for name, values in columns.items()}, frame)
 
-    def outcomes(self, frame: Any) -> NumpyArray:
+    def outcomes(self, frame: object) -> NumpyArray:
         """The targets in a data frame: numbers, or classes."""
         table = as_table(frame)
         check_columns(self.schema, table.column_names, "the data frame", with_target=True)
@@ -181,7 +183,7 @@ class Model:
         notation = self.schema.target_notation
         return numbers(values, self.schema.target, at=_row, missing=self.schema.missing, notation=notation)
 
-    def calibrate(self, frame: Any, *, method: Method = "scale", allow_new: bool = False) -> Model:
+    def calibrate(self, frame: object, *, method: Method = "scale", allow_new: bool = False) -> Model:
         """The model recalibrated on held-out rows; call `save` to persist it.
 
         Args:
@@ -220,7 +222,9 @@ class Model:
         storage.write_origin(self.path, self.schema, self.origin, self.digest)
 
 
-def _number_columns(estimator: Any, frame: Any, y: Any, target: str, task: Task) -> tuple[Schema, NumpyArray]:
+def _number_columns(
+    estimator: Any, frame: object, y: npt.ArrayLike, target: str, task: Task
+) -> tuple[Schema, NumpyArray]:
     """The columns and the inputs of an estimator that was fitted to a frame of numbers."""
     table = as_table(frame).append_column(target, [np.asarray(y).tolist()])
     rows = training_rows(table, target=target, label="the data frame", at=_row, task=task)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import numbers
-import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +23,7 @@ from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.runtime import storage
 from dropbayes.runtime.arrays import NumpyArray, round_digits
+from dropbayes.runtime.validation import check_count, check_probability
 
 if TYPE_CHECKING:  # slow to import, and a network does not need them
     import pyarrow as pa
@@ -31,6 +31,9 @@ if TYPE_CHECKING:  # slow to import, and a network does not need them
     from dropbayes.columns import Encoded, Schema
 
 __all__ = ["MATRIX", "Predictor", "check_finite", "uncertainty"]
+
+Columns = Mapping[str, Any]
+"""Columns by name: arrays of any library, or lists."""
 
 MATRIX = "x"
 """The name of the input that holds all columns as one matrix, `[row, column]`."""
@@ -78,7 +81,8 @@ class Predictor:
         self._likelihood, self.coverage, self.allow_new = likelihood, 0.95, bool(allow_new)
         self.schema: Schema | None = None
         self.classes: NumpyArray | None = None
-        if isinstance(model, nn.Module):
+        self._is_network = isinstance(model, nn.Module)
+        if self._is_network:
             if not isinstance(likelihood, Gaussian | HeteroscedasticGaussian | Categorical):
                 raise ValueError(
                     "`likelihood` must say how the network's output is read: Gaussian(precision=...), "
@@ -108,20 +112,17 @@ class Predictor:
             self._n_inputs, self._n_networks = ensemble.n_features_in_, len(ensemble.population_)
             self._row_size = int(ensemble.population_.weights[-1].shape[-1])
             self.n_draws, self.seed = int(ensemble.n_draws), int(ensemble.seed_)
-            if isinstance(ensemble, ClassEnsemble):
-                self.classes = np.asarray(ensemble.classes_)
+            self.classes = getattr(ensemble, "classes_", None)
         self._set(n_draws, seed, coverage)
 
     def _set(self, n_draws: int | None, seed: int | None, coverage: float) -> None:
         """Sets what can be set; None keeps the current value."""
         n_draws = self.n_draws if n_draws is None else n_draws
         seed = self.seed if seed is None else seed
-        for name, value, least in (("n_draws", n_draws, 1), ("seed", seed, 0)):
-            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= value < 2**63:
-                raise ValueError(f"`{name}` must be a whole number of at least {least}; got {value!r}.")
-        if isinstance(coverage, bool) or not isinstance(coverage, numbers.Real) or not 0 < coverage < 1:
-            raise ValueError(f"`coverage` must lie between 0 and 1; got {coverage!r}.")
-        self.n_draws, self.seed, self.coverage = operator.index(n_draws), operator.index(seed), float(coverage)
+        check_count("n_draws", n_draws)
+        check_count("seed", seed, at_least=0, at_most=2**63 - 1)
+        check_probability("coverage", coverage)
+        self.n_draws, self.seed, self.coverage = int(n_draws), int(seed), float(coverage)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **settings: Any) -> Predictor:
@@ -167,7 +168,7 @@ class Predictor:
     def column_names(self) -> list[str]:
         """The names of the columns that `add_columns` appends, without their prefix."""
         flat = list(self.flat_columns(self.predict_inputs(self._rows(0))))
-        return flat + ["labels"] * self._has_label_sets + ["outside"] * (self.schema is not None)
+        return flat + ["labels"] * self.has_label_sets + ["outside"] * (self.schema is not None)
 
     @property
     def prefix(self) -> str:
@@ -175,7 +176,7 @@ class Predictor:
         return "" if self.schema is None else f"{self.schema.target}_"
 
     @property
-    def _has_label_sets(self) -> bool:
+    def has_label_sets(self) -> bool:
         """Whether a conformal calibration gives each row a set of labels."""
         recalibration = getattr(self._model, "recalibration", None)
         return self.classes is not None and recalibration is not None and recalibration.method == "conformal"
@@ -205,7 +206,7 @@ class Predictor:
         """The number of draws of a prediction: `n_draws` per network."""
         return self.n_draws * self._n_networks
 
-    def __call__(self, columns: Mapping[str, Any]) -> dict[str, NumpyArray]:
+    def __call__(self, columns: Columns) -> dict[str, NumpyArray]:
         """The prediction for each row.
 
         Args:
@@ -224,16 +225,10 @@ class Predictor:
         check_finite(prediction)
         return prediction
 
-    def encode(self, columns: Mapping[str, Any]) -> NumpyArray:
+    def encode(self, columns: Columns) -> NumpyArray:
         """The rows as inputs of the network, `[row, ...]`; see `__call__` for the columns."""
         if self.schema is not None:
-            import pyarrow as pa
-
-            from dropbayes.columns import encode
-
-            arrays = _by_name(columns, list(self.inputs))
-            table = pa.table({name: _arrow_column(values, name) for name, values in arrays.items()})
-            return encode(self.schema, table, at=_location, allow_new=self.allow_new).x
+            return self.encode_rows(columns).x
         if self._names is not None:
             arrays = _by_name(columns, self._names)
             return np.column_stack([_number_column(values, name) for name, values in arrays.items()])
@@ -243,6 +238,23 @@ class Predictor:
             if x.ndim != 2 or x.shape[1] != self._n_inputs:
                 raise ValueError(f"`{MATRIX}` must be shaped [row, {self._n_inputs}]; got {list(x.shape)}.")
         return x
+
+    def encode_rows(self, columns: Columns, *, allow_new: bool | None = None) -> Encoded:
+        """The rows of a table's model as inputs, with their missing, new and outlying cells; see `__call__`.
+
+        Args:
+            columns: The model's columns by name.
+            allow_new: Whether to encode unseen categories as all zeros; by default as the predictor was told.
+        """
+        import pyarrow as pa
+
+        from dropbayes.columns import encode
+
+        if self.schema is None:
+            raise ValueError("`model` must have the columns of a table; fit it with Model.fit or the command line.")
+        arrays = _by_name(columns, list(self.inputs))
+        table = pa.table({name: _arrow_column(values, name) for name, values in arrays.items()})
+        return encode(self.schema, table, at=_location, allow_new=self.allow_new if allow_new is None else allow_new)
 
     def predict_inputs(self, x: NumpyArray) -> dict[str, NumpyArray]:
         """The prediction for rows returned by `encode`, possibly concatenated; not checked to be finite."""
@@ -254,7 +266,7 @@ class Predictor:
         return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
     def _statistics(self, x: NumpyArray) -> dict[str, NumpyArray]:
-        if isinstance(self._model, nn.Module):
+        if self._is_network:
             return self._network_statistics(x)
         ensemble = self._model.with_draws(n_draws=self.n_draws, seed=self.seed)
         if self.classes is not None:
@@ -301,18 +313,22 @@ class Predictor:
         return columns
 
     def table_columns(self, rows: Encoded) -> dict[str, NumpyArray]:
-        """The columns of a prediction for encoded rows of a table.
+        """The columns of a prediction for encoded rows of a table, `remarks` included."""
+        prediction = self.predict_inputs(rows.x)
+        return self.flat_columns(prediction) | self.remarks(prediction, rows)
+
+    def remarks(self, prediction: Mapping[str, NumpyArray], rows: Encoded) -> dict[str, NumpyArray]:
+        """The columns of texts that a table gets beside its prediction.
 
         After a conformal calibration of classes, `labels` is the set of labels that holds the true one with probability
         `coverage`; `outside` names the columns whose value lies beyond those of the training rows.
         """
-        prediction = self.predict_inputs(rows.x)
-        columns = self.flat_columns(prediction)
-        if self._has_label_sets and self.classes is not None:
-            inside = self._model.recalibration.label_sets(prediction["probabilities"], self.coverage).numpy()
-            labels = self.classes.astype(np.str_)
-            columns["labels"] = np.array(["; ".join(labels[row]) for row in inside], dtype=np.str_)
-        return columns | {"outside": np.array(rows.outside_names(), dtype=np.str_)}
+        columns = {"outside": np.array(rows.outside_names(), dtype=np.str_)}
+        if not self.has_label_sets or self.classes is None:
+            return columns
+        inside = self._model.recalibration.label_sets(prediction["probabilities"], self.coverage).numpy()
+        labels = self.classes.astype(np.str_)
+        return {"labels": np.array(["; ".join(labels[row]) for row in inside], dtype=np.str_), **columns}
 
     def add_columns(self, table: pa.Table, *, prefix: str | None = None) -> pa.Table:
         """An Arrow table with the columns of the prediction appended, as `dropbayes predict` adds them.
@@ -390,7 +406,7 @@ def _array(values: Any) -> Any:
     return values if hasattr(values, "shape") or type(values).__module__.startswith("pyarrow") else np.asarray(values)
 
 
-def _matrix(columns: Mapping[str, Any]) -> NumpyArray:
+def _matrix(columns: Columns) -> NumpyArray:
     if MATRIX not in columns:
         raise ValueError(f"`columns` must hold the array `{MATRIX}`; got {sorted(map(str, columns))[:8]}.")
     x = np.asarray(_array(columns[MATRIX]))
@@ -399,7 +415,7 @@ def _matrix(columns: Mapping[str, Any]) -> NumpyArray:
     return x
 
 
-def _by_name(columns: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _by_name(columns: Columns, names: Sequence[str]) -> dict[str, Any]:
     """Each of the named columns as a one-dimensional array of the same length."""
     lacking = [name for name in names if name not in columns]
     if lacking and MATRIX in columns:
@@ -438,12 +454,13 @@ def _arrow_column(values: Any, name: str) -> pa.Array | pa.ChunkedArray:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
     try:
-        return pa.array(values.astype(np.str_) if values.dtype.kind == "S" else values, from_pandas=True)
+        is_bytes = isinstance(values, np.ndarray) and values.dtype.kind == "S"
+        return pa.array(values.astype(np.str_) if is_bytes else values, from_pandas=True)
     except (pa.ArrowException, UnicodeError, OverflowError, TypeError) as error:
         raise ValueError(f"column {name!r} cannot be read: {str(error).splitlines()[0]}") from None
 
 
-def _number_column(values: Any, name: str) -> NumpyArray:
+def _number_column(values: npt.ArrayLike, name: str) -> NumpyArray:
     array = np.asarray(values)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"column {name!r} must hold numbers; got {array.dtype}.")

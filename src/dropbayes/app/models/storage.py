@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any
 
-from dropbayes.app.models.card import card
+from dropbayes.app.models.card import Origin, card
 from dropbayes.columns import Schema
 from dropbayes.columns.schema import as_json, from_json
 from dropbayes.estimators.ensembles import ClassEnsemble, Ensemble, RegressionEnsemble
@@ -48,7 +48,7 @@ def check_place(path: pathlib.Path) -> None:
         raise OSError(f"the folder {str(place)!r} cannot be written to: {error.strerror}; choose another.") from None
 
 
-def write(path: str | os.PathLike[str], estimator: Any, schema: Schema, origin: dict[str, Any]) -> str:
+def write(path: str | os.PathLike[str], estimator: Ensemble, schema: Schema, origin: Origin) -> str:
     """Writes the folder of a model; the previous one is unchanged if anything fails.
 
     Args:
@@ -69,7 +69,7 @@ def write(path: str | os.PathLike[str], estimator: Any, schema: Schema, origin: 
     return digest
 
 
-def write_origin(path: pathlib.Path, schema: Schema, origin: dict[str, Any], digest: str) -> None:
+def write_origin(path: pathlib.Path, schema: Schema, origin: Origin, digest: str) -> None:
     """Writes the origin of a model, calibration included, into its folder; the networks are unchanged.
 
     Args:
@@ -86,7 +86,7 @@ def write_origin(path: pathlib.Path, schema: Schema, origin: dict[str, Any], dig
     _write_description(path, schema, origin, digest, path.name)
 
 
-def _write_description(path: pathlib.Path, schema: Schema, origin: dict[str, Any], digest: str, name: str) -> None:
+def _write_description(path: pathlib.Path, schema: Schema, origin: Origin, digest: str, name: str) -> None:
     values = signed({"format": FORMAT, "sha256": digest, **as_json(schema), "origin": origin})
     files.write_text(path / COLUMNS, json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     files.write_text(path / CARD, card(schema, origin, name=name))
@@ -105,7 +105,7 @@ class StoredModel:
 
     ensemble: Ensemble
     schema: Schema
-    origin: dict[str, Any]
+    origin: Origin
     digest: str
 
 
@@ -143,25 +143,33 @@ def _read_once(path: pathlib.Path) -> StoredModel:
     description = _read_description(path)
     if _digest(path / MODEL) != description["sha256"]:
         raise ValueError(f"{str(path / MODEL)!r} is not the file that {COLUMNS} belongs to; fit the model again.")
-    schema = description["schema"]
+    try:
+        schema, origin = from_json(description), dict(description["origin"])
+        values = origin.get("calibration")
+        calibration = None
+        if values is not None:
+            levels = tuple(float(value) for value in values["values"])
+            calibration = Recalibration(values["method"], levels, int(values["n_rows"]))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{str(path / COLUMNS)!r} lacks parts or has unknown ones; fit the model again.") from None
     kind = RegressionEnsemble if schema.task == "regression" else ClassEnsemble
     try:
-        estimator = kind.load(path / MODEL)
+        ensemble = kind.load(path / MODEL)
     except ValueError as error:
         raise ValueError(f"{str(path / MODEL)!r}: {error}") from None
-    if estimator.n_features_in_ != len(schema.inputs):
+    if ensemble.n_features_in_ != len(schema.inputs):
         raise ValueError(
-            f"{str(path)!r}: the network has {estimator.n_features_in_} inputs, {COLUMNS} names {len(schema.inputs)}; "
+            f"{str(path)!r}: the network has {ensemble.n_features_in_} inputs, {COLUMNS} names {len(schema.inputs)}; "
             "fit the model again."
         )
-    estimator = with_recalibration(estimator, description["calibration"])
-    return StoredModel(estimator, schema, description["origin"], description["sha256"])
+    return StoredModel(with_recalibration(ensemble, calibration), schema, origin, description["sha256"])
 
 
 def _read_description(path: pathlib.Path) -> dict[str, Any]:
+    """The values of `columns.json`, unchanged since they were written."""
     try:
-        values = json.loads((path / COLUMNS).read_text(encoding="utf-8"))
-        number = values["format"]
+        values: dict[str, Any] = json.loads((path / COLUMNS).read_text(encoding="utf-8"))
+        number, _ = values["format"], values["sha256"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(
             f"{str(path / COLUMNS)!r} is damaged or was not written by dropbayes; fit the model again."
@@ -172,22 +180,7 @@ def _read_description(path: pathlib.Path) -> dict[str, Any]:
         )
     if number >= 3 and values.get("digest") != signed(values)["digest"]:
         raise ValueError(f"{str(path / COLUMNS)!r} was changed since it was written; fit the model again.")
-    try:
-        origin = dict(values["origin"])
-        return {
-            "schema": from_json(values),
-            "sha256": str(values["sha256"]),
-            "origin": origin,
-            "calibration": _calibration(origin.get("calibration")),
-        }
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{str(path / COLUMNS)!r} lacks parts or has unknown ones; fit the model again.") from None
-
-
-def _calibration(values: Any) -> Recalibration | None:
-    if values is None:
-        return None
-    return Recalibration(values["method"], tuple(float(value) for value in values["values"]), int(values["n_rows"]))
+    return values
 
 
 def _digest(path: pathlib.Path) -> str:

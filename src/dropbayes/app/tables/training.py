@@ -89,8 +89,8 @@ class TrainingRows:
     y: npt.NDArray[Any]
     schema: Schema
     weight: Floats | None = None
-    group: npt.NDArray[Any] | None = None
-    time: npt.NDArray[Any] | None = None
+    group: npt.NDArray[np.intp] | None = None
+    time: npt.NDArray[np.intp] | None = None
     missing: dict[str, int] = field(default_factory=dict)
     n_dropped: int = 0
     kept: npt.NDArray[np.intp] | None = None
@@ -104,22 +104,17 @@ def check_name(name: str, names: Collection[str], label: str, argument: str) -> 
     near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
     meant = f" Did you mean {quote(folded[near[0]])}?" if near else ""
     parts = [part.strip() for part in name.split(",")]
-    if len(parts) > 1 and set(parts) <= set(names):
+    first, *others = names
+    fields = [first, *others] if others else first.split()
+    if not others and name in fields:
+        meant = " Its fields seem to be separated by spaces; set the `delimiter` to a space."
+    elif first.casefold().startswith("sep="):
+        meant = " Its first line is a setting of a spreadsheet program; remove it."
+    elif len(parts) > 1 and set(parts) <= set(names):
         meant = " Give it once for each column." if argument != "target" else " Fit one model for each target."
-    meant = _header_hint(name, list(names), meant)
+    elif not meant and fields and all(re.fullmatch(NUMBER, text) for text in fields):
+        meant = " Its first line holds numbers; a header line with the names of the columns is needed."
     raise ValueError(f"{label}: has no column {quote(name)} (`{argument}`); it has {list_names(names)}.{meant}")
-
-
-def _header_hint(name: str, names: list[str], otherwise: str) -> str:
-    """What is probably wrong with the first line of a table that lacks a column."""
-    fields = names[0].split() if len(names) == 1 else names
-    if len(names) == 1 and name in fields:
-        return " Its fields seem to be separated by spaces; set the `delimiter` to a space."
-    if names[0].casefold().startswith("sep="):
-        return " Its first line is a setting of a spreadsheet program; remove it."
-    if not otherwise and fields and all(re.fullmatch(NUMBER, text) for text in fields):
-        return " Its first line holds numbers; a header line with the names of the columns is needed."
-    return otherwise
 
 
 def training_rows(
@@ -132,7 +127,8 @@ def training_rows(
         target: The column to predict.
         label: What to call the table in messages.
         at: The location of a row; the table itself for -1.
-        task: "regression" or "classification"; by default, regression for a numeric target, classification for text.
+        task: "regression" or "classification"; by default, regression for a numeric target, classification for text
+            and for a target of 0 and 1.
         reading: How its columns are to be read.
 
     Raises:
@@ -223,6 +219,8 @@ def _targets(
         if kind == "date":
             raise ValueError(f"{label}, column {quote(name)}: holds dates; a target is a number or a class.")
         task = "regression" if kind == "number" else "classification"
+        if kind == "number" and set(labels(texts(values, tokens).drop_null().unique())) == {"0", "1"}:
+            task = "classification"  # of a flag, whose probability is wanted
     if task == "regression":
         y: npt.NDArray[Any] = numbers(values, name, at=at, missing=tokens, notation=notation)
         present = ~np.isnan(y)
@@ -246,7 +244,7 @@ def _targets(
     return task, y, present, notation
 
 
-def _weights(values: Any, name: str, at: Place, tokens: tuple[str, ...]) -> Floats:
+def _weights(values: pa.ChunkedArray, name: str, at: Place, tokens: tuple[str, ...]) -> Floats:
     weight = numbers(values, name, at=at, missing=tokens)
     wrong = ~(weight >= 0)
     if wrong.any():
@@ -257,7 +255,7 @@ def _weights(values: Any, name: str, at: Place, tokens: tuple[str, ...]) -> Floa
     return weight
 
 
-def _groups(values: Any, name: str, at: Place, tokens: tuple[str, ...]) -> npt.NDArray[Any]:
+def _groups(values: pa.ChunkedArray, name: str, at: Place, tokens: tuple[str, ...]) -> npt.NDArray[np.intp]:
     """The group of each row as a number."""
     group = texts(values, tokens).to_pylist()
     codes = np.unique(["" if text is None else text for text in group], return_inverse=True)[1]
@@ -268,7 +266,7 @@ def _groups(values: Any, name: str, at: Place, tokens: tuple[str, ...]) -> npt.N
 
 def _time_ranks(
     rows: pa.Table, columns: list[Column], name: str, at: Place, tokens: tuple[str, ...]
-) -> npt.NDArray[Any]:
+) -> npt.NDArray[np.intp]:
     """The rank of each row's time among all times."""
     known = {column.name: column for column in columns}
     if name not in known or known[name].kind not in ("number", "date"):
