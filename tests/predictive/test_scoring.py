@@ -1,7 +1,9 @@
 """The table of scores: each entry is the function it names."""
 
+import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 from dropbayes import calibration, scores
 from dropbayes.predictive.mixtures import Mixture
@@ -11,6 +13,7 @@ from dropbayes.predictive.scoring import (
     COVERAGE_LEVELS,
     REGRESSION_SCORES,
     balanced_accuracy,
+    class_auroc,
     core_scores,
 )
 from tests.scores.samples import normal
@@ -76,6 +79,19 @@ def test_every_score_that_is_a_mean_has_the_error_of_resampled_rows(mixture):
         score = REGRESSION_SCORES[name]
         resampled = [score.value(outcomes(draws[:, some], y[some])) for some in chosen]
         assert score.error(rows).item() == pytest.approx(torch.stack(resampled).std().item(), rel=0.15)
+
+
+@pytest.mark.parametrize("n_classes", [2, 4])
+def test_the_auroc_of_classes_is_that_of_scikit_learn(n_classes):
+    rng = np.random.default_rng(0)
+    p, labels = rng.dirichlet(np.ones(n_classes), size=200), np.arange(200) % n_classes
+    expected = roc_auc_score(labels, p[:, 1] if n_classes == 2 else p, multi_class="ovr")
+    assert class_auroc(p, labels).item() == pytest.approx(expected)
+    assert class_auroc(p, np.zeros(200, dtype=np.int64)).isnan()
+    halves = np.repeat([1.0, 0.0], 100)
+    assert class_auroc(p, labels, sample_weight=halves).item() == pytest.approx(
+        class_auroc(p[:100], labels[:100]).item()
+    )
 
 
 def test_balanced_accuracy_counts_every_class_alike():

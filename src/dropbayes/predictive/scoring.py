@@ -24,6 +24,7 @@ __all__ = [
     "REGRESSION_SCORES",
     "Score",
     "balanced_accuracy",
+    "class_auroc",
     "core_scores",
 ]
 
@@ -247,6 +248,22 @@ def _detection(rows: ClassOutcomes) -> Tensor:
     return scores.auroc(rows.entropy(), wrong, sample_weight=rows.sample_weight)
 
 
+def class_auroc(probabilities: Array, labels: Array, *, sample_weight: Array | None = None) -> Tensor:
+    """The mean over the classes of the area under the ROC curve of each against the others; NaN with only one class.
+
+    Classes that do not occur are left out.
+
+    Examples:
+        >>> class_auroc([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]], [0, 0, 1, 1])
+        tensor(0.7500)
+    """
+    p, truth = torch.as_tensor(probabilities), torch.as_tensor(labels)
+    present = truth[row_weights(sample_weight, len(truth), like=truth) > 0].unique().tolist()
+    if len(present) < 2:
+        return torch.tensor(math.nan)
+    return torch.stack([scores.auroc(p[:, k], truth == k, sample_weight=sample_weight) for k in present]).mean()
+
+
 def _of_probabilities(score: Callable[..., Tensor]) -> Callable[[ClassOutcomes], Tensor]:
     return lambda rows: score(rows.probabilities, rows.labels, sample_weight=rows.sample_weight)
 
@@ -278,6 +295,13 @@ CLASS_SCORES = _by_name(
             torch.as_tensor(rows.probabilities).argmax(1), rows.labels, sample_weight=rows.sample_weight
         ),
         percent=True,
+    ),
+    Score(
+        "class_auroc",
+        "AUROC of classes",
+        "chance that a row of a class is given more of it than other rows are, mean over the classes; 0.5 is a guess",
+        "higher",
+        _of_probabilities(class_auroc),
     ),
     _mean(
         "mean_confidence",

@@ -35,3 +35,15 @@ def test_report_hands_over_rows_outcomes_and_what_was_done(models, tmp_path, mon
 def test_a_report_on_the_training_rows_says_so_in_its_title(models, tmp_path):
     run("report", models / "numbers", models / "train.csv", "-o", tmp_path / "r.html")
     assert "price: train.csv, the rows it was fitted to</title>" in (tmp_path / "r.html").read_text()
+
+
+def test_a_model_fitted_along_the_time_is_drawn_along_it(tmp_path):
+    days = [f"20{10 + k // 12}-{1 + k % 12:02d}-01" for k in range(60)]
+    table = tmp_path / "sales.csv"
+    table.write_text("size,day,price\n" + "".join(f"{k % 7},{day},{k + k % 7}\n" for k, day in enumerate(days)))
+    fitted = ("fit", table, "--target", "price", "--quick", "--n-steps", 5, "--n-networks", 1)
+    assert run(*fitted, "--time", "day", "--out", tmp_path / "along").code == 0
+    assert run(*fitted, "--out", tmp_path / "random").code == 0
+    for folder, drawn in (("along", True), ("random", False)):
+        run("report", tmp_path / folder, table, "-o", tmp_path / "r.html")
+        assert ("Predictions of price along day<" in (tmp_path / "r.html").read_text()) == drawn

@@ -46,9 +46,17 @@ def class_rows(n, n_classes=3, seed=0):
     return centres[labels] + rng.normal(size=(n, 4)), labels
 
 
+class PixelScale(svg.Scale):
+    """A scale that is read backwards too."""
+
+    def inverse(self, pixel):
+        """The data value at a pixel."""
+        return self.low + (pixel - self.start) / (self.end - self.start) * (self.high - self.low)
+
+
 def scales_of(drawing):
     measured = [re.search(rf'data-{axis}="([^"]+)"', drawing)[1].split() for axis in "xy"]
-    return [svg.Scale(*map(float, numbers)) for numbers in measured]
+    return [PixelScale(*map(float, numbers)) for numbers in measured]
 
 
 def draws_of(model, x):

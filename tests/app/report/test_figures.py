@@ -26,7 +26,7 @@ def test_the_curves_drawn_are_the_librarys(classifier, regressor):
 def test_a_square_of_the_confusion_is_the_share_of_its_true_class():
     labels = np.array([0, 0, 0, 0, 1, 1])
     predicted = np.array([0, 0, 0, 1, 1, 0])
-    measured = measurements.Classification(labels, np.eye(2)[predicted], *[np.zeros(6)] * 3, 1)
+    measured = measurements.Classification(1, labels, np.eye(2)[predicted], *[np.zeros(6)] * 3)
     drawing = svg.render(figures.confusion(measured, ["a", "b"]), width=450, height=400)
     x, y = scales_of(drawing)
     squares = {

@@ -133,3 +133,21 @@ def test_every_table_downloads_as_it_is_shown(regressor):
     page = Page(text)
     assert [row["row"] for row in measured["uncertain.csv"]] == page.column("row")
     assert {row["score"]: row["value"] for row in measured["scores.csv"]}["RMSE"][:6] == page.scores["RMSE"][0][:6]
+
+
+def test_a_table_wider_than_its_card_keeps_its_caption_in_view_while_it_scrolls(browser, tmp_path, regressor):
+    x, y = regression_rows(60)
+    wide = {f"a column with a long name {k}": [1e5 * k + 0.123456] * 60 for k in range(4)}
+    (tmp_path / "wide.html").write_text(report(regressor, x, y, target="t", columns=wide), encoding="utf-8")
+    tab = browser.new_page()
+    tab.set_viewport_size({"width": 940, "height": 900})
+    tab.goto((tmp_path / "wide.html").as_uri())
+    inside = """() => { const box = document.querySelector("#table-uncertain").closest(".scroll");
+      const text = box.querySelector("caption span").getBoundingClientRect(), frame = box.getBoundingClientRect();
+      return [box.scrollWidth - box.clientWidth, text.left - frame.left, frame.right - text.right]; }"""
+    hidden, left, right = tab.evaluate(inside)
+    assert hidden > 20 and left > -1 and right > -1
+    tab.evaluate("document.querySelector('#table-uncertain').closest('.scroll').scrollLeft = 1000")
+    hidden, left, right = tab.evaluate(inside)
+    assert left > -1 and right > -1
+    tab.close()

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import balanced_accuracy_score
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from dropbayes import calibration, information, scores
 from dropbayes.app.report import measurements, report
@@ -58,6 +58,7 @@ def test_the_scores_of_a_classifier_are_those_of_the_library(classifier):
     expected = {
         "Accuracy": classifier.score(x, names),
         "Balanced accuracy": balanced_accuracy_score(names, classifier.predict(x)),
+        "AUROC of classes": roc_auc_score(labels, p.numpy(), multi_class="ovr"),
         "Mean confidence": p.max(1).values.mean(),
         "Log-likelihood": classifier.log_likelihood(x, names),
         "Brier score": scores.brier_score(p, truth).mean(),

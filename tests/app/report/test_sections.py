@@ -1,5 +1,6 @@
 """Tests of the sections."""
 
+import datetime
 import re
 
 import numpy as np
@@ -128,7 +129,7 @@ def test_deferring_is_told_as_the_risk_curve_has_it(classifier):
     names = np.array(["ant", "bee", "cat"])[labels]
     page = Page(report(classifier, x, names, target="animal"))
     measured = measurements.classification(classifier, x, labels)
-    kept = np.argsort(measured.entropy)[:72]
+    kept = np.argsort(measured.uncertainty)[:72]
     risk = float((measured.predicted != measured.labels)[kept].mean())
     assert measurements.risk_after_deferring(measured.risk, 0.1) == (8, pytest.approx(risk))
     assert f"{formatting.percent(risk)} without the 10 % most uncertain rows" in page.text
@@ -195,3 +196,36 @@ def test_a_model_that_drops_nothing_has_no_such_section():
 def test_hyphens_of_words_are_no_minus_signs(regressor):
     text = Page(report(regressor, *regression_rows(60, seed=1), target="t")).text
     assert "log-likelihood" in text and "log−likelihood" not in text
+
+
+def test_a_day_is_written_without_midnight(regressor):
+    x, y = regression_rows(12)
+    days = {"day": [datetime.datetime(2015, 8, 12)] * 12, "instant": [datetime.datetime(2015, 8, 12, 7, 30)] * 12}
+    page = Page(report(regressor, x, y, target="t", columns=days))
+    assert set(page.column("day")) == {"2015-08-12"} and set(page.column("instant")) == {"2015-08-12 07:30"}
+
+
+def test_a_band_along_a_date_is_labelled_by_the_date(regressor):
+    x, y = regression_rows(40)
+    x[:, 0] = 2000 + np.arange(40) / 12
+    groups = {"sold": [0, 1], "size": [2]}
+    names = ["sold: year", "sold: season sin", "size"]
+    text = report(regressor, x, y, target="price", names=names, features=groups, band_feature=0)
+    assert "Predictions of price along sold<" in text
+
+
+@pytest.mark.parametrize(("band_feature", "proposed"), [(None, True), (0, False)])
+def test_a_fit_along_the_time_is_proposed_to_models_that_were_not_fitted_so(regressor, band_feature, proposed):
+    x, y = regression_rows(60)
+    x[:, 0] += 2000
+    text = report(
+        regressor,
+        x,
+        y,
+        target="price",
+        names=["sold: year", "sold: season sin", "size"],
+        features={"sold": [0, 1], "size": [2]},
+        ranges={"sold": (1990.0, 1995.0)},
+        band_feature=band_feature,
+    )
+    assert ("<code>--time sold</code>" in text) == proposed

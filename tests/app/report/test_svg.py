@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dropbayes.app.report import svg
-from tests.app.report.pages import scales_of
+from tests.app.report.pages import PixelScale, scales_of
 
 
 @given(
@@ -19,7 +19,7 @@ from tests.app.report.pages import scales_of
 )  # fmt: skip
 def test_the_inverse_of_a_scale_gives_the_value_back(low, extent, share, pixels, downwards):
     start, end = pixels[0], pixels[0] + pixels[1]
-    scale = svg.Scale(low, low + extent, *((end, start) if downwards else (start, end)))
+    scale = PixelScale(low, low + extent, *((end, start) if downwards else (start, end)))
     value = low + share * extent
     assert scale.inverse(scale(value)) == pytest.approx(value, abs=1e-9 * (abs(low) + extent))
     assert scale(low) == scale.start and scale(low + extent) == pytest.approx(scale.end)

@@ -56,6 +56,7 @@ def fit(
     origin = {
         "file": source.label,
         **({} if digest is None else {"sha256": digest}),
+        **({} if reading.time is None else {"time": reading.time}),
         "command": shlex.join(command),
         "settings": settings,
         "versions": _versions(),

@@ -11,6 +11,7 @@ from dropbayes.app.cli.messages import count, note, out, print_json
 from dropbayes.app.cli.predictions import note_training_rows, targets, windows
 from dropbayes.app.models.model import Model, load
 from dropbayes.app.tables import open_table, write_whole
+from dropbayes.columns.dates import date_inputs
 from dropbayes.runtime.files import check_output
 from dropbayes.runtime.validation import quote
 from dropbayes.runtime.version import __version__
@@ -52,7 +53,7 @@ def report(
         title=title or f"{model.schema.target}: {label}",
         provenance=_provenance(model, label, len(x), shlex.join(command)),
         n_draws=n_draws, seed=model.ensemble.seed_ if seed is None else seed, training=known,
-        features=_features(model), ranges=_ranges(model),
+        features=_features(model), ranges=_ranges(model), band_feature=_time_input(model),
     )  # fmt: skip
     write_whole(output, html)
     if as_json:
@@ -97,12 +98,20 @@ def _features(model: Model) -> dict[str, list[int]]:
     return groups
 
 
+def _time_input(model: Model) -> int | None:
+    """The input of the column that the model was fitted along, if it was fitted along the time."""
+    return next(iter(_features(model).get(model.origin.get("time", ""), [])), None)
+
+
 def _ranges(model: Model) -> dict[str, tuple[float, float]]:
-    return {
-        column.name: (column.low, column.high)
-        for column in model.schema.columns
-        if column.kind == "number" and column.low is not None and column.high is not None
-    }
+    """The ends of each number, and of each date as a decimal year."""
+    ranges = {}
+    for column in model.schema.columns:
+        if column.kind in ("number", "date") and column.low is not None and column.high is not None:
+            ends = np.array([column.low, column.high])
+            low, high = date_inputs(ends, ("year",))[:, 0] if column.kind == "date" else ends
+            ranges[column.name] = (float(low), float(high))
+    return ranges
 
 
 def _provenance(model: Model, label: str, n_rows: int, command: str) -> dict[str, str]:

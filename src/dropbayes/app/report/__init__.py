@@ -10,6 +10,7 @@ from dropbayes.app.report.layout import render
 from dropbayes.app.report.sections import class_sections, regression_sections
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.runtime.formatting import printable_name
+from dropbayes.runtime.validation import check_count
 
 __all__ = ["report"]
 
@@ -74,8 +75,8 @@ def report(
     view = inputs.fitted_model(model, n_draws=n_draws, seed=seed)
     rows = inputs.input_rows(view, x, "x", at_least=2)
     labels = inputs.input_names(model, names, rows.shape[1])
-    if band_feature is not None and not (inputs.is_count(band_feature, at_least=0) and band_feature < rows.shape[1]):
-        raise ValueError(f"`band_feature` must number a column of `x`, 0 to {rows.shape[1] - 1}; got {band_feature!r}.")
+    if band_feature is not None:
+        check_count("band_feature", band_feature, at_least=0, at_most=rows.shape[1] - 1)
     shown = inputs.shown_columns({} if columns is None else columns, len(rows))
     arguments = inputs.ReportInputs(
         model=view,

@@ -27,22 +27,13 @@ TRAINING_ROWS = 20_000
 
 @dataclass(frozen=True)
 class Baseline:
-    """A model beside ours.
-
-    Args:
-        name: Its name.
-        error: Its RMSE, or its error rate.
-        error_se: The standard error of that.
-        gap: The excess of its loss (squared error, or error rate) over ours, in standard errors of the difference row
-            by row; None for our own model.
-        log_likelihood: The mean log-probability of the true classes; None for numbers.
-    """
+    """A model beside ours."""
 
     name: str
-    error: float
-    error_se: float
-    gap: float | None
-    log_likelihood: float | None = None
+    error: float  # RMSE, or error rate
+    error_se: float  # the standard error of that
+    gap: float | None  # the excess of its losses over ours, row by row, in standard errors; None for our own model
+    log_likelihood: float | None = None  # of classes only
 
     @property
     def is_better(self) -> bool:
@@ -59,60 +50,54 @@ class Baseline:
         return f"{'worse' if self.gap > 0 else 'better'} by {abs(self.gap):.0f} standard errors"
 
 
-def _standard_error(values: Numbers) -> float:
-    return float(values.std(ddof=1) / math.sqrt(len(values)))
-
-
-def _gap(losses: Numbers, ours: Numbers) -> float | None:
-    """The excess of losses over ours in standard errors; None for ours."""
-    if losses is ours:
-        return None
-    error = _standard_error(losses - ours)
-    return float((losses - ours).mean()) / error if error else 0.0
-
-
 def regression_baselines(measured: Regression, x: Numbers, training: tuple[Numbers, Numbers]) -> list[Baseline]:
     """Our model, the mean, a linear model and gradient boosting, all scored on the same rows."""
     rows = even_selection(len(training[0]), TRAINING_ROWS)
-    known, y = (training[0][rows], training[1][rows]), measured.y
+    known = training[0][rows], training[1][rows]
     predictions = {
         "this model": measured.mean,
-        "mean of the training rows": np.full(len(y), known[1].mean()),
+        "mean of the training rows": np.full(len(x), known[1].mean()),
         "linear regression": make_pipeline(StandardScaler(), RidgeCV(np.logspace(-3, 3, 7))).fit(*known).predict(x),
         "gradient boosting": HistGradientBoostingRegressor(random_state=0).fit(*known).predict(x),
     }
-    squares = {name: (predicted - y) ** 2 for name, predicted in predictions.items()}
-    lines = []
-    for name, losses in squares.items():
-        rmse = math.sqrt(losses.mean())
-        error = _standard_error(losses) / (2 * rmse) if rmse else 0.0
-        lines.append(Baseline(name, rmse, error, _gap(losses, squares["this model"])))
+    lines = list[Baseline]()
+    for name, predicted in predictions.items():
+        squares = (predicted - measured.y) ** 2
+        rmse = math.sqrt(squares.mean())
+        error = float(scipy.stats.sem(squares)) / (2 * rmse) if rmse else 0.0
+        lines.append(Baseline(name, rmse, error, _gap(squares - measured.loss**2) if lines else None))
     return lines
 
 
 def class_baselines(measured: Classification, x: Numbers, training: tuple[Numbers, Labels]) -> list[Baseline]:
     """Our model, the class shares, a linear model and gradient boosting, all scored on the same rows."""
     rows = even_selection(len(training[0]), TRAINING_ROWS)
-    known, y, n_classes = (training[0][rows], training[1][rows]), measured.labels, measured.probabilities.shape[1]
+    known, n_classes = (training[0][rows], training[1][rows]), measured.probabilities.shape[1]
     shares = np.bincount(known[1], minlength=n_classes) / len(known[1])
     predictions = {
         "this model": measured.probabilities,
-        "class shares of the training rows": np.tile(shares, (len(y), 1)),
+        "class shares of the training rows": np.tile(shares, (len(x), 1)),
     }
     for name, model in (
         ("logistic regression", make_pipeline(StandardScaler(), LogisticRegression(max_iter=500))),
         ("gradient boosting", HistGradientBoostingClassifier(random_state=0, early_stopping=False, max_iter=50)),
     ):
         fitted = model.fit(*known)
-        predictions[name] = np.zeros((len(y), n_classes))
+        predictions[name] = np.zeros((len(x), n_classes))
         predictions[name][:, fitted.classes_] = fitted.predict_proba(x)
-    wrong = {name: (p.argmax(1) != y).astype(float) for name, p in predictions.items()}
-    lines = []
-    for name, losses in wrong.items():
-        log_likelihood = float(np.log(np.maximum(predictions[name][np.arange(len(y)), y], 1e-12)).mean())
-        gap = _gap(losses, wrong["this model"])
-        lines.append(Baseline(name, float(losses.mean()), _standard_error(losses), gap, log_likelihood))
+    lines = list[Baseline]()
+    for name, p in predictions.items():
+        wrong = (p.argmax(1) != measured.labels).astype(float)
+        log_likelihood = float(np.log(np.maximum(p[np.arange(len(x)), measured.labels], 1e-12)).mean())
+        gap = _gap(wrong - measured.loss) if lines else None
+        lines.append(Baseline(name, float(wrong.mean()), float(scipy.stats.sem(wrong)), gap, log_likelihood))
     return lines
+
+
+def _gap(excess: Numbers) -> float:
+    """The mean of losses in excess of ours, in standard errors."""
+    error = float(scipy.stats.sem(excess))
+    return float(excess.mean()) / error if error else 0.0
 
 
 def baseline_table(lines: Sequence[Baseline], n_training: int) -> Table:
@@ -135,34 +120,22 @@ def baseline_table(lines: Sequence[Baseline], n_training: int) -> Table:
 class Shift:
     """The difference of a feature of the evaluated rows from that of the training rows.
 
-    Args:
-        name: The feature.
-        before: Its median, or its commonest value, in the training rows; empty if they are not known.
-        after: The same in the evaluated rows.
-        outside: The share of the rows judged beyond the least and greatest value of the training rows.
-        distance: The greatest difference of the two distribution functions (Kolmogorov-Smirnov), or half the sum of
-            absolute differences of shares; None if the training rows are not known.
-        p_value: The probability of such a distance by chance.
+    The distance is Kolmogorov and Smirnov's, the greatest difference of the two distribution functions; for categories,
+    half the sum of absolute differences of their shares.
     """
 
     name: str
-    before: str
-    after: str
-    outside: float = 0.0
-    distance: float | None = None
-    p_value: float | None = None
+    before: str  # the median, or the commonest value, in the training rows; empty if they are not known
+    after: str  # the same in the evaluated rows
+    outside: float = 0.0  # the share of the evaluated rows beyond the range of the training rows
+    distance: float | None = None  # None if the training rows are not known
+    p_value: float | None = None  # of such a distance by chance
 
 
 def shifts(
     features: Sequence[Feature], training: Sequence[Feature] | None, ranges: Mapping[str, tuple[float, float]]
 ) -> list[Shift]:
-    """The features, the most shifted first.
-
-    Args:
-        features: The features of the evaluated rows.
-        training: The same features of the training rows, where those are known.
-        ranges: The least and greatest training value of features, for those that are not.
-    """
+    """The features, the most shifted first; `ranges` are the ends of training values where `training` is not known."""
     known = {feature.name: feature for feature in training or ()}
     measured = [_shift(feature, known.get(feature.name), ranges.get(feature.name)) for feature in features]
     return sorted(measured, key=lambda one: (-(one.distance or 0.0), -one.outside))

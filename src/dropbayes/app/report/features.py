@@ -13,7 +13,7 @@ import numpy.typing as npt
 import scipy.special
 
 from dropbayes.app.report.layout import Column, Section, Table
-from dropbayes.app.report.measurements import Classification, Regression, even_selection
+from dropbayes.app.report.measurements import Measured, even_selection
 from dropbayes.columns.dates import day_of_year
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.runtime.arrays import Numbers
@@ -33,21 +33,13 @@ _N_PARTS = 4
 
 @dataclass(frozen=True, eq=False)
 class Feature:
-    """A feature as it was before encoding.
-
-    Args:
-        name: Its name.
-        columns: The columns of the inputs it became.
-        values: Its value in each row: numbers, or texts.
-        is_date: Whether the numbers are dates, as decimal years.
-        labels: The texts by which the table writes some of the numbers, such as yes and no.
-    """
+    """A feature as it was before encoding."""
 
     name: str
-    columns: tuple[int, ...]
-    values: npt.NDArray[Any]
-    is_date: bool = False
-    labels: Mapping[float, str] = field(default_factory=dict)
+    columns: tuple[int, ...]  # of the inputs
+    values: npt.NDArray[Any]  # numbers, or texts
+    is_date: bool = False  # the numbers are dates, as decimal years
+    labels: Mapping[float, str] = field(default_factory=dict)  # texts of some of the numbers, such as yes and no
 
     @property
     def is_number(self) -> bool:
@@ -138,14 +130,11 @@ def features_of(x: Numbers, names: Sequence[str], groups: Mapping[str, Sequence[
 
 @dataclass(frozen=True)
 class Importance:
-    """The rise of the mean loss if a feature is shuffled among the rows, and its standard error over the rows.
-
-    The loss is the absolute error, or the negative log-probability in nats.
-    """
+    """How much a feature matters."""
 
     name: str
-    rise: float
-    error: float
+    rise: float  # of the mean absolute error, or of the negative log-likelihood, if it is shuffled among the rows
+    error: float  # the standard error of that
 
 
 def importances(
@@ -179,28 +168,18 @@ def importances(
 
 @dataclass(frozen=True)
 class Segment:
-    """The rows with some values of a feature, and the model's errors on them.
-
-    Args:
-        feature: The name of the feature.
-        values: The values, in words.
-        n_rows: The number of rows.
-        loss: Their mean absolute error, or their error rate.
-        sigmas: The difference of that from the other rows', in standard errors.
-        surprise: The share inside their 95 % interval less 95 %, or the accuracy less the mean confidence.
-        surprise_sigmas: The same in standard errors.
-    """
+    """The rows with some values of a feature, and the model's errors on them."""
 
     feature: str
-    values: str
+    values: str  # in words
     n_rows: int
-    loss: float
-    sigmas: float
-    surprise: float
-    surprise_sigmas: float
+    loss: float  # the mean absolute error, or the error rate
+    sigmas: float  # its difference from the other rows' in standard errors
+    surprise: float  # the share inside their 95 % interval less 95 %, or the accuracy less the mean confidence
+    surprise_sigmas: float  # the same in standard errors
 
 
-def segments(measured: Regression | Classification, features: Sequence[Feature]) -> list[Segment]:
+def segments(measured: Measured, features: Sequence[Feature]) -> list[Segment]:
     """The model's errors in each part of each feature that has at least 20 rows."""
     loss, (surprise, variance) = measured.loss, measured.surprise
     result = []
@@ -217,9 +196,7 @@ def segments(measured: Regression | Classification, features: Sequence[Feature])
     return result
 
 
-def features_section(
-    features: Sequence[Feature], measured: Regression | Classification, ranked: Sequence[Importance]
-) -> Section:
+def features_section(features: Sequence[Feature], measured: Measured, ranked: Sequence[Importance]) -> Section:
     """The features, the greatest importance first in `ranked`, and the parts of the first five."""
     order = {one.name: place for place, one in enumerate(ranked)}
     parts = segments(measured, sorted(features, key=lambda feature: order[feature.name])[:5])
@@ -235,7 +212,7 @@ def features_section(
     return Section("features", "What matters, and where it errs", intro, tables=tables)
 
 
-def _faults(measured: Regression | Classification, parts: Sequence[Segment], limit: float) -> Iterator[str]:
+def _faults(measured: Measured, parts: Sequence[Segment], limit: float) -> Iterator[str]:
     if not parts:
         return
     worst, off = max(parts, key=lambda part: part.sigmas), min(parts, key=lambda part: part.surprise_sigmas)
@@ -247,7 +224,7 @@ def _faults(measured: Regression | Classification, parts: Sequence[Segment], lim
         yield f"{measured.claims} are not too sure of themselves in any of the parts below, as far as can be told."
 
 
-def _importance_table(ranked: Sequence[Importance], measured: Regression | Classification) -> Table:
+def _importance_table(ranked: Sequence[Importance], measured: Measured) -> Table:
     greatest = max(ranked[0].rise, 1e-300)
     rows = [
         [one.name, score_text(one.rise, one.error), f"{100 * max(one.rise, 0.0) / greatest:.0f} %"]
@@ -260,12 +237,18 @@ def _importance_table(ranked: Sequence[Importance], measured: Regression | Class
     return Table("importance", caption, ["feature", "rise", Column("of the greatest", share=True)], rows)
 
 
-def _segment_table(parts: Sequence[Segment], measured: Regression | Classification, limit: float) -> Table:
+def _segment_table(parts: Sequence[Segment], measured: Measured, limit: float) -> Table:
     rows = [
         [part.feature, part.values, f"{part.n_rows:,}", measured.show(part.loss), measured.surprise_text(part.surprise)]
         for part in parts
     ]
     notable = frozenset(k for k, part in enumerate(parts) if part.sigmas > limit or abs(part.surprise_sigmas) > limit)
-    columns = ["feature", Column("values", number=False), "rows", measured.loss_name, measured.surprise_name]
+    columns: list[Column | str] = [
+        "feature",
+        Column("values", number=False),
+        "rows",
+        measured.loss_name,
+        measured.surprise_name,
+    ]
     caption = "The most important features in parts; in colour what is beyond chance among so many parts."
     return Table("segments", caption, columns, rows, notable)

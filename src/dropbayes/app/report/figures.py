@@ -61,7 +61,7 @@ def band_along(
         some = svg.thinned_indices(where, outcome, max_points=MAX_POINTS)
         marks.append(svg.dots(where[some], outcome[some], kind=_dot("known", len(some))))
         if where.max() < position.min():
-            marks.append(svg.upright(float(where.max()), kind="edge", text="new rows →"))
+            marks += [svg.upright(where.max(), kind="edge"), svg.note(where.max(), "new rows →")]
     marks += [
         svg.dots(position[inside], value[inside], kind=_dot("truth", len(position))),
         svg.dots(position[~inside], value[~inside], kind=_dot("miss", len(position))),
@@ -83,7 +83,8 @@ def sorted_intervals(
 ) -> Figure:
     """The intervals of some rows side by side, in the order of their predicted means; `inner` is of these rows."""
     rank = np.arange(1.0, len(rows) + 1)
-    value, lower, upper, inside = (v[rows] for v in (measured.y, measured.lower, measured.upper, measured.inside))
+    value, lower, upper = (values[rows] for values in (measured.y, measured.lower, measured.upper))
+    inside = measured.inside[rows]
     kind = "thick" if len(rows) <= 60 else "thin"
     marks = (
         svg.stems(rank, lower, upper, kind=f"outer-stem {kind}"),

@@ -15,6 +15,7 @@ from dropbayes.app.report.features import Feature, features_of
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.formatting import printable_name
+from dropbayes.runtime.validation import check_count
 
 Model = DropoutRegressor | DropoutClassifier
 
@@ -62,17 +63,13 @@ def fitted_model(model: Model, *, n_draws: int | None, seed: int | None) -> Any:
             f"`model` must predict one output; it predicts {model.population_.y_mean.shape[-1]}. "
             "Fit one model per output and report on each."
         )
-    if n_draws is not None and not is_count(n_draws, at_least=1):
-        raise ValueError(f"`n_draws` must be a positive integer or None; got {n_draws!r}.")
-    if seed is not None and not is_count(seed, at_least=0):
-        raise ValueError(f"`seed` must be a non-negative integer or None; got {seed!r}.")
+    if n_draws is not None:
+        check_count("n_draws", n_draws)
+    if seed is not None:
+        check_count("seed", seed, at_least=0)
     view = model.with_draws(n_draws=n_draws, seed=seed)
     vars(view).pop("feature_names_in_", None)  # rows come as plain arrays, without feature names to warn about
     return view
-
-
-def is_count(value: object, *, at_least: int) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= at_least
 
 
 def text_argument(label: str, text: object, *, max_length: int = 80) -> str:

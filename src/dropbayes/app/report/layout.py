@@ -65,21 +65,13 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows of texts under their columns, and the same as a CSV file to download.
+    """Rows of texts under their columns, and the same as a CSV file to download."""
 
-    Args:
-        key: A name unique on the page, that of the file.
-        caption: The contents in a sentence.
-        columns: The columns, or the labels of columns: of texts for the first, of numbers for the others.
-        rows: The cells.
-        notable: The rows to set in colour.
-    """
-
-    key: str
+    key: str  # a name unique on the page, that of the file
     caption: str
-    columns: Sequence[Column | str]
+    columns: Sequence[Column | str]  # a label alone is that of texts for the first column, of numbers for the others
     rows: Sequence[Sequence[str]]
-    notable: frozenset[int] = frozenset()
+    notable: frozenset[int] = frozenset()  # the rows to set in colour
 
     @property
     def heads(self) -> list[Column]:

@@ -34,90 +34,55 @@ Labels = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ScoreValue:
-    """One line of the table of scores.
-
-    Args:
-        score: The score, of `dropbayes.predictive.scoring`.
-        value: Its value.
-        error: Its standard error over the rows, taken as independent; None where none is known.
-        remark: An addition to its meaning.
-    """
+    """One line of the table of scores; rows are taken as independent for the standard error."""
 
     score: Score
     value: float
-    error: float | None = None
-    remark: str = ""
-
-    @property
-    def meaning(self) -> str:
-        """The meaning of the score, and which direction is better."""
-        return self.score.description + self.remark
+    error: float | None  # None where it is unknown
+    meaning: str
 
 
 def score_values(
-    table: Mapping[str, Score], rows: RegressionOutcomes | ClassOutcomes, **remarks: str
+    table: Mapping[str, Score], rows: RegressionOutcomes | ClassOutcomes, remarks: Mapping[str, str]
 ) -> dict[str, ScoreValue]:
-    """The scores of a table that the rows have, by name, each with the remark made on it."""
+    """The scores of a table that the rows have, by name, with remarks on the meaning of some."""
     values = {}
     for name, score in table.items():
-        value = float(score.value(rows))
-        error = None if score.error is None else float(score.error(rows))
+        value, error = float(score.value(rows)), None if score.error is None else float(score.error(rows))
         if not math.isnan(value):
-            values[name] = ScoreValue(score, value, error, remarks.get(name, ""))
+            values[name] = ScoreValue(score, value, error, score.description + remarks.get(name, ""))
     return values
 
 
 @dataclass(frozen=True, eq=False)
 class Regression:
-    """A regression's predictions, row by row, in the units of y, and all that follows from them.
-
-    Args:
-        y: The outcomes.
-        mean: The predictive mean.
-        epistemic_std: The standard deviation over the draws.
-        aleatoric_std: That of the noise.
-        lower: The lower end of the 95 % interval.
-        upper: Its upper end.
-        pit: The predictive distribution function at the outcome.
-        log_density: The predictive log-density of the outcome.
-        crps: The continuous ranked probability score of an even selection of rows.
-        n_draws: The number of draws.
-    """
+    """A regression's predictions, row by row, in the units of y."""
 
     loss_name = shuffled_loss = "mean absolute error"
-    surprise_name = "95 % interval holds"
-    claims = "Intervals"
+    claims, surprise_name = "Intervals", "95 % interval holds"
     show = staticmethod(number)
 
+    n_draws: int
     y: Numbers
     mean: Numbers
-    epistemic_std: Numbers
-    aleatoric_std: Numbers
-    lower: Numbers
+    epistemic: Numbers  # variance over the draws
+    aleatoric: Numbers  # variance of the noise
+    lower: Numbers  # of the 95 % interval
     upper: Numbers
-    pit: Numbers
+    pit: Numbers  # the predictive distribution function at y
     log_density: Numbers
-    crps: Numbers
-    n_draws: int
+    crps: Numbers  # of an even selection of rows
+
+    @property
+    def total(self) -> Numbers:
+        return self.epistemic + self.aleatoric
 
     @cached_property
     def uncertainty(self) -> Numbers:
-        """The standard deviation, by which rows are ranked."""
-        return np.hypot(self.epistemic_std, self.aleatoric_std)
-
-    @cached_property
-    def epistemic_share(self) -> Numbers:
-        """The epistemic part of each row's variance."""
-        return self.epistemic_std**2 / self.uncertainty**2
-
-    @property
-    def mean_epistemic_share(self) -> float:
-        """The epistemic part of the mean variance."""
-        return float((self.epistemic_std**2).mean() / (self.uncertainty**2).mean())
+        return np.sqrt(self.total)
 
     @cached_property
     def loss(self) -> Numbers:
-        """The absolute error of each row."""
         return np.abs(self.y - self.mean)
 
     @cached_property
@@ -135,7 +100,7 @@ class Regression:
         return percent(INTERVAL_LEVEL + surprise)
 
     def too_sure(self, surprise: float) -> str:
-        return f"Intervals hold only {percent(INTERVAL_LEVEL + surprise)}"
+        return f"Intervals hold only {self.surprise_text(surprise)}"
 
     @cached_property
     def reliability(self) -> ReliabilityCurve:
@@ -152,51 +117,29 @@ class Regression:
     @cached_property
     def scores(self) -> dict[str, ScoreValue]:
         moments = self.y, self.mean, self.uncertainty, self.pit, self.log_density
-        rows = RegressionOutcomes(*moments, crps=self.crps, lower=self.lower, upper=self.upper)
         some = f" (of {len(self.crps):,} evenly chosen rows)" if len(self.crps) < len(self.y) else ""
-        return score_values(REGRESSION_SCORES, rows, crps=some)
+        rows = RegressionOutcomes(*moments, crps=self.crps, lower=self.lower, upper=self.upper)
+        return score_values(REGRESSION_SCORES, rows, {"crps": some})
 
 
 @dataclass(frozen=True, eq=False)
 class Classification:
-    """A classifier's predictions, row by row, and all that follows from them; uncertainties are in nats.
+    """A classifier's predictions, row by row; uncertainties are in nats."""
 
-    Args:
-        labels: The class numbers.
-        probabilities: The predictive probabilities, `[row, class]`.
-        entropy: Their entropy.
-        epistemic: Its epistemic part, the mutual information.
-        aleatoric: The rest, the expected entropy.
-        n_draws: The number of draws.
-    """
-
-    loss_name = "error rate"
-    shuffled_loss = "negative log-likelihood (nats)"
-    surprise_name = "accuracy − confidence"
-    claims = "Probabilities"
+    loss_name, shuffled_loss = "error rate", "negative log-likelihood (nats)"
+    claims, surprise_name = "Probabilities", "accuracy − confidence"
     show = staticmethod(percent)
 
+    n_draws: int
     labels: Labels
     probabilities: Numbers
-    entropy: Numbers
-    epistemic: Numbers
-    aleatoric: Numbers
-    n_draws: int
+    total: Numbers  # entropy of the probabilities
+    epistemic: Numbers  # mutual information
+    aleatoric: Numbers  # expected entropy
 
     @property
     def uncertainty(self) -> Numbers:
-        """The entropy, by which rows are ranked."""
-        return self.entropy
-
-    @cached_property
-    def epistemic_share(self) -> Numbers:
-        """The epistemic part of each row's entropy."""
-        return np.clip(self.epistemic / np.maximum(self.entropy, 1e-300), 0, 1)
-
-    @property
-    def mean_epistemic_share(self) -> float:
-        """The epistemic part of the mean entropy."""
-        return float(self.epistemic.mean() / max(self.entropy.mean(), 1e-300))
+        return self.total
 
     @cached_property
     def predicted(self) -> Labels:
@@ -210,12 +153,10 @@ class Classification:
 
     @cached_property
     def loss(self) -> Numbers:
-        """One for each row that is wrong."""
         return (self.predicted != self.labels).astype(float)
 
     @property
     def log_density(self) -> Numbers:
-        """The log-probability of each row's class."""
         return scores.class_log_likelihood(self.probabilities, self.labels).numpy()
 
     @property
@@ -242,7 +183,7 @@ class Classification:
 
     @cached_property
     def risk(self) -> RiskCoverage:
-        return scores.risk_coverage(self.entropy, self.loss)
+        return scores.risk_coverage(self.uncertainty, self.loss)
 
     @cached_property
     def agreement(self) -> Agreement:
@@ -250,10 +191,13 @@ class Classification:
 
     @cached_property
     def scores(self) -> dict[str, ScoreValue]:
-        rows = ClassOutcomes(self.labels, self.probabilities, mutual_information=self.epistemic)
         expected = calibration.calibration_test(self.probabilities, self.labels, n_resamples=200).expected
         chance = f", and chance alone makes it {100 * expected:.1f} %"
-        return score_values(CLASS_SCORES, rows, calibration_error=chance)
+        rows = ClassOutcomes(self.labels, self.probabilities, mutual_information=self.epistemic)
+        return score_values(CLASS_SCORES, rows, {"calibration_error": chance})
+
+
+Measured = Regression | Classification
 
 
 def regression(model: DropoutRegressor, x: Numbers, y: Numbers) -> Regression:
@@ -264,10 +208,10 @@ def regression(model: DropoutRegressor, x: Numbers, y: Numbers) -> Regression:
     for rows, mixture in model.predictive_blocks(x):
         _refuse_infinite(mixture.location, rows)
         outcome, some, n_draws = truth[rows], chosen[rows], mixture.n_draws
-        moments = mixture.mean, mixture.epistemic.sqrt(), mixture.aleatoric.sqrt()
+        moments = mixture.mean, mixture.epistemic, mixture.aleatoric, *mixture.interval(INTERVAL_LEVEL)
         judged = mixture.pit(outcome), mixture.log_density(outcome), mixture.rows(some).crps(outcome[some])
-        blocks.append((*moments, *mixture.interval(INTERVAL_LEVEL), *judged))
-    return Regression(y, *(torch.cat(column).numpy() for column in zip(*blocks, strict=True)), n_draws)
+        blocks.append((*moments, *judged))
+    return Regression(n_draws, y, *(torch.cat(column).numpy() for column in zip(*blocks, strict=True)))
 
 
 def classification(model: DropoutClassifier, x: Numbers, labels: Labels) -> Classification:
@@ -278,7 +222,7 @@ def classification(model: DropoutClassifier, x: Numbers, labels: Labels) -> Clas
         probabilities, n_draws = draw_mean(draws), len(draws)
         parts = information.mutual_information(draws), information.expected_entropy(draws)
         blocks.append((probabilities, information.entropy(probabilities), *parts))
-    return Classification(labels, *(torch.cat(column).numpy() for column in zip(*blocks, strict=True)), n_draws)
+    return Classification(n_draws, labels, *(torch.cat(column).numpy() for column in zip(*blocks, strict=True)))
 
 
 def _refuse_infinite(draws: Tensor, rows: slice) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -16,11 +17,11 @@ from sklearn.metrics import precision_recall_fscore_support
 
 from dropbayes import calibration
 from dropbayes.app.report import comparison, figures, measurements, summary, svg
-from dropbayes.app.report.comparison import Baseline
+from dropbayes.app.report.comparison import Baseline, Shift
 from dropbayes.app.report.features import features_section, importances
 from dropbayes.app.report.inputs import ReportInputs
 from dropbayes.app.report.layout import Chart, Column, Section, Table
-from dropbayes.app.report.measurements import Classification, Regression, risk_after_deferring
+from dropbayes.app.report.measurements import Classification, Measured, Regression, risk_after_deferring
 from dropbayes.plots import percentile_text
 from dropbayes.predictive import draw_mean
 from dropbayes.predictive.agreement import MIN_ROWS, bias
@@ -38,18 +39,20 @@ def regression_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
     measured = measurements.regression(inputs.model, inputs.x, inputs.y)
     beside = comparison.regression_baselines(measured, inputs.x, inputs.training) if inputs.training else []
     lede = Markup("Predictions of <b><bdi>{}</bdi></b> for {} rows with a known truth, each with its uncertainty.")
-    words = {"target": inputs.target, "noise": inputs.model.noise, "features": inputs.features}
+    shifts = comparison.shifts(inputs.features, inputs.training_features, inputs.ranges)
+    fit = summary.Fit(inputs.model.noise, inputs.model.transform_.name, beside, _later_date(inputs, shifts))
+    answers = summary.regression_answers(measured, target=inputs.target, fit=fit, features=inputs.features)
     heads = ["predicted", "95 % interval", "truth", "σ", "epistemic σ", "aleatoric σ"]
     unit = float(np.median(measured.uncertainty))
 
     def cells(row: int) -> list[str]:
         places = (measured.lower, measured.upper, measured.mean, measured.y)
         lower, upper, mean, truth = (fixed_point(values[row], spread=unit) for values in places)
-        spread = (measured.uncertainty, measured.epistemic_std, measured.aleatoric_std)
-        return [mean, f"{lower} to {upper}", truth, *(number(values[row]) for values in spread)]
+        variances = (measured.total, measured.epistemic, measured.aleatoric)
+        return [mean, f"{lower} to {upper}", truth, *(number(math.sqrt(values[row])) for values in variances)]
 
     return lede.format(inputs.target, f"{len(inputs.y):,}"), [
-        Section("summary", "In short", answers=summary.regression_answers(measured, beside=beside, **words)),
+        Section("summary", "In short", answers=answers),
         Section("predictions", "Predictions and truths", charts=[_band_chart(inputs, measured)]),
         Section(
             "reliability",
@@ -57,7 +60,7 @@ def regression_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
             "An interval that claims 80 % should hold 80 % of the truths, at every level.",
             charts=_reliability_charts(measured),
         ),
-        *_shared_sections(inputs, measured, beside, [], list(map(Column, heads)), cells, "variance"),
+        *_shared_sections(inputs, measured, beside, shifts, [], list(map(Column, heads)), cells, "variance"),
     ]
 
 
@@ -66,11 +69,14 @@ def class_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
     measured = measurements.classification(inputs.model, inputs.x, inputs.y)
     classes = [printable_name(label, max_length=40) for label in inputs.model.classes_.tolist()]
     beside = comparison.class_baselines(measured, inputs.x, inputs.training) if inputs.training else []
+    shifts = comparison.shifts(inputs.features, inputs.training_features, inputs.ranges)
+    fit = summary.Fit(beside=beside, time=_later_date(inputs, shifts))
+    answers = summary.class_answers(measured, target=inputs.target, fit=fit)
     lede = Markup("Predictions of <b><bdi>{}</bdi></b>, one of {} classes, for {} rows with a known truth.")
     heads = ["predicted", "probability", "truth", "entropy", "epistemic", "aleatoric"]
 
     def cells(row: int) -> list[str]:
-        parts = (number(values[row]) for values in (measured.entropy, measured.epistemic, measured.aleatoric))
+        parts = (number(values[row]) for values in (measured.total, measured.epistemic, measured.aleatoric))
         probability = percent(measured.confidence[row])
         return [classes[measured.predicted[row]], probability, classes[measured.labels[row]], *parts]
 
@@ -82,7 +88,7 @@ def class_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
         f"is right in {percent(float(curve.observed[fullest]))}. Overall: {measured.agreement.text}."
     )
     return lede.format(inputs.target, len(classes), f"{len(inputs.y):,}"), [
-        Section("summary", "In short", answers=summary.class_answers(measured, target=inputs.target, beside=beside)),
+        Section("summary", "In short", answers=answers),
         Section("predictions", "The probabilities", charts=_probability_charts(measured, classes)),
         Section(
             "reliability",
@@ -90,30 +96,30 @@ def class_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
             "Of the rows whose predicted class was given 80 %, 80 % should be right.",
             charts=[Chart(figures.class_reliability(curve), caption)],
         ),
-        *_shared_sections(inputs, measured, beside, [_class_table(measured, classes)], columns, cells, "entropy"),
+        *_shared_sections(
+            inputs, measured, beside, shifts, [_class_table(measured, classes)], columns, cells, "entropy"
+        ),
     ]
+
+
+def _later_date(inputs: ReportInputs, shifts: Sequence[Shift]) -> str:
+    """The date of which most rows lie outside the training range, unless the model was fitted along it."""
+    outside = {one.name for one in shifts if one.outside > 0.5}
+    dates = [one for one in inputs.features if one.is_date and inputs.band_feature not in one.columns]
+    return next((one.name for one in dates if one.name in outside), "")
 
 
 def _shared_sections(
     inputs: ReportInputs,
-    measured: Regression | Classification,
+    measured: Measured,
     beside: Sequence[Baseline],
+    shifts: Sequence[Shift],
     tables: list[Table],
     columns: list[Column],
     cells: Callable[[int], list[str]],
     unit: str,
 ) -> list[Section]:
-    """The sections from the scores on.
-
-    Args:
-        inputs: The arguments of the report.
-        measured: The measurements of the rows.
-        beside: Our model and simple ones; empty where the training rows are not known.
-        tables: Tables below that of the scores.
-        columns: The columns of the model's results in the table of uncertain rows.
-        cells: The texts under them for a row.
-        unit: The quantity that the uncertainty is a part of.
-    """
+    """The sections from the scores on; `columns` and `cells` are those of the model in the table of uncertain rows."""
     ranked = importances(inputs.model, inputs.x, inputs.y, inputs.features)
     if inputs.training:
         tables = [*tables, comparison.baseline_table(beside, len(inputs.training[0]))]
@@ -126,7 +132,6 @@ def _shared_sections(
         features_section(inputs.features, measured, ranked),
     ]
     if inputs.training or inputs.ranges:
-        shifts = comparison.shifts(inputs.features, inputs.training_features, inputs.ranges)
         parts.append(comparison.shift_section(shifts, only_ranges=inputs.training is None))
     order = {one.name: place for place, one in enumerate(ranked)}
     shown = sorted(inputs.columns, key=lambda column: order.get(column[0], len(order)))[:4]
@@ -153,7 +158,8 @@ def _band_chart(inputs: ReportInputs, measured: Regression) -> Chart:
         return Chart(figures.sorted_intervals(measured, inner, rows, target=inputs.target), caption)
     band = _band(inputs, feature)
     known = None if inputs.training is None else (inputs.training[0][:, feature], inputs.training[1])
-    labels = {"x_label": inputs.names[feature], "target": inputs.target}
+    dates = {one.columns[0]: one.name for one in inputs.features if one.is_date}
+    labels = {"x_label": dates.get(feature, inputs.names[feature]), "target": inputs.target}
     figure = figures.band_along(band, inputs.x[:, feature], measured, known=known, **labels)
     return Chart(figure, f"{counted}. {_widening(band, None if known is None else known[0])}")
 
@@ -250,13 +256,15 @@ def _class_table(measured: Classification, classes: Sequence[str]) -> Table:
 
 def _uncertain_section(
     inputs: ReportInputs,
-    measured: Regression | Classification,
+    measured: Measured,
     shown: Sequence[tuple[str, Sequence[object]]],
     model_columns: Sequence[Column],
     cells: Callable[[int], list[str]],
     unit: str,
 ) -> Section:
     order = np.argsort(-measured.uncertainty, kind="stable")[:10].tolist()
+    share = np.clip(measured.epistemic / np.maximum(measured.total, 1e-300), 0, 1)
+    epistemic = [f"{100 * part:.0f} %" for part in share]
     percentiles, among = _percentiles(inputs, measured.uncertainty)
     columns = [
         Column("row"),
@@ -270,11 +278,10 @@ def _uncertain_section(
         rank = percentile_text(percentiles[row]).replace("percentile ", "")
         rank = rank.replace("above ", "> ").replace("below ", "< ")
         known = (_cell(values[row]) for _, values in shown)
-        rows.append([f"{row + 1:,}", *known, *cells(row), f"{100 * measured.epistemic_share[row]:.0f} %", rank])
+        rows.append([f"{row + 1:,}", *known, *cells(row), epistemic[row], rank])
     intro = (
-        f"The row the model is least sure about is row {order[0] + 1:,}; "
-        f"{100 * measured.epistemic_share[order[0]]:.0f} % of its {unit} is epistemic, which more data like it would "
-        "shrink. The rest is noise."
+        f"The row the model is least sure about is row {order[0] + 1:,}; {epistemic[order[0]]} of its {unit} is "
+        "epistemic, which more data like it would shrink. The rest is noise."
     )
     left = len(inputs.columns) - len(shown)
     caption = (
@@ -308,6 +315,8 @@ def _is_number(value: object) -> bool:
 def _cell(value: object) -> str:
     if value is None or value != value:
         return "(missing)"
+    if isinstance(value, datetime.datetime):  # a day alone where there is no time of day
+        return value.isoformat(" ", "minutes").removesuffix(" 00:00")
     if isinstance(value, float):  # no thousands marks: it may be a year
         return f"{value:.6g}".replace("-", "−")
     return printable_name(value, max_length=60)
@@ -316,7 +325,7 @@ def _cell(value: object) -> str:
 # --- the dropout, deferral, provenance -----------------------------------------------------------------------------
 
 
-def dropout_verdict(model: Any, x: Numbers, y: npt.NDArray[Any], measured: Regression | Classification) -> Verdict:
+def dropout_verdict(model: Any, x: Numbers, y: npt.NDArray[Any], measured: Measured) -> Verdict:
     """The verdict on the draws against the networks without dropout, whose noise is fitted to these rows."""
     plain, truth = model.without_dropout(), torch.from_numpy(y)
     if isinstance(measured, Classification):
@@ -344,7 +353,7 @@ def dropout_verdict(model: Any, x: Numbers, y: npt.NDArray[Any], measured: Regre
     )
 
 
-def _dropout_section(inputs: ReportInputs, measured: Regression | Classification) -> Section:
+def _dropout_section(inputs: ReportInputs, measured: Measured) -> Section:
     verdict = dropout_verdict(inputs.model, inputs.x, inputs.y, measured)
 
     def typeset(text: str) -> str:
@@ -361,7 +370,7 @@ def _dropout_section(inputs: ReportInputs, measured: Regression | Classification
     return Section("dropout", "Is the dropout worth its draws?", advice, tables=[table])
 
 
-def _deferral_section(measured: Regression | Classification) -> Section:
+def _deferral_section(measured: Measured) -> Section:
     show, loss = measured.show, measured.loss_name
     bought = []
     for share in (0.1, 0.2):
@@ -379,7 +388,7 @@ def _deferral_section(measured: Regression | Classification) -> Section:
     return Section("deferral", "What deferring would buy", intro, charts=[Chart(figure, caption)])
 
 
-def _provenance_section(inputs: ReportInputs, measured: Regression | Classification) -> Section:
+def _provenance_section(inputs: ReportInputs, measured: Measured) -> Section:
     model = inputs.model
     drops = ", ".join(f"{p:.3g}" for p in model.population_.drop_prob[0].tolist())
     kind = "classifier" if isinstance(measured, Classification) else "regressor"

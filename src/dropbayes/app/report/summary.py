@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.stats
@@ -13,26 +14,45 @@ from markupsafe import Markup
 from dropbayes.app.report.comparison import Baseline
 from dropbayes.app.report.features import Feature
 from dropbayes.app.report.layout import Answer
-from dropbayes.app.report.measurements import Classification, Regression, risk_after_deferring
+from dropbayes.app.report.measurements import Classification, Measured, Regression, risk_after_deferring
 from dropbayes.predictive.agreement import Agreement, IntervalFactors, bias, uneven_width
 from dropbayes.runtime.formatting import number, percent
 
 
+@dataclass(frozen=True)
+class Fit:
+    """What is known of how the model was fitted, and could be fitted again."""
+
+    noise: str = "student"
+    transform: str = "none"
+    beside: Sequence[Baseline] = ()  # our model and simple ones
+    time: str = ""  # the date of which most rows are later than those trained on, though the model was not fitted so
+
+    @property
+    def better(self) -> Baseline | None:
+        """The best of the simple models that err less than ours beyond chance."""
+        return min((one for one in self.beside if one.is_better), key=lambda one: one.error, default=None)
+
+    def again(self, *, skewed: bool = False) -> Markup:
+        """How to fit again with a chance of a better model; `skewed` is the target, with a tail of large values."""
+        options = ["more rows", Markup("<code>--effort best</code>")]
+        if skewed and self.transform == "none":
+            options = [Markup("<code>--target-transform auto</code> (the target is skewed)"), "more rows"]
+        if self.time:
+            options = [Markup("<code>--time {}</code>").format(shlex.quote(self.time)), *options]
+        return Markup("fit again with {} or {}").format(Markup(", ").join(options[:-1]), options[-1])
+
+
 def regression_answers(
-    measured: Regression,
-    *,
-    target: str,
-    noise: str,
-    features: Sequence[Feature] = (),
-    beside: Sequence[Baseline] = (),
+    measured: Regression, *, target: str, fit: Fit, features: Sequence[Feature] = ()
 ) -> list[Answer]:
     """How good, how sure, how well calibrated, and what to do."""
     width, typical = measured.scores["interval_width"].value, number(float(np.median(measured.uncertainty)))
     sure = Markup(
         "A typical prediction has a standard deviation of {}; the 95 % interval is {} wide on average. {} of the "
         "variance is <em>epistemic</em> (what the model has not learned; more data would shrink it), the rest "
-        "<em>aleatoric</em> (noise that stays)."
-    ).format(typical, number(width), percent(measured.mean_epistemic_share))
+        "<em>aleatoric</em> ({})."
+    ).format(typical, number(width), percent(_epistemic_share(measured)), _rest(fit, "noise that stays"))
     agreement, side = measured.agreement, bias(measured.pit)
     held = {level: percent(measured.scores[f"coverage_{level}"].value) for level in (50, 80, 95)}
     true = Markup("Intervals that claim 50 %, 80 % and 95 % hold {}, {} and {} of the truths. {}").format(
@@ -43,10 +63,10 @@ def regression_answers(
         true += Markup(" Predictions run {}: the truth's mean rank in its prediction is {}.").format(side, rank)
     level = round(100 * agreement.level)
     return [
-        _beside_others(_how_good(measured, target), measured, beside),
+        _beside_others(_how_good(measured, target), measured, fit),
         Answer("How sure is it?", f"σ ≈ {typical}", sure),
         Answer("Can its certainty be trusted?", f"{level} % → {held[level]}", true, _tone(agreement)),
-        _what_to_do(measured, *interval_advice(measured, noise, features)),
+        _what_to_do(measured, fit, *interval_advice(measured, fit, features)),
     ]
 
 
@@ -67,7 +87,7 @@ def _how_good(measured: Regression, target: str) -> Answer:
     return Answer("How good is it?", f"± {mae}", start + Markup(text).format(number(spread), better), "warn")
 
 
-def class_answers(measured: Classification, *, target: str, beside: Sequence[Baseline] = ()) -> list[Answer]:
+def class_answers(measured: Classification, *, target: str, fit: Fit) -> list[Answer]:
     """How good, how sure, how well calibrated, and what to do."""
     values, agreement = measured.scores, measured.agreement
     accuracy, confidence = (percent(values[name].value) for name in ("accuracy", "mean_confidence"))
@@ -84,16 +104,25 @@ def class_answers(measured: Classification, *, target: str, beside: Sequence[Bas
     tone = "good" if values["accuracy"].value > commonest and not never else "warn"
     sure = Markup(
         "The predicted class has a probability of {} on average; {} of the rows are given more than 90 %. {} of the "
-        "entropy is <em>epistemic</em> (draws disagree; more data would help), the rest <em>aleatoric</em> (classes "
-        "that overlap)."
-    ).format(confidence, percent(float((measured.confidence > 0.9).mean())), percent(measured.mean_epistemic_share))
+        "entropy is <em>epistemic</em> (draws disagree; more data would help), the rest <em>aleatoric</em> ({})."
+    ).format(
+        confidence,
+        percent(float((measured.confidence > 0.9).mean())),
+        percent(_epistemic_share(measured)),
+        _rest(fit, "classes that overlap"),
+    )
     true = Markup("Claimed {}, observed {}. {}").format(confidence, accuracy, _sentence(agreement))
     return [
-        _beside_others(Answer("How good is it?", accuracy, good, tone), measured, beside),
+        _beside_others(Answer("How good is it?", accuracy, good, tone), measured, fit),
         Answer("How sure is it?", confidence, sure),
         Answer("Can its certainty be trusted?", f"{confidence} → {accuracy}", true, _tone(agreement)),
-        _what_to_do(measured, *probability_advice(measured)),
+        _what_to_do(measured, fit, *probability_advice(measured, fit)),
     ]
+
+
+def _epistemic_share(measured: Measured) -> float:
+    """The epistemic part of the mean variance, or of the mean entropy."""
+    return float(measured.epistemic.mean() / max(measured.total.mean(), 1e-300))
 
 
 def _tone(agreement: Agreement) -> str:
@@ -106,18 +135,37 @@ def _sentence(agreement: Agreement) -> str:
     return f"The model is {agreement.text}."
 
 
-def _beside_others(answer: Answer, measured: Regression | Classification, beside: Sequence[Baseline]) -> Answer:
+def _rest(fit: Fit, name: str) -> str:
+    """What the aleatoric part is."""
+    return f"taken for {name.split(' that')[0]}, though a simple model explains some of it" if fit.better else name
+
+
+def _beside_others(answer: Answer, measured: Measured, fit: Fit) -> Answer:
     """The answer, with a warning if a simple model errs less beyond chance."""
-    better = [one for one in beside if one.is_better]
-    if not better:
+    if (best := fit.better) is None:
         return answer
-    best, show = min(better, key=lambda one: one.error), measured.show
-    text = Markup(" {} errs less: {} instead of {}.")
-    compared = text.format(best.name.capitalize(), show(best.error), show(beside[0].error))
+    text, show = Markup(" {} errs less: {} instead of {}."), measured.show
+    compared = text.format(best.name.capitalize(), show(best.error), show(fit.beside[0].error))
     return replace(answer, text=answer.text + compared, tone="warn")
 
 
-def _what_to_do(measured: Regression | Classification, fault: str, use: Markup) -> Answer:
+def first_fault(measured: Measured, fit: Fit, *, useless: bool, skewed: bool = False) -> tuple[str, Markup]:
+    """A fault of the predictions themselves, which comes before those of their certainty: a headline and the remedy."""
+    again = fit.again(skewed=skewed)
+    if best := fit.better:
+        text = Markup("{} errs less on these rows: use it, or {}.").format(best.name.capitalize(), again)
+        return f"Prefer {best.name}", text
+    if useless:
+        return "Improve it first", Markup("It is no better than a guess: {}, or with columns that say more.").format(
+            again
+        )
+    if fit.time and measured.agreement.kind != "calibrated":
+        late = Markup("Most rows are later than any it was fitted to, and rows held out at random hide the cost: {}.")
+        return "Fit along the time", late.format(again)
+    return "", Markup()
+
+
+def _what_to_do(measured: Measured, fit: Fit, fault: str, use: Markup) -> Answer:
     """The last answer, from a fault to be corrected first (if any) and how to use the certainty."""
     question, show, loss = "What to do with it?", measured.show, measured.loss_name
     risk, (deferred, remains) = float(measured.risk.risk[-1]), risk_after_deferring(measured.risk, 0.1)
@@ -125,6 +173,8 @@ def _what_to_do(measured: Regression | Classification, fault: str, use: Markup) 
         return Answer(question, "Judge more rows", use)
     if risk == 0:
         return Answer(question, "Use it", use, "good")
+    if fit.better:
+        return Answer(question, fault, use, "warn")
     if gain_is_real(measured.loss, deferred, risk - remains):
         text = "Handing the {} most uncertain rows (10 %) to a person lowers the {} of the rest from {} to {}."
         use += " " + Markup(text).format(f"{deferred:,}", loss, show(risk), show(remains))
@@ -152,22 +202,30 @@ def gain_is_real(loss: np.ndarray, deferred: int, gain: float) -> bool:
     return bool(scipy.stats.hypergeom.sf(caught - 1, n, loss.sum(), deferred) <= 0.025)
 
 
-def interval_advice(measured: Regression, noise: str, features: Sequence[Feature] = ()) -> tuple[str, Markup]:
+def interval_advice(measured: Regression, fit: Fit, features: Sequence[Feature] = ()) -> tuple[str, Markup]:
     """A headline if something must be corrected first, and how to use the intervals.
 
-    Faults are looked for in the order in which they must be corrected: noise that varies with the row, a bias, a wrong
-    shape, a wrong scale.
+    Faults are looked for in the order in which they must be corrected: predictions that a simple model beats, noise
+    that varies with the row, a bias, a wrong shape, a wrong scale.
     """
     agreement, side = measured.agreement, bias(measured.pit)
     if agreement.kind == "few":
         return "", Markup("Judge the intervals on more rows before relying on them.")
+    rmse, spread = measured.scores["rmse"], float(measured.y.std())
+    useless = 0 < spread <= rmse.value + 2 * (rmse.error or 0.0)
+    skewed = bool(measured.y.min() >= 0 and spread > 0 and scipy.stats.skew(measured.y) > 1)
+    first = first_fault(measured, fit, useless=useless, skewed=skewed)
+    if first[0]:
+        return first
     numbers = {"the prediction": measured.mean} | {one.name: one.values for one in features if one.is_number}
     if feature := uneven_width(measured.pit, numbers):
         where = Markup("The noise varies with <bdi>{}</bdi>, the intervals too little: ").format(feature)
-        if noise == "constant":
+        if skewed and fit.transform == "none":
+            return "Transform the target", where + fit.again(skewed=True) + "."
+        if fit.noise == "constant":
             remedy = Markup("fit again with <code>--noise student</code>, whose scale varies with the row.")
             return "Let the noise vary", where + remedy
-        return "Learn the noise longer", where + Markup("fit again with more rows or <code>--effort best</code>.")
+        return "Learn the noise longer", where + fit.again() + "."
     if agreement.kind == "calibrated":
         return "", Markup("Take the intervals as they are.")
     if side and not side.startswith("slightly"):
@@ -186,12 +244,16 @@ def interval_advice(measured: Regression, noise: str, features: Sequence[Feature
     return f"Multiply σ by {factor}", Markup(text).format(factor)
 
 
-def probability_advice(measured: Classification) -> tuple[str, Markup]:
+def probability_advice(measured: Classification, fit: Fit) -> tuple[str, Markup]:
     """A headline if something must be corrected first, and how to use the probabilities."""
-    if measured.agreement.kind == "calibrated":
-        return "", Markup("Take the probabilities as they are.")
     if measured.agreement.kind == "few":
         return "", Markup("Judge the probabilities on more rows before relying on them.")
+    right, commonest = len(measured.labels) - measured.loss.sum(), measured.confusion.sum(1).max()
+    first = first_fault(measured, fit, useless=bool(right <= commonest < len(measured.labels)))
+    if first[0]:
+        return first
+    if measured.agreement.kind == "calibrated":
+        return "", Markup("Take the probabilities as they are.")
     factor = number(measured.scores["temperature"].value)
     text = (
         "The logits are off by a factor of {} on these rows. Fit it on held-out rows and keep it: "

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +27,9 @@ Ticks = Sequence[tuple[float, str]]
 class Scale:
     """The affine map from data in [`low`, `high`] to pixels in [`start`, `end`].
 
-    Examples:
-        >>> scale = Scale(0.0, 10.0, start=50, end=250)
-        >>> scale(5.0), scale.inverse(150.0)
-        (150.0, 5.0)
+    Example:
+        >>> Scale(0.0, 10.0, start=50, end=250)(5.0)
+        150.0
     """
 
     low: float
@@ -37,13 +37,9 @@ class Scale:
     start: float
     end: float
 
-    def __call__(self, value: float | Numbers) -> Numbers:
+    def __call__(self, value: Any) -> Any:
         """The pixel of a data value (or of each in an array)."""
-        return self.start + (np.asarray(value) - self.low) / (self.high - self.low) * (self.end - self.start)
-
-    def inverse(self, pixel: float | Numbers) -> Numbers:
-        """The data value at a pixel."""
-        return self.low + (np.asarray(pixel) - self.start) / (self.end - self.start) * (self.high - self.low)
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
 def round_ticks(low: float, high: float, *, max_ticks: int = 6) -> list[float]:
@@ -149,12 +145,9 @@ def dots(xs: Numbers, ys: Numbers, *, kind: str) -> Mark:
 
 def stems(xs: Numbers, lower: Numbers, upper: Numbers, *, kind: str) -> Mark:
     """A vertical line from `lower` to `upper` at each position."""
-
-    def draw(x: Scale, y: Scale) -> str:
-        ends = zip(_pairs(x, y, xs, lower), _pairs(x, y, xs, upper), strict=True)
-        return _path("".join(f"M{a}L{b}" for a, b in ends), kind)
-
-    return draw
+    return lambda x, y: _path(
+        "".join(f"M{a}L{b}" for a, b in zip(_pairs(x, y, xs, lower), _pairs(x, y, xs, upper), strict=True)), kind
+    )
 
 
 def bars(left: Numbers, right: Numbers, height: Numbers, *, floor: Numbers | float = 0.0, kind: str) -> Mark:
@@ -167,15 +160,9 @@ def bars(left: Numbers, right: Numbers, height: Numbers, *, floor: Numbers | flo
     return draw
 
 
-def upright(position: float, *, kind: str, text: str = "") -> Mark:
-    """A vertical line over the whole height, with a label at its top."""
-
-    def draw(x: Scale, y: Scale) -> str:
-        rule = _path(f"M{x(position):.1f} {y.start:.1f}V{y.end:.1f}", kind)
-        anchor, shift = ("start", 5) if x.end - x(position) > _LETTER * len(text) else ("end", -5)
-        return rule + (_text(x(position) + shift, y.end + 12, text, kind="note", anchor=anchor) if text else "")
-
-    return draw
+def upright(position: float, *, kind: str) -> Mark:
+    """A vertical line over the whole height."""
+    return lambda x, y: _path(f"M{x(position):.1f} {y.start:.1f}V{y.end:.1f}", kind)
 
 
 def level(height: float, *, kind: str) -> Mark:
@@ -183,25 +170,33 @@ def level(height: float, *, kind: str) -> Mark:
     return lambda x, y: _path(f"M{x.start:.1f} {y(height):.1f}H{x.end:.1f}", kind)
 
 
+def note(position: float, text: str) -> Mark:
+    """A text at the top, beside a position: on its right if there is room."""
+
+    def draw(x: Scale, y: Scale) -> str:
+        anchor, shift = ("start", 5) if x.end - x(position) > _LETTER * len(text) else ("end", -5)
+        return _text(x(position) + shift, y.end + 12, text, kind="note", anchor=anchor)
+
+    return draw
+
+
 def words(xs: Numbers, ys: Numbers, texts: Sequence[str], *, kind: str) -> Mark:
     """A text centred over each position."""
     return lambda x, y: "".join(_text(a, b, text, kind=kind) for a, b, text in zip(x(xs), y(ys), texts, strict=True))
 
 
-def tiles(values: Numbers, *, texts: Sequence[Sequence[str]], kind: str) -> Mark:
-    """A square of each cell's share of 1 as its opacity, row 0 on top, with its text where there is room for it."""
+def tiles(shares: Numbers, *, texts: Sequence[Sequence[str]], kind: str) -> Mark:
+    """A square for each share that is not 0, its opacity; row 0 on top; with its text where there is room for it."""
 
     def draw(x: Scale, y: Scale) -> str:
-        wide, high = float(abs(x(1.0) - x(0.0))), float(abs(y(1.0) - y(0.0)))
-        parts = []
-        for i, j in zip(*values.nonzero(), strict=True):
-            left, top, text = x(j) + 1, y(i) + 1, texts[i][j]
-            size = f'width="{max(wide - 2, 1):.1f}" height="{max(high - 2, 1):.1f}"'
-            place = f'x="{left:.1f}" y="{top:.1f}" {size} fill-opacity="{values[i, j]:.3f}"'
-            parts.append(f'<rect class="{kind}" {place}/>')
+        wide, high = abs(x(1.0) - x(0.0)), abs(y(1.0) - y(0.0))
+        size, parts = f'width="{max(wide - 2, 1):.1f}" height="{max(high - 2, 1):.1f}"', []
+        for i, j in np.argwhere(shares):
+            left, top, text, share = x(j) + 1, y(i) + 1, texts[i][j], shares[i, j]
+            parts.append(f'<rect class="{kind}" x="{left:.1f}" y="{top:.1f}" {size} fill-opacity="{share:.3f}"/>')
             if _LETTER * len(text) < wide and high > 13:
-                strong = "cell strong" if values[i, j] > 0.5 else "cell"
-                parts.append(_text(left + wide / 2 - 1, top + high / 2 + 3, text, kind=strong))
+                strength = "cell strong" if share > 0.5 else "cell"
+                parts.append(_text(left + wide / 2 - 1, top + high / 2 + 3, text, kind=strength))
         return "".join(parts)
 
     return draw
@@ -212,21 +207,13 @@ def tiles(values: Numbers, *, texts: Sequence[Sequence[str]], kind: str) -> Mark
 
 @dataclass(frozen=True)
 class Axis:
-    """The range of one direction, the quantity it measures, and its ticks (by default, round numbers).
-
-    Args:
-        low: The least value shown.
-        high: The greatest value shown.
-        label: The quantity.
-        ticks: Values and their texts.
-        percent: Whether ticks read as percentages.
-    """
+    """The range of one direction, the quantity it measures, and its ticks."""
 
     low: float
     high: float
     label: str
-    ticks: Ticks | None = None
-    percent: bool = False
+    ticks: Ticks | None = None  # round numbers by default
+    percent: bool = False  # whether ticks read as percentages
 
     def tick_marks(self, max_ticks: int) -> Ticks:
         """The ticks and their texts."""
@@ -239,26 +226,15 @@ class Axis:
 
 @dataclass(frozen=True)
 class Figure:
-    """The contents of a chart, in the data's units.
+    """The contents of a chart, in the data's units; the title and the description are for screen readers."""
 
-    Args:
-        key: A name unique on the page.
-        title: The chart in a phrase, for screen readers.
-        description: The chart in a sentence, for screen readers.
-        x: The horizontal axis.
-        y: The vertical axis; `low` is at the bottom (exchange the ends to have it on top).
-        marks: Drawn in order, over the grid.
-        legend: The meaning of each kind of mark.
-        grid: Whether ticks have lines across.
-    """
-
-    key: str
+    key: str  # a name unique on the page
     title: str
     description: str
     x: Axis
-    y: Axis
-    marks: Sequence[Mark]
-    legend: dict[str, str] = field(default_factory=dict)
+    y: Axis  # `low` is at the bottom
+    marks: Sequence[Mark]  # drawn in order, over the grid
+    legend: dict[str, str] = field(default_factory=dict)  # the meaning of each kind of mark
     grid: bool = True
 
 
