@@ -48,6 +48,8 @@ def test_ticks_are_round_inside_and_neither_too_many_nor_missing(low, extent, mo
 def test_ticks_say_what_they_are():
     assert svg.tick_texts(svg.round_ticks(0, 1, max_ticks=6)) == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
     assert svg.tick_texts([-0.0, 50_000.0]) == ["0", "50,000"]
+    assert svg.tick_texts(svg.round_ticks(1958.2, 2001.9)) == ["1960", "1970", "1980", "1990", "2000"]
+    assert svg.tick_texts(svg.round_ticks(-0.04, 0.11, max_ticks=4)) == ["0.00", "0.05", "0.10"]
     assert svg.tick_texts([-2e-6, 0.0, 2e-6]) == ["−2e−6", "0", "2e−6"]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +16,9 @@ import torch
 from torch import Tensor
 
 from dropbayes import calibration, information, scores
-from dropbayes.calibration import ReliabilityCurve
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.predictive import CLASS_SCORES, REGRESSION_SCORES, ClassOutcomes, RegressionOutcomes, Score, draw_mean
-from dropbayes.predictive.agreement import Agreement, class_agreement, interval_agreement
+from dropbayes.predictive.agreement import class_agreement, interval_agreement
 from dropbayes.predictive.outcomes import INTERVAL_LEVEL
 from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.formatting import number, percent
@@ -54,13 +52,9 @@ def score_values(
     return values
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Regression:
-    """A regression's predictions, row by row, in the units of y."""
-
-    loss_name = shuffled_loss = "mean absolute error"
-    claims, surprise_name = "Intervals", "95 % interval holds"
-    show = staticmethod(number)
+    """A regression's predictions, row by row, in the units of y, and all that follows from them."""
 
     n_draws: int
     y: Numbers
@@ -73,28 +67,24 @@ class Regression:
     log_density: Numbers
     crps: Numbers  # of an even selection of rows
 
-    @property
-    def total(self) -> Numbers:
-        return self.epistemic + self.aleatoric
+    loss_name = shuffled_loss = "mean absolute error"
+    claims, surprise_name = "Intervals", "95 % interval holds"
+    show = staticmethod(number)
 
-    @cached_property
-    def uncertainty(self) -> Numbers:
-        return np.sqrt(self.total)
-
-    @cached_property
-    def loss(self) -> Numbers:
-        return np.abs(self.y - self.mean)
-
-    @cached_property
-    def inside(self) -> npt.NDArray[np.bool_]:
-        """Whether each outcome lies inside its 95 % interval."""
-        return (self.lower <= self.y) & (self.y <= self.upper)
-
-    @property
-    def surprise(self) -> tuple[Numbers, Numbers]:
-        """How far each row's success is from the probability claimed for it, and the variance that claim implies."""
-        claimed = np.full(len(self.y), INTERVAL_LEVEL)
-        return self.inside - claimed, claimed * (1 - claimed)
+    def __post_init__(self) -> None:
+        self.total = self.epistemic + self.aleatoric
+        self.uncertainty = np.sqrt(self.total)  # by which rows are ranked
+        self.loss = np.abs(self.y - self.mean)
+        self.inside = (self.lower <= self.y) & (self.y <= self.upper)
+        # How far each row's success is from the probability claimed for it, and the variance that claim implies.
+        self.surprise = self.inside - INTERVAL_LEVEL, np.full(len(self.y), INTERVAL_LEVEL * (1 - INTERVAL_LEVEL))
+        self.reliability = calibration.interval_reliability(self.pit)
+        self.risk = scores.risk_coverage(self.uncertainty, self.loss)
+        self.agreement = interval_agreement(self.pit)
+        moments = self.y, self.mean, self.uncertainty, self.pit, self.log_density
+        rows = RegressionOutcomes(*moments, crps=self.crps, lower=self.lower, upper=self.upper)
+        some = f" (of {len(self.crps):,} evenly chosen rows)" if len(self.crps) < len(self.y) else ""
+        self.scores = score_values(REGRESSION_SCORES, rows, {"crps": some})
 
     def surprise_text(self, surprise: float) -> str:
         return percent(INTERVAL_LEVEL + surprise)
@@ -102,33 +92,10 @@ class Regression:
     def too_sure(self, surprise: float) -> str:
         return f"Intervals hold only {self.surprise_text(surprise)}"
 
-    @cached_property
-    def reliability(self) -> ReliabilityCurve:
-        return calibration.interval_reliability(self.pit)
 
-    @cached_property
-    def risk(self) -> RiskCoverage:
-        return scores.risk_coverage(self.uncertainty, self.loss)
-
-    @cached_property
-    def agreement(self) -> Agreement:
-        return interval_agreement(self.pit)
-
-    @cached_property
-    def scores(self) -> dict[str, ScoreValue]:
-        moments = self.y, self.mean, self.uncertainty, self.pit, self.log_density
-        some = f" (of {len(self.crps):,} evenly chosen rows)" if len(self.crps) < len(self.y) else ""
-        rows = RegressionOutcomes(*moments, crps=self.crps, lower=self.lower, upper=self.upper)
-        return score_values(REGRESSION_SCORES, rows, {"crps": some})
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Classification:
-    """A classifier's predictions, row by row; uncertainties are in nats."""
-
-    loss_name, shuffled_loss = "error rate", "negative log-likelihood (nats)"
-    claims, surprise_name = "Probabilities", "accuracy − confidence"
-    show = staticmethod(percent)
+    """A classifier's predictions, row by row, and all that follows from them; uncertainties are in nats."""
 
     n_draws: int
     labels: Labels
@@ -137,64 +104,32 @@ class Classification:
     epistemic: Numbers  # mutual information
     aleatoric: Numbers  # expected entropy
 
-    @property
-    def uncertainty(self) -> Numbers:
-        return self.total
+    loss_name, shuffled_loss = "error rate", "negative log-likelihood (nats)"
+    claims, surprise_name = "Probabilities", "accuracy − confidence"
+    show = staticmethod(percent)
 
-    @cached_property
-    def predicted(self) -> Labels:
-        """The most probable class of each row."""
-        return self.probabilities.argmax(1)
-
-    @cached_property
-    def confidence(self) -> Numbers:
-        """Its probability."""
-        return self.probabilities.max(1)
-
-    @cached_property
-    def loss(self) -> Numbers:
-        return (self.predicted != self.labels).astype(float)
-
-    @property
-    def log_density(self) -> Numbers:
-        return scores.class_log_likelihood(self.probabilities, self.labels).numpy()
-
-    @property
-    def surprise(self) -> tuple[Numbers, Numbers]:
-        """How far each row's success is from the probability claimed for it, and the variance that claim implies."""
-        return 1 - self.loss - self.confidence, self.confidence * (1 - self.confidence)
+    def __post_init__(self) -> None:
+        self.uncertainty = self.total  # by which rows are ranked
+        self.predicted, self.confidence = self.probabilities.argmax(1), self.probabilities.max(1)
+        self.loss = (self.predicted != self.labels).astype(float)
+        self.log_density = scores.class_log_likelihood(self.probabilities, self.labels).numpy()
+        # How far each row's success is from the probability claimed for it, and the variance that claim implies.
+        self.surprise = 1 - self.loss - self.confidence, self.confidence * (1 - self.confidence)
+        self.confusion: Labels = np.zeros((self.probabilities.shape[1],) * 2, dtype=np.int64)  # [true, predicted]
+        np.add.at(self.confusion, (self.labels, self.predicted), 1)
+        self.reliability = calibration.class_reliability(self.probabilities, self.labels)
+        self.risk = scores.risk_coverage(self.uncertainty, self.loss)
+        self.agreement = class_agreement(self.probabilities, self.labels)
+        rows = ClassOutcomes(self.labels, self.probabilities, mutual_information=self.epistemic)
+        expected = calibration.calibration_test(self.probabilities, self.labels, n_resamples=200).expected
+        chance = f", and chance alone makes it {100 * expected:.1f} %"
+        self.scores = score_values(CLASS_SCORES, rows, {"calibration_error": chance})
 
     def surprise_text(self, surprise: float) -> str:
         return f"{100 * surprise:+.1f} %".replace("-", "−")
 
     def too_sure(self, surprise: float) -> str:
         return f"Accuracy stays {percent(-surprise)} below confidence"
-
-    @cached_property
-    def confusion(self) -> Labels:
-        """The number of rows of each true class predicted as each class, `[true, predicted]`."""
-        count = np.zeros((self.probabilities.shape[1],) * 2, dtype=np.int64)
-        np.add.at(count, (self.labels, self.predicted), 1)
-        return count
-
-    @cached_property
-    def reliability(self) -> ReliabilityCurve:
-        return calibration.class_reliability(self.probabilities, self.labels)
-
-    @cached_property
-    def risk(self) -> RiskCoverage:
-        return scores.risk_coverage(self.uncertainty, self.loss)
-
-    @cached_property
-    def agreement(self) -> Agreement:
-        return class_agreement(self.probabilities, self.labels)
-
-    @cached_property
-    def scores(self) -> dict[str, ScoreValue]:
-        expected = calibration.calibration_test(self.probabilities, self.labels, n_resamples=200).expected
-        chance = f", and chance alone makes it {100 * expected:.1f} %"
-        rows = ClassOutcomes(self.labels, self.probabilities, mutual_information=self.epistemic)
-        return score_values(CLASS_SCORES, rows, {"calibration_error": chance})
 
 
 Measured = Regression | Classification
@@ -230,6 +165,11 @@ def _refuse_infinite(draws: Tensor, rows: slice) -> None:
     if infinite.any():
         row = rows.start + int(infinite.int().argmax())
         raise ValueError(f"`x` must lie where the model predicts finite numbers; row {row} does not.")
+
+
+def most_uncertain(measured: Measured) -> npt.NDArray[np.intp]:
+    """The ten rows of the greatest uncertainty, the greatest first."""
+    return np.argsort(-measured.uncertainty, kind="stable")[:10]
 
 
 def even_selection(n_rows: int, max_rows: int) -> npt.NDArray[np.int64]:

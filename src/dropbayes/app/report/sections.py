@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from dropbayes.app.report.comparison import Baseline, Shift
 from dropbayes.app.report.features import features_section, importances
 from dropbayes.app.report.inputs import ReportInputs
 from dropbayes.app.report.layout import Chart, Column, Section, Table
-from dropbayes.app.report.measurements import Classification, Measured, Regression, risk_after_deferring
+from dropbayes.app.report.measurements import Classification, Measured, Regression, most_uncertain, risk_after_deferring
 from dropbayes.plots import percentile_text
 from dropbayes.predictive import draw_mean
 from dropbayes.predictive.agreement import MIN_ROWS, bias
@@ -38,29 +38,29 @@ def regression_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
     """The line below the title, and the sections."""
     measured = measurements.regression(inputs.model, inputs.x, inputs.y)
     beside = comparison.regression_baselines(measured, inputs.x, inputs.training) if inputs.training else []
-    lede = Markup("Predictions of <b><bdi>{}</bdi></b> for {} rows with a known truth, each with its uncertainty.")
     shifts = comparison.shifts(inputs.features, inputs.training_features, inputs.ranges)
     fit = summary.Fit(inputs.model.noise, inputs.model.transform_.name, beside, _later_date(inputs, shifts))
+    lede = Markup("Predictions of <b><bdi>{}</bdi></b> for {} rows with a known truth, each with its uncertainty.")
+    intro = "An interval that claims 80 % should hold 80 % of the truths, at every level."
+    unit, top = float(np.median(measured.uncertainty)), most_uncertain(measured)
+    lower, upper, mean, truth = (
+        [fixed_point(value, spread=unit) for value in values[top]]
+        for values in (measured.lower, measured.upper, measured.mean, measured.y)
+    )
+    results = [
+        (Column("predicted"), mean),
+        (Column("95 % interval"), [f"{low} to {high}" for low, high in zip(lower, upper, strict=True)]),
+        (Column("truth"), truth),
+        (Column("σ"), [number(value) for value in measured.uncertainty[top]]),
+        (Column("epistemic σ"), [number(value) for value in np.sqrt(measured.epistemic[top])]),
+        (Column("aleatoric σ"), [number(value) for value in np.sqrt(measured.aleatoric[top])]),
+    ]
     answers = summary.regression_answers(measured, target=inputs.target, fit=fit, features=inputs.features)
-    heads = ["predicted", "95 % interval", "truth", "σ", "epistemic σ", "aleatoric σ"]
-    unit = float(np.median(measured.uncertainty))
-
-    def cells(row: int) -> list[str]:
-        places = (measured.lower, measured.upper, measured.mean, measured.y)
-        lower, upper, mean, truth = (fixed_point(values[row], spread=unit) for values in places)
-        variances = (measured.total, measured.epistemic, measured.aleatoric)
-        return [mean, f"{lower} to {upper}", truth, *(number(math.sqrt(values[row])) for values in variances)]
-
     return lede.format(inputs.target, f"{len(inputs.y):,}"), [
         Section("summary", "In short", answers=answers),
         Section("predictions", "Predictions and truths", charts=[_band_chart(inputs, measured)]),
-        Section(
-            "reliability",
-            "Are the intervals right?",
-            "An interval that claims 80 % should hold 80 % of the truths, at every level.",
-            charts=_reliability_charts(measured),
-        ),
-        *_shared_sections(inputs, measured, beside, shifts, [], list(map(Column, heads)), cells, "variance"),
+        Section("reliability", "Are the intervals right?", intro, charts=_reliability_charts(measured)),
+        *_shared_sections(inputs, measured, beside, shifts, [], results, "variance"),
     ]
 
 
@@ -71,34 +71,23 @@ def class_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
     beside = comparison.class_baselines(measured, inputs.x, inputs.training) if inputs.training else []
     shifts = comparison.shifts(inputs.features, inputs.training_features, inputs.ranges)
     fit = summary.Fit(beside=beside, time=_later_date(inputs, shifts))
-    answers = summary.class_answers(measured, target=inputs.target, fit=fit)
     lede = Markup("Predictions of <b><bdi>{}</bdi></b>, one of {} classes, for {} rows with a known truth.")
-    heads = ["predicted", "probability", "truth", "entropy", "epistemic", "aleatoric"]
-
-    def cells(row: int) -> list[str]:
-        parts = (number(values[row]) for values in (measured.total, measured.epistemic, measured.aleatoric))
-        probability = percent(measured.confidence[row])
-        return [classes[measured.predicted[row]], probability, classes[measured.labels[row]], *parts]
-
-    columns = [Column(head, number=head not in ("predicted", "truth")) for head in heads]
-    curve = measured.reliability
-    fullest = int(curve.count.argmax())
-    caption = (
-        f"The fullest bin has {int(curve.count[fullest]):,} rows, claims {percent(float(curve.claimed[fullest]))} and "
-        f"is right in {percent(float(curve.observed[fullest]))}. Overall: {measured.agreement.text}."
-    )
+    intro = "Of the rows whose predicted class was given 80 %, 80 % should be right."
+    top = most_uncertain(measured)
+    results = [
+        (Column("predicted", number=False), [classes[k] for k in measured.predicted[top]]),
+        (Column("probability"), [percent(value) for value in measured.confidence[top]]),
+        (Column("truth", number=False), [classes[k] for k in measured.labels[top]]),
+        (Column("entropy"), [number(value) for value in measured.total[top]]),
+        (Column("epistemic"), [number(value) for value in measured.epistemic[top]]),
+        (Column("aleatoric"), [number(value) for value in measured.aleatoric[top]]),
+    ]
+    answers = summary.class_answers(measured, target=inputs.target, fit=fit)
     return lede.format(inputs.target, len(classes), f"{len(inputs.y):,}"), [
         Section("summary", "In short", answers=answers),
         Section("predictions", "The probabilities", charts=_probability_charts(measured, classes)),
-        Section(
-            "reliability",
-            "Are the probabilities right?",
-            "Of the rows whose predicted class was given 80 %, 80 % should be right.",
-            charts=[Chart(figures.class_reliability(curve), caption)],
-        ),
-        *_shared_sections(
-            inputs, measured, beside, shifts, [_class_table(measured, classes)], columns, cells, "entropy"
-        ),
+        Section("reliability", "Are the probabilities right?", intro, charts=[_class_reliability_chart(measured)]),
+        *_shared_sections(inputs, measured, beside, shifts, [_class_table(measured, classes)], results, "entropy"),
     ]
 
 
@@ -114,28 +103,26 @@ def _shared_sections(
     measured: Measured,
     beside: Sequence[Baseline],
     shifts: Sequence[Shift],
-    tables: list[Table],
-    columns: list[Column],
-    cells: Callable[[int], list[str]],
+    tables: Sequence[Table],
+    results: Sequence[tuple[Column, list[str]]],
     unit: str,
 ) -> list[Section]:
-    """The sections from the scores on; `columns` and `cells` are those of the model in the table of uncertain rows."""
+    """The sections from the scores on; `results` are those of the most uncertain rows, `unit` of their uncertainty."""
     ranked = importances(inputs.model, inputs.x, inputs.y, inputs.features)
-    if inputs.training:
-        tables = [*tables, comparison.baseline_table(beside, len(inputs.training[0]))]
+    simple = [comparison.baseline_table(beside, len(inputs.training[0]))] if inputs.training else []
     caption = (
         f"Scores on {len(inputs.x):,} rows. After ± stands one standard error over the rows, taken as independent."
     )
     scores = list(measured.scores.values())
     parts = [
-        Section("scores", "Scores", scores=scores, caption=caption, tables=tables),
+        Section("scores", "Scores", scores=scores, caption=caption, tables=[*tables, *simple]),
         features_section(inputs.features, measured, ranked),
     ]
     if inputs.training or inputs.ranges:
         parts.append(comparison.shift_section(shifts, only_ranges=inputs.training is None))
     order = {one.name: place for place, one in enumerate(ranked)}
     shown = sorted(inputs.columns, key=lambda column: order.get(column[0], len(order)))[:4]
-    parts += [_uncertain_section(inputs, measured, shown, columns, cells, unit), _deferral_section(measured)]
+    parts += [_uncertain_section(inputs, measured, shown, results, unit), _deferral_section(measured)]
     if len(inputs.x) >= MIN_ROWS and bool((inputs.model.population_.drop_prob > 0).any()):
         parts.append(_dropout_section(inputs, measured))
     return [*parts, _provenance_section(inputs, measured)]
@@ -211,6 +198,15 @@ def _reliability_charts(measured: Regression) -> list[Chart]:
     ]
 
 
+def _class_reliability_chart(measured: Classification) -> Chart:
+    curve, fullest = measured.reliability, int(measured.reliability.count.argmax())
+    caption = (
+        f"The fullest bin has {int(curve.count[fullest]):,} rows, claims {percent(float(curve.claimed[fullest]))} and "
+        f"is right in {percent(float(curve.observed[fullest]))}. Overall: {measured.agreement.text}."
+    )
+    return Chart(figures.class_reliability(curve), caption)
+
+
 def _probability_charts(measured: Classification, classes: Sequence[str]) -> list[Chart]:
     wrong, sure = measured.loss, measured.confidence > 0.9
     among = f", {percent(float(1 - wrong[sure].mean()))} of them rightly" if sure.any() else ""
@@ -258,37 +254,33 @@ def _uncertain_section(
     inputs: ReportInputs,
     measured: Measured,
     shown: Sequence[tuple[str, Sequence[object]]],
-    model_columns: Sequence[Column],
-    cells: Callable[[int], list[str]],
+    results: Sequence[tuple[Column, list[str]]],
     unit: str,
 ) -> Section:
-    order = np.argsort(-measured.uncertainty, kind="stable")[:10].tolist()
-    share = np.clip(measured.epistemic / np.maximum(measured.total, 1e-300), 0, 1)
-    epistemic = [f"{100 * part:.0f} %" for part in share]
+    top = most_uncertain(measured).tolist()
     percentiles, among = _percentiles(inputs, measured.uncertainty)
+    share = np.clip(measured.epistemic / np.maximum(measured.total, 1e-300), 0, 1)
+    known = [(Column(label, number=all(_is_number(values[k]) for k in top)), values) for label, values in shown]
+    ranks = (percentile_text(percentiles[k]).replace("percentile ", "") for k in top)
     columns = [
-        Column("row"),
-        *(Column(label, number=all(_is_number(values[row]) for row in order)) for label, values in shown),
-        *model_columns,
-        Column("epistemic share", share=True),
-        Column("percentile"),
+        (Column("row"), [f"{k + 1:,}" for k in top]),
+        *((column, [_cell(values[k]) for k in top]) for column, values in known),
+        *results,
+        (Column("epistemic share", share=True), [f"{100 * share[k]:.0f} %" for k in top]),
+        (Column("percentile"), [rank.replace("above ", "> ").replace("below ", "< ") for rank in ranks]),
     ]
-    rows = []
-    for row in order:
-        rank = percentile_text(percentiles[row]).replace("percentile ", "")
-        rank = rank.replace("above ", "> ").replace("below ", "< ")
-        known = (_cell(values[row]) for _, values in shown)
-        rows.append([f"{row + 1:,}", *known, *cells(row), epistemic[row], rank])
-    intro = (
-        f"The row the model is least sure about is row {order[0] + 1:,}; {epistemic[order[0]]} of its {unit} is "
-        "epistemic, which more data like it would shrink. The rest is noise."
-    )
+    heads, cells = zip(*columns, strict=True)
     left = len(inputs.columns) - len(shown)
     caption = (
-        f"The {len(rows)} most uncertain of {len(inputs.x):,} rows. The percentile is that of the row's total "
+        f"The {len(top)} most uncertain of {len(inputs.x):,} rows. The percentile is that of the row's total "
         f"uncertainty {among}." + (f" {left:,} more columns are not shown." if left > 0 else "")
     )
-    return Section("uncertain", "The most uncertain rows", intro, tables=[Table("uncertain", caption, columns, rows)])
+    table = Table("uncertain", caption, heads, list(zip(*cells, strict=True)))
+    intro = (
+        f"The row the model is least sure about is row {top[0] + 1:,}; {100 * share[top[0]]:.0f} % of its {unit} is "
+        "epistemic, which more data like it would shrink. The rest is noise."
+    )
+    return Section("uncertain", "The most uncertain rows", intro, tables=[table])
 
 
 def _percentiles(inputs: ReportInputs, uncertainty: Numbers) -> tuple[list[float], str]:

@@ -25,12 +25,7 @@ Ticks = Sequence[tuple[float, str]]
 
 @dataclass(frozen=True)
 class Scale:
-    """The affine map from data in [`low`, `high`] to pixels in [`start`, `end`].
-
-    Example:
-        >>> Scale(0.0, 10.0, start=50, end=250)(5.0)
-        150.0
-    """
+    """The affine map from data in [`low`, `high`] to pixels in [`start`, `end`]."""
 
     low: float
     high: float
@@ -43,12 +38,7 @@ class Scale:
 
 
 def round_ticks(low: float, high: float, *, max_ticks: int = 6) -> list[float]:
-    """At most `max_ticks` multiples of 1, 2 or 5 times a power of ten, all inside [low, high].
-
-    Examples:
-        >>> round_ticks(1958.2, 2001.9), round_ticks(-0.04, 0.11, max_ticks=4)
-        ([1960.0, 1970.0, 1980.0, 1990.0, 2000.0], [0.0, 0.05, 0.1])
-    """
+    """At most `max_ticks` multiples of 1, 2 or 5 times a power of ten, all inside [low, high]."""
     power = math.floor(math.log10((high - low) / max_ticks))
     for step, exponent in ((f, power + p) for p in range(3) for f in (1, 2, 5)):
         unit = step * 10.0**exponent
@@ -60,12 +50,7 @@ def round_ticks(low: float, high: float, *, max_ticks: int = 6) -> list[float]:
 
 
 def tick_texts(ticks: Sequence[float]) -> list[str]:
-    """The ticks as text with as many digits as tell them apart.
-
-    Examples:
-        >>> tick_texts([0.0, 0.05, 0.1]), tick_texts([0.0, 2e6, 4e6]), tick_texts([1000.0, 1500.0])
-        (['0.00', '0.05', '0.10'], ['0', '2e6', '4e6'], ['1000', '1500'])
-    """
+    """The ticks as text with as many digits as tell them apart."""
     largest = max((abs(t) for t in ticks), default=0.0)
     step = min((b - a for a, b in pairwise(ticks)), default=largest) or 1.0
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
@@ -78,12 +63,7 @@ def tick_texts(ticks: Sequence[float]) -> list[str]:
 
 
 def padded_range(*parts: Iterable[float] | Numbers, share: float = 0.04) -> tuple[float, float]:
-    """The range of all finite values, widened on both sides by a share of itself; a constant gets a range too.
-
-    Examples:
-        >>> padded_range([0.0, 10.0], [5.0], share=0.1), padded_range([3.0])
-        ((-1.0, 11.0), (2.7, 3.3))
-    """
+    """The range of all finite values, widened on both sides by a share of itself; a constant gets a range too."""
     values = np.concatenate([np.asarray(part, dtype=float).reshape(-1) for part in parts])
     values = values[np.isfinite(values)]
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
@@ -94,12 +74,7 @@ def padded_range(*parts: Iterable[float] | Numbers, share: float = 0.04) -> tupl
 
 
 def thinned_indices(*columns: Numbers, max_points: int) -> npt.NDArray[np.intp]:
-    """Rising indices of at most so many points: evenly spread, with the first, the last and every column's extremes.
-
-    Examples:
-        >>> thinned_indices(np.arange(100.0), np.eye(100)[42], max_points=6).tolist()  # the spike at 42 stays
-        [0, 42, 50, 99]
-    """
+    """Rising indices of at most so many points: evenly spread, with the first, the last and every column's extremes."""
     n = len(columns[0])
     if n <= max_points:
         return np.arange(n)
