@@ -38,6 +38,13 @@ class Agreement:
     text: str
     level: float = 0.95
 
+    @property
+    def sentence(self) -> str:
+        """The verdict as a sentence."""
+        if self.kind in ("calibrated", "few"):
+            return self.text[:1].upper() + self.text[1:] + "."
+        return f"The model is {self.text}."
+
 
 def interval_agreement(pit: Array) -> Agreement:
     """The verdict on the central intervals of a regression, from the probability integral transforms `[row]`.

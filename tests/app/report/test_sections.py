@@ -200,9 +200,11 @@ def test_hyphens_of_words_are_no_minus_signs(regressor):
 
 def test_a_day_is_written_without_midnight(regressor):
     x, y = regression_rows(12)
-    days = {"day": [datetime.datetime(2015, 8, 12)] * 12, "instant": [datetime.datetime(2015, 8, 12, 7, 30)] * 12}
+    instant = datetime.datetime(2015, 8, 12, 7, 30)
+    days = {"day": [datetime.datetime(2015, 8, 12)] * 12, "text": ["2015-08-12T00:00"] * 12, "instant": [instant] * 12}
     page = Page(report(regressor, x, y, target="t", columns=days))
-    assert set(page.column("day")) == {"2015-08-12"} and set(page.column("instant")) == {"2015-08-12 07:30"}
+    assert set(page.column("day")) == set(page.column("text")) == {"2015-08-12"}
+    assert set(page.column("instant")) == {"2015-08-12 07:30:00"}
 
 
 def test_a_band_along_a_date_is_labelled_by_the_date(regressor):

@@ -202,12 +202,8 @@ def features_section(features: Sequence[Feature], measured: Measured, ranked: Se
     parts = segments(measured, sorted(features, key=lambda feature: order[feature.name])[:5])
     # The standard errors that the greatest of so many numbers exceeds with a probability of at most 5 % (Bonferroni).
     limit = float(scipy.special.ndtri(1 - 0.025 / max(1, 2 * len(parts))))
-    matters = (
-        f"{ranked[0].name} matters most."
-        if ranked[0].rise > 2 * ranked[0].error
-        else "No feature matters beyond chance."
-    )
-    intro = " ".join([matters, *_faults(measured, parts, limit)])
+    real = [f"{one.name} matters most." for one in ranked if one.rise > 2 * one.error]
+    intro = " ".join([*(real or ["No feature matters beyond chance."])[:1], *_faults(measured, parts, limit)])
     tables = [_importance_table(ranked, measured), *([_segment_table(parts, measured, limit)] if parts else [])]
     return Section("features", "What matters, and where it errs", intro, tables=tables)
 
@@ -243,12 +239,6 @@ def _segment_table(parts: Sequence[Segment], measured: Measured, limit: float) -
         for part in parts
     ]
     notable = frozenset(k for k, part in enumerate(parts) if part.sigmas > limit or abs(part.surprise_sigmas) > limit)
-    columns: list[Column | str] = [
-        "feature",
-        Column("values", number=False),
-        "rows",
-        measured.loss_name,
-        measured.surprise_name,
-    ]
+    heads = map(Column, ("rows", measured.loss_name, measured.surprise_name))
     caption = "The most important features in parts; in colour what is beyond chance among so many parts."
-    return Table("segments", caption, columns, rows, notable)
+    return Table("segments", caption, ["feature", Column("values", number=False), *heads], rows, notable)

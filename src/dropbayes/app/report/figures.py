@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,7 @@ _INTERVALS = {
 _DIAGONAL = np.array([0.0, 1.0])
 
 
-@dataclass(frozen=True, eq=False)
-class Band:
+class Band(NamedTuple):
     """A predictive distribution along one feature: rising positions with the mean and the 50 % and 95 % intervals."""
 
     position: Numbers

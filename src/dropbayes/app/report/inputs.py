@@ -164,7 +164,8 @@ def shown_columns(columns: Any, n_rows: int) -> list[tuple[str, Sequence[object]
                 f"`columns` must have one value for each of the {n_rows} rows; {str(label)[:80]!r} has {len(values)}."
             )
     # As a list: a pandas series would take a row number for a label of its index.
-    return [(printable_name(label, max_length=40), list(values)) for label, values in columns.items()]
+    lists = {label: values.tolist() if hasattr(values, "tolist") else list(values) for label, values in columns.items()}
+    return [(printable_name(label, max_length=40), values) for label, values in lists.items()]
 
 
 def facts(provenance: Any) -> list[tuple[str, str, bool]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import re
 from collections.abc import Sequence
@@ -305,13 +304,12 @@ def _is_number(value: object) -> bool:
 
 
 def _cell(value: object) -> str:
-    if value is None or value != value:
+    if str(value) in ("None", "nan", "NaT", "<NA>"):
         return "(missing)"
-    if isinstance(value, datetime.datetime):  # a day alone where there is no time of day
-        return value.isoformat(" ", "minutes").removesuffix(" 00:00")
     if isinstance(value, float):  # no thousands marks: it may be a year
         return f"{value:.6g}".replace("-", "−")
-    return printable_name(value, max_length=60)
+    day = re.sub(r"(?<=\d{4}-\d\d-\d\d)[ T]00:00(:00)?$", "", str(value))  # the day alone, without midnight
+    return printable_name(day, max_length=60)
 
 
 # --- the dropout, deferral, provenance -----------------------------------------------------------------------------
@@ -340,7 +338,7 @@ def dropout_verdict(model: Any, x: Numbers, y: npt.NDArray[Any], measured: Measu
         torch.from_numpy(measured.loss),
         sites=[(f"layer {k + 1}", p) for k, p in enumerate(model.drop_prob_) if p > 0],
         n_draws=measured.n_draws,
-        coverage={p: values[f"coverage_{100 * p:.0f}"] for p in (0.5, 0.8, 0.95) if isinstance(measured, Regression)},
+        coverage={p / 100: values[f"coverage_{p}"] for p in (50, 80, 95) if f"coverage_{p}" in values},
         calibration_error=values.get("calibration_error"),
     )
 
@@ -383,14 +381,14 @@ def _deferral_section(measured: Measured) -> Section:
 def _provenance_section(inputs: ReportInputs, measured: Measured) -> Section:
     model = inputs.model
     drops = ", ".join(f"{p:.3g}" for p in model.population_.drop_prob[0].tolist())
-    kind = "classifier" if isinstance(measured, Classification) else "regressor"
+    kind = type(model).__name__.removeprefix("Dropout").lower()
     known = {
         "Networks": f"{count(len(model.population_), f'dropout {kind}')} with hidden layers {model.hidden_}",
         "Drop probabilities": f"{drops} (before each weight layer)",
     }
-    if isinstance(measured, Regression) and model.transform_.name != "none":
+    if not hasattr(model, "classes_") and model.transform_.name != "none":
         known["Learned"] = f"{model.transform_.unit}; predictions are in its own units"
-    if isinstance(measured, Regression) and model.noise == "constant":
+    if not hasattr(model, "classes_") and model.noise == "constant":
         tau = float(model.precision_)
         known["Noise"] = f"standard deviation {number(tau**-0.5)} (precision τ = {number(tau)})"
     known["Draws"] = f"{measured.n_draws:,} functions drawn from the networks, the same for every row"

@@ -56,7 +56,7 @@ def regression_answers(
     agreement, side = measured.agreement, bias(measured.pit)
     held = {level: percent(measured.scores[f"coverage_{level}"].value) for level in (50, 80, 95)}
     true = Markup("Intervals that claim 50 %, 80 % and 95 % hold {}, {} and {} of the truths. {}").format(
-        *held.values(), _sentence(agreement)
+        *held.values(), agreement.sentence
     )
     if side:
         rank = f"{measured.scores['mean_pit'].value:.2f}"
@@ -111,7 +111,7 @@ def class_answers(measured: Classification, *, target: str, fit: Fit) -> list[An
         percent(_epistemic_share(measured)),
         _rest(fit, "classes that overlap"),
     )
-    true = Markup("Claimed {}, observed {}. {}").format(confidence, accuracy, _sentence(agreement))
+    true = Markup("Claimed {}, observed {}. {}").format(confidence, accuracy, agreement.sentence)
     return [
         _beside_others(Answer("How good is it?", accuracy, good, tone), measured, fit),
         Answer("How sure is it?", confidence, sure),
@@ -127,12 +127,6 @@ def _epistemic_share(measured: Measured) -> float:
 
 def _tone(agreement: Agreement) -> str:
     return {"calibrated": "good", "few": "plain"}.get(agreement.kind, "warn")
-
-
-def _sentence(agreement: Agreement) -> str:
-    if agreement.kind in ("calibrated", "few"):
-        return agreement.text[:1].upper() + agreement.text[1:] + "."
-    return f"The model is {agreement.text}."
 
 
 def _rest(fit: Fit, name: str) -> str:
