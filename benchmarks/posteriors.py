@@ -19,7 +19,7 @@ from dropbayes.layers import BernoulliNoise, Linear
 from dropbayes.likelihoods import Gaussian
 from dropbayes.processes import exact_process, process_of
 from dropbayes.sampling import draws
-from dropbayes.training import fit
+from dropbayes.training import Objective, Optimization, fit
 from dropbayes.weight_layers.precision import Prior
 
 WIDTH, PRECISION, CHAINS, N_WARMUP, N_SAMPLES = 20, 100.0, 8, 500, 3000
@@ -71,8 +71,19 @@ def variational(x: Tensor, y: Tensor, *, alpha: float = 0.0, std: float = 0.0) -
     torch.manual_seed(0)
     noise = BernoulliNoise(0.1, std=std, learn_std=std > 0)
     net = nn.Sequential(nn.Linear(1, WIDTH), nn.Tanh(), Linear(WIDTH, 1, noise=noise)).double()
-    fit(net, x, y, likelihood=Gaussian(PRECISION), prior=PRIOR, alpha=alpha, epochs=1000, batch_size=20,
-        learning_rate=0.01, device="cpu", progress=False)  # fmt: skip
+    fit(
+        net,
+        x,
+        y,
+        likelihood=Gaussian(PRECISION),
+        prior=PRIOR,
+        epochs=1000,
+        batch_size=20,
+        device="cpu",
+        progress=False,
+        objective=Objective(alpha=alpha),
+        optimization=Optimization(learning_rate=0.01),
+    )
     sampled: Any = draws(net, GRID, n_draws=500, seed=0)
     return sampled[..., 0].detach()
 
@@ -82,8 +93,18 @@ def ensemble(x: Tensor, y: Tensor, n_members: int = 20) -> Tensor:
     for seed in range(n_members):
         torch.manual_seed(seed)
         net = nn.Sequential(nn.Linear(1, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)).double()
-        fit(net, x, y, likelihood=Gaussian(PRECISION), prior=PRIOR, epochs=400, batch_size=20, learning_rate=0.02,
-            device="cpu", progress=False)  # fmt: skip
+        fit(
+            net,
+            x,
+            y,
+            likelihood=Gaussian(PRECISION),
+            prior=PRIOR,
+            epochs=400,
+            batch_size=20,
+            device="cpu",
+            progress=False,
+            optimization=Optimization(learning_rate=0.02),
+        )
         with torch.no_grad():
             outputs.append(net(GRID)[:, 0])
     return torch.stack(outputs)

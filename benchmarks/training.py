@@ -29,7 +29,7 @@ from dropbayes.population.heads import HEADS
 from dropbayes.population.program import Program
 from dropbayes.population.standardisation import stacked_table
 from dropbayes.runtime.devices import tensor_cores
-from dropbayes.training import fit
+from dropbayes.training import Optimization, fit
 
 CHUNK = randomness.STEPS_PER_CHUNK
 RUN_EPOCHS = 100
@@ -217,8 +217,8 @@ def single_on_cuda() -> list[dict[str, object]]:
             likelihood=Gaussian(precision=10.0),
             epochs=epochs,
             batch_size=272,
-            cuda_graph=graph,
             device="cuda",
+            optimization=Optimization(cuda_graph=graph),
         )
 
     times = interleaved(

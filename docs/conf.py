@@ -46,7 +46,7 @@ nitpick_ignore_regex = [
         r"py:class",
         r"dropbayes\.(estimators\.(distances\.DistanceSpread|noise\.StudentNoise|transforms\.TargetTransform)"
         r"|language\.meaning\.Text|population\.heads\.Head|processes\.(convolutions|networks)\.Step"
-        r"|serving\.application\.ServedModel|training\.(rows\.Rows|settings\.FitOptions))",
+        r"|serving\.application\.ServedModel|training\.rows\.Rows)",
     ),
     # Aliases of types, type variables, and the halves of subscripted types.
     (

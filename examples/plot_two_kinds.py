@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import dropbayes as db
+from dropbayes.training import Optimization
 
 torch.manual_seed(0)
 x = torch.cat([torch.rand(150) * 1.2 - 2, torch.rand(250) * 2])[:, None]
@@ -31,7 +32,9 @@ net = nn.Sequential(
 )
 likelihood = db.HeteroscedasticGaussian()
 prior = db.Prior(length_scale=0.1)
-history = db.fit(net, x, y, likelihood=likelihood, prior=prior, epochs=300, learning_rate=3e-3)
+history = db.fit(
+    net, x, y, likelihood=likelihood, prior=prior, epochs=300, optimization=Optimization(learning_rate=3e-3)
+)
 
 # %%
 # One prediction has both parts. Their variances add up to the total.

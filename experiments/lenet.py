@@ -10,15 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.likelihoods import Categorical
-from dropbayes.training import InverseDecay, fit
-from dropbayes.weight_layers.precision import Prior
+from dropbayes.training import Checkpoint, InverseDecay, Optimization, fit
+from dropbayes.weight_layers import Prior, keep_probs
 
 __all__ = ["DropoutLayers", "lenet", "train"]
 
 DropoutLayers = Literal["none", "last", "all"]
-
-# The weight decay is the optimiser's, as in the authors' files; a prior this wide adds nothing to it.
-_NO_PRIOR = Prior(length_scale=1e-9)
 
 
 def lenet(
@@ -88,11 +85,24 @@ def train(
     weights = [p for name, p in net.named_parameters() if not name.endswith("bias")]
     biases = [p for name, p in net.named_parameters() if name.endswith("bias")]
     groups = [{"params": weights, "lr": learning_rate}, {"params": biases, "lr": 2 * learning_rate}]
+    # The prior whose decay of every stored parameter is that of the authors' files: l² p / N.
+    scale = math.sqrt(weight_decay * len(y))
+    per_layer = {name: scale * p**-0.5 for name, p in keep_probs(net, x[:1].to(device)).items()}
+    prior = Prior(length_scale=scale, per_layer=per_layer, applies_to="stored")
     epochs = math.ceil(n_steps / math.ceil(len(y) / batch_size))
     fit(
-        net, x, y, likelihood=Categorical(), prior=_NO_PRIOR, epochs=epochs, batch_size=batch_size,
-        optimizer=torch.optim.SGD(groups, lr=learning_rate, momentum=0.9, weight_decay=weight_decay),
-        schedule=InverseDecay(gamma=1e-4, power=0.75), device=device, seed=seed, checkpoint=checkpoint,
-        checkpoint_every=max(1, epochs // 10),
-    )  # fmt: skip
+        net,
+        x,
+        y,
+        likelihood=Categorical(),
+        prior=prior,
+        epochs=epochs,
+        batch_size=batch_size,
+        device=device,
+        seed=seed,
+        checkpoint=None if checkpoint is None else Checkpoint(checkpoint, every=max(1, epochs // 10)),
+        optimization=Optimization(
+            torch.optim.SGD(groups, lr=learning_rate, momentum=0.9), schedule=InverseDecay(gamma=1e-4, power=0.75)
+        ),
+    )
     return net.eval()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dropbayes.layers.recurrent import LSTM
 from dropbayes.likelihoods import Gaussian
 from dropbayes.predictive import predict
-from dropbayes.training import fit
+from dropbayes.training import Optimization, fit
 from dropbayes.weight_layers.precision import Prior
 from experiments import bands, datasets
 from experiments.record import Array, Arrays, Findings, Record, markdown_table
@@ -164,9 +164,17 @@ def _stage(
         torch.manual_seed(seed)
         net = Forecaster(kind, hidden=settings.hidden, horizon=settings.horizon, drop_prob=settings.drop_prob)
     history = fit(
-        net, train.x, train.y, likelihood=Gaussian(precision=100.0), prior=Prior(length_scale=0.1, applies_to="stored"),
-        epochs=settings.epochs, batch_size=64, learning_rate=settings.learning_rate, device=device, seed=seed,
-    )  # fmt: skip
+        net,
+        train.x,
+        train.y,
+        likelihood=Gaussian(precision=100.0),
+        prior=Prior(length_scale=0.1, applies_to="stored"),
+        epochs=settings.epochs,
+        batch_size=64,
+        device=device,
+        seed=seed,
+        optimization=Optimization(learning_rate=settings.learning_rate),
+    )
     arrays: Arrays = {"loss": np.array(history.loss)}
     for name, data in (("train", train), ("tune", tune), ("test", test)):
         if kind == "none":

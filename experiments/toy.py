@@ -18,7 +18,7 @@ from dropbayes.layers import ConcreteNoise, Linear
 from dropbayes.likelihoods import Gaussian, HeteroscedasticGaussian
 from dropbayes.predictive import Prediction, predict
 from dropbayes.runtime.devices import cpu_threads
-from dropbayes.training import fit
+from dropbayes.training import Optimization, fit
 from dropbayes.weight_layers.precision import Prior, model_precision
 from experiments import bands
 from experiments.record import Arrays, Findings, Record, markdown_table
@@ -105,10 +105,17 @@ def _demo(settings: Settings) -> Arrays:
     net = _perceptron(settings.hidden, 1, nn.Sigmoid(), DEMO_DROP, settings.seed)
     likelihood = Gaussian(precision=precision)
     fit(
-        net, x, y, likelihood=likelihood, prior=Prior(length_scale=scale, applies_to="stored"),
-        epochs=settings.n_steps // 2, batch_size=10, optimizer="sgd", learning_rate=0.01, device="cpu",
+        net,
+        x,
+        y,
+        likelihood=likelihood,
+        prior=Prior(length_scale=scale, applies_to="stored"),
+        epochs=settings.n_steps // 2,
+        batch_size=10,
+        device="cpu",
         seed=settings.seed,
-    )  # fmt: skip
+        optimization=Optimization("sgd", learning_rate=0.01),
+    )
     at = torch.linspace(-10, 10, 201)[:, None]
     prediction = predict(net, at, n_draws=settings.n_draws, likelihood=likelihood)
     seen = predict(net, x, n_draws=settings.n_draws)
@@ -133,9 +140,17 @@ def _heteroscedastic(settings: Settings) -> Arrays:
     net = _perceptron(settings.heteroscedastic_hidden, 2, nn.ReLU(), DEMO_DROP, settings.seed)
     likelihood = HeteroscedasticGaussian()
     fit(
-        net, x / 5, y, likelihood=likelihood, prior=Prior(length_scale=0.1, applies_to="stored"),
-        epochs=settings.n_steps // 2, batch_size=12, learning_rate=3e-3, device="cpu", seed=settings.seed,
-    )  # fmt: skip
+        net,
+        x / 5,
+        y,
+        likelihood=likelihood,
+        prior=Prior(length_scale=0.1, applies_to="stored"),
+        epochs=settings.n_steps // 2,
+        batch_size=12,
+        device="cpu",
+        seed=settings.seed,
+        optimization=Optimization(learning_rate=3e-3),
+    )
     at = torch.linspace(-8, 14, 221)[:, None]
     prediction = predict(net, at / 5, n_draws=settings.n_draws, likelihood=likelihood)
     return _moments(prediction) | {"x": x[:, 0].numpy(), "y": y[:, 0].numpy(), "at": at[:, 0].numpy()}
@@ -164,10 +179,17 @@ def _concrete(settings: Settings) -> Arrays:
         likelihood = HeteroscedasticGaussian()
         epochs = max(1, settings.concrete_steps // math.ceil(n_data / CONCRETE_BATCH))
         fit(
-            net, x, y, likelihood=likelihood, prior=Prior(length_scale=CONCRETE_SCALE, applies_to="stored"),
-            epochs=epochs, batch_size=CONCRETE_BATCH, learning_rate=settings.concrete_rate, device="cpu",
+            net,
+            x,
+            y,
+            likelihood=likelihood,
+            prior=Prior(length_scale=CONCRETE_SCALE, applies_to="stored"),
+            epochs=epochs,
+            batch_size=CONCRETE_BATCH,
+            device="cpu",
             seed=settings.seed,
-        )  # fmt: skip
+            optimization=Optimization(learning_rate=settings.concrete_rate),
+        )
         drop_probs.append([layer.noise.drop_prob for layer in net if isinstance(layer, Linear)])
         prediction = predict(net, x_test, n_draws=settings.n_draws, likelihood=likelihood)
         rmse.append((prediction.mean - y_test).square().mean().sqrt().item())

@@ -9,7 +9,7 @@ from dropbayes.layers.conversion import add_dropout
 from dropbayes.likelihoods import Gaussian
 from dropbayes.processes import process_of
 from dropbayes.processes.theory import theory_report, variance_ratio
-from dropbayes.training import fit
+from dropbayes.training import Optimization, fit
 from dropbayes.weight_layers import keep_probs, kl_coefficients
 from dropbayes.weight_layers.precision import Prior
 
@@ -100,7 +100,16 @@ def test_the_variances_of_a_network_and_of_its_process_are_set_side_by_side():
     y = torch.sin(2 * x)
     net = nn.Sequential(nn.Linear(1, 50), nn.ReLU(), nn.Dropout(0.1), nn.Linear(50, 1))
     prior = Prior(length_scale=1.0, hidden_length_scale="fan_in")
-    fit(net, x, y, likelihood=Gaussian(50.0), prior=prior, epochs=30, learning_rate=0.01, device="cpu")
+    fit(
+        net,
+        x,
+        y,
+        likelihood=Gaussian(50.0),
+        prior=prior,
+        epochs=30,
+        device="cpu",
+        optimization=Optimization(learning_rate=0.01),
+    )
     compared = variance_ratio(net, process_of(net, prior), (x, y), torch.tensor([[0.0], [3.0]]), precision=50.0)
     assert compared.process[1] > 10 * compared.process[0]  # the process doubts where there are no data
     torch.testing.assert_close(compared.ratio, compared.network / compared.process)

@@ -8,6 +8,7 @@ from torch import nn
 
 import dropbayes as db
 from dropbayes.sampling import perceptron_draws as sequential
+from dropbayes.training import EarlyStopping
 from tests.sampling.test_perceptron import NETS, pair
 
 
@@ -87,7 +88,13 @@ def test_the_same_fit_three_times_in_one_process_gives_the_same_weights():
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(1, 20), nn.ReLU(), nn.Dropout(0.1), nn.Linear(20, 1))
         db.fit(
-            net, x[:40], y[:40], likelihood=db.Gaussian(10.0), epochs=12, held_out=(x[40:], y[40:]), patience=3, seed=0
+            net,
+            x[:40],
+            y[:40],
+            likelihood=db.Gaussian(10.0),
+            epochs=12,
+            seed=0,
+            stopping=EarlyStopping((x[40:], y[40:]), patience=3),
         )
         states.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
     assert torch.equal(states[0], states[1]) and torch.equal(states[0], states[2])

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.training import checkpoints, fit
+from dropbayes.training import EarlyStopping, Objective, Optimization, checkpoints, fit
 from dropbayes.weight_layers.precision import Prior
 from tests.training.toys import network, toy
 
@@ -24,7 +24,7 @@ import json, os, random, signal, subprocess, sys, time
 import torch
 from torch import nn
 import dropbayes as db
-from dropbayes.training import fit
+from dropbayes.training import EarlyStopping, Optimization, fit
 
 torch.set_num_threads(1)
 folder, kills, epochs, way = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
@@ -34,8 +34,9 @@ def run(checkpoint):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 30), nn.BatchNorm1d(30), nn.ReLU(), nn.Dropout(0.2), nn.Linear(30, 1))
     x, y = torch.randn(300, 4), torch.randn(300, 1)
-    history = fit(net, x[:200], y[:200], likelihood=db.Gaussian(2.0), epochs=epochs, batch_size=32, patience=1000, seed=3,
-                  held_out=(x[200:], y[200:]), n_draws=4, learning_rate=3e-3, checkpoint=checkpoint, device="cpu")
+    history = fit(net, x[:200], y[:200], likelihood=db.Gaussian(2.0), epochs=epochs, batch_size=32, seed=3,
+                  stopping=EarlyStopping((x[200:], y[200:]), patience=1000, n_draws=4), checkpoint=checkpoint,
+                  optimization=Optimization(learning_rate=3e-3), device="cpu")
     torch.manual_seed(1)
     prediction = torch.stack([net(x) for _ in range(3)])
     return {"weights": [p.detach() for p in net.state_dict().values()], "prediction": prediction.detach(),
@@ -126,14 +127,20 @@ def test_kills_then_resume_give_bit_identical_weights_history_and_predictions(tm
     assert outcome == {"kills": kills, "same": True, "epochs": epochs}
 
 
+def constant(step):
+    return 1.0
+
+
 def interrupted(path, **changes):
     """Three epochs of a run with a checkpoint; with changes, what a later call would be."""
     x, y = toy()
-    options = {
-        "net": network(), "x": x, "y": y, "likelihood": db.Gaussian(4.0), "epochs": 3, "checkpoint": path,
-        "device": "cpu", "held_out": (x[:16], y[:16]), "n_draws": 4, "sample_weight": torch.ones(64),
-        "schedule": lambda step: 1.0,
-    }  # fmt: skip
+    options = {"net": network(), "x": x, "y": y, "likelihood": db.Gaussian(4.0), "epochs": 3, "checkpoint": path}
+    options |= {
+        "device": "cpu",
+        "sample_weight": torch.ones(64),
+        "stopping": EarlyStopping((x[:16], y[:16]), n_draws=4),
+    }
+    options["optimization"] = Optimization(schedule=constant)
     return fit(**options | changes)
 
 
@@ -145,13 +152,23 @@ def tanh_network():
 
 X, Y = toy()
 CHANGES = {
-    "drop probability": {"net": network(0.6)}, "activation": {"net": tanh_network()},
-    "one target": {"y": Y.index_fill(0, torch.tensor([7]), 0.0)}, "row weights": {"sample_weight": torch.arange(1.0, 65.0)},
-    "held-out rows": {"held_out": (X[:16], Y[:16] + 1)}, "no held-out rows": {"held_out": None},
-    "schedule": {"schedule": lambda step: 0.5}, "autocast": {"autocast": torch.bfloat16}, "seed": {"seed": 1},
-    "prior": {"prior": Prior(length_scale=3.0)}, "likelihood": {"likelihood": db.Gaussian(5.0)},
-    "optimiser": {"optimizer": "sgd"}, "learning rate": {"learning_rate": 0.1}, "batch size": {"batch_size": 32},
-}  # fmt: skip
+    "drop probability": {"net": network(0.6)},
+    "activation": {"net": tanh_network()},
+    "one target": {"y": Y.index_fill(0, torch.tensor([7]), 0.0)},
+    "row weights": {"sample_weight": torch.arange(1.0, 65.0)},
+    "held-out rows": {"stopping": EarlyStopping((X[:16], Y[:16] + 1), n_draws=4)},
+    "no held-out rows": {"stopping": EarlyStopping(n_draws=4)},
+    "held-out draws": {"stopping": EarlyStopping((X[:16], Y[:16]), n_draws=5)},
+    "schedule": {"optimization": Optimization(schedule=lambda step: 0.5)},
+    "autocast": {"optimization": Optimization(schedule=constant, autocast=torch.bfloat16)},
+    "optimiser": {"optimization": Optimization("sgd", schedule=constant)},
+    "learning rate": {"optimization": Optimization(schedule=constant, learning_rate=0.1)},
+    "divergence": {"objective": Objective(alpha=0.5)},
+    "seed": {"seed": 1},
+    "prior": {"prior": Prior(length_scale=3.0)},
+    "likelihood": {"likelihood": db.Gaussian(5.0)},
+    "batch size": {"batch_size": 32},
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -160,6 +177,23 @@ def test_a_checkpoint_of_a_run_that_differs_in_anything_is_refused(tmp_path, cha
     with pytest.raises(ValueError, match=r"`checkpoint` .* belongs to another run"):
         interrupted(tmp_path / "c", **CHANGES[change])
     assert interrupted(tmp_path / "c", epochs=4).loss[:3]
+
+
+def test_a_checkpoint_of_other_initial_weights_or_more_epochs_is_refused_and_changes_nothing(tmp_path):
+    interrupted(tmp_path / "c")
+    other = network(seed=1)
+    before = other[0].weight.clone()
+    with pytest.raises(ValueError, match=r"`checkpoint` .* belongs to a run from other initial weights"):
+        interrupted(tmp_path / "c", net=other, epochs=6)
+    assert torch.equal(other[0].weight, before)
+    with pytest.raises(ValueError, match=r"`epochs` must be at least the 3 that `checkpoint` .* has; got 2"):
+        interrupted(tmp_path / "c", epochs=2)
+
+
+def test_a_run_may_be_continued_by_the_network_that_it_trained(tmp_path):
+    net = network()
+    interrupted(tmp_path / "c", net=net)
+    assert interrupted(tmp_path / "c", net=net, epochs=5) == interrupted(None, epochs=5)
 
 
 def test_every_bit_flip_and_truncation_is_refused_with_one_class_of_error(tmp_path):
@@ -174,12 +208,12 @@ def test_every_bit_flip_and_truncation_is_refused_with_one_class_of_error(tmp_pa
     for one in damaged:
         (tmp_path / "c").write_bytes(one)
         with pytest.raises(ValueError, match=r"`checkpoint` .* is damaged") as caught:
-            checkpoints.load(tmp_path / "c", network(), optimizer, fingerprint="")
+            checkpoints.load(tmp_path / "c", network(), optimizer, fingerprint="", epochs=3)
         assert type(caught.value) is ValueError
 
 
 @pytest.mark.parametrize(
-    "contents", [[1], {"fingerprint": ""}, {"fingerprint": "", "net": {}, "optimizer": {}, "history": {}, "best": 3, "best_score": 0, "waited": 0}]
+    "contents", [[1], {"fingerprint": ""}, {"fingerprint": "", "net": {}, "optimizer": {}, "history": {}, "best": 3, "best_score": 0, "waited": 0, "start": ""}]
 )  # fmt: skip
 def test_a_signed_file_of_other_contents_is_refused_alike(tmp_path, contents):
     buffer = io.BytesIO()
@@ -188,7 +222,7 @@ def test_a_signed_file_of_other_contents_is_refused_alike(tmp_path, contents):
     (tmp_path / "c").write_bytes(signed)
     net = network()
     with pytest.raises(ValueError, match="is damaged"):
-        checkpoints.load(tmp_path / "c", net, torch.optim.Adam(net.parameters()), fingerprint="")
+        checkpoints.load(tmp_path / "c", net, torch.optim.Adam(net.parameters()), fingerprint="", epochs=3)
     assert torch.equal(net[0].weight, network()[0].weight)
 
 
@@ -205,6 +239,6 @@ def test_resuming_in_one_process_gives_the_same_history_and_weights_at_every_epo
     for stop in range(1, 6):
         path = tmp_path / str(stop)
         interrupted(path, epochs=stop)
-        net = network(seed=stop)
+        net = network()
         assert interrupted(path, net=net, epochs=6) == expected
         assert torch.equal(net[0].weight, whole[0].weight)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.training.descent import InverseDecay
 from dropbayes.training.fingerprints import fingerprint
+from dropbayes.training.optimization import InverseDecay
 from tests.training.toys import network
 
 

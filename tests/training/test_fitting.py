@@ -1,13 +1,14 @@
 """Whole runs of `fit`."""
 
 import copy
+import inspect
 
 import pytest
 import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.training import Progress, fit
+from dropbayes.training import EarlyStopping, Objective, Optimization, Progress, fit
 from tests.training.toys import network, toy
 
 
@@ -35,9 +36,16 @@ def test_early_stopping_returns_to_the_best_held_out_epoch():
         weights.append(state.net[0].weight.detach().clone())
 
     history = fit(
-        net, x[:12], y[:12], likelihood=db.Gaussian(4.0), held_out=(x[12:], y[12:]), epochs=500, patience=5,
-        learning_rate=0.05, callbacks=[remember], device="cpu",
-    )  # fmt: skip
+        net,
+        x[:12],
+        y[:12],
+        likelihood=db.Gaussian(4.0),
+        epochs=500,
+        callbacks=[remember],
+        device="cpu",
+        optimization=Optimization(learning_rate=0.05),
+        stopping=EarlyStopping((x[12:], y[12:]), patience=5),
+    )
     assert history.stopped == "patience"
     assert history.best_epoch == history.log_likelihood.index(max(history.log_likelihood)) + 1
     assert len(history.loss) == history.best_epoch + 5
@@ -57,7 +65,15 @@ def test_a_diverging_run_stops_with_advice_and_keeps_the_last_finite_weights():
     x, y = toy()
     net = network()
     with pytest.raises(FloatingPointError, match=r"diverged in epoch .*learning_rate="):
-        fit(net, x, y, likelihood=db.Gaussian(4.0), optimizer="sgd", learning_rate=1e6, epochs=100, device="cpu")
+        fit(
+            net,
+            x,
+            y,
+            likelihood=db.Gaussian(4.0),
+            epochs=100,
+            device="cpu",
+            optimization=Optimization("sgd", learning_rate=1e6),
+        )
     assert all(p.isfinite().all() for p in net.parameters())
 
 
@@ -65,9 +81,8 @@ def test_a_diverging_run_stops_with_advice_and_keeps_the_last_finite_weights():
     ("settings", "message"),
     [
         ({"epochs": 0}, "`epochs` must be a whole number, at least 1"),
-        ({"optimizer": "lion"}, "`optimizer` must be 'adam'"),
-        ({"learning_rate": -1.0}, "`learning_rate` must be a positive"),
-        ({"autocast": torch.float16}, "`autocast` must be None or torch.bfloat16"),
+        ({"batch_size": 0.5}, "`batch_size` must be a whole number, at least 1"),
+        ({"objective": Objective(alpha=2.0)}, r"`alpha` must lie in \[0, 1\]"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
@@ -87,7 +102,16 @@ def test_the_bar_is_silent_in_pipes(capfd):
 def test_loss_falls_towards_the_noise():
     x, y = toy(300)
     net = network(0.02)
-    fit(net, x, y, likelihood=db.Gaussian(100.0), epochs=150, learning_rate=0.01, batch_size=64, device="cpu")
+    fit(
+        net,
+        x,
+        y,
+        likelihood=db.Gaussian(100.0),
+        epochs=150,
+        batch_size=64,
+        device="cpu",
+        optimization=Optimization(learning_rate=0.01),
+    )
     with torch.no_grad():
         error = float((net.eval()(x) - y).square().mean().sqrt())
     assert error < 0.2
@@ -97,15 +121,22 @@ def test_nan_among_held_out_targets_or_scores_is_an_error_not_the_end_of_patienc
     x, y = toy()
     nan = torch.full_like(y, float("nan"))
     with pytest.raises(ValueError, match="`y` must be finite"):
-        fit(network(), x, y, likelihood=db.Gaussian(4.0), held_out=(x, nan), device="cpu")
+        fit(network(), x, y, likelihood=db.Gaussian(4.0), device="cpu", stopping=EarlyStopping((x, nan)))
     with pytest.raises(FloatingPointError, match="held-out log-likelihood is NaN in epoch 1"):
-        fit(network(0.0), x, y, likelihood=db.Gaussian(4.0), held_out=(nan.expand(64, 2), y), device="cpu")
+        fit(
+            network(0.0),
+            x,
+            y,
+            likelihood=db.Gaussian(4.0),
+            device="cpu",
+            stopping=EarlyStopping((nan.expand(64, 2), y)),
+        )
 
 
 def test_the_held_out_score_of_a_network_without_dropout_is_its_log_likelihood():
     x, y = toy()
     net = network(0.0)
-    history = fit(net, x, y, likelihood=db.Gaussian(4.0), held_out=(x, y), epochs=1, device="cpu")
+    history = fit(net, x, y, likelihood=db.Gaussian(4.0), epochs=1, device="cpu", stopping=EarlyStopping((x, y)))
     expected = db.Gaussian(4.0).log_density(net(x), y).mean().item()
     assert history.log_likelihood[0] == pytest.approx(expected, rel=1e-5)
 
@@ -115,8 +146,16 @@ def test_runs_repeat_in_one_process_with_early_stopping():
     runs = []
     for _ in range(3):
         net = network()
-        history = fit(net, x[:32], y[:32], likelihood=db.Gaussian(4.0), held_out=(x[32:], y[32:]), epochs=25,
-                      patience=3, learning_rate=0.05, device="cpu")  # fmt: skip
+        history = fit(
+            net,
+            x[:32],
+            y[:32],
+            likelihood=db.Gaussian(4.0),
+            epochs=25,
+            device="cpu",
+            optimization=Optimization(learning_rate=0.05),
+            stopping=EarlyStopping((x[32:], y[32:]), patience=3),
+        )
         runs.append((history, net[0].weight.detach().clone()))
     assert runs[0][0] == runs[1][0] == runs[2][0]
     assert torch.equal(runs[0][1], runs[2][1])
@@ -132,9 +171,36 @@ def test_fit_takes_its_keep_probabilities_from_where_dropout_is_used():
             return self.fc2(self.drop(torch.tanh(self.fc1(x))))
 
     net, x, y = Net(), torch.randn(4, 2), torch.randn(4, 1)
-    setting = {"likelihood": db.Gaussian(2.0), "epochs": 1, "learning_rate": 1e-9, "device": "cpu", "seed": 3}
+    setting = {"likelihood": db.Gaussian(2.0), "epochs": 1, "device": "cpu", "seed": 3}
+    setting["optimization"] = Optimization(learning_rate=1e-9)
     prior = db.Prior(length_scale=30.0)
     traced = fit(copy.deepcopy(net), x, y, prior=prior, **setting).loss
-    told = fit(copy.deepcopy(net), x, y, prior=prior, keep_probs={"fc1": 1.0, "fc2": 0.5}, **setting).loss
-    guessed = fit(copy.deepcopy(net), x, y, prior=prior, keep_probs={"fc1": 0.5, "fc2": 1.0}, **setting).loss
+    told = fit(
+        copy.deepcopy(net), x, y, prior=prior, objective=Objective(keep_probs={"fc1": 1.0, "fc2": 0.5}), **setting
+    ).loss
+    guessed = fit(
+        copy.deepcopy(net), x, y, prior=prior, objective=Objective(keep_probs={"fc1": 0.5, "fc2": 1.0}), **setting
+    ).loss
     assert traced == pytest.approx(told, rel=1e-6) and traced != pytest.approx(guessed, rel=1e-3)
+
+
+def test_fit_gives_every_layer_that_reads_the_input_its_length_scale():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out, self.first = nn.Linear(3, 1), nn.Linear(2, 3)
+
+        def forward(self, x):
+            return self.out(torch.tanh(self.first(x)))
+
+    net, x, y = Net(), torch.randn(4, 2), torch.randn(4, 1)
+    setting = {"likelihood": db.Gaussian(2.0), "epochs": 1, "device": "cpu"}
+    setting["optimization"] = Optimization(learning_rate=1e-9)
+    traced = fit(copy.deepcopy(net), x, y, prior=db.Prior(30.0, 1.0, 0.1), **setting).loss
+    named = fit(copy.deepcopy(net), x, y, prior=db.Prior(1.0, 1.0, None, {"first": 30.0, "out": 0.1}), **setting).loss
+    assert traced == pytest.approx(named, rel=1e-6)
+
+
+def test_fit_has_at_most_twelve_parameters_besides_records():
+    records = {"prior", "objective", "optimization", "stopping", "checkpoint"}
+    assert len(inspect.signature(fit).parameters.keys() - records) <= 12

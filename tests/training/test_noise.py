@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dropbayes.likelihoods import Categorical, Gaussian
-from dropbayes.training import fit
+from dropbayes.training import Objective, Optimization, fit
 from dropbayes.training.noise import ModelNoise
 from dropbayes.weight_layers.precision import Prior
 
@@ -16,8 +16,9 @@ def test_a_learned_precision_ends_at_the_inverse_of_the_mean_squared_error(tmp_p
     torch.manual_seed(0)
     x = torch.randn(400, 2)
     y = x @ torch.tensor([[1.0], [-2.0]]) + 0.5 * torch.randn(400, 1)
-    setting = {"likelihood": Gaussian(1.0), "prior": Prior(length_scale=0.01), "epochs": 200, "learning_rate": 0.1, "batch_size": 400,
-               "learn_precision": True, "device": "cpu"}  # fmt: skip
+    setting = {"likelihood": Gaussian(1.0), "prior": Prior(length_scale=0.01), "epochs": 200, "batch_size": 400}
+    setting |= {"objective": Objective(learn_precision=True), "optimization": Optimization(learning_rate=0.1)}
+    setting["device"] = "cpu"
     net = nn.Linear(2, 1)
     start = copy.deepcopy(net)
     history = fit(net, x, y, **setting)
@@ -42,8 +43,15 @@ def test_the_logarithm_of_the_precision_never_decays():
 
 def test_a_precision_to_be_learned_needs_a_gaussian():
     with pytest.raises(ValueError, match="`learn_precision` needs a Gaussian"):
-        fit(nn.Linear(2, 2), torch.zeros(3, 2), torch.zeros(3, dtype=torch.long), likelihood=Categorical(),
-            learn_precision=True, epochs=1, device="cpu")  # fmt: skip
+        fit(
+            nn.Linear(2, 2),
+            torch.zeros(3, 2),
+            torch.zeros(3, dtype=torch.long),
+            likelihood=Categorical(),
+            epochs=1,
+            device="cpu",
+            objective=Objective(learn_precision=True),
+        )
 
 
 def test_an_alpha_divergence_is_less_sure_than_the_bound():
@@ -54,7 +62,17 @@ def test_an_alpha_divergence_is_less_sure_than_the_bound():
     for alpha in (0.0, 1.0):
         torch.manual_seed(1)
         net = nn.Sequential(nn.Linear(1, 30), nn.ReLU(), nn.Dropout(0.2), nn.Linear(30, 1))
-        fit(net, x, y, likelihood=Gaussian(50.0), prior=Prior(length_scale=0.1), alpha=alpha, epochs=150,
-            batch_size=40, learning_rate=0.01, device="cpu")  # fmt: skip
+        fit(
+            net,
+            x,
+            y,
+            likelihood=Gaussian(50.0),
+            prior=Prior(length_scale=0.1),
+            epochs=150,
+            batch_size=40,
+            device="cpu",
+            objective=Objective(alpha=alpha),
+            optimization=Optimization(learning_rate=0.01),
+        )
         deviations.append(torch.stack([net.train()(x) for _ in range(200)]).std(0).mean().item())
     assert deviations[1] > deviations[0]

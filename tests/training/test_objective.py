@@ -1,5 +1,6 @@
 """Tests of the evidence lower bound: against the dropout loss, its own expectation, and the exact evidence."""
 
+import copy
 import itertools
 import math
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from dropbayes.layers import GaussianNoise, Linear
 from dropbayes.likelihoods import Categorical, Gaussian
 from dropbayes.training.objective import divergence_of, kl_divergence, negative_elbo
 from dropbayes.weight_layers import kl_constant
@@ -158,3 +160,18 @@ def test_the_divergence_makes_no_tensor_of_numbers_of_the_host(monkeypatch):
     for owner, name in ((torch.Tensor, "new_tensor"), (torch, "tensor"), (torch, "as_tensor")):
         monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("made of a number of the host"))
     assert divergence() == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_networks_have_the_divergence_and_the_bound_of_their_weights_in_float32(dtype):
+    half = nn.Sequential(nn.Dropout(0.1), nn.Linear(300, 300), Linear(300, 1, noise=GaussianNoise(0.3))).to(dtype)
+    full, prior = copy.deepcopy(half).float(), Prior(length_scale=0.01)
+    divergence = kl_divergence(half, prior=prior)
+    assert divergence.dtype == torch.float32
+    torch.testing.assert_close(divergence, kl_divergence(full, prior=prior), rtol=2e-3, atol=0.0)
+    output, y = torch.full((4, 1), 300.0, dtype=dtype), torch.zeros(4, 1, dtype=dtype)  # whose square overflows float16
+    bounds = [
+        negative_elbo(net, out, y, likelihood=Gaussian(1.0), prior=prior, n_data=4)
+        for net, out in ((half, output), (full, output.float()))
+    ]
+    torch.testing.assert_close(*bounds, rtol=2e-3, atol=0.0)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.training import fit
+from dropbayes.training import EarlyStopping, Optimization, fit
 from tests.training.toys import network, toy
 
 
@@ -21,7 +21,15 @@ def test_classification_and_dict_inputs_train():
             return self.layer(self.drop(features))
 
     net, label = Named(), (y[:, 0] > 0).long()
-    fit(net, {"features": x}, label, likelihood=db.Categorical(), epochs=60, learning_rate=0.05, device="cpu")
+    fit(
+        net,
+        {"features": x},
+        label,
+        likelihood=db.Categorical(),
+        epochs=60,
+        device="cpu",
+        optimization=Optimization(learning_rate=0.05),
+    )
     assert (net.eval()(x).argmax(1) == label).float().mean() > 0.9
 
 
@@ -59,7 +67,8 @@ def test_a_shuffling_loader_repeats_with_the_seed_and_its_own_generator_is_left_
 def test_a_loaders_run_resumes_bit_for_bit(tmp_path):
     x, y = toy()
     whole, broken = network(), network()
-    options = {"likelihood": db.Gaussian(4.0), "held_out": loader_of(*toy(32)), "n_draws": 4, "device": "cpu"}
+    options = {"likelihood": db.Gaussian(4.0), "device": "cpu"}
+    options["stopping"] = EarlyStopping(loader_of(*toy(32)), n_draws=4)
     expected = fit(whole, loader_of(x, y), epochs=6, **options)
     fit(broken, loader_of(x, y), epochs=2, checkpoint=tmp_path / "c", **options)
     resumed = network()
@@ -79,8 +88,15 @@ def test_nested_inputs_with_parts_that_are_no_rows_train():
     x, y = toy()
     net = Scaled()
     before = net.layer[1].weight.clone()
-    fit(net, {"features": {"a": x}, "scale": torch.ones(1), "flag": True}, y, likelihood=db.Gaussian(4.0),
-        held_out=({"features": {"a": x}, "scale": torch.ones(1), "flag": True}, y), epochs=2, device="cpu")  # fmt: skip
+    fit(
+        net,
+        {"features": {"a": x}, "scale": torch.ones(1), "flag": True},
+        y,
+        likelihood=db.Gaussian(4.0),
+        epochs=2,
+        device="cpu",
+        stopping=EarlyStopping(({"features": {"a": x}, "scale": torch.ones(1), "flag": True}, y)),
+    )
     assert not torch.equal(net.layer[1].weight, before)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dropbayes as db
-from dropbayes.training import InverseDecay, fit
+from dropbayes.training import InverseDecay, Optimization, fit
 from dropbayes.training.objective import negative_elbo
 from dropbayes.weight_layers import parameter_groups
 from dropbayes.weight_layers.precision import Prior
@@ -18,9 +18,16 @@ def test_full_batch_sgd_is_gradient_descent_on_the_negative_elbo_over_tau():
     x, y = x.double(), y.double()
     policy = InverseDecay(gamma=0.1, power=0.5)
     fit(
-        ours, x, y, likelihood=likelihood, prior=prior, epochs=5, batch_size=64, optimizer="sgd",
-        learning_rate=0.05, momentum=0.8, schedule=policy, device="cpu",
-    )  # fmt: skip
+        ours,
+        x,
+        y,
+        likelihood=likelihood,
+        prior=prior,
+        epochs=5,
+        batch_size=64,
+        device="cpu",
+        optimization=Optimization("sgd", learning_rate=0.05, momentum=0.8, schedule=policy),
+    )
     velocity = [torch.zeros_like(p) for p in theirs.parameters()]
     for iteration in range(5):
         loss = negative_elbo(theirs, theirs(x), y, likelihood=likelihood, prior=prior, n_data=64) / 7.0
@@ -39,9 +46,16 @@ def test_the_paper_loss_with_decay_in_the_optimiser_gives_the_same_network():
     prior, tau = Prior(length_scale=2.0), 5.0
     ours, theirs = network(0.0).double(), network(0.0).double()
     fit(
-        ours, x, y, likelihood=db.Gaussian(tau), prior=prior, epochs=4, batch_size=64, optimizer="sgd",
-        learning_rate=0.1, momentum=0.0, device="cpu",
-    )  # fmt: skip
+        ours,
+        x,
+        y,
+        likelihood=db.Gaussian(tau),
+        prior=prior,
+        epochs=4,
+        batch_size=64,
+        device="cpu",
+        optimization=Optimization("sgd", learning_rate=0.1, momentum=0.0),
+    )
     optimizer = torch.optim.SGD(parameter_groups(theirs, precision=tau, prior=prior, n_data=64), lr=0.1)
     for _ in range(4):
         optimizer.zero_grad()
@@ -76,7 +90,13 @@ def test_mixed_precision_trains_float32_weights():
     x, y = toy()
     net = network()
     history = fit(
-        net, x, y, likelihood=db.Gaussian(4.0), epochs=30, learning_rate=0.01, autocast=torch.bfloat16, device="cpu"
+        net,
+        x,
+        y,
+        likelihood=db.Gaussian(4.0),
+        epochs=30,
+        device="cpu",
+        optimization=Optimization(learning_rate=0.01, autocast=torch.bfloat16),
     )
     assert net[0].weight.dtype == torch.float32
     assert history.loss[-1] < history.loss[0]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dropbayes.layers.noise import BernoulliNoise, Noise
 from dropbayes.tracing import draw_or_mean
 from dropbayes.variational import Bernoulli, Family
+from dropbayes.variational.family import in_full_precision
 from dropbayes.weight_layers.precision import Prior
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "Embedding", "Linear", "WeightLayer", "mask_shape", "word_mask"]
@@ -60,8 +61,8 @@ class WeightLayer(nn.Module, ABC):
         return self.noise.posterior(self.matrix())
 
     def _random_weights(self) -> Family:
-        """The posterior of the random units: all, unless a layer has constant ones."""
-        return self.posterior()
+        """The posterior of the random units, all unless a layer has constant ones, in float32 or better."""
+        return self.noise.posterior(in_full_precision(self.matrix())).in_full_precision()
 
     @property
     def keep_prob(self) -> float | None:
@@ -82,11 +83,12 @@ class WeightLayer(nn.Module, ABC):
         r"""$\mathrm{KL}(q \| p)$ of this layer's weights and biases under `prior`, with the family's constants."""
         keep_prob = self.noise.keep_prob or 1.0
         scale = prior.of_weight(name, parameter="weight", first=first, fan_in=self.fan_in, keep_prob=keep_prob)
-        divergence = self.noise.divergence(self._random_weights().in_full_precision(), scale)
+        divergence = self.noise.divergence(self._random_weights(), scale)
         if self.bias is None:
             return divergence
         # Without a family of its own the bias is a point, the limit of dropout with nothing dropped.
-        q = self.noise.bias_posterior(self.bias[:, None]) or Bernoulli(self.bias[:, None], 1.0)
+        bias = in_full_precision(self.bias)[:, None]
+        q = self.noise.bias_posterior(bias) or Bernoulli(bias, 1.0)
         kept = keep_prob if isinstance(q, Bernoulli) and q.keep_prob < 1 else 1.0
         bias_scale = prior.of_bias(name, parameter="bias", keep_prob=kept)
         if not isinstance(bias_scale, Tensor) and bias_scale == 0:
@@ -252,10 +254,11 @@ class Embedding(WeightLayer, nn.Embedding):
         return 1  # a lookup reads one vector
 
     def _random_weights(self) -> Family:
+        q = super()._random_weights()
         if self.padding_idx is None:
-            return self.posterior()
+            return q
         words = torch.arange(self.num_embeddings, device=self.weight.device)
-        return self.posterior().at(words[words != self.padding_idx])
+        return q.at(words[words != self.padding_idx])
 
     def forward(self, input: Tensor) -> Tensor:
         row_axis = self.row_axis if input.dim() > 1 else 0

@@ -7,6 +7,7 @@ import io
 import math
 import os
 import pathlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -15,11 +16,12 @@ from torch import Tensor, nn
 
 from dropbayes.runtime import files
 from dropbayes.runtime.validation import check_count
+from dropbayes.training import fingerprints
 
 __all__ = ["Checkpoint", "History", "Run", "load", "save"]
 
 # A file is this line, the SHA-256 of the rest, and the rest: a dictionary as torch saves it.
-_MAGIC = b"dropbayes checkpoint 2\n"
+_MAGIC = b"dropbayes checkpoint 3\n"
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Checkpoint:
     every: int = 1
 
     def __post_init__(self) -> None:
-        check_count("checkpoint_every", self.every)
+        check_count("every", self.every)
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,14 @@ class Run:
         best: The weights of the best held-out epoch, if rows are held out.
         best_score: Their held-out log-likelihood.
         waited: The number of epochs since then.
+        start: The fingerprint of the weights that the run began with.
     """
 
     history: History
     best: dict[str, Tensor] | None = None
     best_score: float = -math.inf
     waited: int = 0
+    start: str = ""
 
 
 def save(
@@ -88,6 +92,7 @@ def save(
         "best": run.best,
         "best_score": run.best_score,
         "waited": run.waited,
+        "start": run.start,
     }
     buffer = io.BytesIO()
     torch.save(contents, buffer)
@@ -96,19 +101,25 @@ def save(
 
 
 def load(
-    path: str | os.PathLike[str] | None, net: nn.Module, optimizer: torch.optim.Optimizer, *, fingerprint: str
+    path: str | os.PathLike[str] | None,
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    fingerprint: str,
+    epochs: int,
 ) -> Run:
     """The run as its checkpoint left it, network and optimiser included, or a new one without a checkpoint.
 
     A run that reached its last epoch may be continued; one stopped by patience or a callback may not.
 
     Raises:
-        ValueError: The file is damaged, not a checkpoint, or belongs to another run. Nothing was changed.
+        ValueError: The file is damaged, no checkpoint, or one of another or a longer run. Nothing was changed.
     """
-    if path is None or not pathlib.Path(path).exists():
+    if path is None:
         return Run(History())
-    device = next(net.parameters()).device
-    saved = _read_verified(pathlib.Path(path), device)
+    if not pathlib.Path(path).exists():
+        return Run(History(), start=_digest(net.state_dict()))
+    saved = _read_verified(pathlib.Path(path), next(net.parameters()).device)
     if saved["fingerprint"] != fingerprint:
         raise ValueError(
             f"`checkpoint` {os.fspath(path)!r} belongs to another run (other network, data, optimiser, seed or "
@@ -116,13 +127,31 @@ def load(
         )
     if not _same_layout(saved["net"], net.state_dict()) or not _same_layout(saved["best"], net.state_dict()):
         raise _refusal(path)
+    # The network of a killed run has its first weights again, that of a finished one its last or best.
+    known = {saved["start"], _digest(saved["net"]), _digest(saved["best"] or {})}
+    if _digest(net.state_dict()) not in known:
+        raise ValueError(
+            f"`checkpoint` {os.fspath(path)!r} belongs to a run from other initial weights. Delete it to start anew, "
+            "name another file, or initialise the network with the seed it had."
+        )
+    if len(saved["history"]["loss"]) > epochs:
+        raise ValueError(
+            f"`epochs` must be at least the {len(saved['history']['loss'])} that `checkpoint` {os.fspath(path)!r} has; "
+            f"got {epochs}. Delete it to start anew, or name another file."
+        )
     try:
-        run = Run(History(**saved["history"]), saved["best"], float(saved["best_score"]), int(saved["waited"]))
+        run = Run(
+            History(**saved["history"]), saved["best"], float(saved["best_score"]), int(saved["waited"]), saved["start"]
+        )
         optimizer.load_state_dict(saved["optimizer"])
     except Exception:
         raise _refusal(path) from None
     net.load_state_dict(saved["net"])
     return run
+
+
+def _digest(weights: Mapping[str, Tensor]) -> str:
+    return fingerprints.fingerprint(weights=dict(weights))
 
 
 def _read_verified(path: pathlib.Path, device: torch.device) -> dict[str, Any]:
@@ -133,7 +162,7 @@ def _read_verified(path: pathlib.Path, device: torch.device) -> dict[str, Any]:
         raise _refusal(path)
     try:
         saved = torch.load(io.BytesIO(payload), map_location=device, weights_only=True)
-        keys = {"fingerprint", "net", "optimizer", "history", "best", "best_score", "waited"}
+        keys = {"fingerprint", "net", "optimizer", "history", "best", "best_score", "waited", "start"}
         if saved.keys() != keys or saved["history"].keys() != {one.name for one in fields(History)}:
             raise ValueError
     except Exception:  # a valid digest over other contents

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +20,12 @@ from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import check_count
 from dropbayes.training import checkpoints
 from dropbayes.training.checkpoints import Checkpoint, History, Run
-from dropbayes.training.descent import Descent, optimizer_settings, restore_rates
 from dropbayes.training.fingerprints import fingerprint
 from dropbayes.training.noise import ModelNoise
+from dropbayes.training.objective import Objective
+from dropbayes.training.optimization import Optimization, optimizer_settings, restore_rates
 from dropbayes.training.rows import Rows, training_rows
-from dropbayes.training.settings import Bound, FitOptions, settings_of
-from dropbayes.training.steps import Step, batch_objective, run_epoch, wants_graph
+from dropbayes.training.steps import Step, batch_loss, run_epoch, wants_graph
 from dropbayes.training.stopping import EarlyStopping, held_out_score
 from dropbayes.weight_layers import complete_keep_probs
 from dropbayes.weight_layers.precision import Prior
@@ -34,6 +34,9 @@ __all__ = ["Progress", "fit"]
 
 ALPHA_DRAWS = 10
 """The number of draws per step of an α-divergence, as in Li and Gal (2017)."""
+
+MAX_UNCHECKED_STEPS = 16
+"""Steps after which the weights of a run that nothing else reads are checked to be finite."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,6 @@ class Progress:
     history: History
 
 
-_UNCHECKED_STEPS = 16  # steps after which the weights of a run that nothing else reads are checked to be finite
-
-
 def fit(
     net: nn.Module,
     x: Any,
@@ -55,18 +55,17 @@ def fit(
     *,
     likelihood: Likelihood,
     prior: Prior | None = None,
-    bound: Bound | None = None,
+    objective: Objective | None = None,
+    optimization: Optimization | None = None,
+    stopping: EarlyStopping | None = None,
     sample_weight: Array | None = None,
     epochs: int = 100,
     batch_size: int = 128,
-    descent: Descent | None = None,
-    stopping: EarlyStopping | None = None,
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
     callbacks: Sequence[Callable[[Progress], bool | None]] = (),
     device: str | torch.device = "auto",
     seed: int = 0,
     progress: bool | None = None,
-    **options: Unpack[FitOptions],
 ) -> History:
     r"""The `History` of training `net` in place to the minimum of the negative evidence lower bound.
 
@@ -86,21 +85,20 @@ def fit(
         y: Targets, as `likelihood` takes them; None if `x` is a DataLoader.
         likelihood: The observation model $p(\mathbf y \mid \widehat{\mathbf y})$.
         prior: The length-scales of weights and biases; `Prior()` by default.
-        bound: Which bound is minimised: its α-divergence, keep probabilities, and whether τ is trained too.
+        objective: Which bound is minimised: its α-divergence, keep probabilities, and whether τ is trained too.
+        optimization: The optimiser, its learning rate and schedule, the numerical precision.
+        stopping: The held-out rows on whose predictive log-likelihood training stops early.
         sample_weight: The weight of each row. A row of weight 2 counts twice, also against the prior: N is their sum.
         epochs: The number of passes over the rows.
         batch_size: The number of rows of a mini-batch, M; a DataLoader has its own.
-        descent: The optimiser, its learning rate and schedule, the numerical precision.
-        stopping: The held-out rows on whose predictive log-likelihood training stops early.
         checkpoint: A file to write after every epoch and to resume from; `Checkpoint(path, every=10)` writes less
-            often. One of another run (other network, data, weights, optimiser, schedule, seed ...) is refused. Of a
-            DataLoader, every value of a TensorDataset is compared, of other datasets their type and length.
+            often. One of another run (other network, initial weights, data, optimiser, schedule, seed ...) or of a
+            longer one is refused. Of a DataLoader, every value of a TensorDataset is compared, of other datasets their
+            type and length.
         callbacks: Functions called with a `Progress` after every epoch; one that returns True stops the training.
         device: "auto" (CUDA where there is one), "cpu", "cuda" ...
         seed: The seed of batches and masks.
         progress: Whether to show a bar; by default in a terminal or notebook.
-        **options: The fields of `Bound`, `Descent` and `EarlyStopping` one by one: `learning_rate=1e-2` for
-            `descent=Descent(learning_rate=1e-2)`, `held_out=(x, y), patience=20` for `stopping=`.
 
     Raises:
         FloatingPointError: The loss or a weight is no longer finite. The network keeps its last finite state.
@@ -118,46 +116,49 @@ def fit(
         raise TypeError(
             f"`likelihood` must say what the output means, such as Gaussian(precision=1.0); got {likelihood!r}."
         )
-    settings = settings_of(bound, descent, stopping, checkpoint, sample_weight, options)
-    bound, descent, stopping, file = settings.bound, settings.descent, settings.stopping, settings.checkpoint
+    prior, objective = prior or Prior(), objective or Objective()
+    optimization, stopping = optimization or Optimization(), stopping or EarlyStopping()
+    file = Checkpoint(checkpoint) if isinstance(checkpoint, (str, os.PathLike)) else checkpoint
     target = available_device(device)
-    rows = training_rows(x, y, net=net, device=target, batch_size=batch_size, sample_weight=settings.sample_weight)
+    rows = training_rows(x, y, net=net, device=target, batch_size=batch_size, sample_weight=sample_weight)
     judged = stopping.rows(net, target)
-    noise = ModelNoise(likelihood, bound.learn_precision, target)
+    noise = ModelNoise(likelihood, objective.learn_precision, target)
     with (
         _on_device(net, target),
-        noise.precision_group(descent.optimizer_of(net)) as trained,
+        noise.precision_group(optimization.optimizer_of(net)) as trained,
         restore_rates(trained) as (optimizer, base_rates),
     ):
         _check_targets(net, rows, likelihood)
         _check_targets(net, judged, likelihood)
-        traced = complete_keep_probs(net, next(rows.pass_through()).first(2).arguments, bound.keep_probs)
-        objective = batch_objective(net, noise.likelihood, prior or Prior(), traced, rows.n_data, bound.alpha)
-        scale = 1 / float(likelihood.precision) if isinstance(likelihood, Gaussian) else 1.0
-        graphed = wants_graph(net, descent.cuda_graph, target) and not bound.learn_precision
-        n_step_draws = ALPHA_DRAWS if bound.alpha else 1
-        step = Step(net, objective, scale, descent.autocast, graphed, bool(descent.cuda_graph), n_step_draws)
-        identity = ""
-        if file is not None:
-            identity = fingerprint(
-                net=net, rows=rows.identity(), held_out=judged and judged.identity(), likelihood=likelihood,
-                prior=prior, keep_probs=bound.keep_probs, learn_precision=bound.learn_precision, alpha=bound.alpha,
-                epochs=None, batch_size=batch_size, patience=stopping.patience, n_draws=stopping.n_draws, seed=seed,
-                optimizer=optimizer_settings(optimizer), schedule=descent.schedule, autocast=descent.autocast,
-            )  # fmt: skip
-        run = checkpoints.load(None if file is None else file.path, net, optimizer, fingerprint=identity)
+        kept = complete_keep_probs(net, next(rows.pass_through()).first(2).arguments, objective.keep_probs)
+        step = Step(
+            net,
+            batch_loss(net, noise.likelihood, prior, kept, rows.n_data, objective.alpha),
+            scale=1 / float(likelihood.precision) if isinstance(likelihood, Gaussian) else 1.0,
+            autocast=optimization.autocast,
+            graphed=wants_graph(net, optimization.cuda_graph, target) and not objective.learn_precision,
+            required=bool(optimization.cuda_graph),
+            n_draws=ALPHA_DRAWS if objective.alpha else 1,
+        )
+        identity = "" if file is None else fingerprint(
+            net=net, rows=rows.identity(), held_out=judged and judged.identity(), likelihood=likelihood, prior=prior,
+            objective=objective, batch_size=batch_size, stopping=(stopping.patience, stopping.n_draws), seed=seed,
+            optimizer=optimizer_settings(optimizer), schedule=optimization.schedule, autocast=optimization.autocast,
+        )  # fmt: skip
+        run = checkpoints.load(None if file is None else file.path, net, optimizer, fingerprint=identity, epochs=epochs)
         noise.restore(run.history.precision)
-        done = len(run.history.loss)
-        with ProgressBar("fit", epochs, unit="epochs", initial=done, show=progress) as bar:
-            most_unchecked = 1 if callbacks or judged is not None or file is not None else _UNCHECKED_STEPS
+        with ProgressBar("fit", epochs, unit="epochs", initial=len(run.history.loss), show=progress) as bar:
+            is_read = bool(callbacks) or judged is not None or file is not None
             finite, unchecked = _state_copy(net), 0  # the last state that was checked to be finite, and steps since
             net.train()
             while len(run.history.loss) < epochs and not run.history.stopped:
                 epoch = len(run.history.loss)
                 _seed(target, seed, epoch)
-                loss = run_epoch(step, optimizer, rows, base_rates=base_rates, schedule=descent.schedule, epoch=epoch)
+                loss = run_epoch(
+                    step, optimizer, rows, base_rates=base_rates, schedule=optimization.schedule, epoch=epoch
+                )
                 unchecked += rows.n_batches
-                if unchecked >= most_unchecked or epoch + 1 == epochs or not math.isfinite(loss):
+                if is_read or unchecked >= MAX_UNCHECKED_STEPS or epoch + 1 == epochs or not math.isfinite(loss):
                     _check_finite(net, finite, loss, epoch, optimizer)
                     finite, unchecked = _state_copy(net), 0
                 score = None
@@ -166,7 +167,7 @@ def fit(
                 run = replace(run, history=replace(run.history, precision=[*run.history.precision, *noise.values()]))
                 run = _with_epoch(run, net, loss, score, optimizer.param_groups[0]["lr"], stopping.patience)
                 stop = [callback(Progress(epoch + 1, net, run.history)) for callback in callbacks]
-                if callbacks or judged is not None:
+                if is_read:
                     net.train()
                 if any(stop) and not run.history.stopped:
                     run = replace(run, history=replace(run.history, stopped="callback"))
@@ -217,7 +218,7 @@ def _with_epoch(run: Run, net: nn.Module, loss: float, score: float | None, rate
         return replace(run, history=history)
     history = replace(history, log_likelihood=[*history.log_likelihood, score])
     if score > run.best_score:
-        return Run(history, _state_copy(net), score, 0)
+        return replace(run, history=history, best=_state_copy(net), best_score=score, waited=0)
     stopped = "patience" if run.waited + 1 >= patience else ""
     history = replace(history, best_epoch=run.history.best_epoch, stopped=stopped)
     return replace(run, history=history, waited=run.waited + 1)

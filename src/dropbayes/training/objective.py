@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,28 @@ from dropbayes.variational.family import in_full_precision
 from dropbayes.weight_layers import decays, input_layers, kl_is_weight_decay, weight_layers
 from dropbayes.weight_layers.precision import Prior
 
-__all__ = ["divergence_of", "kl_divergence", "last_layer_moments", "negative_elbo", "row_misfit"]
+__all__ = ["Objective", "divergence_of", "kl_divergence", "last_layer_moments", "negative_elbo", "row_misfit"]
+
+
+@dataclass(frozen=True)
+class Objective:
+    r"""The bound on the evidence that `fit` optimises.
+
+    Args:
+        alpha: The α of an α-divergence in [0, 1] (Li and Gal 2017), estimated with ten draws per step; 0 is the
+            evidence lower bound. See `negative_elbo`.
+        keep_probs: Keep probabilities by module name, which override those traced on the first rows.
+        learn_precision: Whether the τ of a `Gaussian` is trained with the network, starting from its value. The τ of
+            the returned weights is `history.precision[history.best_epoch - 1]`.
+
+    Example:
+        >>> Objective(alpha=0.5).learn_precision
+        False
+    """
+
+    alpha: float = 0.0
+    keep_probs: Mapping[str, float] | None = None
+    learn_precision: bool = False
 
 
 def kl_divergence(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None) -> Tensor:

@@ -14,21 +14,21 @@ from dropbayes.training.objective import divergence_of, row_misfit
 from dropbayes.training.rows import Batch, Rows
 from dropbayes.weight_layers.precision import Prior
 
-__all__ = ["Step", "batch_objective", "run_epoch", "wants_graph"]
+__all__ = ["Step", "batch_loss", "run_epoch", "wants_graph"]
 
 _GRAPH_PARAMETERS = 20_000_000  # larger networks saturate the device without a graph
 
-Objective = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
-def batch_objective(
+def batch_loss(
     net: nn.Module,
     likelihood: Callable[[], Likelihood],
     prior: Prior,
     keep_probs: Mapping[str, float] | None,
     n_data: float,
     alpha: float = 0.0,
-) -> Objective:
+) -> Loss:
     r"""The negative evidence lower bound per row as a function of a batch's outputs; see `negative_elbo`.
 
     With weights $w_n$ of the rows, N is their sum: the bound is that of a data set in which row n occurs $w_n$ times.
@@ -55,7 +55,7 @@ class Step:
 
     Args:
         net: The network.
-        objective: The loss of a batch's outputs.
+        loss: The loss of a batch's outputs.
         scale: The factor on the loss before its gradient is taken.
         autocast: The dtype of mixed precision, or None.
         graphed: Whether to replay a CUDA graph.
@@ -64,7 +64,7 @@ class Step:
     """
 
     net: nn.Module
-    objective: Objective
+    loss: Loss
     scale: float
     autocast: torch.dtype | None
     graphed: bool = False
@@ -92,7 +92,7 @@ class Step:
             output = batch.output(self.net)
             if self.n_draws > 1:
                 output = torch.stack([output, *(batch.output(self.net) for _ in range(self.n_draws - 1))])
-        loss = self.objective(output, batch.y, batch.weight)
+        loss = self.loss(output, batch.y, batch.weight)
         (loss * self.scale).backward()
         return loss.detach()
 

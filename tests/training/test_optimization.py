@@ -1,10 +1,10 @@
-"""How the objective is descended: schedules, optimisers, learning rates."""
+"""How the objective is optimised: schedules, optimisers, learning rates."""
 
 import pytest
 import torch
 
 import dropbayes as db
-from dropbayes.training import Descent, InverseDecay, fit
+from dropbayes.training import InverseDecay, Optimization, fit
 from dropbayes.weight_layers import Prior, parameter_groups
 from tests.training.toys import network, toy
 
@@ -19,7 +19,7 @@ def test_mode_and_given_optimiser_are_respected():
     net = network().eval()
     net[1].train()
     optimizer = torch.optim.RMSprop(net.parameters(), lr=1e-3)
-    fit(net, x, y, likelihood=db.Gaussian(4.0), epochs=2, optimizer=optimizer, device="cpu")
+    fit(net, x, y, likelihood=db.Gaussian(4.0), epochs=2, device="cpu", optimization=Optimization(optimizer))
     assert [module.training for module in net] == [False, True, False, False]
     assert not net.training
     assert optimizer.state
@@ -29,16 +29,23 @@ def test_an_optimiser_of_another_network_is_refused_and_one_of_a_part_trains_tha
     x, y = toy()
     net, other = network(), network(seed=1)
     with pytest.raises(ValueError, match="`optimizer` must hold parameters of `net`; 4 of its 4"):
-        fit(net, x, y, likelihood=db.Gaussian(4.0), optimizer=torch.optim.Adam(other.parameters()), device="cpu")
+        fit(
+            net,
+            x,
+            y,
+            likelihood=db.Gaussian(4.0),
+            device="cpu",
+            optimization=Optimization(torch.optim.Adam(other.parameters())),
+        )
     before = net[0].weight.clone()
     fit(
         net,
         x,
         y,
         likelihood=db.Gaussian(4.0),
-        optimizer=torch.optim.SGD(net[3].parameters(), lr=0.1),
         epochs=2,
         device="cpu",
+        optimization=Optimization(torch.optim.SGD(net[3].parameters(), lr=0.1)),
     )
     assert torch.equal(net[0].weight, before)
     assert not torch.equal(net[3].weight, network()[3].weight)
@@ -51,36 +58,34 @@ def test_an_optimiser_that_decays_weights_itself_is_refused():
     adamw, sgd = torch.optim.AdamW(net.parameters()), torch.optim.SGD(groups, lr=0.1)
     for optimizer in (adamw, sgd, torch.optim.Adam(net.parameters(), weight_decay=0.1)):
         with pytest.raises(ValueError, match=r"`optimizer` must not decay weights.*weight_decay=0 and set `prior`"):
-            fit(net, x, y, likelihood=db.Gaussian(4.0), optimizer=optimizer, epochs=1, device="cpu")
-    fit(net, x, y, likelihood=db.Gaussian(4.0), optimizer=torch.optim.AdamW(net.parameters(), weight_decay=0), epochs=1,
-        device="cpu")  # fmt: skip
+            fit(net, x, y, likelihood=db.Gaussian(4.0), epochs=1, device="cpu", optimization=Optimization(optimizer))
+    fit(
+        net,
+        x,
+        y,
+        likelihood=db.Gaussian(4.0),
+        epochs=1,
+        device="cpu",
+        optimization=Optimization(torch.optim.AdamW(net.parameters(), weight_decay=0)),
+    )
 
 
 def test_the_callers_learning_rate_is_left_as_it_was_and_the_same_optimiser_resumes(tmp_path):
     x, y = toy()
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    options = {"likelihood": db.Gaussian(4.0), "optimizer": optimizer, "schedule": InverseDecay(gamma=1.0, power=1.0)}
+    options = {"likelihood": db.Gaussian(4.0)}
+    options["optimization"] = Optimization(optimizer, schedule=InverseDecay(gamma=1.0, power=1.0))
     history = fit(net, x, y, epochs=3, checkpoint=tmp_path / "c", device="cpu", **options)
     assert optimizer.param_groups[0]["lr"] == 0.1 > history.learning_rate[-1]
     again = fit(net, x, y, epochs=5, checkpoint=tmp_path / "c", device="cpu", **options)
     assert again.loss[:3] == history.loss and len(again.loss) == 5
 
 
-def test_a_descent_is_the_same_as_its_fields_one_by_one():
-    x, y = toy()
-    nets = [network(), network()]
-    fit(nets[0], x, y, likelihood=db.Gaussian(4.0), epochs=2, device="cpu", optimizer="sgd", learning_rate=0.02)
-    fit(nets[1], x, y, likelihood=db.Gaussian(4.0), epochs=2, device="cpu", descent=Descent("sgd", learning_rate=0.02))
-    assert torch.equal(nets[0][0].weight, nets[1][0].weight)
-    with pytest.raises(TypeError, match="learning_rat"):
-        fit(network(), x, y, likelihood=db.Gaussian(4.0), learning_rat=0.1, device="cpu")  # type: ignore[call-arg]
-
-
 @pytest.mark.parametrize(
     "settings",
     [{"optimizer": "lion"}, {"learning_rate": 0.0}, {"momentum": 2.0}, {"schedule": 0.1}, {"autocast": torch.float16}],
 )
-def test_an_impossible_descent_is_refused_by_name(settings):
+def test_impossible_settings_are_refused_by_name(settings):
     with pytest.raises(ValueError, match=f"`{next(iter(settings))}` must"):
-        Descent(**settings)
+        Optimization(**settings)

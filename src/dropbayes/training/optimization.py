@@ -12,9 +12,7 @@ from torch import nn
 
 from dropbayes.runtime.validation import check_positive, check_probability
 
-__all__ = ["Descent", "InverseDecay", "Schedule", "optimizer_settings", "restore_rates"]
-
-Schedule = Callable[[int], float]
+__all__ = ["InverseDecay", "Optimization", "optimizer_settings", "restore_rates"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class InverseDecay:
 
 
 @dataclass(frozen=True)
-class Descent:
+class Optimization:
     """The settings of the optimisation.
 
     Args:
@@ -47,14 +45,14 @@ class Descent:
             CUDA.
 
     Example:
-        >>> Descent(optimizer="sgd", learning_rate=0.1).momentum
+        >>> Optimization("sgd", learning_rate=0.1).momentum
         0.9
     """
 
     optimizer: Literal["adam", "sgd"] | torch.optim.Optimizer = "adam"
     learning_rate: float = 1e-3
     momentum: float = 0.9
-    schedule: Schedule | None = None
+    schedule: Callable[[int], float] | None = None
     autocast: torch.dtype | None = None
     cuda_graph: bool | None = None
 
