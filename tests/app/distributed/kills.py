@@ -50,11 +50,9 @@ def spawned(process):
     return "spawn_main" in " ".join(process.cmdline())
 
 
-def ray_actor(process):
-    """Whether Ray runs an actor in it."""
-    return (
-        process.cmdline()[:1] != [] and process.cmdline()[0].startswith("ray::") and "MapWorker" in process.cmdline()[0]
-    )
+def ray_worker(process):
+    """Whether Ray runs a part in it."""
+    return "".join(process.cmdline()[:1]).startswith("ray::_make")
 
 
 def spark_worker(process):

@@ -80,6 +80,34 @@ def test_what_killed_workers_left_is_removed(here, predictor, models, tmp_path):
     assert len(list((tmp_path / "out").iterdir())) == 3
 
 
+@pytest.mark.parametrize("size", [0, 1000, -1], ids=["empty", "cut", "a byte short"])
+def test_a_part_that_was_cut_is_made_again(here, predictor, models, tmp_path, size):
+    predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", part_rows=500)
+    part = tmp_path / "out" / "part-000001.parquet"
+    part.write_bytes(part.read_bytes()[:size])
+    assert predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", part_rows=500) == 500
+    assert digest(written(tmp_path / "out")) == digest(predictor.add_columns(rows(1000)))
+
+
+def test_a_source_replaced_by_one_of_the_same_size_is_other_rows(here, predictor, tmp_path):
+    source, plain = tmp_path / "rows.parquet", {"compression": "none", "use_dictionary": False}
+    parquet.write_table(rows(100).drop_columns(["size"]).append_column("size", pa.array([0.5] * 100)), source, **plain)
+    before = source.stat().st_size
+    predict_parquet(predictor, source, tmp_path / "out")
+    parquet.write_table(rows(100).drop_columns(["size"]).append_column("size", pa.array([0.7] * 100)), source, **plain)
+    assert source.stat().st_size == before
+    with pytest.raises(FileExistsError, match="other rows"):
+        predict_parquet(predictor, source, tmp_path / "out")
+
+
+def test_the_error_of_a_row_names_its_file_and_block(here, predictor, tmp_path):
+    size = [0.5] * 5000 + [float("inf")]
+    table = pa.table({"size": size, "city": ["Oslo"] * 5001, "new": [True] * 5001})
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    with pytest.raises(ValueError, match=r"rows.parquet', counted from its row 4096: row 904"):
+        predict_parquet(predictor, tmp_path / "rows.parquet", tmp_path / "out")
+
+
 @pytest.mark.parametrize("change", ["model", "settings", "rows"])
 def test_the_prediction_of_something_else_is_not_added_to(here, predictor, models, tmp_path, change):
     predict_parquet(predictor, models / "rows.parquet", tmp_path / "out")

@@ -7,8 +7,9 @@ pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
 from dropbayes.app.distributed import predict_parquet
 from dropbayes.app.distributed import ray as on_ray
-from tests.app.distributed.kills import killed_at_random, ray_actor
-from tests.app.distributed.rows import digest, rows, written
+from dropbayes.app.distributed.parts import Part
+from tests.app.distributed.kills import killed_at_random, ray_worker
+from tests.app.distributed.rows import Failing, digest, rows, written
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")]
 
@@ -31,11 +32,17 @@ def test_a_dataset_gets_the_columns_of_a_prediction(predictor):
     assert digest(found) == digest(predictor.add_columns(rows(60)))
 
 
-def test_every_row_is_there_once_after_actors_were_killed(predictor, tmp_path):
+def test_every_row_is_there_once_after_workers_were_killed(predictor, tmp_path):
     parquet.write_table(rows(100_000), tmp_path / "rows.parquet")
-    with killed_at_random(8, ray_actor) as killer:
+    with killed_at_random(8, ray_worker) as killer:
         predict_parquet(
             predictor, tmp_path / "rows.parquet", tmp_path / "out", engine="ray", n_workers=2, part_rows=1000
         )
     assert killer.killed == 8
     assert digest(written(tmp_path / "out")) == digest(predictor.add_columns(rows(100_000)))
+
+
+def test_an_error_is_raised_and_not_tried_again(tmp_path):
+    with pytest.raises(ValueError, match="row 3 is wrong"):
+        list(on_ray.run(Failing(str(tmp_path / "trials")), [Part("a", 0, 1, "b")], 1, None))
+    assert (tmp_path / "trials").read_text() == "tried\n"

@@ -6,8 +6,9 @@ import pytest
 from pyarrow import parquet
 
 from dropbayes.app.distributed import predict_parquet, spark
+from dropbayes.app.distributed.parts import Part
 from tests.app.distributed.kills import killed_at_random, spark_worker
-from tests.app.distributed.rows import digest, rows, written
+from tests.app.distributed.rows import Failing, digest, rows, written
 
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
 pytestmark = [
@@ -43,3 +44,9 @@ def test_every_row_is_there_once_after_workers_were_killed(predictor, tmp_path):
         )
     assert killer.killed == 8
     assert digest(written(tmp_path / "out")) == digest(predictor.add_columns(rows(100_000)))
+
+
+def test_an_error_is_raised_and_not_tried_again(tmp_path):
+    with pytest.raises(ValueError, match="row 3 is wrong"):
+        list(spark.run(Failing(str(tmp_path / "trials")), [Part("a", 0, 1, "b")], 1, None))
+    assert (tmp_path / "trials").read_text() == "tried\n"

@@ -22,9 +22,9 @@ def server():
         server.shutdown()
 
 
-def ask(server, method, path):
+def ask(server, method, path, **headers):
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
-    connection.request(method, path)
+    connection.request(method, path, headers=headers)
     answer = connection.getresponse()
     return answer, answer.read()
 
@@ -40,6 +40,11 @@ def test_the_page_comes_whole_with_careful_headers(server):
 @pytest.mark.parametrize("path", ["/etc/passwd", "/../", "/lenet.safetensors", "/%2e%2e"])
 def test_nothing_else_is_served(server, path):
     assert ask(server, "GET", path)[0].status == 404
+
+
+def test_a_name_of_another_site_is_refused(server):
+    assert ask(server, "GET", "/", Host="attacker.example")[0].status == 421
+    assert ask(server, "GET", "/", Host=f"localhost:{server.server_port}")[0].status == 200
 
 
 def test_nothing_can_be_sent(server):

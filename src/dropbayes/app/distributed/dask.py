@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
-import uuid
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dropbayes.app.distributed.parts import Part, Prediction, set_up_worker
+from dropbayes.app.distributed.parts import Part, Prediction
 from dropbayes.app.models.predictor import Predictor
 
 __all__ = ["predict", "run"]
@@ -44,42 +45,18 @@ def run(prediction: Prediction, parts: Sequence[Part], n_workers: int, address: 
         address: The scheduler's address; None starts a cluster on this machine that nothing else can reach.
     """
     import distributed
-    from dask import config as dask_config
+    from dask import config
 
+    quiet = {"dashboard_address": None, "silence_logs": logging.CRITICAL}
     with contextlib.ExitStack() as stack:
-        # A part is retried whenever its worker is killed.
-        stack.enter_context(dask_config.set({"distributed.scheduler.allowed-failures": 1000}))
-        if address is None:
-            cluster = distributed.LocalCluster(
-                n_workers=n_workers, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None,
-                silence_logs=logging.CRITICAL,
-            )  # fmt: skip
-            stack.enter_context(cluster)
-        client = stack.enter_context(distributed.Client(address or cluster))
-        name = f"dropbayes-{uuid.uuid4().hex}"
-        client.register_plugin(_plugin(prediction), name=name)
-        stack.callback(client.unregister_worker_plugin, name)
-        futures = client.map(_make, list(parts), plugin=name, pure=False, retries=1000)
+        # A part is tried again when its worker is killed, as often as that happens, and not after an error.
+        stack.enter_context(config.set({"distributed.scheduler.allowed-failures": 1000}))
+        cluster = address or stack.enter_context(
+            distributed.LocalCluster(n_workers=n_workers, threads_per_worker=1, host="127.0.0.1", **quiet)
+        )
+        client = stack.enter_context(distributed.Client(cluster))
+        # The model is a task like the others, which Dask computes again where a worker that held it is killed.
+        model = client.submit(copy.copy, prediction, pure=False)
+        futures = client.map(operator.call, [model] * len(parts), list(parts), pure=False)
         for future in distributed.as_completed(futures):
             yield int(future.result())
-
-
-def _plugin(prediction: Prediction) -> Any:
-    """A plugin that gives every worker the model once, replacements of killed workers included."""
-    import distributed
-
-    class WithPrediction(distributed.WorkerPlugin):
-        def __init__(self) -> None:
-            self.prediction = prediction
-
-        def setup(self, worker: Any) -> None:
-            del worker
-            set_up_worker()
-
-    return WithPrediction()
-
-
-def _make(part: Part, plugin: str) -> int:
-    import distributed
-
-    return int(distributed.get_worker().plugins[plugin].prediction(part))

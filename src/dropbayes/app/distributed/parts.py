@@ -1,24 +1,27 @@
 """Parquet in, Parquet out, one part at a time: each is written whole or not at all, and a second run writes the rest.
 
-What is predicted is cut into parts by the input alone. An engine only decides where and when a part is made; a worker
-that dies costs the part it was at, which is made again.
+The rows are cut into parts by the input alone. An engine only decides where and when a part is made; a worker that dies
+costs the part it was at, which is made again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
+import itertools
 import json
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
+from pyarrow import parquet
 
 from dropbayes.app.models.predictor import Predictor
 from dropbayes.runtime import files
+from dropbayes.runtime.devices import cpu_threads
 from dropbayes.runtime.progress import ProgressBar
 
 __all__ = ["ENGINES", "Part", "Prediction", "predict_parquet"]
@@ -28,7 +31,6 @@ ENGINES = ("processes", "ray", "dask", "spark")
 
 PART_ROWS = 2**15
 PLAN = "_prediction.json"
-_BLOCK_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,27 @@ class Part:
         """The number of rows."""
         return self.stop - self.first
 
+    @property
+    def is_written(self) -> bool:
+        """Whether its file is there, whole."""
+        try:
+            return parquet.read_metadata(self.output).num_rows == self.n_rows
+        except (OSError, pa.ArrowException):
+            return False
+
+    def blocks(self, block_rows: int = 4096) -> Iterator[pa.Table]:
+        """Its rows in batches, from the row groups of its file that hold them."""
+        with parquet.ParquetFile(self.source, pre_buffer=False) as file:
+            sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            ends = list(itertools.accumulate(sizes))
+            groups = [g for g, end in enumerate(ends) if end > self.first and end - sizes[g] < self.stop]
+            position = ends[groups[0]] - sizes[groups[0]]
+            for batch in file.iter_batches(block_rows, row_groups=groups, use_threads=False):
+                low, high = max(self.first - position, 0), min(self.stop - position, batch.num_rows)
+                if low < high:
+                    yield pa.Table.from_batches([batch.slice(low, high - low)])
+                position += batch.num_rows
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -54,25 +77,23 @@ class Prediction:
     prefix: str | None = None
 
     def __call__(self, part: Part) -> int:
-        """Writes one part; returns its number of rows."""
-        from pyarrow import parquet
-
-        with files.replacement(part.output) as file:
-            writer = None
-            for table in _blocks(part):
-                extended = self.predictor.add_columns(table, prefix=self.prefix)
-                writer = writer or parquet.ParquetWriter(pa.PythonFile(file, "w"), extended.schema)
-                writer.write_table(extended)
-            if writer is not None:
-                writer.close()
+        """Writes one part on one core, as there are as many workers; returns its number of rows."""
+        with cpu_threads(1), files.replacement(part.output) as file:
+            tables = self._extended(part)
+            first = next(tables)
+            with parquet.ParquetWriter(file, first.schema) as writer:
+                for table in itertools.chain([first], tables):
+                    writer.write_table(table)
         return part.n_rows
 
-
-def set_up_worker() -> None:
-    """Restricts a worker to one core: there are as many workers as cores."""
-    from dropbayes.runtime.devices import share_cores
-
-    share_cores()
+    def _extended(self, part: Part) -> Iterator[pa.Table]:
+        position = part.first
+        for table in part.blocks():
+            try:
+                yield self.predictor.add_columns(table, prefix=self.prefix)
+            except ValueError as error:
+                raise ValueError(f"{part.source!r}, counted from its row {position}: {error}") from None
+            position += table.num_rows
 
 
 def predict_parquet(
@@ -114,8 +135,8 @@ def predict_parquet(
     folder = pathlib.Path(folder)
     sources = _sources(pathlib.Path(source))
     parts = plan_parts(sources, folder, part_rows)
-    _claim(folder, _description(predictor, sources, prefix, part_rows))
-    missing = [part for part in parts if not os.path.exists(part.output)]
+    _claim(folder, predictor, sources, prefix, part_rows)
+    missing = [part for part in parts if not part.is_written]
     run = importlib.import_module(f"dropbayes.app.distributed.{engine}").run
     workers = min(n_workers or os.cpu_count() or 1, max(len(missing), 1))
     total, rows_missing = (sum(part.n_rows for part in some) for some in (parts, missing))
@@ -124,16 +145,15 @@ def predict_parquet(
             with contextlib.closing(run(Prediction(predictor, prefix), missing, workers, address)) as finished:
                 for rows in finished:
                     bar.advance(rows)
-    lacking = [part.output for part in missing if not os.path.exists(part.output)]
+    lacking = [part for part in missing if not part.is_written]
     if lacking:
         raise OSError(f"{len(lacking)} parts were reported as written but are not in {str(folder)!r}; is it shared?")
+    _remove_leftovers(folder)
     return rows_missing
 
 
 def plan_parts(sources: Sequence[pathlib.Path], folder: pathlib.Path, part_rows: int) -> list[Part]:
     """The parts of some files, numbered in the order of their rows."""
-    from pyarrow import parquet
-
     parts: list[Part] = []
     for source in sources:
         try:
@@ -159,64 +179,33 @@ def _sources(source: pathlib.Path) -> list[pathlib.Path]:
     return paths
 
 
-def _description(
-    predictor: Predictor, sources: Sequence[pathlib.Path], prefix: str | None, part_rows: int
-) -> dict[str, Any]:
-    """The description of what a folder's parts predict."""
-    return {
-        "format": 1,
-        "model": predictor.fingerprint,
-        "n_draws": predictor.n_draws,
-        "seed": predictor.seed,
-        "coverage": predictor.coverage,
-        "prefix": prefix,
-        "part_rows": part_rows,
-        "sources": [{"name": s.name, "bytes": s.stat().st_size} for s in sources],
-    }
-
-
-def _claim(folder: pathlib.Path, description: dict[str, Any]) -> None:
-    """Claims the folder for this prediction; raises if it holds something else."""
+def _claim(
+    folder: pathlib.Path, predictor: Predictor, sources: Sequence[pathlib.Path], prefix: str | None, part_rows: int
+) -> None:
+    """Claims the folder for a prediction by a description of it; raises if the folder holds something else."""
     plan = folder / PLAN
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{str(folder)!r} is a file; name a folder for the parts.")
-    if plan.exists():
-        try:
-            known = json.loads(plan.read_text())
-        except ValueError:
-            known = None
-        if known != description:
-            raise FileExistsError(
-                f"{str(folder)!r} holds the prediction of another model, other settings or other rows; choose another "
-                "folder, or remove it."
-            )
-    elif folder.exists() and any(folder.iterdir()):
+    if not plan.exists() and folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{str(folder)!r} is not empty and holds no prediction; choose another folder.")
+    digests = {}
+    for source in sources:
+        with source.open("rb") as file:
+            digests[source.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    settings = {"n_draws": predictor.n_draws, "seed": predictor.seed, "coverage": predictor.interval}
+    model = {"format": 2, "model": predictor.fingerprint, **settings, "prefix": prefix}
+    text = json.dumps({**model, "part_rows": part_rows, "sources": list(digests.items())}, indent=1) + "\n"
+    if plan.exists() and plan.read_text() != text:
+        raise FileExistsError(
+            f"{str(folder)!r} holds the prediction of another model, other settings or other rows; choose another "
+            "folder, or remove it."
+        )
     folder.mkdir(exist_ok=True)
-    for leftover in folder.glob(".part-*"):  # left by killed workers
+    _remove_leftovers(folder)
+    files.write_text(plan, text)
+
+
+def _remove_leftovers(folder: pathlib.Path) -> None:
+    """Removes the unfinished parts of killed workers."""
+    for leftover in folder.glob(".part-*"):
         leftover.unlink(missing_ok=True)
-    files.write_text(plan, json.dumps(description, indent=1) + "\n")
-
-
-def _blocks(part: Part) -> Iterator[pa.Table]:
-    """The rows of a part in batches, from the row groups of its file that hold them."""
-    from pyarrow import parquet
-
-    with parquet.ParquetFile(part.source, pre_buffer=False) as file:
-        position = 0
-        for group in range(file.num_row_groups):
-            size = file.metadata.row_group(group).num_rows
-            if position < part.stop and position + size > part.first:
-                yield from _rows(file, group, part.first - position, part.stop - position)
-            position += size
-
-
-def _rows(file: Any, group: int, first: int, stop: int) -> Iterator[pa.Table]:
-    position = 0
-    for batch in file.iter_batches(batch_size=_BLOCK_ROWS, row_groups=[group], use_threads=False):
-        low, high = max(first - position, 0), min(stop - position, batch.num_rows)
-        if low < high:
-            yield pa.Table.from_batches([batch.slice(low, high - low)])
-        position += batch.num_rows
-        if position >= stop:
-            return

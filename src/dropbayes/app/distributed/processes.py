@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
 
-from dropbayes.app.distributed.parts import Part, Prediction, set_up_worker
+from dropbayes.app.distributed.parts import Part, Prediction
+from dropbayes.runtime.devices import end_with_parent
 
 __all__ = ["run"]
 
-_FRUITLESS_POOLS = 10  # in a row, after which the fault must be ours
-
-_prediction: Any = None  # of this worker process
+_MAX_FRUITLESS_POOLS = 10  # in a row, after which the fault must be ours
 
 
 def run(prediction: Prediction, parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
@@ -29,42 +26,21 @@ def run(prediction: Prediction, parts: Sequence[Part], n_workers: int, address: 
     """
     if address is not None:
         raise ValueError("`address` must be None for processes of this machine; name an engine that has a cluster.")
+    spawn = multiprocessing.get_context("spawn")
     waiting, fruitless = list(parts), 0
     while waiting:
         before = len(waiting)
-        with contextlib.closing(_pool_run(prediction, waiting, n_workers)) as finished:
-            for part in finished:
-                waiting.remove(part)
-                yield part.n_rows
+        pool = ProcessPoolExecutor(n_workers, mp_context=spawn, initializer=end_with_parent)
+        try:
+            futures = {pool.submit(prediction, part): part for part in waiting}
+            for future in as_completed(futures):
+                if not isinstance(future.exception(), BrokenProcessPool):
+                    yield future.result()
+                    waiting.remove(futures[future])
+        except BrokenProcessPool:  # while parts were submitted
+            pass
+        finally:
+            pool.shutdown(cancel_futures=True)
         fruitless = 0 if len(waiting) < before else fruitless + 1
-        if fruitless == _FRUITLESS_POOLS:
+        if fruitless == _MAX_FRUITLESS_POOLS:
             raise RuntimeError(f"workers were killed {fruitless} times without finishing a part; out of memory?")
-
-
-def _pool_run(prediction: Prediction, parts: Sequence[Part], n_workers: int) -> Generator[Part, None, None]:
-    """The parts that one pool of workers finishes: all of them, unless a worker is killed."""
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(n_workers, mp_context=context, initializer=_set_up, initargs=(prediction,))
-    try:
-        left: dict[Future[int], Part] = {pool.submit(_make, part): part for part in parts}
-        while left:
-            for future in wait(left, return_when=FIRST_COMPLETED).done:
-                part = left.pop(future)
-                if isinstance(future.exception(), BrokenProcessPool):
-                    continue
-                future.result()
-                yield part
-    except BrokenProcessPool:
-        return
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _set_up(prediction: Prediction) -> None:
-    global _prediction
-    _prediction = prediction
-    set_up_worker()
-
-
-def _make(part: Part) -> int:
-    return _prediction(part)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from dropbayes.app.distributed.parts import Part, Prediction, set_up_worker
+from dropbayes.app.distributed.parts import Part, Prediction
 from dropbayes.app.models.predictor import Predictor
+from dropbayes.runtime.devices import cpu_threads
 
 __all__ = ["predict", "run"]
 
@@ -31,9 +32,9 @@ def predict(frame: Any, predictor: Predictor, *, prefix: str | None = None) -> A
 
 
 def _add_predictions(batches: Iterator[pa.RecordBatch], *, predictor: Predictor, prefix: str | None) -> Iterator[Any]:
-    set_up_worker()
-    for batch in batches:
-        yield from predictor.add_columns(pa.Table.from_batches([batch]), prefix=prefix).to_batches()
+    with cpu_threads(1):
+        for batch in batches:
+            yield from predictor.add_columns(pa.Table.from_batches([batch]), prefix=prefix).to_batches()
 
 
 def run(prediction: Prediction, parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
@@ -62,12 +63,18 @@ def run(prediction: Prediction, parts: Sequence[Part], n_workers: int, address: 
         context = session.sparkContext
         shared = context.broadcast(prediction)  # one copy for each worker
         rows = context.parallelize(list(parts), len(parts)).map(functools.partial(_make, shared=shared))
-        yield from map(int, rows.collect())
+        for result in rows.collect():
+            if isinstance(result, Exception):
+                raise result
+            yield result
     finally:
         if started:
             session.stop()
 
 
-def _make(part: Part, *, shared: Any) -> int:
-    set_up_worker()
-    return shared.value(part)
+def _make(part: Part, *, shared: Any) -> int | Exception:
+    """The number of rows of a part, or the error it ended with: Spark would try that again like a worker's death."""
+    try:
+        return shared.value(part)
+    except Exception as error:
+        return error

@@ -39,6 +39,7 @@ class PageServer(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server_version = "dropbayes"
     sys_version = ""
+    timeout = 20  # seconds of silence after which a connection is closed
 
     def do_GET(self) -> None:
         self._answer(with_body=True)
@@ -47,6 +48,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(with_body=False)
 
     def _answer(self, *, with_body: bool) -> None:
+        if self.headers.get("Host", "").partition(":")[0] not in (ADDRESS, "localhost"):
+            self.send_error(HTTPStatus.MISDIRECTED_REQUEST)  # a name of another site that leads here
+            return
         if self.path.partition("?")[0] != "/":
             self.send_error(HTTPStatus.NOT_FOUND)
             return
