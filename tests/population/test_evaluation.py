@@ -14,7 +14,6 @@ from dropbayes.population import (
     draws,
     evaluate,
     fit_precision,
-    mixture,
     randomness,
     select,
     train,
@@ -106,20 +105,6 @@ def test_evaluation_is_the_logsumexp_estimator_of_the_draws(likelihood):
         torch.testing.assert_close(scores.rmse[b], rmse)
         total = mean[:, b, : len(y), 0].var(0, unbiased=False) + noise[:, b, : len(y), 0].mean(0)
         torch.testing.assert_close(scores.variance[b, : len(y), 0], total)
-
-
-def test_a_mixture_of_members_averages_their_densities_and_moments():
-    population, tasks = trained_population()
-    _, y = tasks[0].held_out
-    scores = evaluate(population, [task.held_out for task in tasks], n_draws=50)
-    joint = mixture(scores, [m.task for m in population.members])
-    mean, noise = draws(population, [task.held_out[0] for task in tasks], n_draws=50)
-    pooled, spread = mean[:, ::2, : len(y), 0].flatten(0, 1), noise[:, ::2, : len(y), 0].flatten(0, 1)
-    density = torch.distributions.Normal(pooled, spread.sqrt()).log_prob(y)
-    torch.testing.assert_close(joint.log_likelihood[0], (density.logsumexp(0) - math.log(150)).mean())
-    torch.testing.assert_close(joint.variance[0, : len(y), 0], pooled.var(0, unbiased=False) + spread.mean(0))
-    with pytest.raises(ValueError, match="`groups` must join members of one task"):
-        mixture(scores, [0] * len(population))
 
 
 @pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic"])

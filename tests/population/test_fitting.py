@@ -25,18 +25,6 @@ def test_precision_sets_the_papers_weight_decay_in_standardised_units():
     torch.testing.assert_close(trained.weights[0][0], trained.weights[0][1])
 
 
-def test_early_stopping_returns_each_member_to_its_best_check():
-    x, y = toy(60, noise=2.0)
-    tasks = [Task(x[:30], y[:30], held_out=(x[30:], y[30:]))]
-    members = [Member(drop_prob=0.01, epochs=400, learning_rate=lr, seed=3) for lr in (0.03, 0.0003)]
-    stopped = train(tasks, members, hidden=(50,), batch_size=30, check_every=10, patience=3, **F64)
-    best = stopped.history.nan_to_num(nan=-torch.inf).max(0)
-    assert stopped.epochs.tolist() == [(int(i) + 1) * 10 for i in best.indices]
-    assert stopped.epochs[0] < 300  # the fast learner overfits 30 noisy rows
-    again = train(tasks, [replace(members[0], epochs=int(stopped.epochs[0]))], hidden=(50,), batch_size=30, **F64)
-    torch.testing.assert_close(again.weights[0][0], stopped.weights[0][0])
-
-
 def test_a_diverging_member_is_marked_and_the_others_unharmed():
     x, y = toy(60)
     members = [Member(epochs=20, learning_rate=1e-3), Member(epochs=20, learning_rate=1e30)]
@@ -55,7 +43,6 @@ def test_a_diverging_member_is_marked_and_the_others_unharmed():
         ([Member(drop_prob=(0.1,))], {}, "one per weight layer"),
         ([Member(drop_prob=1.0)], {}, "must lie in"),
         ([Member(epochs=0)], {}, "epochs >= 1"),
-        ([Member()], {"check_every": 5}, "needs held-out rows"),
         ([Member()], {"activation": "sine"}, "`activation` must be one of"),
         ([Member()], {"likelihood": "poisson"}, "`likelihood` must be"),
         ([], {}, "must not be empty"),

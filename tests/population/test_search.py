@@ -1,26 +1,9 @@
-"""Tests of the search over candidates."""
+"""Tests of the folds of a search."""
 
 import pytest
 import torch
 
-from dropbayes.population import (
-    candidates,
-    choose,
-    evaluate,
-)
 from dropbayes.population.search import fold_tasks, folds, forward_folds
-from tests.population.samples import F64, toy
-
-
-def test_search_prefers_the_candidate_that_can_learn_and_refits_it_on_all_rows():
-    x, y = toy(120)
-    grid = candidates(drop_prob=[0.05, 0.9], epochs=[60], learning_rate=[0.01])
-    choice = choose(x, y, grid, n_folds=3, n_members=2, hidden=(12,), batch_size=32, **F64)
-    assert choice.best.drop_prob == 0.05
-    assert choice.log_likelihood[0] > choice.log_likelihood[1]
-    assert len(choice.population) == 2
-    score = evaluate(choice.population, toy(200, seed=1)).log_likelihood
-    assert (score - choice.log_likelihood[0]).abs().max() < 0.35  # held-out folds foretell fresh rows
 
 
 def test_forward_folds_learn_all_that_came_before_and_nothing_after():
@@ -40,11 +23,6 @@ def test_a_single_forward_split_holds_out_the_last_fifth():
 
 def test_more_forward_folds_than_times_are_as_many_as_there_are():
     assert len(forward_folds(torch.tensor([0, 1, 2, 2]), 5)) == 2
-
-
-def test_a_budget_draws_distinct_candidates():
-    grid = candidates(budget=5, drop_prob=[0.1, 0.2, 0.3], learning_rate=[1e-3, 1e-2, 1e-1])
-    assert len(set(grid)) == 5
 
 
 @pytest.mark.parametrize("stratified", [False, True])

@@ -20,8 +20,6 @@ from dropbayes.population.heads import head_of
 from dropbayes.population.records import ACTIVATIONS, STACKED
 from dropbayes.runtime import storage
 
-_STACKED = (*STACKED, "history")
-
 
 def save(
     estimator: Any, path: str | os.PathLike[str], *, class_state: dict[str, Any], class_tensors: dict[str, Tensor]
@@ -47,7 +45,7 @@ def save(
     }
     tensors = {f"weight.{i}": w for i, w in enumerate(population.weights)}
     tensors |= {f"bias.{i}": b for i, b in enumerate(population.biases)}
-    tensors |= {name: getattr(population, name) for name in _STACKED}
+    tensors |= {name: getattr(population, name) for name in STACKED}
     tensors |= class_tensors
     storage.save(path, tensors, kind=estimator.saved_as, settings=settings, version=_version())
 
@@ -79,7 +77,7 @@ def _restore(kind: Any, file: storage.ModelFile) -> Any:
         members=tuple(members),
         weights=tuple(tensors[f"weight.{i}"] for i in range(n_layers)),
         biases=tuple(tensors[f"bias.{i}"] for i in range(n_layers)),
-        **{name: tensors[name] for name in _STACKED},
+        **{name: tensors[name] for name in STACKED},
         head=head_of(estimator._head()),
         activation=parameters["activation"],
     )
@@ -125,8 +123,6 @@ def _check_layout(file: storage.ModelFile, population: Population) -> None:
     for name in STACKED:
         if len(file.tensors[name]) != n_members:
             raise ValueError(f"{name!r} must have one entry for each of the {n_members} networks")
-    if file.tensors["history"].dim() != 2 or file.tensors["history"].shape[1] != n_members:
-        raise ValueError(f"'history' must have a column for each of the {n_members} networks")
     if not bool((population.y_scale > 0).all() and (population.x_scale > 0).all()):
         raise ValueError("'x_scale' and 'y_scale' must be positive")
     # Classes have no targets to standardise; a heteroscedastic network has two outputs per target.

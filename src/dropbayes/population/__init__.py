@@ -3,7 +3,7 @@ r"""Many dropout networks trained, sampled and scored as one tensor program.
 One network of 50 units leaves a processor idle between its small products; a thousand of them, with stacked parameters
 `[member, in, out]`, keep it busy. All members share an architecture and a batch size; everything else is per
 member: its data, the drop probability of each layer, its weight decay (or the precision τ that implies it), its
-learning rate, its number of epochs, its seed, its early-stopping point.
+learning rate, its number of epochs, its seed.
 
 The three records of the module:
 
@@ -11,7 +11,7 @@ The three records of the module:
 - `Member`: the settings of one network, with the index of its task.
 - `Population`: what `train` returns, the stacked parameters of all members.
 
-A typical search over splits and candidates, scored, its noise re-fitted, its best members joined:
+A typical search over splits and candidates, scored, its noise re-fitted:
 
     tasks = [Task(x[fit], y[fit], held_out=(x[hold], y[hold])) for fit, hold in splits]
     members = [Member(task=s, drop_prob=p, precision=tau, epochs=400) for s in range(len(splits)) for p, tau in grid]
@@ -19,8 +19,7 @@ A typical search over splits and candidates, scored, its noise re-fitted, its be
     trained = fit_precision(trained, [task.held_out for task in tasks])  # τ by line search, no retraining
     scores = evaluate(trained, [task.held_out for task in tasks], n_draws=1000)
     scores.log_likelihood, scores.rmse                    # one value per member, in the units of y
-    mixture(scores, groups).log_likelihood                # members of one group number as one mixture
-    choose(x, y, candidates(drop_prob=[0.05, 0.1], ...))  # all of it: K-fold scores, then the best on all rows
+    choose_ensemble(x, y, [Member(drop_prob=p) for p in (0.05, 0.1)])  # all of it, on folds of the rows
 
 **Randomness.** A member's initial weights, its batches and its masks are a function of its own seed and of the step,
 not of its neighbours: it equals the network trained alone (up to rounding), on any device. This costs almost nothing
@@ -32,26 +31,21 @@ same argument.
 """
 
 from dropbayes.population.ensembles import EnsembleChoice, choose_ensemble
-from dropbayes.population.evaluation import Evaluation, draws, evaluate, fit_precision, mixture
+from dropbayes.population.evaluation import Evaluation, draws, evaluate, fit_precision
 from dropbayes.population.fitting import train
 from dropbayes.population.jobs import train_in_jobs
 from dropbayes.population.records import Member, Population, Task, network, select
-from dropbayes.population.search import Choice, candidates, choose
 
 __all__ = [
-    "Choice",
     "EnsembleChoice",
     "Evaluation",
     "Member",
     "Population",
     "Task",
-    "candidates",
-    "choose",
     "choose_ensemble",
     "draws",
     "evaluate",
     "fit_precision",
-    "mixture",
     "network",
     "select",
     "train",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dropbayes.population.evaluation import draws, fit_and_score
 from dropbayes.population.jobs import train_in_jobs
-from dropbayes.population.records import STACKED, Member, Population, Task, select
+from dropbayes.population.records import Member, Population, Task, concatenate, select
 from dropbayes.population.search import fold_tasks
 
 __all__ = ["EnsembleChoice", "choose_ensemble", "greedy_selection"]
@@ -109,7 +109,7 @@ def choose_ensemble(
         longer = [replace(candidates[number], epochs=finalist_epochs) for number in best]
         again, more = _score_candidates(tasks, longer, n_draws, seed + len(candidates), settings)
         candidates, density = candidates + longer, torch.cat([density, more])
-        trained = _concatenate(trained, again)
+        trained = concatenate([trained, again])
     log_likelihood = _row_mean(density, tasks)
     if not bool(log_likelihood.isfinite().any()):
         raise ValueError(
@@ -176,16 +176,3 @@ def _row_weights(tasks: Sequence[Task]) -> Tensor:
 def _row_mean(density: Tensor, tasks: Sequence[Task]) -> Tensor:
     weight = _row_weights(tasks).to(density)
     return torch.where(weight > 0, density * weight, 0.0).sum(1) / weight.sum()
-
-
-def _concatenate(first: Population, second: Population) -> Population:
-    """The concatenation of two populations of one architecture."""
-    both: dict[str, Any] = {name: torch.cat([getattr(first, name), getattr(second, name)]) for name in STACKED}
-    return replace(
-        first,
-        members=first.members + second.members,
-        weights=tuple(torch.cat(pair) for pair in zip(first.weights, second.weights, strict=True)),
-        biases=tuple(torch.cat(pair) for pair in zip(first.biases, second.biases, strict=True)),
-        history=torch.cat([first.history, second.history], 1),
-        **both,
-    )

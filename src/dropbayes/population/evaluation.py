@@ -144,34 +144,6 @@ def _stream_moments(
     return centre + shift, epistemic, epistemic + noise / n_draws, log_sum - math.log(n_draws)
 
 
-def mixture(evaluation: Evaluation, groups: Sequence[int] | Tensor) -> Evaluation:
-    r"""The evaluation of equally weighted mixtures: members with the same group index predict together.
-
-    The mixture's density is the mean of its members', its variance the mean of theirs plus the variance of their
-    means. The members of a group must have been evaluated on the same rows.
-    """
-    group = torch.as_tensor(groups, device=evaluation.mean.device)
-    numbers = [(group == g).nonzero()[:, 0] for g in group.unique().tolist()]
-    for index in numbers:
-        if len(set(evaluation.task[index.cpu()].tolist())) > 1:
-            raise ValueError("`groups` must join members of one task; got a group with members of several.")
-    means = [evaluation.mean[i] for i in numbers]
-    spread = [m.var(0, unbiased=False) for m in means]
-    epistemic = torch.stack([evaluation.epistemic[i].mean(0) + s for i, s in zip(numbers, spread, strict=True)])
-    variance = torch.stack([evaluation.variance[i].mean(0) + s for i, s in zip(numbers, spread, strict=True)])
-    log_density = torch.stack([evaluation.log_density[i].logsumexp(0) - math.log(len(i)) for i in numbers])
-    first = torch.stack([i[0] for i in numbers])
-    return Evaluation(
-        torch.stack([m.mean(0) for m in means]),
-        epistemic,
-        variance,
-        log_density,
-        evaluation.y[first],
-        evaluation.weight[first],
-        evaluation.task[first.cpu()],
-    )
-
-
 def fit_precision(
     population: Population,
     rows: Any,

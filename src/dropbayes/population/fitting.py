@@ -1,4 +1,4 @@
-r"""The training of a population: members start together, each ends at its last step or early-stopping point."""
+r"""The training of a population: members start together, each ends at its own last step."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import contextlib
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from dropbayes.population import randomness
-from dropbayes.population.evaluation import evaluate, fit_precision
 from dropbayes.population.heads import Head, head_of
 from dropbayes.population.program import ADAM_BETAS, Program, Stack
-from dropbayes.population.records import ACTIVATIONS, Activation, Member, Population, Task, per_layer, select
+from dropbayes.population.records import ACTIVATIONS, Activation, Member, Population, Task, per_layer
 from dropbayes.population.standardisation import Table, stacked_table
 from dropbayes.runtime.devices import available_device, flush_denormals, tensor_cores
 from dropbayes.runtime.progress import ProgressBar
@@ -25,10 +24,9 @@ from dropbayes.weight_layers.precision import weight_decay
 # Finished members stay in the stack until this fraction of it is idle: removing them costs a copy, and on a CUDA device
 # a new graph capture.
 _IDLE_SHARE = 0.25
-_CHECK_DRAWS = 32
 _PREPARING_THREADS = 6  # enough to keep an H200 busy
 # Weights of standardised data stay far below this; above it products overflow.
-_LARGEST_WEIGHT = 1e8
+_MAX_WEIGHT = 1e8
 # The noise that learned drop probabilities assume when a member states none: a tenth of the targets' variance.
 _CONCRETE_PRECISION = 10.0
 
@@ -44,8 +42,6 @@ def train(
     schedule: Literal["constant", "cosine"] = "constant",
     betas: tuple[float, float] = ADAM_BETAS,
     learn_drop_prob: bool = False,
-    check_every: int | None = None,
-    patience: int = 5,
     start: Population | None = None,
     n_classes: int | None = None,
     device: str | torch.device = "auto",
@@ -71,9 +67,6 @@ def train(
         learn_drop_prob: Whether to learn each layer's drop probability (concrete dropout), starting from the member's.
             The entropy in the KL term is weighted by 1/(Nτ) with the member's precision (without one: 10 in standard
             units for the Gaussian), by 1/N for the other likelihoods.
-        check_every: The number of steps between checks of the held-out log-likelihood (with τ re-fitted); None trains
-            to the last epoch.
-        patience: The number of checks without improvement after which a member stops. Its best check is restored.
         start: Networks to continue training from, one per member: their parameters and their standardisation. Adam
             is reset.
         n_classes: The number of classes, if the last ones may be absent from the tasks.
@@ -89,7 +82,7 @@ def train(
         torch.Size([3, 1, 50])
     """
     head = head_of(likelihood)
-    _check(tasks, members, hidden, activation, check_every, start)
+    _check(tasks, members, hidden, activation, start)
     device = available_device(device)
     table = stacked_table(tasks, head, dtype, start=start, n_classes=n_classes)
     program = _program(
@@ -99,7 +92,7 @@ def train(
         _continue_from(start, program)
     n_steps = program.stack.n_steps.long().cpu()
     run = _Run(_untrained_population(table, members, program), n_steps)
-    sizes, held_out, step = sorted(set(table.n_rows)), [task.held_out for task in tasks], 0
+    sizes, step = sorted(set(table.n_rows)), 0
     with (
         tensor_cores(device),
         flush_denormals(),
@@ -110,15 +103,12 @@ def train(
             chunk, first = divmod(step, randomness.STEPS_PER_CHUNK)
             if program.loaded_chunk != chunk:
                 program.load(chunk, chunk_of(chunk), first)
-            next_check = (step // check_every + 1) * check_every if check_every else run.next_end(step)
-            count = min(run.next_end(step), next_check, (chunk + 1) * randomness.STEPS_PER_CHUNK) - step
+            count = min(run.next_end(step), (chunk + 1) * randomness.STEPS_PER_CHUNK) - step
             advance(program, count)
             step += count
             bar.advance(count * int(run.training.sum()))
-            if check_every and (step == next_check or step in run.n_steps[run.training]):
-                run.check(program, step, held_out, patience)
-            run.retire(program, step, early_stopping=bool(check_every))
-    return run.result()
+            run.retire(program, step)
+    return run.trained
 
 
 def _bar(progress: bool | ProgressBar | None, title: str, total: int) -> contextlib.AbstractContextManager[ProgressBar]:
@@ -145,7 +135,6 @@ def _check(
     members: Sequence[Member],
     hidden: Sequence[int],
     activation: str,
-    check_every: int | None,
     start: Population | None,
 ) -> None:
     if not members or not tasks:
@@ -163,10 +152,6 @@ def _check(
             raise ValueError(
                 "`members` need epochs >= 1, learning_rate > 0, weight_decay >= 0 and seed >= 0; "
                 f"member {number} is {member}."
-            )
-        if check_every and tasks[member.task].held_out is None:
-            raise ValueError(
-                f"`check_every` needs held-out rows for every task; task {member.task} has none. Give it `held_out=`."
             )
 
 
@@ -286,9 +271,8 @@ def _untrained_population(table: Table, members: Sequence[Member], program: Prog
         x_scale=standard.x_scale[tasks].to(device),
         y_mean=standard.y_mean[tasks].to(device),
         y_scale=y_scale,
-        epochs=torch.zeros(len(members), dtype=torch.long, device=device),
+        epochs=torch.tensor([m.epochs for m in members], device=device),
         diverged=torch.zeros(len(members), dtype=torch.bool, device=device),
-        history=torch.empty(0, len(members), dtype=torch.float64, device=device),
         head=program.head,
         activation=program.activation,
     )
@@ -298,77 +282,42 @@ def _untrained_population(table: Table, members: Sequence[Member], program: Prog
 class _Run:
     """The results so far, and the members in training; held on the host to avoid device synchronisation."""
 
-    best: Population
+    trained: Population
     n_steps: Tensor
     stacked: Tensor = field(init=False)  # the member at each index of the stack
     training: Tensor = field(init=False)
-    score: Tensor = field(init=False)
-    waited: Tensor = field(init=False)
-    history: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        n = len(self.best)
+        n = len(self.trained)
         self.stacked, self.training = torch.arange(n), torch.ones(n, dtype=torch.bool)
-        self.score = torch.full((n,), -torch.inf, dtype=torch.float64)
-        self.waited = torch.zeros(n, dtype=torch.long)
 
     def next_end(self, step: int) -> int:
         """The first step at which a member in training finishes."""
         return int(self.n_steps[self.training & (self.n_steps > step)].min())
 
-    def _store(self, program: Program, where: Tensor, step: int) -> None:
+    def _store(self, program: Program, where: Tensor) -> None:
         """Copies the parameters at the marked indices that are finite; the others are marked as diverged."""
-        sound = [(p.flatten(1).abs() < _LARGEST_WEIGHT).all(1) for p in program.parameters]
+        sound = [(p.flatten(1).abs() < _MAX_WEIGHT).all(1) for p in program.parameters]
         finite = torch.stack(sound).all(0).cpu()
-        self.best.diverged[self.stacked[where & ~finite]] = True
+        self.trained.diverged[self.stacked[where & ~finite]] = True
         where = where & finite
-        members, source = self.stacked[where].to(self.best.device), where.to(self.best.device)
+        members, source = self.stacked[where].to(self.trained.device), where.to(self.trained.device)
         for target, values in zip(
-            (*self.best.weights, *self.best.biases), (*program.weights, *program.biases), strict=True
+            (*self.trained.weights, *self.trained.biases), (*program.weights, *program.biases), strict=True
         ):
             target[members] = values[source]
-        self.best.drop_prob[members] = program.drop_prob[source]
-        epochs = torch.tensor([m.epochs for m in self.best.members])[members.cpu()]
-        reached = (step * epochs / self.n_steps[members.cpu()]).round().long()
-        self.best.epochs[members] = reached.to(members.device)
+        self.trained.drop_prob[members] = program.drop_prob[source]
 
-    def check(self, program: Program, step: int, held_out: Sequence[Any], patience: int) -> None:
-        """Scores all members on their held-out rows, stores improved ones, retires those out of patience."""
-        current = replace(
-            select(self.best, self.stacked),
-            weights=tuple(program.weights),
-            biases=tuple(program.biases),
-            drop_prob=program.drop_prob,
-        )
-        # τ is re-fitted at each check, so that the score is the one the member would be chosen by.
-        current = fit_precision(current, held_out, n_draws=_CHECK_DRAWS)
-        score = evaluate(current, held_out, n_draws=_CHECK_DRAWS).log_likelihood.nan_to_num(nan=-torch.inf).cpu()
-        training = self.training[self.stacked]
-        better = training & (score > self.score[self.stacked])
-        self._store(program, better, step)
-        self.score[self.stacked[better]] = score[better]
-        self.waited[self.stacked] = torch.where(better, 0, self.waited[self.stacked] + 1)
-        line = torch.full_like(self.score, torch.nan)
-        line[self.stacked[training]] = score[training]
-        self.history.append(line)
-        self.training[self.stacked] &= self.waited[self.stacked] < patience
-
-    def retire(self, program: Program, step: int, *, early_stopping: bool) -> None:
+    def retire(self, program: Program, step: int) -> None:
         """Stores the members that have made their last step, and shrinks the stack when enough of it is idle."""
         done = self.training[self.stacked] & (self.n_steps[self.stacked] <= step)
-        if done.any() and not early_stopping:
-            self._store(program, done, step)
+        if done.any():
+            self._store(program, done)
         self.training[self.stacked[done]] = False
         training = self.training[self.stacked]
         if 0 < int(training.sum()) <= (1 - _IDLE_SHARE) * len(training):
             self.stacked = self.stacked[training]
-            program.keep(training.nonzero()[:, 0].to(self.best.device))
-
-    def result(self) -> Population:
-        """The population at its members' last steps or best checks."""
-        if not self.history:
-            return self.best
-        return replace(self.best, history=torch.stack(self.history).to(self.best.device))
+            program.keep(training.nonzero()[:, 0].to(self.trained.device))
 
 
 @contextlib.contextmanager

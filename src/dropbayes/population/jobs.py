@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from dropbayes.population.fitting import train
-from dropbayes.population.records import STACKED, Member, Population, Task, select
+from dropbayes.population.records import Member, Population, Task, concatenate, select
 
 __all__ = ["train_in_jobs"]
 
@@ -50,23 +45,4 @@ def train_in_jobs(
         )
         for share in shares
     )
-    return _concatenate(trained)
-
-
-def _concatenate(populations: Sequence[Population]) -> Population:
-    n_checks = max(len(population.history) for population in populations)
-    histories = [_pad_history(population.history, n_checks) for population in populations]
-    stacked: dict[str, Any] = {name: torch.cat([getattr(one, name) for one in populations]) for name in STACKED}
-    return replace(
-        populations[0],
-        members=tuple(member for population in populations for member in population.members),
-        weights=tuple(torch.cat(layer) for layer in zip(*(p.weights for p in populations), strict=True)),
-        biases=tuple(torch.cat(layer) for layer in zip(*(p.biases for p in populations), strict=True)),
-        history=torch.cat(histories, 1),
-        **stacked,
-    )
-
-
-def _pad_history(history: Tensor, n_checks: int) -> Tensor:
-    missing = history.new_full((n_checks - len(history), history.shape[1]), math.nan)
-    return torch.cat([history, missing])
+    return concatenate(trained)

@@ -23,7 +23,7 @@ class Task:
         x: Inputs `[row, feature]`.
         y: Targets `[row]` or `[row, output]`; integer class indices `[row]` for the categorical likelihood.
         weight: The weight of each row in the objective (a row of weight 2 counts twice); all one by default.
-        held_out: `(x, y)` or `(x, y, weight)` of rows for early stopping.
+        held_out: `(x, y)` or `(x, y, weight)` of rows to score its members on.
     """
 
     x: Any
@@ -73,9 +73,8 @@ class Population:
         precision: `[member, output]`: τ of each output in units of 1/y² (for a heteroscedastic head: the factor on its
             own precision, over the squared scale of y). `fit_precision` sets it from held-out draws.
         x_mean, x_scale, y_mean, y_scale: The standardisation, `[member, feature]` and `[member, output]`.
-        epochs: The epoch each member's parameters are from (its early-stopping point).
+        epochs: The number of epochs each member was trained for.
         diverged: Members whose parameters overflowed. They hold their initial weights and score −∞.
-        history: Held-out log-likelihood at each check of early stopping, `[check, member]` (NaN where not checked).
         head, activation: The likelihood of the outputs and the non-linearity.
     """
 
@@ -90,7 +89,6 @@ class Population:
     y_scale: Tensor
     epochs: Tensor
     diverged: Tensor
-    history: Tensor
     head: Head = HEADS["gaussian"]
     activation: Activation = "relu"
 
@@ -104,7 +102,7 @@ class Population:
 
 
 STACKED = ("drop_prob", "precision", "x_mean", "x_scale", "y_mean", "y_scale", "epochs", "diverged")
-"""The tensors of a population with one entry per member, except weights, biases and history."""
+"""The tensors of a population with one entry per member, except weights and biases."""
 
 
 def select(population: Population, index: Sequence[int] | Tensor) -> Population:
@@ -115,8 +113,18 @@ def select(population: Population, index: Sequence[int] | Tensor) -> Population:
         members=tuple(population.members[i] for i in chosen.tolist()),
         weights=tuple(weight[chosen] for weight in population.weights),
         biases=tuple(bias[chosen] for bias in population.biases),
-        history=population.history[:, chosen],
         **{name: getattr(population, name)[chosen] for name in STACKED},
+    )
+
+
+def concatenate(populations: Sequence[Population]) -> Population:
+    """The members of several populations of one architecture, one after another."""
+    return replace(
+        populations[0],
+        members=tuple(member for population in populations for member in population.members),
+        weights=tuple(torch.cat(layer) for layer in zip(*(p.weights for p in populations), strict=True)),
+        biases=tuple(torch.cat(layer) for layer in zip(*(p.biases for p in populations), strict=True)),
+        **{name: torch.cat([getattr(population, name) for population in populations]) for name in STACKED},
     )
 
 
