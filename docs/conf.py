@@ -44,7 +44,7 @@ nitpick_ignore_regex = [
     (r"py:class", r"dropbayes\.sampling\.\w+\.\w+"),
     (
         r"py:class",
-        r"dropbayes\.(estimators\.(distances\.DistanceSpread|noise\.StudentNoise|transforms\.TargetTransform)"
+        r"dropbayes\.(estimators\.(distances\.Extrapolation|noise\.StudentNoise|transforms\.TargetTransform)"
         r"|language\.meaning\.Text|population\.heads\.Head|processes\.(convolutions|networks)\.Step"
         r"|serving\.application\.ServedModel|training\.rows\.Rows)",
     ),

@@ -9,7 +9,7 @@ from dropbayes.estimators.bins import Bins
 
 def test_the_bins_of_a_column_add_up_to_its_place_among_the_edges():
     x = np.random.default_rng(0).exponential(size=(200, 2))
-    bins = Bins.of(x, most_inputs=10)
+    bins = Bins.of(x, max_inputs=10)
     encoded = bins.encode(x)
     for column, edges in enumerate(bins.edges):
         pieces = encoded[:, 2 + 5 * column : 7 + 5 * column]
@@ -18,12 +18,12 @@ def test_the_bins_of_a_column_add_up_to_its_place_among_the_edges():
 
 def test_the_columns_themselves_come_first():
     x = np.random.default_rng(0).normal(size=(100, 3))
-    np.testing.assert_array_equal(Bins.of(x, most_inputs=12).encode(x)[:, :3], x)
+    np.testing.assert_array_equal(Bins.of(x, max_inputs=12).encode(x)[:, :3], x)
 
 
 def test_bins_hold_equal_shares_of_the_rows():
     x = np.random.default_rng(0).lognormal(size=(1000, 1))
-    (edges,) = Bins.of(x, most_inputs=8).edges
+    (edges,) = Bins.of(x, max_inputs=8).edges
     counts, _ = np.histogram(x, edges)
     assert np.abs(counts - 125).max() <= 1
 
@@ -36,12 +36,12 @@ def test_rows_beyond_the_edges_are_at_the_ends_of_the_bins():
 @pytest.mark.parametrize(("n_rows", "n_columns"), [(1000, 100), (30, 2)])
 def test_very_many_columns_and_very_few_rows_have_no_bins(n_rows, n_columns):
     x = np.random.default_rng(0).normal(size=(n_rows, n_columns))
-    assert Bins.of(x, most_inputs=64).n_inputs == 0
+    assert Bins.of(x, max_inputs=64).n_inputs == 0
 
 
 def test_a_column_of_two_values_or_one_is_left_as_it_is():
     x = np.column_stack([np.arange(100) % 2, np.ones(100), np.arange(100)]).astype(float)
-    assert [len(edges) for edges in Bins.of(x, most_inputs=12).edges] == [0, 0, 5]
+    assert [len(edges) for edges in Bins.of(x, max_inputs=12).edges] == [0, 0, 5]
 
 
 def test_an_estimator_with_bins_is_the_same_after_saving(tmp_path):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 __all__ = ["Bins"]
 
 Array = npt.NDArray[np.float64]
-_MOST_BINS = 16
+_MAX_BINS = 16
 _ROWS_PER_BIN = 20
 
 
@@ -36,15 +36,15 @@ class Bins:
     edges: tuple[Array, ...]
 
     @classmethod
-    def of(cls, x: Array, *, most_inputs: int) -> Bins:
+    def of(cls, x: Array, *, max_inputs: int) -> Bins:
         """Bins that hold equal numbers of training rows.
 
         Args:
             x: Training rows.
-            most_inputs: The maximum number of inputs from all bins; with more columns, each has fewer bins or none.
+            max_inputs: The maximum number of inputs from all bins; with more columns, each has fewer bins or none.
         """
         n_rows, n_columns = x.shape
-        n_bins = min(most_inputs // max(1, n_columns), n_rows // _ROWS_PER_BIN, _MOST_BINS)
+        n_bins = min(max_inputs // max(1, n_columns), n_rows // _ROWS_PER_BIN, _MAX_BINS)
         if n_bins < 2:
             return cls(tuple(np.empty(0) for _ in range(n_columns)))
         quantiles = np.quantile(x, np.linspace(0, 1, n_bins + 1), axis=0, method="nearest")

@@ -2,7 +2,8 @@ r"""The scikit-learn classifier."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from dropbayes.population import EnsembleChoice
 _MIN_TEMPERATURE = 0.5
 
 
+@dataclass(eq=False, repr=False)
 class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
     r"""Classification by an ensemble of dropout networks whose probabilities are averaged over draws [GG16].
 
@@ -48,37 +50,8 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
         (40, 2)
     """
 
-    def __init__(
-        self,
-        hidden: tuple[int, ...] | Literal["auto"] = "auto",
-        *,
-        effort: Literal["quick", "standard", "best"] = "standard",
-        drop_prob: Any = "search",
-        weight_decay: Any = "search",
-        class_weight: Any = None,
-        learn_drop_prob: bool = False,
-        activation: Literal["relu", "tanh"] = "relu",
-        missing: Literal["auto", "error", "learn"] = "auto",
-        n_networks: int | Literal["auto"] = "auto",
-        n_steps: int | Literal["auto"] = "auto",
-        min_epochs: int = 10,
-        learning_rate: float | Literal["auto"] = "auto",
-        batch_size: int | Literal["auto"] = "auto",
-        n_folds: int | Literal["auto"] = "auto",
-        n_draws: int = 50,
-        warm_start: bool = False,
-        n_jobs: int | None = None,
-        device: str = "auto",
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        super().__init__(
-            hidden, effort=effort, drop_prob=drop_prob, weight_decay=weight_decay, learn_drop_prob=learn_drop_prob,
-            activation=activation, missing=missing, n_networks=n_networks, n_steps=n_steps, min_epochs=min_epochs,
-            learning_rate=learning_rate, batch_size=batch_size, n_folds=n_folds, n_draws=n_draws,
-            warm_start=warm_start, n_jobs=n_jobs, device=device, random_state=random_state, verbose=verbose,
-        )  # fmt: skip
-        self.class_weight = class_weight
+    _: KW_ONLY
+    class_weight: Any = None
 
     def fit(
         self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None, times: Any = None
@@ -137,7 +110,7 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
             self.class_shares_ = _class_shares(self._codes(labels, len(x)), weight, len(self.classes_))
         elif classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
             raise ValueError(f"`classes` must be those of the first call, {self.classes_}; got {classes}.")
-        self._take_in(x, self._codes(labels, len(x)), weight)
+        self._partial_fit(x, self._codes(labels, len(x)), weight)
         return self
 
 

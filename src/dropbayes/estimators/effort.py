@@ -25,7 +25,7 @@ class Effort:
             at a learning rate greater by the root of two.
         weight_decays: The candidate values of λ, relative to half the mean squared error of standardised targets.
         steps, steps_per_row: A network is trained for `steps` + `steps_per_row` · N steps.
-        most_steps: The maximum number of steps, unless the minimum number of epochs needs more.
+        max_steps: The maximum number of steps, unless the minimum number of epochs needs more.
         bin_inputs: The maximum number of inputs from the bins of all columns.
         n_members: The number of candidates selected for the ensemble.
         n_networks: The number of networks trained on all rows, which the members share.
@@ -47,7 +47,7 @@ class Effort:
     weight_decays: tuple[float, ...] = (1e-6,)
     steps: int = 2000
     steps_per_row: float = 0.0
-    most_steps: int = 10**9
+    max_steps: int = 10**9
     bin_inputs: int = 32
     n_members: int = 3
     n_networks: int = 6
@@ -80,7 +80,7 @@ EFFORTS = {
         large_batch=256,
         steps=1700,
         steps_per_row=0.2,
-        most_steps=6000,
+        max_steps=6000,
         large_networks=4,
         search_draws=16,
     ),

@@ -22,7 +22,7 @@ from dropbayes import information, sampling
 from dropbayes.estimators import files
 from dropbayes.estimators.bins import Bins
 from dropbayes.estimators.bounds import Bounds
-from dropbayes.estimators.distances import DistanceSpread
+from dropbayes.estimators.extrapolation import Extrapolation
 from dropbayes.estimators.frames import FrameColumns, as_array
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.estimators.noise import StudentNoise
@@ -222,7 +222,7 @@ class RegressionEnsemble(Ensemble):
     saved_as = "DropoutRegressor"
     noise: str
     noise_: StudentNoise | None
-    distance_spread_: DistanceSpread | None = None
+    extrapolation_: Extrapolation | None = None
     transform_: TargetTransform = TargetTransform()
     one_column_: bool
 
@@ -274,7 +274,7 @@ class RegressionEnsemble(Ensemble):
             columns = inputs[:, : self._n_columns].cpu()
             y_mean, y_scale = population.y_mean[0].cpu(), population.y_scale[0].cpu()
             mixture = self.noise_.mixture(draws, columns, y_mean, y_scale)
-            spread = self.distance_spread_
+            spread = self.extrapolation_
             return mixture if spread is None else spread.spread(mixture, columns, y_scale)
         mean, variance = in_units(population, outputs)
         return Mixture(mean.flatten(0, 1).cpu(), variance.flatten(0, 1).sqrt().cpu())
@@ -334,14 +334,14 @@ class RegressionEnsemble(Ensemble):
         return {"one_column": bool(self.one_column_), "transform": asdict(self.transform_)}
 
     def _class_tensors(self) -> dict[str, Tensor]:
-        records = {"noise": self.noise_, "distance": self.distance_spread_, "bounds": self.bounds_}
+        records = {"noise": self.noise_, "distance": self.extrapolation_, "bounds": self.bounds_}
         return {key: value for name, record in records.items() for key, value in files.tensors_of(name, record).items()}
 
     def _set_class_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.one_column_ = settings["one_column"]
         self.transform_ = TargetTransform(**settings.get("transform", {}))  # an older file has none
         self.noise_ = files.record_of(StudentNoise, "noise", tensors)
-        self.distance_spread_ = files.record_of(DistanceSpread, "distance", tensors)
+        self.extrapolation_ = files.record_of(Extrapolation, "distance", tensors)
         self.bounds_ = files.record_of(Bounds, "bounds", tensors)
 
 

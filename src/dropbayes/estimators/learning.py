@@ -15,8 +15,8 @@ from torch import Tensor
 
 from dropbayes.estimators.bins import Bins
 from dropbayes.estimators.bounds import Bounds
-from dropbayes.estimators.distances import Gap
 from dropbayes.estimators.ensembles import Ensemble
+from dropbayes.estimators.extrapolation import Gap
 from dropbayes.estimators.frames import FrameColumns, as_array, is_mixed_frame
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.estimators.parameters import FOLDS, MANY_ROWS, Parameters
@@ -97,7 +97,7 @@ class DropoutEstimator(Parameters, Ensemble):
             self._fit_noise(choice)
             self.bounds_ = self._bounds(x, y)
             if gap is not None:
-                self._fit_distance(gap, without_gap, x, y, weight)
+                self._fit_extrapolation(gap, without_gap, x, y, weight)
 
     def _bounds(self, x: np.ndarray, y: np.ndarray) -> Bounds:
         """The ranges of the rows, standardised."""
@@ -229,7 +229,7 @@ class DropoutEstimator(Parameters, Ensemble):
     def _set_precision(self, precision: Tensor) -> None:
         self.population_ = replace(self.population_, precision=precision)
 
-    def _take_in(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
+    def _partial_fit(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
         """The step of `partial_fit`: the first rows set up the networks, later ones update τ before their training."""
         if not hasattr(self, "population_"):
             self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -261,7 +261,7 @@ class DropoutEstimator(Parameters, Ensemble):
         del x, weight
         return None
 
-    def _fit_distance(self, gap: Gap, without_gap: Population, x: np.ndarray, y: np.ndarray, weight: Any) -> None:
+    def _fit_extrapolation(self, gap: Gap, without_gap: Population, x: np.ndarray, y: np.ndarray, weight: Any) -> None:
         """Fits the spread of the draws far from the rows to the rows of a gap."""
 
     @abstractmethod
@@ -328,7 +328,7 @@ class DropoutEstimator(Parameters, Ensemble):
 
     def _bins(self, x: np.ndarray) -> Bins | None:
         """The bins available to candidates of the search; None if the user specified the candidates."""
-        bins = Bins.of(x, most_inputs=self._effort.bin_inputs) if isinstance(self.drop_prob, str) else None
+        bins = Bins.of(x, max_inputs=self._effort.bin_inputs) if isinstance(self.drop_prob, str) else None
         return bins if bins and bins.n_inputs else None
 
     def _inputs(self, X: Any) -> np.ndarray:

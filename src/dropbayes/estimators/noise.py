@@ -26,7 +26,7 @@ __all__ = ["StudentNoise", "fit_noise", "noise_features"]
 # The candidate penalties on the squared weights of log σ, in nats; the last makes σ constant.
 PENALTIES = (0.1, 1.0, 10.0, 1e4)
 # Student's t has a variance above 2 degrees of freedom; from 3 on it is at most three times the squared scale.
-LEAST_FREEDOM = 3.0
+MIN_FREEDOM = 3.0
 _HIDDEN = 16
 _LEARNED = ("first", "first_bias", "second", "second_bias", "log_shrink", "log_freedom")
 # log(ν - 3) of the Student's t that stands for a Gaussian in a fit: their distribution functions differ by 1/(4ν).
@@ -62,7 +62,7 @@ class StudentNoise:
     @property
     def freedom(self) -> Tensor:
         """The degrees of freedom ν of each output."""
-        return LEAST_FREEDOM + self.log_freedom.exp()
+        return MIN_FREEDOM + self.log_freedom.exp()
 
     @property
     def shrink(self) -> Tensor:

@@ -3,6 +3,7 @@ r"""The parameters of the estimators, and the candidates, widths, batches and ep
 from __future__ import annotations
 
 import numbers
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -18,51 +19,30 @@ MANY_ROWS = 2000
 FOLDS = 5
 
 
+@dataclass(eq=False, repr=False)
 class Parameters(BaseEstimator):
     """The parameters, which the regressor and the classifier document, and the settings they amount to."""
 
-    def __init__(
-        self,
-        hidden: tuple[int, ...] | Literal["auto"] = "auto",
-        *,
-        effort: Literal["quick", "standard", "best"] = "standard",
-        drop_prob: Any = "search",
-        weight_decay: Any = "search",
-        learn_drop_prob: bool = False,
-        activation: Literal["relu", "tanh"] = "relu",
-        missing: Literal["auto", "error", "learn"] = "auto",
-        n_networks: int | Literal["auto"] = "auto",
-        n_steps: int | Literal["auto"] = "auto",
-        min_epochs: int = 10,
-        learning_rate: float | Literal["auto"] = "auto",
-        batch_size: int | Literal["auto"] = "auto",
-        n_folds: int | Literal["auto"] = "auto",
-        n_draws: int = 50,
-        warm_start: bool = False,
-        n_jobs: int | None = None,
-        device: str = "auto",
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.hidden = hidden
-        self.effort = effort
-        self.drop_prob = drop_prob
-        self.weight_decay = weight_decay
-        self.learn_drop_prob = learn_drop_prob
-        self.activation = activation
-        self.missing = missing
-        self.n_networks = n_networks
-        self.n_steps = n_steps
-        self.min_epochs = min_epochs
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_folds = n_folds
-        self.n_draws = n_draws
-        self.warm_start = warm_start
-        self.n_jobs = n_jobs
-        self.device = device
-        self.random_state = random_state
-        self.verbose = verbose
+    hidden: tuple[int, ...] | Literal["auto"] = "auto"
+    _: KW_ONLY
+    effort: Literal["quick", "standard", "best"] = "standard"
+    drop_prob: Any = "search"
+    weight_decay: Any = "search"
+    learn_drop_prob: bool = False
+    activation: Literal["relu", "tanh"] = "relu"
+    missing: Literal["auto", "error", "learn"] = "auto"
+    n_networks: int | Literal["auto"] = "auto"
+    n_steps: int | Literal["auto"] = "auto"
+    min_epochs: int = 10
+    learning_rate: float | Literal["auto"] = "auto"
+    batch_size: int | Literal["auto"] = "auto"
+    n_folds: int | Literal["auto"] = "auto"
+    n_draws: int = 50
+    warm_start: bool = False
+    n_jobs: int | None = None
+    device: str = "auto"
+    random_state: Any = None
+    verbose: bool = False
 
     @property
     def _effort(self) -> Effort:
@@ -102,7 +82,7 @@ class Parameters(BaseEstimator):
     def _epochs(self, n_rows: int, share: float = 1.0) -> int:
         """The number of epochs that amounts to the number of steps; on large tables at least `min_epochs`."""
         effort, per_epoch = self._effort, -(-n_rows // self._batch_size(n_rows))
-        steps = min(effort.steps + effort.steps_per_row * n_rows, effort.most_steps)
+        steps = min(effort.steps + effort.steps_per_row * n_rows, effort.max_steps)
         steps *= 128 / max(128, self._batch_size(n_rows))
         epochs = (steps if self.n_steps == "auto" else int(self.n_steps)) / per_epoch
         return max(1, round(share * max(self.min_epochs, epochs)))

@@ -3,6 +3,7 @@ r"""The scikit-learn regressor."""
 from __future__ import annotations
 
 import math
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -11,8 +12,8 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from dropbayes.estimators.distances import Gap, find_gap, fit_distance_spread
 from dropbayes.estimators.ensembles import RegressionEnsemble
+from dropbayes.estimators.extrapolation import Gap, find_gap, fit_extrapolation
 from dropbayes.estimators.learning import DropoutEstimator
 from dropbayes.estimators.noise import fit_noise
 from dropbayes.estimators.rows import row_weights
@@ -24,6 +25,7 @@ from dropbayes.population.standardisation import moments
 _GAP_ROWS, _GAP_DRAWS = 1000, 32
 
 
+@dataclass(eq=False, repr=False)
 class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
     r"""Regression by an ensemble of dropout networks, with uncertainty estimated from their draws [GG16].
 
@@ -69,7 +71,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         precision_: τ in units of 1/y² (of y as it is learned, if transformed): that of Gaussian noise, fitted to
             held-out draws of the first network's kind.
         drop_prob_: The drop probability before each weight layer of the first network.
-        distance_spread_: How the draws part far from the training rows (`dropbayes.estimators.distances`); None where
+        extrapolation_: How the draws part far from the training rows (`dropbayes.estimators.extrapolation`); None where
             a gap in the rows shows no need.
         transform_: The transform of the targets (`dropbayes.estimators.transforms`).
         noise_: The fitted noise model of `noise="student"`, in standardised units; None for the other kinds.
@@ -87,39 +89,9 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         ((40,), (40,))
     """
 
-    def __init__(
-        self,
-        hidden: tuple[int, ...] | Literal["auto"] = "auto",
-        *,
-        effort: Literal["quick", "standard", "best"] = "standard",
-        drop_prob: Any = "search",
-        weight_decay: Any = "search",
-        noise: Literal["student", "constant", "heteroscedastic"] = "student",
-        target_transform: Literal["none", "log", "arcsinh", "auto"] = "none",
-        learn_drop_prob: bool = False,
-        activation: Literal["relu", "tanh"] = "relu",
-        missing: Literal["auto", "error", "learn"] = "auto",
-        n_networks: int | Literal["auto"] = "auto",
-        n_steps: int | Literal["auto"] = "auto",
-        min_epochs: int = 10,
-        learning_rate: float | Literal["auto"] = "auto",
-        batch_size: int | Literal["auto"] = "auto",
-        n_folds: int | Literal["auto"] = "auto",
-        n_draws: int = 50,
-        warm_start: bool = False,
-        n_jobs: int | None = None,
-        device: str = "auto",
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        super().__init__(
-            hidden, effort=effort, drop_prob=drop_prob, weight_decay=weight_decay, learn_drop_prob=learn_drop_prob,
-            activation=activation, missing=missing, n_networks=n_networks, n_steps=n_steps, min_epochs=min_epochs,
-            learning_rate=learning_rate, batch_size=batch_size, n_folds=n_folds, n_draws=n_draws,
-            warm_start=warm_start, n_jobs=n_jobs, device=device, random_state=random_state, verbose=verbose,
-        )  # fmt: skip
-        self.noise = noise
-        self.target_transform = target_transform
+    _: KW_ONLY
+    noise: Literal["student", "constant", "heteroscedastic"] = "student"
+    target_transform: Literal["none", "log", "arcsinh", "auto"] = "none"
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -146,7 +118,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         fits = []
         for transform in [self.transform_] if warm else candidate_transforms(self.target_transform, y):
             if not warm:
-                self.noise_ = self.distance_spread_ = None
+                self.noise_ = self.extrapolation_ = None
                 self.__dict__.pop("population_", None)  # of another scale
             self.transform_ = transform
             self._learn(x, self._transform(y), weight, groups, times)
@@ -209,7 +181,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         mean, scale = moments(columns, torch.as_tensor(np.ones(len(x)) if weight is None else weight).double())
         return find_gap((columns - mean) / scale, self.seed_)
 
-    def _fit_distance(self, gap: Gap, without_gap: Population, x: np.ndarray, y: np.ndarray, weight: Any) -> None:
+    def _fit_extrapolation(self, gap: Gap, without_gap: Population, x: np.ndarray, y: np.ndarray, weight: Any) -> None:
         standard = self.population_
         if self.noise_ is None or bool(without_gap.diverged.any()):
             return
@@ -224,7 +196,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         )
         outcome = (torch.as_tensor(y).double().reshape(len(x), -1)[rows] - y_mean) / y_scale
         share = torch.ones(len(rows)) if weight is None else torch.as_tensor(weight)[rows]
-        self.distance_spread_ = fit_distance_spread(gap, columns, mixture, outcome, rows, share)
+        self.extrapolation_ = fit_extrapolation(gap, columns, mixture, outcome, rows, share)
 
     def _set_precision(self, precision: Tensor) -> None:
         if self.noise_ is not None:  # the scale of the noise follows the Gaussian's
@@ -253,8 +225,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             if self.target_transform == "auto":
                 raise ValueError("`target_transform` 'auto' is chosen by `fit`; name one for `partial_fit`.")
             (self.transform_,) = candidate_transforms(self.target_transform, y)
-            self.noise_ = self.distance_spread_ = None  # Gaussian until a search has held rows out
-        self._take_in(x, self._transform(y), weight)
+            self.noise_ = self.extrapolation_ = None  # Gaussian until a search has held rows out
+        self._partial_fit(x, self._transform(y), weight)
         return self
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:

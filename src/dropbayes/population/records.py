@@ -119,12 +119,13 @@ def select(population: Population, index: Sequence[int] | Tensor) -> Population:
 
 def concatenate(populations: Sequence[Population]) -> Population:
     """The members of several populations of one architecture, one after another."""
+    stacked: dict[str, Any] = {name: torch.cat([getattr(one, name) for one in populations]) for name in STACKED}
     return replace(
         populations[0],
         members=tuple(member for population in populations for member in population.members),
         weights=tuple(torch.cat(layer) for layer in zip(*(p.weights for p in populations), strict=True)),
         biases=tuple(torch.cat(layer) for layer in zip(*(p.biases for p in populations), strict=True)),
-        **{name: torch.cat([getattr(population, name) for population in populations]) for name in STACKED},
+        **stacked,
     )
 
 

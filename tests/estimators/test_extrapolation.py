@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from dropbayes.estimators import DropoutRegressor
-from dropbayes.estimators.distances import DistanceSpread, find_gap, fit_distance_spread
+from dropbayes.estimators.extrapolation import Extrapolation, find_gap, fit_extrapolation
 from dropbayes.predictive.mixtures import Mixture
 
 F64 = torch.float64
-SPREAD = DistanceSpread(torch.zeros(1, 2, dtype=F64), torch.tensor(0.5), torch.tensor([2.0], dtype=F64))
+SPREAD = Extrapolation(torch.zeros(1, 2, dtype=F64), torch.tensor(0.5), torch.tensor([2.0], dtype=F64))
 
 
 def test_the_deviation_is_zero_within_reach_and_saturates_beyond_it():
@@ -46,7 +46,7 @@ def test_a_spread_normal_mixture_is_the_normal_of_the_summed_variances():
 
 def test_the_distance_of_a_row_does_not_depend_on_its_neighbours():
     source = torch.Generator().manual_seed(1)
-    spread = DistanceSpread(torch.randn(50, 7, generator=source), torch.tensor(0.2), torch.ones(1))
+    spread = Extrapolation(torch.randn(50, 7, generator=source), torch.tensor(0.2), torch.ones(1))
     x = torch.randn(33, 7, generator=source)
     assert torch.equal(spread.deviation(x), torch.cat([spread.deviation(row[None]) for row in x]))
 
@@ -73,9 +73,9 @@ def test_the_fitted_growth_is_that_of_the_errors_in_the_gap():
     rows = gap.rows.nonzero()[:, 0]
     mixture = Mixture(torch.zeros(40, len(rows), 1, dtype=F64), torch.tensor(0.05))
     y = 0.7 * torch.randn(len(rows), 1, dtype=F64, generator=source)
-    spread = fit_distance_spread(gap, x, mixture, y, rows, torch.ones(len(rows)))
+    spread = fit_extrapolation(gap, x, mixture, y, rows, torch.ones(len(rows)))
     assert spread is not None and 0.5 < float(spread.growth) < 1.0
-    exact = fit_distance_spread(gap, x, mixture, 0.05 * y / 0.7, rows, torch.ones(len(rows)))
+    exact = fit_extrapolation(gap, x, mixture, 0.05 * y / 0.7, rows, torch.ones(len(rows)))
     assert exact is None or float(exact.growth) < 0.03
 
 
@@ -97,6 +97,6 @@ def test_a_regressor_is_unsure_in_a_gap_and_keeps_its_predictions_near_the_rows(
 
 def without_spread(model):
     plain = copy.copy(model)
-    assert model.distance_spread_ is not None
-    plain.distance_spread_ = None
+    assert model.extrapolation_ is not None
+    plain.extrapolation_ = None
     return plain

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from dropbayes.predictive.mixtures import Mixture
 
-__all__ = ["DistanceSpread", "Gap", "find_gap", "fit_distance_spread"]
+__all__ = ["Extrapolation", "Gap", "find_gap", "fit_extrapolation"]
 
 _ANCHORS = 1024
 _PRINCIPAL_ROWS = 5000
 _REACH_LEVEL = 0.99
 # The fewest rows of a gap that tell a deviation, and the least share of them beyond the reach.
-_FEWEST_ROWS, _LEAST_SHARE = 20, 0.1
+_MIN_ROWS, _MIN_SHARE = 20, 0.1
 _GROWTHS = torch.cat([torch.zeros(1), torch.logspace(-2, 1, 25)]).double()
 # The share of the variance that widens each component rather than moving it, so that few draws make a smooth density.
 _SMOOTHED = 1 / 16
@@ -34,7 +34,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, eq=False)
-class DistanceSpread:
+class Extrapolation:
     """The fitted spread, in standardised units of x and y.
 
     Attributes:
@@ -121,20 +121,20 @@ def find_gap(x: Tensor, seed: int) -> Gap | None:
         x: Standardised inputs `[row, feature]`.
         seed: The seed of the choice of anchors.
     """
-    if len(x) < 3 * _FEWEST_ROWS:
+    if len(x) < 3 * _MIN_ROWS:
         return None
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     anchors, some = order[:_ANCHORS], order[:_PRINCIPAL_ROWS]
     position = x @ _principal_axis(x[some])
     low, high = position[some].quantile(torch.tensor([1 / 3, 2 / 3]).to(position))
     rows = (position > low) & (position <= high)
-    if not _FEWEST_ROWS <= int(rows.sum()) <= len(x) - _FEWEST_ROWS or bool(rows[anchors].all()):
+    if not _MIN_ROWS <= int(rows.sum()) <= len(x) - _MIN_ROWS or bool(rows[anchors].all()):
         return None
     distance = _nearest(x[order[: 2 * _ANCHORS]], x[anchors], skip_equal=True)
     reach = max(1e-6, float(distance[distance.isfinite()].quantile(_REACH_LEVEL))) if len(distance) else 1e-6
     inside = rows.nonzero()[:_ANCHORS, 0]
     beyond = _nearest(x[inside], x[anchors[~rows[anchors]]]) > reach
-    return Gap(rows, anchors, reach) if float(beyond.float().mean()) >= _LEAST_SHARE else None
+    return Gap(rows, anchors, reach) if float(beyond.float().mean()) >= _MIN_SHARE else None
 
 
 def _principal_axis(x: Tensor) -> Tensor:
@@ -146,9 +146,9 @@ def _principal_axis(x: Tensor) -> Tensor:
     return axis
 
 
-def fit_distance_spread(
+def fit_extrapolation(
     gap: Gap, x: Tensor, mixture: Mixture, y: Tensor, rows: Tensor, weight: Tensor
-) -> DistanceSpread | None:
+) -> Extrapolation | None:
     """The spread that maximises the log-likelihood of rows in a gap; None if they need none.
 
     Args:
@@ -161,11 +161,11 @@ def fit_distance_spread(
     """
     outside = gap.anchors[~gap.rows[gap.anchors]]
     unit = torch.ones(y.shape[1], dtype=torch.float64)
-    share = DistanceSpread(x[outside].float(), torch.tensor(gap.reach), unit).deviation(x[rows].float())
+    share = Extrapolation(x[outside].float(), torch.tensor(gap.reach), unit).deviation(x[rows].float())
     growth = torch.stack([_best_growth(mixture.output(k), share[:, k], y[:, k], weight) for k in range(y.shape[1])])
     if not bool((growth > 0).any()):
         return None
-    return DistanceSpread(x[gap.anchors].float(), torch.tensor(gap.reach), growth)
+    return Extrapolation(x[gap.anchors].float(), torch.tensor(gap.reach), growth)
 
 
 def _best_growth(mixture: Mixture, share: Tensor, y: Tensor, weight: Tensor) -> Tensor:
