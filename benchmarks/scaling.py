@@ -21,23 +21,16 @@ from pyarrow import parquet
 import dropbayes as db
 from benchmarks import history
 from benchmarks.serving import fitted_folder
-from dropbayes.app.distributed import parts, processes
-
-
-def set_up(prediction, everyone):
-    """Prepares a worker, and waits until all are."""
-    processes._set_up(prediction)
-    everyone.wait()
+from dropbayes.app.distributed import parts
 
 
 def seconds(prediction, some, n_workers):
     """The time that warm workers need for some parts."""
     context = multiprocessing.get_context("spawn")
-    everyone = context.Barrier(n_workers)
-    with ProcessPoolExecutor(n_workers, context, set_up, (prediction, everyone)) as pool:
-        list(pool.map(time.sleep, [0.5] * n_workers))  # begins when every worker is up
+    with ProcessPoolExecutor(n_workers, context) as pool:
+        list(pool.map(prediction, some[:n_workers]))  # every worker has imported what it needs
         begun = time.perf_counter()
-        list(pool.map(processes._make, some))
+        list(pool.map(prediction, some))
         return time.perf_counter() - begun
 
 

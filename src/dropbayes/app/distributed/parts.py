@@ -192,7 +192,7 @@ def _claim(
     for source in sources:
         with source.open("rb") as file:
             digests[source.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    settings = {"n_draws": predictor.n_draws, "seed": predictor.seed, "coverage": predictor.interval}
+    settings = {"n_draws": predictor.n_draws, "seed": predictor.seed, "coverage": predictor.coverage}
     model = {"format": 2, "model": predictor.fingerprint, **settings, "prefix": prefix}
     text = json.dumps({**model, "part_rows": part_rows, "sources": list(digests.items())}, indent=1) + "\n"
     if plan.exists() and plan.read_text() != text:

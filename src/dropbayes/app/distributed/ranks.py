@@ -38,7 +38,8 @@ def predict_across_ranks(
 
     Every process calls it with the same arguments. Under `torchrun` a process group is made where there is none (NCCL
     for CUDA, gloo otherwise); outside, one process does all. With "rows" the bits are those of `dropbayes.predict`;
-    with "draws" they are those of `dropbayes.predict(..., sampling=Sampling(integrate_last_layer=False))`, and every process holds all draws.
+    with "draws" they are those of `dropbayes.predict` without its integrated last layer, and every process holds all
+    draws.
 
     Args:
         net: The network; its weights must be the same in all processes. It must return one tensor.

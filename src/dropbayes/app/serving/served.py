@@ -11,15 +11,12 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
-from dropbayes.app.models.inputs import MATRIX, arrow_column, columns_by_name, row_label
 from dropbayes.app.models.model import Model, load
-from dropbayes.app.models.prediction import has_label_sets, label_sets
-from dropbayes.app.models.predictor import Predictor, check_finite, uncertainty
+from dropbayes.app.models.predictor import MATRIX, Predictor, check_finite, uncertainty
 from dropbayes.app.models.storage import COLUMNS
 from dropbayes.app.serving.protocol import Parameters
-from dropbayes.columns import Encoded, encode
+from dropbayes.columns import Encoded
 from dropbayes.runtime.arrays import NumpyArray
 
 __all__ = ["ServedModel"]
@@ -51,7 +48,7 @@ class ServedModel:
     @property
     def outputs(self) -> tuple[str, ...]:
         """The names of the outputs; the last, "deferred", needs a threshold."""
-        sets = ("labels",) if has_label_sets(self.model.ensemble) else ()
+        sets = ("labels",) if self.predictor.has_label_sets else ()
         return (*self.predictor.outputs, *sets, "outside", "deferred")
 
     @property
@@ -106,9 +103,7 @@ class ServedModel:
             raise ValueError(f"the model has no input {unknown[0][:40]!r}; its inputs are in its metadata.")
         if MATRIX in columns and MATRIX not in names and len(columns) > 1:
             raise ValueError(f"the input '{MATRIX}' holds all columns; send it alone, or the columns by name.")
-        inputs = columns_by_name(columns, names)
-        table = pa.table({name: arrow_column(values, name) for name, values in inputs.items()})
-        return encode(self.model.schema, table, at=row_label, allow_new=allow_new)
+        return self.predictor.encode_rows(columns, allow_new=allow_new)
 
     def complete(
         self, prediction: Mapping[str, NumpyArray], rows: Encoded, predictor: Predictor, defer_above: float | None
@@ -125,10 +120,7 @@ class ServedModel:
             ValueError: A prediction is not finite.
         """
         check_finite(prediction)
-        outputs = dict(prediction)
-        for sets in label_sets(self.model.ensemble, prediction, coverage=predictor.coverage):
-            outputs["labels"] = sets
-        outputs["outside"] = np.array(rows.outside_names(), dtype=np.str_)
+        outputs = {**prediction, **predictor.remarks(prediction, rows)}
         if defer_above is not None:
             outputs["deferred"] = uncertainty(prediction) > defer_above
         return outputs
