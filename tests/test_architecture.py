@@ -30,7 +30,8 @@ RANK = {
     "weight_layers": 2,
     "calibration": 3,
     "layers": 3,
-    "sampling": 4,
+    "sampling": 3,
+    "linear": 4,
     "predictive": 5,
     "training": 5,
     "population": 5,
@@ -50,7 +51,7 @@ RANK = {
     "__init__": 11,
     "__main__": 11,
 }
-MAX_ENTRIES = 25
+MAX_ENTRIES = 26
 
 # Packages whose tests are still in one file.
 UNDIVIDED: set[str] = set()

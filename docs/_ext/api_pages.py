@@ -12,7 +12,7 @@ SOURCE = pathlib.Path(dropbayes.__file__).parent
 # Every public module, under the question it answers. tests/test_docs.py fails if one is missing.
 GROUPS = {
     "Uncertainty of a network": [
-        "predictive", "sampling", "likelihoods",
+        "predictive", "sampling", "linear", "likelihoods",
     ],
     "Language models": ["language", "language.callback"],
     "A table": ["estimators", "tables", "models", "report", "page", "cli"],

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
         Quantiles,
         StudentT,
     )
-    from dropbayes.predictive import check, choose_dropout, evaluate, predict
+    from dropbayes.linear import explain, tune_dropout
+    from dropbayes.predictive import check, evaluate, predict
     from dropbayes.sampling import Sampling, draws, function_draw, sites
     from dropbayes.training import fit, negative_elbo
     from dropbayes.weight_layers import Prior, model_precision, weight_decay
@@ -48,9 +49,9 @@ __all__ = [
     "__version__",
     "add_dropout",
     "check",
-    "choose_dropout",
     "draws",
     "evaluate",
+    "explain",
     "fit",
     "function_draw",
     "load",
@@ -58,6 +59,7 @@ __all__ = [
     "negative_elbo",
     "predict",
     "sites",
+    "tune_dropout",
     "weight_decay",
 ]
 
@@ -67,7 +69,8 @@ _HOME = {
     "app": ("Predictor", "load"),
     "estimators": ("DropoutClassifier", "DropoutRegressor"),
     "layers": ("add_dropout",),
-    "predictive": ("check", "choose_dropout", "evaluate", "predict"),
+    "linear": ("explain", "tune_dropout"),
+    "predictive": ("check", "evaluate", "predict"),
     "sampling": ("Sampling", "draws", "function_draw", "sites"),
     "training": ("fit", "negative_elbo"),
     "weight_layers": ("Prior", "model_precision", "weight_decay"),

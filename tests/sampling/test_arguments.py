@@ -173,7 +173,7 @@ def test_choose_dropout_judges_probabilities_as_evaluate_does():
     net, x = made(lambda: (plain, rows(40)))
     y, likelihood = torch.randint(0, 3, (40,)), db.Categorical(probabilities=True)
     expected = net(x).gather(1, y[:, None]).log().mean().item()
-    chosen = db.choose_dropout(net, x, y, likelihood=likelihood, drop_probs=(0.05,), n_draws=10)
+    chosen = db.predictive.choose_dropout(net, x, y, likelihood=likelihood, drop_probs=(0.05,), n_draws=10)
     assert chosen.plain_log_likelihood == pytest.approx(expected, abs=1e-5)
 
 

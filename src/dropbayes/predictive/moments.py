@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
 from dropbayes.likelihoods import Likelihood
+from dropbayes.linear import Linear, OnePass, one_pass_plan
 from dropbayes.predictive.prediction import Prediction
 from dropbayes.predictive.statistics import Request, RowResults, RowStatistics, row_summaries
 from dropbayes.runtime.progress import DelayedBar, ProgressBar
@@ -49,6 +50,7 @@ def predict(
     net: nn.Module,
     x: PyTree,
     *,
+    method: Literal["sampling", "linear", "moments"] | Linear = "sampling",
     n_draws: int | Literal["auto"] = 100,
     seed: int = 0,
     likelihood: Likelihood | None = None,
@@ -67,6 +69,8 @@ def predict(
         net: Any trained network with dropout, in any mode; neither its weights nor its flags are changed.
         x: Its input: a tensor or array, a tuple of positional or a dict of named arguments, or a DataLoader of such
             batches, with or without targets.
+        method: "sampling"; "linear" for one forward and one backward pass per output, without draws; "moments" for a
+            perceptron's mean and covariance, layer by layer. `Linear` has the options of the linear method.
         n_draws: The number of draws $T$, or "auto" to draw until the tolerance of `sampling` is met.
         seed: The seed of the masks: the same seed and `n_draws` give the same prediction.
         likelihood: The observation model: `Gaussian`, `HeteroscedasticGaussian`, `Categorical`; None for raw outputs.
@@ -90,16 +94,28 @@ def predict(
     """
     request = Request(likelihood, tuple(quantiles), keep_draws)
     automatic = isinstance(n_draws, str)
+    if method != "sampling" and (quantiles or keep_draws):
+        raise ValueError(f'`quantiles` and `keep_draws` need draws; got method {method!r}. Use method="sampling".')
     if automatic:
         _check_automatic(n_draws, request)
     keys = sampling.keys(_REPLICATE_DRAWS if automatic else n_draws, seed)  # type: ignore[arg-type]
     results, used, offset = RowResults(), list[Tensor](), sampling.row_offset
-    plan: Plan | None = None
+    plan: Plan | OnePass | None = None
     own_bar = False if isinstance(x, torch.utils.data.DataLoader) else progress  # a loader has a bar over its batches
     for batch in batches(net, x, progress=progress, title="predict"):
         inputs = as_inputs(batch, row_axis=sampling.row_axis)
-        plan = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling, moments_only=request.only_moments)
-        if automatic and not plan.exact:
+        if method == "sampling":
+            plan = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling, moments_only=request.only_moments)
+        else:
+            plan = one_pass_plan(
+                net,
+                inputs,
+                method,
+                sampling=sampling,
+                tensor=request.likelihood_tensor,
+                only_moments=request.only_moments,
+            )
+        if automatic and isinstance(plan, Plan) and not plan.exact:
             used += _add_until(results, plan, inputs, offset, sampling.tolerance, request)
         else:
             with DelayedBar("predict", inputs.n_rows, show=own_bar) as bar:

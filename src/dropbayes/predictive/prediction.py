@@ -32,9 +32,9 @@ class Prediction:
     aleatoric: Any
     """The expected variance given the function, which no data would reduce; 0 without a likelihood."""
     n_draws: int
-    """The number of draws made; 0 when the moments are exact."""
+    """The number of draws made; 0 when the moments are exact, linear or propagated."""
     method: str
-    """The method: "exact", or the strategy of the draws."""
+    """The method: "exact", "linear", "moments", or the strategy of the draws."""
     entropy: Tensor | None = None
     """For `Categorical`: the entropy of the mean probabilities, in nats."""
     expected_entropy: Tensor | None = None
@@ -151,7 +151,7 @@ class Prediction:
         return columns
 
     def __repr__(self) -> str:
-        how = "exact" if self.method == "exact" else f"{self.n_draws} draws, {self.method}"
+        how = f"{self.n_draws} draws, {self.method}" if self.n_draws else self.method
         if not isinstance(self.mean, Tensor) or self.mean.is_complex() or self.mean.dim() == 0:
             shapes = ", ".join(str(tuple(t.shape)) for t in split(self.mean)[0])
             return f"Prediction(outputs {shapes}; {how})"

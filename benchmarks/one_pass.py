@@ -1,0 +1,167 @@
+"""One pass instead of a hundred: the linear method against 10,000 draws, and its cost in forward passes.
+
+Run `python -m benchmarks.one_pass` (minutes, on a CPU); it prints the tables of docs/one_pass.md and writes
+`benchmarks/results/one_pass.json`. The networks are those of the test zoo, one for each mechanism of randomness.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+
+import dropbayes as db
+from benchmarks import history
+from benchmarks.history import Goal
+from benchmarks.networks import perceptron
+from dropbayes.linear import controlled_moments
+from dropbayes.sampling import split
+from tests.sampling.zoo import ZOO, build
+from tests.sampling.zoo.hugging_face import huggingface
+
+N_DRAWS = 10_000
+REPEATS, CONTROLLED_DRAWS, CONTROLLED_SEEDS = 15, 30, 20
+
+
+def flat(tree: Any) -> Tensor:
+    return torch.cat([tensor.flatten().double() for tensor in split(tree)[0]])
+
+
+def compared(net: nn.Module, x: Any, row_axis: int = 0, method: str = "linear") -> dict[str, float]:
+    """A method without draws against many draws: ratios of standard deviations, their ranks, and the means."""
+    found = db.predict(net, x, method=method, sampling=db.Sampling(row_axis=row_axis))  # type: ignore[arg-type]
+    drawn = db.predict(net, x, n_draws=N_DRAWS, sampling=db.Sampling(row_axis=row_axis))
+    std, truth = flat(found.std), flat(drawn.std)
+    varies = truth > 1e-6 * truth.max()
+    ratio = (std / truth)[varies]
+    low, median, high = ratio.quantile(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)).tolist()
+    error = ((flat(found.mean) - flat(drawn.mean)).abs() / truth)[varies].median()
+    rank = float(spearmanr(std[varies], truth[varies]).statistic) if len(ratio) > 2 else 1.0
+    return {"median": median, "low": low, "high": high, "rank": rank, "mean_error": float(error)}
+
+
+def zoo() -> dict[str, dict[str, float]]:
+    """Every network of the zoo that has a derivative."""
+    return {name: compared(*build(name), row_axis=ZOO[name].row_axis) for name in ZOO}
+
+
+def vit(drop_prob: float) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    config = huggingface().ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=8, patch_size=4,
+        hidden_dropout_prob=drop_prob, attention_probs_dropout_prob=drop_prob,
+    )  # fmt: skip
+    return huggingface().ViTForImageClassification(config).eval(), {"pixel_values": torch.randn(20, 3, 8, 8)}
+
+
+def rates() -> dict[str, dict[str, float]]:
+    """Where it fails: large drop probabilities, and the means of transformers."""
+    found = {}
+    for drop_prob in (0.05, 0.1, 0.2, 0.5, 0.7):
+        torch.manual_seed(0)
+        net, x = perceptron(8, 128, 128, 128, 1, drop_prob=drop_prob), torch.randn(200, 8)
+        for method in ("linear", "moments"):
+            found[f"perceptron 3x128, p {drop_prob:g}, {method}"] = compared(net, x, method=method)
+    for drop_prob in (0.1, 0.3):
+        found[f"vision transformer, p {drop_prob:g}, linear"] = compared(*vit(drop_prob))
+    return found
+
+
+def seconds(function: Callable[[], Any]) -> float:
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return sorted(times)[REPEATS // 2]
+
+
+def costs() -> dict[str, float]:
+    """The time of a prediction of one output, in forward passes of the network."""
+    torch.manual_seed(0)
+    images = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Dropout2d(0.1), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(),
+        nn.Dropout2d(0.1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(32, 1),
+    )  # fmt: skip
+    layer = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.1, batch_first=True)
+    text = nn.Sequential(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), nn.Flatten(), nn.LazyLinear(1))
+    cases: dict[str, tuple[nn.Module, Tensor]] = {
+        "perceptron 784-512-512-512-1, 512 rows": (
+            perceptron(784, 512, 512, 512, 1, drop_prob=0.1),
+            torch.randn(512, 784),
+        ),
+        "convolutions, 32 images of 32x32": (images, torch.randn(32, 3, 32, 32)),
+        "transformer of 3 layers, 16 sequences of 64": (text, torch.randn(16, 64, 128)),
+    }
+    found = {}
+    for name, (net, x) in cases.items():
+        net.eval()
+        with torch.no_grad():
+            net(x)
+            forward = seconds(lambda net=net, x=x: net(x))  # type: ignore[misc]
+        db.predict(net, x, method="linear")
+        found[name] = seconds(lambda net=net, x=x: db.predict(net, x, method="linear")) / forward  # type: ignore[misc]
+    return found
+
+
+def controls() -> dict[str, dict[str, float]]:
+    """The gain of the control variate: the mean squared error without it over that with it, for mean and variance."""
+    found = {}
+    for drop_prob in (0.1, 0.3, 0.5):
+        torch.manual_seed(0)
+        net, x = perceptron(3, 50, 50, 2, drop_prob=drop_prob), torch.randn(12, 3)
+        truth = db.predict(net, x, n_draws=2 * N_DRAWS)
+        for sampler in ("independent", "stratified"):
+            errors = torch.zeros(4, dtype=torch.float64)
+            for seed in range(CONTROLLED_SEEDS):
+                drawn = db.draws(
+                    net, x, n_draws=CONTROLLED_DRAWS, seed=seed, sampling=db.Sampling(sampler=sampler)
+                ).double()
+                mean, variance = controlled_moments(
+                    net, x, n_draws=CONTROLLED_DRAWS, seed=seed, sampling=db.Sampling(sampler=sampler)
+                )
+                pairs = [(drawn.mean(0), truth.mean), (mean, truth.mean)]
+                pairs += [(drawn.var(0), truth.epistemic), (variance, truth.epistemic)]
+                errors += torch.stack([(one - other).square().mean() for one, other in pairs])
+            gains = {"mean": float(errors[0] / errors[1]), "variance": float(errors[2] / errors[3])}
+            found[f"p {drop_prob:g}, {sampler} masks"] = gains
+    return found
+
+
+def cells(one: dict[str, float]) -> list[str]:
+    spread = f"{one['median']:.2f} [{one['low']:.2f}, {one['high']:.2f}]"
+    return [spread, f"{one['rank']:.2f}", f"{one['mean_error']:.2f}"]
+
+
+def table(rows: Iterable[list[str]], head: list[str]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def is_close(one: dict[str, float]) -> bool:
+    """Within 5 % in the median and 15 % from the 10th to the 90th percentile."""
+    return abs(one["median"] - 1) <= 0.05 and one["low"] >= 0.85 and one["high"] <= 1.15
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    found: dict[str, Any] = {"zoo": zoo(), "rates": rates(), "costs": costs(), "controls": controls()}
+    head = ["network", "std / draws: median [10 %, 90 %]", "rank correlation", "error of the mean, in std"]
+    for part in ("zoo", "rates"):
+        print(table(([name, *cells(one)] for name, one in found[part].items()), head), end="\n\n")
+    print(table(([name, f"{cost:.1f}"] for name, cost in found["costs"].items()), ["network", "forward passes"]))
+    gains = ([name, f"{one['mean']:.1f}", f"{one['variance']:.1f}"] for name, one in found["controls"].items())
+    print(table(gains, ["masks", "gain of the mean", "gain of the variance"]))
+    close = sum(map(is_close, found["zoo"].values()))
+    goals = [Goal("networks of the zoo within 5 % and 15 %", close, at_least=30)]
+    goals += [Goal(f"forward passes, {name}", cost, at_most=3.5) for name, cost in found["costs"].items()]
+    history.write("one_pass", {**found, "close": close}, goals)
+
+
+if __name__ == "__main__":
+    main()

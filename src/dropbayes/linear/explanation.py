@@ -1,0 +1,271 @@
+r"""Why is the network unsure? The shares of the epistemic variance: of sites, units, positions and input features.
+
+The linear method writes the variance as a sum over the masks, $\sum_i v_i (\partial f / \partial z_i)^2$: the share of
+a site, a unit or a position is the sum of its own terms. A feature of the input has no mask: its share is the variance
+that it adds to that of a baseline row, by Shapley's rule for a table, to first order for any other input.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dropbayes.linear.derivatives import Linearisation, one_each
+from dropbayes.linear.passes import Linear, LinearPlan, linear_plan
+from dropbayes.sampling import Inputs, Sampling, as_inputs
+from dropbayes.tracing import Site
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["Explanation", "explain"]
+
+MAX_SHAPLEY_FEATURES = 64
+"""The widest table whose features have Shapley values; the features of a wider one have first-order shares."""
+
+_N_ORDERS = 16  # in which a row's features replace those of the baseline, half of them the other half reversed
+
+Part = Literal["site", "feature", "position"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The epistemic variance of each row, and its shares; prints as a table."""
+
+    sites: tuple[Site, ...]
+    by_unit: tuple[Tensor, ...]
+    """The share of each unit of each site, `[row, ...]`; all of them sum to the variance."""
+    by_position: Tensor | None
+    """The share of each position of the sequence, `[row, position]`, if requested; less than the variance where masks
+    belong to no position."""
+    by_feature: Tensor | None
+    """The share of each number of the input, in its shape; None for tokens and for several arguments."""
+    names: tuple[str, ...]
+    """The names of a table's features."""
+
+    @property
+    def by_site(self) -> Tensor:
+        """The share of each site, `[row, site]`; a row's shares sum to its variance."""
+        return torch.stack([shares.flatten(1).sum(1) for shares in self.by_unit], 1)
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance that is explained, `[row]`."""
+        return self.by_site.sum(1)
+
+    @property
+    def baseline(self) -> Tensor | None:
+        """The variance without the features' shares, `[row]`: with them it sums to the variance."""
+        return None if self.by_feature is None else self.variance - self.by_feature.flatten(1).sum(1)
+
+    def parts(self, part: Part) -> tuple[list[str], Tensor]:
+        """The names and the shares `[row, part]` of the sites, the features of a table, or the positions."""
+        if part == "site":
+            return [f"{site.path or '(network)'} {site.kind}" for site in self.sites], self.by_site
+        shares = self.by_position if part == "position" else self.by_feature
+        if shares is None:
+            raise ValueError(
+                f"`part` {part!r} has no shares here. Positions need explain(..., positions=True), features an input "
+                "that is one tensor of real numbers."
+            )
+        shares = shares.flatten(1)
+        names = self.names if part == "feature" and self.names else [f"{part} {i}" for i in range(shares.shape[1])]
+        return list(names), shares
+
+    def plot(self, part: Part = "site", *, row: int | None = None, ax: Axes | None = None) -> Axes:
+        """Bars of the shares of one row, or of the mean over rows; of the features of an image, a map."""
+        import matplotlib.pyplot as plt
+
+        ax = plt.figure(layout="constrained").add_subplot() if ax is None else ax
+        names, shares = self.parts(part)
+        values = (shares.mean(0) if row is None else shares[row]).cpu()
+        if part == "feature" and self.by_feature is not None and self.by_feature.dim() > 2:
+            image = values.view(self.by_feature.shape[1:])
+            image = image if image.dim() == 2 else image.reshape(-1, *image.shape[-2:]).sum(0)
+            size = float(image.abs().max())
+            picture = ax.imshow(image.numpy(), cmap="PuOr_r", vmin=-size, vmax=size)
+            ax.figure.colorbar(picture, ax=ax, label="share of the variance")
+            return ax
+        order = values.argsort(descending=True) if part == "feature" else torch.arange(len(values))
+        ax.barh([names[i] for i in order], values[order].numpy(), color="#56789c")
+        ax.invert_yaxis()
+        ax.set_xlabel("share of the epistemic variance")
+        return ax
+
+    def _tables(self) -> list[tuple[str, list[tuple[str, str]]]]:
+        """For each kind of part its title, and the names and percentages of the largest."""
+        total, tables = float(self.variance.mean()) or 1.0, []
+        for part, shares in (("site", self.by_site), ("feature", self.by_feature), ("position", self.by_position)):
+            if shares is None:
+                continue
+            names, values = self.parts(part)  # type: ignore[arg-type]
+            mean = values.mean(0)
+            order = mean.argsort(descending=True)[:8].tolist()
+            lines = [(names[i], f"{100 * float(mean[i]) / total:.1f} %") for i in order]
+            if part == "feature" and self.baseline is not None:
+                lines.append(("(baseline)", f"{100 * float(self.baseline.mean()) / total:.1f} %"))
+            left = len(names) - len(order)
+            tables.append((part, [*lines, (f"({left} more)", "")] if left > 0 else lines))
+        return tables
+
+    def __str__(self) -> str:
+        lines = [repr(self)]
+        for title, rows in self._tables():
+            width = max(len(name) for name, _ in [(title, ""), *rows])
+            lines += ["", f"{title:<{width}}   share"]
+            lines += [f"{name:<{width}}  {share:>6}".rstrip() for name, share in rows]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"Explanation({len(self.variance)} rows, mean epistemic variance {float(self.variance.mean()):.3g})"
+
+    def _repr_html_(self) -> str:
+        tables = "".join(
+            f"<table><thead><tr><th>{title}</th><th>share</th></tr></thead><tbody>"
+            + "".join(f"<tr><td>{html.escape(name)}</td><td>{share}</td></tr>" for name, share in rows)
+            + "</tbody></table>"
+            for title, rows in self._tables()
+        )
+        return f"<p>{html.escape(repr(self))}</p>{tables}"
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def explain(
+    net: nn.Module,
+    x: Any,
+    *,
+    output: int | Literal["largest"] | None = None,
+    positions: bool = False,
+    baseline: Tensor | None = None,
+    names: Sequence[str] = (),
+    sampling: Sampling = Sampling(),
+) -> Explanation:
+    """The shares of the epistemic variance of a network's output, by the linear method.
+
+    Args:
+        net: Any network with dropout that `predict` takes with `method="linear"`; it is not changed.
+        x: Its input.
+        output: The number of a row's output to explain, "largest" for each row's largest (its class); None for the
+            sum of the variances of all of them.
+        positions: Whether the positions of the input's sequence have shares; a weight of attention counts half for
+            the position that attends and half for the other.
+        baseline: The row without information, from which features are switched to those of `x`; by default the mean
+            of the rows.
+        names: The names of a table's features.
+        sampling: As for `predict`.
+
+    Example:
+        >>> net = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 1, bias=False))
+        >>> _ = nn.init.constant_(net[1].weight, 1.0)
+        >>> why = explain(net, torch.tensor([[3.0, 1.0]]), baseline=torch.zeros(2))
+        >>> why.variance, why.by_unit[0], why.by_feature
+        (tensor([10.]), tensor([[9., 1.]]), tensor([[9., 1.]]))
+    """
+    inputs = as_inputs(x, row_axis=sampling.row_axis)
+    sampling = replace(sampling, positions="per_position" if positions else sampling.positions)
+    plan = linear_plan(net, inputs, Linear(), sampling)
+    n_outputs = plan.only_size() if output is None else plan.sizes[0]
+    if len(plan.sizes) > 1 or (isinstance(output, int) and not 0 <= output < n_outputs):
+        raise ValueError(
+            f"`output` must be one of the {n_outputs} numbers of a row's output, which is one tensor; got "
+            f"{output!r} for {len(plan.sizes)} tensors. Pass a network that returns the tensor to explain."
+        )
+    chosen = None
+    if output == "largest":
+        chosen = torch.cat([linear.flat(0).argmax(1, keepdim=True) for _, linear in plan.linearised(inputs)])
+    elif output is not None:
+        chosen = torch.full((inputs.n_rows, 1), output, device=inputs.device)
+    sites, by_unit = _unit_shares(plan, inputs, chosen)
+    by_feature = None
+    if len(inputs.leaves) == 1 and inputs.leaves[0].is_floating_point() and not inputs.is_one_row:
+        leaf = inputs.leaves[0].detach().movedim(inputs.axes[0] or 0, 0)
+        start = leaf.mean(0) if baseline is None else torch.as_tensor(baseline).to(leaf)
+        if start.shape != leaf.shape[1:]:
+            raise ValueError(
+                f"`baseline` must have the shape of a row, {tuple(leaf.shape[1:])}; got {tuple(start.shape)}."
+            )
+        shapley = inputs.is_matrix and leaf.shape[1] <= MAX_SHAPLEY_FEATURES
+        by_feature = (_shapley if shapley else _first_order)(plan, inputs, leaf, start, chosen)
+    by_position = _position_shares(sites, by_unit) if positions else None
+    if names and (by_feature is None or len(names) != by_feature[0].numel()):
+        raise ValueError(f"`names` must name each feature of a table; got {len(names)} names.")
+    return Explanation(sites, by_unit, by_position, by_feature, tuple(names))
+
+
+def _slopes(linear: Linearisation, rows: range, chosen: Tensor | None) -> list[Tensor]:
+    """The derivatives of the outputs that are explained, by each variable: the chosen one of each row, or all."""
+    flat = linear.flat(0)
+    flat = flat if chosen is None else flat.gather(1, chosen[rows.start : rows.stop])
+    return linear.gradients(flat, one_each(flat, range(flat.shape[1])))
+
+
+def _unit_shares(
+    plan: LinearPlan, inputs: Inputs, chosen: Tensor | None
+) -> tuple[tuple[Site, ...], tuple[Tensor, ...]]:
+    """The sites, and the share of each of their units, in the shape of a row's mask without its axis of rows."""
+    sites: tuple[Site, ...] = ()
+    blocks: list[list[Tensor]] = []
+    for rows, linear in plan.linearised(inputs):
+        sites, shares = tuple(variable.site for variable in linear.variables), []
+        for site, slope in zip(sites, _slopes(linear, rows, chosen), strict=True):
+            units, axis = slope.square().sum(0).view(len(rows), *site.shape), _row_axis(site)
+            shares.append(units if axis is None else units.squeeze(1 + axis))
+        blocks.append(shares)
+    return sites, tuple(torch.cat(parts) for parts in zip(*blocks, strict=True))
+
+
+def _row_axis(site: Site) -> int | None:
+    """The axis of length 1 in a row's mask that holds the rows of a batch."""
+    return site.layout.axis if site.layout is not None and site.layout.inner == 1 else None
+
+
+def _shapley(plan: LinearPlan, inputs: Inputs, x: Tensor, start: Tensor, chosen: Tensor | None) -> Tensor:
+    """Shapley values of a table's features for the variance: the mean of what each adds, over some orders of them."""
+    n_rows, n_features = x.shape
+    generator, shares = torch.Generator().manual_seed(0), torch.zeros_like(x)
+    repeated = None if chosen is None else chosen.repeat_interleave(n_features + 1, 0)
+    orders = [torch.randperm(n_features, generator=generator) for _ in range(_N_ORDERS // 2)]
+    for order in [*orders, *(order.flip(0) for order in orders)]:
+        place = torch.empty_like(order)
+        place[order] = torch.arange(n_features)
+        present = (place < torch.arange(n_features + 1)[:, None]).to(x.device)  # one feature more in each line
+        mixed = torch.where(present, x[:, None], start).flatten(0, 1)
+        variances = []
+        for rows, linear in plan.linearised(replace(inputs, leaves=(mixed,), n_rows=len(mixed))):
+            found = _slopes(linear, rows, repeated)
+            variances.append(torch.stack([one.square().sum((0, 2)) for one in found]).sum(0))
+        shares[:, order] += torch.cat(variances).view(n_rows, -1).diff(dim=1).to(shares) / _N_ORDERS
+    return shares
+
+
+def _first_order(plan: LinearPlan, inputs: Inputs, x: Tensor, start: Tensor, chosen: Tensor | None) -> Tensor:
+    """The derivative of the variance by each number of the input, times its distance from the baseline."""
+    leaf = inputs.leaves[0].detach().clone().requires_grad_()
+    slopes = []
+    for rows, linear in plan.linearised(replace(inputs, leaves=(leaf,)), twice=True):
+        total = torch.stack([one.square().sum() for one in _slopes(linear, rows, chosen)]).sum()
+        slope = torch.autograd.grad(total, leaf, allow_unused=True)[0] if total.requires_grad else None
+        slope = torch.zeros_like(leaf) if slope is None else slope
+        slopes.append(slope.movedim(inputs.axes[0] or 0, 0)[rows.start : rows.stop])
+    return torch.cat(slopes) * (x - start)
+
+
+def _position_shares(sites: tuple[Site, ...], by_unit: tuple[Tensor, ...]) -> Tensor:
+    """The sum of the shares of the masks at each position of the first sequence, `[row, position]`."""
+    found: list[Tensor] = []
+    for site, shares in zip(sites, by_unit, strict=True):
+        row_axis = _row_axis(site)
+        for position in site.positions:
+            if position.sequence == 0:
+                axis = 1 + position.axis - (row_axis is not None and position.axis > row_axis)
+                others = [dimension for dimension in range(1, shares.dim()) if dimension != axis]
+                found.append((shares.sum(others) if others else shares) / len(site.positions))
+    if not found:
+        raise ValueError("`positions` needs a site with an axis of positions; `net` has none. Leave `positions` out.")
+    return torch.stack(found).sum(0)

@@ -1,0 +1,227 @@
+"""Predictions without draws: the blocks of a linearised network in the form that `predict` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dropbayes.linear.derivatives import Linearisation, linearise
+from dropbayes.linear.perceptrons import MomentsPlan, moments_plan
+from dropbayes.linear.points import gaussian_points
+from dropbayes.sampling import (
+    Block,
+    Inputs,
+    Inspection,
+    Keys,
+    Profile,
+    Sampling,
+    as_inputs,
+    inspect,
+    mask_spec,
+)
+from dropbayes.sampling.trials import chosen_strategy
+from dropbayes.tracing.views import checked_network
+
+__all__ = ["Linear", "LinearPlan", "OnePass", "covariance", "linear_plan", "one_pass_plan"]
+
+_WORKING_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Linear:
+    """The linear method, and its way with networks of many outputs.
+
+    Args:
+        max_outputs: The largest number of outputs of a row that are each differentiated.
+        above: What is done with more outputs: "probes" for the variance over random values of the masks in the
+            linearised network, or "largest" for the `max_outputs` largest outputs of each row, the others held fixed.
+        n_probes: The number of probes, even: the standard deviation has a relative error of about 1 / sqrt(n_probes).
+    """
+
+    max_outputs: int = 128
+    above: Literal["probes", "largest"] = "probes"
+    n_probes: int = 256
+
+    def __post_init__(self) -> None:
+        if self.above not in ("probes", "largest"):
+            raise ValueError(f'`above` must be "probes" or "largest"; got {self.above!r}.')
+        if self.max_outputs < 1:
+            raise ValueError(f"`max_outputs` must be at least 1; got {self.max_outputs!r}.")
+        if self.n_probes < 2 or self.n_probes % 2:
+            raise ValueError(f"`n_probes` must be even and at least 2; got {self.n_probes!r}.")
+
+
+@dataclass(frozen=True)
+class LinearPlan:
+    """The plan for linearising one network on inputs of one form."""
+
+    inspection: Inspection
+    options: Linear
+    together: bool  # rows run as a batch
+    sizes: tuple[int, ...]  # the numbers in each tensor of a row's output
+    ignored: tuple[str, ...]
+    tied: bool
+    max_bytes: int
+    judged: int | None = None  # the tensor that a likelihood reads; None for all
+    only_moments: bool = True
+
+    exact = True  # no draw is made
+
+    @property
+    def profile(self) -> Profile:
+        return self.inspection.profile
+
+    @property
+    def method(self) -> str:
+        """The method in words."""
+        size = max(size for index, size in enumerate(self.sizes) if self.judged in (None, index))
+        if size <= self.options.max_outputs:
+            return "linear"
+        if self.options.above == "probes":
+            return f"linear, {self.options.n_probes} probes"
+        return f"linear, the largest {self.options.max_outputs} of {size} outputs"
+
+    def only_size(self) -> int:
+        """The number of outputs of a row; an error if they are several tensors, or too many."""
+        if len(self.sizes) > 1 or self.sizes[0] > self.options.max_outputs:
+            raise ValueError(
+                f"`net` must return one tensor of at most {self.options.max_outputs} numbers for each row; got "
+                f"{list(self.sizes)}. Pass a network that returns the part of interest."
+            )
+        return self.sizes[0]
+
+    def linearised(self, inputs: Inputs, *, twice: bool = False) -> Iterator[tuple[range, Linearisation]]:
+        """The linearisation of the rows, block by block."""
+        n_outputs = min(max(self.sizes), self.options.max_outputs)
+        size = max(1, self.max_bytes // max(1, self.profile.pass_bytes * n_outputs)) if self.together else 1
+        for start in range(0, inputs.n_rows, size):
+            rows = range(start, min(start + size, inputs.n_rows))
+            block = inputs if len(rows) == inputs.n_rows else inputs.block(rows.start, rows.stop)
+            linear = linearise(self.inspection, block, ignored=self.ignored, tied=self.tied, twice=twice)
+            yield rows, linear
+
+    def run(self, inputs: Inputs, *, first_row: int = 0) -> Iterator[Block]:
+        """The rows block by block: one draw, the mean, with its variance; or points of its Gaussian as the draws."""
+        del first_row
+        for rows, linear in self.linearised(inputs):
+            outputs: list[Tensor] = []
+            variances: list[Tensor] = []
+            for index, output in enumerate(linear.outputs):
+                judged = self.judged in (None, index)
+                points, variance = self._summary(linear, index) if judged else (linear.flat(index)[None], None)
+                shape = torch.view_as_real(output).shape if output.is_complex() else output.shape
+                points = points.detach().to(linear.flat(index).dtype).view(len(points), *shape)
+                outputs.append(torch.view_as_complex(points.contiguous()) if output.is_complex() else points)
+                variances.append(torch.zeros(shape) if variance is None else variance.view(shape))
+            yield Block(rows, range(1), outputs, variances if self.only_moments else None)
+
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def _summary(self, linear: Linearisation, index: int) -> tuple[Tensor, Tensor | None]:
+        """The mean `[1, row, output]` and the variance `[row, output]` of an output; or points, and no variance."""
+        mean, options = linear.flat(index), self.options
+        at_once = max(1, self.max_bytes // max(1, self.profile.pass_bytes * linear.n_rows))
+        if mean.shape[1] > options.max_outputs and options.above == "probes":
+            moved = linear.deviations(index, options.n_probes, at_once).detach()
+            if self.only_moments:
+                return mean[None], moved.double().square().mean(0)
+            return mean.detach() + moved, None
+        n_outputs = min(mean.shape[1], options.max_outputs)
+        chosen = torch.arange(n_outputs, device=mean.device).expand(linear.n_rows, -1)
+        if n_outputs < mean.shape[1]:
+            chosen = mean.detach().topk(n_outputs).indices
+        part = replace(linear, outputs=[mean.gather(1, chosen)])
+        if self.only_moments:
+            return mean[None], torch.zeros_like(mean.double()).scatter(1, chosen, part.variance(0, at_once))
+        points = gaussian_points(
+            part.outputs[0].detach().double(), torch.stack(part.site_covariances(0, at_once)).sum(0)
+        )
+        whole = mean.detach().double().expand(len(points), -1, -1)
+        return whole.scatter(2, chosen.expand(len(points), -1, -1), points), None
+
+
+OnePass = LinearPlan | MomentsPlan
+
+
+def one_pass_plan(
+    net: nn.Module,
+    inputs: Inputs,
+    method: str | Linear,
+    *,
+    sampling: Sampling,
+    tensor: Callable[[Profile], int | None],
+    only_moments: bool,
+) -> OnePass:
+    """The plan of a prediction without draws; `tensor` gives the output that a likelihood reads, None for all."""
+    if method == "moments":
+        return moments_plan(net, inputs, only_moments=only_moments, max_bytes=sampling.max_bytes)
+    if method == "linear":
+        method = Linear()
+    if not isinstance(method, Linear):
+        raise ValueError(f'`method` must be "sampling", "linear" or "moments"; got {method!r}.')
+    plan = linear_plan(net, inputs, method, sampling)
+    return replace(plan, judged=tensor(plan.profile), only_moments=only_moments)
+
+
+def linear_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampling = Sampling()) -> LinearPlan:
+    """The plan for a network that was checked to be random and to have derivatives."""
+    names = sampling.ignored
+    inspection = inspect(checked_network(net), inputs, names, positions=sampling.positions is not None)
+    profile = inspection.profile
+    profile.check_random()
+    if profile.host_random or profile.draws_branch:
+        what = "draws from Python's or NumPy's generator" if profile.host_random else "branches on a value of a draw"
+        raise ValueError(
+            f'`method` "linear" needs a network that is differentiable in its masks; `net` {what}, which has no '
+            'derivative. Use method="sampling".'
+        )
+    spec = mask_spec(inspection, inputs, keys=Keys(0, 2, "independent"), masks="row", sampling=sampling)
+    together = chosen_strategy(inspection, inputs, spec).rows == "together" and None not in profile.outputs
+    tied, known = sampling.positions == "tied", inspection.strategies
+    if "outputs" not in known:
+        one = inputs if inputs.is_one_row else inputs.block(0, 1)
+        known["outputs"] = _checked_sizes(linearise(inspection, one, names, tied))
+    together = together or inputs.n_rows == 1
+    return LinearPlan(
+        inspection, options, together, known["outputs"], names, tied, sampling.max_bytes or _WORKING_BYTES
+    )
+
+
+def _checked_sizes(linear: Linearisation) -> tuple[int, ...]:
+    """The numbers in each tensor of a row's output."""
+    for output in linear.outputs:
+        if not (output.is_floating_point() or output.is_complex()):
+            raise ValueError(
+                f'`method` "linear" needs outputs that are real numbers; `net` returns {output.dtype}, which has no '
+                'derivative. Return scores or logits in its place, or use method="sampling".'
+            )
+    if not any(output.requires_grad for output in linear.outputs):
+        raise ValueError(
+            '`method` "linear" needs an output that has derivatives; that of `net` has none. Remove torch.no_grad, '
+            '.detach() and .item() from its forward, or use method="sampling".'
+        )
+    return tuple(linear.flat(index).shape[1] for index in range(len(linear.outputs)))
+
+
+def covariance(net: nn.Module, x: Any, *, sampling: Sampling = Sampling()) -> Tensor:
+    """The covariance between the outputs of each row by the linear method, `[row, output, output]`.
+
+    Args:
+        net: Any network with dropout that returns one tensor; it is not changed.
+        x: Its input, as for `predict`.
+        sampling: As for `predict`.
+
+    Example:
+        >>> net = nn.Sequential(nn.Dropout(0.5), nn.Linear(1, 2))
+        >>> slope = net[1].weight
+        >>> torch.allclose(covariance(net, torch.ones(1, 1))[0], (slope @ slope.T).double())  # variance p / (1 - p) = 1
+        True
+    """
+    inputs = as_inputs(x, row_axis=sampling.row_axis)
+    plan = linear_plan(net, inputs, Linear(), sampling)
+    parts = [torch.stack(linear.site_covariances(0, plan.only_size())).sum(0) for _, linear in plan.linearised(inputs)]
+    return torch.cat(parts)

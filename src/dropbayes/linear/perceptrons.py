@@ -1,0 +1,126 @@
+r"""A perceptron's mean and covariance, propagated layer by layer: Gaussian pre-activations, and their full covariance.
+
+Dropout adds $v (m_i^2 + C_{ii})$ to a unit's variance, a linear layer gives $\mathbf W \mathbf C \mathbf W^T$. For a
+non-linearity $\sigma$ of a Gaussian pair, Mehler's series is
+$\mathrm{Cov}[\sigma(u_i), \sigma(u_j)] = \sum_{k \ge 1} a_{ik} a_{jk} \rho_{ij}^k$ with
+$a_{ik} = \mathbb E[\sigma(m_i + s_i z) h_k(z)]$ for the normalised Hermite polynomials $h_k$.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dropbayes.linear.points import gaussian_points
+from dropbayes.sampling import Block, Inputs, Profile
+from dropbayes.sampling.perceptron import Perceptron, perceptron
+from dropbayes.tracing.views import checked_network
+
+__all__ = ["MomentsPlan", "moments_plan", "propagate"]
+
+_N_TERMS, _N_NODES = 8, 64
+_WORKING_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class MomentsPlan:
+    """The plan for propagating the moments of a perceptron."""
+
+    direct: Perceptron
+    profile: Profile
+    only_moments: bool
+    max_bytes: int
+
+    exact = True  # no draw is made
+    method = "moments"
+
+    def run(self, inputs: Inputs, *, first_row: int = 0) -> Iterator[Block]:
+        """The rows block by block: the mean with its variance, or points of the Gaussian as draws."""
+        del first_row
+        widths = [weight.shape[0] for layer in self.direct.layers for weight in layer.parameters()]
+        size = max(1, self.max_bytes // (32 * max(widths) ** 2))
+        for start in range(0, inputs.n_rows, size):
+            rows = range(start, min(start + size, inputs.n_rows))
+            x = inputs.leaves[0][rows.start : rows.stop]
+            mean, covariance = propagate(self.direct.layers, x)
+            if self.only_moments:
+                yield Block(rows, range(1), [mean[None].to(x.dtype)], [covariance.diagonal(dim1=1, dim2=2)])
+            else:
+                yield Block(rows, range(1), [gaussian_points(mean, covariance).to(x.dtype)])
+
+
+def moments_plan(net: nn.Module, inputs: Inputs, *, only_moments: bool, max_bytes: int | None) -> MomentsPlan:
+    """The plan for a perceptron with dropout; an error for any other network."""
+    direct = perceptron(checked_network(net), inputs.leaves[0]) if inputs.is_matrix else None
+    if direct is None:
+        raise ValueError(
+            '`method` "moments" needs a perceptron: an nn.Sequential of linear layers, elementwise non-linearities and '
+            'nn.Dropout, and rows `[row, feature]`. Use method="linear" for any other network.'
+        )
+    direct.profile.check_random()
+    return MomentsPlan(direct, direct.profile, only_moments, max_bytes or _WORKING_BYTES)
+
+
+@torch.no_grad()
+def propagate(layers: tuple[nn.Module, ...], x: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean `[row, output]` and the covariance `[row, output, output]` of a perceptron, in float64."""
+    mean = x.double()
+    covariance = torch.zeros(0)  # until the first dropout
+    for layer in layers:
+        random = covariance.numel() > 0
+        if isinstance(layer, nn.Linear):
+            weight = layer.weight.double()
+            mean = nn.functional.linear(mean, weight, None if layer.bias is None else layer.bias.double())
+            covariance = weight @ covariance @ weight.T if random else covariance
+        elif isinstance(layer, nn.Dropout):
+            squares = mean.square() + (covariance.diagonal(dim1=1, dim2=2) if random else 0)
+            added = torch.diag_embed(layer.p / (1 - layer.p) * squares)
+            covariance = covariance + added if random else added
+        else:
+            mean, covariance = _activate(layer, mean, covariance) if random else (layer(mean), covariance)
+    return mean, covariance if covariance.numel() else mean.new_zeros(*mean.shape, mean.shape[1])
+
+
+def _activate(layer: nn.Module, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """The moments of a non-linearity of jointly Gaussian units."""
+    std = covariance.diagonal(dim1=1, dim2=2).clamp(min=1e-24).sqrt()
+    slopes = {nn.ReLU: 0.0, nn.Identity: 1.0, nn.LeakyReLU: getattr(layer, "negative_slope", None)}
+    slope = slopes.get(type(layer))
+    terms, square = _by_quadrature(layer, mean, std) if slope is None else _of_ramps(slope, mean, std)
+    correlation = (covariance / (std.unsqueeze(1) * std.unsqueeze(2))).clamp(-1, 1)
+    result = torch.zeros_like(covariance)
+    for term in reversed(terms[1:]):  # Horner's rule
+        result = (result + term.unsqueeze(1) * term.unsqueeze(2)) * correlation
+    result.diagonal(dim1=1, dim2=2).copy_((square - terms[0].square()).clamp(min=0))  # exact, not a series
+    return terms[0], result
+
+
+def _of_ramps(slope: float, mean: Tensor, std: Tensor) -> tuple[list[Tensor], Tensor]:
+    """The coefficients and the second moment of u for positive u and `slope` u for negative ones."""
+    ratio = mean / std
+    below, density = torch.special.ndtr(ratio), torch.exp(-ratio.square() / 2) / math.sqrt(2 * math.pi)
+    polynomials = [torch.ones_like(ratio), ratio]
+    for k in range(2, _N_TERMS):
+        polynomials.append(ratio * polynomials[-1] - (k - 1) * polynomials[-2])
+    rest = 1 - slope
+    terms = [slope * mean + rest * (mean * below + std * density), std * (slope + rest * below)]
+    for k in range(2, _N_TERMS):
+        terms.append(rest * (-1) ** k * std * density * polynomials[k - 2] / math.sqrt(math.factorial(k)))
+    whole = mean.square() + std.square()
+    return terms, slope**2 * whole + (1 - slope**2) * (whole * below + mean * std * density)
+
+
+def _by_quadrature(layer: nn.Module, mean: Tensor, std: Tensor) -> tuple[list[Tensor], Tensor]:
+    """The coefficients and the second moment of any non-linearity, by the Gauss-Hermite rule."""
+    nodes, weights = (torch.as_tensor(z).to(mean) for z in np.polynomial.hermite_e.hermegauss(_N_NODES))
+    weights = weights / math.sqrt(2 * math.pi)
+    values = layer(mean.unsqueeze(-1) + std.unsqueeze(-1) * nodes)
+    polynomials = [torch.ones_like(nodes), nodes]
+    for k in range(2, _N_TERMS):
+        polynomials.append((nodes * polynomials[-1] - math.sqrt(k - 1) * polynomials[-2]) / math.sqrt(k))
+    return [values @ (weights * one) for one in polynomials], values.square() @ weights

@@ -1,0 +1,143 @@
+"""The random numbers of a network's sites as variables: held at their means, and differentiated.
+
+A dropped unit is multiplied by a mask of mean 1 and variance p / (1 - p). Here the mask is a tensor of ones, a leaf of
+the graph, one for each row; other random numbers are held at their means in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dropbayes.sampling.probes import is_ignored
+from dropbayes.sampling.profile import Profile
+from dropbayes.tracing import Site, SiteNames, Source, is_ours, neutral_uniform
+from dropbayes.tracing.generators import SENTINEL_SEED
+
+__all__ = ["SiteVariables", "Variable"]
+
+_HARD = {"argmax", "argmin", "ceil", "floor", "heaviside", "round", "sign", "trunc"}
+
+
+@dataclass(frozen=True, eq=False)
+class Variable:
+    """The random numbers of one site for all rows, at their means."""
+
+    site: Site
+    value: Tensor
+    """A leaf of the graph; length 1 along positions that share their numbers."""
+    variance: float | Tensor
+    """The variance of each number: one for all, or of the value's shape."""
+
+    @property
+    def std(self) -> float | Tensor:
+        return self.variance**0.5
+
+
+class SiteVariables(Source):
+    """A source of variables in place of random numbers.
+
+    Args:
+        profile: The network's profile.
+        names: The names of the modules that run.
+        ignored: Modules whose randomness is not dropout.
+        tied: Whether all positions of a sequence have the same mask.
+    """
+
+    def __init__(self, profile: Profile, names: SiteNames, ignored: tuple[str, ...], tied: bool) -> None:
+        self.variables: list[Variable] = []
+        self._sites = {site.name: site for site in profile.sites}
+        self._seeds_torch, self._names, self._ignored, self._tied = profile.seeds_torch, names, ignored, tied
+        self._drawn: Variable | None = None  # uniforms that the running operation has asked for
+        self._uniforms: dict[int, tuple[Tensor, Variable, float]] = {}  # tensors of uniforms plus a number, by id
+
+    def is_off(self, training: bool) -> bool:
+        return self._is_ignored() or not (training or is_ours(self._names.caller()[1]))
+
+    def is_fixed(self, generator: torch.Generator | None) -> bool:
+        return generator is not None or (self._seeds_torch and torch.default_generator.initial_seed() != SENTINEL_SEED)
+
+    def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        keep_prob = 1 - drop_prob
+        mean = torch.full(shape, keep_prob, dtype=like.dtype, device=like.device)
+        return self._add(kind, mean, drop_prob * keep_prob)
+
+    def dropout(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
+        if drop_prob == 1:
+            return x * 0
+        factors = self._add(kind, torch.ones(shape, dtype=x.dtype, device=x.device), drop_prob / (1 - drop_prob))
+        return x.mul_(factors) if inplace and not isinstance(x, nn.Parameter) else x * factors
+
+    def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        if self._is_ignored():
+            return neutral_uniform(kind, shape, device)
+        zeros = torch.zeros(shape, dtype=torch.float64, device=device)
+        if kind == "randn":  # the caller takes the normal quantile
+            return torch.special.ndtr(self._add(kind, zeros, 1.0))
+        uniform = self._add(kind, zeros + 0.5, 1 / 12)
+        self._drawn = self.variables[-1]
+        return uniform
+
+    def bernoulli(self, probability: Tensor, drop_prob: float | None) -> Tensor:
+        if self._is_ignored():
+            return probability
+        chance = probability.detach()
+        return probability + self._add("bernoulli", torch.zeros_like(chance), chance * (1 - chance))
+
+    def compare(self, func: Callable[..., Any], left: Any, right: Any) -> None:
+        if id(left) in self._uniforms or id(right) in self._uniforms:
+            raise NotImplementedError(
+                "`net` compares random numbers of torch.rand, and a comparison has no derivative. Draw that mask with "
+                'torch.bernoulli or nn.functional.dropout, or predict with method="sampling".'
+            )
+
+    def after(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        drawn, self._drawn = self._drawn, None
+        if drawn is not None:
+            self._uniforms[id(result)] = (result, drawn, 0.0)
+            return
+        name = getattr(func, "__name__", "").strip("_")
+        known = next((self._uniforms[id(arg)] for arg in args if id(arg) in self._uniforms), None)
+        number = next((arg for arg in args if isinstance(arg, (int, float))), None)
+        if known is not None and name in ("add", "radd", "iadd") and number is not None:
+            self._uniforms[id(result)] = (result, known[1], known[2] + number)
+        elif known is not None and name == "floor" and 0 <= known[2] <= 1:
+            self._floor(result, known[1], known[2])
+        elif name in _HARD and isinstance(args[0], Tensor) and args[0].requires_grad:
+            raise NotImplementedError(
+                f"`net` takes {name} of numbers that depend on its dropout: a hard choice, which "
+                'has no derivative. Predict with method="sampling".'
+            )
+
+    def _is_ignored(self) -> bool:
+        path, module = self._names.caller()
+        return module is not None and is_ignored(self._ignored, path, module)
+
+    def _floor(self, result: Tensor, uniforms: Variable, keep_prob: float) -> None:
+        """`floor(keep_prob + rand())`, as stochastic depth is often written, is a Bernoulli variable."""
+        self.variables.remove(uniforms)
+        noise = torch.zeros_like(result).requires_grad_()
+        self.variables.append(Variable(uniforms.site, noise, keep_prob * (1 - keep_prob)))
+        with torch.enable_grad():
+            result.copy_(keep_prob + noise)
+
+    def _add(self, kind: str, mean: Tensor, variance: float | Tensor) -> Tensor:
+        """The next variable, at its mean."""
+        name = self._names.next(kind)
+        site = self._sites.get(name)
+        if site is None:
+            raise ValueError(
+                f"`net` met a site {name!r} that it did not meet when it was inspected: its forward depends on more "
+                'than its input and weights. Predict with method="sampling".'
+            )
+        value = mean.detach()
+        for position in site.positions if self._tied else ():
+            value = value.narrow(position.axis, 0, 1)
+            variance = variance.narrow(position.axis, 0, 1) if isinstance(variance, Tensor) else variance
+        value = value.clone().requires_grad_()
+        self.variables.append(Variable(site, value, variance))
+        return value.expand(mean.shape)

@@ -1,0 +1,113 @@
+"""Rates fitted after training: known ones are found again, the weights stay, and nothing is ever worse."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import dropbayes as db
+from dropbayes.linear import covariance, tune_dropout
+from dropbayes.linear.tuning import Parts
+from dropbayes.sampling import as_inputs
+from tests.sampling.zoo.specimens import Module
+
+
+def of_one_layer(drop_prob, n=4000):
+    """A network, and outcomes that are its draws: the mask of each row is its own."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 40), nn.ReLU(), nn.Dropout(drop_prob), nn.Linear(40, 1))
+    x = torch.randn(n, 2)
+    y = db.draws(net, x, n_draws=1, masks="row", sampling=db.Sampling(sampler="independent"))[0] + 0.05 * torch.randn(
+        n, 1
+    )
+    return net, x, y
+
+
+def test_the_rate_and_the_noise_of_the_outcomes_are_found():
+    net, x, y = of_one_layer(0.3)
+    net[2].p = 0.05
+    tuning = tune_dropout(net, x, y)
+    assert tuning.drop_probs["2"] == pytest.approx(0.3, abs=0.03) and tuning.network[2].p == tuning.drop_probs["2"]
+    assert isinstance(tuning.likelihood, db.Gaussian)
+    assert tuning.likelihood.precision == pytest.approx(400, rel=0.4)
+    assert tuning.gain > 3 * tuning.standard_error and net[2].p == 0.05
+
+
+def test_a_network_without_dropout_is_given_it_and_keeps_its_weights():
+    net, x, y = of_one_layer(0.3)
+    plain = nn.Sequential(net[0], net[1], net[3])
+    before = copy.deepcopy(plain.state_dict())
+    tuning = tune_dropout(plain, x, y, where=["2"])
+    assert tuning.drop_probs["2"] == pytest.approx(0.3, abs=0.03) and tuning.gain > 0
+    assert [site.drop_prob for site in db.sites(tuning.network, x)] == [tuning.drop_probs["2"]]
+    for weights in (plain.state_dict(), tuning.network.state_dict()):
+        assert all(torch.equal(weights[key], before[key]) for key in before)
+
+
+def test_a_network_that_dropout_cannot_help_is_returned_as_it_is():
+    torch.manual_seed(0)
+    net, x = nn.Linear(3, 1), torch.randn(300, 3)
+    y = net(x).detach() + 0.5 * torch.randn(300, 1)
+    tuning = tune_dropout(net, x, y)
+    assert tuning.log_likelihood >= tuning.plain_log_likelihood
+    assert tuning.network is net or tuning.gain > 0
+
+
+def test_a_harmful_fit_is_not_returned(monkeypatch):
+    """Rates far too large on purpose: the rows that were not fitted refuse them."""
+    net, x, y = of_one_layer(0.3, n=300)
+    y = net.eval()(x).detach() + 0.01 * torch.randn(300, 1)
+    monkeypatch.setattr(Parts, "fit", lambda self, rows, y, likelihood: (torch.ones(1), db.Gaussian(1e4)))
+    tuning = tune_dropout(net, x, y)
+    assert tuning.network is net and not tuning.drop_probs and tuning.gain == 0
+    assert isinstance(tuning.likelihood, db.Gaussian)
+    assert tuning.likelihood.precision == pytest.approx(1e4, rel=0.2)
+    assert "no drop probabilities were better" in str(tuning)
+
+
+def test_classes_of_an_overconfident_network_gain():
+    torch.manual_seed(0)
+    x = torch.randn(600, 2)
+    y = (x[:, 0] + torch.randn(600) > 0).long()
+    net = nn.Sequential(nn.Linear(2, 30), nn.Tanh(), nn.Linear(30, 2))
+    with torch.no_grad():  # right on average, far too sure
+        net[2].weight.mul_(0)
+        net[0].weight.mul_(0.2)
+        net[2].weight.copy_(20 * torch.stack([-net[0].weight[:, 0], net[0].weight[:, 0]]))
+    tuning = tune_dropout(net, x, y)
+    assert tuning.gain > 0.1 and set(tuning.drop_probs) == {"0", "2"} and isinstance(tuning.likelihood, db.Categorical)
+    assert f"{tuning.gain:+.4f}" in str(tuning)
+
+
+def test_the_covariance_is_the_weighted_sum_of_the_layers():
+    net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.4),
+                        nn.Linear(8, 2)).double()  # fmt: skip
+    x = torch.randn(5, 2, dtype=torch.float64)
+    parts = Parts(net, as_inputs(x))
+    assert list(parts.settings) == ["2", "5"]
+    net[2].p, net[5].p = 0.1, 0.3
+    ratios = torch.tensor([0.1 / 0.9, 0.3 / 0.7], dtype=torch.float64)
+    torch.testing.assert_close(torch.einsum("g,grkl->rkl", ratios, parts.covariances[:-1]), covariance(net, x))
+
+
+def test_recurrent_and_attention_modules_have_settings_too():
+    net = Module(lambda m, x: m.head(m.att(*[m.rnn(x)[0]] * 3)[0].mean(1)), head=nn.Linear(4, 1),
+                 rnn=nn.LSTM(3, 4, 2, dropout=0.2, batch_first=True),
+                 att=nn.MultiheadAttention(4, 2, dropout=0.1, batch_first=True))  # fmt: skip
+    torch.manual_seed(0)
+    x = torch.randn(600, 5, 3)
+    y = db.draws(net, x, n_draws=1, masks="row", sampling=db.Sampling(sampler="independent"))[0]
+    tuning = tune_dropout(net, x, y)
+    assert set(tuning.drop_probs) == {"rnn", "att"} and tuning.network.rnn.dropout == tuning.drop_probs["rnn"]
+
+
+def test_dropout_without_a_module_is_refused_with_a_remedy():
+    net = Module(lambda m, x: m.a(nn.functional.dropout(x, 0.5, m.training)), a=nn.Linear(3, 1))
+    with pytest.raises(ValueError, match=r"can be set.*nn\.Dropout"):
+        tune_dropout(net, torch.randn(20, 3), torch.randn(20, 1))
+
+
+def test_too_few_outcomes_are_refused():
+    with pytest.raises(ValueError, match="`y` must have an outcome for each"):
+        tune_dropout(nn.Linear(2, 1), torch.randn(20, 2), torch.randn(19, 1))

@@ -1,0 +1,107 @@
+"""Random numbers held at their means: what multiplies, what is added, what has no derivative."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import dropbayes as db
+from tests.sampling.zoo.specimens import Module
+
+
+def variance(forward, x, **children):
+    """The linear variance of a network in float64."""
+    net = Module(forward, **children).double()
+    return db.predict(net, x.double(), method="linear").epistemic
+
+
+X = torch.tensor([[1.0, -2.0, 3.0], [0.5, 0.0, 1.0]])
+
+
+def test_a_dropped_unit_has_its_square_times_p_over_1_minus_p():
+    torch.testing.assert_close(variance(lambda m, x: F.dropout(x, 0.2, m.training), X), 0.25 * X.double().square())
+
+
+def test_alpha_dropout_is_expanded_around_its_mean():
+    keep, saturation = 0.8, -1.7580993408473766
+    scale = (keep * (1 + (1 - keep) * saturation**2)) ** -0.5
+    expected = keep * (1 - keep) * (scale * (X.double() - saturation)).square()
+    net = Module(lambda m, x: F.alpha_dropout(x, 0.2, m.training)).double()
+    prediction = db.predict(net, X.double(), method="linear")
+    torch.testing.assert_close(prediction.epistemic, expected)
+    torch.testing.assert_close(prediction.mean, keep * scale * X.double())
+
+
+def test_gaussian_noise_has_its_own_variance():
+    found = variance(lambda m, x: x + 0.3 * torch.randn_like(x), X)
+    torch.testing.assert_close(found, torch.full_like(found, 0.09))
+
+
+def test_uniform_noise_has_variance_one_twelfth():
+    found = variance(lambda m, x: x * (1 + torch.rand_like(x)), X)
+    torch.testing.assert_close(found, X.double().square() / 12)
+
+
+def test_a_bernoulli_number_is_random_around_a_probability_that_may_itself_be_random():
+    # p z with z of variance 1/4: Var = p (1 - p) + p² / 4, for p = 1/2 under dropout of 1/5
+    found = variance(lambda m, x: torch.bernoulli(0.5 * F.dropout(torch.ones_like(x), 0.2, m.training)), X)
+    torch.testing.assert_close(found, torch.full_like(found, 0.25 + 0.25 * 0.25))
+
+
+@pytest.mark.parametrize("spelling", [torch.floor, lambda sum: sum.floor_()], ids=["floor", "in place"])
+def test_stochastic_depth_written_with_a_floor_is_a_bernoulli_gate(spelling):
+    def forward(m, x):
+        return x / 0.7 * spelling(0.7 + torch.rand(len(x), 1, dtype=x.dtype)) if m.training else x
+
+    torch.testing.assert_close(variance(forward, X), 0.3 / 0.7 * X.double().square())
+
+
+def test_dropout_in_place_changes_what_else_reads_the_tensor():
+    def forward(m, x):
+        hidden = 2 * x
+        F.dropout(hidden, 0.5, m.training, inplace=True)
+        return hidden
+
+    torch.testing.assert_close(variance(forward, X), 4 * X.double().square())
+
+
+def test_a_module_that_is_left_out_adds_no_variance():
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1), nn.Dropout1d(0.5)).double()
+    left = db.predict(net, X.double(), method="linear", sampling=db.Sampling(ignore_modules="0")).epistemic
+    torch.testing.assert_close(left, net[1](X.double()).detach().square())
+
+
+def test_tied_positions_share_one_mask():
+    net = Module(lambda m, x: F.dropout(x, 0.5, m.training).sum(1)).double()
+    x = torch.randn(2, 5, 3, dtype=torch.float64)
+    own, tied = (
+        db.predict(net, x, method="linear", sampling=db.Sampling(positions=positions)).epistemic
+        for positions in ("own", "tied")
+    )
+    torch.testing.assert_close(own, x.square().sum(1))
+    torch.testing.assert_close(tied, x.sum(1).square())
+
+
+def refused(forward, error, words):
+    with pytest.raises(error, match=words):
+        db.predict(Module(forward, head=nn.Linear(3, 3)), X, method="linear")
+
+
+def test_a_comparison_of_random_numbers_is_refused():
+    words = "compares random numbers.*torch.bernoulli"
+    refused(lambda m, x: m.head(x) * (torch.rand_like(x) < 0.7), NotImplementedError, words)
+
+
+@pytest.mark.parametrize("choice", [torch.round, lambda h: h.argmax(-1, keepdim=True) + 0 * h], ids=["round", "argmax"])
+def test_a_hard_choice_is_refused(choice):
+    words = 'hard choice.*method="sampling"'
+    refused(lambda m, x: m.head(choice(F.dropout(m.head(x), 0.5, m.training))), NotImplementedError, words)
+
+
+def test_a_choice_that_no_mask_reaches_is_no_hard_choice():
+    net = Module(lambda m, x: m.head(x.round()) * F.dropout(x, 0.5, m.training), head=nn.Linear(3, 3))
+    assert db.predict(net, X, method="linear").epistemic.max() > 0
+
+
+def test_a_branch_on_a_draw_is_refused():
+    refused(lambda m, x: m.head(x) if m.training and torch.rand(()) < 0.2 else x, ValueError, "branches on a value")
