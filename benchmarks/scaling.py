@@ -24,11 +24,17 @@ from benchmarks.serving import fitted_folder
 from dropbayes.app.distributed import parts
 
 
+def wait_for(everyone):
+    """Waits until all workers are up."""
+    everyone.wait()
+
+
 def seconds(prediction, some, n_workers):
     """The time that warm workers need for some parts."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(n_workers, context) as pool:
-        list(pool.map(prediction, some[:n_workers]))  # every worker has imported what it needs
+    everyone = context.Barrier(n_workers)
+    with ProcessPoolExecutor(n_workers, context, wait_for, (everyone,)) as pool:
+        list(pool.map(time.sleep, [0.5] * n_workers))  # begins when every worker is up
         begun = time.perf_counter()
         list(pool.map(prediction, some))
         return time.perf_counter() - begun

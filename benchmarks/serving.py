@@ -71,7 +71,7 @@ def refusal(address, process):
     begun = time.perf_counter()
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(
-            f"POST /v2/models/model/infer HTTP/1.1\r\nHost: a\r\nContent-Length: {BODY}\r\n\r\n".encode()
+            f"POST /v2/models/model/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {BODY}\r\n\r\n".encode()
         )
         connection.setblocking(False)
         sent, answer = 0, b""

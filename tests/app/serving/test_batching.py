@@ -47,7 +47,7 @@ def test_requests_together_have_the_bits_of_each_alone(predictor, rows):
 
 
 def test_a_long_request_does_not_keep_a_short_one_waiting(predictor, rows, monkeypatch):
-    monkeypatch.setattr(batching, "_BATCH_DRAWS", 1)
+    monkeypatch.setattr(batching, "_BATCH_SECONDS", 0.0)
     monkeypatch.setattr(batching, "_MIN_ROWS", 4)
     order = []
 
@@ -113,7 +113,7 @@ def test_work_that_could_not_be_done_in_time_is_refused_and_light_work_is_not(pr
 
 
 def test_of_equal_requests_the_oldest_is_finished_first(predictor, rows, monkeypatch):
-    monkeypatch.setattr(batching, "_BATCH_DRAWS", 1)
+    monkeypatch.setattr(batching, "_BATCH_SECONDS", 0.0)
     monkeypatch.setattr(batching, "_MIN_ROWS", 4)
     order = []
 
@@ -132,7 +132,7 @@ def test_of_equal_requests_the_oldest_is_finished_first(predictor, rows, monkeyp
 
 
 def test_a_request_that_was_given_up_costs_no_further_work(predictor, rows, monkeypatch):
-    monkeypatch.setattr(batching, "_BATCH_DRAWS", 1)
+    monkeypatch.setattr(batching, "_BATCH_SECONDS", 0.0)
     monkeypatch.setattr(batching, "_MIN_ROWS", 1)
     sizes = []
 

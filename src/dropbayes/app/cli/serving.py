@@ -38,7 +38,7 @@ def serve(
         workers=workers,
         token=token,
         allow_new=allow_new,
-        hosts=allowed_hosts,
+        further_hosts=allowed_hosts,
         log_level=log_level,
         limits=serving.Limits(max_body=max_body, max_rows=max_rows, max_draws=max_draws),
     )

@@ -55,10 +55,27 @@ def predict_across_ranks(
     if divide not in ("draws", "rows"):
         raise ValueError(f"`divide` must be 'draws' or 'rows'; got {divide!r}.")
     rank, n_ranks = _rank_and_size(group)
-    settings = {"n_draws": n_draws, "seed": seed, "masks": masks, "sampling": sampling}
+    inputs = as_inputs(x, row_axis=sampling.row_axis)
     if divide == "rows":
-        return _by_rows(net, as_inputs(x, row_axis=sampling.row_axis), likelihood, rank, n_ranks, group, settings)
-    return _by_draws(net, as_inputs(x, row_axis=sampling.row_axis), likelihood, rank, n_ranks, group, settings)
+        start, stop = (inputs.n_rows * r // n_ranks for r in (rank, rank + 1))
+        mine = None
+        if stop > start:
+            args, kwargs = pytree.tree_unflatten(list(inputs.block(start, stop).leaves), inputs.spec)
+            rows = kwargs or (args[0] if len(args) == 1 else tuple(args))
+            shard = replace(sampling, row_offset=sampling.row_offset + start)
+            settings: dict[str, Any] = {"n_draws": n_draws, "seed": seed, "masks": masks, "sampling": shard}
+            mine = predict(net, rows, likelihood=likelihood, progress=False, **settings)
+        return _join_rows([part for part in _gather(mine, n_ranks, group) if part is not None])
+    keys, sampling = sampling.keys(n_draws, seed), replace(sampling, batch_invariant=True)
+    plan = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling)
+    ranges = [range(keys.n_draws)[start : start + _GROUP_DRAWS] for start in range(0, keys.n_draws, _GROUP_DRAWS)]
+    mine_drawn = [_draws(replace(plan, draws=some), inputs, sampling.row_offset) for some in ranges[rank::n_ranks]]
+    gathered = _gather(mine_drawn, n_ranks, group)
+    statistics = RowStatistics(Request(likelihood))
+    for index in range(len(ranges)):
+        statistics.add(gathered[index % n_ranks][index // n_ranks], None)
+    results: dict[str, Any] = statistics.results()
+    return Prediction(n_draws=keys.n_draws, method=plan.method, **results)
 
 
 def _rank_and_size(group: Any) -> tuple[int, int]:
@@ -86,51 +103,12 @@ def _gather(value: Any, n_ranks: int, group: Any) -> list[Any]:
     return values
 
 
-def _by_rows(
-    net: nn.Module,
-    inputs: Inputs,
-    likelihood: Likelihood | None,
-    rank: int,
-    n_ranks: int,
-    group: Any,
-    settings: dict[str, Any],
-) -> Prediction:
-    start, stop = (inputs.n_rows * r // n_ranks for r in (rank, rank + 1))
-    mine = None
-    if stop > start:
-        args, kwargs = pytree.tree_unflatten(list(inputs.block(start, stop).leaves), inputs.spec)
-        rows = kwargs or (args[0] if len(args) == 1 else tuple(args))
-        shard = replace(settings["sampling"], row_offset=settings["sampling"].row_offset + start)
-        mine = predict(net, rows, likelihood=likelihood, progress=False, **{**settings, "sampling": shard})
-    parts = [part for part in _gather(mine, n_ranks, group) if part is not None]
+def _join_rows(parts: list[Prediction]) -> Prediction:
     joined: dict[str, Any] = {}
     for name in ("mean", "epistemic", "aleatoric", "entropy", "expected_entropy", "variation_ratio"):
         values = [getattr(part, name) for part in parts]
         joined[name] = None if values[0] is None else torch.cat(values)
     return replace(parts[0], **joined)
-
-
-def _by_draws(
-    net: nn.Module,
-    inputs: Inputs,
-    likelihood: Likelihood | None,
-    rank: int,
-    n_ranks: int,
-    group: Any,
-    settings: dict[str, Any],
-) -> Prediction:
-    sampling = replace(settings["sampling"], batch_invariant=True)
-    keys = sampling.keys(settings["n_draws"], settings["seed"])
-    plan = make_plan(net, inputs, keys=keys, masks=settings["masks"], sampling=sampling)
-    starts = range(0, keys.n_draws, _GROUP_DRAWS)
-    ranges = [range(start, min(start + _GROUP_DRAWS, keys.n_draws)) for start in starts]
-    mine = [_draws(replace(plan, draws=draws), inputs, sampling.row_offset) for draws in ranges[rank::n_ranks]]
-    gathered = _gather(mine, n_ranks, group)
-    statistics = RowStatistics(Request(likelihood))
-    for index in range(len(ranges)):
-        statistics.add(gathered[index % n_ranks][index // n_ranks], None)
-    results: dict[str, Any] = statistics.results()
-    return Prediction(n_draws=keys.n_draws, method=plan.method, **results)
 
 
 def _draws(plan: Plan, inputs: Inputs, first_row: int) -> Tensor:

@@ -1,10 +1,10 @@
-"""A model behind a port: the Open Inference Protocol, version 2, over HTTP (extra `serve`).
+"""Models behind a port: the Open Inference Protocol, version 2, over HTTP (extra `serve`).
 
 Requests that arrive together are predicted together; since a row does not depend on its neighbours, each gets the bits
 it would have got alone.
 """
 
-from dropbayes.app.serving.application import Limits
-from dropbayes.app.serving.server import Settings, serve
+from dropbayes.app.serving.server import serve
+from dropbayes.app.serving.settings import Limits, Settings
 
 __all__ = ["Limits", "Settings", "serve"]

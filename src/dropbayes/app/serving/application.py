@@ -10,7 +10,7 @@ import pathlib
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,13 +30,14 @@ from dropbayes.app.serving import protocol
 from dropbayes.app.serving.batching import Batches
 from dropbayes.app.serving.metrics import Metrics
 from dropbayes.app.serving.openapi import openapi
-from dropbayes.app.serving.protocol import Parameters, RequestError
+from dropbayes.app.serving.protocol import InferenceRequest, Parameters, RequestError
 from dropbayes.app.serving.served import ServedModel
+from dropbayes.app.serving.settings import Settings
 from dropbayes.columns import Encoded
 from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.version import __version__
 
-__all__ = ["Limits", "Service", "application"]
+__all__ = ["Service", "application"]
 
 # Bodies up to this size are decoded on the event loop, where longer ones would hold up other requests, and are not
 # refused when long ones fill the memory.
@@ -45,25 +46,6 @@ _MAX_BODIES = 8  # longest bodies in memory at once
 
 _Value = TypeVar("_Value")
 _log = logging.getLogger("uvicorn.error")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits of one request.
-
-    Attributes:
-        max_body: The most bytes of a body.
-        max_rows: The most rows of a request.
-        max_draws: The most draws of each network.
-        body_seconds: The longest a body may take to arrive.
-        answer_seconds: The longest a request may wait for its prediction.
-    """
-
-    max_body: int = 16 * 2**20
-    max_rows: int = 10_000
-    max_draws: int = 1000
-    body_seconds: float = 20.0
-    answer_seconds: float = 60.0
 
 
 def _load(path: pathlib.Path) -> ServedModel:
@@ -75,22 +57,24 @@ def _load(path: pathlib.Path) -> ServedModel:
     return ServedModel.load(path)
 
 
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """A request as it was read: its settings, its columns, and how its answer is written."""
+
+    settings: Parameters
+    columns: dict[str, Any]
+    render: Callable[[dict[str, Any], Predictor, dict[str, NumpyArray]], Response]
+
+
 class Service:
-    """The models, the batches and the counters that the routes share.
+    """The models, the batches and the counters that the routes share."""
 
-    Args:
-        paths: The model folders.
-        limits: The limits of one request.
-        allow_new: Whether unseen categories are encoded as all zeros where a request does not say.
-    """
-
-    def __init__(self, paths: Sequence[pathlib.Path], limits: Limits, *, allow_new: bool = False) -> None:
-        self.limits, self.allow_new = limits, allow_new
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.limits = settings, settings.limits
         self.metrics = Metrics()
-        self.batches = Batches(limits.answer_seconds, self.metrics.batch_rows.observe)
+        self.batches = Batches(self.limits.answer_seconds, self.metrics.batch_rows.observe)
         self.models: dict[str, ServedModel] = {}
-        self.paths = paths
-        for path in paths:
+        for path in settings.paths:
             self._take(_load(path))
         self._held_bytes = 0
         self._long_bodies = anyio.CapacityLimiter(1)  # decoded or encoded at a time
@@ -101,7 +85,7 @@ class Service:
 
     async def reload(self) -> None:
         """Reloads the models from their folders; keeps a present one where that fails."""
-        for path in self.paths:
+        for path in self.settings.paths:
             try:
                 model = await anyio.to_thread.run_sync(_load, path)
             except (ValueError, OSError) as error:
@@ -186,68 +170,59 @@ class Service:
             prediction.cancel()
             departure.cancel()
 
-    def _decode(self, model: ServedModel, body: bytes, length: str | None) -> tuple[protocol.InferenceRequest, Encoded]:
-        asked, binary = protocol.decode_request(body, length)
-        for what, given, known in (
-            ("name", asked.model_name, model.name),
-            ("version", asked.model_version, model.version),
-        ):
-            if given not in (None, known):
-                raise RequestError(400, f"`model_{what}` must be that of the path, {known!r}; got {given[:40]!r}.")
-        for output in asked.outputs:
-            if output.name not in model.outputs:
-                names = ", ".join(model.outputs)
-                raise RequestError(400, f"there is no output {output.name[:40]!r}; there are {names}.")
-            if output.name == "deferred" and asked.parameters.defer_above is None:
-                raise RequestError(400, "the output 'deferred' needs the parameter `defer_above`.")
-        columns = protocol.tensors(asked, binary, max_rows=self.limits.max_rows, n_columns=len(model.predictor.inputs))
-        return asked, model.encode(columns, allow_new=self._allows_new(asked.parameters))
-
-    def _allows_new(self, settings: Parameters) -> bool:
-        return self.allow_new if settings.allow_new is None else settings.allow_new
+    async def _respond(self, request: Request, read: Callable[[ServedModel, bytes], _Asked]) -> Response:
+        """The answer to a request, read and rendered in a thread where it is long."""
+        model = self.named_model(request)
+        async with self._body(request) as body:
+            asked = await self._off_loop(len(body) > _SMALL_BODY, lambda: read(model, body))
+            settings = asked.settings
+            allow_new = self.settings.allow_new if settings.allow_new is None else settings.allow_new
+            rows = await self._off_loop(
+                len(body) > _SMALL_BODY, lambda: model.encode(asked.columns, allow_new=allow_new)
+            )
+            predictor, outputs = await self._outputs(request, model, settings, rows)
+            used = {"n_draws": predictor.n_draws, "seed": predictor.seed, "coverage": predictor.coverage}
+            head = {"model_name": model.name, "model_version": model.version, "parameters": used}
+            return await self._off_loop(len(rows.x) > 1000, lambda: asked.render(head, predictor, outputs))
 
     async def infer(self, request: Request) -> Response:
         """The answer to a request of the protocol."""
-        model = self.named_model(request)
-        async with self._body(request) as body:
-            length = request.headers.get(protocol.HEADER_LENGTH)
-            asked, rows = await self._off_loop(len(body) > _SMALL_BODY, lambda: self._decode(model, body, length))
-            predictor, outputs = await self._outputs(request, model, asked.parameters, rows)
-            wanted = {output.name: output.parameters.binary_data for output in asked.outputs} or dict.fromkeys(outputs)
-            default = asked.parameters.binary_data_output
-            binary = [name for name, flag in wanted.items() if (default if flag is None else flag)]
-            head = _head(model, predictor) | ({} if asked.id is None else {"id": asked.id})
-            named = {name: outputs[name] for name in wanted}
-            text, json_length = await self._off_loop(
-                len(rows.x) > 1000, lambda: protocol.encode_response(head, named, binary=binary)
-            )
-        if json_length is None:
+        length = request.headers.get(protocol.HEADER_LENGTH)
+
+        def read(model: ServedModel, body: bytes) -> _Asked:
+            asked, binary = protocol.decode_request(body, length)
+            asked.check(model.name, model.version, model.outputs)
+            n_columns = len(model.predictor.inputs)
+            columns = protocol.tensors(asked, binary, max_rows=self.limits.max_rows, n_columns=n_columns)
+            return _Asked(asked.parameters, columns, lambda head, _, outputs: self._tensors(asked, head, outputs))
+
+        return await self._respond(request, read)
+
+    def _tensors(self, asked: InferenceRequest, head: dict[str, Any], outputs: dict[str, NumpyArray]) -> Response:
+        wanted = {output.name: output.parameters.binary_data for output in asked.outputs} or dict.fromkeys(outputs)
+        default = asked.parameters.binary_data_output
+        binary = [name for name, flag in wanted.items() if (default if flag is None else flag)]
+        head |= {} if asked.id is None else {"id": asked.id}
+        text, length = protocol.encode_response(head, {name: outputs[name] for name in wanted}, binary=binary)
+        if length is None:
             return Response(text, media_type="application/json")
-        return Response(text, headers={protocol.HEADER_LENGTH: str(json_length)}, media_type="application/octet-stream")
+        return Response(text, headers={protocol.HEADER_LENGTH: str(length)}, media_type="application/octet-stream")
 
     async def records(self, request: Request) -> Response:
         """The answer to plain records: a record with the columns that `dropbayes predict` adds for each."""
-        model = self.named_model(request)
 
-        def decode(body: bytes) -> tuple[Parameters, Encoded]:
-            asked: Any = protocol.decode_json(body, msgspec.json.Decoder(model.records_type), "the body is no records")
-            if len(asked.records) > self.limits.max_rows:
-                raise RequestError(413, f"{len(asked.records)} records; at most {self.limits.max_rows} are taken.")
-            return asked.parameters, model.encode(
-                model.columns_of(asked.records), allow_new=self._allows_new(asked.parameters)
-            )
-
-        async with self._body(request) as body:
-            settings, rows = await self._off_loop(len(body) > _SMALL_BODY, lambda: decode(body))
-            predictor, outputs = await self._outputs(request, model, settings, rows)
+        def render(head: dict[str, Any], predictor: Predictor, outputs: dict[str, NumpyArray]) -> Response:
             columns = {name: values.tolist() for name, values in predictor.flat_columns(outputs).items()}
             found = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        return _json({**_head(model, predictor), "records": found})
+            return _json({**head, "records": found})
 
+        def read(model: ServedModel, body: bytes) -> _Asked:
+            asked = protocol.decode_json(body, msgspec.json.Decoder(model.records_type), "the body is no records")
+            if len(asked.records) > self.limits.max_rows:
+                raise RequestError(413, f"{len(asked.records)} records; at most {self.limits.max_rows} are taken.")
+            return _Asked(asked.parameters, model.columns_of(asked.records), render)
 
-def _head(model: ServedModel, predictor: Predictor) -> dict[str, Any]:
-    settings = {"n_draws": predictor.n_draws, "seed": predictor.seed, "coverage": predictor.coverage}
-    return {"model_name": model.name, "model_version": model.version, "parameters": settings}
+        return await self._respond(request, read)
 
 
 # --- routes --------------------------------------------------------------------------------------------------------
@@ -281,7 +256,11 @@ class _Door:
 
     def _refusal(self, request: Request) -> Response | None:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+        if request.method == "POST" and kind in (
+            "text/plain",
+            "application/x-www-form-urlencoded",
+            "multipart/form-data",
+        ):
             # A page of another site may have a browser send these, and only these, without asking the server first.
             return _json({"error": f"{kind} is not taken; send the header `Content-Type: application/json`."}, 415)
         if self._token is None or request.url.path.startswith("/v2/health/"):
@@ -302,24 +281,9 @@ async def _refuse(request: Request, error: Exception) -> Response:
     return _json({"error": text}, code, headers or dict(getattr(error, "headers", None) or {}))
 
 
-def application(
-    paths: Sequence[pathlib.Path],
-    limits: Limits,
-    *,
-    token: str | None = None,
-    allow_new: bool = False,
-    hosts: Sequence[str] = ("*",),
-) -> ASGIApp:
-    """The application that serves the models of some folders; SIGHUP reloads them.
-
-    Args:
-        paths: The folders.
-        limits: The limits of one request.
-        token: The bearer token that requests must carry, if any.
-        allow_new: Whether unseen categories are encoded as all zeros where a request does not say.
-        hosts: The names in the header `Host` that are answered.
-    """
-    service = Service(paths, limits, allow_new=allow_new)
+def application(settings: Settings) -> ASGIApp:
+    """The application that serves the models of some folders; SIGHUP reloads them."""
+    service = Service(settings)
 
     def route(path: str, answer: Callable[[Request], Any], method: str = "GET") -> Route:
         async def endpoint(request: Request) -> Response:
@@ -329,13 +293,10 @@ def application(
 
         return Route(path, endpoint, methods=[method])
 
-    def ready(request: Request) -> Any:
-        return {"name": service.named_model(request).name, "ready": True}
-
     def models(prefix: str) -> list[Route]:
         return [
             route(prefix, lambda request: service.named_model(request).metadata),
-            route(f"{prefix}/ready", ready),
+            route(f"{prefix}/ready", lambda request: {"name": service.named_model(request).name, "ready": True}),
             route(f"{prefix}/infer", service.infer, "POST"),
             route(f"{prefix}/records", service.records, "POST"),
         ]
@@ -366,11 +327,11 @@ def application(
             *models("/v2/models/{model}"),
             *models("/v2/models/{model}/versions/{version}"),
             route("/metrics", lambda _: Response(service.metrics.text(), media_type=metrics_type)),
-            route("/openapi.json", lambda _: openapi(service.models.values())),
+            route("/openapi.json", lambda _: openapi(app.routes, service.models.values())),
         ],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=settings.hosts)],
         exception_handlers=dict.fromkeys((RequestError, HTTPException, ClientDisconnect), _refuse),
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    return _Door(app, service.metrics, token)
+    return _Door(app, service.metrics, settings.token)

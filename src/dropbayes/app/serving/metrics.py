@@ -6,8 +6,10 @@ Drift shows in the rows above the training rows' percentiles: of rows like those
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 
@@ -24,32 +26,23 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = own = CollectorRegistry()
-        by_model, by_level = ["model"], ["model", "percentile"]
-        rows = [2**power for power in range(13)]
+        counter = functools.partial(Counter, registry=own, labelnames=["model"])
+        histogram = functools.partial(Histogram, registry=own)
+        by_level: dict[str, Any] = {"labelnames": ["model", "percentile"], "registry": own}
         self.requests = Counter(
             "dropbayes_requests", "Requests, by the status of the answer.", ["status"], registry=own
         )
-        self.seconds = Histogram("dropbayes_request_seconds", "Time until the answer.", buckets=_SECONDS, registry=own)
-        self.batch_rows = Histogram("dropbayes_batch_rows", "Rows predicted at once.", buckets=rows, registry=own)
-        self._rows = Counter("dropbayes_rows", "Rows predicted.", by_model, registry=own)
-        self._uncertainty = Counter(
-            "dropbayes_uncertainty", "Sum over rows of the deviation (classes: entropy).", by_model, registry=own
-        )
-        self._deferred = Counter(
-            "dropbayes_deferred_rows", "Rows above the `defer_above` of their request.", by_model, registry=own
-        )
-        self._above = Counter(
-            "dropbayes_rows_above_training_percentile",
-            "Rows above this percentile of training.",
-            by_level,
-            registry=own,
-        )
+        self.seconds = histogram("dropbayes_request_seconds", "Time until the answer.", buckets=_SECONDS)
+        self.batch_rows = histogram("dropbayes_batch_rows", "Rows at once.", buckets=[2**n for n in range(13)])
+        self._rows = counter("dropbayes_rows", "Rows predicted.")
+        self._uncertainty = counter("dropbayes_uncertainty", "Sum over rows of the deviation (classes: entropy).")
+        self._deferred = counter("dropbayes_deferred_rows", "Rows above the `defer_above` of their request.")
+        self._above = Counter("dropbayes_rows_above_training_percentile", "Rows above it in training.", **by_level)
         self._training = Gauge(
             "dropbayes_training_uncertainty",
-            "Percentiles of the training rows' uncertainty.",
-            by_level,
-            registry=own,
+            "Percentiles of training rows.",
             multiprocess_mode="mostrecent",
+            **by_level,
         )
         self._percentiles: dict[str, dict[str, float]] = {}
 

@@ -110,6 +110,18 @@ class InferenceRequest(_Strict):
     parameters: Parameters = msgspec.field(default_factory=Parameters)
     outputs: list[OutputRequest] = []
 
+    def check(self, name: str, version: str, outputs: Sequence[str]) -> None:
+        """Raises unless the request is for this model and some of these outputs."""
+        if self.model_name not in (None, name) or self.model_version not in (None, version):
+            raise RequestError(
+                400, f"`model_name` and `model_version` must be those of the path, {name} and {version}."
+            )
+        for output in self.outputs:
+            if output.name not in outputs:
+                raise RequestError(400, f"there is no output {_quote(output.name)}; there are {', '.join(outputs)}.")
+            if output.name == "deferred" and self.parameters.defer_above is None:
+                raise RequestError(400, "the output 'deferred' needs the parameter `defer_above`.")
+
 
 # --- requests ------------------------------------------------------------------------------------------------------
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import multiprocessing
 import os
-import pathlib
 import select
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from multiprocessing.connection import wait
 from types import FrameType
 
@@ -21,56 +17,21 @@ import h11
 import uvicorn
 from uvicorn.config import LOGGING_CONFIG
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from dropbayes.app.serving.application import Limits, application
+from dropbayes.app.serving.application import application
 from dropbayes.app.serving.metrics import MULTIPROCESS_FOLDER
 from dropbayes.app.serving.served import ServedModel
+from dropbayes.app.serving.settings import Settings
 from dropbayes.runtime.devices import end_with_parent, share_cores
 
-__all__ = ["Settings", "serve"]
+__all__ = ["serve"]
 
 _MAX_CONNECTIONS = 1000
 _IDLE_SECONDS = 10  # that a connection is kept open between requests
 _HEADER_SECONDS = 20.0  # that the head of a request may take, or the rest of a body that is not read
 _LINGER_SECONDS = 1.0  # that an open connection may still send a request after the signal to stop
 _DRAIN_SECONDS = 60
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How models are served.
-
-    Attributes:
-        paths: The model folders.
-        host: The address to listen on.
-        port: The port; 0 takes a free one.
-        workers: The number of processes.
-        token: The bearer token that requests must carry, if any.
-        allow_new: Whether unseen categories are encoded as all zeros where a request does not say.
-        hosts: Further names in the header `Host` that are answered. Without a token, a server of this machine alone
-            answers those of this machine and these: a page of another site could otherwise read from it.
-        log_level: The least severity that is logged; "info" logs every request.
-        limits: The limits of one request.
-    """
-
-    paths: Sequence[pathlib.Path]
-    host: str = "127.0.0.1"
-    port: int = 8000
-    workers: int = 1
-    token: str | None = None
-    allow_new: bool = False
-    hosts: Sequence[str] = ()
-    log_level: str = "warning"
-    limits: Limits = field(default_factory=Limits)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether only this machine can reach the server."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
 
 
 def serve(settings: Settings, *, announce: Callable[[str, ServedModel], None] = lambda url, model: None) -> None:
@@ -102,9 +63,8 @@ def serve(settings: Settings, *, announce: Callable[[str, ServedModel], None] = 
 
 def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(
-        family, socket.SOCK_STREAM, socket.IPPROTO_TCP
-    )  # named, or asyncio leaves Nagle's delay on
+    # The protocol must be named: asyncio turns Nagle's delay off where it is TCP's.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
@@ -122,32 +82,28 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def _work(settings: Settings, listener: socket.socket) -> None:
     """Serves in this process until it is signalled to stop."""
     end_with_parent()
-    signal.signal(signal.SIGTERM, _stop)
     share_cores(settings.workers)
-    this_machine = ("localhost", "127.0.0.1", "::1", "[::1]", settings.host)
-    is_open = settings.token is not None or not settings.is_local
-    app = application(
-        settings.paths,
-        settings.limits,
-        token=settings.token,
-        allow_new=settings.allow_new,
-        hosts=("*",) if is_open and not settings.hosts else (*settings.hosts, *this_machine),
-    )
     handlers = {name: {**handler, "stream": "ext://sys.stderr"} for name, handler in LOGGING_CONFIG["handlers"].items()}
-    config = uvicorn.Config(
-        app,
-        http=Connection,
-        ws="none",
-        loop="asyncio",
-        lifespan="on",
-        log_level=settings.log_level,
-        log_config={**LOGGING_CONFIG, "handlers": handlers},
-        server_header=False,
-        timeout_keep_alive=_IDLE_SECONDS,
-        timeout_graceful_shutdown=_DRAIN_SECONDS,
-    )
-    with suppress(KeyboardInterrupt):  # uvicorn repeats the signal when everything is answered
+    previous = signal.signal(signal.SIGTERM, _stop)
+    try:
+        config = uvicorn.Config(
+            application(settings),
+            http=Connection,
+            ws="none",
+            loop="asyncio",
+            server_header=False,
+            log_level=settings.log_level,
+            log_config={**LOGGING_CONFIG, "handlers": handlers},
+            timeout_keep_alive=_IDLE_SECONDS,
+            timeout_graceful_shutdown=_DRAIN_SECONDS,
+        )
         _Server(config).run(sockets=[listener])
+    except (
+        KeyboardInterrupt
+    ):  # before the server ran; or after everything was answered, when uvicorn repeats the signal
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _supervise(settings: Settings, listener: socket.socket) -> None:
@@ -167,7 +123,8 @@ def _supervise(settings: Settings, listener: socket.socket) -> None:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), pass_on)
     for worker in workers:
-        worker.start()
+        if listener.fileno() >= 0:
+            worker.start()
     while listener.fileno() >= 0:
         wait([worker.sentinel for worker in workers], timeout=1)
         for index, worker in enumerate(workers):
@@ -176,7 +133,8 @@ def _supervise(settings: Settings, listener: socket.socket) -> None:
                 workers[index].start()
     pass_on(signal.SIGTERM, None)
     for worker in workers:
-        worker.join()
+        if worker.pid is not None:
+            worker.join()
 
 
 class _Server(uvicorn.Server):
@@ -184,8 +142,9 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accepts no further connection, and lets those that are open send their requests."""
-        last = asyncio.get_running_loop().time() + _LINGER_SECONDS
-        while select.select(sockets or [], [], [], 0)[0] and asyncio.get_running_loop().time() < last:
+        clock = asyncio.get_running_loop().time
+        last = clock() + _LINGER_SECONDS
+        while select.select(sockets or [], [], [], 0)[0] and clock() < last:
             await asyncio.sleep(0)  # asyncio accepts those that the kernel has accepted
         for server in self.servers:
             server.close()
@@ -194,18 +153,16 @@ class _Server(uvicorn.Server):
         for connection in self.server_state.connections:
             if isinstance(connection, Connection) and connection.cycle is not None:
                 connection.cycle.default_headers = headers
-        while self.server_state.connections and asyncio.get_running_loop().time() < last:
+        while self.server_state.connections and clock() < last:
             await asyncio.sleep(0.02)
         await super().shutdown(sockets)
 
 
 class Connection(H11Protocol):
-    """A connection that is closed when a request takes too long to begin, or to end after it was answered.
+    """A connection that is closed where no request begins for long, or its body does not end after it was answered.
 
     Above the limit, a new one takes the place of the oldest that is owed no answer: idle or slow ones keep nobody out.
     """
-
-    _deadline: asyncio.TimerHandle | None = None
 
     @property
     def is_owed(self) -> bool:
@@ -213,7 +170,7 @@ class Connection(H11Protocol):
         return self.cycle is not None and not (self.cycle.response_complete or self.cycle.more_body)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts to wait for the first request."""
+        """Makes room for this connection, and starts to watch it."""
         super().connection_made(transport)
         self.opened = self.loop.time()
         self._watch()
@@ -223,32 +180,19 @@ class Connection(H11Protocol):
             if free:
                 min(free, key=lambda other: other.opened).transport.abort()
 
-    def data_received(self, data: bytes) -> None:
-        """Reads on, and waits where no request is being answered."""
-        super().data_received(data)
-        self._watch()
-
-    def on_response_complete(self) -> None:
-        """Waits for the next request."""
-        super().on_response_complete()
-        self._watch()
-
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the waiting."""
+        """Ends the watch."""
         super().connection_lost(exc)
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._timer.cancel()
 
     def _watch(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
-            if self._deadline is not None:
-                self._deadline.cancel()
-            self._deadline = None
-        elif self._deadline is None and not self.transport.is_closing():
-            self._deadline = self.loop.call_later(_HEADER_SECONDS, self._give_up)
+        self._timer = self.loop.call_later(_HEADER_SECONDS, self._look, self.cycle)
 
-    def _give_up(self) -> None:
-        if not self.transport.is_closing():
+    def _look(self, last: RequestResponseCycle | None) -> None:
+        """Closes the connection where no request has begun since the last look and none is being answered."""
+        if self.cycle is last and (last is None or last.response_complete):
             if self.conn.our_state is h11.IDLE and self.conn.their_state is h11.IDLE:
                 self.conn.send(h11.ConnectionClosed())
             self.transport.close()
+        else:
+            self._watch()
