@@ -105,6 +105,7 @@ CONTAINER = record(
     livenessProbe=PROBE, readinessProbe=PROBE, startupProbe=PROBE, env=several(record(["name"], name=STRING, value=STRING)),
     ports=several(record(["containerPort"], containerPort=INTEGER, hostIP=STRING, hostPort=INTEGER, name=STRING, protocol=STRING)),
     resources=record([], requests=QUANTITIES, limits=QUANTITIES),
+    lifecycle=record([], preStop=record([], exec=record([], command=TEXTS))),
     securityContext=record(
         [], allowPrivilegeEscalation=BOOLEAN, capabilities=record([], add=TEXTS, drop=TEXTS), privileged=BOOLEAN,
         procMount=STRING, readOnlyRootFilesystem=BOOLEAN, runAsGroup=INTEGER, runAsNonRoot=BOOLEAN, runAsUser=INTEGER,
@@ -150,7 +151,15 @@ def test_the_kserve_example_probes_and_mounts_what_the_image_serves(service, ins
     assert [str(port["containerPort"]) for port in container["ports"]] == values(instructions, "EXPOSE")
     assert container["readinessProbe"]["httpGet"]["path"] == "/v2/health/ready"
     entry = json.loads(values(instructions, "ENTRYPOINT")[0])
-    assert container["volumeMounts"][0]["mountPath"] == entry[2] == "/models/model"
+    mounted = pathlib.PurePosixPath(container["volumeMounts"][0]["mountPath"])
+    assert mounted == pathlib.PurePosixPath(entry[2]).parent  # a fit replaces the folder; its parent stays
     options = run("serve", "--help").text
     assert all(argument in options for argument in [*entry[3:], *container["args"]] if argument.startswith("--"))
     assert str(container["securityContext"]["runAsUser"]) == values(instructions, "USER")[0]
+
+
+@pytest.mark.parametrize("file", ["Dockerfile", "docs/serving.md"])
+def test_the_parent_of_the_model_folder_is_mounted(file, instructions):
+    entry = json.loads(values(instructions, "ENTRYPOINT")[0])
+    mounts = re.findall(r"-v \S+?:(/[^:\s]+):ro", (ROOT / file).read_text())
+    assert mounts == [str(pathlib.PurePosixPath(entry[2]).parent)]

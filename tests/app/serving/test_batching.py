@@ -33,7 +33,7 @@ async def predicted_together(batches, jobs):
 
 def test_requests_together_have_the_bits_of_each_alone(predictor, rows):
     sizes = []
-    batches = Batches(observe=sizes.append)
+    batches = Batches(np.inf, sizes.append)
     jobs = [
         (predictor, rows[:1]),
         (predictor, rows[1:1]),
@@ -47,12 +47,12 @@ def test_requests_together_have_the_bits_of_each_alone(predictor, rows):
 
 
 def test_a_long_request_does_not_keep_a_short_one_waiting(predictor, rows, monkeypatch):
-    monkeypatch.setattr(batching, "_BATCH_SECONDS", 0.0)
+    monkeypatch.setattr(batching, "_BATCH_DRAWS", 1)
     monkeypatch.setattr(batching, "_MIN_ROWS", 4)
     order = []
 
     async def run():
-        batches = Batches()
+        batches = Batches(max_seconds=np.inf)
 
         async def one(name, x):
             answer = await batches.predict(predictor, x)
@@ -70,7 +70,7 @@ def test_a_long_request_does_not_keep_a_short_one_waiting(predictor, rows, monke
 
 def test_the_fault_of_one_request_is_not_that_of_its_neighbours(predictor, rows):
     async def run():
-        batches = Batches()
+        batches = Batches(max_seconds=np.inf)
         jobs = [batches.predict(predictor, x) for x in (rows[:3], rows[:3, :2], rows[3:5])]
         answers = await asyncio.gather(*jobs, return_exceptions=True)
         batches.close()
@@ -85,7 +85,7 @@ def test_the_fault_of_one_request_is_not_that_of_its_neighbours(predictor, rows)
 
 def test_closing_finishes_what_waits_and_takes_no_more(predictor, rows):
     async def run():
-        batches = Batches()
+        batches = Batches(max_seconds=np.inf)
         waiting = [asyncio.ensure_future(batches.predict(predictor, rows)) for _ in range(3)]
         await asyncio.sleep(0)
         await asyncio.to_thread(batches.close)
@@ -113,7 +113,7 @@ def test_work_that_could_not_be_done_in_time_is_refused_and_light_work_is_not(pr
 
 
 def test_of_equal_requests_the_oldest_is_finished_first(predictor, rows, monkeypatch):
-    monkeypatch.setattr(batching, "_BATCH_SECONDS", 0.0)
+    monkeypatch.setattr(batching, "_BATCH_DRAWS", 1)
     monkeypatch.setattr(batching, "_MIN_ROWS", 4)
     order = []
 
@@ -132,12 +132,12 @@ def test_of_equal_requests_the_oldest_is_finished_first(predictor, rows, monkeyp
 
 
 def test_a_request_that_was_given_up_costs_no_further_work(predictor, rows, monkeypatch):
-    monkeypatch.setattr(batching, "_BATCH_SECONDS", 0.0)
+    monkeypatch.setattr(batching, "_BATCH_DRAWS", 1)
     monkeypatch.setattr(batching, "_MIN_ROWS", 1)
     sizes = []
 
     async def run():
-        batches = Batches(observe=sizes.append)
+        batches = Batches(np.inf, sizes.append)
         job = asyncio.ensure_future(batches.predict(predictor, rows))
         while not sizes:
             await asyncio.sleep(0)

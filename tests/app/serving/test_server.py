@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import http.client
 import json
-import re
 import shutil
 import signal
 import socket
@@ -21,7 +20,7 @@ from dropbayes.app.models.model import load
 from dropbayes.app.models.storage import MODEL
 from dropbayes.app.serving.server import _listener, serve
 from dropbayes.app.serving.settings import Settings
-from tests.app.serving.live import ROOT, columns_request, live_server, outputs_of
+from tests.app.serving.live import columns_request, live_server, outputs_of
 from tests.app.serving.test_application import COLUMNS, as_lists
 
 
@@ -354,10 +353,3 @@ def test_a_model_in_a_mounted_parent_folder_can_be_replaced(models, tmp_path):
         refit(models, tmp_path / "host" / "numbers")
         live.signal(signal.SIGHUP)
         until(lambda: live.get("/v2/models/numbers")[1]["versions"][0] != version)
-
-
-@pytest.mark.parametrize("file", ["Dockerfile", "docs/serving.md", "examples/kserve.yaml"])
-def test_containers_mount_the_parent_of_the_model_folder(file):
-    text = (ROOT / file).read_text()
-    mounts = re.findall(r"-v \S+?:(/models\S*?):ro|mountPath: (/models\S*)", text)
-    assert mounts and {path for pair in mounts for path in pair if path} == {"/models"}

@@ -21,7 +21,8 @@ from dropbayes.runtime.arrays import NumpyArray
 
 __all__ = ["Batches"]
 
-_BATCH_SECONDS = 0.1  # that a batch should take, and the next request has to wait
+# Draws of a batch: some tenths of a second on one core, so that the next request need not wait for longer.
+_BATCH_DRAWS = 2**18
 _MIN_ROWS = 16
 
 
@@ -57,7 +58,7 @@ class Batches:
 
     def __init__(self, max_seconds: float = 60.0, observe: Callable[[int], None] = lambda rows: None) -> None:
         self._max_seconds, self._observe = max_seconds, observe
-        self._draws_per_second = 2.0**18  # until it was measured
+        self._draws_per_second = float(_BATCH_DRAWS)  # until it was measured
         self._waiting: list[_Job] = []
         self._changed = threading.Condition()
         self._closed = False
@@ -107,8 +108,7 @@ class Batches:
     def _next_batch(self) -> list[tuple[_Job, int]]:
         """The requests with the least work left and the same settings, with the number of rows to predict of each."""
         jobs = sorted(self._waiting, key=lambda job: job.draws_left)
-        draws = int(_BATCH_SECONDS * self._draws_per_second)
-        key, room = jobs[0].predictor.key, max(_MIN_ROWS, draws // jobs[0].predictor.total_draws)
+        key, room = jobs[0].predictor.key, max(_MIN_ROWS, _BATCH_DRAWS // jobs[0].predictor.total_draws)
         batch: list[tuple[_Job, int]] = []
         for job in jobs:
             if job.predictor.key == key and (room > 0 or not batch):
