@@ -13,8 +13,8 @@ import time
 
 import pytest
 
-from dropbayes.app.cli import predicting
-from dropbayes.app.models.storage import COLUMNS, MODEL, signed
+from dropbayes.app.models.predictor import Predictor
+from dropbayes.app.models.storage import COLUMNS, MODEL
 from tests.command_line import check, run, table
 
 SOURCE = pathlib.Path(__file__).parent.parent.parent.parent / "src"
@@ -169,7 +169,7 @@ def test_an_interruption_is_one_line_and_code_130(models, tmp_path, monkeypatch)
         raise KeyboardInterrupt
 
     (tmp_path / "out.csv").write_text("previous")
-    monkeypatch.setattr(predicting.Predictor, "predict_inputs", interrupted)
+    monkeypatch.setattr(Predictor, "predict_inputs", interrupted)
     check(run("predict", models / "numbers", models / "train.csv", "-o", tmp_path / "out.csv"), 130, "interrupted")
     assert (tmp_path / "out.csv").read_text() == "previous" and len(list(tmp_path.iterdir())) == 1
 
@@ -178,6 +178,46 @@ def test_a_missing_package_is_named(models, monkeypatch):
     def lacking(*_, **__):
         raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
 
-    monkeypatch.setattr(predicting.Predictor, "predict_inputs", lacking)
+    monkeypatch.setattr(Predictor, "predict_inputs", lacking)
     result = run("predict", models / "numbers", models / "train.csv", "-o", os.devnull)
     check(result, 1, "the package 'matplotlib' is needed for this: pip install matplotlib")
+
+
+def test_help_imports_neither_torch_nor_arrow():
+    script = (
+        "import sys; from dropbayes.app.cli import main; main(['--help']); main(['fit', '--help']); main(['--version'])\n"
+        "print(sorted({'torch', 'numpy', 'pyarrow', 'sklearn'} & set(sys.modules)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
+    assert out.stdout.splitlines()[-1] == "[]"
+    assert "Usage: dropbayes" in out.stdout and "dropbayes 0." in out.stdout
+
+
+@pytest.mark.parametrize("name", ["fit", "predict", "evaluate", "calibrate", "explain", "report", "demo", "page"])
+def test_every_command_has_help(name):
+    result = run(name, "--help")
+    assert result.code == 0 and f"Usage: dropbayes {name}" in result.text
+
+
+def test_no_line_about_a_command_is_cut_short():
+    assert "..." not in run("--help").text.replace("COMMAND [ARGS]...", "")
+
+
+def test_nothing_asked_is_answered_with_help():
+    result = run()
+    assert result.code == 2 and "Usage: dropbayes" in result.text and result.err == ""
+
+
+def test_what_nobody_expected_is_one_line_unless_debugging(models, monkeypatch):
+    def surprised(*_, **__):
+        raise RuntimeError("the unforeseen\nhappened")
+
+    monkeypatch.setattr(Predictor, "predict_inputs", surprised)
+    arguments = ["predict", models / "numbers", models / "train.csv", "-o", os.devnull]
+    check(run(*arguments), 1, "unexpected RuntimeError: the unforeseen happened. Set DROPBAYES_DEBUG=1")
+    with pytest.raises(RuntimeError):
+        run("--debug", *arguments)
+    monkeypatch.setenv("DROPBAYES_DEBUG", "1")
+    with pytest.raises(RuntimeError):
+        run(*arguments)

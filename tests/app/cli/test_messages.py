@@ -1,13 +1,15 @@
 """Tests of what the command line says."""
 
+import importlib
 import json
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dropbayes.app.cli.messages import complain, count, number, one_line, print_json
+from dropbayes.app.cli.messages import bold, complain, count, extra, number, one_line, print_result
 
 
 @given(st.floats(1e-4, 9.9e8))
@@ -29,8 +31,26 @@ def test_details_stand_below_the_error(capsys):
 
 
 def test_json_has_no_number_that_json_does_not_know(capsys):
-    print_json({"a": math.nan, "b": [1.5, math.inf]})
-    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [1.5, None]}
+    values = {"a": math.nan, "b": [1.5, math.inf], "c": np.array([1.0, -np.inf]), "d": {"e": np.int64(3)}}
+    print_result(values, [], as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [1.5, None], "c": [1.0, None], "d": {"e": 3}}
+
+
+def test_a_result_is_text_or_json_and_the_text_is_not_made_for_json(capsys):
+    def text():
+        yield f"{bold('a[b]')} was written"
+
+    print_result({"a": 1}, text(), as_json=False)
+    assert capsys.readouterr().out == "a[b] was written\n"
+    made = text()
+    print_result({"a": 1}, made, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"a": 1} and next(made)
+
+
+def test_a_missing_package_is_one_sentence_with_its_extra():
+    said = r"pyspork is not installed; it comes with the extra 'spark': pip install -e '\.\[spark\]' in a clone"
+    with pytest.raises(ImportError, match=said), extra("spark"):
+        importlib.import_module("pyspork")
 
 
 @given(st.text())

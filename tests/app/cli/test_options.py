@@ -3,14 +3,20 @@
 import pytest
 import typer
 
-from dropbayes.app.cli.options import delimiter_character, hidden_widths, numbers, search_space
+from dropbayes.app.cli.options import (
+    delimiter_character,
+    drop_probabilities,
+    hidden_widths,
+    numbers,
+    weight_decays,
+)
 
 
 def test_numbers_are_divided_by_commas():
-    assert numbers("0.1,2", "--x") == [0.1, 2.0]
+    assert numbers("0.1,2") == [0.1, 2.0]
     for text in ("", "a", "1,,2", "inf", "nan"):
         with pytest.raises(typer.BadParameter, match="must be a number"):
-            numbers(text, "--x")
+            numbers(text)
 
 
 def test_widths_are_whole_and_positive():
@@ -21,11 +27,11 @@ def test_widths_are_whole_and_positive():
 
 
 def test_a_space_to_search_is_a_word_a_number_or_a_list():
-    assert search_space("search", "--x", probability=True) == "search"
-    assert search_space("0.5", "--x", probability=True) == 0.5
-    assert search_space("0.5,2", "--x", probability=False) == [0.5, 2.0]
+    assert drop_probabilities("search") == "search"
+    assert drop_probabilities("0.5") == 0.5
+    assert weight_decays("0.5,2") == [0.5, 2.0]
     with pytest.raises(typer.BadParameter, match=r"must lie in \[0, 1\)"):
-        search_space("1", "--x", probability=True)
+        drop_probabilities("1")
 
 
 def test_a_tab_can_be_written_in_three_ways():

@@ -14,7 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv as arrow_csv
 
+import dropbayes as db
 from dropbayes.app.models.model import load
+from tests.app.distributed.rows import digest, written
+from tests.app.distributed.rows import rows as parquet_rows
 from tests.command_line import TINY, check, column, inputs, rows_of, run, table
 
 
@@ -158,3 +161,21 @@ def test_a_table_with_decimal_commas_stays_one(tmp_path):
     assert all(re.fullmatch(r"-?\d+(,\d+)?(e-\d+)?", cell) for line in lines for cell in line.split(";")[2:-1])
     again = run("predict", tmp_path / "m", tmp_path / "o.csv", "-o", tmp_path / "again.csv", "--prefix", "again_")
     assert again.code == 0 and header in (tmp_path / "again.csv").read_text()
+
+
+def test_an_engine_writes_a_folder_with_the_numbers_of_the_command_without_one(models, tmp_path):
+    pq.write_table(parquet_rows(200), tmp_path / "rows.parquet")
+    options = ["--engine", "processes", "--workers", "1", "--json"]
+    result = run("predict", models / "numbers", tmp_path / "rows.parquet", "-o", tmp_path / "out", *options)
+    assert result.code == 0 and json.loads(result.text)["n_rows"] == 200
+    plain = run("predict", models / "numbers", tmp_path / "rows.parquet", "-o", tmp_path / "plain.parquet")
+    assert plain.code == 0
+    expected = digest(db.Predictor.load(models / "numbers").extend(parquet_rows(200)))
+    assert digest(written(tmp_path / "out")) == digest(pq.read_table(tmp_path / "plain.parquet")) == expected
+
+
+def test_options_of_the_one_way_are_refused_in_the_other(models):
+    keeping = run("predict", models / "numbers", "rows.parquet", "-o", "out", "--engine", "processes", "--keep", "none")
+    assert keeping.code == 2 and "has no --keep" in keeping.err
+    alone = run("predict", models / "numbers", "rows.parquet", "-o", "out.csv", "--workers", "2")
+    assert alone.code == 2 and "name one with --engine" in alone.err

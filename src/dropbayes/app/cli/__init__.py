@@ -1,4 +1,4 @@
-"""The command line: fit, predict, evaluate, calibrate, explain, report, demo, page.
+"""The command line: fit, predict, evaluate, calibrate, explain, report, serve, demo, page.
 
 Exit codes: 0 success, 1 failure (data, model, disk), 2 wrong usage, 130 interrupted. Nothing heavy is imported before a
 command needs it.
@@ -8,32 +8,51 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated
 
+import typer
+from typer.core import TyperGroup
+
+from dropbayes.app.cli.demonstration import demo
+from dropbayes.app.cli.explaining import explain
+from dropbayes.app.cli.fitting import fit
+from dropbayes.app.cli.judging import calibrate, evaluate, report
 from dropbayes.app.cli.messages import complain, note
+from dropbayes.app.cli.predicting import predict
+from dropbayes.app.cli.serving import page, serve
+from dropbayes.runtime.version import __version__
 
 __all__ = ["main"]
 
-# Errors of data, models and machines; anything else is a bug.
-_EXPECTED = (ValueError, OSError, FloatingPointError, MemoryError, ImportError)
+app = typer.Typer(
+    name="dropbayes",
+    help="How sure is my network? Fit dropout networks to tables, and predict with honest uncertainty.",
+    epilog="Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.",
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for function in (fit, predict, evaluate, calibrate, explain, report, serve, demo, page):
+    app.command()(function)
 
 
-_TERMINATED = 128 + signal.SIGTERM
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"dropbayes {__version__}")
+        raise typer.Exit
 
-_OPTIONS = {
-    name: f"--{name.replace('_', '-')}"
-    for name in (
-        "allow_new", "categorical", "coverage", "decimal", "delimiter", "device", "drop_prob", "encoding", "group",
-        "hidden", "ignore", "keep", "learning_rate", "max_categories", "method", "missing", "n_draws", "n_networks",
-        "n_steps", "prefix", "seed", "target", "task", "time", "training", "weight_decay", "weights",
-    )
-}  # fmt: skip
+
+@app.callback()
+def _global_options(
+    debug: Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", metavar="", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None: ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,29 +61,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments; those of the process by default.
     """
-    from dropbayes.app.cli import commands, showcases  # noqa: F401  # they add themselves to the application
-    from dropbayes.app.cli.application import command, debugging
-
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # Rich takes longer to import than all of this; in a pipe its frames only get in the way.
+    app.rich_markup_mode = "rich" if sys.stdout.isatty() else None
+    command = typer.main.get_group(app)
+    terminated = 128 + signal.SIGTERM
+
+    def terminate(*_: object) -> None:
+        raise SystemExit(terminated)  # so that partial files are removed
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    previous = signal.signal(signal.SIGTERM, terminate) if in_main_thread else None
     with warnings.catch_warnings():
-        warnings.showwarning = _note_warning  # type: ignore[assignment]
-        previous = _exit_on_sigterm()
+        warnings.showwarning = _note_warning
         try:
-            code = _run(command(), arguments)
+            code = _run(command, arguments)
             sys.stdout.flush()
-        except BrokenPipeError:
-            code = _leave_quietly()
+        except BrokenPipeError:  # the reader has closed the pipe (`| head`): nothing to say, nor at the last flush
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 1
         except KeyboardInterrupt:
             complain("interrupted; nothing was left half-written.")
             code = 130 if argv is not None else _exit_now(130)
         except SystemExit as end:
-            if argv is not None or end.code != _TERMINATED:
+            if argv is not None or end.code != terminated:
                 raise
-            _exit_now(_TERMINATED)
+            code = _exit_now(terminated)
         except Exception as error:
-            if debugging():
+            if "--debug" in arguments or os.environ.get("DROPBAYES_DEBUG", "") not in ("", "0"):
                 raise
-            complain(_error_message(error), [_as_options(line) for line in getattr(error, "__notes__", ())])
+            options = _options(command)
+            notes = getattr(error, "__notes__", ())
+            complain(_with_options(_error_message(error), options), [_with_options(line, options) for line in notes])
             code = 1
         finally:
             if previous is not None:
@@ -72,57 +101,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(command: Any, arguments: list[str]) -> int:
-    import typer
-
-    usage_error: Any = typer.BadParameter.__base__
+def _run(command: TyperGroup, arguments: list[str]) -> int:
     if not arguments:
         _run(command, ["--help"])
         return 2
     try:
         outcome = command.main(args=arguments, prog_name="dropbayes", standalone_mode=False, obj=arguments)
-    except usage_error as error:
+    except typer.BadParameter.__base__ as error:  # every error of usage
         name = error.ctx.command_path if error.ctx is not None else "dropbayes"
         message = error.format_message().rstrip(".").replace(": Value error, ", ": ")
         complain(f"{message}{'' if message.endswith('?') else '.'} See {name} --help.")
         return 2
     except typer.Abort:
         raise KeyboardInterrupt from None
-    except typer.Exit as error:
-        outcome = error.exit_code
+    except typer.Exit as end:
+        outcome = end.exit_code
     if outcome == 130:  # typer's word for an interruption
         raise KeyboardInterrupt
-    return outcome if isinstance(outcome, int) else 0
+    return int(outcome or 0)
 
 
 def _error_message(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        file_name = "" if error.filename is None else f"{str(error.filename)!r}: "
-        return f"{file_name}{error.strerror}."
-    if isinstance(error, MemoryError):
-        return "not enough memory; try fewer rows, or a smaller --block-rows or --n-draws."
-    if isinstance(error, ImportError) and error.name and not error.name.startswith("dropbayes"):
-        return f"the package {error.name!r} is needed for this: pip install {error.name}."
-    if isinstance(error, _EXPECTED) and str(error):
-        return _as_options(str(error))
+    match error:
+        case OSError(strerror=str(reason), filename=name) if reason:
+            return f"{'' if name is None else f'{str(name)!r}: '}{reason}."
+        case MemoryError():
+            return "not enough memory; try fewer rows, or a smaller --block-rows or --n-draws."
+        case ModuleNotFoundError(name=str(name)) if not name.startswith("dropbayes"):
+            return f"the package {name!r} is needed for this: pip install {name}."
+        case ValueError() | OSError() | FloatingPointError() | ImportError() if str(error):
+            return str(error)
     return f"unexpected {type(error).__name__}: {error}. Set DROPBAYES_DEBUG=1 to see where it arose."
 
 
-def _as_options(text: str) -> str:
-    """The message with the arguments of the library called by the options that set them."""
-    return re.sub(r"`([a-z][a-z_]*)`", lambda match: _OPTIONS.get(match[1], match[0]), text)
+def _options(command: TyperGroup) -> dict[str, str]:
+    """The option that sets each argument of the commands."""
+    parameters = [parameter for each in command.commands.values() for parameter in each.params]
+    return {parameter.name: parameter.opts[0] for parameter in parameters if parameter.opts[0].startswith("--")}
 
 
-def _note_warning(message: Any, category: Any, *_: Any) -> None:
+def _with_options(text: str, options: dict[str, str]) -> str:
+    """The message of an error, with the arguments of the library called by the options that set them."""
+    for name, option in options.items():
+        text = text.replace(f"`{name}`", option)
+    return text
+
+
+def _note_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     if not issubclass(category, (DeprecationWarning, FutureWarning)):
         note(message)
-
-
-def _leave_quietly() -> int:
-    """Exits without a message when the reader has closed the pipe (`| head`), the interpreter's last flush included."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
 
 
 def _exit_now(code: int) -> int:
@@ -131,14 +158,3 @@ def _exit_now(code: int) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
-
-
-def _exit_on_sigterm() -> Any:
-    """Turns SIGTERM into SystemExit so that partial files are removed."""
-    if threading.current_thread() is not threading.main_thread():
-        return None
-
-    def leave(*_: Any) -> None:
-        raise SystemExit(_TERMINATED)
-
-    return signal.signal(signal.SIGTERM, leave)

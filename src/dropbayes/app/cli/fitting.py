@@ -2,246 +2,300 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 import pathlib
 import shlex
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time as clock
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
-import pyarrow as pa
+import typer
 
-from dropbayes.app.cli.messages import count, note, number, out, print_json, reading_bar, table
-from dropbayes.app.cli.predictions import fingerprint
-from dropbayes.app.models.model import Model
-from dropbayes.app.models.storage import check_place
-from dropbayes.app.tables import Source, open_table
-from dropbayes.app.tables.training import ColumnProblems, Reading, TrainingRows, training_rows
-from dropbayes.columns import Column
-from dropbayes.columns.notation import PLAIN
-from dropbayes.columns.schema import Task
-from dropbayes.runtime.version import __version__
+from dropbayes.app.cli.explaining import facts
+from dropbayes.app.cli.messages import bold, count, note, number, print_result, print_text, table
+from dropbayes.app.cli.options import (
+    Data,
+    Decimal,
+    Delimiter,
+    DropProb,
+    Encoding,
+    Hidden,
+    Json,
+    WeightDecay,
+    column_option,
+    training_option,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from dropbayes.app.models.model import Model
+    from dropbayes.app.tables.training import TrainingRows
+    from dropbayes.columns import Column
 
 __all__ = ["fit"]
 
-_MOST_ALIKE, _MOST_LINES = 20, 60  # Neighbouring columns read alike that have lines of their own; lines in all.
-
 
 def fit(
-    data: str,
-    *,
-    target: str,
-    folder: str,
-    task: Task | None,
-    reading: Reading,
-    delimiter: str | None,
-    encoding: str | None,
-    settings: dict[str, Any],
-    command: Sequence[str],
-    as_json: bool,
+    context: typer.Context,
+    data: Data,
+    target: Annotated[list[str], typer.Option(help="The column to predict.", metavar="COLUMN")],
+    folder: Annotated[
+        str, typer.Option("--out", "-o", help="The folder to write; a model in it is replaced.", metavar="FOLDER")
+    ],
+    task: Annotated[
+        Literal["regression", "classification"] | None,
+        typer.Option(help="Default: regression for a numeric target other than 0 and 1, else classification."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, column_option(help="A column to leave out; may be repeated.", metavar="COLUMN")
+    ] = None,
+    categorical: Annotated[
+        list[str] | None,
+        column_option(help="A numeric column whose numbers are categories; may be repeated.", metavar="COLUMN"),
+    ] = None,
+    missing: Annotated[
+        list[str] | None, column_option(help="A further text that means 'no value'; may be repeated.", metavar="TEXT")
+    ] = None,
+    max_categories: Annotated[int, column_option(help="The most categories per column.", min=2, metavar="N")] = 100,
+    decimal: Decimal = None,
+    weights: Annotated[
+        str | None, column_option(help="The column with the weight of each row.", metavar="COLUMN")
+    ] = None,
+    group: Annotated[
+        str | None, column_option(help="The column of groups, each held out whole.", metavar="COLUMN")
+    ] = None,
+    time: Annotated[
+        str | None,
+        column_option(help="The column of times: learn the past, hold out what follows.", metavar="COLUMN"),
+    ] = None,
+    effort: Annotated[
+        Literal["quick", "standard", "best"],
+        training_option(help="How long to search: seconds, the default, or an hour."),
+    ] = "standard",
+    quick: Annotated[bool, training_option("--quick", metavar="", help="The same as --effort quick.")] = False,
+    seed: Annotated[
+        int, training_option(help="Seed of the weights, the folds and the draws.", min=0, max=2**32 - 1, metavar="N")
+    ] = 0,
+    hidden: Hidden = "auto",
+    drop_prob: DropProb = "search",
+    weight_decay: WeightDecay = "search",
+    noise: Annotated[
+        Literal["student", "constant", "heteroscedastic"],
+        training_option(metavar="KIND", help="Noise of a regression: student, constant or heteroscedastic."),
+    ] = "student",
+    target_transform: Annotated[
+        Literal["none", "log", "arcsinh", "auto"],
+        training_option(
+            metavar="KIND",
+            help="Scale in which a regression learns: none, log, arcsinh, or auto to choose by held-out rows.",
+        ),
+    ] = "none",
+    learn_drop_prob: Annotated[
+        bool, training_option("--learn-drop-prob", metavar="", help="Learn each layer's drop probability.")
+    ] = False,
+    activation: Annotated[Literal["relu", "tanh"], training_option(help="The non-linearity.")] = "relu",
+    n_networks: Annotated[
+        int | None, training_option(help="Networks whose draws are pooled.", min=1, metavar="N")
+    ] = None,
+    n_steps: Annotated[int | None, training_option(help="Training steps on small data.", min=1, metavar="N")] = None,
+    n_draws: Annotated[int, training_option(help="Draws per network and prediction.", min=1, metavar="N")] = 50,
+    learning_rate: Annotated[
+        float | None, training_option(help="Adam's initial step size.", min=1e-12, metavar="X")
+    ] = None,
+    device: Annotated[str, training_option(help="auto, cpu, cuda ...", metavar="NAME")] = "auto",
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    as_json: Json = False,
 ) -> None:
-    """Fits a model to a table and writes its folder; see `dropbayes fit --help`."""
-    path = pathlib.Path(folder)
-    check_place(pathlib.Path(path.absolute()))
+    """Fit a model to a table and write it to a folder."""
+    if len(target) > 1:
+        raise typer.BadParameter(
+            f"a model predicts one column; got {', '.join(target)}. Fit one model for each", param_hint="'--target'"
+        )
+    from dropbayes.app.cli.rows import fingerprint, whole_table
+    from dropbayes.app.models.model import Model
+    from dropbayes.app.models.storage import check_place
+    from dropbayes.app.tables import open_table
+    from dropbayes.app.tables.training import ColumnProblems, Reading, training_rows
+
+    check_place(pathlib.Path(folder).absolute())
+    command = ["dropbayes", *(context.obj or ["fit", data])]
+    reading = Reading(ignore or [], categorical or [], missing or [], max_categories, decimal, weights, group, time)
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
-        rows = _training_rows(source, target, task, reading, command)
-    if rows.schema.task == "classification":
-        settings = {name: value for name, value in settings.items() if name not in ("noise", "target_transform")}
+        try:
+            rows = training_rows(
+                whole_table(source),
+                target=target[0],
+                label=source.label,
+                at=lambda row: source.label if row < 0 else source.place(row),
+                task=task,
+                reading=reading,
+            )
+        except ColumnProblems as error:
+            if target[0] not in error.problems:
+                ignored = [part for name in error.problems for part in ("--ignore", name)]
+                these = "it" if len(error.problems) == 1 else "them"
+                error.add_note(f"to fit without {these}: {shlex.join([*command, *ignored])}")
+            raise
     if not as_json:
-        _show_columns(rows)
-    _warn_of_target(rows, task)
-    digest = fingerprint(data)
-    origin = {
-        "file": source.label,
-        **({} if digest is None else {"sha256": digest}),
-        **({} if reading.time is None else {"time": reading.time}),
-        "command": shlex.join(command),
-        "settings": settings,
-        "versions": _versions(),
+        print_text(_columns(rows))
+    _note_target(rows, task)
+    settings: dict[str, Any] = {
+        "hidden": hidden,
+        "drop_prob": drop_prob,
+        "weight_decay": weight_decay,
+        **({"noise": noise, "target_transform": target_transform} if rows.schema.task == "regression" else {}),
+        "learn_drop_prob": learn_drop_prob,
+        "activation": activation,
+        "effort": "quick" if quick else effort,
+        "n_networks": n_networks or "auto",
+        "n_steps": n_steps or "auto",
+        "min_epochs": 1 if quick else 10,
+        "n_draws": n_draws,
+        "learning_rate": learning_rate or "auto",
+        "device": device,
+        "random_state": seed,
     }
-    begun = time.perf_counter()
-    model = Model.of_rows(rows, origin=origin, **settings, verbose=True)
-    seconds = time.perf_counter() - begun
-    best = _held_out_score(model)
+    digest = fingerprint(data)
+    origin = {"file": source.label, **({} if digest is None else {"sha256": digest}), "command": shlex.join(command)}
+    origin |= {} if time is None else {"time": time}
+    begun = clock.perf_counter()
+    model = Model.of_rows(
+        rows, origin=origin | {"settings": settings, "versions": _versions()}, **settings, verbose=True
+    )
+    seconds = clock.perf_counter() - begun
+    best = facts(model)["held_out_log_likelihood"]
     model.origin["scores"] = {} if best is None else {"held-out log-likelihood (nats per row)": best}
-    model = model.save(path)
-    _say(model, rows, seconds, as_json=as_json)
-    _note_edges(model.estimator.search_edges_)
+    model = model.save(folder)
+    found = {"model": str(model.path), "seconds": round(seconds, 2), "rows_without_target": rows.n_dropped}
+    found |= {"missing": rows.missing, **facts(model)}
+    print_result(found, _results(model, found), as_json=as_json)
+    _note_settings(model)
 
 
 def _versions() -> dict[str, str]:
+    import importlib.metadata
+
+    from dropbayes.runtime.version import __version__
+
     others = ("torch", "numpy", "scikit-learn", "pyarrow")
     return {"dropbayes": __version__, **{name: importlib.metadata.version(name) for name in others}}
 
 
-def _training_rows(
-    source: Source, target: str, task: Task | None, reading: Reading, command: Sequence[str]
-) -> TrainingRows:
-    whole = _read_all(source)
-
-    def at(row: int) -> str:
-        return source.label if row < 0 else source.place(row)
-
-    try:
-        return training_rows(whole, target=target, label=source.label, at=at, task=task, reading=reading)
-    except ColumnProblems as error:
-        if target in error.problems:
-            raise
-        ignored = [part for name in error.problems for part in ("--ignore", name)]
-        error.add_note(f"to fit without {_pronoun(len(error.problems))}: {shlex.join([*command, *ignored])}")
-        raise
+# --- the columns, before the training ------------------------------------------------------------------------------
 
 
-def _pronoun(n_columns: int) -> str:
-    return "it" if n_columns == 1 else "them"
-
-
-def _read_all(source: Source) -> pa.Table:
-    """All rows of a table."""
-    blocks = []
-    with reading_bar(source, "read") as bar:
-        for block in source.blocks():
-            blocks.append(block)
-            bar.advance_to(source.position)
-    if not sum(block.num_rows for block in blocks):
-        raise ValueError(f"{source.label}: has a header but no rows.")
-    return pa.concat_tables(blocks)
-
-
-# --- what is said --------------------------------------------------------------------------------------------------
-
-
-def _show_columns(rows: TrainingRows) -> None:
-    """How the columns are read, before anybody has to wait."""
+def _columns(rows: TrainingRows, max_lines: int = 60) -> Iterator[RenderableType]:
+    """How the columns are read."""
     from rich.markup import escape
 
-    schema, console = rows.schema, out()
+    from dropbayes.columns.notation import PLAIN
+
+    schema = rows.schema
     reason = "a numeric target"
     if schema.task == "classification":
-        classes = [str(label) for label in np.unique(rows.y)]
+        classes = sorted({str(label) for label in rows.y})
         reason = f"{len(classes)} classes: {_abbreviated_list(classes)}"
     elif schema.target_notation != PLAIN:
         reason = f"a numeric target, written as {schema.target_notation.example}"
-    console.print(f"[bold]{schema.task}[/bold] of [bold]{escape(schema.target)}[/bold] ({escape(reason)})")
+    yield f"{bold(schema.task)} of {bold(schema.target)} ({escape(reason)})"
+    sizes = [count(len(rows.x), "row"), count(len(schema.columns), "column"), count(len(schema.inputs), "input")]
     dropped = f"; {count(rows.n_dropped, 'row')} without a target dropped" if rows.n_dropped else ""
-    sizes = ", ".join([
-        count(len(rows.x), "row"), count(len(schema.columns), "column"), count(len(schema.inputs), "input")
-    ])  # fmt: skip
-    console.print(f"{sizes}{dropped}\n")
-    lines = [[c.name, c.kind, str(len(c.inputs)), *_handling(c, rows.missing.get(c.name, 0))] for c in schema.columns]
+    yield f"{', '.join(sizes)}{dropped}\n"
+    lines = [
+        [c.name, c.kind, str(len(c.inputs)), f"{rows.missing[c.name]:,}" if rows.missing.get(c.name) else "", _read(c)]
+        for c in schema.columns
+    ]
     lines += [[name, "left out", "0", "", reason] for name, reason in schema.left_out.items()]
     lines = _join_lines(lines)
-    heads = ["column", "kind", "inputs", "missing", "how it is read"]
-    console.print(table("", heads, lines[:_MOST_LINES], numbers=(2, 3)))
-    if len(lines) > _MOST_LINES:
-        console.print(f"… and {len(lines) - _MOST_LINES:,} more lines; `dropbayes explain` lists every column")
-    console.print()
+    yield table("", ["column", "kind", "inputs", "missing", "how it is read"], lines[:max_lines], numbers=(2, 3))
+    if len(lines) > max_lines:
+        yield f"… and {len(lines) - max_lines:,} more lines; `dropbayes explain` lists every column"
+    yield ""
 
 
-def _join_lines(lines: list[list[str]]) -> list[list[str]]:
+def _join_lines(lines: list[list[str]], max_alike: int = 20) -> list[list[str]]:
     """The lines with runs of neighbouring columns that are read alike, beyond a handful, in one line."""
     result: list[list[str]] = []
     for _, run in itertools.groupby(lines, key=lambda line: line[1:]):
         alike = list(run)
-        if len(alike) <= _MOST_ALIKE:
-            result += alike
-            continue
-        n_inputs = sum(int(line[2]) for line in alike)
-        name = f"{alike[0][0]} to {alike[-1][0]}, {len(alike):,} columns"
-        result.append([name, alike[0][1], f"{n_inputs:,}", alike[0][3], alike[0][4]])
+        if len(alike) > max_alike:
+            name = f"{alike[0][0]} to {alike[-1][0]}, {len(alike):,} columns"
+            alike = [[name, alike[0][1], f"{sum(int(line[2]) for line in alike):,}", *alike[0][3:]]]
+        result += alike
     return result
 
 
-def _warn_of_target(rows: TrainingRows, task: Task | None) -> None:
-    schema = rows.schema
-    distinct: Any
-    distinct, counts = np.unique(rows.y, return_counts=True)
-    if schema.task == "regression" and len(distinct) <= 10 and np.all(distinct == np.round(distinct)):
-        note(f"{schema.target!r} has only {len(distinct)} whole values; if they are classes use --task classification.")
-    if task is None and schema.task == "classification" and distinct.tolist() == ["0", "1"]:
-        note(f"{schema.target!r} holds 0 and 1, which are classes; to predict a number use --task regression.")
-    rare = [str(label) for label, n in zip(distinct, counts, strict=True) if n < 5]
-    if schema.task == "classification" and rare:
-        note(f"fewer than 5 rows of {_abbreviated_list(rare)}: their probabilities cannot be learned well.")
+def _read(column: Column) -> str:
+    """How a column is read, in words."""
+    from dropbayes.app.cli.rows import filled_value
+    from dropbayes.columns.notation import PLAIN
 
-
-def _handling(column: Column, n_missing: int) -> list[str]:
-    missing = f"{n_missing:,}" if n_missing else ""
     if column.kind == "category":
         texts = f"one input for each of {len(column.categories)}: {_abbreviated_list(list(column.categories))}"
-        return [missing, texts + ("; one for missing" * column.flagged)]
-    how = "as it is"
-    if column.notation != PLAIN:
-        how = f"numbers written as {column.notation.example}"
+        return texts + ("; one for missing" if column.flagged else "")
+    how = "" if column.notation == PLAIN else f"numbers written as {column.notation.example}"
     if column.kind == "date":
         how = f"dates as {', '.join(column.parts)}"
     if not column.flagged:
-        return [missing, how]
-    median = str(np.datetime64(int(column.fill), "D")) if column.kind == "date" else number(column.fill)
-    filled = ("true" if column.fill else "false") if column.kind == "boolean" else f"the median {median}"
-    kept = "" if how == "as it is" else f"{how}; "
-    return [missing, f"{kept}missing taken as {filled}, and flagged"]
+        return how or "as it is"
+    median = "" if column.kind == "boolean" else "the median "
+    return f"{how}{'; ' if how else ''}missing taken as {median}{filled_value(column)}, and flagged"
 
 
 def _abbreviated_list(texts: list[str], most: int = 4) -> str:
     return ", ".join(texts[:most]) + (", …" if len(texts) > most else "")
 
 
-def _held_out_score(model: Model) -> float | None:
-    scores = np.asarray(model.ensemble.search_scores_, dtype=float)
-    best = float(scores.max()) if len(scores) else float("nan")
-    return best if np.isfinite(best) else None
+def _note_target(rows: TrainingRows, task: str | None) -> None:
+    """Notes on a target that is probably not what it seems, or too rare to learn."""
+    import numpy as np
+
+    name = rows.schema.target
+    distinct, counts = np.unique(rows.y, return_counts=True)
+    if rows.schema.task == "classification":
+        if task is None and distinct.tolist() == ["0", "1"]:
+            note(f"{name!r} holds 0 and 1, which are classes; to predict a number use --task regression.")
+        rare = [str(label) for label, n in zip(distinct, counts, strict=True) if n < 5]
+        if rare:
+            note(f"fewer than 5 rows of {_abbreviated_list(rare)}: their probabilities cannot be learned well.")
+    elif len(distinct) <= 10 and np.all(distinct == np.round(distinct)):
+        note(f"{name!r} has only {len(distinct)} whole values; if they are classes use --task classification.")
 
 
-def _say(model: Model, rows: TrainingRows, seconds: float, *, as_json: bool) -> None:
-    from dropbayes.app.cli.explaining import facts
+# --- the model, after it -------------------------------------------------------------------------------------------
 
-    if as_json:
-        print_json({
-            "model": str(model.path), "seconds": round(seconds, 2), "rows_without_target": rows.n_dropped,
-            "missing": rows.missing, **facts(model),
-        })  # fmt: skip
-        return
-    from rich.markup import escape
 
-    console = out()
-    for line in _results(model):
-        console.print(line)
-    console.print(f"\nwritten to [bold]{escape(str(model.path))}[/bold] after {seconds:.1f} s of training")
+def _results(model: Model, found: dict[str, Any]) -> Iterator[str]:
+    estimator, population = model.ensemble, model.ensemble.population_
+    each = [f"{drop_prob:.4g}" for drop_prob in population.drop_prob[0].tolist()]
+    n_tried = len(estimator.search_scores_)
+    tried = f" (the best of {n_tried} on held-out rows)" if n_tried > 1 else ""
+    drop = each[0] if len(set(each)) == 1 else ", ".join(each)
+    yield f"drop probability {drop}; weight decay {population.members[0].weight_decay:g}{tried}"
+    yield f"{count(len(population), 'network')}, {count(int(estimator.n_draws), 'draw')} of each per prediction"
+    if found.get("noise") == "constant":
+        precision = estimator.precision_
+        yield f"noise: standard deviation {number(precision**-0.5)} (precision τ = {number(precision)})"
+    if found.get("target_transform", "none") != "none":
+        yield f"learned: {estimator.transform_.unit}"
+    if found["held_out_log_likelihood"] is not None:
+        of = "target's own distribution" if model.schema.task == "regression" else "class shares"
+        baseline = f"{number(estimator.baseline_score_)} of the {of} alone"
+        yield f"held-out log-likelihood {number(found['held_out_log_likelihood'])} nats per row ({baseline})"
+    yield f"\nwritten to {bold(found['model'])} after {found['seconds']:.1f} s of training"
+
+
+def _note_settings(model: Model) -> None:
+    """Notes on settings of the fit that a user would change."""
     if not bool((model.ensemble.population_.drop_prob > 0).any()):
         note(
             "nothing is dropped, so that draws differ only between networks; the epistemic variance will be too small."
         )
-
-
-def _note_edges(edges: Mapping[str, float]) -> None:
-    for name, value in edges.items():
-        factor = 2 if name == "drop_prob" else 10
-        beyond = ",".join(f"{v:g}" for v in (value / factor, value, value * factor) if v < 1 or name != "drop_prob")
-        words = name.replace("prob", "probability").replace("_", " ")
+    for name, value in model.ensemble.search_edges_.items():
+        is_drop = name == "drop_prob"
+        factor, words = (2, "drop probability") if is_drop else (10, name.replace("_", " "))
+        beyond = ",".join(f"{v:g}" for v in (value / factor, value, value * factor) if v < 1 or not is_drop)
         option = name.replace("_", "-")
         note(f"the best {words}, {value:g}, is at the edge of those tried; --{option} {beyond} tries beyond it.")
-
-
-def _results(model: Model) -> list[str]:
-    estimator = model.ensemble
-    population = estimator.population_
-    each = [f"{drop_prob:.4g}" for drop_prob in population.drop_prob[0].tolist()]
-    drop = each[0] if len(set(each)) == 1 else ", ".join(each)
-    n_tried = len(estimator.search_scores_)
-    tried = f" (the best of {n_tried} on held-out rows)" if n_tried > 1 else ""
-    lines = [f"drop probability {drop}; weight decay {population.members[0].weight_decay:g}{tried}"]
-    lines.append(f"{count(len(population), 'network')}, {count(int(estimator.n_draws), 'draw')} of each per prediction")
-    if model.schema.task == "regression" and getattr(estimator, "noise", "constant") == "constant":
-        precision = estimator.precision_
-        lines.append(f"noise: standard deviation {number(precision**-0.5)} (precision τ = {number(precision)})")
-    if model.schema.task == "regression" and estimator.transform_.name != "none":
-        lines.append(f"learned: {estimator.transform_.unit}")
-    best = _held_out_score(model)
-    if best is not None:
-        of = "target's own distribution" if model.schema.task == "regression" else "class shares"
-        baseline = f"{number(estimator.baseline_score_)} of the {of} alone"
-        lines.append(f"held-out log-likelihood {number(best)} nats per row ({baseline})")
-    return lines

@@ -1,25 +1,33 @@
-"""What the command line says: results on standard output, everything else on standard error."""
+"""Results on standard output, as text or as one JSON document; notes and errors on standard error."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from dropbayes.runtime.formatting import count
 from dropbayes.runtime.formatting import plain_number as number
-from dropbayes.runtime.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from dropbayes.app.tables import Source
-
-__all__ = ["complain", "count", "note", "number", "one_line", "out", "print_json", "reading_bar", "table"]
+__all__ = [
+    "bold",
+    "complain",
+    "console",
+    "count",
+    "extra",
+    "note",
+    "number",
+    "one_line",
+    "print_result",
+    "print_text",
+    "table",
+]
 
 
 def one_line(text: object) -> str:
@@ -33,47 +41,64 @@ def one_line(text: object) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in joined)
 
 
-def complain(text: object, details: Sequence[str] = ()) -> None:
+def complain(text: object, details: Iterable[str] = ()) -> None:
     """Prints an error on standard error, with the details on indented lines below."""
-    _say("\n".join([f"dropbayes: error: {one_line(text)}", *(f"  {one_line(line)}" for line in details)]))
+    lines = [f"dropbayes: error: {one_line(text)}", *(f"  {one_line(line)}" for line in details)]
+    with contextlib.suppress(OSError, ValueError):  # standard error may be closed
+        print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 def note(text: object) -> None:
     """Prints a note on standard error."""
-    _say(f"dropbayes: note: {one_line(text)}")
-
-
-def _say(line: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # standard error may be closed
-        print(line, file=sys.stderr, flush=True)
+        print(f"dropbayes: note: {one_line(text)}", file=sys.stderr, flush=True)
 
 
-def out() -> Console:
+def bold(text: object) -> str:
+    r"""Markup of bold text, in which nothing is read as markup.
+
+    Example:
+        >>> bold("a[b]")
+        '[bold]a\\[b][/bold]'
+    """
+    from rich.markup import escape
+
+    return f"[bold]{escape(str(text))}[/bold]"
+
+
+def console() -> Console:
     """The console of standard output."""
     from rich.console import Console
 
-    console = Console(highlight=False, soft_wrap=False)
-    if not console.is_terminal:  # a file or a pipe has no width to fit
-        console.width = max(console.width, 200)
-    return console
+    result = Console(highlight=False, soft_wrap=False)
+    if not result.is_terminal:  # a file or a pipe has no width to fit
+        result.width = max(result.width, 200)
+    return result
 
 
-def print_json(values: Mapping[str, Any]) -> None:
-    """Prints one JSON document; numbers that JSON does not know become null."""
-    print(json.dumps(_plain(values), indent=1, ensure_ascii=False), flush=True)
+def print_result(values: Mapping[str, object], text: Iterable[RenderableType], *, as_json: bool) -> None:
+    """Prints the result of a command.
+
+    Args:
+        values: The result for machines; numbers that JSON does not know become null.
+        text: The result for people: lines of markup, and tables. A generator is not run for a JSON document.
+        as_json: Whether to print one JSON document.
+    """
+    if as_json:
+        known = json.loads(json.dumps(values, default=lambda array: array.tolist()), parse_constant=lambda _: None)
+        print(json.dumps(known, indent=1, ensure_ascii=False), flush=True)
+        return
+    print_text(text)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def print_text(lines: Iterable[RenderableType]) -> None:
+    """Prints lines of markup, and tables, on standard output."""
+    terminal = console()
+    for line in lines:
+        terminal.print(line)
 
 
-def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = ()) -> Table:
+def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[int] = ()) -> Table:
     """A table to print.
 
     Args:
@@ -96,6 +121,13 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, nu
     return grid
 
 
-def reading_bar(source: Source, title: str) -> ProgressBar:
-    """A bar that follows the reading of a table."""
-    return ProgressBar(title, source.size, unit=source.unit)
+@contextlib.contextmanager
+def extra(name: str) -> Iterator[None]:
+    """A context whose imports are those of an extra; one that is missing is an error with the way to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"{error.name} is not installed; it comes with the extra {name!r}: pip install -e '.[{name}]' in a clone "
+            "of dropbayes."
+        ) from None

@@ -1,45 +1,119 @@
-"""Options that several commands share, and texts of the command line read as numbers and characters."""
+"""Options that several commands share, and how the texts of options are read."""
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 __all__ = [
     "AllowNew",
     "BlockRows",
+    "Coverage",
     "Data",
+    "Decimal",
     "Delimiter",
     "Draws",
+    "DropProb",
     "Encoding",
+    "Hidden",
     "Json",
     "ModelFolder",
     "Outcomes",
     "Seed",
+    "WeightDecay",
     "check_one_output",
-    "delimiter_character",
-    "hidden_widths",
-    "numbers",
-    "search_space",
+    "column_option",
+    "training_option",
 ]
+
+column_option = functools.partial(typer.Option, rich_help_panel="Columns")
+training_option = functools.partial(typer.Option, rich_help_panel="Model and training")
+
+
+def numbers(text: str) -> list[float]:
+    """The numbers in a text with commas."""
+    try:
+        values = [float(number) for number in text.split(",")]
+    except ValueError:
+        values = [math.nan]
+    if not all(math.isfinite(value) for value in values):
+        raise typer.BadParameter(f"must be a number, or several with commas; got {text!r}")
+    return values
+
+
+def hidden_widths(text: str) -> tuple[int, ...] | str:
+    """The widths of the hidden layers, or the word "auto"."""
+    if text == "auto":
+        return text
+    values = numbers(text)
+    if not all(value >= 1 and value.is_integer() for value in values):
+        raise typer.BadParameter(f"must be widths of layers such as 50,50; got {text!r}")
+    return tuple(int(value) for value in values)
+
+
+def drop_probabilities(text: str) -> float | list[float] | str:
+    """A drop probability, or a list of them to try, or the word "search"."""
+    return _search_space(text, 1, "must lie in [0, 1)")
+
+
+def weight_decays(text: str) -> float | list[float] | str:
+    """A weight decay, or a list of them to try, or the word "search"."""
+    return _search_space(text, math.inf, "must be 0 or more")
+
+
+def _search_space(text: str, below: float, rule: str) -> float | list[float] | str:
+    if text == "search":
+        return text
+    values = numbers(text)
+    if not all(0 <= value < below for value in values):
+        raise typer.BadParameter(f"{rule}; got {text!r}")
+    return values[0] if len(values) == 1 else values
+
+
+def decimal_mark(text: str | None) -> str | None:
+    if text not in (None, ".", ","):
+        raise typer.BadParameter(f"must be . or , ; got {text!r}")
+    return text
+
+
+def delimiter_character(text: str | None) -> str | None:
+    """The one character that a text stands for: itself, or a tab."""
+    if text is None:
+        return None
+    character = {"\\t": "\t", "tab": "\t"}.get(text, text)
+    if len(character) != 1 or character in '"\r\n' or ord(character) > 127:
+        raise typer.BadParameter(f"must be one plain character; got {text!r}")
+    return character
+
+
+def proportion(value: float) -> float:
+    if not 0 < value < 1:
+        raise typer.BadParameter(f"must lie between 0 and 1; got {value:g}")
+    return value
+
+
+def check_one_output(output: str, as_json: bool) -> None:
+    """Raises BadParameter if both the result and a JSON document would go to standard output."""
+    if output == "-" and as_json:
+        raise typer.BadParameter("cannot go to standard output together with --json; name a file", param_hint="'-o'")
+
 
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON document on standard output.")]
 Delimiter = Annotated[
     str | None,
-    typer.Option(help="The delimiter of a CSV file; detected from its first lines by default.", metavar="CHAR"),
+    typer.Option(
+        help="The delimiter of a CSV file; detected from its first lines by default.",
+        metavar="CHAR",
+        callback=delimiter_character,
+    ),
 ]
-Encoding = Annotated[
-    str | None,
-    typer.Option(help="Encoding of a CSV file, such as cp1252.", metavar="NAME"),
-]
+Encoding = Annotated[str | None, typer.Option(help="Encoding of a CSV file, such as cp1252.", metavar="NAME")]
 Data = Annotated[
     str,
-    typer.Argument(
-        metavar="DATA",
-        help="A CSV (also compressed) or Parquet file; - reads CSV from standard input.",
-    ),
+    typer.Argument(metavar="DATA", help="A CSV (also compressed) or Parquet file; - reads CSV from standard input."),
 ]
 Outcomes = Annotated[str, typer.Argument(metavar="DATA", help="A CSV or Parquet file that includes the target column.")]
 ModelFolder = Annotated[str, typer.Argument(metavar="MODEL", help="The folder that `dropbayes fit` wrote.")]
@@ -54,48 +128,19 @@ AllowNew = Annotated[
 BlockRows = Annotated[
     int | None, typer.Option(help="Rows read at a time; does not change the result.", min=1, metavar="N")
 ]
-
-
-def numbers(text: str, option: str) -> list[float]:
-    """The numbers in a text with commas."""
-    try:
-        values = [float(number) for number in text.split(",")]
-    except ValueError:
-        values = [math.nan]
-    if not all(math.isfinite(value) for value in values):
-        raise typer.BadParameter(f"must be a number, or several with commas; got {text!r}", param_hint=f"'{option}'")
-    return values
-
-
-def hidden_widths(text: str) -> tuple[int, ...] | str:
-    if text == "auto":
-        return text
-    values = numbers(text, "--hidden")
-    if not all(value >= 1 and value.is_integer() for value in values):
-        raise typer.BadParameter(f"must be widths of layers such as 50,50; got {text!r}", param_hint="'--hidden'")
-    return tuple(int(value) for value in values)
-
-
-def search_space(text: str, option: str, *, probability: bool) -> Any:
-    """The word "search", a number, or a list to try."""
-    if text == "search":
-        return text
-    values = numbers(text, option)
-    if not all(value >= 0 and (value < 1 or not probability) for value in values):
-        rule = "must lie in [0, 1)" if probability else "must be 0 or more"
-        raise typer.BadParameter(f"{rule}; got {text!r}", param_hint=f"'{option}'")
-    return values[0] if len(values) == 1 else values
-
-
-def delimiter_character(delimiter: str | None) -> str | None:
-    if delimiter is None:
-        return None
-    delimiter = {"\\t": "\t", "tab": "\t"}.get(delimiter, delimiter)
-    if len(delimiter) != 1 or delimiter in '"\r\n' or ord(delimiter) > 127:
-        raise typer.BadParameter(f"must be one plain character; got {delimiter!r}", param_hint="'--delimiter'")
-    return delimiter
-
-
-def check_one_output(output: str, as_json: bool) -> None:
-    if output == "-" and as_json:
-        raise typer.BadParameter("cannot go to standard output together with --json; name a file", param_hint="'-o'")
+Coverage = Annotated[
+    float,
+    typer.Option(help="Probability that an interval contains the outcome.", metavar="X", callback=proportion),
+]
+Decimal = Annotated[
+    str | None,
+    column_option(help="Decimal mark, . or , (detected by default).", metavar="CHAR", callback=decimal_mark),
+]
+Hidden = Annotated[str, training_option(help="Widths of the hidden layers.", metavar="WIDTHS", callback=hidden_widths)]
+DropProb = Annotated[
+    str,
+    training_option(help="Drop probability, or several to try.", metavar="NUMBERS", callback=drop_probabilities),
+]
+WeightDecay = Annotated[
+    str, training_option(help="Weight decay λ, or several to try.", metavar="NUMBERS", callback=weight_decays)
+]

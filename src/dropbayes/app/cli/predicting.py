@@ -2,57 +2,136 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import pyarrow as pa
+import typer
 
-from dropbayes.app.cli.messages import out, print_json
-from dropbayes.app.cli.predictions import Window, check_finite, windows
-from dropbayes.app.models.model import Model, load
-from dropbayes.app.models.predictor import Predictor
-from dropbayes.app.tables import Sink, Source, open_table
-from dropbayes.app.tables.training import check_name
-from dropbayes.columns import Schema, numbers
-from dropbayes.runtime.validation import quote
+from dropbayes.app.cli.messages import bold, extra, print_result
+from dropbayes.app.cli.options import (
+    AllowNew,
+    BlockRows,
+    Coverage,
+    Data,
+    Delimiter,
+    Draws,
+    Encoding,
+    Json,
+    ModelFolder,
+    Seed,
+    check_one_output,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dropbayes.app.tables import Source
+    from dropbayes.columns import Schema
+    from dropbayes.runtime.arrays import NumpyArray
 
 __all__ = ["predict"]
 
 
 def predict(
-    model_path: str,
-    data: str,
-    *,
-    output: str,
-    coverage: float,
-    n_draws: int | None,
-    seed: int | None,
-    keep: str,
-    prefix: str | None,
-    delimiter: str | None,
-    encoding: str | None,
-    block_rows: int | None,
-    allow_new: bool,
-    as_json: bool,
+    model: ModelFolder,
+    data: Data,
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            help="A .csv or .parquet file, or with --engine a folder; - is CSV on standard output.",
+            metavar="FILE",
+        ),
+    ],
+    coverage: Coverage = 0.95,
+    n_draws: Draws = None,
+    seed: Seed = None,
+    keep: Annotated[
+        str, typer.Option(help="Which input columns to keep: all, none, or names with commas.", metavar="COLUMNS")
+    ] = "all",
+    prefix: Annotated[
+        str | None,
+        typer.Option(help="Prefix of the new columns' names; by default the target and _.", metavar="TEXT"),
+    ] = None,
+    allow_new: AllowNew = False,
+    block_rows: BlockRows = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    engine: Annotated[
+        Literal["processes", "ray", "dask", "spark"] | None,
+        typer.Option(help="Predict Parquet files, or a folder of them, with many workers."),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Workers; one per core by default.", min=1, metavar="N")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="The engine's cluster; this machine by default.", metavar="ADDRESS")
+    ] = None,
+    as_json: Json = False,
 ) -> None:
-    """Writes the predictions of a model for a table; see `dropbayes predict --help`."""
-    Sink(output)  # a wrong name is refused before a model is read
-    model = load(model_path)
-    predictor = Predictor(model, n_draws=n_draws, seed=seed, coverage=coverage, allow_new=allow_new)
+    """Predict the rows of a table, with uncertainty.
+
+    Adds for numbers: mean, std with its parts epistemic_std and aleatoric_std, lower, upper.
+
+    Adds for classes: predicted, probabilities, entropy, mutual information.
+
+    Adds for both: outside, the columns whose value lies beyond those of the training rows.
+    """
+    if engine is not None and (keep != "all" or block_rows or delimiter or encoding):
+        raise typer.BadParameter("has no --keep, --block-rows, --delimiter or --encoding", param_hint="'--engine'")
+    if engine is None and (workers or address):
+        raise typer.BadParameter("are those of an engine; name one with --engine", param_hint="'--workers, --address'")
+    from dropbayes.app.cli.rows import windows
+    from dropbayes.app.models.model import load
+    from dropbayes.app.models.predictor import Predictor
+    from dropbayes.app.tables import Sink, open_table
+
+    if engine is None:
+        check_one_output(output, as_json)
+        Sink(output)  # a wrong name is refused before a model is read
+    fitted = load(model)
+    predictor = Predictor(fitted, n_draws=n_draws, seed=seed, coverage=coverage, allow_new=allow_new)
+    if engine is not None:
+        from dropbayes.app.distributed import predict_parquet
+
+        with extra(engine):
+            n_rows = predict_parquet(
+                predictor, data, output, engine=engine, n_workers=workers, address=address, prefix=prefix
+            )
+        found = {"output": output, "n_rows": n_rows, "engine": engine, "n_draws": predictor.total_draws}
+        print_result(found, _lines(found), as_json=as_json)
+        return
     prefix = predictor.prefix if prefix is None else prefix
     added = [prefix + name for name in predictor.column_names]
     n_rows = n_outside = 0
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
-        kept_names = _kept_columns(keep, source)
-        _refuse_collision(kept_names, added)
-        with Sink(output, delimiter=source.delimiter, decimal=_decimal_mark(model.schema, source)) as sink:
-            for window in windows(model, source, block_rows=block_rows, allow_new=allow_new, title="predict"):
+        kept = _kept_columns(keep, source, added)
+        with Sink(output, delimiter=source.delimiter, decimal=_decimal_mark(fitted.schema, source)) as sink:
+            for window in windows(fitted, source, block_rows=block_rows, allow_new=allow_new, title="predict"):
                 columns = list(predictor.table_columns(window.encoded).values())
-                check_finite(columns, window, source)
-                sink.write(_joined_table(window, kept_names, added, columns, model.schema, typed=sink.as_parquet))
+                window.check_finite(columns)
+                old = window.table.select(kept)
+                sink.write(_extended(_typed(old, fitted.schema) if sink.as_parquet else old, added, columns))
                 n_rows += len(window.x)
                 n_outside += int((columns[-1] != "").sum())
-    _say(model, predictor, n_rows, n_outside, added, output, as_json=as_json)
+    found = {
+        "output": output,
+        "n_rows": n_rows,
+        "n_outside": n_outside,
+        "columns": added,
+        "n_draws": predictor.total_draws,
+        **({"coverage": coverage} if fitted.schema.task == "regression" else {}),
+        "calibration": fitted.origin.get("calibration", {}).get("method"),
+    }
+    if output != "-":
+        print_result(found, _lines(found), as_json=as_json)
+
+
+def _lines(found: dict[str, Any]) -> Iterator[str]:
+    from rich.markup import escape
+
+    yield f"{found['n_rows']:,} rows predicted, written to {bold(found['output'])}"
+    if "columns" in found:
+        yield f"[dim]added: {escape(', '.join(found['columns']))}[/dim]"
 
 
 def _decimal_mark(schema: Schema, source: Source) -> str:
@@ -64,54 +143,43 @@ def _decimal_mark(schema: Schema, source: Source) -> str:
     return "," if "," in marks and source.delimiter != "," else "."
 
 
-def _kept_columns(keep: str, source: Source) -> list[str]:
-    if keep in ("all", "none"):
-        return list(source.names) if keep == "all" else []
-    wanted = [name.strip() for name in keep.split(",")]
-    for name in wanted:
+def _kept_columns(keep: str, source: Source, added: Sequence[str]) -> list[str]:
+    """The columns of the table that precede the added ones."""
+    from dropbayes.app.tables.training import check_name
+    from dropbayes.runtime.validation import quote
+
+    kept = [] if keep == "none" else [name.strip() for name in keep.split(",")]
+    if keep == "all":
+        kept = list(source.names)
+    for name in kept:
         check_name(name, source.names, source.label, "keep")
-    return wanted
-
-
-def _refuse_collision(kept_names: Sequence[str], added: Sequence[str]) -> None:
-    for name in added:
-        if name in kept_names:
+        if name in added:
             raise ValueError(
                 f"the input has a column {quote(name)}, which the prediction would add; choose another `prefix`, or "
                 "leave it out with `keep`."
             )
+    return list(dict.fromkeys(kept))
 
 
-def _joined_table(
-    window: Window, kept_names: list[str], added: list[str], columns: list[Any], schema: Schema, *, typed: bool
-) -> pa.Table:
-    """The columns to keep (as numbers in a typed file), followed by the new ones."""
-    old: list[Any] = []
-    numeric = {column.name: column.notation for column in schema.columns if column.kind == "number"}
-    for name in kept_names:
-        values = window.table[name]
-        if typed and name in numeric and pa.types.is_string(values.type):
-            read = numbers(values, name, at=str, missing=schema.missing, notation=numeric[name])
-            values = pa.array(read, from_pandas=True)
-        old.append(values)
+def _typed(table: pa.Table, schema: Schema) -> pa.Table:
+    """The table with its texts as numbers in the columns that the model reads as numbers."""
+    import pyarrow as pa
+
+    from dropbayes.columns import numbers
+
+    for column in schema.columns:
+        if column.kind == "number" and column.name in table.column_names:
+            values = table[column.name]
+            if pa.types.is_string(values.type):
+                read = numbers(values, column.name, at=str, missing=schema.missing, notation=column.notation)
+                index = table.column_names.index(column.name)
+                table = table.set_column(index, column.name, pa.array(read, from_pandas=True))
+    return table
+
+
+def _extended(table: pa.Table, names: Sequence[str], columns: Sequence[NumpyArray]) -> pa.Table:
+    """The table with columns appended; texts without their fixed width."""
+    import pyarrow as pa
+
     new = [pa.array(column.tolist() if column.dtype.kind == "U" else column) for column in columns]
-    return pa.table([*old, *new], names=[*kept_names, *added])
-
-
-def _say(
-    model: Model, predictor: Predictor, n_rows: int, n_outside: int, added: list[str], output: str,
-    *, as_json: bool,
-) -> None:  # fmt: skip
-    if as_json:
-        interval = {"coverage": predictor.coverage} if model.schema.task == "regression" else {}
-        print_json({
-            "output": output, "n_rows": n_rows, "n_outside": n_outside, "columns": added,
-            "n_draws": predictor.total_draws, **interval,
-            "calibration": model.origin.get("calibration", {}).get("method"),
-        })  # fmt: skip
-    elif output != "-":
-        from rich.markup import escape
-
-        console = out()
-        console.print(f"{n_rows:,} rows predicted, written to [bold]{escape(output)}[/bold]")
-        console.print(f"added: {escape(', '.join(added))}", style="dim")
+    return pa.table([*table.columns, *new], names=[*table.column_names, *names])

@@ -1,50 +1,64 @@
-"""`dropbayes serve`: a model behind a port."""
+"""`dropbayes serve` and `dropbayes page`: a model, or the interactive page, behind a port."""
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
-from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Literal
 
-from dropbayes.app.cli.messages import note
+import typer
 
-__all__ = ["serve"]
+from dropbayes.app.cli.messages import extra, note, print_result
+from dropbayes.app.cli.options import AllowNew, Json
+
+__all__ = ["page", "serve"]
 
 
 def serve(
-    model_paths: Sequence[str],
-    *,
-    host: str,
-    port: int,
-    workers: int,
-    max_body: int,
-    max_rows: int,
-    max_draws: int,
-    token_file: str | None,
-    allow_new: bool,
-    allowed_hosts: Sequence[str],
-    log_level: str,
+    models: Annotated[list[str], typer.Argument(help="Model folders, served by name.", metavar="MODEL...")],
+    host: Annotated[str, typer.Option(help="The address to listen on.", metavar="ADDRESS")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535, metavar="N")] = 8000,
+    workers: Annotated[int, typer.Option(help="Processes that answer.", min=1, metavar="N")] = 1,
+    max_body: Annotated[int, typer.Option(help="The most bytes of a request.", min=1, metavar="N")] = 16 * 2**20,
+    max_rows: Annotated[int, typer.Option(help="The most rows of a request.", min=1, metavar="N")] = 10_000,
+    max_draws: Annotated[int, typer.Option(help="The most draws a request may ask for.", min=1, metavar="N")] = 1000,
+    token_file: Annotated[
+        str | None, typer.Option(help="A file with the token that requests must bear.", metavar="FILE")
+    ] = None,
+    allow_new: AllowNew = False,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="A further name in the header Host to answer.", metavar="NAME")
+    ] = None,
+    log_level: Annotated[
+        Literal["critical", "error", "warning", "info", "debug"], typer.Option(help="What to log; info logs requests.")
+    ] = "warning",
 ) -> None:
-    """Serves models until the process is signalled to stop; see `dropbayes serve --help`."""
-    try:
+    """Serve models over HTTP (Open Inference Protocol V2).
+
+    SIGTERM ends it after the requests under way; SIGHUP reloads the models from their folders.
+    """
+    with extra("serve"):
         from dropbayes.app import serving
-    except ModuleNotFoundError as error:
-        raise ImportError(f"{error.name} is not installed: pip install 'dropbayes[serve]'.") from None
     token = None if token_file is None else _token(pathlib.Path(token_file))
     settings = serving.Settings(
-        [pathlib.Path(path) for path in model_paths],
+        [pathlib.Path(path) for path in models],
         host=host,
         port=port,
         workers=workers,
         token=token,
         allow_new=allow_new,
-        further_hosts=allowed_hosts,
+        further_hosts=allowed_host or (),
         log_level=log_level,
         limits=serving.Limits(max_body=max_body, max_rows=max_rows, max_draws=max_draws),
     )
     if token is None and not settings.is_local:
         note(f"whoever can reach {host} can ask this server; --token-file asks for a token.")
-    serving.serve(settings, announce=_announce)
+    serving.serve(
+        settings,
+        announce=lambda url, served: print(
+            f"serving {served.name}, version {served.version}, at {url}/v2/models/{served.name}", flush=True
+        ),
+    )
 
 
 def _token(path: pathlib.Path) -> str:
@@ -57,5 +71,40 @@ def _token(path: pathlib.Path) -> str:
     return token
 
 
-def _announce(url: str, model: Any) -> None:
-    print(f"serving {model.name}, version {model.version}, at {url}/v2/models/{model.name}", flush=True)
+def page(
+    out: Annotated[str | None, typer.Option(help="Write the page to this file instead.", metavar="FILE")] = None,
+    port: Annotated[
+        int, typer.Option(help="The port on 127.0.0.1; 0 takes a free one.", min=0, max=65535, metavar="N")
+    ] = 0,
+    no_browser: Annotated[bool, typer.Option("--no-browser", metavar="", help="Do not open a browser.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Draw points and watch what a network does not know.
+
+    One page for a browser that needs no server and no network connection; it is served on 127.0.0.1, or written as one
+    HTML file.
+    """
+    import webbrowser
+
+    from dropbayes.app.page import PageServer, page_html
+    from dropbayes.runtime import files
+
+    if out is not None:
+        files.write_text(out, page_html())
+        _print_place("page", out, as_json=as_json)
+        return
+    with PageServer(port) as server:
+        _print_place("address", server.url, as_json=as_json)
+        if not no_browser:
+            webbrowser.open(server.url)
+        note("the page is served on this machine alone; Ctrl+C ends it.")
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+def _print_place(kind: str, place: str, *, as_json: bool) -> None:
+    """Prints a path or an address, unbroken however narrow the terminal is."""
+    if as_json:
+        print_result({kind: place}, [], as_json=True)
+    else:
+        print(place, flush=True)

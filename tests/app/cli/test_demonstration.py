@@ -4,13 +4,14 @@ import csv
 import io
 import json
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
-from dropbayes.app.cli import demo as demonstration
+from dropbayes.app.cli import demonstration
 from dropbayes.estimators import DropoutRegressor
 from tests.command_line import run
 
@@ -19,9 +20,9 @@ QUICK = {"n_steps": 40, "n_networks": 2, "n_folds": 2}
 
 def ran(folder, width=80):
     written = io.StringIO()
-    console = Console(file=written, width=width)
-    path = demonstration.demo(out=folder, console=console)
-    return path, written.getvalue()
+    with mock.patch.object(demonstration, "console", lambda: Console(file=written, width=width)):
+        demonstration.demo(out=str(folder))
+    return folder / "report.html", written.getvalue()
 
 
 def table_of(path):
@@ -63,13 +64,14 @@ def test_the_predictions_are_those_of_the_model_that_was_saved(quick):
     rows = table_of(folder / "co2.csv")
     case = demonstration.carbon_dioxide()
     model = DropoutRegressor.load(folder / "model" / "model.safetensors")
-    mean, std = model.predict(case.x, return_std=True)
-    lower, upper = model.predict_interval(case.x)
+    x = np.column_stack(list(case.columns.values()))
+    mean, std = model.predict(x, return_std=True)
+    lower, upper = model.predict_interval(x)
     for name, values in {"mean": mean, "std": std, "lower": lower, "upper": upper, "CO₂ (ppm)": case.truth}.items():
         np.testing.assert_allclose(numbers(rows, name), values, rtol=1e-6, err_msg=name)
     parts = numbers(rows, "epistemic_std") ** 2 + numbers(rows, "aleatoric_std") ** 2
     np.testing.assert_allclose(parts, numbers(rows, "std") ** 2, rtol=1e-6)
-    assert [row["part"] for row in rows] == case.subset
+    assert [row["part"] for row in rows] == case.parts.tolist()
 
 
 def test_what_is_printed_is_what_was_written(quick):
@@ -80,8 +82,8 @@ def test_what_is_printed_is_what_was_written(quick):
         for line in printed.splitlines()
         if line.split() and line[:7].strip()[:2] in ("19", "20")
     }
-    assert len(lines) == len(case.picked) == 11
-    for index in case.picked:
+    assert len(lines) == len(case.printed) == 11
+    for index in case.printed:
         row = rows[index]
         shown = lines[f"{float(row['year']):.1f}"]
         assert [float(v) for v in shown[1:5]] == [
@@ -102,11 +104,13 @@ def test_what_is_printed_is_what_was_written(quick):
 def test_nothing_after_1984_is_learned_from():
     pytest.importorskip("statsmodels", reason="the series comes with statsmodels")
     case = demonstration.carbon_dioxide()
-    assert case.training[0][:, 0].max() < 1985 < case.held_out[0][:, 0].min()
-    assert case.held_out[0][:, 0].max() < case.unknown[:, 0].min() and case.unknown[:, 0].max() < 2015
-    assert (len(case.training[0]), len(case.held_out[0])) == (317, 204)
-    np.testing.assert_allclose(np.diff(case.unknown[:, 0]), 1 / 12, atol=1e-9)
-    np.testing.assert_allclose(case.x[:, 1] ** 2 + case.x[:, 2] ** 2, 1)
+    trained, held, unknown = (case.inputs(part)[:, 0] for part in ("trained on", "held out", "unknown"))
+    assert trained.max() < 1985 < held.min()
+    assert held.max() < unknown.min() and unknown.max() < 2015
+    assert (len(trained), len(held)) == (317, 204)
+    assert np.isnan(case.truth[case.parts == "unknown"]).all() and np.isnan(case.truth).sum() == len(unknown)
+    np.testing.assert_allclose(np.diff(unknown), 1 / 12, atol=1e-9)
+    np.testing.assert_allclose(case.columns["season sin"] ** 2 + case.columns["season cos"] ** 2, 1)
 
 
 def test_without_the_series_it_takes_the_diabetes_table_and_says_so(monkeypatch, tmp_path):
@@ -145,3 +149,10 @@ def test_the_next_commands_work_on_what_it_wrote(quick, tmp_path):
         out = tmp_path / ("p.csv" if command == ["predict"] else "r.html")
         assert run(*command, folder / "model", folder / "co2.csv", "-o", out).code == 0
         assert out.exists()
+
+
+def test_the_report_is_told_as_json(monkeypatch, tmp_path):
+    for name, value in QUICK.items():
+        monkeypatch.setitem(demonstration.SETTINGS, name, value)
+    result = run("demo", "--out", tmp_path, "--json")
+    assert json.loads(result.text) == {"report": str(tmp_path / "report.html")}

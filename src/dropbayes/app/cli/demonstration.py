@@ -1,0 +1,264 @@
+"""`dropbayes demo`: fit a bundled series, predict past the data, print a table, write the report."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dropbayes.app.cli.messages import console, print_result
+from dropbayes.app.cli.options import Json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dropbayes.app.models.model import Model
+    from dropbayes.runtime.arrays import Numbers
+
+__all__ = ["demo"]
+
+TRAINED_UNTIL, HORIZON = 1985.0, 2015.0
+"""The series is fitted up to the first year and predicted up to the second; the record ends with 2001."""
+
+# In a rehearsal, trained until 1975 with these settings, 98 % of the ten years after lay in the 95 % intervals. Some
+# twenty settings were looked at there, and five also on the years held out (subtracting a linear trend first left 65 to
+# 79 % of those inside), so the scores demonstrate the report and are no benchmark. No dropout before the first layer:
+# its inputs are time and season, which are certain.
+SETTINGS: dict[str, Any] = {
+    "drop_prob": (0.0, 0.05, 0.05),
+    "weight_decay": 1e-5,
+    "noise": "constant",
+    "n_steps": 2000,
+    "n_networks": 5,
+    "n_folds": 5,
+    "device": "cpu",
+    "random_state": 0,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """The data of a demonstration.
+
+    Args:
+        name: A short name, that of the file of predictions.
+        title: The report's title.
+        target: What is predicted, with its unit.
+        source: Where the data come from.
+        columns: The features by name, each with a value for every row.
+        truth: The outcome of every row; NaN where it is not on record.
+        parts: "trained on", "held out" or "unknown", for every row.
+        along: The feature that orders the rows; None where no single one does.
+        printed: The rows to print.
+        caution: A warning about how the settings were chosen, if there is one.
+    """
+
+    name: str
+    title: str
+    target: str
+    source: str
+    columns: dict[str, Numbers]
+    truth: Numbers
+    parts: Numbers
+    along: str | None
+    printed: list[int]
+    caution: str = ""
+
+    def inputs(self, part: str) -> Numbers:
+        """The features of the rows of one part, `[row, feature]`."""
+        import numpy as np
+
+        return np.column_stack([values[self.parts == part] for values in self.columns.values()])
+
+
+def demo(
+    out: Annotated[str, typer.Option(help="The folder for results.", metavar="FOLDER")] = "out",
+    as_json: Json = False,
+) -> None:
+    """Fit, predict and report on atmospheric CO2, in under a minute."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from dropbayes.runtime import files
+
+    begun = time.perf_counter()
+    folder = pathlib.Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    terminal = Console(stderr=True) if as_json else console()
+    try:
+        case = carbon_dioxide()
+    except ModuleNotFoundError:
+        terminal.print(
+            "statsmodels, which carries the CO₂ series, is not installed: scikit-learn's diabetes table takes its "
+            "place. (pip install statsmodels for the series.)"
+        )
+        case = diabetes()
+    with terminal.status("Loading torch ..."):
+        from dropbayes.app.models.model import Model
+        from dropbayes.runtime.devices import cpu_threads
+    n_rows = int((case.parts == "trained on").sum())
+    with terminal.status(f"Fitting {SETTINGS['n_networks']} dropout networks to {n_rows} rows ..."), cpu_threads(1):
+        known = {name: values[:n_rows] for name, values in {**case.columns, case.target: case.truth}.items()}
+        model = Model.fit(known, target=case.target, **SETTINGS)
+        model.origin.update({"file": case.source, "settings": SETTINGS})
+        model.save(folder / "model")
+        predictions = model.predict(case.columns)
+    terminal.print(_table(case, predictions))
+    _write_csv(folder / f"{case.name}.csv", case, predictions)
+    with terminal.status("Writing the report ..."), cpu_threads(1):
+        files.write_text(folder / "report.html", _page(model, case))
+    terminal.print(_result(case, predictions), highlight=False)
+    for label, name in (("Model", "model"), ("Predictions", f"{case.name}.csv"), ("Report", "report.html")):
+        style = "bold" if label == "Report" else "dim"
+        terminal.print(f"[{style}]{label:<11}  {escape(str(folder / name))}[/{style}]", highlight=False, soft_wrap=True)
+    terminal.print(f"[dim]{time.perf_counter() - begun:.0f} s in all[/dim]", highlight=False)
+    if as_json:
+        print_result({"report": str(folder / "report.html")}, [], as_json=True)
+
+
+# --- data ----------------------------------------------------------------------------------------------------------
+
+
+def carbon_dioxide() -> Case:
+    """Monthly CO2 at Mauna Loa: fitted until 1985, scored until 2001, predicted until 2015."""
+    import numpy as np
+    from statsmodels.datasets import co2
+
+    series = co2.load_pandas().data["co2"].resample("MS").mean().dropna()
+    years = (series.index.year + (series.index.month - 0.5) / 12).to_numpy(dtype=np.float64)
+    ahead = np.arange(years[-1] + 1 / 12, HORIZON, 1 / 12)
+    every = np.concatenate([years, ahead])
+    parts = np.where(every < TRAINED_UNTIL, "trained on", np.where(every <= years[-1], "held out", "unknown"))
+    printed = (1960, 1970, 1980, 1984, 1988, 1992, 1996, 2000, 2005, 2010, 2014)  # each year's June
+    angle = 2 * np.pi * every
+    return Case(
+        name="co2",
+        title="CO₂ at Mauna Loa, by a network that last saw 1984",
+        target="CO₂ (ppm)",
+        source="Mauna Loa, monthly means of the weekly series bundled with statsmodels",
+        columns={
+            "year": every,
+            "season sin": np.sin(angle),
+            "season cos": np.cos(angle),
+            "half-season sin": np.sin(2 * angle),
+            "half-season cos": np.cos(2 * angle),
+        },
+        truth=np.concatenate([series.to_numpy(dtype=np.float64), np.full(len(ahead), np.nan)]),
+        parts=parts,
+        along="year",
+        printed=[int(np.abs(every - (year + 5.5 / 12)).argmin()) for year in printed],
+        caution="the settings were picked with a look at the held-out years too: a demonstration, not a benchmark",
+    )
+
+
+def diabetes() -> Case:
+    """scikit-learn's diabetes table in its own units, every third patient held out."""
+    import numpy as np
+    from sklearn.datasets import load_diabetes
+
+    data: Any = load_diabetes(scaled=False)
+    n_rows = len(data.target)
+    order = np.argsort(np.arange(n_rows) % 3 == 2, kind="stable")  # those held out come last
+    n_trained = n_rows - n_rows // 3
+    return Case(
+        name="diabetes",
+        title="Diabetes after a year, by a network that says how sure it is",
+        target="disease progression",
+        source="the diabetes table bundled with scikit-learn",
+        columns={name: data.data[order, k] for k, name in enumerate(data.feature_names)},
+        truth=data.target[order],
+        parts=np.where(np.arange(n_rows) < n_trained, "trained on", "held out"),
+        along=None,
+        printed=list(range(n_trained, n_trained + 10)),
+    )
+
+
+# --- results -------------------------------------------------------------------------------------------------------
+
+
+def _table(case: Case, predictions: Mapping[str, list[float]]) -> Table:
+    import numpy as np
+    from rich import box
+    from rich.table import Table
+
+    title = f"Predicted {case.target}, standard deviations σ and their two parts"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.padding, table.pad_edge = (0, 1, 0, 0), False  # fits 80 columns
+    for name in (case.along or "row", "mean", "σ", "epistemic", "aleatoric", "95 % interval", "truth"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for row in case.printed:
+        label = f"{row + 1}" if case.along is None else f"{case.columns[case.along][row]:.1f}"
+        moments = [f"{predictions[name][row]:.2f}" for name in ("mean", "std", "epistemic_std", "aleatoric_std")]
+        interval = f"{predictions['lower'][row]:.1f} to {predictions['upper'][row]:.1f}"
+        truth = "" if np.isnan(case.truth[row]) else f"{case.truth[row]:.2f}"
+        part = str(case.parts[row])
+        style = {"trained on": "dim", "unknown": "cyan"}.get(part, "")
+        table.add_row(label, *moments, interval, truth, part, style=style)
+    return table
+
+
+def _result(case: Case, predictions: Mapping[str, list[float]]) -> str:
+    import numpy as np
+
+    held = case.parts == "held out"
+    mean, lower, upper = (np.array(predictions[name])[held] for name in ("mean", "lower", "upper"))
+    truth = case.truth[held]
+    inside = int(((lower <= truth) & (truth <= upper)).sum())
+    return (
+        f"On the {len(truth)} rows held out the error is {np.sqrt(np.mean((mean - truth) ** 2)):.2f} (RMS); "
+        f"{inside} of them lie in their 95 % interval.\n"
+    )
+
+
+def _page(model: Model, case: Case) -> str:
+    import numpy as np
+    import torch
+
+    from dropbayes.app.report import report
+    from dropbayes.runtime.version import __version__
+
+    held, names = case.parts == "held out", list(case.columns)
+    sizes = {part: int((case.parts == part).sum()) for part in ("trained on", "held out", "unknown")}
+    ahead = f"; {sizes['unknown']} more predicted whose truth is not on record" if sizes["unknown"] else ""
+    provenance = {
+        "Data": case.source,
+        "Rows": f"{sizes['trained on']} trained on, {sizes['held out']} held out{ahead}",
+        "Features": ", ".join(names),
+        "Settings": ", ".join(f"{name}={value}" for name, value in SETTINGS.items()),
+        "Versions": f"dropbayes {__version__}, torch {torch.__version__}, numpy {np.__version__}",
+        "To repeat": "dropbayes demo",
+        **({"Caution": case.caution} if case.caution else {}),
+    }
+    return report(
+        model.estimator,
+        case.inputs("held out"),
+        case.truth[held],
+        target=case.target,
+        title=case.title,
+        names=names,
+        columns={name: case.columns[name][held] for name in ([case.along] if case.along else names)},
+        band_feature=names.index(case.along) if case.along else None,
+        training=(case.inputs("trained on"), case.truth[case.parts == "trained on"]),
+        unknown=case.inputs("unknown") if sizes["unknown"] else None,
+        provenance=provenance,
+    )
+
+
+def _write_csv(path: pathlib.Path, case: Case, predictions: Mapping[str, list[float]]) -> None:
+    import numpy as np
+
+    from dropbayes.runtime import files
+
+    moments = {name: values for name, values in predictions.items() if name != "outside"}
+    rows = np.column_stack([*case.columns.values(), case.truth, *moments.values()])
+    lines = [
+        ",".join([*("" if np.isnan(value) else f"{value:.10g}" for value in row), str(part)])
+        for row, part in zip(rows, case.parts, strict=True)
+    ]
+    header = ",".join([*case.columns, case.target, *moments, "part"])
+    files.write_text(path, "\n".join([header, *lines]) + "\n")

@@ -1,0 +1,253 @@
+r"""The rows of a table: whole to learn from, or a window at a time as a fitted model reads them.
+
+The windows are cut at the same rows whatever the blocks a file is read in, so a row is always computed in the same
+batch and has the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from dropbayes.app.cli.messages import count, note, number
+from dropbayes.app.models.model import Model
+from dropbayes.app.tables import Source, open_table, regroup
+from dropbayes.columns import Column, Encoded, Schema, check_columns, encode, labels, numbers
+from dropbayes.columns.schema import list_names
+from dropbayes.runtime.arrays import NumpyArray
+from dropbayes.runtime.progress import ProgressBar
+from dropbayes.runtime.validation import quote
+
+__all__ = [
+    "LabelledRows",
+    "Window",
+    "filled_value",
+    "fingerprint",
+    "labelled_rows",
+    "labelled_windows",
+    "note_training_rows",
+    "whole_table",
+    "windows",
+]
+
+
+def whole_table(source: Source) -> pa.Table:
+    """All rows of a table."""
+    blocks = []
+    with ProgressBar("read", source.size, unit=source.unit) as bar:
+        for block in source.blocks():
+            blocks.append(block)
+            bar.advance_to(source.position)
+    if not sum(block.num_rows for block in blocks):
+        raise ValueError(f"{source.label}: has a header but no rows.")
+    return pa.concat_tables(blocks)
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Some rows of a table.
+
+    Attributes:
+        table: The rows as they were read.
+        encoded: The rows as inputs of the network.
+        place: The location of a row of the window; the table itself for -1.
+    """
+
+    table: pa.Table
+    encoded: Encoded
+    place: Callable[[int], str]
+
+    @property
+    def x(self) -> NumpyArray:
+        """The inputs, `[row, input]`."""
+        return self.encoded.x
+
+    def check_finite(self, columns: Sequence[NumpyArray]) -> None:
+        """Raises ValueError where a row is so far from the training rows that single precision overflows."""
+        for column in columns:
+            if column.dtype.kind == "f" and not np.isfinite(column).all():
+                row = int((~np.isfinite(column)).argmax())
+                raise ValueError(
+                    f"{self.place(row)}: the prediction is not finite; a value of this row is too far from those of "
+                    "training."
+                )
+
+
+def windows(
+    model: Model,
+    source: Source,
+    *,
+    allow_new: bool,
+    title: str,
+    block_rows: int | None = None,
+    with_target: bool = False,
+) -> Iterator[Window]:
+    """The rows of a table as inputs of a model; says on standard error what was missing, new or far from training.
+
+    Args:
+        model: The model.
+        source: The table.
+        allow_new: Whether to encode unseen categories as all zeros instead of failing.
+        title: The title of the progress bar.
+        block_rows: Rows read at a time.
+        with_target: Whether the target must be among the columns.
+    """
+    check_columns(model.schema, source.names, source.label, with_target=with_target)
+    missing, new, outside = Counter[str](), Counter[str](), Counter[str]()
+    first = 0
+    with ProgressBar(title, source.size, unit=source.unit) as bar:
+        for table in regroup(source.blocks(block_rows), model.ensemble.block_rows):
+
+            def place(row: int, first: int = first) -> str:
+                return source.label if row < 0 else source.place(first + row)
+
+            encoded = encode(model.schema, table, at=place, allow_new=allow_new)
+            missing.update(encoded.missing)
+            new.update(encoded.new)
+            outside.update({name: int(mask.sum()) for name, mask in encoded.outside.items()})
+            yield Window(table, encoded, place)
+            first += table.num_rows
+            bar.advance_to(source.position)
+    if not first:
+        raise ValueError(f"{source.label}: has a header but no rows.")
+    _note_unusual_cells(model.schema, missing, new, outside)
+
+
+def _note_unusual_cells(
+    schema: Schema, missing: Counter[str], new: Counter[str], outside: Counter[str], max_notes: int = 10
+) -> None:
+    lines = []
+    for column in schema.columns:
+        if missing[column.name]:
+            warned = "" if column.flagged else "; no training row lacked it"
+            taken = f"{count(missing[column.name], 'missing value')} of {column.name!r} taken as"
+            lines.append(f"{taken} {filled_value(column)}{warned}.")
+        if new[column.name]:
+            lines.append(
+                f"{count(new[column.name], 'value')} of {column.name!r} new to the model, encoded as all zeros."
+            )
+    for line in lines[:max_notes]:
+        note(line)
+    if len(lines) > max_notes:
+        note(f"the same of {count(len(lines) - max_notes, 'further column')}.")
+    beyond = {name: n for name, n in outside.items() if name not in new}
+    if beyond:
+        some = ", ".join(f"{name!r} in {count(n, 'row')}" for name, n in list(beyond.items())[:5])
+        more = f" and {len(beyond) - 5} more columns" if len(beyond) > 5 else ""
+        note(f"outside the range of the training rows: {some}{more}.")
+
+
+def filled_value(column: Column) -> str:
+    """The value that a missing cell is taken as."""
+    if column.kind == "category":
+        return "a category of its own" if column.flagged else "none of the categories"
+    if column.kind == "date":
+        return str(np.datetime64(int(column.fill), "D"))
+    if column.kind == "boolean":
+        return "true" if column.fill else "false"
+    return number(column.fill)
+
+
+# --- rows with outcomes --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledRows:
+    """All rows of a table that have an outcome.
+
+    Attributes:
+        x: The inputs, `[row, input]`.
+        y: The outcomes: numbers, or classes.
+        table: The rows as they were read.
+        label: The name of their table.
+    """
+
+    x: NumpyArray
+    y: NumpyArray
+    table: pa.Table
+    label: str
+
+
+def labelled_rows(
+    model: Model, data: str, *, delimiter: str | None, encoding: str | None, allow_new: bool, purpose: str
+) -> LabelledRows:
+    """The rows of a table that have an outcome; see `labelled_windows`."""
+    xs, ys, tables = [], [], []
+    with open_table(data, delimiter=delimiter, encoding=encoding) as source:
+        for window, y, known in labelled_windows(model, source, allow_new=allow_new, title="read", purpose=purpose):
+            xs.append(window.x[known])
+            ys.append(y[known])
+            tables.append(window.table.filter(known))
+    y = np.concatenate(ys)
+    y = y if model.schema.task == "regression" else model.ensemble.classes_[y]
+    return LabelledRows(np.concatenate(xs), y, pa.concat_tables(tables), source.label)
+
+
+def labelled_windows(
+    model: Model, source: Source, *, allow_new: bool, title: str, purpose: str, block_rows: int | None = None
+) -> Iterator[tuple[Window, NumpyArray, NumpyArray]]:
+    """Each window of a table with its outcomes (class numbers for classes), and which of its rows have one.
+
+    Args:
+        model: The model.
+        source: The table.
+        allow_new: Whether to encode unseen categories as all zeros instead of failing.
+        title: The title of the progress bar.
+        purpose: The use of the outcomes, for the error where there is none.
+        block_rows: Rows read at a time.
+    """
+    n_known = n_absent = 0
+    for window in windows(model, source, allow_new=allow_new, title=title, block_rows=block_rows, with_target=True):
+        y, known = _outcomes(model, window)
+        n_known += int(known.sum())
+        n_absent += int((~known).sum())
+        yield window, y, known
+    if not n_known:
+        raise ValueError(f"{source.label}, column {quote(model.schema.target)}: no row has a value {purpose}.")
+    if n_absent:
+        note(f"{count(n_absent, 'row')} without a target left out.")
+
+
+def _outcomes(model: Model, window: Window) -> tuple[NumpyArray, NumpyArray]:
+    schema = model.schema
+    values = window.table[schema.target]
+    if schema.task == "regression":
+        y = numbers(values, schema.target, at=window.place, missing=schema.missing, notation=schema.target_notation)
+        return y, ~np.isnan(y)
+    texts = labels(values, missing=schema.missing)
+    codes = {str(label): code for code, label in enumerate(model.ensemble.classes_.tolist())}
+    for row, text in enumerate(texts):
+        if text is not None and text not in codes:
+            raise ValueError(
+                f"{window.place(row)}, column {quote(schema.target)}: the class {quote(text)} was not seen in training "
+                f"({list_names(codes, most=5)})."
+            )
+    y = np.array([-1 if text is None else codes[text] for text in texts], dtype=np.int64)
+    return y, y >= 0
+
+
+# --- the rows of training ------------------------------------------------------------------------------------------
+
+
+def fingerprint(data: str) -> str | None:
+    """The SHA-256 of the data, if they are a file."""
+    path = pathlib.Path(data)
+    if data == "-" or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def note_training_rows(model: Model, data: str) -> bool:
+    """Whether the data are the very file the model was fitted to; says so on standard error."""
+    known = model.origin.get("sha256")
+    if known is None or fingerprint(data) != known:
+        return False
+    note("these are the rows the model was fitted to, which it fits better than others; use rows that were held out.")
+    return True

@@ -1,0 +1,152 @@
+"""Tests of `dropbayes evaluate`, `calibrate` and `report`."""
+
+import json
+import re
+import shutil
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from dropbayes.app.models.model import load
+from dropbayes.app.models.storage import CARD
+from tests.command_line import check, column, inputs, rows_of, run, table
+
+
+def test_evaluate_scores_as_the_estimator_does(models):
+    found = json.loads(run("evaluate", models / "numbers", models / "new.csv", "--json").text)
+    model = load(models / "numbers")
+    x, y = inputs(model, models / "new.csv"), column(rows_of((models / "new.csv").read_text()), "price")
+    assert found["rmse"] == pytest.approx(np.sqrt(((model.estimator.predict(x) - y) ** 2).mean()), rel=1e-9)
+    assert found["log_likelihood"] == pytest.approx(model.estimator.log_likelihood(x, y), rel=1e-9)
+    for level in (0.5, 0.8, 0.95):
+        lower, upper = model.estimator.predict_interval(x, level)
+        assert found[f"coverage_{100 * level:.0f}"] == ((lower <= y) & (y <= upper)).mean()
+
+
+def test_evaluate_scores_classes(models):
+    from sklearn.metrics import accuracy_score, log_loss
+
+    found = json.loads(run("evaluate", models / "classes", models / "new.csv", "--json").text)
+    model = load(models / "classes")
+    probabilities = model.estimator.predict_proba(inputs(model, models / "new.csv"))
+    labels = [row["kind"] for row in rows_of((models / "new.csv").read_text())]
+    assert found["log_likelihood"] == pytest.approx(-log_loss(labels, probabilities, labels=model.estimator.classes_))
+    assert found["accuracy"] == accuracy_score(labels, model.estimator.classes_[probabilities.argmax(1)])
+
+
+def test_evaluate_leaves_out_rows_without_target_and_prints_a_table(models, tmp_path):
+    text = (models / "new.csv").read_text()
+    short = re.sub(r",-?[\d.]+,(\w+)\n", r",,\1\n", text, count=3)
+    (tmp_path / "t.csv").write_text(short)
+    result = run("evaluate", models / "numbers", tmp_path / "t.csv")
+    assert "37 rows" in result.text and "RMSE" in result.text
+    assert "3 rows without a target left out" in result.err
+
+
+@pytest.mark.parametrize(("file", "told"), [("train.csv", True), ("new.csv", False)])
+def test_rows_that_the_model_was_fitted_to_are_told_of(models, file, told):
+    result = run("evaluate", models / "numbers", models / file)
+    assert ("these are the rows the model was fitted to" in result.err) == told
+
+
+@pytest.fixture
+def model(models, tmp_path):
+    shutil.copytree(models / "numbers", tmp_path / "m")
+    (tmp_path / "held.csv").write_text(table(80, seed=5))
+    return tmp_path / "m"
+
+
+def test_predict_and_evaluate_say_something_else_from_then_on(model, models, tmp_path):
+    before = rows_of(run("predict", model, models / "new.csv", "-o", "-").text)
+    found = json.loads(run("calibrate", model, tmp_path / "held.csv", "--json").text)
+    after = rows_of(run("predict", model, models / "new.csv", "-o", "-").text)
+    assert found["method"] == "scale"
+    np.testing.assert_allclose(column(after, "price_std"), found["factor"] * column(before, "price_std"), rtol=1e-9)
+    np.testing.assert_allclose(column(after, "price_mean"), column(before, "price_mean"), rtol=1e-9)
+    scores = json.loads(run("evaluate", model, tmp_path / "held.csv", "--json").text)
+    assert scores["sharpness"] == pytest.approx(scores["rmse"], rel=0.2)
+
+
+def test_the_factor_is_the_one_of_the_held_out_residuals(model, tmp_path):
+    loaded = load(model)
+    x, y = inputs(loaded, tmp_path / "held.csv"), column(rows_of((tmp_path / "held.csv").read_text()), "price")
+    mean, std = loaded.estimator.predict(x, return_std=True)
+    found = json.loads(run("calibrate", model, tmp_path / "held.csv", "--json").text)
+    assert found["factor"] == pytest.approx(np.sqrt(np.mean(((y - mean) / std) ** 2)))
+
+
+@pytest.mark.parametrize("method", ["isotonic", "conformal"])
+def test_intervals_hold_their_share_of_the_rows_they_were_set_on(model, tmp_path, method):
+    run("calibrate", model, tmp_path / "held.csv", "--method", method)
+    scores = json.loads(run("evaluate", model, tmp_path / "held.csv", "--json").text)
+    for level in (50, 80, 95):
+        assert abs(scores[f"coverage_{level}"] - level / 100) <= 2 / 80
+
+
+def test_a_calibration_can_be_taken_back_and_is_told(model, models, tmp_path):
+    before = run("predict", model, models / "new.csv", "-o", "-").text
+    run("calibrate", model, tmp_path / "held.csv", "--method", "conformal")
+    assert "conformal, on 80 rows of held.csv" in run("explain", model).text
+    assert run("predict", model, models / "new.csv", "-o", "-").text != before
+    run("calibrate", model, "--method", "none")
+    assert run("predict", model, models / "new.csv", "-o", "-").text == before
+    assert "conformal" not in (model / CARD).read_text()
+
+
+def test_classes_get_sets_of_labels(models, tmp_path):
+    shutil.copytree(models / "classes", tmp_path / "c")
+    (tmp_path / "held.csv").write_text(table(80, seed=5))
+    run("calibrate", tmp_path / "c", tmp_path / "held.csv", "--method", "conformal")
+    rows = rows_of(run("predict", tmp_path / "c", tmp_path / "held.csv", "-o", "-", "--coverage", "0.9").text)
+    held = [row["kind"] in row["kind_labels"].split("; ") for row in rows]
+    assert np.mean(held) >= 0.9
+    check(run("calibrate", tmp_path / "c", tmp_path / "held.csv", "--method", "isotonic"), 1, "--method isotonic maps")
+
+
+def test_the_training_table_is_warned_of(model, models, tmp_path):
+    assert "the rows the model was fitted to" in run("calibrate", model, models / "train.csv").err
+    (tmp_path / "train.csv").write_text((models / "new.csv").read_text())
+    assert "has the name of the training table" in run("calibrate", model, tmp_path / "train.csv").err
+
+
+@pytest.mark.parametrize("name", ["numbers", "classes"])
+def test_report_hands_over_rows_outcomes_and_what_was_done(models, tmp_path, monkeypatch, name):
+    seen = {}
+
+    def page(model, x, y, **rest):
+        seen.update(x=x, y=y, **rest)
+        return "<html></html>"
+
+    monkeypatch.setitem(sys.modules, "dropbayes.app.report", types.SimpleNamespace(report=page))
+    result = run("report", models / name, models / "new.csv", "-o", tmp_path / "r.html", "--seed", 4)
+    assert result.code == 0 and (tmp_path / "r.html").read_text() == "<html></html>"
+    rows = rows_of((models / "new.csv").read_text())
+    target = "price" if name == "numbers" else "kind"
+    assert seen["target"] == target and seen["x"].shape == (40, 5) and seen["seed"] == 4
+    assert list(map(str, seen["y"])) == [str(float(r["price"])) if name == "numbers" else r["kind"] for r in rows]
+    assert seen["columns"]["city"] == [row["city"] for row in rows] and target not in seen["columns"]
+    assert seen["provenance"]["to repeat"].startswith("dropbayes report ")
+    assert "--seed 4" in seen["provenance"]["to repeat"]
+    assert seen["provenance"]["to fit"].startswith("dropbayes fit ")
+    assert len(seen["provenance"]["SHA-256 of the training data"]) == 64
+    assert seen["features"] == {"size": [0, 1], "city": [2, 3], "new": [4]}
+    assert set(seen["ranges"]) == {"size"}
+
+
+def test_a_report_on_the_training_rows_says_so_in_its_title(models, tmp_path):
+    run("report", models / "numbers", models / "train.csv", "-o", tmp_path / "r.html")
+    assert "price: train.csv, the rows it was fitted to</title>" in (tmp_path / "r.html").read_text()
+
+
+def test_a_model_fitted_along_the_time_is_drawn_along_it(tmp_path):
+    days = [f"20{10 + k // 12}-{1 + k % 12:02d}-01" for k in range(60)]
+    table = tmp_path / "sales.csv"
+    table.write_text("size,day,price\n" + "".join(f"{k % 7},{day},{k + k % 7}\n" for k, day in enumerate(days)))
+    fitted = ("fit", table, "--target", "price", "--quick", "--n-steps", 5, "--n-networks", 1)
+    assert run(*fitted, "--time", "day", "--out", tmp_path / "along").code == 0
+    assert run(*fitted, "--out", tmp_path / "random").code == 0
+    for folder, drawn in (("along", True), ("random", False)):
+        run("report", tmp_path / folder, table, "-o", tmp_path / "r.html")
+        assert ("Predictions of price along day<" in (tmp_path / "r.html").read_text()) == drawn
