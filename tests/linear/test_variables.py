@@ -76,7 +76,7 @@ def test_tied_positions_share_one_mask():
     x = torch.randn(2, 5, 3, dtype=torch.float64)
     own, tied = (
         db.predict(net, x, method="linear", sampling=db.Sampling(positions=positions)).epistemic
-        for positions in ("own", "tied")
+        for positions in ("per_position", "tied")
     )
     torch.testing.assert_close(own, x.square().sum(1))
     torch.testing.assert_close(tied, x.sum(1).square())

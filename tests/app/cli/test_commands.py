@@ -14,7 +14,7 @@ import time
 import pytest
 
 from dropbayes.app.models.predictor import Predictor
-from dropbayes.app.models.storage import COLUMNS, MODEL
+from dropbayes.app.models.storage import COLUMNS, MODEL, signed
 from tests.command_line import check, run, table
 
 SOURCE = pathlib.Path(__file__).parent.parent.parent.parent / "src"

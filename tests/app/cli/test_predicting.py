@@ -170,7 +170,7 @@ def test_an_engine_writes_a_folder_with_the_numbers_of_the_command_without_one(m
     assert result.code == 0 and json.loads(result.text)["n_rows"] == 200
     plain = run("predict", models / "numbers", tmp_path / "rows.parquet", "-o", tmp_path / "plain.parquet")
     assert plain.code == 0
-    expected = digest(db.Predictor.load(models / "numbers").extend(parquet_rows(200)))
+    expected = digest(db.Predictor.load(models / "numbers").add_columns(parquet_rows(200)))
     assert digest(written(tmp_path / "out")) == digest(pq.read_table(tmp_path / "plain.parquet")) == expected
 
 
