@@ -214,6 +214,11 @@ def test_a_band_along_a_date_is_labelled_by_the_date(regressor):
     names = ["sold: year", "sold: season sin", "size"]
     text = report(regressor, x, y, target="price", names=names, features=groups, band_feature=0)
     assert "Predictions of price along sold<" in text
+    assert re.search(r'class="tick"[^>]*>2001<', text)
+    assert re.search(r"narrowest at 200\d-\d\d-\d\d \(", text)
+    x[:, 0] = 2000 + np.arange(40) / 400  # five weeks: days, not fractions of a year
+    text = report(regressor, x, y, target="price", names=names, features=groups, band_feature=0)
+    assert re.search(r'class="tick"[^>]*>2000-0\d-\d\d<', text)
 
 
 @pytest.mark.parametrize(("band_feature", "proposed"), [(None, True), (0, False)])

@@ -108,7 +108,7 @@ def test_the_last_answer_names_the_better_simple_model_of_the_first(regressor):
     good, sure, _, todo = summary.regression_answers(measured, target="t", fit=Fit(beside=BETTER))
     assert (good.tone, todo.tone, todo.figure) == ("warn", "warn", "Prefer linear regression")
     assert "Linear regression errs less on these rows: use it, or fit again with more rows" in todo.text
-    assert "noise that stays" not in sure.text and "a simple model explains some of it" in sure.text
+    assert "noise, as far as the model can tell" in sure.text
 
 
 def test_the_last_answer_on_classes_names_the_better_simple_model_too(classifier):

@@ -71,7 +71,9 @@ def report(
         >>> page.startswith("<!doctype html>")
         True
     """
-    heading = inputs.text_argument("title", title, max_length=160)
+    for label, text in (("target", target), ("title", title)):
+        if not isinstance(text, str):
+            raise TypeError(f"`{label}` must be text; got {type(text).__name__}.")
     view = inputs.fitted_model(model, n_draws=n_draws, seed=seed)
     rows = inputs.input_rows(view, x, "x", at_least=2)
     labels = inputs.input_names(model, names, rows.shape[1])
@@ -82,7 +84,7 @@ def report(
         model=view,
         x=rows,
         y=inputs.outcomes(view, y, len(rows), "y"),
-        target=inputs.text_argument("target", target),
+        target=printable_name(target),
         columns=list(zip(labels, rows.T.tolist(), strict=True)) if columns is None else shown,
         provenance=inputs.facts({} if provenance is None else provenance),
         names=labels,
@@ -93,4 +95,4 @@ def report(
         ranges={printable_name(label): ends for label, ends in (ranges or {}).items()},
     )
     sections = class_sections if isinstance(model, DropoutClassifier) else regression_sections
-    return render(heading, *sections(arguments))
+    return render(printable_name(title, max_length=160), *sections(arguments))

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dropbayes.app.report import svg
+from dropbayes.app.report.features import Feature
 from dropbayes.app.report.measurements import Classification, Regression
 from dropbayes.app.report.svg import Axis, Figure
 from dropbayes.calibration import ReliabilityCurve
@@ -46,8 +47,9 @@ def band_along(
     x_label: str,
     target: str,
     known: tuple[Numbers, Numbers] | None,
+    date: Feature | None = None,
 ) -> Figure:
-    """The band over a feature, with the outcomes at their positions and the training rows, where those are known."""
+    """The band over a feature (or a date in decimal years), with the outcomes and, where known, the training rows."""
     trained_on = [] if known is None else [known]
     few = svg.thinned_indices(positions, measured.y, max_points=MAX_POINTS)
     position, value, inside = positions[few], measured.y[few], measured.inside[few]
@@ -67,7 +69,10 @@ def band_along(
     ]
     legend = dict(list(_INTERVALS.items())[:3]) | ({"known": "trained on"} if trained_on else {}) | _INTERVALS
     text = "The predicted mean as a line, the central 50 % and 95 % intervals as bands around it, the truths as points."
-    x = Axis(*svg.padded_range(band.position, positions, *(w for w, _ in trained_on), share=0.01), x_label)
+    ends = svg.padded_range(band.position, positions, *(where for where, _ in trained_on), share=0.01)
+    years = svg.round_ticks(*ends)
+    days = None if date is None or all(t == round(t) for t in years) else [(t, date.text(t)) for t in years]
+    x = Axis(*ends, x_label, ticks=days)
     y = Axis(*svg.padded_range(*band.outer, measured.y, *(o for _, o in trained_on)), target)
     return Figure("band", f"Predictions of {target} along {x_label}", text, x, y, marks, legend)
 

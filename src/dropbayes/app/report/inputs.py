@@ -72,13 +72,6 @@ def fitted_model(model: Model, *, n_draws: int | None, seed: int | None) -> Any:
     return view
 
 
-def text_argument(label: str, text: object, *, max_length: int = 80) -> str:
-    """A text, made safe to display."""
-    if not isinstance(text, str):
-        raise TypeError(f"`{label}` must be text; got {type(text).__name__}.")
-    return printable_name(text, max_length=max_length)
-
-
 def input_rows(model: Model, x: Any, label: str, *, at_least: int) -> Numbers:
     """The inputs as finite numbers, `[row, feature]`."""
     try:

@@ -17,7 +17,7 @@ from sklearn.metrics import precision_recall_fscore_support
 from dropbayes import calibration
 from dropbayes.app.report import comparison, figures, measurements, summary, svg
 from dropbayes.app.report.comparison import Baseline, Shift
-from dropbayes.app.report.features import features_section, importances
+from dropbayes.app.report.features import Feature, features_section, importances
 from dropbayes.app.report.inputs import ReportInputs
 from dropbayes.app.report.layout import Chart, Column, Section, Table
 from dropbayes.app.report.measurements import Classification, Measured, Regression, most_uncertain, risk_after_deferring
@@ -144,10 +144,10 @@ def _band_chart(inputs: ReportInputs, measured: Regression) -> Chart:
         return Chart(figures.sorted_intervals(measured, inner, rows, target=inputs.target), caption)
     band = _band(inputs, feature)
     known = None if inputs.training is None else (inputs.training[0][:, feature], inputs.training[1])
-    dates = {one.columns[0]: one.name for one in inputs.features if one.is_date}
-    labels = {"x_label": dates.get(feature, inputs.names[feature]), "target": inputs.target}
-    figure = figures.band_along(band, inputs.x[:, feature], measured, known=known, **labels)
-    return Chart(figure, f"{counted}. {_widening(band, None if known is None else known[0])}")
+    date = next((one for one in inputs.features if one.is_date and one.columns[0] == feature), None)
+    labels = {"x_label": inputs.names[feature] if date is None else date.name, "target": inputs.target}
+    figure = figures.band_along(band, inputs.x[:, feature], measured, known=known, date=date, **labels)
+    return Chart(figure, f"{counted}. {_widening(band, None if known is None else known[0], date)}")
 
 
 def _band(inputs: ReportInputs, feature: int) -> figures.Band:
@@ -160,11 +160,13 @@ def _band(inputs: ReportInputs, feature: int) -> figures.Band:
     return figures.Band(rows[:, feature], inputs.model.predict(rows), inner, outer)
 
 
-def _widening(band: figures.Band, known: Numbers | None) -> str:
+def _widening(band: figures.Band, known: Numbers | None, date: Feature | None) -> str:
     """How the width of the 95 % interval varies along a feature, in a sentence."""
     position, width = band.position, band.outer[1] - band.outer[0]
 
     def at(index: int) -> str:
+        if date is not None:
+            return date.text(position[index])
         return f"{position[index]:.6g}".replace("-", "−")  # no thousands marks: it may be a year
 
     if known is None:

@@ -51,8 +51,8 @@ def regression_answers(
     sure = Markup(
         "A typical prediction has a standard deviation of {}; the 95 % interval is {} wide on average. {} of the "
         "variance is <em>epistemic</em> (what the model has not learned; more data would shrink it), the rest "
-        "<em>aleatoric</em> ({})."
-    ).format(typical, number(width), percent(_epistemic_share(measured)), _rest(fit, "noise that stays"))
+        "<em>aleatoric</em> (noise, as far as the model can tell)."
+    ).format(typical, number(width), percent(_epistemic_share(measured)))
     agreement, side = measured.agreement, bias(measured.pit)
     held = {level: percent(measured.scores[f"coverage_{level}"].value) for level in (50, 80, 95)}
     true = Markup("Intervals that claim 50 %, 80 % and 95 % hold {}, {} and {} of the truths. {}").format(
@@ -104,13 +104,9 @@ def class_answers(measured: Classification, *, target: str, fit: Fit) -> list[An
     tone = "good" if values["accuracy"].value > commonest and not never else "warn"
     sure = Markup(
         "The predicted class has a probability of {} on average; {} of the rows are given more than 90 %. {} of the "
-        "entropy is <em>epistemic</em> (draws disagree; more data would help), the rest <em>aleatoric</em> ({})."
-    ).format(
-        confidence,
-        percent(float((measured.confidence > 0.9).mean())),
-        percent(_epistemic_share(measured)),
-        _rest(fit, "classes that overlap"),
-    )
+        "entropy is <em>epistemic</em> (draws disagree; more data would help), the rest <em>aleatoric</em> (classes "
+        "that overlap, as far as the model can tell)."
+    ).format(confidence, percent(float((measured.confidence > 0.9).mean())), percent(_epistemic_share(measured)))
     true = Markup("Claimed {}, observed {}. {}").format(confidence, accuracy, agreement.sentence)
     return [
         _beside_others(Answer("How good is it?", accuracy, good, tone), measured, fit),
@@ -127,11 +123,6 @@ def _epistemic_share(measured: Measured) -> float:
 
 def _tone(agreement: Agreement) -> str:
     return {"calibrated": "good", "few": "plain"}.get(agreement.kind, "warn")
-
-
-def _rest(fit: Fit, name: str) -> str:
-    """What the aleatoric part is."""
-    return f"taken for {name.split(' that')[0]}, though a simple model explains some of it" if fit.better else name
 
 
 def _beside_others(answer: Answer, measured: Measured, fit: Fit) -> Answer:
