@@ -50,7 +50,7 @@ def encode(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = Fals
     """The inputs of a model for the rows of a table.
 
     Args:
-        schema: What the model reads.
+        schema: The columns of the model.
         table: Rows with at least its columns.
         at: The location of a row of this table; -1 for the table itself.
         allow_new: Whether a category that training did not know is encoded as all zeros instead of refused.

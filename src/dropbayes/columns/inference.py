@@ -1,4 +1,4 @@
-"""What the columns of a training table mean: numbers, booleans, categories or dates, decided from all their cells."""
+"""The roles of the columns of a training table: numbers, booleans, categories or dates, decided from all their cells."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def column_of(
     max_categories: int = 100,
     decimal: str | None = None,
 ) -> Column | LeftOut | Problem:
-    """What a column of training rows means.
+    """The role of a column of training rows.
 
     Args:
         values: All its cells.

@@ -25,7 +25,7 @@ class Notation:
 
     Attributes:
         decimal: The decimal mark, "." or ",".
-        thousands: What separates thousands: "", ",", ".", "'" or a space of any kind as " ".
+        thousands: The separator of thousands: "", ",", ".", "'" or a space of any kind as " ".
         sign: The currency or "%" that the numbers carry, which is dropped: 7 % is read as 7. "currency" is any of them,
             as models written before a currency was recorded have it.
     """

@@ -1,4 +1,4 @@
-"""What a model reads: its columns, the inputs each becomes, and how all of it is stored as JSON.
+"""The columns of a model, the inputs each becomes, and how all of it is stored as JSON.
 
 A column is a number, a boolean, a category or a date. A missing number is replaced by the training median and, if
 training rows lacked it too, flagged by an input of its own; a category has one input for each text seen in training
@@ -66,8 +66,8 @@ class Schema:
     """The columns a model reads, and the one it predicts.
 
     Attributes:
-        columns: What it reads, in the order of its inputs.
-        target: What it predicts.
+        columns: Those it reads, in the order of its inputs.
+        target: The one it predicts.
         task: "regression" or "classification".
         left_out: Columns it does not read, with the reason.
         missing: The cells that mean "no value".

@@ -38,7 +38,7 @@ def replacement(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     A reader finds the old file or the new one, never a part, and writers do not disturb each other: the temporary
     file has a unique name in the same folder, is flushed to the disk and renamed. Permissions and symbolic links are
-    kept. What is not a regular file (a pipe, a device) is written directly.
+    kept. A pipe or a device is written directly.
 
     Raises:
         IsADirectoryError: `path` is a folder.

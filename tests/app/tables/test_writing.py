@@ -4,6 +4,7 @@ import csv
 import io
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,6 +72,17 @@ def test_nulls_and_other_types_are_written(tmp_path):
         sink.write(table)
     lines = ["when,flag,text,category", "1970-01-01 00:00:01,true,,'=a", ",,,b"]
     assert (tmp_path / "t.csv").read_text().splitlines() == lines
+
+
+@pytest.mark.parametrize("values", [pa.array([[1.0]]), pa.array([{"a": 1}]), pa.array([b"\xff"])])
+def test_values_that_csv_cannot_hold_are_refused_by_the_name_of_their_column(tmp_path, values):
+    message = r"column 'odd': values of type .* cannot be written as CSV; write a \.parquet file"
+    with pytest.raises(ValueError, match=message), Sink(tmp_path / "t.csv") as sink:
+        sink.write(pa.table({"a": [1], "odd": values}))
+    assert list(tmp_path.iterdir()) == []
+    with Sink(tmp_path / "t.parquet") as sink:
+        sink.write(pa.table({"odd": values}))
+    assert pq.read_table(tmp_path / "t.parquet")["odd"].to_pylist() == values.to_pylist()
 
 
 def test_a_context_left_by_an_exception_leaves_nothing(tmp_path):

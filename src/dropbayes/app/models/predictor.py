@@ -244,7 +244,7 @@ class Predictor:
 
         Args:
             columns: The model's columns by name.
-            allow_new: Whether to encode unseen categories as all zeros; by default as the predictor was told.
+            allow_new: Whether to encode unseen categories as all zeros; by default, the setting of the predictor.
         """
         import pyarrow as pa
 

@@ -302,8 +302,14 @@ class _CsvSource(Source):
                 n_rows += batch.num_rows
                 last_cell = batch.column(batch.num_columns - 1)[-1].as_py() if batch.num_rows else last_cell
                 yield pa.Table.from_batches([batch]).rename_columns(list(self.names))
-        if "\n" in last_cell and self._ends_open():
-            raise ValueError(f"{self.place(n_rows - 1)}: a quotation mark is opened and never closed.")
+        if "\n" in last_cell:  # perhaps it was never closed, and has swallowed all rows after its first
+            try:
+                for _ in csv.reader(self._text("replace"), delimiter=self.delimiter, strict=True):
+                    pass
+            except csv.Error as error:
+                if "unexpected end of data" in str(error):
+                    place = self.place(n_rows - 1)
+                    raise ValueError(f"{place}: a quotation mark is opened and never closed.") from None
 
     def close(self) -> None:
         self._raw.close()
@@ -365,15 +371,6 @@ class _CsvSource(Source):
                 )
             n_bytes += len(line)
         return ValueError(f"{self.label} was changed while it was read.")
-
-    def _ends_open(self) -> bool:
-        """Whether the file ends inside a quoted field, which then has swallowed all rows after its first."""
-        try:
-            for _ in csv.reader(self._text("replace"), delimiter=self.delimiter, strict=True):
-                pass
-        except csv.Error as error:
-            return "unexpected end of data" in str(error)
-        return False
 
     def place(self, row: int) -> str:
         lines = (line for line, _ in self._records(self._text("replace")))

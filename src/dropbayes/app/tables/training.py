@@ -32,7 +32,7 @@ class ColumnProblems(ValueError):
     """Columns that only the user can decide about, with one note each.
 
     Attributes:
-        problems: What is wrong with each column.
+        problems: The problem of each column.
     """
 
     def __init__(self, label: str, problems: dict[str, Problem]) -> None:
@@ -76,7 +76,7 @@ class TrainingRows:
     Attributes:
         x: The inputs, `[row, input]`.
         y: The targets; texts for classes.
-        schema: What they were made from.
+        schema: Their columns.
         weight: The weight of each row, if there are any.
         group: The group of each row, if there are any.
         time: The rank of each row's time, if there are any.
@@ -125,7 +125,7 @@ def training_rows(
     Args:
         table: All its rows.
         target: The column to predict.
-        label: What to call the table in messages.
+        label: The name of the table in messages.
         at: The location of a row; the table itself for -1.
         task: "regression" or "classification"; by default, regression for a numeric target, classification for text
             and for a target of 0 and 1.

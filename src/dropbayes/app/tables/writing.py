@@ -6,7 +6,6 @@ import contextlib
 import os
 import pathlib
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -14,10 +13,11 @@ import pyarrow.compute as pc
 
 from dropbayes.columns.notation import ANY_NUMBER
 from dropbayes.runtime import files
+from dropbayes.runtime.validation import quote
 
 __all__ = ["Sink", "without_formulas", "write_whole"]
 
-# What a spreadsheet takes for the start of a formula, also in full width; a number may begin with a sign.
+# The start of a formula in a spreadsheet, also in full width; a number may begin with a sign.
 _FORMULA = r"^[=+\-@\t\r\n＝＋－＠]"
 
 
@@ -56,80 +56,76 @@ class Sink:
             raise ValueError(
                 f"the output must end in .csv or .parquet, or be - for standard output; got {str(path)!r}."
             )
-        self._context: Any = None
-        self._writer: Any = None
+        self._stack = contextlib.ExitStack()
         self._file: Any = None
-        self._started = False
+        self._writer: Any = None
         self._waiting: list[pa.Table] = []
 
     def __enter__(self) -> Sink:
-        self._context = contextlib.nullcontext(sys.stdout.buffer) if self.to_stdout else files.replacement(self.path)
-        self._file = self._context.__enter__()
+        place = contextlib.nullcontext(sys.stdout.buffer) if self.to_stdout else files.replacement(self.path)
+        self._file = self._stack.enter_context(place)
+        self._stack.push(self._close_writer)
         return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self._stack.__exit__(*failure)
+
+    def _close_writer(self, failure: type[BaseException] | None, *_: object) -> None:
+        if self._writer is None or not self.as_parquet:
+            return
+        if failure is None:
+            self._write_group(1)
+            self._writer.close()
+        else:  # the rows it still holds are not wanted, and a full disk would only fail again
+            with contextlib.suppress(Exception):
+                self._writer.close()
+
+    def _write_group(self, n_rows: int) -> None:
+        """Writes the rows that wait as one group of a Parquet file, once there are so many."""
+        if sum(table.num_rows for table in self._waiting) >= n_rows:
+            self._writer.write_table(pa.concat_tables(self._waiting))
+            self._waiting = []
 
     def write(self, table: pa.Table) -> None:
         """Appends rows; the columns of all calls must be the same."""
         if self.as_parquet:
-            self._write_parquet(table)
-        else:
-            self._write_csv(table)
-
-    def _write_parquet(self, table: pa.Table) -> None:
-        if self._writer is None:
             from pyarrow import parquet
 
-            self._writer = parquet.ParquetWriter(pa.PythonFile(self._file, "w"), table.schema)
-        self._waiting.append(table)
-        if sum(table.num_rows for table in self._waiting) >= 65_536:  # many small groups are slow to read
-            self._write_group()
-
-    def _write_group(self) -> None:
-        self._writer.write_table(pa.concat_tables(self._waiting))
-        self._waiting = []
-
-    def _write_csv(self, table: pa.Table) -> None:
-        if not self._started:
-            names = pa.array(table.column_names, pa.string())
-            header = _quote(without_formulas(names), self.delimiter).to_pylist()
-            self._file.write((self.delimiter.join(header) + "\n").encode())
-            self._started = True
-        for text in _csv_text(table, self.delimiter, self.decimal):
-            self._file.write(text)
+            self._writer = self._writer or parquet.ParquetWriter(pa.PythonFile(self._file, "w"), table.schema)
+            self._waiting.append(table)
+            self._write_group(65_536)  # many small groups are slow to read
+            return
+        if self._writer is None:
+            self._writer = self._file
+            names = _quote(without_formulas(pa.array(table.column_names, pa.string())), self.delimiter)
+            self._file.write((self.delimiter.join(names.to_pylist()) + "\n").encode())
+        for batch in table.combine_chunks().to_batches():
+            self._file.write(self._lines(batch))
         if self.to_stdout:
             self._file.flush()
 
-    def __exit__(self, *failure: object) -> None:
-        try:
-            if self._writer is not None:
-                if failure[0] is None:
-                    if self._waiting:
-                        self._write_group()
-                    self._writer.close()
-                else:  # what it still holds is not wanted; a full disk would only fail again
-                    with contextlib.suppress(Exception):
-                        self._writer.close()
-        except BaseException:
-            self._context.__exit__(*sys.exc_info())
-            raise
-        self._context.__exit__(*failure)
-
-
-def _csv_text(table: pa.Table, delimiter: str, decimal: str) -> Iterator[bytes]:
-    """The rows as lines, put together column by column; a cell has quotation marks only where it needs them."""
-    for batch in table.combine_chunks().to_batches():
-        cells = []
-        for column in batch.columns:
-            texts = pc.cast(column, pa.string())
-            if not _is_simple(column.type):
-                texts = _quote(without_formulas(texts), delimiter)
-            elif decimal != "." and pa.types.is_floating(column.type):
-                texts = _quote(pc.replace_substring(texts, ".", decimal), delimiter)
+    def _lines(self, batch: pa.RecordBatch) -> bytes:
+        """The rows as lines, put together column by column; a cell has quotation marks only where it needs them."""
+        t, cells = pa.types, []
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            try:
+                texts = pc.cast(column, pa.string())
+            except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+                raise ValueError(
+                    f"column {quote(name)}: values of type {column.type} cannot be written as CSV; write a .parquet "
+                    "file, or leave the column out with `keep`."
+                ) from None
+            plain = (t.is_integer, t.is_floating, t.is_boolean, t.is_temporal, t.is_decimal)
+            if not any(is_kind(column.type) for is_kind in plain):
+                texts = _quote(without_formulas(texts), self.delimiter)
+            elif self.decimal != "." and t.is_floating(column.type):
+                texts = _quote(pc.replace_substring(texts, ".", self.decimal), self.delimiter)
             cells.append(texts)
         if len(cells) == 1:  # an empty line would be no row
             cells = [pc.if_else(pc.equal(pc.coalesce(cells[0], pa.scalar("")), ""), '""', cells[0])]
         options = {"null_handling": "replace", "null_replacement": ""}
-        lines = pc.binary_join_element_wise(*cells, delimiter, **options)
-        yield pc.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), "\n")[0].as_py().encode() + b"\n"
+        lines = pc.binary_join_element_wise(*cells, self.delimiter, **options)
+        return pc.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), "\n")[0].as_py().encode() + b"\n"
 
 
 def _quote(texts: pa.Array, delimiter: str) -> pa.Array:
@@ -138,12 +134,6 @@ def _quote(texts: pa.Array, delimiter: str) -> pa.Array:
         return texts
     doubled = pc.binary_join_element_wise('"', pc.replace_substring(texts, '"', '""'), '"', "")
     return pc.if_else(needs, doubled, texts)
-
-
-def _is_simple(kind: pa.DataType) -> bool:
-    """Whether the values are numbers, booleans or times, whose texts need no care."""
-    t = pa.types
-    return any(is_kind(kind) for is_kind in (t.is_integer, t.is_floating, t.is_boolean, t.is_temporal, t.is_decimal))
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
