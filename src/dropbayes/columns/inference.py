@@ -1,4 +1,4 @@
-"""The roles of the columns of a training table: numbers, booleans, categories or dates, decided from all their cells."""
+"""The roles of the columns of a training table: numbers, booleans, categories or dates, decided from all cells."""
 
 from __future__ import annotations
 

@@ -74,7 +74,8 @@ def folder_replacement(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     one whatever signal ends the process. Permissions and symbolic links are kept.
     """
     path = pathlib.Path(path).resolve()  # a link stays a link
-    _remove_abandoned(path)
+    if path.exists():  # else what was left may be the only folder there is
+        _remove_abandoned(path)
     temporary = _temporary(path)
     try:
         temporary.mkdir(0o700 if path.exists() else 0o777)
