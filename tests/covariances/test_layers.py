@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 import pytest
+import scipy.integrate
+import scipy.stats
 import torch
 from sklearn.gaussian_process.kernels import RBF, DotProduct
 
@@ -199,3 +201,21 @@ def test_covariances_need_no_scikit_learn():
 def test_an_overflow_is_named():
     with pytest.raises(ValueError, match=r"overflows torch\.float32"):
         Erf(length_scale=1e-8)(torch.tensor([[1e12], [2e12]]))
+
+
+@pytest.mark.parametrize(
+    "layer", [ReLU(bias_scale=0.7), TanH(bias_scale=1.3), Cosine(), Cosine(bias_scale=0.5)], ids=repr
+)
+def test_the_covariance_of_given_vectors_is_the_integral_over_their_biases(layer):
+    # [GG16, sect:going_deep], K₂ of two vectors of three units, each with its own bias.
+    x, y = torch.tensor([[0.3, -1.2, 0.8]], dtype=torch.float64), torch.tensor([[1.1, 0.4, -0.5]], dtype=torch.float64)
+
+    def integrand(z, k):
+        bias = layer.biases(torch.tensor(z, dtype=torch.float64))
+        return float(layer.nonlinearity(x[0, k] + bias) * layer.nonlinearity(y[0, k] + bias)) * scipy.stats.norm.pdf(z)
+
+    expected = sum(scipy.integrate.quad(integrand, -9, 9, args=(k,), limit=200)[0] for k in range(3)) / 3
+    assert layer.of_vectors(x, y).item() == pytest.approx(expected, abs=1e-6)
+    both = torch.cat([x, y])
+    torch.testing.assert_close(layer.of_vectors(both), layer.of_vectors(both).T)
+    torch.testing.assert_close(layer.of_vectors(both)[:1, 1:], layer.of_vectors(x, y))

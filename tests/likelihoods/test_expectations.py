@@ -13,6 +13,7 @@ from dropbayes.likelihoods import (
     predictive_covariance,
     predictive_log_density,
     predictive_mean,
+    predictive_misfit_and_noise,
     predictive_variance,
 )
 
@@ -93,3 +94,17 @@ def test_weight_averaging_is_the_mc_mean_of_a_linear_network_and_not_of_a_relu_o
         draws = net.train()(x)
         gap[name] = (draws.mean() - net.eval()(x[:1])).abs().item() / (draws.std().item() / 200)
     assert gap["linear"] < 4 < gap["relu"]
+
+
+def test_the_misfit_and_the_noise_of_equation_22_add_up_and_penalise_opposite_precisions():
+    torch.manual_seed(0)
+    draws, y = torch.randn(7, 3, 2, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
+    terms = []
+    for tau in (0.5, 4.0):
+        misfit, noise = predictive_misfit_and_noise(Gaussian(tau), draws, y)
+        squares = (y - draws).square().sum(-1)
+        torch.testing.assert_close(misfit, (-0.5 * tau * squares).logsumexp(0) - math.log(7))
+        torch.testing.assert_close(noise, torch.full((3,), math.log(tau / (2 * math.pi)), dtype=torch.float64))
+        torch.testing.assert_close(misfit + noise, predictive_log_density(Gaussian(tau), draws, y))
+        terms.append((misfit, noise))
+    assert (terms[1][0] < terms[0][0]).all() and (terms[1][1] > terms[0][1]).all()

@@ -52,3 +52,18 @@ def test_finite_rank_posterior_approaches_the_exact_one():
         mean = test @ train.T @ torch.linalg.solve(train @ train.T + torch.eye(15, dtype=x.dtype) / PRECISION, y)
         errors.append(float((mean - exact.mean(GRID)).abs().max()))
     assert errors[1] < 0.05 < 0.1 < errors[0]
+
+
+@pytest.mark.parametrize("n_outputs", [None, 2])
+@pytest.mark.parametrize("make", [exact_process, finite_rank_process])
+def test_the_predictive_density_is_the_ratio_of_two_evidences(make, n_outputs):
+    # p(y* | x*, X, Y) = p(y*, Y | x*, X) / p(Y | X).
+    x, y = toy_data()
+    y = y if n_outputs is None else torch.stack([y, -2 * y], 1)
+    prior = TanH(0.5) if make is exact_process else TanH(0.5).features(1, 6, seed=1)
+    less, more = make(prior, x[:-1], y[:-1], precision=7.0), make(prior, x, y, precision=7.0)
+    expected = more.log_marginal_likelihood - less.log_marginal_likelihood
+    assert less.log_density(x[-1:], y[-1:]).item() == pytest.approx(expected, abs=1e-8)
+    assert less.log_density(x, y).shape == (len(x),)
+    with pytest.raises(ValueError, match="`y` must have the shape"):
+        less.log_density(x, y[:, None])

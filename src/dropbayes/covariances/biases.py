@@ -11,18 +11,19 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from dropbayes.covariances.layers import Covariance, Layer, Quadrature
+from dropbayes.covariances.layers import Layer, Quadrature
 from dropbayes.covariances.pairs import Pairs
 
 __all__ = ["RandomBias"]
 
 
 @dataclass(frozen=True)
-class RandomBias(Covariance):
+class RandomBias(Layer):
     r"""The covariance $\int p(b)\,\mathbb E[\sigma(\mathbf w^T\mathbf x + b)\,\sigma(\mathbf w^T\mathbf y + b)]\,db$.
 
     [GG16, sect:gp_approx_model], "some distribution $p(b)$". The outer integral is a Gauss-Legendre rule over the
-    quantiles of $p(b)$, the inner one a quadrature.
+    quantiles of $p(b)$, the inner one a quadrature. Its features, the finite-rank process, the deep process and the
+    evidence of a network draw biases from $p(b)$.
 
     Args:
         layer: The layer whose $\sigma$ and length-scale are used; its `bias_scale` is not.
@@ -37,9 +38,27 @@ class RandomBias(Covariance):
         True
     """
 
-    layer: Layer
+    length_scale: float | Tensor = field(init=False, repr=False, default=1.0)
+    bias_scale: float | Tensor = field(init=False, repr=False, default=1.0)
+    layer: Layer = field(kw_only=False)
     distribution: Distribution
     nodes: int = field(default=64, kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "length_scale", self.layer.length_scale)
+        try:
+            self.distribution.icdf(torch.tensor(0.5))
+        except NotImplementedError:
+            raise ValueError(
+                f"`distribution` must have an inverse distribution function; got {type(self.distribution).__name__}, "
+                "whose `icdf` torch does not implement. Take another, such as Normal, Laplace, Uniform or Cauchy."
+            ) from None
+
+    def nonlinearity(self, u: Tensor) -> Tensor:
+        return self.layer.nonlinearity(u)
+
+    def biases(self, normal: Tensor) -> Tensor:
+        return self.distribution.icdf(torch.special.ndtr(normal)).to(normal)
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
         points, weights = np.polynomial.legendre.leggauss(self.nodes)

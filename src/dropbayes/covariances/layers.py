@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.covariances.pairs import Pairs, checked_inputs, hypotenuse
-from dropbayes.covariances.quadrature import expected_product, quadrature_error
+from dropbayes.covariances.quadrature import expected_product, normal_rule, quadrature_error
 
 WARNED_ERROR = 1e-5
 """The relative error of a quadrature above which it warns."""
@@ -141,10 +141,35 @@ class Layer(Covariance):
         generator = torch.Generator().manual_seed(seed)
         weights = torch.randn(n_inputs, width, generator=generator, dtype=torch.float64) / self.length_scale
         if self.bias_scale == math.inf:
-            bias = 2 * math.pi * torch.rand(width, generator=generator, dtype=torch.float64)
+            normal = torch.special.ndtri(torch.rand(width, generator=generator, dtype=torch.float64))
         else:
-            bias = torch.randn(width, generator=generator, dtype=torch.float64) * self.bias_scale
-        return Features(self, weights, bias)
+            normal = torch.randn(width, generator=generator, dtype=torch.float64)
+        return Features(self, weights, self.biases(normal))
+
+    def biases(self, normal: Tensor) -> Tensor:
+        r"""Biases $b \sim p(b)$ as a function of standard normal numbers."""
+        if self.bias_scale == math.inf:
+            return 2 * math.pi * torch.special.ndtr(normal)
+        return normal * self.bias_scale
+
+    def of_vectors(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        r"""The covariance of given vectors of hidden units, `[x row, y row]` [GG16, sect:going_deep]:
+
+        $$\mathbf K_2(\mathbf x, \mathbf y) = \frac1{K_2} \int p(\mathbf b_2)\, \sigma_2(\mathbf x + \mathbf b_2)^T
+        \sigma_2(\mathbf y + \mathbf b_2)\, d\mathbf b_2,$$
+
+        by Gauss-Legendre quadrature. `length_scale` has no part in it: the weights are in the vectors.
+
+        Args:
+            x: $\mathbf x$, values of the layer below at each row, `[x row, unit]`.
+            y: $\mathbf y$, `[y row, unit]`; by default `x`.
+        """
+        x = checked_inputs(x, "x")
+        y = x if y is None else checked_inputs(y, "y")
+        points, weights = (torch.as_tensor(z).to(x) for z in normal_rule())
+        bias = self.biases(points)
+        units_x, units_y = (self.nonlinearity(z[..., None] + bias) for z in (x, y))
+        return torch.einsum("nkb,mkb,b->nm", units_x, units_y, weights) / x.shape[-1]
 
     def _preactivations(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Standard deviations of u and v, the sine and the cosine of their angle; a right angle if one is constant."""

@@ -16,6 +16,7 @@ from dropbayes.likelihoods.expectations import (
     predictive_covariance,
     predictive_log_density,
     predictive_mean,
+    predictive_misfit_and_noise,
     predictive_variance,
 )
 from dropbayes.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian, StudentT
@@ -35,5 +36,6 @@ __all__ = [
     "predictive_covariance",
     "predictive_log_density",
     "predictive_mean",
+    "predictive_misfit_and_noise",
     "predictive_variance",
 ]

@@ -10,7 +10,13 @@ from torch import Tensor
 from dropbayes.likelihoods.gaussian import Gaussian
 from dropbayes.likelihoods.observation import Likelihood
 
-__all__ = ["predictive_covariance", "predictive_log_density", "predictive_mean", "predictive_variance"]
+__all__ = [
+    "predictive_covariance",
+    "predictive_log_density",
+    "predictive_mean",
+    "predictive_misfit_and_noise",
+    "predictive_variance",
+]
 
 
 def predictive_mean(likelihood: Likelihood, draws: Tensor) -> Tensor:
@@ -70,3 +76,20 @@ def predictive_log_density(likelihood: Likelihood, draws: Tensor, y: Tensor) -> 
         tensor([-1.8379])
     """
     return likelihood.log_density(draws, y).logsumexp(0) - math.log(len(draws))
+
+
+def predictive_misfit_and_noise(likelihood: Gaussian, draws: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    r"""The two terms of [GG16, eq:predictive_dist_reg] for each row, whose sum is `predictive_log_density`.
+
+    The misfit $\mathrm{logsumexp}_t(-\tfrac\tau 2 \|\mathbf y^* - \widehat{\mathbf y}_t\|^2) - \log T$ is 0 at best and
+    falls with $\tau$: it penalises draws that are surer than they are right. The noise term $-\tfrac D2 \log 2\pi +
+    \tfrac D2 \log\tau$ grows with $\tau$: it penalises a large observation noise.
+
+    Example:
+        >>> misfit, noise = predictive_misfit_and_noise(Gaussian(1.0), torch.zeros(5, 1, 1), torch.full((1, 1), 2.0))
+        >>> misfit, noise
+        (tensor([-2.]), tensor([-0.9189]))
+    """
+    total = predictive_log_density(likelihood, draws, y)
+    noise = likelihood.log_density(y, y)  # of an output without error
+    return total - noise, noise

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import PyTree
 
+from dropbayes.predictive.covariance import output_covariance
 from dropbayes.sampling import map_tensors, split
 
 __all__ = ["Prediction"]
@@ -61,6 +62,15 @@ class Prediction:
     def std(self) -> PyTree:
         """The total standard deviation."""
         return map_tensors(torch.sqrt, self.variance)
+
+    @property
+    def covariance(self) -> Tensor:
+        r"""The covariance between the outputs of each row, `[row, D, D]` [GG16, prop:var]; needs `keep_draws=True`."""
+        if not isinstance(self.draws, Tensor):
+            raise ValueError("`covariance` needs the draws of one tensor: predict(..., keep_draws=True).")
+        if self.draws.shape[1:] != self.mean.shape or not torch.allclose(self.draws.mean(0), self.mean, atol=1e-4):
+            raise ValueError("`covariance` needs a likelihood whose mean is the network's output, such as a Gaussian.")
+        return output_covariance(self.draws, self.aleatoric)
 
     @property
     def mutual_information(self) -> Tensor | None:

@@ -18,6 +18,7 @@ from dropbayes.processes.exact import (
 from dropbayes.processes.finite_rank import FiniteRankProcess, finite_rank_process
 from dropbayes.processes.kernels import NetworkKernel, gpytorch_kernel
 from dropbayes.processes.networks import NetworkCovariance, process_of
+from dropbayes.processes.recurrent import RecurrentCovariance
 from dropbayes.processes.softmax import SoftmaxProcess, softmax_process
 from dropbayes.processes.theory import TheoryReport, VarianceRatio, WeightReading, theory_report, variance_ratio
 
@@ -30,6 +31,7 @@ __all__ = [
     "NetworkCovariance",
     "NetworkKernel",
     "Process",
+    "RecurrentCovariance",
     "SoftmaxProcess",
     "TheoryReport",
     "VarianceRatio",

@@ -1,8 +1,10 @@
-r"""The evidence of a network of finite width, with its first layer integrated out too."""
+r"""The evidence of a network of finite width, with its hidden layers integrated out too."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,20 +46,27 @@ def _log_density(draws: Tensor, mean: Tensor, root: Tensor) -> Tensor:
 
 
 def network_evidence(
-    layer: Layer, x: Tensor, y: Tensor, *, width: int, precision: float, n_draws: int = 4000, seed: int = 0
+    layers: Layer | Sequence[Layer],
+    x: Tensor,
+    y: Tensor,
+    *,
+    width: int | Sequence[int],
+    precision: float,
+    n_draws: int = 4000,
+    seed: int = 0,
 ) -> Evidence:
     r"""The evidence $p(\mathbf Y \mid \mathbf X) = \int \mathcal N(\mathbf Y; 0, \Phi\Phi^T + \tau^{-1}\mathbf I)\,
-    p(\mathbf W_1)\,p(\mathbf b)$ of a network with one hidden layer [GG16, sect:gp_approx_model].
+    p(\mathbf W_1)\,p(\mathbf b)$ of a network of any depth [GG16, sect:gp_approx_model, sect:going_deep].
 
-    The last layer is integrated exactly, the $K(Q + 1)$ weights and biases of the first by importance sampling: a few
+    The last layer is integrated exactly, the weights and biases of the hidden layers by importance sampling: a few
     rounds adapt a Gaussian to the posterior, and the last draws from a mixture of it and the prior. For small networks:
-    the posterior of a wide one is so concentrated that few draws count, which `effective_draws` shows.
+    the posterior of a wide or deep one is so concentrated that few draws count, which `effective_draws` shows.
 
     Args:
-        layer: The covariance that gives the hidden units' $\sigma$, $p(\mathbf w)$ and $p(b)$.
+        layers: The covariance of the hidden layer, or of each, first layer first: its $\sigma$, $p(\mathbf w)$, $p(b)$.
         x: $\mathbf X$, `[row, input]`.
         y: $\mathbf Y$, `[row]` or `[row, output]`.
-        width: $K$, the number of hidden units.
+        width: $K$, the number of units of the hidden layer, or of each.
         precision: $\tau$.
         n_draws: The number of draws per round.
         seed: The seed of the draws.
@@ -70,17 +79,17 @@ def network_evidence(
         True
     """
     checked_data(x, y, precision, noise_free=False)
-    check_count("width", width)
+    layers = [layers] if isinstance(layers, Layer) else list(layers)
+    widths = [width] if isinstance(width, int) else list(width)
     check_count("n_draws", n_draws, at_least=2)
-    if layer.bias_scale == math.inf or layer.bias_scale == 0:
-        raise ValueError(f"`layer.bias_scale` must be positive and finite for a density; got {layer.bias_scale!r}.")
-    n_inputs, generator = x.shape[1], torch.Generator().manual_seed(seed)
-    size = width * (n_inputs + 1)
-    scales = torch.full((n_inputs + 1, width), 1 / float(layer.length_scale), dtype=torch.float64)
-    scales[-1] = float(layer.bias_scale)
+    if len(widths) != len(layers) or min(widths, default=0) < 1:
+        raise ValueError(f"`width` must be one positive width for each of the {len(layers)} layers; got {width!r}.")
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [(n_inputs + 1, n_units) for n_inputs, n_units in itertools.pairwise([x.shape[1], *widths])]
+    size = sum(map(math.prod, sizes))
     targets = y.double().reshape(len(y), -1)
     zero, eye = torch.zeros(size, dtype=torch.float64), torch.eye(size, dtype=torch.float64)
-    mean, root, share = zero, eye, 1.0  # the parameters in units of their prior's deviation
+    mean, root, share = zero, eye, 1.0  # the parameters as functions of standard normal numbers
     for _ in range(ROUNDS):
         noise = torch.randn(n_draws, size, generator=generator, dtype=torch.float64)
         from_prior = torch.rand(n_draws, 1, generator=generator, dtype=torch.float64) < share
@@ -90,10 +99,7 @@ def network_evidence(
             prior + math.log(share),
             _log_density(draws, mean, root) + math.log1p(-share) if share < 1 else prior - math.inf,
         )
-        log_weights = _conditional_evidence(
-            layer, x.double(), targets, draws.unflatten(1, scales.shape) * scales, precision
-        )
-        log_weights = log_weights + prior - proposal
+        log_weights = _conditional_evidence(layers, sizes, x.double(), targets, draws, precision) + prior - proposal
         weights = log_weights.softmax(0)
         mean = weights @ draws
         centred = draws - mean
@@ -104,9 +110,15 @@ def network_evidence(
     return Evidence(float(log_weights.logsumexp(0)) - math.log(n_draws), float(error), float(effective))
 
 
-def _conditional_evidence(layer: Layer, x: Tensor, y: Tensor, parameters: Tensor, precision: float) -> Tensor:
-    r"""$\log \mathcal N(\mathbf Y; 0, \Phi\Phi^T + \tau^{-1}\mathbf I)$ of each draw of $(\mathbf W_1, \mathbf b)$."""
-    phi = layer.nonlinearity(x @ parameters[:, :-1] + parameters[:, -1:]) * parameters.shape[-1] ** -0.5
+def _conditional_evidence(
+    layers: Sequence[Layer], sizes: Sequence[tuple[int, int]], x: Tensor, y: Tensor, draws: Tensor, precision: float
+) -> Tensor:
+    r"""$\log \mathcal N(\mathbf Y; 0, \Phi\Phi^T + \tau^{-1}\mathbf I)$ of each draw of the hidden layers."""
+    phi = x
+    for layer, shape, normal in zip(layers, sizes, draws.split([math.prod(s) for s in sizes], 1), strict=True):
+        parameters = normal.unflatten(1, shape)
+        weights, bias = parameters[:, :-1] / layer.length_scale, layer.biases(parameters[:, -1:])
+        phi = layer.nonlinearity(phi @ weights + bias) * shape[1] ** -0.5
     covariance = phi @ phi.mT + torch.eye(len(x), dtype=x.dtype) / precision
-    normal = torch.distributions.MultivariateNormal(torch.zeros(len(x), dtype=x.dtype), covariance)
-    return normal.log_prob(y.T[:, None]).sum(0)
+    observed = torch.distributions.MultivariateNormal(torch.zeros(len(x), dtype=x.dtype), covariance)
+    return observed.log_prob(y.T[:, None]).sum(0)

@@ -15,6 +15,7 @@ from sklearn.gaussian_process.kernels import Kernel
 from torch import Tensor
 
 from dropbayes.covariances import Covariance
+from dropbayes.likelihoods.observation import check_targets, sum_events
 from dropbayes.processes.kernels import NetworkKernel
 
 JITTERS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
@@ -51,6 +52,25 @@ class Process(ABC):
 
     @property
     @abstractmethod
+    def noise_variance(self) -> float:
+        r"""The variance $\tau^{-1}$ of an observation given $\mathbf f$."""
+
+    def log_density(self, x: Tensor, y: Tensor) -> Tensor:
+        r"""The predictive log-density $\log p(\mathbf y^* \mid \mathbf x^*, \mathbf X, \mathbf Y)$ of each row.
+
+        $\log \mathcal N(\mathbf y^*; \mathbb E[\mathbf f], \mathrm{Var}[\mathbf f] + \tau^{-1})$, summed over outputs.
+
+        Args:
+            x: $\mathbf x^*$, `[row, input]`.
+            y: $\mathbf y^*$, `[row]` or `[row, output]` as the data's.
+        """
+        mean, std = self.mean(x), (self.variance(x) + self.noise_variance).sqrt()
+        check_targets(mean, y)
+        density = torch.distributions.Normal(mean, std if mean.dim() == 1 else std[:, None]).log_prob(y)
+        return sum_events(density, y)
+
+    @property
+    @abstractmethod
     def log_marginal_likelihood(self) -> float:
         r"""The log evidence $\log p(\mathbf Y \mid \mathbf X)$, summed over independent outputs."""
 
@@ -84,10 +104,12 @@ class ExactProcess(Process):
     Args:
         regressor: The fitted scikit-learn regressor of $\mathbf Y - \mathbf b_L$, which does the computation.
         output_bias: The constant $\mathbf b_L$.
+        noise_variance: $\tau^{-1}$.
     """
 
     regressor: GaussianProcessRegressor
     output_bias: float | Tensor
+    noise_variance: float = 0.0
 
     def _inputs(self, x: Tensor) -> np.ndarray:
         n_inputs = self.regressor.X_train_.shape[1]
@@ -173,7 +195,7 @@ def exact_process(
                     RuntimeWarning,
                     stacklevel=2,
                 )
-            return ExactProcess(regressor, output_bias)
+            return ExactProcess(regressor, output_bias, 1 / precision)
     raise ValueError(
         f"`covariance` must be positive semi-definite at the data; got a {len(x)} x {len(x)} matrix that "
         f"{JITTERS[-1]:.0e} of its mean variance on the diagonal does not make so."

@@ -60,6 +60,10 @@ class FiniteRankProcess(Process):
         return self.mean(x) + spread
 
     @property
+    def noise_variance(self) -> float:
+        return 1 / self.precision
+
+    @property
     def log_marginal_likelihood(self) -> float:
         return self.log_evidence
 
