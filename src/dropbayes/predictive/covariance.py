@@ -11,8 +11,9 @@ __all__ = ["output_covariance"]
 def output_covariance(draws: Tensor, aleatoric: Tensor) -> Tensor:
     r"""The covariance of $\mathbf y^*$ between the outputs of each row, `[row, D, D]` [GG16, prop:var].
 
-    $\mathbb E[\widehat{\mathbf y}^T \widehat{\mathbf y}] - \mathbb E[\widehat{\mathbf y}]^T \mathbb E[\widehat{\mathbf y}]$
-    over draws, with the variance of the noise, $\tau^{-1}$ for a Gaussian, on the diagonal. The events of a row are flat.
+    $\mathbb E[\widehat{\mathbf y}^T \widehat{\mathbf y}] - \mathbb E[\widehat{\mathbf y}]^T \mathbb
+    E[\widehat{\mathbf y}]$ over draws, with the variance of the noise, $\tau^{-1}$ for a Gaussian, on the diagonal. The
+    events of a row are flat.
 
     Args:
         draws: The network's outputs $\widehat{\mathbf y}_t$, `[draw, row, *event]`.

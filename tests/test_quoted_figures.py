@@ -1,0 +1,116 @@
+"""The figures that pages quote from experiments are those of the stored results."""
+
+import json
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def page(name):
+    return " ".join((ROOT / "docs" / f"{name}.md").read_text().split())
+
+
+def stored(name):
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+
+
+def numbers(text, pattern):
+    """The numbers in the groups of a sentence of the page."""
+    found = re.search(pattern, text)
+    assert found, pattern
+    return [float(group) for group in found.groups()]
+
+
+def rounded(values, digits):
+    return [round(value, digits) for value in values]
+
+
+def test_the_limits_quote_the_growth_and_coverage_of_the_co2_networks():
+    co2, text = stored("co2")["metrics"], page("limits")
+    relu, tanh = co2["relu-5"], co2["tanh-0.1"]
+    growth = relu["epistemic_std_last_third"] / relu["epistemic_std_observed"]
+    assert numbers(text, r"beyond the CO₂ data their deviation grew (\d+) times") == [round(growth)]
+    deviations = [tanh["epistemic_std_observed"], tanh["epistemic_std_last_third"]]
+    assert numbers(text, r"did not grow at all \(([\d.]+) before, ([\d.]+) after\)") == rounded(deviations, 3)
+    coverages = [100 * co2[name]["coverage_95"] for name in ("tanh-0.1", "tanh-0.2")]
+    assert numbers(text, r"their 95 % bands held (\d+) and (\d+) % of what followed") == rounded(coverages, 0)
+
+
+def test_the_limits_quote_the_detection_of_a_strong_attack():
+    results = stored("adversarial")
+    strongest = results["settings"]["strengths"].index(0.3) + 1  # the first entry is the clean image
+    (auroc,) = numbers(page("limits"), r"a PGD strength of 0.3 on MNIST, .* with an AUROC of ([\d.]+)")
+    assert auroc == round(results["metrics"]["PGD"]["auroc_entropy"][strongest], 2)
+
+
+def test_the_limits_count_the_uci_sets_on_which_dropout_beats_ensembles():
+    # The ensembles' log-likelihoods (Lakshminarayanan and others 2017) are in the README's table.
+    rows = [
+        line.strip("|").split("|") for line in (ROOT / "README.md").read_text().splitlines() if line.count("|") == 11
+    ]
+    table = {row[0].strip(): [float(cell.strip(" *").replace("−", "-")) for cell in row[1:]] for row in rows[2:]}
+    ours, theirs = table["its protocol, here"], table["deep ensembles"]
+    words = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    better = sum(a > b for a, b in zip(ours, theirs, strict=True))
+    assert f"on {words[better]} of the {words[len(ours)]} UCI sets" in page("limits")
+
+
+def test_the_architectures_quote_the_errors_of_lenet():
+    metrics = stored("convolution")["metrics"]
+    quoted = numbers(
+        page("architectures"),
+        r"the error of LeNet from ([\d.]+) % to ([\d.]+) %, and dropout before every layer to ([\d.]+) %; with all of them, "
+        r"from ([\d.]+) % to ([\d.]+) %, and to no less than ([\d.]+) %",
+    )
+    names = ("none, averaged", "last, mc", "all, mc")
+    errors = [100 * metrics[name][share]["error"] for share in ("0.1", "1") for name in names]
+    assert quoted == pytest.approx(errors, abs=0.00501)
+
+
+CO2_ROWS = {
+    "ReLU, 5 layers": "relu-5",
+    "ReLU, 4 layers": "relu-4",
+    "TanH, dropout 0.1": "tanh-0.1",
+    "TanH, dropout 0.2": "tanh-0.2",
+    "ReLU, 5 layers, averaged weights": "averaged weights",
+    "GP, squared exponential": "process",
+}
+CO2_COLUMNS = (
+    "rmse_observed", "rmse", "log_likelihood", "coverage_95", "epistemic_std_observed", "epistemic_std_first_third",
+    "epistemic_std_last_third",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("label", CO2_ROWS)
+def test_the_table_of_the_co2_experiment_is_that_of_its_results(label):
+    metrics, text = stored("co2")["metrics"], (ROOT / "docs" / "experiments.md").read_text()
+    cells = next(line for line in text.splitlines() if line.startswith(f"| {label} |")).strip("|").split("|")
+    values = [metrics[CO2_ROWS[label]][name] for name in CO2_COLUMNS]
+    for cell, value in zip(cells[1:], values, strict=False):
+        digits = len(cell.strip().partition(".")[2])
+        assert float(cell) == pytest.approx(value, abs=0.501 * 10**-digits)
+
+
+@pytest.mark.parametrize("attack", ["FGSM", "PGD"])
+def test_the_table_of_the_adversarial_experiment_is_that_of_its_results(attack):
+    results, text = stored("adversarial"), (ROOT / "docs" / "experiments.md").read_text()
+    names = ("accuracy_averaged", "accuracy_mc", "auroc_entropy", "auroc_mutual_information", "auroc_variation_ratio")
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith(f"| {attack} |")]
+    assert rows
+    for row in rows:
+        at = results["settings"]["strengths"].index(float(row[1])) + 1
+        expected = [results["metrics"][attack][name][at] for name in names]
+        assert [float(cell) for cell in row[2:]] == pytest.approx(expected, abs=0.00501)
+
+
+def test_the_posteriors_and_the_theory_quote_the_comparison_with_hamiltonian_monte_carlo():
+    table = stored("posteriors")["table"]
+    lines = (ROOT / "docs" / "posteriors.md").read_text().splitlines()
+    for method, row in table.items():
+        cells = next(line for line in lines if line.startswith(f"| {method} |")).strip("|").split("|")[1:]
+        assert [float(cell) for cell in cells] == [float(f"{value:.2g}") for value in row.values()], method
+    (ratio,) = numbers(page("theory"), r"the deviation of dropout is ([\d.]+) times that of \[Hamiltonian")
+    assert ratio == float(f"{table['dropout']['at the data']:.2g}")
