@@ -7,7 +7,7 @@ import subprocess
 import numpy as np
 from scipy.stats import norm
 
-from benchmarks import comparison, history
+from benchmarks import comparison, history, league
 from benchmarks.history import Goal
 
 
@@ -106,3 +106,16 @@ def test_the_comparison_marks_the_best_of_the_splits_that_all_methods_have_run()
     lines = comparison.table(fits).splitlines()
     assert len(lines) == 2 + len(comparison.METHODS) and lines[2].startswith("| yacht | 1 |")
     assert "| **3.000** |" in lines[5] and "| – |" in lines[6]
+
+
+def test_the_scores_of_the_league_are_those_of_a_known_gaussian():
+    y = np.random.default_rng(0).normal(size=20_000)
+    quantiles = np.repeat(norm.ppf(league.LEVELS)[:, None], len(y), axis=1)
+    scores = league.regression_scores(y, quantiles, np.zeros_like(y), norm.logpdf(y))
+    exact = (y * (2 * norm.cdf(y) - 1) + 2 * norm.pdf(y) - 1 / math.sqrt(math.pi)).mean()
+    assert abs(scores["CRPS"] / exact - 1) < 0.02  # ten levels
+    assert abs(scores["coverage"] - 0.9) < 0.01 and abs(scores["RMSE"] - 1) < 0.02
+    assert abs(scores["width"] - 2 * norm.ppf(0.95)) < 1e-9
+    found = league.class_scores(np.array([0, 1]), np.array([[0.8, 0.2], [0.4, 0.6]]))
+    expected = [-np.log([0.8, 0.6]).mean(), np.mean([2 * 0.2**2, 2 * 0.4**2]), 1.0]
+    np.testing.assert_allclose([found["NLL"], found["Brier"], found["accuracy"]], expected)
