@@ -7,7 +7,7 @@ import subprocess
 import numpy as np
 from scipy.stats import norm
 
-from benchmarks import comparison, history, league
+from benchmarks import comparison, history, league, one_pass
 from benchmarks.history import Goal
 
 
@@ -75,6 +75,16 @@ def test_the_table_of_the_posteriors_is_that_of_the_last_run():
     page = " ".join((PAGES / "posteriors.md").read_text().split())
     assert f"R-hat over the grid was {run['r_hat']:.3f}" in page and f"chains of {run['samples']} samples" in page
     assert f"at least {run['effective_samples'] // 10 * 10:.0f} effective samples" in page
+
+
+def test_the_tables_of_one_pass_are_those_of_the_last_run():
+    run = last_run("one_pass")
+    for words, part in (("`python -m benchmarks.one_pass`", "zoo"), ("## Where it fails", "rates")):
+        expected = [[name, *one_pass.cells(figures)] for name, figures in run[part].items()]
+        assert table_after("one_pass.md", words) == expected
+    costs = table_after("one_pass.md", "The\ncost of one output")
+    assert costs == [[name, f"{cost:.1f}"] for name, cost in run["costs"].items()]
+    assert f"{run['close']} of these {len(run['zoo'])} networks" in (PAGES / "one_pass.md").read_text()
 
 
 def test_the_comparison_scores_a_gaussian_as_scipy_does():

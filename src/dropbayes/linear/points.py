@@ -9,8 +9,8 @@ from torch import Tensor
 
 __all__ = ["N_POINTS", "gaussian_points", "standard_points"]
 
-N_POINTS = 512
-"""The number of points: a class probability is then within about 0.002 of its expectation."""
+N_POINTS = 256
+"""The number of points: a class probability is then within about 0.005 of its expectation."""
 
 
 @functools.lru_cache(maxsize=8)
