@@ -87,9 +87,29 @@ def refused(forward, error, words):
         db.predict(Module(forward, head=nn.Linear(3, 3)), X, method="linear")
 
 
-def test_a_comparison_of_random_numbers_is_refused():
-    words = "compares random numbers.*torch.bernoulli"
-    refused(lambda m, x: m.head(x) * (torch.rand_like(x) < 0.7), NotImplementedError, words)
+@pytest.mark.parametrize(
+    "gate",
+    [
+        lambda shape: (torch.rand(shape) < 0.7).to(torch.float64),
+        lambda shape: (torch.rand(shape) > 0.3).double(),
+        lambda shape: (0.7 >= torch.rand(shape)).type(torch.float64),  # noqa: SIM300 - the spelling is the test
+    ],
+    ids=["less", "more", "reversed"],
+)
+def test_a_comparison_of_random_numbers_that_becomes_a_number_is_a_bernoulli_gate(gate):
+    found = variance(lambda m, x: x / 0.7 * gate(x.shape) if m.training else x, X)
+    torch.testing.assert_close(found, 0.3 / 0.7 * X.double().square())
+
+
+def test_this_librarys_layers_are_linearised():
+    net = nn.Sequential(db.layers.Linear(3, 2, noise=db.layers.BernoulliNoise(0.2))).double()
+    drawn = db.predict(net, X.double(), n_draws=10_000).std
+    torch.testing.assert_close(db.predict(net, X.double(), method="linear").std, drawn, rtol=0.03, atol=0)
+
+
+def test_a_comparison_of_random_numbers_that_chooses_is_refused():
+    words = "comparison of torch.rand.*torch.bernoulli"
+    refused(lambda m, x: torch.where(torch.rand_like(x) < 0.7, m.head(x), x), NotImplementedError, words)
 
 
 @pytest.mark.parametrize("choice", [torch.round, lambda h: h.argmax(-1, keepdim=True) + 0 * h], ids=["round", "argmax"])

@@ -6,6 +6,7 @@ the graph, one for each row; other random numbers are held at their means in the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from dropbayes.tracing.generators import SENTINEL_SEED
 
 __all__ = ["SiteVariables", "Variable"]
 
+_CASTS = {"bfloat16", "double", "float", "half", "to", "type", "type_as"}
 _HARD = {"argmax", "argmin", "ceil", "floor", "heaviside", "round", "sign", "trunc"}
 
 
@@ -54,6 +56,7 @@ class SiteVariables(Source):
         self._seeds_torch, self._names, self._ignored, self._tied = profile.seeds_torch, names, ignored, tied
         self._drawn: Variable | None = None  # uniforms that the running operation has asked for
         self._uniforms: dict[int, tuple[Tensor, Variable, float]] = {}  # tensors of uniforms plus a number, by id
+        self._gates: dict[int, tuple[Tensor, Variable, float]] = {}  # their comparisons, with the chance of a one
 
     def is_off(self, training: bool) -> bool:
         return self._is_ignored() or not (training or is_ours(self._names.caller()[1]))
@@ -88,13 +91,6 @@ class SiteVariables(Source):
         chance = probability.detach()
         return probability + self._add("bernoulli", torch.zeros_like(chance), chance * (1 - chance))
 
-    def compare(self, func: Callable[..., Any], left: Any, right: Any) -> None:
-        if id(left) in self._uniforms or id(right) in self._uniforms:
-            raise NotImplementedError(
-                "`net` compares random numbers of torch.rand, and a comparison has no derivative. Draw that mask with "
-                'torch.bernoulli or nn.functional.dropout, or predict with method="sampling".'
-            )
-
     def after(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         drawn, self._drawn = self._drawn, None
         if drawn is not None:
@@ -103,10 +99,16 @@ class SiteVariables(Source):
         name = getattr(func, "__name__", "").strip("_")
         known = next((self._uniforms[id(arg)] for arg in args if id(arg) in self._uniforms), None)
         number = next((arg for arg in args if isinstance(arg, (int, float))), None)
-        if known is not None and name in ("add", "radd", "iadd") and number is not None:
+        gate = next((self._gates[id(arg)] for arg in args if id(arg) in self._gates), None)
+        if gate is not None and isinstance(result, Tensor):
+            self._hold_gate(result, gate[1], gate[2] if name in _CASTS else math.nan)
+        elif known is not None and number is not None and name in ("add", "radd", "iadd"):
             self._uniforms[id(result)] = (result, known[1], known[2] + number)
-        elif known is not None and name == "floor" and 0 <= known[2] <= 1:
-            self._floor(result, known[1], known[2])
+        elif known is not None and number is not None and name in ("lt", "le", "gt", "ge"):
+            below = number - known[2]
+            self._gates[id(result)] = (result, known[1], below if name in ("lt", "le") else 1 - below)
+        elif known is not None and name == "floor":
+            self._hold_gate(result, known[1], known[2])
         elif name in _HARD and isinstance(args[0], Tensor) and args[0].requires_grad:
             raise NotImplementedError(
                 f"`net` takes {name} of numbers that depend on its dropout: a hard choice, which "
@@ -117,13 +119,18 @@ class SiteVariables(Source):
         path, module = self._names.caller()
         return module is not None and is_ignored(self._ignored, path, module)
 
-    def _floor(self, result: Tensor, uniforms: Variable, keep_prob: float) -> None:
-        """`floor(keep_prob + rand())`, as stochastic depth is often written, is a Bernoulli variable."""
+    def _hold_gate(self, result: Tensor, uniforms: Variable, chance: float) -> None:
+        """Makes `floor(keep_prob + rand())` or `(rand() < keep_prob).to(dtype)` a Bernoulli variable; refuses NaN."""
+        if not (result.is_floating_point() and uniforms in self.variables and 0 <= chance <= 1):
+            raise NotImplementedError(
+                "`net` chooses by a comparison of torch.rand, which has no derivative. Draw that mask with "
+                'torch.bernoulli or nn.functional.dropout, or predict with method="sampling".'
+            )
         self.variables.remove(uniforms)
         noise = torch.zeros_like(result).requires_grad_()
-        self.variables.append(Variable(uniforms.site, noise, keep_prob * (1 - keep_prob)))
+        self.variables.append(Variable(uniforms.site, noise, chance * (1 - chance)))
         with torch.enable_grad():
-            result.copy_(keep_prob + noise)
+            result.copy_(chance + noise)
 
     def _add(self, kind: str, mean: Tensor, variance: float | Tensor) -> Tensor:
         """The next variable, at its mean."""
