@@ -73,3 +73,11 @@ def test_a_notebook_is_interactive_though_it_is_no_terminal(monkeypatch):
     shell = types.SimpleNamespace(config={"IPKernelApp": {}})
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
     assert interactive()
+
+
+def test_a_bar_with_a_delay_appears_only_when_work_takes_longer(minutes, monkeypatch, capsys):
+    for total, delay, shown in ((4, 45.0, True), (1, 45.0, False), (4, 1e6, False)):
+        with ProgressBar("predict", total, unit="rows", show=True, delay=delay) as bar:
+            for _ in range(total):
+                bar.advance()
+        assert ("predict" in capsys.readouterr().err) == shown and bar.done == total

@@ -21,7 +21,7 @@ from dropbayes.likelihoods import Likelihood
 from dropbayes.linear import Linear, OnePass, one_pass_plan
 from dropbayes.predictive.prediction import Prediction
 from dropbayes.predictive.statistics import Request, RowResults, RowStatistics, row_summaries
-from dropbayes.runtime.progress import DelayedBar, ProgressBar
+from dropbayes.runtime.progress import ProgressBar
 from dropbayes.sampling import (
     Inputs,
     Moments,
@@ -118,7 +118,7 @@ def predict(
         if automatic and isinstance(plan, Plan) and not plan.exact:
             used += _add_until(results, plan, inputs, offset, sampling.tolerance, request)
         else:
-            with DelayedBar("predict", inputs.n_rows, show=own_bar) as bar:
+            with ProgressBar("predict", inputs.n_rows, unit="rows", show=own_bar, delay=3.0) as bar:
                 for rows, summary in row_summaries(plan, inputs, offset, request):
                     results.add(summary)
                     bar.advance(len(rows))

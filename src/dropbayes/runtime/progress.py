@@ -6,13 +6,15 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-__all__ = ["DelayedBar", "ProgressBar"]
+if TYPE_CHECKING:
+    from tqdm.auto import tqdm
+
+__all__ = ["ProgressBar"]
 
 _Item = TypeVar("_Item")
 _SECONDS_PER_LINE = 60.0
-_SECONDS_BEFORE_A_BAR = 3.0
 
 
 class ProgressBar:
@@ -25,6 +27,7 @@ class ProgressBar:
         initial: The number of units already done, in a resumed run.
         show: Whether to show a bar. By default: a bar where standard error is a terminal or belongs to a notebook,
             otherwise one line per minute.
+        delay: The seconds before a bar appears; work that is done by then shows nothing, and waits for no import.
 
     Example:
         >>> with ProgressBar("fit", 3, unit="epochs") as progress:
@@ -33,13 +36,20 @@ class ProgressBar:
     """
 
     def __init__(
-        self, title: str, total: int | None, *, unit: str = "steps", initial: int = 0, show: bool | None = None
+        self,
+        title: str,
+        total: int | None,
+        *,
+        unit: str = "steps",
+        initial: int = 0,
+        show: bool | None = None,
+        delay: float = 0.0,
     ) -> None:
-        self.title, self.total, self.unit = title, total, unit
+        self.title, self.total, self.unit, self.delay = title, total, unit, delay
         self.done = self.initial = initial
-        bar = show if show is not None else interactive()
-        self._bar = _bar(title, total, unit, initial) if bar else None
-        self._lines = show is None
+        self._drawn = interactive() if show is None else show
+        self._bar = self._new_bar() if self._drawn and not delay else None
+        self._lines = show is None and not self._drawn
         self._start = self._last_line = time.monotonic()
 
     def __enter__(self) -> ProgressBar:
@@ -54,6 +64,8 @@ class ProgressBar:
         self.done += count
         if self._bar is not None:
             self._bar.update(count)
+        elif self._drawn and self.done != self.total and time.monotonic() - self._start > self.delay:
+            self._bar = self._new_bar()
         elif self._lines and time.monotonic() - self._last_line >= _SECONDS_PER_LINE:
             self._last_line = time.monotonic()
             with contextlib.suppress(OSError, ValueError):  # standard error may be closed
@@ -68,6 +80,12 @@ class ProgressBar:
         for item in items:
             yield item
             self.advance()
+
+    def _new_bar(self) -> tqdm[NoReturn]:
+        from tqdm.auto import tqdm
+
+        unit = {"unit": "B", "unit_scale": True} if self.unit == "bytes" else {"unit": f" {self.unit}"}
+        return tqdm(total=self.total, desc=self.title, initial=self.done, leave=False, **unit)
 
     def line(self, seconds: float) -> str:
         """The progress in one line of text, after the given seconds.
@@ -88,58 +106,11 @@ class ProgressBar:
         return f"{text}, about {_duration(seconds * (self.total - self.done) / new)} left"
 
 
-class DelayedBar:
-    """A bar that appears once the work has taken some seconds, in a terminal or notebook only.
-
-    Args:
-        title: The name of the work.
-        total: The number of rows in the work.
-        show: Whether to show it; by default where standard error is a terminal or belongs to a notebook.
-    """
-
-    def __init__(self, title: str, total: int, *, show: bool | None = None) -> None:
-        self.title, self.total, self.show = title, total, show
-        self.done = 0
-        self._start = time.monotonic()
-        self._bar: ProgressBar | None = None
-
-    def __enter__(self) -> DelayedBar:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(*failure)
-
-    def advance(self, count: int) -> None:
-        """Adds `count` rows to those done."""
-        self.done += count
-        if self._bar is not None:
-            self._bar.advance(count)
-        elif self._is_due() and (interactive() if self.show is None else self.show):
-            self._bar = ProgressBar(self.title, self.total, unit="rows", initial=self.done, show=True)
-
-    def _is_due(self) -> bool:
-        return self.done < self.total and time.monotonic() - self._start > _SECONDS_BEFORE_A_BAR
-
-
 def interactive() -> bool:
     """Whether a bar can be redrawn on standard error: in a terminal or in a notebook."""
-    notebook = "IPKernelApp" in getattr(_ipython(), "config", {})
-    return notebook or (sys.stderr is not None and sys.stderr.isatty())
-
-
-def _ipython() -> Any:
-    """The running IPython shell, if IPython is loaded at all."""
-    module = sys.modules.get("IPython")
-    return module.get_ipython() if module is not None else None
-
-
-def _bar(title: str, total: int | None, unit: str, initial: int) -> Any:
-    from tqdm.auto import tqdm
-
-    if unit == "bytes":
-        return tqdm(total=total, desc=title, unit="B", unit_scale=True, initial=initial, leave=False)
-    return tqdm(total=total, desc=title, unit=f" {unit}", initial=initial, leave=False)
+    ipython = sys.modules.get("IPython")  # a notebook has loaded it
+    shell = ipython.get_ipython() if ipython is not None else None
+    return "IPKernelApp" in getattr(shell, "config", {}) or (sys.stderr is not None and sys.stderr.isatty())
 
 
 def _duration(seconds: float) -> str:
