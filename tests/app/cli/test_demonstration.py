@@ -92,13 +92,11 @@ def test_what_is_printed_is_what_was_written(quick):
         assert float(shown[5]) == pytest.approx(float(row["lower"]), abs=0.051)
         assert float(shown[7]) == pytest.approx(float(row["upper"]), abs=0.051)
     held = [row for row in rows if row["part"] == "held out"]
-    inside = int(
-        (
-            (numbers(held, "lower") <= numbers(held, "CO₂ (ppm)"))
-            & (numbers(held, "CO₂ (ppm)") <= numbers(held, "upper"))
-        ).sum()
-    )
-    assert f"{inside} of them lie in their 95 % interval" in " ".join(printed.split())
+    truth = numbers(held, "CO₂ (ppm)")
+    inside = ((numbers(held, "lower") <= truth) & (truth <= numbers(held, "upper"))).mean()
+    assert f"and {100 * inside:.0f} % in their 95 % interval: the intervals are " in " ".join(printed.split())
+    error = np.sqrt(np.mean((numbers(held, "mean") - truth) ** 2))
+    assert f"the error is {error:.2f} (RMS)" in " ".join(printed.split())
 
 
 def test_nothing_after_1984_is_learned_from():

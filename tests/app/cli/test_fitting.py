@@ -210,3 +210,37 @@ def test_a_target_of_zero_and_one_is_said_to_be_classes(tmp_path):
     assert load(tmp_path / "m").schema.task == "classification"
     assert "which are classes" not in run(*arguments, "--task", "regression").err
     assert load(tmp_path / "m").schema.task == "regression"
+
+
+def fitted_notes(folder, lines, target="y"):
+    (folder / "t.csv").write_text("\n".join(lines))
+    result = run(
+        "fit", folder / "t.csv", "--target", target, "--out", folder / "m", *TINY[:2], "--n-steps", "300", *TINY[4:]
+    )
+    assert result.code == 0, result.err
+    return result.err
+
+
+@pytest.mark.parametrize("name", ["day", "count"])
+def test_rows_in_order_of_time_are_noted_with_the_option_that_holds_out_what_follows(tmp_path, name):
+    days = (np.datetime64("2010-01") + np.arange(120)).astype("datetime64[D]")
+    times = days if name == "day" else np.arange(120) * 2
+    walk = np.random.default_rng(0).normal(size=120).cumsum() + np.arange(120) / 2
+    notes = fitted_notes(tmp_path, [f"{name},y", *(f"{t},{y:.3f}" for t, y in zip(times, walk, strict=True))])
+    said = re.search(rf"in order of '{name}': held out at random they score (\S+) nats per row, held out after those "
+                     rf"learned from (\S+); .* --time {name}\.", notes)  # fmt: skip
+    assert float(said[2]) < float(said[1])
+
+
+def test_rows_in_no_order_are_not_noted(tmp_path):
+    shuffled = np.random.default_rng(0).permutation(120)
+    notes = fitted_notes(tmp_path, ["count,y", *(f"{t},{t / 2 + (7 * t) % 11:.3f}" for t in shuffled)])
+    assert "--time" not in notes and "--group" not in notes
+
+
+def test_repeated_identifiers_are_noted_with_the_option_that_holds_out_whole_groups(tmp_path):
+    generator = np.random.default_rng(0)
+    numbers = np.repeat(generator.permutation(500)[:20], 6)
+    lines = [f"{n},{generator.normal():.3f},{n / 9 + generator.normal():.3f}" for n in numbers]
+    assert "'nr' repeats in runs: 20 values of about 6 rows" in fitted_notes(tmp_path, ["nr,x,y", *lines])
+    assert "--group nr" in fitted_notes(tmp_path, ["nr,x,y", *lines])

@@ -8,6 +8,7 @@ import types
 
 import numpy as np
 import pytest
+import torch
 
 from dropbayes.app.models.model import load
 from dropbayes.app.models.storage import CARD
@@ -34,6 +35,50 @@ def test_evaluate_scores_classes(models):
     labels = [row["kind"] for row in rows_of((models / "new.csv").read_text())]
     assert found["log_likelihood"] == pytest.approx(-log_loss(labels, probabilities, labels=model.estimator.classes_))
     assert found["accuracy"] == accuracy_score(labels, model.estimator.classes_[probabilities.argmax(1)])
+
+
+def test_evaluate_scores_intervals_and_whole_distributions_with_standard_errors(models):
+    found = json.loads(run("evaluate", models / "numbers", models / "new.csv", "--json").text)
+    model = load(models / "numbers")
+    x, y = inputs(model, models / "new.csv"), column(rows_of((models / "new.csv").read_text()), "price")
+    lower, upper = model.estimator.predict_interval(x, 0.95)
+    penalty = 40 * (np.maximum(lower - y, 0) + np.maximum(y - upper, 0))
+    assert found["interval_width"] == pytest.approx((upper - lower).mean(), rel=1e-6)
+    assert found["interval_score"] == pytest.approx((upper - lower + penalty).mean(), rel=1e-6)
+    assert found["crps"] == pytest.approx(float(model.estimator.predictive(x).crps(torch.from_numpy(y)).mean()))
+    error = np.abs(model.estimator.predict(x) - y).std(ddof=1) / np.sqrt(40)
+    assert found["standard_errors"]["mae"] == pytest.approx(error, rel=1e-6)
+
+
+def test_a_constant_prediction_of_numbers_is_scored_beside_the_model(models):
+    found = json.loads(run("evaluate", models / "numbers", models / "new.csv", "--json").text)["constant"]
+    y = column(rows_of((models / "new.csv").read_text()), "price")
+    spread = y.std()
+    assert found["rmse"] == pytest.approx(spread) and found["sharpness"] == pytest.approx(spread)
+    assert found["log_likelihood"] == pytest.approx(-0.5 * np.log(2 * np.pi * np.e * spread**2))
+    assert found["interval_width"] == pytest.approx(2 * 1.959964 * spread, rel=1e-5)
+
+
+def test_classes_are_scored_by_ranking_and_by_class_beside_their_shares(models):
+    from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+
+    found = json.loads(run("evaluate", models / "classes", models / "new.csv", "--json").text)
+    model = load(models / "classes")
+    x = inputs(model, models / "new.csv")
+    labels = np.array([row["kind"] for row in rows_of((models / "new.csv").read_text())])
+    probabilities = model.estimator.predict_proba(x)
+    assert found["auc"] == pytest.approx(roc_auc_score(labels, probabilities, multi_class="ovr"))
+    assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, model.estimator.predict(x)))
+    shares = np.unique(labels, return_counts=True)[1] / len(labels)
+    assert found["constant"]["log_likelihood"] == pytest.approx((shares * np.log(shares)).sum())
+    assert found["constant"]["accuracy"] == shares.max() and found["constant"]["auc"] == 0.5
+
+
+def test_one_row_has_scores_and_neither_standard_error_nor_constant(models, tmp_path):
+    (tmp_path / "t.csv").write_text("".join((models / "new.csv").read_text().splitlines(keepends=True)[:2]))
+    result = run("evaluate", models / "numbers", tmp_path / "t.csv", "--json")
+    found = json.loads(result.text)
+    assert result.code == 0 and found["n_rows"] == 1 and found["standard_errors"] == found["constant"] == {}
 
 
 def test_evaluate_leaves_out_rows_without_target_and_prints_a_table(models, tmp_path):

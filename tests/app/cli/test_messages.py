@@ -9,16 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dropbayes.app.cli.messages import bold, complain, count, extra, number, one_line, print_result
+from dropbayes.app.cli.messages import bold, complain, extra, one_line, print_result
+from dropbayes.runtime.formatting import count, plain_number
 
 
 @given(st.floats(1e-4, 9.9e8))
 def test_a_number_is_read_back_to_four_digits(value):
-    assert float(number(value).replace(",", "")) == pytest.approx(value, rel=5.1e-4)
+    assert float(plain_number(value).replace(",", "")) == pytest.approx(value, rel=5.1e-4)
 
 
 def test_numbers_have_no_exponent_where_they_can_do_without():
-    assert [number(v) for v in (30870.2, 1.682e-09, 0.0, -3.5, 100.0)] == ["30,870", "1.682e-09", "0", "-3.5", "100"]
+    assert [plain_number(v) for v in (30870.2, 1.682e-09, 0.0, -3.5, 100.0)] == [
+        "30,870",
+        "1.682e-09",
+        "0",
+        "-3.5",
+        "100",
+    ]
 
 
 def test_a_count_has_its_noun():

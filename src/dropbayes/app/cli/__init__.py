@@ -91,9 +91,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception as error:
             if "--debug" in arguments or os.environ.get("DROPBAYES_DEBUG", "") not in ("", "0"):
                 raise
-            options = _options(command)
-            notes = getattr(error, "__notes__", ())
-            complain(_with_options(_error_message(error), options), [_with_options(line, options) for line in notes])
+            lines = [_error_message(error), *getattr(error, "__notes__", ())]
+            for parameter in (parameter for each in command.commands.values() for parameter in each.params):
+                if parameter.opts[0].startswith("--"):  # the user knows an argument by the option that sets it
+                    lines = [line.replace(f"`{parameter.name}`", parameter.opts[0]) for line in lines]
+            complain(lines[0], lines[1:])
             code = 1
         finally:
             if previous is not None:
@@ -132,19 +134,6 @@ def _error_message(error: Exception) -> str:
         case ValueError() | OSError() | FloatingPointError() | ImportError() if str(error):
             return str(error)
     return f"unexpected {type(error).__name__}: {error}. Set DROPBAYES_DEBUG=1 to see where it arose."
-
-
-def _options(command: TyperGroup) -> dict[str, str]:
-    """The option that sets each argument of the commands."""
-    parameters = [parameter for each in command.commands.values() for parameter in each.params]
-    return {parameter.name: parameter.opts[0] for parameter in parameters if parameter.opts[0].startswith("--")}
-
-
-def _with_options(text: str, options: dict[str, str]) -> str:
-    """The message of an error, with the arguments of the library called by the options that set them."""
-    for name, option in options.items():
-        text = text.replace(f"`{name}`", option)
-    return text
 
 
 def _note_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dropbayes.app.cli.messages import bold, number, print_result, table
-from dropbayes.app.cli.options import Json, ModelFolder
+from dropbayes.app.cli import options
+from dropbayes.app.cli.messages import bold, escaped, print_result, table
+from dropbayes.runtime.formatting import plain_number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["explain", "facts"]
 
 
-def explain(model: ModelFolder, as_json: Json = False) -> None:
+def explain(model: options.ModelFolder, as_json: options.Json = False) -> None:
     """Describe a model: what it reads, and what it is.
 
     The columns with their ranges, the sizes of the networks, drop probabilities, precision and length-scales.
@@ -100,9 +101,7 @@ def _layers(model: Model) -> list[dict[str, Any]]:
 
 
 def _lines(model: Model, about: dict[str, Any]) -> Iterator[RenderableType]:
-    from rich.markup import escape
-
-    file = escape(str(model.origin.get("file", "a table")))
+    file = escaped(model.origin.get("file", "a table"))
     yield f"{bold(about['task'])} of {bold(about['target'])}, fitted on {about['n_data']:,} rows of {file}\n"
     yield table("", ["what", "value"], _properties(model, about))
     yield ""
@@ -140,9 +139,9 @@ def _properties(model: Model, about: dict[str, Any]) -> Iterator[tuple[str, str]
     if about.get("target_transform", "none") != "none":
         yield "learned", f"{model.ensemble.transform_.unit}; noise and precision are in its scale"
     if (precision := about.get("precision")) is not None:
-        yield "precision τ", f"{number(precision)}: noise of standard deviation {number(precision**-0.5)}"
+        yield "precision τ", f"{plain_number(precision)}: noise of standard deviation {plain_number(precision**-0.5)}"
     yield "training rows N", f"{about['n_data']:,}"
     if about["held_out_log_likelihood"] is not None:
-        yield "held-out log-likelihood", f"{number(about['held_out_log_likelihood'])} nats per row"
+        yield "held-out log-likelihood", f"{plain_number(about['held_out_log_likelihood'])} nats per row"
     if calibration := model.origin.get("calibration"):
         yield "calibration", f"{calibration['method']}, on {calibration['n_rows']:,} rows of {calibration['file']}"

@@ -11,22 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dropbayes.app.cli import options
 from dropbayes.app.cli.explaining import facts
-from dropbayes.app.cli.messages import bold, count, note, number, print_result, print_text, table
-from dropbayes.app.cli.options import (
-    Data,
-    Decimal,
-    Delimiter,
-    DropProb,
-    Encoding,
-    Hidden,
-    Json,
-    WeightDecay,
-    column_option,
-    training_option,
-)
+from dropbayes.app.cli.messages import bold, escaped, note, print_result, print_text, table
+from dropbayes.runtime.formatting import count, plain_number
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from rich.console import RenderableType
 
     from dropbayes.app.models.model import Model
@@ -38,7 +29,7 @@ __all__ = ["fit"]
 
 def fit(
     context: typer.Context,
-    data: Data,
+    data: options.Data,
     target: Annotated[list[str], typer.Option(help="The column to predict.", metavar="COLUMN")],
     folder: Annotated[
         str, typer.Option("--out", "-o", help="The folder to write; a model in it is replaced.", metavar="FOLDER")
@@ -47,66 +38,56 @@ def fit(
         Literal["regression", "classification"] | None,
         typer.Option(help="Default: regression for a numeric target other than 0 and 1, else classification."),
     ] = None,
-    ignore: Annotated[
-        list[str] | None, column_option(help="A column to leave out; may be repeated.", metavar="COLUMN")
-    ] = None,
+    ignore: Annotated[list[str] | None, options.column(help="A column to leave out; may be repeated.")] = None,
     categorical: Annotated[
-        list[str] | None,
-        column_option(help="A numeric column whose numbers are categories; may be repeated.", metavar="COLUMN"),
+        list[str] | None, options.column(help="A numeric column whose numbers are categories; may be repeated.")
     ] = None,
     missing: Annotated[
-        list[str] | None, column_option(help="A further text that means 'no value'; may be repeated.", metavar="TEXT")
+        list[str] | None, options.column(help="A further text that means 'no value'; may be repeated.", metavar="TEXT")
     ] = None,
-    max_categories: Annotated[int, column_option(help="The most categories per column.", min=2, metavar="N")] = 100,
-    decimal: Decimal = None,
-    weights: Annotated[
-        str | None, column_option(help="The column with the weight of each row.", metavar="COLUMN")
-    ] = None,
-    group: Annotated[
-        str | None, column_option(help="The column of groups, each held out whole.", metavar="COLUMN")
-    ] = None,
+    max_categories: Annotated[int, options.column(help="The most categories per column.", min=2, metavar="N")] = 100,
+    decimal: options.Decimal = None,
+    weights: Annotated[str | None, options.column(help="The column with the weight of each row.")] = None,
+    group: Annotated[str | None, options.column(help="The column of groups, each held out whole.")] = None,
     time: Annotated[
-        str | None,
-        column_option(help="The column of times: learn the past, hold out what follows.", metavar="COLUMN"),
+        str | None, options.column(help="The column of times: learn the past, hold out what follows.")
     ] = None,
     effort: Annotated[
         Literal["quick", "standard", "best"],
-        training_option(help="How long to search: seconds, the default, or an hour."),
+        options.training(help="How long to search: seconds, the default, or an hour.", metavar=None),
     ] = "standard",
-    quick: Annotated[bool, training_option("--quick", metavar="", help="The same as --effort quick.")] = False,
+    quick: Annotated[bool, options.training("--quick", metavar="", help="The same as --effort quick.")] = False,
     seed: Annotated[
-        int, training_option(help="Seed of the weights, the folds and the draws.", min=0, max=2**32 - 1, metavar="N")
+        int, options.training(help="Seed of the weights, the folds and the draws.", min=0, max=2**32 - 1)
     ] = 0,
-    hidden: Hidden = "auto",
-    drop_prob: DropProb = "search",
-    weight_decay: WeightDecay = "search",
+    hidden: options.Hidden = "auto",
+    drop_prob: options.DropProb = "search",
+    weight_decay: options.WeightDecay = "search",
     noise: Annotated[
         Literal["student", "constant", "heteroscedastic"],
-        training_option(metavar="KIND", help="Noise of a regression: student, constant or heteroscedastic."),
+        options.training(metavar="KIND", help="Noise of a regression: student, constant or heteroscedastic."),
     ] = "student",
     target_transform: Annotated[
         Literal["none", "log", "arcsinh", "auto"],
-        training_option(
+        options.training(
             metavar="KIND",
             help="Scale in which a regression learns: none, log, arcsinh, or auto to choose by held-out rows.",
         ),
     ] = "none",
     learn_drop_prob: Annotated[
-        bool, training_option("--learn-drop-prob", metavar="", help="Learn each layer's drop probability.")
+        bool, options.training("--learn-drop-prob", metavar="", help="Learn each layer's drop probability.")
     ] = False,
-    activation: Annotated[Literal["relu", "tanh"], training_option(help="The non-linearity.")] = "relu",
-    n_networks: Annotated[
-        int | None, training_option(help="Networks whose draws are pooled.", min=1, metavar="N")
-    ] = None,
-    n_steps: Annotated[int | None, training_option(help="Training steps on small data.", min=1, metavar="N")] = None,
-    n_draws: Annotated[int, training_option(help="Draws per network and prediction.", min=1, metavar="N")] = 50,
+    activation: Annotated[Literal["relu", "tanh"], options.training(help="The non-linearity.", metavar=None)] = "relu",
+    n_networks: Annotated[int | None, options.training(help="Networks whose draws are pooled.", min=1)] = None,
+    n_steps: Annotated[int | None, options.training(help="Training steps on small data.", min=1)] = None,
+    n_draws: Annotated[int, options.training(help="Draws per network and prediction.", min=1)] = 50,
     learning_rate: Annotated[
-        float | None, training_option(help="Adam's initial step size.", min=1e-12, metavar="X")
+        float | None, options.training(help="Adam's initial step size.", min=1e-12, metavar="X")
     ] = None,
-    device: Annotated[str, training_option(help="auto, cpu, cuda ...", metavar="NAME")] = "auto",
-    delimiter: Delimiter = None,
-    encoding: Encoding = None,
-    as_json: Json = False,
+    device: Annotated[str, options.training(help="auto, cpu, cuda ...", metavar="NAME")] = "auto",
+    delimiter: options.Delimiter = None,
+    encoding: options.Encoding = None,
+    as_json: options.Json = False,
 ) -> None:
     """Fit a model to a table and write it to a folder."""
     if len(target) > 1:
@@ -123,9 +104,10 @@ def fit(
     command = ["dropbayes", *(context.obj or ["fit", data])]
     reading = Reading(ignore or [], categorical or [], missing or [], max_categories, decimal, weights, group, time)
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
+        cells = whole_table(source)
         try:
             rows = training_rows(
-                whole_table(source),
+                cells,
                 target=target[0],
                 label=source.label,
                 at=lambda row: source.label if row < 0 else source.place(row),
@@ -172,6 +154,8 @@ def fit(
     found |= {"missing": rows.missing, **facts(model)}
     print_result(found, _results(model, found), as_json=as_json)
     _note_settings(model)
+    if time is None and group is None:
+        _note_order(model, rows, cells)
 
 
 def _versions() -> dict[str, str]:
@@ -188,8 +172,6 @@ def _versions() -> dict[str, str]:
 
 def _columns(rows: TrainingRows, max_lines: int = 60) -> Iterator[RenderableType]:
     """How the columns are read."""
-    from rich.markup import escape
-
     from dropbayes.columns.notation import PLAIN
 
     schema = rows.schema
@@ -199,7 +181,7 @@ def _columns(rows: TrainingRows, max_lines: int = 60) -> Iterator[RenderableType
         reason = f"{len(classes)} classes: {_abbreviated_list(classes)}"
     elif schema.target_notation != PLAIN:
         reason = f"a numeric target, written as {schema.target_notation.example}"
-    yield f"{bold(schema.task)} of {bold(schema.target)} ({escape(reason)})"
+    yield f"{bold(schema.task)} of {bold(schema.target)} ({escaped(reason)})"
     sizes = [count(len(rows.x), "row"), count(len(schema.columns), "column"), count(len(schema.inputs), "input")]
     dropped = f"; {count(rows.n_dropped, 'row')} without a target dropped" if rows.n_dropped else ""
     yield f"{', '.join(sizes)}{dropped}\n"
@@ -277,13 +259,13 @@ def _results(model: Model, found: dict[str, Any]) -> Iterator[str]:
     yield f"{count(len(population), 'network')}, {count(int(estimator.n_draws), 'draw')} of each per prediction"
     if found.get("noise") == "constant":
         precision = estimator.precision_
-        yield f"noise: standard deviation {number(precision**-0.5)} (precision τ = {number(precision)})"
+        yield f"noise: standard deviation {plain_number(precision**-0.5)} (precision τ = {plain_number(precision)})"
     if found.get("target_transform", "none") != "none":
         yield f"learned: {estimator.transform_.unit}"
     if found["held_out_log_likelihood"] is not None:
         of = "target's own distribution" if model.schema.task == "regression" else "class shares"
-        baseline = f"{number(estimator.baseline_score_)} of the {of} alone"
-        yield f"held-out log-likelihood {number(found['held_out_log_likelihood'])} nats per row ({baseline})"
+        baseline = f"{plain_number(estimator.baseline_score_)} of the {of} alone"
+        yield f"held-out log-likelihood {plain_number(found['held_out_log_likelihood'])} nats per row ({baseline})"
     yield f"\nwritten to {bold(found['model'])} after {found['seconds']:.1f} s of training"
 
 
@@ -299,3 +281,51 @@ def _note_settings(model: Model) -> None:
         beyond = ",".join(f"{v:g}" for v in (value / factor, value, value * factor) if v < 1 or not is_drop)
         option = name.replace("_", "-")
         note(f"the best {words}, {value:g}, is at the edge of those tried; --{option} {beyond} tries beyond it.")
+
+
+def _note_order(model: Model, rows: TrainingRows, cells: pa.Table, min_rows: int = 50) -> None:
+    """Notes on rows that resemble their neighbours, of which folds of single rows say too much good.
+
+    Where the rows are in order of time, networks with the settings of the fit are scored on folds that follow the rows
+    they learned from, and on random ones.
+    """
+    import numpy as np
+    from sklearn.base import clone
+
+    from dropbayes.columns.encoding import column_values
+
+    for column in rows.schema.columns:
+        if column.kind not in ("number", "date") or len(rows.x) < min_rows:
+            continue
+        values = column_values(column, cells[column.name], str, rows.schema.missing)[rows.kept]
+        steps = np.diff(values)
+        n_distinct, n_runs = len(np.unique(values)), 1 + int((steps != 0).sum())
+        in_order = bool((steps >= 0).all() or (steps <= 0).all())
+        counts_time = column.kind == "date" or column.name.casefold() in ("year", "time", "t", "trend")
+        if in_order and n_distinct > 2 and (counts_time or np.allclose(steps, steps[0], rtol=0.1, atol=0.0)):
+            population = model.ensemble.population_
+            settings = {
+                "hidden": tuple(model.ensemble.hidden_),
+                "drop_prob": tuple(population.drop_prob[0].tolist()),
+                "weight_decay": float(population.members[0].weight_decay),
+                "n_networks": 1,
+                "verbose": False,
+            }
+            probes = [clone(model.estimator).set_params(**settings) for _ in range(2)]
+            probes[0].fit(rows.x, rows.y, sample_weight=rows.weight)
+            probes[1].fit(rows.x, rows.y, sample_weight=rows.weight, times=np.unique(values, return_inverse=True)[1])
+            at_random, forward = (float(max(probe.search_scores_)) for probe in probes)
+            if forward < at_random - 0.1:
+                note(
+                    f"the rows are in order of {column.name!r}: held out at random they score {plain_number(at_random)} nats "
+                    f"per row, held out after those learned from {plain_number(forward)}; to predict rows that come later, "
+                    f"fit with --time {shlex.quote(column.name)}."
+                )
+            return
+        if column.kind == "number" and n_distinct == n_runs and 10 <= n_distinct <= len(values) / 2:
+            each = plain_number(len(values) / n_distinct, 2)
+            note(
+                f"{column.name!r} repeats in runs: {n_distinct:,} values of about {each} rows; if rows of one value "
+                f"belong together, fit with --group {shlex.quote(column.name)} to hold them out together."
+            )
+            return

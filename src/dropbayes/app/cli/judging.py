@@ -8,19 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dropbayes.app.cli.messages import bold, count, note, number, print_result, table
-from dropbayes.app.cli.options import (
-    AllowNew,
-    BlockRows,
-    Delimiter,
-    Draws,
-    Encoding,
-    Json,
-    ModelFolder,
-    Outcomes,
-    Seed,
-    check_one_output,
-)
+from dropbayes.app.cli import options
+from dropbayes.app.cli.messages import bold, escaped, note, print_result, table
+from dropbayes.runtime.formatting import count, plain_number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,95 +18,152 @@ if TYPE_CHECKING:
 
     from dropbayes.app.cli.rows import Window
     from dropbayes.app.models.model import Model
+    from dropbayes.predictive.mixtures import Mixture
+    from dropbayes.predictive.outcomes import ClassOutcomes
+    from dropbayes.predictive.scoring import Score
     from dropbayes.runtime.arrays import NumpyArray
 
 __all__ = ["calibrate", "evaluate", "report"]
 
 
 def evaluate(
-    model: ModelFolder,
-    data: Outcomes,
-    n_draws: Draws = None,
-    seed: Seed = None,
-    allow_new: AllowNew = False,
-    block_rows: BlockRows = None,
-    delimiter: Delimiter = None,
-    encoding: Encoding = None,
-    as_json: Json = False,
+    model: options.ModelFolder,
+    data: options.Outcomes,
+    n_draws: options.Draws = None,
+    seed: options.Seed = None,
+    allow_new: options.AllowNew = False,
+    block_rows: options.BlockRows = None,
+    delimiter: options.Delimiter = None,
+    encoding: options.Encoding = None,
+    as_json: options.Json = False,
 ) -> None:
-    """Score a model against the outcomes in a table."""
+    """Score a model against the outcomes in a table.
+
+    Beside each score: its standard error, and the score of a prediction that is the same for every row.
+    """
     import torch
 
     from dropbayes.app.cli.rows import labelled_windows, note_training_rows
     from dropbayes.app.models.model import load
     from dropbayes.app.tables import open_table
-    from dropbayes.predictive.outcomes import ClassOutcomes, RegressionOutcomes
-    from dropbayes.predictive.scoring import CLASS_SCORES, REGRESSION_SCORES, core_scores
 
     fitted = load(model).with_draws(n_draws=n_draws, seed=seed)
     regression = fitted.schema.task == "regression"
-    per_row = _number_outcomes if regression else _class_outcomes
+    blocks = []
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
-        blocks = [
-            {name: values[torch.from_numpy(known)] for name, values in per_row(fitted, window, y).items()}
-            for window, y, known in labelled_windows(
-                fitted, source, allow_new=allow_new, title="evaluate", purpose="to score against", block_rows=block_rows
-            )
-        ]
+        for window, y, known in labelled_windows(
+            fitted, source, allow_new=allow_new, title="evaluate", purpose="to score against", block_rows=block_rows
+        ):
+            if known.any():
+                blocks.append((_number_outcomes if regression else _class_outcomes)(fitted, window, y, known))
     note_training_rows(fitted, data)
     rows = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
-    scores = REGRESSION_SCORES if regression else CLASS_SCORES
-    values = core_scores(scores, RegressionOutcomes(**rows) if regression else ClassOutcomes(**rows))
-    n_rows, n_draws = len(next(iter(rows.values()))), int(fitted.ensemble.n_draws) * len(fitted.ensemble.population_)
+    n_rows, n_draws = len(rows["y"]), int(fitted.ensemble.n_draws) * len(fitted.ensemble.population_)
+    scores, values, errors, constant = _scores(rows)
+    n_ranked = len(rows.get("crps", rows["y"]))
 
     def lines() -> Iterator[RenderableType]:
-        from rich.markup import escape
-
-        yield f"{bold(fitted.schema.target)} in {escape(source.label)}: {n_rows:,} rows, {n_draws} draws\n"
-        cells = [[scores[name].label, number(value), scores[name].description] for name, value in values.items()]
-        yield table("", ["score", "value", "meaning"], cells, numbers=(1,))
+        yield f"{bold(fitted.schema.target)} in {escaped(source.label)}: {n_rows:,} rows, {n_draws} draws\n"
+        cells = [
+            [
+                score.label,
+                plain_number(values[name]),
+                plain_number(errors[name], 2) if name in errors else "",
+                plain_number(constant[name]) if name in constant else "",
+                score.description + (f" ({n_ranked:,} rows)" if name == "crps" and n_ranked < n_rows else ""),
+            ]
+            for name, score in scores.items()
+        ]
+        yield table("", ["score", "value", "±", "constant", "meaning"], cells, numbers=(1, 2, 3))
+        what = "mean and standard deviation" if regression else "class shares"
+        yield f"\n± one standard error; constant: the {what} of these very outcomes, predicted for every row"
 
     found = {"model": str(fitted.path), "data": source.label, "n_rows": n_rows, "n_draws": n_draws, **values}
-    print_result(found, lines(), as_json=as_json)
+    print_result(found | {"standard_errors": errors, "constant": constant}, lines(), as_json=as_json)
 
 
-def _number_outcomes(model: Model, window: Window, y: NumpyArray) -> dict[str, Tensor]:
-    """The columns of `RegressionOutcomes` for a window's rows."""
+def _scores(rows: dict[str, Tensor]) -> tuple[dict[str, Score], dict[str, float], dict[str, float], dict[str, float]]:
+    """The scores that are shown, their values and standard errors, and their values for a constant prediction."""
+    import torch
+
+    from dropbayes.predictive.mixtures import Mixture
+    from dropbayes.predictive.outcomes import ClassOutcomes, RegressionOutcomes
+    from dropbayes.predictive.scoring import CLASS_SCORES, REGRESSION_SCORES, Score
+
+    y = rows["y"]
+    outcomes: RegressionOutcomes | ClassOutcomes
+    constant: RegressionOutcomes | ClassOutcomes | None
+    if "mean" in rows:
+        known, shown = REGRESSION_SCORES, {"interval_width", "interval_score", "crps"}
+        outcomes, spread = RegressionOutcomes(**rows), y.std(correction=0)
+        gaussian = Mixture(y.mean().expand(1, len(y)), spread) if spread > 0 else None
+        constant = None if gaussian is None else RegressionOutcomes(**_columns(gaussian, y), crps=gaussian.crps(y))
+    else:
+        meaning = "chance that a row of a class is given more of it than a row of another, the mean over classes"
+        known = {**CLASS_SCORES, "auc": Score("auc", "AUC", meaning, "higher", _area_under_curve)}
+        shown = {"balanced_accuracy", "auc"}
+        outcomes = ClassOutcomes(y, rows["probabilities"])
+        shares = torch.bincount(y, minlength=rows["probabilities"].shape[1]).double() / len(y)
+        constant = ClassOutcomes(y, shares.expand(len(y), -1))
+    scores = {name: score for name, score in known.items() if score.core or name in shown}
+    values = {name: float(score.value(outcomes)) for name, score in scores.items()}
+    errors = {name: float(s.error(outcomes)) for name, s in scores.items() if s.error is not None and len(y) > 1}
+    compared = {} if constant is None else {name: float(score.value(constant)) for name, score in scores.items()}
+    return scores, values, errors, compared
+
+
+def _area_under_curve(rows: ClassOutcomes) -> Tensor:
+    """The area under the ROC curve of each class against the others, the mean over the classes that can be told."""
+    import torch
+
+    from dropbayes.scores import auroc
+
+    labels, probabilities = torch.as_tensor(rows.labels), torch.as_tensor(rows.probabilities)
+    told = [k for k in range(probabilities.shape[1]) if 0 < int((labels == k).sum()) < len(labels)]
+    areas = [auroc(probabilities[:, k], labels == k) for k in told]
+    return torch.stack(areas).mean() if areas else torch.tensor(torch.nan)
+
+
+def _columns(mixture: Mixture, y: Tensor) -> dict[str, Tensor]:
+    """The columns of `RegressionOutcomes` but for the CRPS, which takes longest."""
+    lower, upper = mixture.interval(0.95)
+    moments = {"y": y, "mean": mixture.mean, "std": mixture.std, "lower": lower, "upper": upper}
+    return moments | {"log_likelihood": mixture.log_density(y), "pit": mixture.pit(y)}
+
+
+def _number_outcomes(
+    model: Model, window: Window, y: NumpyArray, known: NumpyArray, max_ranked: int = 100
+) -> dict[str, Tensor]:
+    """The columns of `RegressionOutcomes` for a window's rows; the CRPS of evenly chosen ones."""
     import torch
 
     mixture = model.ensemble.predictive(window.x)
     window.check_finite([mixture.mean.numpy()])
-    outcome = torch.from_numpy(y).nan_to_num()  # rows without an outcome are left out afterwards
-    return {
-        "y": outcome,
-        "mean": mixture.mean,
-        "std": mixture.std,
-        "log_likelihood": mixture.log_density(outcome),
-        "pit": mixture.pit(outcome),
-    }
+    mixture, outcome = mixture.rows(torch.from_numpy(known)), torch.from_numpy(y[known])
+    some = slice(None, None, -(-len(outcome) // max_ranked))
+    return {**_columns(mixture, outcome), "crps": mixture.rows(some).crps(outcome[some])}
 
 
-def _class_outcomes(model: Model, window: Window, y: NumpyArray) -> dict[str, Tensor]:
-    """The columns of `ClassOutcomes` for a window's rows."""
+def _class_outcomes(model: Model, window: Window, y: NumpyArray, known: NumpyArray) -> dict[str, Tensor]:
     import torch
 
     from dropbayes.predictive.mixtures import draw_mean
 
     probabilities = draw_mean(model.ensemble.draws(window.x))
     window.check_finite([probabilities.sum(1).numpy()])
-    return {"labels": torch.from_numpy(y), "probabilities": probabilities}
+    return {"y": torch.from_numpy(y[known]), "probabilities": probabilities[torch.from_numpy(known)]}
 
 
 def calibrate(
-    model: ModelFolder,
+    model: options.ModelFolder,
     data: Annotated[str | None, typer.Argument(metavar="DATA", help="Held-out rows with the target column.")] = None,
     method: Annotated[
         Literal["scale", "isotonic", "conformal", "none"], typer.Option(help="How to correct; none takes it back.")
     ] = "scale",
-    allow_new: AllowNew = False,
-    delimiter: Delimiter = None,
-    encoding: Encoding = None,
-    as_json: Json = False,
+    allow_new: options.AllowNew = False,
+    delimiter: options.Delimiter = None,
+    encoding: options.Encoding = None,
+    as_json: options.Json = False,
 ) -> None:
     """Correct a model's intervals or probabilities on held-out rows.
 
@@ -149,7 +196,7 @@ def calibrate(
             if regression
             else "every logit, relative to the class shares, is divided"
         )
-        change = f"{scaled} by {number(factor)}"
+        change = f"{scaled} by {plain_number(factor)}"
     elif method == "isotonic":
         change = "the levels of every interval are mapped to those observed"
     else:
@@ -163,8 +210,8 @@ def calibrate(
 
 
 def report(
-    model: ModelFolder,
-    data: Outcomes,
+    model: options.ModelFolder,
+    data: options.Outcomes,
     output: Annotated[
         str, typer.Option("--output", "-o", help="The HTML file to write; - is standard output.", metavar="FILE")
     ],
@@ -173,15 +220,15 @@ def report(
         str | None,
         typer.Option(help="The training table, for simple models and a comparison of rows.", metavar="DATA"),
     ] = None,
-    n_draws: Draws = None,
-    seed: Seed = None,
-    allow_new: AllowNew = False,
-    delimiter: Delimiter = None,
-    encoding: Encoding = None,
-    as_json: Json = False,
+    n_draws: options.Draws = None,
+    seed: options.Seed = None,
+    allow_new: options.AllowNew = False,
+    delimiter: options.Delimiter = None,
+    encoding: options.Encoding = None,
+    as_json: options.Json = False,
 ) -> None:
     """Write an HTML report on a model's predictions for a table."""
-    check_one_output(output, as_json)
+    options.check_one_output(output, as_json)
     from dropbayes.app.cli.rows import labelled_rows, note_training_rows
     from dropbayes.app.models.model import load
     from dropbayes.app.tables import write_whole
@@ -197,8 +244,8 @@ def report(
     from dropbayes.app.report import report as page
 
     given = {"--training": training, "--n-draws": n_draws, "--seed": seed}
-    options = [part for name, value in given.items() if value is not None for part in (name, str(value))]
-    command = shlex.join(["dropbayes", "report", model, data, "-o", output, *options])
+    further = [part for name, value in given.items() if value is not None for part in (name, str(value))]
+    command = shlex.join(["dropbayes", "report", model, data, "-o", output, *further])
     schema = fitted.schema
     html = page(
         fitted.estimator,

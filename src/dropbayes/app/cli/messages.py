@@ -8,26 +8,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dropbayes.runtime.formatting import count
-from dropbayes.runtime.formatting import plain_number as number
-
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
-
-__all__ = [
-    "bold",
-    "complain",
-    "console",
-    "count",
-    "extra",
-    "note",
-    "number",
-    "one_line",
-    "print_result",
-    "print_text",
-    "table",
-]
 
 
 def one_line(text: object) -> str:
@@ -54,16 +37,16 @@ def note(text: object) -> None:
         print(f"dropbayes: note: {one_line(text)}", file=sys.stderr, flush=True)
 
 
-def bold(text: object) -> str:
-    r"""Markup of bold text, in which nothing is read as markup.
-
-    Example:
-        >>> bold("a[b]")
-        '[bold]a\\[b][/bold]'
-    """
+def escaped(text: object) -> str:
+    """Markup that stands for the text itself."""
     from rich.markup import escape
 
-    return f"[bold]{escape(str(text))}[/bold]"
+    return escape(str(text))
+
+
+def bold(text: object) -> str:
+    """Markup that stands for the text in bold."""
+    return f"[bold]{escaped(text)}[/bold]"
 
 
 def console() -> Console:

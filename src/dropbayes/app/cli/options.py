@@ -8,29 +8,8 @@ from typing import Annotated
 
 import typer
 
-__all__ = [
-    "AllowNew",
-    "BlockRows",
-    "Coverage",
-    "Data",
-    "Decimal",
-    "Delimiter",
-    "Draws",
-    "DropProb",
-    "Encoding",
-    "Hidden",
-    "Json",
-    "ModelFolder",
-    "Outcomes",
-    "Seed",
-    "WeightDecay",
-    "check_one_output",
-    "column_option",
-    "training_option",
-]
-
-column_option = functools.partial(typer.Option, rich_help_panel="Columns")
-training_option = functools.partial(typer.Option, rich_help_panel="Model and training")
+column = functools.partial(typer.Option, rich_help_panel="Columns", metavar="COLUMN")
+training = functools.partial(typer.Option, rich_help_panel="Model and training", metavar="N")
 
 
 def numbers(text: str) -> list[float]:
@@ -134,13 +113,13 @@ Coverage = Annotated[
 ]
 Decimal = Annotated[
     str | None,
-    column_option(help="Decimal mark, . or , (detected by default).", metavar="CHAR", callback=decimal_mark),
+    column(help="Decimal mark, . or , (detected by default).", metavar="CHAR", callback=decimal_mark),
 ]
-Hidden = Annotated[str, training_option(help="Widths of the hidden layers.", metavar="WIDTHS", callback=hidden_widths)]
+Hidden = Annotated[str, training(help="Widths of the hidden layers.", metavar="WIDTHS", callback=hidden_widths)]
 DropProb = Annotated[
     str,
-    training_option(help="Drop probability, or several to try.", metavar="NUMBERS", callback=drop_probabilities),
+    training(help="Drop probability, or several to try.", metavar="NUMBERS", callback=drop_probabilities),
 ]
 WeightDecay = Annotated[
-    str, training_option(help="Weight decay λ, or several to try.", metavar="NUMBERS", callback=weight_decays)
+    str, training(help="Weight decay λ, or several to try.", metavar="NUMBERS", callback=weight_decays)
 ]

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dropbayes.app.cli.messages import bold, extra, print_result
-from dropbayes.app.cli.options import (
-    AllowNew,
-    BlockRows,
-    Coverage,
-    Data,
-    Delimiter,
-    Draws,
-    Encoding,
-    Json,
-    ModelFolder,
-    Seed,
-    check_one_output,
-)
+from dropbayes.app.cli import options
+from dropbayes.app.cli.messages import bold, escaped, extra, print_result
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,8 +21,8 @@ __all__ = ["predict"]
 
 
 def predict(
-    model: ModelFolder,
-    data: Data,
+    model: options.ModelFolder,
+    data: options.Data,
     output: Annotated[
         str,
         typer.Option(
@@ -44,9 +32,9 @@ def predict(
             metavar="FILE",
         ),
     ],
-    coverage: Coverage = 0.95,
-    n_draws: Draws = None,
-    seed: Seed = None,
+    coverage: options.Coverage = 0.95,
+    n_draws: options.Draws = None,
+    seed: options.Seed = None,
     keep: Annotated[
         str, typer.Option(help="Which input columns to keep: all, none, or names with commas.", metavar="COLUMNS")
     ] = "all",
@@ -54,10 +42,10 @@ def predict(
         str | None,
         typer.Option(help="Prefix of the new columns' names; by default the target and _.", metavar="TEXT"),
     ] = None,
-    allow_new: AllowNew = False,
-    block_rows: BlockRows = None,
-    delimiter: Delimiter = None,
-    encoding: Encoding = None,
+    allow_new: options.AllowNew = False,
+    block_rows: options.BlockRows = None,
+    delimiter: options.Delimiter = None,
+    encoding: options.Encoding = None,
     engine: Annotated[
         Literal["processes", "ray", "dask", "spark"] | None,
         typer.Option(help="Predict Parquet files, or a folder of them, with many workers."),
@@ -66,7 +54,7 @@ def predict(
     address: Annotated[
         str | None, typer.Option(help="The engine's cluster; this machine by default.", metavar="ADDRESS")
     ] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Predict the rows of a table, with uncertainty.
 
@@ -86,7 +74,7 @@ def predict(
     from dropbayes.app.tables import Sink, open_table
 
     if engine is None:
-        check_one_output(output, as_json)
+        options.check_one_output(output, as_json)
         Sink(output)  # a wrong name is refused before a model is read
     fitted = load(model)
     predictor = Predictor(fitted, n_draws=n_draws, seed=seed, coverage=coverage, allow_new=allow_new)
@@ -98,7 +86,7 @@ def predict(
                 predictor, data, output, engine=engine, n_workers=workers, address=address, prefix=prefix
             )
         found = {"output": output, "n_rows": n_rows, "engine": engine, "n_draws": predictor.total_draws}
-        print_result(found, _lines(found), as_json=as_json)
+        print_result(found, [f"{n_rows:,} rows predicted, written to {bold(output)}"], as_json=as_json)
         return
     prefix = predictor.prefix if prefix is None else prefix
     added = [prefix + name for name in predictor.column_names]
@@ -109,8 +97,7 @@ def predict(
             for window in windows(fitted, source, block_rows=block_rows, allow_new=allow_new, title="predict"):
                 columns = list(predictor.table_columns(window.encoded).values())
                 window.check_finite(columns)
-                old = window.table.select(kept)
-                sink.write(_extended(_typed(old, fitted.schema) if sink.as_parquet else old, added, columns))
+                sink.write(_joined(window.table.select(kept), fitted.schema, added, columns, sink.as_parquet))
                 n_rows += len(window.x)
                 n_outside += int((columns[-1] != "").sum())
     found = {
@@ -122,16 +109,9 @@ def predict(
         **({"coverage": coverage} if fitted.schema.task == "regression" else {}),
         "calibration": fitted.origin.get("calibration", {}).get("method"),
     }
+    lines = [f"{n_rows:,} rows predicted, written to {bold(output)}", f"[dim]added: {escaped(', '.join(added))}[/dim]"]
     if output != "-":
-        print_result(found, _lines(found), as_json=as_json)
-
-
-def _lines(found: dict[str, Any]) -> Iterator[str]:
-    from rich.markup import escape
-
-    yield f"{found['n_rows']:,} rows predicted, written to {bold(found['output'])}"
-    if "columns" in found:
-        yield f"[dim]added: {escape(', '.join(found['columns']))}[/dim]"
+        print_result(found, lines, as_json=as_json)
 
 
 def _decimal_mark(schema: Schema, source: Source) -> str:
@@ -161,25 +141,19 @@ def _kept_columns(keep: str, source: Source, added: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(kept))
 
 
-def _typed(table: pa.Table, schema: Schema) -> pa.Table:
-    """The table with its texts as numbers in the columns that the model reads as numbers."""
+def _joined(
+    table: pa.Table, schema: Schema, names: Sequence[str], columns: Sequence[NumpyArray], typed: bool
+) -> pa.Table:
+    """The table with columns appended; in a typed file, the columns that the model reads as numbers are numbers."""
     import pyarrow as pa
 
     from dropbayes.columns import numbers
 
-    for column in schema.columns:
-        if column.kind == "number" and column.name in table.column_names:
-            values = table[column.name]
-            if pa.types.is_string(values.type):
-                read = numbers(values, column.name, at=str, missing=schema.missing, notation=column.notation)
-                index = table.column_names.index(column.name)
-                table = table.set_column(index, column.name, pa.array(read, from_pandas=True))
-    return table
-
-
-def _extended(table: pa.Table, names: Sequence[str], columns: Sequence[NumpyArray]) -> pa.Table:
-    """The table with columns appended; texts without their fixed width."""
-    import pyarrow as pa
-
+    cells = dict(zip(table.column_names, table.columns, strict=True))
+    for column in schema.columns if typed else ():
+        if column.kind == "number" and column.name in cells and pa.types.is_string(cells[column.name].type):
+            texts = cells[column.name]
+            read = numbers(texts, column.name, at=str, missing=schema.missing, notation=column.notation)
+            cells[column.name] = pa.array(read, from_pandas=True)
     new = [pa.array(column.tolist() if column.dtype.kind == "U" else column) for column in columns]
-    return pa.table([*table.columns, *new], names=[*table.column_names, *names])
+    return pa.table([*cells.values(), *new], names=[*cells, *names])

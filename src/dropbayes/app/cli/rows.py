@@ -11,30 +11,22 @@ import pathlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from dropbayes.app.cli.messages import count, note, number
+from dropbayes.app.cli.messages import note
 from dropbayes.app.models.model import Model
 from dropbayes.app.tables import Source, open_table, regroup
 from dropbayes.columns import Column, Encoded, Schema, check_columns, encode, labels, numbers
 from dropbayes.columns.schema import list_names
 from dropbayes.runtime.arrays import NumpyArray
+from dropbayes.runtime.formatting import count, plain_number
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import quote
 
-__all__ = [
-    "LabelledRows",
-    "Window",
-    "filled_value",
-    "fingerprint",
-    "labelled_rows",
-    "labelled_windows",
-    "note_training_rows",
-    "whole_table",
-    "windows",
-]
+__all__ = ["fingerprint", "labelled_rows", "labelled_windows", "note_training_rows", "whole_table", "windows"]
 
 
 def whole_table(source: Source) -> pa.Table:
@@ -151,22 +143,14 @@ def filled_value(column: Column) -> str:
         return str(np.datetime64(int(column.fill), "D"))
     if column.kind == "boolean":
         return "true" if column.fill else "false"
-    return number(column.fill)
+    return plain_number(column.fill)
 
 
 # --- rows with outcomes --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class LabelledRows:
-    """All rows of a table that have an outcome.
-
-    Attributes:
-        x: The inputs, `[row, input]`.
-        y: The outcomes: numbers, or classes.
-        table: The rows as they were read.
-        label: The name of their table.
-    """
+class LabelledRows(NamedTuple):
+    """All rows of a table that have an outcome: inputs, outcomes (numbers or classes), cells, and the table's name."""
 
     x: NumpyArray
     y: NumpyArray
@@ -194,13 +178,7 @@ def labelled_windows(
 ) -> Iterator[tuple[Window, NumpyArray, NumpyArray]]:
     """Each window of a table with its outcomes (class numbers for classes), and which of its rows have one.
 
-    Args:
-        model: The model.
-        source: The table.
-        allow_new: Whether to encode unseen categories as all zeros instead of failing.
-        title: The title of the progress bar.
-        purpose: The use of the outcomes, for the error where there is none.
-        block_rows: Rows read at a time.
+    `purpose` is the use of the outcomes, for the error where there is none; for the rest see `windows`.
     """
     n_known = n_absent = 0
     for window in windows(model, source, allow_new=allow_new, title=title, block_rows=block_rows, with_target=True):

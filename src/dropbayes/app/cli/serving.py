@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from dropbayes.app.cli import options
 from dropbayes.app.cli.messages import extra, note, print_result
-from dropbayes.app.cli.options import AllowNew, Json
 
 __all__ = ["page", "serve"]
 
@@ -25,7 +25,7 @@ def serve(
     token_file: Annotated[
         str | None, typer.Option(help="A file with the token that requests must bear.", metavar="FILE")
     ] = None,
-    allow_new: AllowNew = False,
+    allow_new: options.AllowNew = False,
     allowed_host: Annotated[
         list[str] | None, typer.Option(help="A further name in the header Host to answer.", metavar="NAME")
     ] = None,
@@ -77,7 +77,7 @@ def page(
         int, typer.Option(help="The port on 127.0.0.1; 0 takes a free one.", min=0, max=65535, metavar="N")
     ] = 0,
     no_browser: Annotated[bool, typer.Option("--no-browser", metavar="", help="Do not open a browser.")] = False,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Draw points and watch what a network does not know.
 
