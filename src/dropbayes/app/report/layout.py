@@ -100,11 +100,10 @@ class Section:
     @property
     def download(self) -> str:
         """The scores as a CSV file."""
-        errors = ["" if one.error is None else f"{one.error:.4g}" for one in self.scores]
-        cells = [
-            [one.score.label, f"{one.value:.8g}", error, one.meaning]
-            for one, error in zip(self.scores, errors, strict=True)
-        ]
+        cells = []
+        for one in self.scores:
+            error = "" if one.error is None else f"{one.error:.4g}"
+            cells.append([one.score.label, f"{one.value:.8g}", error, one.meaning])
         return csv_address(["score", "value", "standard error", "meaning"], cells)
 
 

@@ -21,7 +21,7 @@ from dropbayes.runtime.formatting import number, percent
 
 @dataclass(frozen=True)
 class Fit:
-    """What is known of how the model was fitted, and could be fitted again."""
+    """The facts about a fit on which the advice on another fit depends."""
 
     noise: str = "student"
     transform: str = "none"
