@@ -37,7 +37,7 @@ def test_a_row_far_off_is_predicted_within_reach_of_the_targets_and_said_so(tmp_
     width = y.max() - y.min()
     faulty = model.with_draws()
     faulty.bounds_ = Bounds(-torch.ones(2) * 1e6, torch.ones(2) * 1e6, model.bounds_.y_low, model.bounds_.y_high)
-    with pytest.warns(UserWarning, match="predicted more than half the range of the targets beyond it"):
+    with pytest.warns(UserWarning, match="predicted further beyond the targets than these range"):
         bounded = faulty.predict(far)
     with warnings.catch_warnings(action="ignore"):
         predicted = model.predict(far)

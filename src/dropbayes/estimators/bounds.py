@@ -56,7 +56,7 @@ class Bounds:
 
     def outputs(self, y: Tensor) -> Tensor:
         """Standardised function values `[..., output]`, pulled back to the range of the targets."""
-        margin = ((self.y_high - self.y_low) / 2).clamp_min(1.0)
+        margin = (self.y_high - self.y_low).clamp_min(1.0)
         return _pulled_back(y, self.y_low - margin, self.y_high + margin, margin)
 
 

@@ -212,7 +212,7 @@ def _warn_of_bounded(values: Tensor, bounded: Tensor) -> None:
     n_rows = int((values != bounded).double().mean((0, 1)).gt(0.5).any(-1).sum())
     if n_rows:
         rows = "1 row of `X` is" if n_rows == 1 else f"{n_rows} rows of `X` are"
-        message = f"{rows} predicted more than half the range of the targets beyond it; such predictions are bounded."
+        message = f"{rows} predicted further beyond the targets than these range; such predictions are bounded."
         warnings.warn(f"{message} Look for faulty values in these rows.", UserWarning, stacklevel=2)
 
 

@@ -316,10 +316,11 @@ def _note_order(model: Model, rows: TrainingRows, cells: pa.Table, min_rows: int
             probes[1].fit(rows.x, rows.y, sample_weight=rows.weight, times=np.unique(values, return_inverse=True)[1])
             at_random, forward = (float(max(probe.search_scores_)) for probe in probes)
             if forward < at_random - 0.1:
+                scores = plain_number(at_random), plain_number(forward)
                 note(
-                    f"the rows are in order of {column.name!r}: held out at random they score {plain_number(at_random)} nats "
-                    f"per row, held out after those learned from {plain_number(forward)}; to predict rows that come later, "
-                    f"fit with --time {shlex.quote(column.name)}."
+                    f"the rows are in order of {column.name!r}: held out at random they score {scores[0]} nats per row, "
+                    f"held out after those learned from {scores[1]}; to predict rows that come later, fit with --time "
+                    f"{shlex.quote(column.name)}."
                 )
             return
         if column.kind == "number" and n_distinct == n_runs and 10 <= n_distinct <= len(values) / 2:
