@@ -154,3 +154,9 @@ def test_an_unknown_method_is_refused():
 def test_what_needs_draws_is_refused(options):
     with pytest.raises(ValueError, match="need draws"):
         db.predict(NET, torch.ones(2, 3), method="linear", **options)
+
+
+@pytest.mark.parametrize("options", [{"positions": "tied"}, {"leave_out": "2"}])
+def test_what_moments_cannot_do_is_refused(options):
+    with pytest.raises(ValueError, match='need method="linear"'):
+        db.predict(NET, torch.ones(2, 3), method="moments", **options)

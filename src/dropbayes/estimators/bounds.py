@@ -4,7 +4,8 @@ A network of rectified units is linear far from its training rows: a sensor that
 predicted as far off. Inside the range $[a, b]$ nothing changes; beyond it a value v becomes
 $$b + m \tanh\big((v - b) / m\big),$$
 smooth, rising, and never more than the margin m beyond the range. The margin of an input is the width of its range.
-Predictions are free up to half the width of the targets' range beyond it, and never more than one width.
+Predictions are free up to the width of the targets' range beyond it, so that a trend may go on, and never more than
+two widths.
 """
 
 from __future__ import annotations

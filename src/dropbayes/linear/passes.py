@@ -158,6 +158,8 @@ def one_pass_plan(
 ) -> OnePass:
     """The plan of a prediction without draws; `tensor` gives the output that a likelihood reads, None for all."""
     if method == "moments":
+        if sampling.positions or sampling.ignored:
+            raise ValueError('`positions` and `ignore_modules` need method="linear" or "sampling"; got "moments".')
         return moments_plan(net, inputs, only_moments=only_moments, max_bytes=sampling.max_bytes)
     if method == "linear":
         method = Linear()

@@ -109,7 +109,7 @@ class SiteVariables(Source):
             self._gates[id(result)] = (result, known[1], below if name in ("lt", "le") else 1 - below)
         elif known is not None and name == "floor":
             self._hold_gate(result, known[1], known[2])
-        elif name in _HARD and isinstance(args[0], Tensor) and args[0].requires_grad:
+        elif name in _HARD and args and isinstance(args[0], Tensor) and args[0].requires_grad:
             raise NotImplementedError(
                 f"`net` takes {name} of numbers that depend on its dropout: a hard choice, which "
                 'has no derivative. Predict with method="sampling".'

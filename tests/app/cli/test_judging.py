@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from dropbayes.app.models.model import load
-from dropbayes.estimators.recalibration import fit_recalibration
 from dropbayes.app.models.storage import CARD
+from dropbayes.estimators.recalibration import fit_recalibration
 from tests.command_line import check, column, inputs, rows_of, run, table
 
 

@@ -318,9 +318,9 @@ def _note_order(model: Model, rows: TrainingRows, cells: pa.Table, min_rows: int
             if forward < at_random - 0.1:
                 scores = plain_number(at_random), plain_number(forward)
                 note(
-                    f"the rows are in order of {column.name!r}: held out at random they score {scores[0]} nats per row, "
-                    f"held out after those learned from {scores[1]}; to predict rows that come later, fit with --time "
-                    f"{shlex.quote(column.name)}."
+                    f"the rows are in order of {column.name!r}: held out at random they score {scores[0]} nats per "
+                    f"row, held out after those learned from {scores[1]}; to predict rows that come later, fit with "
+                    f"--time {shlex.quote(column.name)}."
                 )
             return
         if column.kind == "number" and n_distinct == n_runs and 10 <= n_distinct <= len(values) / 2:
