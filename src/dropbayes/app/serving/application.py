@@ -256,11 +256,7 @@ class _Door:
 
     def _refusal(self, request: Request) -> Response | None:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if request.method == "POST" and kind in (
-            "text/plain",
-            "application/x-www-form-urlencoded",
-            "multipart/form-data",
-        ):
+        if request.method == "POST" and kind.startswith(("text/plain", "application/x-www-form", "multipart/form")):
             # A page of another site may have a browser send these, and only these, without asking the server first.
             return _json({"error": f"{kind} is not taken; send the header `Content-Type: application/json`."}, 415)
         if self._token is None or request.url.path.startswith("/v2/health/"):
@@ -285,20 +281,21 @@ def application(settings: Settings) -> ASGIApp:
     """The application that serves the models of some folders; SIGHUP reloads them."""
     service = Service(settings)
 
-    def route(path: str, answer: Callable[[Request], Any], method: str = "GET") -> Route:
+    def route(path: str, answer: Callable[[Request], Any]) -> Route:
         async def endpoint(request: Request) -> Response:
-            value = answer(request)
-            value = await value if asyncio.iscoroutine(value) else value
-            return value if isinstance(value, Response) else _json(value)
+            return _json(answer(request))
 
-        return Route(path, endpoint, methods=[method])
+        return Route(path, endpoint, methods=["GET"])
+
+    async def metrics(request: Request) -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def models(prefix: str) -> list[Route]:
         return [
             route(prefix, lambda request: service.named_model(request).metadata),
             route(f"{prefix}/ready", lambda request: {"name": service.named_model(request).name, "ready": True}),
-            route(f"{prefix}/infer", service.infer, "POST"),
-            route(f"{prefix}/records", service.records, "POST"),
+            Route(f"{prefix}/infer", service.infer, methods=["POST"]),
+            Route(f"{prefix}/records", service.records, methods=["POST"]),
         ]
 
     @contextlib.asynccontextmanager
@@ -317,7 +314,6 @@ def application(settings: Settings) -> ASGIApp:
         task.cancel()
         service.batches.close()
 
-    metrics_type = "text/plain; version=0.0.4; charset=utf-8"
     about = {"name": "dropbayes", "version": __version__, "extensions": ["binary_tensor_data"]}
     app = Starlette(
         routes=[
@@ -326,7 +322,7 @@ def application(settings: Settings) -> ASGIApp:
             route("/v2/health/ready", lambda _: {"ready": True}),
             *models("/v2/models/{model}"),
             *models("/v2/models/{model}/versions/{version}"),
-            route("/metrics", lambda _: Response(service.metrics.text(), media_type=metrics_type)),
+            Route("/metrics", metrics, methods=["GET"]),
             route("/openapi.json", lambda _: openapi(app.routes, service.models.values())),
         ],
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=settings.hosts)],
