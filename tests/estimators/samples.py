@@ -3,9 +3,17 @@
 import numpy as np
 
 QUICK = {
-    "hidden": (20,), "drop_prob": 0.05, "weight_decay": 1e-4, "n_steps": 100, "n_folds": 2, "n_draws": 20,
-    "n_networks": 2, "min_epochs": 1, "device": "cpu", "learning_rate": 0.01,
-}  # fmt: skip
+    "hidden": (20,),
+    "drop_prob": 0.05,
+    "weight_decay": 1e-4,
+    "n_steps": 100,
+    "n_folds": 2,
+    "n_draws": 20,
+    "n_networks": 2,
+    "min_epochs": 1,
+    "device": "cpu",
+    "learning_rate": 0.01,
+}
 
 
 def toy(n: int = 150, *, noise: float = 0.2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -36,7 +36,7 @@ HOSTILE = {
     "too many classes": lambda t, s: s.update(classes=[*s["classes"], "d"]),
     "classes of a bogus dtype": lambda t, s: s.update(classes_dtype="bogus"),
     "classes of a huge dtype": lambda t, s: s.update(classes_dtype="<U200000000"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,17 @@ from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.estimators.missing import MissingValues
 
 QUICK = {
-    "hidden": (20,), "drop_prob": (0.0, 0.02), "weight_decay": 1e-5, "n_steps": 400, "n_folds": 2, "n_draws": 20,
-    "n_networks": 1, "min_epochs": 1, "device": "cpu", "random_state": 0,
-}  # fmt: skip
+    "hidden": (20,),
+    "drop_prob": (0.0, 0.02),
+    "weight_decay": 1e-5,
+    "n_steps": 400,
+    "n_folds": 2,
+    "n_draws": 20,
+    "n_networks": 1,
+    "min_epochs": 1,
+    "device": "cpu",
+    "random_state": 0,
+}
 
 
 def test_values_are_filled_with_the_mean_and_told_apart():

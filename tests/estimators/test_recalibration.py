@@ -142,10 +142,14 @@ def test_a_view_leaves_the_estimator_as_it_was(regressor):
     assert view.with_draws(n_draws=3).predictive(X[:5]).n_draws == 6
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"method": "magic"}, "`method` must be one of"), ({"values": ()}, "at least one finite number"),
-    ({"values": (float("nan"),)}, "at least one finite number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "magic"}, "`method` must be one of"),
+        ({"values": ()}, "at least one finite number"),
+        ({"values": (float("nan"),)}, "at least one finite number"),
+    ],
+)
 def test_impossible_maps_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         Recalibration(**{"method": "scale", "values": (1.0,), "n_rows": 20, **change})

@@ -10,12 +10,15 @@ from dropbayes.estimators.rows import row_groups
 from tests.estimators.samples import QUICK, toy
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({"times": np.zeros(20)}, "at least 2 times"),
-    ({"times": np.arange(19)}, "one time for each of the 20 rows"),
-    ({"times": np.full(20, np.nan)}, "some are missing"),
-    ({"times": np.arange(20), "groups": np.arange(20)}, "two ways to hold rows out"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"times": np.zeros(20)}, "at least 2 times"),
+        ({"times": np.arange(19)}, "one time for each of the 20 rows"),
+        ({"times": np.full(20, np.nan)}, "some are missing"),
+        ({"times": np.arange(20), "groups": np.arange(20)}, "two ways to hold rows out"),
+    ],
+)
 def test_wrong_times_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         DropoutRegressor(**QUICK).fit(np.arange(20.0)[:, None], np.arange(20.0), **arguments)

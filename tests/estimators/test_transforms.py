@@ -145,11 +145,14 @@ def test_a_stream_is_learned_in_a_named_scale():
         DropoutRegressor(**QUICK, target_transform="auto").partial_fit(x, y)
 
 
-@pytest.mark.parametrize(("name", "y", "message"), [
-    ("log", np.array([1.0, 0.0]), "needs positive targets; the smallest is 0"),
-    ("square", np.array([1.0, 2.0]), "`target_transform` must be one of 'none', 'log', 'arcsinh', 'auto'"),
-    ("arcsinh", np.ones((3, 2)), "must be 'none' for several outputs"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "y", "message"),
+    [
+        ("log", np.array([1.0, 0.0]), "needs positive targets; the smallest is 0"),
+        ("square", np.array([1.0, 2.0]), "`target_transform` must be one of 'none', 'log', 'arcsinh', 'auto'"),
+        ("arcsinh", np.ones((3, 2)), "must be 'none' for several outputs"),
+    ],
+)
 def test_a_transform_that_does_not_suit_is_refused(name, y, message):
     with pytest.raises(ValueError, match=message):
         candidate_transforms(name, y)
