@@ -324,7 +324,7 @@ def _note_order(model: Model, rows: TrainingRows, cells: pa.Table, min_rows: int
                 )
             return
         if column.kind == "number" and n_distinct == n_runs and 10 <= n_distinct <= len(values) / 2:
-            each = plain_number(len(values) / n_distinct, 2)
+            each = plain_number(len(values) / n_distinct, digits=2)
             note(
                 f"{column.name!r} repeats in runs: {n_distinct:,} values of about {each} rows; if rows of one value "
                 f"belong together, fit with --group {shlex.quote(column.name)} to hold them out together."

@@ -68,7 +68,7 @@ def evaluate(
             [
                 score.label,
                 plain_number(values[name]),
-                plain_number(errors[name], 2) if name in errors else "",
+                plain_number(errors[name], digits=2) if name in errors else "",
                 plain_number(constant[name]) if name in constant else "",
                 score.description + (f" ({n_ranked:,} rows)" if name == "crps" and n_ranked < n_rows else ""),
             ]
