@@ -255,3 +255,14 @@ def test_notes_on_many_columns_are_few(tmp_path):
     run("fit", tmp_path / "train.csv", "--target", "y", "--out", tmp_path / "m", *TINY)
     notes = run("predict", tmp_path / "m", tmp_path / "new.csv", "-o", "-").err.splitlines()
     assert len(notes) == 11 and notes[-1] == "dropbayes: note: the same of 15 further columns."
+
+
+@pytest.mark.parametrize("options", [[], ["--time", "day"]])
+def test_later_dates_are_noted_with_the_option_that_learns_the_past(tmp_path, options):
+    days = [f"20{row // 12 + 10}-{row % 12 + 1:02}-01" for row in range(60)]
+    (tmp_path / "train.csv").write_text("\n".join(["day,y", *(f"{day},{k % 7}.5" for k, day in enumerate(days))]))
+    (tmp_path / "new.csv").write_text("day\n2031-01-01\n")
+    run("fit", tmp_path / "train.csv", "--target", "y", "--out", tmp_path / "m", *TINY, *options)
+    said = run("predict", tmp_path / "m", tmp_path / "new.csv", "-o", "-").err
+    assert "'day' in 1 row" in said
+    assert ("to predict later dates, fit with --time day" in said) == (not options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import pathlib
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import pyarrow as pa
 from dropbayes.app.cli.messages import note
 from dropbayes.app.models.model import Model
 from dropbayes.app.tables import Source, open_table, regroup
-from dropbayes.columns import Column, Encoded, Schema, check_columns, encode, labels, numbers
+from dropbayes.columns import Column, Encoded, check_columns, encode, labels, numbers
 from dropbayes.columns.schema import list_names
 from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.formatting import count, plain_number
@@ -108,14 +109,14 @@ def windows(
             bar.advance_to(source.position)
     if not first:
         raise ValueError(f"{source.label}: has a header but no rows.")
-    _note_unusual_cells(model.schema, missing, new, outside)
+    _note_unusual_cells(model, missing, new, outside)
 
 
 def _note_unusual_cells(
-    schema: Schema, missing: Counter[str], new: Counter[str], outside: Counter[str], max_notes: int = 10
+    model: Model, missing: Counter[str], new: Counter[str], outside: Counter[str], max_notes: int = 10
 ) -> None:
     lines = []
-    for column in schema.columns:
+    for column in model.schema.columns:
         if missing[column.name]:
             warned = "" if column.flagged else "; no training row lacked it"
             taken = f"{count(missing[column.name], 'missing value')} of {column.name!r} taken as"
@@ -132,7 +133,10 @@ def _note_unusual_cells(
     if beyond:
         some = ", ".join(f"{name!r} in {count(n, 'row')}" for name, n in list(beyond.items())[:5])
         more = f" and {len(beyond) - 5} more columns" if len(beyond) > 5 else ""
-        note(f"outside the range of the training rows: {some}{more}.")
+        dates = [column.name for column in model.schema.columns if column.kind == "date" and column.name in beyond]
+        remedy = f"; to predict later dates, fit with --time {shlex.quote(dates[0])}" if dates else ""
+        known = "--time" in model.origin.get("command", "")
+        note(f"outside the range of the training rows: {some}{more}{'' if known else remedy}.")
 
 
 def filled_value(column: Column) -> str:
