@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dropbayes.app.cli import options
+from dropbayes.app.cli.fitting import versions
 from dropbayes.app.cli.messages import console, print_result
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def demo(
     with terminal.status(f"Fitting {SETTINGS['n_networks']} dropout networks to {n_rows} rows ..."), cpu_threads(1):
         known = {name: values[:n_rows] for name, values in {**case.columns, case.target: case.truth}.items()}
         model = Model.fit(known, target=case.target, **SETTINGS)
-        model.origin.update({"file": case.source, "settings": SETTINGS})
+        model.origin.update({"file": case.source, "settings": SETTINGS, "versions": versions()})
         model.save(folder / "model")
         predictions = model.predict(case.columns)
     terminal.print(_table(case, predictions))
@@ -223,11 +224,7 @@ def _result(model: Model, case: Case) -> str:
 
 
 def _page(model: Model, case: Case) -> str:
-    import numpy as np
-    import torch
-
     from dropbayes.app.report import report
-    from dropbayes.runtime.version import __version__
 
     held, names = case.parts == "held out", list(case.columns)
     sizes = {part: int((case.parts == part).sum()) for part in ("trained on", "held out", "unknown")}
@@ -237,7 +234,7 @@ def _page(model: Model, case: Case) -> str:
         "Rows": f"{sizes['trained on']} trained on, {sizes['held out']} held out{ahead}",
         "Features": ", ".join(names),
         "Settings": ", ".join(f"{name}={value}" for name, value in SETTINGS.items()),
-        "Versions": f"dropbayes {__version__}, torch {torch.__version__}, numpy {np.__version__}",
+        "Versions": ", ".join(f"{name} {version}" for name, version in model.origin["versions"].items()),
         "To repeat": "dropbayes demo",
     }
     return report(

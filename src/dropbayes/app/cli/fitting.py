@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dropbayes.app.tables.training import TrainingRows
     from dropbayes.columns import Column
 
-__all__ = ["fit"]
+__all__ = ["fit", "versions"]
 
 
 def fit(
@@ -144,7 +144,7 @@ def fit(
     origin |= {} if time is None else {"time": time}
     begun = clock.perf_counter()
     model = Model.of_rows(
-        rows, origin=origin | {"settings": settings, "versions": _versions()}, **settings, verbose=True
+        rows, origin=origin | {"settings": settings, "versions": versions()}, **settings, verbose=True
     )
     seconds = clock.perf_counter() - begun
     best = facts(model)["held_out_log_likelihood"]
@@ -158,7 +158,8 @@ def fit(
         _note_order(model, rows, cells)
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """The versions of the libraries that a fit depends on."""
     import importlib.metadata
 
     from dropbayes.runtime.version import __version__
