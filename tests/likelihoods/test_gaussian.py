@@ -89,3 +89,24 @@ def test_student_samples_follow_its_distribution():
 def test_a_student_without_scale_or_variance_is_refused(scale, nu, name):
     with pytest.raises(ValueError, match=f"`{name}` must be"):
         StudentT(scale, nu)
+
+
+def test_every_output_may_have_a_precision_of_its_own():
+    torch.manual_seed(0)
+    output, y = torch.randn(5, 4, 2, dtype=DTYPE), torch.randn(4, 2, dtype=DTYPE)
+    likelihood = Gaussian(torch.tensor([0.5, 8.0], dtype=DTYPE))
+    columns = [Gaussian(tau).log_density(output[..., d : d + 1], y[:, d : d + 1]) for d, tau in enumerate((0.5, 8.0))]
+    torch.testing.assert_close(likelihood.log_density(output, y), columns[0] + columns[1])
+    torch.testing.assert_close(likelihood.variance(output)[0, 0], torch.tensor([2.0, 0.125], dtype=DTYPE))
+    net = torch.nn.Sequential(torch.nn.Linear(3, 9), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(9, 2))
+    x = torch.randn(6, 3)
+    for n_draws in (20, "auto"):
+        aleatoric = db.predict(net, x, likelihood=Gaussian(torch.tensor([0.5, 8.0])), n_draws=n_draws).aleatoric
+        torch.testing.assert_close(aleatoric, torch.tensor([2.0, 0.125]).expand(6, 2))
+    judged = db.evaluate(net, x, torch.zeros(6, 2), likelihood=Gaussian(torch.tensor([4.0, 4.0])), n_draws=20, seed=0)
+    same = db.evaluate(net, x, torch.zeros(6, 2), likelihood=Gaussian(4.0), n_draws=20, seed=0)
+    assert judged.log_likelihood == pytest.approx(same.log_likelihood)
+    with pytest.raises(ValueError, match="`precision` must be one number or one for each output; got 3"):
+        Gaussian(torch.ones(3)).log_density(output, y)
+    with pytest.raises(ValueError, match="`precision` must be a positive"):
+        Gaussian(torch.tensor([1.0, 0.0]))

@@ -21,22 +21,34 @@ class Gaussian(Likelihood):
     [GG16, eq:generative_model_reg].
 
     Args:
-        precision: The model precision $\tau > 0$, in units of 1/y²; a scalar tensor if it is to be learned.
+        precision: The model precision $\tau > 0$, in units of 1/y²; a scalar tensor if it is to be learned, a tensor
+            `[output]` for a $\tau_d$ of each output along the last axis (the paper has one).
     """
 
     precision: float | Tensor
 
     def __post_init__(self) -> None:
-        check_positive("precision", self.precision)
+        by_output = isinstance(self.precision, Tensor) and self.precision.dim() == 1
+        for tau in self.precision.tolist() if by_output else [self.precision]:  # type: ignore[union-attr]
+            check_positive("precision", tau)
+
+    def _check_outputs(self, output: Tensor) -> None:
+        if isinstance(self.precision, Tensor) and self.precision.dim() and len(self.precision) != output.shape[-1]:
+            raise ValueError(
+                f"`precision` must be one number or one for each output; got {len(self.precision)} for outputs of "
+                f"shape {tuple(output.shape)}."
+            )
 
     def mean(self, output: Tensor) -> Tensor:
         return output
 
     def variance(self, output: Tensor) -> Tensor:
+        self._check_outputs(output)
         return torch.ones_like(output) / self.precision
 
     def log_density(self, output: Tensor, y: Tensor) -> Tensor:
         check_targets(output, y)
+        self._check_outputs(output)
         tau = self.precision
         log_tau = tau.log() if isinstance(tau, Tensor) else math.log(tau)
         per_element = 0.5 * (log_tau - math.log(2 * math.pi) - tau * (y - output).square())

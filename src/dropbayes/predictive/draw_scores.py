@@ -46,7 +46,8 @@ def score_draws(sampled: Tensor, y: Tensor, likelihood: Categorical | Gaussian |
     if likelihood is None:
         scale = _best_scale(location, outcome)
     else:
-        scale = torch.as_tensor(likelihood.precision, dtype=torch.float64, device=location.device).rsqrt()
+        precision = torch.as_tensor(likelihood.precision, dtype=torch.float64, device=location.device)
+        scale = precision.detach().rsqrt()
     mixture = Mixture(location, scale)
     density, pit = mixture.log_density(outcome), mixture.pit(outcome)
     rows = RegressionOutcomes(outcome, mixture.mean, mixture.std, pit, density)

@@ -111,7 +111,7 @@ class RowStatistics:
         if self.integrated is not None:  # the law of total variance over the last layer's masks
             epistemic = epistemic + self.integrated / self.moments.count
         if isinstance(likelihood, Gaussian):
-            aleatoric = torch.full_like(mean, 1 / float(likelihood.precision))
+            aleatoric = likelihood.variance(mean.double()).detach().to(mean)
         elif self.aleatoric.count:
             aleatoric = self.aleatoric.value
         else:
@@ -161,8 +161,10 @@ def row_summaries(
 
 def _summary_of(mean: Tensor, epistemic: Tensor, request: Request) -> dict[str, Tensor]:
     """The statistics of rows whose moments over draws are known, `[row, ...]`."""
-    noise = 1 / float(request.likelihood.precision) if isinstance(request.likelihood, Gaussian) else 0.0
-    return {"mean": mean, "epistemic": epistemic, "aleatoric": torch.full_like(mean, noise)}
+    aleatoric = torch.zeros_like(mean)
+    if isinstance(request.likelihood, Gaussian):
+        aleatoric = request.likelihood.variance(mean.double()).detach().to(mean)
+    return {"mean": mean, "epistemic": epistemic, "aleatoric": aleatoric}
 
 
 def _entropy(probabilities: Tensor) -> Tensor:

@@ -134,7 +134,7 @@ def fit(
         step = Step(
             net,
             batch_loss(net, noise.likelihood, prior, kept, rows.n_data, objective.alpha),
-            scale=1 / float(likelihood.precision) if isinstance(likelihood, Gaussian) else 1.0,
+            scale=1 / float(torch.as_tensor(likelihood.precision).mean()) if isinstance(likelihood, Gaussian) else 1.0,
             autocast=optimization.autocast,
             graphed=wants_graph(net, optimization.cuda_graph, target) and not objective.learn_precision,
             required=bool(optimization.cuda_graph),

@@ -28,6 +28,8 @@ class ModelNoise:
         if learned:
             if not isinstance(likelihood, Gaussian):
                 raise ValueError(f"`learn_precision` needs a Gaussian likelihood; got {likelihood!r}.")
+            if torch.as_tensor(likelihood.precision).numel() != 1:
+                raise ValueError(f"`learn_precision` needs one precision for all outputs; got {likelihood.precision}.")
             self.log_precision = nn.Parameter(torch.tensor(math.log(float(likelihood.precision)), device=device))
 
     def likelihood(self) -> Likelihood:

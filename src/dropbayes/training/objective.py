@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.likelihoods import Gaussian, Likelihood
+from dropbayes.likelihoods.observation import sum_events
 from dropbayes.variational.family import in_full_precision
 from dropbayes.weight_layers import decays, input_layers, kl_is_weight_decay, weight_layers
 from dropbayes.weight_layers.precision import Prior
@@ -176,8 +177,7 @@ def row_misfit(
                 f"{tuple(output.shape)}."
             )
         # E log N(y; ŷ, 1/τ) = log N(y; E ŷ, 1/τ) - τ/2 Var ŷ, summed over the outputs of a row.
-        variance = output_variance.flatten(output.dim() - y.dim() + 1).sum(-1) if y.dim() > 1 else output_variance
-        density = density - 0.5 * likelihood.precision * variance
+        density = density - 0.5 * sum_events(likelihood.precision * output_variance, y)
     n_rows = len(y)
     draws = density.reshape(-1, n_rows)
     if alpha == 0:
