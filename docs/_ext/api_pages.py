@@ -15,8 +15,11 @@ GROUPS = {
         "predictive", "sampling", "linear", "likelihoods",
     ],
     "Language models": ["language", "language.callback"],
-    "A table": ["estimators", "tables", "models", "report", "page", "cli"],
-    "Serving and scaling": ["serving", "distributed"],
+    "A table": ["estimators", "columns"],
+    "The application": [
+        "app", "app.models.model", "app.models.predictor", "app.tables", "app.report", "app.page", "app.cli", "app.serving",
+        "app.distributed",
+    ],
     "The theory": [
         "weight_layers", "variational", "layers", "covariances", "processes",
     ],
@@ -24,12 +27,11 @@ GROUPS = {
         "scores", "information", "calibration", "conformal", "decisions", "acquisition", "plots",
     ],
     "Training and files": ["training", "population", "runtime"],
-    "The paper's experiments": ["experiments"],
     "The engine, for those who extend it": [
         "tracing",
         "sampling.functions", "sampling.plan", "sampling.strategies", "sampling.trials", "sampling.source",
         "sampling.inspection", "sampling.probes", "sampling.layouts", "sampling.profile", "sampling.perceptron",
-        "sampling.masks", "sampling.inputs", "sampling.streaming",
+        "sampling.masks", "sampling.inputs", "sampling.streaming", "sampling.settings",
         "tracing.views", "tracing.states", "tracing.generators", "tracing.recorder", "tracing.watch",
         "predictive.prediction", "predictive.statistics",
     ],
@@ -40,17 +42,15 @@ FIRST = ["predict", "evaluate", "sites", "DropoutRegressor", "load"]
 TASKS = {
     "What a network's output means": [
         "Gaussian", "HeteroscedasticGaussian", "StudentT", "Quantiles", "Categorical", "Bernoulli", "Poisson",
-        "Likelihood",
     ],
-    "Draws and functions": ["draws", "function_draw"],
-    "Training": ["fit", "add_dropout", "negative_elbo", "parameter_groups", "weight_decay", "model_precision", "Prior"],
-    "Tables and models": ["DropoutClassifier", "Model", "Predictor"],
-    "What is returned": ["Prediction", "Evaluation", "Site", "Sites", "UncertaintyWarning"],
+    "Draws and functions": ["draws", "function_draw", "Sampling"],
+    "Is it any good, and why is it unsure?": ["check", "explain", "tune_dropout"],
+    "Training": ["fit", "add_dropout", "negative_elbo", "weight_decay", "model_precision", "Prior"],
+    "Tables and models": ["DropoutClassifier", "Predictor"],
 }  # fmt: skip
 
 # Names that a module hands on from another one, where they are described.
 HANDED_ON = {
-    "predictive": ["Gaussian"],
     "sampling": ["UncertaintyWarning"],
     "sampling.profile": ["RowLayout", "Site"],
     "tracing": ["RowLayout", "Site"],

@@ -69,6 +69,15 @@ _HOME = {
     "app": ("Predictor", "load"),
     "estimators": ("DropoutClassifier", "DropoutRegressor"),
     "layers": ("add_dropout",),
+    "likelihoods": (
+        "Bernoulli",
+        "Categorical",
+        "Gaussian",
+        "HeteroscedasticGaussian",
+        "Poisson",
+        "Quantiles",
+        "StudentT",
+    ),
     "linear": ("explain", "tune_dropout"),
     "predictive": ("check", "evaluate", "predict"),
     "sampling": ("Sampling", "draws", "function_draw", "sites"),
@@ -79,7 +88,7 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        home = next((module for module, names in _HOME.items() if name in names), "likelihoods")
+        home = next(module for module, names in _HOME.items() if name in names)
         globals()[name] = value = getattr(importlib.import_module(f"dropbayes.{home}"), name)
         return value
     if not name.startswith("_") and importlib.util.find_spec(f"dropbayes.{name}"):
