@@ -65,4 +65,5 @@ def _pulled_back(values: Tensor, low: Tensor, high: Tensor, margin: Tensor) -> T
     # The range of a standardised column is at least 2; a constant one is not standardised, and its range is 0.
     low, high, margin = (bound.to(values) for bound in (low, high, margin.clamp_min(1.0)))
     inside = values.clamp(low, high)
-    return inside + margin * torch.tanh((values - inside) / margin)
+    # A value beyond the range of floats stays infinite, and so does its prediction: callers refuse it.
+    return torch.where(values.isfinite(), inside + margin * torch.tanh((values - inside) / margin), values)

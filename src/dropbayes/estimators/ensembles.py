@@ -209,7 +209,7 @@ def _one_function(net: nn.Module, x: Tensor) -> Tensor:
 
 def _warn_of_bounded(values: Tensor, bounded: Tensor) -> None:
     """Warns of rows whose function values, averaged over draws, lay outside the bounds."""
-    n_rows = int((values != bounded).double().mean((0, 1)).gt(0.5).any(-1).sum())
+    n_rows = int(((values - bounded).abs() > 0).double().mean((0, 1)).gt(0.5).any(-1).sum())
     if n_rows:
         rows = "1 row of `X` is" if n_rows == 1 else f"{n_rows} rows of `X` are"
         message = f"{rows} predicted further beyond the targets than these range; such predictions are bounded."
