@@ -17,8 +17,8 @@ GROUPS = {
     "Language models": ["language", "language.callback"],
     "A table": ["estimators", "columns"],
     "The application": [
-        "app", "app.models.model", "app.models.predictor", "app.tables", "app.report", "app.page", "app.cli", "app.serving",
-        "app.distributed",
+        "app", "app.models.model", "app.models.predictor", "app.tables", "app.report", "app.page", "app.cli",
+        "app.serving", "app.distributed",
     ],
     "The theory": [
         "weight_layers", "variational", "layers", "covariances", "processes",
