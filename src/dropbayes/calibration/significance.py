@@ -84,10 +84,12 @@ def calibration_test(
         gap = torch.zeros(n_bins, dtype=torch.float64).index_add(0, bins, right - confidence)
         return float(gap.abs().sum() / len(confidence))
 
-    chance = torch.tensor([
-        error((torch.rand(len(confidence), generator=generator, dtype=torch.float64) < confidence).double())
-        for _ in range(n_resamples)
-    ])  # fmt: skip
+    chance = torch.tensor(
+        [
+            error((torch.rand(len(confidence), generator=generator, dtype=torch.float64) < confidence).double())
+            for _ in range(n_resamples)
+        ]
+    )
     observed = error(correct)
     p_value = (1 + int((chance >= observed - 1e-12).sum())) / (1 + n_resamples)
     return CalibrationTest(observed, float(chance.mean()), float(chance.quantile(0.95)), p_value)

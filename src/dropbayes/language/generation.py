@@ -169,9 +169,13 @@ def _under_each_draw(work: Texts, at_once: int) -> DrawnTexts:
         for column, fill in zip(zip(*judged, strict=True), (math.nan, math.nan, False), strict=True)
     )
     return DrawnTexts(
-        sequences=whole, tokens=whole[..., work.new_from :], mask=masks, token_log_prob=log_probs,
-        token_entropy=entropies, cache_bytes=largest,
-    )  # fmt: skip
+        sequences=whole,
+        tokens=whole[..., work.new_from :],
+        mask=masks,
+        token_log_prob=log_probs,
+        token_entropy=entropies,
+        cache_bytes=largest,
+    )
 
 
 def _score_each_draw(work: Texts, draws: range, sequences: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:

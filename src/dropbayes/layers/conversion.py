@@ -318,8 +318,11 @@ def _warn_of_time_first(layers: list[tuple[str, nn.Module]]) -> None:
 
 def _warn_of_undropped(net: nn.Module, layers: list[tuple[str, nn.Module]]) -> None:
     names = [name or "(network)" for name, layer in layers if isinstance(layer, nn.EmbeddingBag)]
-    names += [name or "(network)" for name, layer in layers if type(layer) in _MADE_HERE and layer is net
-              and isinstance(layer, nn.RNNCellBase)]  # fmt: skip
+    names += [
+        name or "(network)"
+        for name, layer in layers
+        if type(layer) in _MADE_HERE and layer is net and isinstance(layer, nn.RNNCellBase)
+    ]
     if names:
         warnings.warn(
             f"{', '.join(names)}: an nn.EmbeddingBag looks up and sums in one operation and is left as it is; a cell "

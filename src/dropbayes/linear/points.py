@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -13,7 +11,6 @@ N_POINTS = 256
 """The number of points: a class probability is then within about 0.005 of its expectation."""
 
 
-@functools.lru_cache(maxsize=8)
 def standard_points(n_axes: int, n_points: int = N_POINTS) -> Tensor:
     """Points of the standard Gaussian, `[point, axis]`: scrambled Sobol numbers, each with its opposite.
 

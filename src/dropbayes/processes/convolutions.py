@@ -328,9 +328,14 @@ def convolution(module: Any, length_scale: Any, bias_scale: Any) -> WeightedSum:
     if module.groups != 1 or module.padding_mode != "zeros":
         raise ValueError("`net` must have convolutions of one group that are padded with zeros.")
     return WeightedSum(
-        length_scale, bias_scale, module.out_channels, tuple(module.kernel_size), tuple(module.stride),
-        _padding(module), tuple(module.dilation),
-    )  # fmt: skip
+        length_scale,
+        bias_scale,
+        module.out_channels,
+        tuple(module.kernel_size),
+        tuple(module.stride),
+        _padding(module),
+        tuple(module.dilation),
+    )
 
 
 def _padding(module: Any) -> tuple[tuple[int, int], ...]:

@@ -38,8 +38,13 @@ _MEANS = (torch.mean, "mean")
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _ADAPTIVE = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
 _POOLINGS = (
-    nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
-)  # fmt: skip
+    nn.AvgPool1d,
+    nn.AvgPool2d,
+    nn.AvgPool3d,
+    nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d,
+    nn.AdaptiveAvgPool3d,
+)
 
 
 @dataclass(frozen=True)
@@ -256,9 +261,12 @@ class _Reading:
 
     def _weighted_sum(self, name: str, module: Any, source: str) -> Any:
         scale = self.prior.of_weight(
-            name, parameter="weight", first=source in self.of_input, fan_in=module.weight[0].numel(),
+            name,
+            parameter="weight",
+            first=source in self.of_input,
+            fan_in=module.weight[0].numel(),
             keep_prob=self.kept.get(f"{name}.weight", stated_keep_prob(module)),
-        )  # fmt: skip
+        )
         bias_scale = _bias_scale(self.prior, name, module)
         step_name = name.replace(".", "_")
         if not self.convolutional:

@@ -12,7 +12,7 @@ from dropbayes.runtime.validation import check_count
 
 __all__ = ["SoftmaxProcess", "softmax_process"]
 
-MOST_STEPS, TOLERANCE = 200, 1e-10
+MAX_STEPS, TOLERANCE = 200, 1e-10
 """The most Newton steps, and the change of the objective below which they end."""
 
 JITTER = 1e-10
@@ -89,7 +89,7 @@ def softmax_process(
     prior = prior + JITTER * prior.diagonal().mean() * torch.eye(len(x), dtype=x.dtype)
     y = torch.nn.functional.one_hot(labels, n_classes).T.to(x.dtype)  # [class, row]
     latent, before = torch.zeros_like(y), -torch.inf
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         pi = latent.softmax(0)
         noise, log_determinant = _noise(prior, pi)
         b = pi * latent - pi * (pi * latent).sum(0) + y - pi  # W f + y - π

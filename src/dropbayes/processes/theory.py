@@ -208,8 +208,11 @@ def variance_ratio(
     """
     inputs, targets = data
     process = exact_process(
-        covariance, inputs.double().flatten(1), targets.double().reshape(len(inputs)), precision=precision,
+        covariance,
+        inputs.double().flatten(1),
+        targets.double().reshape(len(inputs)),
+        precision=precision,
         output_bias=covariance.output_bias,
-    )  # fmt: skip
+    )
     prediction: Any = predict(net, x, n_draws=n_draws, seed=seed, **options)
     return VarianceRatio(prediction.epistemic.reshape(len(x)).double(), process.variance(x.double().flatten(1)))

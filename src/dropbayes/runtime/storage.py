@@ -25,7 +25,7 @@ __all__ = ["FORMAT", "ModelFile", "load", "save"]
 
 FORMAT = 1
 _BLANK = "0" * 64
-_LARGEST_HEADER = 32 * 2**20  # bytes; the names, shapes and settings of ten thousand tensors fit in a tenth of it
+_MAX_HEADER = 32 * 2**20  # bytes; the names, shapes and settings of ten thousand tensors fit in a tenth of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +165,7 @@ def _refusal() -> ValueError:
 def _verify(contents: bytes) -> dict[str, Any]:
     """The description of a file whose digest is right; an exception of any class for all others."""
     length = int.from_bytes(contents[:8], "little")
-    if length > min(_LARGEST_HEADER, len(contents) - 8):
+    if length > min(_MAX_HEADER, len(contents) - 8):
         raise ValueError
     header = contents[8 : 8 + length]
     outer = json.loads(json.loads(header.decode())["__metadata__"]["dropbayes"])

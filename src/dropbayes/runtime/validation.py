@@ -39,7 +39,7 @@ __all__ = [
 
 # Probabilities may be off by rounding: of a half-precision softmax over many classes, or to three printed digits.
 _HALF_TOLERANCE, _TOLERANCE = 1e-2, 1e-3
-_MOST_COUNTED = 100_000_000  # the most rows that integer weights may stand for
+_MAX_COUNTED = 100_000_000  # the most rows that integer weights may stand for
 
 # ---------------------------------------------------------------------------------------------------- numbers
 
@@ -229,8 +229,8 @@ def row_counts(sample_weight: Array | None, n_rows: int, *, like: Tensor) -> Ten
             "`sample_weight` must hold whole numbers here, how many independent rows each row stands for; got values "
             f"from {weight.min().item():.3g} to {weight.max().item():.3g} with fractions."
         )
-    if weight.sum() > _MOST_COUNTED:
-        raise ValueError(f"`sample_weight` must add up to at most {_MOST_COUNTED:,} rows here; got {weight.sum():.3g}.")
+    if weight.sum() > _MAX_COUNTED:
+        raise ValueError(f"`sample_weight` must add up to at most {_MAX_COUNTED:,} rows here; got {weight.sum():.3g}.")
     return weight.long()
 
 

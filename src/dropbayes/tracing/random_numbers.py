@@ -135,10 +135,14 @@ def _normal_initialiser(
 
 
 def _rrelu(
-    mode: RandomMode, func: Operation, input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3,
+    mode: RandomMode,
+    func: Operation,
+    input: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
     training: bool = False,
     inplace: bool = False,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     if not training or mode.source.is_off(training):
         return func(input, lower, upper, False, inplace)
     uniform = mode.source.uniform("rrelu", None, tuple(input.shape), input.device)

@@ -81,9 +81,16 @@ class Source(ABC):
         return None
 
     def attention(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, drop_prob: float, *,
-        is_causal: bool, scale: float,
-    ) -> Tensor | None:  # fmt: skip
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        drop_prob: float,
+        *,
+        is_causal: bool,
+        scale: float,
+    ) -> Tensor | None:
         """Attention whose weights have the mask of the next site, by a fused kernel; None without one."""
         return None
 
@@ -104,10 +111,10 @@ class Neutral:
     bernoulli: float | None  # None for the probability itself
 
 
-_LARGEST_UNIFORM = 1 - 2.0**-24
+_MAX_UNIFORM = 1 - 2.0**-24
 NEUTRAL = (
-    Neutral(_LARGEST_UNIFORM, None),  # a gate rand() < drop_prob, floor(keep_prob + rand()), a mask over its mean
-    Neutral(_LARGEST_UNIFORM, 1.0),  # a mask that is not scaled
+    Neutral(_MAX_UNIFORM, None),  # a gate rand() < drop_prob, floor(keep_prob + rand()), a mask over its mean
+    Neutral(_MAX_UNIFORM, 1.0),  # a mask that is not scaled
     Neutral(2.0**-24, 0.0),  # a mask of what is dropped
     Neutral(0.5, None),  # noise around the middle
 )

@@ -140,11 +140,24 @@ def fit(
             required=bool(optimization.cuda_graph),
             n_draws=ALPHA_DRAWS if objective.alpha else 1,
         )
-        identity = "" if file is None else fingerprint(
-            net=net, rows=rows.identity(), held_out=judged and judged.identity(), likelihood=likelihood, prior=prior,
-            objective=objective, batch_size=batch_size, stopping=(stopping.patience, stopping.n_draws), seed=seed,
-            optimizer=optimizer_settings(optimizer), schedule=optimization.schedule, autocast=optimization.autocast,
-        )  # fmt: skip
+        identity = (
+            ""
+            if file is None
+            else fingerprint(
+                net=net,
+                rows=rows.identity(),
+                held_out=judged and judged.identity(),
+                likelihood=likelihood,
+                prior=prior,
+                objective=objective,
+                batch_size=batch_size,
+                stopping=(stopping.patience, stopping.n_draws),
+                seed=seed,
+                optimizer=optimizer_settings(optimizer),
+                schedule=optimization.schedule,
+                autocast=optimization.autocast,
+            )
+        )
         run = checkpoints.load(None if file is None else file.path, net, optimizer, fingerprint=identity, epochs=epochs)
         noise.restore(run.history.precision)
         with ProgressBar("fit", epochs, unit="epochs", initial=len(run.history.loss), show=progress) as bar:

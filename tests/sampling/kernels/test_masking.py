@@ -89,7 +89,7 @@ def test_every_draw_has_a_program_and_no_program_is_without_draws(tiles):
 
 def test_nothing_is_written_outside_the_result(monkeypatch):
     # Five programs at most for seven draws: two draws each, and four programs.
-    monkeypatch.setattr("dropbayes.sampling.kernels.masking._ENOUGH_PROGRAMS", 5)
+    monkeypatch.setattr("dropbayes.sampling.kernels.masking._MAX_PROGRAMS", 5)
     keys, x = Keys(SEED, 10), torch.randn(1, 7, 4, 6, device=DEVICE)
     result = dropout(x, keys, SITE, drop_prob=0.3, draws=DRAWS, rows=ROWS, outer=1, inner=6)
     assert torch.equal(result, expected(x, keys, 0.3, ROWS, 1, 6))

@@ -28,7 +28,7 @@ from dropbayes.sampling.kernels.words import (
 from dropbayes.sampling.masks import Keys, as_signed
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-WIDEST_HEAD = 256
+MAX_HEAD = 256
 _ALIGNMENT = 16  # bytes: a line of keep bits starts where a vector load may
 _TILE_UNITS, _TILE_ROWS = 256, 8
 

@@ -25,8 +25,8 @@ from dropbayes.sampling.masks import Keys, as_signed
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _TILE_BYTES = 8192  # four 16-byte accesses of each of 128 threads
-_WIDEST_TILE = 1024  # columns; the rows of a tile share the look-ups of the lattice
-_ENOUGH_PROGRAMS = 4096  # enough to fill a large GPU: beyond, draws share a program
+_MAX_TILE = 1024  # columns; the rows of a tile share the look-ups of the lattice
+_MAX_PROGRAMS = 4096  # enough to fill a large GPU: beyond, draws share a program
 
 
 def dropout(
@@ -88,7 +88,7 @@ def _launch(
     drawn: bool,
 ) -> None:
     outer, n_drawn, n_rows, inner = out.shape
-    tile_columns = min(_WIDEST_TILE, power_of_two(inner))
+    tile_columns = min(_MAX_TILE, power_of_two(inner))
     tile_rows = max(1, min(_TILE_BYTES // out.element_size() // tile_columns, power_of_two(n_rows)))
     tiles = outer * tile_count(n_rows, tile_rows) * tile_count(inner, tile_columns)
     chunk = draws_per_program(n_drawn, tiles)
@@ -103,7 +103,7 @@ def _launch(
 
 def draws_per_program(n_drawn: int, tiles: int) -> int:
     """The number of draws per program, so that the programs just fill the GPU."""
-    return tile_count(n_drawn, min(n_drawn, max(1, _ENOUGH_PROGRAMS // tiles)))
+    return tile_count(n_drawn, min(n_drawn, max(1, _MAX_PROGRAMS // tiles)))
 
 
 @triton.jit(do_not_specialize=["key", "n_draws", "n_permutations", "site", "threshold", "scale", "first_draw",

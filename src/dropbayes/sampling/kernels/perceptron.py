@@ -30,8 +30,8 @@ from dropbayes.sampling.kernels.words import (
 )
 from dropbayes.sampling.masks import Keys
 
-WIDEST, MOST_HIDDEN = 128, 3
-_MOST_WEIGHTS = 10_240  # padded, of all hidden layers: more do not fit into registers and shared memory
+WIDEST, MAX_HIDDEN = 128, 3
+_MAX_WEIGHTS = 10_240  # padded, of all hidden layers: more do not fit into registers and shared memory
 _NARROW = 64
 _PAIRS = 128  # rows times draws in one product, for layers up to the width above
 _RESIDENT = 4  # programs on one multiprocessor
@@ -65,10 +65,10 @@ def affine_layers(layers: Sequence[nn.Module]) -> tuple[Affine, ...] | None:
             affines[-1] = affines[-1]._replace(activation=_ACTIVATIONS[type(layer)])
         else:
             return None
-    if not 0 < len(affines) <= MOST_HIDDEN + 1 or drop_prob > 0:
+    if not 0 < len(affines) <= MAX_HIDDEN + 1 or drop_prob > 0:
         return None
     padded = [_padded_width(affine.linear.in_features) for affine in affines]
-    fits = sum(before * after for before, after in itertools.pairwise(padded)) <= _MOST_WEIGHTS
+    fits = sum(before * after for before, after in itertools.pairwise(padded)) <= _MAX_WEIGHTS
     return tuple(affines) if fits else None
 
 
@@ -103,7 +103,7 @@ def perceptron_moments(
     pairs = _PAIRS if max(padded) <= _NARROW else _PAIRS // 2
     tile_draws = min(pairs, max(8, power_of_two(n_drawn)))
     tiles = tile_count(n_rows, pairs // tile_draws)
-    unused = [None] * (MOST_HIDDEN - len(hidden))
+    unused = [None] * (MAX_HIDDEN - len(hidden))
     exact = torch.get_float32_matmul_precision() == "highest"
     weights = [*[layer.linear.weight for layer in hidden], *unused, last.linear.weight]
     biases = [*[layer.linear.bias for layer in hidden], *unused, last.linear.bias]
