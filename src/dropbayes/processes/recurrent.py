@@ -36,6 +36,7 @@ class RecurrentCovariance(Covariance):
         state_length_scale: $l_h$ of the recurrent weights, in units in which the paper's $l^2 = K$ is 1.
 
     Example:
+        >>> import torch
         >>> from dropbayes.covariances import ReLU
         >>> covariance = RecurrentCovariance(ReLU(bias_scale=0.0), n_steps=2)
         >>> covariance(torch.tensor([[[2.0], [0.0]]]))  # each rectifier halves the variance

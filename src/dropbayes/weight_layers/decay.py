@@ -186,8 +186,8 @@ def parameter_groups(
     Example:
         >>> net = nn.Sequential(nn.Dropout(0.1), nn.Linear(2, 3))
         >>> groups = parameter_groups(net, precision=10.0, prior=Prior(length_scale=2.0), n_data=100)
-        >>> [group["weight_decay"] for group in groups]
-        [0.004444444444444444, 0.004]
+        >>> [round(group["weight_decay"], 6) for group in groups]
+        [0.004444, 0.004]
     """
     check_number("precision", precision)
     check_positive("precision", precision)
