@@ -87,7 +87,6 @@ def _fine_rule() -> tuple[np.ndarray, np.ndarray]:
     return points, np.tile(weights * half, 4000) * np.exp(-(points**2) / 2) / math.sqrt(2 * math.pi)
 
 
-@functools.cache
 def normal_rule() -> tuple[np.ndarray, np.ndarray]:
     """Eight Gauss-Legendre nodes in each of 128 panels for the standard normal: a kink anywhere costs 1e-6 at most."""
     points, weights = np.polynomial.legendre.leggauss(8)

@@ -13,7 +13,7 @@ from dropbayes.runtime.validation import check_count
 __all__ = ["SoftmaxProcess", "softmax_process"]
 
 MAX_STEPS, TOLERANCE = 200, 1e-10
-"""The most Newton steps, and the change of the objective below which they end."""
+"""The number of Newton steps at most, and the change of the objective below which they end."""
 
 JITTER = 1e-10
 """The jitter on the diagonal of the covariance, in units of its mean variance, so that it factorises."""
