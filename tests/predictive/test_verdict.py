@@ -93,3 +93,19 @@ def test_outcomes_of_another_shape_are_refused():
         check(trained(), x, y[:10])
     with pytest.raises(ValueError, match="`y` must have the shape"):
         check(trained(), x, torch.cat([y, y], 1))
+
+
+def test_the_linear_method_is_compared_where_there_are_derivatives():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 1))
+    verdict = db.check(net, torch.randn(50, 2), torch.randn(50, 1))
+    assert verdict.linear.ratio == pytest.approx(1, abs=0.2) and "linear method" in str(verdict)
+    rounded = nn.Sequential(net, Rounded())
+    assert db.check(rounded, torch.randn(50, 2), torch.randn(50, 1)).linear is None
+
+
+class Rounded(nn.Module):
+    """Has no derivative."""
+
+    def forward(self, x):
+        return (100 * x.detach()).round() / 100

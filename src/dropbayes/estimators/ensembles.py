@@ -59,7 +59,6 @@ class Ensemble(ABC):
     frame_columns_: FrameColumns | None
     missing_values_: MissingValues | None
     bins_: Bins | None
-    bounds_: Bounds | None = None
     recalibration: Any = None
     """The recalibration applied to predictions (`dropbayes.estimators.recalibration`), if any."""
 
@@ -151,14 +150,13 @@ class Ensemble(ABC):
             inputs = torch.tensor(self._with_bins(x[rows])).to(population.device)
             # All networks were trained on the same rows, so they share one standardisation.
             standard = ((inputs - population.x_mean[0]) / population.x_scale[0]).to(population.weights[0].dtype)
-            bounded = standard if self.bounds_ is None else self.bounds_.inputs(standard)
             outputs = []
             with torch.no_grad():
                 for i, net in enumerate(nets):
                     if random[i]:
-                        sampled = sampling.draws(net, bounded, n_draws=int(self.n_draws), seed=self.seed_ + i)
+                        sampled = sampling.draws(net, standard, n_draws=int(self.n_draws), seed=self.seed_ + i)
                     else:  # nothing is dropped: one function
-                        sampled = _one_function(net, bounded).expand(int(self.n_draws) if any(random) else 1, -1, -1)
+                        sampled = _one_function(net, standard).expand(int(self.n_draws) if any(random) else 1, -1, -1)
                     outputs.append(sampled)
             yield rows, standard, torch.stack(outputs, 1)
 
@@ -207,9 +205,9 @@ def _one_function(net: nn.Module, x: Tensor) -> Tensor:
     return torch.cat([net.eval()(block) for block in padded.split(_PRODUCT_ROWS)])[: len(x)]
 
 
-def _warn_of_bounded(values: Tensor, bounded: Tensor) -> None:
-    """Warns of rows whose function values, averaged over draws, lay outside the bounds."""
-    n_rows = int(((values - bounded).abs() > 0).double().mean((0, 1)).gt(0.5).any(-1).sum())
+def _warn_of_bounded(shift: Tensor) -> None:
+    """Warns of rows whose mean prediction was shifted to lie within the bounds."""
+    n_rows = int((shift != 0).any(-1).sum())
     if n_rows:
         rows = "1 row of `X` is" if n_rows == 1 else f"{n_rows} rows of `X` are"
         message = f"{rows} predicted further beyond the targets than these range; such predictions are bounded."
@@ -224,6 +222,7 @@ class RegressionEnsemble(Ensemble):
     noise_: StudentNoise | None
     extrapolation_: Extrapolation | None = None
     transform_: TargetTransform = TargetTransform()
+    bounds_: Bounds | None = None
     one_column_: bool
 
     def _head(self) -> str:
@@ -267,8 +266,9 @@ class RegressionEnsemble(Ensemble):
         population, n_outputs = self.population_, self.population_.y_mean.shape[1]
         if self.bounds_ is not None:
             values, rest = outputs.split([n_outputs, outputs.shape[-1] - n_outputs], -1)
-            outputs = torch.cat([self.bounds_.outputs(values), rest], -1)
-            _warn_of_bounded(values, outputs[..., :n_outputs])
+            shift = self.bounds_.shift(draw_mean(values.double().flatten(0, 1)))
+            outputs = torch.cat([values.double() + shift, rest.double()], -1)
+            _warn_of_bounded(shift)
         if self.noise_ is not None:
             draws = outputs.double().flatten(0, 1).cpu()
             columns = inputs[:, : self._n_columns].cpu()
@@ -415,7 +415,7 @@ class ClassEnsemble(Ensemble):
         }
 
     def _class_tensors(self) -> dict[str, Tensor]:
-        return files.tensors_of("bounds", self.bounds_)
+        return {}
 
     def _set_class_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         dtype, classes = np.dtype(settings["classes_dtype"]), settings["classes"]
@@ -426,7 +426,6 @@ class ClassEnsemble(Ensemble):
         self.classes_ = np.asarray(classes, dtype=np.int64 if dtype.kind in "mM" else dtype).astype(dtype)
         if self.classes_.ndim != 1 or len(self.classes_) != self.population_.weights[-1].shape[2]:
             raise ValueError(f"{len(self.classes_)} classes for {self.population_.weights[-1].shape[2]} outputs")
-        self.bounds_ = files.record_of(Bounds, "bounds", tensors)
         self.temperature_ = float(settings.get("temperature", 1.0))  # format 1 had none
         n_classes = len(self.classes_)
         self.class_shares_ = np.asarray(settings.get("class_shares", [1 / n_classes] * n_classes), dtype=np.float64)

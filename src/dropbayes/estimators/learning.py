@@ -14,7 +14,6 @@ from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, va
 from torch import Tensor
 
 from dropbayes.estimators.bins import Bins
-from dropbayes.estimators.bounds import Bounds
 from dropbayes.estimators.ensembles import Ensemble
 from dropbayes.estimators.extrapolation import Gap
 from dropbayes.estimators.frames import FrameColumns, as_array, is_mixed_frame
@@ -81,7 +80,7 @@ class DropoutEstimator(Parameters, Ensemble):
         if self._is_warm():
             x = self._with_bins(x)
             self._continue_and_test(x, y, weight)
-            self.bounds_ = self.bounds_ and self.bounds_.union(self._bounds(x, y))
+            self._set_bounds(y)
             return
         self.bins_ = self._bins(x)
         x = self._with_bins(x)
@@ -95,19 +94,9 @@ class DropoutEstimator(Parameters, Ensemble):
             self.population_, without_gap = self._train_ensemble(x, y, weight, choice, gap, progress)
             self._refuse_divergence()
             self._fit_noise(choice)
-            self.bounds_ = self._bounds(x, y)
+            self._set_bounds(y)
             if gap is not None:
                 self._fit_extrapolation(gap, without_gap, x, y, weight)
-
-    def _bounds(self, x: np.ndarray, y: np.ndarray) -> Bounds:
-        """The ranges of the rows, standardised."""
-        population = self.population_
-        columns = torch.as_tensor(x[:, : population.x_mean.shape[1]])
-        targets = torch.as_tensor(y).double().reshape(len(y), -1)
-        return Bounds.of(
-            (columns - population.x_mean[0].cpu()) / population.x_scale[0].cpu(),
-            (targets - population.y_mean[0].cpu()) / population.y_scale[0].cpu(),
-        )
 
     def _warn_below_baseline(self, baseline: str) -> None:
         if self.held_out_score_ < self.baseline_score_:
@@ -250,7 +239,8 @@ class DropoutEstimator(Parameters, Ensemble):
         self._set_precision(1 / variance)
         self.rows_tested_ = min(total, _REMEMBERED_ROWS)
         self._continue(x, y, weight, 1, "constant")
-        self.bounds_ = self.bounds_ and self.bounds_.union(self._bounds(x, y))
+        if getattr(self, "bounds_", None) is not None:  # the first rows of a stream are too few for bounds
+            self._set_bounds(y)
 
     @abstractmethod
     def _fit_noise(self, choice: EnsembleChoice) -> None:
@@ -263,6 +253,9 @@ class DropoutEstimator(Parameters, Ensemble):
 
     def _fit_extrapolation(self, gap: Gap, without_gap: Population, x: np.ndarray, y: np.ndarray, weight: Any) -> None:
         """Fits the spread of the draws far from the rows to the rows of a gap."""
+
+    def _set_bounds(self, y: np.ndarray) -> None:
+        """Sets the bounds of the predictions, or widens them by the targets of more rows."""
 
     @abstractmethod
     def _n_classes(self) -> int | None:

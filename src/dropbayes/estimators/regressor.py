@@ -12,6 +12,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
 from torch import Tensor
 
+from dropbayes.estimators.bounds import Bounds
 from dropbayes.estimators.ensembles import RegressionEnsemble
 from dropbayes.estimators.extrapolation import Gap, find_gap, fit_extrapolation
 from dropbayes.estimators.learning import DropoutEstimator
@@ -78,7 +79,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         search_scores_: The held-out log-likelihood of each candidate, with Gaussian noise, in the units of y.
         held_out_score_: The held-out log-likelihood of the ensemble with its noise, in the units of y.
         baseline_score_: That of the target's own mean and deviation.
-        bounds_: The ranges beyond which inputs and predictions are pulled back (`dropbayes.estimators.bounds`).
+        bounds_: The range beyond which mean predictions are pulled back (`dropbayes.estimators.bounds`).
         search_edges_: The best drop probability and weight decay, if they are the smallest or largest tried.
 
     Example:
@@ -118,7 +119,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         fits = []
         for transform in [self.transform_] if warm else candidate_transforms(self.target_transform, y):
             if not warm:
-                self.noise_ = self.extrapolation_ = None
+                self.noise_ = self.extrapolation_ = self.bounds_ = None
                 self.__dict__.pop("population_", None)  # of another scale
             self.transform_ = transform
             self._learn(x, self._transform(y), weight, groups, times)
@@ -167,6 +168,11 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         _, z, weight = choice.held_out_rows()
         values = self.transform_.log_derivative(self.transform_.inverse(z.double().reshape(len(z), -1))).sum(1)
         return float((values * weight).sum() / weight.sum())
+
+    def _set_bounds(self, y: np.ndarray) -> None:
+        standard = self.population_
+        targets = (torch.as_tensor(y).reshape(len(y), -1) - standard.y_mean[0].cpu()) / standard.y_scale[0].cpu()
+        self.bounds_ = Bounds.of(targets) if self.bounds_ is None else self.bounds_.union(Bounds.of(targets))
 
     def _standard_columns(self, x: Any) -> Tensor:
         """The standardised inputs, without those of the bins."""

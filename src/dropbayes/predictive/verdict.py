@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.likelihoods import Categorical, Gaussian, Likelihood
+from dropbayes.linear import LinearCheck, check_linear
 from dropbayes.predictive.draw_scores import checked_likelihood, checked_targets, evaluation_tensor, score_draws
 from dropbayes.sampling import draws, sites
 from dropbayes.scores import risk_coverage
@@ -20,6 +21,7 @@ __all__ = ["Verdict", "check", "row_verdict"]
 _COVERAGE_GAP = 0.05
 # The fraction of the oracle's gain below which the uncertainty is said not to rank the errors.
 _WEAK_RANKING = 0.1
+_LINEAR_ROWS = 64  # compared with the linear method
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Verdict:
         ensemble_equivalent: The interpolated size of a deep ensemble with the same log-likelihood, if members are
             given; infinite if all of them together do not reach it.
         ensemble_log_likelihoods: The log-likelihood of ensembles of 1, 2, ... members.
+        linear: The linear method (`predict(method="linear")`) beside 30 draws of some of the rows; None where the
+            network has no derivatives.
         advice: The recommended next steps.
     """
 
@@ -58,6 +62,7 @@ class Verdict:
     ensemble_equivalent: float | None
     ensemble_log_likelihoods: tuple[float, ...]
     advice: tuple[str, ...]
+    linear: LinearCheck | None = None
 
     @property
     def gain(self) -> float:
@@ -90,6 +95,8 @@ class Verdict:
             most = len(self.ensemble_log_likelihoods)
             count = f"more than {most}" if math.isinf(self.ensemble_equivalent) else f"{self.ensemble_equivalent:.1f}"
             lines.append(("worth an ensemble of", count, "networks trained apart"))
+        if self.linear is not None:
+            lines.append(("linear method", f"{self.linear.ratio:.2f}", "its deviation, of that of 30 draws"))
         return lines
 
     def __str__(self) -> str:
@@ -150,7 +157,7 @@ def check(
     scored, base = score_draws(sampled, targets, judged), score_draws(plain[None], targets, judged)
     outputs = [evaluation_tensor(member, x) for member in members]
     equivalent, ensembles = _ensemble_equivalent(outputs, targets, judged, float(scored.log_density.mean()))
-    return row_verdict(
+    verdict = row_verdict(
         scored.log_density,
         base.log_density,
         scored.uncertainty,
@@ -162,6 +169,15 @@ def check(
         ensemble_equivalent=equivalent,
         ensemble_log_likelihoods=ensembles,
     )
+    return replace(verdict, linear=_linear_check(net, x, seed))
+
+
+def _linear_check(net: nn.Module, x: Tensor, seed: int) -> LinearCheck | None:
+    some = x[:_LINEAR_ROWS] if isinstance(x, Tensor) else x
+    try:
+        return check_linear(net, some, seed=seed)
+    except (ValueError, RuntimeError):  # no derivative, or one that torch does not have
+        return None
 
 
 def row_verdict(
