@@ -112,6 +112,18 @@ def test_work_that_could_not_be_done_in_time_is_refused_and_light_work_is_not(pr
     assert not any(refused[:2]) and any(refused[2:6]) and not any(refused[6:])
 
 
+def test_a_long_request_is_taken_where_only_light_ones_wait(predictor, rows):
+    async def run():
+        batches = Batches(max_seconds=1.0)
+        batches._draws_per_second = 0.5 * len(rows) * predictor.total_draws
+        jobs = [batches.predict(predictor, x) for x in (rows[:1], rows[1:2], rows)]
+        answers = await asyncio.gather(*jobs)
+        batches.close()
+        return answers
+
+    assert same_bits(asyncio.run(run())[2], predictor.predict_inputs(rows))
+
+
 def test_of_equal_requests_the_oldest_is_finished_first(predictor, rows, monkeypatch):
     monkeypatch.setattr(batching, "_BATCH_DRAWS", 1)
     monkeypatch.setattr(batching, "_MIN_ROWS", 4)
