@@ -158,7 +158,7 @@ def test_the_kserve_example_probes_and_mounts_what_the_image_serves(service, ins
     assert str(container["securityContext"]["runAsUser"]) == values(instructions, "USER")[0]
 
 
-@pytest.mark.parametrize("file", ["Dockerfile", "docs/serving.md"])
+@pytest.mark.parametrize("file", ["Dockerfile", "docs/production.md"])
 def test_the_parent_of_the_model_folder_is_mounted(file, instructions):
     entry = json.loads(values(instructions, "ENTRYPOINT")[0])
     mounts = re.findall(r"-v \S+?:(/[^:\s]+):ro", (ROOT / file).read_text())

@@ -108,7 +108,7 @@ def test_the_table_of_the_adversarial_experiment_is_that_of_its_results(attack):
 
 def test_the_posteriors_and_the_theory_quote_the_comparison_with_hamiltonian_monte_carlo():
     table = stored("posteriors")["table"]
-    lines = (ROOT / "docs" / "posteriors.md").read_text().splitlines()
+    lines = (ROOT / "docs" / "processes.md").read_text().splitlines()
     for method, row in table.items():
         cells = next(line for line in lines if line.startswith(f"| {method} |")).strip("|").split("|")[1:]
         assert [float(cell) for cell in cells] == [float(f"{value:.2g}") for value in row.values()], method
