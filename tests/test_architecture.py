@@ -52,6 +52,7 @@ RANK = {
     "__main__": 11,
 }
 MAX_ENTRIES = 26
+MAX_LINES, MAX_MODULES, MAX_NAMES = 40_700, 255, 26  # a budget falls; what is added pays for its lines elsewhere
 
 # Packages whose tests are still in one file.
 UNDIVIDED: set[str] = set()
@@ -184,6 +185,43 @@ def test_private_names_stay_in_their_package():
     assert not private_reaches(SOURCE)
 
 
+def private_imports_of_the_application(root: pathlib.Path) -> list[str]:
+    """Names that the application imports from the library and that their module does not offer."""
+    modules, found = modules_of(root), []
+    for name, path in modules.items():
+        for node in nodes_of(path) if unit(name).startswith("app") else []:
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("dropbayes."):
+                continue
+            home = str(node.module).removeprefix("dropbayes.")
+            offered = offered_names(modules[home]) if home in modules and not home.startswith("app") else None
+            for alias in node.names if offered is not None else []:
+                is_public = alias.name in offered or (not offered and not alias.name.strip("_").startswith("_"))
+                if not is_public and f"{home}.{alias.name}" not in modules:
+                    found.append(f"{name}: {home}.{alias.name}")
+    return found
+
+
+def offered_names(path: pathlib.Path) -> set[str]:
+    """The names in the `__all__` of a module; none if it has no such list."""
+    for node in nodes_of(path):
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return set(ast.literal_eval(node.value))
+    return set()
+
+
+def test_the_application_stands_on_public_names():
+    assert not private_imports_of_the_application(SOURCE)
+
+
+def test_the_house_stays_within_its_budget():
+    import dropbayes
+
+    paths = list(SOURCE.rglob("*.py"))
+    assert sum(len(path.read_text().splitlines()) for path in paths) <= MAX_LINES
+    assert len(paths) <= MAX_MODULES
+    assert len([name for name in dropbayes.__all__ if name != "__version__"]) <= MAX_NAMES
+
+
 def test_every_module_has_its_tests():
     assert not modules_without_tests(SOURCE, TESTS)
 
@@ -217,6 +255,12 @@ def test_a_planted_private_reach_is_seen(tmp_path):
     reader = "def f(a):\n    return a._draw()\n"
     assert private_reaches(planted(tmp_path, scores=owner, app__cli=reader)) == ["app.cli: _draw"]
     assert not private_reaches(planted(tmp_path, scores=owner + reader, app__cli=""))
+
+
+def test_a_planted_import_of_a_name_that_is_not_offered_is_seen(tmp_path):
+    library = '__all__ = ["shown"]\ndef shown(): ...\ndef hidden(): ...\n'
+    root = planted(tmp_path, scores=library, app__cli="from dropbayes.scores import hidden, shown\n")
+    assert private_imports_of_the_application(root) == ["app.cli: scores.hidden"]
 
 
 def test_a_missing_test_file_is_seen(tmp_path):

@@ -22,6 +22,7 @@ from dropbayes.runtime.validation import Array, float_tensor
 
 __all__ = [
     "METHODS",
+    "Method",
     "Recalibration",
     "best_factor",
     "class_log_density",

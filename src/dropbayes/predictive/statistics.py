@@ -14,6 +14,8 @@ from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
 from dropbayes.linear import OnePass
 from dropbayes.sampling import Block, Inputs, Mean, Moments, Plan, Profile, Votes, move_row_axis, result_dtype
 
+__all__ = ["Request", "RowResults", "RowStatistics", "row_summaries"]
+
 
 @dataclass(frozen=True)
 class Request:
