@@ -156,7 +156,7 @@ def test_what_needs_draws_is_refused(options):
         db.predict(NET, torch.ones(2, 3), method="linear", **options)
 
 
-@pytest.mark.parametrize("options", [{"positions": "tied"}, {"leave_out": "2"}])
+@pytest.mark.parametrize("options", [{"positions": "tied"}, {"ignore_modules": "2"}])
 def test_what_moments_cannot_do_is_refused(options):
     with pytest.raises(ValueError, match='need method="linear"'):
-        db.predict(NET, torch.ones(2, 3), method="moments", **options)
+        db.predict(NET, torch.ones(2, 3), method="moments", sampling=db.Sampling(**options))

@@ -164,7 +164,6 @@ def test_sequence_first_results_have_rows_where_the_network_has_them():
     "arguments, error, words",
     [
         ({"n_draws": "many"}, TypeError, "`n_draws` must be a whole number or .auto."),
-        ({"n_draws": "auto", "tolerance": 0}, ValueError, "`tolerance` must be a positive number"),
         ({"n_draws": "auto", "keep_draws": True}, ValueError, "its own number of draws"),
         ({"likelihood": 3}, TypeError, "`likelihood` must be one of"),
         ({"quantiles": [0.0]}, ValueError, "`quantiles`"),

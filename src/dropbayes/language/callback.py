@@ -88,7 +88,12 @@ class UncertaintyCallback(TrainerCallback):
         inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
         labels = batch["labels"].to(device)
         prediction = predict(
-            _Logits(model), inputs, likelihood=Categorical(), n_draws=self.n_draws, seed=self.seed, progress=False
+            _Logits(model),
+            inputs,
+            likelihood=Categorical(class_axis=-1),
+            n_draws=self.n_draws,
+            seed=self.seed,
+            progress=False,
         )
         with torch.no_grad():
             plain = _in_evaluation(model, inputs).float().softmax(-1)

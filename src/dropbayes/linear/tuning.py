@@ -89,7 +89,7 @@ def tune_dropout(
         seed: The seed of those draws and of the split.
 
     Example:
-        >>> net, x = nn.Linear(1, 1), torch.randn(300, 1)
+        >>> net, x = nn.Linear(2, 1), torch.randn(300, 2)
         >>> tuning = tune_dropout(net, x, net(x).detach() + torch.randn(300, 1))
         >>> tuning.log_likelihood >= tuning.plain_log_likelihood
         True

@@ -57,9 +57,9 @@ class Model:
     Example:
         >>> frame = {"size": list(range(60)), "price": [3.0 * size for size in range(60)]}
         >>> model = Model.fit(frame, target="price", n_steps=20, n_networks=1, drop_prob=0.05, weight_decay=1e-4)
-        >>> sorted(model.predict({"size": [10, 900]}))
+        >>> sorted(model.predict({"size": [10, 90]}))
         ['aleatoric_std', 'epistemic_std', 'lower', 'mean', 'outside', 'std', 'upper']
-        >>> model.predict({"size": [10, 900]})["outside"]
+        >>> model.predict({"size": [10, 90]})["outside"]
         ['', 'size']
     """
 
