@@ -109,6 +109,7 @@ def learned(x, y, labelled, *, seed, steps):
     return small_networks.trained(net, x[labelled], y[labelled], steps=steps, batch=64)
 
 
+@pytest.mark.slow
 def test_batch_bald_on_digits_beats_random_queries_by_two_points(digits):
     x, y = digits
     accuracy = {"random": [], "batch": []}
@@ -146,6 +147,7 @@ def test_batch_bald_sees_duplicates_on_digits_where_bald_does_not(digits):
     assert values[1] > 1.3 * values[0]
 
 
+@pytest.mark.slow
 def test_variance_queries_on_diabetes_beat_random_queries():
     # Error with 40 labels, 20 of them asked for. Measured over eight splits: 0.792 against 0.828, better in every one.
     x, y = small_networks.standardised("diabetes")

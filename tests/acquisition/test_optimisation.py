@@ -47,6 +47,7 @@ def test_botorch_acquisition_of_a_batch_sees_the_correlation_of_its_points_and_h
     assert x.grad.abs().max() > 0
 
 
+@pytest.mark.slow
 def test_expected_improvement_finds_the_largest_tumour_of_569_in_twenty_questions():
     # Maximise the worst area over real patients, from texture, smoothness, ...: 20 known at random, then batches of 5.
     # A random search would hold the largest with probability 40/569 = 7 %.

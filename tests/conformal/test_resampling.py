@@ -39,6 +39,7 @@ def test_cross_conformal_interval_equals_mapie(n_folds):
     np.testing.assert_allclose(np.stack(interval(x, y, new, n_folds, 0.9), 1), expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_coverage_is_near_the_level_with_few_rows_where_in_sample_residuals_fail():
     covered, naive, runs = 0, 0, 300
     for run in range(runs):

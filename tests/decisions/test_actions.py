@@ -67,6 +67,7 @@ def test_action_probabilities_of_two_gaussians_follow_the_closed_form():
     assert decisions.action_probabilities(values)[0, 1].item() == pytest.approx(expected, abs=0.007)
 
 
+@pytest.mark.slow
 def test_thompson_on_breast_cancer_has_under_three_quarters_of_epsilon_greedys_regret():
     # Measured over five seeds: 28 against 51. (Pure exploitation does as well here: 27; with ten actions it does not.)
     seeds = range(2)

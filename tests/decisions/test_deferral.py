@@ -41,6 +41,7 @@ def test_workload_rule_never_promises_more_than_it_keeps_under_ties():
     assert decisions.deferral_for_workload(uniform(10), fraction=1.0).defers(torch.tensor([-1e9])).item()
 
 
+@pytest.mark.slow
 def test_error_rule_breaks_its_promise_less_often_than_its_confidence_allows():
     # P(wrong | u) = u² / 2: the error rate of rows kept below θ is θ²/6 exactly. 400 held-out sets, 80 % confidence.
     runs, broken, thresholds = 400, 0, []
@@ -77,6 +78,7 @@ def test_the_sequence_keeps_more_rows_than_testing_all_thresholds_at_once():
     assert np.mean(ours) > np.mean(theirs) + 0.01
 
 
+@pytest.mark.slow
 def test_a_bounded_loss_breaks_its_promise_less_often_than_its_confidence_allows():
     # The loss is u² on average, spread between 0 and 2u²: the mean loss of rows kept below θ is θ²/3 exactly.
     runs, broken, thresholds = 200, 0, []

@@ -120,6 +120,7 @@ def test_warm_start_goes_on_from_the_present_weights():
     assert warm.score(x, y) > first
 
 
+@pytest.mark.slow
 def test_pipelines_searches_and_parallel_cross_validation():
     source = np.random.default_rng(0)
     frame = pd.DataFrame({"size": source.normal(size=120), "colour": source.choice(["red", "blue"], 120)})
@@ -194,6 +195,7 @@ def test_one_bar_counts_the_steps_of_search_and_training(monkeypatch):
     assert len(bars) == 1 and bars[0].done == bars[0].total
 
 
+@pytest.mark.slow
 def test_two_thousand_columns_of_one_hidden_factor_are_learned_from():
     source = np.random.default_rng(0)
     factor = source.normal(size=400)

@@ -1,11 +1,13 @@
 """Attacks on images."""
 
+import pytest
 import torch
 
 from experiments import adversarial, lenet
 from tests.experiments.smallest import tiny
 
 
+@pytest.mark.slow
 def test_attacks_lower_accuracy_and_are_answered_by_uncertainty(tmp_path):
     metrics = tiny("adversarial", adversarial, tmp_path)
     for attack in ("FGSM", "PGD"):

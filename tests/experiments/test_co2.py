@@ -1,9 +1,12 @@
 """The extrapolation of CO2."""
 
+import pytest
+
 from experiments import co2
 from tests.experiments.smallest import tiny
 
 
+@pytest.mark.slow
 def test_co2_deviation_grows_beyond_the_data_for_relu_and_stays_bounded_for_tanh(tmp_path):
     metrics = tiny("co2", co2, tmp_path)
     growth = {

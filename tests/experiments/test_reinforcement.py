@@ -11,6 +11,7 @@ from experiments import foraging, reinforcement
 from tests.experiments.smallest import tiny
 
 
+@pytest.mark.slow
 def test_thompson_agents_earn_more_than_random_exploration(tmp_path):
     metrics = tiny("reinforcement", reinforcement, tmp_path)
     gap = metrics["thompson"]["final_reward"] - metrics["epsilon-greedy"]["final_reward"]

@@ -1,11 +1,13 @@
 """Rotated digits."""
 
+import pytest
 import torch
 
 from experiments import rotation
 from tests.experiments.smallest import tiny
 
 
+@pytest.mark.slow
 def test_uncertainty_rises_as_digits_turn(tmp_path):
     metrics = tiny("rotation", rotation, tmp_path)
     for network in metrics.values():

@@ -6,6 +6,7 @@ from experiments import toy
 from tests.experiments.smallest import tiny
 
 
+@pytest.mark.slow
 def test_small_demonstrations(tmp_path):
     metrics = tiny("toy", toy, tmp_path)
     assert metrics["demo"]["epistemic_std_beyond"] > 1.5 * metrics["demo"]["epistemic_std_among_points"]

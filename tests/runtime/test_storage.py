@@ -202,6 +202,7 @@ def save_many(path):
         list(pool.map(lambda _: written(path), range(100)))
 
 
+@pytest.mark.slow
 def test_two_hundred_saves_from_two_processes_with_two_threads_are_all_whole(tmp_path):
     path = written(tmp_path / "m.safetensors")
     writers = [multiprocessing.get_context("spawn").Process(target=save_many, args=(path,)) for _ in range(2)]

@@ -106,6 +106,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_a_longer_run_continues(tmp_p
 MANY = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kills", "epochs", "way"),
     [

@@ -206,6 +206,7 @@ def place(tmp_path_factory):
 MUTATIONS = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.slow
 @settings(MUTATIONS, max_examples=300)
 @given(contents=mutated())
 def test_mutated_tables_are_predicted_whole_or_refused_in_one_line(models, place: pathlib.Path, contents):

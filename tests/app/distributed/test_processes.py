@@ -33,6 +33,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_driver_that_was_killed(models, tmp_path):
     (tmp_path / "driver.py").write_text(DRIVER)
     arguments = [tmp_path / "driver.py", models / "numbers", models / "rows.parquet", tmp_path / "out"]

@@ -6,6 +6,8 @@ import pytest
 
 from tests.app.page.browsing import plot_position, status_says, told, wait_until
 
+pytestmark = pytest.mark.slow  # minutes of a real browser
+
 # What is on the screen ------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,8 @@ import pytest
 from dropbayes.app.page import PageServer, page_html
 from tests.app.page.browsing import RECORDER, status_says, told, wait_until
 
+pytestmark = pytest.mark.slow  # a minute of a real browser
+
 TABS = ("points", "world", "digit")
 
 

@@ -66,6 +66,7 @@ def test_epsilon_falls_as_in_the_paper(age):
     assert call("agents.js", "epsilon", age, schedule) == pytest.approx(epsilon(age, Settings()))
 
 
+@pytest.mark.slow
 def test_agents_learn_to_earn_more_than_at_random():
     rewards = call("./runs.mjs", "rewardsOfLife", "thompson", "short", 0, 2000, 400)
     assert np.mean(rewards[-2:]) > rewards[0] + 0.15

@@ -91,6 +91,7 @@ def test_sighup_takes_up_a_new_model_without_losing_a_request(models, tmp_path):
     assert outputs_of(last[1]) == new != old
 
 
+@pytest.mark.slow
 def test_a_broken_new_model_leaves_the_old_one_in_place(models, tmp_path):
     folder = tmp_path / "numbers"
     shutil.copytree(models / "numbers", folder)
@@ -184,6 +185,7 @@ def test_bodies_that_were_announced_and_not_sent_lock_nobody_out(server):
         connection.close()
 
 
+@pytest.mark.slow
 def test_long_bodies_under_way_leave_room_for_short_ones(models):
     with live_server(models / "numbers", "--max-body", 2**20) as live:
         head = SLOW_BODY.replace("16777216", str(2**20))
@@ -211,6 +213,7 @@ def test_answers_are_sent_without_waiting_for_acknowledgements():
     assert asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_the_prediction_of_a_client_that_left_is_given_up(models):
     many = json.dumps(
         columns_request({"size": [0.1] * 9000, "city": ["Oslo"] * 9000, "new": [True] * 9000}, n_draws=1000)
@@ -292,6 +295,7 @@ ServedModel.load = classmethod(load)
 """
 
 
+@pytest.mark.slow
 def test_of_two_quick_reloads_the_later_one_stays(models, tmp_path):
     folder = tmp_path / "numbers"
     shutil.copytree(models / "numbers", folder)
@@ -312,6 +316,7 @@ def test_the_server_starts_where_there_is_no_sighup(models):
         assert live.infer(columns_request(COLUMNS))[0] == 200
 
 
+@pytest.mark.slow
 def test_requests_and_refusals_are_logged_where_the_level_says_so(models, tmp_path):
     for level, logged in (("info", True), ("warning", False)):
         with (tmp_path / level).open("w") as file, live_server(models / "numbers", "--log-level", level, stderr=file) as live:  # fmt: skip
