@@ -21,7 +21,7 @@ EXACT = ("MLP 13-50-1, N=1,000", "MLP 2-1024x5-1, p=.1", "U-Net", "mixer", "LSTM
 PLAIN = ("U-Net", "mixer", "GPT-2", "1-d convolutions", "residual MLP")
 
 
-def exact_rows(name: str, clock: Clock) -> str:
+def batch_invariant(name: str, clock: Clock) -> str:
     case = CASES[name]
     net, x = case.make().to(clock.device).eval(), case.inputs(case.rows).to(clock.device)
     default, _ = clock.median_ms(lambda: db.predict(net, x, n_draws=case.draws))
@@ -63,7 +63,7 @@ def main() -> None:
     arguments = parser.parse_args()
     clock = Clock(torch.device(arguments.device), quick=False)
     for name in (name for name in EXACT if any(part in name for part in arguments.only)):
-        print(exact_rows(name, clock), flush=True)
+        print(batch_invariant(name, clock), flush=True)
     if clock.device.type == "cuda":
         print(f"an epoch of one step: {epoch_ms(clock.device):.3g}", flush=True)
     sys.modules["triton"] = None  # type: ignore[assignment]  # as if it were not installed

@@ -77,15 +77,15 @@ class StudentNoise:
         """The models with every σ multiplied by a factor, one per output."""
         return replace(self, second_bias=self.second_bias + factor.log()[:, None].to(self.second_bias))
 
-    def log_scale(self, features: Tensor, *, exact_rows: bool = False) -> Tensor:
+    def log_scale(self, features: Tensor, *, batch_invariant: bool = False) -> Tensor:
         r"""$\log \sigma$ of each row `[output, row]` from `noise_features`.
 
         Args:
             features: The features of the rows.
-            exact_rows: Whether a row's bits must not depend on the other rows, which a matrix product does not ensure.
+            batch_invariant: Whether a row's bits must not depend on the other rows, which a matrix product does not ensure.
         """
         standard = ((features - self.feature_mean) / self.feature_scale).clamp(-_FEATURE_LIMIT, _FEATURE_LIMIT)
-        if exact_rows:
+        if batch_invariant:
             product = (standard[..., None, :] * self.first.transpose(1, 2)[:, None]).sum(-1)
         else:
             product = standard @ self.first
@@ -104,7 +104,7 @@ class StudentNoise:
         centre = draw_mean(draws)
         location = centre + self.shrink.to(draws) * (draws - centre)
         features = noise_features(x.to(self.first), draws.permute(2, 0, 1).to(self.first)).nan_to_num(nan=0.0)
-        scale = self.log_scale(features, exact_rows=True).exp().T.to(draws)
+        scale = self.log_scale(features, batch_invariant=True).exp().T.to(draws)
         return Mixture(location * y_scale + y_mean, scale * y_scale, tuple(self.freedom.double().tolist()))
 
 
