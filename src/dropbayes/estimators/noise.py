@@ -82,7 +82,7 @@ class StudentNoise:
 
         Args:
             features: The features of the rows.
-            batch_invariant: Whether a row's bits must not depend on the other rows, which a matrix product does not ensure.
+            batch_invariant: Whether a row's bits must not depend on the other rows, as in a matrix product they may.
         """
         standard = ((features - self.feature_mean) / self.feature_scale).clamp(-_FEATURE_LIMIT, _FEATURE_LIMIT)
         if batch_invariant:
