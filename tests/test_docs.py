@@ -77,7 +77,7 @@ def _last_place(number):
     return 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
 
 
-SLOW = ("architectures", "hugging_face", "training")  # pages whose examples train for a minute
+SLOW = ("architectures", "hugging_face", "production", "training")  # pages whose examples train for a minute
 
 
 def marked(page):

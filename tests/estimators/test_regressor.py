@@ -74,6 +74,7 @@ def test_many_outputs_are_learned_together():
     assert math.isfinite(model.log_likelihood(x, both))
 
 
+@pytest.mark.slow
 def test_heteroscedastic_noise_and_learned_drop_probability():
     source = np.random.default_rng(0)
     x = source.uniform(-2, 2, size=(600, 1))

@@ -43,6 +43,7 @@ print("equal")
 """
 
 
+@pytest.mark.slow
 def test_the_kernel_takes_the_same_steps_as_the_stacked_operations():
     pytest.importorskip("triton", reason="the kernel needs Triton, which comes with torch's CUDA builds")
     on_device = torch.cuda.is_available()

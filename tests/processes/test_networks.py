@@ -139,6 +139,7 @@ def test_a_perceptron_is_the_deep_covariance_of_its_own_scales():
     torch.testing.assert_close(process_of(net, prior)(X), Deep(layers)(X))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "net",
     [Residual(), nn.Sequential(nn.Linear(3, 400), nn.GELU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 1))],

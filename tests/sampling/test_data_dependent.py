@@ -115,6 +115,7 @@ def halting():
     return network(forward, o=nn.Linear(8, 2), **children), rows(4)
 
 
+@pytest.mark.slow
 def test_rows_that_halt_by_themselves_are_each_as_alone():
     net, x = made(halting)
     assert_law(net, x, n_draws=400)

@@ -13,6 +13,7 @@ from tests.app.distributed.kills import killed_at_random, spawned
 from tests.app.distributed.rows import digest, rows, written
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_bits_of_one(predictor, models, tmp_path):
     predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", n_workers=2, part_rows=250)
     assert digest(written(tmp_path / "out")) == digest(predictor.add_columns(rows(1000)))

@@ -110,6 +110,7 @@ def test_ten_thousand_rows_make_a_small_file_with_every_outlier_row(regressor):
     assert heights.max() == pytest.approx(50, abs=0.2)  # thinning kept the extreme
 
 
+@pytest.mark.slow
 def test_the_page_needs_neither_matplotlib_nor_pandas():
     script = (
         "import sys; import numpy as np; from dropbayes.app.report import report; from dropbayes.estimators import *; "

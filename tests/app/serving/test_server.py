@@ -227,7 +227,8 @@ def test_the_prediction_of_a_client_that_left_is_given_up(models):
         assert live.counts["dropbayes_batch_rows_sum"] < 9000
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_no_connection_that_was_accepted_is_dropped_at_sigterm(models, workers):
     body = json.dumps(columns_request(COLUMNS))
     statuses, dropped = [], []

@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+
 from experiments.uci import effort
 
 
+@pytest.mark.slow
 def test_no_test_row_chooses_anything(small):
     y = small.y.copy()
     y[small.splits[0][1]] = 1e3

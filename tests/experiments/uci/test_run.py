@@ -58,6 +58,7 @@ def test_splits_are_named_in_four_ways():
         uci.split_numbers("x", 3)
 
 
+@pytest.mark.slow
 def test_command_runs_both_methods_on_a_csv_and_writes_a_page(small, monkeypatch, tmp_path, capsys):
     path = tmp_path / "mine.csv"
     table = np.column_stack([small.x, small.y])
