@@ -39,21 +39,29 @@ nitpicky = True
 nitpick_ignore_regex = [
     # Types of other libraries and of Python: their documentation is not fetched, so nothing here could be linked to.
     (r"py:class", r"(torch|numpy|sklearn|pyarrow)\..*"),
-    (r"py:class", r"(Tensor|Axes|collections\.abc\.\w+|os\.PathLike|pathlib\.Path)"),
+    (
+        r"py:class",
+        r"(Tensor|Axes|pa\.\w+|collections\.abc\.\w+|os\.PathLike|pathlib\.Path)",
+    ),
     # Records of the engine, which is not public, and records that a public signature mentions by their module.
     (r"py:class", r"dropbayes\.sampling\.\w+\.\w+"),
     (
         r"py:class",
-        r"dropbayes\.(estimators\.(distances\.Extrapolation|noise\.StudentNoise|transforms\.TargetTransform)"
+        r"dropbayes\.(estimators\.(extrapolation\.Extrapolation|bounds\.Bounds|noise\.StudentNoise)"
+        r"|estimators\.transforms\.TargetTransform"
         r"|language\.meaning\.Text|population\.heads\.Head|processes\.(convolutions|networks)\.Step"
-        r"|serving\.application\.ServedModel|training\.rows\.Rows)",
+        r"|app\.serving\.served\.ServedModel|training\.rows\.Rows|columns\.(notation\.Notation|inference\.Problem)"
+        r"|linear\.(passes\.LinearPlan|perceptrons\.MomentsPlan))",
     ),
     # Aliases of types, type variables, and the halves of subscripted types.
     (
         r"py:class",
-        r"(Array|EnsembleModel|_Arguments|dropbayes\.runtime\.\w+\._(Item|Result))",
+        r"(Array|Part|EnsembleModel|_Arguments|dropbayes\.runtime\.\w+\._(Item|Result))",
     ),
-    (r"py:class", r"(dict\[~typing\.Any|Mapping\[str|Literal\['mean')"),
+    (
+        r"py:class",
+        r"(dict\[~typing\.Any|Mapping\[str|Literal\['(mean|active|sampling))",
+    ),
 ]
 
 # Text ---------------------------------------------------------------------------------------------------------------

@@ -66,7 +66,8 @@ __all__ = [
 # Loaded on first use: the command line answers `--help` before torch could be imported, and scikit-learn takes
 # longer to import than all of this. No module bears the name of a public function, so importing one hides none.
 _HOME = {
-    "app": ("Predictor", "load"),
+    "app.models.model": ("load",),
+    "app.models.predictor": ("Predictor",),
     "estimators": ("DropoutClassifier", "DropoutRegressor"),
     "layers": ("add_dropout",),
     "likelihoods": (
