@@ -48,7 +48,8 @@ nitpick_ignore_regex = [
     (
         r"py:class",
         r"dropbayes\.(estimators\.(extrapolation\.Extrapolation|bounds\.Bounds|noise\.StudentNoise)"
-        r"|estimators\.transforms\.TargetTransform"
+        r"|estimators\.(transforms\.TargetTransform|recalibration\.Recalibration|ensembles\.Ensemble)"
+        r"|app\.tables\.training\.(TrainingRows|Reading)"
         r"|language\.meaning\.Text|population\.heads\.Head|processes\.(convolutions|networks)\.Step"
         r"|app\.serving\.served\.ServedModel|training\.rows\.Rows|columns\.(notation\.Notation|inference\.Problem)"
         r"|linear\.(passes\.LinearPlan|perceptrons\.MomentsPlan))",
@@ -56,7 +57,7 @@ nitpick_ignore_regex = [
     # Aliases of types, type variables, and the halves of subscripted types.
     (
         r"py:class",
-        r"(Array|Part|EnsembleModel|_Arguments|dropbayes\.runtime\.\w+\._(Item|Result))",
+        r"(Array|NumpyArray|Columns|Part|EnsembleModel|_Arguments|dropbayes\.runtime\.\w+\._(Item|Result))",
     ),
     (
         r"py:class",

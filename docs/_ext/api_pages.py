@@ -51,7 +51,8 @@ TASKS = {
 
 # Names that a module hands on from another one, where they are described.
 HANDED_ON = {
-    "sampling": ["UncertaintyWarning"],
+    "sampling": ["UncertaintyWarning", "UnsupportedStrategy"],
+    "sampling.source": ["UnsupportedStrategy"],
     "sampling.profile": ["RowLayout", "Site"],
     "tracing": ["RowLayout", "Site"],
 }
