@@ -128,7 +128,7 @@ def test_running_out_of_memory_halves_the_chunk_and_changes_nothing(monkeypatch)
 
     monkeypatch.setattr(planning.Plan, "_block", scarce)
     ours = db.predict(net, x, n_draws=40)
-    assert refused[:3] == [40, 20, 10]
+    assert refused[-3:] == [40, 20, 10]
     torch.testing.assert_close(ours.mean, expected.mean, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(ours.epistemic, expected.epistemic, rtol=1e-5, atol=1e-7)
 

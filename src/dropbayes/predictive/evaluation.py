@@ -118,7 +118,7 @@ def evaluate(
     results, densities, outcomes = RowResults(), list[Tensor](), list[Tensor]()
     offset = sampling.row_offset
     for inputs, targets in _pairs(net, x, y, sampling.row_axis, progress):
-        plan = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling)
+        plan = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling, first_row=offset)
         for summary, log_density in _scored_rows(plan, inputs, targets, offset, request):
             results.add([summary])
             densities.append(log_density)

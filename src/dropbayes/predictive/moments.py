@@ -105,7 +105,10 @@ def predict(
     for batch in batches(net, x, progress=progress, title="predict"):
         inputs = as_inputs(batch, row_axis=sampling.row_axis)
         if method == "sampling":
-            plan = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling, moments_only=request.only_moments)
+            plan = make_plan(
+                net, inputs, keys=keys, masks=masks, sampling=sampling, moments_only=request.only_moments,
+                first_row=offset,
+            )  # fmt: skip
         else:
             plan = one_pass_plan(
                 net,

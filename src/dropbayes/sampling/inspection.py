@@ -30,7 +30,7 @@ from dropbayes.tracing.generators import UNSEEDED, keyed_generators, names_gener
 from dropbayes.tracing.states import NetworkState
 from dropbayes.tracing.views import Flags, View, check_modules, checked_network, eagerly
 
-__all__ = ["Inspection", "forget", "inspect", "sites"]
+__all__ = ["Inspection", "forget", "inspect", "recall", "sites"]
 
 _MAX_FORMS = 64
 _MAX_BRANCHES = 6  # seeds of the host's generators under which branches are looked for
@@ -98,8 +98,7 @@ def inspect(
 
     With `any_length`, an inspection of one length serves others: for sites and axes, but not for costs and shapes.
     """
-    described = form(inputs) if any_length else inputs.signature
-    key = (described, inputs.spec, inputs.n_rows == 1, ignored, positions, any_length)
+    key = _key(inputs, ignored, positions, any_length)
     known = _inspections.get(net)
     if known is None:
         check_modules(net)
@@ -115,6 +114,18 @@ def inspect(
     if inspection.profile.reads_rows and inputs.n_rows > 1 and not _holds_for_rows(net, inputs, ignored, inspection):
         inspection = forms[key] = _inspect(net, inputs, ignored, positions)
     return inspection
+
+
+def recall(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], *, positions: bool) -> Inspection | None:
+    """The inspection of a network as it was when it was last seen, if there is one and it depends on nothing else."""
+    known = _inspections.get(net)
+    found = None if known is None else known[1].get(_key(inputs, ignored, positions, False))
+    return None if found is None or found.profile.reads_rows or found.profile.is_stateful else found
+
+
+def _key(inputs: Inputs, ignored: tuple[str, ...], positions: bool, any_length: bool) -> tuple[Any, ...]:
+    described = form(inputs) if any_length else inputs.signature
+    return described, inputs.spec, inputs.n_rows == 1, ignored, positions, any_length
 
 
 def _holds_for_rows(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], inspection: Inspection) -> bool:

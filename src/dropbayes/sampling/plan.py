@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dropbayes.runtime.devices import cpu_threads
 from dropbayes.sampling.inputs import Inputs, cloned_leaves
-from dropbayes.sampling.inspection import Inspection, forget, inspect
+from dropbayes.sampling.inspection import Inspection, forget, inspect, recall
 from dropbayes.sampling.masks import Keys, Positions
 from dropbayes.sampling.perceptron import Perceptron, perceptron
 from dropbayes.sampling.perceptron_draws import perceptron_moments, prepare
@@ -80,6 +80,8 @@ class Plan:
     product_rows: int = 1  # of a perceptron: the rows in one product
     batch_invariant: bool = True  # blocks are padded to one size
     moments_only: bool = False
+    started: Block | None = None  # the first block, already under way on its device
+    first_row: int = 0  # of that block
 
     @property
     def exact(self) -> bool:
@@ -94,7 +96,7 @@ class Plan:
 
     def replicate(self, number: int) -> Plan:
         """The plan with draws that are independent of those of other replicates."""
-        return replace(self, spec=replace(self.spec, keys=replace(self.spec.keys, replicate=number)))
+        return replace(self, spec=replace(self.spec, keys=replace(self.spec.keys, replicate=number)), started=None)
 
     def arrange(self, tensors: list[Tensor], *, leading: int) -> list[Tensor]:
         """The tensors with their row axis, which follows `leading` axes, moved to the network's position."""
@@ -106,11 +108,16 @@ class Plan:
         A network that turns out to differ from its profile is inspected again, and then run by the plain loop.
         """
         plan, start = self, 0
+        started = self.started if self.first_row == first_row else None
         while start < inputs.n_rows:
             rows = range(start, min(start + plan.block_rows, inputs.n_rows))
             position, size = plan.draws.start, plan.chunk_draws
             while position < plan.draws.stop:
                 draws = range(position, min(position + size, plan.draws.stop))
+                if started is not None:
+                    yield started
+                    position, started = draws.stop, None
+                    continue
                 try:
                     with plan._running():
                         block = plan._block(inputs, rows, first_row + rows.start, draws)
@@ -146,8 +153,9 @@ class Plan:
         spec = spec if again else replace(spec, profile=inspection.profile)
         draws = range(spec.keys.n_draws) if self.exact else self.draws
         return replace(
-            self, profile=spec.profile, spec=spec, strategy=strategy, inspection=inspection, direct=None, draws=draws
-        )
+            self, profile=spec.profile, spec=spec, strategy=strategy, inspection=inspection, direct=None, draws=draws,
+            started=None,
+        )  # fmt: skip
 
     def _block(self, inputs: Inputs, rows: range, first_row: int, draws: range) -> Block:
         if self.direct is not None:
@@ -208,8 +216,13 @@ def make_plan(
     masks: str = "shared",
     sampling: Sampling = Sampling(),
     moments_only: bool = False,
+    first_row: int = 0,
 ) -> Plan:
     """The plan for a network that was checked to be random.
+
+    The first block of a network that is known starts before the network is compared with its inspection: while a GPU
+    works, the comparison, which takes milliseconds for hundreds of modules, costs no time. A block that started in
+    vain is dropped.
 
     Args:
         net: The network.
@@ -219,6 +232,7 @@ def make_plan(
         sampling: The other settings.
         moments_only: Whether only moments are wanted: the last site is then integrated over, if the last layer allows
             it.
+        first_row: The number by which the first row is keyed.
     """
     if masks not in MASKS:
         raise ValueError(f"`masks` must be one of {', '.join(map(repr, MASKS))}; got {masks!r}.")
@@ -230,8 +244,33 @@ def make_plan(
         direct = perceptron(net, inputs.leaves[0])
         if direct is not None and (on_cpu or (direct.kernel_layers is not None and not invariant)):
             return _direct_plan(net, direct, inputs, keys, masks, integrate, invariant, sampling.max_bytes)
+    settings = (keys, masks, sampling, moments_only, invariant)
+    known = recall(net, inputs, sampling.ignored, positions=sampling.positions is not None)
+    started = None if known is None else _started(net, known, inputs, first_row, settings)
     inspection = _inspect_with_hints(net, inputs, sampling)
-    profile = inspection.profile
+    if started is not None and inspection is known:
+        return started
+    return _plan_of(net, inspection, inputs, settings)
+
+
+_Settings = tuple[Keys, str, Sampling, bool, bool]
+
+
+def _started(net: nn.Module, known: Inspection, inputs: Inputs, first_row: int, settings: _Settings) -> Plan | None:
+    """The plan of a network that is not known to be unchanged, with its first block under way; None if that fails."""
+    try:
+        plan = _plan_of(net, known, inputs, settings)
+        rows = range(min(plan.block_rows, inputs.n_rows))
+        draws = range(plan.draws.start, min(plan.draws.start + plan.chunk_draws, plan.draws.stop))
+        with plan._running():
+            return replace(plan, started=plan._block(inputs, rows, first_row, draws), first_row=first_row)
+    except Exception:  # it comes again if the network is unchanged
+        return None
+
+
+def _plan_of(net: nn.Module, inspection: Inspection, inputs: Inputs, settings: _Settings) -> Plan:
+    keys, masks, sampling, moments_only, invariant = settings
+    profile, integrate = inspection.profile, moments_only and sampling.integrate_last_layer
     profile.check_random()
     spec = mask_spec(inspection, inputs, keys=keys, masks=masks, sampling=sampling)
     spec = replace(spec, integrate=integrate and profile.last_layer)

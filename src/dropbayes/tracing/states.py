@@ -50,7 +50,7 @@ class NetworkState:
         for module in () if versions else _modules_of(net):
             own = [(key, value) for key, value in module.__dict__.items() if key not in _INTERNAL]
             self._kept += [value for _, value in own if value.__class__ in _PLAIN]
-            self._deep[id(module)] = [k for k, v in own if v.__class__ in _CONTAINERS or is_object(v)]
+            self._deep[id(module.__dict__)] = [k for k, v in own if _may_change(v)]
         self._marks = [] if versions else self._mark(net)
 
     def holds(self, net: nn.Module) -> bool:
@@ -63,18 +63,18 @@ class NetworkState:
         return all(map(operator.is_not, map(operator.call, self._alive), itertools.repeat(None)))
 
     def _mark(self, net: nn.Module) -> list[Any]:
-        """The identities of all that the modules hold, by a few fast calls for each of them."""
-        marks: list[Any] = [tuple(torch_modules._global_forward_hooks), tuple(torch_modules._global_forward_pre_hooks)]
-        token = _Tokens(False, None)
-        for module in _modules_of(net):
-            state = module.__dict__
-            marks.append((id(module.__class__.forward), *map(id, state.values())))
-            for key in ("_buffers", *_COMPARED):
-                if inner := state[key]:
-                    marks.append(tuple(map(id, inner.values())))
-            for key in self._deep.get(id(module), ()):
-                marks.append(token(state.get(key)))
-        return marks
+        """The identities of all that the modules hold, in one pass over their dictionaries."""
+        modules, token = _modules_of(net), _Tokens(False, None)
+        states = [module.__dict__ for module in modules]
+        inner = [state[key] for state in states for key in ("_buffers", *_COMPARED)]
+        values = itertools.chain.from_iterable(map(dict.values, (*states, *filter(None, inner))))
+        return [
+            *torch_modules._global_forward_hooks,
+            *torch_modules._global_forward_pre_hooks,
+            *[id(module.__class__.forward) for module in modules],
+            *map(id, values),
+            *[token(state.get(key)) for state in states for key in self._deep.get(id(state), ())],
+        ]
 
     def changes(self, net: nn.Module) -> list[tuple[str, str]]:
         """What has changed: the path of a module, and an attribute, or a buffer as "_buffers/name"."""
@@ -111,13 +111,15 @@ class NetworkState:
 
 def _modules_of(net: nn.Module) -> list[nn.Module]:
     """All modules of a network, each once, in the order of `net.modules()`."""
-    found, seen, pending = [], set[int](), [net]
+    found, seen = [], set[int]()
+    pending: list[nn.Module | None] = [net]
     while pending:
         module = pending.pop()
-        if id(module) not in seen:
+        if module is not None and id(module) not in seen:
             seen.add(id(module))
             found.append(module)
-            pending.extend(child for child in reversed(module.__dict__["_modules"].values()) if child is not None)
+            if children := module.__dict__["_modules"]:
+                pending.extend(reversed(children.values()))
     return found
 
 
@@ -168,6 +170,13 @@ class _Tokens:
         for value in values if self.alive is not None else ():
             with contextlib.suppress(TypeError):  # a built-in that cannot be referred to weakly
                 cast(list[Any], self.alive).append(weakref.ref(value))
+
+
+def _may_change(value: Any) -> bool:
+    """Whether a value may hold something else than before and still be the same object."""
+    if value.__class__ is tuple:
+        return any(item.__class__ not in _PLAIN for item in value)
+    return value.__class__ in _CONTAINERS or is_object(value)
 
 
 def _version(tensor: Tensor) -> int:
