@@ -56,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         options = _parser(next(iter(arguments), None)).parse_args(arguments)
         start = time.perf_counter()
-        command = " ".join(["python -m experiments", options.name, *(["--quick"] if options.quick else [])])
+        changes = [f"--set {change}" for change in options.set]
+        command = " ".join(["python -m experiments", options.name, *["--quick"] * options.quick, *changes])
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
             findings = reproduce(
                 options.name,

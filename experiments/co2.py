@@ -122,19 +122,6 @@ def _findings(
     first = next(iter(results))
     metrics["averaged weights"] = _scores(settings, data, results[first], averaged=True)
     metrics["process"] = _scores(settings, data, process)
-    rows = [
-        {
-            "model": {**NAMES, "process": "GP, squared exponential"}.get(name, f"{NAMES[first]}, averaged weights"),
-            "RMSE observed": scores["rmse_observed"],
-            "RMSE after": scores["rmse"],
-            "log-likelihood after": scores["log_likelihood"],
-            "95 % coverage": scores["coverage_95"],
-            "deviation observed": scores["epistemic_std_observed"],
-            "... first years after": scores["epistemic_std_first_third"],
-            "... last years after": scores["epistemic_std_last_third"],
-        }
-        for name, scores in metrics.items()
-    ]
     sentences = [
         f"Data: {data.source}; {len(data.y)} months observed, {len(data.y_hidden)} months after them to forecast, in "
         "units of the residual's deviation (2.13 ppm). Deviations are over draws of the network, without noise; the "
@@ -146,9 +133,28 @@ def _findings(
         title="Extrapolation: CO2 at Mauna Loa",
         sentences=sentences,
         metrics=metrics,
-        tables={"The years that followed": markdown_table(rows)},
+        tables={"The years that followed": _table(metrics)},
         figures={"co2": lambda: _figure(data, results, process, grid)},
     )
+
+
+def _table(metrics: dict[str, Any]) -> str:
+    first = next(iter(metrics))
+    rows = [
+        {
+            "model": {**NAMES, "process": "GP, squared exponential"}.get(name, f"{NAMES[first]}, averaged weights"),
+            "RMSE observed": scores["rmse_observed"],
+            "RMSE after": scores["rmse"],
+            "log-likelihood after": scores["log_likelihood"],
+            "95 % coverage": scores["coverage_95"],
+            "deviation observed": scores["epistemic_std_observed"],
+            "... first years after": scores["epistemic_std_first_third"],
+            "... last years after": scores["epistemic_std_last_third"],
+            "training (s)": f"{scores['training_seconds']:.0f}" if "training_seconds" in scores else "",
+        }
+        for name, scores in metrics.items()
+    ]
+    return markdown_table(rows)
 
 
 def _growth_sentence(metrics: dict[str, Any]) -> str:

@@ -1,7 +1,8 @@
-"""The record of an experiment: saved stages to resume from, figures, metrics and a page with its findings."""
+"""The record of an experiment: saved stages to resume from, figures, results and a page with its findings."""
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import pathlib
@@ -17,7 +18,7 @@ import torch
 from dropbayes.runtime import files
 from dropbayes.runtime.arrays import NumpyArray
 
-__all__ = ["Array", "Arrays", "Findings", "Record", "markdown_lines", "markdown_table"]
+__all__ = ["Array", "Arrays", "Findings", "Record", "markdown_lines", "markdown_table", "results_text"]
 
 Array = NumpyArray
 Arrays = dict[str, Array]
@@ -30,7 +31,7 @@ class Findings:
     Attributes:
         title: The title of the page.
         sentences: The results in words, for the page.
-        metrics: The numbers by name, possibly nested, for `metrics.json`.
+        metrics: The numbers by name, possibly nested, for `results.json`.
         tables: The Markdown tables by heading.
         figures: The plotting functions by file name, called only if matplotlib is installed.
     """
@@ -87,19 +88,38 @@ class Record:
         digest = hashlib.sha256(_stamp(self.settings).encode()).hexdigest()[:8]
         return self.folder / f"{name}-{digest}.checkpoint"
 
-    def write(self, findings: Findings, *, command: str) -> list[str]:
-        """Writes figures, `metrics.json` and `page.md`; returns the names of the figures, none without matplotlib."""
+    def write(self, findings: Findings, *, command: str, device: torch.device) -> list[str]:
+        """Writes figures, `results.json` and `page.md`; returns the names of the figures, none without matplotlib."""
         self.folder.mkdir(parents=True, exist_ok=True)
         figures = _draw(self.folder, findings)
-        report = {
-            "settings": _plain(self.settings),
-            "metrics": _plain(findings.metrics),
+        path = self.folder / "results.json"
+        about = {
+            "command": command,
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU",
             "torch": torch.__version__,
-            "machine": platform.machine(),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         }
-        files.write_text(self.folder / "metrics.json", json.dumps(report, indent=1) + "\n")
-        files.write_text(self.folder / "page.md", _page(findings, figures, command))
+        if self.saved_only and path.exists():  # figures drawn elsewhere are still of the run that computed them
+            about = json.loads(path.read_text())["about"]
+        report = {
+            "about": about,
+            "settings": _plain(self.settings),
+            "sentences": list(findings.sentences),
+            "tables": dict(findings.tables),
+            "metrics": _plain(findings.metrics),
+        }
+        files.write_text(path, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+        images = "".join(f"\n![{name}]({name}.png)\n" for name in figures)
+        files.write_text(self.folder / "page.md", f"# {findings.title}\n\n{results_text(report)}\n{images}")
         return figures
+
+
+def results_text(report: Mapping[str, Any]) -> str:
+    """The findings of a run in Markdown, and what made them."""
+    about = report["about"]
+    made = f"Made by `{about['command']}` on {about['device']}, torch {about['torch']}, {about['date']}."
+    tables = [f"**{heading}**\n\n{table}" for heading, table in report["tables"].items()]
+    return "\n\n".join([" ".join(report["sentences"]), *tables, made])
 
 
 def _stamp(key: Any) -> str:
@@ -133,13 +153,6 @@ def _draw(folder: pathlib.Path, findings: Findings) -> list[str]:
         for name, make in findings.figures.items():
             make().savefig(folder / f"{name}.png", dpi=140)
     return list(findings.figures)
-
-
-def _page(findings: Findings, figures: Iterable[str], command: str) -> str:
-    blocks = [f"# {findings.title}", " ".join(findings.sentences)]
-    blocks += [f"## {heading}\n\n{table}" for heading, table in findings.tables.items()]
-    blocks += [f"![{name}]({name}.png)" for name in figures]
-    return "\n\n".join([*blocks, f"Made by `{command}`."]) + "\n"
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:

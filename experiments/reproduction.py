@@ -42,8 +42,9 @@ def reproduce(
     record = Record(
         pathlib.Path(out) / name if folder is None else pathlib.Path(folder), settings, saved_only=figures_only
     )
-    findings: Findings = module.run(settings, record, device=available_device(device))
-    record.write(findings, command=command or f"python -m experiments {name}")
+    computing_on = available_device(device)
+    findings: Findings = module.run(settings, record, device=computing_on)
+    record.write(findings, command=command or f"python -m experiments {name}", device=computing_on)
     return findings
 
 

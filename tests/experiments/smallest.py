@@ -8,7 +8,7 @@ from experiments.reproduction import reproduce
 def tiny(name, module, tmp_path):
     findings = reproduce(name, settings=module.Settings.tiny(), out=tmp_path, device="cpu")
     folder = tmp_path / name
-    report = json.loads((folder / "metrics.json").read_text())
+    report = json.loads((folder / "results.json").read_text())
     assert report["metrics"]
     assert findings.title in (folder / "page.md").read_text()
     for figure in findings.figures:

@@ -69,7 +69,7 @@ def test_command_runs_both_methods_on_a_csv_and_writes_a_page(small, monkeypatch
         findings = uci.main([*told.split(), "--out", str(tmp_path / "out")])
         assert set(findings.metrics) == {"mine"} and findings.metrics["mine"]["n_splits"] == 2
     assert capsys.readouterr().err.count("mine ") == 2
-    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["settings"]["method"] == "best"
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["settings"]["method"] == "best"
     uci_report.main([str(tmp_path / "out")])
     assert "# The UCI table" in capsys.readouterr().out
 
