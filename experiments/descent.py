@@ -113,12 +113,14 @@ def network_stage(
 
     def compute() -> Arrays:
         start = time.perf_counter()
+        checkpoint = record.checkpoint(name)
         net = descend(
-            network, data.x, data.y, n_steps=settings.n_steps, seed=settings.seed, device=device,
-            checkpoint=record.checkpoint(name),
-        )  # fmt: skip
+            network, data.x, data.y, n_steps=settings.n_steps, seed=settings.seed, device=device, checkpoint=checkpoint
+        )
         seconds = np.array(time.perf_counter() - start)
-        return network_bands(net, positions, n_draws=settings.n_draws, device=device) | {"seconds": seconds}
+        arrays = network_bands(net, positions, n_draws=settings.n_draws, device=device) | {"seconds": seconds}
+        checkpoint.unlink(missing_ok=True)
+        return arrays
 
     key = (network, settings.n_steps, settings.n_draws, settings.n_grid, settings.seed, data.source)
     return record.stage(name, compute, key=key)
