@@ -2,15 +2,17 @@ r"""Reinforcement learning: Thompson sampling through dropout against ε-greedy 
 
 Both agents learn action values with two hidden layers of 50 by replay. One explores at random with a falling
 probability; the other drops units with probability 0.1 before every weight layer and takes the best action of a single
-draw of its network. Every seed has its own world; all agents of a kind learn together as one stack of networks.
+draw of its network. Every agent has its own world; a few learn together as a stack of networks, each stack in a process
+of its own.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import functools
+import multiprocessing
+import os
 import pathlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.runtime import files
+from dropbayes.runtime.devices import end_with_parent, share_cores
 from dropbayes.runtime.progress import ProgressBar
 from experiments.foraging import ACTIONS, N_INPUTS, Worlds
 from experiments.record import Array, Arrays, Findings, Record, markdown_table
@@ -35,7 +38,8 @@ class Settings:
     """Values from the appendix unless noted.
 
     Attributes:
-        n_seeds: The number of agents of each kind; the paper has one.
+        n_agents: The number of agents of each kind; the paper has one.
+        stack: The number of agents that learn together; the random numbers of a run depend on it.
         n_steps: The number of steps of each agent; not stated, the paper's plot ends after 1,000 blocks.
         hidden: The number of units in each of the two hidden layers.
         drop_prob: The drop probability before every weight layer of the Thompson agent (main paper, section 5.4).
@@ -52,10 +56,11 @@ class Settings:
         epsilon_least: The least ε.
         openness_factor: The factor on the reward for an open view: 2 in the demonstration the paper builds on, 1 in the
             authors' later file. Only with 2 is the reward of 1 passed when the paper says; it states neither.
-        seed: The first seed.
+        seed: The seed of the first stack.
     """
 
-    n_seeds: int = 20
+    n_agents: int = 20
+    stack: int = 4
     n_steps: int = 200_000
     hidden: int = 50
     drop_prob: float = 0.1
@@ -81,7 +86,7 @@ class Settings:
     def tiny(cls) -> Settings:
         """For tests: a short random phase and larger steps."""
         return cls(
-            n_seeds=10, n_steps=2000, learning_starts=200, random_steps=400, learning_rate=0.01, replay=2000,
+            n_agents=10, stack=5, n_steps=2000, learning_starts=200, random_steps=400, learning_rate=0.01, replay=2000,
             epsilon_burn_in=400, epsilon_total=16_000,
         )  # fmt: skip
 
@@ -245,23 +250,19 @@ def tick(worlds: Worlds, agents: Agents) -> Tensor:
 def simulate(
     policy: Policy, settings: Settings, *, device: torch.device | str = "cpu", checkpoint: pathlib.Path | None = None
 ) -> Array:
-    """The mean rewards of every block of steps, `[agent, block]`; with `checkpoint`, an interrupted run continues."""
-    worlds = Worlds(
-        settings.n_seeds, seed=settings.seed, openness_factor=settings.openness_factor, device=device
-    )  # fmt: skip
-    agents = Agents(settings.n_seeds, policy, settings, seed=settings.seed, device=device)
+    """The mean rewards of every block of steps of one stack, `[agent, block]`; with `checkpoint`, it can be resumed."""
+    worlds = Worlds(settings.stack, seed=settings.seed, openness_factor=settings.openness_factor, device=device)
+    agents = Agents(settings.stack, policy, settings, seed=settings.seed, device=device)
     n_blocks = settings.n_steps // BLOCK
     stamp = repr((policy, settings))
     curve = _resume(worlds, agents, checkpoint, stamp)
-    with ProgressBar(NAMES[policy], n_blocks * BLOCK, initial=len(curve) * BLOCK) as progress:
-        for block in range(len(curve), n_blocks):
-            total = torch.zeros(len(worlds), device=worlds.device)
-            for _ in range(BLOCK):
-                total += tick(worlds, agents)
-                progress.advance()
-            curve.append(total.cpu() / BLOCK)
-            if checkpoint is not None and (block + 1) % max(1, n_blocks // 10) == 0:
-                _save(worlds, agents, checkpoint, stamp, curve)
+    for block in range(len(curve), n_blocks):
+        total = torch.zeros(len(worlds), device=worlds.device)
+        for _ in range(BLOCK):
+            total += tick(worlds, agents)
+        curve.append(total.cpu() / BLOCK)
+        if checkpoint is not None and (block + 1) % max(1, n_blocks // 20) == 0:
+            _save(worlds, agents, checkpoint, stamp, curve)
     return torch.stack(curve, 1).numpy()
 
 
@@ -287,18 +288,45 @@ def _resume(worlds: Worlds, agents: Agents, path: pathlib.Path | None, stamp: st
     return list(saved["curve"])
 
 
-def run(settings: Settings, record: Record, *, device: torch.device) -> Findings:
-    """Simulates and trains both kinds of agents; see the module's docstring."""
+def _start_worker() -> None:
+    share_cores()
+    end_with_parent()
 
-    def stage(policy: Policy) -> Arrays:
-        rewards = simulate(policy, settings, device=device, checkpoint=record.checkpoint(policy))
-        record.checkpoint(policy).unlink(missing_ok=True)  # it holds the whole replay
+
+def _stage(policy: Policy, stack: int, settings: Settings, record: Record) -> Array:
+    """The rewards of one stack, computed in a process of its own unless a run before left them."""
+    name = f"{policy}-{stack}"
+    one = replace(settings, seed=settings.seed + stack)
+
+    def compute() -> Arrays:
+        rewards = simulate(policy, one, checkpoint=record.checkpoint(name))
+        record.checkpoint(name).unlink(missing_ok=True)  # it holds the whole replay
         return {"rewards": rewards}
 
-    # A thread for each kind: stacked products of small matrices do not use a second core by themselves.
-    with concurrent.futures.ThreadPoolExecutor(len(NAMES)) as pool:
-        futures = {p: pool.submit(record.stage, p, functools.partial(stage, p)) for p in NAMES}
-        curves = {policy: future.result()["rewards"] for policy, future in futures.items()}
+    return record.stage(name, compute)["rewards"]
+
+
+def run(settings: Settings, record: Record, *, device: torch.device) -> Findings:
+    """Simulates and trains both kinds of agents on the CPU, where small matrices are fastest."""
+    del device
+    if settings.n_agents % settings.stack:
+        raise ValueError(f"`n_agents` must be a multiple of `stack`; got {settings.n_agents} and {settings.stack}.")
+    n_stacks = settings.n_agents // settings.stack
+    n_workers = min(os.cpu_count() or 1, len(NAMES) * n_stacks)
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        concurrent.futures.ProcessPoolExecutor(n_workers, mp_context=spawn, initializer=_start_worker) as pool,
+        ProgressBar("agents", len(NAMES) * n_stacks, unit="stacks") as progress,
+    ):
+        futures = {
+            (policy, stack): pool.submit(_stage, policy, stack, settings, record)
+            for stack in range(n_stacks)
+            for policy in NAMES
+        }
+        for done in concurrent.futures.as_completed(futures.values()):
+            done.result()
+            progress.advance()
+    curves = {p: np.concatenate([futures[p, stack].result() for stack in range(n_stacks)]) for p in NAMES}
     return _findings(settings, curves)
 
 
@@ -345,7 +373,7 @@ def _findings(settings: Settings, curves: dict[Policy, Array]) -> Findings:
         )
     burn_in = settings.random_steps
     sentences = [
-        f"{settings.n_seeds} agents of each kind, each in a world of its own, {settings.n_steps:,} steps, of which the "
+        f"{settings.n_agents} agents of each kind, each in its own world, {settings.n_steps:,} steps, of which the "
         f"first {burn_in:,} are random.",
         *(
             f"{NAMES[policy]}: the mean of the agents' rewards over their last 1,000 steps "

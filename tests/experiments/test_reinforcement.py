@@ -70,7 +70,7 @@ def test_epsilon_follows_the_papers_formula():
 
 
 def test_an_interrupted_simulation_continues_to_the_same_rewards(tmp_path):
-    settings = replace(reinforcement.Settings.tiny(), n_seeds=2, n_steps=600)
+    settings = replace(reinforcement.Settings.tiny(), stack=2, n_steps=600)
     file = tmp_path / "state"
     whole = reinforcement.simulate("thompson", settings)
     stopped = reinforcement.Agents(2, "thompson", settings)
