@@ -1,7 +1,8 @@
 """Bayesian convolutions: does dropout before every layer prevent overfitting of a small data set?
 
-LeNet without dropout, with dropout before its last layer and before every layer, on 10, 50 and 100 % of the training
-images; the latter two with averaged weights and with draws. The same number of steps everywhere.
+LeNet without dropout, with dropout before its last layer, and before every layer by elements and by channels, on 10, 50
+and 100 % of the training images; those with dropout with averaged weights and with draws. The same number of steps
+everywhere.
 """
 
 from __future__ import annotations
@@ -16,10 +17,8 @@ import torch
 from dropbayes.likelihoods import Categorical
 from dropbayes.predictive import predict
 from experiments import datasets
-from experiments.lenet import DropoutLayers, lenet, train
+from experiments.lenet import NAMES, DropoutLayers, lenet, train
 from experiments.record import Arrays, Findings, Record, markdown_table
-
-NAMES = {"none": "no dropout", "last": "dropout before the last layer", "all": "dropout before every layer"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Settings:
 
     images: Literal["auto", "mnist", "digits"] = "mnist"
     shares: tuple[float, ...] = (0.1, 0.5, 1.0)
-    networks: tuple[DropoutLayers, ...] = ("none", "last", "all")
+    networks: tuple[DropoutLayers, ...] = ("none", "last", "all", "channels")
     channels: tuple[int, int] = (20, 50)
     hidden: int = 500
     n_train: int = 60_000
@@ -131,36 +130,48 @@ def _scores(probabilities: torch.Tensor, y: torch.Tensor) -> Arrays:
 def _findings(
     settings: Settings, data: datasets.Images, results: dict[tuple[DropoutLayers, float], list[Arrays]]
 ) -> Findings:
-    rows: list[dict[str, Any]] = []
     metrics: dict[str, Any] = {}
-    for kind, name in (("averaged", "averaged weights"), ("mc", "MC dropout")):
+    for kind in ("averaged", "mc"):
         for sites in settings.networks:
-            if kind == "mc" and sites == "none":
-                continue
-            row: dict[str, Any] = {"network": NAMES[sites] if sites == "none" else f"{NAMES[sites]}, {name}"}
-            for share in settings.shares:
-                mean = {
-                    score: float(np.mean([arrays[f"{kind}_{score}"] for arrays in results[sites, share]]))
-                    for score in ("error", "log_likelihood", "overconfidence")
+            if kind == "averaged" or sites != "none":
+                metrics[f"{sites}, {kind}"] = {
+                    f"{share:g}": {
+                        score: float(np.mean([arrays[f"{kind}_{score}"] for arrays in results[sites, share]]))
+                        for score in ("error", "log_likelihood", "overconfidence")
+                    }
+                    for share in settings.shares
                 }
-                metrics.setdefault(f"{sites}, {kind}", {})[f"{share:g}"] = mean
-                row[f"error at {100 * share:g} % (%)"] = 100 * mean["error"]
-                row[f"log-likelihood at {100 * share:g} %"] = mean["log_likelihood"]
-            rows.append(row)
     least = f"{settings.shares[0]:g}"
     sentences = [
         f"Data: {data.source}; {settings.n_steps} steps, {settings.seeds} seed(s), the same test images throughout.",
         f"With {100 * settings.shares[0]:g} % of the training images the test log-likelihood is "
-        f"{metrics['none, averaged'][least]['log_likelihood']:.3f} without dropout and "
-        f"{metrics['all, mc'][least]['log_likelihood']:.3f} with dropout before every layer and draws.",
+        + ", ".join(f"{by_share[least]['log_likelihood']:.3f} ({_label(name)})" for name, by_share in metrics.items())
+        + ".",
     ]
     return Findings(
         title="Convolutions with little data",
         sentences=sentences,
         metrics=metrics,
-        tables={"Test error and log-likelihood by share of the training images": markdown_table(rows)},
+        tables={"Test error and log-likelihood by share of the training images": _table(metrics)},
         figures={"convolution": lambda: _figure(settings, metrics)},
     )
+
+
+def _label(name: str) -> str:
+    """The words for a key of the metrics: a network, and how it predicts."""
+    sites, kind = name.split(", ")
+    return NAMES[sites] + ("" if sites == "none" else ", draws" if kind == "mc" else ", averaged weights")
+
+
+def _table(metrics: dict[str, Any]) -> str:
+    rows = []
+    for name, by_share in metrics.items():
+        row: dict[str, Any] = {"network": _label(name)}
+        for share, scores in by_share.items():
+            row[f"error at {100 * float(share):g} % (%)"] = 100 * scores["error"]
+            row[f"log-likelihood at {100 * float(share):g} %"] = scores["log_likelihood"]
+        rows.append(row)
+    return markdown_table(rows)
 
 
 def _figure(settings: Settings, metrics: dict[str, Any]) -> Any:
@@ -169,7 +180,7 @@ def _figure(settings: Settings, metrics: dict[str, Any]) -> Any:
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     shares = [100 * share for share in settings.shares]
-    colours = {"none": "#c53030", "last": "#dd6b20", "all": "#2b6cb0"}
+    colours = {"none": "#c53030", "last": "#dd6b20", "all": "#2b6cb0", "channels": "#2f855a"}
     for name, by_share in metrics.items():
         sites, kind = name.split(", ")
         style: dict[str, Any] = {
@@ -177,9 +188,8 @@ def _figure(settings: Settings, metrics: dict[str, Any]) -> Any:
             "ls": "-" if kind == "mc" or sites == "none" else ":",
             "ms": 4,
         }
-        label = NAMES[sites] + ("" if sites == "none" else ", draws" if kind == "mc" else ", averaged weights")
-        left.plot(shares, [100 * v["error"] for v in by_share.values()], "o", label=label, **style)
-        right.plot(shares, [v["log_likelihood"] for v in by_share.values()], "o", label=label, **style)
+        left.plot(shares, [100 * v["error"] for v in by_share.values()], "o", label=_label(name), **style)
+        right.plot(shares, [v["log_likelihood"] for v in by_share.values()], "o", label=_label(name), **style)
     left.set(title="Test error (%)", xlabel="share of the training images (%)", xticks=shares, ylim=(0, None))
     right.set(title="Test log-likelihood (nats)", xlabel="share of the training images (%)", xticks=shares)
     left.legend(loc="upper right", fontsize=8)

@@ -1,4 +1,9 @@
-r"""LeNet with dropout nowhere, before its last layer or before every layer, trained as in the authors' files."""
+r"""LeNet with dropout nowhere, before its last layer or before every layer, trained as in the authors' files.
+
+Before a convolution the authors drop single elements of the feature maps ("all"): such a mask differs from patch to
+patch and is no draw of any $q(\mathbf W)$. A mask of whole channels is one ("channels"): it drops rows of the
+convolution's weight matrix.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +18,15 @@ from dropbayes.likelihoods import Categorical
 from dropbayes.training import Checkpoint, InverseDecay, Optimization, fit
 from dropbayes.weight_layers import Prior, keep_probs
 
-__all__ = ["DropoutLayers", "lenet", "train"]
+__all__ = ["NAMES", "DropoutLayers", "lenet", "train"]
 
-DropoutLayers = Literal["none", "last", "all"]
+DropoutLayers = Literal["none", "last", "all", "channels"]
+NAMES: dict[DropoutLayers, str] = {
+    "none": "no dropout",
+    "last": "dropout before the last layer",
+    "all": "element-wise dropout before every layer but the first",
+    "channels": "channel dropout before every layer",
+}
 
 
 def lenet(
@@ -25,7 +36,8 @@ def lenet(
 
     Args:
         sites: Where units are dropped, with probability 0.5: "none", before the "last" layer, before "all" but the
-            first (a pixel is not dropped).
+            first (a pixel is not dropped), or before every layer with masks of whole "channels" in the convolutions.
+            The one channel of the image is dropped with probability 0.05: a draw without it sees no image.
         channels: The numbers of channels of the two convolutions; the paper has 20 and 50.
         hidden: The number of units before the last layer; the paper has 500.
         seed: The seed of the weights.
@@ -34,14 +46,16 @@ def lenet(
         >>> lenet("last", channels=(2, 3), hidden=4)(torch.zeros(1, 1, 28, 28)).shape
         torch.Size([1, 10])
     """
-    if sites not in ("none", "last", "all"):
-        raise ValueError(f'`sites` must be "none", "last" or "all"; got {sites!r}.')
-    between = [nn.Dropout(0.5)] if sites == "all" else []
+    if sites not in NAMES:
+        raise ValueError(f"`sites` must be one of {', '.join(NAMES)}; got {sites!r}.")
+    image: list[nn.Module] = [nn.Dropout2d(0.05)] if sites == "channels" else []
+    maps: dict[str, list[nn.Module]] = {"all": [nn.Dropout(0.5)], "channels": [nn.Dropout2d(0.5)]}
+    units = [nn.Dropout(0.5)] if sites in maps else []
     last = [] if sites == "none" else [nn.Dropout(0.5)]
     net = nn.Sequential(
-        nn.Conv2d(1, channels[0], 5), nn.MaxPool2d(2), *between,
-        nn.Conv2d(channels[0], channels[1], 5), nn.MaxPool2d(2), nn.Flatten(), *between,
-        nn.Linear(channels[1] * 16, hidden), nn.ReLU(), *last,
+        *image, nn.Conv2d(1, channels[0], 5), nn.MaxPool2d(2),
+        *maps.get(sites, []), nn.Conv2d(channels[0], channels[1], 5), nn.MaxPool2d(2), nn.Flatten(),
+        *units, nn.Linear(channels[1] * 16, hidden), nn.ReLU(), *last,
         nn.Linear(hidden, 10),
     )  # fmt: skip
     source = torch.Generator().manual_seed(seed)

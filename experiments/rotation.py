@@ -1,7 +1,8 @@
 """Classification: a digit 1 rotated step by step, and how sure LeNet is of it [GG16; main paper, section 5.2].
 
-Two networks, with dropout before the last layer and before every layer. As the digit turns away from all that was seen
-in training, the draws of the network should disagree: entropy, mutual information and variation ratio rise.
+Three networks, with dropout before the last layer, and before every layer by elements and by channels. As the digit
+turns away from all that was seen in training, the draws of the network should disagree: entropy, mutual information and
+variation ratio rise.
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ from dropbayes.likelihoods import Categorical
 from dropbayes.predictive import Prediction, predict
 from dropbayes.sampling import draws
 from experiments import datasets
-from experiments.lenet import DropoutLayers, lenet, train
+from experiments.lenet import NAMES, DropoutLayers, lenet, train
 from experiments.record import Array, Arrays, Findings, Record, markdown_table
 
 MEASURES = ("entropy", "mutual_information", "variation_ratio")
-NAMES = {"last": "dropout before the last layer", "all": "dropout before every layer"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Settings:
     """
 
     images: Literal["auto", "mnist", "digits"] = "mnist"
-    networks: tuple[DropoutLayers, ...] = ("last", "all")
+    networks: tuple[DropoutLayers, ...] = ("last", "all", "channels")
     channels: tuple[int, int] = (20, 50)
     hidden: int = 500
     n_train: int = 60_000
@@ -92,7 +92,7 @@ def rotate(image: Tensor, degrees: Tensor) -> Tensor:
 
 
 def run(settings: Settings, record: Record, *, device: torch.device) -> Findings:
-    """Trains both networks and shows them rotated digits; see the module's docstring."""
+    """Trains the networks and shows them rotated digits; see the module's docstring."""
     data = datasets.digits(settings.images)
     angles = torch.linspace(0, settings.largest_angle, settings.n_angles)
     results = {
@@ -177,19 +177,6 @@ def _findings(data: datasets.Images, angles: Array, results: dict[DropoutLayers,
         probabilities = np.exp(arrays["logits"] - np.logaddexp.reduce(arrays["logits"], -1, keepdims=True)).mean(0)
         curves = {name: arrays[f"turned_{name}"] for name in MEASURES}
         metrics[sites] = {**scalars, "predicted": probabilities.argmax(-1), **curves}
-    rows = [
-        {
-            "network": NAMES[sites],
-            "error, averaged weights (%)": 100 * m["error_standard"],
-            "error, MC dropout (%)": 100 * m["error_mc"],
-            "log-likelihood, averaged": m["log_likelihood_standard"],
-            "log-likelihood, MC": m["log_likelihood_mc"],
-            "AUROC, 1 - max probability (averaged)": m["auroc_standard"],
-            "AUROC, entropy": m["auroc_entropy"],
-            "AUROC, mutual information": m["auroc_mutual_information"],
-        }
-        for sites, m in metrics.items()
-    ]
     sentences = [
         f"Data: {data.source}; unrelated images: {other}. Angles: {', '.join(f'{a:.0f}' for a in angles)} degrees."
     ]
@@ -203,12 +190,29 @@ def _findings(data: datasets.Images, angles: Array, results: dict[DropoutLayers,
         title="Classification: a rotated digit",
         sentences=sentences,
         metrics=metrics,
-        tables={"Test images and images of no digit": markdown_table(rows)},
+        tables={"Test images and images of no digit": _table(metrics)},
         figures={
             "rotation": lambda: _scatter(angles, results),
             "rotation_uncertainty": lambda: _curves(angles, results),
         },
     )
+
+
+def _table(metrics: dict[str, Any]) -> str:
+    rows = [
+        {
+            "network": NAMES[sites],
+            "error, averaged weights (%)": 100 * m["error_standard"],
+            "error, MC dropout (%)": 100 * m["error_mc"],
+            "log-likelihood, averaged": m["log_likelihood_standard"],
+            "log-likelihood, MC": m["log_likelihood_mc"],
+            "AUROC, 1 - max probability (averaged)": m["auroc_standard"],
+            "AUROC, entropy": m["auroc_entropy"],
+            "AUROC, mutual information": m["auroc_mutual_information"],
+        }
+        for sites, m in metrics.items()
+    ]
+    return markdown_table(rows)
 
 
 def _scatter(angles: Array, results: dict[DropoutLayers, Arrays]) -> Any:

@@ -9,7 +9,7 @@ from tests.experiments.smallest import tiny
 
 @pytest.mark.slow
 def test_attacks_lower_accuracy_and_are_answered_by_uncertainty(tmp_path):
-    metrics = tiny("adversarial", adversarial, tmp_path)
+    metrics = tiny("adversarial", adversarial, tmp_path)["all"]
     for attack in ("FGSM", "PGD"):
         accuracy = metrics[attack]["accuracy_averaged"]
         assert accuracy[-1] < accuracy[0] - 0.2
