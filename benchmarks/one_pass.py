@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import dropbayes as db
 from benchmarks import history
 from benchmarks.history import Goal
 from benchmarks.networks import perceptron
-from dropbayes.linear import controlled_moments
-from dropbayes.sampling import split
+from benchmarks.one_pass_gpu import cells, compared, table
 from tests.sampling.zoo import ZOO, build
 from tests.sampling.zoo.hugging_face import huggingface
 
@@ -28,26 +26,15 @@ N_DRAWS = 10_000
 REPEATS, CONTROLLED_DRAWS, CONTROLLED_SEEDS = 15, 30, 20
 
 
-def flat(tree: Any) -> Tensor:
-    return torch.cat([tensor.flatten().double() for tensor in split(tree)[0]])
-
-
-def compared(net: nn.Module, x: Any, row_axis: int = 0, method: str = "linear") -> dict[str, float]:
-    """A method without draws against many draws: ratios of standard deviations, their ranks, and the means."""
-    found = db.predict(net, x, method=method, sampling=db.Sampling(row_axis=row_axis))  # type: ignore[arg-type]
-    drawn = db.predict(net, x, n_draws=N_DRAWS, sampling=db.Sampling(row_axis=row_axis))
-    std, truth = flat(found.std), flat(drawn.std)
-    varies = truth > 1e-6 * truth.max()
-    ratio = (std / truth)[varies]
-    low, median, high = ratio.quantile(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)).tolist()
-    error = ((flat(found.mean) - flat(drawn.mean)).abs() / truth)[varies].median()
-    rank = float(spearmanr(std[varies], truth[varies]).statistic) if len(ratio) > 2 else 1.0
-    return {"median": median, "low": low, "high": high, "rank": rank, "mean_error": float(error)}
+def against_draws(net: nn.Module, x: Any, row_axis: int = 0, method: str = "linear") -> dict[str, float]:
+    sampling = db.Sampling(row_axis=row_axis)
+    found = db.predict(net, x, method=method, sampling=sampling)  # type: ignore[arg-type]
+    return compared(found, db.predict(net, x, n_draws=N_DRAWS, sampling=sampling))
 
 
 def zoo() -> dict[str, dict[str, float]]:
     """Every network of the zoo that has a derivative."""
-    return {name: compared(*build(name), row_axis=ZOO[name].row_axis) for name in ZOO}
+    return {name: against_draws(*build(name), row_axis=ZOO[name].row_axis) for name in ZOO}
 
 
 def vit(drop_prob: float) -> tuple[nn.Module, Any]:
@@ -66,9 +53,9 @@ def rates() -> dict[str, dict[str, float]]:
         torch.manual_seed(0)
         net, x = perceptron(8, 128, 128, 128, 1, drop_prob=drop_prob), torch.randn(200, 8)
         for method in ("linear", "moments"):
-            found[f"perceptron 3x128, p {drop_prob:g}, {method}"] = compared(net, x, method=method)
+            found[f"perceptron 3x128, p {drop_prob:g}, {method}"] = against_draws(net, x, method=method)
     for drop_prob in (0.1, 0.3):
-        found[f"vision transformer, p {drop_prob:g}, linear"] = compared(*vit(drop_prob))
+        found[f"vision transformer, p {drop_prob:g}, linear"] = against_draws(*vit(drop_prob))
     return found
 
 
@@ -117,30 +104,16 @@ def controls() -> dict[str, dict[str, float]]:
         net, x = perceptron(3, 50, 50, 2, drop_prob=drop_prob), torch.randn(12, 3)
         truth = db.predict(net, x, n_draws=2 * N_DRAWS)
         for sampler in ("independent", "stratified"):
-            errors = torch.zeros(4, dtype=torch.float64)
+            sampling = db.Sampling(sampler=sampler, integrate_last_layer=False)
+            errors = torch.zeros(2, 2, dtype=torch.float64)
             for seed in range(CONTROLLED_SEEDS):
-                drawn = db.draws(
-                    net, x, n_draws=CONTROLLED_DRAWS, seed=seed, sampling=db.Sampling(sampler=sampler)
-                ).double()
-                mean, variance = controlled_moments(
-                    net, x, n_draws=CONTROLLED_DRAWS, seed=seed, sampling=db.Sampling(sampler=sampler)
-                )
-                pairs = [(drawn.mean(0), truth.mean), (mean, truth.mean)]
-                pairs += [(drawn.var(0), truth.epistemic), (variance, truth.epistemic)]
-                errors += torch.stack([(one - other).square().mean() for one, other in pairs])
-            gains = {"mean": float(errors[0] / errors[1]), "variance": float(errors[2] / errors[3])}
-            found[f"p {drop_prob:g}, {sampler} masks"] = gains
+                for way, method in enumerate(("sampling", "controlled")):
+                    few = db.predict(net, x, method=method, n_draws=CONTROLLED_DRAWS, seed=seed, sampling=sampling)  # type: ignore[arg-type]
+                    pairs = ((few.mean, truth.mean), (few.epistemic, truth.epistemic))
+                    errors[way] += torch.stack([(one - other).square().mean().double() for one, other in pairs])
+            mean, variance = (errors[0] / errors[1]).tolist()
+            found[f"p {drop_prob:g}, {sampler} masks"] = {"mean": mean, "variance": variance}
     return found
-
-
-def cells(one: dict[str, float]) -> list[str]:
-    spread = f"{one['median']:.2f} [{one['low']:.2f}, {one['high']:.2f}]"
-    return [spread, f"{one['rank']:.2f}", f"{one['mean_error']:.2f}"]
-
-
-def table(rows: Iterable[list[str]], head: list[str]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def is_close(one: dict[str, float]) -> bool:

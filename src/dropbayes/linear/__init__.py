@@ -1,19 +1,20 @@
 """Uncertainty in one pass: the network as a linear function of its masks, what that explains and what it can tune."""
 
 from dropbayes.linear.comparison import LinearCheck, check_linear
-from dropbayes.linear.control import controlled_moments
+from dropbayes.linear.control import ControlledPlan, controlled_plan
 from dropbayes.linear.explanation import Explanation, explain
 from dropbayes.linear.passes import Linear, OnePass, covariance, one_pass_plan
 from dropbayes.linear.tuning import Tuning, tune_dropout
 
 __all__ = [
+    "ControlledPlan",
     "Explanation",
     "Linear",
     "LinearCheck",
     "OnePass",
     "Tuning",
     "check_linear",
-    "controlled_moments",
+    "controlled_plan",
     "covariance",
     "explain",
     "one_pass_plan",

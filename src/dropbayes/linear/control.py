@@ -2,79 +2,92 @@ r"""The linear part as a control variate: its value under each draw's masks is k
 
 With $\ell_t = \sum_i (z_{ti} - 1) \, \partial f / \partial z_i$, of mean 0 and known variance, and $\beta$ the
 regression of $f$ on $\ell$ over the draws, the mean is estimated by $\overline f - \beta \overline \ell$ and the
-variance by $s_f^2 + \beta^2 (\mathrm{Var}\,\ell - s_\ell^2)$.
+variance by $s_f^2 + \beta^2 (\mathrm{Var}\,\ell - s_\ell^2)$. Masks are keyed: those of the draws are made once more,
+however the draws were run.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from dropbayes.linear.derivatives import Linearisation, one_each, rows_first, rows_second
-from dropbayes.linear.passes import Linear, linear_plan
-from dropbayes.sampling import KeyedSource, Sampling, as_inputs, eagerly, mask_spec, split
-from dropbayes.tracing import Interception
+from dropbayes.linear.derivatives import one_each
+from dropbayes.linear.passes import Linear, LinearPlan, linear_plan
+from dropbayes.sampling import Block, Inputs, Keys, Plan, Profile, Sampling, Site, make_plan
+from dropbayes.sampling.masks import keep_mask
 
-__all__ = ["controlled_moments"]
+__all__ = ["ControlledPlan", "controlled_plan"]
 
-
-class _KeptMasks(KeyedSource):
-    """Keyed masks that are remembered: each site's deviation from 1, in units of its standard deviation."""
-
-    deviations: list[Tensor]
-
-    def dropout(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
-        factors = self.keep(kind, drop_prob, shape, x) / (1 - drop_prob)
-        self.deviations.append((factors - 1) * ((1 - drop_prob) / drop_prob) ** 0.5)
-        return x.mul_(factors) if inplace and not isinstance(x, nn.Parameter) else x * factors
-
-    def attention(self, *args: Any, **kwargs: Any) -> None:
-        """No fused kernel: its masks could not be remembered."""
+_KINDS = {"dropout", "feature_dropout", "attention", "recurrent"}  # of sites that multiply by a mask
 
 
-def controlled_moments(
-    net: nn.Module, x: Any, *, n_draws: int = 30, seed: int = 0, sampling: Sampling = Sampling()
-) -> tuple[Tensor, Tensor]:
-    """The mean and the variance over draws, `[row, output]`, each corrected by the linear part.
+@dataclass(frozen=True)
+class ControlledPlan:
+    """The plan for draws of one network whose moments are corrected by its linear part."""
 
-    The masks are those of `predict` with the same seed and number of draws; `net` returns one tensor, takes its rows as
-    a batch and multiplies by its masks.
-    """
-    inputs, keys = as_inputs(x, row_axis=sampling.row_axis), sampling.keys(n_draws, seed)
-    plan = linear_plan(net, inputs, Linear(), sampling)
-    kinds = {site.kind for site in plan.profile.sites} - {"dropout", "feature_dropout", "attention", "recurrent"}
-    if not plan.together or kinds:
+    drawn: Plan
+    linear: LinearPlan
+
+    @property
+    def profile(self) -> Profile:
+        return self.drawn.profile
+
+    @property
+    def exact(self) -> bool:
+        """Whether the moments need no draws at all."""
+        return self.drawn.exact
+
+    @property
+    def method(self) -> str:
+        """The method in words."""
+        return self.drawn.method if self.exact else f"controlled, {self.drawn.method}"
+
+    def run(self, inputs: Inputs, *, first_row: int = 0) -> Iterator[Block]:
+        """The rows block by block: one draw, the mean, with its variance."""
+        if self.exact:
+            yield from self.drawn.run(inputs, first_row=first_row)
+            return
+        for rows, linear in self.linear.linearised(inputs):
+            keyed = range(first_row + rows.start, first_row + rows.stop)
+            (outputs,), integrated = self.drawn.collected(inputs.block(rows.start, rows.stop), first_row=keyed.start)
+            drawn, flat = outputs.reshape(*outputs.shape[:2], -1).double(), linear.flat(0)
+            slopes = linear.gradients(flat, one_each(flat, range(flat.shape[1])))
+            parts, variance = torch.zeros_like(drawn), torch.zeros_like(drawn[0])
+            for one, slope in zip(linear.variables, slopes, strict=True):
+                if not (self.drawn.spec.integrate and one.site.index == len(self.profile.sites) - 1):
+                    parts += self._part(one.site, slope, keyed)
+                    variance += slope.square().sum(2, dtype=torch.float64).T
+            mean, variance = _corrected(drawn, parts, variance)
+            shape = outputs.shape[1:]
+            yield Block(rows, range(1), [mean.view(1, *shape).to(outputs)], [sum(integrated, variance.view(shape))])
+
+    def _part(self, site: Site, slope: Tensor, rows: range) -> Tensor:
+        """What a site's masks add to the linear part of each draw, `[draw, row, output]`."""
+        spec, drop_prob = self.drawn.spec, site.drop_prob or 0.0
+        masks = keep_mask(
+            spec.keys, site.number or 0, drop_prob=drop_prob, draws=self.drawn.draws,
+            rows=rows if spec.per_row else None, shape=site.shape, dtype=slope.dtype, device=slope.device,
+        ).flatten(2 if spec.per_row else 1)  # fmt: skip
+        deviations = (masks - (1 - drop_prob)) / (drop_prob * (1 - drop_prob)) ** 0.5
+        return torch.einsum("kru,tru->trk" if spec.per_row else "kru,tu->trk", slope, deviations)
+
+
+def controlled_plan(net: nn.Module, inputs: Inputs, *, keys: Keys, masks: str, sampling: Sampling) -> ControlledPlan:
+    """The plan for a network that returns one tensor and multiplies by its masks."""
+    drawn = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling, moments_only=True)
+    linear = linear_plan(net, inputs, Linear(), sampling)
+    linear.only_size()
+    other = {site.kind for site in linear.profile.sites if site.is_random} - _KINDS
+    if not linear.together or other or sampling.positions is not None:
+        what = "rows that run alone" if not linear.together else sorted(other) or "masks of positions"
         raise ValueError(
-            "`net` must take its rows as a batch and multiply by its masks, so that the linear part is known under "
-            f"each draw; got {sorted(kinds) or 'rows that run alone'}. Use dropbayes.predict."
+            '`method` "controlled" needs a network that takes its rows as a batch and multiplies by its masks, so that '
+            f'its linear part is known under each draw; got {what}. Use method="sampling".'
         )
-    spec = mask_spec(plan.inspection, inputs, keys=keys, masks="shared", sampling=sampling)
-    moments = []
-    for rows, linear in plan.linearised(inputs):
-        slopes = linear.gradients(linear.flat(0), one_each(linear.flat(0), range(plan.only_size())))
-        drawn, parts = linear.flat(0).new_empty(2, n_draws, len(rows), plan.only_size(), dtype=torch.float64)
-        for draw in range(n_draws):
-            source, module = _KeptMasks(spec, range(draw, draw + 1), rows, folded=True), plan.inspection.network()
-            source.deviations = []
-            source.follow(module)
-            with torch.no_grad(), Interception(source):
-                output = split(eagerly(inputs.call)(module, inputs.padded_rows(rows.start, rows.stop, 0)))[0][0]
-            drawn[draw] = rows_first(output, plan.profile.outputs[0], len(rows)).reshape(len(rows), -1)
-            parts[draw] = _linear_part(linear, slopes, source.deviations)
-        moments.append(_corrected(drawn, parts, torch.stack([slope.square().sum(2).T for slope in slopes]).sum(0)))
-    mean, variance = (torch.cat(blocks) for blocks in zip(*moments, strict=True))
-    return mean, variance
-
-
-def _linear_part(linear: Linearisation, slopes: list[Tensor], deviations: list[Tensor]) -> Tensor:
-    """The linear part of the output under masks with these deviations, `[row, output]`."""
-    total = torch.zeros_like(linear.flat(0))
-    for variable, slope, deviation in zip(linear.variables, slopes, deviations, strict=True):
-        units = rows_second(deviation.expand(variable.value.shape)[None], variable, linear.n_rows)[0].flatten(1)
-        total = total + torch.einsum("kru,ru->rk", slope, units)
-    return total
+    return ControlledPlan(replace(drawn, moments_only=False), linear)
 
 
 def _corrected(drawn: Tensor, linear: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:

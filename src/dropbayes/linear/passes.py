@@ -28,7 +28,7 @@ from dropbayes.tracing.views import checked_network
 
 __all__ = ["Linear", "LinearPlan", "OnePass", "covariance", "linear_plan", "one_pass_plan"]
 
-_WORKING_BYTES = 256 * 2**20
+_WORKING_BYTES = {"cpu": 256 * 2**20, "cuda": 4 * 2**30}
 
 
 @dataclass(frozen=True)
@@ -188,9 +188,8 @@ def linear_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampl
         one = inputs if inputs.is_one_row else inputs.block(0, 1)
         known["outputs"] = _checked_sizes(linearise(inspection, one, names, tied))
     together = together or inputs.n_rows == 1
-    return LinearPlan(
-        inspection, options, together, known["outputs"], names, tied, sampling.max_bytes or _WORKING_BYTES
-    )
+    max_bytes = sampling.max_bytes or _WORKING_BYTES["cpu" if inputs.device.type == "cpu" else "cuda"]
+    return LinearPlan(inspection, options, together, known["outputs"], names, tied, max_bytes)
 
 
 def _checked_sizes(linear: Linearisation) -> tuple[int, ...]:

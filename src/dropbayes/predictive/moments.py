@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
 from dropbayes.likelihoods import Likelihood
-from dropbayes.linear import Linear, OnePass, one_pass_plan
+from dropbayes.linear import ControlledPlan, Linear, OnePass, controlled_plan, one_pass_plan
 from dropbayes.predictive.prediction import Prediction
 from dropbayes.predictive.statistics import Request, RowResults, RowStatistics, row_summaries
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.sampling import (
+    Block,
     Inputs,
     Moments,
     Plan,
@@ -50,7 +51,7 @@ def predict(
     net: nn.Module,
     x: PyTree,
     *,
-    method: Literal["sampling", "linear", "moments"] | Linear = "sampling",
+    method: Literal["sampling", "controlled", "linear", "moments"] | Linear = "sampling",
     n_draws: int | Literal["auto"] = 100,
     seed: int = 0,
     likelihood: Likelihood | None = None,
@@ -70,7 +71,8 @@ def predict(
         x: Its input: a tensor or array, a tuple of positional or a dict of named arguments, or a DataLoader of such
             batches, with or without targets.
         method: "sampling"; "linear" for one forward and one backward pass per output, without draws; "moments" for a
-            perceptron's mean and covariance, layer by layer. `Linear` has the options of the linear method.
+            perceptron's mean and covariance, layer by layer; "controlled" for draws whose moments are corrected by the
+            linear part. `Linear` has the options of the linear method.
         n_draws: The number of draws $T$, or "auto" to draw until the tolerance of `sampling` is met.
         seed: The seed of the masks: the same seed and `n_draws` give the same prediction.
         likelihood: The observation model: `Gaussian`, `HeteroscedasticGaussian`, `Categorical`; None for raw outputs.
@@ -96,11 +98,15 @@ def predict(
     automatic = isinstance(n_draws, str)
     if method != "sampling" and (quantiles or keep_draws):
         raise ValueError(f'`quantiles` and `keep_draws` need draws; got method {method!r}. Use method="sampling".')
+    if method == "controlled" and (automatic or not request.only_moments):
+        raise ValueError(
+            '`method` "controlled" corrects moments of a number of draws, without a likelihood of classes.'
+        )
     if automatic:
         _check_automatic(n_draws, request)
     keys = sampling.keys(_REPLICATE_DRAWS if automatic else n_draws, seed)  # type: ignore[arg-type]
     results, used, offset = RowResults(), list[Tensor](), sampling.row_offset
-    plan: Plan | OnePass | None = None
+    plan: Plan | ControlledPlan | OnePass | None = None
     own_bar = False if isinstance(x, torch.utils.data.DataLoader) else progress  # a loader has a bar over its batches
     for batch in batches(net, x, progress=progress, title="predict"):
         inputs = as_inputs(batch, row_axis=sampling.row_axis)
@@ -109,6 +115,8 @@ def predict(
                 net, inputs, keys=keys, masks=masks, sampling=sampling, moments_only=request.only_moments,
                 first_row=offset,
             )  # fmt: skip
+        elif method == "controlled":
+            plan = controlled_plan(net, inputs, keys=keys, masks=masks, sampling=sampling)
         else:
             plan = one_pass_plan(
                 net,
@@ -223,7 +231,9 @@ def _block_until(
     most = MAX_DRAWS // _REPLICATE_DRAWS
     check_at = _FIRST_REPLICATES
     for count in range(1, most + 1):
-        outputs, variances = _replicate(plan.replicate(count), block, offset, request)
+        drawn, integrated = plan.replicate(count).collected(block, first_row=offset)
+        made = Block(range(block.n_rows), plan.draws, drawn, integrated or None)
+        outputs, variances = request.judged(plan.profile, made)
         statistics = statistics or [RowStatistics(request) for _ in outputs]
         replicates = replicates or [Moments() for _ in outputs]
         for one, means, output, variance in zip(statistics, replicates, outputs, variances, strict=True):
@@ -243,23 +253,6 @@ def _block_until(
         if (used > 0).all():
             break
     return final, used
-
-
-def _replicate(plan: Plan, inputs: Inputs, offset: int, request: Request) -> tuple[list[Tensor], list[Tensor | None]]:
-    """All draws of some rows, and their mean variances over an integrated last layer."""
-    blocks = list(plan.run(inputs, first_row=offset))
-    total = sum(len(block.draws) for block in blocks)
-    made = [request.judged(plan.profile, block) for block in blocks]
-    outputs = [torch.cat(tensors) for tensors in zip(*(outputs for outputs, _ in made), strict=True)]
-    variances: list[Tensor | None] = []
-    for index in range(len(outputs)):
-        shares = [
-            share * (len(block.draws) / total)
-            for block, (_, given) in zip(blocks, made, strict=True)
-            if (share := given[index]) is not None
-        ]
-        variances.append(torch.stack(shares).sum(0) if shares else None)
-    return outputs, variances
 
 
 def _snapshot(

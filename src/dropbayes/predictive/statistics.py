@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
-from dropbayes.linear import OnePass
+from dropbayes.linear import ControlledPlan, OnePass
 from dropbayes.sampling import Block, Inputs, Mean, Moments, Plan, Profile, Votes, move_row_axis, result_dtype
 
 __all__ = ["Request", "RowResults", "RowStatistics", "row_summaries"]
@@ -144,7 +144,7 @@ class RowStatistics:
 
 
 def row_summaries(
-    plan: Plan | OnePass, inputs: Inputs, first_row: int, request: Request
+    plan: Plan | ControlledPlan | OnePass, inputs: Inputs, first_row: int, request: Request
 ) -> Iterator[tuple[range, list[dict[str, Tensor]]]]:
     """The statistics of the rows, block by block: one dict for each tensor of the output that is summarised."""
     for rows, blocks in itertools.groupby(plan.run(inputs, first_row=first_row), lambda block: block.rows):

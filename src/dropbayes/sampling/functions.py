@@ -53,13 +53,9 @@ def draws(
     """
     inputs = as_inputs(x, row_axis=sampling.row_axis)
     plan = make_plan(net, inputs, keys=sampling.keys(n_draws, seed), masks=masks, sampling=sampling)
-    results: list[Tensor] = []
-    for block in plan.run(inputs, first_row=sampling.row_offset):
-        results = results or [out.new_empty((len(plan.draws), inputs.n_rows, *out.shape[2:])) for out in block.outputs]
-        for result, out in zip(results, block.outputs, strict=True):
-            result[block.draws.start : block.draws.stop, block.rows.start : block.rows.stop] = out
+    outputs, _ = plan.collected(inputs, first_row=sampling.row_offset)
     keep_state(net, inputs, plan.profile)
-    return plan.profile.structure.build(plan.arrange(results, leading=1))
+    return plan.profile.structure.build(plan.arrange(outputs, leading=1))
 
 
 def is_stochastic(net: nn.Module, x: PyTree) -> bool:

@@ -134,6 +134,23 @@ class Plan:
                 position = draws.stop
             start = rows.stop
 
+    def collected(self, inputs: Inputs, *, first_row: int = 0) -> tuple[list[Tensor], list[Tensor]]:
+        """All draws `[draw, row, ...]`, and their mean variances `[row, ...]` over an integrated last layer, if any."""
+        outputs: list[Tensor] = []
+        variances: list[Tensor] = []
+        for block in self.run(inputs, first_row=first_row):
+            rows, share = slice(block.rows.start, block.rows.stop), len(block.draws) / len(self.draws)
+            outputs = outputs or [
+                out.new_empty((len(self.draws), inputs.n_rows, *out.shape[2:])) for out in block.outputs
+            ]
+            for whole, out in zip(outputs, block.outputs, strict=True):
+                whole[block.draws.start : block.draws.stop, rows] = out
+            if block.variances is not None:
+                variances = variances or [torch.zeros_like(out[0]) for out in outputs]
+                for total, variance in zip(variances, block.variances, strict=True):
+                    total[rows] += variance * share
+        return outputs, variances
+
     def _renewed(self, inputs: Inputs, *, again: bool) -> Plan:
         """The plan after another inspection; at last the plain loop, in which the sites may depend on the row."""
         if again and self.strategy == ONE_BY_ONE:
