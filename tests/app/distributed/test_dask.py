@@ -5,7 +5,7 @@ from pyarrow import parquet
 
 pytest.importorskip("distributed", reason="the extra `dask` is not installed")
 
-from dropbayes.app.distributed import dask, predict_parquet
+from dropbayes.app.distributed import ENGINES, predict_dask, predict_parquet
 from dropbayes.app.distributed.parts import Part
 from tests.app.distributed.kills import killed_at_random, spawned
 from tests.app.distributed.rows import Failing, digest, rows, written
@@ -16,7 +16,7 @@ def test_a_data_frame_gets_the_columns_of_a_prediction_partition_by_partition(pr
     import pyarrow as pa
 
     table = rows(60)
-    frame = dask.predict(dd.from_pandas(table.to_pandas(), npartitions=3), predictor)
+    frame = predict_dask(dd.from_pandas(table.to_pandas(), npartitions=3), predictor)
     assert list(frame.columns) == predictor.add_columns(table).column_names
     found = pa.Table.from_pandas(frame.compute(scheduler="synchronous"), preserve_index=False)
     assert digest(found) == digest(predictor.add_columns(table))
@@ -44,5 +44,5 @@ def test_every_row_is_there_once_after_workers_were_killed(predictor, tmp_path):
 def test_an_error_is_raised_and_not_tried_again(tmp_path):
     parts = [Part("a", 0, 1, "b")]
     with pytest.raises(ValueError, match="row 3 is wrong"):
-        list(dask.run(Failing(str(tmp_path / "trials")), parts, 1, None))
+        list(ENGINES["dask"](Failing(str(tmp_path / "trials")), parts, 1, None))
     assert (tmp_path / "trials").read_text() == "tried\n"

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from dropbayes.app.distributed import parts, predict_parquet
+from dropbayes.app.distributed import ENGINES, predict_parquet
 from tests.app.distributed.rows import digest, rows, written
 
 
@@ -23,8 +23,7 @@ def here(monkeypatch):
             engine.made.append(part.output)
             yield prediction(part)
 
-    engine.run = run
-    monkeypatch.setattr(parts.importlib, "import_module", lambda name: engine)
+    monkeypatch.setitem(ENGINES, "processes", run)
     return engine
 
 
@@ -69,7 +68,7 @@ def test_a_part_that_fails_leaves_nothing_behind(here, predictor, models, tmp_pa
     parquet.write_table(broken, tmp_path / "rows.parquet")
     with pytest.raises(ValueError, match="was not seen in training"):
         predict_parquet(predictor, tmp_path / "rows.parquet", tmp_path / "out", part_rows=50)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [parts.PLAN, "part-000000.parquet"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["_prediction.json", "part-000000.parquet"]
 
 
 def test_what_killed_workers_left_is_removed(here, predictor, models, tmp_path):
@@ -118,8 +117,8 @@ def test_the_prediction_of_something_else_is_not_added_to(here, predictor, model
     elif change == "settings":
         other = predictor.with_settings(seed=8)
     else:
-        plan = json.loads((tmp_path / "out" / parts.PLAN).read_text())
-        (tmp_path / "out" / parts.PLAN).write_text(json.dumps({**plan, "model": "another"}))
+        plan = json.loads((tmp_path / "out" / "_prediction.json").read_text())
+        (tmp_path / "out" / "_prediction.json").write_text(json.dumps({**plan, "model": "another"}))
     with pytest.raises(FileExistsError, match="another model, other settings or other rows"):
         predict_parquet(other, source, tmp_path / "out")
 

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from pyarrow import parquet
 
-from dropbayes.app.distributed import predict_parquet, processes
+from dropbayes.app.distributed import engines, predict_parquet
 from tests.app.distributed.kills import killed_at_random, spawned
 from tests.app.distributed.rows import digest, rows, written
 
@@ -49,7 +49,7 @@ def test_workers_end_with_a_driver_that_was_killed(models, tmp_path):
 
 @pytest.mark.slow
 def test_every_row_is_there_once_after_twenty_workers_were_killed(predictor, tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "_MAX_FRUITLESS_POOLS", 100)
+    monkeypatch.setattr(engines, "_MAX_FRUITLESS_POOLS", 100)
     parquet.write_table(rows(200_000), tmp_path / "rows.parquet")
     with killed_at_random(20, spawned) as killer:
         predict_parquet(predictor, tmp_path / "rows.parquet", tmp_path / "out", n_workers=2, part_rows=2000)

@@ -5,8 +5,7 @@ from pyarrow import parquet
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
-from dropbayes.app.distributed import predict_parquet
-from dropbayes.app.distributed import ray as on_ray
+from dropbayes.app.distributed import ENGINES, predict_parquet, predict_ray
 from dropbayes.app.distributed.parts import Part
 from tests.app.distributed.kills import killed_at_random, ray_worker
 from tests.app.distributed.rows import Failing, digest, rows, written
@@ -25,7 +24,7 @@ def test_a_dataset_gets_the_columns_of_a_prediction(predictor):
 
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
     try:
-        dataset = on_ray.predict(ray.data.from_arrow(rows(60)), predictor, n_workers=1)
+        dataset = predict_ray(ray.data.from_arrow(rows(60)), predictor, n_workers=1)
         found = pa.concat_tables(ray.get(dataset.to_arrow_refs()))
     finally:
         ray.shutdown()
@@ -44,5 +43,5 @@ def test_every_row_is_there_once_after_workers_were_killed(predictor, tmp_path):
 
 def test_an_error_is_raised_and_not_tried_again(tmp_path):
     with pytest.raises(ValueError, match="row 3 is wrong"):
-        list(on_ray.run(Failing(str(tmp_path / "trials")), [Part("a", 0, 1, "b")], 1, None))
+        list(ENGINES["ray"](Failing(str(tmp_path / "trials")), [Part("a", 0, 1, "b")], 1, None))
     assert (tmp_path / "trials").read_text() == "tried\n"

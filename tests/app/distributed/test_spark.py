@@ -5,7 +5,7 @@ import shutil
 import pytest
 from pyarrow import parquet
 
-from dropbayes.app.distributed import predict_parquet, spark
+from dropbayes.app.distributed import ENGINES, predict_parquet, predict_spark
 from dropbayes.app.distributed.parts import Part
 from tests.app.distributed.kills import killed_at_random, spark_worker
 from tests.app.distributed.rows import Failing, digest, rows, written
@@ -28,7 +28,7 @@ def test_a_data_frame_gets_the_columns_of_a_prediction(predictor):
 
     session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
     try:
-        frame = spark.predict(session.createDataFrame(rows(60)), predictor)
+        frame = predict_spark(session.createDataFrame(rows(60)), predictor)
         assert frame.columns == predictor.add_columns(rows(60)).column_names
         found = frame.toArrow()
     finally:
@@ -48,5 +48,5 @@ def test_every_row_is_there_once_after_workers_were_killed(predictor, tmp_path):
 
 def test_an_error_is_raised_and_not_tried_again(tmp_path):
     with pytest.raises(ValueError, match="row 3 is wrong"):
-        list(spark.run(Failing(str(tmp_path / "trials")), [Part("a", 0, 1, "b")], 1, None))
+        list(ENGINES["spark"](Failing(str(tmp_path / "trials")), [Part("a", 0, 1, "b")], 1, None))
     assert (tmp_path / "trials").read_text() == "tried\n"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import itertools
 import json
 import os
@@ -19,18 +18,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyarrow import parquet
 
+from dropbayes.app.distributed.engines import ENGINES
 from dropbayes.app.models.predictor import Predictor
 from dropbayes.runtime import files
 from dropbayes.runtime.devices import cpu_threads
 from dropbayes.runtime.progress import ProgressBar
 
-__all__ = ["ENGINES", "Part", "Prediction", "predict_parquet"]
-
-ENGINES = ("processes", "ray", "dask", "spark")
-"""Where parts are computed: in processes of this machine, or by an installed engine."""
-
-PART_ROWS = 2**15
-PLAN = "_prediction.json"
+__all__ = ["Part", "Prediction", "predict_parquet"]
 
 
 @dataclass(frozen=True)
@@ -105,7 +99,7 @@ def predict_parquet(
     n_workers: int | None = None,
     address: str | None = None,
     prefix: str | None = None,
-    part_rows: int = PART_ROWS,
+    part_rows: int = 2**15,
     progress: bool | None = None,
 ) -> int:
     """Predicts the rows of a Parquet file, or of all in a folder, into a folder of Parquet files in the same order.
@@ -137,12 +131,12 @@ def predict_parquet(
     parts = plan_parts(sources, folder, part_rows)
     _claim(folder, predictor, sources, prefix, part_rows)
     missing = [part for part in parts if not part.is_written]
-    run = importlib.import_module(f"dropbayes.app.distributed.{engine}").run
     workers = min(n_workers or os.cpu_count() or 1, max(len(missing), 1))
     total, rows_missing = (sum(part.n_rows for part in some) for some in (parts, missing))
     with ProgressBar("predict", total, unit="rows", initial=total - rows_missing, show=progress) as bar:
         if missing:
-            with contextlib.closing(run(Prediction(predictor, prefix), missing, workers, address)) as finished:
+            make = Prediction(predictor, prefix)
+            with contextlib.closing(ENGINES[engine](make, missing, workers, address)) as finished:
                 for rows in finished:
                     bar.advance(rows)
     lacking = [part for part in missing if not part.is_written]
@@ -183,7 +177,7 @@ def _claim(
     folder: pathlib.Path, predictor: Predictor, sources: Sequence[pathlib.Path], prefix: str | None, part_rows: int
 ) -> None:
     """Claims the folder for a prediction by a description of it; raises if the folder holds something else."""
-    plan = folder / PLAN
+    plan = folder / "_prediction.json"
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{str(folder)!r} is a file; name a folder for the parts.")
     if not plan.exists() and folder.exists() and any(folder.iterdir()):

@@ -1,0 +1,134 @@
+"""The engines that make the parts of a prediction: processes of this machine, Ray, Dask and Spark.
+
+Each takes what a worker does, the parts, the number of workers and the address of a cluster (None: this machine), and
+yields the number of rows of each part as it is finished. A part is made again after a worker's death, however often,
+never after an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import multiprocessing
+import operator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from dropbayes.runtime.devices import end_with_parent
+
+if TYPE_CHECKING:
+    from dropbayes.app.distributed.parts import Part
+
+    Make = Callable[[Part], int]
+
+__all__ = ["ENGINES"]
+
+_MAX_FRUITLESS_POOLS = 10  # in a row, after which the fault must be ours
+
+
+def on_processes(make: Make, parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
+    """Makes the parts in processes of this machine; a pool whose worker was killed is replaced."""
+    if address is not None:
+        raise ValueError("`address` must be None for processes of this machine; name an engine that has a cluster.")
+    spawn = multiprocessing.get_context("spawn")
+    waiting, fruitless = list(parts), 0
+    while waiting:
+        before = len(waiting)
+        pool = ProcessPoolExecutor(n_workers, mp_context=spawn, initializer=end_with_parent)
+        try:
+            futures = {pool.submit(make, part): part for part in waiting}
+            for future in as_completed(futures):
+                if not isinstance(future.exception(), BrokenProcessPool):
+                    yield future.result()
+                    waiting.remove(futures[future])
+        except BrokenProcessPool:  # while parts were submitted
+            pass
+        finally:
+            pool.shutdown(cancel_futures=True)
+        fruitless = 0 if len(waiting) < before else fruitless + 1
+        if fruitless == _MAX_FRUITLESS_POOLS:
+            raise RuntimeError(f"workers were killed {fruitless} times without finishing a part; out of memory?")
+
+
+def on_ray(make: Make, parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
+    """Makes the parts on a Ray cluster, so many at a time (extra `ray`)."""
+    import ray
+
+    started = not ray.is_initialized()
+    if started:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        local = {} if address else {"num_cpus": n_workers, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        ray.init(address=address or "local", log_to_driver=False, logging_level="error", **local)
+    try:
+        task = ray.remote(num_cpus=1, max_retries=-1)(lambda make, part: make(part))  # retries after deaths alone
+        model, waiting = ray.put(make), iter(parts)
+        running = [task.remote(model, part) for part in islice(waiting, n_workers)]
+        while running:
+            (finished,), running = ray.wait(running)
+            yield ray.get(finished)
+            running += [task.remote(model, part) for part in islice(waiting, 1)]
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def on_dask(make: Make, parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
+    """Makes the parts on a Dask cluster (extra `dask`); one on this machine cannot be reached from elsewhere."""
+    import distributed
+    from dask import config
+
+    quiet = {"dashboard_address": None, "silence_logs": logging.CRITICAL}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(config.set({"distributed.scheduler.allowed-failures": 1000}))  # deaths of a worker
+        cluster = address or stack.enter_context(
+            distributed.LocalCluster(n_workers=n_workers, threads_per_worker=1, host="127.0.0.1", **quiet)
+        )
+        client = stack.enter_context(distributed.Client(cluster))
+        # The model is a task like the others, which Dask computes again where a worker that held it is killed.
+        model = client.submit(copy.copy, make, pure=False)
+        futures = client.map(operator.call, [model] * len(parts), list(parts), pure=False)
+        for future in distributed.as_completed(futures):
+            yield int(future.result())
+
+
+def on_spark(make: Make, parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
+    """Makes the parts on a Spark cluster (extra `spark`, which needs Java 17); yields once all are finished."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    started = session is None
+    if session is None:
+        builder = SparkSession.builder.master(address or f"local[{n_workers}, 1000]").appName("dropbayes predict")
+        settings = {"spark.ui.enabled": "false", "spark.task.maxFailures": "1000"}
+        if address is None:
+            settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+        session = builder.config(map=settings).getOrCreate()
+        session.sparkContext.setLogLevel("OFF" if address is None else "ERROR")
+    try:
+        context = session.sparkContext
+        shared = context.broadcast(make)  # one copy for each worker
+
+        def attempt(part: Part) -> Any:
+            try:
+                return shared.value(part)
+            except Exception as error:  # returned: Spark would try it again like a worker's death
+                return error
+
+        for result in context.parallelize(list(parts), len(parts)).map(attempt).collect():
+            if isinstance(result, Exception):
+                raise result
+            yield result
+    finally:
+        if started:
+            session.stop()
+
+
+ENGINES = {"processes": on_processes, "ray": on_ray, "dask": on_dask, "spark": on_spark}
+"""Where parts are made, by name."""
