@@ -8,9 +8,9 @@ import subprocess
 
 import pytest
 
-from dropbayes.app.page.assembly import WEB, content_policy, page_html, program
+from dropbayes.app.page import content_policy, page_html, program
 from experiments.digits import WEIGHTS
-from tests.app.page.javascript import HERE, NODE, needs_node
+from tests.app.page.javascript import HERE, NODE, WEB, needs_node
 
 TSC = HERE / "node_modules" / ".bin" / "tsc"
 

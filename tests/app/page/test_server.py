@@ -9,7 +9,8 @@ import urllib.request
 
 import pytest
 
-from dropbayes.app.page import PageServer, page_html
+from dropbayes.app.page import page_html
+from dropbayes.app.page.server import PageServer
 from tests.command_line import run
 
 

@@ -86,7 +86,8 @@ def page(
     """
     import webbrowser
 
-    from dropbayes.app.page import PageServer, page_html
+    from dropbayes.app.page import page_html
+    from dropbayes.app.page.server import PageServer
     from dropbayes.runtime import files
 
     if out is not None:

@@ -1,12 +1,86 @@
-"""The interactive page: draw points, watch what a dropout network does not know.
+"""The interactive page: one HTML file from modules, a style sheet and weights in `web/`, the same bytes every time.
 
-One HTML file without a server or a network connection: its program is put together from the modules in `web/`, its
-digit reader comes from `experiments.digits`. `dropbayes page` opens it.
+It needs no server and no network connection; `dropbayes page` opens it. Each ES module becomes a function that returns
+its exports, in the order of imports. The modules use one form of import and of export, and anything else is refused; so
+no bundler is needed, and nothing that is generated is kept.
 """
 
 from __future__ import annotations
 
-from dropbayes.app.page.assembly import page_html
-from dropbayes.app.page.server import PageServer
+import base64
+import functools
+import hashlib
+import pathlib
+import re
+from collections.abc import Iterator
 
-__all__ = ["PageServer", "page_html"]
+__all__ = ["content_policy", "page_html", "program"]
+
+_IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export ((?:async function|function|class|const) (\w+))", re.MULTILINE)
+_MODULE_SYNTAX = re.compile(r"^import\b.*[\"'].*$|^export\b.*$|\bimport\(.*$", re.MULTILINE)
+_COMMENT = re.compile(r"^ */\*\*(?:(?!\*/)[\s\S])*\*/\n|^ *//.*\n", re.MULTILINE)
+
+
+def program(sources: dict[str, str]) -> str:
+    """The modules, given by name, as one script that needs no module loader; `main` starts everything.
+
+    Raises:
+        ValueError: A module imports or exports in another form, or imports what is not there.
+    """
+    imports = {name: [module for _, module in _IMPORT.findall(text)] for name, text in sources.items()}
+    for name, modules in imports.items():
+        missing = [module for module in modules if module not in sources]
+        if missing:
+            raise ValueError(f"{name}.js imports {missing[0]}.js, which does not exist.")
+
+    def ordered(name: str) -> Iterator[str]:
+        for module in imports[name]:
+            yield from ordered(module)
+        yield name
+
+    order = dict.fromkeys(ordered("main"))  # each module once, after those it imports
+    return '"use strict";\n' + "".join(_as_function(name, sources[name]) for name in order)
+
+
+def _as_function(name: str, text: str) -> str:
+    """A module as `const $name = (() => { ...; return { its exports }; })();`, without comments between its lines."""
+    exports = [exported for _, exported in _EXPORT.findall(text)]
+    body = _EXPORT.sub(r"\1", _IMPORT.sub(r"const {\1} = $\2;\n", _COMMENT.sub("", text)))
+    unknown = _MODULE_SYNTAX.search(body)
+    if unknown:
+        raise ValueError(
+            f'{name}.js must import as `import {{ a }} from "./b.js";` and export declarations; got {unknown[0]!r}.'
+        )
+    return f"const ${name} = (() => {{\n{body.strip()}\nreturn {{ {', '.join(exports)} }};\n}})();\n"
+
+
+def content_policy(*, script: str, style: str) -> str:
+    """The content security policy: the page's own script and style by digest, a worker made of them, no request."""
+
+    def digest(text: str) -> str:
+        return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
+
+    return (
+        f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; worker-src blob:; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+@functools.cache
+def page_html() -> str:
+    """The whole page as one HTML document."""
+    web = pathlib.Path(__file__).parent / "web"
+    script = program({path.stem: path.read_text(encoding="utf-8") for path in web.glob("*.js")})
+    style = (web / "style.css").read_text(encoding="utf-8")
+    for text, end in ((script, "</script"), (style, "</style")):
+        if end in text.lower():
+            raise ValueError(f"the page's sources must not contain {end!r}: it would end their element.")
+    parts = {
+        "policy": content_policy(script=script, style=style),
+        "style": style,
+        "script": script,
+        "weights": base64.b64encode((web / "lenet.safetensors").read_bytes()).decode(),
+    }
+    template = (web / "page.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)

@@ -6,7 +6,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from dropbayes.app.page.assembly import page_html
+from dropbayes.app.page import page_html
 
 __all__ = ["PageServer"]
 
