@@ -7,10 +7,11 @@ import pytest
 
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 
+from starlette.exceptions import HTTPException
+
 import dropbayes as db
 from dropbayes.app.serving import batching
 from dropbayes.app.serving.batching import Batches
-from dropbayes.app.serving.protocol import RequestError
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,7 @@ def test_work_that_could_not_be_done_in_time_is_refused_and_light_work_is_not(pr
         return answers
 
     answers = asyncio.run(run())
-    refused = [isinstance(answer, RequestError) and answer.status == 429 for answer in answers]
+    refused = [isinstance(answer, HTTPException) and answer.status_code == 429 for answer in answers]
     assert not any(refused[:2]) and any(refused[2:6]) and not any(refused[6:])
 
 

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("msgspec", reason="the extra `serve` is not installed")
 
+from starlette.exceptions import HTTPException
+
 from dropbayes.app.serving import protocol
-from dropbayes.app.serving.protocol import RequestError, decode_request, encode_response, tensors
+from dropbayes.app.serving.protocol import decode_request, encode_response, tensors
 
 
 def read(inputs, binary=b"", max_rows=100, n_columns=2):
@@ -70,7 +72,7 @@ def test_data_of_another_size_are_refused_before_they_fill_the_memory(data):
         json.dumps(shape).encode(), datatype.encode(), text,
     )  # fmt: skip
     tracemalloc.start()
-    with pytest.raises(RequestError):
+    with pytest.raises(HTTPException):
         tensors(*decode_request(body, None), max_rows=100, n_columns=2)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -102,9 +104,9 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_not_a_tensor_is_refused_with_its_reason(case):
     inputs, status, message = REFUSED[case]
-    with pytest.raises(RequestError) as error:
+    with pytest.raises(HTTPException) as error:
         read(inputs)
-    assert error.value.status == status and message in str(error.value)
+    assert error.value.status_code == status and message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -113,23 +115,23 @@ def test_what_is_not_a_tensor_is_refused_with_its_reason(case):
     ids=lambda body: repr(body[:12]),
 )  # fmt: skip
 def test_what_is_no_request_is_refused(body):
-    with pytest.raises(RequestError, match="no inference request"):
+    with pytest.raises(HTTPException, match="no inference request"):
         decode_request(body, None)
 
 
 @pytest.mark.parametrize("length", ["-1", "x", "999", "1.0", "²", "9" * 5000])
 def test_an_impossible_length_of_the_json_is_refused(length):
-    with pytest.raises(RequestError, match="must be at most"):
+    with pytest.raises(HTTPException, match="must be at most"):
         decode_request(b"{}", length)
 
 
 def test_bytes_that_belong_to_nothing_are_refused():
-    with pytest.raises(RequestError, match="3 bytes behind the JSON belong to no input"):
+    with pytest.raises(HTTPException, match="3 bytes behind the JSON belong to no input"):
         read([entry("FP64", [1.0], [1])], b"abc")
 
 
 @pytest.mark.parametrize("data", [b"\x05\x00\x00\x00ab", b"\x02\x00\x00\x00\xff\xff", b"\x01"])
 def test_raw_texts_that_are_cut_or_no_utf8_are_refused(data):
     raw = {"name": "a", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": len(data)}}
-    with pytest.raises(RequestError):
+    with pytest.raises(HTTPException):
         read([raw], data)

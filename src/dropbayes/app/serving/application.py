@@ -10,9 +10,8 @@ import pathlib
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 import msgspec
@@ -22,15 +21,14 @@ from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dropbayes.app.models.predictor import Predictor, uncertainty
 from dropbayes.app.serving import protocol
 from dropbayes.app.serving.batching import Batches
 from dropbayes.app.serving.metrics import Metrics
-from dropbayes.app.serving.openapi import openapi
-from dropbayes.app.serving.protocol import InferenceRequest, Parameters, RequestError
+from dropbayes.app.serving.protocol import InferenceRequest, Parameters
 from dropbayes.app.serving.served import ServedModel
 from dropbayes.app.serving.settings import Settings
 from dropbayes.columns import Encoded
@@ -57,8 +55,7 @@ def _load(path: pathlib.Path) -> ServedModel:
     return ServedModel.load(path)
 
 
-@dataclass(frozen=True, eq=False)
-class _Asked:
+class _Asked(NamedTuple):
     """A request as it was read: its settings, its columns, and how its answer is written."""
 
     settings: Parameters
@@ -100,18 +97,18 @@ class Service:
         """The model a path names."""
         model = self.models.get(request.path_params["model"])
         if model is None:
-            raise RequestError(404, f"there is no model of this name; there are {', '.join(map(repr, self.models))}.")
+            raise HTTPException(404, f"there is no model of this name; there are {', '.join(map(repr, self.models))}.")
         if request.path_params.get("version", model.version) != model.version:
-            raise RequestError(404, f"there is no such version; the present one is {model.version!r}.")
+            raise HTTPException(404, f"there is no such version; the present one is {model.version!r}.")
         return model
 
     @contextlib.asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytes]:
         """The body of a request, charged to the memory of all as it arrives."""
         limits, body = self.limits, bytearray()
-        too_long = RequestError(413, f"the body is longer than {limits.max_body} bytes.")
+        too_long = HTTPException(413, f"the body is longer than {limits.max_body} bytes.")
         if request.headers.get("content-encoding", "identity") != "identity":
-            raise RequestError(415, "compressed bodies are not taken; send it as it is.")
+            raise HTTPException(415, "compressed bodies are not taken; send it as it is.")
         if int(request.headers.get("content-length", "0")) > limits.max_body:
             raise too_long
         try:
@@ -123,9 +120,9 @@ class Service:
                         if len(body) > limits.max_body:
                             raise too_long
                         if len(body) > _SMALL_BODY and self._held_bytes > _MAX_BODIES * limits.max_body:
-                            raise RequestError(429, "too many long requests at once; try again in a moment.")
+                            raise HTTPException(429, "too many long requests at once; try again in a moment.")
             except TimeoutError:
-                raise RequestError(408, f"the body took longer than {limits.body_seconds:g} s to arrive.") from None
+                raise HTTPException(408, f"the body took longer than {limits.body_seconds:g} s to arrive.") from None
             yield bytes(body)
         finally:
             self._held_bytes -= len(body)
@@ -135,7 +132,7 @@ class Service:
         try:
             return await anyio.to_thread.run_sync(work, limiter=self._long_bodies) if is_long else work()
         except ValueError as error:
-            raise RequestError(400, str(error)) from None
+            raise HTTPException(400, str(error)) from None
 
     async def _outputs(
         self, request: Request, model: ServedModel, settings: Parameters, rows: Encoded
@@ -148,14 +145,14 @@ class Service:
             prediction = await self._prediction(request, predictor, rows.x)
             outputs = model.complete(prediction, rows, predictor, settings.defer_above)
         except ValueError as error:
-            raise RequestError(400, str(error)) from None
+            raise HTTPException(400, str(error)) from None
         self.metrics.take_rows(model.name, uncertainty(prediction), outputs.get("deferred"))
         return predictor, outputs
 
     async def _prediction(self, request: Request, predictor: Predictor, x: NumpyArray) -> dict[str, NumpyArray]:
         """The prediction, given up where the client leaves or the time is over before it is made."""
         if predictor.n_draws > self.limits.max_draws:
-            raise RequestError(400, f"`n_draws` must be at most {self.limits.max_draws}; got {predictor.n_draws}.")
+            raise HTTPException(400, f"`n_draws` must be at most {self.limits.max_draws}; got {predictor.n_draws}.")
         prediction = asyncio.ensure_future(self.batches.predict(predictor, x))
         departure = asyncio.ensure_future(request.receive())  # after the body, there is only the disconnection
         try:
@@ -165,7 +162,7 @@ class Service:
                 return prediction.result()
             raise ClientDisconnect
         except TimeoutError:
-            raise RequestError(503, "the server is busy; try again later.") from None
+            raise HTTPException(503, "the server is busy; try again later.") from None
         finally:
             prediction.cancel()
             departure.cancel()
@@ -173,14 +170,15 @@ class Service:
     async def _respond(self, request: Request, read: Callable[[ServedModel, bytes], _Asked]) -> Response:
         """The answer to a request, read and rendered in a thread where it is long."""
         model = self.named_model(request)
+
+        def read_rows() -> tuple[_Asked, Encoded]:
+            asked = read(model, body)
+            allow_new = self.settings.allow_new if asked.settings.allow_new is None else asked.settings.allow_new
+            return asked, model.encode(asked.columns, allow_new=allow_new)
+
         async with self._body(request) as body:
-            asked = await self._off_loop(len(body) > _SMALL_BODY, lambda: read(model, body))
-            settings = asked.settings
-            allow_new = self.settings.allow_new if settings.allow_new is None else settings.allow_new
-            rows = await self._off_loop(
-                len(body) > _SMALL_BODY, lambda: model.encode(asked.columns, allow_new=allow_new)
-            )
-            predictor, outputs = await self._outputs(request, model, settings, rows)
+            asked, rows = await self._off_loop(len(body) > _SMALL_BODY, read_rows)
+            predictor, outputs = await self._outputs(request, model, asked.settings, rows)
             used = {"n_draws": predictor.n_draws, "seed": predictor.seed, "coverage": predictor.coverage}
             head = {"model_name": model.name, "model_version": model.version, "parameters": used}
             return await self._off_loop(len(rows.x) > 1000, lambda: asked.render(head, predictor, outputs))
@@ -219,7 +217,7 @@ class Service:
         def read(model: ServedModel, body: bytes) -> _Asked:
             asked = protocol.decode_json(body, msgspec.json.Decoder(model.records_type), "the body is no records")
             if len(asked.records) > self.limits.max_rows:
-                raise RequestError(413, f"{len(asked.records)} records; at most {self.limits.max_rows} are taken.")
+                raise HTTPException(413, f"{len(asked.records)} records; at most {self.limits.max_rows} are taken.")
             return _Asked(asked.parameters, model.columns_of(asked.records), render)
 
         return await self._respond(request, read)
@@ -228,7 +226,7 @@ class Service:
 # --- routes --------------------------------------------------------------------------------------------------------
 
 
-def _json(values: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def _json(values: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(values), status, media_type="application/json", headers=headers)
 
 
@@ -269,12 +267,30 @@ class _Door:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    status = {RequestError: "status", HTTPException: "status_code"}
-    code: int = getattr(error, status.get(type(error), ""), 499)  # 499: the client has gone
-    headers = {429: {"Retry-After": "1"}, 503: {"Retry-After": "5"}}.get(code)
-    text = str(getattr(error, "detail", error)).encode("utf-8", "replace").decode()
-    _log.info("%s %s refused with %d: %s", request.method, request.url.path, code, text)
-    return _json({"error": text}, code, headers or dict(getattr(error, "headers", None) or {}))
+    if not isinstance(error, HTTPException):
+        error = HTTPException(499, "the client has gone.")
+    headers = {429: {"Retry-After": "1"}, 503: {"Retry-After": "5"}}.get(error.status_code, error.headers)
+    text = error.detail.encode("utf-8", "replace").decode()
+    _log.info("%s %s refused with %d: %s", request.method, request.url.path, error.status_code, text)
+    return _json({"error": text}, error.status_code, headers)
+
+
+def openapi(routes: Iterable[BaseRoute], models: Iterable[ServedModel]) -> dict[str, Any]:
+    """The paths of a server with the requests they take, in the OpenAPI format."""
+    kinds = [InferenceRequest, *(model.records_type for model in models)]
+    (tensors, *records), components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    bodies = {"infer": tensors, "records": {"anyOf": records}}
+    paths: dict[str, Any] = {}
+    for route in routes:
+        if isinstance(route, Route):
+            name = {"in": "path", "required": True, "schema": {"type": "string"}}
+            names = [{"name": given, **name} for given in route.param_convertors]
+            body = bodies.get(route.path.rpartition("/")[2])
+            taken = {} if body is None else {"requestBody": {"content": {"application/json": {"schema": body}}}}
+            operation = {"parameters": names, **taken, "responses": {"200": {"description": "The answer."}}}
+            paths[route.path] = {"get" if body is None else "post": operation}
+    info = {"title": "dropbayes", "version": __version__}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}
 
 
 def application(settings: Settings) -> ASGIApp:
@@ -326,7 +342,7 @@ def application(settings: Settings) -> ASGIApp:
             route("/openapi.json", lambda _: openapi(app.routes, service.models.values())),
         ],
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=settings.hosts)],
-        exception_handlers=dict.fromkeys((RequestError, HTTPException, ClientDisconnect), _refuse),
+        exception_handlers={HTTPException: _refuse, ClientDisconnect: _refuse},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False

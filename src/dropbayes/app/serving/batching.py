@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+from starlette.exceptions import HTTPException
 
 from dropbayes.app.models.predictor import Predictor
-from dropbayes.app.serving.protocol import RequestError
 from dropbayes.runtime.arrays import NumpyArray
 
 __all__ = ["Batches"]
@@ -66,11 +66,7 @@ class Batches:
         self._thread.start()
 
     async def predict(self, predictor: Predictor, x: NumpyArray) -> dict[str, NumpyArray]:
-        """The prediction of some rows, made together with those of others that wait.
-
-        Raises:
-            RequestError: It would wait for too long behind others.
-        """
+        """The prediction of some rows, made together with those of others that wait; refused if it would wait long."""
         job = _Job(predictor, x, asyncio.get_running_loop().create_future())
         with self._changed:
             if self._closed:
@@ -78,7 +74,7 @@ class Batches:
             # Half of the time is for the work ahead of a request, half for its own.
             ahead = sum(other.draws_left for other in self._waiting if other.draws_left <= job.draws_left)
             if ahead > self._max_seconds / 2 * self._draws_per_second:
-                raise RequestError(429, "too much work is waiting for a request of this size; try again later.")
+                raise HTTPException(429, "too much work is waiting for a request of this size; try again later.")
             self._waiting.append(job)
             self._changed.notify()
         return await job.future

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import msgspec
 import numpy as np
+from starlette.exceptions import HTTPException
 
 from dropbayes.runtime.arrays import NumpyArray
 
@@ -20,7 +21,6 @@ __all__ = [
     "HEADER_LENGTH",
     "InferenceRequest",
     "Parameters",
-    "RequestError",
     "decode_json",
     "decode_request",
     "encode_response",
@@ -35,14 +35,6 @@ DATATYPES = {name: np.dtype(width) for name, width in _WIDTHS.items()}
 """The datatypes of the protocol, as arrays hold them; BYTES are texts in UTF-8."""
 
 _ELEMENT = {"b": bool | None, "u": int | None, "i": int | None, "f": float | None, "O": str | None}
-
-
-class RequestError(Exception):
-    """A request that is refused, with the HTTP status that says so."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class _Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -84,7 +76,7 @@ class InputTensor(_Strict):
 
     def refuse(self, what: str, status: int = 400) -> NoReturn:
         """Raises the error of this input."""
-        raise RequestError(status, f"input {_quote(self.name)} {what}.")
+        raise HTTPException(status, f"input {_quote(self.name)} {what}.")
 
 
 class OutputParameters(_Codec):
@@ -113,73 +105,46 @@ class InferenceRequest(_Strict):
     def check(self, name: str, version: str, outputs: Sequence[str]) -> None:
         """Raises unless the request is for this model and some of these outputs."""
         if self.model_name not in (None, name) or self.model_version not in (None, version):
-            raise RequestError(
+            raise HTTPException(
                 400, f"`model_name` and `model_version` must be those of the path, {name} and {version}."
             )
         for output in self.outputs:
             if output.name not in outputs:
-                raise RequestError(400, f"there is no output {_quote(output.name)}; there are {', '.join(outputs)}.")
+                raise HTTPException(400, f"there is no output {_quote(output.name)}; there are {', '.join(outputs)}.")
             if output.name == "deferred" and self.parameters.defer_above is None:
-                raise RequestError(400, "the output 'deferred' needs the parameter `defer_above`.")
+                raise HTTPException(400, "the output 'deferred' needs the parameter `defer_above`.")
 
 
 # --- requests ------------------------------------------------------------------------------------------------------
 
 
 def decode_json(body: bytes | memoryview, decoder: msgspec.json.Decoder[Any], what: str) -> Any:
-    """The message in some JSON.
-
-    Args:
-        body: The JSON.
-        decoder: The decoder of this kind of message.
-        what: The kind, for errors.
-
-    Raises:
-        RequestError: It is another kind of message.
-    """
+    """The message in some JSON; an error begins with `what`."""
     try:
         return decoder.decode(body)
     except RecursionError:
-        raise RequestError(400, f"{what}: nested too deeply.") from None
+        raise HTTPException(400, f"{what}: nested too deeply.") from None
     except ValueError as error:  # msgspec's and Unicode's errors are ValueErrors
-        raise RequestError(400, f"{what}: {str(error).splitlines()[0][:200]}.") from None
+        raise HTTPException(400, f"{what}: {str(error).splitlines()[0][:200]}.") from None
 
 
 _request_decoder = msgspec.json.Decoder(InferenceRequest)
 
 
 def decode_request(body: bytes, header_length: str | None) -> tuple[InferenceRequest, bytes]:
-    """The request in a body, and the bytes behind its JSON.
-
-    Args:
-        body: The whole body.
-        header_length: The value of the header `Inference-Header-Content-Length`, if the request has one.
-
-    Raises:
-        RequestError: The body is no request of this protocol.
-    """
+    """The request in a body, and the bytes behind its JSON; `header_length` is the value of the header, if any."""
     end = len(body)
     if header_length is not None:
         is_number = header_length.isascii() and header_length.isdigit() and len(header_length) <= len(str(end))
         if not is_number or int(header_length) > end:
-            raise RequestError(400, f"{HEADER_LENGTH} must be at most the length of the body, {end}.")
+            raise HTTPException(400, f"{HEADER_LENGTH} must be at most the length of the body, {end}.")
         end = int(header_length)
     request = decode_json(memoryview(body)[:end], _request_decoder, "the body is no inference request")
     return request, body[end:]
 
 
 def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int, n_columns: int) -> dict[str, NumpyArray]:
-    """The inputs of a request by name, each shaped `[row]` or `[row, column]`.
-
-    Args:
-        request: The request.
-        binary: The bytes behind its JSON.
-        max_rows: The most rows of an input.
-        n_columns: The columns of a matrix.
-
-    Raises:
-        RequestError: An input is not what it says, or too long.
-    """
+    """The inputs of a request by name, each shaped `[row]` or `[row, column]`, from JSON or the bytes behind it."""
     arrays: dict[str, NumpyArray] = {}
     start = 0
     for entry in request.inputs:
@@ -197,7 +162,7 @@ def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int, n_column
         arrays[entry.name] = _binary_tensor(entry, binary[start : start + size])
         start += size
     if start != len(binary):
-        raise RequestError(400, f"{len(binary) - start} bytes behind the JSON belong to no input.")
+        raise HTTPException(400, f"{len(binary) - start} bytes behind the JSON belong to no input.")
     return arrays
 
 

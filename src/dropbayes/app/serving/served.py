@@ -92,11 +92,7 @@ class ServedModel:
         return dict(zip(self.predictor.inputs, map(list, values), strict=True))
 
     def encode(self, columns: Mapping[str, Any], *, allow_new: bool) -> Encoded:
-        """The rows of some columns as inputs of the networks, with those beyond training.
-
-        Raises:
-            ValueError: A column is unknown, missing or has invalid values.
-        """
+        """The rows of some columns as inputs of the networks, with those beyond training."""
         names = list(self.predictor.inputs)
         unknown = [name for name in columns if name not in names and name != MATRIX]
         if unknown:
@@ -108,17 +104,7 @@ class ServedModel:
     def complete(
         self, prediction: Mapping[str, NumpyArray], rows: Encoded, predictor: Predictor, defer_above: float | None
     ) -> dict[str, NumpyArray]:
-        """All outputs for some rows.
-
-        Args:
-            prediction: The networks' part.
-            rows: The rows.
-            predictor: The model with the settings of the request.
-            defer_above: The uncertainty above which a row is deferred.
-
-        Raises:
-            ValueError: A prediction is not finite.
-        """
+        """All outputs for some rows: what the networks predict, and what is said beside it."""
         check_finite(prediction)
         outputs = {**prediction, **predictor.remarks(prediction, rows)}
         if defer_above is not None:

@@ -98,9 +98,7 @@ def _work(settings: Settings, listener: socket.socket) -> None:
             timeout_graceful_shutdown=_DRAIN_SECONDS,
         )
         _Server(config).run(sockets=[listener])
-    except (
-        KeyboardInterrupt
-    ):  # before the server ran; or after everything was answered, when uvicorn repeats the signal
+    except KeyboardInterrupt:  # before the server ran, or from uvicorn, which repeats the signal at its end
         pass
     finally:
         signal.signal(signal.SIGTERM, previous)
