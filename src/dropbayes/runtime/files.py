@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import os
 import pathlib
 import secrets
@@ -13,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
-__all__ = ["check_output", "folder_replacement", "replacement", "write_bytes", "write_text"]
+__all__ = ["check_output", "digest", "folder_replacement", "replacement", "write_bytes", "write_text"]
 
 _ABANDONED_SECONDS = 86_400.0  # a temporary file unchanged for a day belongs to a process that was killed
 
@@ -30,6 +31,12 @@ def check_output(path: str | os.PathLike[str]) -> None:
         raise IsADirectoryError(f"{str(path)!r} is a folder; name a file in it.")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"the folder {str(path.parent)!r} does not exist; make it first.")
+
+
+def digest(path: str | os.PathLike[str]) -> str:
+    """The SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

@@ -137,8 +137,10 @@ def _number_outcomes(
     """The columns of `RegressionOutcomes` for a window's rows; the CRPS of evenly chosen ones."""
     import torch
 
-    mixture = model.ensemble.predictive(window.x)
-    window.check_finite([mixture.mean.numpy()])
+    from dropbayes.app.models.predictor import check_finite
+
+    mixture = model.ensemble.predictive(window.encoded.x)
+    check_finite({"mean": mixture.mean.numpy()}, window.place)
     mixture, outcome = mixture.rows(torch.from_numpy(known)), torch.from_numpy(y[known])
     some = slice(None, None, -(-len(outcome) // max_ranked))
     return {**_columns(mixture, outcome), "crps": mixture.rows(some).crps(outcome[some])}
@@ -147,10 +149,11 @@ def _number_outcomes(
 def _class_outcomes(model: Model, window: Window, y: NumpyArray, known: NumpyArray) -> dict[str, Tensor]:
     import torch
 
+    from dropbayes.app.models.predictor import check_finite
     from dropbayes.predictive.mixtures import draw_mean
 
-    probabilities = draw_mean(model.ensemble.draws(window.x))
-    window.check_finite([probabilities.sum(1).numpy()])
+    probabilities = draw_mean(model.ensemble.draws(window.encoded.x))
+    check_finite({"probabilities": probabilities.numpy()}, window.place)
     return {"y": torch.from_numpy(y[known]), "probabilities": probabilities[torch.from_numpy(known)]}
 
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from dropbayes.app.tables import Source
     from dropbayes.columns import Schema
-    from dropbayes.runtime.arrays import NumpyArray
 
 __all__ = ["predict"]
 
@@ -70,7 +69,7 @@ def predict(
         raise typer.BadParameter("are those of an engine; name one with --engine", param_hint="'--workers, --address'")
     from dropbayes.app.cli.rows import windows
     from dropbayes.app.models.model import load
-    from dropbayes.app.models.predictor import Predictor
+    from dropbayes.app.models.predictor import Predictor, appended, check_finite
     from dropbayes.app.tables import Sink, open_table
 
     if engine is None:
@@ -95,11 +94,13 @@ def predict(
         kept = _kept_columns(keep, source, added)
         with Sink(output, delimiter=source.delimiter, decimal=_decimal_mark(fitted.schema, source)) as sink:
             for window in windows(fitted, source, block_rows=block_rows, allow_new=allow_new, title="predict"):
-                columns = list(predictor.table_columns(window.encoded).values())
-                window.check_finite(columns)
-                sink.write(_joined(window.table.select(kept), fitted.schema, added, columns, sink.as_parquet))
-                n_rows += len(window.x)
-                n_outside += int((columns[-1] != "").sum())
+                columns = predictor.table_columns(window.encoded)
+                check_finite(columns, window.place)
+                table = window.table.select(kept)
+                table = _with_numbers(table, fitted.schema) if sink.as_parquet else table
+                sink.write(appended(table, dict(zip(added, columns.values(), strict=True))))
+                n_rows += table.num_rows
+                n_outside += int((columns["outside"] != "").sum())
     found = {
         "output": output,
         "n_rows": n_rows,
@@ -141,19 +142,15 @@ def _kept_columns(keep: str, source: Source, added: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(kept))
 
 
-def _joined(
-    table: pa.Table, schema: Schema, names: Sequence[str], columns: Sequence[NumpyArray], typed: bool
-) -> pa.Table:
-    """The table with columns appended; in a typed file, the columns that the model reads as numbers are numbers."""
+def _with_numbers(table: pa.Table, schema: Schema) -> pa.Table:
+    """The table with numbers, in a typed file, for the texts that the model reads as such."""
     import pyarrow as pa
 
     from dropbayes.columns import numbers
 
-    cells = dict(zip(table.column_names, table.columns, strict=True))
-    for column in schema.columns if typed else ():
-        if column.kind == "number" and column.name in cells and pa.types.is_string(cells[column.name].type):
-            texts = cells[column.name]
-            read = numbers(texts, column.name, at=str, missing=schema.missing, notation=column.notation)
-            cells[column.name] = pa.array(read, from_pandas=True)
-    new = [pa.array(column.tolist() if column.dtype.kind == "U" else column) for column in columns]
-    return pa.table([*cells.values(), *new], names=[*cells, *names])
+    for index, name in enumerate(table.column_names):
+        column = next((c for c in schema.columns if c.name == name and c.kind == "number"), None)
+        if column is not None and pa.types.is_string(table[name].type):
+            read = numbers(table[name], name, at=str, missing=schema.missing, notation=column.notation)
+            table = table.set_column(index, name, pa.array(read, from_pandas=True))
+    return table

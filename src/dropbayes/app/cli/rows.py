@@ -6,12 +6,10 @@ batch and has the same bits.
 
 from __future__ import annotations
 
-import hashlib
 import pathlib
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +18,9 @@ import pyarrow as pa
 from dropbayes.app.cli.messages import note
 from dropbayes.app.models.model import Model
 from dropbayes.app.tables import Source, open_table, regroup
-from dropbayes.columns import Column, Encoded, check_columns, encode, labels, numbers
-from dropbayes.columns.schema import list_names
+from dropbayes.columns import Column, Encoded, check_columns, encode
+from dropbayes.columns.cells import Place
+from dropbayes.runtime import files
 from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.formatting import count, plain_number
 from dropbayes.runtime.progress import ProgressBar
@@ -42,34 +41,12 @@ def whole_table(source: Source) -> pa.Table:
     return pa.concat_tables(blocks)
 
 
-@dataclass(frozen=True, eq=False)
-class Window:
-    """Some rows of a table.
-
-    Attributes:
-        table: The rows as they were read.
-        encoded: The rows as inputs of the network.
-        place: The location of a row of the window; the table itself for -1.
-    """
+class Window(NamedTuple):
+    """Some rows of a table: as they were read, as inputs of the network, and the location of each (-1: the table's)."""
 
     table: pa.Table
     encoded: Encoded
-    place: Callable[[int], str]
-
-    @property
-    def x(self) -> NumpyArray:
-        """The inputs, `[row, input]`."""
-        return self.encoded.x
-
-    def check_finite(self, columns: Sequence[NumpyArray]) -> None:
-        """Raises ValueError where a row is so far from the training rows that single precision overflows."""
-        for column in columns:
-            if column.dtype.kind == "f" and not np.isfinite(column).all():
-                row = int((~np.isfinite(column)).argmax())
-                raise ValueError(
-                    f"{self.place(row)}: the prediction is not finite; a value of this row is too far from those of "
-                    "training."
-                )
+    place: Place
 
 
 def windows(
@@ -83,13 +60,7 @@ def windows(
 ) -> Iterator[Window]:
     """The rows of a table as inputs of a model; says on standard error what was missing, new or far from training.
 
-    Args:
-        model: The model.
-        source: The table.
-        allow_new: Whether to encode unseen categories as all zeros instead of failing.
-        title: The title of the progress bar.
-        block_rows: Rows read at a time.
-        with_target: Whether the target must be among the columns.
+    `title` is that of the progress bar; `block_rows` are read at a time.
     """
     check_columns(model.schema, source.names, source.label, with_target=with_target)
     missing, new, outside = Counter[str](), Counter[str](), Counter[str]()
@@ -169,7 +140,7 @@ def labelled_rows(
     xs, ys, tables = [], [], []
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
         for window, y, known in labelled_windows(model, source, allow_new=allow_new, title="read", purpose=purpose):
-            xs.append(window.x[known])
+            xs.append(window.encoded.x[known])
             ys.append(y[known])
             tables.append(window.table.filter(known))
     y = np.concatenate(ys)
@@ -186,7 +157,7 @@ def labelled_windows(
     """
     n_known = n_absent = 0
     for window in windows(model, source, allow_new=allow_new, title=title, block_rows=block_rows, with_target=True):
-        y, known = _outcomes(model, window)
+        y, known = model.outcomes(window.table, at=window.place)
         n_known += int(known.sum())
         n_absent += int((~known).sum())
         yield window, y, known
@@ -196,34 +167,12 @@ def labelled_windows(
         note(f"{count(n_absent, 'row')} without a target left out.")
 
 
-def _outcomes(model: Model, window: Window) -> tuple[NumpyArray, NumpyArray]:
-    schema = model.schema
-    values = window.table[schema.target]
-    if schema.task == "regression":
-        y = numbers(values, schema.target, at=window.place, missing=schema.missing, notation=schema.target_notation)
-        return y, ~np.isnan(y)
-    texts = labels(values, missing=schema.missing)
-    codes = {str(label): code for code, label in enumerate(model.ensemble.classes_.tolist())}
-    for row, text in enumerate(texts):
-        if text is not None and text not in codes:
-            raise ValueError(
-                f"{window.place(row)}, column {quote(schema.target)}: the class {quote(text)} was not seen in training "
-                f"({list_names(codes, most=5)})."
-            )
-    y = np.array([-1 if text is None else codes[text] for text in texts], dtype=np.int64)
-    return y, y >= 0
-
-
 # --- the rows of training ------------------------------------------------------------------------------------------
 
 
 def fingerprint(data: str) -> str | None:
     """The SHA-256 of the data, if they are a file."""
-    path = pathlib.Path(data)
-    if data == "-" or not path.is_file():
-        return None
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return files.digest(data) if data != "-" and pathlib.Path(data).is_file() else None
 
 
 def note_training_rows(model: Model, data: str) -> bool:

@@ -7,7 +7,6 @@ costs the part it was at, which is made again.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import os
@@ -182,13 +181,10 @@ def _claim(
         raise FileExistsError(f"{str(folder)!r} is a file; name a folder for the parts.")
     if not plan.exists() and folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{str(folder)!r} is not empty and holds no prediction; choose another folder.")
-    digests = {}
-    for source in sources:
-        with source.open("rb") as file:
-            digests[source.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    digests = [(source.name, files.digest(source)) for source in sources]
     settings = {"n_draws": predictor.n_draws, "seed": predictor.seed, "coverage": predictor.coverage}
     model = {"format": 2, "model": predictor.fingerprint, **settings, "prefix": prefix}
-    text = json.dumps({**model, "part_rows": part_rows, "sources": list(digests.items())}, indent=1) + "\n"
+    text = json.dumps({**model, "part_rows": part_rows, "sources": digests}, indent=1) + "\n"
     if plan.exists() and plan.read_text() != text:
         raise FileExistsError(
             f"{str(folder)!r} holds the prediction of another model, other settings or other rows; choose another "

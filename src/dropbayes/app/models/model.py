@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from dropbayes import estimators
 from dropbayes.app.models import storage
@@ -17,11 +18,13 @@ from dropbayes.app.models.card import Origin
 from dropbayes.app.models.predictor import Predictor, uncertainty
 from dropbayes.app.tables.training import Reading, TrainingRows, training_rows
 from dropbayes.columns import Encoded, Schema, check_columns, encode, labels, numbers
+from dropbayes.columns.cells import Place
 from dropbayes.columns.frames import as_frame, as_table
-from dropbayes.columns.schema import Task
+from dropbayes.columns.schema import Task, list_names
 from dropbayes.estimators.ensembles import Ensemble
 from dropbayes.estimators.recalibration import Method, Recalibration, fit_recalibration, with_recalibration
 from dropbayes.runtime.arrays import NumpyArray
+from dropbayes.runtime.validation import quote
 
 __all__ = ["Model", "load", "uncertainty_percentiles"]
 
@@ -173,15 +176,22 @@ class Model:
         columns = Predictor(self, coverage=coverage).table_columns(encoded)
         return as_frame({name: values.tolist() for name, values in columns.items()}, frame)
 
-    def outcomes(self, frame: object) -> NumpyArray:
-        """The targets in a data frame: numbers, or classes."""
-        table = as_table(frame)
-        check_columns(self.schema, table.column_names, "the data frame", with_target=True)
-        values = table[self.schema.target]
-        if self.schema.task == "classification":
-            return np.array(labels(values, missing=self.schema.missing))
-        notation = self.schema.target_notation
-        return numbers(values, self.schema.target, at=_row, missing=self.schema.missing, notation=notation)
+    def outcomes(self, table: pa.Table, *, at: Place = _row) -> tuple[NumpyArray, NumpyArray]:
+        """The targets of a table's rows (class numbers for classes), and which rows have one; `at` locates a row."""
+        schema, values = self.schema, table[self.schema.target]
+        if schema.task == "regression":
+            y = numbers(values, schema.target, at=at, missing=schema.missing, notation=schema.target_notation)
+            return y, ~np.isnan(y)
+        codes = {str(label): code for code, label in enumerate(self.ensemble.classes_.tolist())}
+        texts = labels(values, missing=schema.missing)
+        for row, text in enumerate(texts):
+            if text is not None and text not in codes:
+                raise ValueError(
+                    f"{at(row)}, column {quote(schema.target)}: the class {quote(text)} was not seen in training "
+                    f"({list_names(codes, most=5)})."
+                )
+        y = np.array([-1 if text is None else codes[text] for text in texts], dtype=np.int64)
+        return y, y >= 0
 
     def calibrate(self, frame: object, *, method: Method = "scale", allow_new: bool = False) -> Model:
         """The model recalibrated on held-out rows; call `save` to persist it.
@@ -191,7 +201,11 @@ class Model:
             method: "scale", "isotonic" or "conformal"; see `dropbayes.estimators.recalibration`.
             allow_new: Whether to encode unseen categories as all zeros instead of failing.
         """
-        x, y = self.encode(frame, allow_new=allow_new).x, self.outcomes(frame)
+        table = as_table(frame)
+        check_columns(self.schema, table.column_names, "the data frame", with_target=True)
+        y, known = self.outcomes(table)
+        x, y = self.encode(table, allow_new=allow_new).x[known], y[known]
+        y = y if self.schema.task == "regression" else self.ensemble.classes_[y]
         return self.with_recalibration(fit_recalibration(self.ensemble, x, y, method=method), "a data frame", x)
 
     def with_recalibration(
@@ -249,5 +263,5 @@ def load(path: str | os.PathLike[str]) -> Model:
     Raises:
         ValueError: The folder holds no model, a damaged one, or one of a later format.
     """
-    stored = storage.read(path)
-    return Model(stored.ensemble, stored.schema, stored.origin, pathlib.Path(path), stored.digest)
+    ensemble, schema, origin, digest = storage.read(path)
+    return Model(ensemble, schema, origin, pathlib.Path(path), digest)

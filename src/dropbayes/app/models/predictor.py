@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # slow to import, and a network does not need them
 
     from dropbayes.columns import Encoded, Schema
 
-__all__ = ["MATRIX", "Predictor", "check_finite", "uncertainty"]
+__all__ = ["MATRIX", "Predictor", "appended", "check_finite", "uncertainty"]
 
 Columns = Mapping[str, Any]
 """Columns by name: arrays of any library, or lists."""
@@ -138,9 +138,9 @@ class Predictor:
         if os.path.isfile(path):
             kinds: dict[str, type[Ensemble]] = {kind.saved_as: kind for kind in (RegressionEnsemble, ClassEnsemble)}
             return cls(kinds[storage.load(path, kinds=list(kinds)).kind].load(path), **settings)
-        from dropbayes.app.models.storage import read
+        from dropbayes.app.models.model import load
 
-        return cls(read(path), **settings)
+        return cls(load(path), **settings)
 
     def with_settings(
         self, *, n_draws: int | None = None, seed: int | None = None, coverage: float | None = None
@@ -337,8 +337,6 @@ class Predictor:
             table: The rows; columns that the model does not read are unchanged.
             prefix: The prefix of the new columns' names; by default the target and `_`, if it is known.
         """
-        import pyarrow as pa
-
         if self.schema is None:
             arrays = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
             columns = self.flat_columns(self.predict_inputs(self.encode(arrays)))
@@ -352,10 +350,17 @@ class Predictor:
         taken = [prefix + name for name in columns if prefix + name in table.column_names]
         if taken:
             raise ValueError(f"the table has a column {taken[0]!r}, which the prediction would add; set `prefix`.")
-        for name, values in columns.items():
-            kind = pa.string() if values.dtype.kind in "OU" else None
-            table = table.append_column(prefix + name, pa.array(values.tolist() if kind else values, kind))
-        return table
+        return appended(table, {prefix + name: values for name, values in columns.items()})
+
+
+def appended(table: pa.Table, columns: Mapping[str, NumpyArray]) -> pa.Table:
+    """The table with further columns."""
+    import pyarrow as pa
+
+    for name, values in columns.items():
+        kind = pa.string() if values.dtype.kind in "OU" else None
+        table = table.append_column(name, pa.array(values.tolist() if kind else values, kind))
+    return table
 
 
 def _moments(mixture: Mixture, coverage: float) -> dict[str, NumpyArray]:
@@ -377,13 +382,17 @@ def _information(probabilities: Tensor, classes: NumpyArray | None) -> dict[str,
     }
 
 
-def check_finite(prediction: Mapping[str, NumpyArray]) -> None:
+def _location(row: int) -> str:
+    return "`columns`" if row < 0 else f"row {row}"
+
+
+def check_finite(prediction: Mapping[str, NumpyArray], at: Callable[[int], str] = _location) -> None:
     """Raises ValueError if a row is so far from the training rows that single precision overflows."""
     for values in prediction.values():
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             row = int((~np.isfinite(values)).reshape(len(values), -1).any(1).argmax())
             raise ValueError(
-                f"row {row}: the prediction is not finite; a value of this row is too far from those of training."
+                f"{at(row)}: the prediction is not finite; a value of this row is too far from those of training."
             )
 
 
@@ -393,10 +402,6 @@ def uncertainty(prediction: Mapping[str, NumpyArray]) -> NumpyArray:
 
 
 # --- columns of any array type -------------------------------------------------------------------------------------
-
-
-def _location(row: int) -> str:
-    return "`columns`" if row < 0 else f"row {row}"
 
 
 def _array(values: Any) -> Any:
@@ -417,19 +422,19 @@ def _matrix(columns: Columns) -> NumpyArray:
 
 def _by_name(columns: Columns, names: Sequence[str]) -> dict[str, Any]:
     """Each of the named columns as a one-dimensional array of the same length."""
+    from dropbayes.columns.schema import list_names
+
     lacking = [name for name in names if name not in columns]
     if lacking and MATRIX in columns:
         x = _matrix(columns)
         if x.ndim != 2 or x.shape[1] != len(names):
             raise ValueError(
-                f"`{MATRIX}` must be shaped [row, {len(names)}], a column for each of {_list_names(names)}; "
+                f"`{MATRIX}` must be shaped [row, {len(names)}], a column for each of {list_names(names)}; "
                 f"got {list(x.shape)}."
             )
         return {name: x[:, index] for index, name in enumerate(names)}
     if lacking:
-        raise ValueError(
-            f"`columns` lacks {_list_names(lacking)}, which the model reads; it has {_list_names(columns)}."
-        )
+        raise ValueError(f"`columns` lacks {list_names(lacking)}, which the model reads; it has {list_names(columns)}.")
     arrays = {name: _array(columns[name]) for name in names}
     for name, values in arrays.items():
         shape = getattr(values, "shape", (len(values),))
@@ -441,11 +446,6 @@ def _by_name(columns: Columns, names: Sequence[str]) -> dict[str, Any]:
     if len(set(lengths.values())) > 1:
         raise ValueError(f"`columns` must be equally long; got {lengths}.")
     return arrays
-
-
-def _list_names(names: Iterable[str]) -> str:
-    quoted = [repr(str(name)) for name in names]
-    return ", ".join(quoted[:6]) + (f" and {len(quoted) - 6} more" if len(quoted) > 6 else "")
 
 
 def _arrow_column(values: Any, name: str) -> pa.Array | pa.ChunkedArray:

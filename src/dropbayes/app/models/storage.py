@@ -12,7 +12,6 @@ import json
 import os
 import pathlib
 import tempfile
-from dataclasses import dataclass
 from typing import Any
 
 from dropbayes.app.models.card import Origin, card
@@ -22,7 +21,7 @@ from dropbayes.estimators.ensembles import ClassEnsemble, Ensemble, RegressionEn
 from dropbayes.estimators.recalibration import Recalibration, with_recalibration, without_recalibration
 from dropbayes.runtime import files
 
-__all__ = ["CARD", "COLUMNS", "MODEL", "StoredModel", "check_place", "read", "signed", "write", "write_origin"]
+__all__ = ["CARD", "COLUMNS", "MODEL", "check_place", "read", "signed", "write", "write_origin"]
 
 FORMAT = 3
 """Format 2 added dates, notations, ranges and calibration, format 3 the digest of `columns.json`; all are read."""
@@ -49,39 +48,19 @@ def check_place(path: pathlib.Path) -> None:
 
 
 def write(path: str | os.PathLike[str], estimator: Ensemble, schema: Schema, origin: Origin) -> str:
-    """Writes the folder of a model; the previous one is unchanged if anything fails.
-
-    Args:
-        path: The folder.
-        estimator: A fitted `DropoutRegressor` or `DropoutClassifier`.
-        schema: Its columns.
-        origin: The origin of the fit, as JSON values.
-
-    Returns:
-        The digest of the networks.
-    """
+    """Writes the folder of a model and returns the digest of its networks; a previous one stays if anything fails."""
     path = pathlib.Path(os.path.abspath(path))
     check_place(path)
     with files.folder_replacement(path) as new:
         without_recalibration(estimator).save(new / MODEL)
-        digest = _digest(new / MODEL)
+        digest = files.digest(new / MODEL)
         _write_description(new, schema, origin, digest, path.name)
     return digest
 
 
 def write_origin(path: pathlib.Path, schema: Schema, origin: Origin, digest: str) -> None:
-    """Writes the origin of a model, calibration included, into its folder; the networks are unchanged.
-
-    Args:
-        path: The folder.
-        schema: The model's columns.
-        origin: The origin of the fit.
-        digest: The digest of the networks that the model was read with.
-
-    Raises:
-        ValueError: The folder holds the networks of another fit by now.
-    """
-    if _digest(path / MODEL) != digest:
+    """Writes the origin of a model, calibration included, into its folder; the networks there must have the digest."""
+    if files.digest(path / MODEL) != digest:
         raise ValueError(f"{str(path)!r} was replaced since the model was read; calibrate the new model.")
     _write_description(path, schema, origin, digest, path.name)
 
@@ -99,18 +78,10 @@ def signed(values: dict[str, Any]) -> dict[str, Any]:
     return {**others, "digest": hashlib.sha256(text.encode()).hexdigest()}
 
 
-@dataclass(frozen=True, eq=False)
-class StoredModel:
-    """The contents of a folder: the networks with their recalibration, their columns, and the origin of the fit."""
+def read(path: str | os.PathLike[str]) -> tuple[Ensemble, Schema, Origin, str]:
+    """The networks in a folder, recalibrated, their columns, the origin of the fit, and the digest of the networks.
 
-    ensemble: Ensemble
-    schema: Schema
-    origin: Origin
-    digest: str
-
-
-def read(path: str | os.PathLike[str]) -> StoredModel:
-    """The model in a folder; one that is replaced meanwhile is read again.
+    A model that is replaced meanwhile is read again.
 
     Raises:
         ValueError: The folder holds no model, a damaged one, or one of a later format.
@@ -135,13 +106,13 @@ def _description_bytes(path: pathlib.Path) -> bytes:
     return b""
 
 
-def _read_once(path: pathlib.Path) -> StoredModel:
+def _read_once(path: pathlib.Path) -> tuple[Ensemble, Schema, Origin, str]:
     if not path.exists():
         raise FileNotFoundError(f"there is no model folder {str(path)!r}; fit a model first.")
     if not path.is_dir() or not (path / COLUMNS).is_file() or not (path / MODEL).is_file():
         raise ValueError(f"{str(path)!r} is not a model folder: it must hold {COLUMNS} and {MODEL}.")
     description = _read_description(path)
-    if _digest(path / MODEL) != description["sha256"]:
+    if files.digest(path / MODEL) != description["sha256"]:
         raise ValueError(f"{str(path / MODEL)!r} is not the file that {COLUMNS} belongs to; fit the model again.")
     try:
         schema, origin = from_json(description), dict(description["origin"])
@@ -162,7 +133,7 @@ def _read_once(path: pathlib.Path) -> StoredModel:
             f"{str(path)!r}: the network has {ensemble.n_features_in_} inputs, {COLUMNS} names {len(schema.inputs)}; "
             "fit the model again."
         )
-    return StoredModel(with_recalibration(ensemble, calibration), schema, origin, description["sha256"])
+    return with_recalibration(ensemble, calibration), schema, origin, description["sha256"]
 
 
 def _read_description(path: pathlib.Path) -> dict[str, Any]:
@@ -181,8 +152,3 @@ def _read_description(path: pathlib.Path) -> dict[str, Any]:
     if number >= 3 and values.get("digest") != signed(values)["digest"]:
         raise ValueError(f"{str(path / COLUMNS)!r} was changed since it was written; fit the model again.")
     return values
-
-
-def _digest(path: pathlib.Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
