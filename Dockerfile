@@ -2,7 +2,7 @@
 # fit replaces the model's folder, and a mount of the folder itself would keep the old one:
 #   docker build -t dropbayes .
 #   docker run --rm -p 127.0.0.1:8000:8000 -v "$PWD/models:/models:ro" dropbayes
-FROM python:3.12-slim AS build
+FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea AS build
 # The default torch brings gigabytes of CUDA, which a server on CPUs does not need: the build argument PIP_OPTIONS takes
 # the options with which pip finds a build for CPUs.
 ARG PIP_OPTIONS=""
@@ -12,7 +12,7 @@ COPY src ./src
 RUN python -m venv /opt/dropbayes \
  && /opt/dropbayes/bin/pip install --no-cache-dir --constraint constraints.txt $PIP_OPTIONS ".[serve]"
 
-FROM python:3.12-slim
+FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 COPY --from=build /opt/dropbayes /opt/dropbayes
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin dropbayes
 USER 10001

@@ -53,7 +53,9 @@ def test_what_is_copied_is_there_and_is_all_that_the_package_is_built_from(instr
 
 
 def test_the_image_is_pinned_small_and_runs_as_an_ordinary_user(instructions):
-    assert all(re.match(r"python:3\.\d+-slim( AS \w+)?$", image) for image in values(instructions, "FROM"))
+    images = values(instructions, "FROM")
+    assert all(re.match(r"python:3\.\d+-slim@sha256:[0-9a-f]{64}( AS \w+)?$", image) for image in images)
+    assert len({image.split()[0] for image in images}) == 1
     last_stage = instructions[max(i for i, (name, _) in enumerate(instructions) if name == "FROM") :]
     assert int(values(last_stage, "USER")[0]) >= 1000
     installed = " ".join(values(instructions, "RUN"))

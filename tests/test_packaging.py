@@ -92,10 +92,28 @@ def _is_module(name):
 # What is run elsewhere --------------------------------------------------------------------------------------------------------
 
 
-def workflow():
+def workflow(name="check"):
     import yaml
 
-    return yaml.safe_load((ROOT / ".github" / "workflows" / "check.yml").read_text())
+    return yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text())
+
+
+@pytest.mark.parametrize("name", ["check", "release"])
+def test_foreign_actions_are_pinned_and_tokens_can_only_read_unless_a_job_says_why(name):
+    steps = [step for job in workflow(name)["jobs"].values() for step in job["steps"] if "uses" in step]
+    assert steps and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", step["uses"]) for step in steps)
+    assert workflow(name)["permissions"] == {"contents": "read"}
+    written = {job: set(entry.get("permissions", {})) for job, entry in workflow(name)["jobs"].items()}
+    assert written.get("publish", set()) <= {"id-token"}
+    assert not any(rights for job, rights in written.items() if job not in ("publish", "attest"))
+
+
+def test_a_release_is_attested_with_its_bill_of_materials_before_it_is_published():
+    jobs = workflow("release")["jobs"]
+    assert jobs["publish"]["needs"] == "attest" and jobs["attest"]["needs"] == "build"
+    attested = [step["uses"].partition("@")[0] for step in jobs["attest"]["steps"]]
+    assert {"actions/attest-build-provenance", "actions/attest-sbom"} <= set(attested)
+    assert "cyclonedx-py" in " ".join(step.get("run", "") for step in jobs["build"]["steps"])
 
 
 def test_the_workflow_runs_every_check_of_the_makefile():

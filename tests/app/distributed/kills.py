@@ -52,7 +52,7 @@ def spawned(process):
 
 def ray_worker(process):
     """Whether Ray runs a part in it."""
-    return "".join(process.cmdline()[:1]).startswith("ray::_make")
+    return "".join(process.cmdline()[:1]).startswith("ray::part")
 
 
 def spark_worker(process):

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -211,6 +212,24 @@ def test_answers_are_sent_without_waiting_for_acknowledgements():
         return no_delay
 
     assert asyncio.run(run())
+
+
+def test_of_twenty_maximal_requests_at_once_some_are_answered_and_the_rest_are_told_to_return(models):
+    n_rows = 400
+    slow = "from dropbayes.app.serving import batching; batching._BATCH_DRAWS = 2**12"  # the rate it expects
+    columns = {"size": [0.1] * n_rows, "city": ["Oslo"] * n_rows, "new": [True] * n_rows}
+    body = json.dumps(columns_request(columns, n_draws=100)).encode()
+    with live_server(models / "numbers", "--max-rows", n_rows, "--max-draws", 100, before=slow) as live:
+        path = f"/v2/models/{live.model}/infer"
+        with ThreadPoolExecutor(20) as clients:
+            answers = [clients.submit(live.ask, "POST", path, body) for _ in range(20)]
+            until(lambda: live.counts["dropbayes_batch_rows_count"] > 0)
+            assert live.infer(columns_request({"size": [0.1], "city": ["Oslo"], "new": [True]}))[0] == 200
+            answers = [answer.result() for answer in answers]
+    statuses = [status for status, _, _ in answers]
+    assert set(statuses) <= {200, 429} and 200 in statuses
+    assert all("retry-after" in headers for status, headers, _ in answers if status == 429)
+    assert len({outputs for status, _, outputs in answers if status == 200}) == 1
 
 
 @pytest.mark.slow

@@ -65,7 +65,8 @@ def on_ray(make: Make, parts: Sequence[Part], n_workers: int, address: str | Non
         local = {} if address else {"num_cpus": n_workers, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         ray.init(address=address or "local", log_to_driver=False, logging_level="error", **local)
     try:
-        task = ray.remote(num_cpus=1, max_retries=-1)(lambda make, part: make(part))  # retries after deaths alone
+        # Retried after a worker's death, not after an error.
+        task = ray.remote(num_cpus=1, max_retries=-1, name="part")(lambda make, part: make(part))
         model, waiting = ray.put(make), iter(parts)
         running = [task.remote(model, part) for part in islice(waiting, n_workers)]
         while running:
