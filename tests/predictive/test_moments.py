@@ -102,10 +102,20 @@ def test_automatic_draws_of_a_row_do_not_depend_on_its_neighbours():
     assert torch.equal(alone.mean[0], whole.mean[11]) and alone.draws_used[0] == whole.draws_used[11]
 
 
-def test_automatic_draws_stop_at_the_cap(monkeypatch):
-    monkeypatch.setattr(moments, "MAX_DRAWS", 320)
-    prediction = db.predict(perceptron(0.5), torch.randn(3, 6), n_draws="auto", sampling=db.Sampling(tolerance=1e-9))
-    assert prediction.n_draws == 320 and (prediction.standard_error > 0).all()
+@pytest.mark.parametrize("most", [64, 320])
+def test_automatic_draws_stop_at_the_maximum(most):
+    sampling = db.Sampling(tolerance=1e-9, max_draws=most)
+    prediction = db.predict(perceptron(0.5), torch.randn(3, 6), n_draws="auto", sampling=sampling)
+    assert prediction.n_draws == most and (prediction.standard_error > 0).all()
+    with pytest.raises(ValueError, match="`max_draws` must be at least 64"):
+        db.Sampling(max_draws=10)
+
+
+def test_a_bar_counts_the_rows_that_were_drawn_automatically(monkeypatch):
+    done = []
+    monkeypatch.setattr(moments.ProgressBar, "advance", lambda bar, count=1: done.append(count))
+    db.predict(perceptron(0.5), torch.randn(3, 6), n_draws="auto", sampling=db.Sampling(max_draws=64))
+    assert sum(done) == 3
 
 
 def test_no_draws_are_spent_where_the_moments_are_exact():

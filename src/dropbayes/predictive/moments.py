@@ -37,9 +37,6 @@ from dropbayes.sampling import (
     split,
 )
 
-MAX_DRAWS = 10_000
-"""The maximum number of draws per row with `n_draws="auto"`."""
-
 _REPLICATE_DRAWS = 32
 _SMALL_TENSOR = 64
 _FIRST_REPLICATES = 8  # fewer give too rough an estimate of the standard error
@@ -126,10 +123,13 @@ def predict(
                 tensor=request.likelihood_tensor,
                 only_moments=request.only_moments,
             )
-        if automatic and isinstance(plan, Plan) and not plan.exact:
-            used += _add_until(results, plan, inputs, offset, sampling.tolerance, request)
-        else:
-            with ProgressBar("predict", inputs.n_rows, unit="rows", show=own_bar, delay=3.0) as bar:
+        with ProgressBar("predict", inputs.n_rows, unit="rows", show=own_bar, delay=3.0) as bar:
+            if automatic and isinstance(plan, Plan) and not plan.exact:
+                for summary, spent in _summaries_until(plan, inputs, offset, sampling, request):
+                    results.add(summary)
+                    used.append(spent)
+                    bar.advance(len(spent))
+            else:
                 for rows, summary in row_summaries(plan, inputs, offset, request):
                     results.add(summary)
                     bar.advance(len(rows))
@@ -203,21 +203,17 @@ def _check_automatic(n_draws: Any, request: Request) -> None:
         )
 
 
-def _add_until(
-    results: RowResults, plan: Plan, inputs: Inputs, offset: int, tolerance: float, request: Request
-) -> list[Tensor]:
-    """Adds the statistics of rows drawn until their error meets the tolerance; the number of draws of each row."""
-    used = []
+def _summaries_until(
+    plan: Plan, inputs: Inputs, offset: int, sampling: Sampling, request: Request
+) -> Iterator[tuple[list[dict[str, Tensor]], Tensor]]:
+    """The statistics of each block of rows, drawn until their error meets the tolerance, and the draws of each row."""
     for start in range(0, inputs.n_rows, plan.block_rows):
         block = inputs.block(start, min(start + plan.block_rows, inputs.n_rows))
-        summary, spent = _block_until(plan, block, offset + start, tolerance, request)
-        results.add(summary)
-        used.append(spent)
-    return used
+        yield _block_until(plan, block, offset + start, sampling, request)
 
 
 def _block_until(
-    plan: Plan, block: Inputs, offset: int, tolerance: float, request: Request
+    plan: Plan, block: Inputs, offset: int, sampling: Sampling, request: Request
 ) -> tuple[list[dict[str, Tensor]], Tensor]:
     """The statistics of a block of rows, each stopped by its own error, independently of the other rows.
 
@@ -228,7 +224,7 @@ def _block_until(
     replicates: list[Moments] = []
     final: list[dict[str, Tensor]] = []
     used = torch.zeros(block.n_rows, dtype=torch.long)
-    most = MAX_DRAWS // _REPLICATE_DRAWS
+    most = sampling.max_draws // _REPLICATE_DRAWS
     check_at = _FIRST_REPLICATES
     for count in range(1, most + 1):
         drawn, integrated = plan.replicate(count).collected(block, first_row=offset)
@@ -244,7 +240,7 @@ def _block_until(
             continue
         check_at = math.ceil(check_at * 1.5)
         snapshot, error = _snapshot(statistics, replicates, block.n_rows)
-        done = (used == 0) & ((error <= tolerance) | (count == most))
+        done = (used == 0) & ((error <= sampling.tolerance) | (count == most))
         final = final or [{name: value.clone() for name, value in one.items()} for one in snapshot]
         for settled, new in zip(final, snapshot, strict=True):
             for name in settled:
