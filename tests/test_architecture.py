@@ -32,6 +32,7 @@ RANK = {
     "layers": 3,
     "sampling": 3,
     "linear": 4,
+    "plots": 4,
     "predictive": 5,
     "training": 5,
     "population": 5,
@@ -39,7 +40,6 @@ RANK = {
     "processes": 6,
     "language": 6,
     "estimators": 6,
-    "plots": 6,
     "app": 9,  # its door
     "app.tables": 7,
     "app.models": 8,

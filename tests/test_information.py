@@ -105,14 +105,6 @@ def test_class_axis_may_lie_anywhere():
         torch.testing.assert_close(quantity(moved, class_axis=-3), quantity(draws))
 
 
-def test_streamed_sums_equal_the_whole_however_the_draws_are_cut():
-    draws = random_draws(40, 9, 5)
-    chunks = [info.InformationSums.of(chunk) for chunk in draws.split([1, 20, 19])]
-    sums = chunks[2] + chunks[0] + chunks[1]
-    for name in ("predictive_entropy", "expected_entropy", "mutual_information", "variation_ratio"):
-        torch.testing.assert_close(getattr(sums, name), getattr(info, name)(draws), rtol=1e-10, atol=1e-13)
-
-
 @pytest.mark.parametrize(("n_rows", "n_classes"), [(1, 4), (2, 3), (4, 3)])
 def test_joint_information_agrees_with_enumeration(n_rows, n_classes):
     draws = random_draws(6, n_rows, n_classes)

@@ -136,70 +136,9 @@ def variation_ratio(probability_draws: Array, *, class_axis: int = -1) -> Tensor
         tensor([0.2500])
     """
     draws = _class_last(probability_draws, class_axis)
-    return 1 - _votes(draws).to(draws.dtype).amax(-1) / draws.shape[0]
-
-
-def _votes(draws: Tensor) -> Tensor:
-    return torch.stack([(draws.argmax(-1) == label).sum(0) for label in range(draws.shape[-1])], dim=-1)
-
-
-@dataclass(frozen=True)
-class InformationSums:
-    r"""Sums over draws from which every quantity of this module follows: streaming in memory independent of $T$.
-
-    Sums of disjoint chunks of draws add up, in any order: `InformationSums.of(first) + InformationSums.of(rest)`.
-
-    Args:
-        n_draws: The number of draws $T$ summed.
-        probability: $\sum_t p_t$, `[row, class]` in float64.
-        entropy: $\sum_t H[p_t]$, `[row]` in float64.
-        votes: The number of draws that predict each class, `[row, class]`.
-
-    Examples:
-        >>> draws = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
-        >>> sums = InformationSums.of(draws[:1]) + InformationSums.of(draws[1:])
-        >>> sums.mutual_information, sums.variation_ratio
-        (tensor([0.6931], dtype=torch.float64), tensor([0.5000], dtype=torch.float64))
-    """
-
-    n_draws: int
-    probability: Tensor
-    entropy: Tensor
-    votes: Tensor
-
-    @staticmethod
-    def of(probability_draws: Array, *, class_axis: int = -1) -> InformationSums:
-        """The sums of one chunk of draws `[draw, row, class]`."""
-        draws = _class_last(probability_draws, class_axis).double()
-        return InformationSums(draws.shape[0], draws.sum(0), torch.special.entr(draws).sum((0, -1)), _votes(draws))
-
-    def __add__(self, other: InformationSums) -> InformationSums:
-        return InformationSums(
-            self.n_draws + other.n_draws,
-            self.probability + other.probability,
-            self.entropy + other.entropy,
-            self.votes + other.votes,
-        )
-
-    @property
-    def predictive_entropy(self) -> Tensor:
-        """`predictive_entropy` of all draws so far."""
-        return torch.special.entr(self.probability / self.n_draws).sum(-1)
-
-    @property
-    def expected_entropy(self) -> Tensor:
-        """`expected_entropy` of all draws so far."""
-        return self.entropy / self.n_draws
-
-    @property
-    def mutual_information(self) -> Tensor:
-        """`mutual_information` of all draws so far, here a difference of entropies clamped at 0."""
-        return (self.predictive_entropy - self.expected_entropy).clamp_min(0)
-
-    @property
-    def variation_ratio(self) -> Tensor:
-        """`variation_ratio` of all draws so far."""
-        return 1 - self.votes.double().amax(-1) / self.n_draws
+    chosen = draws.argmax(-1)
+    votes = torch.stack([(chosen == label).sum(0) for label in range(draws.shape[-1])], dim=-1)
+    return 1 - votes.to(draws.dtype).amax(-1) / draws.shape[0]
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dropbayes.calibration import ReliabilityCurve, UncertaintyReference
-from dropbayes.runtime.validation import Array, finite_tensor, float_tensor, matching_tensors
+from dropbayes.runtime.validation import (
+    Array,
+    class_probabilities,
+    finite_tensor,
+    float_tensor,
+    matching_tensors,
+    row_values,
+)
 from dropbayes.scores import RiskCoverage
 
 if TYPE_CHECKING:
@@ -69,6 +77,29 @@ def predictive_band(
     ax.set(xlabel="x", ylabel="y")
     ax.legend(frameon=False)
     return ax
+
+
+def class_bars(probabilities: Array, uncertainty: Array, *, n_rows: int = 40, ax: Axes | None = None) -> Axes:
+    """The class probabilities of rows as bars, the least uncertain row first.
+
+    Args:
+        probabilities: Predictive probabilities, `[row, class]`.
+        uncertainty: The uncertainty that orders the rows, `[row]` (the entropy).
+        n_rows: The number of rows shown, evenly spaced in that order.
+        ax: The axes to draw on.
+    """
+    p = class_probabilities("probabilities", probabilities)
+    order = row_values("uncertainty", uncertainty, n_rows=len(p)).argsort()
+    shown = order[torch.linspace(0, len(p) - 1, min(n_rows, len(p))).round().long()]
+    ax = _axes(ax)
+    bottom = np.zeros(len(shown))
+    greys = np.linspace(0.2, 0.9, p.shape[1])
+    for label, share in enumerate(p[shown].detach().cpu().double().numpy().T):
+        name = f"class {label}" if p.shape[1] <= 10 else None  # a legend of more would hide the bars
+        ax.bar(np.arange(len(shown)), share, bottom=bottom, width=0.9, color=str(greys[label]), label=name)
+        bottom += share
+    ax.set(xlabel="rows, the most uncertain last", ylabel="probability", xticks=[], ylim=(0, 1))
+    return _with_legend(ax, loc="lower left") if p.shape[1] <= 10 else ax
 
 
 def reliability_diagram(curve: ReliabilityCurve, *, label: str | None = None, ax: Axes | None = None) -> Axes:
@@ -197,8 +228,10 @@ def percentile_text(percentile: float) -> str:
 def _axes(ax: Axes | None) -> Axes:
     if ax is not None:
         return ax
-    import matplotlib.pyplot as plt
-
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError("a picture needs matplotlib, the extra `plot`: pip install matplotlib.") from error
     return plt.subplots(layout="constrained")[1]
 
 

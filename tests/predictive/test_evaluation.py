@@ -134,3 +134,50 @@ def test_an_evaluation_shows_itself_in_one_line():
     result = db.evaluate(network(), torch.randn(4, 4), torch.zeros(4, 1), likelihood=db.Gaussian(1.0), n_draws=5)
     assert repr(result).startswith("Evaluation(4 rows, log_likelihood -")
     assert len(repr(result)) < 120 and "tensor" not in repr(result)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.3))
+        self.number, self.kind = nn.Linear(16, 1), nn.Linear(16, 3)
+
+    def forward(self, x):
+        hidden = self.body(x)
+        return {"number": self.number(hidden), "kind": self.kind(hidden)}
+
+
+def test_each_output_is_scored_by_its_own_likelihood_and_all_together():
+    torch.manual_seed(0)
+    net, x = TwoHeads(), torch.randn(21, 4)
+    y = {"number": torch.randn(21, 1), "kind": torch.randint(0, 3, (21,))}
+    likelihoods = {"number": db.Gaussian(2.0), "kind": db.Categorical()}
+    options = {"n_draws": 30, "masks": "shared"}
+    both = db.evaluate(net, x, y, likelihood=likelihoods, **options)
+    drawn = db.draws(net, x, n_draws=30)
+    densities = [likelihoods[name].for_output(2).log_density(drawn[name].double(), y[name]) for name in y]
+    expected = sum(densities).logsumexp(0) - math.log(30)  # the draws tie the outputs together
+    torch.testing.assert_close(both.log_likelihoods, expected, rtol=1e-5, atol=1e-6)
+    assert both.scores["number.rmse"] == pytest.approx(
+        float((y["number"] - drawn["number"].mean(0)).square().mean().sqrt()), rel=1e-5
+    )
+    assert both.scores["kind.accuracy"] == pytest.approx(
+        (drawn["kind"].softmax(-1).mean(0).argmax(-1) == y["kind"]).float().mean()
+    )
+    assert "kind.log likelihood" in str(both)
+    loaded = DataLoader([(x[i], {name: value[i] for name, value in y.items()}) for i in range(21)], batch_size=5)
+    streamed = db.evaluate(net, loaded, likelihood=likelihoods, progress=False, **options)
+    assert streamed.scores == pytest.approx(both.scores)
+    one = db.evaluate(net, x, {**y, "number": None}, likelihood={**likelihoods, "number": None}, **options)
+    assert one.log_likelihood == pytest.approx(both.scores["kind.log_likelihood"], abs=1e-6)
+    with pytest.raises(ValueError, match="`y` must have an entry for each output"):
+        db.evaluate(net, x, y["kind"], likelihood=likelihoods)
+
+
+def test_an_evaluation_is_a_table_and_a_picture():
+    pytest.importorskip("matplotlib").use("Agg")
+    torch.manual_seed(0)
+    result = db.evaluate(network(), torch.randn(40, 4), torch.randn(40, 1), likelihood=db.Gaussian(1.0), n_draws=5)
+    assert result.to_pandas()["rmse"][0] == result.rmse
+    (curve,) = [line for line in result.plot().lines if line.get_gid() == "curve"]
+    assert curve.get_ydata().tolist() == pytest.approx(result.reliability.observed.tolist())

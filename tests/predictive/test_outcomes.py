@@ -23,6 +23,6 @@ def test_rows_that_do_not_match_are_refused():
 def test_a_row_is_correct_if_its_most_probable_class_is_the_label():
     rows = ClassOutcomes(torch.tensor([0, 1]), torch.tensor([[0.6, 0.4], [0.6, 0.4]]))
     assert rows.correct().tolist() == [1, 0]
-    assert rows.entropy()[0].item() == pytest.approx(
+    assert rows.uncertainty()[0].item() == pytest.approx(
         -(0.6 * torch.tensor(0.6).log() + 0.4 * torch.tensor(0.4).log()).item()
     )

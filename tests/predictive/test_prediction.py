@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import dropbayes as db
+from dropbayes.likelihoods import predictive_covariance
 
 
 def predicted(n_rows=12, n_outputs=1, **options):
@@ -23,10 +24,10 @@ def test_an_interval_holds_its_share_of_a_gaussian():
     torch.testing.assert_close((lower + upper) / 2, prediction.mean)
 
 
-@pytest.mark.parametrize("level", [0.0, 1.0, 90])
-def test_an_interval_of_an_impossible_level_is_refused(level):
-    with pytest.raises(ValueError, match="`level` must lie strictly between 0 and 1"):
-        predicted().interval(level)
+@pytest.mark.parametrize("coverage", [0.0, 1.0, 90])
+def test_an_interval_of_an_impossible_coverage_is_refused(coverage):
+    with pytest.raises(ValueError, match="`coverage` must lie strictly between 0 and 1"):
+        predicted().interval(coverage)
 
 
 def test_classes_have_no_interval():
@@ -46,10 +47,29 @@ def test_arrays_and_tables_hold_the_same_numbers():
     prediction = predicted(likelihood=db.Gaussian(precision=4.0))
     assert prediction.numpy()["std"].tolist() == prediction.std.tolist()
     table = prediction.to_pandas()
-    assert list(table) == ["mean", "std", "epistemic_std"] and len(table) == 12
+    assert list(table) == ["mean", "std", "epistemic_std", "aleatoric_std"] and len(table) == 12
     assert math.isclose(table["std"][4], float(prediction.std[4]))
     classes = predicted(n_outputs=3, likelihood=db.Categorical()).to_pandas()
-    assert list(classes) == ["probability_0", "probability_1", "probability_2", "entropy", "mutual_information"]
+    statistics = ["entropy", "expected_entropy", "variation_ratio", "mutual_information"]
+    assert list(classes) == ["probability_0", "probability_1", "probability_2", *statistics]
+    drawn = predicted(quantiles=[0.1, 0.9]).to_pandas()
+    assert list(drawn)[-2:] == ["quantile_0.1", "quantile_0.9"] and (drawn["quantile_0.1"] < drawn["mean"]).all()
+
+
+def test_a_map_has_a_column_for_every_number():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 3, 1), nn.Dropout(0.5))
+    prediction = db.predict(net, torch.randn(2, 1, 2, 2), likelihood=db.Categorical())
+    table = prediction.to_pandas()
+    assert [name for name in table if name.startswith("entropy")] == [f"entropy_{i}" for i in range(4)]
+    assert table["probability_11"][1] == float(prediction.mean[1, 2, 1, 1])
+
+
+@pytest.mark.parametrize("name", ["entropy", "expected_entropy", "variation_ratio", "mutual_information"])
+def test_statistics_of_classes_say_which_likelihood_is_missing(name):
+    with pytest.raises(AttributeError, match=rf"`(mutual_information|entropy|{name})` needs a likelihood of classes"):
+        getattr(predicted(likelihood=db.Gaussian(1.0)), name)
+    assert not hasattr(predicted(), name)
 
 
 def test_a_prediction_shows_itself_in_a_few_lines():
@@ -72,3 +92,119 @@ def test_several_outputs_are_read_by_their_fields():
     assert "(4, 2), (4, 3)" in repr(prediction) and str(prediction) == repr(prediction)
     with pytest.raises(TypeError, match="several tensors"):
         prediction[0]
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Dropout(0.3), nn.Linear(20, 3))
+
+
+def test_the_covariance_between_outputs_is_that_of_proposition_four(net):
+    prediction = db.predict(net.double(), torch.randn(4, 2).double(), likelihood=db.Gaussian(4.0), keep_draws=True)
+    got, draws = prediction.covariance, prediction.draws
+    torch.testing.assert_close(got, predictive_covariance(draws, precision=4.0))
+    expected = torch.cov(draws[:, 0].T, correction=0) + 0.25 * torch.eye(3, dtype=torch.float64)
+    torch.testing.assert_close(got[0], expected)
+
+
+def test_a_prediction_with_its_draws_has_a_covariance_whose_diagonal_is_the_variance(net):
+    x = torch.randn(5, 2)
+    prediction = db.predict(net, x, n_draws=50, likelihood=db.Gaussian(4.0), keep_draws=True)
+    torch.testing.assert_close(prediction.covariance.diagonal(dim1=1, dim2=2), prediction.variance)
+    assert prediction.covariance[:, 0, 1].abs().min() > 0
+    torch.testing.assert_close(prediction[1:3].covariance, prediction.covariance[1:3])
+
+
+def test_a_covariance_needs_draws_that_average_to_the_mean(net):
+    x = torch.randn(5, 2)
+    with pytest.raises(ValueError, match=r"`covariance` needs the draws.*keep_draws=True"):
+        _ = db.predict(net, x, n_draws=50).covariance
+    with pytest.raises(ValueError, match="whose mean is the network's output"):
+        _ = db.predict(net, x, n_draws=50, likelihood=db.Categorical(), keep_draws=True).covariance
+
+
+# Several outputs ------------------------------------------------------------------------------------------------------
+
+
+class TwoHeads(nn.Module):
+    def __init__(self, as_dict=True):
+        super().__init__()
+        self.body, self.a, self.b = (
+            nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Dropout(0.4)),
+            nn.Linear(16, 1),
+            nn.Linear(16, 4),
+        )
+        self.as_dict = as_dict
+
+    def forward(self, x):
+        h = self.body(x)
+        return {"number": self.a(h), "kind": self.b(h)} if self.as_dict else (self.a(h), self.b(h))
+
+
+class Only(nn.Module):
+    def __init__(self, net, name):
+        super().__init__()
+        self.net, self.name = net, name
+
+    def forward(self, x):
+        return self.net(x)[self.name]
+
+
+@pytest.mark.parametrize("as_dict", [True, False])
+def test_each_output_is_read_by_its_own_likelihood(as_dict):
+    torch.manual_seed(0)
+    net, x = TwoHeads(as_dict), torch.randn(6, 3)
+    number, kind = ("number", "kind") if as_dict else (0, 1)
+    likelihoods = {"number": db.Gaussian(4.0), "kind": db.Categorical()}
+    both = db.predict(net, x, likelihood=likelihoods if as_dict else tuple(likelihoods.values()), n_draws=20)
+    for name, likelihood in zip((number, kind), likelihoods.values(), strict=True):
+        alone = db.predict(
+            Only(net, name), x, likelihood=likelihood, n_draws=20, sampling=db.Sampling(integrate_last_layer=False)
+        )
+        torch.testing.assert_close(both.head(name).mean, alone.mean)
+        torch.testing.assert_close(both.head(name).variance, alone.variance)
+    torch.testing.assert_close(both.head(kind).entropy, alone.entropy)
+    assert both.entropy[number] is None and torch.equal(
+        both.mutual_information[kind], both.head(kind).mutual_information
+    )
+    assert list(both.head(number).to_pandas())[:2] == ["mean", "std"]
+    with pytest.raises(AttributeError, match="needs a likelihood of classes"):
+        _ = both.head(number).entropy
+    with pytest.raises(KeyError, match="`name` must be that of an output"):
+        both.head("another")
+
+
+def test_likelihoods_of_another_structure_than_the_output_are_refused():
+    net, x = TwoHeads(), torch.randn(6, 3)
+    for wrong in ({"number": db.Gaussian(1.0)}, (db.Gaussian(1.0), db.Categorical()), [db.Gaussian(1.0)]):
+        with pytest.raises(ValueError, match=r"`likelihood` must have an entry for each output.*\['number', 'kind'\]"):
+            db.predict(net, x, likelihood=wrong)
+    with pytest.raises(TypeError, match="`likelihood` must be one of"):
+        db.predict(net, x, likelihood={"number": db.Gaussian(1.0), "kind": "classes"})
+    raw = db.predict(net, x, likelihood={"number": None, "kind": db.Categorical()}, n_draws="auto")
+    assert (raw.head("number").aleatoric == 0).all() and raw.head("kind").draws_used.shape == (6,)
+
+
+# Pictures -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_number_is_drawn_as_a_band_and_classes_as_bars():
+    pytest.importorskip("matplotlib").use("Agg")
+    prediction = predicted(likelihood=db.Gaussian(4.0))
+    ax = prediction.plot(torch.linspace(0, 1, 12), y=torch.zeros(12))
+    band = ax.collections[0].get_paths()[0].vertices
+    assert band[:, 1].max() == pytest.approx(float((prediction.mean + 2 * prediction.std).max()))
+    bars = predicted(n_outputs=3, likelihood=db.Categorical())
+    ax = bars.plot()
+    last = bars.mean[bars.entropy.argmax()]
+    assert [round(c.patches[-1].get_height(), 5) for c in ax.containers] == pytest.approx(last.tolist(), abs=1e-5)
+
+
+def test_without_matplotlib_a_picture_names_what_is_missing(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ImportError, match="needs matplotlib"):
+        predicted().plot()

@@ -34,7 +34,7 @@ def outcomes(draws, y, noise=0.5, sample_weight=None):
 
 def test_coverage_is_that_of_the_mixtures_central_interval(mixture):
     draws, y = mixture
-    values = core_scores(REGRESSION_SCORES, outcomes(draws, y))
+    values = core_scores(outcomes(draws, y))
     for level in COVERAGE_LEVELS:
         distribution = Mixture(draws, torch.tensor(0.5).sqrt())
         low, high = (distribution.quantile(0.5 + sign * level / 2) for sign in (-1, 1))
@@ -45,11 +45,11 @@ def test_weights_reach_every_score_of_the_table(mixture):
     draws, y = (part[..., :12] for part in mixture)
     weight = torch.arange(12) % 3
     rows = torch.repeat_interleave(torch.arange(12), weight)
-    weighted = core_scores(REGRESSION_SCORES, outcomes(draws, y, sample_weight=weight))
-    assert weighted == pytest.approx(core_scores(REGRESSION_SCORES, outcomes(draws[:, rows], y[rows])))
+    weighted = core_scores(outcomes(draws, y, sample_weight=weight))
+    assert weighted == pytest.approx(core_scores(outcomes(draws[:, rows], y[rows])))
     p, labels = normal(12, 3).softmax(-1), torch.arange(12) % 3
-    weighted = core_scores(CLASS_SCORES, ClassOutcomes(labels, p, weight))
-    assert weighted == pytest.approx(core_scores(CLASS_SCORES, ClassOutcomes(labels[rows], p[rows])))
+    weighted = core_scores(ClassOutcomes(labels, p, weight))
+    assert weighted == pytest.approx(core_scores(ClassOutcomes(labels[rows], p[rows])))
 
 
 def test_every_score_has_a_name_a_meaning_and_a_direction():
@@ -63,7 +63,7 @@ def test_better_predictions_move_every_score_in_its_direction():
     labels = torch.arange(300) % 3
     sure = torch.nn.functional.one_hot(labels).double() * 0.97 + 0.01
     vague = torch.nn.functional.one_hot((labels + (torch.arange(300) < 100)) % 3).double() * 0.97 + 0.01
-    good, bad = (core_scores(CLASS_SCORES, ClassOutcomes(labels, p)) for p in (sure, vague))
+    good, bad = (core_scores(ClassOutcomes(labels, p)) for p in (sure, vague))
     for name, score in CLASS_SCORES.items():
         if name not in good:
             continue

@@ -8,7 +8,7 @@ from dropbayes.predictive.statistics import Request, RowStatistics
 
 
 def statistics(wishes, draws, variances=None, chunk=7):
-    rows = RowStatistics(wishes)
+    rows = RowStatistics(wishes, wishes.likelihood)
     parts = [None] * len(draws.split(chunk)) if variances is None else variances.split(chunk)
     for part, variance in zip(draws.split(chunk), parts, strict=True):
         rows.add(part, None if variance is None else variance.mean(0))

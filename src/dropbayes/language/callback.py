@@ -12,6 +12,7 @@ from transformers import TrainerCallback
 
 from dropbayes.likelihoods import Categorical
 from dropbayes.predictive import predict
+from dropbayes.sampling import evaluation_output
 from dropbayes.scores import accuracy, class_log_likelihood, expected_calibration_error
 
 __all__ = ["UncertaintyCallback"]
@@ -80,7 +81,7 @@ class UncertaintyCallback(TrainerCallback):
             scores[f"{prefix}log_likelihood"] = float(class_log_likelihood(probabilities, labels).mean())
         return scores
 
-    def _columns(self, model: nn.Module, batch: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    def _columns(self, model: Any, batch: Mapping[str, Any]) -> tuple[Tensor, ...]:
         """Probabilities over draws and without dropout, mutual information and label of every outcome."""
         if "labels" not in batch:
             raise ValueError(f"the evaluation batches must have `labels`; got {sorted(batch)}.")
@@ -95,11 +96,10 @@ class UncertaintyCallback(TrainerCallback):
             seed=self.seed,
             progress=False,
         )
-        with torch.no_grad():
-            plain = _in_evaluation(model, inputs).float().softmax(-1)
+        plain = evaluation_output(_Logits(model), inputs).float().softmax(-1)
         drawn, information = prediction.mean, prediction.mutual_information
-        assert information is not None
-        if _predicts_next_token(model) and labels.dim() == 2:
+        can_generate = getattr(model, "can_generate", bool)
+        if can_generate() and not model.config.is_encoder_decoder and labels.dim() == 2:  # of the next token
             drawn, plain, information, labels = drawn[:, :-1], plain[:, :-1], information[:, :-1], labels[:, 1:]
         if labels.shape != drawn.shape[:-1]:
             raise ValueError(
@@ -118,24 +118,8 @@ class _Logits(nn.Module):
         self.model = model
 
     def forward(self, **inputs: PyTree) -> Tensor:
-        return _checked_logits(self.model(**inputs))
-
-
-def _checked_logits(output: PyTree) -> Tensor:
-    logits = getattr(output, "logits", None)
-    if not isinstance(logits, Tensor):
-        raise TypeError(f"the model must return logits; got {type(output).__name__}.")
-    return logits
-
-
-def _in_evaluation(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
-    training = model.training
-    try:
-        return _checked_logits(model.eval()(**inputs))
-    finally:
-        model.train(training)
-
-
-def _predicts_next_token(model: Any) -> bool:
-    can_generate = getattr(model, "can_generate", lambda: False)
-    return bool(can_generate()) and not model.config.is_encoder_decoder
+        output = self.model(**inputs)
+        logits = getattr(output, "logits", None)
+        if not isinstance(logits, Tensor):
+            raise TypeError(f"the model must return logits; got {type(output).__name__}.")
+        return logits

@@ -1,7 +1,7 @@
 """The predictive distribution of a network: its moments, the mixture itself, and its evaluation against outcomes."""
 
 from dropbayes.predictive.dropout_choice import DropoutChoice, choose_dropout
-from dropbayes.predictive.evaluation import COVERAGES, Evaluation, evaluate
+from dropbayes.predictive.evaluation import Evaluation, evaluate
 from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.predictive.moments import Prediction, UncertaintyWarning, batches, predict
 from dropbayes.predictive.outcomes import ClassOutcomes, RegressionOutcomes
@@ -10,7 +10,6 @@ from dropbayes.predictive.verdict import Verdict, check
 
 __all__ = [
     "CLASS_SCORES",
-    "COVERAGES",
     "REGRESSION_SCORES",
     "ClassOutcomes",
     "DropoutChoice",

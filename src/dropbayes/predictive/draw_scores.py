@@ -1,82 +1,123 @@
-"""The draws of a network scored against outcomes, row by row: numbers, classes or texts."""
+"""The draws of a network against outcomes, row by row: the one scorer of `evaluate`, `check` and `choose_dropout`."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.likelihoods import Categorical, Gaussian, Likelihood
-from dropbayes.predictive.mixtures import Mixture
+from dropbayes.likelihoods import Categorical, ClassLikelihood, Gaussian, Likelihood
 from dropbayes.predictive.outcomes import ClassOutcomes, RegressionOutcomes
-from dropbayes.predictive.scoring import CLASS_SCORES, COVERAGE_LEVELS, REGRESSION_SCORES
-from dropbayes.sampling import evaluation_output
+from dropbayes.predictive.statistics import Request, RowResults, RowStatistics
+from dropbayes.runtime.validation import Array
+from dropbayes.sampling import LogMean, Mean, evaluation_output
 
-__all__ = ["DrawScores", "checked_likelihood", "checked_targets", "evaluation_tensor", "score_draws"]
+__all__ = [
+    "DrawScores",
+    "RowScores",
+    "checked_likelihood",
+    "checked_targets",
+    "evaluation_tensor",
+    "row_scores",
+    "score_draws",
+]
+
+
+class DrawScores:
+    """The draws of some rows beside the outcomes of these rows, added block by block.
+
+    Args:
+        likelihood: The observation model.
+        y: The outcomes, `[row, ...]`.
+    """
+
+    def __init__(self, likelihood: Likelihood, y: Tensor) -> None:
+        self.y = y
+        self.statistics = RowStatistics(Request(likelihood), likelihood)
+        self.densities, self.transforms = LogMean(), Mean()
+
+    def add(self, output: Tensor) -> Tensor:
+        """Adds outputs `[draw, row, ...]`; the log-density of the outcomes under each draw, `[draw, row]`."""
+        self.statistics.add(output, None)
+        likelihood, exact = self.statistics.likelihood, output.double()
+        assert likelihood is not None
+        likelihood.check(output, self.y)
+        density = likelihood.log_density(exact, self.y)
+        self.densities.add(density)
+        if not isinstance(likelihood, ClassLikelihood):
+            # The distribution function at the outcome, of the Gaussian with each draw's mean and variance.
+            standard = (self.y - likelihood.mean(exact)) / likelihood.variance(exact).sqrt()
+            self.transforms.add(torch.special.ndtr(standard))
+        return density
+
+    def results(self) -> dict[str, Tensor]:
+        """The statistics of the rows by name, with their `log_likelihood`, and for numbers `pit`."""
+        self.densities.finish()
+        self.transforms.finish()
+        scored = self.statistics.results(torch.float64) | {"log_likelihood": self.densities.value}
+        return scored | ({"pit": self.transforms.value} if self.transforms.count else {})
 
 
 @dataclass(frozen=True)
-class DrawScores:
-    """The measurements of a verdict, one of each per row.
+class RowScores:
+    """The scored rows of one output of a network: the log-likelihood of each row, and what all scores follow from."""
 
-    Attributes:
-        log_density: The log-density of the outcome under the mixture of the draws.
-        uncertainty: The variance of a number, the entropy of a class.
-        loss: The absolute error of the mean; 1 where the most probable class is wrong.
-        coverage: The observed coverage of central intervals by the nominal one, for numbers.
-        calibration_error: The expected calibration error, for classes.
+    log_likelihood: Tensor
+    outcomes: RegressionOutcomes | ClassOutcomes
+
+
+def row_scores(
+    results: RowResults, y: Tensor, likelihood: Likelihood, *, index: int = 0, sample_weight: Array | None = None
+) -> RowScores:
+    """The scores of the rows of one output.
+
+    Args:
+        results: The results of the rows (`DrawScores.results`).
+        y: The outcomes of all rows.
+        likelihood: The observation model.
+        index: The number of the output in the results.
+        sample_weight: The weight of each row.
     """
+    density, mean = results.join_rows("log_likelihood", index), results.join_rows("mean", index)
+    likelihood = likelihood.for_output(mean.dim())
+    if isinstance(likelihood, ClassLikelihood):
+        probabilities = likelihood.class_probabilities(mean)
+        if sample_weight is not None:  # each of a row's labels has the row's weight
+            sample_weight = torch.as_tensor(sample_weight).repeat_interleave(y[0].numel())
+        return RowScores(density, ClassOutcomes(y.long().flatten(), probabilities.flatten(0, -2), sample_weight))
+    std = (results.join_rows("epistemic", index) + results.join_rows("aleatoric", index)).sqrt()
+    pit = results.join_rows("pit", index)
+    return RowScores(density, RegressionOutcomes(y, mean, std, pit, density, sample_weight))
 
-    log_density: Tensor
-    uncertainty: Tensor
-    loss: Tensor
-    coverage: dict[float, float] = field(default_factory=dict)
-    calibration_error: float | None = None
 
-
-def score_draws(sampled: Tensor, y: Tensor, likelihood: Categorical | Gaussian | None) -> DrawScores:
+def score_draws(sampled: Tensor, y: Tensor, likelihood: Likelihood | None) -> RowScores:
     """The scores of draws `[draw, row, ...]`; without a likelihood, with the Gaussian noise that fits them best."""
-    if isinstance(likelihood, Categorical):
-        return _score_classes(sampled.double(), y, likelihood)
-    location, outcome = sampled.double().reshape(len(sampled), len(y), -1), y.double().reshape(len(y), -1)
     if likelihood is None:
-        scale = _best_scale(location, outcome)
-    else:
-        precision = torch.as_tensor(likelihood.precision, dtype=torch.float64, device=location.device)
-        scale = precision.detach().rsqrt()
-    mixture = Mixture(location, scale)
-    density, pit = mixture.log_density(outcome), mixture.pit(outcome)
-    rows = RegressionOutcomes(outcome, mixture.mean, mixture.std, pit, density)
-    coverage = {level: float(REGRESSION_SCORES[f"coverage_{level:.0%}"[:-1]].value(rows)) for level in COVERAGE_LEVELS}
-    return DrawScores(density, mixture.variance.sum(-1), rows.absolute_errors().mean(-1), coverage)
+        sampled, y = sampled.reshape(len(sampled), len(y), -1), y.reshape(len(y), -1)
+        likelihood = _fitted_noise(sampled.double(), y.double())
+    scores, results = DrawScores(likelihood, y), RowResults()
+    scores.add(sampled)
+    results.add([scores.results()])
+    return row_scores(results, y, likelihood)
 
 
-def _score_classes(sampled: Tensor, y: Tensor, likelihood: Categorical) -> DrawScores:
-    densities = likelihood.log_density(sampled, y)
-    probabilities = likelihood.class_probabilities(likelihood.mean(sampled).mean(0)).flatten(0, -2)
-    rows = ClassOutcomes(y.flatten(), probabilities)
-    error = float(CLASS_SCORES["calibration_error"].value(rows))
-    density = densities.logsumexp(0) - math.log(len(densities))
-    return DrawScores(density, rows.entropy(), 1 - rows.correct(), calibration_error=error)
-
-
-def _best_scale(location: Tensor, y: Tensor) -> Tensor:
-    """The scale of Gaussian noise with the largest likelihood of the mixture, one per output."""
+def _fitted_noise(location: Tensor, y: Tensor) -> Gaussian:
+    """The Gaussian noise with the largest likelihood of the mixture, of one precision for each output."""
     from scipy.optimize import minimize_scalar
 
-    scales = []
+    precisions = []
     for column in (y - location).square().unbind(-1):
 
         def loss(log_scale: float, column: Tensor = column) -> float:
             return log_scale - float((-0.5 * column * math.exp(-2 * log_scale)).logsumexp(0).mean())
 
         low, high = (math.log(max(float(value), 1e-12)) / 2 for value in (column.amin(0).mean(), column.mean()))
-        scales.append(math.exp(minimize_scalar(loss, bounds=(low, high + 0.1), method="bounded").x))
-    return torch.tensor(scales, dtype=torch.float64, device=location.device)
+        precisions.append(math.exp(-2 * minimize_scalar(loss, bounds=(low, high + 0.1), method="bounded").x))
+    return Gaussian(torch.tensor(precisions, dtype=torch.float64, device=location.device))
 
 
 def evaluation_tensor(net: nn.Module, x: PyTree) -> Tensor:
@@ -87,16 +128,12 @@ def evaluation_tensor(net: nn.Module, x: PyTree) -> Tensor:
     return output
 
 
-def checked_likelihood(likelihood: Likelihood | None, y: Tensor, output: Tensor) -> Categorical | Gaussian | None:
+def checked_likelihood(likelihood: Likelihood | None, y: Tensor, output: Tensor) -> Likelihood | None:
     """The likelihood of such outcomes and outputs: by default Categorical for integers and several columns."""
-    if likelihood is None:
-        is_class = not y.is_floating_point() and output.dim() == 2 and output.shape[1] > 1
-        return Categorical(class_axis=-1) if is_class else None
-    if isinstance(likelihood, Categorical):
+    if likelihood is not None:
         return likelihood.for_output(output.dim())
-    if isinstance(likelihood, Gaussian):
-        return likelihood
-    raise TypeError(f"`likelihood` must be Categorical or Gaussian; got {likelihood}.")
+    is_class = not y.is_floating_point() and output.dim() == 2 and output.shape[1] > 1
+    return Categorical(class_axis=-1) if is_class else None
 
 
 def checked_targets(y: Any, output: Tensor, likelihood: Likelihood | None) -> Tensor:
@@ -104,9 +141,12 @@ def checked_targets(y: Any, output: Tensor, likelihood: Likelihood | None) -> Te
     targets = torch.as_tensor(y, device=output.device)
     if len(targets) != len(output):
         raise ValueError(f"`y` must have one outcome for each of the {len(output)} rows; got {len(targets)}.")
-    is_class = isinstance(checked_likelihood(likelihood, targets, output), Categorical)
-    if not is_class and targets.numel() != output.numel():
+    judged = checked_likelihood(likelihood, targets, output)
+    if isinstance(judged, ClassLikelihood):
+        return targets
+    mean = output if judged is None else judged.mean(output)
+    if targets.numel() != mean.numel():
         raise ValueError(
-            f"`y` must have the shape {tuple(output.shape)} of the network's output; got {tuple(targets.shape)}."
+            f"`y` must have the shape {tuple(mean.shape)} of the network's output; got {tuple(targets.shape)}."
         )
-    return targets
+    return targets.reshape(mean.shape)

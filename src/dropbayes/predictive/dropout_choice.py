@@ -14,6 +14,7 @@ from dropbayes.layers.conversion import add_dropout
 from dropbayes.likelihoods import Likelihood
 from dropbayes.predictive.draw_scores import checked_likelihood, checked_targets, evaluation_tensor, score_draws
 from dropbayes.predictive.text_likelihood import NextTokens, text_densities, text_inputs
+from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.sampling import Sampling, draws
 from dropbayes.weight_layers.structure import hook_keep_prob
 
@@ -24,7 +25,7 @@ DROP_PROBS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 
 
 @dataclass(frozen=True)
-class DropoutChoice:
+class DropoutChoice(Printed):
     """The drop probability for a network trained without dropout; prints as a table.
 
     Attributes:
@@ -45,14 +46,16 @@ class DropoutChoice:
     tried: dict[float, float]
     network: nn.Module
 
-    def __str__(self) -> str:
-        lines = [f"without dropout  {self.plain_log_likelihood: .4f}"]
-        lines += [f"drop_prob {p:<6g} {value: .4f}" for p, value in self.tried.items()]
+    def table(self) -> Table:
+        """The drop probabilities that were tried, and the choice."""
+        tried = {"without dropout": self.plain_log_likelihood}
+        tried |= {f"drop_prob {p:g}": value for p, value in self.tried.items()}
         chosen = self.drop_prob
-        if not chosen or (isinstance(chosen, dict) and not any(chosen.values())):
-            return "\n".join([*lines, "no drop probability keeps the held-out log-likelihood within the tolerance"])
-        word = "better than" if self.helps else "no better than"
-        return "\n".join([*lines, f"chosen: {chosen}, {word} no dropout"])
+        note = f"chosen: {chosen}, {'better' if self.helps else 'no better'} than no dropout"
+        if not any(chosen.values() if isinstance(chosen, dict) else [chosen]):
+            note = "no drop probability keeps the held-out log-likelihood within the tolerance"
+        rows = [(name, f"{value: .4f}") for name, value in tried.items()]
+        return Table("held-out log-likelihood", rows, align="<>", notes=[note])
 
 
 def choose_dropout(
@@ -104,7 +107,7 @@ def choose_dropout(
     def density(sampled: Tensor) -> Tensor:
         if is_text:
             return text_densities(sampled, inputs)
-        return score_draws(sampled, targets, checked_likelihood(likelihood, targets, plain)).log_density
+        return score_draws(sampled, targets, checked_likelihood(likelihood, targets, plain)).log_likelihood
 
     base = density(plain[None])
 

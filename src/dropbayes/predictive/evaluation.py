@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
-from dropbayes.predictive.outcomes import ClassOutcomes, RegressionOutcomes
-from dropbayes.predictive.scoring import CLASS_SCORES, COVERAGE_LEVELS, REGRESSION_SCORES, core_scores
-from dropbayes.predictive.statistics import Request, RowResults, RowStatistics
+from dropbayes.calibration import ReliabilityCurve
+from dropbayes.likelihoods import Likelihood
+from dropbayes.predictive.draw_scores import DrawScores, row_scores
+from dropbayes.predictive.scoring import core_scores, reliability_curve
+from dropbayes.predictive.statistics import Observations, Request, RowResults, by_head
 from dropbayes.runtime.arrays import Array, to_tensor
+from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import finite_tensor, row_weights
 from dropbayes.sampling import (
     Inputs,
     LogMean,
-    Mean,
-    Plan,
+    Profile,
     RowAxis,
     Sampling,
     as_inputs,
@@ -34,19 +36,31 @@ from dropbayes.sampling import (
 )
 from dropbayes.scores.averages import weighted_mean
 
-COVERAGES = COVERAGE_LEVELS
-"""The nominal coverages whose observed counterparts are reported."""
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
 
-__all__ = ["COVERAGES", "Evaluation", "Gaussian", "evaluate"]
+__all__ = ["Evaluation", "evaluate"]
 
 
 @dataclass(frozen=True, repr=False)
-class Evaluation:
-    """The scores of a network's predictive distribution against outcomes; prints as a table."""
+class Evaluation(Printed):
+    """The scores of a network's predictive distribution against outcomes; prints as a table.
+
+    Attributes:
+        log_likelihood: The mean log-likelihood of a row; for several outputs, of all of them together.
+        scores: The other scores by name; those of several outputs are called `output.score`.
+        log_likelihoods: The log-likelihood of each row.
+        reliability: What was claimed and what was observed: of central intervals, or of the predicted classes; for
+            several outputs, of the first that has a likelihood.
+        n_rows: The number of rows.
+        n_draws: The number of draws.
+    """
 
     log_likelihood: float
     scores: dict[str, float]
     log_likelihoods: Tensor
+    reliability: ReliabilityCurve
     n_rows: int
     n_draws: int
 
@@ -61,16 +75,23 @@ class Evaluation:
         scores = ", ".join(f"{name} {value:.4g}" for name, value in first.items())
         return f"Evaluation({self.n_rows:,} rows, {scores}; {self.n_draws} draws)"
 
-    def __str__(self) -> str:
+    def table(self) -> Table:
+        """The scores, one in each line."""
         lines = {"log-likelihood": self.log_likelihood, **{k.replace("_", " "): v for k, v in self.scores.items()}}
-        width = max(map(len, lines))
-        head = f"{self.n_rows} rows, {self.n_draws} draws"
-        return "\n".join([head, *(f"{name:<{width}}  {value: .4f}" for name, value in lines.items())])
+        rows = [(name, f"{value: .4f}") for name, value in lines.items()]
+        return Table(f"{self.n_rows} rows, {self.n_draws} draws", rows, align="<>")
 
-    def _repr_html_(self) -> str:
-        lines = {"log-likelihood": self.log_likelihood, **{k.replace("_", " "): v for k, v in self.scores.items()}}
-        cells = "".join(f"<tr><td>{name}</td><td>{value:.4f}</td></tr>" for name, value in lines.items())
-        return f"<table><caption>{self.n_rows:,} rows, {self.n_draws} draws</caption>{cells}</table>"
+    def to_pandas(self) -> pandas.DataFrame:
+        """A pandas table of one line, with a column for each score."""
+        import pandas
+
+        return pandas.DataFrame([{"log_likelihood": self.log_likelihood, **self.scores}])
+
+    def plot(self, *, ax: Axes | None = None) -> Axes:
+        """The reliability diagram: observed against claimed probabilities; needs matplotlib (the extra `plot`)."""
+        from dropbayes import plots
+
+        return plots.reliability_diagram(self.reliability, ax=ax)
 
 
 def evaluate(
@@ -78,7 +99,7 @@ def evaluate(
     x: PyTree,
     y: Any = None,
     *,
-    likelihood: Likelihood,
+    likelihood: Observations,
     n_draws: int = 100,
     seed: int = 0,
     masks: str = "row",
@@ -97,7 +118,8 @@ def evaluate(
         net: Any network with dropout.
         x: Its input, or a DataLoader of pairs (input, outcome).
         y: The outcomes, one per row; None when `x` is a DataLoader.
-        likelihood: The observation model, which defines the meaning of the output.
+        likelihood: The observation model, which defines the meaning of the output; for several outputs a dict or
+            sequence with one for each, or None, as the output has them. `y` then has the same form.
         n_draws: The number of draws $T$.
         seed: The seed of the masks.
         masks: "row", which makes averages over a test set less noisy, or "shared".
@@ -107,52 +129,85 @@ def evaluate(
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
+        >>> from dropbayes.likelihoods import Gaussian
         >>> result = evaluate(net, torch.ones(3, 2), torch.zeros(3, 1), likelihood=Gaussian(precision=1.0))
         >>> sorted(result.scores)
         ['coverage_50', 'coverage_80', 'coverage_95', 'mae', 'rmse', 'sharpness']
     """
-    request = Request(likelihood)
     if likelihood is None:
         raise TypeError("`likelihood` must say what the output means, such as Gaussian(precision=1.0); got None.")
-    keys = sampling.keys(n_draws, seed)
-    results, densities, outcomes = RowResults(), list[Tensor](), list[Tensor]()
+    request, keys = Request(likelihood), sampling.keys(n_draws, seed)
+    results, densities, outcomes = RowResults(), list[Tensor](), list[list[Tensor]]()
     offset = sampling.row_offset
-    for inputs, targets in _pairs(net, x, y, sampling.row_axis, progress):
+    heads: dict[Any, Likelihood] = {}
+    for inputs, y_tree in _pairs(net, x, y, sampling.row_axis, progress):
         plan = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling, first_row=offset)
-        for summary, log_density in _scored_rows(plan, inputs, targets, offset, request):
-            results.add([summary])
-            densities.append(log_density)
+        heads, places, targets = _heads(request, plan.profile, y_tree, inputs)
+        for rows, blocks in itertools.groupby(plan.run(inputs, first_row=offset), lambda block: block.rows):
+            scored = [
+                DrawScores(likelihood, target[rows.start : rows.stop])
+                for likelihood, target in zip(heads.values(), targets, strict=True)
+            ]
+            joint = LogMean()
+            for block in blocks:
+                parts = [one.add(block.outputs[place]) for one, place in zip(scored, places, strict=True)]
+                joint.add(functools.reduce(torch.add, parts))
+            joint.finish()
+            densities.append(joint.value)
+            results.add([one.results() for one in scored])
         keep_state(net, inputs, plan.profile)
         offset += inputs.n_rows
         outcomes.append(targets)
-    per_row, targets = torch.cat(densities), torch.cat(outcomes)
+    per_row = torch.cat(densities)
     if sample_weight is not None:
         if isinstance(x, torch.utils.data.DataLoader):
             raise TypeError("`sample_weight` must be left out for a DataLoader: its order is not known beforehand.")
-        sample_weight = row_weights(sample_weight, len(targets), like=per_row)
-    judge = _class_scores if isinstance(likelihood, ClassLikelihood) else _regression_scores
-    values = judge(results, targets, per_row, likelihood, sample_weight)
-    return Evaluation(values.pop("log_likelihood"), values, per_row, len(targets), keys.n_draws)
+        sample_weight = row_weights(sample_weight, len(per_row), like=per_row)
+    scores, curves = dict[str, float](), list[ReliabilityCurve]()
+    for index, (name, model) in enumerate(heads.items()):
+        joined = torch.cat([targets[index] for targets in outcomes])
+        rows_scored = row_scores(results, joined, model, index=index, sample_weight=sample_weight).outcomes
+        curves.append(reliability_curve(rows_scored))
+        prefix = f"{name}." if request.is_by_head else ""
+        scores |= {f"{prefix}{score}": value for score, value in core_scores(rows_scored).items()}
+    scores = {name: value for name, value in scores.items() if name != "log_likelihood"}
+    mean = float(weighted_mean(per_row, sample_weight))
+    return Evaluation(mean, scores, per_row, curves[0], len(per_row), keys.n_draws)
 
 
-def _pairs(
-    net: nn.Module, x: PyTree, y: Any, row_axis: RowAxis, progress: bool | None
-) -> Iterator[tuple[Inputs, Tensor]]:
+def _heads(
+    request: Request, profile: Profile, y: Any, inputs: Inputs
+) -> tuple[dict[Any, Likelihood], list[int], list[Tensor]]:
+    """The outputs that have a likelihood, by name: it, the place of their tensor, and their outcomes."""
+    if not request.is_by_head:
+        place = request.likelihood_tensor(profile)
+        assert place is not None and isinstance(request.likelihood, Likelihood)
+        return {"": request.likelihood}, [place], [_targets(y, inputs)]
+    every = by_head("likelihood", request.likelihood, profile)
+    targets = by_head("y", y, profile)
+    heads = {name: likelihood for name, likelihood in every.items() if likelihood is not None}
+    if not heads:
+        raise TypeError("`likelihood` must say what at least one of the outputs means; all are None.")
+    places = [place for place, name in enumerate(every) if name in heads]
+    return heads, places, [_targets(targets[name], inputs) for name in heads]
+
+
+def _pairs(net: nn.Module, x: PyTree, y: Any, row_axis: RowAxis, progress: bool | None) -> Iterator[tuple[Inputs, Any]]:
     """The inputs and outcomes in `x` and `y`, or in each batch of a DataLoader."""
     if not isinstance(x, torch.utils.data.DataLoader):
         if y is None and isinstance(x, Mapping) and "labels" in x:
             x, y = _without_labels(x)
         if y is None:
             raise TypeError("`y` must hold the outcomes unless `x` is a DataLoader of pairs; got None.")
-        yield _pair(x, y, row_axis)
+        yield as_inputs(x, row_axis=row_axis), y
         return
     with ProgressBar("evaluate", operator.length_hint(x, 0) or None, unit="batches", show=progress) as bar:
         for batch in bar.follow(loaded_batches(net, x)):
             if isinstance(batch, Mapping) and "labels" in batch:
                 arguments, targets = _without_labels(batch)
-                yield _pair(network_arguments(net, arguments), targets, row_axis)
+                yield as_inputs(network_arguments(net, arguments), row_axis=row_axis), targets
             elif isinstance(batch, (tuple, list)) and len(batch) == 2:
-                yield _pair(batch[0], batch[1], row_axis)
+                yield as_inputs(batch[0], row_axis=row_axis), batch[1]
             else:
                 raise TypeError(
                     "`x` must be a DataLoader of pairs (input, outcome) or of dicts with `labels`; got batches of "
@@ -164,66 +219,11 @@ def _without_labels(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     return {name: value for name, value in batch.items() if name != "labels"}, batch["labels"]
 
 
-def _pair(arguments: Any, y: Any, row_axis: RowAxis) -> tuple[Inputs, Tensor]:
-    inputs = as_inputs(arguments, row_axis=row_axis)
+def _targets(y: Any, inputs: Inputs) -> Tensor:
+    """The outcomes of one output as a tensor, one for each row."""
     targets = to_tensor(y, name="y").to(inputs.device)
     if targets.is_floating_point() or targets.is_complex():
         finite_tensor("y", targets)
     if not inputs.is_one_row and (targets.dim() == 0 or len(targets) != inputs.n_rows):
         raise ValueError(f"`y` must have one entry per row; got shape {tuple(targets.shape)} for {inputs.n_rows} rows.")
-    return inputs, targets[None] if inputs.is_one_row else targets
-
-
-def _scored_rows(
-    plan: Plan, inputs: Inputs, y: Tensor, offset: int, request: Request
-) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-    """The moments of the rows, and their log-likelihoods, block by block."""
-    assert request.likelihood is not None
-    of_classes = isinstance(request.likelihood, ClassLikelihood)
-    for rows, blocks in itertools.groupby(plan.run(inputs, first_row=offset), lambda block: block.rows):
-        outcomes = y[rows.start : rows.stop]
-        statistics, densities, transforms = RowStatistics(request), LogMean(), Mean()
-        for block in blocks:
-            ((output,), _) = request.judged(plan.profile, block)
-            statistics.add(output, None)
-            likelihood = statistics.likelihood
-            assert likelihood is not None
-            likelihood.check(output, outcomes)
-            densities.add(likelihood.log_density(output.double(), outcomes))
-            if not of_classes:
-                transforms.add(_distribution(likelihood, output.double(), outcomes))
-        densities.finish()
-        summary = statistics.results(torch.float64)
-        if not of_classes:
-            transforms.finish()
-            summary["pit"] = transforms.value
-        yield summary, densities.value
-
-
-def _distribution(likelihood: Likelihood, output: Tensor, y: Tensor) -> Tensor:
-    """The distribution function at the outcome, of the Gaussian with each draw's mean and variance."""
-    return torch.special.ndtr((y - likelihood.mean(output)) / likelihood.variance(output).sqrt())
-
-
-def _regression_scores(
-    results: RowResults, y: Tensor, densities: Tensor, likelihood: Likelihood, sample_weight: Array | None
-) -> dict[str, float]:
-    std = (results.join_rows("epistemic") + results.join_rows("aleatoric")).sqrt()
-    rows = RegressionOutcomes(y, results.join_rows("mean"), std, results.join_rows("pit"), densities, sample_weight)
-    return core_scores(REGRESSION_SCORES, rows)
-
-
-def _class_scores(
-    results: RowResults, y: Tensor, densities: Tensor, likelihood: Likelihood, sample_weight: Array | None
-) -> dict[str, float]:
-    mean = results.join_rows("mean")
-    likelihood = likelihood.for_output(mean.dim())
-    assert isinstance(likelihood, ClassLikelihood)
-    probabilities = likelihood.class_probabilities(mean)
-    labels, n_rows = y.long(), len(y)
-    if sample_weight is not None:  # each of a row's labels has the row's weight
-        sample_weight = torch.as_tensor(sample_weight).repeat_interleave(labels.numel() // n_rows)
-    rows = ClassOutcomes(labels.reshape(-1), probabilities.reshape(-1, probabilities.shape[-1]), sample_weight)
-    per_label = core_scores(CLASS_SCORES, rows)
-    weight = None if sample_weight is None else sample_weight[:: labels.numel() // n_rows]
-    return per_label | {"log_likelihood": float(weighted_mean(densities, weight))}
+    return targets[None] if inputs.is_one_row else targets

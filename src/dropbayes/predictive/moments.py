@@ -17,14 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.likelihoods import Likelihood
 from dropbayes.linear import ControlledPlan, Linear, OnePass, controlled_plan, one_pass_plan
 from dropbayes.predictive.prediction import Prediction
-from dropbayes.predictive.statistics import Request, RowResults, RowStatistics, row_summaries
+from dropbayes.predictive.statistics import Observations, Request, RowResults, RowStatistics, row_summaries
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.sampling import (
-    Block,
     Inputs,
+    Mean,
     Moments,
     Plan,
     Sampling,
@@ -51,7 +50,7 @@ def predict(
     method: Literal["sampling", "controlled", "linear", "moments"] | Linear = "sampling",
     n_draws: int | Literal["auto"] = 100,
     seed: int = 0,
-    likelihood: Likelihood | None = None,
+    likelihood: Observations | None = None,
     masks: str = "shared",
     quantiles: Sequence[float] = (),
     keep_draws: bool = False,
@@ -70,9 +69,11 @@ def predict(
         method: "sampling"; "linear" for one forward and one backward pass per output, without draws; "moments" for a
             perceptron's mean and covariance, layer by layer; "controlled" for draws whose moments are corrected by the
             linear part. `Linear` has the options of the linear method.
-        n_draws: The number of draws $T$, or "auto" to draw until the tolerance of `sampling` is met.
+        n_draws: The number of draws $T$, or "auto" to draw until the tolerance of `sampling` is met, or its
+            `max_draws` are made.
         seed: The seed of the masks: the same seed and `n_draws` give the same prediction.
         likelihood: The observation model: `Gaussian`, `HeteroscedasticGaussian`, `Categorical`; None for raw outputs.
+            For a network with several outputs a dict or sequence with one for each, or None, as the output has them.
         masks: "shared" for one mask per draw, "row" for fresh masks for every row.
         quantiles: The levels in (0, 1) of quantiles over draws to compute; holds the draws of a tile of rows in memory.
         keep_draws: Whether to also return all draws, `[draw, row, ...]`.
@@ -102,7 +103,7 @@ def predict(
     if automatic:
         _check_automatic(n_draws, request)
     keys = sampling.keys(_REPLICATE_DRAWS if automatic else n_draws, seed)  # type: ignore[arg-type]
-    results, used, offset = RowResults(), list[Tensor](), sampling.row_offset
+    results, offset = RowResults(), sampling.row_offset
     plan: Plan | ControlledPlan | OnePass | None = None
     own_bar = False if isinstance(x, torch.utils.data.DataLoader) else progress  # a loader has a bar over its batches
     for batch in batches(net, x, progress=progress, title="predict"):
@@ -123,25 +124,23 @@ def predict(
                 tensor=request.likelihood_tensor,
                 only_moments=request.only_moments,
             )
+        if automatic and isinstance(plan, Plan) and not plan.exact:
+            summaries = _summaries_until(plan, inputs, offset, request, sampling)
+        else:
+            summaries = row_summaries(plan, inputs, offset, request)
         with ProgressBar("predict", inputs.n_rows, unit="rows", show=own_bar, delay=3.0) as bar:
-            if automatic and isinstance(plan, Plan) and not plan.exact:
-                for summary, spent in _summaries_until(plan, inputs, offset, sampling, request):
+            for n_rows, summary in summaries:
+                if summary is not None:
                     results.add(summary)
-                    used.append(spent)
-                    bar.advance(len(spent))
-            else:
-                for rows, summary in row_summaries(plan, inputs, offset, request):
-                    results.add(summary)
-                    bar.advance(len(rows))
+                bar.advance(n_rows)
         keep_state(net, inputs, plan.profile)
         offset += inputs.n_rows
     if plan is None:
         raise ValueError("`x` must have at least one batch; got an empty DataLoader.")
-    draws_used = torch.cat(used) if used else None
-    made = int(draws_used.max()) if draws_used is not None else 0 if plan.exact else keys.n_draws
-    prediction = Prediction(
-        n_draws=made, method=plan.method, draws_used=draws_used, **results.trees(plan.profile, request)
-    )
+    statistics = results.trees(plan.profile, request)
+    used = statistics.get("draws_used")
+    made = int(used.max()) if used is not None else 0 if plan.exact else keys.n_draws
+    prediction = Prediction.of(statistics, n_draws=made, method=plan.method, quantile_levels=request.quantiles)
     _check_outputs(prediction)
     return prediction
 
@@ -193,7 +192,7 @@ def _tensors(tree: PyTree) -> list[Tensor]:
 # Adaptive number of draws ------------------------------------------------------------------------------------------
 
 
-def _check_automatic(n_draws: Any, request: Request) -> None:
+def _check_automatic(n_draws: object, request: Request) -> None:
     if n_draws != "auto":
         raise TypeError(f"`n_draws` must be a whole number or 'auto'; got {n_draws!r}. Try n_draws=100.")
     if request.quantiles or request.keep_draws:
@@ -204,51 +203,51 @@ def _check_automatic(n_draws: Any, request: Request) -> None:
 
 
 def _summaries_until(
-    plan: Plan, inputs: Inputs, offset: int, sampling: Sampling, request: Request
-) -> Iterator[tuple[list[dict[str, Tensor]], Tensor]]:
-    """The statistics of each block of rows, drawn until their error meets the tolerance, and the draws of each row."""
+    plan: Plan, inputs: Inputs, first_row: int, request: Request, sampling: Sampling
+) -> Iterator[tuple[int, list[dict[str, Tensor]] | None]]:
+    """How many rows more have met the tolerance, and with the last of a block the statistics of its rows."""
     for start in range(0, inputs.n_rows, plan.block_rows):
         block = inputs.block(start, min(start + plan.block_rows, inputs.n_rows))
-        yield _block_until(plan, block, offset + start, sampling, request)
+        yield from _block_until(plan, block, first_row + start, request, sampling)
 
 
 def _block_until(
-    plan: Plan, block: Inputs, offset: int, sampling: Sampling, request: Request
-) -> tuple[list[dict[str, Tensor]], Tensor]:
+    plan: Plan, block: Inputs, first_row: int, request: Request, sampling: Sampling
+) -> Iterator[tuple[int, list[dict[str, Tensor]] | None]]:
     """The statistics of a block of rows, each stopped by its own error, independently of the other rows.
 
     The draws come in replicates: sets of a few stratified draws, independent of each other. The spread of their means
     is a valid standard error for any sampler; that of stratified draws is not.
     """
-    statistics: list[RowStatistics] = []
-    replicates: list[Moments] = []
+    statistics = request.summaries(plan.profile)
+    replicates = [Moments() for _ in statistics]
     final: list[dict[str, Tensor]] = []
     used = torch.zeros(block.n_rows, dtype=torch.long)
-    most = sampling.max_draws // _REPLICATE_DRAWS
-    check_at = _FIRST_REPLICATES
-    for count in range(1, most + 1):
-        drawn, integrated = plan.replicate(count).collected(block, first_row=offset)
-        made = Block(range(block.n_rows), plan.draws, drawn, integrated or None)
-        outputs, variances = request.judged(plan.profile, made)
-        statistics = statistics or [RowStatistics(request) for _ in outputs]
-        replicates = replicates or [Moments() for _ in outputs]
-        for one, means, output, variance in zip(statistics, replicates, outputs, variances, strict=True):
-            one.add(output, variance)
-            conditional = output if one.likelihood is None else one.likelihood.mean(output)
-            means.add(conditional.double().mean(0, keepdim=True))
-        if count not in (check_at, most):
+    last, check_at = sampling.max_draws // _REPLICATE_DRAWS, _FIRST_REPLICATES
+    for count in range(1, last + 1):
+        means = [Mean() for _ in statistics]
+        for part in plan.replicate(count).run(block, first_row=first_row):
+            for one, mean, output, variance in zip(statistics, means, *request.judged(plan.profile, part), strict=True):
+                one.add(output, variance)
+                mean.add((output if one.likelihood is None else one.likelihood.mean(output)).double())
+        for replicate, mean in zip(replicates, means, strict=True):
+            mean.finish()
+            replicate.add(mean.value[None])
+        if count not in (check_at, last):
             continue
         check_at = math.ceil(check_at * 1.5)
         snapshot, error = _snapshot(statistics, replicates, block.n_rows)
-        done = (used == 0) & ((error <= sampling.tolerance) | (count == most))
+        done = (used == 0) & ((error <= sampling.tolerance) | (count == last))
         final = final or [{name: value.clone() for name, value in one.items()} for one in snapshot]
         for settled, new in zip(final, snapshot, strict=True):
             for name in settled:
                 settled[name][done.to(settled[name].device)] = new[name][done.to(settled[name].device)]
         used[done] = count * _REPLICATE_DRAWS
         if (used > 0).all():
-            break
-    return final, used
+            final[0]["draws_used"] = used
+            yield int(done.sum()), final
+            return
+        yield int(done.sum()), None
 
 
 def _snapshot(

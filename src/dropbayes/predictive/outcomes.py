@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from dropbayes import information, scores
-from dropbayes.runtime.validation import Array, matching_tensors, row_values
+from dropbayes.runtime.validation import Array, finite_tensor, matching_tensors, row_values
 
 __all__ = ["INTERVAL_LEVEL", "ClassOutcomes", "RegressionOutcomes"]
 
@@ -49,6 +50,17 @@ class RegressionOutcomes:
         outcome, mean = matching_tensors({"y": self.y, "mean": self.mean})
         return (outcome - mean).abs()
 
+    def loss(self) -> Tensor:
+        """The absolute error of each row, averaged over its outputs."""
+        return (
+            self.absolute_errors().flatten(1).mean(1) if torch.as_tensor(self.y).dim() > 1 else self.absolute_errors()
+        )
+
+    def uncertainty(self) -> Tensor:
+        """The predictive variance of each row, summed over its outputs."""
+        variance = finite_tensor("std", self.std).square()
+        return variance.flatten(1).sum(1) if variance.dim() > 1 else variance
+
 
 @dataclass(frozen=True)
 class ClassOutcomes:
@@ -66,8 +78,13 @@ class ClassOutcomes:
     sample_weight: Array | None = None
     mutual_information: Array | None = None
 
-    def entropy(self) -> Tensor:
+    def uncertainty(self) -> Tensor:
+        """The entropy of each row, in nats."""
         return information.entropy(self.probabilities)
 
     def correct(self) -> Tensor:
         return scores.confidence_and_correctness(self.probabilities, self.labels)[1]
+
+    def loss(self) -> Tensor:
+        """1 for each row whose most probable class is wrong."""
+        return 1 - self.correct()

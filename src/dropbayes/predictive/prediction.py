@@ -2,116 +2,201 @@
 
 from __future__ import annotations
 
-import html
 import math
 import operator
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import PyTree
 
-from dropbayes.predictive.covariance import output_covariance
+from dropbayes.predictive.statistics import CLASS_STATISTICS
+from dropbayes.runtime.formatting import Printed, Table
+from dropbayes.runtime.validation import Array
 from dropbayes.sampling import map_tensors, split
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
 
 __all__ = ["Prediction"]
 
-_SHOWN_ROWS = 5
-_DRAWS_FIRST = ("draws", "quantiles")
-_ROWS_FIRST = ("entropy", "expected_entropy", "variation_ratio", "draws_used")
+_SHOWN_ROWS, _SHOWN_COLUMNS = 5, 8
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """A network's prediction for each row: tensors, or trees of them with the structure of the network's output."""
+@dataclass(frozen=True, repr=False)
+class Prediction(Printed):
+    """A network's prediction for each row; prints as a table of the first and last rows.
 
-    mean: Any
+    Every statistic is a tensor. That of a network with several outputs has the structure of its output, with a tensor
+    for each: `head` is the prediction of one of them.
+    """
+
+    mean: Tensor
     """The predictive mean; for `Categorical`, class probabilities."""
-    epistemic: Any
+    epistemic: Tensor
     """The variance over draws, which more data would reduce."""
-    aleatoric: Any
+    aleatoric: Tensor
     """The expected variance given the function, which no data would reduce; 0 without a likelihood."""
     n_draws: int
     """The number of draws made; 0 when the moments are exact, linear or propagated."""
     method: str
     """The method: "exact", "linear", "moments", or the strategy of the draws."""
-    entropy: Tensor | None = None
-    """For `Categorical`: the entropy of the mean probabilities, in nats."""
-    expected_entropy: Tensor | None = None
-    """For `Categorical`: the mean over draws of their entropies."""
-    variation_ratio: Tensor | None = None
-    """For `Categorical`: the share of draws that disagree with the most frequent class."""
-    quantiles: Any = None
+    information: Mapping[str, Tensor] = field(default_factory=dict)
+    """The statistics of classes by name: `entropy`, `expected_entropy`, `variation_ratio`."""
+    quantiles: Tensor | None = None
     """Quantiles over draws, `[quantile, row, ...]`, if requested."""
-    draws: Any = None
+    quantile_levels: tuple[float, ...] = ()
+    """Their levels."""
+    draws: Tensor | None = None
     """All draws, `[draw, row, ...]`, if requested."""
     draws_used: Tensor | None = None
     """For `n_draws="auto"`: the number of draws of each row."""
-    standard_error: Any = None
+    standard_error: Tensor | None = None
     """For `n_draws="auto"`: the Monte Carlo standard error reached by the mean."""
     row_axis: int | None = 0
     """The axis of the rows in the mean; None if the whole output is of one row."""
 
+    @classmethod
+    def of(cls, statistics: Mapping[str, Any], **settings: Any) -> Prediction:
+        """The prediction with these statistics by name."""
+        information = {name: statistics[name] for name in CLASS_STATISTICS if name in statistics}
+        others = {name: value for name, value in statistics.items() if name not in information}
+        return cls(information=information, **others, **settings)
+
     @property
-    def variance(self) -> PyTree:
+    def variance(self) -> Tensor:
         r"""The total variance, epistemic and aleatoric: $\tau^{-1} + \mathrm{Var}_t[\widehat y_t]$ for a Gaussian."""
         return map_tensors(torch.add, self.epistemic, self.aleatoric)
 
     @property
-    def std(self) -> PyTree:
+    def std(self) -> Tensor:
         """The total standard deviation."""
         return map_tensors(torch.sqrt, self.variance)
 
     @property
+    def epistemic_std(self) -> Tensor:
+        """The standard deviation over draws."""
+        return map_tensors(torch.sqrt, self.epistemic)
+
+    @property
+    def aleatoric_std(self) -> Tensor:
+        """The standard deviation of the noise, 0 without a likelihood."""
+        return map_tensors(torch.sqrt, self.aleatoric)
+
+    @property
     def covariance(self) -> Tensor:
-        r"""The covariance between the outputs of each row, `[row, D, D]` [GG16, prop:var]; needs `keep_draws=True`."""
+        r"""The covariance between the outputs of each row, `[row, D, D]` [GG16, prop:var]; needs `keep_draws=True`.
+
+        $\mathbb E[\widehat{\mathbf y}^T \widehat{\mathbf y}] - \mathbb E[\widehat{\mathbf y}]^T \mathbb
+        E[\widehat{\mathbf y}]$ over draws, with the variance of the noise on the diagonal. Events of a row are flat.
+        """
         if not isinstance(self.draws, Tensor):
             raise ValueError("`covariance` needs the draws of one tensor: predict(..., keep_draws=True).")
         if self.draws.shape[1:] != self.mean.shape or not torch.allclose(self.draws.mean(0), self.mean, atol=1e-4):
             raise ValueError("`covariance` needs a likelihood whose mean is the network's output, such as a Gaussian.")
-        return output_covariance(self.draws, self.aleatoric)
+        flat = self.draws.flatten(2)
+        centred, noise = flat - flat.mean(0), self.aleatoric.reshape(flat.shape[1:]).to(flat)
+        return torch.einsum("trd,tre->rde", centred, centred) / len(flat) + torch.diag_embed(noise)
 
     @property
-    def mutual_information(self) -> Tensor | None:
-        """For `Categorical`: the information a label would give about the function, in nats."""
-        if self.entropy is None or self.expected_entropy is None:
-            return None
-        return (self.entropy - self.expected_entropy).clamp(min=0)
+    def entropy(self) -> Tensor:
+        """For classes: the entropy of the mean probabilities, in nats."""
+        return self._of_classes("entropy")
 
     @property
-    def epistemic_std(self) -> PyTree:
-        """The standard deviation over draws."""
-        return map_tensors(torch.sqrt, self.epistemic)
+    def expected_entropy(self) -> Tensor:
+        """For classes: the mean over draws of their entropies."""
+        return self._of_classes("expected_entropy")
 
-    def interval(self, level: float = 0.9) -> tuple[Any, Any]:
+    @property
+    def variation_ratio(self) -> Tensor:
+        """For classes: the share of draws that disagree with the most frequent class."""
+        return self._of_classes("variation_ratio")
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """For classes: the information a label would give about the function, in nats."""
+        return map_tensors(lambda total, noise: (total - noise).clamp(min=0), self.entropy, self.expected_entropy)
+
+    def _of_classes(self, name: str) -> Tensor:
+        if name not in self.information:
+            raise AttributeError(
+                f"`{name}` needs a likelihood of classes: predict(net, x, likelihood=dropbayes.Categorical()), or "
+                "Bernoulli() for one logit. A number has `variance` and `epistemic`."
+            )
+        return self.information[name]
+
+    def interval(self, coverage: float = 0.95) -> tuple[Tensor, Tensor]:
         """The lower and upper ends of the central interval of a Gaussian with the predictive mean and variance.
 
         Args:
-            level: The nominal coverage of the interval.
+            coverage: The nominal coverage of the interval.
 
         Example:
             >>> one = Prediction(torch.zeros(1), torch.ones(1), torch.zeros(1), n_draws=100, method="exact")
             >>> [round(float(end), 2) for end in one.interval(0.95)]
             [-1.96, 1.96]
         """
-        if not 0 < level < 1:
-            raise ValueError(f"`level` must lie strictly between 0 and 1; got {level!r}.")
-        if self.entropy is not None:
+        if not 0 < coverage < 1:
+            raise ValueError(f"`coverage` must lie strictly between 0 and 1; got {coverage!r}.")
+        if self.information:
             raise ValueError("an interval needs a number to predict; classes have probabilities: read `mean`.")
-        half = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
+        half = math.sqrt(2) * float(torch.erfinv(torch.tensor(coverage, dtype=torch.float64)))
         lower = map_tensors(lambda mean, std: mean - half * std, self.mean, self.std)
         return lower, map_tensors(lambda mean, std: mean + half * std, self.mean, self.std)
 
+    def head(self, name: str | int) -> Prediction:
+        """The prediction of one of several outputs, by its name or its place."""
+
+        def part(tree: Any) -> Any:
+            return getattr(tree, name) if isinstance(name, str) and not isinstance(tree, Mapping) else tree[name]
+
+        try:
+            chosen = {key: part(value) for key, value in self._statistics().items() if key != "draws_used"}
+        except (AttributeError, KeyError, IndexError):
+            raise KeyError(f"`name` must be that of an output of the network; got {name!r}.") from None
+        present = {key: value for key, value in chosen.items() if value is not None}
+        return Prediction.of(present, draws_used=self.draws_used, **self._settings())
+
     def numpy(self) -> dict[str, Any]:
         """The statistics as NumPy arrays by name, without those that were not requested."""
-        return {name: map_tensors(lambda t: t.detach().cpu().numpy(), value) for name, value in self._statistics()}
+        derived = ["variance", "std", *(["mutual_information"] if self.information else [])]
+        statistics = self._statistics() | {name: getattr(self, name) for name in derived}
+        return {name: map_tensors(lambda t: t.detach().cpu().numpy(), value) for name, value in statistics.items()}
 
-    def to_pandas(self) -> Any:
-        """A pandas table with one line per row: mean and deviations, or class probabilities and information."""
+    def to_pandas(self) -> pandas.DataFrame:
+        """A pandas table with one line per row and every statistic but the draws, numbered where a row has several."""
         import pandas
 
-        return pandas.DataFrame(self._columns())
+        names = ["mean"] if self.information else ["mean", "std", "epistemic_std", "aleatoric_std"]
+        columns = self._columns([*names, "standard_error", "draws_used"])
+        if self.quantiles is not None:
+            for level, value in zip(self.quantile_levels, self.quantiles, strict=True):
+                columns |= self._flat(f"quantile_{level:g}", value)
+        classes = [*CLASS_STATISTICS, "mutual_information"] if self.information else []
+        return pandas.DataFrame(columns | self._columns(classes))
+
+    def plot(self, x: Array | None = None, *, y: Array | None = None, ax: Axes | None = None) -> Axes:
+        """The prediction as a picture; needs matplotlib (the extra `plot`).
+
+        For one number a row, the mean with bands of one and two standard deviations over `x`. For classes, the
+        probabilities of each row as a bar, rows with the largest entropy last.
+
+        Args:
+            x: One coordinate per row; by default its index.
+            y: The outcomes, to be drawn as points; for numbers only.
+            ax: The axes to draw on; by default new ones.
+        """
+        from dropbayes import plots
+
+        mean = self._tensor()
+        if self.information:
+            return plots.class_bars(mean.movedim(self.row_axis or 0, 0), self.entropy, ax=ax)
+        at: Array = torch.arange(len(self), dtype=torch.float64) if x is None else x
+        observed = None if y is None else (at, y)
+        return plots.predictive_band(at, mean, std=self.std, observed=observed, ax=ax)
 
     def __len__(self) -> int:
         """The number of rows, if the output is one tensor."""
@@ -125,84 +210,67 @@ class Prediction:
         )
         if one:
             index = slice(operator.index(index), operator.index(index) + 1 or None)
-        changed = {}
-        for name, value in self._statistics(derived=False):
-            # Statistics of classes have the rows first, whatever the layout of the probabilities.
-            axis = 0 if name in _ROWS_FIRST else (self.row_axis or 0) + (name in _DRAWS_FIRST)
-            changed[name] = value[(*[slice(None)] * axis, index)]
-        return replace(self, **changed)
+        chosen = {}
+        for name, value in self._statistics().items():
+            rows_first = name in (*CLASS_STATISTICS, "draws_used")
+            axis = 0 if rows_first else (self.row_axis or 0) + (name in ("draws", "quantiles"))
+            chosen[name] = value[(*[slice(None)] * axis, index)]
+        return Prediction.of(chosen, **self._settings())
 
-    def _statistics(self, *, derived: bool = True) -> list[tuple[str, Any]]:
-        stored = [field.name for field in fields(self) if field.name not in ("n_draws", "method", "row_axis")]
-        names = [*stored, *(("variance", "std", "mutual_information") if derived else ())]
-        return [(name, value) for name in names if (value := getattr(self, name)) is not None]
+    def _settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("n_draws", "method", "row_axis", "quantile_levels")}
+
+    def _statistics(self) -> dict[str, Any]:
+        """The statistics that were computed, by name."""
+        others = {"information", *self._settings()}
+        stored = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in others}
+        return {name: value for name, value in stored.items() if value is not None} | dict(self.information)
 
     def _tensor(self) -> Tensor:
         if not isinstance(self.mean, Tensor) or self.mean.dim() == 0:
             raise TypeError(
-                "the prediction holds several tensors or no rows; read its fields, such as `mean`, instead."
+                "the prediction holds several tensors or no rows; read its fields, such as `mean`, or one output: "
+                "prediction.head(name)."
             )
         return self.mean
 
-    def _columns(self) -> dict[str, Any]:
-        """The columns of a table: one for each output of a row, numbered where there are several."""
+    def _columns(self, names: list[str]) -> dict[str, Any]:
+        """The columns of a table: one for each number of a row, numbered where there are several."""
         self._tensor()
-        names = ("mean", "std", "epistemic_std") if self.entropy is None else ("mean",)
         columns: dict[str, Any] = {}
         for name in names:
-            flat = getattr(self, name).movedim(self.row_axis or 0, 0).reshape(len(self), -1).cpu()
-            label = "probability" if self.entropy is not None else name
-            single = flat.shape[1] == 1
-            columns |= {label if single else f"{label}_{i}": flat[:, i].numpy() for i in range(flat.shape[1])}
-        for name in ("entropy", "mutual_information"):
             value = getattr(self, name)
-            if value is not None and value.dim() == 1:
-                columns[name] = value.cpu().numpy()
+            if value is not None:
+                columns |= self._flat("probability" if self.information and name == "mean" else name, value)
         return columns
+
+    def _flat(self, label: str, value: Tensor) -> dict[str, Any]:
+        rows = value if value.shape != self.mean.shape else value.movedim(self.row_axis or 0, 0)
+        flat = rows.reshape(len(self), -1).detach().cpu().numpy()
+        return {label if flat.shape[1] == 1 else f"{label}_{i}": flat[:, i] for i in range(flat.shape[1])}
 
     def __repr__(self) -> str:
         how = f"{self.n_draws} draws, {self.method}" if self.n_draws else self.method
         if not isinstance(self.mean, Tensor) or self.mean.is_complex() or self.mean.dim() == 0:
             shapes = ", ".join(str(tuple(t.shape)) for t in split(self.mean)[0])
             return f"Prediction(outputs {shapes}; {how})"
-        if self.entropy is not None:
-            information = float(self.mutual_information.mean()) if self.mutual_information is not None else 0.0
+        if self.information:
+            information = float(self.mutual_information.mean())
             return f"Prediction({len(self)} rows, mean mutual information {information:.3g} nats; {how})"
         mean, std = float(self.mean.double().mean()), float(self.variance.double().mean().sqrt())
         return f"Prediction({len(self)} rows of shape {tuple(self.mean.shape[1:])}, mean {mean:.3g} ± {std:.3g}; {how})"
 
-    def __str__(self) -> str:
-        rows = self._table()
-        if rows is None:
-            return repr(self)
-        head, body = rows
-        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-        lines = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in (head, *body)]
-        return "\n".join([repr(self), *lines])
-
-    def _repr_html_(self) -> str:
-        rows = self._table()
-        summary = f"<p>{html.escape(repr(self))}</p>"
-        if rows is None:
-            return summary
-        head, body = rows
-        heading = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-        lines = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in body)
-        return f"{summary}<table><thead><tr>{heading}</tr></thead><tbody>{lines}</tbody></table>"
-
-    def _table(self) -> tuple[list[str], list[list[str]]] | None:
-        """A table of the first and last rows and few columns as text; None if there is none to show."""
+    def table(self) -> Table:
+        """The first and last rows, and few columns; the title alone where there is no table to show."""
         if not isinstance(self.mean, Tensor) or self.mean.is_complex() or self.mean.dim() == 0:
-            return None
-        columns = dict(list(self._columns().items())[:8])
-        n_rows = len(self)
-        indices: list[int | None] = list(range(n_rows))
-        if n_rows > 2 * _SHOWN_ROWS:
-            indices = [*range(_SHOWN_ROWS), None, *range(n_rows - _SHOWN_ROWS, n_rows)]
-        body = [
-            ["…"] * (len(columns) + 1)
-            if index is None
-            else [str(index), *(f"{c[index]:.4g}" for c in columns.values())]
-            for index in indices
-        ]
-        return ["row", *columns], body
+            return Table(repr(self), [])
+        names = ["mean", "std", "epistemic_std"]
+        if self.information:
+            names = ["mean", *(("entropy", "mutual_information") if self.entropy.dim() == 1 else ())]
+        columns = dict(list(self._columns(names).items())[:_SHOWN_COLUMNS])
+        n_rows, some = len(self), 2 * _SHOWN_ROWS
+        shown = range(n_rows) if n_rows <= some else [*range(_SHOWN_ROWS), *range(n_rows - _SHOWN_ROWS, n_rows)]
+        rows = [[str(row), *(f"{column[row]:.4g}" for column in columns.values())] for row in shown]
+        if n_rows > some:
+            rows.insert(_SHOWN_ROWS, ["…"] * (len(columns) + 1))
+        return Table(repr(self), rows, ["row", *columns], align=">" * (len(columns) + 1))

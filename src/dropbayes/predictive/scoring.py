@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,6 +26,8 @@ __all__ = [
     "balanced_accuracy",
     "class_auroc",
     "core_scores",
+    "reliability_curve",
+    "risk_curve",
 ]
 
 COVERAGE_LEVELS = (0.5, 0.8, 0.95)
@@ -68,15 +70,23 @@ class Score:
         return self.meaning + direction[self.better]
 
 
-def core_scores(table: Mapping[str, Score], rows: RegressionOutcomes | ClassOutcomes) -> dict[str, float]:
-    """The scores of a table that `evaluate` reports, by name.
+def core_scores(rows: RegressionOutcomes | ClassOutcomes) -> dict[str, float]:
+    """The scores of the rows that `evaluate` reports, by name.
 
     Examples:
         >>> import torch
-        >>> core_scores(CLASS_SCORES, ClassOutcomes(torch.tensor([1]), torch.tensor([[0.25, 0.75]])))["brier"]
+        >>> core_scores(ClassOutcomes(torch.tensor([1]), torch.tensor([[0.25, 0.75]])))["brier"]
         0.125
     """
+    table = CLASS_SCORES if isinstance(rows, ClassOutcomes) else REGRESSION_SCORES
     return {name: float(score.value(rows)) for name, score in table.items() if score.core}
+
+
+def reliability_curve(rows: RegressionOutcomes | ClassOutcomes) -> calibration.ReliabilityCurve:
+    """What was claimed and what was observed: of central intervals, or of the predicted classes."""
+    if isinstance(rows, ClassOutcomes):
+        return calibration.class_reliability(rows.probabilities, rows.labels, sample_weight=rows.sample_weight)
+    return calibration.interval_reliability(rows.pit, sample_weight=rows.sample_weight)
 
 
 def _mean(name: str, label: str, meaning: str, better: Any, per_row: Callable[[Any], Any], **options: Any) -> Score:
@@ -90,6 +100,23 @@ def _mean(name: str, label: str, meaning: str, better: Any, per_row: Callable[[A
 
 def _by_name(*entries: Score) -> dict[str, Score]:
     return {score.name: score for score in entries}
+
+
+def risk_curve(rows: RegressionOutcomes | ClassOutcomes) -> scores.RiskCoverage:
+    """The risk-coverage curve of the rows, ranked by their uncertainty."""
+    return scores.risk_coverage(rows.uncertainty(), rows.loss(), sample_weight=rows.sample_weight)
+
+
+_RANKING = (
+    Score("aurc", "AURC", "area under the risk-coverage curve", "lower", lambda rows: risk_curve(rows).area),
+    Score(
+        "excess_aurc",
+        "Excess AURC",
+        "the part of it above the best possible ranking",
+        "lower",
+        lambda rows: risk_curve(rows).excess_area,
+    ),
+)
 
 
 # --- regression ----------------------------------------------------------------------------------------------------
@@ -120,10 +147,6 @@ def _coverage(level: float) -> Score:
 def _widths(rows: Any) -> Tensor:
     lower, upper, _ = matching_tensors({"lower": rows.lower, "upper": rows.upper, "y": rows.y})
     return upper - lower
-
-
-def _absolute_risk(rows: RegressionOutcomes) -> scores.RiskCoverage:
-    return scores.risk_coverage(rows.std, rows.absolute_errors(), sample_weight=rows.sample_weight)
 
 
 REGRESSION_SCORES = _by_name(
@@ -207,14 +230,7 @@ REGRESSION_SCORES = _by_name(
         lambda rows: calibration.std_scale(rows.mean, rows.std, rows.y, sample_weight=rows.sample_weight),
         nominal=1.0,
     ),
-    Score("aurc", "AURC", "area under the risk-coverage curve", "lower", lambda rows: _absolute_risk(rows).area),
-    Score(
-        "excess_aurc",
-        "Excess AURC",
-        "the part of it above the best possible ranking",
-        "lower",
-        lambda rows: _absolute_risk(rows).excess_area,
-    ),
+    *_RANKING,
 )
 """The scores of a regression by name, in the order in which they are shown."""
 
@@ -231,21 +247,17 @@ def balanced_accuracy(predicted: Array, labels: Array, *, sample_weight: Array |
     return (torch.bincount(group, weight * hit) / torch.bincount(group, weight)).mean()
 
 
-def _error_risk(rows: ClassOutcomes) -> scores.RiskCoverage:
-    return scores.risk_coverage(rows.entropy(), 1 - rows.correct(), sample_weight=rows.sample_weight)
-
-
 def _temperature(rows: ClassOutcomes) -> Tensor:
     logits = torch.as_tensor(rows.probabilities).clamp_min(1e-30).log()
     return calibration.temperature(logits[None], rows.labels, sample_weight=rows.sample_weight)
 
 
 def _detection(rows: ClassOutcomes) -> Tensor:
-    wrong = 1 - rows.correct()
+    wrong = rows.loss()
     counted = wrong[row_weights(rows.sample_weight, len(wrong), like=wrong) > 0]
     if not 0 < counted.sum() < len(counted):
         return torch.tensor(math.nan)  # nothing to detect, or nothing but errors
-    return scores.auroc(rows.entropy(), wrong, sample_weight=rows.sample_weight)
+    return scores.auroc(rows.uncertainty(), wrong, sample_weight=rows.sample_weight)
 
 
 def class_auroc(probabilities: Array, labels: Array, *, sample_weight: Array | None = None) -> Tensor:
@@ -344,7 +356,7 @@ CLASS_SCORES = _by_name(
         _temperature,
         nominal=1.0,
     ),
-    _mean("entropy", "Entropy", "mean total uncertainty, in nats", None, ClassOutcomes.entropy),
+    _mean("entropy", "Entropy", "mean total uncertainty, in nats", None, ClassOutcomes.uncertainty),
     _mean(
         "mutual_information",
         "Mutual information",
@@ -359,13 +371,6 @@ CLASS_SCORES = _by_name(
         "higher",
         _detection,
     ),
-    Score("aurc", "AURC", "area under the risk-coverage curve", "lower", lambda rows: _error_risk(rows).area),
-    Score(
-        "excess_aurc",
-        "Excess AURC",
-        "the part of it above the best possible ranking",
-        "lower",
-        lambda rows: _error_risk(rows).excess_area,
-    ),
+    *_RANKING,
 )
 """The scores of a classification by name, in the order in which they are shown."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,31 +14,72 @@ from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
 from dropbayes.linear import ControlledPlan, OnePass
 from dropbayes.sampling import Block, Inputs, Mean, Moments, Plan, Profile, Votes, move_row_axis, result_dtype
 
-__all__ = ["Request", "RowResults", "RowStatistics", "row_summaries"]
+__all__ = ["CLASS_STATISTICS", "Observations", "Request", "RowResults", "RowStatistics", "by_head", "row_summaries"]
+
+CLASS_STATISTICS = ("entropy", "expected_entropy", "variation_ratio")
+"""The statistics of class probabilities; in a prediction they have the rows first, whatever its layout."""
+
+
+Observations = Likelihood | Mapping[str, Likelihood | None] | Sequence[Likelihood | None]
+"""A likelihood, or one for each tensor of the network's output, in its structure."""
+
+
+def by_head(argument: str, tree: Any, profile: Profile) -> dict[Any, Any]:
+    """The entries of a dict or sequence for each tensor of the network's output, by its name or place there."""
+    built = profile.structure.build(range(len(profile.outputs)), numbers=False)
+    named = built if isinstance(built, Mapping) else dict(enumerate([built] if isinstance(built, int) else built))
+    names = [name for name, index in named.items() if index is not None]
+    given = dict(tree) if isinstance(tree, Mapping) else dict(enumerate(tree))
+    if set(given) != set(names):
+        raise ValueError(
+            f"`{argument}` must have an entry for each output of the network, {names}; got {list(given)}. "
+            "Give None for an output without one."
+        )
+    return {name: given[name] for name in names}
 
 
 @dataclass(frozen=True)
 class Request:
     """The statistics of the draws to compute."""
 
-    likelihood: Likelihood | None = None
+    likelihood: Observations | None = None
     quantiles: tuple[float, ...] = ()
     keep_draws: bool = False
 
     def __post_init__(self) -> None:
-        if self.likelihood is not None and not isinstance(self.likelihood, Likelihood):
-            raise TypeError(
-                "`likelihood` must be one of dropbayes' likelihoods, such as Gaussian(precision=1.0) or Categorical(); "
-                f"got {self.likelihood!r}."
-            )
+        for likelihood in self._likelihoods():
+            if likelihood is not None and not isinstance(likelihood, Likelihood):
+                raise TypeError(
+                    "`likelihood` must be one of dropbayes' likelihoods, such as Gaussian(precision=1.0) or "
+                    f"Categorical(), or a dict or sequence of them for several outputs; got {likelihood!r}."
+                )
         if any(not 0 < q < 1 for q in self.quantiles):
             raise ValueError(f"`quantiles` must lie strictly between 0 and 1; got {list(self.quantiles)}.")
 
     @property
+    def is_by_head(self) -> bool:
+        """Whether each tensor of the output has a likelihood of its own."""
+        return isinstance(self.likelihood, (Mapping, list, tuple))
+
+    def _likelihoods(self) -> list[Any]:
+        if isinstance(self.likelihood, Mapping):
+            return list(self.likelihood.values())
+        return list(self.likelihood) if isinstance(self.likelihood, (list, tuple)) else [self.likelihood]
+
+    @property
     def only_moments(self) -> bool:
         """Whether only moments are requested, so that the last layer may be integrated out."""
-        moments = self.likelihood is None or isinstance(self.likelihood, Gaussian)
+        moments = all(one is None or isinstance(one, Gaussian) for one in self._likelihoods())
         return moments and not self.quantiles and not self.keep_draws
+
+    def summaries(self, profile: Profile) -> list[RowStatistics]:
+        """The statistics of each tensor of the output that is summarised, to be filled."""
+        likelihoods: list[Any] = [self.likelihood]
+        if self.likelihood is None:
+            likelihoods = [None] * len(profile.outputs)
+        elif self.is_by_head:
+            likelihoods = list(by_head("likelihood", self.likelihood, profile).values())
+        return [RowStatistics(self, likelihood) for likelihood in likelihoods]
 
     def judged(self, profile: Profile, block: Block) -> tuple[list[Tensor], list[Tensor | None]]:
         """The tensors of a block to summarise, and their variances over an integrated last layer."""
@@ -47,8 +88,8 @@ class Request:
         return (block.outputs, variances) if index is None else ([block.outputs[index]], [variances[index]])
 
     def likelihood_tensor(self, profile: Profile) -> int | None:
-        """The tensor of the output that the likelihood reads: the only one, or `logits`; None without a likelihood."""
-        if self.likelihood is None:
+        """The tensor of the output that one likelihood reads: the only one, or `logits`; None if all are summarised."""
+        if self.likelihood is None or self.is_by_head:
             return None
         n_tensors = len(profile.outputs)
         if n_tensors == 1:
@@ -58,7 +99,7 @@ class Request:
         if logits is None:
             raise ValueError(
                 f"`likelihood` needs an output of one tensor, or one called `logits`; the network gives {n_tensors}. "
-                "Pass a network that returns the one to judge, or leave the likelihood out."
+                "Give a likelihood for each, as a dict or sequence like the output, or leave it out."
             )
         return logits
 
@@ -66,9 +107,9 @@ class Request:
 class RowStatistics:
     """The statistics of some rows' draws, for one tensor of the output."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, likelihood: Likelihood | None = None) -> None:
         self.request = request
-        self.likelihood: Likelihood | None = None  # for outputs of these axes
+        self.likelihood = likelihood  # once an output was seen, for outputs of its axes
         self.moments = Moments()
         self.aleatoric = Mean()  # of the likelihood's variance given the draw
         self.integrated: Tensor | None = None  # the sum over draws of the variance over an integrated last layer
@@ -77,7 +118,7 @@ class RowStatistics:
         self.outputs: list[Tensor] = []
         self.conditionals: list[Tensor] = []  # means given the draw, of which quantiles are taken
         self.dtype = torch.float32
-        self.is_complex = False
+        self.is_complex = self.is_begun = False
 
     def add(self, output: Tensor, variance: Tensor | None) -> None:
         """Adds outputs `[draw, row, ...]`, with their mean variance `[row, ...]` over an integrated last layer."""
@@ -85,10 +126,10 @@ class RowStatistics:
         if output.is_complex():
             output = torch.view_as_real(output)
             self.is_complex = True
-        if self.request.likelihood is not None and self.likelihood is None:
-            self.likelihood = self.request.likelihood.for_output(output.dim() - 1)
+        if self.likelihood is not None and not self.is_begun:
+            self.likelihood = self.likelihood.for_output(output.dim() - 1)
             self.likelihood.check(output)
-        likelihood = self.likelihood
+        likelihood, self.is_begun = self.likelihood, True
         conditional = output if likelihood is None else likelihood.mean(output)
         if self.request.keep_draws:
             self.outputs.append(output)
@@ -102,7 +143,7 @@ class RowStatistics:
             self.aleatoric.add(likelihood.variance(output))
         if isinstance(likelihood, ClassLikelihood):
             probabilities = likelihood.class_probabilities(likelihood.mean(output))
-            self.entropies.add(_entropy(probabilities))
+            self.entropies.add(torch.special.entr(probabilities).sum(-1))
             self.votes.add(probabilities)
 
     def results(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
@@ -120,58 +161,44 @@ class RowStatistics:
             aleatoric = torch.zeros_like(mean)
         statistics = {"mean": mean, "epistemic": epistemic, "aleatoric": aleatoric}
         if isinstance(likelihood, ClassLikelihood):
-            statistics["entropy"] = _entropy(likelihood.class_probabilities(mean))
+            statistics["entropy"] = torch.special.entr(likelihood.class_probabilities(mean)).sum(-1)
             statistics["expected_entropy"] = self.entropies.value
             statistics["variation_ratio"] = self.votes.variation_ratio
         dtype = self.dtype if dtype is None else dtype
-        statistics = {name: value.to(dtype) for name, value in statistics.items()} | self._from_outputs(dtype)
-        return self._as_complex(statistics) if self.is_complex else statistics
-
-    def _as_complex(self, statistics: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Means and draws as complex numbers; variances E|z - E z|², real and imaginary parts together."""
-        sums = {name: statistics[name].sum(-1) for name in ("epistemic", "aleatoric")}
-        return {n: v if n in sums else torch.view_as_complex(v.contiguous()) for n, v in statistics.items()} | sums
-
-    def _from_outputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        statistics: dict[str, Tensor] = {}
+        statistics = {name: value.to(dtype) for name, value in statistics.items()}
         if self.conditionals:
             every = torch.cat(self.conditionals).double()
             levels = torch.tensor(self.request.quantiles, dtype=torch.float64, device=every.device)
             statistics["quantiles"] = every.quantile(levels, dim=0).movedim(0, 1).to(dtype)
         if self.outputs:
             statistics["draws"] = torch.cat(self.outputs).movedim(0, 1)
-        return statistics
+        if not self.is_complex:
+            return statistics
+        # Means and draws as complex numbers; variances E|z - E z|², real and imaginary parts together.
+        sums = {name: statistics[name].sum(-1) for name in ("epistemic", "aleatoric")}
+        return {n: v if n in sums else torch.view_as_complex(v.contiguous()) for n, v in statistics.items()} | sums
 
 
 def row_summaries(
     plan: Plan | ControlledPlan | OnePass, inputs: Inputs, first_row: int, request: Request
-) -> Iterator[tuple[range, list[dict[str, Tensor]]]]:
-    """The statistics of the rows, block by block: one dict for each tensor of the output that is summarised."""
+) -> Iterator[tuple[int, list[dict[str, Tensor]] | None]]:
+    """The number of rows of each block, and their statistics: one dict for each tensor that is summarised."""
     for rows, blocks in itertools.groupby(plan.run(inputs, first_row=first_row), lambda block: block.rows):
-        statistics: list[RowStatistics] = []
-        moments = None
+        statistics = request.summaries(plan.profile)
         for block in blocks:
-            moments = block.moments
-            if moments is not None:
+            if block.moments is not None:  # of all draws
+                yield len(rows), [_summary_of(*block.moments, statistics[0].likelihood)]
                 break
-            outputs, variances = request.judged(plan.profile, block)
-            statistics = statistics or [RowStatistics(request) for _ in outputs]
-            for one, output, variance in zip(statistics, outputs, variances, strict=True):
+            for one, output, variance in zip(statistics, *request.judged(plan.profile, block), strict=True):
                 one.add(output, variance)
-        yield rows, [one.results() for one in statistics] if moments is None else [_summary_of(*moments, request)]
+        else:
+            yield len(rows), [one.results() for one in statistics]
 
 
-def _summary_of(mean: Tensor, epistemic: Tensor, request: Request) -> dict[str, Tensor]:
+def _summary_of(mean: Tensor, epistemic: Tensor, likelihood: Likelihood | None) -> dict[str, Tensor]:
     """The statistics of rows whose moments over draws are known, `[row, ...]`."""
-    aleatoric = torch.zeros_like(mean)
-    if isinstance(request.likelihood, Gaussian):
-        aleatoric = request.likelihood.variance(mean.double()).detach().to(mean)
+    aleatoric = torch.zeros_like(mean) if likelihood is None else likelihood.variance(mean.double()).detach().to(mean)
     return {"mean": mean, "epistemic": epistemic, "aleatoric": aleatoric}
-
-
-def _entropy(probabilities: Tensor) -> Tensor:
-    # `information.entropy` without its checks: these are softmaxes, a tile at a time
-    return -torch.special.xlogy(probabilities, probabilities).sum(-1)
 
 
 class RowResults:
@@ -194,20 +221,22 @@ class RowResults:
 
     def trees(self, profile: Profile, request: Request) -> dict[str, Any]:
         """Every statistic by name, in the network's structure; of the judged tensor alone if there is one."""
-        likelihood_tensor, layouts = request.likelihood_tensor(profile), profile.outputs
-        statistics: dict[str, Any] = {}
         if profile.gives_rows and not {"draws", "quantiles"} & self.chunks[0].keys():
             return {name: self.join_rows(name) for name in self.chunks[0]}
-        alone = likelihood_tensor is not None and len(layouts) > 1
-        layouts = (layouts[likelihood_tensor],) if alone and likelihood_tensor is not None else layouts
-        for name in self.chunks[0]:
-            values = [self.join_rows(name, index) for index in range(len(self.chunks))]
-            leading = 1 if name in ("draws", "quantiles") else 0
-            values = [value.movedim(1, 0) for value in values] if leading else values
-            if name in ("entropy", "expected_entropy", "variation_ratio"):
-                statistics[name] = values[0] if layouts[0] is not None else values[0][0]
-                continue
-            values = [move_row_axis(value, layout, leading) for value, layout in zip(values, layouts, strict=True)]
-            statistics[name] = values[0] if alone else profile.structure.build(values, numbers=name == "mean")
-        first = layouts[0]
-        return statistics | {"row_axis": None if first is None else first.axis}
+        judged = request.likelihood_tensor(profile)
+        alone = judged is not None and len(profile.outputs) > 1
+        layouts = profile.outputs[judged : judged + 1] if alone and judged is not None else profile.outputs
+        statistics: dict[str, Any] = {}
+        for name in dict.fromkeys(name for chunks in self.chunks for name in chunks):
+            values: list[Tensor | None] = []
+            for index, layout in enumerate(layouts):
+                value = self.join_rows(name, index) if name in self.chunks[index] else None
+                if value is not None and name in (*CLASS_STATISTICS, "draws_used"):
+                    value = value if layout is not None else value[0]
+                elif value is not None:
+                    leading = int(name in ("draws", "quantiles"))
+                    value = move_row_axis(value.movedim(1, 0) if leading else value, layout, leading)
+                values.append(value)
+            bare = alone or name == "draws_used" or (name in CLASS_STATISTICS and not request.is_by_head)
+            statistics[name] = values[0] if bare else profile.structure.build(values, numbers=name == "mean")
+        return statistics | {"row_axis": None if layouts[0] is None else layouts[0].axis}

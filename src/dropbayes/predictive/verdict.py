@@ -5,15 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from dropbayes.likelihoods import Categorical, Gaussian, Likelihood
+from dropbayes.likelihoods import Likelihood
 from dropbayes.linear import LinearCheck, check_linear
 from dropbayes.predictive.draw_scores import checked_likelihood, checked_targets, evaluation_tensor, score_draws
+from dropbayes.predictive.outcomes import ClassOutcomes
+from dropbayes.predictive.scoring import COVERAGE_LEVELS, core_scores
+from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.sampling import draws, sites
-from dropbayes.scores import risk_coverage
+from dropbayes.scores import RiskCoverage, risk_coverage
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["Verdict", "check", "row_verdict"]
 
@@ -25,7 +32,7 @@ _LINEAR_ROWS = 64  # compared with the linear method
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Printed):
     r"""The evaluation of Monte Carlo dropout on held-out rows; prints as a table.
 
     Attributes:
@@ -35,9 +42,8 @@ class Verdict:
         log_likelihood: The mean predictive log-likelihood of the draws.
         plain_log_likelihood: That of one pass without dropout.
         gain_error: The standard error of their difference.
-        risk_area: The area under the risk-coverage curve when rows are ranked by their uncertainty.
-        random_area: The area of a random ranking: the mean loss.
-        oracle_area: The area of the ranking by the true loss.
+        risk: The risk-coverage curve of the rows ranked by their uncertainty.
+        random_area: The area under the curve of a random ranking: the mean loss.
         coverage: The observed coverage of the central intervals, by nominal coverage (regression).
         calibration_error: The expected calibration error (classification).
         ensemble_equivalent: The interpolated size of a deep ensemble with the same log-likelihood, if members are
@@ -48,21 +54,20 @@ class Verdict:
         advice: The recommended next steps.
     """
 
-    sites: tuple[tuple[str, float | None], ...]
+    sites: Sequence[tuple[str, float | None]]
     n_rows: int
     n_draws: int
     log_likelihood: float
     plain_log_likelihood: float
     gain_error: float
-    risk_area: float
+    risk: RiskCoverage
     random_area: float
-    oracle_area: float
     coverage: dict[float, float]
     calibration_error: float | None
-    ensemble_equivalent: float | None
-    ensemble_log_likelihoods: tuple[float, ...]
-    advice: tuple[str, ...]
+    ensemble_equivalent: float | None = None
+    ensemble_log_likelihoods: tuple[float, ...] = ()
     linear: LinearCheck | None = None
+    advice: tuple[str, ...] = ()
 
     @property
     def gain(self) -> float:
@@ -72,8 +77,8 @@ class Verdict:
     @property
     def ranking(self) -> float:
         """The ranking gain over chance as a fraction of the oracle's: 1 is perfect, 0 is chance."""
-        possible = self.random_area - self.oracle_area
-        return (self.random_area - self.risk_area) / possible if possible > 0 else math.nan
+        possible = self.random_area - float(self.risk.oracle_area)
+        return (self.random_area - float(self.risk.area)) / possible if possible > 0 else math.nan
 
     def rows(self) -> list[tuple[str, str, str]]:
         """The rows of the table: name, value and meaning."""
@@ -99,20 +104,16 @@ class Verdict:
             lines.append(("linear method", f"{self.linear.ratio:.2f}", "its deviation, of that of 30 draws"))
         return lines
 
-    def __str__(self) -> str:
-        lines = self.rows()
-        widths = [max(len(line[k]) for line in lines) for k in (0, 1)]
-        table = [f"{name:<{widths[0]}}  {value:>{widths[1]}}  {meaning}" for name, value, meaning in lines]
-        head = f"Monte Carlo dropout on {self.n_rows:,} rows, {self.n_draws} draws"
-        return "\n".join([head, "", *table, "", *(f"- {sentence}" for sentence in self.advice)])
+    def table(self) -> Table:
+        """The verdict as a table, with the advice below."""
+        title = f"Monte Carlo dropout on {self.n_rows:,} rows, {self.n_draws} draws"
+        return Table(title, self.rows(), align="<><", notes=self.advice)
 
-    def _repr_html_(self) -> str:
-        from html import escape
+    def plot(self, *, ax: Axes | None = None) -> Axes:
+        """The risk of the rows kept when the uncertain ones are set aside; needs matplotlib (the extra `plot`)."""
+        from dropbayes import plots
 
-        cells = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in line) + "</tr>" for line in self.rows())
-        advice = "".join(f"<li>{escape(sentence)}</li>" for sentence in self.advice)
-        head = f"Monte Carlo dropout on {self.n_rows:,} rows, {self.n_draws} draws"
-        return f"<table><caption>{head}</caption>{cells}</table><ul>{advice}</ul>"
+        return plots.risk_coverage_diagram(self.risk, ax=ax)
 
 
 def check(
@@ -156,43 +157,30 @@ def check(
     judged = checked_likelihood(likelihood, targets, plain)
     scored, base = score_draws(sampled, targets, judged), score_draws(plain[None], targets, judged)
     outputs = [evaluation_tensor(member, x) for member in members]
-    equivalent, ensembles = _ensemble_equivalent(outputs, targets, judged, float(scored.log_density.mean()))
-    verdict = row_verdict(
-        scored.log_density,
-        base.log_density,
-        scored.uncertainty,
-        scored.loss,
-        sites=[(site.path, site.drop_prob) for site in network_sites],
-        n_draws=n_draws,
-        coverage=scored.coverage,
-        calibration_error=scored.calibration_error,
-        ensemble_equivalent=equivalent,
-        ensemble_log_likelihoods=ensembles,
-    )
-    return replace(verdict, linear=_linear_check(net, x, seed))
-
-
-def _linear_check(net: nn.Module, x: Tensor, seed: int) -> LinearCheck | None:
+    equivalent, ensembles = _ensemble_equivalent(outputs, targets, judged, float(scored.log_likelihood.mean()))
+    measured = core_scores(scored.outcomes)
     some = x[:_LINEAR_ROWS] if isinstance(x, Tensor) else x
     try:
-        return check_linear(net, some, seed=seed)
+        linear = check_linear(net, some, seed=seed)
     except (ValueError, RuntimeError):  # no derivative, or one that torch does not have
-        return None
+        linear = None
+    is_class = isinstance(scored.outcomes, ClassOutcomes)
+    return row_verdict(
+        scored.log_likelihood,
+        base.log_likelihood,
+        scored.outcomes.uncertainty(),
+        scored.outcomes.loss(),
+        sites=tuple((site.path, site.drop_prob) for site in network_sites),
+        n_draws=n_draws,
+        coverage={} if is_class else {p: measured[f"coverage_{100 * p:.0f}"] for p in COVERAGE_LEVELS},
+        calibration_error=measured.get("calibration_error"),
+        ensemble_equivalent=equivalent,
+        ensemble_log_likelihoods=ensembles,
+        linear=linear,
+    )
 
 
-def row_verdict(
-    densities: Tensor,
-    plain_densities: Tensor,
-    uncertainty: Tensor,
-    loss: Tensor,
-    *,
-    sites: Sequence[tuple[str, float | None]],
-    n_draws: int,
-    coverage: dict[float, float],
-    calibration_error: float | None,
-    ensemble_equivalent: float | None = None,
-    ensemble_log_likelihoods: tuple[float, ...] = (),
-) -> Verdict:
+def row_verdict(densities: Tensor, plain_densities: Tensor, uncertainty: Tensor, loss: Tensor, **known: Any) -> Verdict:
     """The verdict from per-row measurements.
 
     Args:
@@ -200,35 +188,23 @@ def row_verdict(
         plain_densities: That without dropout.
         uncertainty: The uncertainty of each row.
         loss: The loss of each row.
-        sites: The name and drop probability of each stochastic operation.
-        n_draws: The number of draws.
-        coverage: The observed coverage of the central intervals, by nominal coverage (regression).
-        calibration_error: The expected calibration error (classification).
-        ensemble_equivalent: The number of independently trained networks with the same log-likelihood, if known.
-        ensemble_log_likelihoods: The log-likelihood of ensembles of 1, 2, ... members, if known.
+        known: The attributes of `Verdict` that do not follow from these.
     """
-    curve, difference = risk_coverage(uncertainty, loss), densities - plain_densities
+    difference = densities - plain_densities
     verdict = Verdict(
-        sites=tuple(sites),
         n_rows=len(densities),
-        n_draws=n_draws,
         log_likelihood=float(densities.mean()),
         plain_log_likelihood=float(plain_densities.mean()),
         gain_error=float(difference.std() / math.sqrt(len(difference))),
-        risk_area=float(curve.area),
+        risk=risk_coverage(uncertainty, loss),
         random_area=float(loss.mean()),
-        oracle_area=float(curve.oracle_area),
-        coverage=coverage,
-        calibration_error=calibration_error,
-        ensemble_equivalent=ensemble_equivalent,
-        ensemble_log_likelihoods=ensemble_log_likelihoods,
-        advice=(),
+        **known,
     )
     return replace(verdict, advice=_advice(verdict))
 
 
 def _ensemble_equivalent(
-    outputs: Sequence[Tensor], y: Tensor, likelihood: Categorical | Gaussian | None, reached: float
+    outputs: Sequence[Tensor], y: Tensor, likelihood: Likelihood | None, reached: float
 ) -> tuple[float | None, tuple[float, ...]]:
     """The size of the ensemble with the same log-likelihood, interpolated, and the log-likelihoods of all sizes."""
     if not outputs:
@@ -237,7 +213,7 @@ def _ensemble_equivalent(
     for size in range(1, len(members) + 1):
         # Every member is in equally many of these ensembles.
         chosen = [[(start + k) % len(members) for k in range(size)] for start in range(len(members))]
-        densities = [score_draws(members[index], y, likelihood).log_density.mean() for index in chosen]
+        densities = [score_draws(members[index], y, likelihood).log_likelihood.mean() for index in chosen]
         scores.append(sum(map(float, densities)) / len(chosen))
     for size, score in enumerate(scores, start=1):
         if score >= reached:

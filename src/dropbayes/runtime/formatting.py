@@ -1,11 +1,85 @@
-"""Numbers, counts, names and scores as text."""
+"""Numbers, counts, names, scores and results as text."""
 
 from __future__ import annotations
 
+import html
 import math
 import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-__all__ = ["count", "fixed_point", "number", "percent", "plain_number", "printable_name", "score_text"]
+__all__ = [
+    "Printed",
+    "Table",
+    "count",
+    "fixed_point",
+    "number",
+    "percent",
+    "plain_number",
+    "printable_name",
+    "score_text",
+]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text: a title, the names of its columns if they have any, rows of cells, and sentences below.
+
+    Args:
+        title: The line above the table.
+        rows: The cells of each row.
+        head: The names of the columns; empty for none.
+        align: For each column "<" or ">", the side on which its cells are flush; on the left beyond these.
+        notes: Sentences below the table.
+
+    Example:
+        >>> print(Table("2 rows", [("rmse", "0.5"), ("mae", "0.25")], align="<>", notes=["Good."]).text())
+        2 rows
+        rmse   0.5
+        mae   0.25
+        Good.
+    """
+
+    title: str
+    rows: Sequence[Sequence[str]]
+    head: Sequence[str] = ()
+    align: str = ""
+    notes: Sequence[str] = ()
+
+    def text(self) -> str:
+        """The table in characters of one width."""
+        rows = [self.head, *self.rows] if self.head else list(self.rows)
+        columns = []
+        for index, cells in enumerate(zip(*rows, strict=True)):
+            side, width = self.align[index : index + 1] or "<", max(map(len, cells))
+            columns.append([f"{cell:{side}{width}}" for cell in cells])
+        return "\n".join([self.title, *("  ".join(row).rstrip() for row in zip(*columns, strict=True)), *self.notes])
+
+    def html(self) -> str:
+        """The table as a snippet of HTML, everything escaped."""
+
+        def line(cells: Sequence[str], tag: str) -> str:
+            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+        head = f"<thead>{line(self.head, 'th')}</thead>" if self.head else ""
+        body = "".join(line(row, "td") for row in self.rows)
+        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
+        table = f"<table><caption>{html.escape(self.title)}</caption>{head}<tbody>{body}</tbody></table>"
+        return table + (f"<ul>{notes}</ul>" if notes else "")
+
+
+class Printed:
+    """A result that prints as a table, and is one in a notebook."""
+
+    def table(self) -> Table:
+        """The result as a table of text."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.table().text()
+
+    def _repr_html_(self) -> str:
+        return self.table().html()
 
 
 def printable_name(text: object, *, max_length: int = 80) -> str:

@@ -32,7 +32,7 @@ class Sampling:
         integrate_last_layer: Whether moments integrate over the last layer's dropout exactly, if the network allows it.
         tolerance: For `n_draws="auto"`: the target standard error of the mean, relative to the predictive standard
             deviation.
-        max_draws: For `n_draws="auto"`: the most draws of a row.
+        max_draws: For `n_draws="auto"`: the most draws of a row, at which it stops short of the tolerance.
         max_bytes: A bound on working memory, excluding the result.
 
     Example:
@@ -65,8 +65,8 @@ class Sampling:
             raise TypeError(f"`ignore_modules` must hold names of modules or classes; got {self.ignore_modules!r}.")
         if not (math.isfinite(self.tolerance) and self.tolerance > 0):
             raise ValueError(f"`tolerance` must be a positive number; got {self.tolerance!r}. Try tolerance=0.05.")
-        if self.max_draws < 64:  # two sets, from whose difference an error can be told
-            raise ValueError(f"`max_draws` must be at least 64; got {self.max_draws!r}.")
+        if self.max_draws < 64:
+            raise ValueError(f"`max_draws` must be at least 64, to estimate an error from; got {self.max_draws!r}.")
         if self.max_bytes is not None and self.max_bytes <= 0:
             raise ValueError(f"`max_bytes` must be a positive number of bytes; got {self.max_bytes!r}.")
 

@@ -35,7 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
 def predicted(case, group=None):
     settings = dict(CASES[case])
     found = predict_across_ranks(network(settings.pop("n_outputs")), inputs(), seed=5, group=group, **settings)
-    return [found.mean, found.epistemic, found.aleatoric, *([found.entropy] if found.entropy is not None else [])]
+    return [found.mean, found.epistemic, found.aleatoric, *found.information.values()]
 
 
 def one_rank(rank, n_ranks, folder):

@@ -71,11 +71,10 @@ def predict_across_ranks(
     ranges = [range(keys.n_draws)[start : start + _GROUP_DRAWS] for start in range(0, keys.n_draws, _GROUP_DRAWS)]
     mine_drawn = [_draws(replace(plan, draws=some), inputs, sampling.row_offset) for some in ranges[rank::n_ranks]]
     gathered = _gather(mine_drawn, n_ranks, group)
-    statistics = RowStatistics(Request(likelihood))
+    statistics = RowStatistics(Request(likelihood), likelihood)
     for index in range(len(ranges)):
         statistics.add(gathered[index % n_ranks][index // n_ranks], None)
-    results: dict[str, Any] = statistics.results()
-    return Prediction(n_draws=keys.n_draws, method=plan.method, **results)
+    return Prediction.of(statistics.results(), n_draws=keys.n_draws, method=plan.method)
 
 
 def _rank_and_size(group: Any) -> tuple[int, int]:
@@ -104,11 +103,11 @@ def _gather(value: Any, n_ranks: int, group: Any) -> list[Any]:
 
 
 def _join_rows(parts: list[Prediction]) -> Prediction:
-    joined: dict[str, Any] = {}
-    for name in ("mean", "epistemic", "aleatoric", "entropy", "expected_entropy", "variation_ratio"):
-        values = [getattr(part, name) for part in parts]
-        joined[name] = None if values[0] is None else torch.cat(values)
-    return replace(parts[0], **joined)
+    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in ("mean", "epistemic", "aleatoric")}
+    names = parts[0].information
+    return replace(
+        parts[0], **joined, information={name: torch.cat([part.information[name] for part in parts]) for name in names}
+    )
 
 
 def _draws(plan: Plan, inputs: Inputs, first_row: int) -> Tensor:
