@@ -31,6 +31,24 @@ def test_a_learned_precision_ends_at_the_inverse_of_the_mean_squared_error(tmp_p
     assert resumed.precision == history.precision and torch.equal(start.weight, net.weight)
 
 
+def test_every_output_learns_a_precision_of_its_own(tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(400, 2)
+    y = x + torch.tensor([0.5, 0.1]) * torch.randn(400, 2)
+    net = nn.Linear(2, 2)
+    start = copy.deepcopy(net)
+    setting = {
+        "likelihood": Gaussian(torch.tensor([1.0, 1.0])), "prior": Prior(length_scale=0.01), "batch_size": 400,
+        "objective": Objective(learn_precision=True), "optimization": Optimization(learning_rate=0.1), "device": "cpu",
+    }  # fmt: skip
+    history = fit(net, x, y, epochs=200, **setting)
+    errors = (net(x) - y).square().mean(0)
+    assert history.precision[-1] == pytest.approx((1 / errors).tolist(), rel=0.05)
+    fit(start, x, y, epochs=80, checkpoint=tmp_path / "run", **setting)
+    resumed = fit(start, x, y, epochs=200, checkpoint=tmp_path / "run", **setting)
+    assert resumed.precision == history.precision and torch.equal(start.weight, net.weight)
+
+
 def test_the_logarithm_of_the_precision_never_decays():
     noise = ModelNoise(Gaussian(17.0), True, torch.device("cpu"))
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1, weight_decay=1.0)

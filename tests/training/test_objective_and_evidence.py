@@ -13,7 +13,7 @@ from dropbayes.layers import BernoulliNoise, ConcreteNoise, GaussianNoise, Linea
 from dropbayes.likelihoods import Categorical, Gaussian, predictive_log_density
 from dropbayes.processes import exact_process, process_of
 from dropbayes.training.objective import kl_divergence, last_layer_moments, negative_elbo, row_misfit
-from dropbayes.weight_layers import kl_constant
+from dropbayes.weight_layers import kl_constant, parameter_groups
 from dropbayes.weight_layers.precision import Prior
 from tests.training.small_networks import DTYPE, PRIOR, net_and_data
 
@@ -86,6 +86,41 @@ def test_the_bound_of_every_family_lies_below_the_evidence(name, bias_length_sca
     mean, variance = layer.moments(x)
     expected = (0.5 * math.log(tau / (2 * math.pi)) - 0.5 * tau * ((y - mean).square() + variance)).sum()
     assert expected - kl_divergence(layer, prior=Prior(bias_length_scale=bias_length_scale)) < evidence
+
+
+@pytest.mark.parametrize("noise", [GaussianNoise(0.4), BernoulliNoise(0.2, std=0.3, drop_bias=True)])
+def test_the_bound_under_a_laplace_prior_of_the_bias_lies_below_the_evidence(noise):
+    # y = b + noise, the input being 0: the evidence is an integral over b.
+    tau, y = 2.0, torch.tensor([[0.9], [1.4], [1.1]], dtype=DTYPE)
+    laplace = torch.distributions.Laplace(torch.zeros((), dtype=DTYPE), 0.7)
+    b = torch.linspace(-12, 12, 20_001, dtype=DTYPE)
+    joint = Gaussian(tau).log_density(b[:, None, None].expand(-1, 3, 1), y).sum(1) + laplace.log_prob(b)
+    evidence = joint.logsumexp(0) + math.log(24 / 20_000)
+    layer = Linear(1, 1, noise=noise).to(DTYPE)
+    gap = []
+    for bias in (0.3, 0.8, 1.1):
+        nn.init.constant_(layer.bias, bias)
+        mean, variance = layer.moments(torch.zeros(3, 1, dtype=DTYPE))
+        misfit = (0.5 * math.log(tau / (2 * math.pi)) - 0.5 * tau * ((y - mean).square() + variance)).sum()
+        without = kl_divergence(layer, prior=Prior(per_layer={"bias": 0.0}))
+        gap.append(evidence - misfit + kl_divergence(layer, prior=Prior(bias_distribution=laplace)) - without)
+    assert all(value > 0 for value in gap) and min(gap) < 1.0
+
+
+def test_a_gaussian_density_of_biases_is_their_length_scale_and_no_other_is_a_decay():
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Dropout(0.2), nn.Linear(4, 1)).to(DTYPE)
+    normal = torch.distributions.Normal(torch.zeros((), dtype=DTYPE), 0.25)
+    by_density = kl_divergence(net, prior=Prior(bias_distribution=normal))
+    torch.testing.assert_close(by_density, kl_divergence(net, prior=Prior(bias_length_scale=4.0)))
+    prior = Prior(bias_distribution=torch.distributions.Laplace(0.0, 0.5))
+    (gradient,) = torch.autograd.grad(kl_divergence(net, prior=prior), net[0].bias)
+    torch.testing.assert_close(gradient, net[0].bias.detach().sign() / 0.5)
+    with pytest.raises(ValueError, match="bias_distribution"):
+        parameter_groups(net, precision=1.0, prior=prior, n_data=10)
+    with pytest.raises(ValueError, match="RandomBias"):
+        process_of(net, prior)
+    with pytest.raises(ValueError, match="whole line"):
+        Prior(bias_distribution=torch.distributions.Uniform(0.0, 1.0))
 
 
 @pytest.mark.parametrize("applies_to", ["active", "stored"])

@@ -6,11 +6,7 @@ import math
 import pytest
 import torch
 
-from dropbayes.variational import (
-    Bernoulli,
-    Concrete,
-    kl_monte_carlo,
-)
+from dropbayes.variational import Bernoulli, Concrete, DiagonalGaussian, kl_from_density, kl_monte_carlo
 from tests.variational.samples import (
     DTYPE,
     matrix,
@@ -145,3 +141,23 @@ def test_extreme_parameters_stay_finite(drop_prob, std, dtype):
     for value in (loss, kept.grad, logit.grad, q.variance, concrete.variance):
         assert value.isfinite().all()
     torch.testing.assert_close(concrete.keep_prob.item(), 1 - drop_prob, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("family", ["dropout", "bernoulli", "gaussian"])
+def test_the_divergence_from_a_gaussian_density_is_that_from_its_length_scale(family):
+    bias = matrix(4, 1)
+    q = {
+        "dropout": Bernoulli(bias, 0.7),
+        "bernoulli": Bernoulli(bias, 0.7, std=0.2),
+        "gaussian": DiagonalGaussian(bias, torch.full((4, 1), 0.3, dtype=DTYPE)),
+    }[family]
+    normal = torch.distributions.Normal(torch.zeros((), dtype=DTYPE), 0.4)
+    torch.testing.assert_close(kl_from_density(q, normal), q.kl(1 / 0.4))
+
+
+def test_the_divergence_of_a_gaussian_from_a_laplace_density_is_torchs():
+    loc, std = matrix(4, 1), torch.full((4, 1), 0.3, dtype=DTYPE)
+    laplace = torch.distributions.Laplace(torch.zeros((), dtype=DTYPE), 0.5)
+    expected = torch.distributions.kl_divergence(torch.distributions.Normal(loc, std), laplace).sum()
+    # The rule has 64 nodes, and the density a kink.
+    torch.testing.assert_close(kl_from_density(DiagonalGaussian(loc, std), laplace), expected, rtol=2e-2, atol=0)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dropbayes.layers.noise import BernoulliNoise, Noise
 from dropbayes.tracing import draw_or_mean
-from dropbayes.variational import Bernoulli, Family
+from dropbayes.variational import Bernoulli, Family, kl_from_density
 from dropbayes.variational.family import in_full_precision
 from dropbayes.weight_layers.precision import Prior
 
@@ -89,6 +89,9 @@ class WeightLayer(nn.Module, ABC):
         # Without a family of its own the bias is a point, the limit of dropout with nothing dropped.
         bias = in_full_precision(self.bias)[:, None]
         q = self.noise.bias_posterior(bias) or Bernoulli(bias, 1.0)
+        density = prior.density_of_bias(name, "bias")
+        if density is not None:
+            return divergence + kl_from_density(q.in_full_precision(), density)
         kept = keep_prob if isinstance(q, Bernoulli) and q.keep_prob < 1 else 1.0
         bias_scale = prior.of_bias(name, parameter="bias", keep_prob=kept)
         if not isinstance(bias_scale, Tensor) and bias_scale == 0:

@@ -48,7 +48,8 @@ class History:
         loss: The negative evidence lower bound per row, a mean over the epoch's batches.
         log_likelihood: The held-out predictive log-likelihood (empty without held-out rows).
         learning_rate: The learning rate of the epoch's last step.
-        precision: The model precision τ after the epoch (empty unless it is learned).
+        precision: The model precision τ after the epoch, a list where every output has its own (empty unless it is
+            learned).
         best_epoch: The epoch whose weights the network has, counted from 1.
         stopped: "epochs", "patience" or "callback".
     """
@@ -56,7 +57,7 @@ class History:
     loss: list[float] = field(default_factory=list)
     log_likelihood: list[float] = field(default_factory=list)
     learning_rate: list[float] = field(default_factory=list)
-    precision: list[float] = field(default_factory=list)
+    precision: list[float | list[float]] = field(default_factory=list)
     best_epoch: int = 0
     stopped: str = ""
 

@@ -3,7 +3,6 @@ r"""The observation noise of a run: a fixed likelihood, or a Gaussian whose $\ta
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
 
 import torch
@@ -28,9 +27,8 @@ class ModelNoise:
         if learned:
             if not isinstance(likelihood, Gaussian):
                 raise ValueError(f"`learn_precision` needs a Gaussian likelihood; got {likelihood!r}.")
-            if torch.as_tensor(likelihood.precision).numel() != 1:
-                raise ValueError(f"`learn_precision` needs one precision for all outputs; got {likelihood.precision}.")
-            self.log_precision = nn.Parameter(torch.tensor(math.log(float(likelihood.precision)), device=device))
+            start = torch.as_tensor(likelihood.precision, dtype=torch.get_default_dtype(), device=device)
+            self.log_precision = nn.Parameter(start.detach().log())
 
     def likelihood(self) -> Likelihood:
         """The likelihood with the current precision."""
@@ -48,12 +46,12 @@ class ModelNoise:
         finally:
             optimizer.param_groups.pop()
 
-    def values(self) -> list[float]:
-        r"""The current $\tau$; empty if it is not learned."""
-        return [] if self.log_precision is None else [math.exp(self.log_precision.item())]
+    def values(self) -> list[float | list[float]]:
+        r"""The current $\tau$, a list where every output has its own; empty if it is not learned."""
+        return [] if self.log_precision is None else [self.log_precision.detach().double().exp().tolist()]
 
-    def restore(self, history: list[float]) -> None:
+    def restore(self, history: list[float | list[float]]) -> None:
         """Restores the last precision of a history; as a float64 it holds every bit of the parameter."""
         if self.log_precision is not None and history:
             with torch.no_grad():
-                self.log_precision.fill_(math.log(history[-1]))
+                self.log_precision.copy_(torch.tensor(history[-1], dtype=torch.float64).log())

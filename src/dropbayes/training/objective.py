@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from dropbayes.likelihoods import Gaussian, Likelihood
 from dropbayes.likelihoods.observation import sum_events
+from dropbayes.variational import Bernoulli, kl_from_density
 from dropbayes.variational.family import in_full_precision
-from dropbayes.weight_layers import decays, input_layers, kl_is_weight_decay, weight_layers
+from dropbayes.weight_layers import Decay, decays, input_layers, kl_is_weight_decay, weight_layers
 from dropbayes.weight_layers.precision import Prior
 
 __all__ = ["Objective", "divergence_of", "kl_divergence", "last_layer_moments", "negative_elbo", "row_misfit"]
@@ -28,8 +29,8 @@ class Objective:
         alpha: The α of an α-divergence in [0, 1] (Li and Gal 2017), estimated with ten draws per step; 0 is the
             evidence lower bound. See `negative_elbo`.
         keep_probs: Keep probabilities by module name, which override those traced on the first rows.
-        learn_precision: Whether the τ of a `Gaussian` is trained with the network, starting from its value. The τ of
-            the returned weights is `history.precision[history.best_epoch - 1]`.
+        learn_precision: Whether the τ of a `Gaussian`, one or one for each output, is trained with the network,
+            starting from its value. The τ of the returned weights is `history.precision[history.best_epoch - 1]`.
 
     Example:
         >>> Objective(alpha=0.5).learn_precision
@@ -71,6 +72,8 @@ def divergence_of(
         raise ValueError("`net` must have a weight layer to put the prior on; got a network without one.")
     first = input_layers(net, prior, keep_probs) if others else frozenset()
     layer_terms = [functools.partial(layer.kl, prior, name=name, first=name in first) for name, layer in others]
+    layer_terms += [functools.partial(_divergence_from_density, d) for d in decaying if d.density is not None]
+    decaying = [d for d in decaying if d.density is None]
     learned = [d for d in decaying if isinstance(d.length_scale, Tensor)]
     fixed = [(0.5 * d.coefficient, d) for d in decaying if not isinstance(d.length_scale, Tensor)]
     constant = sum(d.constant for _, d in fixed)
@@ -87,6 +90,13 @@ def divergence_of(
         return in_full_precision(next(net.parameters())).new_tensor(constant)
 
     return divergence
+
+
+def _divergence_from_density(decay: Decay) -> Tensor:
+    """The divergence of a bias that is a point, or dropped, from a prior that is not Gaussian."""
+    assert decay.density is not None
+    active = in_full_precision(decay.value)[:, None] / decay.keep_prob
+    return kl_from_density(Bernoulli(active, decay.keep_prob), decay.density)
 
 
 def negative_elbo(

@@ -7,7 +7,7 @@ bound, so that the evidence lower bound computed from it remains a bound. $\sigm
 are then differentiated.
 """
 
-from dropbayes.variational.dropout import Bernoulli, Concrete
+from dropbayes.variational.dropout import Bernoulli, Concrete, kl_from_density
 from dropbayes.variational.family import Family
 from dropbayes.variational.gaussian import DiagonalGaussian, multiplicative_gaussian
 from dropbayes.variational.mixture import Mixture, kl_monte_carlo
@@ -18,6 +18,7 @@ __all__ = [
     "DiagonalGaussian",
     "Family",
     "Mixture",
+    "kl_from_density",
     "kl_monte_carlo",
     "multiplicative_gaussian",
 ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from dropbayes.runtime.validation import check_keep_prob, check_n_data, check_number, check_positive
 from dropbayes.tracing.views import check_modules
@@ -59,6 +60,11 @@ class Decay:
         return self.prior.of_weight(
             self.layer, parameter=self.parameter, first=self.first, fan_in=inputs, keep_prob=self.keep_prob
         )
+
+    @property
+    def density(self) -> Distribution | None:
+        """The prior of a bias that is not Gaussian: its divergence is no weight decay."""
+        return self.prior.density_of_bias(self.layer, self.parameter) if is_bias(self.parameter) else None
 
     @property
     def coefficient(self) -> Any:

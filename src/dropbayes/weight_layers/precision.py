@@ -17,6 +17,7 @@ from dropbayes.runtime.validation import check_keep_prob, check_n_data, check_nu
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributions import Distribution
 
 __all__ = [
     "Prior",
@@ -108,6 +109,8 @@ class Prior:
         per_layer: Length-scales by module or parameter name (`"2"`, `"out.bias"`), which override all others. A name
             that the network does not have raises an error when the prior is applied.
         applies_to: `"active"` or `"stored"`, see above.
+        bias_distribution: The density $p(b)$ of every bias in place of a Gaussian one, on the whole line, such as
+            `torch.distributions.Laplace(0.0, 1.0)`. It is no weight decay: it needs the objective itself.
 
     Example:
         >>> Prior(length_scale=0.01, bias_length_scale=0.0).bias_length_scale
@@ -119,11 +122,17 @@ class Prior:
     hidden_length_scale: float | Tensor | Literal["fan_in"] | None = None
     per_layer: Mapping[str, float | Tensor] = field(default_factory=dict, hash=False)
     applies_to: Literal["active", "stored"] = "active"
+    bias_distribution: Distribution | None = None
 
     def __post_init__(self) -> None:
         check_positive("length_scale", self.length_scale)
         if self.bias_length_scale is not None:
             check_positive("bias_length_scale", self.bias_length_scale, allow_zero=True)
+        if self.bias_distribution is not None and str(self.bias_distribution.support) != "Real()":
+            raise ValueError(
+                f"`bias_distribution` must be a density on the whole line, where biases may go; got "
+                f"{self.bias_distribution!r}. Take one such as Normal, Laplace or StudentT."
+            )
         if isinstance(self.hidden_length_scale, str) and self.hidden_length_scale != "fan_in":
             raise ValueError(f'`hidden_length_scale` must be a number or "fan_in"; got {self.hidden_length_scale!r}.')
         if not (self.hidden_length_scale is None or isinstance(self.hidden_length_scale, str)):
@@ -145,6 +154,16 @@ class Prior:
 
     def of_bias(self, layer: str = "", *, parameter: str = "", keep_prob: float = 1.0) -> Any:
         r"""The $l'$ of one active bias vector; $p$ is 1 unless biases are dropped too."""
+        if self.density_of_bias(layer, parameter) is not None:
+            raise ValueError(
+                "`prior` must be Gaussian for a weight decay or a process of the network; got the "
+                f"`bias_distribution` {self.bias_distribution!r}. Train with fit or negative_elbo; its process is made "
+                "of covariances.RandomBias."
+            )
         default = self.length_scale if self.bias_length_scale is None else self.bias_length_scale
         scale = self.per_layer.get(f"{layer}.{parameter}".lstrip("."), default)
         return scale if self.applies_to == "active" else scale * keep_prob
+
+    def density_of_bias(self, layer: str, parameter: str) -> Distribution | None:
+        """The density of one bias vector where it is not Gaussian: `bias_distribution`, unless a name overrides it."""
+        return None if f"{layer}.{parameter}".lstrip(".") in self.per_layer else self.bias_distribution
