@@ -56,6 +56,26 @@ def test_the_uncertainty_of_classes_is_entropy_with_its_epistemic_part():
     np.testing.assert_allclose(mutual, entropy + (draws * np.log(draws)).sum(2).mean(0), atol=1e-9)
 
 
+def test_a_prediction_without_draws_is_close_to_one_of_many(file):
+    ensemble = RegressionEnsemble.load(file)
+    many = ensemble.with_draws(n_draws=2000)
+    mean, covariance = many.predict(X[:12], return_cov=True)
+    for method in ("linear", "moments"):
+        found, close = ensemble.with_draws(method=method).predict(X[:12], return_cov=True)
+        size = np.sqrt(np.diag(covariance))
+        np.testing.assert_allclose(found, mean, atol=0.1 * size.max())
+        np.testing.assert_allclose(close, covariance, atol=0.1 * size.max() ** 2)
+        assert np.array_equal(found, ensemble.with_draws(method=method, seed=99).predict(X[:12]))
+    with pytest.raises(ValueError, match=r"`method` must be one of .*'magic'"):
+        ensemble.with_draws(method="magic")
+
+
+def test_class_probabilities_without_draws_are_close_to_those_of_many():
+    model = DropoutClassifier(**SMALL, random_state=0).fit(X, np.where(Y > 0, "up", "down"))
+    expected = model.with_draws(n_draws=2000).predict_proba(X)
+    np.testing.assert_allclose(model.with_draws(method="moments").predict_proba(X), expected, atol=0.02)
+
+
 def test_a_saved_ensemble_is_the_estimator_again(file, tmp_path):
     RegressionEnsemble.load(file).save(tmp_path / "copy")
     copy = DropoutRegressor.load(tmp_path / "copy")

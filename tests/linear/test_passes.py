@@ -160,3 +160,13 @@ def test_what_needs_draws_is_refused(options):
 def test_what_moments_cannot_do_is_refused(options):
     with pytest.raises(ValueError, match='need method="linear"'):
         db.predict(NET, torch.ones(2, 3), method="moments", sampling=db.Sampling(**options))
+
+
+def test_the_covariance_between_rows_is_that_of_shared_masks():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Dropout(0.4), nn.Linear(20, 2)).double()
+    x = torch.randn(5, 3, dtype=torch.float64)
+    joint = covariance(net, x, between_rows=True)
+    drawn = db.draws(net, x, n_draws=20_000).flatten(1)
+    torch.testing.assert_close(joint.reshape(10, 10), drawn.T.cov(), rtol=0.1, atol=0.02 * float(joint.max()))
+    torch.testing.assert_close(joint.diagonal(dim1=0, dim2=2).permute(2, 0, 1), covariance(net, x))

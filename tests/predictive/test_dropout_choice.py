@@ -33,13 +33,6 @@ def test_when_no_probability_is_within_the_tolerance_it_says_so():
     assert "no drop probability" in str(choice)
 
 
-def test_layers_chosen_apart_keep_the_tolerance_and_drop_at_least_as_much():
-    (x, y), net = numbers(500), trained(drop_prob=0.0)
-    one, apart = (choose_dropout(net, x, y, tolerance=0.1, per_layer=each) for each in (False, True))
-    assert min(apart.drop_prob.values()) >= one.drop_prob
-    assert apart.log_likelihood >= apart.plain_log_likelihood - 0.1
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [({"tolerance": -1}, "`tolerance` must be"), ({"drop_probs": [1.0]}, "`drop_probs` must hold")],

@@ -29,6 +29,16 @@ def test_log_likelihood_is_the_logsumexp_over_draws(outputs):
     assert ours.rmse == pytest.approx(float((y - draws.mean(0)).square().mean().sqrt()), rel=1e-5)
 
 
+@pytest.mark.parametrize("method", ["linear", "moments"])
+def test_methods_without_draws_score_the_gaussian_of_the_outputs(method):
+    net, x, y, tau = network(), torch.randn(11, 4), torch.randn(11, 1), 2.5
+    exact = db.predict(net, x, likelihood=db.Gaussian(precision=tau))  # one site, before the last layer
+    expected = torch.distributions.Normal(exact.mean, exact.std).log_prob(y)[:, 0].double()
+    ours = db.evaluate(net, x, y, likelihood=db.Gaussian(precision=tau), method=method)
+    torch.testing.assert_close(ours.log_likelihoods, expected, rtol=1e-2, atol=1e-2)
+    assert (ours.n_draws, ours.method) == (0, method) and method in str(ours)
+
+
 def test_coverage_counts_outcomes_inside_the_interval():
     net, x = network(), torch.randn(400, 4)
     prediction = db.predict(

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dropbayes import information, sampling
+from dropbayes import information, linear
 from dropbayes.estimators import files
 from dropbayes.estimators.bins import Bins
 from dropbayes.estimators.bounds import Bounds
@@ -34,12 +34,14 @@ from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.runtime.validation import finite_tensor
 from dropbayes.scores.averages import weighted_mean
 
-__all__ = ["ClassEnsemble", "Ensemble", "RegressionEnsemble"]
+__all__ = ["METHODS", "ClassEnsemble", "Ensemble", "RegressionEnsemble"]
 
 # Rows predicted at a time, and values of their draws held in memory: both bound the memory.
 _BLOCK_ROWS, _BLOCK_ELEMENTS = 4096, 2**20
 _PRODUCT_ROWS = 64  # of a product of one network
 _NOISES = ("student", "constant", "heteroscedastic")
+METHODS = ("sampling", "linear", "moments")
+"""The methods of a prediction."""
 
 
 class Ensemble(ABC):
@@ -55,6 +57,8 @@ class Ensemble(ABC):
     population_: Population
     seed_: int
     n_draws: int
+    method: str = "sampling"
+    """"sampling", or the method without draws that takes its place: "linear" or "moments" (`dropbayes.predict`)."""
     n_features_in_: int
     frame_columns_: FrameColumns | None
     missing_values_: MissingValues | None
@@ -89,15 +93,19 @@ class Ensemble(ABC):
         """
         return [network(self.population_, index) for index in range(len(self.population_))]
 
-    def with_draws(self, *, n_draws: int | None = None, seed: int | None = None) -> Any:
-        """A view of this fitted estimator that predicts from another number of draws, or from those of another seed.
+    def with_draws(self, *, n_draws: int | None = None, seed: int | None = None, method: str | None = None) -> Any:
+        """A view of this fitted estimator that predicts from other draws, or without any.
 
         Args:
             n_draws: The number of draws per network.
             seed: The seed of the draws.
+            method: "sampling", or "linear" or "moments" for the Gaussian of each network's outputs, without draws.
         """
         self._check_fitted()
+        if method not in (None, *METHODS):
+            raise ValueError(f"`method` must be one of {', '.join(map(repr, METHODS))}; got {method!r}.")
         view = copy.copy(self)
+        view.method = self.method if method is None else method
         view.n_draws = self.n_draws if n_draws is None else n_draws
         view.seed_ = self.seed_ if seed is None else seed
         return view
@@ -144,26 +152,35 @@ class Ensemble(ABC):
         population = self.population_
         nets = [network(population, i) for i in range(len(population))]
         random = [bool((p > 0).any()) for p in population.drop_prob]
-        n_rows = block_rows or self.block_rows
+        n_rows, n_draws = block_rows or self.block_rows, self._n_drawn if any(random) else 1
         for start in range(0, len(x), n_rows):
             rows = slice(start, min(start + n_rows, len(x)))
-            inputs = torch.tensor(self._with_bins(x[rows])).to(population.device)
-            # All networks were trained on the same rows, so they share one standardisation.
-            standard = ((inputs - population.x_mean[0]) / population.x_scale[0]).to(population.weights[0].dtype)
+            standard = self._standard(x[rows])
             outputs = []
             with torch.no_grad():
                 for i, net in enumerate(nets):
-                    if random[i]:
-                        sampled = sampling.draws(net, standard, n_draws=int(self.n_draws), seed=self.seed_ + i)
-                    else:  # nothing is dropped: one function
-                        sampled = _one_function(net, standard).expand(int(self.n_draws) if any(random) else 1, -1, -1)
+                    if not random[i]:  # nothing is dropped: one function
+                        sampled = _one_function(net, standard).expand(n_draws, -1, -1)
+                    else:
+                        seed = self.seed_ + i
+                        sampled = linear.outputs_by(self.method, net, standard, n_draws=n_draws, seed=seed)
                     outputs.append(sampled)
             yield rows, standard, torch.stack(outputs, 1)
+
+    def _standard(self, x: np.ndarray) -> Tensor:
+        """The inputs as the networks read them; trained on the same rows, they share one standardisation."""
+        population, inputs = self.population_, torch.tensor(self._with_bins(x)).to(self.population_.device)
+        return ((inputs - population.x_mean[0]) / population.x_scale[0]).to(population.weights[0].dtype)
+
+    @property
+    def _n_drawn(self) -> int:
+        """The number of draws of each network, or of points in their place."""
+        return int(self.n_draws) if self.method == "sampling" else linear.N_POINTS
 
     @property
     def block_rows(self) -> int:
         """The rows per block, which depend only on the model and its draws: a row is always in the same block."""
-        per_row = int(self.n_draws) * len(self.population_) * self.population_.weights[-1].shape[-1]
+        per_row = self._n_drawn * len(self.population_) * self.population_.weights[-1].shape[-1]
         return max(16, min(_BLOCK_ROWS, _BLOCK_ELEMENTS // per_row))
 
     # --- storage --------------------------------------------------------------------------------------------------
@@ -299,11 +316,26 @@ class RegressionEnsemble(Ensemble):
 
     def _mean_and_covariance(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         mixture = self.predictive(X)
-        centred = mixture.component_means - mixture.mean
-        covariance = torch.einsum("tn...,tm...->nm...", centred, centred) / mixture.n_draws
+        if self.method == "sampling":
+            centred = mixture.component_means - mixture.mean
+            covariance = torch.einsum("tn...,tm...->nm...", centred, centred) / mixture.n_draws
+        else:  # the points of a row belong to no function: the rows' correlation is that of the linear networks
+            std = mixture.epistemic.sqrt()
+            covariance = self._linear_correlation(X).view(len(std), *std.shape) * std * std.unsqueeze(1)
         rows = torch.arange(len(mixture.mean))
         covariance[rows, rows] += mixture.aleatoric
         return mixture.mean.numpy(), covariance.numpy()
+
+    def _linear_correlation(self, X: Any) -> Tensor:
+        """The correlation between rows of each output, `[row, row, output]`, over the masks and the networks."""
+        standard, nets = self._standard(self._inputs(X)), self.networks_
+        means = torch.stack([_one_function(net, standard).detach().double() for net in nets])
+        total = torch.einsum("inj,imj->nmj", means - means.mean(0), means - means.mean(0))
+        for net, drop_prob in zip(nets, self.population_.drop_prob, strict=True):
+            if bool((drop_prob > 0).any()):
+                total += linear.covariance(net, standard, between_rows=True).diagonal(dim1=1, dim2=3)
+        std = total.diagonal().T.clamp(min=1e-300).sqrt()
+        return (total / (std * std.unsqueeze(1)))[..., : self.population_.y_mean.shape[1]].cpu()
 
     def predict_interval(self, X: Any, coverage: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """The lower and upper ends of the central interval that holds the outcome with probability `coverage`.

@@ -237,7 +237,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Samples of outcomes, `[row, sample]` or `[row, output, sample]`: function draws with noise added."""
-        mixture, source = self.predictive(X), check_random_state(random_state)
+        mixture = self.with_draws(method="sampling").predictive(X)  # each draw is one function of all rows
+        source = check_random_state(random_state)
         chosen = source.randint(mixture.n_draws, size=n_samples)
         location, scale = mixture.location[chosen].numpy(), mixture.scale[chosen].numpy()
         freedom = np.broadcast_to(mixture.freedom, location.shape[2:])

@@ -3,10 +3,12 @@
 from dropbayes.linear.comparison import LinearCheck, check_linear
 from dropbayes.linear.control import ControlledPlan, controlled_plan
 from dropbayes.linear.explanation import Explanation, explain
-from dropbayes.linear.passes import Linear, OnePass, covariance, one_pass_plan
+from dropbayes.linear.passes import Linear, OnePass, covariance, one_pass_plan, outputs_by
+from dropbayes.linear.points import N_POINTS
 from dropbayes.linear.tuning import Tuning, tune_dropout
 
 __all__ = [
+    "N_POINTS",
     "ControlledPlan",
     "Explanation",
     "Linear",
@@ -18,5 +20,6 @@ __all__ = [
     "covariance",
     "explain",
     "one_pass_plan",
+    "outputs_by",
     "tune_dropout",
 ]

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from dropbayes.linear.derivatives import one_each
 from dropbayes.linear.passes import Linear, LinearPlan, linear_plan
 from dropbayes.sampling import Block, Inputs, Keys, Plan, Profile, Sampling, Site, make_plan
 from dropbayes.sampling.masks import keep_mask
@@ -31,30 +30,23 @@ class ControlledPlan:
     drawn: Plan
     linear: LinearPlan
 
+    exact = False  # draws are made
+
     @property
     def profile(self) -> Profile:
         return self.drawn.profile
 
     @property
-    def exact(self) -> bool:
-        """Whether the moments need no draws at all."""
-        return self.drawn.exact
-
-    @property
     def method(self) -> str:
         """The method in words."""
-        return self.drawn.method if self.exact else f"controlled, {self.drawn.method}"
+        return f"controlled, {self.drawn.method}"
 
     def run(self, inputs: Inputs, *, first_row: int = 0) -> Iterator[Block]:
         """The rows block by block: one draw, the mean, with its variance."""
-        if self.exact:
-            yield from self.drawn.run(inputs, first_row=first_row)
-            return
         for rows, linear in self.linear.linearised(inputs):
             keyed = range(first_row + rows.start, first_row + rows.stop)
             (outputs,), integrated = self.drawn.collected(inputs.block(rows.start, rows.stop), first_row=keyed.start)
-            drawn, flat = outputs.reshape(*outputs.shape[:2], -1).double(), linear.flat(0)
-            slopes = linear.gradients(flat, one_each(flat, range(flat.shape[1])))
+            drawn, slopes = outputs.reshape(*outputs.shape[:2], -1).double(), linear.slopes(linear.flat(0))
             parts, variance = torch.zeros_like(drawn), torch.zeros_like(drawn[0])
             for one, slope in zip(linear.variables, slopes, strict=True):
                 if not (self.drawn.spec.integrate and one.site.index == len(self.profile.sites) - 1):
@@ -75,9 +67,13 @@ class ControlledPlan:
         return torch.einsum("kru,tru->trk" if spec.per_row else "kru,tu->trk", slope, deviations)
 
 
-def controlled_plan(net: nn.Module, inputs: Inputs, *, keys: Keys, masks: str, sampling: Sampling) -> ControlledPlan:
-    """The plan for a network that returns one tensor and multiplies by its masks."""
+def controlled_plan(
+    net: nn.Module, inputs: Inputs, *, keys: Keys, masks: str, sampling: Sampling
+) -> Plan | ControlledPlan:
+    """The plan for a network that returns one tensor and multiplies by its masks; plain draws if none is needed."""
     drawn = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling, moments_only=True)
+    if drawn.exact:
+        return drawn
     linear = linear_plan(net, inputs, Linear(), sampling)
     linear.only_size()
     other = {site.kind for site in linear.profile.sites if site.is_random} - _KINDS

@@ -79,15 +79,17 @@ class Linearisation:
 
     @torch.inference_mode(False)
     @torch.enable_grad()
+    def slopes(self, output: Tensor, at_once: int | None = None) -> list[Tensor]:
+        """The scaled derivatives of each output by each variable, `[output, row, unit]`; see `gradients`."""
+        size = output.shape[1]
+        starts = range(0, size, at_once or size)
+        parts = [self.gradients(output, one_each(output, range(i, min(i + starts.step, size)))) for i in starts]
+        return [torch.cat(chunks) for chunks in zip(*parts, strict=True)]
+
     def site_covariances(self, index: int, at_once: int) -> list[Tensor]:
         """The covariance between the numbers of an output due to each variable alone."""
-        output = self.flat(index)
-        parts = [
-            self.gradients(output, one_each(output, range(start, min(start + at_once, output.shape[1]))))
-            for start in range(0, output.shape[1], at_once)
-        ]
-        whole = [torch.cat(chunks) for chunks in zip(*parts, strict=True)]
-        return [torch.einsum("kru,lru->rkl", gradient, gradient).double() for gradient in whole]
+        slopes = self.slopes(self.flat(index), at_once)
+        return [torch.einsum("kru,lru->rkl", slope, slope).double() for slope in slopes]
 
     @torch.inference_mode(False)
     @torch.enable_grad()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dropbayes.linear.derivatives import Linearisation, one_each
+from dropbayes.linear.derivatives import Linearisation
 from dropbayes.linear.passes import Linear, LinearPlan, linear_plan
 from dropbayes.sampling import Inputs, Sampling, as_inputs
 from dropbayes.tracing import Site
@@ -97,41 +97,27 @@ class Explanation:
         ax.set_xlabel("share of the epistemic variance")
         return ax
 
-    def _tables(self) -> list[tuple[str, list[tuple[str, str]]]]:
-        """For each kind of part its title, and the names and percentages of the largest."""
-        total, tables = float(self.variance.mean()) or 1.0, []
+    def __str__(self) -> str:
+        total, lines = float(self.variance.mean()) or 1.0, [repr(self)]
         for part, shares in (("site", self.by_site), ("feature", self.by_feature), ("position", self.by_position)):
             if shares is None:
                 continue
             names, values = self.parts(part)  # type: ignore[arg-type]
-            mean = values.mean(0)
-            order = mean.argsort(descending=True)[:8].tolist()
-            lines = [(names[i], f"{100 * float(mean[i]) / total:.1f} %") for i in order]
+            mean = values.mean(0).tolist()
+            rows = sorted(zip(names, mean, strict=True), key=lambda row: -row[1])[:8]
             if part == "feature" and self.baseline is not None:
-                lines.append(("(baseline)", f"{100 * float(self.baseline.mean()) / total:.1f} %"))
-            left = len(names) - len(order)
-            tables.append((part, [*lines, (f"({left} more)", "")] if left > 0 else lines))
-        return tables
-
-    def __str__(self) -> str:
-        lines = [repr(self)]
-        for title, rows in self._tables():
-            width = max(len(name) for name, _ in [(title, ""), *rows])
-            lines += ["", f"{title:<{width}}   share"]
-            lines += [f"{name:<{width}}  {share:>6}".rstrip() for name, share in rows]
+                rows.append(("(baseline)", float(self.baseline.mean())))
+            left = [f"({len(names) - 8} more)"] if len(names) > 8 else []
+            width = max(len(name) for name in [part, *left, *(name for name, _ in rows)])
+            lines += ["", f"{part:<{width}}   share"]
+            lines += [*(f"{name:<{width}}  {100 * share / total:>4.1f} %" for name, share in rows), *left]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"Explanation({len(self.variance)} rows, mean epistemic variance {float(self.variance.mean()):.3g})"
 
     def _repr_html_(self) -> str:
-        tables = "".join(
-            f"<table><thead><tr><th>{title}</th><th>share</th></tr></thead><tbody>"
-            + "".join(f"<tr><td>{html.escape(name)}</td><td>{share}</td></tr>" for name, share in rows)
-            + "</tbody></table>"
-            for title, rows in self._tables()
-        )
-        return f"<p>{html.escape(repr(self))}</p>{tables}"
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 @torch.inference_mode(False)
@@ -201,8 +187,7 @@ def explain(
 def _slopes(linear: Linearisation, rows: range, chosen: Tensor | None) -> list[Tensor]:
     """The derivatives of the outputs that are explained, by each variable: the chosen one of each row, or all."""
     flat = linear.flat(0)
-    flat = flat if chosen is None else flat.gather(1, chosen[rows.start : rows.stop])
-    return linear.gradients(flat, one_each(flat, range(flat.shape[1])))
+    return linear.slopes(flat if chosen is None else flat.gather(1, chosen[rows.start : rows.stop]))
 
 
 def _unit_shares(

@@ -12,21 +12,11 @@ from torch import Tensor, nn
 from dropbayes.linear.derivatives import Linearisation, linearise
 from dropbayes.linear.perceptrons import MomentsPlan, moments_plan
 from dropbayes.linear.points import gaussian_points
-from dropbayes.sampling import (
-    Block,
-    Inputs,
-    Inspection,
-    Keys,
-    Profile,
-    Sampling,
-    as_inputs,
-    inspect,
-    mask_spec,
-)
+from dropbayes.sampling import Block, Inputs, Inspection, Keys, Profile, Sampling, as_inputs, draws, inspect, mask_spec
 from dropbayes.sampling.trials import chosen_strategy
 from dropbayes.tracing.views import checked_network
 
-__all__ = ["Linear", "LinearPlan", "OnePass", "covariance", "linear_plan", "one_pass_plan"]
+__all__ = ["Linear", "LinearPlan", "OnePass", "covariance", "linear_plan", "one_pass_plan", "outputs_by"]
 
 _WORKING_BYTES = {"cpu": 256 * 2**20, "cuda": 4 * 2**30}
 
@@ -208,12 +198,22 @@ def _checked_sizes(linear: Linearisation) -> tuple[int, ...]:
     return tuple(linear.flat(index).shape[1] for index in range(len(linear.outputs)))
 
 
-def covariance(net: nn.Module, x: Any, *, sampling: Sampling = Sampling()) -> Tensor:
+def outputs_by(method: str | Linear, net: nn.Module, x: Any, *, n_draws: int, seed: int) -> Any:
+    """Draws of a network, or, by a method without draws, points of each row's Gaussian in their place."""
+    if method == "sampling":
+        return draws(net, x, n_draws=n_draws, seed=seed)
+    inputs = as_inputs(x)
+    plan = one_pass_plan(net, inputs, method, sampling=Sampling(), tensor=lambda _: 0, only_moments=False)
+    return torch.cat([block.outputs[0] for block in plan.run(inputs)], 1)
+
+
+def covariance(net: nn.Module, x: Any, *, between_rows: bool = False, sampling: Sampling = Sampling()) -> Tensor:
     """The covariance between the outputs of each row by the linear method, `[row, output, output]`.
 
     Args:
         net: Any network with dropout that returns one tensor; it is not changed.
         x: Its input, as for `predict`.
+        between_rows: Whether to return `[row, output, row, output]`: masks are shared by all rows.
         sampling: As for `predict`.
 
     Example:
@@ -224,5 +224,7 @@ def covariance(net: nn.Module, x: Any, *, sampling: Sampling = Sampling()) -> Te
     """
     inputs = as_inputs(x, row_axis=sampling.row_axis)
     plan = linear_plan(net, inputs, Linear(), sampling)
-    parts = [torch.stack(linear.site_covariances(0, plan.only_size())).sum(0) for _, linear in plan.linearised(inputs)]
-    return torch.cat(parts)
+    plan.only_size()
+    blocks = [torch.cat(linear.slopes(linear.flat(0)), 2).double() for _, linear in plan.linearised(inputs)]
+    slopes = torch.cat(blocks, 1)  # [output, row, unit of any site]
+    return torch.einsum("kru,lsu->rksl" if between_rows else "kru,lru->rkl", slopes, slopes)

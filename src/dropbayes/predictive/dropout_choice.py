@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
@@ -16,7 +15,6 @@ from dropbayes.predictive.draw_scores import checked_likelihood, checked_targets
 from dropbayes.predictive.text_likelihood import NextTokens, text_densities, text_inputs
 from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.sampling import Sampling, draws
-from dropbayes.weight_layers.structure import hook_keep_prob
 
 __all__ = ["DropoutChoice", "choose_dropout"]
 
@@ -29,17 +27,16 @@ class DropoutChoice(Printed):
     """The drop probability for a network trained without dropout; prints as a table.
 
     Attributes:
-        drop_prob: The largest drop probability that costs at most the tolerance; 0 if none does. One per weight layer,
-            by name, if chosen per layer.
+        drop_prob: The largest drop probability that costs at most the tolerance; 0 if none does.
         helps: Whether it improves the held-out log-likelihood over no dropout by more than the standard error.
         log_likelihood: The held-out log-likelihood of the choice.
         plain_log_likelihood: The held-out log-likelihood of the network without dropout.
-        tried: The log-likelihood by drop probability, the same for all layers.
+        tried: The log-likelihood by drop probability.
         network: A copy of the network with the chosen dropout, which shares its weights for a text; the network itself
             if nothing was chosen.
     """
 
-    drop_prob: float | dict[str, float]
+    drop_prob: float
     helps: bool
     log_likelihood: float
     plain_log_likelihood: float
@@ -50,9 +47,8 @@ class DropoutChoice(Printed):
         """The drop probabilities that were tried, and the choice."""
         tried = {"without dropout": self.plain_log_likelihood}
         tried |= {f"drop_prob {p:g}": value for p, value in self.tried.items()}
-        chosen = self.drop_prob
-        note = f"chosen: {chosen}, {'better' if self.helps else 'no better'} than no dropout"
-        if not any(chosen.values() if isinstance(chosen, dict) else [chosen]):
+        note = f"chosen: {self.drop_prob}, {'better' if self.helps else 'no better'} than no dropout"
+        if not self.drop_prob:
             note = "no drop probability keeps the held-out log-likelihood within the tolerance"
         rows = [(name, f"{value: .4f}") for name, value in tried.items()]
         return Table("held-out log-likelihood", rows, align="<>", notes=[note])
@@ -67,7 +63,6 @@ def choose_dropout(
     where: Callable[[str, nn.Module], bool] | Collection[str] | None = None,
     likelihood: Likelihood | None = None,
     drop_probs: Sequence[float] = DROP_PROBS,
-    per_layer: bool = False,
     n_draws: int = 50,
     seed: int = 0,
 ) -> DropoutChoice:
@@ -75,7 +70,7 @@ def choose_dropout(
 
     Dropout is inserted before every weight layer (`add_dropout`) without further training. The largest probability that
     costs at most the tolerance against the plain network is chosen: the widest distribution over functions consistent
-    with the rows. If even the smallest costs more, the choice is 0.
+    with the rows. If even the smallest costs more, the choice is 0. `tune_dropout` fits one rate per layer.
 
     Without `y` the network is a causal language model and `x` a text: each token is the outcome of those before it,
     with one mask for all positions of a sequence, and the tolerance is in nats per token.
@@ -89,8 +84,6 @@ def choose_dropout(
         where: The weight layers that may be given dropout; see `add_dropout`.
         likelihood: The observation model; see `check`.
         drop_probs: The probabilities to try, in increasing order.
-        per_layer: Whether to then raise the probability of each weight layer in turn, as far as the same tolerance
-            allows.
         n_draws: The number of draws T.
         seed: The seed of the draws.
     """
@@ -124,24 +117,6 @@ def choose_dropout(
     allowed = [p for p, value in tried.items() if value >= float(base.mean()) - tolerance]
     chosen = max(allowed, default=0.0)
     network, best = (with_dropout(chosen, copy=not is_text), scores[chosen]) if chosen else (net, base)
-    by_layer: dict[str, float] = {}
-    if per_layer and chosen:
-        network, best, by_layer = _raise_layers(network, chosen, sorted(drop_probs), densities, base, tolerance)
     gain = best - base
     helps = bool(chosen) and float(gain.mean()) > float(gain.std() / math.sqrt(len(gain)))
-    return DropoutChoice(by_layer or chosen, helps, float(best.mean()), float(base.mean()), tried, network)
-
-
-def _raise_layers(
-    network: nn.Module, chosen: float, drop_probs: list[float], densities: Any, base: Tensor, tolerance: float
-) -> tuple[nn.Module, Tensor, dict[str, float]]:
-    names = [name for name, module in network.named_modules() if hook_keep_prob(module) is not None]
-    by_layer, best = dict.fromkeys(names, chosen), densities(network)
-    for name in names:
-        for p in (p for p in drop_probs if p > chosen):
-            candidate = add_dropout(network, p, where=[name], copy=False)
-            score = densities(candidate)
-            if float(score.mean()) < float(base.mean()) - tolerance:
-                break
-            network, best, by_layer[name] = candidate, score, p
-    return network, best, by_layer
+    return DropoutChoice(chosen, helps, float(best.mean()), float(base.mean()), tried, network)

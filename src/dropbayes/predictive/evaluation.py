@@ -7,7 +7,7 @@ import itertools
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.calibration import ReliabilityCurve
 from dropbayes.likelihoods import Likelihood
+from dropbayes.linear import Linear, OnePass, one_pass_plan
 from dropbayes.predictive.draw_scores import DrawScores, row_scores
 from dropbayes.predictive.scoring import core_scores, reliability_curve
 from dropbayes.predictive.statistics import Observations, Request, RowResults, by_head
@@ -25,6 +26,7 @@ from dropbayes.runtime.validation import finite_tensor, row_weights
 from dropbayes.sampling import (
     Inputs,
     LogMean,
+    Plan,
     Profile,
     RowAxis,
     Sampling,
@@ -54,7 +56,8 @@ class Evaluation(Printed):
         reliability: What was claimed and what was observed: of central intervals, or of the predicted classes; for
             several outputs, of the first that has a likelihood.
         n_rows: The number of rows.
-        n_draws: The number of draws.
+        n_draws: The number of draws; 0 for a method without draws.
+        method: That method.
     """
 
     log_likelihood: float
@@ -63,6 +66,7 @@ class Evaluation(Printed):
     reliability: ReliabilityCurve
     n_rows: int
     n_draws: int
+    method: str = "sampling"
 
     def __getattr__(self, name: str) -> float:
         scores: dict[str, float] = self.__dict__.get("scores", {})
@@ -73,13 +77,17 @@ class Evaluation(Printed):
     def __repr__(self) -> str:
         first = {"log_likelihood": self.log_likelihood, **dict(list(self.scores.items())[:3])}
         scores = ", ".join(f"{name} {value:.4g}" for name, value in first.items())
-        return f"Evaluation({self.n_rows:,} rows, {scores}; {self.n_draws} draws)"
+        return f"Evaluation({self.n_rows:,} rows, {scores}; {self._how})"
+
+    @property
+    def _how(self) -> str:
+        return f"{self.n_draws} draws" if self.n_draws else self.method
 
     def table(self) -> Table:
         """The scores, one in each line."""
         lines = {"log-likelihood": self.log_likelihood, **{k.replace("_", " "): v for k, v in self.scores.items()}}
         rows = [(name, f"{value: .4f}") for name, value in lines.items()]
-        return Table(f"{self.n_rows} rows, {self.n_draws} draws", rows, align="<>")
+        return Table(f"{self.n_rows} rows, {self._how}", rows, align="<>")
 
     def to_pandas(self) -> pandas.DataFrame:
         """A pandas table of one line, with a column for each score."""
@@ -100,6 +108,7 @@ def evaluate(
     y: Any = None,
     *,
     likelihood: Observations,
+    method: Literal["sampling", "linear", "moments"] | Linear = "sampling",
     n_draws: int = 100,
     seed: int = 0,
     masks: str = "row",
@@ -120,6 +129,7 @@ def evaluate(
         y: The outcomes, one per row; None when `x` is a DataLoader.
         likelihood: The observation model, which defines the meaning of the output; for several outputs a dict or
             sequence with one for each, or None, as the output has them. `y` then has the same form.
+        method: As in `predict`; without draws, points of each row's Gaussian take their place.
         n_draws: The number of draws $T$.
         seed: The seed of the masks.
         masks: "row", which makes averages over a test set less noisy, or "shared".
@@ -140,8 +150,13 @@ def evaluate(
     results, densities, outcomes = RowResults(), list[Tensor](), list[list[Tensor]]()
     offset = sampling.row_offset
     heads: dict[Any, Likelihood] = {}
+    plan: Plan | OnePass | None = None
     for inputs, y_tree in _pairs(net, x, y, sampling.row_axis, progress):
-        plan = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling, first_row=offset)
+        if method == "sampling":
+            plan = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling, first_row=offset)
+        else:
+            tensor = request.likelihood_tensor
+            plan = one_pass_plan(net, inputs, method, sampling=sampling, tensor=tensor, only_moments=False)
         heads, places, targets = _heads(request, plan.profile, y_tree, inputs)
         for rows, blocks in itertools.groupby(plan.run(inputs, first_row=offset), lambda block: block.rows):
             scored = [
@@ -172,7 +187,8 @@ def evaluate(
         scores |= {f"{prefix}{score}": value for score, value in core_scores(rows_scored).items()}
     scores = {name: value for name, value in scores.items() if name != "log_likelihood"}
     mean = float(weighted_mean(per_row, sample_weight))
-    return Evaluation(mean, scores, per_row, curves[0], len(per_row), keys.n_draws)
+    made = (keys.n_draws, "sampling") if plan is None or method == "sampling" else (0, plan.method)
+    return Evaluation(mean, scores, per_row, curves[0], len(per_row), *made)
 
 
 def _heads(

@@ -36,6 +36,15 @@ def test_predict_agrees_with_the_estimator(models):
     assert [row["city"] for row in rows] == [row["city"] for row in rows_of((models / "new.csv").read_text())]
 
 
+def test_predict_by_the_linear_method_agrees_with_the_estimator(models):
+    rows = rows_of(run("predict", models / "numbers", models / "new.csv", "-o", "-", "--method", "linear").text)
+    model = load(models / "numbers")
+    x = inputs(model, models / "new.csv")
+    mean, std = model.estimator.with_draws(method="linear").predict(x, return_std=True)
+    np.testing.assert_allclose(column(rows, "price_mean"), mean, rtol=1e-9)
+    np.testing.assert_allclose(column(rows, "price_std"), std, rtol=1e-9)
+
+
 def test_predict_agrees_with_the_classifier(models):
     rows = rows_of(run("predict", models / "classes", models / "new.csv", "-o", "-").text)
     model = load(models / "classes")

@@ -127,7 +127,24 @@ def test_no_rows_give_no_rows_of_the_same_shapes(predictor, columns):
     assert {n: (len(v), v.shape[1:]) for n, v in none.items()} == {n: (0, v.shape[1:]) for n, v in one.items()}
 
 
-@pytest.mark.parametrize("setting", [{"n_draws": 0}, {"n_draws": True}, {"seed": -1}, {"coverage": 1.0}, {"seed": 0.5}])
+def test_the_linear_method_needs_no_draws(predictor, columns):
+    linear = predictor.with_settings(method="linear")
+    assert same_bits(linear(columns), linear.with_settings(seed=99, n_draws=2)(columns))
+    name = "std" if "std" in linear.outputs else "entropy"
+    many = predictor.with_settings(n_draws=500)(columns)[name]
+    assert np.median(np.abs(linear(columns)[name] / many - 1)) < 0.1
+
+
+def test_a_network_is_predicted_by_the_linear_method():
+    net, x = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1)), torch.randn(5, 2)
+    linear = db.Predictor(net, likelihood=db.Gaussian(precision=4.0), method="linear")({"x": x.numpy()})
+    exact = db.predict(net, x, likelihood=db.Gaussian(precision=4.0))
+    np.testing.assert_allclose(linear["std"], exact.std.numpy(), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"method": "magic"}, {"n_draws": 0}, {"n_draws": True}, {"seed": -1}, {"coverage": 1.0}, {"seed": 0.5}]
+)
 def test_impossible_settings_are_refused(models, setting):
     with pytest.raises(ValueError, match=f"`{next(iter(setting))}` must"):
         db.Predictor.load(models / "numbers", **setting)

@@ -76,8 +76,15 @@ def test_classes_are_answered_with_labels_and_probabilities(classes, models):
 def test_a_request_sets_draws_seed_and_coverage(server, predictor):
     settings = {"n_draws": 7, "seed": 5, "coverage": 0.5}
     status, answer = server.infer(columns_request(COLUMNS, **settings))
-    assert status == 200 and answer["parameters"] == settings
+    assert status == 200 and answer["parameters"] == {"method": "sampling", **settings}
     assert outputs_of(answer) == as_lists(predictor.with_settings(n_draws=7, seed=5, coverage=0.5)(COLUMNS))
+
+
+def test_a_request_is_answered_in_one_pass(server, predictor):
+    status, answer = server.infer(columns_request(COLUMNS, method="linear"))
+    assert status == 200 and answer["parameters"]["method"] == "linear"
+    assert outputs_of(answer) == as_lists(predictor.with_settings(method="linear")(COLUMNS))
+    assert server.infer(columns_request(COLUMNS, method="magic"))[0] == 400
 
 
 def test_rows_over_the_threshold_are_marked(server, predictor):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -101,6 +101,9 @@ Draws = Annotated[
     typer.Option(help="Draws per network; by default as many as the model was fitted with.", min=1, metavar="N"),
 ]
 Seed = Annotated[int | None, typer.Option(help="Seed of the draws; by default that of the fit.", min=0, metavar="N")]
+Method = Annotated[
+    Literal["sampling", "linear", "moments"], typer.Option(help="Draws, or a prediction in one pass without any.")
+]
 AllowNew = Annotated[
     bool, typer.Option("--allow-new", metavar="", help="Encode unseen categories as all zeros instead of failing.")
 ]

@@ -34,6 +34,7 @@ def predict(
     coverage: options.Coverage = 0.95,
     n_draws: options.Draws = None,
     seed: options.Seed = None,
+    method: options.Method = "sampling",
     keep: Annotated[
         str, typer.Option(help="Which input columns to keep: all, none, or names with commas.", metavar="COLUMNS")
     ] = "all",
@@ -76,7 +77,7 @@ def predict(
         options.check_one_output(output, as_json)
         Sink(output)  # a wrong name is refused before a model is read
     fitted = load(model)
-    predictor = Predictor(fitted, n_draws=n_draws, seed=seed, coverage=coverage, allow_new=allow_new)
+    predictor = Predictor(fitted, n_draws=n_draws, seed=seed, coverage=coverage, allow_new=allow_new, method=method)
     if engine is not None:
         from dropbayes.app.distributed import predict_parquet
 
@@ -106,6 +107,7 @@ def predict(
         "n_rows": n_rows,
         "n_outside": n_outside,
         "columns": added,
+        "method": method,
         "n_draws": predictor.total_draws,
         **({"coverage": coverage} if fitted.schema.task == "regression" else {}),
         "calibration": fitted.origin.get("calibration", {}).get("method"),

@@ -26,6 +26,7 @@ def serve(
         str | None, typer.Option(help="A file with the token that requests must bear.", metavar="FILE")
     ] = None,
     allow_new: options.AllowNew = False,
+    method: options.Method = "sampling",
     allowed_host: Annotated[
         list[str] | None, typer.Option(help="A further name in the header Host to answer.", metavar="NAME")
     ] = None,
@@ -47,6 +48,7 @@ def serve(
         workers=workers,
         token=token,
         allow_new=allow_new,
+        method=method,
         further_hosts=allowed_host or (),
         log_level=log_level,
         limits=serving.Limits(max_body=max_body, max_rows=max_rows, max_draws=max_draws),

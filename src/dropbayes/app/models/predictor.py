@@ -17,9 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from dropbayes import information, sampling
-from dropbayes.estimators.ensembles import ClassEnsemble, Ensemble, RegressionEnsemble
+from dropbayes import information
+from dropbayes.estimators.ensembles import METHODS, ClassEnsemble, Ensemble, RegressionEnsemble
 from dropbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from dropbayes.linear import N_POINTS, outputs_by
 from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.runtime import storage
 from dropbayes.runtime.arrays import NumpyArray, round_digits
@@ -55,6 +56,8 @@ class Predictor:
         seed: The seed of the draws; by default that of the model, 0 for a network.
         coverage: The nominal coverage of the interval from `lower` to `upper`.
         allow_new: Whether to encode unseen categories as all zeros instead of failing.
+        method: "sampling", or "linear" or "moments" for a prediction without draws (`dropbayes.predict`), in which a
+            network's rows are equal up to rounding however they are split.
 
     Attributes:
         schema: The columns of a table's model; None for others.
@@ -77,6 +80,7 @@ class Predictor:
         seed: int | None = None,
         coverage: float = 0.95,
         allow_new: bool = False,
+        method: str = "sampling",
     ) -> None:
         self._likelihood, self.coverage, self.allow_new = likelihood, 0.95, bool(allow_new)
         self.schema: Schema | None = None
@@ -113,16 +117,18 @@ class Predictor:
             self._row_size = int(ensemble.population_.weights[-1].shape[-1])
             self.n_draws, self.seed = int(ensemble.n_draws), int(ensemble.seed_)
             self.classes = getattr(ensemble, "classes_", None)
-        self._set(n_draws, seed, coverage)
+        self._set(n_draws, seed, coverage, method)
 
-    def _set(self, n_draws: int | None, seed: int | None, coverage: float) -> None:
+    def _set(self, n_draws: int | None, seed: int | None, coverage: float, method: str) -> None:
         """Sets what can be set; None keeps the current value."""
         n_draws = self.n_draws if n_draws is None else n_draws
         seed = self.seed if seed is None else seed
         check_count("n_draws", n_draws)
         check_count("seed", seed, at_least=0, at_most=2**63 - 1)
         check_probability("coverage", coverage)
-        self.n_draws, self.seed, self.coverage = int(n_draws), int(seed), float(coverage)
+        if method not in METHODS:
+            raise ValueError(f"`method` must be one of {', '.join(map(repr, METHODS))}; got {method!r}.")
+        self.n_draws, self.seed, self.coverage, self.method = int(n_draws), int(seed), float(coverage), method
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **settings: Any) -> Predictor:
@@ -130,7 +136,7 @@ class Predictor:
 
         Args:
             path: The folder or the file.
-            settings: `n_draws`, `seed`, `coverage` and `allow_new`, as for the class.
+            settings: `n_draws`, `seed`, `coverage`, `allow_new` and `method`, as for the class.
 
         Raises:
             ValueError: The path holds no model, a damaged one, or one of a later format.
@@ -143,11 +149,12 @@ class Predictor:
         return cls(load(path), **settings)
 
     def with_settings(
-        self, *, n_draws: int | None = None, seed: int | None = None, coverage: float | None = None
-    ) -> Predictor:
+        self, *, n_draws: int | None = None, seed: int | None = None, coverage: float | None = None,
+        method: str | None = None,
+    ) -> Predictor:  # fmt: skip
         """The same model with other settings; None keeps the current value."""
         other = copy.copy(self)
-        other._set(n_draws, seed, self.coverage if coverage is None else coverage)
+        other._set(n_draws, seed, self.coverage if coverage is None else coverage, method or self.method)
         return other
 
     @property
@@ -182,9 +189,9 @@ class Predictor:
         return self.classes is not None and recalibration is not None and recalibration.method == "conformal"
 
     @property
-    def key(self) -> tuple[int, int, int, float]:
+    def key(self) -> tuple[int, int, int, float, str]:
         """The settings that determine a prediction's bits: in one process, equal keys may share a batch."""
-        return id(self._model), self.n_draws, self.seed, self.coverage
+        return id(self._model), self.n_draws, self.seed, self.coverage, self.method
 
     @property
     def fingerprint(self) -> str:
@@ -203,8 +210,8 @@ class Predictor:
 
     @property
     def total_draws(self) -> int:
-        """The number of draws of a prediction: `n_draws` per network."""
-        return self.n_draws * self._n_networks
+        """The number of draws of a prediction, `n_draws` per network, or of the points in their place."""
+        return (self.n_draws if self.method == "sampling" else N_POINTS) * self._n_networks
 
     def __call__(self, columns: Columns) -> dict[str, NumpyArray]:
         """The prediction for each row.
@@ -268,7 +275,7 @@ class Predictor:
     def _statistics(self, x: NumpyArray) -> dict[str, NumpyArray]:
         if self._is_network:
             return self._network_statistics(x)
-        ensemble = self._model.with_draws(n_draws=self.n_draws, seed=self.seed)
+        ensemble = self._model.with_draws(n_draws=self.n_draws, seed=self.seed, method=self.method)
         if self.classes is not None:
             statistics = _information(ensemble.draws(x), self.classes)
         else:
@@ -280,7 +287,7 @@ class Predictor:
         like = next(net.parameters(), torch.empty(0))
         inputs = torch.tensor(x, device=like.device)
         inputs = inputs.to(like.dtype) if inputs.is_floating_point() else inputs
-        output = sampling.draws(net, inputs, n_draws=self.n_draws, seed=self.seed)
+        output = outputs_by(self.method, net, inputs, n_draws=self.n_draws, seed=self.seed)
         if not isinstance(output, Tensor):
             raise TypeError(f"`model` must return one tensor; got {type(output).__name__}. Wrap it to return that one.")
         assert likelihood is not None

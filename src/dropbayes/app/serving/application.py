@@ -179,7 +179,7 @@ class Service:
         async with self._body(request) as body:
             asked, rows = await self._off_loop(len(body) > _SMALL_BODY, read_rows)
             predictor, outputs = await self._outputs(request, model, asked.settings, rows)
-            used = {"n_draws": predictor.n_draws, "seed": predictor.seed, "coverage": predictor.coverage}
+            used = {name: getattr(predictor, name) for name in ("method", "n_draws", "seed", "coverage")}
             head = {"model_name": model.name, "model_version": model.version, "parameters": used}
             return await self._off_loop(len(rows.x) > 1000, lambda: asked.render(head, predictor, outputs))
 

@@ -54,6 +54,7 @@ class Parameters(_Codec):
     n_draws: int | None = None
     seed: int | None = None
     coverage: float | None = None
+    method: str | None = None
     defer_above: float | None = None
     allow_new: bool | None = None
     binary_data_output: bool = False

@@ -40,6 +40,7 @@ class Settings:
         workers: The number of processes.
         token: The bearer token that requests must carry, if any.
         allow_new: Whether unseen categories are encoded as all zeros where a request does not say.
+        method: "sampling", "linear" or "moments", where a request does not say.
         further_hosts: Names in the header `Host` to answer besides those of this machine.
         log_level: The least severity that is logged; "info" logs every request.
         limits: The limits of one request.
@@ -51,6 +52,7 @@ class Settings:
     workers: int = 1
     token: str | None = None
     allow_new: bool = False
+    method: str = "sampling"
     further_hosts: Sequence[str] = ()
     log_level: str = "warning"
     limits: Limits = field(default_factory=Limits)
