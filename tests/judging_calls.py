@@ -172,6 +172,7 @@ call(scores.adaptive_calibration_error, CLASSES, settings={"n_bins": 3})
 call(scores.brier_decomposition, CLASSES)
 call(scores.crps_decomposition, {"draws": DRAWS, "y": Y}, any_rows="draws")
 call(scores.auroc, {"uncertainty": STD, "event": WRONG})
+call(scores.fpr_at_tpr, {"uncertainty": STD, "event": WRONG})
 call(scores.average_precision, {"uncertainty": STD, "event": WRONG})
 call(scores.risk_coverage, {"uncertainty": STD, "loss": UNIT})
 call(

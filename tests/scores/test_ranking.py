@@ -19,6 +19,15 @@ def test_detection_areas_agree_with_scikit_learn(digits):
     assert scores.average_precision(uncertainty, event).item() == pytest.approx(expected)
 
 
+def test_the_false_positive_rate_is_that_of_scikit_learns_curve():
+    event = torch.rand(300, generator=generator()) < 0.2
+    uncertainty = normal(300) + 2 * event
+    # Known rows are the positives; a row passes if it is certain enough.
+    fpr, tpr, _ = sklearn.metrics.roc_curve(~event, -uncertainty, drop_intermediate=False)
+    expected = fpr[(tpr >= 0.95).argmax()]
+    assert scores.fpr_at_tpr(uncertainty, event, tpr=0.95).item() == pytest.approx(expected)
+
+
 def test_auroc_of_a_constant_uncertainty_is_one_half_and_of_the_negated_one_the_complement():
     event = torch.tensor([0, 1, 0, 1, 1])
     uncertainty = torch.tensor([0.3, 0.1, 0.2, 0.5, 0.25], dtype=torch.float64)

@@ -1,5 +1,6 @@
 """The predictive distribution of a network: its moments, the mixture itself, and its evaluation against outcomes."""
 
+from dropbayes.predictive.detection import Detection, detect_outliers
 from dropbayes.predictive.dropout_choice import DropoutChoice, choose_dropout
 from dropbayes.predictive.evaluation import Evaluation, evaluate
 from dropbayes.predictive.mixtures import Mixture, draw_mean
@@ -12,6 +13,7 @@ __all__ = [
     "CLASS_SCORES",
     "REGRESSION_SCORES",
     "ClassOutcomes",
+    "Detection",
     "DropoutChoice",
     "Evaluation",
     "Mixture",
@@ -23,6 +25,7 @@ __all__ = [
     "batches",
     "check",
     "choose_dropout",
+    "detect_outliers",
     "draw_mean",
     "evaluate",
     "predict",

@@ -16,7 +16,7 @@ from dropbayes.scores.classification import (
 )
 from dropbayes.scores.decomposition import Decomposition, brier_decomposition, crps_decomposition
 from dropbayes.scores.distributions import crps, energy_score, fair_crps, variogram_score
-from dropbayes.scores.ranking import RiskCoverage, auroc, average_precision, risk_coverage
+from dropbayes.scores.ranking import RiskCoverage, auroc, average_precision, fpr_at_tpr, risk_coverage
 from dropbayes.scores.regression import (
     coverage,
     gaussian_log_likelihood,
@@ -48,6 +48,7 @@ __all__ = [
     "expected_calibration_error",
     "fair_crps",
     "float_tensor",
+    "fpr_at_tpr",
     "gaussian_log_likelihood",
     "gaussian_mixture_log_likelihood",
     "interval_score",

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dropbayes.runtime.validation import Array, events, row_values, row_weights
+from dropbayes.runtime.validation import Array, check_probability, events, row_values, row_weights
 
-__all__ = ["RiskCoverage", "auroc", "average_precision", "risk_coverage"]
+__all__ = ["RiskCoverage", "auroc", "average_precision", "fpr_at_tpr", "risk_coverage"]
 
 
 def auroc(uncertainty: Array, event: Array, *, sample_weight: Array | None = None) -> Tensor:
@@ -58,6 +58,28 @@ def average_precision(uncertainty: Array, event: Array, *, sample_weight: Array 
     detected, flagged = with_event.flip(0), (with_event + without).flip(0)  # from the most uncertain down
     precision = detected.cumsum(0) / flagged.cumsum(0)
     return ((detected * precision).sum() / detected.sum()).to(dtype)
+
+
+def fpr_at_tpr(uncertainty: Array, event: Array, *, tpr: float = 0.95, sample_weight: Array | None = None) -> Tensor:
+    r"""The share of rows with the event that pass the threshold which a share `tpr` of the others pass.
+
+    In the words of out-of-distribution detection, the false positive rate at a true positive rate of `tpr`, where the
+    positives are the rows of the distribution [Liang et al. 2018]; smaller is better.
+
+    Args:
+        uncertainty: One number per row, `[row]`; it may be infinite.
+        event: True (or 1) where the event happened, `[row]`; both kinds must occur.
+        tpr: The share of rows without the event that must pass.
+        sample_weight: The weight of each row.
+
+    Examples:
+        >>> fpr_at_tpr(torch.tensor([0.1, 0.2, 0.3, 0.25, 0.9]), torch.tensor([0, 0, 0, 1, 1]))
+        tensor(0.5000)
+    """
+    check_probability("tpr", tpr)
+    with_event, without, dtype = _detections(uncertainty, event, sample_weight)
+    passed = without.cumsum(0) >= tpr * without.sum() * (1 - 1e-12)
+    return (with_event.cumsum(0)[passed.long().argmax()] / with_event.sum()).to(dtype)
 
 
 def _detections(uncertainty: Array, event: Array, sample_weight: Array | None) -> tuple[Tensor, Tensor, torch.dtype]:
