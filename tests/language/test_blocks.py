@@ -104,7 +104,7 @@ def test_a_step_that_reads_a_cache_is_that_of_the_whole_text(name):
 
 def test_bad_input_is_refused():
     model = tiny_model("Llama")
-    with pytest.raises(ValueError, match="`n_blocks` must be one of 1 to 2"):
+    with pytest.raises(ValueError, match="`n_blocks` must be a whole number, between 1 and 2"):
         last_blocks(model, 3)
     with pytest.raises(ValueError, match="must have a module of attention"):
         attention_outputs(tiny_model("Mamba"))

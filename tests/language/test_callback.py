@@ -94,7 +94,7 @@ def test_the_model_is_left_as_it_was_and_rows_can_be_limited():
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="`n_draws` must be a positive whole number"):
+    with pytest.raises(ValueError, match="`n_draws` must be a whole number, at least 1"):
         UncertaintyCallback(n_draws=0)
     callback, batch = UncertaintyCallback(n_draws=2), batch_of(rows(3))
     with pytest.raises(ValueError, match="must have `labels`"):

@@ -5,6 +5,7 @@ import torch
 
 import dropbayes as db
 from tests.language.test_generation import OPTIONS, lively, prompts
+from tests.sampling.sequence_models import VOCABULARY
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bart"])
@@ -35,10 +36,58 @@ def test_padding_after_an_answer_is_not_judged():
 @pytest.mark.parametrize(
     ("answer", "error", "message"),
     [
-        ("a text", TypeError, "`answer` must be token ids"),
+        ("a text", TypeError, "`answer` of text needs the model's tokenizer"),
         (torch.ones(3, 2, dtype=torch.long), ValueError, "`answer` must have a row for each of the 2 prompts; got 3"),
     ],
 )
 def test_a_bad_answer_is_named(answer, error, message):
     with pytest.raises(error, match=message):
         db.language.score(lively("gpt2"), prompts(), answer, n_draws=2)
+
+
+# Texts ----------------------------------------------------------------------------------------------------------------
+
+
+def tokenizer():
+    """Word `w7` is token 7; `w0` is padding."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", unk_token="w0")
+
+
+def test_texts_are_what_their_tokens_are():
+    model, texts = lively("gpt2"), ["w5 w6 w7", "w8"]
+    ids = torch.tensor([[5, 6, 7], [0, 0, 8]])
+    given = {"input_ids": ids, "attention_mask": (ids > 0).long()}
+    by_text, by_token = (
+        db.language.generate(model, x, n_draws=3, tokenizer=reader, **OPTIONS)
+        for x, reader in ((texts, tokenizer()), (given, None))
+    )
+    assert torch.equal(by_text.tokens, by_token.tokens) and by_token.texts is None
+    assert by_text.texts[0] == " ".join(f"w{t}" for t in by_text.tokens[0].tolist() if t)
+    judged = db.language.score(model, texts, ["w9 w10", "w11"], n_draws=3, tokenizer=tokenizer())
+    answer = torch.tensor([[9, 10], [11, 0]])
+    expected = db.language.score(model, given, answer, answer_mask=answer > 0, n_draws=3)
+    torch.testing.assert_close(judged.token_log_prob, expected.token_log_prob, equal_nan=True)
+    assert judged.texts == ["w9 w10", "w11"]
+
+
+def test_texts_without_a_tokenizer_or_that_are_none_are_refused():
+    with pytest.raises(TypeError, match="`inputs` of text needs the model's tokenizer"):
+        db.language.generate(lively("gpt2"), "w5 w6", n_draws=2, **OPTIONS)
+    with pytest.raises(TypeError, match="`inputs` must be texts or token ids"):
+        db.language.generate(lively("gpt2"), [1, 2], n_draws=2, tokenizer=tokenizer(), **OPTIONS)
+
+
+def test_results_are_tables():
+    pytest.importorskip("pandas")
+    model, reader = lively("gpt2"), tokenizer()
+    result = db.language.generate(model, ["w5 w6 w7", "w8"], n_draws=3, tokenizer=reader, **OPTIONS)
+    table = result.to_pandas()
+    assert table["log_prob"].tolist() == pytest.approx(result.product_of_expectations.log_prob.tolist())
+    assert table["text"].tolist() == result.texts and "knowledge" in str(result)
+    texts = db.language.generate(model, "w5 w6", n_draws=3, per_draw=True, tokenizer=reader, **OPTIONS)
+    assert texts.to_pandas()["draw"].tolist() == [0, 1, 2] and "3 draws of 1 texts" in texts._repr_html_()

@@ -3,7 +3,7 @@
 from dropbayes.language.blocks import adapters, attention_outputs, feed_forward_inputs, heads, last_blocks
 from dropbayes.language.generation import DrawnTexts, Generation, generate
 from dropbayes.language.lora import export_adapters
-from dropbayes.language.meaning import semantic_entropy
+from dropbayes.language.meaning import entailment, semantic_entropy
 from dropbayes.language.scoring import score
 from dropbayes.language.shading import ShadedText
 from dropbayes.language.uncertainty import SequenceUncertainty, TextUncertainty, TokenUncertainty
@@ -17,6 +17,7 @@ __all__ = [
     "TokenUncertainty",
     "adapters",
     "attention_outputs",
+    "entailment",
     "export_adapters",
     "feed_forward_inputs",
     "generate",

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from dropbayes.layers.weight_masks import adapted_layer, stacked_matrices
+from dropbayes.runtime.validation import check_count
 from dropbayes.weight_layers import weight_layers
 from dropbayes.weight_layers.structure import fan_in
 
@@ -40,9 +41,9 @@ def last_blocks(net: nn.Module, n_blocks: int) -> frozenset[str]:
         n_blocks: The number of blocks.
     """
     names = _block_names(net)
-    if isinstance(n_blocks, bool) or not isinstance(n_blocks, int) or not 1 <= n_blocks <= len(names):
-        raise ValueError(f"`n_blocks` must be one of 1 to {len(names)}, the blocks of `net`; got {n_blocks!r}.")
-    return _layers_inside(net, names[-n_blocks:])
+    check_count("n_blocks", n_blocks, at_most=len(names))
+    inside = names[-n_blocks:]
+    return frozenset(name for name in [*_linear_layers(net), *_expert_stacks(net)] if _is_inside(name, inside))
 
 
 def attention_outputs(net: nn.Module) -> frozenset[str]:
@@ -125,7 +126,7 @@ def _block_names(net: nn.Module) -> list[str]:
             for name, module in root.named_modules()
             if isinstance(module, (nn.ModuleList, nn.Sequential))
             and len(module)
-            and all(sum(1 for _ in _layers_with_weights(block)) > 1 for block in module)
+            and all(len([*weight_layers(block), *_expert_stacks(block)]) > 1 for block in module)
         ]
         lists = [item for item in lists if not _OTHER_INPUTS.search(item[0])] or lists
         if lists:
@@ -135,25 +136,15 @@ def _block_names(net: nn.Module) -> list[str]:
     raise ValueError("`net` must have a list of blocks (an nn.ModuleList of them); name its layers in `where` instead.")
 
 
-def _layers_with_weights(module: nn.Module) -> Iterable[str]:
-    return [*(name for name, _ in weight_layers(module)), *_expert_stacks(module)]
-
-
 def _expert_stacks(net: nn.Module) -> list[str]:
     return [name for name, module in net.named_modules() if any(stacked_matrices(module))]
 
 
-def _is_linear(name: str, module: nn.Module) -> bool:
-    other = isinstance(module, (nn.Embedding, nn.modules.conv._ConvNd)) or ".lora_" in name
-    return not other and "weight" in module._parameters and not _NEVER_CALLED.search(name)
-
-
 def _linear_layers(net: nn.Module) -> list[str]:
-    return [name for name, module in weight_layers(net) if _is_linear(name, module)]
-
-
-def _layers_inside(net: nn.Module, modules: list[str]) -> frozenset[str]:
-    return frozenset(name for name in [*_linear_layers(net), *_expert_stacks(net)] if _is_inside(name, modules))
+    others = (nn.Embedding, nn.modules.conv._ConvNd)
+    layers = [(name, layer) for name, layer in weight_layers(net) if "weight" in layer._parameters]
+    layers = [(name, layer) for name, layer in layers if not isinstance(layer, others) and ".lora_" not in name]
+    return [name for name, _ in layers if not _NEVER_CALLED.search(name)]
 
 
 def _is_inside(name: str, modules: Iterable[str]) -> bool:

@@ -12,6 +12,7 @@ from transformers import TrainerCallback
 
 from dropbayes.likelihoods import Categorical
 from dropbayes.predictive import predict
+from dropbayes.runtime.validation import check_count
 from dropbayes.sampling import evaluation_output
 from dropbayes.scores import accuracy, class_log_likelihood, expected_calibration_error
 
@@ -37,9 +38,8 @@ class UncertaintyCallback(TrainerCallback):
     """
 
     def __init__(self, n_draws: int = 20, seed: int = 0, max_rows: int | None = None) -> None:
-        for name, value in (("n_draws", n_draws), ("max_rows", 1 if max_rows is None else max_rows)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"`{name}` must be a positive whole number; got {value!r}.")
+        check_count("n_draws", n_draws)
+        check_count("max_rows", 1 if max_rows is None else max_rows)
         self.n_draws, self.seed, self.max_rows = n_draws, seed, max_rows
 
     def on_evaluate(

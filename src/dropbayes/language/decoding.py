@@ -40,13 +40,7 @@ class DrawnModel:
     """
 
     def __init__(
-        self,
-        net: nn.Module,
-        keys: Keys,
-        draws: range,
-        sampling: Sampling,
-        draws_at_once: int,
-        together: bool,
+        self, net: nn.Module, keys: Keys, draws: range, sampling: Sampling, draws_at_once: int, together: bool
     ) -> None:
         self.net, self.n_draws, self.together = net, len(draws), together
         starts = range(draws.start, draws.stop, draws_at_once)

@@ -28,12 +28,7 @@ __all__ = ["export_adapters"]
 
 
 def export_adapters(
-    model: Any,
-    folder: str | os.PathLike[str],
-    *,
-    n_draws: int = 8,
-    seed: int = 0,
-    x: PyTree = None,
+    model: Any, folder: str | os.PathLike[str], *, n_draws: int = 8, seed: int = 0, x: PyTree = None
 ) -> list[pathlib.Path]:
     r"""Writes draws of a network with low-rank adapters as adapters, one folder each, in PEFT's own format.
 

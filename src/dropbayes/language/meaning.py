@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["semantic_entropy"]
+from dropbayes.sampling import evaluation_output
+
+__all__ = ["entailment", "semantic_entropy"]
 
 Text = TypeVar("Text")
 
@@ -52,3 +54,29 @@ def semantic_entropy(
         else:
             shares[index] += share
     return -sum(share * math.log(share) for share in shares if share > 0) + 0.0
+
+
+def entailment(model: Any, tokenizer: Any, *, question: str = "") -> Callable[[str, str], bool]:
+    """Whether one text implies another, by a model of natural-language inference: for `semantic_entropy`.
+
+    Args:
+        model: A sequence classifier of transformers one of whose labels is "entailment"
+            (`AutoModelForSequenceClassification.from_pretrained("microsoft/deberta-large-mnli")`).
+        tokenizer: Its tokenizer.
+        question: The question that the texts answer, put before both.
+
+    Returns:
+        A function of a premise and a hypothesis.
+    """
+    labels = {index: str(label).lower() for index, label in model.config.id2label.items()}
+    implied = [index for index, label in labels.items() if label.startswith("entail")]
+    if len(implied) != 1:
+        raise ValueError(f"`model` must have one label called entailment; its labels are {list(labels.values())}.")
+
+    def implies(premise: str, hypothesis: str) -> bool:
+        texts = [f"{question} {text}".strip() for text in (premise, hypothesis)]
+        pair = tokenizer(*texts, return_tensors="pt", truncation=True)
+        inputs = {name: value.to(model.device) for name, value in pair.items()}
+        return int(evaluation_output(model, inputs).logits.argmax(-1)) == int(implied[0])
+
+    return implies

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -16,9 +15,13 @@ from dropbayes.language.decoding import DrawnModel
 from dropbayes.language.folding import FoldedDraws
 from dropbayes.language.models import checked_language_model, checked_options, generating_module
 from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty, UncertaintyRecord
+from dropbayes.runtime.validation import check_count
 from dropbayes.sampling import Keys, Sampling
 
 __all__ = ["score"]
+
+Text = str | Sequence[str] | Tensor | Mapping[str, Tensor]
+"""Texts with a tokenizer, token ids `[row, token]`, or the output of the tokenizer."""
 
 _TEXTS = ("input_ids", "attention_mask")
 _SCORED_BYTES = 2**28  # of the distributions in one chunk
@@ -26,9 +29,10 @@ _SCORED_BYTES = 2**28  # of the distributions in one chunk
 
 def score(
     model: Any,
-    prompt: Tensor | Mapping[str, Tensor],
-    answer: Tensor,
+    prompt: Text,
+    answer: Tensor | str | Sequence[str],
     *,
+    tokenizer: Any = None,
     answer_mask: Tensor | None = None,
     n_draws: int = 8,
     seed: int = 0,
@@ -39,9 +43,9 @@ def score(
 
     Args:
         model: As in `generate`.
-        prompt: Token ids `[row, token]`, or the output of the tokenizer, padded on the left; for an
-            encoder-decoder model, the encoder's input.
-        answer: The token ids of the answers, `[row, token]`, padded on the right.
+        prompt: As the inputs of `generate`; for an encoder-decoder model, the encoder's input.
+        answer: The answers, one for each prompt: texts, or their token ids `[row, token]`, padded on the right.
+        tokenizer: The model's tokenizer, for texts.
         answer_mask: Which of them are part of an answer; by default all but the model's padding token.
         n_draws: As in `generate`.
         seed: As in `generate`.
@@ -50,13 +54,17 @@ def score(
     """
     model = checked_language_model(model)
     keys = sampling.keys(n_draws, seed)
-    given = named_inputs(prompt)
+    given = named_inputs(prompt, tokenizer, model)
+    if not isinstance(answer, Tensor):
+        encoded = tokenized("answer", answer, tokenizer, model, side="right", add_special_tokens=False)
+        answer, answer_mask = encoded["input_ids"], encoded["attention_mask"]
     config = checked_options(model, {})
     mask = _answer_mask(answer, answer_mask, config.pad_token_id, given["input_ids"].shape[0])
     at_once = checked_at_once(draws_at_once, keys.n_draws)
     work = Texts(model, keys, by_position(sampling), given, len(answer), config, {})
     with torch.no_grad():
-        return score_answers(work, answer, mask, foldable(work, at_once)).result()
+        result = score_answers(work, answer, mask, foldable(work, at_once)).result()
+    return replace(result, texts=decoded(tokenizer, result.tokens, result.mask))
 
 
 def by_position(sampling: Sampling) -> Sampling:
@@ -171,12 +179,38 @@ def _whole_text(work: Texts, given: dict[str, Tensor], answer: Tensor, mask: Ten
 # Arguments ------------------------------------------------------------------------------------------------------------
 
 
-def named_inputs(inputs: PyTree) -> dict[str, Tensor]:
+def tokenized(
+    argument: str, texts: Any, tokenizer: Any, model: nn.Module, *, side: str, **options: Any
+) -> dict[str, Tensor]:
+    """The token ids and the attention mask of one or several texts, padded on a side, on the model's device."""
+    several = [texts] if isinstance(texts, str) else list(texts)
+    if not several or not all(isinstance(text, str) for text in several):
+        raise TypeError(f"`{argument}` must be texts or token ids [row, token]; got {texts!r}.")
+    if tokenizer is None:
+        raise TypeError(f"`{argument}` of text needs the model's tokenizer: pass tokenizer=.")
+    options |= {"padding": len(several) > 1, "padding_side": side, "return_token_type_ids": False}
+    encoded = tokenizer(several, return_tensors="pt", return_attention_mask=True, **options)
+    device = next(model.parameters()).device
+    return {name: value.to(device) for name, value in encoded.items()}
+
+
+def decoded(tokenizer: Any, tokens: Tensor, mask: Tensor) -> list[Any] | None:
+    """The text of each row of tokens, `[..., token]`; None without a tokenizer."""
+    if tokenizer is None:
+        return None
+    if tokens.dim() > 2:
+        return [decoded(tokenizer, *row) for row in zip(tokens, mask, strict=True)]
+    return [tokenizer.decode(row[kept], skip_special_tokens=True) for row, kept in zip(tokens, mask, strict=True)]
+
+
+def named_inputs(inputs: PyTree, tokenizer: Any, model: nn.Module) -> dict[str, Tensor]:
     """The inputs by name: token ids and the other outputs of the tokenizer."""
+    if isinstance(inputs, (str, list, tuple)):
+        return tokenized("inputs", inputs, tokenizer, model, side="left")
     named = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
     if not isinstance(named, Mapping) or not isinstance(named.get("input_ids"), Tensor):
         raise TypeError(
-            f"`inputs` must be token ids [row, token], or a dict with `input_ids`; got {type(inputs).__name__}. "
+            f"`inputs` must be texts, token ids [row, token], or a dict with `input_ids`; got {type(inputs).__name__}. "
             'Tokenize with return_tensors="pt".'
         )
     ids = named["input_ids"]
@@ -189,11 +223,10 @@ def named_inputs(inputs: PyTree) -> dict[str, Tensor]:
 
 def checked_at_once(draws_at_once: int | None, n_draws: int) -> int:
     """The most draws in one batch: `draws_at_once`, by default all."""
-    if draws_at_once is not None and (isinstance(draws_at_once, bool) or not hasattr(draws_at_once, "__index__")):
-        raise TypeError(f"`draws_at_once` must be a whole number; got {draws_at_once!r}.")
-    if draws_at_once is not None and operator.index(draws_at_once) < 1:
-        raise ValueError(f"`draws_at_once` must be at least 1; got {draws_at_once}.")
-    return min(n_draws if draws_at_once is None else operator.index(draws_at_once), n_draws)
+    if draws_at_once is None:
+        return n_draws
+    check_count("draws_at_once", draws_at_once)
+    return min(draws_at_once, n_draws)
 
 
 def foldable(work: Texts, at_once: int) -> int:

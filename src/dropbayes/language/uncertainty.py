@@ -20,10 +20,16 @@ token): the chain rule of the entropy of a sequence, estimated with this one tex
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from dropbayes.runtime.formatting import Printed, Table, printable_name
+
+if TYPE_CHECKING:
+    import pandas
 
 __all__ = ["SequenceUncertainty", "TextUncertainty"]
 
@@ -45,8 +51,8 @@ class SequenceUncertainty:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextUncertainty:
-    """The uncertainty of texts, `[row, token]`; NaN after the end of a text."""
+class TextUncertainty(Printed):
+    """The uncertainty of texts, `[row, token]`, NaN after the end of a text; prints as a table."""
 
     tokens: Tensor
     """The tokens that were judged, without the prompt."""
@@ -68,11 +74,42 @@ class TextUncertainty:
     """Texts judged by the mean distribution at every token."""
     expectation_of_products: SequenceUncertainty
     """Texts judged by the mean over draws of the whole text's probability."""
+    texts: list[str] | None = None
+    """The texts themselves, if a tokenizer was given."""
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A pandas table with a line for each text: its log-probability and its uncertainty, in nats per token."""
+        whole = self.product_of_expectations
+        numbers = {"n_tokens": self.mask.sum(-1), "log_prob": whole.log_prob, "total": whole.total, "data": whole.data}
+        spread = self.draw_log_probs.nansum(-1).std(0, correction=0)
+        numbers |= {"knowledge": whole.knowledge, "log_prob_std": spread}
+        return text_frame({"row": torch.arange(len(self.tokens))}, numbers, self.texts)
+
+    def table(self) -> Table:
+        """The texts, one in each line."""
+        return text_table(f"{len(self.tokens)} texts, {len(self.draw_log_probs)} draws", self.to_pandas())
 
     @property
     def token_probability(self) -> Tensor:
         """The mean probability of each token."""
         return self.token_log_prob.exp()
+
+
+def text_frame(index: dict[str, Tensor], numbers: dict[str, Tensor], texts: list[str] | None) -> pandas.DataFrame:
+    """A pandas table of texts and their numbers."""
+    import pandas
+
+    columns = {name: value.cpu().numpy() for name, value in (index | numbers).items()}
+    return pandas.DataFrame(columns if texts is None else {**columns, "text": texts})
+
+
+def text_table(title: str, frame: pandas.DataFrame) -> Table:
+    """A table of texts as text, with the beginning of each."""
+    rows = [
+        [printable_name(cell, max_length=40) if isinstance(cell, str) else f"{cell:.4g}" for cell in row]
+        for row in frame.itertuples(index=False)
+    ]
+    return Table(title, rows, list(frame), align=">" * (len(frame.columns) - ("text" in frame)))
 
 
 @dataclass(frozen=True)
@@ -134,30 +171,23 @@ class UncertaintyRecord:
 
     def result(self) -> TextUncertainty:
         """The uncertainty of the texts so far."""
-
-        def stack_steps(name: str) -> Tensor:
-            return torch.stack([getattr(step, name) for step in self.steps], -1)
-
-        draws, mask = stack_steps("draw_log_probs"), stack_steps("mask")
-        texts = draws.nansum(-1)
+        every = {
+            one.name: torch.stack([getattr(step, one.name) for step in self.steps], -1) for one in fields(self.steps[0])
+        }
+        mask, draws = every["mask"], every["draw_log_probs"]
+        texts = draws.nansum(-1).logsumexp(0) - math.log(len(draws))
+        names = ("log_prob", "entropy", "expected_entropy", "mutual_information", "disagreement")
         return TextUncertainty(
-            tokens=stack_steps("tokens"),
+            tokens=every["tokens"],
             mask=mask,
             draw_log_probs=draws,
-            token_log_prob=stack_steps("log_prob"),
-            token_entropy=stack_steps("entropy"),
-            token_expected_entropy=stack_steps("expected_entropy"),
-            token_mutual_information=stack_steps("mutual_information"),
-            token_disagreement=stack_steps("disagreement"),
             product_of_expectations=_sequence(
-                stack_steps("log_prob").nansum(-1), stack_steps("entropy"), stack_steps("expected_entropy"), mask
+                every["log_prob"].nansum(-1), every["entropy"], every["expected_entropy"], mask
             ),
             expectation_of_products=_sequence(
-                texts.logsumexp(0) - math.log(len(texts)),
-                stack_steps("weighted_entropy"),
-                stack_steps("weighted_expected_entropy"),
-                mask,
+                texts, every["weighted_entropy"], every["weighted_expected_entropy"], mask
             ),
+            **{f"token_{name}": every[name] for name in names},
         )
 
 
