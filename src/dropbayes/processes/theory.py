@@ -13,6 +13,7 @@ from dropbayes.predictive import predict
 from dropbayes.processes.convolutions import ConvolutionalCovariance
 from dropbayes.processes.exact import exact_process
 from dropbayes.processes.networks import NetworkCovariance
+from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.runtime.validation import check_n_data, check_positive
 from dropbayes.sampling import Sampling, Site, sites
 from dropbayes.weight_layers import decays, is_bias, keep_probs, kl_is_weight_decay, trace, weight_layers
@@ -43,7 +44,7 @@ class WeightReading:
 
 
 @dataclass(frozen=True)
-class TheoryReport:
+class TheoryReport(Printed):
     """The theory's reading of a network; prints as a table and notes.
 
     Args:
@@ -61,7 +62,8 @@ class TheoryReport:
         """Whether every draw of the network is a draw of its weights, and some weight is random."""
         return not self.outside and any(weight.reading == "Bayesian" for weight in self.weights)
 
-    def __str__(self) -> str:
+    def table(self) -> Table:
+        """The weights, one in each line, and below them what is outside the theory."""
         head = ("weight", "shape", "keep_prob", "length-scale", "weight decay", "reading")
         body = [
             (
@@ -72,15 +74,12 @@ class TheoryReport:
             )
             for weight in self.weights
         ]
-        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *body)]
-        lines.insert(1, "  ".join("-" * width for width in widths))
-        lines += [f"site {site.index} ({site.path or 'network'}): {reason}" for site, reason in self.outside]
+        notes = [f"site {site.index} ({site.path or 'network'}): {reason}" for site, reason in self.outside]
         if not self.outside:
-            lines.append("every site is a draw of some q(W)" if self.is_variational else "no weight is random: MAP")
+            notes.append("every site is a draw of some q(W)" if self.is_variational else "no weight is random: MAP")
         if self.without_prior:
-            lines.append(f"without a prior: {', '.join(self.without_prior)}")
-        return "\n".join(line.rstrip() for line in lines)
+            notes.append(f"without a prior: {', '.join(self.without_prior)}")
+        return Table("", body, head, notes=notes, rule=True)
 
 
 def _number(value: float | None) -> str:

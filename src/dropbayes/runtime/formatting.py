@@ -26,11 +26,12 @@ class Table:
     """A table of text: a title, the names of its columns if they have any, rows of cells, and sentences below.
 
     Args:
-        title: The line above the table.
+        title: The line above the table; empty for none.
         rows: The cells of each row.
         head: The names of the columns; empty for none.
         align: For each column "<" or ">", the side on which its cells are flush; on the left beyond these.
         notes: Sentences below the table.
+        rule: Whether a line is drawn below the names.
 
     Example:
         >>> print(Table("2 rows", [("rmse", "0.5"), ("mae", "0.25")], align="<>", notes=["Good."]).text())
@@ -45,6 +46,7 @@ class Table:
     head: Sequence[str] = ()
     align: str = ""
     notes: Sequence[str] = ()
+    rule: bool = False
 
     def text(self) -> str:
         """The table in characters of one width."""
@@ -53,7 +55,10 @@ class Table:
         for index, cells in enumerate(zip(*rows, strict=True)):
             side, width = self.align[index : index + 1] or "<", max(map(len, cells))
             columns.append([f"{cell:{side}{width}}" for cell in cells])
-        return "\n".join([self.title, *("  ".join(row).rstrip() for row in zip(*columns, strict=True)), *self.notes])
+        lines = ["  ".join(row) for row in zip(*columns, strict=True)]
+        if self.rule:
+            lines.insert(1, "  ".join("-" * len(column[0]) for column in columns))
+        return "\n".join(line.rstrip() for line in ([self.title] if self.title else []) + [*lines, *self.notes])
 
     def html(self) -> str:
         """The table as a snippet of HTML, everything escaped."""
@@ -64,8 +69,8 @@ class Table:
         head = f"<thead>{line(self.head, 'th')}</thead>" if self.head else ""
         body = "".join(line(row, "td") for row in self.rows)
         notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
-        table = f"<table><caption>{html.escape(self.title)}</caption>{head}<tbody>{body}</tbody></table>"
-        return table + (f"<ul>{notes}</ul>" if notes else "")
+        caption = f"<caption>{html.escape(self.title)}</caption>" if self.title else ""
+        return f"<table>{caption}{head}<tbody>{body}</tbody></table>" + (f"<ul>{notes}</ul>" if notes else "")
 
 
 class Printed:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.sampling.inputs import Structure
 from dropbayes.tracing import RowLayout, Site
 
@@ -73,7 +73,7 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class Sites:
+class Sites(Printed):
     """The sites of a network in the order of execution; prints as a table."""
 
     entries: tuple[Site, ...]
@@ -88,7 +88,8 @@ class Sites:
     def __getitem__(self, index: int) -> Site:
         return self.entries[index]
 
-    def _table(self) -> tuple[list[tuple[str, ...]], str]:
+    def table(self) -> Table:
+        """The sites, one in each line."""
         head = ("site", "path", "kind", "drop_prob", "shape", "before weight layer")
         body = [
             (
@@ -103,21 +104,9 @@ class Sites:
         ]
         taking_part = sum(not site.left_out for site in self.entries)
         count = f"{taking_part} site{'' if taking_part == 1 else 's'}" if taking_part else "no site: nothing is random"
-        return [head, *body], f"{count}; {100 * self.prefix_share:.0f} % of a forward pass is shared by all draws"
-
-    def __str__(self) -> str:
-        rows, summary = self._table()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        lines.insert(1, "  ".join("-" * width for width in widths))
-        return "\n".join(line.rstrip() for line in (*lines, summary))
+        shared = f"{count}; {100 * self.prefix_share:.0f} % of a forward pass is shared by all draws"
+        return Table("", body, head, notes=[shared], rule=True)
 
     def __repr__(self) -> str:
         kinds = sorted({site.kind for site in self.entries})
         return f"Sites({len(self)}: {', '.join(kinds)}; {100 * self.prefix_share:.0f} % shared by all draws)"
-
-    def _repr_html_(self) -> str:
-        (head, *body), summary = self._table()
-        heading = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-        rows = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in body)
-        return f"<table><thead><tr>{heading}</tr></thead><tbody>{rows}</tbody></table><p>{html.escape(summary)}</p>"
