@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dropbayes as db
-from dropbayes import calibration, decisions, scores
+from dropbayes import calibration, conformal, decisions, scores
 from tests import small_networks
 from tests.decisions.samples import generator
 
@@ -136,8 +136,8 @@ def test_recalibration_and_conformal_intervals_mend_overconfidence_on_diabetes()
         for name, factor in (("raw", 1.0), ("scaled", scale)):
             half = 1.6449 * factor * std[test]
             found[name].append(scores.coverage(mean[test] - half, mean[test] + half, y[test]).item())
-        residuals = calibration.standardised_residuals(mean[held_out], std[held_out], y[held_out])
-        ends = calibration.conformal_interval(mean[test], std[test], calibration_scores=residuals, level=0.9)
+        residuals = conformal.standardised_residuals(mean[held_out], std[held_out], y[held_out])
+        ends = conformal.conformal_interval(mean[test], std[test], calibration_scores=residuals, level=0.9)
         found["conformal"].append(scores.coverage(*ends, y[test]).item())
         gain = scores.gaussian_log_likelihood(mean[test], (scale * std[test]) ** 2, y[test])
         gain = gain - scores.gaussian_log_likelihood(mean[test], std[test] ** 2, y[test])

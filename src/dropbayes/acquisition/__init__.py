@@ -3,20 +3,20 @@ r"""Acquisition: the rows to query in active learning and in Bayesian optimisati
 Batches need draws that are functions (`masks="shared"`): only then is the joint distribution of several rows right.
 """
 
-from dropbayes.acquisition.diversity import badge_queries
-from dropbayes.acquisition.information import (
+from dropbayes.acquisition.optimisation import (
+    botorch_model,
+    expected_improvement,
+    probability_of_improvement,
+    upper_confidence_bound,
+)
+from dropbayes.acquisition.queries import (
+    badge_queries,
     bald_queries,
     batch_bald_queries,
     epig_queries,
     expected_information_gain,
     stochastic_queries,
     variance_queries,
-)
-from dropbayes.acquisition.optimisation import (
-    botorch_model,
-    expected_improvement,
-    probability_of_improvement,
-    upper_confidence_bound,
 )
 
 __all__ = [

@@ -1,4 +1,4 @@
-r"""Rows whose labels carry most information about the function, or about given target rows."""
+r"""Rows to query: whose labels carry most information about the function or about target rows, or that differ."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dropbayes.runtime.validation import (
     Array,
     check_count,
     check_positive,
+    check_values,
     class_probabilities,
     finite_tensor,
     random_generator,
@@ -20,6 +21,7 @@ from dropbayes.runtime.validation import (
 )
 
 __all__ = [
+    "badge_queries",
     "bald_queries",
     "batch_bald_queries",
     "epig_queries",
@@ -213,8 +215,7 @@ def stochastic_queries(scores: Array, n_queries: int, *, power: float = 1.0, see
         tensor([1, 3])
     """
     values = row_values("scores", scores).double()
-    if not bool((values >= 0).all()):
-        raise ValueError(f"`scores` must be at least 0; got {values.min().item():.3g}.")
+    check_values("scores", values)
     check_positive("power", power)
     check_count("n_queries", n_queries, at_most=len(values))
     uniform = torch.rand(len(values), generator=random_generator(seed), dtype=torch.float64)
@@ -222,3 +223,50 @@ def stochastic_queries(scores: Array, n_queries: int, *, power: float = 1.0, see
     # Rows of score 0 come last, in random order among themselves.
     keys = power * values.clamp_min(torch.finfo(torch.float64).tiny).log().cpu() + gumbel
     return keys.topk(n_queries).indices
+
+
+def badge_queries(probabilities: Array, features: Array, n_queries: int, *, seed: int = 0) -> Tensor:
+    r"""Rows whose gradients are large and differ, by k-means++ on gradient embeddings (BADGE).
+
+    The embedding of a row is the gradient of its loss in the last layer's weights if the predicted class were true,
+    $(p - e_{\hat y}) \otimes h$ [Ash et al. 2020]: long where the network is unsure, its direction the row's features.
+    The first row has the longest embedding; each further one is drawn in proportion to its squared distance from
+    those before. Inner products of embeddings factorise, so the outer products are never formed.
+
+    Args:
+        probabilities: Predictive probabilities of the pool, `[row, class]`.
+        features: The inputs of the last layer, `[row, feature]`.
+        n_queries: The number of rows to query.
+        seed: The seed of the draws.
+
+    Returns:
+        Row indices, `[query]`, in the order drawn.
+
+    Examples:
+        >>> p = torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.5, 0.5], [1.0, 0.0]])
+        >>> h = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0], [5.0, 5.0]])
+        >>> badge_queries(p, h, 2)  # row 1 repeats row 0, row 3 is certain
+        tensor([0, 2])
+    """
+    predicted = class_probabilities("probabilities", probabilities).detach().double()
+    hidden = finite_tensor("features", features, axes="[row, feature]").detach().to(predicted)
+    if len(hidden) != len(predicted):
+        raise ValueError(f"`features` must have a row for each of the {len(predicted)} rows; got {len(hidden)}.")
+    check_count("n_queries", n_queries, at_most=len(predicted))
+    residual = predicted - torch.nn.functional.one_hot(predicted.argmax(-1), predicted.shape[1])
+    squares = residual.square().sum(-1) * hidden.square().sum(-1)
+    generator = random_generator(seed)
+    chosen = [int(squares.argmax())]
+    distance = torch.full_like(squares, torch.inf)
+    while len(chosen) < n_queries:
+        last = chosen[-1]
+        product = (residual @ residual[last]) * (hidden @ hidden[last])
+        distance = torch.minimum(distance, (squares + squares[last] - 2 * product).clamp_min(0))
+        weight = distance.clone()
+        weight[weight < 1e-12 * squares.max()] = 0  # a row equal to one chosen differs from it by rounding alone
+        weight[chosen] = 0
+        if not bool((weight > 0).any()):  # only repeats are left
+            weight = torch.ones_like(weight)
+            weight[chosen] = 0
+        chosen.append(int(torch.multinomial(weight.cpu(), 1, generator=generator)))
+    return torch.tensor(chosen)

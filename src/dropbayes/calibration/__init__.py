@@ -4,16 +4,10 @@ A dropout network's uncertainty is not calibrated, nor is a Gaussian process's [
 scale follows from the prior and the data. Three remedies, by strength of claim: *rank* a point among the training
 points (`uncertainty_reference`), *refit* the scale on held-out data (`std_scale`, `isotonic_recalibration`,
 `temperature`, `vector_scaling`, `dirichlet_calibration`, `beta_calibration`), or *guarantee* coverage on exchangeable
-data (`dropbayes.conformal`, whose first functions are here too). In every function a row of weight 2 counts as two.
+data (`dropbayes.conformal`). In every function a row of weight 2 counts as two.
 """
 
-from dropbayes.calibration.class_maps import (
-    BetaMap,
-    ClassMap,
-    beta_calibration,
-    dirichlet_calibration,
-    vector_scaling,
-)
+from dropbayes.calibration.class_maps import BetaMap, ClassMap, beta_calibration, dirichlet_calibration, vector_scaling
 from dropbayes.calibration.percentiles import (
     FAMILIES,
     UncertaintyReference,
@@ -21,27 +15,18 @@ from dropbayes.calibration.percentiles import (
     relative_uncertainty,
     uncertainty_reference,
 )
-from dropbayes.calibration.recalibration import (
-    IsotonicRecalibration,
-    isotonic_recalibration,
-    std_scale,
-    temperature,
-)
+from dropbayes.calibration.recalibration import IsotonicRecalibration, isotonic_recalibration, std_scale, temperature
 from dropbayes.calibration.reliability import (
+    CalibrationTest,
     ReliabilityCurve,
+    calibration_test,
     class_reliability,
     gaussian_pit,
     interval_reliability,
     mixture_pit,
     quantile_reliability,
-)
-from dropbayes.calibration.significance import CalibrationTest, calibration_test, reliability_band, uniformity_test
-from dropbayes.conformal import (
-    conformal_interval,
-    conformal_sets,
-    conformal_threshold,
-    label_scores,
-    standardised_residuals,
+    reliability_band,
+    uniformity_test,
 )
 
 __all__ = [
@@ -55,20 +40,15 @@ __all__ = [
     "beta_calibration",
     "calibration_test",
     "class_reliability",
-    "conformal_interval",
-    "conformal_sets",
-    "conformal_threshold",
     "dirichlet_calibration",
     "empirical_percentile",
     "gaussian_pit",
     "interval_reliability",
     "isotonic_recalibration",
-    "label_scores",
     "mixture_pit",
     "quantile_reliability",
     "relative_uncertainty",
     "reliability_band",
-    "standardised_residuals",
     "std_scale",
     "temperature",
     "uncertainty_reference",

@@ -15,6 +15,7 @@ from torch import Tensor
 from dropbayes.runtime.validation import (
     Array,
     check_positive,
+    check_values,
     class_labels,
     class_probabilities,
     events,
@@ -153,8 +154,7 @@ def beta_calibration(probability: Array, event: Array, *, sample_weight: Array |
 
 def _probability(probability: Array) -> Tensor:
     p = finite_tensor("probability", probability)
-    if not bool(((p >= 0) & (p <= 1)).all()):
-        raise ValueError(f"`probability` must lie between 0 and 1; got {p.min().item():.3g} to {p.max().item():.3g}.")
+    check_values("probability", p, at_most=1)
     return p
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dropbayes.calibration.reliability import transforms
 from dropbayes.conformal import standardised_residuals
-from dropbayes.runtime.validation import Array, class_labels, finite_tensor, row_weights
+from dropbayes.runtime.validation import Array, check_values, class_labels, finite_tensor, row_weights
 from dropbayes.scores.averages import weighted_mean
 
 __all__ = ["IsotonicRecalibration", "isotonic_recalibration", "std_scale", "temperature"]
@@ -87,10 +87,7 @@ def isotonic_recalibration(pit: Array, *, sample_weight: Array | None = None) ->
 
 def _levels(name: str, levels: Array | float) -> Tensor:
     values = finite_tensor(name, levels)
-    if not bool(((values >= 0) & (values <= 1)).all()):
-        raise ValueError(
-            f"`{name}` must lie between 0 and 1; got {values.min().item():.3g} to {values.max().item():.3g}."
-        )
+    check_values(name, values, at_most=1)
     return values
 
 

@@ -22,16 +22,16 @@ from dropbayes.conformal.classification import (
     conformal_sets,
     label_scores,
 )
-from dropbayes.conformal.distribution import ConformalDistribution, conformal_distribution
-from dropbayes.conformal.online import OnlineLevel
 from dropbayes.conformal.regression import (
+    ConformalDistribution,
+    conformal_distribution,
     conformal_interval,
     conformal_quantile_interval,
+    cross_conformal_interval,
     quantile_residuals,
     standardised_residuals,
 )
-from dropbayes.conformal.resampling import cross_conformal_interval
-from dropbayes.conformal.thresholds import class_thresholds, conformal_threshold, group_thresholds
+from dropbayes.conformal.thresholds import OnlineLevel, class_thresholds, conformal_threshold, group_thresholds
 
 __all__ = [
     "ConformalDistribution",

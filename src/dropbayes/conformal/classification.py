@@ -10,6 +10,7 @@ from dropbayes.runtime.validation import (
     Array,
     check_count,
     check_positive,
+    check_values,
     class_labels,
     class_probabilities,
     row_values,
@@ -108,8 +109,7 @@ def adaptive_scores(
     predicted = class_probabilities("probabilities", probabilities)
     ones = torch.ones_like(predicted[:, 0])
     share = ones if uniform is None else row_values("uniform", uniform, n_rows=len(predicted))
-    if not bool(((share >= 0) & (share <= 1)).all()):
-        raise ValueError("`uniform` must lie between 0 and 1.")
+    check_values("uniform", share, at_most=1)
     ordered, order = predicted.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(1, predicted.shape[1] + 1, device=predicted.device)
     scores = ordered.cumsum(-1) - ordered * (1 - share.to(predicted)[:, None])
@@ -118,12 +118,7 @@ def adaptive_scores(
 
 
 def adaptive_label_scores(
-    probabilities: Array,
-    labels: Array,
-    *,
-    penalty: float = 0.0,
-    free_classes: int = 1,
-    uniform: Array | None = None,
+    probabilities: Array, labels: Array, *, penalty: float = 0.0, free_classes: int = 1, uniform: Array | None = None
 ) -> Tensor:
     """The adaptive score of each row's label, `[row]`; see `adaptive_scores`.
 

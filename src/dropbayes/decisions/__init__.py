@@ -5,19 +5,8 @@ unsure, explore by Thompson sampling. All take tensors or plain callables; draws
 """
 
 from dropbayes.decisions.actions import action_probabilities, expected_cost, least_cost_action, thompson_action
-from dropbayes.decisions.cascades import (
-    CascadeFrontier,
-    CascadePoint,
-    CascadePrediction,
-    cascade,
-    cascade_frontier,
-)
-from dropbayes.decisions.deferral import (
-    DeferralRule,
-    deferral_for_error,
-    deferral_for_risk,
-    deferral_for_workload,
-)
+from dropbayes.decisions.cascades import CascadeFrontier, CascadePoint, CascadePrediction, cascade, cascade_frontier
+from dropbayes.decisions.deferral import DeferralRule, deferral_for_error, deferral_for_risk, deferral_for_workload
 
 __all__ = [
     "CascadeFrontier",

@@ -7,11 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dropbayes.runtime.validation import (
-    Array,
-    class_probabilities,
-    finite_tensor,
-)
+from dropbayes.runtime.validation import Array, class_probabilities, finite_tensor
 
 __all__ = ["action_probabilities", "expected_cost", "least_cost_action", "thompson_action"]
 

@@ -10,12 +10,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.decisions.deferral import DeferralRule, held_out_uncertainty
-from dropbayes.runtime.validation import (
-    Array,
-    check_positive,
-    row_values,
-    row_weights,
-)
+from dropbayes.runtime.validation import Array, check_positive, row_values, row_weights
 
 __all__ = ["CascadeFrontier", "CascadePoint", "CascadePrediction", "cascade", "cascade_frontier"]
 
@@ -120,11 +115,7 @@ class CascadePrediction:
 
 
 def cascade(
-    x: Tensor,
-    cheap: Callable[[Tensor], tuple[Tensor, Tensor]],
-    *,
-    costly: Callable[[Tensor], Tensor],
-    threshold: float,
+    x: Tensor, cheap: Callable[[Tensor], tuple[Tensor, Tensor]], *, costly: Callable[[Tensor], Tensor], threshold: float
 ) -> CascadePrediction:
     """The cheap network's output, replaced by the costly one's on the rows where the cheap one is unsure.
 

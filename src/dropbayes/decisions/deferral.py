@@ -13,6 +13,7 @@ from dropbayes.runtime.validation import (
     check_count,
     check_positive,
     check_probability,
+    check_values,
     events,
     float_tensor,
     random_generator,
@@ -164,11 +165,7 @@ def deferral_for_risk(
     scores = held_out_uncertainty(uncertainty)
     losses = row_values("loss", loss, n_rows=len(scores)).detach().double().cpu()
     check_positive("largest_loss", largest_loss)
-    if not bool(((losses >= 0) & (losses <= largest_loss)).all()):
-        low, high = losses.min().item(), losses.max().item()
-        raise ValueError(
-            f"`loss` must lie between 0 and `largest_loss` = {largest_loss:g}; got {low:.3g} to {high:.3g}."
-        )
+    check_values("loss", losses, at_most=largest_loss)
     check_probability("target", target / largest_loss if isinstance(target, (int, float)) else target)
     check_probability("confidence", confidence)
     check_count("n_candidates", n_candidates)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dropbayes import calibration
+from dropbayes import calibration, conformal
 from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.runtime.validation import Array, float_tensor
 
@@ -127,7 +127,7 @@ class Recalibration:
     def label_sets(self, probabilities: Array, coverage: float) -> Tensor:
         """The label sets that contain the true class with the given probability, `[row, class]`."""
         scores = torch.tensor(self.values, dtype=torch.float64)
-        return calibration.conformal_sets(probabilities, calibration_scores=scores, level=coverage)
+        return conformal.conformal_sets(probabilities, calibration_scores=scores, level=coverage)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +166,7 @@ class _ConformalMixture(Mixture):
         coverage = abs(2 * level - 1)
         if coverage == 0:
             return self.mean
-        reach = calibration.conformal_threshold(self._held_out(), level=coverage)
+        reach = conformal.conformal_threshold(self._held_out(), level=coverage)
         if not reach.isfinite():
             raise ValueError(
                 f"`coverage` {coverage:g} needs more than the {len(self.residuals)} rows that the intervals were "
@@ -230,7 +230,7 @@ def fit_recalibration(estimator: Any, X: Any, y: Any, *, method: Method = "scale
     if method == "conformal":
         mean = torch.cat([mixture.mean for _, mixture in blocks])
         std = torch.cat([mixture.std for _, mixture in blocks])
-        return Recalibration(method, _sorted_subset(calibration.standardised_residuals(mean, std, outcome)), len(y))
+        return Recalibration(method, _sorted_subset(conformal.standardised_residuals(mean, std, outcome)), len(y))
 
     def log_likelihood(factor: float) -> float:
         return sum(float(_scaled(mixture, factor).log_density(outcome[rows]).sum()) for rows, mixture in blocks)
@@ -248,7 +248,7 @@ def _fit_classes(plain: Any, X: Any, y: Any, method: Method) -> Recalibration:
         shares = plain.class_shares_
         factor = best_factor(lambda value: float(class_log_density(draws, labels, value, shares).sum()))
         return Recalibration(method, (factor,), len(y))
-    return Recalibration(method, _sorted_subset(calibration.label_scores(draw_mean(draws), labels)), len(y))
+    return Recalibration(method, _sorted_subset(conformal.label_scores(draw_mean(draws), labels)), len(y))
 
 
 def _sorted_subset(values: Tensor) -> tuple[float, ...]:

@@ -24,6 +24,7 @@ __all__ = [
     "check_number",
     "check_positive",
     "check_probability",
+    "check_values",
     "class_labels",
     "class_probabilities",
     "events",
@@ -141,6 +142,14 @@ def finite_tensor(name: str, array: Array | float, *, axes: str | None = None, i
             "Remove those rows first."
         )
     return tensor
+
+
+def check_values(name: str, values: Tensor, *, positive: bool = False, at_most: float | None = None) -> None:
+    """Raises unless every value is at least 0, or greater if `positive`, and at most `at_most`."""
+    low, high = values.min().item(), values.max().item()
+    if low < 0 or (positive and low == 0) or (at_most is not None and high > at_most):
+        rule = "be positive" if positive else "be at least 0" if at_most is None else f"lie between 0 and {at_most:g}"
+        raise ValueError(f"`{name}` must {rule}; got {low:.3g} to {high:.3g}.")
 
 
 def _check_axes(name: str, tensor: Tensor, axes: str) -> None:

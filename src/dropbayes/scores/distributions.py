@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from dropbayes.runtime.validation import Array, check_positive, finite_tensor, matching_tensors
+from dropbayes.runtime.validation import Array, check_positive, check_values, finite_tensor, matching_tensors
 
 __all__ = ["crps", "energy_score", "fair_crps", "variogram_score"]
 
@@ -83,8 +83,7 @@ def noise_variance_of(noise_variance: Array | float, outputs: Tensor) -> Tensor:
             "`noise_variance` must be a number, [row], [draw, 1] or [draw, row]; got shape "
             f"{tuple(variance.shape)} for draws {tuple(outputs.shape)}."
         )
-    if not bool((variance >= 0).all()):
-        raise ValueError(f"`noise_variance` must be at least 0; got {variance.min().item():.3g}.")
+    check_values("noise_variance", variance)
     return variance.expand_as(outputs)
 
 

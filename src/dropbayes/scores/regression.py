@@ -7,7 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from dropbayes.runtime.validation import Array, check_positive, check_probability, finite_tensor, matching_tensors
+from dropbayes.runtime.validation import (
+    Array,
+    check_positive,
+    check_probability,
+    check_values,
+    finite_tensor,
+    matching_tensors,
+)
 from dropbayes.scores.averages import weighted_mean
 
 __all__ = [
@@ -112,8 +119,7 @@ def gaussian_log_likelihood(mean: Array, variance: Array, y: Array) -> Tensor:
         tensor([-1.5155])
     """
     predicted, total, outcome = matching_tensors({"mean": mean, "variance": variance, "y": y})
-    if not bool((total > 0).all()):
-        raise ValueError(f"`variance` must be positive; got {total.min().item():.3g}.")
+    check_values("variance", total, positive=True)
     per_output = -0.5 * (torch.log(2 * math.pi * total) + (outcome - predicted).square() / total)
     return per_output.reshape(outcome.shape[0], -1).sum(-1)
 
@@ -191,6 +197,5 @@ def sharpness(std: Array, *, sample_weight: Array | None = None) -> Tensor:
         tensor(5.)
     """
     deviation = finite_tensor("std", std, axes="[row, ...]")
-    if not bool((deviation >= 0).all()):
-        raise ValueError(f"`std` must be at least 0; got {deviation.min().item():.3g}.")
+    check_values("std", deviation)
     return weighted_mean(deviation.square(), sample_weight).sqrt()
