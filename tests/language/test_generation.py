@@ -272,6 +272,6 @@ def test_several_texts_need_a_padding_token():
         db.language.generate(transformers.GPT2LMHeadModel(config), prompts(), max_new_tokens=2)
 
 
-def test_no_text_is_refused():
-    with pytest.raises(TypeError, match="`inputs` must be token ids"):
+def test_text_needs_a_tokenizer():
+    with pytest.raises(TypeError, match="`inputs` of text needs the model's tokenizer"):
         db.language.generate(lively("gpt2"), "Once upon a time")
