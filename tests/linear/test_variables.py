@@ -125,3 +125,23 @@ def test_a_choice_that_no_mask_reaches_is_no_hard_choice():
 
 def test_a_branch_on_a_draw_is_refused():
     refused(lambda m, x: m.head(x) if m.training and torch.rand(()) < 0.2 else x, ValueError, "branches on a value")
+
+
+class Doubling(nn.Module):
+    """Doubles what it has dropped from, in place or not."""
+
+    def __init__(self, inplace):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.inplace = nn.Linear(3, 8), nn.Linear(8, 2), inplace
+
+    def forward(self, x):
+        hidden = nn.functional.dropout(self.first(x).tanh(), 0.3, self.training)
+        return self.second(hidden.mul_(2) if self.inplace else hidden * 2)
+
+
+def test_a_tensor_written_into_after_its_dropout_counts_as_it_was():
+    x = torch.randn(4, 3)
+    ours, plain = (db.predict(Doubling(inplace).eval(), x, method="linear") for inplace in (True, False))
+    torch.testing.assert_close(ours.std, plain.std)
+    assert float(plain.std.min()) > 0

@@ -55,15 +55,21 @@ class Linearisation:
         Returns:
             For each variable, `[combination, row, unit]`.
         """
+        found = zip(self.variables, self._derivatives(output, directions), strict=True)
+        scaled = [(variable, one * variable.std) for variable, one in found]
+        return [
+            rows_second(one if one.dtype.itemsize > 2 else one.float(), variable, self.n_rows).flatten(2)
+            for variable, one in scaled
+        ]
+
+    def _derivatives(self, output: Tensor, directions: Tensor) -> list[Tensor]:
+        """The derivatives of combinations of outputs by the numbers of each variable."""
         values = [variable.value for variable in self.variables]
         if output.requires_grad:
             found = _batched([output], values, [directions], self.twice)
         else:  # a constant
             found = [value.new_zeros((len(directions), *value.shape)) for value in values]
-        scaled = [one * variable.std for variable, one in zip(self.variables, found, strict=True)]
-        scaled = [one if one.dtype.itemsize > 2 else one.float() for one in scaled]
-        pairs = zip(scaled, self.variables, strict=True)
-        return [rows_second(one, variable, self.n_rows).flatten(2) for one, variable in pairs]
+        return [variable.derivative(one) for variable, one in zip(self.variables, found, strict=True)]
 
     @torch.inference_mode(False)
     @torch.enable_grad()
@@ -73,8 +79,12 @@ class Linearisation:
         total = torch.zeros(output.shape, dtype=torch.float64, device=output.device)
         for start in range(0, output.shape[1], at_once):
             columns = range(start, min(start + at_once, output.shape[1]))
-            for gradient in self.gradients(output, one_each(output, columns)):
-                total[:, columns.start : columns.stop] += gradient.square().sum(2, dtype=torch.float64).T
+            found = self._derivatives(output, one_each(output, columns))
+            for variable, one in zip(self.variables, found, strict=True):
+                alike = not isinstance(variable.variance, Tensor)
+                by_row = rows_second(one if alike else one * variable.std, variable, self.n_rows).flatten(2)
+                squares = torch.linalg.vector_norm(by_row, dim=2, dtype=torch.float64).square()
+                total[:, columns.start : columns.stop] += (squares * variable.variance if alike else squares).T
         return total
 
     @torch.inference_mode(False)
@@ -103,7 +113,8 @@ class Linearisation:
         direction = torch.zeros_like(output, requires_grad=True)
         found = torch.autograd.grad(output, values, direction, create_graph=True, allow_unused=True)
         depends = [one is not None and one.requires_grad for one in found]
-        products = list(itertools.compress(found, depends))
+        pairs = zip(self.variables, found, strict=True)
+        products = [variable.derivative(one[None])[0] for variable, one in itertools.compress(pairs, depends)]
         generator = torch.Generator().manual_seed(0)
         reached = itertools.compress(self.variables, depends)
         noise = [_noise(variable, n_probes, self.n_rows, generator) for variable in reached]
@@ -114,12 +125,17 @@ class Linearisation:
 @torch.inference_mode(False)
 @torch.enable_grad()
 def linearise(
-    inspection: Inspection, inputs: Inputs, ignored: tuple[str, ...] = (), tied: bool = False, twice: bool = False
+    inspection: Inspection,
+    inputs: Inputs,
+    ignored: tuple[str, ...] = (),
+    tied: bool = False,
+    twice: bool = False,
+    mask_leaves: bool = False,
 ) -> Linearisation:
     """The linearisation of all rows as one batch; `twice` for gradients with derivatives by the input."""
     profile, net = inspection.profile, inspection.network()
     names = SiteNames({id(module): path for path, module in net.named_modules()})
-    source = SiteVariables(profile, names, ignored, tied)
+    source = SiteVariables(profile, names, ignored, tied, mask_leaves)
     leaves: Sequence[Any] = inputs.leaves
     if not twice:
         leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -127,6 +143,8 @@ def linearise(
     seeded = keyed_generators(None) if profile.seeds_torch else contextlib.nullcontext()
     with seeded, Interception(source):
         tensors, _ = split(eagerly(inputs.call)(net, leaves))
+    if not all(variable.is_intact for variable in source.variables):
+        return linearise(inspection, inputs, ignored, tied, twice, mask_leaves=True)
     outputs = [rows_first(out, layout, inputs.n_rows) for out, layout in zip(tensors, profile.outputs, strict=True)]
     return Linearisation(outputs, source.variables, inputs.n_rows, twice)
 
@@ -149,7 +167,7 @@ def rows_second(gradient: Tensor, variable: Variable, n_rows: int) -> Tensor:
 
 def _noise(variable: Variable, n_probes: int, n_rows: int, generator: torch.Generator) -> Tensor:
     """Normal numbers of a variable's variance, in pairs of opposite sign, the same for every row."""
-    value, layout, shape = variable.value, variable.site.layout, list(variable.value.shape)
+    value, layout, shape = variable.value, variable.site.layout, list(variable.shape)
     axis = 0 if layout is None else layout.axis
     if n_rows > 1:
         shape[axis] //= n_rows

@@ -1,7 +1,8 @@
 """The random numbers of a network's sites as variables: held at their means, and differentiated.
 
-A dropped unit is multiplied by a mask of mean 1 and variance p / (1 - p). Here the mask is a tensor of ones, a leaf of
-the graph, one for each row; other random numbers are held at their means in the same way.
+A dropped unit is multiplied by a mask of mean 1 and variance p / (1 - p). At its mean the mask changes nothing, so it
+is left out: its derivative is that of the product, times the tensor that it multiplies. Other random numbers are held
+at their means, as leaves of the graph.
 """
 
 from __future__ import annotations
@@ -31,13 +32,34 @@ class Variable:
 
     site: Site
     value: Tensor
-    """A leaf of the graph; length 1 along positions that share their numbers."""
+    """The numbers, a leaf of the graph of length 1 along positions that share them; or the product with a mask."""
     variance: float | Tensor
     """The variance of each number: one for all, or of the value's shape."""
+    factor: Tensor | None = None
+    """What the mask multiplies; None if the value is the numbers."""
+    mask_shape: tuple[int, ...] = ()
+    version: int = 0  # of the product and of the factor, which share their memory
 
     @property
     def std(self) -> float | Tensor:
         return self.variance**0.5
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the numbers."""
+        return tuple(self.value.shape) if self.factor is None else self.mask_shape
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether the product has not been written into."""
+        return self.factor is None or self.value._version == self.version
+
+    def derivative(self, gradients: Tensor) -> Tensor:
+        """The derivatives by the numbers, from those by the value, `[combination, ...]`."""
+        if self.factor is None:
+            return gradients
+        factor = self.factor if gradients.requires_grad else self.factor.detach()
+        return (gradients * factor).sum_to_size(len(gradients), *self.shape)
 
 
 class SiteVariables(Source):
@@ -48,10 +70,14 @@ class SiteVariables(Source):
         names: The names of the modules that run.
         ignored: Modules whose randomness is not dropout.
         tied: Whether all positions of a sequence have the same mask.
+        leaves: Whether masks are leaves of the graph, for a network that writes into what it has dropped from.
     """
 
-    def __init__(self, profile: Profile, names: SiteNames, ignored: tuple[str, ...], tied: bool) -> None:
+    def __init__(
+        self, profile: Profile, names: SiteNames, ignored: tuple[str, ...], tied: bool, leaves: bool = False
+    ) -> None:
         self.variables: list[Variable] = []
+        self._leaves = leaves
         self._sites = {site.name: site for site in profile.sites}
         self._seeds_torch, self._names, self._ignored, self._tied = profile.seeds_torch, names, ignored, tied
         self._drawn: Variable | None = None  # uniforms that the running operation has asked for
@@ -72,6 +98,14 @@ class SiteVariables(Source):
     def dropout(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
         if drop_prob == 1:
             return x * 0
+        if not (inplace or self._leaves or x.is_inference()):
+            site = self._next(kind)
+            tied = {position.axis for position in site.positions} if self._tied else set[int]()
+            mask_shape = tuple(1 if axis in tied else length for axis, length in enumerate(shape))
+            product = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+            variance = drop_prob / (1 - drop_prob)
+            self.variables.append(Variable(site, product, variance, x, mask_shape, product._version))
+            return product
         factors = self._add(kind, torch.ones(shape, dtype=x.dtype, device=x.device), drop_prob / (1 - drop_prob))
         return x.mul_(factors) if inplace and not isinstance(x, nn.Parameter) else x * factors
 
@@ -134,6 +168,15 @@ class SiteVariables(Source):
 
     def _add(self, kind: str, mean: Tensor, variance: float | Tensor) -> Tensor:
         """The next variable, at its mean."""
+        site, value = self._next(kind), mean.detach()
+        for position in site.positions if self._tied else ():
+            value = value.narrow(position.axis, 0, 1)
+            variance = variance.narrow(position.axis, 0, 1) if isinstance(variance, Tensor) else variance
+        value = value.clone().requires_grad_()
+        self.variables.append(Variable(site, value, variance))
+        return value.expand(mean.shape)
+
+    def _next(self, kind: str) -> Site:
         name = self._names.next(kind)
         site = self._sites.get(name)
         if site is None:
@@ -141,10 +184,4 @@ class SiteVariables(Source):
                 f"`net` met a site {name!r} that it did not meet when it was inspected: its forward depends on more "
                 'than its input and weights. Predict with method="sampling".'
             )
-        value = mean.detach()
-        for position in site.positions if self._tied else ():
-            value = value.narrow(position.axis, 0, 1)
-            variance = variance.narrow(position.axis, 0, 1) if isinstance(variance, Tensor) else variance
-        value = value.clone().requires_grad_()
-        self.variables.append(Variable(site, value, variance))
-        return value.expand(mean.shape)
+        return site
