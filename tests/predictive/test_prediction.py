@@ -180,6 +180,8 @@ def test_likelihoods_of_another_structure_than_the_output_are_refused():
     for wrong in ({"number": db.Gaussian(1.0)}, (db.Gaussian(1.0), db.Categorical()), [db.Gaussian(1.0)]):
         with pytest.raises(ValueError, match=r"`likelihood` must have an entry for each output.*\['number', 'kind'\]"):
             db.predict(net, x, likelihood=wrong)
+    with pytest.raises(ValueError, match="must have an entry for each output of the network, one tensor"):
+        db.predict(net.body, x, likelihood=[db.Gaussian(1.0)])
     with pytest.raises(TypeError, match="`likelihood` must be one of"):
         db.predict(net, x, likelihood={"number": db.Gaussian(1.0), "kind": "classes"})
     raw = db.predict(net, x, likelihood={"number": None, "kind": db.Categorical()}, n_draws="auto")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -38,20 +37,20 @@ class UncertaintyReference:
     scale: float
     log_likelihoods: dict[str, float]
 
-    def _distribution(self) -> Any:
-        import scipy.stats
-
-        return getattr(scipy.stats, FAMILIES[self.family])(self.shape, scale=self.scale)
-
     def percentile(self, uncertainty: Array) -> Tensor:
         """The percentile, 0 to 100, of each uncertainty among the training points'."""
-        new = finite_tensor("uncertainty", uncertainty, infinite=True)
-        return torch.as_tensor(100 * self._distribution().cdf(new.detach().cpu().numpy()), dtype=new.dtype)
+        return 100 * self._values("cdf", uncertainty)
 
     def density(self, uncertainty: Array) -> Tensor:
         """The fitted density at each uncertainty."""
+        return self._values("pdf", uncertainty)
+
+    def _values(self, function: str, uncertainty: Array) -> Tensor:
+        import scipy.stats
+
         new = finite_tensor("uncertainty", uncertainty, infinite=True)
-        return torch.as_tensor(self._distribution().pdf(new.detach().cpu().numpy()), dtype=new.dtype)
+        fitted = getattr(scipy.stats, FAMILIES[self.family])(self.shape, scale=self.scale)
+        return torch.as_tensor(getattr(fitted, function)(new.detach().cpu().numpy()), dtype=new.dtype)
 
 
 def uncertainty_reference(
@@ -108,6 +107,8 @@ def uncertainty_reference(
 
 def _most_likely(family: str, x: Numbers, weight: Numbers) -> tuple[float, float]:
     """The shape and scale of largest likelihood of points `x` whose weights sum to 1."""
+    import scipy.special
+
     if family == "inverse gamma":
         shape, scale = _most_likely("gamma", 1 / x, weight)
         return shape, 1 / scale
@@ -120,7 +121,12 @@ def _most_likely(family: str, x: Numbers, weight: Numbers) -> tuple[float, float
         # log E[x] - E[log x], term by term at least 0, and with its digits where points are almost equal
         logs = np.where(ratio > 0.5, np.log1p(np.maximum(ratio, 0.5) - 1), np.log(ratio))
         gap = float(weight @ (ratio - 1 - logs))
-        shape = _root(lambda a: gap - _log_less_digamma(a))
+
+        def slope_of_gamma(a: float) -> float:
+            """The gap less log a - ψ(a), by its series where the difference would lose its digits."""
+            return gap - (1 / (2 * a) + 1 / (12 * a * a) if a > 1e4 else math.log(a) - scipy.special.digamma(a))
+
+        shape = _root(slope_of_gamma)
         return shape, mean / shape
     logs = np.log(x)
 
@@ -132,13 +138,6 @@ def _most_likely(family: str, x: Numbers, weight: Numbers) -> tuple[float, float
     shape = _root(slope)
     powers = weight @ np.exp(shape * (logs - logs.max()))
     return shape, math.exp(logs.max() + math.log(powers) / shape)
-
-
-def _log_less_digamma(a: float) -> float:
-    """log a - ψ(a), by its series where the difference would lose its digits."""
-    import scipy.special
-
-    return 1 / (2 * a) + 1 / (12 * a * a) if a > 1e4 else math.log(a) - float(scipy.special.digamma(a))
 
 
 def _root(rising: Callable[[float], float]) -> float:

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.language.caches import cache_bytes, cache_name, reorder, spread
-from dropbayes.language.folding import FoldedDraws, n_rows_of
+from dropbayes.language.folding import FoldedDraws, cache_bytes, cache_name, n_rows_of, reorder, spread
 from dropbayes.language.models import generating_module
 from dropbayes.sampling import Keys, Sampling, View, copied_cache, equal_but_for_rounding
 
@@ -43,8 +42,7 @@ class DrawnModel:
         self, net: nn.Module, keys: Keys, draws: range, sampling: Sampling, draws_at_once: int, together: bool
     ) -> None:
         self.net, self.n_draws, self.together = net, len(draws), together
-        starts = range(draws.start, draws.stop, draws_at_once)
-        chunks = [range(start, min(start + draws_at_once, draws.stop)) for start in starts]
+        chunks = [draws[start : start + draws_at_once] for start in range(0, len(draws), draws_at_once)]
         self.chunks = [FoldedDraws(net, keys, chunk, sampling) for chunk in chunks]
         self.log_probs: Tensor | None = None
         self.cache_bytes = 0
@@ -104,18 +102,12 @@ class DrawnModel:
     def _adopt(self, cache: Any) -> None:
         """Takes a new, empty cache as that of the first draws, with one more for each of the other chunks."""
         self._caches = [cache, *(copied_cache(cache) for _ in self.chunks[1:])]
-        if self.together:
+        if self.together or self.n_draws > 1:
             cache.reorder_cache = self._reorder
-        elif self.n_draws > 1:
-            cache.reorder_cache = self._reorder_each
 
     def _reorder(self, rows: Tensor) -> None:
         for cache, chunk in zip(self._caches, self.chunks, strict=True):
-            reorder(cache, rows, len(chunk.draws))
-
-    def _reorder_each(self, rows: Tensor) -> None:
-        for cache in self._caches:
-            reorder(cache, rows, 1)
+            reorder(cache, rows, len(chunk.draws) if self.together else 1)
 
     @torch.no_grad()
     def _check_step(self, step: dict[str, Any], n_rows: int, name: str, dtype: torch.dtype) -> None:

@@ -7,15 +7,14 @@ function that filled it. Blocks before the first site are the same for every dra
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._pytree import PyTree
 
-from dropbayes.language.caches import cache_name, first_rows, tensors_of
-from dropbayes.language.caches import layers_of as cache_layers
 from dropbayes.sampling import (
     Inputs,
     Inspection,
@@ -26,6 +25,7 @@ from dropbayes.sampling import (
     UnsupportedStrategy,
     View,
     as_inputs,
+    copied_cache,
     eagerly,
     inspect,
     is_cache,
@@ -92,7 +92,7 @@ class FoldedDraws:
         """The inspection of the model for arguments of this form, on the first draw's rows."""
         self._n_rows = n_rows
         cache = arguments.get(cache_name(arguments) or "")
-        filled = cache is not None and any(map(tensors_of, cache_layers(cache)))
+        filled = cache is not None and any(map(tensors_of, layers_of(cache)))
         lengths = [arguments[name].shape[1] == 1 for name in _TEXT if arguments.get(name) is not None]
         form = (tuple(sorted(n for n, v in arguments.items() if v is not None)), tuple(lengths), filled, n_rows == 1)
         if form not in self._known:
@@ -163,3 +163,63 @@ def _texts_first(arguments: dict[str, Any]) -> Inputs:
     """The arguments as inputs, texts first: their number is the number of rows."""
     names = sorted(arguments, key=lambda name: name not in _TEXT)
     return as_inputs({name: arguments[name] for name in names if arguments[name] is not None})
+
+
+# Caches with rows of several draws ------------------------------------------------------------------------------------
+
+
+CACHE_NAMES = ("past_key_values", "cache_params")
+
+
+def cache_name(arguments: dict[str, Any]) -> str | None:
+    """The name of the cache argument; None without one."""
+    return next((name for name in CACHE_NAMES if arguments.get(name) is not None), None)
+
+
+def layers_of(cache: Any) -> Iterator[Any]:
+    """The layers of a cache, including those of its sub-caches (one for self-attention, one for cross-attention)."""
+    sub_caches = [value for value in vars(cache).values() if is_cache(value)]
+    for sub_cache in sub_caches:
+        yield from layers_of(sub_cache)
+    yield from getattr(cache, "layers", ())
+
+
+def tensors_of(layer: Any) -> list[Tensor]:
+    """The non-empty tensors of a layer."""
+    values = list(vars(layer).values())
+    values += [entry for value in values if isinstance(value, dict) for entry in value.values()]
+    return [value for value in values if isinstance(value, Tensor) and value.dim() > 1 and value.numel()]
+
+
+def cache_bytes(cache: Any) -> int:
+    """The memory that a cache holds."""
+    return sum(tensor.numel() * tensor.element_size() for layer in layers_of(cache) for tensor in tensors_of(layer))
+
+
+def reorder(cache: Any, rows: Tensor, n_draws: int) -> None:
+    """Takes the given rows in every draw; a layer that all draws share has them once."""
+    n_rows = len(rows)
+    folded = torch.cat([rows + draw * n_rows for draw in range(n_draws)])
+    for layer in layers_of(cache):
+        held = tensors_of(layer)
+        if held:
+            layer.reorder_cache(rows if held[0].shape[0] == n_rows else folded)
+
+
+def spread(cache: Any, n_rows: int, n_draws: int) -> None:
+    """Gives each draw its own rows in the layers that all draws have shared so far."""
+    for layer in layers_of(cache):
+        held = tensors_of(layer)
+        if n_draws > 1 and held and held[0].shape[0] == n_rows:
+            layer.reorder_cache(torch.arange(n_rows, device=held[0].device).repeat(n_draws))
+
+
+def first_rows(cache: Any, n_rows: int) -> Any:
+    """A copy of the cache with the rows of the first draw alone."""
+    copied = copied_cache(cache)
+    for layer in layers_of(copied):
+        held = tensors_of(layer)
+        if held and held[0].shape[0] > n_rows:
+            layer.reorder_cache(torch.arange(n_rows, device=held[0].device))
+    copied.__dict__.pop("reorder_cache", None)  # bound to the original cache
+    return copied

@@ -179,7 +179,7 @@ def _under_each_draw(work: Texts, at_once: int) -> DrawnTexts:
         raise ValueError("`num_return_sequences` must be 1 for texts of single draws: there is one for each draw.")
     texts, largest = [], 0
     for start in range(0, work.keys.n_draws, at_once):
-        draws = range(start, min(start + at_once, work.keys.n_draws))
+        draws = range(work.keys.n_draws)[start : start + at_once]
         drawn = work.drawn_model(draws, len(draws), together=False)
         inputs = work.with_encoder(drawn)
         repeated = {

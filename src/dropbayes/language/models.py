@@ -10,6 +10,7 @@ from torch import Tensor, nn
 __all__ = ["checked_language_model", "generating_module"]
 
 _MODES = ("greedy_search", "sample", "beam_search", "beam_sample")
+_QUANTISED = ("torch.ao.nn.quantized", "bitsandbytes", "hqq", "optimum.quanto", "torchao")
 _OURS = {
     "past_key_values": "each draw makes its own cache",
     "return_dict_in_generate": "the result already describes each token",
@@ -26,7 +27,8 @@ def checked_language_model(model: Any) -> nn.Module:
         raise ValueError(
             "`model` must not be compiled: compiled code hides its dropout. Pass the model that was compiled."
         )
-    if getattr(model, "is_quantized", False) or any(_is_quantised(module) for module in model.modules()):
+    homes = {type(module).__module__ for module in model.modules()}
+    if getattr(model, "is_quantized", False) or any(home.startswith(_QUANTISED) for home in homes):
         raise ValueError(
             "`model` must not be quantised: how its kernels round may depend on the batch, so that a draw among others "
             "need not be the draw alone. Load it in bfloat16 or float16."
@@ -43,11 +45,6 @@ def checked_language_model(model: Any) -> nn.Module:
 def generating_module(model: nn.Module) -> Any:
     """The module of transformers inside `model` that generates: `model` itself, or the module that PEFT wraps."""
     return next((m for m in model.modules() if hasattr(type(m), "can_generate")), model)
-
-
-def _is_quantised(module: nn.Module) -> bool:
-    home = type(module).__module__
-    return home.startswith(("torch.ao.nn.quantized", "bitsandbytes", "hqq", "optimum.quanto", "torchao"))
 
 
 def checked_options(model: nn.Module, options: dict[str, Any]) -> Any:

@@ -126,7 +126,7 @@ def score_answers(
 ) -> UncertaintyRecord:
     """The uncertainty of given answers, in chunks of rows."""
     draws = range(work.keys.n_draws) if draws is None else draws
-    chunks = [range(s, min(s + at_once, draws.stop)) for s in range(draws.start, draws.stop, at_once)]
+    chunks = [draws[start : start + at_once] for start in range(0, len(draws), at_once)]
     folded = [FoldedDraws(work.model, work.keys, chunk, work.sampling) for chunk in chunks]
     vocabulary = int(generating_module(work.model).config.get_text_config().vocab_size)
     rows_at_once = max(1, _SCORED_BYTES // (4 * len(draws) * answer.shape[1] * vocabulary))

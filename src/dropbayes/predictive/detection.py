@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,9 +10,6 @@ from torch import Tensor
 from dropbayes.predictive.prediction import Prediction
 from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.scores import auroc, average_precision, fpr_at_tpr
-
-if TYPE_CHECKING:
-    import pandas
 
 __all__ = ["Detection", "detect_outliers"]
 
@@ -38,12 +34,6 @@ class Detection(Printed):
         rows = [(name.replace("_", " "), *(f"{v:.3f}" for v in found.values())) for name, found in self.scores.items()]
         head = ("uncertainty", "AUROC", "FPR at 95 % TPR", "average precision")
         return Table(f"{self.n_other:,} rows among {self.n_known:,} known ones", rows, head, align="<>>>")
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """A pandas table with a line for each uncertainty."""
-        import pandas
-
-        return pandas.DataFrame.from_dict(self.scores, orient="index")
 
 
 def detect_outliers(known: Prediction, other: Prediction) -> Detection:

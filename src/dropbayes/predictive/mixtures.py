@@ -179,8 +179,10 @@ class Mixture:
             outcome = float_tensor(y).to(self.location)
             score = crps(self.location.flatten(1), outcome.flatten(), noise_variance=self.scale.square().flatten(1))
             return score.view(outcome.shape)
-        distance = (self.scale * _expected_distance(z, self.freedom)).mean(0)
-        return distance - _expected_half_difference(self.location, self.scale, self.std, self.freedom)
+        # E|t - z| of Student's t: z (2 F(z) - 1) + 2 f(z) (ν + z²) / (ν - 1)
+        density, nu = _log_density(z, self.freedom).exp(), self.freedom
+        distance = z * (2 * _distribution(z, nu) - 1) + 2 * density * (nu + z.square()) / (nu - 1)
+        return (self.scale * distance).mean(0) - _expected_half_difference(self.location, self.scale, self.std, nu)
 
     def output(self, index: int) -> Mixture:
         """The marginal distribution of one output, `[draw, row]`."""
@@ -249,12 +251,6 @@ def _student_table(freedom: float, dtype: torch.dtype, device: torch.device) -> 
     value = torch.from_numpy(scipy.special.stdtr(freedom, math.sqrt(freedom) * torch.tan(edges).numpy()))
     low, area, left, right = value[:-1], value.diff(), slope[:-1], slope[1:]
     return torch.stack([low, left, 3 * area - 2 * left - right, left + right - 2 * area], -1).to(device, dtype)
-
-
-def _expected_distance(z: Tensor, freedom: float) -> Tensor:
-    r"""$\mathbb E|t - z|$ of Student's t: $z\,(2F(z) - 1) + 2 f(z)\,(\nu + z^2)/(\nu - 1)$."""
-    density = _log_density(z, freedom).exp()
-    return z * (2 * _distribution(z, freedom) - 1) + 2 * density * (freedom + z.square()) / (freedom - 1)
 
 
 def _expected_half_difference(location: Tensor, scale: Tensor, unit: Tensor, freedom: float) -> Tensor:

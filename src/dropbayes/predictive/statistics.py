@@ -27,15 +27,22 @@ Observations = Likelihood | Mapping[str, Likelihood | None] | Sequence[Likelihoo
 def by_head(argument: str, tree: Any, profile: Profile) -> dict[Any, Any]:
     """The entries of a dict or sequence for each tensor of the network's output, by its name or place there."""
     built = profile.structure.build(range(len(profile.outputs)), numbers=False)
-    named = built if isinstance(built, Mapping) else dict(enumerate([built] if isinstance(built, int) else built))
-    names = [name for name, index in named.items() if index is not None]
-    given = dict(tree) if isinstance(tree, Mapping) else dict(enumerate(tree))
-    if set(given) != set(names):
+    outputs = {name: index for name, index in _entries(built).items() if index is not None}
+    if not all(isinstance(index, int) for index in outputs.values()):
+        raise ValueError(f"`{argument}` for each output needs one tensor in each; the network nests them.")
+    given = _entries(tree)
+    if given.keys() != outputs.keys():
         raise ValueError(
-            f"`{argument}` must have an entry for each output of the network, {names}; got {list(given)}. "
-            "Give None for an output without one."
+            f"`{argument}` must have an entry for each output of the network, {list(outputs) or 'one tensor'}; got "
+            f"{list(given) or type(tree).__name__}. Give None for an output without one."
         )
-    return {name: given[name] for name in names}
+    return {name: given[name] for name in outputs}
+
+
+def _entries(tree: Any) -> dict[Any, Any]:
+    if isinstance(tree, Mapping):
+        return dict(tree)
+    return dict(enumerate(tree)) if isinstance(tree, (list, tuple)) else dict(getattr(tree, "__dict__", {}))
 
 
 @dataclass(frozen=True)
@@ -187,18 +194,15 @@ def row_summaries(
         statistics = request.summaries(plan.profile)
         for block in blocks:
             if block.moments is not None:  # of all draws
-                yield len(rows), [_summary_of(*block.moments, statistics[0].likelihood)]
+                (mean, epistemic), likelihood = block.moments, statistics[0].likelihood
+                noise = None if likelihood is None else likelihood.variance(mean.double()).detach().to(mean)
+                aleatoric = torch.zeros_like(mean) if noise is None else noise
+                yield len(rows), [{"mean": mean, "epistemic": epistemic, "aleatoric": aleatoric}]
                 break
             for one, output, variance in zip(statistics, *request.judged(plan.profile, block), strict=True):
                 one.add(output, variance)
         else:
             yield len(rows), [one.results() for one in statistics]
-
-
-def _summary_of(mean: Tensor, epistemic: Tensor, likelihood: Likelihood | None) -> dict[str, Tensor]:
-    """The statistics of rows whose moments over draws are known, `[row, ...]`."""
-    aleatoric = torch.zeros_like(mean) if likelihood is None else likelihood.variance(mean.double()).detach().to(mean)
-    return {"mean": mean, "epistemic": epistemic, "aleatoric": aleatoric}
 
 
 class RowResults:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dropbayes.runtime.validation import Array, matching_tensors, row_weights
 from dropbayes.scores.classification import probabilities_and_labels
@@ -104,8 +103,11 @@ def crps_decomposition(draws: Array, y: Array, *, sample_weight: Array | None = 
     weight = row_weights(sample_weight, len(truth), like=truth)
     weight = weight / weight.sum()
     n_draws = len(ordered)
-    above, below = _distances(ordered, truth)  # of y from the part of each gap above it and below it
-    mean_above, mean_below = above @ weight, below @ weight
+    # The length of each gap between ordered draws that lies above y, and below it, with both ends: [gap, row].
+    low = torch.cat([torch.minimum(truth, ordered[0])[None], ordered])
+    high = torch.cat([ordered, torch.maximum(truth, ordered[-1])[None]])
+    mean_above = (high - torch.maximum(low, truth)).clamp_min(0) @ weight
+    mean_below = (torch.minimum(high, truth) - low).clamp_min(0) @ weight
     # Outside the draws the claim is 0 or 1, and a distance counts only if y lies there: the equivalent gap is that
     # distance over the observed frequency.
     outside_low, outside_high = (truth < ordered[0]).double() @ weight, (truth > ordered[-1]).double() @ weight
@@ -118,21 +120,8 @@ def crps_decomposition(draws: Array, y: Array, *, sample_weight: Array | None = 
     claimed = torch.arange(n_draws + 1, dtype=torch.float64, device=truth.device) / n_draws
     reliability = float((gap * (frequency - claimed).square()).sum())
     potential = float((gap * frequency * (1 - frequency)).sum())
-    uncertainty = _constant_crps(truth, weight)
+    # The CRPS of the empirical distribution of the outcomes, E|y - y'| / 2, is the integral of F (1 - F).
+    order = truth.argsort()
+    reached = weight[order].cumsum(0)[:-1]
+    uncertainty = float((truth[order].diff() * reached * (1 - reached)).sum())
     return Decomposition(reliability + potential, reliability, uncertainty - potential, uncertainty)
-
-
-def _distances(ordered: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The length of each gap between ordered draws that lies above y, and below it, `[gap, row]`, with both ends."""
-    low = torch.cat([torch.minimum(y, ordered[0])[None], ordered])
-    high = torch.cat([ordered, torch.maximum(y, ordered[-1])[None]])
-    above = (high - torch.maximum(low, y)).clamp_min(0)
-    below = (torch.minimum(high, y) - low).clamp_min(0)
-    return above, below
-
-
-def _constant_crps(y: Tensor, weight: Tensor) -> float:
-    r"""The CRPS of the empirical distribution of the outcomes, $\tfrac12 \mathbb E|y - y'| = \int F(1 - F)$."""
-    order = y.argsort()
-    below = weight[order].cumsum(0)[:-1]
-    return float((y[order].diff() * below * (1 - below)).sum())
