@@ -144,7 +144,6 @@ def call(function: Callable[..., Any], arguments: dict[str, Any], name: str = ""
 ROWS = {"mean": MEAN, "y": Y}
 call(scores.rmse, ROWS)
 call(scores.mae, ROWS)
-call(scores.float_tensor, {"array": Y}, free="array")
 call(scores.sharpness, {"std": STD}, free="std")
 call(scores.mixture_log_likelihood, {"log_density_draws": DRAWS}, free="log_density_draws")
 call(scores.gaussian_mixture_log_likelihood, {"draws": DRAWS, "y": Y}, settings={"precision": 1.0}, any_rows="draws")
@@ -341,5 +340,5 @@ def public_functions() -> set[Callable[..., Any]]:
              if not name.startswith("_")]  # fmt: skip
     ours = [f for f in named if inspect.isfunction(f) and f.__module__.startswith("dropbayes")]
     # `information` has no list of names: what it imports for itself is not public there.
-    own = [f for f in ours if f.__module__ != "dropbayes.runtime.validation" or f is scores.float_tensor]
+    own = [f for f in ours if f.__module__ != "dropbayes.runtime.validation"]
     return {db.evaluate, population.fit_precision, *own}

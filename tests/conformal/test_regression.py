@@ -9,7 +9,7 @@ import torch
 from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import KFold
 
-from dropbayes import calibration, conformal, scores
+from dropbayes import conformal, scores
 from dropbayes.conformal import conformal_distribution, cross_conformal_interval
 from tests.calibration.samples import generator, normal
 from tests.conformal.given import GivenColumn

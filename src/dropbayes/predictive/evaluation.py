@@ -39,7 +39,6 @@ from dropbayes.sampling import (
 from dropbayes.scores.averages import weighted_mean
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.axes import Axes
 
 __all__ = ["Evaluation", "evaluate"]
@@ -88,12 +87,6 @@ class Evaluation(Printed):
         lines = {"log-likelihood": self.log_likelihood, **{k.replace("_", " "): v for k, v in self.scores.items()}}
         rows = [(name, f"{value: .4f}") for name, value in lines.items()]
         return Table(f"{self.n_rows} rows, {self._how}", rows, align="<>")
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """A pandas table of one line, with a column for each score."""
-        import pandas
-
-        return pandas.DataFrame([{"log_likelihood": self.log_likelihood, **self.scores}])
 
     def plot(self, *, ax: Axes | None = None) -> Axes:
         """The reliability diagram: observed against claimed probabilities; needs matplotlib (the extra `plot`)."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -215,12 +216,9 @@ def _ensemble_equivalent(
         chosen = [[(start + k) % len(members) for k in range(size)] for start in range(len(members))]
         densities = [score_draws(members[index], y, likelihood).log_likelihood.mean() for index in chosen]
         scores.append(sum(map(float, densities)) / len(chosen))
-    for size, score in enumerate(scores, start=1):
-        if score >= reached:
-            before = scores[size - 2] if size > 1 else score
-            share = (reached - before) / (score - before) if score > before else 1.0
-            return (size - 1 + share if size > 1 else 1.0), tuple(scores)
-    return math.inf, tuple(scores)
+    best = np.maximum.accumulate(scores)
+    size = float(np.interp(reached, best, range(1, len(best) + 1), right=math.inf))
+    return size, tuple(scores)
 
 
 def _advice(verdict: Verdict) -> tuple[str, ...]:

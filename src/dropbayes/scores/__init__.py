@@ -5,7 +5,6 @@ counts a row of weight 2 twice. Draws are axis 0. NumPy arrays are accepted; ten
 NaN, infinite, empty and misshaped input is an error: a column `[row, 1]` is not a vector `[row]`.
 """
 
-from dropbayes.runtime.validation import Array, float_tensor
 from dropbayes.scores.classification import (
     accuracy,
     adaptive_calibration_error,
@@ -30,7 +29,6 @@ from dropbayes.scores.regression import (
 )
 
 __all__ = [
-    "Array",
     "Decomposition",
     "RiskCoverage",
     "accuracy",
@@ -47,7 +45,6 @@ __all__ = [
     "energy_score",
     "expected_calibration_error",
     "fair_crps",
-    "float_tensor",
     "fpr_at_tpr",
     "gaussian_log_likelihood",
     "gaussian_mixture_log_likelihood",
