@@ -6,4 +6,15 @@ UCI sets with its own options.
 
 __all__ = ["NAMES"]
 
-NAMES = ("adversarial", "co2", "convolution", "reinforcement", "recurrent", "rotation", "solar", "toy", "uci")
+NAMES = (
+    "adversarial",
+    "co2",
+    "convolution",
+    "posteriors",
+    "reinforcement",
+    "recurrent",
+    "rotation",
+    "solar",
+    "toy",
+    "uci",
+)

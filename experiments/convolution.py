@@ -177,7 +177,7 @@ def _table(metrics: dict[str, Any]) -> str:
 def _figure(settings: Settings, metrics: dict[str, Any]) -> Any:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     shares = [100 * share for share in settings.shares]
     colours = {"none": "#c53030", "last": "#dd6b20", "all": "#2b6cb0", "channels": "#2f855a"}
@@ -192,5 +192,5 @@ def _figure(settings: Settings, metrics: dict[str, Any]) -> Any:
         right.plot(shares, [v["log_likelihood"] for v in by_share.values()], "o", label=_label(name), **style)
     left.set(title="Test error (%)", xlabel="share of the training images (%)", xticks=shares, ylim=(0, None))
     right.set(title="Test log-likelihood (nats)", xlabel="share of the training images (%)", xticks=shares)
-    left.legend(loc="upper right", fontsize=8)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
     return figure

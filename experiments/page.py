@@ -1,9 +1,9 @@
-"""The results of experiments, kept and put on the page that shows them.
+"""The results of experiments, kept and put on the pages that show them.
 
 python -m experiments.page FOLDER...
 
 Each folder is one that `python -m experiments NAME` wrote. Its results go to `experiments/results/NAME.json`, its
-figures to `docs/figures`, and the block `<!-- results: NAME -->` of `docs/experiments.md` is written anew.
+figures to `docs/figures`, and the block `<!-- results: NAME -->` of the page in `docs` that has it is written anew.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from experiments.record import results_text
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
-PAGE, FIGURES = ROOT / "docs" / "experiments.md", ROOT / "docs" / "figures"
+DOCS = ROOT / "docs"
+
+
+def page_of(name: str) -> pathlib.Path:
+    """The page of the documentation that shows the results of the experiment `name`."""
+    start = f"<!-- results: {name} -->"
+    pages = [page for page in DOCS.glob("*.md") if start in page.read_text()]
+    if len(pages) != 1:
+        raise ValueError(f"One page in {str(DOCS)!r} must hold {start!r} ... '<!-- end -->'; {len(pages)} do.")
+    return pages[0]
 
 
 def with_results(page: str, name: str, text: str) -> str:
@@ -35,8 +44,6 @@ def with_results(page: str, name: str, text: str) -> str:
     """
     start, end = f"<!-- results: {name} -->", "<!-- end -->"
     block = re.compile(re.escape(start) + ".*?" + re.escape(end), re.DOTALL)
-    if not block.search(page):
-        raise ValueError(f"The page must hold {start!r} and, after it, {end!r}; it does not.")
     return block.sub(lambda _: f"{start}\n\n{text}\n\n{end}", page, count=1)
 
 
@@ -46,8 +53,9 @@ def main(folders: list[str]) -> None:
         report = (folder / "results.json").read_text()
         files.write_text(RESULTS / f"{folder.name}.json", report)
         for figure in folder.glob("*.png"):
-            shutil.copy(figure, FIGURES)
-        files.write_text(PAGE, with_results(PAGE.read_text(), folder.name, results_text(json.loads(report))))
+            shutil.copy(figure, DOCS / "figures")
+        page = page_of(folder.name)
+        files.write_text(page, with_results(page.read_text(), folder.name, results_text(json.loads(report))))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def reproduce(
     record = Record(
         pathlib.Path(out) / name if folder is None else pathlib.Path(folder), settings, saved_only=figures_only
     )
-    computing_on = available_device(device)
+    computing_on = available_device("cpu" if getattr(module, "CPU_ONLY", False) else device)
     findings: Findings = module.run(settings, record, device=computing_on)
     record.write(findings, command=command or f"python -m experiments {name}", device=computing_on)
     return findings

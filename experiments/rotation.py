@@ -230,8 +230,9 @@ def _scatter(angles: Array, results: dict[DropoutLayers, Arrays]) -> Any:
         for ax, values, what in zip(axes, (logits, outputs), ("input", "output"), strict=True):
             for kind, colour in zip(classes, ("#2b6cb0", "#dd6b20", "#2f855a"), strict=True):
                 ax.scatter(jittered, values[..., kind], s=3, alpha=0.35, lw=0, color=colour, label=f"class {kind}")
-            ax.set(title=f"Softmax {what}, {NAMES[sites]}", xticks=angles)
+            ax.set(ylabel=f"softmax {what}", xticks=angles)
             ax.set_xticklabels([f"{a:.0f}°" for a in angles])
+        axes[0].set_title(NAMES[sites].capitalize())
         axes[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), markerscale=3)
     for ax in rows[-1]:
         for angle, image in zip(angles, next(iter(results.values()))["images"], strict=True):

@@ -68,15 +68,6 @@ def test_the_table_of_the_gpu_is_that_of_the_last_run():
     assert [row[:5] for row in table_after("benchmarks.md", "In float32:")] == expected
 
 
-def test_the_table_of_the_posteriors_is_that_of_the_last_run():
-    run = last_run("posteriors")
-    shown = table_after("processes.md", "root mean square difference of the means")
-    assert shown == [[name, *(f"{value:.2g}" for value in row.values())] for name, row in run["table"].items()]
-    page = " ".join((PAGES / "processes.md").read_text().split())
-    assert f"R-hat over the grid was {run['r_hat']:.3f}" in page and f"chains of {run['samples']} samples" in page
-    assert f"at least {run['effective_samples'] // 10 * 10:.0f} effective samples" in page
-
-
 def test_the_tables_of_one_pass_are_those_of_the_last_run():
     run = last_run("one_pass")
     for words, part in (("`python -m benchmarks.one_pass`", "zoo"), ("## Where it fails", "rates")):

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 import experiments
-from experiments import adversarial, co2, convolution, recurrent, reinforcement, rotation, solar, toy
+from experiments import adversarial, co2, convolution, posteriors, recurrent, reinforcement, rotation, solar, toy
 from experiments.__main__ import main
 from experiments.record import Findings
 from experiments.reproduction import experiment_module, reproduce, settings_of
@@ -26,7 +26,9 @@ def test_the_command_line_sets_settings_and_draws_again_from_saved_stages(tmp_pa
         reproduce("sunshine")
 
 
-@pytest.mark.parametrize("module", [co2, solar, rotation, reinforcement, adversarial, recurrent, convolution, toy, uci])
+@pytest.mark.parametrize(
+    "module", [co2, solar, rotation, reinforcement, adversarial, recurrent, convolution, posteriors, toy, uci]
+)
 def test_settings_are_frozen_and_come_in_three_sizes(module):
     full, quick, small = module.Settings(), module.Settings.quick(), module.Settings.tiny()
     assert full != quick != small
