@@ -137,7 +137,7 @@ def generate(
     work = Texts(model, keys, by_position(sampling), given, n_rows, config, options)
     at_once = foldable(work, at_once)
     with torch.no_grad(), _seed_generators(model, derived_seed(keys, 0, 0)):
-        result = _under_each_draw(work, at_once) if per_draw else _under_the_mean(work, at_once, on_token)
+        result: Any = _under_each_draw(work, at_once) if per_draw else _under_the_mean(work, at_once, on_token)
     return replace(result, texts=decoded(tokenizer, result.tokens, result.mask))
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -177,6 +177,7 @@ class UncertaintyRecord:
         mask, draws = every["mask"], every["draw_log_probs"]
         texts = draws.nansum(-1).logsumexp(0) - math.log(len(draws))
         names = ("log_prob", "entropy", "expected_entropy", "mutual_information", "disagreement")
+        tokens: dict[str, Any] = {f"token_{name}": every[name] for name in names}
         return TextUncertainty(
             tokens=every["tokens"],
             mask=mask,
@@ -187,7 +188,7 @@ class UncertaintyRecord:
             expectation_of_products=_sequence(
                 texts, every["weighted_entropy"], every["weighted_expected_entropy"], mask
             ),
-            **{f"token_{name}": every[name] for name in names},
+            **tokens,
         )
 
 

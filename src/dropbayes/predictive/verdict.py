@@ -217,8 +217,8 @@ def _ensemble_equivalent(
         densities = [score_draws(members[index], y, likelihood).log_likelihood.mean() for index in chosen]
         scores.append(sum(map(float, densities)) / len(chosen))
     best = np.maximum.accumulate(scores)
-    size = float(np.interp(reached, best, range(1, len(best) + 1), right=math.inf))
-    return size, tuple(scores)
+    equivalent = float(np.interp(reached, best, range(1, len(best) + 1), right=math.inf))
+    return equivalent, tuple(scores)
 
 
 def _advice(verdict: Verdict) -> tuple[str, ...]:

@@ -103,11 +103,13 @@ def _gather(value: Any, n_ranks: int, group: Any) -> list[Any]:
 
 
 def _join_rows(parts: list[Prediction]) -> Prediction:
-    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in ("mean", "epistemic", "aleatoric")}
-    names = parts[0].information
-    return replace(
-        parts[0], **joined, information={name: torch.cat([part.information[name] for part in parts]) for name in names}
-    )
+    def joined(name: str) -> Tensor:
+        return torch.cat([getattr(part, name) for part in parts])
+
+    information = {name: joined(name) for name in parts[0].information}
+    moments = {"mean": joined("mean"), "epistemic": joined("epistemic"), "aleatoric": joined("aleatoric")}
+    first = parts[0]
+    return Prediction.of(moments | information, n_draws=first.n_draws, method=first.method, row_axis=first.row_axis)
 
 
 def _draws(plan: Plan, inputs: Inputs, first_row: int) -> Tensor:
