@@ -49,7 +49,7 @@ def exact_moments(layer, x):
         if layer.noise.drop_bias:
             bias_variance = bias_variance + layer.noise.drop_prob / layer.noise.keep_prob * bias.square()
     elif bias is not None and isinstance(layer.noise, GaussianNoise):
-        bias_variance = (layer.noise.noise_std * bias).square()
+        bias_variance = (layer.noise.std * bias).square()
     elif bias is not None and isinstance(layer.noise, MixtureNoise):
         bias_variance = layer.noise.initial_std**2
     mean = layer.noise.mean(layer.matrix())

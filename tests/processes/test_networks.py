@@ -171,7 +171,7 @@ def test_scales_can_be_changed_by_name():
     ("net", "rule"),
     [
         (nn.Sequential(nn.Linear(3, 1), nn.LayerNorm(1)), "linear layers, convolutions, activations"),
-        (nn.Sequential(nn.ReLU(), nn.Linear(3, 1)), "apply activations to linear layers' outputs"),
+        (nn.Sequential(nn.ReLU(), nn.Linear(3, 1)), "apply activations to the outputs of layers"),
         (nn.Sequential(nn.Identity()), "must have a linear layer"),
         (SeveralOutputs(2), "return what a layer"),
         (nn.Sequential(nn.Linear(3, 3), nn.Tanh(), TWICE, nn.Tanh(), TWICE), "use each layer once"),

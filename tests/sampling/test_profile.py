@@ -93,5 +93,10 @@ def test_a_state_and_a_write_to_the_input_are_known():
 
 
 def test_a_network_that_drops_nothing_is_refused_with_the_remedy():
-    with pytest.raises(ValueError, match=r"its dropout is switched off: d \(drop_prob 1\).*add_dropout"):
+    with pytest.raises(ValueError, match=r"no dropout that is switched on.*add_dropout"):
+        inspect(Module(lambda m, x: m.d(x), d=nn.Dropout(0.0)), as_inputs(torch.ones(2, 3))).profile.check_random()
+
+
+def test_a_network_that_drops_everything_is_refused_as_a_prior_refuses_it():
+    with pytest.raises(ValueError, match=r"`keep_prob` must lie in \(0, 1\]; got 0.0"):
         inspect(Module(lambda m, x: m.d(x), d=nn.Dropout(1.0)), as_inputs(torch.ones(2, 3))).profile.check_random()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
 from dropbayes.layers import recurrent
-from dropbayes.layers.hooks import InputDropout, ProductDropout, Units, WordDropout, drop_units
+from dropbayes.layers.hooks import AttachedDropout, InputDropout, ProductDropout, Units, WordDropout, drop_units
 from dropbayes.layers.weight_masks import (
     AdapterDropout,
     WeightDropout,
@@ -31,43 +31,15 @@ from dropbayes.weight_layers import DroppedLayer, is_bias, keep_probs, matrices,
 
 __all__ = ["add_dropout"]
 
-_CONVOLUTION = nn.modules.conv._ConvNd
-_HOOKS = (InputDropout, WordDropout, ProductDropout, WeightDropout)
-
-
-class DroppedLSTM(recurrent.LSTM):
-    """An `nn.LSTM` that `add_dropout` made a `recurrent.LSTM`."""
-
-
-class DroppedGRU(recurrent.GRU):
-    """An `nn.GRU` that `add_dropout` made a `recurrent.GRU`."""
-
-
-class DroppedRNN(recurrent.RNN):
-    """An `nn.RNN` that `add_dropout` made a `recurrent.RNN`."""
-
-
-class DroppedLSTMCell(recurrent.LSTMCell):
-    """An `nn.LSTMCell` that `add_dropout` made a `recurrent.LSTMCell`."""
-
-
-class DroppedGRUCell(recurrent.GRUCell):
-    """An `nn.GRUCell` that `add_dropout` made a `recurrent.GRUCell`."""
-
-
-class DroppedRNNCell(recurrent.RNNCell):
-    """An `nn.RNNCell` that `add_dropout` made a `recurrent.RNNCell`."""
-
-
+# The layers that get masks of their own for a whole sequence, and the classes they become.
 _RECURRENT: dict[type[nn.Module], type[nn.Module]] = {
-    nn.LSTM: DroppedLSTM,
-    nn.GRU: DroppedGRU,
-    nn.RNN: DroppedRNN,
-    nn.LSTMCell: DroppedLSTMCell,
-    nn.GRUCell: DroppedGRUCell,
-    nn.RNNCell: DroppedRNNCell,
+    nn.LSTM: recurrent.LSTM,
+    nn.GRU: recurrent.GRU,
+    nn.RNN: recurrent.RNN,
+    nn.LSTMCell: recurrent.LSTMCell,
+    nn.GRUCell: recurrent.GRUCell,
+    nn.RNNCell: recurrent.RNNCell,
 }
-_MADE_HERE = tuple(_RECURRENT.values())
 
 
 class DroppedAttention(nn.MultiheadAttention):
@@ -318,11 +290,8 @@ def _warn_of_time_first(layers: list[tuple[str, nn.Module]]) -> None:
 
 def _warn_of_undropped(net: nn.Module, layers: list[tuple[str, nn.Module]]) -> None:
     names = [name or "(network)" for name, layer in layers if isinstance(layer, nn.EmbeddingBag)]
-    names += [
-        name or "(network)"
-        for name, layer in layers
-        if type(layer) in _MADE_HERE and layer is net and isinstance(layer, nn.RNNCellBase)
-    ]
+    if isinstance(net, nn.RNNCellBase) and _has_added_masks(net):
+        names.append("(network)")
     if names:
         warnings.warn(
             f"{', '.join(names)}: an nn.EmbeddingBag looks up and sums in one operation and is left as it is; a cell "
@@ -344,25 +313,30 @@ def _warn_of_single_inputs(layers: list[tuple[str, nn.Module]], drop_prob: float
 
 def _share_masks(net: nn.Module) -> None:
     """Makes recurrent layers and cells keep their masks for the whole forward pass of the network."""
-    has_recurrence = any(isinstance(module, _MADE_HERE) for module in net.modules() if module is not net)
+    has_recurrence = any(_has_added_masks(module) for module in net.modules() if module is not net)
     if has_recurrence and recurrent.begin_forward_pass not in net._forward_pre_hooks.values():
         net.register_forward_pre_hook(recurrent.begin_forward_pass)
         net.register_forward_hook(recurrent.end_forward_pass, always_call=True)
 
 
+def _has_added_masks(layer: nn.Module) -> bool:
+    """Whether `add_dropout` made a recurrent layer draw its masks; others of `dropbayes.layers` keep their own."""
+    return "has_added_masks" in vars(layer)
+
+
 def _made_here(layer: nn.Module) -> bool:
     """Whether an earlier call of `add_dropout` gave the layer its dropout."""
     hooks = (*layer._forward_pre_hooks.values(), *layer._forward_hooks.values())
-    return isinstance(layer, (DroppedAttention, *_MADE_HERE)) or any(_is_ours(hook) for hook in hooks)
+    return isinstance(layer, DroppedAttention) or _has_added_masks(layer) or any(map(_is_ours, hooks))
 
 
 def _attach(layer: Any, drop_prob: float, units: Units, row_axis: int) -> None:
     if isinstance(layer, nn.MultiheadAttention):
         layer.__class__ = DroppedAttention
         layer.drop_prob, layer.units = drop_prob, units  # type: ignore[assignment]
-    elif type(layer) in _RECURRENT or isinstance(layer, _MADE_HERE):
+    elif type(layer) in _RECURRENT or _has_added_masks(layer):
         layer.__class__ = _RECURRENT.get(type(layer), type(layer))
-        layer.dropout = 0.0
+        layer.dropout, layer.has_added_masks = 0.0, True
         layer.set_drop_probs(drop_prob)
     elif isinstance(layer, (DroppedLayer, nn.EmbeddingBag)):
         return
@@ -395,13 +369,13 @@ def _detach(layer: nn.Module) -> None:
 
 
 def _is_ours(hook: Any) -> bool:
-    return isinstance(getattr(hook, "__self__", hook), _HOOKS)
+    return isinstance(getattr(hook, "__self__", hook), AttachedDropout)
 
 
 def _register(layer: nn.Module, drop_prob: float, units: Units, row_axis: int) -> None:
     if isinstance(layer, nn.Embedding):
         layer.register_forward_hook(WordDropout(drop_prob, row_axis), with_kwargs=True)
-    elif isinstance(layer, (nn.Linear, nn.Bilinear, _CONVOLUTION)) or _is_plain(layer):
+    elif isinstance(layer, (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)) or _is_plain(layer):
         layer.register_forward_pre_hook(InputDropout(drop_prob, units, row_axis), with_kwargs=True)
     else:
         dropout = ProductDropout(drop_prob, row_axis)

@@ -18,10 +18,9 @@ from dropbayes.layers.weights import mask_shape, word_mask
 from dropbayes.tracing.operations import Arguments, NamedArguments, Operation
 from dropbayes.weight_layers import matrices
 
-__all__ = ["InputDropout", "ProductDropout", "Units", "WordDropout", "drop_units"]
+__all__ = ["AttachedDropout", "InputDropout", "ProductDropout", "Units", "WordDropout", "drop_units"]
 
 Units = Literal["channel", "element"]
-_CONVOLUTION = nn.modules.conv._ConvNd
 
 
 def drop_units(x: Tensor, drop_prob: float, training: bool, row_axis: int, unit_axis: int) -> Tensor:
@@ -32,15 +31,23 @@ def drop_units(x: Tensor, drop_prob: float, training: bool, row_axis: int, unit_
     return x * F.dropout(ones, drop_prob, training)
 
 
-class InputDropout:
-    """A forward pre-hook that drops the input of the layer it is attached to."""
+class AttachedDropout:
+    """Dropout that is attached to a layer by hooks."""
 
-    def __init__(self, drop_prob: float, units: Units = "channel", row_axis: int = 0) -> None:
-        self.drop_prob, self.units, self.row_axis = drop_prob, units, row_axis
+    def __init__(self, drop_prob: float, row_axis: int = 0) -> None:
+        self.drop_prob, self.row_axis = drop_prob, row_axis
 
     @property
     def keep_prob(self) -> float:
         return 1.0 - self.drop_prob
+
+
+class InputDropout(AttachedDropout):
+    """A forward pre-hook that drops the input of the layer it is attached to."""
+
+    def __init__(self, drop_prob: float, units: Units = "channel", row_axis: int = 0) -> None:
+        super().__init__(drop_prob, row_axis)
+        self.units = units
 
     def __call__(self, layer: nn.Module, args: Arguments, kwargs: NamedArguments) -> tuple[Any, Any]:
         n_inputs = 2 if isinstance(layer, nn.Bilinear) else 1  # later arguments (states, sizes) are not dropped
@@ -51,23 +58,15 @@ class InputDropout:
     def drop(self, layer: nn.Module, x: Tensor) -> Tensor:
         if self.units == "element":
             return F.dropout(x, self.drop_prob, layer.training)
-        if isinstance(layer, _CONVOLUTION):
-            n_positions = len(layer.kernel_size)
-            if x.dim() == n_positions + 1:  # one row without its axis, as torch allows
+        if isinstance(layer, nn.modules.conv._ConvNd):
+            if x.dim() == len(layer.kernel_size) + 1:  # one row without its axis, as torch allows
                 return drop_units(x[None], self.drop_prob, layer.training, 0, 1)[0]
             return drop_units(x, self.drop_prob, layer.training, 0, 1)
         return drop_units(x, self.drop_prob, layer.training, self.row_axis if x.dim() > 2 else 0, -1)
 
 
-class WordDropout:
+class WordDropout(AttachedDropout):
     """A forward hook that drops whole vectors of an embedding table: a word type is dropped at all positions."""
-
-    def __init__(self, drop_prob: float, row_axis: int = 0) -> None:
-        self.drop_prob, self.row_axis = drop_prob, row_axis
-
-    @property
-    def keep_prob(self) -> float:
-        return 1.0 - self.drop_prob
 
     def __call__(self, layer: nn.Embedding, args: Arguments, kwargs: NamedArguments, output: Tensor) -> Tensor:
         indices = args[0] if args else kwargs["input"]
@@ -80,15 +79,8 @@ class WordDropout:
         return output * word_mask(indices, layer.num_embeddings, mask, row_axis)
 
 
-class ProductDropout:
+class ProductDropout(AttachedDropout):
     """A pair of hooks for a module of unknown code: while it runs, the factors of its matrices are dropped."""
-
-    def __init__(self, drop_prob: float, row_axis: int = 0) -> None:
-        self.drop_prob, self.row_axis = drop_prob, row_axis
-
-    @property
-    def keep_prob(self) -> float:
-        return 1.0 - self.drop_prob
 
     def begin(self, module: nn.Module, args: Any) -> None:
         """The forward pre-hook."""

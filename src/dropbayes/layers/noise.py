@@ -52,6 +52,23 @@ class Noise(nn.Module, ABC):
         raise NotImplementedError(f"{type(self).__name__} draws weights, not masks of units.")
 
 
+class _Spread(Noise):
+    r"""A family with one $\sigma$, a number or the exponential of a parameter."""
+
+    def __init__(self, std: float, *, learn_std: bool) -> None:
+        super().__init__()
+        self.learn_std = learn_std
+        if learn_std:
+            self.log_std = nn.Parameter(torch.tensor(math.log(std)))
+        else:
+            self.fixed_std = std
+
+    @property
+    def std(self) -> float | Tensor:
+        r"""The current $\sigma$."""
+        return self.log_std.exp() if self.learn_std else self.fixed_std
+
+
 def _check_drop_prob(value: float) -> None:
     if not 0 <= value < 1:
         raise ValueError(
@@ -59,7 +76,7 @@ def _check_drop_prob(value: float) -> None:
         )
 
 
-class BernoulliNoise(Noise):
+class BernoulliNoise(_Spread):
     r"""Dropout: $p\,\mathcal N(\mathbf m, \sigma^2 \mathbf I) + (1-p)\,\mathcal N(0, \sigma^2 \mathbf I)$ for a unit.
 
     [GG16, eq:variaitonal_dist_1]. The stored weight $\theta$ is the mean, $\mathbf M = \theta / p$, as in `nn.Dropout`.
@@ -74,21 +91,12 @@ class BernoulliNoise(Noise):
     def __init__(
         self, drop_prob: float = 0.1, *, std: float = 0.0, drop_bias: bool = False, learn_std: bool = False
     ) -> None:
-        super().__init__()
         _check_drop_prob(drop_prob)
         check_positive("std", std, allow_zero=not learn_std)
-        self.drop_prob, self.drop_bias, self.learn_std = drop_prob, drop_bias, learn_std
+        super().__init__(std, learn_std=learn_std)
+        self.drop_prob, self.drop_bias = drop_prob, drop_bias
         self.keep_prob = 1.0 - drop_prob
         self.on_units = self.kl_is_weight_decay = std == 0
-        if learn_std:
-            self.log_std = nn.Parameter(torch.tensor(math.log(std)))
-        else:
-            self.fixed_std = std
-
-    @property
-    def std(self) -> float | Tensor:
-        r"""$\sigma$: a number, or the exponential of a parameter."""
-        return self.log_std.exp() if self.learn_std else self.fixed_std
 
     def posterior(self, weight: Tensor) -> Bernoulli:
         assert self.keep_prob is not None
@@ -148,7 +156,7 @@ class ConcreteNoise(Noise):
         return f"drop_prob={self.drop_prob:.3g}, temperature={self.temperature}"
 
 
-class GaussianNoise(Noise):
+class GaussianNoise(_Spread):
     r"""Weights and biases multiplied by $\mathcal N(1, \sigma^2)$, each by its own [GG16, section "Insights"].
 
     Args:
@@ -157,27 +165,17 @@ class GaussianNoise(Noise):
     """
 
     def __init__(self, noise_std: float = 0.3, *, learn_std: bool = False) -> None:
-        super().__init__()
         check_positive("noise_std", noise_std)
-        self.learn_std = learn_std
-        if learn_std:
-            self.log_std = nn.Parameter(torch.tensor(math.log(noise_std)))
-        else:
-            self.fixed_std = noise_std
-
-    @property
-    def noise_std(self) -> float | Tensor:
-        r"""$\sigma$: a number, or the exponential of a parameter."""
-        return self.log_std.exp() if self.learn_std else self.fixed_std
+        super().__init__(noise_std, learn_std=learn_std)
 
     def posterior(self, weight: Tensor) -> DiagonalGaussian:
-        return multiplicative_gaussian(weight, self.noise_std)
+        return multiplicative_gaussian(weight, self.std)
 
     def bias_posterior(self, bias: Tensor) -> DiagonalGaussian:
-        return multiplicative_gaussian(bias, self.noise_std)
+        return multiplicative_gaussian(bias, self.std)
 
     def extra_repr(self) -> str:
-        return f"noise_std={float(self.noise_std):.3g}"
+        return f"noise_std={float(self.std):.3g}"
 
 
 class MixtureNoise(Noise):

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.layers.hooks import drop_units
+from dropbayes.layers.hooks import AttachedDropout, drop_units
 
 __all__ = ["AdapterDropout", "WeightDropout", "adapted_layer", "adapter_matrices", "stacked_matrices"]
 
@@ -26,7 +26,7 @@ _ORIGINALS = "_weights_without_dropout"
 Matrices = Callable[[nn.Module], Iterator[tuple[nn.Module, str, tuple[int, ...]]]]
 
 
-class WeightDropout:
+class WeightDropout(AttachedDropout):
     """A pair of hooks: while a module runs, the given matrices have columns dropped, one mask for all rows.
 
     Args:
@@ -35,11 +35,8 @@ class WeightDropout:
     """
 
     def __init__(self, drop_prob: float, matrices: Matrices) -> None:
-        self.drop_prob, self.matrices = drop_prob, matrices
-
-    @property
-    def keep_prob(self) -> float:
-        return 1.0 - self.drop_prob
+        super().__init__(drop_prob)
+        self.matrices = matrices
 
     def begin(self, module: nn.Module, args: Any) -> None:
         """The forward pre-hook."""

@@ -28,23 +28,28 @@ _CLOSED_FORMS: dict[Any, type[Layer]] = {
 }
 _INTEGRATED: set[Any] = {nn.GELU, nn.SiLU, nn.Softplus, nn.ELU, nn.CELU, nn.SELU, nn.LeakyReLU, nn.Mish, nn.Softsign}
 _INTEGRATED |= {F.gelu, F.silu, F.softplus, F.elu, F.celu, F.selu, F.leaky_relu, F.mish, F.softsign}
-_PASSED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.Identity)
-_PASSED_FUNCTIONS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
-_FLATTENING = (torch.flatten, "flatten")
-_RESHAPING = (torch.reshape, "reshape", "view")
-_SIZES = (getattr, operator.getitem, len, "size")  # nodes that read a tensor's shape, for later reshapes
-_SUMS = (operator.add, torch.add, "add")
-_MEANS = (torch.mean, "mean")
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_ADAPTIVE = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
-_POOLINGS = (
-    nn.AvgPool1d,
-    nn.AvgPool2d,
-    nn.AvgPool3d,
-    nn.AdaptiveAvgPool1d,
-    nn.AdaptiveAvgPool2d,
-    nn.AdaptiveAvgPool3d,
-)
+_POOLINGS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+_POOLINGS += (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+_KINDS: dict[Any, str] = {
+    **dict.fromkeys((nn.Linear, *_CONVOLUTIONS), "weights"),
+    **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.Identity), "passed"),
+    **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d), "passed"),
+    **dict.fromkeys((nn.Flatten, torch.flatten, "flatten"), "flattened"),
+    **dict.fromkeys((torch.reshape, "reshape", "view"), "reshaped"),
+    **dict.fromkeys((operator.add, torch.add, "add"), "sum"),
+    **dict.fromkeys((torch.mean, "mean"), "mean"),
+    **dict.fromkeys(_POOLINGS, "pooled"),
+    **dict.fromkeys((F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d), "pooled to one"),
+    **dict.fromkeys((getattr, operator.getitem, len, "size"), "shape"),  # read for later reshapes
+}
+"""What an operation does to the covariance of its input, by the class of a module, a function or a method's name."""
+
+
+def _kind(operation: Any) -> str:
+    """The entry of an operation, or of the class it inherits from (the layers of `dropbayes.layers`)."""
+    keys = type(operation).__mro__ if isinstance(operation, nn.Module) else (operation,)
+    return next((_KINDS[key] for key in keys if key in _KINDS), "")
 
 
 @dataclass(frozen=True)
@@ -190,14 +195,14 @@ class _Reading:
         self.weighted: dict[str, tuple[str, Any]] = {}  # the name and module of each step with weights
 
     def read(self, node: fx.Node) -> None:
+        operation = self.modules[str(node.target)] if node.op == "call_module" else node.target
         if node.op == "placeholder":
             self.names[node] = "input"
         elif node.op == "output":
             self._end_at(node.args[0])
-        elif node.op == "call_module" or node.target not in _SIZES:
-            kind = self.modules[str(node.target)] if node.op == "call_module" else node.target
+        elif _kind(operation) != "shape":
             sources = tuple(self.names[a] for a in node.args if isinstance(a, fx.Node) and a in self.names)
-            step = self._step(node, kind, sources) if sources else None
+            step = self._step(node, operation, sources) if sources else None
             if step is None:
                 raise ValueError(
                     "`net` must be made of linear layers, convolutions, activations, averages over all positions or "
@@ -222,42 +227,51 @@ class _Reading:
         """The name and the module of the last layer with weights; the first step is one."""
         return next(self.weighted[step.name] for step in reversed(self.steps) if step.name in self.weighted)
 
-    def _step(self, node: fx.Node, kind: Any, sources: tuple[str, ...]) -> Any:
+    def _step(self, node: fx.Node, operation: Any, sources: tuple[str, ...]) -> Any:
         """The step of a node, or the name of the step it passes on; None when the node is not supported."""
-        flattens = isinstance(kind, nn.Flatten) or kind in _FLATTENING or (kind in _RESHAPING and _is_flat(node))
-        if isinstance(kind, _PASSED) or kind in _PASSED_FUNCTIONS or (flattens and not self.convolutional):
+        kind = _kind(operation)
+        flattens = kind == "flattened" or (kind == "reshaped" and _is_flat(node))
+        if kind == "passed" or (flattens and not self.convolutional):
             return sources[0]
-        if isinstance(kind, (nn.Linear, *_CONVOLUTIONS)):
-            step = self._weighted_sum(str(node.target), kind, sources[0])
+        if kind == "weights":
+            step = self._weighted_sum(str(node.target), operation, sources[0])
             if step.name in self.weighted:
                 raise ValueError(f"`net` must use each layer once; {node.target} is used again, with the same weights.")
-            self.weighted[step.name] = (str(node.target), kind)
+            self.weighted[step.name] = (str(node.target), operation)
             return step
-        if kind in _SUMS and len(sources) == 2:
+        if kind == "sum" and len(sources) == 2:
             _check_sum(self.steps, list(sources), node.name, convolutional=self.convolutional)
             return (
                 positions.Step(node.name, sources, positions.Sum())
                 if self.convolutional
                 else Step(node.name, sources, None)
             )
-        layer = _activation_layer(node, kind)
+        layer = _activation_layer(node, operation)
         if layer is not None:
-            if self.convolutional:
-                _check_units(self.steps, sources[0])
-                return positions.Step(node.name, sources, positions.Activation(layer))
-            return _activation(node.name, self.steps, sources[0], layer)
-        if self.convolutional and (operation := self._operation(node, kind, flattens)) is not None:
-            return positions.Step(node.name, sources, operation)
+            return self._activation(node.name, sources[0], layer)
+        if not self.convolutional:
+            return None
+        if flattens:
+            return positions.Step(node.name, sources, positions.Flatten())
+        if kind == "pooled":
+            n_axes = int(type(operation).__name__[-2])
+            return positions.Step(node.name, sources, positions.pooling(operation, n_axes))
+        if (kind == "mean" and _averages_positions(node)) or (kind == "pooled to one" and _is_one(node.args[1])):
+            return positions.Step(node.name, sources, positions.Pooling(None))
         return None
 
-    def _operation(self, node: fx.Node, kind: Any, flattens: bool) -> positions.Operation | None:
-        if flattens:
-            return positions.Flatten()
-        if isinstance(kind, _POOLINGS):
-            return positions.pooling(kind, int(type(kind).__name__[-2]))
-        if (kind in _MEANS and _averages_positions(node)) or (kind in _ADAPTIVE and _is_one(node.args[1])):
-            return positions.Pooling(None)
-        return None
+    def _activation(self, name: str, source: str, layer: Layer) -> Any:
+        below = next((step for step in self.steps if step.name == source), None)
+        if below is None or (not self.convolutional and below.layer is None and "input" in below.sources):
+            raise ValueError(
+                "`net` must apply activations to the outputs of layers; units share one distribution, inputs do not."
+            )
+        if self.convolutional:
+            return positions.Step(name, (source,), positions.Activation(layer))
+        if isinstance(below.layer, Identity):
+            # One step for both keeps the digits of nearly equal inputs.
+            return Step(name, below.sources, layer.with_scales(below.layer.scales), below.n_inputs)
+        return Step(name, (source,), layer)
 
     def _weighted_sum(self, name: str, module: Any, source: str) -> Any:
         scale = self.prior.of_weight(
@@ -303,14 +317,6 @@ def _bias_scale(prior: Prior, name: str, module: Any) -> Any:
     return 1 / inverse if isinstance(inverse, Tensor) or inverse else 0.0
 
 
-def _check_units(steps: list[positions.Step], source: str) -> None:
-    below = next((step for step in steps if step.name == source), None)
-    if below is None:
-        raise ValueError(
-            "`net` must apply activations to the outputs of layers; units share one distribution, inputs do not."
-        )
-
-
 def _activation_layer(node: fx.Node, kind: Any) -> Layer | None:
     """The covariance of an activation with the arguments it has in the network; None for any other node."""
     key = type(kind) if node.op == "call_module" else kind
@@ -324,19 +330,6 @@ def _activation_layer(node: fx.Node, kind: Any) -> Layer | None:
         return kind(u.clone(), *node.args[1:], **node.kwargs)  # which may work in place
 
     return Quadrature(1.0, 0.0, function=function)
-
-
-def _activation(name: str, steps: list[Step], source: str, layer: Layer) -> Step:
-    below = next((step for step in steps if step.name == source), None)
-    if below is None or (below.layer is None and "input" in below.sources):
-        raise ValueError(
-            "`net` must apply activations to linear layers' outputs; units share one distribution, inputs do not."
-        )
-    if isinstance(below.layer, Identity):
-        # One step for both keeps the digits of nearly equal inputs.
-        merged = layer.with_scales(below.layer.scales)
-        return Step(name, below.sources, merged, below.n_inputs)
-    return Step(name, (source,), layer)
 
 
 def _check_sum(steps: list[Any], sources: list[str], name: str, *, convolutional: bool) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dropbayes.runtime.formatting import Printed, Table
+from dropbayes.runtime.validation import check_keep_prob
 from dropbayes.sampling.inputs import Structure
 from dropbayes.tracing import RowLayout, Site
 
@@ -57,18 +58,13 @@ class Profile:
         """Raises on a network in which nothing is random."""
         if self.n_random:
             return
-        switched_off = ", ".join(
-            f"{site.path or 'network'} (drop_prob {site.drop_prob:g})"
-            for site in self.sites
-            if site.drop_prob is not None
-        )
-        what = (
-            f"its dropout is switched off: {switched_off}" if switched_off else "it has no dropout that is switched on"
-        )
+        for site in self.sites:
+            if site.drop_prob is not None:
+                check_keep_prob(1 - site.drop_prob)  # not random, though not switched off: it drops everything
         raise ValueError(
-            f"`net` must have dropout to be a distribution over functions, but {what}: every draw would be the same. "
-            "Make a network that has it with dropbayes.add_dropout(net, drop_prob=0.1); dropbayes.sites(net, x) lists "
-            "what is random."
+            "`net` must have dropout to be a distribution over functions, but it has no dropout that is switched on: "
+            "every draw would be the same. Make a network that has it with dropbayes.add_dropout(net, drop_prob=0.1); "
+            "dropbayes.sites(net, x) lists what is random."
         )
 
 
