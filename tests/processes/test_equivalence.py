@@ -53,6 +53,19 @@ def test_network_draws_become_gaussian_as_the_width_grows():
         assert abs(fourth.mean() - expected) < 4.5 * fourth.std() / n_draws**0.5
 
 
+@pytest.mark.parametrize("layer", [ReLU(), TanH()], ids=repr)
+def test_a_mask_before_the_nonlinearity_drops_terms_of_the_covariance_not_weights(layer):
+    # [GG16, section "Insights"]: with σ(0) = 0 the mask of a unit's weights and bias passes through σ, and the process
+    # of a draw is a sum of the units that are left; a mask of the inputs of the first layer changes every unit instead.
+    x, mask = GRID[::4], torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    features = layer.features(1, 5)
+    units = layer.nonlinearity((x @ features.weights + features.bias) * mask) * 5**-0.5
+    torch.testing.assert_close(units @ units.T, (features(x) * mask) @ features(x).T)
+    assert torch.linalg.matrix_rank(units @ units.T) == 2
+    dropped_input = layer.nonlinearity(0 * x @ features.weights + features.bias) * 5**-0.5
+    assert torch.linalg.matrix_rank(dropped_input @ dropped_input.T) == 1  # the same at every x
+
+
 def dropout_objective(parameters, x, y, *, keep_prob, precision, masks, nonlinearity, output_bias=0.0):
     """[GG16, eq:L:GP-MC-reg] as a loss, with masks before the second weight layer (p₁ = 1: there is one input)."""
     m_1, m, m_2 = parameters

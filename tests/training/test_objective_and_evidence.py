@@ -12,6 +12,7 @@ from torch import nn
 from dropbayes.layers import BernoulliNoise, ConcreteNoise, GaussianNoise, Linear, MixtureNoise
 from dropbayes.likelihoods import Categorical, Gaussian, predictive_log_density
 from dropbayes.processes import exact_process, process_of
+from dropbayes.training import Optimization, fit
 from dropbayes.training.objective import kl_divergence, last_layer_moments, negative_elbo, row_misfit
 from dropbayes.weight_layers import kl_constant, parameter_groups
 from dropbayes.weight_layers.precision import Prior
@@ -343,3 +344,39 @@ def test_scaling_by_the_root_of_k_is_the_same_as_the_prior_of_following_layers()
         loss = negative_elbo(each, factor * each(x), y, likelihood=Gaussian(2.0), prior=prior, n_data=40)
         losses.append(loss - kl_constant(each, prior=prior) / 40)  # the change of variables itself has a constant
     torch.testing.assert_close(*losses)
+
+
+def test_length_scale_and_precision_trade_off_in_the_weight_decay():
+    # [GG16, section "Prior Length-scale"]: only l²/τ matters for the weights; τ alone is the noise.
+    net, x, y = net_and_data(1)
+    gradients = []
+    for factor in (1.0, 3.0):
+        torch.manual_seed(0)
+        loss = negative_elbo(
+            net, net(x), y, likelihood=Gaussian(2.0 * factor**2), prior=Prior(length_scale=0.5 * factor), n_data=len(y)
+        )
+        gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))]))
+    torch.testing.assert_close(gradients[1], 9 * gradients[0])
+
+
+def test_a_short_length_scale_fits_high_frequencies_that_a_long_one_leaves_out():
+    x = torch.linspace(-1, 1, 60)[:, None]
+    y = torch.sin(12 * x)
+    explained = []
+    for length_scale in (0.02, 2.0):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(1, 60), nn.Tanh(), nn.Dropout(0.02), nn.Linear(60, 1))
+        prior = Prior(length_scale=length_scale, hidden_length_scale=0.1)
+        fit(
+            net,
+            x,
+            y,
+            likelihood=Gaussian(100.0),
+            prior=prior,
+            epochs=1500,
+            batch_size=60,
+            device="cpu",
+            optimization=Optimization(learning_rate=0.02),
+        )
+        explained.append(1 - ((net.eval()(x) - y).square().mean() / y.square().mean()).item())
+    assert explained[0] > 0.8 and explained[1] < 0.4

@@ -161,3 +161,15 @@ def test_the_divergence_of_a_gaussian_from_a_laplace_density_is_torchs():
     expected = torch.distributions.kl_divergence(torch.distributions.Normal(loc, std), laplace).sum()
     # The rule has 64 nodes, and the density a kink.
     torch.testing.assert_close(kl_from_density(DiagonalGaussian(loc, std), laplace), expected, rtol=2e-2, atol=0)
+
+
+def test_the_joint_density_has_a_mode_at_every_mask():
+    # [GG16, footnote to q(W_1)]: bi-modal for each unit, so that the joint has 2^Q modes.
+    kept = torch.tensor([[1.0, -2.0], [1.5, 0.5], [-1.0, 1.0]], dtype=DTYPE)
+    q = Bernoulli(kept, 0.6, std=0.2)
+    modes = torch.stack([torch.tensor(z, dtype=DTYPE)[:, None] * kept for z in itertools.product((0.0, 1.0), repeat=3)])
+    modes.requires_grad_()
+    (slope,) = torch.autograd.grad(q.log_density(modes).sum(), modes)
+    assert slope.abs().max() < 1e-3
+    around = modes[:, None] + 0.05 * matrix(50, 6).reshape(1, 50, 3, 2)
+    assert bool((q.log_density(modes)[:, None] > q.log_density(around)).all())
