@@ -237,3 +237,69 @@ def test_a_network_without_dropout_is_refused_with_the_remedy(drop_prob):
     layers = [nn.Linear(4, 2), nn.Linear(2, 1)] if drop_prob is None else [nn.Dropout(drop_prob), nn.Linear(4, 1)]
     with pytest.raises(ValueError, match=r"no dropout that is switched on.*add_dropout"):
         db.predict(nn.Sequential(*layers), torch.randn(3, 4))
+
+
+# Ensembles and batches that are one row each -------------------------------------------------------------------------
+
+
+def test_an_ensemble_is_predicted_over_the_draws_of_all_its_networks():
+    nets = [perceptron(outputs=3, seed=seed) for seed in range(3)]
+    x = torch.randn(70, 6)
+    options = {"n_draws": 20, "likelihood": db.Categorical(), "quantiles": (0.1, 0.9)}
+    prediction = db.predict(nets, DataLoader(x, batch_size=32), keep_draws=True, **options)
+    draws = torch.cat([db.draws(net, x, n_draws=20) for net in nets])
+    assert torch.equal(prediction.draws, draws)
+    probabilities = draws.double().softmax(-1)
+    torch.testing.assert_close(prediction.mean.double(), probabilities.mean(0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(prediction.epistemic.double(), probabilities.var(0, correction=0), atol=1e-6, rtol=0)
+    votes = torch.nn.functional.one_hot(draws.argmax(-1), 3).sum(0).amax(-1)
+    torch.testing.assert_close(prediction.variation_ratio, 1 - votes / 60, atol=1e-6, rtol=0)
+    assert prediction.n_draws == 60
+    assert torch.equal(db.predict(nn.ModuleList(nets), x, **options).quantiles, prediction.quantiles)
+
+
+def test_an_ensemble_of_one_is_its_network():
+    net, x = perceptron(), torch.randn(9, 6)
+    assert torch.equal(db.predict([net], x).epistemic, db.predict(net, x).epistemic)
+
+
+def test_an_ensemble_needs_networks_of_one_output_and_a_number_of_draws():
+    x = torch.randn(4, 6)
+    with pytest.raises(ValueError, match="networks of one shape of output"):
+        db.predict([perceptron(), perceptron(outputs=2)], x)
+    for wrong in ({"n_draws": "auto"}, {"method": "linear"}):
+        with pytest.raises(ValueError, match="`net` must be a network, or a list"):
+            db.predict([perceptron(), perceptron(seed=1)], x, **wrong)
+    with pytest.raises(ValueError, match="got 0 networks"):
+        db.predict([], x)
+
+
+class Pair:
+    """Two rows that depend on each other, in an object that only its network understands."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def to(self, device):
+        return Pair(self.x.to(device))
+
+
+class OfPairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = perceptron()
+
+    def forward(self, pair):
+        return self.net(pair.x - pair.x.mean(0))
+
+
+def test_objects_that_a_network_takes_whole_are_one_row_each_and_their_outputs_follow_each_other():
+    net, pairs = OfPairs(), [Pair(torch.randn(2, 6)) for _ in range(3)]
+    whole = Sampling(row_axis=None)
+    loader = DataLoader(pairs, batch_size=1, collate_fn=lambda items: items[0])
+    prediction = db.predict(net, loader, sampling=whole, keep_draws=True, n_draws=10)
+    alone = [db.predict(net, pair, sampling=whole, keep_draws=True, n_draws=10) for pair in pairs]
+    assert torch.equal(prediction.mean, torch.cat([one.mean for one in alone]))
+    assert torch.equal(prediction.draws, torch.cat([one.draws for one in alone], 1))
+    with pytest.raises(TypeError, match="got Pair.*row_axis=None"):
+        db.predict(net, pairs[0])

@@ -210,3 +210,10 @@ def test_without_matplotlib_a_picture_names_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match="needs matplotlib"):
         predicted().plot()
+
+
+def test_a_prediction_moves_to_a_device_with_all_that_it_holds():
+    prediction = predicted(likelihood=db.Categorical(), n_outputs=3, keep_draws=True, quantiles=(0.5,))
+    moved = prediction.to("meta")
+    assert {value.device.type for value in moved._statistics().values()} == {"meta"}
+    assert moved.mean.shape == prediction.mean.shape and moved.method == prediction.method

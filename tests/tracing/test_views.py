@@ -206,6 +206,17 @@ def test_wrappers_are_taken_off():
     assert isinstance(View(nn.Sequential(nn.DataParallel(inner))).net[0], nn.Linear)
 
 
+def test_what_holds_a_network_is_told_from_a_network():
+    class Estimator:
+        def __init__(self):
+            self.lr, self.module_ = 0.1, nn.Linear(2, 2)
+
+    with pytest.raises(TypeError, match=r"got Estimator. Pass the network that it holds: .module_$"):
+        checked_network(Estimator())
+    with pytest.raises(TypeError, match=r"got function.$"):
+        checked_network(torch.compile(lambda x: x))
+
+
 def test_lazy_modules_are_refused():
     with pytest.raises(ValueError, match="'0' is lazy"):
         check_modules(nn.Sequential(nn.LazyLinear(2)))

@@ -4,7 +4,7 @@ from dropbayes.predictive.detection import Detection, detect_outliers
 from dropbayes.predictive.dropout_choice import DropoutChoice, choose_dropout
 from dropbayes.predictive.evaluation import Evaluation, evaluate
 from dropbayes.predictive.mixtures import Mixture, draw_mean
-from dropbayes.predictive.moments import Prediction, UncertaintyWarning, batches, predict
+from dropbayes.predictive.moments import Prediction, UncertaintyWarning, batches, check_outputs, predict
 from dropbayes.predictive.outcomes import ClassOutcomes, RegressionOutcomes
 from dropbayes.predictive.scoring import CLASS_SCORES, REGRESSION_SCORES, Score
 from dropbayes.predictive.verdict import Verdict, check
@@ -24,6 +24,7 @@ __all__ = [
     "Verdict",
     "batches",
     "check",
+    "check_outputs",
     "choose_dropout",
     "detect_outliers",
     "draw_mean",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.linear import ControlledPlan, Linear, OnePass, controlled_plan, one_pass_plan
+from dropbayes.linear import Linear, controlled_plan, one_pass_plan
 from dropbayes.predictive.prediction import Prediction
 from dropbayes.predictive.statistics import Observations, Request, RowResults, RowStatistics, row_summaries
 from dropbayes.runtime.progress import ProgressBar
@@ -40,11 +40,11 @@ _REPLICATE_DRAWS = 32
 _SMALL_TENSOR = 64
 _FIRST_REPLICATES = 8  # fewer give too rough an estimate of the standard error
 
-__all__ = ["Prediction", "UncertaintyWarning", "batches", "predict"]
+__all__ = ["Prediction", "UncertaintyWarning", "batches", "check_outputs", "predict"]
 
 
 def predict(
-    net: nn.Module,
+    net: nn.Module | Sequence[nn.Module],
     x: PyTree,
     *,
     method: Literal["sampling", "controlled", "linear", "moments"] | Linear = "sampling",
@@ -63,7 +63,8 @@ def predict(
     $\mathrm{Var}[\mathbf y^*] \approx \tau^{-1} + \frac1T \sum_t \widehat{\mathbf y}_t^2 - \mathbb E[\mathbf y^*]^2$.
 
     Args:
-        net: Any trained network with dropout, in any mode; neither its weights nor its flags are changed.
+        net: Any trained network with dropout, in any mode; neither its weights nor its flags are changed. A list of
+            networks is an ensemble: the prediction is over `n_draws` draws of each.
         x: Its input: a tensor or array, a tuple of positional or a dict of named arguments, or a DataLoader of such
             batches, with or without targets.
         method: "sampling"; "linear" for one forward and one backward pass per output, without draws; "moments" for a
@@ -100,48 +101,55 @@ def predict(
         raise ValueError(
             '`method` "controlled" corrects moments of a number of draws, without a likelihood of classes.'
         )
+    nets = list(net) if isinstance(net, (list, tuple, nn.ModuleList)) else [net]
+    if not nets or (len(nets) > 1 and (automatic or method != "sampling")):
+        raise ValueError(
+            f'`net` must be a network, or a list of some for method "sampling" with a number of draws; got {len(nets)} '
+            f"networks, method {method!r} and n_draws {n_draws!r}."
+        )
     if automatic:
         _check_automatic(n_draws, request)
     keys = sampling.keys(_REPLICATE_DRAWS if automatic else n_draws, seed)  # type: ignore[arg-type]
     results, offset = RowResults(), sampling.row_offset
-    plan: Plan | ControlledPlan | OnePass | None = None
+    plans: list[Any] = []
     own_bar = False if isinstance(x, torch.utils.data.DataLoader) else progress  # a loader has a bar over its batches
-    for batch in batches(net, x, progress=progress, title="predict"):
+    for batch in batches(nets[0], x, progress=progress, title="predict"):
         inputs = as_inputs(batch, row_axis=sampling.row_axis)
+        only_moments = request.only_moments and len(nets) == 1
         if method == "sampling":
-            plan = make_plan(
-                net, inputs, keys=keys, masks=masks, sampling=sampling, moments_only=request.only_moments,
-                first_row=offset,
-            )  # fmt: skip
+            plans = [
+                make_plan(
+                    one, inputs, keys=keys, masks=masks, sampling=sampling, moments_only=only_moments, first_row=offset
+                )
+                for one in nets
+            ]
         elif method == "controlled":
-            plan = controlled_plan(net, inputs, keys=keys, masks=masks, sampling=sampling)
+            plans = [controlled_plan(nets[0], inputs, keys=keys, masks=masks, sampling=sampling)]
         else:
-            plan = one_pass_plan(
-                net,
-                inputs,
-                method,
-                sampling=sampling,
-                tensor=request.likelihood_tensor,
-                only_moments=request.only_moments,
-            )
+            judged = request.likelihood_tensor
+            plans = [
+                one_pass_plan(nets[0], inputs, method, sampling=sampling, tensor=judged, only_moments=only_moments)
+            ]
+        plan = plans[0]
         if automatic and isinstance(plan, Plan) and not plan.exact:
             summaries = _summaries_until(plan, inputs, offset, request, sampling)
         else:
-            summaries = row_summaries(plan, inputs, offset, request)
+            summaries = row_summaries(plans, inputs, offset, request)
         with ProgressBar("predict", inputs.n_rows, unit="rows", show=own_bar, delay=3.0) as bar:
             for n_rows, summary in summaries:
                 if summary is not None:
                     results.add(summary)
                 bar.advance(n_rows)
-        keep_state(net, inputs, plan.profile)
+        for one, its in zip(nets, plans, strict=True):
+            keep_state(one, inputs, its.profile)
         offset += inputs.n_rows
-    if plan is None:
+    if not plans:
         raise ValueError("`x` must have at least one batch; got an empty DataLoader.")
     statistics = results.trees(plan.profile, request)
     used = statistics.get("draws_used")
-    made = int(used.max()) if used is not None else 0 if plan.exact else keys.n_draws
+    made = int(used.max()) if used is not None else 0 if plan.exact else keys.n_draws * len(nets)
     prediction = Prediction.of(statistics, n_draws=made, method=plan.method, quantile_levels=request.quantiles)
-    _check_outputs(prediction)
+    check_outputs(prediction)
     return prediction
 
 
@@ -155,7 +163,7 @@ def batches(net: nn.Module, x: PyTree, *, progress: bool | None, title: str) -> 
             yield network_arguments(net, batch)
 
 
-def _check_outputs(prediction: Prediction) -> None:
+def check_outputs(prediction: Prediction) -> None:
     """Raises for outputs that are not finite, and warns if the masks do not change the output.
 
     The uncertainty of such a network is zero, though its error is not.

@@ -160,6 +160,11 @@ class Prediction(Printed):
         present = {key: value for key, value in chosen.items() if value is not None}
         return Prediction.of(present, draws_used=self.draws_used, **self._settings())
 
+    def to(self, device: torch.device | str) -> Prediction:
+        """The prediction with its tensors on a device; by this method, frameworks move what a step returns."""
+        moved = {name: map_tensors(lambda t: t.to(device), value) for name, value in self._statistics().items()}
+        return Prediction.of(moved, **self._settings())
+
     def numpy(self) -> dict[str, Any]:
         """The statistics as NumPy arrays by name, without those that were not requested."""
         derived = ["variance", "std", *(["mutual_information"] if self.information else [])]

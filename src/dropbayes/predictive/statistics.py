@@ -187,9 +187,16 @@ class RowStatistics:
 
 
 def row_summaries(
-    plan: Plan | ControlledPlan | OnePass, inputs: Inputs, first_row: int, request: Request
+    plans: Sequence[Plan | ControlledPlan | OnePass], inputs: Inputs, first_row: int, request: Request
 ) -> Iterator[tuple[int, list[dict[str, Tensor]] | None]]:
-    """The number of rows of each block, and their statistics: one dict for each tensor that is summarised."""
+    """The number of rows of each block, and their statistics: one dict for each tensor that is summarised.
+
+    Several plans are those of an ensemble, which is summarised over the draws of all.
+    """
+    if len(plans) > 1:
+        yield from _ensemble_summaries(plans, inputs, first_row, request)
+        return
+    plan = plans[0]
     for rows, blocks in itertools.groupby(plan.run(inputs, first_row=first_row), lambda block: block.rows):
         statistics = request.summaries(plan.profile)
         for block in blocks:
@@ -205,6 +212,25 @@ def row_summaries(
             yield len(rows), [one.results() for one in statistics]
 
 
+def _ensemble_summaries(
+    plans: Sequence[Any], inputs: Inputs, first_row: int, request: Request
+) -> Iterator[tuple[int, list[dict[str, Tensor]]]]:
+    """As `row_summaries`, over the draws of several networks."""
+    size = min(plan.block_rows for plan in plans)
+    for start in range(0, inputs.n_rows, size):
+        rows = inputs.block(start, min(start + size, inputs.n_rows))
+        statistics, shapes = request.summaries(plans[0].profile), set[tuple[torch.Size, ...]]()
+        for plan in plans:
+            for block in plan.run(rows, first_row=first_row + start):
+                outputs, variances = request.judged(plan.profile, block)
+                shapes.add(tuple(output.shape[2:] for output in outputs))
+                if len(shapes) > 1:
+                    raise ValueError(f"`net` must hold networks of one shape of output; got {shapes}.")
+                for one, output, variance in zip(statistics, outputs, variances, strict=True):
+                    one.add(output, variance)
+        yield rows.n_rows, [one.results() for one in statistics]
+
+
 class RowResults:
     """The statistics of all rows so far, for each tensor of the output."""
 
@@ -218,10 +244,16 @@ class RowResults:
             for name, value in one.items():
                 chunks[name].append(value)
 
-    def join_rows(self, name: str, index: int = 0) -> Tensor:
-        """One statistic of one tensor of the output, for all rows: `[row, ...]`."""
+    def join_rows(self, name: str, index: int = 0, *, whole: bool = False) -> Tensor:
+        """One statistic of one tensor of the output, for all rows: `[row, ...]`.
+
+        Of batches that are one row each (`whole`: graphs), the outputs follow each other along their first axis.
+        """
         values = self.chunks[index][name]
-        return values[0] if len(values) == 1 else torch.cat(values)
+        axis = (2 if name in ("draws", "quantiles") else 1) if whole else 0
+        if len(values) == 1:
+            return values[0]
+        return torch.cat([value if value.dim() > axis else value[..., None] for value in values], axis)
 
     def trees(self, profile: Profile, request: Request) -> dict[str, Any]:
         """Every statistic by name, in the network's structure; of the judged tensor alone if there is one."""
@@ -234,7 +266,7 @@ class RowResults:
         for name in dict.fromkeys(name for chunks in self.chunks for name in chunks):
             values: list[Tensor | None] = []
             for index, layout in enumerate(layouts):
-                value = self.join_rows(name, index) if name in self.chunks[index] else None
+                value = self.join_rows(name, index, whole=layout is None) if name in self.chunks[index] else None
                 if value is not None and name in (*CLASS_STATISTICS, "draws_used"):
                     value = value if layout is not None else value[0]
                 elif value is not None:

@@ -208,10 +208,12 @@ def as_inputs(x: PyTree, *, row_axis: RowAxis = 0) -> Inputs:
         arguments = ((), dict(x))
     elif isinstance(x, (tuple, list)):
         arguments = (tuple(x), {})
+    elif row_axis is None:  # an object that the network takes whole
+        arguments = ((x,), {})
     else:
         raise TypeError(
-            "`x` must be a tensor or array, a tuple or dict of them, or a DataLoader; "
-            f"got {type(x).__name__}. Convert other data with torch.as_tensor."
+            f"`x` must be a tensor or array, a tuple or dict of them, or a DataLoader; got {type(x).__name__}. Convert "
+            "other data with torch.as_tensor, or pass Sampling(row_axis=None) if the network takes it whole (a graph)."
         )
     leaves, spec = pytree.tree_flatten(arguments)
     leaves = [_without_inference_mode(leaf) for leaf in leaves]
@@ -334,7 +336,13 @@ def loaded_batches(net: nn.Module, loader: Any) -> Iterator[Any]:
     """The batches of a DataLoader, moved to the network's device."""
     device = device_of(net)
     for batch in loader:
-        yield pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
+        yield pytree.tree_map(lambda leaf: _moved(leaf, device), batch)
+
+
+def _moved(leaf: PyTree, device: torch.device) -> PyTree:
+    """A tensor, or an object that holds tensors (a graph), on a device; some objects move themselves and give None."""
+    moved = leaf.to(device) if hasattr(leaf, "to") else leaf
+    return leaf if moved is None else moved
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,7 +37,9 @@ _GLOBAL_HOOKS = (torch_modules._global_forward_hooks, torch_modules._global_forw
 def checked_network(net: Any) -> nn.Module:
     """The plain module behind `net`, unwrapped from DataParallel, DDP and torch.compile."""
     if not isinstance(net, nn.Module):
-        raise TypeError(f"`net` must be a torch.nn.Module; got {type(net).__name__}.")
+        held = [name for name, value in vars(net).items() if isinstance(value, nn.Module)] if is_object(net) else []
+        remedy = f" Pass the network that it holds: .{held[0]}" if held else ""
+        raise TypeError(f"`net` must be a torch.nn.Module; got {type(net).__name__}.{remedy}")
     return unwrap(net)
 
 
