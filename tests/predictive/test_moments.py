@@ -301,5 +301,5 @@ def test_objects_that_a_network_takes_whole_are_one_row_each_and_their_outputs_f
     alone = [db.predict(net, pair, sampling=whole, keep_draws=True, n_draws=10) for pair in pairs]
     assert torch.equal(prediction.mean, torch.cat([one.mean for one in alone]))
     assert torch.equal(prediction.draws, torch.cat([one.draws for one in alone], 1))
-    with pytest.raises(TypeError, match="got Pair.*row_axis=None"):
+    with pytest.raises(TypeError, match=r"got Pair.*row_axis=None"):
         db.predict(net, pairs[0])

@@ -80,8 +80,7 @@ class Plan:
     product_rows: int = 1  # of a perceptron: the rows in one product
     batch_invariant: bool = True  # blocks are padded to one size
     moments_only: bool = False
-    started: Block | None = None  # the first block, already under way on its device
-    first_row: int = 0  # of that block
+    started: tuple[Inputs, int, Block] | None = None  # the first block of some inputs, already under way
 
     @property
     def exact(self) -> bool:
@@ -108,7 +107,9 @@ class Plan:
         A network that turns out to differ from its profile is inspected again, and then run by the plain loop.
         """
         plan, start = self, 0
-        started = self.started if self.first_row == first_row else None
+        started = (
+            self.started[2] if self.started and self.started[0] is inputs and self.started[1] == first_row else None
+        )
         while start < inputs.n_rows:
             rows = range(start, min(start + plan.block_rows, inputs.n_rows))
             position, size = plan.draws.start, plan.chunk_draws
@@ -280,7 +281,7 @@ def _started(net: nn.Module, known: Inspection, inputs: Inputs, first_row: int, 
         rows = range(min(plan.block_rows, inputs.n_rows))
         draws = range(plan.draws.start, min(plan.draws.start + plan.chunk_draws, plan.draws.stop))
         with plan._running():
-            return replace(plan, started=plan._block(inputs, rows, first_row, draws), first_row=first_row)
+            return replace(plan, started=(inputs, first_row, plan._block(inputs, rows, first_row, draws)))
     except Exception:  # it comes again if the network is unchanged
         return None
 
