@@ -17,21 +17,19 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from dropbayes.runtime.devices import end_with_parent
 
-if TYPE_CHECKING:
-    from dropbayes.app.distributed.parts import Part
-
-    Make = Callable[[Part], int]
-
 __all__ = ["ENGINES"]
+
+Part = TypeVar("Part")
+Make = Callable[[Part], int]
 
 _MAX_FRUITLESS_POOLS = 10  # in a row, after which the fault must be ours
 
 
-def on_processes(make: Make, parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
+def on_processes(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
     """Makes the parts in processes of this machine; a pool whose worker was killed is replaced."""
     if address is not None:
         raise ValueError("`address` must be None for processes of this machine; name an engine that has a cluster.")
@@ -55,7 +53,7 @@ def on_processes(make: Make, parts: Sequence[Part], n_workers: int, address: str
             raise RuntimeError(f"workers were killed {fruitless} times without finishing a part; out of memory?")
 
 
-def on_ray(make: Make, parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
+def on_ray(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
     """Makes the parts on a Ray cluster, so many at a time (extra `ray`)."""
     import ray
 
@@ -80,7 +78,7 @@ def on_ray(make: Make, parts: Sequence[Part], n_workers: int, address: str | Non
             ray.shutdown()
 
 
-def on_dask(make: Make, parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
+def on_dask(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
     """Makes the parts on a Dask cluster (extra `dask`); one on this machine cannot be reached from elsewhere."""
     import distributed
     from dask import config
@@ -99,7 +97,7 @@ def on_dask(make: Make, parts: Sequence[Part], n_workers: int, address: str | No
             yield int(future.result())
 
 
-def on_spark(make: Make, parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
+def on_spark(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
     """Makes the parts on a Spark cluster (extra `spark`, which needs Java 17); yields once all are finished."""
     from pyspark.sql import SparkSession
 

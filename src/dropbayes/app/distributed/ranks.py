@@ -19,8 +19,6 @@ from dropbayes.sampling import Inputs, Plan, Sampling, as_inputs, make_plan
 
 __all__ = ["predict_across_ranks"]
 
-_GROUP_DRAWS = 8  # taken by a process at a time, whatever the number of processes
-
 
 def predict_across_ranks(
     net: nn.Module,
@@ -68,7 +66,8 @@ def predict_across_ranks(
         return _join_rows([part for part in _gather(mine, n_ranks, group) if part is not None])
     keys, sampling = sampling.keys(n_draws, seed), replace(sampling, batch_invariant=True)
     plan = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling)
-    ranges = [range(keys.n_draws)[start : start + _GROUP_DRAWS] for start in range(0, keys.n_draws, _GROUP_DRAWS)]
+    # A process takes eight draws at a time, whatever the number of processes.
+    ranges = [range(keys.n_draws)[start : start + 8] for start in range(0, keys.n_draws, 8)]
     mine_drawn = [_draws(replace(plan, draws=some), inputs, sampling.row_offset) for some in ranges[rank::n_ranks]]
     gathered = _gather(mine_drawn, n_ranks, group)
     statistics = RowStatistics(Request(likelihood), likelihood)

@@ -39,7 +39,7 @@ Columns = Mapping[str, Any]
 MATRIX = "x"
 """The name of the input that holds all columns as one matrix, `[row, column]`."""
 
-_MAX_ROWS, _MAX_VALUES = 4096, 2**20  # of a block: its rows, and the values of their draws in memory
+_MAX_VALUES = 2**20  # of the draws of a block, in memory
 
 
 class Predictor:
@@ -144,9 +144,12 @@ class Predictor:
         if os.path.isfile(path):
             kinds: dict[str, type[Ensemble]] = {kind.saved_as: kind for kind in (RegressionEnsemble, ClassEnsemble)}
             return cls(kinds[storage.load(path, kinds=list(kinds)).kind].load(path), **settings)
-        from dropbayes.app.models.model import load
+        from dropbayes.app.models.storage import read
 
-        return cls(load(path), **settings)
+        ensemble, schema, _, _ = read(path)
+        predictor = cls(ensemble, **settings)
+        predictor.schema = schema
+        return predictor
 
     def with_settings(
         self, *, n_draws: int | None = None, seed: int | None = None, coverage: float | None = None,
@@ -268,7 +271,7 @@ class Predictor:
         if not len(x):  # an empty prediction has the shapes of one row
             one = self._statistics(np.zeros((1, *x.shape[1:]), x.dtype))
             return {name: values[:0] for name, values in one.items()}
-        step = max(1, min(_MAX_ROWS, _MAX_VALUES // (self.total_draws * self._row_size)))
+        step = max(1, min(4096, _MAX_VALUES // (self.total_draws * self._row_size)))
         blocks = [self._statistics(x[start : start + step]) for start in range(0, len(x), step)]
         return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 

@@ -1,0 +1,90 @@
+"""Every engine: the rows and bits of one process, also when workers are killed, and no second trial after an error."""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from pyarrow import parquet
+
+from dropbayes.app.distributed import ENGINES, engines, predict_parquet
+from dropbayes.app.distributed.parts import Part
+from tests.app.distributed.kills import killed_at_random, ray_worker, spark_worker, spawned
+from tests.app.distributed.rows import Failing, digest, rows, written
+
+PACKAGES = {"processes": "dropbayes", "ray": "ray", "dask": "distributed", "spark": "pyspark"}
+WORKERS = {"processes": spawned, "ray": ray_worker, "dask": spawned, "spark": spark_worker}
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore:PySpark does not yet:FutureWarning"
+)
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request):
+    if importlib.util.find_spec(PACKAGES[request.param]) is None:
+        pytest.skip(f"the extra `{request.param}` is not installed")
+    if request.param == "spark" and shutil.which("java") is None:
+        pytest.skip("Spark needs Java, which is not installed")
+    return request.param
+
+
+@pytest.mark.slow
+def test_workers_write_the_bits_of_one_process(engine, predictor, models, tmp_path):
+    predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", engine=engine, n_workers=2, part_rows=250)
+    assert digest(written(tmp_path / "out")) == digest(predictor.add_columns(rows(1000)))
+
+
+@pytest.mark.slow
+def test_every_row_is_there_once_after_workers_were_killed(engine, predictor, tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "_MAX_FRUITLESS_POOLS", 100)
+    n_kills, n_rows = (20, 200_000) if engine == "processes" else (8, 100_000)
+    parquet.write_table(rows(n_rows), tmp_path / "rows.parquet")
+    with killed_at_random(n_kills, WORKERS[engine]) as killer:
+        predict_parquet(
+            predictor,
+            tmp_path / "rows.parquet",
+            tmp_path / "out",
+            engine=engine,
+            n_workers=2,
+            part_rows=n_rows // 100,
+        )
+    assert killer.killed == n_kills
+    assert digest(written(tmp_path / "out")) == digest(predictor.add_columns(rows(n_rows)))
+
+
+@pytest.mark.slow
+def test_an_error_is_raised_and_not_tried_again(engine, tmp_path):
+    with pytest.raises(ValueError, match="row 3 is wrong"):
+        list(ENGINES[engine](Failing(str(tmp_path / "trials")), [Part("a", 0, 1, "b")], 1, None))
+    assert (tmp_path / "trials").read_text() == "tried\n"
+
+
+def test_processes_have_no_address(predictor, models, tmp_path):
+    with pytest.raises(ValueError, match="`address` must be None"):
+        predict_parquet(predictor, models / "rows.parquet", tmp_path / "out", address="host:1")
+
+
+DRIVER = """
+import sys
+import dropbayes as db
+from dropbayes.app.distributed import predict_parquet
+
+if __name__ == "__main__":
+    predict_parquet(db.Predictor.load(sys.argv[1]), sys.argv[2], sys.argv[3], n_workers=2, part_rows=10)
+"""
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_driver_that_was_killed(models, tmp_path):
+    (tmp_path / "driver.py").write_text(DRIVER)
+    arguments = [tmp_path / "driver.py", models / "numbers", models / "rows.parquet", tmp_path / "out"]
+    with subprocess.Popen([sys.executable, *map(str, arguments)]) as driver:
+        while not any((tmp_path / "out").glob("part-*")):
+            assert driver.poll() is None
+            time.sleep(0.05)
+        workers = [child for child in psutil.Process(driver.pid).children() if spawned(child)]
+        driver.kill()
+    assert workers and psutil.wait_procs(workers, timeout=60)[1] == []
