@@ -190,3 +190,13 @@ def test_an_evaluation_is_a_picture():
     result = db.evaluate(network(), torch.randn(40, 4), torch.randn(40, 1), likelihood=db.Gaussian(1.0), n_draws=5)
     (curve,) = [line for line in result.plot().lines if line.get_gid() == "curve"]
     assert curve.get_ydata().tolist() == pytest.approx(result.reliability.observed.tolist())
+
+
+def test_the_labels_of_maps_are_counted():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 3, 1), nn.Dropout(0.5))
+    x, y = torch.randn(2, 1, 4, 5), torch.randint(0, 3, (2, 4, 5))
+    result = db.evaluate(net, x, y, likelihood=db.Categorical(), n_draws=20, masks="shared")
+    probabilities = db.draws(net, x, n_draws=20).softmax(2).mean(0)
+    assert result.accuracy == pytest.approx(float((probabilities.argmax(1) == y).double().mean()))
+    assert result.n_outcomes == 40 and str(result).startswith("2 rows of 40 outcomes, 20 draws")

@@ -20,7 +20,7 @@ from dropbayes.predictive.draw_scores import DrawScores, row_scores
 from dropbayes.predictive.scoring import core_scores, reliability_curve
 from dropbayes.predictive.statistics import Observations, Request, RowResults, by_head
 from dropbayes.runtime.arrays import Array, to_tensor
-from dropbayes.runtime.formatting import Printed, Table
+from dropbayes.runtime.formatting import Printed, Table, count
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import finite_tensor, row_weights
 from dropbayes.sampling import (
@@ -55,6 +55,7 @@ class Evaluation(Printed):
         reliability: What was claimed and what was observed: of central intervals, or of the predicted classes; for
             several outputs, of the first that has a likelihood.
         n_rows: The number of rows.
+        n_outcomes: The number of outcomes that the scores count: pixels of maps, nodes of a graph, outputs of a row.
         n_draws: The number of draws; 0 for a method without draws.
         method: That method.
     """
@@ -64,6 +65,7 @@ class Evaluation(Printed):
     log_likelihoods: Tensor
     reliability: ReliabilityCurve
     n_rows: int
+    n_outcomes: int
     n_draws: int
     method: str = "sampling"
 
@@ -86,7 +88,8 @@ class Evaluation(Printed):
         """The scores, one in each line."""
         lines = {"log-likelihood": self.log_likelihood, **{k.replace("_", " "): v for k, v in self.scores.items()}}
         rows = [(name, f"{value: .4f}") for name, value in lines.items()]
-        return Table(f"{self.n_rows} rows, {self._how}", rows, align="<>")
+        of = "" if self.n_outcomes == self.n_rows else f" of {count(self.n_outcomes, 'outcome')}"
+        return Table(f"{count(self.n_rows, 'row')}{of}, {self._how}", rows, align="<>")
 
     def plot(self, *, ax: Axes | None = None) -> Axes:
         """The reliability diagram: observed against claimed probabilities; needs matplotlib (the extra `plot`)."""
@@ -181,7 +184,8 @@ def evaluate(
     scores = {name: value for name, value in scores.items() if name != "log_likelihood"}
     mean = float(weighted_mean(per_row, sample_weight))
     made = (keys.n_draws, "sampling") if plan is None or method == "sampling" else (0, plan.method)
-    return Evaluation(mean, scores, per_row, curves[0], len(per_row), *made)
+    n_outcomes = sum(target.numel() for targets in outcomes for target in targets)
+    return Evaluation(mean, scores, per_row, curves[0], len(per_row), n_outcomes, *made)
 
 
 def _heads(
