@@ -13,8 +13,6 @@ from dropbayes.runtime.validation import Array, check_count, check_positive, fin
 if TYPE_CHECKING:
     from botorch.models.ensemble import EnsembleModel
 
-__all__ = ["botorch_model", "expected_improvement", "probability_of_improvement", "upper_confidence_bound"]
-
 
 def expected_improvement(draws: Array, *, best: float) -> Tensor:
     r"""The mean improvement over the best value so far, $\tfrac1T \sum_t \max(f_t(x) - f_\text{best}, 0)$.

@@ -20,16 +20,6 @@ from dropbayes.runtime.validation import (
     row_values,
 )
 
-__all__ = [
-    "badge_queries",
-    "bald_queries",
-    "batch_bald_queries",
-    "epig_queries",
-    "expected_information_gain",
-    "stochastic_queries",
-    "variance_queries",
-]
-
 _CHUNK_ELEMENTS = 2**22  # joint probabilities [row, target, class, class] per chunk: 32 MiB in float64
 
 

@@ -23,8 +23,6 @@ from dropbayes.runtime.validation import (
     row_weights,
 )
 
-__all__ = ["BetaMap", "ClassMap", "beta_calibration", "dirichlet_calibration", "vector_scaling"]
-
 _FLOOR = 1e-12  # a probability of 0 has no logarithm
 
 

@@ -14,8 +14,6 @@ from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.validation import Array, finite_tensor, row_weights
 from dropbayes.scores.averages import weighted_quantile
 
-__all__ = ["FAMILIES", "UncertaintyReference", "empirical_percentile", "relative_uncertainty", "uncertainty_reference"]
-
 FAMILIES = {"gamma": "gamma", "lognormal": "lognorm", "weibull": "weibull_min", "inverse gamma": "invgamma"}
 """Positive two-parameter distributions (shape and scale) and their `scipy.stats` names. All have two parameters, so
 their likelihoods are comparable."""

@@ -13,8 +13,6 @@ from dropbayes.conformal import standardised_residuals
 from dropbayes.runtime.validation import Array, check_values, class_labels, finite_tensor, row_weights
 from dropbayes.scores.averages import weighted_mean
 
-__all__ = ["IsotonicRecalibration", "isotonic_recalibration", "std_scale", "temperature"]
-
 _LOG_TEMPERATURE, _GRID = math.log(20), 15  # the search stays within 1/20 and 20
 
 

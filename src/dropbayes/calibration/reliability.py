@@ -21,19 +21,6 @@ from dropbayes.runtime.validation import (
 from dropbayes.scores import confidence_and_correctness
 from dropbayes.scores.distributions import noise_variance_of
 
-__all__ = [
-    "CalibrationTest",
-    "ReliabilityCurve",
-    "calibration_test",
-    "class_reliability",
-    "gaussian_pit",
-    "interval_reliability",
-    "mixture_pit",
-    "quantile_reliability",
-    "reliability_band",
-    "uniformity_test",
-]
-
 
 @dataclass(frozen=True)
 class ReliabilityCurve:

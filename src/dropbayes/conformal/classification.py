@@ -16,8 +16,6 @@ from dropbayes.runtime.validation import (
     row_values,
 )
 
-__all__ = ["adaptive_conformal_sets", "adaptive_label_scores", "adaptive_scores", "conformal_sets", "label_scores"]
-
 
 def label_scores(probabilities: Array, labels: Array) -> Tensor:
     """The conformal score of a classification, one minus the probability of the label, `[row]`.

@@ -21,16 +21,6 @@ from dropbayes.runtime.validation import (
 )
 from dropbayes.scores.averages import weighted_quantile
 
-__all__ = [
-    "ConformalDistribution",
-    "conformal_distribution",
-    "conformal_interval",
-    "conformal_quantile_interval",
-    "cross_conformal_interval",
-    "quantile_residuals",
-    "standardised_residuals",
-]
-
 
 def standardised_residuals(mean: Array, std: Array | float, y: Array) -> Tensor:
     r"""The residual in standard deviations, $|y - \mu| / \sigma$: the conformal score of a regression.

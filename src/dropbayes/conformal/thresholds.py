@@ -22,8 +22,6 @@ from dropbayes.runtime.validation import (
 )
 from dropbayes.scores.averages import weighted_quantile
 
-__all__ = ["OnlineLevel", "class_thresholds", "conformal_threshold", "group_thresholds", "threshold_of"]
-
 
 def conformal_threshold(
     scores: Array, *, level: float, sample_weight: Array | None = None, new_weight: Array | float = 1.0

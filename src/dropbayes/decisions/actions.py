@@ -9,8 +9,6 @@ from torch import Tensor
 
 from dropbayes.runtime.validation import Array, class_probabilities, finite_tensor
 
-__all__ = ["action_probabilities", "expected_cost", "least_cost_action", "thompson_action"]
-
 
 def thompson_action(function_draw: Callable[[Tensor], Tensor], state: Tensor) -> Tensor:
     r"""Thompson's action $\arg\max_a Q_\omega(s, a)$ for one function $\omega \sim q(\omega)$, a draw of any Q-network.

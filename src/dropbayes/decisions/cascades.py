@@ -12,8 +12,6 @@ from torch import Tensor
 from dropbayes.decisions.deferral import DeferralRule, held_out_uncertainty
 from dropbayes.runtime.validation import Array, check_positive, row_values, row_weights
 
-__all__ = ["CascadeFrontier", "CascadePoint", "CascadePrediction", "cascade", "cascade_frontier"]
-
 
 @dataclass(frozen=True)
 class CascadePoint:

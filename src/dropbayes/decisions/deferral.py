@@ -23,8 +23,6 @@ from dropbayes.runtime.validation import (
 )
 from dropbayes.scores.averages import weighted_quantile
 
-__all__ = ["DeferralRule", "deferral_for_error", "deferral_for_risk", "deferral_for_workload"]
-
 _PILOT, _STARTS = 10, (2.0, 4.0, math.inf)  # one row in ten sets the thresholds; the starts of the sequences of tests
 
 

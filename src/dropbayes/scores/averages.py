@@ -9,8 +9,6 @@ from torch import Tensor
 
 from dropbayes.runtime.validation import Array, row_weights
 
-__all__ = ["standard_error", "weighted_mean", "weighted_quantile"]
-
 
 def weighted_mean(values: Tensor, sample_weight: Array | None) -> Tensor:
     """The mean over rows and all further axes, with rows weighted.

@@ -8,15 +8,6 @@ from torch import Tensor
 from dropbayes.runtime.validation import Array, check_count, class_labels, class_probabilities, row_weights
 from dropbayes.scores.averages import weighted_mean
 
-__all__ = [
-    "accuracy",
-    "adaptive_calibration_error",
-    "brier_score",
-    "class_log_likelihood",
-    "confidence_and_correctness",
-    "expected_calibration_error",
-]
-
 
 def probabilities_and_labels(probabilities: Array, labels: Array) -> tuple[Tensor, Tensor]:
     """The probabilities `[row, class]` and labels `[row]`, validated together."""

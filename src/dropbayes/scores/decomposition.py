@@ -16,8 +16,6 @@ import torch
 from dropbayes.runtime.validation import Array, matching_tensors, row_weights
 from dropbayes.scores.classification import probabilities_and_labels
 
-__all__ = ["Decomposition", "brier_decomposition", "crps_decomposition"]
-
 
 @dataclass(frozen=True)
 class Decomposition:

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from dropbayes.runtime.validation import Array, check_positive, check_values, finite_tensor, matching_tensors
 
-__all__ = ["crps", "energy_score", "fair_crps", "variogram_score"]
-
 
 def crps(draws: Array, y: Array, *, noise_variance: Array | float = 0.0) -> Tensor:
     r"""The continuous ranked probability score of the draw mixture $F = \tfrac1T \sum_t \mathcal N(\widehat y_t, v_t)$.

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from dropbayes.runtime.validation import Array, check_probability, events, row_values, row_weights
 
-__all__ = ["RiskCoverage", "auroc", "average_precision", "fpr_at_tpr", "risk_coverage"]
-
 
 def auroc(uncertainty: Array, event: Array, *, sample_weight: Array | None = None) -> Tensor:
     r"""The area under the ROC curve: the probability that a row with the event is more uncertain than one without.

@@ -17,18 +17,6 @@ from dropbayes.runtime.validation import (
 )
 from dropbayes.scores.averages import weighted_mean
 
-__all__ = [
-    "coverage",
-    "gaussian_log_likelihood",
-    "gaussian_mixture_log_likelihood",
-    "interval_score",
-    "mae",
-    "mixture_log_likelihood",
-    "quantile_score",
-    "rmse",
-    "sharpness",
-]
-
 
 def rmse(mean: Array, y: Array, *, sample_weight: Array | None = None) -> Tensor:
     r"""The root mean squared error $\sqrt{\tfrac1N \sum_n (y_n - \bar y_n)^2}$.
