@@ -7,7 +7,7 @@ from torch.nn.utils import parametrizations
 
 from dropbayes.layers import BernoulliNoise, GaussianNoise, Linear
 from dropbayes.layers.recurrent import LSTM
-from dropbayes.weight_layers import BayesianLayer, DroppedLayer, keep_probs_by_order, kl_is_weight_decay, weight_layers
+from dropbayes.weight_layers import DroppedLayer, keep_probs_by_order, kl_is_weight_decay, weight_layers
 
 
 class Gate(nn.Module):
@@ -76,6 +76,6 @@ def test_a_guess_from_the_order_of_registration_says_so():
 
 def test_the_protocols_tell_which_layer_states_what():
     gaussian, dropped, plain = Linear(2, 2, noise=GaussianNoise()), LSTM(2, 3), nn.Linear(2, 2)
-    assert isinstance(gaussian, BayesianLayer) and isinstance(dropped, DroppedLayer)
-    assert not isinstance(dropped, BayesianLayer) and not isinstance(plain, DroppedLayer)
+    assert isinstance(gaussian, DroppedLayer) and isinstance(dropped, DroppedLayer)
+    assert not isinstance(plain, DroppedLayer)
     assert [kl_is_weight_decay(layer) for layer in (gaussian, dropped, plain)] == [False, True, True]

@@ -15,9 +15,6 @@ from torch import Tensor
 from dropbayes.covariances.pairs import Pairs, checked_inputs, hypotenuse
 from dropbayes.covariances.quadrature import expected_product, normal_rule, quadrature_error
 
-WARNED_ERROR = 1e-5
-"""The relative error of a quadrature above which it warns."""
-
 
 class Covariance(ABC):
     r"""A covariance function $\mathbf K(\mathbf x, \mathbf y)$ of the inner products of the inputs alone."""
@@ -343,7 +340,7 @@ class Quadrature(Layer):
     def of_pairs(self, pairs: Pairs) -> Tensor:
         std_u, std_v, sine, cosine = self._preactivations(pairs)
         error = quadrature_error(self.nonlinearity, torch.cat([std_u.flatten(), std_v.flatten()]), nodes=self.nodes)
-        if not error < WARNED_ERROR:
+        if not error < 1e-5:
             warnings.warn(
                 f"Quadrature of {getattr(self.function, '__name__', self.function)} loses digits: its prior variances "
                 f"are off by about {error:.0e} of their size. A kink away from zero or fast growth does this; raise "

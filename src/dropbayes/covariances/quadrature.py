@@ -16,21 +16,6 @@ ElementwiseFunction = Callable[[Tensor], Tensor]
 HERMITE_TERMS = 256
 r"""Terms of the Hermite series: enough for TanH up to $s = 3$ at any angle, and for any $\sigma$ beyond 25 degrees."""
 
-SERIES_TOLERANCE = 1e-10
-"""The largest remainder of the Hermite series that is accepted, relative to the prior variances."""
-
-NEGLIGIBLE_TERM = 1e-19
-"""A term of the series this small relative to the largest is omitted: 256 of them do not reach float64's last digit."""
-
-POLAR_BLOCK = 2**19
-"""Nodes, over all pairs, evaluated at once in polar quadrature: 4 MB in float64."""
-
-SERIES_BLOCK = 2**14
-"""Pairs summed at once in the series: differentiated, it keeps two values for each term and pair, 64 MB in float64."""
-
-POLAR_RADIUS, HERMITE_RADIUS = 9.0, 12.0
-r"""Where the integrals end: $e^{-9^2/2}$ and $e^{-12^2/4}$ (a Hermite function's tail) are below 3e-16."""
-
 
 def expected_product(
     function: ElementwiseFunction, std_u: Tensor, std_v: Tensor, angle: Tensor, *, nodes: int = 48
@@ -50,13 +35,15 @@ def expected_product(
     terms_u, rest_u = hermite_coefficients(function, std_u)
     terms_v, rest_v = hermite_coefficients(function, std_v)
     cosine = angle.cos()
-    total = _by_rows(_hermite_series, max(1, SERIES_BLOCK // angle.shape[-1]), terms_u, terms_v, cosine)
-    remainder = (rest_u * rest_v).sqrt() * cosine.detach().abs() ** HERMITE_TERMS
-    left = remainder > SERIES_TOLERANCE
+    # Differentiated, the series keeps two values for each term and pair: 64 MB in float64 for a block of 2^14 pairs.
+    total = _by_rows(_hermite_series, max(1, 2**14 // angle.shape[-1]), terms_u, terms_v, cosine)
+    remainder = (rest_u * rest_v).sqrt() * cosine.detach().abs() ** HERMITE_TERMS  # relative to the prior variances
+    left = remainder > 1e-10
     if left.any():
         pairs = [z.expand(angle.shape)[left].unsqueeze(-1) for z in (std_u, std_v, angle)]
         polar = functools.partial(polar_quadrature, function, nodes)
-        total = total.masked_scatter(left, _by_rows(polar, max(1, POLAR_BLOCK // nodes**2), *pairs))
+        n_pairs = max(1, 2**19 // nodes**2)  # 4 MB in float64
+        total = total.masked_scatter(left, _by_rows(polar, n_pairs, *pairs))
     return total
 
 
@@ -67,7 +54,7 @@ def quadrature_error(function: ElementwiseFunction, stds: Tensor, *, nodes: int 
     """
     levels = torch.linspace(0, 1, 9, dtype=torch.float64, device=stds.device)
     chosen = torch.quantile(stds.detach().double()[:100_000], levels)[:, None]
-    points, weights = (torch.as_tensor(z).to(chosen) for z in _fine_rule())
+    points, weights = (torch.as_tensor(z).to(chosen) for z in normal_rule(4, 4000, 30.0))
     exact = function(chosen * points).square() @ weights
     hermite_points, hermite_weights, _ = (torch.as_tensor(z).to(chosen) for z in _hermite_rule())
     series = function(chosen * hermite_points).square() @ hermite_weights
@@ -78,22 +65,13 @@ def quadrature_error(function: ElementwiseFunction, stds: Tensor, *, nodes: int 
 
 
 @functools.cache
-def _fine_rule() -> tuple[np.ndarray, np.ndarray]:
-    """Four Gauss-Legendre nodes in each of 4000 panels: a kink anywhere costs 1e-6 at most."""
-    points, weights = np.polynomial.legendre.leggauss(4)
-    edges = np.linspace(-30.0, 30.0, 4001)
+def normal_rule(n_nodes: int = 8, n_panels: int = 128, radius: float = 9.0) -> tuple[np.ndarray, np.ndarray]:
+    """Gauss-Legendre nodes in panels for the standard normal: with these, a kink anywhere costs 1e-6 at most."""
+    points, weights = np.polynomial.legendre.leggauss(n_nodes)
+    edges = np.linspace(-radius, radius, n_panels + 1)
     half, middle = (edges[1] - edges[0]) / 2, (edges[1:] + edges[:-1]) / 2
     points = (middle[:, None] + half * points).ravel()
-    return points, np.tile(weights * half, 4000) * np.exp(-(points**2) / 2) / math.sqrt(2 * math.pi)
-
-
-def normal_rule() -> tuple[np.ndarray, np.ndarray]:
-    """Eight Gauss-Legendre nodes in each of 128 panels for the standard normal: a kink anywhere costs 1e-6 at most."""
-    points, weights = np.polynomial.legendre.leggauss(8)
-    edges = np.linspace(-9.0, 9.0, 129)
-    half, middle = (edges[1] - edges[0]) / 2, (edges[1:] + edges[:-1]) / 2
-    points = (middle[:, None] + half * points).ravel()
-    return points, np.tile(weights * half, 128) * np.exp(-(points**2) / 2) / math.sqrt(2 * math.pi)
+    return points, np.tile(weights * half, n_panels) * np.exp(-(points**2) / 2) / math.sqrt(2 * math.pi)
 
 
 def hermite_coefficients(function: ElementwiseFunction, std: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,7 +92,8 @@ def hermite_coefficients(function: ElementwiseFunction, std: Tensor) -> tuple[Te
 def _hermite_series(terms_u: Tensor, terms_v: Tensor, cosine: Tensor) -> Tensor:
     r"""Mehler's series $\sum_k a_k(s_u) a_k(s_v) \cos^k\theta$, by Horner's rule."""
     largest = [terms.detach().abs().flatten(1).amax(1) for terms in (terms_u, terms_v)]
-    matters = largest[0] * largest[1] > NEGLIGIBLE_TERM * largest[0].max() * largest[1].max()
+    # 256 terms this small do not reach float64's last digit.
+    matters = largest[0] * largest[1] > 1e-19 * largest[0].max() * largest[1].max()
     orders = matters.nonzero().flatten().tolist()  # an odd σ has no even terms, a smooth one no high terms
     powers = {step: cosine**step for step in {*np.diff([0, *orders]).tolist()}}
     total = torch.zeros_like(cosine)
@@ -166,8 +145,9 @@ def _polar_rule(nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndar
     points, weights = (points + 1) / 2, weights / 2
     arc = points**3 * (10 - 15 * points + 6 * points**2)  # the smooth step whose two derivatives vanish at both ends
     arc_weight = weights * 30 * points**2 * (1 - points) ** 2
-    radius = POLAR_RADIUS * points**2
-    radius_weight = weights * POLAR_RADIUS * 2 * points * radius * np.exp(-(radius**2) / 2)
+    end = 9.0  # exp(-9²/2) is below 3e-18
+    radius = end * points**2
+    radius_weight = weights * end * 2 * points * radius * np.exp(-(radius**2) / 2)
     return arc, arc_weight, radius, radius_weight
 
 
@@ -176,7 +156,8 @@ def _hermite_rule() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A Gauss-Legendre rule for the standard normal on each half-line, and the Hermite polynomials at its nodes."""
     # Three times as many nodes as polynomials: with as many, every function would look fully expanded.
     points, weights = np.polynomial.legendre.leggauss(3 * HERMITE_TERMS // 2)
-    points, weights = HERMITE_RADIUS * (points + 1) / 2, HERMITE_RADIUS * weights / 2
+    end = 12.0  # exp(-12²/4), a Hermite function's tail, is below 3e-16
+    points, weights = end * (points + 1) / 2, end * weights / 2
     weights = weights * np.exp(-(points**2) / 2) / math.sqrt(2 * math.pi)
     points, weights = np.concatenate([-points[::-1], points]), np.concatenate([weights[::-1], weights])
     polynomials = [np.ones_like(points), points]

@@ -97,6 +97,11 @@ class _Dropped(nn.Module):
         self, *args: Any, drop_prob: float = 0.1, recurrent_drop_prob: float | None = None, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)  # of the torch namesake
+        if getattr(self, "dropout", 0):
+            raise ValueError(
+                f"`dropout` must be left at 0; got {self.dropout!r}. Use `drop_prob`: it drops the inputs of every "
+                "layer."
+            )
         self.set_drop_probs(drop_prob, recurrent_drop_prob)
 
     def set_drop_probs(self, drop_prob: float, recurrent_drop_prob: float | None = None) -> None:
@@ -128,16 +133,6 @@ class _Recurrence(_Dropped, nn.RNNBase, ABC):
     """The base of the layers: masks, stacked layers, directions; the parameters are those of the torch namesake."""
 
     n_states = 1
-
-    def __init__(
-        self, *args: Any, drop_prob: float = 0.1, recurrent_drop_prob: float | None = None, **kwargs: Any
-    ) -> None:
-        super().__init__(*args, drop_prob=drop_prob, recurrent_drop_prob=recurrent_drop_prob, **kwargs)
-        if self.dropout:
-            raise ValueError(
-                f"`dropout` must be left at 0; got {self.dropout!r}. Use `drop_prob`: it drops the inputs of every "
-                "layer."
-            )
 
     def forward(self, input: Any, hx: Any = None) -> PyTree:
         if not _is_random(self, self.weight_ih_l0):

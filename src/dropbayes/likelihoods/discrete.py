@@ -13,8 +13,6 @@ from dropbayes.likelihoods.observation import ClassLikelihood, Likelihood, check
 
 __all__ = ["Bernoulli", "Categorical", "Poisson"]
 
-_MIN_LOGITS = 32  # Fewer logits may all lie in [0, 1] by chance.
-
 
 @dataclass(frozen=True)
 class Categorical(ClassLikelihood):
@@ -163,7 +161,7 @@ class Bernoulli(ClassLikelihood):
 
     def check(self, output: Tensor, y: Tensor | None = None) -> None:
         bounded = bool(((output >= 0) & (output <= 1)).all())
-        if bounded and not self.probabilities and output.numel() >= _MIN_LOGITS:
+        if bounded and not self.probabilities and output.numel() >= 32:  # fewer may all lie in [0, 1] by chance
             warnings.warn(
                 "every output of the network lies in [0, 1]: if it ends in a sigmoid, Bernoulli() takes a second one. "
                 "Use Bernoulli(probabilities=True), or leave out the network's last sigmoid.",

@@ -9,18 +9,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributions import MultivariateNormal
 
 from dropbayes.covariances import Layer
 from dropbayes.processes.exact import checked_data
 from dropbayes.runtime.validation import check_count
 
 __all__ = ["Evidence", "network_evidence"]
-
-ROUNDS = 4
-"""Rounds of adapting the proposal; only the last gives the estimate, so that it is unbiased."""
-
-PRIOR_SHARE = 0.3
-"""Share of draws taken from the prior: it bounds the importance weights by 1/0.3 times those of the prior."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +32,6 @@ class Evidence:
     log_evidence: float
     standard_error: float
     effective_draws: float
-
-
-def _log_density(draws: Tensor, mean: Tensor, root: Tensor) -> Tensor:
-    """The log-density of a Gaussian with covariance `root @ root.T`."""
-    normal = torch.distributions.MultivariateNormal(mean, scale_tril=root)
-    return normal.log_prob(draws)
 
 
 def network_evidence(
@@ -90,21 +79,21 @@ def network_evidence(
     targets = y.double().reshape(len(y), -1)
     zero, eye = torch.zeros(size, dtype=torch.float64), torch.eye(size, dtype=torch.float64)
     mean, root, share = zero, eye, 1.0  # the parameters as functions of standard normal numbers
-    for _ in range(ROUNDS):
+    for _ in range(4):  # adapts the proposal; only the last round gives the estimate, so that it is unbiased
         noise = torch.randn(n_draws, size, generator=generator, dtype=torch.float64)
         from_prior = torch.rand(n_draws, 1, generator=generator, dtype=torch.float64) < share
         draws = torch.where(from_prior, noise, mean + noise @ root.T)
-        prior = _log_density(draws, zero, eye)
-        proposal = torch.logaddexp(
-            prior + math.log(share),
-            _log_density(draws, mean, root) + math.log1p(-share) if share < 1 else prior - math.inf,
-        )
+        prior = MultivariateNormal(zero, scale_tril=eye).log_prob(draws)
+        proposal = prior
+        if share < 1:
+            adapted = MultivariateNormal(mean, scale_tril=root).log_prob(draws)
+            proposal = torch.logaddexp(prior + math.log(share), adapted + math.log1p(-share))
         log_weights = _conditional_evidence(layers, sizes, x.double(), targets, draws, precision) + prior - proposal
         weights = log_weights.softmax(0)
         mean = weights @ draws
         centred = draws - mean
         root = torch.linalg.cholesky(torch.einsum("t,ti,tj->ij", weights, centred, centred) * 1.5 + 1e-2 * eye)
-        share = PRIOR_SHARE
+        share = 0.3  # of draws from the prior, which bounds the importance weights by 1/0.3 times those of the prior
     effective = 1 / weights.square().sum()
     error = (n_draws * weights - 1).square().mean().sqrt() / math.sqrt(n_draws)
     return Evidence(float(log_weights.logsumexp(0)) - math.log(n_draws), float(error), float(effective))
@@ -120,5 +109,5 @@ def _conditional_evidence(
         weights, bias = parameters[:, :-1] / layer.length_scale, layer.biases(parameters[:, -1:])
         phi = layer.nonlinearity(phi @ weights + bias) * shape[1] ** -0.5
     covariance = phi @ phi.mT + torch.eye(len(x), dtype=x.dtype) / precision
-    observed = torch.distributions.MultivariateNormal(torch.zeros(len(x), dtype=x.dtype), covariance)
+    observed = MultivariateNormal(torch.zeros(len(x), dtype=x.dtype), covariance)
     return observed.log_prob(y.T[:, None]).sum(0)

@@ -6,7 +6,6 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,12 +22,8 @@ JITTERS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
 first is GPyTorch's default in float64."""
 
 
-def _array(z: Tensor) -> np.ndarray:
-    return z.detach().to("cpu", torch.float64).numpy()
-
-
-def _bias_array(bias: float | Tensor) -> Any:
-    return _array(bias) if isinstance(bias, Tensor) else bias
+def _array(z: float | Tensor) -> np.ndarray:
+    return torch.as_tensor(z).detach().to("cpu", torch.float64).numpy()
 
 
 class Process(ABC):
@@ -178,7 +173,7 @@ def exact_process(
             f"`output_bias` must be a number or one per output of `y`; got {tuple(output_bias.shape)} for y "
             f"{tuple(y.shape)}."
         )
-    targets = _array(y) - _bias_array(output_bias)
+    targets = _array(y) - _array(output_bias)
     unit = float(np.mean(kernel.diag(inputs)))
     for jitter in (0.0, *JITTERS):
         regressor = GaussianProcessRegressor(kernel, alpha=1 / precision + jitter * unit, optimizer=None)

@@ -11,9 +11,6 @@ from torch import Tensor
 from dropbayes.covariances import Features
 from dropbayes.processes.exact import Process, checked_data
 
-DRAW_STREAM = 0x64726177
-"""Separates the random numbers of draws from those of features with the same seed ("draw" in ASCII)."""
-
 
 @dataclass(frozen=True)
 class FiniteRankProcess(Process):
@@ -53,8 +50,8 @@ class FiniteRankProcess(Process):
         return self._spread(x).square().sum(-1)
 
     def draws(self, x: Tensor, *, n_draws: int, seed: int = 0) -> Tensor:
-        # A separate stream: with the features' seed, the noise would equal their weights.
-        generator = torch.Generator().manual_seed(seed ^ DRAW_STREAM)
+        # A separate stream ("draw" in ASCII): with the features' seed, the noise would equal their weights.
+        generator = torch.Generator().manual_seed(seed ^ 0x64726177)
         noise = torch.randn(n_draws, *self.weights.shape, generator=generator, dtype=torch.float64).to(x)
         spread = torch.einsum("nk,sk...->sn...", self._spread(x), noise)
         return self.mean(x) + spread

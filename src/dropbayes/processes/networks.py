@@ -29,8 +29,6 @@ _CLOSED_FORMS: dict[Any, type[Layer]] = {
 _INTEGRATED: set[Any] = {nn.GELU, nn.SiLU, nn.Softplus, nn.ELU, nn.CELU, nn.SELU, nn.LeakyReLU, nn.Mish, nn.Softsign}
 _INTEGRATED |= {F.gelu, F.silu, F.softplus, F.elu, F.celu, F.selu, F.leaky_relu, F.mish, F.softsign}
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_POOLINGS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
-_POOLINGS += (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 _KINDS: dict[Any, str] = {
     **dict.fromkeys((nn.Linear, *_CONVOLUTIONS), "weights"),
     **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.Identity), "passed"),
@@ -39,7 +37,8 @@ _KINDS: dict[Any, str] = {
     **dict.fromkeys((torch.reshape, "reshape", "view"), "reshaped"),
     **dict.fromkeys((operator.add, torch.add, "add"), "sum"),
     **dict.fromkeys((torch.mean, "mean"), "mean"),
-    **dict.fromkeys(_POOLINGS, "pooled"),
+    **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d), "pooled"),
+    **dict.fromkeys((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d), "pooled"),
     **dict.fromkeys((F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d), "pooled to one"),
     **dict.fromkeys((getattr, operator.getitem, len, "size"), "shape"),  # read for later reshapes
 }

@@ -12,12 +12,6 @@ from dropbayes.runtime.validation import check_count
 
 __all__ = ["SoftmaxProcess", "softmax_process"]
 
-MAX_STEPS, TOLERANCE = 200, 1e-10
-"""The number of Newton steps at most, and the change of the objective below which they end."""
-
-JITTER = 1e-10
-"""The jitter on the diagonal of the covariance, in units of its mean variance, so that it factorises."""
-
 
 @dataclass(frozen=True)
 class SoftmaxProcess:
@@ -86,17 +80,17 @@ def softmax_process(
         raise ValueError(f"`labels` must lie in 0 to {n_classes - 1}; got {int(labels.min())} to {int(labels.max())}.")
     x = x.double()
     prior = covariance(x)
-    prior = prior + JITTER * prior.diagonal().mean() * torch.eye(len(x), dtype=x.dtype)
+    prior = prior + 1e-10 * prior.diagonal().mean() * torch.eye(len(x), dtype=x.dtype)  # so that it factorises
     y = torch.nn.functional.one_hot(labels, n_classes).T.to(x.dtype)  # [class, row]
     latent, before = torch.zeros_like(y), -torch.inf
-    for _ in range(MAX_STEPS):
+    for _ in range(200):  # Newton's steps: a few are enough, unless the classes are separated
         pi = latent.softmax(0)
         noise, log_determinant = _noise(prior, pi)
         b = pi * latent - pi * (pi * latent).sum(0) + y - pi  # W f + y - π
         a = b - torch.einsum("crds,ds->cr", noise, b @ prior)
         latent = a @ prior
         value = float(-0.5 * (a * latent).sum() + (y * latent).sum() - latent.logsumexp(0).sum())
-        if abs(value - before) < TOLERANCE:
+        if abs(value - before) < 1e-10:
             break
         before = value
     pi = latent.softmax(0)

@@ -32,12 +32,6 @@ from dropbayes.weight_layers.precision import Prior
 
 __all__ = ["Progress", "fit"]
 
-ALPHA_DRAWS = 10
-"""The number of draws per step of an α-divergence, as in Li and Gal (2017)."""
-
-MAX_UNCHECKED_STEPS = 16
-"""Steps after which the weights of a run that nothing else reads are checked to be finite."""
-
 
 @dataclass(frozen=True)
 class Progress:
@@ -138,7 +132,7 @@ def fit(
             autocast=optimization.autocast,
             graphed=wants_graph(net, optimization.cuda_graph, target) and not objective.learn_precision,
             required=bool(optimization.cuda_graph),
-            n_draws=ALPHA_DRAWS if objective.alpha else 1,
+            n_draws=10 if objective.alpha else 1,  # as in Li and Gal (2017)
         )
         identity = (
             ""
@@ -171,7 +165,7 @@ def fit(
                     step, optimizer, rows, base_rates=base_rates, schedule=optimization.schedule, epoch=epoch
                 )
                 unchecked += rows.n_batches
-                if is_read or unchecked >= MAX_UNCHECKED_STEPS or epoch + 1 == epochs or not math.isfinite(loss):
+                if is_read or unchecked >= 16 or epoch + 1 == epochs or not math.isfinite(loss):
                     _check_finite(net, finite, loss, epoch, optimizer)
                     finite, unchecked = _state_copy(net), 0
                 score = None

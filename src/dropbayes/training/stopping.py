@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dropbayes.likelihoods import Likelihood
 from dropbayes.runtime.validation import check_count
 from dropbayes.sampling import draws, is_stochastic
-from dropbayes.training.rows import Batch, Rows, output_tensor, training_rows
+from dropbayes.training.rows import Rows, output_tensor, training_rows
 
 __all__ = ["EarlyStopping", "held_out_score"]
 
@@ -55,9 +55,14 @@ class EarlyStopping:
 @torch.no_grad()
 def held_out_score(net: nn.Module, rows: Rows, likelihood: Likelihood, n_draws: int, seed: int, epoch: int) -> float:
     r"""The mean of $\log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)$ [GG16, eq:predictive_dist]."""
+    net.eval()
     total = 0.0
     for batch in rows.pass_through():
-        densities = likelihood.log_density(_held_out_draws(net, batch, n_draws, seed), batch.y).double()
+        if is_stochastic(net, batch.arguments):  # the same masks at every check, so that scores are comparable
+            sampled = output_tensor(draws(net, batch.arguments, n_draws=n_draws, seed=seed, masks="row"))
+        else:
+            sampled = batch.output(net)[None]
+        densities = likelihood.log_density(sampled, batch.y).double()
         total += float((densities.logsumexp(0) - math.log(len(densities))).sum())
     if math.isnan(total):
         raise FloatingPointError(
@@ -65,12 +70,3 @@ def held_out_score(net: nn.Module, rows: Rows, likelihood: Likelihood, n_draws: 
             "or extreme values in the inputs of `held_out`."
         )
     return total / rows.n_rows
-
-
-def _held_out_draws(net: nn.Module, batch: Batch, n_draws: int, seed: int) -> Tensor:
-    """Outputs with fresh masks, `[draw, row, ...]`; the same masks at every check, so that scores are comparable."""
-    net.eval()
-    with torch.no_grad():
-        if not is_stochastic(net, batch.arguments):
-            return batch.output(net)[None]
-        return output_tensor(draws(net, batch.arguments, n_draws=n_draws, seed=seed, masks="row"))

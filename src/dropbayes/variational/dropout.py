@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from dropbayes.runtime.validation import check_positive
+from dropbayes.runtime.validation import check_keep_prob, check_positive
 from dropbayes.variational.family import (
     LOG_2_PI,
     Family,
     binary_entropy,
-    check_probability,
     log,
     normal_like,
     uniform_like,
@@ -51,7 +50,7 @@ class Bernoulli(Family):
     def __post_init__(self) -> None:
         if isinstance(self.keep_prob, Tensor):
             raise TypeError("`keep_prob` must be a number; got a tensor. A learned keep probability is `Concrete`.")
-        check_probability("keep_prob", self.keep_prob)
+        check_keep_prob(self.keep_prob)
         check_positive("std", self.std, allow_zero=not isinstance(self.std, Tensor))
 
     @property

@@ -14,7 +14,6 @@ __all__ = [
     "LOG_2_PI",
     "Family",
     "binary_entropy",
-    "check_probability",
     "check_stds",
     "in_full_precision",
     "log",
@@ -74,12 +73,6 @@ class Family(ABC):
 
 
 # --- checks and formulas -------------------------------------------------------------------------------------------
-
-
-def check_probability(name: str, value: float | Tensor) -> None:
-    inside = bool(((value > 0) & (value <= 1)).all()) if isinstance(value, Tensor) else 0 < value <= 1
-    if not inside:
-        raise ValueError(f"`{name}` must lie in (0, 1]; got {value!r}.")
 
 
 def check_stds(name: str, value: Tensor, *, allow_zero: bool) -> None:

@@ -13,7 +13,6 @@ from dropbayes.variational.dropout import Bernoulli
 from dropbayes.variational.family import (
     LOG_2_PI,
     Family,
-    check_probability,
     check_stds,
     log,
     normal_like,
@@ -51,11 +50,11 @@ class Mixture(Family):
 
     def __post_init__(self) -> None:
         check_positive("temperature", self.temperature)
-        check_probability("probs", self.probs.detach())
         check_stds("stds", self.stds, allow_zero=False)
-        if self.probs.shape != self.locs.shape[:1] or abs(float(self.probs.detach().sum()) - 1) > 1e-5:
+        probs = self.probs.detach()
+        if probs.shape != self.locs.shape[:1] or not bool((probs > 0).all()) or abs(float(probs.sum()) - 1) > 1e-5:
             raise ValueError(
-                f"`probs` must hold one probability per component and sum to 1; got {self.probs!r} for "
+                f"`probs` must hold one positive probability per component and sum to 1; got {self.probs!r} for "
                 f"{self.locs.shape[0]} components."
             )
 

@@ -3,7 +3,6 @@ r"""Weight decay as a prior: the identity of $\tau$, $\lambda$ and $l$, and the 
 from dropbayes.weight_layers.decay import Decay, decays, kl_coefficients, kl_constant, parameter_groups
 from dropbayes.weight_layers.precision import Prior, model_precision, optimizer_weight_decay, weight_decay
 from dropbayes.weight_layers.structure import (
-    BayesianLayer,
     DroppedLayer,
     KeepProbs,
     input_layers,
@@ -17,7 +16,6 @@ from dropbayes.weight_layers.structure import (
 from dropbayes.weight_layers.tracing import complete_keep_probs, keep_probs, trace
 
 __all__ = [
-    "BayesianLayer",
     "Decay",
     "DroppedLayer",
     "KeepProbs",

@@ -2,7 +2,6 @@ r"""The weight decay that a prior implies for every parameter of a network."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +11,7 @@ from torch.distributions import Distribution
 
 from dropbayes.runtime.validation import check_keep_prob, check_n_data, check_number, check_positive
 from dropbayes.tracing.views import check_modules
+from dropbayes.variational.family import binary_entropy, log
 from dropbayes.weight_layers.precision import Prior
 from dropbayes.weight_layers.structure import (
     DroppedLayer,
@@ -77,11 +77,9 @@ class Decay:
         scale = self.length_scale
         if not isinstance(scale, Tensor) and scale == 0:
             return 0.0
-        other = 1 - self.keep_prob
-        entropy = -sum(p * math.log(p) for p in (self.keep_prob, other) if p > 0)
-        log_scale = scale.log() if isinstance(scale, Tensor) else math.log(scale)
         value = self.value
-        return -value.numel() * log_scale - n_units(self.module, self.parameter, value) * entropy
+        entropy = n_units(self.module, self.parameter, value) * binary_entropy(self.keep_prob)
+        return -value.numel() * log(scale) - entropy
 
 
 def decays(net: nn.Module, *, prior: Prior, keep_probs: Mapping[str, float] | None = None) -> Iterator[Decay]:

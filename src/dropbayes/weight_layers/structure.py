@@ -28,21 +28,6 @@ class DroppedLayer(Protocol):
         """The keep probability of every parameter whose prior is a weight decay, by its name in the layer."""
 
 
-@runtime_checkable
-class BayesianLayer(Protocol):
-    r"""A weight layer that knows its $q(\mathbf W)$: the layers of `dropbayes.layers`."""
-
-    @property
-    def kl_is_weight_decay(self) -> bool:
-        """Whether the KL is, up to a constant, a multiple of the squared weights."""
-
-    def parameter_keep_probs(self) -> dict[str, float]:
-        """As for a `DroppedLayer`; empty when the KL is not a weight decay."""
-
-    def kl(self, prior: Prior, *, name: str = "", first: bool = True) -> Tensor:
-        r"""$\mathrm{KL}(q \| p)$ of the layer's weights and biases."""
-
-
 def _states_keep_probs(module: nn.Module) -> bool:
     # Looked up on the class: on a module, nn.Module.__getattr__ makes a failed lookup slow.
     return issubclass(type(module), DroppedLayer)
