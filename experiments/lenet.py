@@ -21,7 +21,7 @@ from dropbayes.weight_layers import Prior, keep_probs
 __all__ = ["NAMES", "DropoutLayers", "lenet", "train"]
 
 DropoutLayers = Literal["none", "last", "all", "channels"]
-NAMES: dict[DropoutLayers, str] = {
+NAMES: dict[str, str] = {
     "none": "no dropout",
     "last": "dropout before the last layer",
     "all": "element-wise dropout before every layer but the first",

@@ -52,6 +52,7 @@ class Family:
 _both_dropped = functools.partial(BernoulliNoise, 0.1, drop_bias=True)
 _sigma = functools.partial(BernoulliNoise, 0.1, std=0.05, learn_std=True)
 _only_sigma = functools.partial(BernoulliNoise, 0.0, std=0.05, learn_std=True)
+_low_rank = functools.partial(MixtureNoise, rank=2)
 _gaussian = functools.partial(GaussianNoise, 0.3, learn_std=True)
 
 FAMILIES = {
@@ -62,7 +63,7 @@ FAMILIES = {
     "dropout with learned σ": Family(_only_sigma, _sigma),
     "N(1, σ²), σ learned": Family(_gaussian, _gaussian),
     "mixture of three": Family(MixtureNoise, MixtureNoise),
-    "mixture of three, rank 2": Family(*[functools.partial(MixtureNoise, rank=2)] * 2),
+    "mixture of three, rank 2": Family(_low_rank, _low_rank),
 }
 
 

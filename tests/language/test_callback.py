@@ -56,7 +56,7 @@ def test_the_numbers_are_those_of_predict():
     prediction = db.predict(model, batch, likelihood=db.Categorical(), n_draws=5, seed=3)
     scores = UncertaintyCallback(n_draws=5, seed=3).measure(model, [{**batch, "labels": labels}])
     assert scores["mutual_information"] == pytest.approx(float(prediction.mutual_information.mean()), abs=1e-6)
-    error = expected_calibration_error(prediction.mean.logits.double(), labels)
+    error = expected_calibration_error(prediction.mean.logits.double(), labels)  # type: ignore[attr-defined]
     assert scores["mc_calibration_error"] == pytest.approx(float(error), abs=1e-6)
     right = (model(**batch).logits.argmax(-1) == labels).double().mean()
     assert scores["plain_accuracy"] == pytest.approx(float(right))

@@ -139,7 +139,7 @@ def test_a_loader_of_dicts_serves_a_hugging_face_model():
     rows = [{name: value[i] for name, value in x.items()} for i in range(3)]
     whole = db.predict(net, x, n_draws=4)
     streamed = db.predict(net, DataLoader(rows, batch_size=2), n_draws=4, progress=False)
-    torch.testing.assert_close(streamed.mean.logits, whole.mean.logits)
+    torch.testing.assert_close(streamed.mean.logits, whole.mean.logits)  # type: ignore[attr-defined]
 
 
 def test_class_predictions_carry_their_information():

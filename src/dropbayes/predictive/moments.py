@@ -101,7 +101,7 @@ def predict(
         raise ValueError(
             '`method` "controlled" corrects moments of a number of draws, without a likelihood of classes.'
         )
-    nets = list(net) if isinstance(net, (list, tuple, nn.ModuleList)) else [net]
+    nets: list[Any] = list(net) if isinstance(net, (list, tuple, nn.ModuleList)) else [net]
     if not nets or (len(nets) > 1 and (automatic or method != "sampling")):
         raise ValueError(
             f'`net` must be a network, or a list of some for method "sampling" with a number of draws; got {len(nets)} '

@@ -225,11 +225,11 @@ def test_of_twenty_maximal_requests_at_once_some_are_answered_and_the_rest_are_t
             answers = [clients.submit(live.ask, "POST", path, body) for _ in range(20)]
             until(lambda: live.counts["dropbayes_batch_rows_count"] > 0)
             assert live.infer(columns_request({"size": [0.1], "city": ["Oslo"], "new": [True]}))[0] == 200
-            answers = [answer.result() for answer in answers]
-    statuses = [status for status, _, _ in answers]
+            results = [answer.result() for answer in answers]
+    statuses = [status for status, _, _ in results]
     assert set(statuses) <= {200, 429} and 200 in statuses
-    assert all("retry-after" in headers for status, headers, _ in answers if status == 429)
-    assert len({outputs for status, _, outputs in answers if status == 200}) == 1
+    assert all("retry-after" in headers for status, headers, _ in results if status == 429)
+    assert len({outputs for status, _, outputs in results if status == 200}) == 1
 
 
 @pytest.mark.slow

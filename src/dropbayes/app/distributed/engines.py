@@ -13,7 +13,7 @@ import logging
 import multiprocessing
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
@@ -29,7 +29,9 @@ Make = Callable[[Part], int]
 _MAX_FRUITLESS_POOLS = 10  # in a row, after which the fault must be ours
 
 
-def on_processes(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
+def on_processes(
+    make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None
+) -> Generator[int, None, None]:
     """Makes the parts in processes of this machine; a pool whose worker was killed is replaced."""
     if address is not None:
         raise ValueError("`address` must be None for processes of this machine; name an engine that has a cluster.")
@@ -53,7 +55,7 @@ def on_processes(make: Make[Part], parts: Sequence[Part], n_workers: int, addres
             raise RuntimeError(f"workers were killed {fruitless} times without finishing a part; out of memory?")
 
 
-def on_ray(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
+def on_ray(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None) -> Generator[int, None, None]:
     """Makes the parts on a Ray cluster, so many at a time (extra `ray`)."""
     import ray
 
@@ -78,7 +80,7 @@ def on_ray(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str
             ray.shutdown()
 
 
-def on_dask(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
+def on_dask(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None) -> Generator[int, None, None]:
     """Makes the parts on a Dask cluster (extra `dask`); one on this machine cannot be reached from elsewhere."""
     import distributed
     from dask import config
@@ -97,7 +99,9 @@ def on_dask(make: Make[Part], parts: Sequence[Part], n_workers: int, address: st
             yield int(future.result())
 
 
-def on_spark(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None) -> Iterator[int]:
+def on_spark(
+    make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None
+) -> Generator[int, None, None]:
     """Makes the parts on a Spark cluster (extra `spark`, which needs Java 17); yields once all are finished."""
     from pyspark.sql import SparkSession
 
