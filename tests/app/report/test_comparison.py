@@ -6,7 +6,7 @@ from scipy.stats import ks_2samp
 from sklearn.metrics import log_loss
 
 from dropbayes.app.report import measurements, report
-from dropbayes.app.report.comparison import class_baselines, regression_baselines, shifts
+from dropbayes.app.report.comparison import baselines, shifts
 from dropbayes.app.report.features import Feature, features_of
 from tests.app.report.pages import Page, class_rows, regression_rows
 
@@ -14,7 +14,7 @@ from tests.app.report.pages import Page, class_rows, regression_rows
 def test_simple_models_are_fitted_to_the_training_rows_and_judged_on_the_others(regressor):
     training, (x, y) = regression_rows(300), regression_rows(200, seed=5)
     measured = measurements.regression(regressor, x, y)
-    lines = {line.name: line for line in regression_baselines(measured, x, training)}
+    lines = {line.name: line for line in baselines(measured, x, training)}
     assert lines["mean of the training rows"].error == pytest.approx(np.sqrt(((y - training[1].mean()) ** 2).mean()))
     assert lines["this model"].error == pytest.approx(measured.scores["rmse"].value)
     assert lines["linear regression"].error == pytest.approx(0.3, rel=0.15)  # the noise of a linear truth
@@ -25,7 +25,7 @@ def test_simple_models_are_fitted_to_the_training_rows_and_judged_on_the_others(
 def test_the_classes_of_simple_models_keep_their_numbers(classifier):
     (known, labels), (x, new) = class_rows(90), class_rows(60, seed=9)
     measured = measurements.classification(classifier, x, new)
-    lines = {line.name: line for line in class_baselines(measured, x, (known, labels))}
+    lines = {line.name: line for line in baselines(measured, x, (known, labels))}
     assert lines["this model"].log_likelihood == pytest.approx(-log_loss(new, measured.probabilities, labels=[0, 1, 2]))
     assert lines["logistic regression"].error < 0.3 < lines["class shares of the training rows"].error
 

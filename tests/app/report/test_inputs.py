@@ -18,26 +18,19 @@ X, Y = regression_rows(10)
         ({"x": X[:, :2]}, ValueError, "`x` must be"),
         ({"x": X[:1], "y": Y[:1]}, ValueError, "at least 2 rows"),
         ({"x": X[0]}, ValueError, "`x` must be"),
-        ({"x": [["a"] * 3] * 10}, ValueError, "`x` must be a matrix of numbers"),
-        ({"x": np.where(X[3, 1] == X, np.nan, X)}, ValueError, "`x` must hold finite numbers; row 3"),
-        ({"y": Y[:5]}, ValueError, "`y` must hold one truth for each of the 10 rows"),
-        ({"y": Y[:, None]}, ValueError, "`y` must hold one truth"),
-        ({"y": np.where(Y[4] == Y, np.inf, Y)}, ValueError, "`y` must hold finite numbers; row 4"),
-        ({"y": ["a"] * 10}, ValueError, "`y` must hold numbers"),
-        ({"target": 3}, TypeError, "`target` must be text"),
-        ({"title": None}, TypeError, "`title` must be text"),
+        ({"x": [["a"] * 3] * 10}, TypeError, "`x` must be a tensor or an array of numbers"),
+        ({"x": np.where(X[3, 1] == X, np.nan, X)}, ValueError, "`x` must be finite; 1 of 30 values are not"),
+        ({"y": Y[:5]}, ValueError, "`y` must have one value per row; got 5 for 10 rows"),
+        ({"y": Y[:, None]}, ValueError, "`y` must be [row]"),
+        ({"y": np.where(Y[4] == Y, np.inf, Y)}, ValueError, "`y` must be finite"),
+        ({"y": ["a"] * 10}, TypeError, "`y` must be a tensor or an array of numbers"),
         ({"columns": {"a": [1, 2]}}, ValueError, "`columns` must have one value"),
-        ({"columns": {"a": "0123456789"}}, ValueError, "`columns` must have one value"),
-        ({"columns": [1]}, TypeError, "`columns` must map"),
-        ({"provenance": "all"}, TypeError, "`provenance` must map"),
         ({"n_draws": 0}, ValueError, "`n_draws` must be a whole number, at least 1"),
         ({"n_draws": 2.5}, ValueError, "`n_draws` must be a whole number, at least 1"),
         ({"seed": -1}, ValueError, "`seed` must be a whole number, at least 0"),
         ({"names": ["a"]}, ValueError, "`names` must name each of the 3"),
-        ({"names": "abc"}, ValueError, "`names` must name each of the 3"),
         ({"band_feature": 3}, ValueError, "`band_feature` must be a whole number, between 0 and 2"),
-        ({"training": X}, TypeError, "`training` must be a pair"),
-        ({"training": (X, Y[:3])}, ValueError, "`training` must hold one truth"),
+        ({"training": (X, Y[:3])}, ValueError, "`training` must have one value per row"),
         ({"unknown": X[:, :1]}, ValueError, "`unknown` must be"),
         ({"features": {"a": [0, 1]}}, ValueError, "`features` must share out the 3 columns"),
         ({"model": "model"}, TypeError, "`model` must be a DropoutRegressor or"),
@@ -57,7 +50,9 @@ def test_models_that_cannot_be_reported_on_are_refused(classifier):
     two = DropoutRegressor(**QUICK, random_state=0).fit(X, np.stack([Y, -Y], 1))
     with pytest.raises(ValueError, match="`model` must predict one output; it predicts 2"):
         report(two, X, Y, target="t")
-    with pytest.raises(ValueError, match="only the classes the model was fitted to; got 'dog'"):
+    with pytest.raises(
+        ValueError, match="one of the classes the model was fitted to for each of the 2 rows; got 'dog'"
+    ):
         report(classifier, class_rows(2)[0], ["ant", "dog"], target="t")
 
 
@@ -81,7 +76,7 @@ def test_frames_and_shuffled_series_are_read_by_position_without_a_warning(recwa
 
 
 def test_a_missing_class_and_an_endless_prediction_are_refused(regressor, classifier):
-    with pytest.raises(ValueError, match="only the classes the model was fitted to; got 'None'"):
+    with pytest.raises(ValueError, match=r"one of the classes the model was fitted to .* got 'None'"):
         report(classifier, class_rows(2)[0], np.array(["ant", None], dtype=object), target="t")
     with pytest.raises(ValueError, match="row 1 does not"):
         report(regressor, np.array([[0.0, 0, 0], [1e300, 0, 0]]), np.zeros(2), target="t")

@@ -7,7 +7,7 @@ from typing import Any
 
 from dropbayes.app.report import inputs
 from dropbayes.app.report.layout import render
-from dropbayes.app.report.sections import class_sections, regression_sections
+from dropbayes.app.report.sections import page_sections
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.runtime.formatting import printable_name
 from dropbayes.runtime.validation import check_count
@@ -71,28 +71,28 @@ def report(
         >>> page.startswith("<!doctype html>")
         True
     """
-    for label, text in (("target", target), ("title", title)):
-        if not isinstance(text, str):
-            raise TypeError(f"`{label}` must be text; got {type(text).__name__}.")
     view = inputs.fitted_model(model, n_draws=n_draws, seed=seed)
     rows = inputs.input_rows(view, x, "x", at_least=2)
     labels = inputs.input_names(model, names, rows.shape[1])
     if band_feature is not None:
         check_count("band_feature", band_feature, at_least=0, at_most=rows.shape[1] - 1)
-    shown = inputs.shown_columns({} if columns is None else columns, len(rows))
+    shown = inputs.shown_columns(columns or {}, len(rows))
+    known = None
+    if training is not None:
+        trained_on = inputs.input_rows(view, training[0], "training", at_least=1)
+        known = trained_on, inputs.outcomes(view, training[1], len(trained_on), "training")
     arguments = inputs.ReportInputs(
         model=view,
         x=rows,
         y=inputs.outcomes(view, y, len(rows), "y"),
         target=printable_name(target),
         columns=list(zip(labels, rows.T.tolist(), strict=True)) if columns is None else shown,
-        provenance=inputs.facts({} if provenance is None else provenance),
+        provenance=inputs.facts(provenance or {}),
         names=labels,
         band_feature=band_feature,
-        training=inputs.training_rows(view, training),
+        training=known,
         unknown=None if unknown is None else inputs.input_rows(view, unknown, "unknown", at_least=1),
         features=inputs.named_features(rows, labels, features, dict(shown)),
         ranges={printable_name(label): ends for label, ends in (ranges or {}).items()},
     )
-    sections = class_sections if isinstance(model, DropoutClassifier) else regression_sections
-    return render(printable_name(title, max_length=160), *sections(arguments))
+    return render(printable_name(title, max_length=160), *page_sections(arguments))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import scipy.stats
+from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.pipeline import make_pipeline
@@ -15,14 +18,11 @@ from sklearn.preprocessing import StandardScaler
 
 from dropbayes.app.report.features import MAX_FEATURES, Feature
 from dropbayes.app.report.layout import Column, Section, Table
-from dropbayes.app.report.measurements import Classification, Labels, Regression, even_selection
+from dropbayes.app.report.measurements import Classification, Measured, Regression, even_selection
 from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.formatting import number, percent, score_text
 
-__all__ = ["Baseline", "Shift", "baseline_table", "class_baselines", "regression_baselines", "shift_section", "shifts"]
-
-TRAINING_ROWS = 20_000
-"""The maximum number of training rows (an even selection) that the simple models are fitted to."""
+__all__ = ["Baseline", "Shift", "baseline_table", "baselines", "shift_section", "shifts"]
 
 
 @dataclass(frozen=True)
@@ -50,54 +50,49 @@ class Baseline:
         return f"{'worse' if self.gap > 0 else 'better'} by {abs(self.gap):.0f} standard errors"
 
 
-def regression_baselines(measured: Regression, x: Numbers, training: tuple[Numbers, Numbers]) -> list[Baseline]:
-    """Our model, the mean, a linear model and gradient boosting, all scored on the same rows."""
-    rows = even_selection(len(training[0]), TRAINING_ROWS)
+def baselines(measured: Measured, x: Numbers, training: tuple[Numbers, npt.NDArray[Any]]) -> list[Baseline]:
+    """Our model and simple ones fitted to the training rows (an even selection of many), scored on the same rows."""
+    rows = even_selection(len(training[0]), 20_000)
     known = training[0][rows], training[1][rows]
-    predictions = {
-        "this model": measured.mean,
-        "mean of the training rows": np.full(len(x), known[1].mean()),
-        "linear regression": make_pipeline(StandardScaler(), RidgeCV(np.logspace(-3, 3, 7))).fit(*known).predict(x),
-        "gradient boosting": HistGradientBoostingRegressor(random_state=0).fit(*known).predict(x),
+    if isinstance(measured, Regression):
+        regressors = {
+            "mean of the training rows": DummyRegressor(),
+            "linear regression": make_pipeline(StandardScaler(), RidgeCV(np.logspace(-3, 3, 7))),
+            "gradient boosting": HistGradientBoostingRegressor(random_state=0),
+        }
+        predicted = {name: model.fit(*known).predict(x) for name, model in regressors.items()}
+        return [_regression_line(*one, measured) for one in [("this model", measured.mean), *predicted.items()]]
+    classifiers = {
+        "class shares of the training rows": DummyClassifier(),
+        "logistic regression": make_pipeline(StandardScaler(), LogisticRegression(max_iter=500)),
+        "gradient boosting": HistGradientBoostingClassifier(random_state=0, early_stopping=False, max_iter=50),
     }
-    lines = list[Baseline]()
-    for name, predicted in predictions.items():
-        squares = (predicted - measured.y) ** 2
-        rmse = math.sqrt(squares.mean())
-        error = float(scipy.stats.sem(squares)) / (2 * rmse) if rmse else 0.0
-        lines.append(Baseline(name, rmse, error, _gap(squares - measured.loss**2) if lines else None))
+    lines = [_class_line("this model", measured.probabilities, measured)]
+    for name, model in classifiers.items():
+        probabilities, fitted = np.zeros_like(measured.probabilities), model.fit(*known)
+        probabilities[:, fitted.classes_] = fitted.predict_proba(x)
+        lines.append(_class_line(name, probabilities, measured))
     return lines
 
 
-def class_baselines(measured: Classification, x: Numbers, training: tuple[Numbers, Labels]) -> list[Baseline]:
-    """Our model, the class shares, a linear model and gradient boosting, all scored on the same rows."""
-    rows = even_selection(len(training[0]), TRAINING_ROWS)
-    known, n_classes = (training[0][rows], training[1][rows]), measured.probabilities.shape[1]
-    shares = np.bincount(known[1], minlength=n_classes) / len(known[1])
-    predictions = {
-        "this model": measured.probabilities,
-        "class shares of the training rows": np.tile(shares, (len(x), 1)),
-    }
-    for name, model in (
-        ("logistic regression", make_pipeline(StandardScaler(), LogisticRegression(max_iter=500))),
-        ("gradient boosting", HistGradientBoostingClassifier(random_state=0, early_stopping=False, max_iter=50)),
-    ):
-        fitted = model.fit(*known)
-        predictions[name] = np.zeros((len(x), n_classes))
-        predictions[name][:, fitted.classes_] = fitted.predict_proba(x)
-    lines = list[Baseline]()
-    for name, p in predictions.items():
-        wrong = (p.argmax(1) != measured.labels).astype(float)
-        log_likelihood = float(np.log(np.maximum(p[np.arange(len(x)), measured.labels], 1e-12)).mean())
-        gap = _gap(wrong - measured.loss) if lines else None
-        lines.append(Baseline(name, float(wrong.mean()), float(scipy.stats.sem(wrong)), gap, log_likelihood))
-    return lines
+def _regression_line(name: str, predicted: Numbers, measured: Regression) -> Baseline:
+    squares = (predicted - measured.y) ** 2
+    rmse = math.sqrt(squares.mean())
+    error = float(scipy.stats.sem(squares)) / (2 * rmse) if rmse else 0.0
+    return Baseline(name, rmse, error, _gap(squares - measured.loss**2, name))
 
 
-def _gap(excess: Numbers) -> float:
+def _class_line(name: str, probabilities: Numbers, measured: Classification) -> Baseline:
+    wrong = (probabilities.argmax(1) != measured.labels).astype(float)
+    given = probabilities[np.arange(len(wrong)), measured.labels]
+    gap, error = _gap(wrong - measured.loss, name), float(scipy.stats.sem(wrong))
+    return Baseline(name, float(wrong.mean()), error, gap, float(np.log(np.maximum(given, 1e-12)).mean()))
+
+
+def _gap(excess: Numbers, name: str) -> float | None:
     """The mean of losses in excess of ours, in standard errors."""
     error = float(scipy.stats.sem(excess))
-    return float(excess.mean()) / error if error else 0.0
+    return None if name == "this model" else float(excess.mean()) / error if error else 0.0
 
 
 def baseline_table(lines: Sequence[Baseline], n_training: int) -> Table:

@@ -9,15 +9,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.utils.validation import check_is_fitted
 
 from dropbayes.app.report.features import Feature, features_of
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.formatting import printable_name
-from dropbayes.runtime.validation import check_count
-
-Model = DropoutRegressor | DropoutClassifier
+from dropbayes.runtime.validation import check_count, finite_tensor, row_values
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,83 +50,53 @@ class ReportInputs:
         return np.concatenate([self.x, *more, *([] if self.unknown is None else [self.unknown])])
 
 
-def fitted_model(model: Model, *, n_draws: int | None, seed: int | None) -> Any:
+def fitted_model(model: Any, *, n_draws: int | None, seed: int | None) -> Any:
     """A view of the model that predicts from so many draws of that seed."""
-    if not isinstance(model, Model):
+    if not isinstance(model, DropoutRegressor | DropoutClassifier):
         raise TypeError(f"`model` must be a DropoutRegressor or DropoutClassifier; got {type(model).__name__}.")
-    check_is_fitted(model)
+    check_count("n_draws", 1 if n_draws is None else n_draws)
+    check_count("seed", 0 if seed is None else seed, at_least=0)
+    view = model.with_draws(n_draws=n_draws, seed=seed)
     if isinstance(model, DropoutRegressor) and not model.one_column_:
         raise ValueError(
             f"`model` must predict one output; it predicts {model.population_.y_mean.shape[-1]}. "
             "Fit one model per output and report on each."
         )
-    if n_draws is not None:
-        check_count("n_draws", n_draws)
-    if seed is not None:
-        check_count("seed", seed, at_least=0)
-    view = model.with_draws(n_draws=n_draws, seed=seed)
     vars(view).pop("feature_names_in_", None)  # rows come as plain arrays, without feature names to warn about
     return view
 
 
-def input_rows(model: Model, x: Any, label: str, *, at_least: int) -> Numbers:
+def input_rows(model: Any, x: Any, label: str, *, at_least: int) -> Numbers:
     """The inputs as finite numbers, `[row, feature]`."""
-    try:
-        rows = np.asarray(x, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(f"`{label}` must be a matrix of numbers [row, feature].") from None
-    if rows.ndim != 2 or rows.shape[1] != model.n_features_in_ or len(rows) < at_least:
+    rows = finite_tensor(label, x, axes="[row, feature]").double().numpy()
+    if rows.shape[1] != model.n_features_in_ or len(rows) < at_least:
         raise ValueError(
             f"`{label}` must be [row, feature] with at least {at_least} rows and the {model.n_features_in_} features "
             f"the model was fitted to; got shape {rows.shape}."
         )
-    return _finite(rows, label)
+    return rows
 
 
-def _finite(values: Numbers, label: str) -> Numbers:
-    infinite = ~np.isfinite(values).reshape(len(values), -1).all(1)
-    if infinite.any():
-        raise ValueError(f"`{label}` must hold finite numbers; row {int(infinite.argmax())} does not.")
-    return values
-
-
-def outcomes(model: Model, y: Any, n_rows: int, label: str) -> npt.NDArray[Any]:
+def outcomes(model: Any, y: Any, n_rows: int, label: str) -> npt.NDArray[Any]:
     """The outcomes: finite numbers, or the numbers of classes."""
-    truth = np.asarray(y)
-    if truth.shape != (n_rows,):
-        raise ValueError(f"`{label}` must hold one truth for each of the {n_rows} rows; got shape {truth.shape}.")
-    if isinstance(model, DropoutClassifier):
-        codes = {value: code for code, value in enumerate(model.classes_.tolist())}
-        unseen = [value for value in truth.tolist() if value not in codes]
-        if unseen:
-            raise ValueError(
-                f"`{label}` must hold only the classes the model was fitted to; got {str(unseen[0])[:80]!r}. Leave "
-                "those rows out."
-            )
-        return np.array([codes[value] for value in truth.tolist()], dtype=np.int64)
-    try:
-        values = truth.astype(np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(f"`{label}` must hold numbers for a DropoutRegressor; got {truth.dtype}.") from None
-    return _finite(values, label)
+    if isinstance(model, DropoutRegressor):
+        return row_values(label, y, n_rows=n_rows).double().numpy()
+    codes, truths = {value: code for code, value in enumerate(model.classes_.tolist())}, np.asarray(y).tolist()
+    unseen = [value for value in truths if value not in codes]
+    if unseen or len(truths) != n_rows:
+        what = f"{len(truths)} labels" if not unseen else repr(str(unseen[0])[:80])
+        raise ValueError(
+            f"`{label}` must hold one of the classes the model was fitted to for each of the {n_rows} rows; got {what}."
+        )
+    return np.array([codes[value] for value in truths], dtype=np.int64)
 
 
-def training_rows(model: Model, training: Any) -> tuple[Numbers, npt.NDArray[Any]] | None:
-    """The inputs and outcomes of the training rows, where those are known."""
-    if training is None:
-        return None
-    if not isinstance(training, tuple) or len(training) != 2:
-        raise TypeError(f"`training` must be a pair (x, y); got {type(training).__name__}.")
-    rows = input_rows(model, training[0], "training", at_least=1)
-    return rows, outcomes(model, training[1], len(rows), "training")
-
-
-def input_names(model: Model, names: Sequence[str] | None, n_inputs: int) -> list[str]:
+def input_names(model: Any, names: Sequence[str] | None, n_inputs: int) -> list[str]:
     """The names of the inputs, by default those the model was fitted with."""
     known = getattr(model, "feature_names_in_", None) if names is None else names
     if known is None:
         return [f"feature {k + 1}" for k in range(n_inputs)]
-    if isinstance(known, str) or len(known) != n_inputs:
+    if len(known) != n_inputs:
         raise ValueError(f"`names` must name each of the {n_inputs} columns of `x`; got {len(known)}.")
     return [printable_name(label) for label in known]
 
@@ -147,24 +114,21 @@ def named_features(
     return [feature.with_labels(texts[feature.name]) if feature.name in texts else feature for feature in known]
 
 
-def shown_columns(columns: Any, n_rows: int) -> list[tuple[str, Sequence[object]]]:
+def shown_columns(columns: Mapping[str, Any], n_rows: int) -> list[tuple[str, Sequence[object]]]:
     """The columns to show: names and values."""
-    if not isinstance(columns, Mapping):
-        raise TypeError(f"`columns` must map column names to values; got {type(columns).__name__}.")
+    shown = []
     for label, values in columns.items():
-        if isinstance(values, str) or len(values) != n_rows:
-            raise ValueError(
-                f"`columns` must have one value for each of the {n_rows} rows; {str(label)[:80]!r} has {len(values)}."
-            )
-    # As a list: a pandas series would take a row number for a label of its index.
-    lists = {label: values.tolist() if hasattr(values, "tolist") else list(values) for label, values in columns.items()}
-    return [(printable_name(label, max_length=40), values) for label, values in lists.items()]
+        # As a list: a pandas series would take a row number for a label of its index.
+        cells = values.tolist() if hasattr(values, "tolist") else list(values)
+        if len(cells) != n_rows:
+            name = str(label)[:80]
+            raise ValueError(f"`columns` must have one value for each of the {n_rows} rows; {name!r} has {len(cells)}.")
+        shown.append((printable_name(label, max_length=40), cells))
+    return shown
 
 
-def facts(provenance: Any) -> list[tuple[str, str, bool]]:
+def facts(provenance: Mapping[str, str]) -> list[tuple[str, str, bool]]:
     """Labels and texts of what was done, and whether each text is a command."""
-    if not isinstance(provenance, Mapping):
-        raise TypeError(f"`provenance` must map labels to texts; got {type(provenance).__name__}.")
     known = [(printable_name(label), printable_name(text, max_length=1000)) for label, text in provenance.items()]
     command = re.compile(r"(dropbayes|python) [a-z-]")
     return [(label[:1].upper() + label[1:], text, bool(command.match(text))) for label, text in known]

@@ -86,6 +86,12 @@ class Regression:
         some = f" (of {len(self.crps):,} evenly chosen rows)" if len(self.crps) < len(self.y) else ""
         self.scores = score_values(REGRESSION_SCORES, rows, {"crps": some})
 
+    @property
+    def held(self) -> str:
+        """What the intervals claim and hold, in words."""
+        shares = [percent(self.scores[f"coverage_{level}"].value) for level in (50, 80, 95)]
+        return "Intervals that claim 50 %, 80 % and 95 % hold {}, {} and {} of the truths".format(*shares)
+
     def surprise_text(self, surprise: float) -> str:
         return percent(INTERVAL_LEVEL + surprise)
 

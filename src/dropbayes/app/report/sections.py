@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from sklearn.metrics import precision_recall_fscore_support
 
 from dropbayes import calibration
 from dropbayes.app.report import comparison, figures, measurements, summary, svg
-from dropbayes.app.report.comparison import Baseline, Shift
+from dropbayes.app.report.comparison import Shift
 from dropbayes.app.report.features import Feature, features_section, importances
 from dropbayes.app.report.inputs import ReportInputs
 from dropbayes.app.report.layout import Chart, Column, Section, Table
@@ -33,12 +33,47 @@ MAX_CLASSES, MAX_CONFUSION = 30, 20
 """The maximum number of classes in the table of classes, and in a confusion matrix that can be read."""
 
 
-def regression_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
+class Opening(NamedTuple):
+    """What a regression and a classifier each say in their own way."""
+
+    lede: Markup  # the line below the title
+    sections: list[Section]
+    tables: list[Table]  # beside the scores
+    results: list[tuple[Column, list[str]]]  # columns of the most uncertain rows
+    unit: str  # of their uncertainty
+
+
+def page_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
     """The line below the title, and the sections."""
-    measured = measurements.regression(inputs.model, inputs.x, inputs.y)
-    beside = comparison.regression_baselines(measured, inputs.x, inputs.training) if inputs.training else []
+    model, classes = inputs.model, hasattr(inputs.model, "classes_")
+    measured: Any = (measurements.classification if classes else measurements.regression)(model, inputs.x, inputs.y)
+    beside = comparison.baselines(measured, inputs.x, inputs.training) if inputs.training else []
     shifts = comparison.shifts(inputs.features, inputs.training_features, inputs.ranges)
-    fit = summary.Fit(inputs.model.noise, inputs.model.transform_.name, beside, _later_date(inputs, shifts))
+    noise = {} if classes else {"noise": model.noise, "transform": model.transform_.name}
+    fit = summary.Fit(**noise, beside=beside, time=_later_date(inputs, shifts))
+    opening = (_class_opening if classes else _regression_opening)(inputs, measured, fit)
+    ranked = importances(model, inputs.x, inputs.y, inputs.features)
+    simple = [comparison.baseline_table(beside, len(inputs.training[0]))] if inputs.training else []
+    caption = (
+        f"Scores on {len(inputs.x):,} rows. After ± stands one standard error over the rows, taken as independent."
+    )
+    scores = list(measured.scores.values())
+    parts = [
+        *opening.sections,
+        Section("scores", "Scores", scores=scores, caption=caption, tables=[*opening.tables, *simple]),
+        features_section(inputs.features, measured, ranked),
+    ]
+    if inputs.training or inputs.ranges:
+        parts.append(comparison.shift_section(shifts, only_ranges=inputs.training is None))
+    order = {one.name: place for place, one in enumerate(ranked)}
+    shown = sorted(inputs.columns, key=lambda column: order.get(column[0], len(order)))[:4]
+    parts += [_uncertain_section(inputs, measured, shown, opening), _deferral_section(measured)]
+    if len(inputs.x) >= MIN_ROWS and bool((model.population_.drop_prob > 0).any()):
+        parts.append(_dropout_section(inputs, measured))
+    return opening.lede, [*parts, _provenance_section(inputs, measured)]
+
+
+def _regression_opening(inputs: ReportInputs, measured: Regression, fit: summary.Fit) -> Opening:
     lede = Markup("Predictions of <b><bdi>{}</bdi></b> for {} rows with a known truth, each with its uncertainty.")
     intro = "An interval that claims 80 % should hold 80 % of the truths, at every level."
     unit, top = float(np.median(measured.uncertainty)), most_uncertain(measured)
@@ -55,21 +90,16 @@ def regression_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
         (Column("aleatoric σ"), [number(value) for value in np.sqrt(measured.aleatoric[top])]),
     ]
     answers = summary.regression_answers(measured, target=inputs.target, fit=fit, features=inputs.features)
-    return lede.format(inputs.target, f"{len(inputs.y):,}"), [
+    sections = [
         Section("summary", "In short", answers=answers),
         Section("predictions", "Predictions and truths", charts=[_band_chart(inputs, measured)]),
         Section("reliability", "Are the intervals right?", intro, charts=_reliability_charts(measured)),
-        *_shared_sections(inputs, measured, beside, shifts, [], results, "variance"),
     ]
+    return Opening(lede.format(inputs.target, f"{len(inputs.y):,}"), sections, [], results, "variance")
 
 
-def class_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
-    """The line below the title, and the sections."""
-    measured = measurements.classification(inputs.model, inputs.x, inputs.y)
+def _class_opening(inputs: ReportInputs, measured: Classification, fit: summary.Fit) -> Opening:
     classes = [printable_name(label, max_length=40) for label in inputs.model.classes_.tolist()]
-    beside = comparison.class_baselines(measured, inputs.x, inputs.training) if inputs.training else []
-    shifts = comparison.shifts(inputs.features, inputs.training_features, inputs.ranges)
-    fit = summary.Fit(beside=beside, time=_later_date(inputs, shifts))
     lede = Markup("Predictions of <b><bdi>{}</bdi></b>, one of {} classes, for {} rows with a known truth.")
     intro = "Of the rows whose predicted class was given 80 %, 80 % should be right."
     top = most_uncertain(measured)
@@ -81,13 +111,13 @@ def class_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
         (Column("epistemic"), [number(value) for value in measured.epistemic[top]]),
         (Column("aleatoric"), [number(value) for value in measured.aleatoric[top]]),
     ]
-    answers = summary.class_answers(measured, target=inputs.target, fit=fit)
-    return lede.format(inputs.target, len(classes), f"{len(inputs.y):,}"), [
-        Section("summary", "In short", answers=answers),
+    sections = [
+        Section("summary", "In short", answers=summary.class_answers(measured, target=inputs.target, fit=fit)),
         Section("predictions", "The probabilities", charts=_probability_charts(measured, classes)),
         Section("reliability", "Are the probabilities right?", intro, charts=[_class_reliability_chart(measured)]),
-        *_shared_sections(inputs, measured, beside, shifts, [_class_table(measured, classes)], results, "entropy"),
     ]
+    line = lede.format(inputs.target, len(classes), f"{len(inputs.y):,}")
+    return Opening(line, sections, [_class_table(measured, classes)], results, "entropy")
 
 
 def _later_date(inputs: ReportInputs, shifts: Sequence[Shift]) -> str:
@@ -95,36 +125,6 @@ def _later_date(inputs: ReportInputs, shifts: Sequence[Shift]) -> str:
     outside = {one.name for one in shifts if one.outside > 0.5}
     dates = [one for one in inputs.features if one.is_date and inputs.band_feature not in one.columns]
     return next((one.name for one in dates if one.name in outside), "")
-
-
-def _shared_sections(
-    inputs: ReportInputs,
-    measured: Measured,
-    beside: Sequence[Baseline],
-    shifts: Sequence[Shift],
-    tables: Sequence[Table],
-    results: Sequence[tuple[Column, list[str]]],
-    unit: str,
-) -> list[Section]:
-    """The sections from the scores on; `results` are those of the most uncertain rows, `unit` of their uncertainty."""
-    ranked = importances(inputs.model, inputs.x, inputs.y, inputs.features)
-    simple = [comparison.baseline_table(beside, len(inputs.training[0]))] if inputs.training else []
-    caption = (
-        f"Scores on {len(inputs.x):,} rows. After ± stands one standard error over the rows, taken as independent."
-    )
-    scores = list(measured.scores.values())
-    parts = [
-        Section("scores", "Scores", scores=scores, caption=caption, tables=[*tables, *simple]),
-        features_section(inputs.features, measured, ranked),
-    ]
-    if inputs.training or inputs.ranges:
-        parts.append(comparison.shift_section(shifts, only_ranges=inputs.training is None))
-    order = {one.name: place for place, one in enumerate(ranked)}
-    shown = sorted(inputs.columns, key=lambda column: order.get(column[0], len(order)))[:4]
-    parts += [_uncertain_section(inputs, measured, shown, results, unit), _deferral_section(measured)]
-    if len(inputs.x) >= MIN_ROWS and bool((inputs.model.population_.drop_prob > 0).any()):
-        parts.append(_dropout_section(inputs, measured))
-    return [*parts, _provenance_section(inputs, measured)]
 
 
 # --- predictions ---------------------------------------------------------------------------------------------------
@@ -184,13 +184,9 @@ def _widening(band: figures.Band, known: Numbers | None, date: Feature | None) -
 
 
 def _reliability_charts(measured: Regression) -> list[Chart]:
-    held = [percent(measured.scores[f"coverage_{level}"].value) for level in (50, 80, 95)]
     few = measured.agreement.kind == "few"
     judged = "the curve should follow the diagonal" if few else measured.agreement.text
-    claims = (
-        f"Intervals that claim 50 %, 80 % and 95 % hold {held[0]}, {held[1]} and {held[2]} of the truths: {judged}."
-    )
-    side = bias(measured.pit)
+    claims, side = f"{measured.held}: {judged}.", bias(measured.pit)
     verdict = f"predictions run {side}" if side else "no bias beyond chance"
     ranks = f"Flat bars are ideal; the mean rank of the truth is {measured.scores['mean_pit'].value:.2f}: {verdict}."
     return [
@@ -252,11 +248,7 @@ def _class_table(measured: Classification, classes: Sequence[str]) -> Table:
 
 
 def _uncertain_section(
-    inputs: ReportInputs,
-    measured: Measured,
-    shown: Sequence[tuple[str, Sequence[object]]],
-    results: Sequence[tuple[Column, list[str]]],
-    unit: str,
+    inputs: ReportInputs, measured: Measured, shown: Sequence[tuple[str, Sequence[object]]], opening: Opening
 ) -> Section:
     top = most_uncertain(measured).tolist()
     percentiles, among = _percentiles(inputs, measured.uncertainty)
@@ -266,7 +258,7 @@ def _uncertain_section(
     columns = [
         (Column("row"), [f"{k + 1:,}" for k in top]),
         *((column, [_cell(values[k]) for k in top]) for column, values in known),
-        *results,
+        *opening.results,
         (Column("epistemic share", share=True), [f"{100 * share[k]:.0f} %" for k in top]),
         (Column("percentile"), [rank.replace("above ", "> ").replace("below ", "< ") for rank in ranks]),
     ]
@@ -278,8 +270,8 @@ def _uncertain_section(
     )
     table = Table("uncertain", caption, heads, list(zip(*cells, strict=True)))
     intro = (
-        f"The row the model is least sure about is row {top[0] + 1:,}; {100 * share[top[0]]:.0f} % of its {unit} is "
-        "epistemic, which more data like it would shrink. The rest is noise."
+        f"The row the model is least sure about is row {top[0] + 1:,}; {100 * share[top[0]]:.0f} % of its "
+        f"{opening.unit} is epistemic, which more data like it would shrink. The rest is noise."
     )
     return Section("uncertain", "The most uncertain rows", intro, tables=[table])
 

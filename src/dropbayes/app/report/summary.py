@@ -54,18 +54,16 @@ def regression_answers(
         "<em>aleatoric</em> (noise, as far as the model can tell)."
     ).format(typical, number(width), percent(_epistemic_share(measured)))
     agreement, side = measured.agreement, bias(measured.pit)
-    held = {level: percent(measured.scores[f"coverage_{level}"].value) for level in (50, 80, 95)}
-    true = Markup("Intervals that claim 50 %, 80 % and 95 % hold {}, {} and {} of the truths. {}").format(
-        *held.values(), agreement.sentence
-    )
+    true = Markup("{}. {}").format(measured.held, agreement.sentence)
     if side:
         rank = f"{measured.scores['mean_pit'].value:.2f}"
         true += Markup(" Predictions run {}: the truth's mean rank in its prediction is {}.").format(side, rank)
     level = round(100 * agreement.level)
+    held = percent(measured.scores[f"coverage_{level}"].value)
     return [
         _beside_others(_how_good(measured, target), measured, fit),
         Answer("How sure is it?", f"σ ≈ {typical}", sure),
-        Answer("Can its certainty be trusted?", f"{level} % → {held[level]}", true, _tone(agreement)),
+        Answer("Can its certainty be trusted?", f"{level} % → {held}", true, _tone(agreement)),
         _what_to_do(measured, fit, *interval_advice(measured, fit, features)),
     ]
 
