@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dropbayes.app.tables import Sink, without_formulas, write_whole
+from dropbayes.app.tables import Sink, without_formulas
 from dropbayes.columns.notation import notation_of
 from tests.columns.places import texts
 
@@ -97,6 +97,7 @@ def test_a_replaced_file_keeps_its_permissions_and_a_link_stays_a_link(tmp_path)
     (tmp_path / "real.csv").write_text("old")
     (tmp_path / "real.csv").chmod(0o640)
     (tmp_path / "link.csv").symlink_to(tmp_path / "real.csv")
-    write_whole(tmp_path / "link.csv", "new")
-    assert (tmp_path / "real.csv").read_text() == "new" and (tmp_path / "link.csv").is_symlink()
+    with Sink(tmp_path / "link.csv") as sink:
+        sink.write(pa.table({"new": [1]}))
+    assert (tmp_path / "real.csv").read_text() == "new\n1\n" and (tmp_path / "link.csv").is_symlink()
     assert (tmp_path / "real.csv").stat().st_mode & 0o777 == 0o640

@@ -14,9 +14,7 @@ import itertools
 import os
 import pathlib
 import re
-import shutil
 import sys
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -30,7 +28,6 @@ from dropbayes.runtime.validation import quote
 __all__ = ["Source", "delimiter_of", "open_table", "regroup"]
 
 _BLOCK_BYTES = 2**20  # of a CSV file, parsed at a time; no row may be longer
-_COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
 _FOREIGN = {
     b"PAR1": "Parquet, which cannot be read from a stream; name the file instead",
     b"ARROW1": "a Feather file, which is not read: save the table as CSV or Parquet",
@@ -134,7 +131,8 @@ class Source(ABC):
 def open_table(path: str | os.PathLike[str], *, delimiter: str | None = None, encoding: str | None = None) -> Source:
     """The table in a CSV or Parquet file; "-" is CSV from standard input.
 
-    CSV may be compressed with gzip, zstd or bzip2. Standard input and pipes are read into memory.
+    CSV may be compressed with gzip, zstd or bzip2. Standard input, pipes and encodings other than UTF-8 are read into
+    memory.
 
     Args:
         path: The file.
@@ -194,7 +192,6 @@ class _CsvSource(Source):
     def __init__(self, origin: pathlib.Path | bytes, label: str, delimiter: str | None, encoding: str | None) -> None:
         self.label, self._origin, self._encoding = label, origin, "UTF-8"
         self._compression: str | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._raw = self._open()
         try:
             with self._explained():
@@ -210,7 +207,8 @@ class _CsvSource(Source):
     def _head(self, encoding: str | None) -> str:
         """The beginning of the text, once its compression and its encoding are known."""
         start = self._raw.read(8)
-        self._compression = next((name for magic, name in _COMPRESSIONS.items() if start.startswith(magic)), None)
+        compressions = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
+        self._compression = next((name for magic, name in compressions.items() if start.startswith(magic)), None)
         start = self._open().read(8)
         for magic, what in _FOREIGN.items():
             if start.lower().startswith(magic.lower()):
@@ -218,7 +216,12 @@ class _CsvSource(Source):
         if encoding is None and start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             encoding = "utf-16"
         if encoding is not None and codecs.lookup(encoding).name not in ("utf-8", "utf-8-sig"):
-            self._recode(encoding)
+            # Arrow would call Python's decoder from a thread of its own; one that waits for the interpreter while it
+            # ends aborts the process.
+            self._encoding = encoding
+            self._origin = self._open().read().decode(encoding).encode()
+            self._compression, self._encoding = None, "UTF-8"
+            self._raw = self._open()
         head = self._text().read(_BLOCK_BYTES)
         if "\0" in head:
             raise self._undecodable()
@@ -232,23 +235,6 @@ class _CsvSource(Source):
 
     def _text(self, errors: str = "strict") -> io.TextIOWrapper:
         return io.TextIOWrapper(self._open(), "utf-8-sig", errors=errors, newline="")
-
-    def _recode(self, encoding: str) -> None:
-        """Reads on from a temporary copy in UTF-8.
-
-        Arrow would call Python's decoder from a thread of its own; one that waits for the interpreter while it ends
-        aborts the process.
-        """
-        self._encoding = encoding
-        self._folder = tempfile.TemporaryDirectory()
-        copy = pathlib.Path(self._folder.name) / "table.csv"
-        with (
-            io.TextIOWrapper(self._open(), encoding, newline="") as text,
-            copy.open("w", encoding="utf-8", newline="") as file,
-        ):
-            shutil.copyfileobj(text, file)
-        self._origin, self._compression, self._encoding = copy, None, "UTF-8"
-        self._raw = self._open()
 
     def _header(self, head: str) -> tuple[list[str], bool]:
         """The names in the first record, and whether another one follows."""
@@ -313,8 +299,6 @@ class _CsvSource(Source):
 
     def close(self) -> None:
         self._raw.close()
-        if self._folder is not None:
-            self._folder.cleanup()
 
     # --- messages, for which the file is read again ---------------------------------------------------------------
 

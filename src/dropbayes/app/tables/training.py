@@ -21,12 +21,6 @@ from dropbayes.runtime.validation import quote
 
 __all__ = ["ColumnProblems", "Reading", "TrainingRows", "check_name", "training_rows"]
 
-_REMEDIES = {
-    "ignore": "leave it out with `ignore`",
-    "missing": "correct it, leave the cell empty, name it with `missing`, or take the column as categories with "
-    "`categorical`",
-}
-
 
 class ColumnProblems(ValueError):
     """Columns that only the user can decide about, with one note each.
@@ -37,7 +31,12 @@ class ColumnProblems(ValueError):
 
     def __init__(self, label: str, problems: dict[str, Problem]) -> None:
         self.problems = problems
-        lines = [f"column {quote(name)} {p.message}; {_REMEDIES[p.remedy]}." for name, p in problems.items()]
+        remedies = {
+            "ignore": "leave it out with `ignore`",
+            "missing": "correct it, leave the cell empty, name it with `missing`, or take the column as categories "
+            "with `categorical`",
+        }
+        lines = [f"column {quote(name)} {p.message}; {remedies[p.remedy]}." for name, p in problems.items()]
         super().__init__(f"{label}: " + (lines[0] if len(lines) == 1 else f"{len(lines)} columns need a decision."))
         if len(lines) > 1:
             for line in lines:

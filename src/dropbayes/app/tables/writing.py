@@ -15,10 +15,7 @@ from dropbayes.columns.notation import ANY_NUMBER
 from dropbayes.runtime import files
 from dropbayes.runtime.validation import quote
 
-__all__ = ["Sink", "without_formulas", "write_whole"]
-
-# The start of a formula in a spreadsheet, also in full width; a number may begin with a sign.
-_FORMULA = r"^[=+\-@\t\r\n＝＋－＠]"
+__all__ = ["Sink", "without_formulas"]
 
 
 def without_formulas(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
@@ -28,7 +25,7 @@ def without_formulas(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.Chunked
         >>> without_formulas(pa.array(["=1+1", "-5,5 €", "-x", "plain"])).to_pylist()
         ["'=1+1", '-5,5 €', "'-x", 'plain']
     """
-    suspect = pc.match_substring_regex(texts, _FORMULA)
+    suspect = pc.match_substring_regex(texts, r"^[=+\-@\t\r\n＝＋－＠]")  # a number may begin with a sign
     if not pc.any(suspect).as_py():
         return texts
     dangerous = pc.and_not(suspect, pc.match_substring_regex(texts, ANY_NUMBER))
@@ -134,12 +131,3 @@ def _quote(texts: pa.Array, delimiter: str) -> pa.Array:
         return texts
     doubled = pc.binary_join_element_wise('"', pc.replace_substring(texts, '"', '""'), '"', "")
     return pc.if_else(needs, doubled, texts)
-
-
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a text file that is whole or not there; "-" is standard output."""
-    if str(path) == "-":
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        return
-    files.write_text(path, text)
