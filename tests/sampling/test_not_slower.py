@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import dropbayes as db
+from dropbayes.sampling import masks
 from tests.sampling.loop import made
 
 PASSES: list[int] = []
@@ -121,6 +122,15 @@ def test_a_prediction_takes_the_passes_of_its_draws_and_few_more(name, first):
     calls, rows = passes(lambda: db.predict(net, x, n_draws=30, seed=1))
     most = 30 * 1.3 + (15 if first else 2)
     assert calls <= most and rows <= 64 * most, (calls, rows / 64)
+
+
+def test_the_numbers_of_draws_that_run_one_at_a_time_are_generated_at_once(monkeypatch):
+    net, x = made(NETWORKS["layers skipped by torch.rand(1)"])
+    db.predict(net, x, n_draws=30)
+    generated, words = [], masks._words
+    monkeypatch.setattr(masks, "_words", lambda *args: (generated.append(args), words(*args))[1])
+    db.predict(net, x, n_draws=30, seed=1)
+    assert len(generated) <= 6  # three gates and three dropouts
 
 
 # Inspections ----------------------------------------------------------------------------------------------------------

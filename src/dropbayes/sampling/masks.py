@@ -161,15 +161,41 @@ def keep_mask(
         device: The device of the result.
         units: The units, if numbered by absolute position; by default in row-major order.
     """
-    spec = (keys, site, drop_prob, draws, rows, shape, dtype, device)
-    n_bytes = len(draws) * math.prod(shape) * dtype.itemsize * (1 if rows is None else len(rows))
-    if units is not None or n_bytes > (SHARED_BYTES if rows is None else _ROW_BYTES):
-        return _new_mask(*spec, units)
-    mask = _cache.get(spec)
-    if mask is None:
-        mask = _new_mask(*spec)
-        _cache.put(spec, mask)
-    return mask
+    spec = (keys, site, draws, rows, shape, device, dtype, drop_prob)
+    return _kept(spec, dtype.itemsize, units, lambda words: _thresholded(words, drop_prob, dtype))
+
+
+def uniform(
+    keys: Keys, site: int, *, draws: range, rows: range | None, shape: tuple[int, ...], device: torch.device,
+    units: Units | None = None,
+) -> Tensor:  # fmt: skip
+    """Uniforms in (0, 1) in float64, `[draw, *shape]` or `[draw, row, *shape]`, keyed as in `keep_mask`."""
+    spec = (keys, site, draws, rows, shape, device)
+    return _kept(spec, 8, units, lambda words: (words.double() + (2**31 + 0.5)) * 2.0**-32)
+
+
+def _kept(spec: tuple[Any, ...], itemsize: int, units: Units | None, made: Callable[[Tensor], Tensor]) -> Tensor:
+    """What is `made` of the words of a site, kept for its next use if it is small."""
+    keys, site, draws, rows, shape, device = spec[:6]
+    n_bytes = len(draws) * math.prod(shape) * itemsize * (1 if rows is None else len(rows))
+    keeps = units is None and n_bytes <= (SHARED_BYTES if rows is None else _ROW_BYTES)
+    kept = _cache.get(spec) if keeps else None
+    if kept is not None:
+        return kept
+    with _plain_tensors():  # a mask that is kept may meet gradients later
+        words = _words(keys, site, draws, rows, math.prod(shape) if units is None else units, device)
+        new = made(words).reshape(*words.shape[:-1], *shape)
+    if keeps:
+        _cache.put(spec, new)
+    return new
+
+
+def _thresholded(words: Tensor, drop_prob: float, dtype: torch.dtype) -> Tensor:
+    threshold = min(round(drop_prob * 2**32), 2**32 - 1) - 2**31
+    mask = torch.empty(words.shape, dtype=dtype, device=words.device)
+    if words.is_contiguous():
+        return torch.ge(words, threshold, out=mask)
+    return mask.copy_(words >= threshold)  # the words of shared masks have the draws innermost: transposed as bytes
 
 
 class _MaskCache:
@@ -208,38 +234,6 @@ def _plain_tensors() -> Iterator[None]:
     """A context in which tensors are ordinary ones, also within the caller's inference mode or transforms."""
     with torch.inference_mode(False), torch._C._DisableFuncTorch():
         yield
-
-
-@_plain_tensors()  # a mask that is kept may meet gradients later
-def _new_mask(
-    keys: Keys,
-    site: int,
-    drop_prob: float,
-    draws: range,
-    rows: range | None,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    units: Units | None = None,
-) -> Tensor:
-    words = _words(keys, site, draws, rows, math.prod(shape) if units is None else units, device)
-    threshold = min(round(drop_prob * 2**32), 2**32 - 1) - 2**31
-    mask = torch.empty(words.shape, dtype=dtype, device=device)
-    if words.is_contiguous():
-        torch.ge(words, threshold, out=mask)
-    else:  # the words of shared masks have the draws innermost: they are transposed as bytes
-        mask.copy_(words >= threshold)
-    return mask.reshape(*words.shape[:-1], *shape)
-
-
-@_plain_tensors()
-def uniform(
-    keys: Keys, site: int, *, draws: range, rows: range | None, shape: tuple[int, ...], device: torch.device,
-    units: Units | None = None,
-) -> Tensor:  # fmt: skip
-    """Uniforms in (0, 1) in float64, `[draw, *shape]` or `[draw, row, *shape]`, keyed as in `keep_mask`."""
-    words = _words(keys, site, draws, rows, math.prod(shape) if units is None else units, device)
-    return ((words.double() + (2**31 + 0.5)) * 2.0**-32).reshape(*words.shape[:-1], *shape)
 
 
 def derived_seed(keys: Keys, draw: int, row: int) -> int:

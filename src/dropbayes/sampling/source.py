@@ -6,6 +6,7 @@ are a batch, or mapped over as well: then every row meets its masks as it does a
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import types
@@ -286,31 +287,28 @@ class KeyedSource(Source):
         if self.spec.trial:
             return (0.5 + self._uniforms(site, shape, like.device)).to(like.dtype)
 
-        def make(number: int, shape: tuple[int, ...], units: Units | None) -> Tensor:
-            n_bytes = len(self._among) * math.prod(shape) * like.dtype.itemsize
-            together = self._mask_rows is None and units is None and n_bytes <= SHARED_BYTES
-            among = self._among if together else self.draws
-            masks = keep_mask(
-                self.spec.keys, number, drop_prob=drop_prob, draws=among, rows=self._mask_rows, shape=shape,
-                dtype=like.dtype, device=like.device, units=units,
-            )  # fmt: skip
-            return masks[self.draws.start - among.start : self.draws.stop - among.start]
-
-        positions = self.spec.positions
-        return make(self._number(site), shape, None) if positions is None else positions.generate(site, shape, make)
+        make = functools.partial(keep_mask, drop_prob=drop_prob, dtype=like.dtype, device=like.device)
+        return self._numbers(site, shape, like.dtype.itemsize, make)
 
     def _uniforms(self, site: Site, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        def make(number: int, shape: tuple[int, ...], units: Units | None) -> Tensor:
-            return uniform(
-                self.spec.keys, number, draws=self.draws, rows=self._mask_rows, shape=shape, device=device, units=units
-            )
-
-        positions = self.spec.positions
-        words = make(self._number(site), shape, None) if positions is None else positions.generate(site, shape, make)
+        words = self._numbers(site, shape, torch.float64.itemsize, functools.partial(uniform, device=device))
         if not self.spec.trial or site.kind not in ("rand", "bernoulli"):
             return words
         # Near 0 or near 1, so that the network's own comparison with any rate tells the units apart.
         return torch.where(words < 0.2, words * 5e-3, 1 - (words - 0.2) * 1e-3)
+
+    def _numbers(self, site: Site, shape: tuple[int, ...], itemsize: int, generate: Callable[..., Tensor]) -> Tensor:
+        """The numbers of this run's draws; those of draws that run after each other are generated at once."""
+
+        def make(number: int, shape: tuple[int, ...], units: Units | None) -> Tensor:
+            n_bytes = len(self._among) * math.prod(shape) * itemsize
+            together = self._mask_rows is None and units is None and n_bytes <= SHARED_BYTES
+            among = self._among if together else self.draws
+            made = generate(self.spec.keys, number, draws=among, rows=self._mask_rows, shape=shape, units=units)
+            return made[self.draws.start - among.start : self.draws.stop - among.start]
+
+        positions = self.spec.positions
+        return make(self._number(site), shape, None) if positions is None else positions.generate(site, shape, make)
 
     # Where it goes ----------------------------------------------------------------------------------------------------
 

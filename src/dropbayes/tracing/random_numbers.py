@@ -76,7 +76,7 @@ def _rand(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> Tenso
     like = _template(func, args, kwargs)
     if like.is_complex():
         parts = mode.source.uniform("rand", None, (*like.shape, 2), like.device)
-        return torch.view_as_complex(parts).to(like.dtype)
+        return torch.view_as_complex(parts).to(like.dtype, copy=True)
     return _below_one(_uniforms(mode, "rand", like), like.dtype)
 
 
