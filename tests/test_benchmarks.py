@@ -5,9 +5,10 @@ import math
 import subprocess
 
 import numpy as np
+import torch
 from scipy.stats import norm
 
-from benchmarks import comparison, history, league, one_pass
+from benchmarks import comparison, history, language_errors, league, one_pass
 from benchmarks.history import Goal
 
 
@@ -76,6 +77,18 @@ def test_the_tables_of_one_pass_are_those_of_the_last_run():
     costs = table_after("one_pass.md", "The\ncost of one output")
     assert costs == [[name, f"{cost:.1f}"] for name, cost in run["costs"].items()]
     assert f"{run['close']} of these {len(run['zoo'])} networks" in (PAGES / "one_pass.md").read_text()
+
+
+def test_the_table_of_wrong_answers_is_that_of_the_last_run():
+    page, table = (PAGES / "hugging_face.md").read_text(), language_errors.table(last_run("language_errors")["figures"])
+    assert table in page
+
+
+def test_a_wording_means_its_value():
+    relation, value = torch.tensor([0, 2]), torch.tensor([3, 19])
+    for word in (0, 3):
+        tokens = language_errors.wording(relation, value, torch.tensor([word, word]))
+        assert language_errors.MEANINGS[tokens].tolist() == [3, 2 * language_errors.VALUES + 19]
 
 
 def test_the_comparison_scores_a_gaussian_as_scipy_does():
