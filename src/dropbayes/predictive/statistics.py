@@ -69,9 +69,7 @@ class Request:
         return isinstance(self.likelihood, (Mapping, list, tuple))
 
     def _likelihoods(self) -> list[Any]:
-        if isinstance(self.likelihood, Mapping):
-            return list(self.likelihood.values())
-        return list(self.likelihood) if isinstance(self.likelihood, (list, tuple)) else [self.likelihood]
+        return list(_entries(self.likelihood).values()) if self.is_by_head else [self.likelihood]
 
     @property
     def only_moments(self) -> bool:
