@@ -33,7 +33,7 @@ _CURVES = (
     {"color": "#c04a00", "linestyle": "-.", "marker": "^"},
     {"color": "#5b8c2a", "linestyle": (0, (1, 1)), "marker": "D"},
 )
-_BAND, _INNER_BAND, _DRAW, _REFERENCE = "#dbe6f2", "#a3bfdd", "#56789c", "0.45"
+_REFERENCE = "0.45"
 
 
 def predictive_band(
@@ -60,7 +60,7 @@ def predictive_band(
     order = coordinate.argsort()
     position, centre, deviation = coordinate[order], centre[order], deviation[order]
     ax = _axes(ax)
-    for width, colour, name in ((2, _BAND, "± 2 std"), (1, _INNER_BAND, "± 1 std")):
+    for width, colour, name in ((2, "#dbe6f2", "± 2 std"), (1, "#a3bfdd", "± 1 std")):
         ends = centre - width * deviation, centre + width * deviation
         ax.fill_between(position, *ends, color=colour, lw=0, label=name)
     if draws is not None:
@@ -68,7 +68,7 @@ def predictive_band(
         if paths.shape[1] != len(position):
             raise ValueError(f"`draws` must be [draw, row] with {len(position)} rows; got shape {paths.shape}.")
         for index, path in enumerate(paths[:, order]):
-            ax.plot(position, path, color=_DRAW, lw=0.7, ls=(0, (4, 1.5)), label=None if index else "draws")
+            ax.plot(position, path, color="#56789c", lw=0.7, ls=(0, (4, 1.5)), label=None if index else "draws")
     ax.plot(position, centre, color="black", lw=1.8, label="mean")
     if observed is not None:
         known, y = (_values(array) for array in observed)

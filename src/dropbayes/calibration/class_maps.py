@@ -23,8 +23,6 @@ from dropbayes.runtime.validation import (
     row_weights,
 )
 
-_FLOOR = 1e-12  # a probability of 0 has no logarithm
-
 
 @dataclass(frozen=True, eq=False)
 class ClassMap:
@@ -157,7 +155,7 @@ def _probability(probability: Array) -> Tensor:
 
 
 def _log(probabilities: Tensor) -> Tensor:
-    return probabilities.double().clamp_min(_FLOOR).log()
+    return probabilities.double().clamp_min(1e-12).log()  # a probability of 0 has none
 
 
 def _held_out(probabilities: Array, labels: Array, sample_weight: Array | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,8 +18,6 @@ from dropbayes.scores import accuracy, class_log_likelihood, expected_calibratio
 
 __all__ = ["UncertaintyCallback"]
 
-_IGNORED = -100  # the label that transformers leaves out of its losses
-
 
 class UncertaintyCallback(TrainerCallback):
     """Reports the scores of Monte Carlo dropout on the held-out rows whenever a `Trainer` evaluates.
@@ -106,7 +104,7 @@ class UncertaintyCallback(TrainerCallback):
                 f"the labels must be classes of rows or tokens, of shape {tuple(drawn.shape[:-1])}; got "
                 f"{tuple(labels.shape)}."
             )
-        counted = labels != _IGNORED
+        counted = labels != -100  # which transformers leaves out of its losses
         return (*(values[counted].cpu().double() for values in (drawn, plain, information)), labels[counted].cpu())
 
 

@@ -168,12 +168,9 @@ def _texts_first(arguments: dict[str, Any]) -> Inputs:
 # Caches with rows of several draws ------------------------------------------------------------------------------------
 
 
-CACHE_NAMES = ("past_key_values", "cache_params")
-
-
 def cache_name(arguments: dict[str, Any]) -> str | None:
     """The name of the cache argument; None without one."""
-    return next((name for name in CACHE_NAMES if arguments.get(name) is not None), None)
+    return next((name for name in ("past_key_values", "cache_params") if arguments.get(name) is not None), None)
 
 
 def layers_of(cache: Any) -> Iterator[Any]:

@@ -24,7 +24,6 @@ Text = str | Sequence[str] | Tensor | Mapping[str, Tensor]
 """Texts with a tokenizer, token ids `[row, token]`, or the output of the tokenizer."""
 
 _TEXTS = ("input_ids", "attention_mask")
-_SCORED_BYTES = 2**28  # of the distributions in one chunk
 
 
 def score(
@@ -129,7 +128,8 @@ def score_answers(
     chunks = [draws[start : start + at_once] for start in range(0, len(draws), at_once)]
     folded = [FoldedDraws(work.model, work.keys, chunk, work.sampling) for chunk in chunks]
     vocabulary = int(generating_module(work.model).config.get_text_config().vocab_size)
-    rows_at_once = max(1, _SCORED_BYTES // (4 * len(draws) * answer.shape[1] * vocabulary))
+    bytes_per_row = 4 * len(draws) * answer.shape[1] * vocabulary
+    rows_at_once = max(1, 2**28 // bytes_per_row)
     record = UncertaintyRecord()
     blocks = []
     for start in range(0, len(answer), rows_at_once):

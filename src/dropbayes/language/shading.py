@@ -16,7 +16,6 @@ __all__ = ["ShadedText"]
 
 # Terminal styles, each more prominent than the one before on a black and on a white background.
 _LEVELS = ("underline", "#111111 on #c9ae93", "#111111 on #eb9a55", "bold #111111 on #ff6a00")
-_STRONGEST = 0.6  # the opacity of the largest value: letters stay readable on a light and on a dark page
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
@@ -135,7 +134,7 @@ class ShadedText:
 
 
 def _colour(share: float) -> str:
-    return f"rgba(224,108,31,{_STRONGEST * share:.3f})"
+    return f"rgba(224,108,31,{0.6 * share:.3f})"  # at most so opaque: letters stay readable on light and dark pages
 
 
 def _parts(token: str) -> tuple[str, str]:

@@ -18,8 +18,6 @@ from dropbayes.scores import crps, mixture_log_likelihood
 
 __all__ = ["Mixture", "draw_mean"]
 
-_SUMMED_DRAWS = 2**14  # torch splits longer sums of a single row among threads
-
 # Cells of the tabulated distribution function of Student's t. Its error is below 1e-9 up to these degrees of freedom;
 # beyond them a Gaussian is used (they differ by at most 1/(4ν)).
 _CELLS, _MOST_FREEDOM = 4096, 1000.0
@@ -301,6 +299,6 @@ def draw_mean(values: Tensor) -> Tensor:
 
 
 def _row_mean(values: Tensor) -> Tensor:
-    chunks = values.split(_SUMMED_DRAWS, -1)
+    chunks = values.split(2**14, -1)  # torch splits longer sums of a single row among threads
     # One after another: the order in which torch adds few numbers depends on the processor and the number of rows.
     return functools.reduce(torch.add, [chunk.sum(-1) for chunk in chunks]) / values.shape[-1]

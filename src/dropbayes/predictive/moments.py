@@ -37,8 +37,6 @@ from dropbayes.sampling import (
 )
 
 _REPLICATE_DRAWS = 32
-_SMALL_TENSOR = 64
-_FIRST_REPLICATES = 8  # fewer give too rough an estimate of the standard error
 
 __all__ = ["Prediction", "UncertaintyWarning", "batches", "check_outputs", "predict"]
 
@@ -188,7 +186,7 @@ _NOT_FINITE = "`net` gave NaN or infinite outputs. Check the input rows and the 
 def _magnitudes(tensors: list[Tensor]) -> list[float]:
     """For each tensor a number that is not finite if an element is not, and zero if all are; one synchronisation."""
     real = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
-    if real[0].device.type == "cpu" and all(t.numel() <= _SMALL_TENSOR for t in real):  # few calls of torch
+    if real[0].device.type == "cpu" and all(t.numel() <= 64 for t in real):  # few calls of torch
         return [sum(t.reshape(-1).tolist()) for t in real]
     return torch.stack([torch.linalg.vector_norm(t, math.inf) if t.numel() else t.new_ones(()) for t in real]).tolist()
 
@@ -231,7 +229,7 @@ def _block_until(
     replicates = [Moments() for _ in statistics]
     final: list[dict[str, Tensor]] = []
     used = torch.zeros(block.n_rows, dtype=torch.long)
-    last, check_at = sampling.max_draws // _REPLICATE_DRAWS, _FIRST_REPLICATES
+    last, check_at = sampling.max_draws // _REPLICATE_DRAWS, 8  # fewer give too rough an estimate of the error
     for count in range(1, last + 1):
         means = [Mean() for _ in statistics]
         for part in plan.replicate(count).run(block, first_row=first_row):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Prediction"]
 
-_SHOWN_ROWS, _SHOWN_COLUMNS = 5, 8
+_SHOWN_ROWS = 5  # at the beginning, and at the end
 
 
 @dataclass(frozen=True, repr=False)
@@ -272,7 +272,7 @@ class Prediction(Printed):
         names = ["mean", "std", "epistemic_std"]
         if self.information:
             names = ["mean", *(("entropy", "mutual_information") if self.entropy.dim() == 1 else ())]
-        columns = dict(list(self._columns(names).items())[:_SHOWN_COLUMNS])
+        columns = dict(list(self._columns(names).items())[:8])
         n_rows, some = len(self), 2 * _SHOWN_ROWS
         shown = range(n_rows) if n_rows <= some else [*range(_SHOWN_ROWS), *range(n_rows - _SHOWN_ROWS, n_rows)]
         rows = [[str(row), *(f"{column[row]:.4g}" for column in columns.values())] for row in shown]

@@ -27,9 +27,6 @@ __all__ = ["Verdict", "check", "row_verdict"]
 
 # The gap between nominal and observed coverage above which calibration is advised.
 _COVERAGE_GAP = 0.05
-# The fraction of the oracle's gain below which the uncertainty is said not to rank the errors.
-_WEAK_RANKING = 0.1
-_LINEAR_ROWS = 64  # compared with the linear method
 
 
 @dataclass(frozen=True)
@@ -160,7 +157,7 @@ def check(
     outputs = [evaluation_tensor(member, x) for member in members]
     equivalent, ensembles = _ensemble_equivalent(outputs, targets, judged, float(scored.log_likelihood.mean()))
     measured = core_scores(scored.outcomes)
-    some = x[:_LINEAR_ROWS] if isinstance(x, Tensor) else x
+    some = x[:64] if isinstance(x, Tensor) else x
     try:
         linear = check_linear(net, some, seed=seed)
     except (ValueError, RuntimeError):  # no derivative, or one that torch does not have
@@ -229,7 +226,7 @@ def _advice(verdict: Verdict) -> tuple[str, ...]:
         advice.append("The draws predict worse than one pass: choose a smaller drop probability (choose_dropout).")
     else:
         advice.append("The draws predict about as well as one pass.")
-    if verdict.ranking < _WEAK_RANKING:
+    if verdict.ranking < 0.1:  # of the oracle's gain
         advice.append("The uncertainty does not rank the errors: add dropout before more layers, or train an ensemble.")
     gaps = [observed - claimed for claimed, observed in verdict.coverage.items()]
     worst = max(gaps, key=abs, default=0.0)
