@@ -211,12 +211,12 @@ class Flatten:
             return field
         axes = tuple(range(-field.n_axes, 0))
         n_positions = math.prod(field.of_x.shape[-field.n_axes :])
-        means = (
-            None if c is None else field.equal_positions(c).mean(axes) for c in (field.of_x, field.both, field.of_y)
+        return field.map(
+            lambda covariance: field.equal_positions(covariance).mean(axes),
+            n_axes=0,
+            n_units=field.n_units * n_positions,
+            alike=n_positions == 1,
         )
-        of_x, both, of_y = means
-        assert of_x is not None and of_y is not None
-        return Field(of_x, both, of_y, 0, field.all_pairs, field.n_units * n_positions, alike=n_positions == 1)
 
 
 @dataclass(frozen=True)
@@ -263,15 +263,8 @@ class ConvolutionalCovariance(Covariance):
         columns = rows if y is None else self._images(y, "y").to(rows)
         n_pairs = math.prod(self.input_shape[1:]) ** (2 if self._all_pairs else 1)
         side = max(1, math.isqrt(_ELEMENTS // n_pairs))
-        blocks = [
-            [self._covariance_of_pairs(some, others) for others in columns.split(side)] for some in rows.split(side)
-        ]
+        blocks: Any = [[self._field(some, others).both for others in columns.split(side)] for some in rows.split(side)]
         return torch.cat([torch.cat(row, 1) for row in blocks])
-
-    def _covariance_of_pairs(self, x: Tensor, y: Tensor) -> Tensor:
-        both = self._field(x, y).both
-        assert both is not None
-        return both
 
     def diagonal(self, x: Tensor) -> Tensor:
         return self._field(self._images(x, "x"), None).of_x

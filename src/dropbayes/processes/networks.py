@@ -280,7 +280,8 @@ class _Reading:
             fan_in=module.weight[0].numel(),
             keep_prob=self.kept.get(f"{name}.weight", stated_keep_prob(module)),
         )
-        bias_scale = _bias_scale(self.prior, name, module)
+        inverse = 0.0 if module.bias is None else self.prior.of_bias(name, parameter="bias")
+        bias_scale = 1 / inverse if isinstance(inverse, Tensor) or inverse else 0.0
         step_name = name.replace(".", "_")
         if not self.convolutional:
             # The inputs' covariance is a sum over them, the units' is that of one: a layer adds up K of them.
@@ -307,13 +308,6 @@ def _averages_positions(node: fx.Node) -> bool:
     keepdim = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
     axes = sorted([axes] if isinstance(axes, int) else list(axes or []))
     return not keepdim and axes in ([2], [2, 3], [2, 3, 4], [-1], [-2, -1], [-3, -2, -1])
-
-
-def _bias_scale(prior: Prior, name: str, module: Any) -> Any:
-    if module.bias is None:
-        return 0.0
-    inverse = prior.of_bias(name, parameter="bias")
-    return 1 / inverse if isinstance(inverse, Tensor) or inverse else 0.0
 
 
 def _activation_layer(node: fx.Node, kind: Any) -> Layer | None:
