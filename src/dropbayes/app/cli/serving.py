@@ -51,7 +51,9 @@ def serve(
         method=method,
         further_hosts=allowed_host or (),
         log_level=log_level,
-        limits=serving.Limits(max_body=max_body, max_rows=max_rows, max_draws=max_draws),
+        max_body=max_body,
+        max_rows=max_rows,
+        max_draws=max_draws,
     )
     if token is None and not settings.is_local:
         note(f"whoever can reach {host} can ask this server; --token-file asks for a token.")

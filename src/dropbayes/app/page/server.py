@@ -10,8 +10,6 @@ from dropbayes.app.page import page_html
 
 __all__ = ["PageServer"]
 
-ADDRESS = "127.0.0.1"
-
 
 class PageServer(ThreadingHTTPServer):
     """A server of the one page on 127.0.0.1, which nothing outside this machine can reach.
@@ -28,12 +26,12 @@ class PageServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, port: int = 0) -> None:
-        super().__init__((ADDRESS, port), _Handler)
+        super().__init__(("127.0.0.1", port), _Handler)
 
     @property
     def url(self) -> str:
         """The address to open in a browser."""
-        return f"http://{ADDRESS}:{self.server_port}/"
+        return f"http://127.0.0.1:{self.server_port}/"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -48,7 +46,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(with_body=False)
 
     def _answer(self, *, with_body: bool) -> None:
-        if self.headers.get("Host", "").partition(":")[0] not in (ADDRESS, "localhost"):
+        if self.headers.get("Host", "").partition(":")[0] not in ("127.0.0.1", "localhost"):
             self.send_error(HTTPStatus.MISDIRECTED_REQUEST)  # a name of another site that leads here
             return
         if self.path.partition("?")[0] != "/":

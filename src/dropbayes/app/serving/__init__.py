@@ -5,6 +5,6 @@ it would have got alone.
 """
 
 from dropbayes.app.serving.server import serve
-from dropbayes.app.serving.settings import Limits, Settings
+from dropbayes.app.serving.settings import Settings
 
-__all__ = ["Limits", "Settings", "serve"]
+__all__ = ["Settings", "serve"]

@@ -67,9 +67,9 @@ class Service:
     """The models, the batches and the counters that the routes share."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings, self.limits = settings, settings.limits
+        self.settings = settings
         self.metrics = Metrics()
-        self.batches = Batches(self.limits.answer_seconds, self.metrics.batch_rows.observe)
+        self.batches = Batches(self.settings.answer_seconds, self.metrics.batch_rows.observe)
         self.models: dict[str, ServedModel] = {}
         for path in settings.paths:
             self._take(_load(path))
@@ -105,24 +105,24 @@ class Service:
     @contextlib.asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytes]:
         """The body of a request, charged to the memory of all as it arrives."""
-        limits, body = self.limits, bytearray()
-        too_long = HTTPException(413, f"the body is longer than {limits.max_body} bytes.")
+        settings, body = self.settings, bytearray()
+        too_long = HTTPException(413, f"the body is longer than {settings.max_body} bytes.")
         if request.headers.get("content-encoding", "identity") != "identity":
             raise HTTPException(415, "compressed bodies are not taken; send it as it is.")
-        if int(request.headers.get("content-length", "0")) > limits.max_body:
+        if int(request.headers.get("content-length", "0")) > settings.max_body:
             raise too_long
         try:
             try:
-                async with asyncio.timeout(limits.body_seconds):
+                async with asyncio.timeout(settings.body_seconds):
                     async for chunk in request.stream():
                         body += chunk
                         self._held_bytes += len(chunk)
-                        if len(body) > limits.max_body:
+                        if len(body) > settings.max_body:
                             raise too_long
-                        if len(body) > _SMALL_BODY and self._held_bytes > _MAX_BODIES * limits.max_body:
+                        if len(body) > _SMALL_BODY and self._held_bytes > _MAX_BODIES * settings.max_body:
                             raise HTTPException(429, "too many long requests at once; try again in a moment.")
             except TimeoutError:
-                raise HTTPException(408, f"the body took longer than {limits.body_seconds:g} s to arrive.") from None
+                raise HTTPException(408, f"the body took longer than {settings.body_seconds:g} s to arrive.") from None
             yield bytes(body)
         finally:
             self._held_bytes -= len(body)
@@ -152,13 +152,13 @@ class Service:
 
     async def _prediction(self, request: Request, predictor: Predictor, x: NumpyArray) -> dict[str, NumpyArray]:
         """The prediction, given up where the client leaves or the time is over before it is made."""
-        if predictor.n_draws > self.limits.max_draws:
-            raise HTTPException(400, f"`n_draws` must be at most {self.limits.max_draws}; got {predictor.n_draws}.")
+        if predictor.n_draws > self.settings.max_draws:
+            raise HTTPException(400, f"`n_draws` must be at most {self.settings.max_draws}; got {predictor.n_draws}.")
         prediction = asyncio.ensure_future(self.batches.predict(predictor, x))
         departure = asyncio.ensure_future(request.receive())  # after the body, there is only the disconnection
         try:
             first = asyncio.wait({prediction, departure}, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait_for(first, self.limits.answer_seconds)
+            await asyncio.wait_for(first, self.settings.answer_seconds)
             if prediction.done():
                 return prediction.result()
             raise ClientDisconnect
@@ -192,7 +192,7 @@ class Service:
             asked, binary = protocol.decode_request(body, length)
             asked.check(model.name, model.version, model.outputs)
             n_columns = len(model.predictor.inputs)
-            columns = protocol.tensors(asked, binary, max_rows=self.limits.max_rows, n_columns=n_columns)
+            columns = protocol.tensors(asked, binary, max_rows=self.settings.max_rows, n_columns=n_columns)
             return _Asked(asked.parameters, columns, lambda head, _, outputs: self._tensors(asked, head, outputs))
 
         return await self._respond(request, read)
@@ -217,8 +217,8 @@ class Service:
 
         def read(model: ServedModel, body: bytes) -> _Asked:
             asked = protocol.decode_json(body, msgspec.json.Decoder(model.records_type), "the body is no records")
-            if len(asked.records) > self.limits.max_rows:
-                raise HTTPException(413, f"{len(asked.records)} records; at most {self.limits.max_rows} are taken.")
+            if len(asked.records) > self.settings.max_rows:
+                raise HTTPException(413, f"{len(asked.records)} records; at most {self.settings.max_rows} are taken.")
             return _Asked(asked.parameters, model.columns_of(asked.records), render)
 
         return await self._respond(request, read)

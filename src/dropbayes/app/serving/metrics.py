@@ -17,7 +17,6 @@ from dropbayes.runtime.arrays import NumpyArray
 
 __all__ = ["MULTIPROCESS_FOLDER", "Metrics"]
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 MULTIPROCESS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 
@@ -32,7 +31,8 @@ class Metrics:
         self.requests = Counter(
             "dropbayes_requests", "Requests, by the status of the answer.", ["status"], registry=own
         )
-        self.seconds = histogram("dropbayes_request_seconds", "Time until the answer.", buckets=_SECONDS)
+        seconds = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+        self.seconds = histogram("dropbayes_request_seconds", "Time until the answer.", buckets=seconds)
         self.batch_rows = histogram("dropbayes_batch_rows", "Rows at once.", buckets=[2**n for n in range(13)])
         self._rows = counter("dropbayes_rows", "Rows predicted.")
         self._uncertainty = counter("dropbayes_uncertainty", "Sum over rows of the deviation (classes: entropy).")

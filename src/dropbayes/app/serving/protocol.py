@@ -29,12 +29,9 @@ __all__ = [
 
 HEADER_LENGTH = "inference-header-content-length"
 
-_WIDTHS = {"UINT8": "<u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8", "FP16": "<f2", "FP32": "<f4"}
-_WIDTHS |= {"INT8": "<i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8", "FP64": "<f8", "BOOL": "?", "BYTES": "O"}
-DATATYPES = {name: np.dtype(width) for name, width in _WIDTHS.items()}
+DATATYPES = {f"{name}{8 * n}": np.dtype(f"<{k}{n}") for name, k in (("UINT", "u"), ("INT", "i")) for n in (1, 2, 4, 8)}
+DATATYPES |= {f"FP{8 * n}": np.dtype(f"<f{n}") for n in (2, 4, 8)} | {"BOOL": np.dtype("?"), "BYTES": np.dtype("O")}
 """The datatypes of the protocol, as arrays hold them; BYTES are texts in UTF-8."""
-
-_ELEMENT = {"b": bool | None, "u": int | None, "i": int | None, "f": float | None, "O": str | None}
 
 
 class _Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -188,7 +185,7 @@ def _json_tensor(entry: InputTensor) -> NumpyArray:
     found = data.count(b",") + 1
     if dtype.kind != "O" and count and found != count:  # counted first: a body of small objects fills the memory
         entry.refuse(f"has {found} values, where the shape {entry.shape} needs {count}")
-    kind: Any = _ELEMENT[dtype.kind]
+    kind: Any = {"b": bool, "f": float, "O": str}.get(dtype.kind, int) | None
     if len(entry.shape) == 2 and data[1:].lstrip()[:1] == b"[":
         kind = Annotated[list[kind], msgspec.Meta(min_length=entry.shape[1], max_length=entry.shape[1])]
     values = decode_json(data, msgspec.json.Decoder(list[kind]), f"input {_quote(entry.name)} is no {entry.datatype}")
@@ -258,13 +255,12 @@ def encode_response(
         if name not in binary:
             entry["data"] = values
         else:
-            behind.append(_raw_texts(values) if datatype == "BYTES" else array.astype(DATATYPES[datatype]).tobytes())
+            if datatype == "BYTES":
+                texts = [text.encode() for text in values]
+                behind.append(b"".join(len(text).to_bytes(4, "little") + text for text in texts))
+            else:
+                behind.append(array.astype(DATATYPES[datatype]).tobytes())
             entry["parameters"] = {"binary_data_size": len(behind[-1])}
         entries.append(entry)
     text = msgspec.json.encode({**head, "outputs": entries})
     return b"".join([text, *behind]), len(text) if behind else None
-
-
-def _raw_texts(texts: Sequence[str]) -> bytes:
-    raw = [text.encode() for text in texts]
-    return b"".join(len(text).to_bytes(4, "little") + text for text in raw)

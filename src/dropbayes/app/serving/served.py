@@ -21,9 +21,6 @@ from dropbayes.runtime.arrays import NumpyArray
 
 __all__ = ["ServedModel"]
 
-_DATATYPE = {"number": "FP64", "boolean": "BOOL", "category": "BYTES", "date": "BYTES"}
-_CELL = {"number": float | str | None, "boolean": bool | str | None, "date": str | None}  # of a record
-
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
@@ -55,7 +52,8 @@ class ServedModel:
     def metadata(self) -> dict[str, Any]:
         """The description of the model in the protocol."""
         columns = self.predictor.inputs
-        inputs = [{"name": name, "datatype": _DATATYPE[kind], "shape": [-1]} for name, kind in columns.items()]
+        read = {"number": "FP64", "boolean": "BOOL"}
+        inputs = [{"name": n, "datatype": read.get(kind, "BYTES"), "shape": [-1]} for n, kind in columns.items()]
         if MATRIX not in columns:
             datatype = "BYTES" if {"category", "date"} & set(columns.values()) else "FP64"
             inputs.append({"name": MATRIX, "datatype": datatype, "shape": [-1, len(columns)]})
@@ -74,7 +72,8 @@ class ServedModel:
     def records_type(self) -> type[msgspec.Struct]:
         """A request of plain records: objects with a value for each column, and settings."""
         names = list(self.predictor.inputs)
-        kinds = [_CELL.get(kind, str | float | bool | None) for kind in self.predictor.inputs.values()]
+        cells = {"number": float | str | None, "boolean": bool | str | None, "date": str | None}
+        kinds = [cells.get(kind, str | float | bool | None) for kind in self.predictor.inputs.values()]
         fields = [(f"column_{index}", kind) for index, kind in enumerate(kinds)]
         rename = {field: name for (field, _), name in zip(fields, names, strict=True)}
         record: Any = msgspec.defstruct(f"{self.name}_record", fields, rename=rename, forbid_unknown_fields=True)

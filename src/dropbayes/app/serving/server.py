@@ -28,10 +28,8 @@ from dropbayes.runtime.devices import end_with_parent, share_cores
 __all__ = ["serve"]
 
 _MAX_CONNECTIONS = 1000
-_IDLE_SECONDS = 10  # that a connection is kept open between requests
 _HEADER_SECONDS = 20.0  # that the head of a request may take, or the rest of a body that is not read
 _LINGER_SECONDS = 1.0  # that an open connection may still send a request after the signal to stop
-_DRAIN_SECONDS = 60
 
 
 def serve(settings: Settings, *, announce: Callable[[str, ServedModel], None] = lambda url, model: None) -> None:
@@ -66,7 +64,8 @@ def _listener(host: str, port: int) -> socket.socket:
     # The protocol must be named: asyncio turns Nagle's delay off where it is TCP's.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if os.name == "posix":  # elsewhere it would let another program listen on the same port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(2048)
     except OSError as error:
@@ -75,16 +74,12 @@ def _listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def _work(settings: Settings, listener: socket.socket) -> None:
     """Serves in this process until it is signalled to stop."""
     end_with_parent()
     share_cores(settings.workers)
     handlers = {name: {**handler, "stream": "ext://sys.stderr"} for name, handler in LOGGING_CONFIG["handlers"].items()}
-    previous = signal.signal(signal.SIGTERM, _stop)
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         config = uvicorn.Config(
             application(settings),
@@ -94,8 +89,8 @@ def _work(settings: Settings, listener: socket.socket) -> None:
             server_header=False,
             log_level=settings.log_level,
             log_config={**LOGGING_CONFIG, "handlers": handlers},
-            timeout_keep_alive=_IDLE_SECONDS,
-            timeout_graceful_shutdown=_DRAIN_SECONDS,
+            timeout_keep_alive=10,  # between requests
+            timeout_graceful_shutdown=60,
         )
         _Server(config).run(sockets=[listener])
     except KeyboardInterrupt:  # before the server ran, or from uvicorn, which repeats the signal at its end

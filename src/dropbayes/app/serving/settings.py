@@ -5,28 +5,9 @@ from __future__ import annotations
 import ipaddress
 import pathlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-__all__ = ["Limits", "Settings"]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits of one request.
-
-    Attributes:
-        max_body: The most bytes of a body.
-        max_rows: The most rows of a request.
-        max_draws: The most draws of each network.
-        body_seconds: The longest a body may take to arrive.
-        answer_seconds: The longest a request may wait for its prediction.
-    """
-
-    max_body: int = 16 * 2**20
-    max_rows: int = 10_000
-    max_draws: int = 1000
-    body_seconds: float = 20.0
-    answer_seconds: float = 60.0
+__all__ = ["Settings"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +24,11 @@ class Settings:
         method: "sampling", "linear" or "moments", where a request does not say.
         further_hosts: Names in the header `Host` to answer besides those of this machine.
         log_level: The least severity that is logged; "info" logs every request.
-        limits: The limits of one request.
+        max_body: The most bytes of a request's body.
+        max_rows: The most rows of a request.
+        max_draws: The most draws of each network.
+        body_seconds: The longest a body may take to arrive.
+        answer_seconds: The longest a request may wait for its prediction.
     """
 
     paths: Sequence[pathlib.Path]
@@ -55,7 +40,11 @@ class Settings:
     method: str = "sampling"
     further_hosts: Sequence[str] = ()
     log_level: str = "warning"
-    limits: Limits = field(default_factory=Limits)
+    max_body: int = 16 * 2**20
+    max_rows: int = 10_000
+    max_draws: int = 1000
+    body_seconds: float = 20.0
+    answer_seconds: float = 60.0
 
     @property
     def is_local(self) -> bool:
