@@ -327,9 +327,12 @@ def _is_target(name: str) -> bool:
 
 def _parameters_of(net: nn.Module) -> list[inspect.Parameter] | None:
     try:
-        return list(inspect.signature(net.forward).parameters.values())
+        accepted = list(inspect.signature(net.forward).parameters.values())
     except (TypeError, ValueError):  # written in C
         return None
+    inner = set(net.children())
+    passes_on = [p.kind for p in accepted] == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]
+    return _parameters_of(inner.pop()) if passes_on and len(inner) == 1 else accepted  # a wrapper: of what it wraps
 
 
 def loaded_batches(net: nn.Module, loader: Any) -> Iterator[Any]:

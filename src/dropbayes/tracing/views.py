@@ -54,6 +54,9 @@ def check_modules(net: nn.Module) -> None:
     lazy = [name for name, m in net.named_modules() if getattr(m, "has_uninitialized_params", lambda: False)()]
     if lazy:
         raise ValueError(f"`net` must be initialised; {lazy[0]!r} is lazy. Run it once on a batch: net(x).")
+    sharded = [name for name, p in net.named_parameters() if type(p).__name__ == "DTensor"]
+    if sharded:
+        raise ValueError(f"`net` must hold its whole weights; {sharded[0]!r} is sharded. Gather them: net.unshard().")
     empty = [(name, tuple(p.shape)) for name, p in net.named_parameters() if not p.numel()]
     if empty:
         raise ValueError(f"`net` must have no layer of width 0; got {empty[0][0]} of shape {empty[0][1]}.")
