@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 RUNTIME := $(VENV)/.runtime
 MINIMUM := .venv-minimum
+GUESTS := .venv-guests
 
-.PHONY: demo test test-slow test-minimum lint bench docs build-check clean
+.PHONY: demo test test-slow test-minimum test-guests lint bench docs build-check clean
 
 # The demonstration needs what the library needs, and statsmodels for its CO2 series: no development tools.
 demo: $(RUNTIME)
@@ -35,11 +36,15 @@ test-minimum: $(MINIMUM)/.ready
 	OMP_NUM_THREADS=1 $(MINIMUM)/bin/python -m pytest -q -n 2 -m "not slow" --ignore=tests/test_docs.py \
 	  -W ignore::DeprecationWarning
 
+# Frameworks warn about themselves and each other; their own log lines and files stay in a temporary folder.
+test-guests: $(GUESTS)/.ready
+	OMP_NUM_THREADS=1 $(GUESTS)/bin/python -m pytest -q tests/guests
+
 build-check: $(READY)
 	$(BIN)/python -m pytest -q -m slow tests/test_packaging.py
 
 clean:
-	rm -rf $(VENV) $(MINIMUM) out build dist docs/_build docs/api docs/gallery docs/sg_execution_times.rst
+	rm -rf $(VENV) $(MINIMUM) $(GUESTS) out build dist docs/_build docs/api docs/gallery docs/sg_execution_times.rst
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -55,4 +60,9 @@ $(MINIMUM)/.ready: pyproject.toml constraints-minimum.txt
 	test -x $(MINIMUM)/bin/python || $(PYTHON) -m venv $(MINIMUM)
 	$(MINIMUM)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-minimum.txt \
 	  --editable '.[plot,gp,hf,optimise,conformal,serve,dask,experiments,test]'
+	touch $@
+
+$(GUESTS)/.ready: pyproject.toml
+	test -x $(GUESTS)/bin/python || $(PYTHON) -m venv $(GUESTS)
+	$(GUESTS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[plot,hf,guests,test]'
 	touch $@

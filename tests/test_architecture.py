@@ -39,6 +39,7 @@ RANK = {
     "columns": 5,
     "processes": 6,
     "language": 6,
+    "guests": 6,
     "estimators": 6,
     "app": 9,  # its door
     "app.tables": 7,
@@ -51,7 +52,7 @@ RANK = {
     "__init__": 11,
     "__main__": 11,
 }
-MAX_ENTRIES = 26
+MAX_ENTRIES = 27
 MAX_LINES, MAX_MODULES, MAX_NAMES = 40_700, 255, 26  # a budget falls; what is added pays for its lines elsewhere
 
 # Packages whose tests are still in one file.

@@ -14,6 +14,7 @@ GROUPS = {
     "Uncertainty of a network": [
         "predictive", "sampling", "linear", "likelihoods",
     ],
+    "In other frameworks": ["guests", "guests.keras", "guests.pipelines"],
     "Language models": ["language", "language.callback"],
     "A table": ["estimators", "columns"],
     "The application": [
@@ -44,8 +45,8 @@ TASKS = {
         "Gaussian", "HeteroscedasticGaussian", "StudentT", "Quantiles", "Categorical", "Bernoulli", "Poisson",
     ],
     "Draws and functions": ["draws", "function_draw", "Sampling"],
-    "Is it any good, and why is it unsure?": ["check", "explain", "tune_dropout"],
-    "Training": ["fit", "add_dropout", "negative_elbo", "weight_decay", "model_precision", "Prior"],
+    "Is it any good, and why is it unsure?": ["check", "doctor", "explain", "tune_dropout"],
+    "Training": ["fit", "add_dropout", "negative_elbo", "weight_decay", "Prior"],
     "Tables and models": ["DropoutClassifier", "Predictor"],
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ from dropbayes.runtime.version import __version__
 if TYPE_CHECKING:
     from dropbayes.app import Predictor, load
     from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+    from dropbayes.guests import doctor
     from dropbayes.layers import add_dropout
     from dropbayes.likelihoods import (
         Bernoulli,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from dropbayes.predictive import check, evaluate, predict
     from dropbayes.sampling import Sampling, draws, function_draw, sites
     from dropbayes.training import fit, negative_elbo
-    from dropbayes.weight_layers import Prior, model_precision, weight_decay
+    from dropbayes.weight_layers import Prior, weight_decay
 
 __all__ = [
     "Bernoulli",
@@ -49,13 +50,13 @@ __all__ = [
     "__version__",
     "add_dropout",
     "check",
+    "doctor",
     "draws",
     "evaluate",
     "explain",
     "fit",
     "function_draw",
     "load",
-    "model_precision",
     "negative_elbo",
     "predict",
     "sites",
@@ -69,6 +70,7 @@ _HOME = {
     "app.models.model": ("load",),
     "app.models.predictor": ("Predictor",),
     "estimators": ("DropoutClassifier", "DropoutRegressor"),
+    "guests": ("doctor",),
     "layers": ("add_dropout",),
     "likelihoods": (
         "Bernoulli",
@@ -83,7 +85,7 @@ _HOME = {
     "predictive": ("check", "evaluate", "predict"),
     "sampling": ("Sampling", "draws", "function_draw", "sites"),
     "training": ("fit", "negative_elbo"),
-    "weight_layers": ("Prior", "model_precision", "weight_decay"),
+    "weight_layers": ("Prior", "weight_decay"),
 }
 
 

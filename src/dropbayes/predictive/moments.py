@@ -174,7 +174,7 @@ def check_outputs(prediction: Prediction) -> None:
     if prediction.n_draws != 1 and not any(magnitudes[len(means) :]):
         warnings.warn(
             "every draw of the network gave the same output: its dropout does not reach the output for these rows, so "
-            "the epistemic variance is 0. Look at dropbayes.sites(net, x).",
+            "the epistemic variance is 0. Look at dropbayes.doctor(net, x).",
             UncertaintyWarning,
             stacklevel=3,
         )

@@ -64,7 +64,7 @@ class Profile:
         raise ValueError(
             "`net` must have dropout to be a distribution over functions, but it has no dropout that is switched on: "
             "every draw would be the same. Make a network that has it with dropbayes.add_dropout(net, drop_prob=0.1); "
-            "dropbayes.sites(net, x) lists what is random."
+            "dropbayes.doctor(net, x) says what is random, and what is not and why."
         )
 
 

@@ -1,0 +1,54 @@
+"""Pipelines of transformers under draws: which answers the draws give, how often, and how sure of them they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from dropbayes.guests.procedures import each_draw
+from dropbayes.sampling import Sampling
+
+__all__ = ["answers"]
+
+
+def answers(
+    pipe: Any, inputs: Any, *, n_draws: int = 100, seed: int = 0, sampling: Sampling = Sampling(), **settings: Any
+) -> list[list[dict[str, Any]]]:
+    """For each input, every answer that a draw gives: the pipeline's own entry, its score a mean over those draws.
+
+    An entry (a label, an entity with its place) has two more items: `std`, the standard deviation of the score, and
+    `share`, the share of the draws that gave this answer. The most frequent comes first.
+
+    Args:
+        pipe: A pipeline of transformers that gives entries with a `score`: for classes of texts, tokens or images.
+        inputs: What the pipeline takes: one input or a list.
+        n_draws: The number of draws $T$: of runs of the pipeline.
+        seed: As in `draws`.
+        sampling: As in `draws`.
+        settings: What the pipeline is called with: `batch_size`, `top_k`, ...
+    """
+    if not isinstance(getattr(pipe, "model", None), nn.Module):
+        raise TypeError(f"`pipe` must be a pipeline with a model of torch; got {type(pipe).__name__}. Make it with "
+                        "transformers.pipeline(task, model=...).")  # fmt: skip
+    several = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+    runs = each_draw(pipe.model, lambda: pipe(several, **settings), n_draws=n_draws, seed=seed, sampling=sampling)
+    return [_summary([run[index] for run in runs]) for index in range(len(several))]
+
+
+def _summary(runs: list[Any]) -> list[dict[str, Any]]:
+    """The distinct entries among the answers to one input, one answer for each draw."""
+    scores: dict[Any, list[float]] = {}
+    for run in runs:
+        for entry in [run] if isinstance(run, Mapping) else run:
+            if not isinstance(entry, Mapping) or "score" not in entry:
+                raise TypeError(f"`pipe` must give entries with a `score`; got {entry!r}. Use `each_draw` instead.")
+            scores.setdefault(tuple((k, v) for k, v in entry.items() if k != "score"), []).append(float(entry["score"]))
+    found = []
+    for entry, values in sorted(scores.items(), key=lambda item: -len(item[1])):
+        mean = math.fsum(values) / len(values)
+        std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+        found.append({**dict(entry), "score": mean, "std": std, "share": len(values) / len(runs)})
+    return found

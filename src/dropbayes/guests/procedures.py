@@ -1,0 +1,171 @@
+"""A framework's own procedure under draws: whoever calls the network meets one draw of it.
+
+Frameworks surround a network with what they are good at: loaders, devices, tiles, a recursion over time, an agent's
+step, post-processing. All of that stays theirs. While `one_draw` holds, the network that they call is one function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._pytree import PyTree, tree_map
+
+from dropbayes.predictive import Prediction, check_outputs
+from dropbayes.predictive.statistics import Request, RowStatistics
+from dropbayes.runtime.arrays import to_tensor
+from dropbayes.runtime.progress import ProgressBar
+from dropbayes.sampling import Sampling, function_draw, split
+from dropbayes.tracing.views import checked_network
+
+__all__ = ["each_draw", "one_draw", "predict_through"]
+
+
+@contextlib.contextmanager
+def one_draw(
+    net: nn.Module, index: int = 0, *, n_draws: int = 100, seed: int = 0, sampling: Sampling = Sampling()
+) -> Iterator[None]:
+    """While this holds, every call of `net` gives its draw `index`, in any mode; afterwards it is as before.
+
+    Args:
+        net: The network that the framework calls; one that is compiled or wrapped for several devices is unwrapped.
+        index: The index of the draw, as in `function_draw`.
+        n_draws: The number of draws $T$.
+        seed: As in `draws`.
+        sampling: As in `draws`.
+
+    Raises:
+        ValueError: If the network was never called: the result would be that of no draw.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1)).eval()
+        >>> with one_draw(net, 3, n_draws=10):
+        ...     output = net(torch.ones(2, 2))
+        >>> torch.equal(output, function_draw(net, 3, n_draws=10)(torch.ones(2, 2)))
+        True
+    """
+    plain = checked_network(net)
+    draw = function_draw(plain, index, n_draws=n_draws, seed=seed, sampling=sampling)
+    state, called = plain.__dict__, False
+    slots = ("forward", "_compiled_call_impl")  # of an instance: both come before those of its class
+    before = {slot: state[slot] for slot in slots if slot in state}
+
+    def restore() -> None:
+        for slot in slots:
+            state.pop(slot, None)
+        state.update(before)
+
+    @functools.wraps(plain.forward)  # frameworks read its signature
+    def drawn(*args: Any, **kwargs: Any) -> PyTree:
+        nonlocal called
+        called = True
+        restore()  # the draw reads the network as it is
+        try:
+            return draw(_arguments(plain, args, kwargs))
+        finally:
+            state.update(dict.fromkeys(slots, drawn))
+
+    state.update(dict.fromkeys(slots, drawn))
+    try:
+        with torch.compiler.set_stance("force_eager") if plain is not net else contextlib.nullcontext():
+            yield  # compiled code holds the network as it was
+    finally:
+        restore()
+    if not called:
+        raise ValueError(
+            f"`net` must be what the procedure calls, but this {type(plain).__name__} was never called: the result "
+            "would be that of no draw. Pass the module that is called, such as a part of it, and its `forward`."
+        )
+
+
+def _arguments(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
+    """The arguments of a call as a tuple of positional or a dict of named ones."""
+    if not (args and kwargs):
+        return kwargs or args
+    signature = inspect.signature(net.forward)
+    named = dict(signature.bind(*args, **kwargs).arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            named |= named.pop(name, {})
+    return named
+
+
+def each_draw(
+    net: nn.Module,
+    procedure: Callable[[], Any],
+    *,
+    n_draws: int = 100,
+    seed: int = 0,
+    sampling: Sampling = Sampling(),
+    progress: bool | None = None,
+) -> list[Any]:
+    """What a procedure gives under each draw of the network that it calls.
+
+    Args:
+        net: The network.
+        procedure: A function without arguments that calls it, however deep inside a framework.
+        n_draws: The number of draws $T$: of runs of the procedure.
+        seed: As in `draws`.
+        sampling: As in `draws`.
+        progress: Whether to show a progress bar; by default in a terminal or notebook.
+    """
+    return list(_results(net, procedure, n_draws, seed, sampling, progress))
+
+
+def _results(
+    net: nn.Module, procedure: Callable[[], Any], n_draws: int, seed: int, sampling: Sampling, progress: bool | None
+) -> Iterator[Any]:
+    with ProgressBar("draws", n_draws, unit="draws", show=progress, delay=3.0) as bar:
+        for index in bar.follow(range(n_draws)):
+            with one_draw(net, index, n_draws=n_draws, seed=seed, sampling=sampling):
+                result = procedure()
+            yield result
+
+
+def predict_through(
+    net: nn.Module,
+    procedure: Callable[[], Any],
+    *,
+    n_draws: int = 100,
+    seed: int = 0,
+    quantiles: Sequence[float] = (),
+    keep_draws: bool = False,
+    sampling: Sampling = Sampling(),
+    progress: bool | None = None,
+) -> Prediction:
+    """The mean and the variance over draws of what a procedure gives: tensors or arrays, or trees of them.
+
+    Args:
+        net: The network that the procedure calls.
+        procedure: As in `each_draw`.
+        n_draws: The number of draws $T$.
+        seed: As in `draws`.
+        quantiles: The levels of quantiles over draws to compute.
+        keep_draws: Whether to also return all results, `[draw, ...]`.
+        sampling: As in `draws`.
+        progress: As in `each_draw`.
+    """
+    request, statistics = Request(None, tuple(quantiles), keep_draws), list[RowStatistics]()
+    for result in _results(net, procedure, n_draws, seed, sampling, progress):
+        tensors, structure = split(tree_map(_as_tensor, result))
+        statistics = statistics or [RowStatistics(request) for _ in tensors]
+        for one, tensor in zip(statistics, tensors, strict=True):
+            one.add(torch.atleast_1d(tensor)[None], None)
+    summaries = [one.results() for one in statistics]
+    trees = {
+        name: structure.build([s[name].movedim(1, 0) if name in ("draws", "quantiles") else s[name] for s in summaries])
+        for name in summaries[0]
+    }
+    prediction = Prediction.of(trees, n_draws=n_draws, method="through a procedure", quantile_levels=request.quantiles)
+    check_outputs(prediction)
+    return prediction
+
+
+def _as_tensor(leaf: PyTree) -> PyTree:
+    return to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
