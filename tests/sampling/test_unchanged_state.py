@@ -140,7 +140,19 @@ class Clipped(Body):
         return super().forward(x)
 
 
-WRITES = [Renormalised, Prototypes, DroppedInPlace, PutBack, Clipped]
+class ClippedAlias(Body):
+    """Writes by a tensor over the memory of a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.alias = self.o.weight.data
+
+    def forward(self, x):
+        self.alias.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+WRITES = [Renormalised, Prototypes, DroppedInPlace, PutBack, Clipped, ClippedAlias]
 
 
 @pytest.mark.parametrize("kind", WRITES)
@@ -153,7 +165,41 @@ def test_weights_that_a_pass_writes_are_left_as_they_were(kind, ask):
 
 @pytest.mark.parametrize("kind", WRITES)
 def test_weights_that_a_pass_writes_have_the_law_of_the_loop(kind):
-    assert_law(*made(lambda: (kind(), rows(3))), n_draws=500)
+    (net, x), (reference, _) = (made(lambda: (kind(), rows(3))) for _ in range(2))  # a deep copy parts an alias
+    assert_law(net, x, n_draws=500, reference=reference)
+
+
+class Averaged(Body):
+    """Replaces a tensor that began as the memory of a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.average = self.o.weight.data
+        self.register_buffer("last", self.a.weight.data)
+
+    def forward(self, x):
+        self.average, self.last = 0.9 * self.average, 0.5 * self.last
+        return super().forward(x)
+
+
+def spectrally_normalised():
+    net = Body()
+    net.a = nn.utils.spectral_norm(net.a)  # its weight begins as the memory of the one that it normalises
+    return net
+
+
+@pytest.mark.parametrize("make", [Averaged, spectrally_normalised])
+@pytest.mark.parametrize("ask", ["draws", "predict"])
+def test_what_a_pass_replaces_is_replaced_and_not_written_into(make, ask):
+    net, x = made(lambda: (make(), rows(3)))
+    weights = [parameter.detach().clone() for parameter in net.parameters()]
+    before = [parameter.data_ptr() for parameter in net.parameters()]
+    CALLS[ask](net, x)
+    assert all(map(torch.equal, weights, net.parameters()))
+    assert before == [parameter.data_ptr() for parameter in net.parameters()]
+    if make is Averaged:
+        torch.testing.assert_close(net.average, 0.9 * net.o.weight.detach())
+        torch.testing.assert_close(net.last, 0.5 * net.a.weight.detach())
 
 
 # What parts of a network share ----------------------------------------------------------------------------------------

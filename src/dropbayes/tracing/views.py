@@ -151,23 +151,27 @@ class View:
             module, clone = net.get_submodule(path), self.net.get_submodule(path)
             group, _, name = key.partition("/")
             if name and group == "_buffers" and name in module._buffers and name in clone._buffers:
-                _assign_buffer(module, clone, name)
+                self._assign(module._buffers, name, clone._buffers[name])
             elif not name and not _holds_modules(clone.__dict__.get(group)):
-                self._assign(module, group, clone.__dict__.get(group))
+                self._assign(module.__dict__, group, clone.__dict__.get(group))
 
-    def _assign(self, module: nn.Module, key: str, value: Any) -> None:
-        before = module.__dict__.get(key)
-        if isinstance(before, Tensor) and isinstance(value, Tensor) and before.shape == value.shape:
-            with torch.no_grad():
-                before.copy_(value)
-        elif isinstance(before, np.ndarray) and isinstance(value, np.ndarray) and before.shape == value.shape:
+    def _assign(self, attributes: dict[str, Any], key: str, value: Any) -> None:
+        """Writes into what the pass has written into, and replaces what it has replaced."""
+        before = attributes.get(key)
+        if before is None or self._copies.get(id(before)) is not value:
+            attributes[key] = _detach(value)
+        elif isinstance(before, Tensor):
+            if _address(before) not in self._parameter_memory:
+                with torch.no_grad():
+                    before.copy_(value)
+        elif isinstance(before, np.ndarray):
             before[...] = value
-        elif isinstance(before, bytearray) and isinstance(value, bytearray):
+        elif isinstance(before, bytearray):
             before[:] = value
-        elif is_object(before) and type(before) is type(value):
+        elif is_object(before):
             vars(before).update(_detach(vars(value)))
         else:
-            module.__dict__[key] = _detach(value)
+            attributes[key] = _detach(value)
 
     # Making it ------------------------------------------------------------------------------------------------------
 
@@ -218,7 +222,7 @@ class View:
         if parameter is None or not (self._own_parameters or self._switches):
             return parameter
         if id(parameter) not in self._copies:  # an alias while a mode is switched, which may replace a weight
-            made = parameter.detach().clone() if self._own_parameters else parameter.detach()
+            made = self._cloned(parameter.detach()) if self._own_parameters else parameter.detach()
             is_parameter = isinstance(parameter, nn.Parameter)
             made = nn.Parameter(made, parameter.requires_grad) if is_parameter else made
             self._remember(parameter, made)
@@ -232,11 +236,11 @@ class View:
         return self._copies[id(tensor)]
 
     def _cloned(self, tensor: Tensor) -> Tensor:
-        """A copy of a tensor, over one copy of the memory that it shares with others; of a parameter's, itself."""
+        """A copy of a tensor, over one copy of the memory that it shares with others; itself if it is a parameter's."""
         address = _address(tensor)
         if not address or type(tensor) is not Tensor:  # sparse, nested, or of a class of its own
             return tensor.clone()
-        if address in self._parameter_memory:
+        if address in self._parameter_memory and not self._own_parameters:
             return tensor
         if address not in self._memory:
             self._memory[address] = tensor.untyped_storage().clone()
@@ -399,15 +403,6 @@ def _cell_value(cell: types.CellType) -> Any:
 def _holds_modules(value: Any) -> bool:
     items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else [value]
     return any(isinstance(item, (nn.Module, types.MethodType, functools.partial)) for item in items)
-
-
-def _assign_buffer(module: nn.Module, clone: nn.Module, name: str) -> None:
-    mine, theirs = module._buffers[name], clone._buffers[name]
-    if mine is not None and theirs is not None and mine.shape == theirs.shape and mine.dtype == theirs.dtype:
-        with torch.no_grad():
-            mine.copy_(theirs)
-    else:
-        module._buffers[name] = _detach(theirs)
 
 
 def _detach(value: Any) -> Any:
