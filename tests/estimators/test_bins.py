@@ -50,3 +50,10 @@ def test_an_estimator_with_bins_is_the_same_after_saving(tmp_path):
     assert model.bins_.n_inputs > 0
     model.save(tmp_path / "model")
     np.testing.assert_array_equal(DropoutRegressor.load(tmp_path / "model").predict(x), model.predict(x))
+
+
+def test_a_column_of_codes_has_a_bin_between_any_two():
+    source = np.random.default_rng(0)
+    x = np.column_stack([source.integers(0, 4, (500, 40)), source.normal(size=(500, 2))])
+    bins = Bins.of(x, max_inputs=32)
+    assert [list(edges) for edges in bins.edges] == 40 * [[0.0, 1.0, 2.0, 3.0]] + 2 * [[]]

@@ -7,7 +7,7 @@ import pytest
 from sklearn.datasets import load_iris
 
 from dropbayes.estimators import DropoutClassifier
-from dropbayes.population import ensembles, search
+from dropbayes.population import ensembles
 from tests.estimators.samples import QUICK, toy
 
 
@@ -75,7 +75,7 @@ def test_balanced_classes_raise_the_rare_one():
 
 def test_the_search_shares_out_a_rare_class_and_keeps_groups_whole(monkeypatch):
     made = []
-    monkeypatch.setattr(ensembles, "fold_tasks", lambda *a, **k: made.append(search.fold_tasks(*a, **k)) or made[-1])
+    monkeypatch.setattr(ensembles, "_tasks", lambda *a, _tasks=ensembles._tasks: made.append(_tasks(*a)) or made[-1])
     x, y, groups = (
         np.random.default_rng(0).normal(size=(60, 2)),
         np.repeat(["a", "b", "c"], [40, 16, 4]),

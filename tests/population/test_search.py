@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dropbayes.population.search import fold_tasks, folds, forward_folds
+from dropbayes.population.search import folds, forward_folds, splits
 
 
 def test_forward_folds_learn_all_that_came_before_and_nothing_after():
@@ -41,9 +41,8 @@ def test_a_group_is_never_on_both_sides_and_every_row_is_held_out_once(n_folds, 
 @pytest.mark.parametrize("n_folds", [1, 3, 5])
 def test_every_fold_of_a_classification_has_its_share_of_every_class(n_folds):
     labels = torch.tensor([0] * 83 + [1] * 12 + [2] * 5)
-    tasks = fold_tasks(torch.zeros(100, 2), labels, n_folds=n_folds, likelihood="categorical")
-    for task in tasks:
-        held = torch.bincount(task.held_out[1], minlength=3)
+    for _, rows in splits(labels, n_folds=n_folds, likelihood="categorical"):
+        held = torch.bincount(labels[rows], minlength=3)
         expected = torch.tensor([83, 12, 5]) / (n_folds if n_folds > 1 else 5)
         assert ((held - expected).abs() < 1).all() and (held > 0).all()
 
@@ -51,11 +50,11 @@ def test_every_fold_of_a_classification_has_its_share_of_every_class(n_folds):
 def test_classes_are_shared_out_by_groups_where_rows_belong_together():
     labels, groups = torch.arange(60) % 2, torch.arange(60) // 6
     labels[:12] = 2  # two groups of a rare class
-    tasks = fold_tasks(torch.zeros(60, 1), labels, n_folds=2, groups=groups, likelihood="categorical")
-    assert [int((task.held_out[1] == 2).sum()) for task in tasks] == [6, 6]
+    made = splits(labels, n_folds=2, groups=groups, likelihood="categorical")
+    assert [int((labels[held] == 2).sum()) for _, held in made] == [6, 6]
 
 
 def test_the_folds_of_a_regression_are_those_of_the_seed_alone():
     x = torch.arange(40.0)[:, None]
-    one, other = (fold_tasks(x, y, n_folds=4, seed=3) for y in (x[:, 0], x[:, 0] > 20))
-    assert all(torch.equal(a.x, b.x) for a, b in zip(one, other, strict=True))
+    one, other = (splits(y, n_folds=4, seed=3) for y in (x[:, 0], x[:, 0] > 20))
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(one, other, strict=True))

@@ -19,6 +19,8 @@ __all__ = ["Bins"]
 Array = npt.NDArray[np.float64]
 _MAX_BINS = 16
 _ROWS_PER_BIN = 20
+# A column of at most so many values has a bin between any two, in tables of at most so many columns.
+_CODES, _CODED_COLUMNS = 6, 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,18 +39,24 @@ class Bins:
 
     @classmethod
     def of(cls, x: Array, *, max_inputs: int) -> Bins:
-        """Bins that hold equal numbers of training rows.
+        """Bins that hold equal numbers of training rows; between all values of a column that has few, such as codes.
 
         Args:
             x: Training rows.
             max_inputs: The maximum number of inputs from all bins; with more columns, each has fewer bins or none.
+                Columns of few values are not counted.
         """
         n_rows, n_columns = x.shape
         n_bins = min(max_inputs // max(1, n_columns), n_rows // _ROWS_PER_BIN, _MAX_BINS)
-        if n_bins < 2:
-            return cls(tuple(np.empty(0) for _ in range(n_columns)))
-        quantiles = np.quantile(x, np.linspace(0, 1, n_bins + 1), axis=0, method="nearest")
-        return cls(tuple(_distinct_edges(column) for column in quantiles.T))
+        levels = np.linspace(0, 1, n_bins + 1) if n_bins > 1 else np.empty(0)
+        most = max(n_bins, _CODES if n_columns <= _CODED_COLUMNS else 0)
+
+        def edges(column: Array) -> Array:
+            values = np.unique(column)
+            coded = len(values) <= most and n_rows >= _ROWS_PER_BIN * len(values)
+            return _distinct_edges(values if coded else np.quantile(column, levels, method="nearest"))
+
+        return cls(tuple(edges(column) for column in x.T))
 
     @property
     def n_inputs(self) -> int:

@@ -13,6 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from dropbayes.estimators.ensembles import ClassEnsemble
 from dropbayes.estimators.learning import DropoutEstimator
+from dropbayes.estimators.process import Offset
 from dropbayes.estimators.recalibration import best_factor, class_log_density
 from dropbayes.estimators.rows import row_weights
 from dropbayes.population import EnsembleChoice
@@ -73,7 +74,8 @@ class DropoutClassifier(ClassifierMixin, ClassEnsemble, DropoutEstimator):
             self._warn_below_baseline("the class shares")
         return self
 
-    def _fit_noise(self, choice: EnsembleChoice) -> None:
+    def _fit_noise(self, choice: EnsembleChoice, offset: Offset | None) -> None:
+        del offset
         _, codes, weight = choice.held_out_rows()
         draws = choice.held_out_draws(self._effort.noise_draws).double().cpu()
 

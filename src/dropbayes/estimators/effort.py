@@ -16,6 +16,8 @@ class Effort:
             training costs little and also guards against over-fitting.
         binned: The same for candidates that see the bins of the columns too (see `estimators.bins`): better where the
             target jumps or bends, worse where it is smooth.
+        offset: The same for candidates that learn what a Gaussian process leaves (see `estimators.process`); without
+            any, no process is fitted.
         n_finalists: The number of best candidates that are trained again for all steps; 0 for none.
         hidden: The widths of the hidden layers; multiples of 16 fill a processor's vectors (50 takes as long as 64).
         wide_rows: The number of rows from which the hidden layers are twice as wide.
@@ -38,6 +40,7 @@ class Effort:
 
     candidates: tuple[tuple[float, float, float], ...]
     binned: tuple[tuple[float, float, float], ...] = ()
+    offset: tuple[tuple[float, float, float], ...] = ()
     n_finalists: int = 0
     hidden: tuple[int, ...] = (48, 48)
     wide_rows: int = 10**9
@@ -75,6 +78,7 @@ EFFORTS = {
             *((0.05, 0.1, 0.2), (0.1, 0.2, 0.2)),
         ),
         binned=((0.0, 0.01, 0.2), (0.0, 0.05, 0.2), (0.05, 0.1, 0.2)),
+        offset=((0.0, 0.01, 0.2), (0.0, 0.1, 0.2), (0.1, 0.2, 0.2)),
         n_finalists=2,
         betas=(0.9, 0.99),
         large_batch=256,
@@ -98,6 +102,7 @@ EFFORTS = {
             (0.0, 0.05, 0.1),
             (0.05, 0.1, 0.1),
         ),
+        offset=((0.0, 0.01, 1.0), (0.0, 0.05, 0.1), (0.05, 0.1, 0.1), (0.1, 0.2, 0.03)),
         bin_inputs=64,
         hidden=(100, 100),
         wide_rows=20_000,

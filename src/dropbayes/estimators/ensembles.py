@@ -20,14 +20,16 @@ from torch import Tensor, nn
 
 from dropbayes import information, linear
 from dropbayes.estimators import files
+from dropbayes.estimators.atoms import Atoms
 from dropbayes.estimators.bins import Bins
 from dropbayes.estimators.bounds import Bounds
 from dropbayes.estimators.extrapolation import Extrapolation
 from dropbayes.estimators.frames import FrameColumns, as_array
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.estimators.noise import StudentNoise
+from dropbayes.estimators.process import Process, offset_draws
 from dropbayes.estimators.recalibration import tempered
-from dropbayes.estimators.transforms import TargetTransform, TransformedMixture
+from dropbayes.estimators.transforms import MappedMixture, TargetTransform, TransformedMixture
 from dropbayes.population import Population, network
 from dropbayes.population.evaluation import in_units
 from dropbayes.predictive.mixtures import Mixture, draw_mean
@@ -152,7 +154,9 @@ class Ensemble(ABC):
         population = self.population_
         nets = [network(population, i) for i in range(len(population))]
         random = [bool((p > 0).any()) for p in population.drop_prob]
-        n_rows, n_draws = block_rows or self.block_rows, self._n_drawn if any(random) else 1
+        # Where nothing is dropped and no process adds its draws, each network is one function.
+        several = any(random) or any(member.offset for member in population.members)
+        n_rows, n_draws = block_rows or self.block_rows, self._n_drawn if several else 1
         for start in range(0, len(x), n_rows):
             rows = slice(start, min(start + n_rows, len(x)))
             standard = self._standard(x[rows])
@@ -240,6 +244,8 @@ class RegressionEnsemble(Ensemble):
     extrapolation_: Extrapolation | None = None
     transform_: TargetTransform = TargetTransform()
     bounds_: Bounds | None = None
+    process_: Process | None = None
+    atoms_: Atoms | None = None
     one_column_: bool
 
     def _head(self) -> str:
@@ -272,6 +278,8 @@ class RegressionEnsemble(Ensemble):
     def _in_units(self, mixture: Mixture) -> Mixture:
         """The predictive distribution in the units of y, recalibrated, from that in the scale of learning."""
         mixture = mixture if self.recalibration is None else self.recalibration.mixture(mixture)
+        if self.atoms_ is not None:
+            return MappedMixture(mixture, self.atoms_)
         return mixture if self.transform_.name == "none" else TransformedMixture(mixture, self.transform_)
 
     def _uncalibrated_blocks(self, X: Any, block_rows: int | None) -> Iterator[tuple[slice, Mixture]]:
@@ -281,6 +289,8 @@ class RegressionEnsemble(Ensemble):
 
     def _mixture(self, inputs: Tensor, outputs: Tensor) -> Mixture:
         population, n_outputs = self.population_, self.population_.y_mean.shape[1]
+        if self.process_ is not None:
+            outputs = self._with_process(inputs, outputs)
         if self.bounds_ is not None:
             values, rest = outputs.split([n_outputs, outputs.shape[-1] - n_outputs], -1)
             shift = self.bounds_.shift(draw_mean(values.double().flatten(0, 1)))
@@ -289,12 +299,33 @@ class RegressionEnsemble(Ensemble):
         if self.noise_ is not None:
             draws = outputs.double().flatten(0, 1).cpu()
             columns = inputs[:, : self._n_columns].cpu()
-            y_mean, y_scale = population.y_mean[0].cpu(), population.y_scale[0].cpu()
+            y_mean, y_scale = self._target_moments
             mixture = self.noise_.mixture(draws, columns, y_mean, y_scale)
             spread = self.extrapolation_
             return mixture if spread is None else spread.spread(mixture, columns, y_scale)
         mean, variance = in_units(population, outputs)
         return Mixture(mean.flatten(0, 1).cpu(), variance.flatten(0, 1).sqrt().cpu())
+
+    @property
+    def _target_moments(self) -> tuple[Tensor, Tensor]:
+        """The mean and the scale of y, one per output; networks that learn what a process leaves have others."""
+        standard: Any = self.process_
+        if standard is None:
+            return self.population_.y_mean[0].cpu(), self.population_.y_scale[0].cpu()
+        return standard.y_mean, standard.y_scale
+
+    def _with_process(self, inputs: Tensor, outputs: Tensor) -> Tensor:
+        """The outputs in one standard, with the draws of the process added to those of the networks that need it."""
+        population, process = self.population_, self.process_
+        assert process is not None
+        mean, deviation = process.predict(inputs[:, : self._n_columns].cpu())
+        offset = offset_draws(mean, deviation, len(outputs)).to(outputs.device)[:, None, :, None]
+        has_offset = torch.tensor([member.offset for member in population.members], device=outputs.device)[
+            :, None, None
+        ]
+        y_mean, y_scale = process.y_mean.to(outputs.device), process.y_scale.to(outputs.device)
+        values = outputs.double() * population.y_scale[:, None] + population.y_mean[:, None]
+        return torch.where(has_offset, values / y_scale + offset, (values - y_mean) / y_scale)
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
         r"""The predictive mean; with `return_std` also the standard deviation, or with `return_cov` the covariance.
@@ -366,7 +397,13 @@ class RegressionEnsemble(Ensemble):
         return {"one_column": bool(self.one_column_), "transform": asdict(self.transform_)}
 
     def _class_tensors(self) -> dict[str, Tensor]:
-        records = {"noise": self.noise_, "distance": self.extrapolation_, "bounds": self.bounds_}
+        records = {
+            "noise": self.noise_,
+            "distance": self.extrapolation_,
+            "bounds": self.bounds_,
+            "process": self.process_,
+            "atoms": self.atoms_,
+        }
         return {key: value for name, record in records.items() for key, value in files.tensors_of(name, record).items()}
 
     def _set_class_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -375,6 +412,8 @@ class RegressionEnsemble(Ensemble):
         self.noise_ = files.record_of(StudentNoise, "noise", tensors)
         self.extrapolation_ = files.record_of(Extrapolation, "distance", tensors)
         self.bounds_ = files.record_of(Bounds, "bounds", tensors)
+        self.process_ = files.record_of(Process, "process", tensors)
+        self.atoms_ = files.record_of(Atoms, "atoms", tensors)
 
 
 class ClassEnsemble(Ensemble):

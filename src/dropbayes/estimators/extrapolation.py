@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dropbayes.predictive.mixtures import Mixture
 
-__all__ = ["Extrapolation", "Gap", "find_gap", "fit_extrapolation"]
+__all__ = ["Extrapolation", "Gap", "find_gap", "fit_extrapolation", "normal_scores"]
 
 _ANCHORS = 1024
 _PRINCIPAL_ROWS = 5000
@@ -70,12 +70,12 @@ class Extrapolation:
 def _spread(mixture: Mixture, deviation: Tensor) -> Mixture:
     smoothed = _SMOOTHED if mixture.n_draws > 1 else 1.0
     deviation = deviation.to(mixture.location)
-    shift = math.sqrt(1 - smoothed) * _normal_scores(mixture.n_draws).to(deviation)[:, None, None] * deviation
+    shift = math.sqrt(1 - smoothed) * normal_scores(mixture.n_draws).to(deviation)[:, None, None] * deviation
     scale = (mixture.scale.square() + smoothed * deviation.square()).sqrt()
     return Mixture(mixture.location + shift, scale, mixture.freedom)
 
 
-def _normal_scores(n: int) -> Tensor:
+def normal_scores(n: int) -> Tensor:
     """Standard normal scores of mean 0 and variance 1, in an order that no draw's own deviation follows."""
     if n == 1:
         return torch.zeros(1, dtype=torch.float64)

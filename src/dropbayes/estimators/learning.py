@@ -19,6 +19,7 @@ from dropbayes.estimators.extrapolation import Gap
 from dropbayes.estimators.frames import FrameColumns, as_array, is_mixed_frame
 from dropbayes.estimators.missing import MissingValues
 from dropbayes.estimators.parameters import FOLDS, MANY_ROWS, Parameters
+from dropbayes.estimators.process import Offset
 from dropbayes.estimators.rows import canonical_rows, row_groups, time_groups
 from dropbayes.population import (
     EnsembleChoice,
@@ -83,17 +84,21 @@ class DropoutEstimator(Parameters, Ensemble):
             self._set_bounds(y)
             return
         self.bins_ = self._bins(x)
+        # A process would see the rows of its own group, or of the future.
+        offset = self._fit_process(x, y, weight) if groups is None else None
         x = self._with_bins(x)
         self.rows_tested_ = min(len(x), _REMEMBERED_ROWS)  # in case `partial_fit` follows
         threads = 1 if self._operation_size(len(x)) <= _ONE_THREAD_SIZE else None
         with cpu_threads(threads), self._progress(len(x)) as progress:
-            choice = self._search(x, y, weight, groups, forward=times is not None, progress=progress)
+            choice = self._search(x, y, weight, groups, offset, forward=times is not None, progress=progress)
             self.search_scores_ = choice.log_likelihood.numpy()
             self.search_edges_ = search_edges(choice)
-            gap = self._gap(x, weight)
-            self.population_, without_gap = self._train_ensemble(x, y, weight, choice, gap, progress)
+            if not any(member.offset for member in choice.members):
+                offset = self.process_ = None
+            gap = None if all(member.offset for member in choice.members) else self._gap(x, weight)
+            self.population_, without_gap = self._train_ensemble(x, y, weight, choice, offset, gap, progress)
             self._refuse_divergence()
-            self._fit_noise(choice)
+            self._fit_noise(choice, offset)
             self._set_bounds(y)
             if gap is not None:
                 self._fit_extrapolation(gap, without_gap, x, y, weight)
@@ -134,6 +139,7 @@ class DropoutEstimator(Parameters, Ensemble):
         y: np.ndarray,
         weight: np.ndarray | None,
         groups: Any,
+        offset: Offset | None,
         *,
         forward: bool,
         progress: ProgressBar,
@@ -143,7 +149,7 @@ class DropoutEstimator(Parameters, Ensemble):
         n_folds = self._folds(n_rows)
         grid, n_finalists = self._grid(n_rows)
         n_networks, n_columns = self._n_networks(len(x)), None if self.bins_ is None else len(self.bins_.edges)
-        return choose_ensemble(
+        choice = choose_ensemble(
             torch.tensor(x[rows]),
             torch.tensor(y[rows]),
             grid,
@@ -154,14 +160,23 @@ class DropoutEstimator(Parameters, Ensemble):
             groups=row_groups(x[rows, :n_columns], y[rows]) if groups is None else groups[rows],
             forward=forward,
             weight=None if weight is None else torch.as_tensor(weight[rows]),
+            offset=None if offset is None else offset.mean[rows],
             n_draws=self._effort.search_draws,
             seed=self.seed_,
             n_classes=self._n_classes(),
             **self._settings(n_rows, progress),
         )
+        return replace(choice, held_out=tuple(torch.from_numpy(rows)[held] for held in choice.held_out))
 
     def _train_ensemble(
-        self, x: np.ndarray, y: np.ndarray, weight: Any, choice: EnsembleChoice, gap: Gap | None, progress: ProgressBar
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        weight: Any,
+        choice: EnsembleChoice,
+        offset: Offset | None,
+        gap: Gap | None,
+        progress: ProgressBar,
     ) -> tuple[Population, Population]:
         """The networks of the ensemble, trained on all rows, and a network trained without the rows of a gap if any.
 
@@ -178,12 +193,16 @@ class DropoutEstimator(Parameters, Ensemble):
             if n_searched < len(x):  # the same fraction of a full training
                 epochs = max(1, round(self._epochs(len(x)) * member.epochs / full))
             n_inputs = None if self.bins_ is None else member.n_inputs
-            members.append(replace(member, task=0, epochs=epochs, seed=self.seed_ + 1000 + i, n_inputs=n_inputs))
+            seed = self.seed_ + 1000 + i
+            members.append(replace(member, task=int(member.offset), epochs=epochs, seed=seed, n_inputs=n_inputs))
         tasks, n_networks = [Task(x, y, weight)], len(members)
+        if offset is not None:
+            tasks.append(Task(x, y - offset.mean.numpy(), weight))
         if gap is not None:
             outside = ~gap.rows.numpy()
             tasks.append(Task(x[outside], y[outside], None if weight is None else weight[outside]))
-            members.append(replace(members[0], task=1, seed=self.seed_ + 999))
+            plain = next(member for member in members if not member.offset)
+            members.append(replace(plain, task=len(tasks) - 1, seed=self.seed_ + 999))
         settings = self._settings(len(x), progress)
         trained = train_in_jobs(tasks, members, n_classes=self._n_classes(), **settings)
         index = torch.arange(len(members)) % len(choice.selection)
@@ -194,9 +213,10 @@ class DropoutEstimator(Parameters, Ensemble):
         """Continues training from the current weights."""
         start = self.population_
         self.seed_ += 1  # fresh batches and masks
-        members = [replace(m, task=0, epochs=epochs, seed=self.seed_ + i) for i, m in enumerate(start.members)]
+        members = [replace(m, epochs=epochs, seed=self.seed_ + i) for i, m in enumerate(start.members)]
         settings = self._settings(len(x)) | {"schedule": schedule, "hidden": self.hidden_}
-        trained = train_in_jobs([Task(x, y, weight)], members, start=start, n_classes=self._n_classes(), **settings)
+        tasks = [Task(x, targets, weight) for targets in self._task_targets(x, y)]
+        trained = train_in_jobs(tasks, members, start=start, n_classes=self._n_classes(), **settings)
         self.population_ = replace(trained, precision=start.precision)
         self._refuse_divergence()
 
@@ -212,7 +232,8 @@ class DropoutEstimator(Parameters, Ensemble):
 
     def _tested_precision(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Tensor:
         """The precision estimated from rows that the current networks were not trained on."""
-        rows = (torch.tensor(x), torch.tensor(y), None if weight is None else torch.tensor(weight))
+        tested = None if weight is None else torch.tensor(weight)
+        rows = [(torch.tensor(x), torch.tensor(targets), tested) for targets in self._task_targets(x, y)]
         return fit_precision(self.population_, rows, n_draws=50, groups=[0] * len(self.population_)).precision
 
     def _set_precision(self, precision: Tensor) -> None:
@@ -222,7 +243,7 @@ class DropoutEstimator(Parameters, Ensemble):
         """The step of `partial_fit`: the first rows set up the networks, later ones update τ before their training."""
         if not hasattr(self, "population_"):
             self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
-            self.bins_ = None  # the first rows of a stream are too few for bins
+            self.bins_ = self.process_ = None  # the first rows of a stream are too few
             grid, _ = self._grid(len(x))
             member = replace(grid[len(grid) // 2], task=0, epochs=1)
             members = [replace(member, seed=self.seed_ + i) for i in range(self._n_networks(len(x)))]
@@ -243,8 +264,19 @@ class DropoutEstimator(Parameters, Ensemble):
             self._set_bounds(y)
 
     @abstractmethod
-    def _fit_noise(self, choice: EnsembleChoice) -> None:
+    def _fit_noise(self, choice: EnsembleChoice, offset: Offset | None) -> None:
         """Fits the noise or temperature to the held-out draws of a search."""
+
+    def _fit_process(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Offset | None:
+        """Fits the process whose errors candidates may learn; None for none."""
+        del x, y, weight
+        self.process_ = None
+        return None
+
+    def _task_targets(self, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+        """The targets of each task of the networks: y, and what the process leaves of it."""
+        del x
+        return [y]
 
     def _gap(self, x: np.ndarray, weight: np.ndarray | None) -> Gap | None:
         """A gap in the rows whose errors teach how predictions part far from the rows; None to leave them."""

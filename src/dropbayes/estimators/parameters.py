@@ -94,12 +94,14 @@ class Parameters(BaseEstimator):
         if isinstance(self.drop_prob, str):
             n_finalists = effort.n_finalists
             bins = getattr(self, "bins_", None)
-            seen = [(candidate, bins and len(bins.edges)) for candidate in effort.candidates]
-            seen += [(candidate, None) for candidate in effort.binned if bins]
-            tried = [((inputs, *[units] * n_layers), share, n) for (inputs, units, share), n in seen]
+            columns = bins and len(bins.edges)
+            seen = [(candidate, columns, False) for candidate in effort.candidates]
+            seen += [(candidate, None, False) for candidate in effort.binned if bins]
+            seen += [(candidate, columns, True) for candidate in effort.offset if getattr(self, "process_", None)]
+            tried = [((inputs, *[units] * n_layers), share, n, offset) for (inputs, units, share), n, offset in seen]
         else:
             given = self.drop_prob if isinstance(self.drop_prob, list) else [self.drop_prob]
-            tried = [(drop_prob, 1.0, None) for drop_prob in given]
+            tried = [(drop_prob, 1.0, None, False) for drop_prob in given]
         decay = self.weight_decay
         decays = effort.weight_decays if isinstance(decay, str) else decay if isinstance(decay, list) else [decay]
         rate = effort.learning_rate * max(1.0, self._batch_size(n_rows) / 128) ** 0.5
@@ -111,8 +113,9 @@ class Parameters(BaseEstimator):
                 learning_rate=rate,
                 epochs=self._epochs(n_rows, share),
                 n_inputs=n_inputs,
+                offset=offset,
             )
-            for drop_prob, share, n_inputs in tried
+            for drop_prob, share, n_inputs, offset in tried
             for value in decays
         ]
         return grid, n_finalists

@@ -221,9 +221,8 @@ def fit_recalibration(estimator: Any, X: Any, y: Any, *, method: Method = "scale
         return _fit_classes(plain, X, y, method)
     outcome = torch.as_tensor(np.asarray(y, dtype=np.float64))
     blocks = [(rows, mixture) for rows, mixture in plain.predictive_blocks(X)]
-    if plain.transform_.name != "none":  # deviations are scaled where the noise is symmetric
-        outcome = plain.transform_.forward(outcome)
-        blocks = [(rows, mixture.base) for rows, mixture in blocks]
+    outcome = plain.transform_.forward(outcome)  # deviations are scaled where the noise is symmetric
+    blocks = [(rows, getattr(mixture, "base", mixture)) for rows, mixture in blocks]
     if method == "isotonic":
         values = torch.cat([mixture.pit(outcome[rows]) for rows, mixture in blocks])
         return Recalibration(method, _sorted_subset(values), len(y))

@@ -12,15 +12,18 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
 from torch import Tensor
 
+from dropbayes.estimators.atoms import fit_atoms
 from dropbayes.estimators.bounds import Bounds
 from dropbayes.estimators.ensembles import RegressionEnsemble
 from dropbayes.estimators.extrapolation import Gap, find_gap, fit_extrapolation
 from dropbayes.estimators.learning import DropoutEstimator
 from dropbayes.estimators.noise import fit_noise
+from dropbayes.estimators.process import MAX_ROWS, Offset, fit_process
 from dropbayes.estimators.rows import row_weights
 from dropbayes.estimators.transforms import candidate_transforms
 from dropbayes.population import EnsembleChoice, Population, draws
 from dropbayes.population.standardisation import moments
+from dropbayes.runtime.devices import cpu_threads
 
 # The rows of a gap, and the draws for each, to which the spread far from the rows is fitted.
 _GAP_ROWS, _GAP_DRAWS = 1000, 32
@@ -75,6 +78,9 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         extrapolation_: How the draws part far from the training rows (`dropbayes.estimators.extrapolation`); None where
             a gap in the rows shows no need.
         transform_: The transform of the targets (`dropbayes.estimators.transforms`).
+        process_: The Gaussian process whose errors some networks learn (`dropbayes.estimators.process`); None where
+            held-out rows prefer networks alone.
+        atoms_: Values that the targets repeat, which predictions then take (`dropbayes.estimators.atoms`), if any.
         noise_: The fitted noise model of `noise="student"`, in standardised units; None for the other kinds.
         search_scores_: The held-out log-likelihood of each candidate, with Gaussian noise, in the units of y.
         held_out_score_: The held-out log-likelihood of the ensemble with its noise, in the units of y.
@@ -119,7 +125,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         fits = []
         for transform in [self.transform_] if warm else candidate_transforms(self.target_transform, y):
             if not warm:
-                self.noise_ = self.extrapolation_ = self.bounds_ = None
+                self.noise_ = self.extrapolation_ = self.bounds_ = self.atoms_ = None
                 self.__dict__.pop("population_", None)  # of another scale
             self.transform_ = transform
             self._learn(x, self._transform(y), weight, groups, times)
@@ -136,7 +142,27 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             raise ValueError(f"`y` must be positive, as in the first fit; the smallest is {float(y.min()):.4g}.")
         return z.numpy()
 
-    def _fit_noise(self, choice: EnsembleChoice) -> None:
+    def _fit_process(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Offset | None:
+        self.process_ = None
+        suited = isinstance(self.drop_prob, str) and self.noise == "student" and self._effort.offset
+        if not suited or self.warm_start or y.ndim > 1 or len(x) > MAX_ROWS:
+            return None
+        share = torch.ones(len(x)).double() if weight is None else torch.as_tensor(weight).double()
+        mean, scale = moments(torch.tensor(x), share)
+        with cpu_threads(1):  # The bits of a product depend on the threads.
+            fitted = fit_process((torch.tensor(x) - mean) / scale, torch.tensor(y), share, self.seed_)
+        if fitted is None:
+            return None
+        self.process_, offset = fitted
+        return offset
+
+    def _task_targets(self, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+        if self.process_ is None:
+            return [y]
+        mean, _ = self.process_.predict(self._standard_columns(x))
+        return [y, y - (mean * self.process_.y_scale + self.process_.y_mean).numpy()]
+
+    def _fit_noise(self, choice: EnsembleChoice, offset: Offset | None) -> None:
         log_derivative = self._log_derivative(choice)
         self.search_scores_ = self.search_scores_ + log_derivative
         self.held_out_score_ = float(self.search_scores_.max())
@@ -145,11 +171,12 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         self.baseline_score_ = float(-(deviation * math.sqrt(2 * math.pi * math.e)).log().sum())
         if self.noise != "student":
             return
-        standard, effort = self.population_, self._effort
-        y_mean, y_scale = standard.y_mean[0].cpu(), standard.y_scale[0].cpu()
-        draws = (choice.held_out_draws(effort.noise_draws).cpu() - y_mean) / y_scale
+        effort, (y_mean, y_scale) = self._effort, self._target_moments
+        shift = None if offset is None else offset.draws(effort.noise_draws)[..., None]
+        draws = (choice.held_out_draws(effort.noise_draws, shift).cpu() - y_mean) / y_scale
         x = self._standard_columns(x.double())
-        y = (y.double().reshape(len(x), -1) - y_mean) / y_scale
+        outcome = y.double()
+        y = (outcome.reshape(len(x), -1) - y_mean) / y_scale
         rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(self.seed_))[: effort.noise_rows]
         self.noise_, score = fit_noise(
             draws[:, rows].permute(2, 0, 1).float(),
@@ -160,8 +187,10 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             n_steps=effort.noise_steps,
             seed=self.seed_,
         )
-
         self.held_out_score_ = float((score - y_scale.log()).sum()) + log_derivative
+        if self.one_column_ and self.transform_.name == "none":
+            mixture = self.noise_.mixture(draws[:, rows], x[rows], y_mean, y_scale).output(0)
+            self.atoms_ = fit_atoms(mixture, outcome[rows], weight[rows])
 
     def _log_derivative(self, choice: EnsembleChoice) -> float:
         """The mean of the logarithm of the transform's derivative over the held-out rows."""
@@ -170,8 +199,8 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         return float((values * weight).sum() / weight.sum())
 
     def _set_bounds(self, y: np.ndarray) -> None:
-        standard = self.population_
-        targets = (torch.as_tensor(y).reshape(len(y), -1) - standard.y_mean[0].cpu()) / standard.y_scale[0].cpu()
+        y_mean, y_scale = self._target_moments
+        targets = (torch.as_tensor(y).reshape(len(y), -1) - y_mean) / y_scale
         self.bounds_ = Bounds.of(targets) if self.bounds_ is None else self.bounds_.union(Bounds.of(targets))
 
     def _standard_columns(self, x: Any) -> Tensor:
@@ -188,13 +217,12 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         return find_gap((columns - mean) / scale, self.seed_)
 
     def _fit_extrapolation(self, gap: Gap, without_gap: Population, x: np.ndarray, y: np.ndarray, weight: Any) -> None:
-        standard = self.population_
         if self.noise_ is None or bool(without_gap.diverged.any()):
             return
         source = torch.Generator().manual_seed(self.seed_)
         inside = gap.rows.nonzero()[:, 0]
         rows = inside[torch.randperm(len(inside), generator=source)[:_GAP_ROWS]]
-        y_mean, y_scale = standard.y_mean[0].cpu(), standard.y_scale[0].cpu()
+        y_mean, y_scale = self._target_moments
         sampled, _ = draws(without_gap, torch.as_tensor(x[:, : without_gap.x_mean.shape[1]])[rows], n_draws=_GAP_DRAWS)
         columns = self._standard_columns(x)
         mixture = self.noise_.mixture(
@@ -231,7 +259,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             if self.target_transform == "auto":
                 raise ValueError("`target_transform` 'auto' is chosen by `fit`; name one for `partial_fit`.")
             (self.transform_,) = candidate_transforms(self.target_transform, y)
-            self.noise_ = self.extrapolation_ = None  # Gaussian until a search has held rows out
+            self.noise_ = self.extrapolation_ = self.atoms_ = None  # Gaussian until a search has held rows out
         self._partial_fit(x, self._transform(y), weight)
         return self
 

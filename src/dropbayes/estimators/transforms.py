@@ -23,7 +23,7 @@ from torch import Tensor
 from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.runtime.validation import Array, float_tensor
 
-__all__ = ["TRANSFORMS", "TargetTransform", "TransformedMixture", "candidate_transforms"]
+__all__ = ["TRANSFORMS", "MappedMixture", "TargetTransform", "TransformedMixture", "candidate_transforms"]
 
 TRANSFORMS = ("none", "log", "arcsinh")
 """The names of the transforms; "none" leaves the targets as they are."""
@@ -134,26 +134,74 @@ def candidate_transforms(name: str, y: np.ndarray) -> list[TargetTransform]:
     return [TargetTransform.of(name, y) for name in suited]
 
 
-class TransformedMixture(Mixture):
-    """The predictive distribution of y, from a mixture of Gaussians of z.
+class MappedMixture(Mixture):
+    """The predictive distribution of y, from a mixture of z and a monotone map; moments and density are those of z.
 
     Args:
         base: The predictive distribution of z, `[draw, row]`.
-        transform: The map from y to z.
+        transform: The map, with `forward` from y to z and `inverse`.
+    """
+
+    def __init__(self, base: Mixture, transform: Any) -> None:
+        super().__init__(base.location, base.scale, base.freedom)
+        object.__setattr__(self, "base", base)
+        object.__setattr__(self, "transform", transform)
+
+    base: Mixture
+    transform: Any
+
+    def pit(self, y: Array) -> Tensor:
+        return self.base.pit(self.transform.forward(float_tensor(y).to(self.location)))
+
+    def quantile(self, level: float) -> Tensor:
+        return self.transform.inverse(self.base.quantile(level))
+
+    def crps(self, y: Array) -> Tensor:
+        r"""$\int (F(u) - 1_{u \ge y})^2\, du$ by the trapezoidal rule in z, on either side of the outcome."""
+        outcome = float_tensor(y).to(self.location).double()
+        z = self.transform.forward(outcome)
+        centre, reach = self.base.mean.double(), _CRPS_REACH * self.base.std.double()
+        z = torch.where(z.isfinite(), z, centre + torch.where(z > 0, reach, -reach))
+        low, high = torch.minimum(centre - reach, z), torch.maximum(centre + reach, z)
+        total = self._integral(low, z, above=False) + self._integral(z, high, above=True)
+        # An outcome that the map does not take lies in one of its jumps, which the integrals count as above it.
+        jumped = (outcome - self.transform.inverse(z)) * (2 * self.base.pit(z).double() - 1)
+        return (total + jumped).to(self.location)
+
+    def _integral(self, low: Tensor, high: Tensor, *, above: bool) -> Tensor:
+        step, total = (high - low) / _CRPS_NODES, torch.zeros_like(low)
+        previous, before = self.transform.inverse(low), None
+        for node in range(_CRPS_NODES + 1):
+            z = high if node == _CRPS_NODES else low + node * step  # exact: a map may jump there
+            level = self.base.pit(z).double()
+            height, place = (1 - level if above else level).square(), self.transform.inverse(z)
+            if before is not None:
+                total += (place - previous) * (height + before) / 2
+            previous, before = place, height
+        return total
+
+    def output(self, index: int) -> Mixture:
+        del index
+        return self
+
+    def outcomes(self, values: Tensor) -> Tensor:
+        return self.transform.inverse(values)
+
+    def rows(self, index: Any) -> Mixture:
+        return type(self)(self.base.rows(index), self.transform)
+
+    def with_noise(self, factor: float) -> Mixture:
+        return type(self)(self.base.with_noise(factor), self.transform)
+
+
+class TransformedMixture(MappedMixture):
+    """The predictive distribution of y, with its moments and density, from a mixture of Gaussians of z.
 
     Example:
         >>> one = TransformedMixture(Mixture(torch.zeros(1, 1), torch.tensor(1.0)), TargetTransform("log"))
         >>> one.mean, one.quantile(0.5)  # of the lognormal
         (tensor([1.6487]), tensor([1.]))
     """
-
-    def __init__(self, base: Mixture, transform: TargetTransform) -> None:
-        super().__init__(base.location, base.scale, base.freedom)
-        object.__setattr__(self, "base", base)
-        object.__setattr__(self, "transform", transform)
-
-    base: Mixture
-    transform: TargetTransform
 
     def _component_moments(self) -> tuple[Tensor, Tensor]:
         return self.transform.moments(self.location, self.scale.square())
@@ -179,42 +227,3 @@ class TransformedMixture(Mixture):
         outcome = float_tensor(y).to(self.location)
         density = self.base.log_density(self.transform.forward(outcome)) + self.transform.log_derivative(outcome)
         return density.nan_to_num(nan=-torch.inf)  # an outcome that the logarithm does not take
-
-    def pit(self, y: Array) -> Tensor:
-        return self.base.pit(self.transform.forward(float_tensor(y).to(self.location)))
-
-    def quantile(self, level: float) -> Tensor:
-        return self.transform.inverse(self.base.quantile(level))
-
-    def crps(self, y: Array) -> Tensor:
-        r"""$\int (F(u) - 1_{u \ge y})^2\, du$ by the trapezoidal rule in z, on either side of the outcome."""
-        z = self.transform.forward(float_tensor(y).to(self.location).double())
-        centre, reach = self.base.mean.double(), _CRPS_REACH * self.base.std.double()
-        z = torch.where(z.isfinite(), z, centre - reach)
-        low, high = torch.minimum(centre - reach, z), torch.maximum(centre + reach, z)
-        return (self._integral(low, z, above=False) + self._integral(z, high, above=True)).to(self.location)
-
-    def _integral(self, low: Tensor, high: Tensor, *, above: bool) -> Tensor:
-        step, total = (high - low) / _CRPS_NODES, torch.zeros_like(low)
-        previous, before = self.transform.inverse(low), None
-        for node in range(_CRPS_NODES + 1):
-            z = low + node * step
-            level = self.base.pit(z).double()
-            height, place = (1 - level if above else level).square(), self.transform.inverse(z)
-            if before is not None:
-                total += (place - previous) * (height + before) / 2
-            previous, before = place, height
-        return total
-
-    def output(self, index: int) -> Mixture:
-        del index
-        return self
-
-    def outcomes(self, values: Tensor) -> Tensor:
-        return self.transform.inverse(values)
-
-    def rows(self, index: Any) -> Mixture:
-        return TransformedMixture(self.base.rows(index), self.transform)
-
-    def with_noise(self, factor: float) -> Mixture:
-        return TransformedMixture(self.base.with_noise(factor), self.transform)

@@ -12,7 +12,7 @@ from torch import Tensor
 from dropbayes.population.evaluation import draws, fit_and_score
 from dropbayes.population.jobs import train_in_jobs
 from dropbayes.population.records import Member, Population, Task, concatenate, select
-from dropbayes.population.search import fold_tasks
+from dropbayes.population.search import splits
 
 __all__ = ["EnsembleChoice", "choose_ensemble", "greedy_selection"]
 
@@ -26,7 +26,8 @@ class EnsembleChoice:
         log_likelihood: The held-out log-likelihood of each candidate, a (weighted) mean over rows.
         selection: The index of each member's candidate; a candidate may be selected several times.
         precision: τ of each member and output in standardised units, from held-out draws.
-        tasks: The folds.
+        held_out: The indices of each fold's held-out rows.
+        tasks: The folds, followed by those of y without its offset if there is one.
         fold_networks: The networks of the members, member by member, each on every fold.
     """
 
@@ -34,6 +35,7 @@ class EnsembleChoice:
     log_likelihood: Tensor
     selection: tuple[int, ...]
     precision: Tensor
+    held_out: tuple[Tensor, ...]
     tasks: tuple[Task, ...]
     fold_networks: Population
 
@@ -42,21 +44,26 @@ class EnsembleChoice:
         """The settings of each member."""
         return tuple(self.candidates[number] for number in self.selection)
 
-    def held_out_draws(self, n_draws: int) -> Tensor:
+    def held_out_draws(self, n_draws: int, offset: Tensor | None = None) -> Tensor:
         """Draws `[draw, row, output]` of the held-out rows of all folds, from all members, in the units of y.
 
         Args:
             n_draws: The number of draws per member.
+            offset: The offset of each row, `[draw, row, output]`, which the members that have it add to their draws.
         """
         inputs = [task.held_out[0] for task in self.tasks if task.held_out is not None]
         sampled, _ = draws(self.fold_networks, inputs, n_draws=n_draws)  # [draw, member x fold, row, output]
-        n_folds = len(self.tasks)
-        by_fold = [sampled[:, fold::n_folds, : len(x)].flatten(0, 1) for fold, x in enumerate(inputs)]
-        return torch.cat(by_fold, 1)
+        n_folds = len(self.held_out)
+        by_fold = [sampled[:, fold::n_folds, : len(rows)] for fold, rows in enumerate(self.held_out)]
+        values = torch.cat(by_fold, 2)
+        if offset is not None:
+            has_offset = torch.tensor([member.offset for member in self.members])
+            values[:, has_offset] += offset[:, None, torch.cat(self.held_out)].to(values)
+        return values.flatten(0, 1)
 
     def held_out_rows(self) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs, targets and weights of the held-out rows of all folds."""
-        rows = [task.held_out for task in self.tasks if task.held_out is not None]
+        rows = [task.held_out for task in self.tasks[: len(self.held_out)] if task.held_out is not None]
         weights = [torch.ones(len(x)) if weight is None else weight for x, _, weight in rows]
         return torch.cat([x for x, _, _ in rows]), torch.cat([y for _, y, _ in rows]), torch.cat(weights).double()
 
@@ -73,6 +80,7 @@ def choose_ensemble(
     groups: Any = None,
     forward: bool = False,
     weight: Any = None,
+    offset: Any = None,
     n_draws: int = 32,
     seed: int = 0,
     **settings: Any,
@@ -94,39 +102,55 @@ def choose_ensemble(
         groups: The group index of each row; rows of a group are never on both sides of a split.
         forward: Whether the groups are in temporal order, and each fold follows its training rows.
         weight: Row weights.
+        offset: A prediction of y for each row that was made without it; candidates with `offset` learn what is left.
         n_draws: The number of draws per held-out row.
         seed: The seed of folds and networks.
         settings: Passed to `train`.
     """
     likelihood = settings.get("likelihood", "gaussian")
-    tasks = fold_tasks(
-        x, y, n_folds=n_folds, groups=groups, forward=forward, weight=weight, likelihood=likelihood, seed=seed
-    )
+    rows = splits(y, n_folds=n_folds, groups=groups, forward=forward, likelihood=likelihood, seed=seed)
+    tasks = _tasks(rows, x, y, weight)
+    if offset is not None:
+        tasks += _tasks(rows, x, y - offset, weight)
+    folds = tasks[: len(rows)]
     candidates = list(grid)
-    trained, density = _score_candidates(tasks, candidates, n_draws, seed, settings)
+    trained, density = _score_candidates(tasks, len(folds), candidates, n_draws, seed, settings)
     if finalists:
-        best = _finalists(candidates, _row_mean(density, tasks), finalists)
+        best = _finalists(candidates, _row_mean(density, folds), finalists)
         longer = [replace(candidates[number], epochs=finalist_epochs) for number in best]
-        again, more = _score_candidates(tasks, longer, n_draws, seed + len(candidates), settings)
+        again, more = _score_candidates(tasks, len(folds), longer, n_draws, seed + len(candidates), settings)
         candidates, density = candidates + longer, torch.cat([density, more])
         trained = concatenate([trained, again])
-    log_likelihood = _row_mean(density, tasks)
+    log_likelihood = _row_mean(density, folds)
     if not bool(log_likelihood.isfinite().any()):
         raise ValueError(
             "`grid` has no candidate whose training stayed finite. Lower the learning rates, and look for extreme "
             "values in x and y."
         )
-    selection = greedy_selection(density, _row_weights(tasks).to(density), n_members)
-    index = [number * len(tasks) + fold for number in selection for fold in range(len(tasks))]
-    chosen = select(trained, index)
-    precision = (chosen.precision * chosen.y_scale.square())[:: len(tasks)]
-    return EnsembleChoice(tuple(candidates), log_likelihood.cpu(), tuple(selection), precision.cpu(), tasks, chosen)
+    selection = greedy_selection(density, _row_weights(folds).to(density), n_members)
+    chosen = select(trained, [number * len(folds) + fold for number in selection for fold in range(len(folds))])
+    precision = (chosen.precision * chosen.y_scale.square())[:: len(folds)]
+    held_out = tuple(held for _, held in rows)
+    return EnsembleChoice(
+        tuple(candidates), log_likelihood.cpu(), tuple(selection), precision.cpu(), held_out, tasks, chosen
+    )
+
+
+def _tasks(rows: Sequence[tuple[Tensor, Tensor]], x: Any, y: Any, weight: Any) -> tuple[Task, ...]:
+    """One task per fold: the training rows, and the held-out rows with their weights."""
+    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    weight = None if weight is None else torch.as_tensor(weight)
+
+    def some(index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        return x[index], y[index], None if weight is None else weight[index]
+
+    return tuple(Task(*some(learned), held_out=some(held)) for learned, held in rows)
 
 
 def _finalists(candidates: Sequence[Member], score: Tensor, count: int) -> list[int]:
-    """The indices of the best candidates, the best of each number of inputs first."""
+    """The indices of the best candidates, the best of each kind (the inputs seen, the offset) first."""
     order = score.argsort(descending=True).tolist()
-    first = {candidates[number].n_inputs: number for number in reversed(order)}.values()
+    first = {(candidates[i].n_inputs, candidates[i].offset): i for i in reversed(order)}.values()
     leaders = sorted(first, key=order.index)
     return [*leaders, *(number for number in order if number not in leaders)][:count]
 
@@ -155,16 +179,18 @@ def greedy_selection(log_density: Tensor, weight: Tensor, n_members: int) -> lis
 
 
 def _score_candidates(
-    tasks: Sequence[Task], candidates: Sequence[Member], n_draws: int, seed: int, settings: dict[str, Any]
+    tasks: Sequence[Task], n_folds: int, candidates: Sequence[Member], n_draws: int, seed: int, settings: dict[str, Any]
 ) -> tuple[Population, Tensor]:
     """The candidates on all folds with their τ, and their log-densities `[candidate, row of any fold]`."""
-    members = [replace(c, task=k, seed=seed + i) for i, c in enumerate(candidates) for k in range(len(tasks))]
+    members = [
+        replace(c, task=k + n_folds * c.offset, seed=seed + i) for i, c in enumerate(candidates) for k in range(n_folds)
+    ]
     trained = train_in_jobs(tasks, members, **settings)
     held_out = [task.held_out for task in tasks]
-    group = torch.arange(len(candidates)).repeat_interleave(len(tasks))
+    group = torch.arange(len(candidates)).repeat_interleave(n_folds)
     trained, density = fit_and_score(trained, held_out, n_draws=n_draws, groups=group)
     density = density.nan_to_num(nan=-torch.inf)
-    folds = [density[k :: len(tasks), : len(rows[0])] for k, rows in enumerate(held_out) if rows is not None]
+    folds = [density[k::n_folds, : len(rows[0])] for k, rows in enumerate(held_out[:n_folds]) if rows is not None]
     return trained, torch.cat(folds, 1)
 
 

@@ -48,6 +48,7 @@ class Member:
         epochs: The number of passes over the task's rows.
         seed: The seed of its initial weights, its batches and its masks.
         n_inputs: The number of leading columns that it sees; None for all of them. Weights of the others are zero.
+        offset: Whether it learns the difference of y from an offset of each row (see `choose_ensemble`).
     """
 
     task: int = 0
@@ -59,6 +60,7 @@ class Member:
     epochs: int = 100
     seed: int = 0
     n_inputs: int | None = None
+    offset: bool = False
 
 
 @dataclass(frozen=True, eq=False)

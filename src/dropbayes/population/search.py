@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from dropbayes.population.heads import Head, head_of
-from dropbayes.population.records import Task
 
 
 def folds(
@@ -64,46 +63,31 @@ def _strata_of_groups(group: Tensor, strata: Tensor) -> Tensor:
     return counts.index_put_((group, stratum), torch.ones_like(group), accumulate=True).argmax(1)
 
 
-def fold_tasks(
-    x: Any,
+def splits(
     y: Any,
     *,
     n_folds: int,
     groups: Any = None,
     forward: bool = False,
-    weight: Any = None,
     likelihood: str | Head = "gaussian",
     seed: int = 0,
-) -> tuple[Task, ...]:
-    """One task per fold: the training rows, and the held-out fold with its weights.
+) -> list[tuple[Tensor, Tensor]]:
+    """The training rows and the held-out rows of each fold.
 
     Args:
-        x: Inputs `[row, feature]`.
         y: Targets.
         n_folds: Folds; 1 for a single split with a fifth of the rows held out.
         groups: The group number of each row; rows of a group are never on both sides of a split. Each row its own by
             default.
         forward: Whether the groups are in temporal order, and each fold follows its training rows.
-        weight: Row weights.
         likelihood: The likelihood of the networks; the folds of a classification are stratified by class.
         seed: The seed of the folds.
     """
-    x, y = torch.as_tensor(x), torch.as_tensor(y)
-    weight = None if weight is None else torch.as_tensor(weight)
-    groups = torch.arange(len(x)) if groups is None else torch.as_tensor(groups)
+    groups = torch.arange(len(y)) if groups is None else torch.as_tensor(groups)
     if len(groups.unique()) < 2:
         raise ValueError("`groups` must have at least 2 groups, one to learn from and one to hold out; got 1.")
     if forward:
-        splits = forward_folds(groups, n_folds)
-    else:
-        head = head_of(likelihood)
-        strata = None if head.has_noise else head.columns(y)[:, 0]
-        splits = folds(groups, n_folds, strata=strata, seed=seed)
-
-    def weights(rows: Tensor) -> Tensor | None:
-        return None if weight is None else weight[rows]
-
-    return tuple(
-        Task(x[learned], y[learned], weights(learned), held_out=(x[held], y[held], weights(held)))
-        for learned, held in splits
-    )
+        return forward_folds(groups, n_folds)
+    head = head_of(likelihood)
+    strata = None if head.has_noise else head.columns(y)[:, 0]
+    return folds(groups, n_folds, strata=strata, seed=seed)

@@ -72,7 +72,7 @@ def _task_moments(x: Tensor, y: Tensor, weight: Tensor, head: Head) -> Moments:
 
 
 def _start_moments(start: Population, task: int) -> Moments:
-    member = next(i for i, m in enumerate(start.members) if m.task == task)
+    member = next((i for i, m in enumerate(start.members) if m.task == task), 0)  # no member: any will do
     return Moments(*(values[member].cpu() for values in (start.x_mean, start.x_scale, start.y_mean, start.y_scale)))
 
 

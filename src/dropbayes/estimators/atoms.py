@@ -1,0 +1,94 @@
+r"""Targets that repeat some values: an atom for each, so that a prediction can say "exactly zero".
+
+Half of all claims are zero, a grade is one of four. A density cannot say so, and its quantiles lie beside the values
+that happen. With $\bar F$ the mean of the predictive distribution functions of held-out rows, the cell $[a_k, b_k]$ of
+an atom $v_k$ has the share of the atom and of what lies below it,
+$$\bar F(a_k) = \tfrac1N \#\{y_n < v_k\}, \qquad \bar F(b_k) = \tfrac1N \#\{y_n \le v_k\},$$
+and an outcome is $v_k$ where the mixture over the draws falls into the cell, as it is elsewhere. Quantiles, intervals,
+the distribution function, the CRPS and samples are those of that outcome; moments and density remain the mixture's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dropbayes.predictive.mixtures import Mixture
+
+__all__ = ["Atoms", "fit_atoms"]
+
+# An atom has at least this share of the rows, and this many; all of them together at least that share.
+_MIN_SHARE, _MIN_ROWS, _MIN_TOTAL = 0.01, 5, 0.1
+_LEVELS = 16  # of the noise of each draw in the mean distribution function
+
+
+@dataclass(frozen=True, eq=False)
+class Atoms:
+    """The atoms and their cells, in increasing order; the map from the mixture's scale to outcomes.
+
+    Attributes:
+        values: The atoms.
+        low, high: The ends of their cells.
+
+    Example:
+        >>> zero = Atoms(torch.tensor([0.0]), torch.tensor([-torch.inf]), torch.tensor([0.3]))
+        >>> zero.inverse(torch.tensor([-1.0, 0.2, 0.5]))
+        tensor([0.0000, 0.0000, 0.5000])
+        >>> zero.forward(torch.tensor([-1.0, 0.0, 0.5]))  # the distribution function jumps at 0
+        tensor([  -inf, 0.3000, 0.5000])
+    """
+
+    values: Tensor
+    low: Tensor
+    high: Tensor
+
+    def inverse(self, z: Tensor) -> Tensor:
+        """The outcome where the mixture gives z; the lower one where two cells meet."""
+        low, high = self.low.to(z), self.high.to(z)
+        cell = (torch.searchsorted(low, z.contiguous()) - 1).clamp_min(0)
+        return torch.where((z > low[cell]) & (z <= high[cell]), self.values.to(z)[cell], z)
+
+    def forward(self, y: Tensor) -> Tensor:
+        """The largest z whose outcome is at most y."""
+        end = y.new_tensor([torch.inf])
+        low, high = torch.cat([self.low.to(y), end]), torch.cat([-end, self.high.to(y)])
+        n_below = torch.searchsorted(self.values.to(y), y.contiguous(), right=True)
+        return torch.maximum(high[n_below], torch.minimum(y, low[n_below]))
+
+
+def fit_atoms(mixture: Mixture, y: Tensor, weight: Tensor) -> Atoms | None:
+    """The atoms of held-out rows; None where hardly any value repeats.
+
+    Args:
+        mixture: The predictive distributions of the rows, `[draw, row]`.
+        y: Their outcomes `[row]`.
+        weight: Their weights.
+    """
+    from scipy.stats import t
+
+    values, place, counts = y.unique(return_inverse=True, return_counts=True)
+    share = torch.zeros(len(values)).double().index_add_(0, place, weight.double() / weight.sum())
+    chosen = (counts >= _MIN_ROWS) & (share >= _MIN_SHARE)
+    if float(share[chosen].sum()) < _MIN_TOTAL:
+        return None
+    levels = (torch.arange(_LEVELS) + 0.5) / _LEVELS
+    scores = torch.from_numpy(t.ppf(levels.numpy(), mixture.freedom)).to(mixture.location)
+    outcomes, order = (mixture.location + mixture.scale * scores[:, None, None]).flatten().sort()
+    mass = (weight / weight.sum()).expand(_LEVELS, mixture.n_draws, -1).flatten()[order].cumsum(0)
+    mass = mass / mass[-1]
+
+    def latent(total: Tensor) -> Tensor:
+        return outcomes[torch.searchsorted(mass, total).clamp_max(len(outcomes) - 1)]
+
+    up_to = share.cumsum(0)
+    low, high = latent(up_to - share)[chosen], latent(up_to)[chosen]
+    atoms = values[chosen]
+    low, high = torch.minimum(low, atoms), torch.maximum(high, atoms)
+    low[1:] = torch.maximum(low[1:], atoms[:-1])
+    high[:-1] = torch.minimum(high[:-1], low[1:])
+    first, last = bool(chosen[0]), bool(chosen[-1])
+    low[0] = -torch.inf if first else low[0]
+    high[-1] = torch.inf if last else high[-1]
+    return Atoms(atoms, low, high)

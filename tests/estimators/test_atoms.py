@@ -1,0 +1,70 @@
+"""Atoms of targets that repeat some values."""
+
+import numpy as np
+import pytest
+import torch
+
+from dropbayes.estimators import DropoutRegressor
+from dropbayes.estimators.atoms import fit_atoms
+from dropbayes.estimators.transforms import MappedMixture
+from dropbayes.predictive.mixtures import Mixture
+from tests.estimators.samples import QUICK
+
+
+def rows(n=4000):
+    """Outcomes that are a latent value, zero below 0.3 and a whole number above 1."""
+    source = torch.Generator().manual_seed(0)
+    centre = torch.randn(n, generator=source).double()
+    latent = centre + 0.5 * torch.randn(n, generator=source).double()
+    y = torch.where(latent < 0.3, 0.0, torch.where(latent > 1, latent.round(), latent))
+    return Mixture(centre[None], torch.tensor(0.5).double()), y
+
+
+def test_cells_have_the_share_of_their_atoms():
+    mixture, y = rows()
+    atoms = fit_atoms(mixture, y, torch.ones(len(y)))
+    mapped = MappedMixture(mixture, atoms)
+    for value in (0.0, 1.0, 2.0):
+        at, below = torch.full_like(y, value), torch.full_like(y, value - 1e-9)
+        assert float((mapped.pit(at) - mapped.pit(below)).mean()) == pytest.approx(
+            float((y == value).double().mean()), abs=0.01
+        )
+
+
+def test_the_crps_is_that_of_the_quantiles_and_better_than_the_density_s():
+    mixture, y = rows(300)
+    mapped = MappedMixture(mixture, fit_atoms(*rows(), torch.ones(4000)))
+    levels = (np.arange(400) + 0.5) / 400
+    error = y - torch.stack([mapped.quantile(float(level)) for level in levels])
+    level = torch.from_numpy(levels)[:, None]
+    expected = 2 * torch.maximum(level * error, (level - 1) * error).mean(0)
+    torch.testing.assert_close(mapped.crps(y), expected, atol=0.02, rtol=0)
+    assert mapped.crps(y).mean() < 0.9 * mixture.crps(y).mean()
+
+
+def test_values_that_do_not_repeat_have_no_atoms():
+    mixture, _ = rows()
+    assert fit_atoms(mixture, torch.randn(4000).double(), torch.ones(4000)) is None
+
+
+def test_a_weight_of_two_counts_twice():
+    mixture, y = rows(1000)
+    twice = torch.arange(1000) % 2 == 0
+    weighted = fit_atoms(mixture, y, torch.where(twice, 2.0, 1.0))
+    index = torch.cat([torch.arange(1000), twice.nonzero()[:, 0]])
+    repeated = fit_atoms(mixture.rows(index), y[index], torch.ones(len(index)))
+    torch.testing.assert_close(weighted.high[:-1], repeated.high[:-1], atol=0.02, rtol=0)
+
+
+def test_a_regressor_of_grades_predicts_grades(tmp_path):
+    source = np.random.default_rng(0)
+    x = source.normal(size=(300, 2))
+    y = np.clip(np.round(x[:, 0] + 0.5 * source.normal(size=300)), -1, 2) + 10
+    model = DropoutRegressor(**QUICK, random_state=0).fit(x, y)
+    assert set(np.unique(model.predict_interval(x, 0.5))) <= set(np.unique(y))
+    assert set(np.unique(model.sample_y(x, 20))) <= set(np.unique(y))
+    low, high = model.predict_interval(x, 0.9)
+    assert ((low <= y) & (y <= high)).mean() > 0.85
+    model.save(tmp_path / "model.safetensors")
+    loaded = DropoutRegressor.load(tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(loaded.predict_interval(x), model.predict_interval(x))

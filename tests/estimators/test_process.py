@@ -1,0 +1,138 @@
+"""The process whose errors networks learn."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
+
+from dropbayes.estimators import DropoutRegressor, process
+from dropbayes.estimators.process import Process, fit_process
+from tests.estimators.samples import QUICK
+
+
+def rows(n=120, n_columns=3, seed=0):
+    source = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, n_columns, generator=source).double()
+    y = x[:, 0] - 0.5 * x[:, 1] + torch.sin(2 * x[:, 2]) + 0.1 * torch.randn(n, generator=source).double()
+    return x, y
+
+
+UNITS = torch.zeros(1), torch.ones(1)
+
+
+def fit(x, y):
+    fitted, offset = fit_process(x, y, torch.ones(len(x)).double(), 0)
+    return fitted, offset.mean, offset.deviation
+
+
+@pytest.fixture
+def unclipped(monkeypatch):
+    monkeypatch.setattr(process, "_CLIP", 1e9)
+
+
+def test_the_posterior_is_that_of_scikit_learn(unclipped):
+    x, y = rows(40)
+    scales = torch.tensor([0.3, 0.2, -0.1, 0.1, -0.4, -1.0]).double()
+    kernel = ConstantKernel(np.exp(0.2)) * RBF(np.exp([0.3, 0.2, -0.1]))
+    kernel += ConstantKernel(np.exp(-0.8) / 3) * DotProduct(sigma_0=0.0, sigma_0_bounds="fixed")
+    alpha = np.exp(-2.0) / np.full(40, 2.0) + process._JITTER
+    exact = GaussianProcessRegressor(kernel, alpha=alpha, optimizer=None).fit(x, y)
+    one = Process(x, y, torch.full((40,), 2.0).double(), torch.stack([scales, scales]), *UNITS)
+    mean, deviation = one.predict(x[:7] + 0.3)
+    expected = exact.predict(x[:7] + 0.3, return_std=True)
+    np.testing.assert_allclose(mean, expected[0], rtol=1e-6)
+    np.testing.assert_allclose(deviation, expected[1], rtol=1e-6)
+
+
+def test_an_anchor_is_predicted_without_itself():
+    x, y = rows(30)
+    scales = torch.tensor([0.3, 0.2, -0.1, 0.1, -0.4, -1.0]).double().expand(2, -1)
+    weight = torch.ones(30).double()
+    anchors = process._clipped(x)
+    all_rows = Process(anchors, y, weight, scales, *UNITS)
+    mean, deviation = all_rows.leave_one_out(torch.arange(30), torch.zeros(30, dtype=torch.long), x)
+    for left in (0, 17):
+        others = torch.arange(30) != left
+        expected = Process(anchors[others], y[others], weight[others], scales, *UNITS).predict(x[left : left + 1])
+        torch.testing.assert_close(mean[left], expected[0][0])
+        torch.testing.assert_close(deviation[left], expected[1][0])
+
+
+def test_the_gradient_of_the_marginal_likelihood_finds_the_noise_and_the_column_without_effect():
+    x, y = rows(200)
+    y = y - torch.sin(2 * x[:, 2])
+    fitted, mean, deviation = fit(x, y)
+    noise = fitted.log_scales[:, -1].exp() * fitted.y_scale
+    assert ((noise > 0.08) & (noise < 0.13)).all()
+    assert (mean - y).square().mean().sqrt() < 0.13 and deviation.max() < 0.2
+
+
+def test_errors_of_the_training_rows_are_those_of_new_rows():
+    # 60 columns and 150 rows: scales that had seen a row would predict it far too well.
+    x, y = rows(150, 60)
+    fitted, mean, _ = fit(x, y)
+    new, truth = rows(400, 60, seed=1)
+    error, expected = (
+        (mean - y).abs().mean(),
+        (fitted.predict(new)[0] * fitted.y_scale + fitted.y_mean - truth).abs().mean(),
+    )
+    assert error > 0.85 * expected
+
+
+def test_copies_of_a_row_do_not_give_it_away():
+    x, _ = rows(60)
+    noise = torch.randn(60, generator=torch.Generator().manual_seed(3)).double()
+    _, mean, _ = fit(x.repeat(3, 1), noise.repeat(3))
+    assert (mean - noise.repeat(3)).square().mean() > 0.8 * noise.var()
+
+
+def test_the_bits_of_a_row_do_not_depend_on_its_batch():
+    x, y = rows()
+    fitted, _, _ = fit(x, y)
+    whole, alone = fitted.predict(x), fitted.predict(x[77:78])
+    assert all(torch.equal(a[77:78], b) for a, b in zip(whole, alone, strict=True))
+
+
+@pytest.fixture(scope="module")
+def linear():
+    source = np.random.default_rng(0)
+    x = source.normal(size=(200, 5))
+    return x, x @ np.array([3.0, -2.0, 1.0, 0.5, 0.0]) + 0.01 * source.normal(size=200)
+
+
+@pytest.fixture(scope="module")
+def fitted(linear):
+    x, y = linear
+    return DropoutRegressor(n_steps=100, random_state=0).fit(x[:150], y[:150])
+
+
+def test_a_linear_relation_is_found_to_its_noise(linear, fitted):
+    x, y = linear
+    assert fitted.process_ is not None and all(member.offset for member in fitted.population_.members)
+    mixture = fitted.predictive(x[150:])
+    assert (mixture.mean - torch.from_numpy(y[150:])).square().mean().sqrt() < 0.02
+    low, high = mixture.interval(0.9)
+    assert 0.75 <= ((low.numpy() <= y[150:]) & (y[150:] <= high.numpy())).mean() <= 1
+
+
+def test_a_model_with_a_process_survives_a_file_and_more_rows(tmp_path, linear, fitted):
+    x, y = linear
+    fitted.save(tmp_path / "model.safetensors")
+    loaded = DropoutRegressor.load(tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(loaded.predict(x), fitted.predict(x))
+    loaded.partial_fit(x[150:], y[150:])
+    assert np.abs(loaded.predict(x[150:]) - y[150:]).mean() < 0.1
+
+
+@pytest.mark.parametrize("settings", [QUICK, {"warm_start": True}, {"noise": "constant"}, {"effort": "quick"}])
+def test_no_process_where_it_was_not_asked_for(linear, settings):
+    x, y = linear
+    assert DropoutRegressor(**{"n_steps": 20, **settings}).fit(x, y).process_ is None
+
+
+def test_no_process_where_rows_are_not_exchangeable(linear):
+    x, y = linear
+    model = DropoutRegressor(n_steps=20)
+    assert model.fit(x, y, groups=np.arange(200) // 4).process_ is None
+    assert model.fit(x, y, times=np.arange(200)).process_ is None
