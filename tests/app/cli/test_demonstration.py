@@ -13,6 +13,7 @@ from rich.console import Console
 
 from dropbayes.app.cli import demonstration
 from dropbayes.estimators import DropoutRegressor
+from dropbayes.runtime.formatting import percent
 from tests.command_line import run
 
 QUICK = {"n_steps": 40, "n_networks": 2, "n_folds": 2}
@@ -94,7 +95,7 @@ def test_what_is_printed_is_what_was_written(quick):
     held = [row for row in rows if row["part"] == "held out"]
     truth = numbers(held, "CO₂ (ppm)")
     inside = ((numbers(held, "lower") <= truth) & (truth <= numbers(held, "upper"))).mean()
-    assert f"and {100 * inside:.0f} % in their 95 % interval: the intervals are " in " ".join(printed.split())
+    assert f"and {percent(inside)} in their 95 % interval. The model is " in " ".join(printed.split())
     error = np.sqrt(np.mean((numbers(held, "mean") - truth) ** 2))
     assert f"the error is {error:.2f} (RMS)" in " ".join(printed.split())
 

@@ -68,11 +68,11 @@ def test_classes_are_scored_by_ranking_and_by_class_beside_their_shares(models):
     x = inputs(model, models / "new.csv")
     labels = np.array([row["kind"] for row in rows_of((models / "new.csv").read_text())])
     probabilities = model.estimator.predict_proba(x)
-    assert found["auc"] == pytest.approx(roc_auc_score(labels, probabilities, multi_class="ovr"))
+    assert found["class_auroc"] == pytest.approx(roc_auc_score(labels, probabilities, multi_class="ovr"))
     assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, model.estimator.predict(x)))
     shares = np.unique(labels, return_counts=True)[1] / len(labels)
     assert found["constant"]["log_likelihood"] == pytest.approx((shares * np.log(shares)).sum())
-    assert found["constant"]["accuracy"] == shares.max() and found["constant"]["auc"] == 0.5
+    assert found["constant"]["accuracy"] == shares.max() and found["constant"]["class_auroc"] == 0.5
 
 
 def test_one_row_has_scores_and_neither_standard_error_nor_constant(models, tmp_path):

@@ -13,6 +13,7 @@ import typer
 from dropbayes.app.cli import options
 from dropbayes.app.cli.fitting import versions
 from dropbayes.app.cli.messages import console, print_result
+from dropbayes.runtime.formatting import percent
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from dropbayes.runtime.arrays import Numbers
 
 __all__ = ["demo"]
-
-TRAINED_UNTIL, HORIZON = 1985.0, 2007.0
-"""The series is fitted up to the first year and predicted up to the second; the record ends with 2001."""
 
 # Of eight pairs (drop probabilities 0.01 to 0.05, weight decays 1e-5 and 1e-4) this one did best in a rehearsal on the
 # training years alone: trained until 1968, scored on the 17 years that follow. There, 52 % of the months lay in their
@@ -43,31 +41,18 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """The data of a demonstration.
+    """The data of a demonstration."""
 
-    Args:
-        name: A short name, that of the file of predictions.
-        title: The report's title.
-        target: What is predicted, with its unit.
-        source: Where the data come from.
-        columns: The features by name, each with a value for every row.
-        truth: The outcome of every row; NaN where it is not on record.
-        parts: "trained on", "held out" or "unknown", for every row.
-        along: The feature that orders the rows; None where no single one does.
-        printed: The rows to print.
-        remark: A further sentence on the result.
-    """
-
-    name: str
-    title: str
-    target: str
+    name: str  # of the file of predictions
+    title: str  # of the report
+    target: str  # with its unit
     source: str
-    columns: dict[str, Numbers]
-    truth: Numbers
-    parts: Numbers
-    along: str | None
-    printed: list[int]
-    remark: str = ""
+    columns: dict[str, Numbers]  # the features, with a value for every row
+    truth: Numbers  # NaN where it is not on record
+    parts: Numbers  # "trained on", "held out" or "unknown", for every row
+    along: str | None  # the feature that orders the rows; None where no single one does
+    printed: list[int]  # the rows to print
+    remark: str = ""  # a further sentence on the result
 
     def inputs(self, part: str) -> Numbers:
         """The features of the rows of one part, `[row, feature]`."""
@@ -99,7 +84,10 @@ def demo(
         )
         case = diabetes()
     with terminal.status("Loading torch ..."):
+        import pyarrow as pa
+
         from dropbayes.app.models.model import Model
+        from dropbayes.app.tables import Sink
         from dropbayes.runtime.devices import cpu_threads
     n_rows = int((case.parts == "trained on").sum())
     with terminal.status(f"Fitting {SETTINGS['n_networks']} dropout networks to {n_rows} rows ..."), cpu_threads(1):
@@ -109,7 +97,10 @@ def demo(
         model.save(folder / "model")
         predictions = model.predict(case.columns)
     terminal.print(_table(case, predictions))
-    _write_table(folder / f"{case.name}.csv", case, predictions)
+    moments = {name: values for name, values in predictions.items() if name != "outside"}
+    truth = pa.array(case.truth, from_pandas=True)
+    with Sink(folder / f"{case.name}.csv") as sink:
+        sink.write(pa.table({**case.columns, case.target: truth, **moments, "part": case.parts.tolist()}))
     with terminal.status("Writing the report ..."), cpu_threads(1):
         files.write_text(folder / "report.html", _page(model, case))
     terminal.print(_result(model, case), highlight=False)
@@ -131,9 +122,9 @@ def carbon_dioxide() -> Case:
 
     series = co2.load_pandas().data["co2"].resample("MS").mean().dropna()
     years = (series.index.year + (series.index.month - 0.5) / 12).to_numpy(dtype=np.float64)
-    ahead = np.arange(years[-1] + 1 / 12, HORIZON, 1 / 12)
+    ahead = np.arange(years[-1] + 1 / 12, 2007.0, 1 / 12)
     every = np.concatenate([years, ahead])
-    parts = np.where(every < TRAINED_UNTIL, "trained on", np.where(every <= years[-1], "held out", "unknown"))
+    parts = np.where(every < 1985.0, "trained on", np.where(every <= years[-1], "held out", "unknown"))
     printed = (1960, 1970, 1980, 1984, 1988, 1992, 1996, 2000, 2003, 2006)  # each year's June
     angle = 2 * np.pi * every
     return Case(
@@ -210,16 +201,17 @@ def _result(model: Model, case: Case) -> str:
     """What the picture shows: the error on the rows held out, and how many of them the intervals hold."""
     import torch
 
+    from dropbayes.predictive.agreement import interval_agreement
+
     held = case.parts == "held out"
     truth = torch.from_numpy(case.truth[held])
     mixture = model.ensemble.predictive(case.inputs("held out"))
     error = float((mixture.mean - truth).square().mean().sqrt())
-    depth = (2 * mixture.pit(truth) - 1).abs()
-    half, most = (float((depth <= coverage).double().mean()) for coverage in (0.5, 0.95))
-    verdict = "too narrow" if most < 0.9 else "wider than these rows need" if half > 0.6 else "about right"
+    pit = mixture.pit(truth)
+    half, most = (percent(float(((2 * pit - 1).abs() <= level).double().mean())) for level in (0.5, 0.95))
     return (
-        f"On the {len(truth)} rows held out the error is {error:.2f} (RMS). {100 * half:.0f} % of them lie in their "
-        f"50 % interval and {100 * most:.0f} % in their 95 % interval: the intervals are {verdict}.{case.remark}\n"
+        f"On the {len(truth)} rows held out the error is {error:.2f} (RMS). {half} of them lie in their 50 % interval "
+        f"and {most} in their 95 % interval. {interval_agreement(pit).sentence}{case.remark}\n"
     )
 
 
@@ -250,14 +242,3 @@ def _page(model: Model, case: Case) -> str:
         unknown=case.inputs("unknown") if sizes["unknown"] else None,
         provenance=provenance,
     )
-
-
-def _write_table(path: pathlib.Path, case: Case, predictions: Mapping[str, list[float]]) -> None:
-    import pyarrow as pa
-
-    from dropbayes.app.tables import Sink
-
-    moments = {name: values for name, values in predictions.items() if name != "outside"}
-    truth = pa.array(case.truth, from_pandas=True)
-    with Sink(str(path)) as sink:
-        sink.write(pa.table({**case.columns, case.target: truth, **moments, "part": case.parts.tolist()}))

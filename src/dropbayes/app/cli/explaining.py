@@ -126,6 +126,8 @@ def _lines(model: Model, about: dict[str, Any]) -> Iterator[RenderableType]:
 
 
 def _properties(model: Model, about: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    from dropbayes.app.models.card import calibration_text
+
     sizes = "-".join(str(n) for n in (len(model.schema.inputs), *about["hidden"], about["layers"][-1]["n_outputs"]))
     n_networks, n_draws = about["n_networks"], about["n_draws"]
     yield "networks", f"{n_networks} of {sizes}, {about['activation']}; {about['n_weights']:,} weights each"
@@ -143,5 +145,5 @@ def _properties(model: Model, about: dict[str, Any]) -> Iterator[tuple[str, str]
     yield "training rows N", f"{about['n_data']:,}"
     if about["held_out_log_likelihood"] is not None:
         yield "held-out log-likelihood", f"{plain_number(about['held_out_log_likelihood'])} nats per row"
-    if calibration := model.origin.get("calibration"):
-        yield "calibration", f"{calibration['method']}, on {calibration['n_rows']:,} rows of {calibration['file']}"
+    if text := calibration_text(model.origin):
+        yield "calibration", text

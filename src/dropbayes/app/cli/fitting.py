@@ -147,11 +147,12 @@ def fit(
         rows, origin=origin | {"settings": settings, "versions": versions()}, **settings, verbose=True
     )
     seconds = clock.perf_counter() - begun
-    best = facts(model)["held_out_log_likelihood"]
+    about = facts(model)
+    best = about["held_out_log_likelihood"]
     model.origin["scores"] = {} if best is None else {"held-out log-likelihood (nats per row)": best}
     model = model.save(folder)
     found = {"model": str(model.path), "seconds": round(seconds, 2), "rows_without_target": rows.n_dropped}
-    found |= {"missing": rows.missing, **facts(model)}
+    found |= {"missing": rows.missing, **about}
     print_result(found, _results(model, found), as_json=as_json)
     _note_settings(model)
     if time is None and group is None:

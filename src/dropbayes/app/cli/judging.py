@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,14 +15,8 @@ from dropbayes.runtime.formatting import count, plain_number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from torch import Tensor
 
-    from dropbayes.app.cli.rows import Window
     from dropbayes.app.models.model import Model
-    from dropbayes.predictive.mixtures import Mixture
-    from dropbayes.predictive.outcomes import ClassOutcomes
-    from dropbayes.predictive.scoring import Score
-    from dropbayes.runtime.arrays import NumpyArray
 
 __all__ = ["calibrate", "evaluate", "report"]
 
@@ -43,7 +38,7 @@ def evaluate(
     """
     import torch
 
-    from dropbayes.app.cli.rows import labelled_windows, note_training_rows
+    from dropbayes.app.cli.rows import labelled_windows, note_training_rows, scored, scores_of
     from dropbayes.app.models.model import load
     from dropbayes.app.tables import open_table
 
@@ -55,11 +50,11 @@ def evaluate(
             fitted, source, allow_new=allow_new, title="evaluate", purpose="to score against", block_rows=block_rows
         ):
             if known.any():
-                blocks.append((_number_outcomes if regression else _class_outcomes)(fitted, window, y, known))
+                blocks.append(scored(fitted, window, y, known))
     note_training_rows(fitted, data)
     rows = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
     n_rows, n_draws = len(rows["y"]), int(fitted.ensemble.n_draws) * len(fitted.ensemble.population_)
-    scores, values, errors, constant = _scores(rows)
+    scores, values, errors, constant = scores_of(rows)
     n_ranked = len(rows.get("crps", rows["y"]))
 
     def lines() -> Iterator[RenderableType]:
@@ -80,81 +75,6 @@ def evaluate(
 
     found = {"model": str(fitted.path), "data": source.label, "n_rows": n_rows, "n_draws": n_draws, **values}
     print_result(found | {"standard_errors": errors, "constant": constant}, lines(), as_json=as_json)
-
-
-def _scores(rows: dict[str, Tensor]) -> tuple[dict[str, Score], dict[str, float], dict[str, float], dict[str, float]]:
-    """The scores that are shown, their values and standard errors, and their values for a constant prediction."""
-    import torch
-
-    from dropbayes.predictive.mixtures import Mixture
-    from dropbayes.predictive.outcomes import ClassOutcomes, RegressionOutcomes
-    from dropbayes.predictive.scoring import CLASS_SCORES, REGRESSION_SCORES, Score
-
-    y = rows["y"]
-    outcomes: RegressionOutcomes | ClassOutcomes
-    constant: RegressionOutcomes | ClassOutcomes | None
-    if "mean" in rows:
-        known, shown = REGRESSION_SCORES, {"interval_width", "interval_score", "crps"}
-        outcomes, spread = RegressionOutcomes(**rows), y.std(correction=0)
-        gaussian = Mixture(y.mean().expand(1, len(y)), spread) if spread > 0 else None
-        constant = None if gaussian is None else RegressionOutcomes(**_columns(gaussian, y), crps=gaussian.crps(y))
-    else:
-        meaning = "chance that a row of a class is given more of it than a row of another, the mean over classes"
-        known = {**CLASS_SCORES, "auc": Score("auc", "AUC", meaning, "higher", _area_under_curve)}
-        shown = {"balanced_accuracy", "auc"}
-        outcomes = ClassOutcomes(y, rows["probabilities"])
-        shares = torch.bincount(y, minlength=rows["probabilities"].shape[1]).double() / len(y)
-        constant = ClassOutcomes(y, shares.expand(len(y), -1))
-    scores = {name: score for name, score in known.items() if score.core or name in shown}
-    values = {name: float(score.value(outcomes)) for name, score in scores.items()}
-    errors = {name: float(s.error(outcomes)) for name, s in scores.items() if s.error is not None and len(y) > 1}
-    compared = {} if constant is None else {name: float(score.value(constant)) for name, score in scores.items()}
-    return scores, values, errors, compared
-
-
-def _area_under_curve(rows: ClassOutcomes) -> Tensor:
-    """The area under the ROC curve of each class against the others, the mean over the classes that can be told."""
-    import torch
-
-    from dropbayes.scores import auroc
-
-    labels, probabilities = torch.as_tensor(rows.labels), torch.as_tensor(rows.probabilities)
-    told = [k for k in range(probabilities.shape[1]) if 0 < int((labels == k).sum()) < len(labels)]
-    areas = [auroc(probabilities[:, k], labels == k) for k in told]
-    return torch.stack(areas).mean() if areas else torch.tensor(torch.nan)
-
-
-def _columns(mixture: Mixture, y: Tensor) -> dict[str, Tensor]:
-    """The columns of `RegressionOutcomes` but for the CRPS, which takes longest."""
-    lower, upper = mixture.interval(0.95)
-    moments = {"y": y, "mean": mixture.mean, "std": mixture.std, "lower": lower, "upper": upper}
-    return moments | {"log_likelihood": mixture.log_density(y), "pit": mixture.pit(y)}
-
-
-def _number_outcomes(
-    model: Model, window: Window, y: NumpyArray, known: NumpyArray, max_ranked: int = 100
-) -> dict[str, Tensor]:
-    """The columns of `RegressionOutcomes` for a window's rows; the CRPS of evenly chosen ones."""
-    import torch
-
-    from dropbayes.app.models.predictor import check_finite
-
-    mixture = model.ensemble.predictive(window.encoded.x)
-    check_finite({"mean": mixture.mean.numpy()}, window.place)
-    mixture, outcome = mixture.rows(torch.from_numpy(known)), torch.from_numpy(y[known])
-    some = slice(None, None, -(-len(outcome) // max_ranked))
-    return {**_columns(mixture, outcome), "crps": mixture.rows(some).crps(outcome[some])}
-
-
-def _class_outcomes(model: Model, window: Window, y: NumpyArray, known: NumpyArray) -> dict[str, Tensor]:
-    import torch
-
-    from dropbayes.app.models.predictor import check_finite
-    from dropbayes.predictive.mixtures import draw_mean
-
-    probabilities = draw_mean(model.ensemble.draws(window.encoded.x))
-    check_finite({"probabilities": probabilities.numpy()}, window.place)
-    return {"y": torch.from_numpy(y[known]), "probabilities": probabilities[torch.from_numpy(known)]}
 
 
 def calibrate(
@@ -234,11 +154,10 @@ def report(
     options.check_one_output(output, as_json)
     from dropbayes.app.cli.rows import labelled_rows, note_training_rows
     from dropbayes.app.models.model import load
-    from dropbayes.app.tables import write_whole
-    from dropbayes.runtime.files import check_output
+    from dropbayes.runtime import files
 
     if output != "-":
-        check_output(output)
+        files.check_output(output)
     fitted = load(model).with_draws(n_draws=n_draws, seed=seed)
     reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "allow_new": allow_new}
     rows = labelled_rows(fitted, data, **reading, purpose="to score against")
@@ -266,8 +185,10 @@ def report(
         ranges=_ranges(fitted),
         band_feature=next(iter(_features(fitted).get(fitted.origin.get("time", ""), [])), None),
     )
-    write_whole(output, html)
-    if output != "-":
+    if output == "-":
+        sys.stdout.write(html)
+    else:
+        files.write_text(output, html)
         found = {"model": str(fitted.path), "data": label, "n_rows": len(rows.x), "output": output}
         print_result(found, [f"report on {len(rows.x):,} rows written to {bold(output)}"], as_json=as_json)
 
@@ -298,20 +219,18 @@ def _features(model: Model) -> dict[str, list[int]]:
 
 def _provenance(model: Model, data: str, command: str) -> dict[str, str]:
     """The origin of the page, in the order of what was done."""
+    from dropbayes.app.models.card import calibration_text
     from dropbayes.runtime.version import __version__
 
     origin = model.origin
     versions = {**origin.get("versions", {}), "dropbayes": __version__}
     n_draws, n_networks = int(model.ensemble.n_draws), len(model.ensemble.population_)
-    calibration = origin.get("calibration")
     facts = {
         "data": data,
         "model": f"{model.schema.task}, fitted on {origin['n_rows']:,} rows of {origin['file']}",
         "SHA-256 of the training data": origin.get("sha256", ""),
         "settings": ", ".join(f"{name}={value}" for name, value in origin.get("settings", {}).items()),
-        "calibration": ""
-        if calibration is None
-        else f"{calibration['method']}, on {calibration['n_rows']:,} rows of {calibration['file']}",
+        "calibration": calibration_text(origin),
         "draws": f"{n_draws} from " + ("one network" if n_networks == 1 else f"each of {n_networks} networks"),
         "seed of the draws": str(model.ensemble.seed_),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),

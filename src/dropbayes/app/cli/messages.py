@@ -24,17 +24,16 @@ def one_line(text: object) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in joined)
 
 
-def complain(text: object, details: Iterable[str] = ()) -> None:
+def complain(text: object, details: Iterable[str] = (), *, kind: str = "error") -> None:
     """Prints an error on standard error, with the details on indented lines below."""
-    lines = [f"dropbayes: error: {one_line(text)}", *(f"  {one_line(line)}" for line in details)]
+    lines = [f"dropbayes: {kind}: {one_line(text)}", *(f"  {one_line(line)}" for line in details)]
     with contextlib.suppress(OSError, ValueError):  # standard error may be closed
         print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 def note(text: object) -> None:
     """Prints a note on standard error."""
-    with contextlib.suppress(OSError, ValueError):  # standard error may be closed
-        print(f"dropbayes: note: {one_line(text)}", file=sys.stderr, flush=True)
+    complain(text, kind="note")
 
 
 def escaped(text: object) -> str:

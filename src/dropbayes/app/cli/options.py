@@ -52,12 +52,6 @@ def _search_space(text: str, below: float, rule: str) -> float | list[float] | s
     return values[0] if len(values) == 1 else values
 
 
-def decimal_mark(text: str | None) -> str | None:
-    if text not in (None, ".", ","):
-        raise typer.BadParameter(f"must be . or , ; got {text!r}")
-    return text
-
-
 def delimiter_character(text: str | None) -> str | None:
     """The one character that a text stands for: itself, or a tab."""
     if text is None:
@@ -115,8 +109,7 @@ Coverage = Annotated[
     typer.Option(help="Probability that an interval contains the outcome.", metavar="X", callback=proportion),
 ]
 Decimal = Annotated[
-    str | None,
-    column(help="Decimal mark, . or , (detected by default).", metavar="CHAR", callback=decimal_mark),
+    Literal[".", ","] | None, column(help="Decimal mark, . or , (detected by default).", metavar="CHAR")
 ]
 Hidden = Annotated[str, training(help="Widths of the hidden layers.", metavar="WIDTHS", callback=hidden_widths)]
 DropProb = Annotated[

@@ -93,7 +93,10 @@ def predict(
     n_rows = n_outside = 0
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
         kept = _kept_columns(keep, source, added)
-        with Sink(output, delimiter=source.delimiter, decimal=_decimal_mark(fitted.schema, source)) as sink:
+        # The decimal mark of the table, so that one setting of a program reads old columns and new ones.
+        marks = {fitted.schema.target_notation.decimal, *(c.notation.decimal for c in fitted.schema.columns)}
+        decimal = "," if "," in marks and source.delimiter != "," else "."
+        with Sink(output, delimiter=source.delimiter, decimal=decimal) as sink:
             for window in windows(fitted, source, block_rows=block_rows, allow_new=allow_new, title="predict"):
                 columns = predictor.table_columns(window.encoded)
                 check_finite(columns, window.place)
@@ -115,15 +118,6 @@ def predict(
     lines = [f"{n_rows:,} rows predicted, written to {bold(output)}", f"[dim]added: {escaped(', '.join(added))}[/dim]"]
     if output != "-":
         print_result(found, lines, as_json=as_json)
-
-
-def _decimal_mark(schema: Schema, source: Source) -> str:
-    """The decimal mark of the table, so that one setting of a program reads old columns and new ones.
-
-    A comma is taken where the numbers of training were written so and the fields are separated by something else.
-    """
-    marks = [schema.target_notation.decimal, *(column.notation.decimal for column in schema.columns)]
-    return "," if "," in marks and source.delimiter != "," else "."
 
 
 def _kept_columns(keep: str, source: Source, added: Sequence[str]) -> list[str]:

@@ -10,23 +10,39 @@ import pathlib
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import torch
+from torch import Tensor
 
 from dropbayes.app.cli.messages import note
 from dropbayes.app.models.model import Model
+from dropbayes.app.models.predictor import check_finite
 from dropbayes.app.tables import Source, open_table, regroup
 from dropbayes.columns import Column, Encoded, check_columns, encode
 from dropbayes.columns.cells import Place
+from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.runtime import files
 from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.formatting import count, plain_number
 from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import quote
 
-__all__ = ["fingerprint", "labelled_rows", "labelled_windows", "note_training_rows", "whole_table", "windows"]
+if TYPE_CHECKING:  # it brings SciPy, for which a prediction need not wait
+    from dropbayes.predictive.scoring import Score
+
+__all__ = [
+    "fingerprint",
+    "labelled_rows",
+    "labelled_windows",
+    "note_training_rows",
+    "scored",
+    "scores_of",
+    "whole_table",
+    "windows",
+]
 
 
 def whole_table(source: Source) -> pa.Table:
@@ -165,6 +181,52 @@ def labelled_windows(
         raise ValueError(f"{source.label}, column {quote(model.schema.target)}: no row has a value {purpose}.")
     if n_absent:
         note(f"{count(n_absent, 'row')} without a target left out.")
+
+
+def scored(model: Model, window: Window, y: NumpyArray, known: NumpyArray) -> dict[str, Tensor]:
+    """What the scores read of a window's rows that have an outcome."""
+    kept, outcome = torch.from_numpy(known), torch.from_numpy(y[known])
+    if model.schema.task == "classification":
+        probabilities = draw_mean(model.ensemble.draws(window.encoded.x))
+        check_finite({"probabilities": probabilities.numpy()}, window.place)
+        return {"y": outcome, "probabilities": probabilities[kept]}
+    mixture = model.ensemble.predictive(window.encoded.x)
+    check_finite({"mean": mixture.mean.numpy()}, window.place)
+    return _judged(mixture.rows(kept), outcome, max_ranked=100)
+
+
+def _judged(mixture: Mixture, y: Tensor, *, max_ranked: int) -> dict[str, Tensor]:
+    """The columns of `RegressionOutcomes`; the CRPS, which takes longest, of evenly chosen rows."""
+    lower, upper = mixture.interval(0.95)
+    some = slice(None, None, -(-len(y) // max_ranked))
+    moments = {"y": y, "mean": mixture.mean, "std": mixture.std, "lower": lower, "upper": upper}
+    judged = {"log_likelihood": mixture.log_density(y), "pit": mixture.pit(y)}
+    return moments | judged | {"crps": mixture.rows(some).crps(y[some])}
+
+
+def scores_of(rows: dict[str, Tensor]) -> tuple[dict[str, Score], dict[str, float], dict[str, float], dict[str, float]]:
+    """The scores that are shown, their values and standard errors, and their values for a constant prediction."""
+    from dropbayes.predictive.outcomes import ClassOutcomes, RegressionOutcomes
+    from dropbayes.predictive.scoring import CLASS_SCORES, REGRESSION_SCORES
+
+    y = rows["y"]
+    outcomes: RegressionOutcomes | ClassOutcomes
+    constant: RegressionOutcomes | ClassOutcomes | None
+    if "mean" in rows:
+        known, shown = REGRESSION_SCORES, {"interval_width", "interval_score", "crps"}
+        outcomes, spread = RegressionOutcomes(**rows), y.std(correction=0)
+        gaussian = Mixture(y.mean().expand(1, len(y)), spread) if spread > 0 else None
+        constant = None if gaussian is None else RegressionOutcomes(**_judged(gaussian, y, max_ranked=len(y)))
+    else:
+        known, shown = CLASS_SCORES, {"balanced_accuracy", "class_auroc"}
+        outcomes = ClassOutcomes(y, rows["probabilities"])
+        shares = torch.bincount(y, minlength=rows["probabilities"].shape[1]).double() / len(y)
+        constant = ClassOutcomes(y, shares.expand(len(y), -1))
+    scores = {name: score for name, score in known.items() if score.core or name in shown}
+    values = {name: float(score.value(outcomes)) for name, score in scores.items()}
+    errors = {name: float(s.error(outcomes)) for name, s in scores.items() if s.error is not None and len(y) > 1}
+    compared = {} if constant is None else {name: float(score.value(constant)) for name, score in scores.items()}
+    return scores, values, errors, compared
 
 
 # --- the rows of training ------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 from dropbayes.columns.schema import Column, Schema
 
-__all__ = ["Origin", "card", "range_text"]
+__all__ = ["Origin", "calibration_text", "card", "range_text"]
 
 Origin = dict[str, Any]
 """The origin of a fit as JSON values: file, rows, settings, versions, scores, calibration."""
@@ -36,13 +36,7 @@ def range_text(column: Column) -> str:
 
 
 def card(schema: Schema, origin: Origin, *, name: str) -> str:
-    """The card as Markdown.
-
-    Args:
-        schema: The model's columns.
-        origin: The origin of the fit.
-        name: The name of its folder.
-    """
+    """The card as Markdown; `name` is that of the model's folder."""
     lines = [
         f"# {_escape(schema.target)}: a model of dropbayes",
         "",
@@ -85,15 +79,16 @@ def _facts(origin: Origin) -> dict[str, str]:
             facts[label] = f"`{origin[name]}`" if name == "command" and text == origin[name] else text
     for name in ("settings", "scores", "versions"):
         if origin.get(name):
-            facts[name] = ", ".join(f"{key} {_format(value)}" for key, value in origin[name].items())
-    if "calibration" in origin:
-        calibration = origin["calibration"]
-        factor = f", factor {calibration['values'][0]:.4g}" if calibration["method"] == "scale" else ""
-        facts["calibration"] = (
-            f"{calibration['method']}{factor}, on {calibration['n_rows']:,} rows of {_escape(calibration['file'])}"
-        )
+            texts = {k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in origin[name].items()}
+            facts[name] = ", ".join(f"{key} {text}" for key, text in texts.items())
+    if text := calibration_text(origin):
+        facts["calibration"] = _escape(text)
     return facts
 
 
-def _format(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def calibration_text(origin: Origin) -> str:
+    """How a model was calibrated, if it was."""
+    if (calibration := origin.get("calibration")) is None:
+        return ""
+    factor = f", factor {calibration['values'][0]:.4g}" if calibration["method"] == "scale" else ""
+    return f"{calibration['method']}{factor}, on {calibration['n_rows']:,} rows of {calibration['file']}"
