@@ -45,14 +45,18 @@ class Opening(NamedTuple):
 
 def page_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
     """The line below the title, and the sections."""
-    model, classes = inputs.model, hasattr(inputs.model, "classes_")
-    measured: Any = (measurements.classification if classes else measurements.regression)(model, inputs.x, inputs.y)
+    model, x, y = inputs.model, inputs.x, inputs.y
+    classes = hasattr(model, "classes_")
+    measured: Measured = measurements.classification(model, x, y) if classes else measurements.regression(model, x, y)
     beside = comparison.baselines(measured, inputs.x, inputs.training) if inputs.training else []
     shifts = comparison.shifts(inputs.features, inputs.training_features, inputs.ranges)
-    noise = {} if classes else {"noise": model.noise, "transform": model.transform_.name}
-    fit = summary.Fit(**noise, beside=beside, time=_later_date(inputs, shifts))
-    opening = (_class_opening if classes else _regression_opening)(inputs, measured, fit)
-    ranked = importances(model, inputs.x, inputs.y, inputs.features)
+    noise, transform = ("student", "none") if classes else (model.noise, model.transform_.name)
+    fit = summary.Fit(noise, transform, beside, _later_date(inputs, shifts))
+    if isinstance(measured, Classification):
+        opening = _class_opening(inputs, measured, fit)
+    else:
+        opening = _regression_opening(inputs, measured, fit)
+    ranked = importances(model, x, y, inputs.features)
     simple = [comparison.baseline_table(beside, len(inputs.training[0]))] if inputs.training else []
     caption = (
         f"Scores on {len(inputs.x):,} rows. After ± stands one standard error over the rows, taken as independent."
