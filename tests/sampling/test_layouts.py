@@ -130,3 +130,11 @@ def test_a_row_is_cut_from_its_batch():
 def test_arguments_that_may_have_been_cut_by_mistake_are_named_if_there_are_several():
     one, two = as_inputs(torch.zeros(3, 2)), as_inputs({"x": torch.zeros(3, 2), "positions": torch.arange(3)})
     assert whole_arguments(one) == "" and "row_axis=" in whole_arguments(two)
+
+
+def test_outputs_that_have_no_rows_to_draw_are_refused_with_what_to_return():
+    net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+    with pytest.raises(ValueError, match=r"`net` .* squeezes the row axis .* squeeze\(-1\)"):
+        db.draws(Module(lambda m, x: m.n(x).squeeze(), n=net), torch.randn(4, 3))
+    with pytest.raises(TypeError, match=r"`net` must return tensors.* got Normal\. Return"):
+        db.draws(Module(lambda m, x: torch.distributions.Normal(m.n(x), 1.0), n=net), torch.randn(4, 3))

@@ -396,7 +396,10 @@ def split(output: PyTree) -> tuple[list[Tensor], Structure]:
     leaves, spec = pytree.tree_flatten(output)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if not tensors:
-        raise TypeError(f"the network's output must hold tensors; got {type(output).__name__}.")
+        raise TypeError(
+            f"`net` must return tensors, alone or in a tuple, dict or dataclass; got {type(output).__name__}. Return "
+            "the tensors it is made of, such as the mean and the variance of a distribution."
+        )
     entries = tuple(_TENSOR if isinstance(leaf, Tensor) else _static_value(leaf) for leaf in leaves)
     return tensors, Structure(entries, spec, of)
 
