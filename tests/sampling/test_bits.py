@@ -82,6 +82,15 @@ def random_first_state():
     return network(forward, l=lstm, o=nn.Linear(12, 1)), torch.randn(40, 6, 5)
 
 
+def dropped_embeddings():
+    def forward(self, x):
+        weight = self.e.weight
+        kept = weight.new_empty(len(weight), 1).bernoulli_(0.8) / 0.8 if self.training else 1.0
+        return self.o(nn.functional.embedding(x, weight * kept).mean(1))
+
+    return network(forward, e=nn.Embedding(20, 8), o=nn.Linear(8, 2)), torch.randint(20, (40, 6))
+
+
 NETWORKS = {
     "LSTM": lambda: recurrent(nn.LSTM),
     "LSTM before the last layer": lambda: recurrent(nn.LSTM, before_last=True),
@@ -97,6 +106,7 @@ NETWORKS = {
     "residual": residual_perceptron,
     "bilinear": bilinear_and_einsum,
     "random first state": random_first_state,
+    "dropped embeddings, draw by draw": dropped_embeddings,
 }
 
 
@@ -123,6 +133,13 @@ def test_small_convolutions_have_the_same_bits_for_any_weights(seed, threads):
     torch.manual_seed(seed)
     net, x = small_convolutions()
     assert not other_rows(net.eval(), x, 10)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 4])
+def test_draws_that_run_one_at_a_time_have_the_same_bits_for_any_weights(seed, threads):
+    torch.manual_seed(seed)
+    net, x = dropped_embeddings()
+    assert not other_rows(net.eval(), x[:8], 10)
 
 
 @pytest.mark.parametrize("name", ["LSTM", "small convolutions", "transformer", "residual"])

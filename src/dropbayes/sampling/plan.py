@@ -40,6 +40,7 @@ MASKS = ("shared", "row")
 _FREE_OPERATIONS = {"cpu": 3e7, "cuda": 3e10}
 _FREE_OPERATIONS_DIRECT = {"cpu": 4e6, "cuda": 2e10}
 _FREE_OPERATIONS_SINGLE, _MAX_ROWS_SINGLE = 1e8, 64  # of one draw, where draws run one at a time
+_COMPARED_ROWS = 16  # of all draws together, before blocks of another size are taken to have the same bits
 _MAX_ROWS = {"cpu": 256, "cuda": 4096}
 _MIN_PAIRS = 8
 _MIN_PAIRS_DIRECT = 64  # a layer that is one product needs more rows to be fast
@@ -385,7 +386,7 @@ def _with_sizes(plan: Plan, inputs: Inputs, max_bytes: int | None) -> Plan:
 def _with_fitting_blocks(plan: Plan, inputs: Inputs, pairs: int) -> Plan:
     """The plan with all rows in one block, if they then have the same bits: draws run one at a time pay for each call.
 
-    One draw of the rows shows it, in blocks of both sizes.
+    A few draws show it, in blocks of both sizes: of a single number, the bits may agree by chance.
     """
     rows = min(inputs.n_rows, pairs) if inputs.n_rows > plan.block_rows else 2 ** math.ceil(math.log2(inputs.n_rows))
     if rows == plan.block_rows or inputs.is_one_row:
@@ -394,15 +395,10 @@ def _with_fitting_blocks(plan: Plan, inputs: Inputs, pairs: int) -> Plan:
     assert plan.inspection is not None
     known = plan.inspection.strategies
     if key not in known:
-        size = max(rows, plan.block_rows)
-        some = replace(inputs, leaves=tuple(inputs.rows([row % inputs.n_rows for row in range(size)])), n_rows=size)
-        known[key] = all(map(torch.equal, _first_draw(plan, some), _first_draw(replace(plan, block_rows=rows), some)))
+        few = replace(plan, draws=plan.draws[: math.ceil(_COMPARED_ROWS / inputs.n_rows)])
+        sizes = (few, replace(few, block_rows=rows))
+        known[key] = all(map(torch.equal, *(each.collected(inputs)[0] for each in sizes)))
     return replace(plan, block_rows=rows) if known[key] else plan
-
-
-def _first_draw(plan: Plan, inputs: Inputs) -> list[Tensor]:
-    blocks = [block.outputs for block in replace(plan, draws=range(1)).run(inputs)]
-    return [torch.cat(tensors, 1) for tensors in zip(*blocks, strict=True)]
 
 
 def _block_shape(
