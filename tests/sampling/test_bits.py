@@ -91,6 +91,14 @@ def dropped_embeddings():
     return network(forward, e=nn.Embedding(20, 8), o=nn.Linear(8, 2)), torch.randint(20, (40, 6))
 
 
+def random_member():
+    def forward(self, x):
+        return self.members[torch.randint(3, ()).item() if self.training else 0](x)
+
+    member = lambda: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))  # noqa: E731
+    return network(forward, members=nn.ModuleList(member() for _ in range(3))), torch.randn(40, 5)
+
+
 NETWORKS = {
     "LSTM": lambda: recurrent(nn.LSTM),
     "LSTM before the last layer": lambda: recurrent(nn.LSTM, before_last=True),
@@ -107,6 +115,7 @@ NETWORKS = {
     "bilinear": bilinear_and_einsum,
     "random first state": random_first_state,
     "dropped embeddings, draw by draw": dropped_embeddings,
+    "a random member, draw by draw": random_member,
 }
 
 

@@ -110,18 +110,12 @@ class MoreInTraining(nn.Module):
         return F.dropout(3 * h, 0.5) if self.training else h
 
 
-class Shuffled(nn.Module):
-    def forward(self, h):
-        return h[:, torch.randperm(h.shape[1])] if self.training else h
-
-
-@pytest.mark.parametrize("block", [MoreInTraining, Shuffled])
-def test_a_branch_that_drops_and_changes_more_is_refused_by_name_and_can_be_left_out(block):
+def test_a_branch_that_drops_and_changes_more_is_refused_by_name_and_can_be_left_out():
     net = Net(lambda m, h: m.block(h))
-    net.block = block()
+    net.block = MoreInTraining()
     with pytest.raises((ValueError, NotImplementedError), match=r"ignore_modules|torch\.rand"):
         db.predict(net, rows())
-    for name in ("block", block.__name__):
+    for name in ("block", "MoreInTraining"):
         assert len([s for s in db.sites(net, rows(), sampling=db.Sampling(ignore_modules=name)) if not s.left_out]) == 1
         assert db.predict(net, rows(), sampling=db.Sampling(ignore_modules=name)).epistemic.sum() > 0
 
@@ -159,11 +153,10 @@ def test_random_numbers_of_the_host_are_keyed_to_the_seed(name):
 
 UNSEEN = {
     "aten": lambda h: torch.ops.aten.dropout(h, 0.5, True),
-    "binomial": lambda h: h * torch.binomial(torch.ones_like(h), torch.full_like(h, 0.5)) * 2,
     "gamma": lambda h: h * torch.distributions.Gamma(1.0, 1.0).sample(h.shape),
     "dirichlet": lambda h: h * torch.distributions.Dirichlet(torch.ones(h.shape[1])).sample(),
     "poisson": lambda h: h + torch.poisson(h.abs()),
-    "permutation": lambda h: h[:, torch.randperm(h.shape[1])],
+    "log-normal": lambda h: h * torch.empty_like(h).log_normal_(),
 }
 
 

@@ -8,6 +8,7 @@ be keyed. Otherwise an error states the observation and the remedy.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from dropbayes.sampling.profile import Profile, Sites
 from dropbayes.sampling.sequences import form, with_positions
 from dropbayes.sampling.settings import Sampling
 from dropbayes.sampling.training_mode import check_accounted, check_repeatable, training_probe
-from dropbayes.tracing import Read, RowLayout, SharedWrite, Site
+from dropbayes.tracing import Neutral, Read, RowLayout, SharedWrite, Site
 from dropbayes.tracing.generators import UNSEEDED, keyed_generators, names_generators
 from dropbayes.tracing.states import NetworkState
 from dropbayes.tracing.views import Flags, View, check_modules, checked_network, eagerly
@@ -33,7 +34,7 @@ from dropbayes.tracing.views import Flags, View, check_modules, checked_network,
 __all__ = ["Inspection", "forget", "inspect", "recall", "sites"]
 
 _MAX_FORMS = 64
-_MAX_BRANCHES = 6  # seeds of the host's generators under which branches are looked for
+_MAX_BRANCHES = 6  # random numbers under which branches are looked for
 
 
 def sites(net: nn.Module, x: PyTree, *, sampling: Sampling = Sampling()) -> Sites:
@@ -221,8 +222,8 @@ def _inspect_rows(prober: Prober, positions: bool, rows: Inputs, plain: Probe) -
     else:
         sites, together = tuple(chosen.recorder.sites), rows.is_one_row
         outputs = tuple(_lone_layout(rows, tuple(tensor.shape)) for tensor in chosen.tensors)
-    if any(probe.host.moved for probe in probes) and rows.n_rows > 1:
-        sites = _sites_of_all_branches(prober, rows, flags, sites)
+    if rows.n_rows > 1:
+        sites = _sites_of_all_branches(prober, rows, flags, probes, sites)
     if positions:
         sites = with_positions(prober, flags, alone, sites)
     profile = _profile(chosen, alone, probes, rows.n_rows)
@@ -265,16 +266,21 @@ def _with_some_rows(site: Site) -> Site:
     return replace(site, layout=RowLayout(0, 0)) if site.layout is None and len(site.shape) > 1 else site
 
 
-def _sites_of_all_branches(prober: Prober, rows: Inputs, flags: Flags, sites: tuple[Site, ...]) -> tuple[Site, ...]:
-    """The sites that are met under some numbers of the host's generators, each batch compared with its row alone."""
+def _sites_of_all_branches(
+    prober: Prober, rows: Inputs, flags: Flags, probes: list[Probe], sites: tuple[Site, ...]
+) -> tuple[Site, ...]:
+    """The sites that are met under some random numbers, if the network may choose a branch by their value."""
+    moved = any(probe.host.moved for probe in probes)
+    if not moved and not any(drawn and number for probe in probes for drawn, _, number in probe.watch.reads):
+        return sites
     known = {site.name: site for site in sites}
     for seed in range(_MAX_BRANCHES):
-        probes = []
-        for leaves in (rows.rows([0]), list(rows.leaves)):
-            with keyed_generators(seed):
-                probes.append(prober(leaves, flags))
-        found, _ = site_layouts(probes[0], probes[1], rows.n_rows)
-        for site in found:
+        neutral = Neutral((seed + 0.5) / _MAX_BRANCHES, None)
+        with keyed_generators(seed) if moved else contextlib.nullcontext():
+            alone = prober(rows.rows([0]), flags, neutral)
+        with keyed_generators(seed) if moved else contextlib.nullcontext():
+            batch = prober(rows.leaves, flags, neutral)
+        for site in site_layouts(alone, batch, rows.n_rows)[0]:
             if site.name not in known or known[site.name].layout == RowLayout(0, 0):
                 known[site.name] = site
     return tuple(known.values())

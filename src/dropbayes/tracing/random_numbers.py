@@ -1,4 +1,4 @@
-"""Random numbers keyed to a seed: uniform, normal, exponential and Bernoulli; all others are refused."""
+"""Random numbers keyed to a seed, each made of uniforms; the inspection refuses those that have no handler here."""
 
 from __future__ import annotations
 
@@ -120,18 +120,45 @@ def _exponential_(mode: RandomMode, func: Operation, input: Tensor, lambd: float
     return input.copy_(-torch.log(_uniforms(mode, "rand", input)) / lambd)
 
 
-def _uniform_initialiser(
-    mode: RandomMode, func: Operation, tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Any = None
-) -> Tensor:
-    with mode, torch.no_grad():
-        return tensor.uniform_(a, b, generator=generator)
+@_keyed
+def _randint(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> Tensor:
+    bounds = [arg for arg in args if isinstance(arg, int)] + [kwargs.pop(b) for b in ("low", "high") if b in kwargs]
+    low, high = [0, *bounds][-2:]
+    kwargs = kwargs if func is torch.randint_like else {"dtype": torch.int64, **kwargs}
+    like = _template(func, tuple(arg for arg in args if not isinstance(arg, int)), kwargs)
+    return (low + (high - low) * _uniforms(mode, "rand", like)).floor().to(like.dtype)
 
 
-def _normal_initialiser(
-    mode: RandomMode, func: Operation, tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None
+@_keyed
+def _randperm(mode: RandomMode, func: Operation, n: int, **kwargs: Any) -> Tensor:
+    like = _template(func, (n,), {"dtype": torch.int64, **kwargs})
+    return _uniforms(mode, "rand", like).argsort(stable=True).to(like.dtype)
+
+
+@_keyed
+def _multinomial(
+    mode: RandomMode, func: Operation, input: Tensor, num_samples: int, replacement: bool = False, **kwargs: Any
 ) -> Tensor:
+    # Of exponential waiting times with these rates the shortest is a sample, the shortest ones are some without
+    # replacement; if all are alike, they are the most probable.
+    rates = input.double().unsqueeze(-2).expand(*input.shape[:-1], num_samples, -1) if replacement else input.double()
+    speed = rates / -torch.log(_uniforms(mode, "rand", rates))
+    return speed.argmax(-1) if replacement else speed.topk(num_samples, -1).indices
+
+
+@_keyed
+def _binomial(mode: RandomMode, func: Operation, count: Tensor, prob: Tensor, **kwargs: Any) -> Tensor:
+    trials = torch.arange(int(count.max()), device=prob.device)
+    each = mode.source.bernoulli(prob.unsqueeze(-1).expand(*prob.shape, len(trials)), None)
+    return (each * (trials < count.unsqueeze(-1))).sum(-1)
+
+
+def _initialiser(
+    mode: RandomMode, func: Operation, tensor: Tensor, generator: torch.Generator | None, **numbers: float
+) -> Tensor:
+    fill = Tensor.uniform_ if func is nn.init.uniform_ else Tensor.normal_
     with mode, torch.no_grad():
-        return tensor.normal_(mean, std, generator=generator)
+        return fill(tensor, *numbers.values(), generator=generator)
 
 
 def _rrelu(
@@ -166,15 +193,6 @@ def _draw_or_mean(
         return func(sample, mean, training=True)
 
 
-def _refuse(mode: RandomMode, func: Operation, *args: Any, **kwargs: Any) -> PyTree:
-    if mode.source.is_fixed(kwargs.get("generator")):
-        return func(*args, **kwargs)
-    raise NotImplementedError(
-        f"`net` draws random numbers with torch's {func.__name__}, which cannot be keyed to a seed. "
-        "Write that step with torch.rand, torch.randn or torch.bernoulli."
-    )
-
-
 HANDLERS: Handlers = {
     **dict.fromkeys((torch.bernoulli, Tensor.bernoulli), _bernoulli),
     Tensor.bernoulli_: _bernoulli_,
@@ -185,26 +203,12 @@ HANDLERS: Handlers = {
     torch.normal: _normal,
     Tensor.exponential_: _exponential_,
     F.gumbel_softmax: run_intercepted,
-    nn.init.uniform_: _uniform_initialiser,
-    nn.init.normal_: _normal_initialiser,
+    **dict.fromkeys((torch.randint, torch.randint_like), _randint),
+    torch.randperm: _randperm,
+    **dict.fromkeys((torch.multinomial, Tensor.multinomial), _multinomial),
+    torch.binomial: _binomial,
+    **dict.fromkeys((nn.init.uniform_, nn.init.normal_), _initialiser),
     **dict.fromkeys(LESS | MORE, _compare),
     draw_or_mean: _draw_or_mean,
     F.rrelu: _rrelu,
-    **dict.fromkeys(
-        (
-            torch.multinomial,
-            Tensor.multinomial,
-            torch.randint,
-            torch.randint_like,
-            torch.randperm,
-            torch.poisson,
-            Tensor.random_,
-            Tensor.cauchy_,
-            Tensor.log_normal_,
-            Tensor.geometric_,
-            F.fractional_max_pool2d,
-            F.fractional_max_pool3d,
-        ),
-        _refuse,
-    ),
 }

@@ -65,3 +65,56 @@ def bernoulli_of_probabilities():
 @specimen(raw=True)
 def gumbel_softmax():
     return Module(lambda m, x: m.b(F.gumbel_softmax(m.a(x), tau=1.0)), a=nn.Linear(6, 8), b=nn.Linear(8, 2)), flat()
+
+
+@specimen()
+def binomial_mask():
+    def forward(m, x):
+        h = torch.relu(m.a(x))
+        return m.b(h * torch.distributions.Binomial(probs=0.7).sample(h.shape) / 0.7 if m.training else h)
+
+    return Module(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 2)), flat()
+
+
+@specimen(raw=True)
+def binomial_counts():
+    def forward(m, x):
+        count = torch.arange(8.0) % 4
+        return m.b(torch.binomial(count.expand(len(x), 8), torch.sigmoid(m.a(x))))
+
+    return Module(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 2)), flat()
+
+
+@specimen()
+def shuffled_features():
+    def forward(m, x):
+        h = torch.tanh(m.a(x))
+        return m.b(h[:, torch.randperm(8)] if m.training else h)
+
+    return Module(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 2)), flat()
+
+
+@specimen(raw=True)
+def one_feature_cut_out():
+    def forward(m, x):
+        cut = torch.randint(1, 6, (len(x), 1))
+        return m.a(x.scatter(1, cut, 0.0)) + m.a(x) * torch.randint_like(x[:, :2], high=3)
+
+    return Module(forward, a=nn.Linear(6, 2)), flat()
+
+
+@specimen(raw=True)
+def sampled_classes():
+    def forward(m, x):
+        return m.b(torch.distributions.Categorical(logits=m.a(x)).sample((2,)).movedim(0, 1)).sum(1)
+
+    return Module(forward, a=nn.Linear(6, 5), b=nn.Embedding(5, 2)), flat()
+
+
+@specimen(raw=True)
+def patches_without_replacement():
+    def forward(m, x):
+        chosen = torch.multinomial(torch.sigmoid(m.a(x)), 3)
+        return m.b(x.gather(1, chosen))
+
+    return Module(forward, a=nn.Linear(6, 6), b=nn.Linear(3, 2)), flat()
