@@ -8,6 +8,7 @@ In a checkout of ScoringBench, a wrapper of its own is this file's class beside 
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -50,9 +51,8 @@ class DropoutWrapper:
         return np.asarray(self.model.predict(X))
 
     def predict_distribution(self, X: Any) -> Any:
-        from scoringbench.univariate.wrappers.base import DistributionPrediction
-
+        prediction = importlib.import_module("scoringbench.univariate.wrappers.base").DistributionPrediction
         mixture = self.model.predictive(X)
         edges, mass = histogram(mixture)
         middle = (edges[:, 1:] + edges[:, :-1]) / 2
-        return DistributionPrediction(probas=mass, bin_edges=edges, bin_midpoints=middle, mean=mixture.mean.numpy())
+        return prediction(probas=mass, bin_edges=edges, bin_midpoints=middle, mean=mixture.mean.numpy())

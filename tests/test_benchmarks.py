@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from scipy.stats import norm
 
-from benchmarks import comparison, history, language_errors, league, one_pass
+from benchmarks import comparison, history, language_errors, league, one_pass, scoringbench
 from benchmarks.history import Goal
+from dropbayes.predictive.mixtures import Mixture
 
 
 def test_a_goal_is_met_at_its_bound_and_missed_beyond_it():
@@ -133,3 +134,24 @@ def test_the_scores_of_the_league_are_those_of_a_known_gaussian():
     found = league.class_scores(np.array([0, 1]), np.array([[0.8, 0.2], [0.4, 0.6]]))
     expected = [-np.log([0.8, 0.6]).mean(), np.mean([2 * 0.2**2, 2 * 0.4**2]), 1.0]
     np.testing.assert_allclose([found["NLL"], found["Brier"], found["accuracy"]], expected)
+
+
+def test_the_page_of_the_league_is_that_of_its_games():
+    assert league.page(last_run("league")) in (PAGES / "alternatives.md").read_text()
+
+
+def test_standings_mark_the_best_and_rank_the_players():
+    games = {
+        player: {"0": {"NLL": float(place), "accuracy": 0.5, "CPU s": 1.0}}
+        for place, player in enumerate(league.CLASSES, 1)
+    }
+    text = league.standings({"trial": games}, ["trial"])
+    assert "| trial | **1.0000** | 2.0000 | 3.0000 | 4.0000 | 50.0% | 1.0 |" in text
+    assert "dropbayes 1.00, boosting 2.00" in text and "best on 1 and within 1.15 times the best on 1." in text
+
+
+def test_the_histogram_of_scoringbench_has_the_mean_and_the_mass_of_the_mixture():
+    mixture = Mixture(torch.tensor([[0.0, 5.0], [1.0, 5.0]]).double(), torch.tensor(0.5))
+    edges, mass = scoringbench.histogram(mixture)
+    np.testing.assert_allclose(mass.sum(1), 1)
+    np.testing.assert_allclose(((edges[:, 1:] + edges[:, :-1]) / 2 * mass).sum(1), mixture.mean, atol=1e-3)
