@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dropbayes.sampling.probes import is_ignored
 from dropbayes.sampling.profile import Profile
-from dropbayes.tracing import Site, SiteNames, Source, is_ours, neutral_uniform
+from dropbayes.tracing import Site, SiteNames, Source, is_ours, neutral_uniform, version
 from dropbayes.tracing.generators import SENTINEL_SEED
 
 __all__ = ["SiteVariables", "Variable"]
@@ -52,7 +52,7 @@ class Variable:
     @property
     def is_intact(self) -> bool:
         """Whether the product has not been written into."""
-        return self.factor is None or self.value._version == self.version
+        return self.factor is None or version(self.value) == self.version
 
     def derivative(self, gradients: Tensor) -> Tensor:
         """The derivatives by the numbers, from those by the value, `[combination, ...]`."""
@@ -104,7 +104,7 @@ class SiteVariables(Source):
             mask_shape = tuple(1 if axis in tied else length for axis, length in enumerate(shape))
             product = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
             variance = drop_prob / (1 - drop_prob)
-            self.variables.append(Variable(site, product, variance, x, mask_shape, product._version))
+            self.variables.append(Variable(site, product, variance, x, mask_shape, version(product)))
             return product
         factors = self._add(kind, torch.ones(shape, dtype=x.dtype, device=x.device), drop_prob / (1 - drop_prob))
         return x.mul_(factors) if inplace and not isinstance(x, nn.Parameter) else x * factors

@@ -30,6 +30,7 @@ from dropbayes.tracing import (
     is_ours,
     neutral_uniform,
     scaled_product,
+    version,
 )
 from dropbayes.tracing.generators import SENTINEL_SEED
 
@@ -176,7 +177,7 @@ class KeyedSource(Source):
         # Var[W (h ∘ z / keep_prob)] = (W ∘ W)(h ∘ h) drop_prob / keep_prob for z ~ Bernoulli(keep_prob)
         self.variance = nn.functional.linear(x.square(), weight.square()) * (drop_prob / (1 - drop_prob))
         result = nn.functional.linear(x, weight, bias)
-        self._integrated = (result, _version(result))
+        self._integrated = (result, version(result))
         return result
 
     def attention(
@@ -230,7 +231,7 @@ class KeyedSource(Source):
             return outputs
         if self._integrated is None or self.variance is None or len(outputs) != 1:
             raise NetworkChanged("the last layer was not met")
-        if outputs[0] is not self._integrated[0] or _version(outputs[0]) != self._integrated[1]:
+        if outputs[0] is not self._integrated[0] or version(outputs[0]) != self._integrated[1]:
             raise NetworkChanged("the last layer's output is not the network's")
         return [*outputs, self.variance]
 
@@ -459,10 +460,6 @@ def _unmapped(x: Tensor, level: int, axis: int, size: int) -> Tensor:
     if not _is_mapped(x, level):
         return x.unsqueeze(axis).expand(*x.shape[:axis], size, *x.shape[axis:])
     return _functorch.get_unwrapped(x).movedim(_functorch.maybe_get_bdim(x), axis)
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _maps_randomly() -> bool:

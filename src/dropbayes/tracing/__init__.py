@@ -15,6 +15,7 @@ from dropbayes.tracing.sources import (
     neutral_uniform,
     scaled_product,
 )
+from dropbayes.tracing.states import version
 from dropbayes.tracing.watch import Read, SharedWrite, Watch
 
 __all__ = [
@@ -37,4 +38,5 @@ __all__ = [
     "is_ours",
     "neutral_uniform",
     "scaled_product",
+    "version",
 ]

@@ -29,6 +29,7 @@ from dropbayes.tracing.operations import (
 )
 from dropbayes.tracing.sites import Site
 from dropbayes.tracing.sources import NEUTRAL, Neutral, Ones, neutral_uniform
+from dropbayes.tracing.states import version
 from dropbayes.tracing.watch import Watch
 
 __all__ = ["Recorder", "is_ours"]
@@ -163,7 +164,7 @@ class Recorder(Ones):
         """Whether the last site is dropout that only the final linear layer reads, whose output is the output."""
         if not self.sites or len(outputs) != 1 or outputs[0] is not self._final_linear or self._readers_of_last != 1:
             return False
-        untouched = _version(outputs[0]) == self._final_version
+        untouched = version(outputs[0]) == self._final_version
         return untouched and self.sites[-1].kind == "dropout" and self.sites[-1].is_random
 
     def _note_sites(self, result: Any) -> None:
@@ -209,7 +210,7 @@ class Recorder(Ones):
                 self._readers_of_last += 1
                 is_linear = func is F.linear and _argument(args, kwargs, 0, "input") is tensor
                 self._final_linear = result if is_linear else None
-                self._final_version = _version(result)
+                self._final_version = version(result)
         if result is not self._final_linear and any(leaf is self._final_linear for leaf in leaves):
             self._final_linear = None  # an early exit may read the output
 
@@ -273,10 +274,6 @@ class Recorder(Ones):
 def is_ours(module: nn.Module | None) -> bool:
     """Whether a module is one of this library's layers, which are random regardless of their flag."""
     return module is not None and type(module).__module__.startswith("dropbayes.")
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _argument(args: Arguments, kwargs: NamedArguments, position: int, name: str) -> Any:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
-__all__ = ["NetworkState", "is_object"]
+__all__ = ["NetworkState", "is_object", "version"]
 
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type})
 _MAX_DEPTH = 4
@@ -139,7 +139,7 @@ class _Tokens:
         if kind in _PLAIN:
             return value
         if isinstance(value, Tensor):
-            return (self._identity(value), _version(value)) if self.versions else self._identity(value)
+            return (self._identity(value), version(value)) if self.versions else self._identity(value)
         if isinstance(value, np.ndarray) and self.versions:
             return hashlib.blake2b(value.tobytes()).digest() if value.size else 0
         if isinstance(value, (bytearray, array.array)):
@@ -179,7 +179,8 @@ def _may_change(value: Any) -> bool:
     return value.__class__ in _CONTAINERS or is_object(value)
 
 
-def _version(tensor: Tensor) -> int:
+def version(tensor: Tensor) -> int:
+    """The number of writes into a tensor's memory so far; 0 for an inference tensor, which does not count them."""
     return 0 if tensor.is_inference() else tensor._version
 
 
