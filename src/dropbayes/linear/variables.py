@@ -78,8 +78,9 @@ class SiteVariables(Source):
     ) -> None:
         self.variables: list[Variable] = []
         self._leaves = leaves
-        self._sites = {site.name: site for site in profile.sites}
-        self._seeds_torch, self._names, self._ignored, self._tied = profile.seeds_torch, names, ignored, tied
+        self._profile, self._names, self._ignored, self._tied = profile, names, ignored, tied
+        self._by_name = {site.name: site for site in profile.sites} if profile.by_name else {}
+        self._n_met = 0  # sites so far
         self._drawn: Variable | None = None  # uniforms that the running operation has asked for
         self._uniforms: dict[int, tuple[Tensor, Variable, float]] = {}  # tensors of uniforms plus a number, by id
         self._gates: dict[int, tuple[Tensor, Variable, float]] = {}  # their comparisons, with the chance of a one
@@ -88,7 +89,9 @@ class SiteVariables(Source):
         return self._is_ignored() or not (training or is_ours(self._names.caller()[1]))
 
     def is_fixed(self, generator: torch.Generator | None) -> bool:
-        return generator is not None or (self._seeds_torch and torch.default_generator.initial_seed() != SENTINEL_SEED)
+        return generator is not None or (
+            self._profile.seeds_torch and torch.default_generator.initial_seed() != SENTINEL_SEED
+        )
 
     def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
         keep_prob = 1 - drop_prob
@@ -97,6 +100,7 @@ class SiteVariables(Source):
 
     def dropout(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
         if drop_prob == 1:
+            self._next(kind)
             return x * 0
         if not (inplace or self._leaves or x.is_inference()):
             site = self._next(kind)
@@ -131,6 +135,8 @@ class SiteVariables(Source):
             self._uniforms[id(result)] = (result, drawn, 0.0)
             return
         name = getattr(func, "__name__", "").strip("_")
+        if not self._uniforms and name not in _HARD:  # nearly every call
+            return
         known = next((self._uniforms[id(arg)] for arg in args if id(arg) in self._uniforms), None)
         number = next((arg for arg in args if isinstance(arg, (int, float))), None)
         gate = next((self._gates[id(arg)] for arg in args if id(arg) in self._gates), None)
@@ -150,7 +156,7 @@ class SiteVariables(Source):
             )
 
     def _is_ignored(self) -> bool:
-        path, module = self._names.caller()
+        path, module = self._names.caller() if self._ignored else ("", None)
         return module is not None and is_ignored(self._ignored, path, module)
 
     def _hold_gate(self, result: Tensor, uniforms: Variable, chance: float) -> None:
@@ -177,9 +183,12 @@ class SiteVariables(Source):
         return value.expand(mean.shape)
 
     def _next(self, kind: str) -> Site:
-        name = self._names.next(kind)
-        site = self._sites.get(name)
-        if site is None:
+        """The site that is met: the next one, or by its name where a draw may skip some."""
+        name, sites = self._names.next(kind) if self._by_name else kind, self._profile.sites
+        self._n_met += 1
+        following = sites[self._n_met - 1] if self._n_met <= len(sites) else None
+        site = self._by_name.get(name) if self._by_name else following
+        if site is None or site.kind != kind:
             raise ValueError(
                 f"`net` met a site {name!r} that it did not meet when it was inspected: its forward depends on more "
                 'than its input and weights. Predict with method="sampling".'
