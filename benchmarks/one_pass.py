@@ -18,7 +18,7 @@ import dropbayes as db
 from benchmarks import history
 from benchmarks.history import Goal
 from benchmarks.networks import perceptron
-from benchmarks.one_pass_gpu import cells, compared, table
+from benchmarks.one_pass_gpu import HEAD, cells, compared, table
 from tests.sampling.zoo import ZOO, build
 from tests.sampling.zoo.hugging_face import huggingface
 
@@ -124,9 +124,8 @@ def is_close(one: dict[str, float]) -> bool:
 def main() -> None:
     warnings.simplefilter("ignore")
     found: dict[str, Any] = {"zoo": zoo(), "rates": rates(), "costs": costs(), "controls": controls()}
-    head = ["network", "std / draws: median [10 %, 90 %]", "rank correlation", "error of the mean, in std"]
     for part in ("zoo", "rates"):
-        print(table(([name, *cells(one)] for name, one in found[part].items()), head), end="\n\n")
+        print(table(([name, *cells(one)] for name, one in found[part].items()), HEAD), end="\n\n")
     print(table(([name, f"{cost:.1f}"] for name, cost in found["costs"].items()), ["network", "forward passes"]))
     gains = ([name, f"{one['mean']:.1f}", f"{one['variance']:.1f}"] for name, one in found["controls"].items())
     print(table(gains, ["masks", "gain of the mean", "gain of the variance"]))

@@ -63,6 +63,9 @@ def cells(one: dict[str, float]) -> list[str]:
     return [spread, f"{one['rank']:.2f}", f"{one['mean_error']:.2f}"]
 
 
+HEAD = ["network", "std / draws: median [10 %, 90 %]", "rank correlation", "error of the mean, in std"]
+
+
 def table(rows: Iterable[list[str]], head: list[str]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -97,7 +100,7 @@ def resnet18(n_outputs: int) -> nn.Module:
 
 
 def one_pass_by_hand(net: nn.Module, x: Tensor) -> Tensor:
-    """The least that the linear method can cost: a forward with a graph, and a backward to the masks per output."""
+    """The linear method by hand: a forward with a graph, and a backward to the masks for each output."""
     masks: list[Tensor] = []
 
     def masked(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -270,6 +273,25 @@ def gain_cells(one: dict[str, Any], ways: list[str]) -> list[str]:
     return ["exact" if one["exact"] else " / ".join(f"{gain:.1f}" for gain in one["gains"][way]) for way in ways]
 
 
+def speed_rows(found: dict[str, Any]) -> list[list[str]]:
+    """Milliseconds of the linear method, by hand too, and of 50 draws, and the gain over these."""
+    ways = ["linear", "by hand", "shared", "loop", "gain"]
+    return [[name, *(f"{times[way]:.3g}" for way in ways)] for name, times in found["speed"].items()]
+
+
+def close_rows(found: dict[str, Any]) -> list[list[str]]:
+    return [[name, *cells(one)] for name, one in found["digits"].items()]
+
+
+def gain_rows(found: dict[str, Any]) -> list[list[str]]:
+    """The gains over independent masks, and the milliseconds of plain and of controlled draws."""
+    rest = ("stratified", "stratified, controlled")
+    return [
+        [name, *gain_cells(one, list(WAYS)[1:]), *(f"{one['ms'][way]:.3g}" for way in rest)]
+        for name, one in found["digits"].items()
+    ]
+
+
 def goals_of(found: dict[str, Any]) -> list[Goal]:
     networks = found["digits"].values()
     least = {"ResNet-18, one output": 12, "BERT-base, 2 outputs": 10}
@@ -289,14 +311,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     clock = Clock(torch.device(arguments.device), arguments.quick)
     found: dict[str, Any] = {"speed": speed(clock, arguments.quick), "digits": digit_networks(clock, arguments.quick)}
-    ways = ["linear", "by hand", "shared", "row", "loop", "gain"]
-    print(table(([name, *(f"{t[way]:.3g}" for way in ways)] for name, t in found["speed"].items()), ["ms", *ways]))
-    head = ["network", "std / draws: median [10 %, 90 %]", "rank correlation", "error of the mean, in std"]
-    print(table(([name, *cells(one)] for name, one in found["digits"].items()), head))
-    rest = list(WAYS)[1:]
-    print(table(([name, *gain_cells(one, rest)] for name, one in found["digits"].items()), ["gain of mean / variance", *rest]))  # fmt: skip
-    timed = ["linear", *WAYS, "independent, 4 times the draws"]
-    print(table(([name, *(f"{one['ms'][way]:.3g}" for way in timed)] for name, one in found["digits"].items()), ["ms", *timed]))  # fmt: skip
+    print(table(speed_rows(found), ["ms", "linear", "by hand", "50 draws", "50 passes in a loop", "gain"]))
+    print(table(close_rows(found), HEAD))
+    print(table(gain_rows(found), ["gain of mean / variance", *list(WAYS)[1:], "ms of draws", "ms controlled"]))
     if not arguments.quick:
         history.write("one_pass_gpu", found, goals_of(found), folder=arguments.out)
 

@@ -10,6 +10,7 @@ from scipy.stats import norm
 
 from benchmarks import comparison, history, language_errors, league, one_pass, scoringbench
 from benchmarks.history import Goal
+from benchmarks.one_pass_gpu import close_rows, gain_rows, speed_rows
 from dropbayes.predictive.mixtures import Mixture
 
 
@@ -78,6 +79,15 @@ def test_the_tables_of_one_pass_are_those_of_the_last_run():
     costs = table_after("one_pass.md", "The\ncost of one output")
     assert costs == [[name, f"{cost:.1f}"] for name, cost in run["costs"].items()]
     assert f"{run['close']} of these {len(run['zoo'])} networks" in (PAGES / "one_pass.md").read_text()
+    gains = ([name, f"{one['mean']:.1f}", f"{one['variance']:.1f}"] for name, one in run["controls"].items())
+    assert table_after("one_pass.md", "draws of a\nperceptron of two hidden layers") == list(gains)
+
+
+def test_the_tables_of_one_pass_on_a_gpu_are_those_of_the_last_run():
+    run = last_run("one_pass_gpu")
+    assert table_after("one_pass.md", "`python -m benchmarks.one_pass_gpu`") == speed_rows(run)
+    assert table_after("one_pass.md", "Ten networks trained on MNIST") == close_rows(run)
+    assert table_after("one_pass.md", "On the ten networks") == gain_rows(run)
 
 
 def test_the_table_of_wrong_answers_is_that_of_the_last_run():
