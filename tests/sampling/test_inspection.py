@@ -45,7 +45,7 @@ def test_dropout_that_is_switched_off_later_is_noticed():
 
 
 def test_dropout_that_drops_everything_is_no_randomness():
-    with pytest.raises(ValueError, match="drop_prob 1"):
+    with pytest.raises(ValueError, match="It is the paper's p"):
         db.predict(nn.Sequential(nn.Dropout(1.0), nn.Linear(2, 2)), torch.zeros(1, 2))
 
 

@@ -120,9 +120,10 @@ def test_a_write_into_a_weight_is_an_error_of_its_own_before_it_happens():
 
 def test_double_precision_is_an_arbiter_where_the_network_has_it():
     inputs = as_inputs(torch.ones(2, 4))
-    exact = Prober(nn.Linear(4, 4), inputs, (), frozenset()).in_double()
+    prober = Prober(nn.Linear(4, 4), inputs, (), frozenset())
     with torch.no_grad():
-        assert exact(exact.inputs.leaves, None).tensors[0].dtype == torch.float64
+        assert prober.in_double(lambda exact, rows: exact(rows.leaves, None).tensors[0].dtype == torch.float64)
+        assert not prober.in_double(lambda exact, rows: exact([None], None).fits(prober(rows.leaves, None)))
     assert inputs.leaves[0].dtype == torch.float32
 
 

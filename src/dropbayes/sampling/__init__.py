@@ -1,16 +1,9 @@
 """Sampling from a network: its sites, keyed masks, and draws computed in blocks."""
 
-from dropbayes.sampling.functions import (
-    draws,
-    evaluation_output,
-    function_draw,
-    is_stochastic,
-    keep_state,
-)
+from dropbayes.sampling.functions import draws, evaluation_output, function_draw, is_stochastic, keep_state
 from dropbayes.sampling.inputs import (
     Inputs,
     RowAxis,
-    Structure,
     as_inputs,
     cloned_leaves,
     copied_cache,
@@ -49,7 +42,6 @@ __all__ = [
     "Sampling",
     "Site",
     "Sites",
-    "Structure",
     "UncertaintyWarning",
     "UnsupportedStrategy",
     "View",

@@ -221,7 +221,8 @@ def _inspect_rows(prober: Prober, positions: bool, rows: Inputs, plain: Probe) -
         _check_rows(prober, rows, flags, outputs, chosen, {0: alone, 1: other})
     else:
         sites, together = tuple(chosen.recorder.sites), rows.is_one_row
-        outputs = tuple(_lone_layout(rows, tuple(tensor.shape)) for tensor in chosen.tensors)
+        has_row = [not rows.is_one_row and tensor.shape[:1] == (1,) for tensor in chosen.tensors]
+        outputs = tuple(RowLayout(0, 1) if one else None for one in has_row)
     if rows.n_rows > 1:
         sites = _sites_of_all_branches(prober, rows, flags, probes, sites)
     if positions:
@@ -284,11 +285,6 @@ def _sites_of_all_branches(
             if site.name not in known or known[site.name].layout == RowLayout(0, 0):
                 known[site.name] = site
     return tuple(known.values())
-
-
-def _lone_layout(rows: Inputs, shape: tuple[int, ...]) -> RowLayout | None:
-    """The layout of an output that was seen for one row only."""
-    return RowLayout(0, 1) if not rows.is_one_row and shape[:1] == (1,) else None
 
 
 def _profile(batch: Probe, alone: Probe, probes: list[Probe], n_rows: int) -> Profile:
@@ -414,11 +410,13 @@ def _check_rows(
     if any(probe.host.moved for probe in (batch, *alone.values())):
         return  # each pass took branches of its own
     for row, probe in alone.items():
-        if _is_row_of(probe, batch, outputs, row, rows.n_rows):
-            continue
-        exact = prober.in_double()
-        if exact is not None and _agrees_in_double(exact, flags, outputs, row):
-            continue  # a small difference of large numbers
+
+        def agrees(exact: Prober, rows: Inputs, row: int = row) -> bool:
+            one, several = exact(rows.rows([row]), flags), exact(rows.leaves, flags)
+            return _is_row_of(one, several, outputs, row, rows.n_rows)
+
+        if _is_row_of(probe, batch, outputs, row, rows.n_rows) or prober.in_double(agrees):
+            continue  # at most a small difference of large numbers
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in probe.tensors)
         raise _RowsDepend(
             f"`net` gives a row another output alone (shape {shapes}) than in its batch of {rows.n_rows} in evaluation "
@@ -433,15 +431,6 @@ def _is_row_of(alone: Probe, batch: Probe, outputs: tuple[RowLayout | None, ...]
         if actual is None or not equal_but_for_rounding(actual, expected, whole):
             return False
     return True
-
-
-def _agrees_in_double(prober: Prober, flags: Flags, outputs: tuple[RowLayout | None, ...], row: int) -> bool:
-    rows = prober.inputs.different_rows()
-    try:
-        batch, alone = prober(rows.leaves, flags), prober(rows.rows([row]), flags)
-    except (ProbeFailed, SharedWrite):  # the network supports one precision only
-        return False
-    return _is_row_of(alone, batch, outputs, row, rows.n_rows)
 
 
 def _check_faithful(prober: Prober, rows: Inputs, plain: Probe) -> None:

@@ -70,11 +70,12 @@ def output_layouts(alone: Probe, batch: Probe, n_rows: int) -> tuple[RowLayout |
         layout = _layout(one.shape, more.shape, n_rows)
         if isinstance(layout, str) or (layout is not None and not layout.inner):
             squeezed = any(more.select(axis, 0).shape == one.shape for axis in range(more.dim()))
+            depend = "its rows depend on each other. Pass row_axis=None to take the whole input as one row."
+            squeeze = "it squeezes the row axis of a single row. Name the axis, as in squeeze(-1)."
             raise ValueError(
                 f"`net` gives an output of shape {tuple(one.shape)} for one row, {tuple(more.shape)} for {n_rows}: "
-                + ("it squeezes the row axis of a single row. Name the axis, as in squeeze(-1)." if squeezed else
-                   "its rows depend on each other. Pass row_axis=None to take the whole input as one row.")
-            )  # fmt: skip
+                f"{squeeze if squeezed else depend}"
+            )
         layouts.append(layout)
     return tuple(layouts)
 

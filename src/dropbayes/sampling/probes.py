@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,15 +19,9 @@ from dropbayes.tracing.generators import HostDraws
 from dropbayes.tracing.views import Flags, View, eagerly
 
 __all__ = [
-    "Probe",
-    "ProbeFailed",
-    "Prober",
-    "autocast_dtype",
-    "double_inputs",
-    "equal_but_for_rounding",
-    "is_ignored",
+    "Probe", "ProbeFailed", "Prober", "autocast_dtype", "double_inputs", "equal_but_for_rounding", "is_ignored",
     "training_flags",
-]
+]  # fmt: skip
 
 _TENSOR_CORES = 5e-3  # float32 products, such as cuDNN's recurrent layers, may be rounded to ten bits
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
@@ -139,13 +134,16 @@ class Prober:
     def _has_rows(self, leaf: PyTree, axis: int | None) -> bool:
         return isinstance(leaf, Tensor) and (axis is not None or self.inputs.is_one_row)
 
-    def in_double(self) -> Prober | None:
-        """The same probes in double precision, the arbiter over a small difference; None if the network has no such."""
+    def in_double(self, judge: Callable[[Prober, Inputs], bool]) -> bool:
+        """What `judge` says of the same probes in double precision, the arbiter over a small difference.
+
+        False if the network supports one precision only.
+        """
         try:
-            exact = copy.deepcopy(self.net).double()
+            exact = replace(self, net=copy.deepcopy(self.net).double(), inputs=double_inputs(self.inputs), views={})
+            return judge(exact, exact.inputs.different_rows())
         except Exception:
-            return None
-        return replace(self, net=exact, inputs=double_inputs(self.inputs), views={})
+            return False
 
 
 def double_inputs(inputs: Inputs) -> Inputs:

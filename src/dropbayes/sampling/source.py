@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
-import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -86,8 +84,8 @@ class KeyedSource(Source):
         self.variance: Tensor | None = None
         self.site = 0
         self._depth = transform_depth() or 0  # of the caller's own transforms
-        self._names: SiteNames | None = None
-        self._by_name: dict[str, Site] = {}
+        self._net: nn.Module | None = None
+        self._by_name = {site.name: site for site in spec.profile.sites} if spec.profile.by_name else {}
         self._pending: tuple[Tensor, float] | None = None
         self._integrated: tuple[Tensor, int] | None = None
 
@@ -97,21 +95,23 @@ class KeyedSource(Source):
         return len(self.draws) == 1 and len(self.rows) == 1 and not self.spec.integrate
 
     def follow(self, net: nn.Module) -> None:
-        """Identifies the sites of `net` by name if a draw may skip some, and what calls them if some are left out."""
-        if self.spec.profile.by_name or self.spec.ignored:
-            self._names = SiteNames({id(module): path for path, module in net.named_modules()})
-            self._by_name = {site.name: site for site in self.spec.profile.sites}
+        """Tells sites by name, and what calls them, by the modules of `net`."""
+        self._net = net
+
+    @functools.cached_property
+    def _names(self) -> SiteNames:
+        modules = [] if self._net is None else self._net.named_modules()
+        return SiteNames({id(module): path for path, module in modules})
 
     # What the handlers of stochastic operations ask -------------------------------------------------------------------
 
     def is_off(self, training: bool) -> bool:
         if training and not self.spec.ignored:
             return False
-        names = self._names or SiteNames({})
-        path, module = names.caller()
+        path, module = self._names.caller()
         if module is not None and is_ignored(self.spec.ignored, path, module):
             return True
-        return not training and not (is_ours(module) if self._names is not None else _called_by_ours())
+        return not training and not is_ours(module)
 
     def is_fixed(self, generator: torch.Generator | None) -> bool:
         return generator is not None or (
@@ -201,7 +201,9 @@ class KeyedSource(Source):
         layout, _ = self._layout(site, (query.shape[0], query.shape[1], query.shape[2], key.shape[2]))
         inner = query.shape[0] if self.rows_mapped or layout is None else layout.inner
         query, key, value = (self._batch(t) for t in (query, key, value))
-        if attn_mask is not None and (self._varies(attn_mask) or (attn_mask.dim() == 4 and attn_mask.shape[0] > 1)):
+        if attn_mask is not None and (
+            _functorch.is_batchedtensor(attn_mask) or (attn_mask.dim() == 4 and attn_mask.shape[0] > 1)
+        ):
             attn_mask = self._batch(attn_mask)
         result: Tensor = kernels.attention(
             query.to(dtype), key.to(dtype), value.to(dtype), keys=self.spec.keys, site=self._number(site),
@@ -242,7 +244,6 @@ class KeyedSource(Source):
         return self.rows if self.spec.per_row else None
 
     def _is_ignored(self) -> bool:
-        assert self._names is not None
         path, module = self._names.caller()
         return module is not None and is_ignored(self.spec.ignored, path, module)
 
@@ -251,7 +252,6 @@ class KeyedSource(Source):
         sites, by_name = self.spec.profile.sites, self.spec.profile.by_name
         self.site += 1
         if by_name:
-            assert self._names is not None
             name = self._names.next(kind)
             site = self._by_name.get(name)
             if site is None and self.alone:
@@ -424,10 +424,6 @@ class KeyedSource(Source):
         pairs = _add_batch_dim(pairs, 1, self.row_level or 0)
         return pairs[0] if self.level is None else _add_batch_dim(pairs, 0, self.level)
 
-    def _varies(self, x: Tensor) -> bool:
-        """Whether a tensor differs between the draws or rows that are mapped over."""
-        return bool(_functorch.is_batchedtensor(x))
-
     def _batch(self, x: Tensor) -> Tensor:
         """A tensor with mapped draws and rows as part of its first axis."""
         if self.rows_mapped:
@@ -466,14 +462,3 @@ def _maps_randomly() -> bool:
     """Whether the innermost transform is a vmap whose members should differ in their random numbers."""
     interpreter: Any = torch._functorch.pyfunctorch.retrieve_current_functorch_interpreter()
     return interpreter.key() == torch._C._functorch.TransformType.Vmap and interpreter.randomness() != "same"
-
-
-def _called_by_ours() -> bool:
-    """Whether dropout that is off is called by one of this library's layers, which are always on."""
-    frame: types.FrameType | None = sys._getframe(2)
-    while frame is not None:
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module):
-            return is_ours(owner)
-        frame = frame.f_back
-    return False

@@ -13,7 +13,7 @@ from torch import nn
 
 from dropbayes.sampling.inputs import Inputs
 from dropbayes.sampling.probes import Probe, ProbeFailed, Prober, is_ignored, training_flags
-from dropbayes.tracing import NEUTRAL, SharedWrite
+from dropbayes.tracing import NEUTRAL
 from dropbayes.tracing.views import Flags
 
 __all__ = ["UncertaintyWarning", "check_accounted", "check_repeatable", "training_probe"]
@@ -59,14 +59,7 @@ def _is_raw(probe: Probe) -> bool:
 
 
 def _agree_in_double(prober: Prober, flags: Flags) -> bool:
-    exact = prober.in_double()
-    if exact is None:
-        return False
-    rows = exact.inputs.different_rows()
-    try:
-        return exact(rows.leaves, flags).agrees_with(exact(rows.leaves, None))
-    except (ProbeFailed, SharedWrite):
-        return False
+    return prober.in_double(lambda exact, rows: exact(rows.leaves, flags).agrees_with(exact(rows.leaves, None)))
 
 
 def check_repeatable(prober: Prober, rows: Inputs, flags: Flags, full: Probe) -> None:
