@@ -200,6 +200,7 @@ def standings(results: dict[str, dict[str, dict[str, Scores]]], names: list[str]
     for table, scores in means.items():
         values = [scores[player][key] if player in scores else np.inf for player in players]  # last where it gave up
         shown = [f"**{value:.4f}**" if value == min(values) else f"{value:.4f}" for value in values]
+        shown = [value.replace("inf", "–") for value in shown]
         shown += [f"{scores['dropbayes'][name]:{form}}" for name, form in own.items()]
         lines.append("| " + " | ".join([table, *shown, f"{scores['dropbayes']['CPU s']:.1f}"]) + " |")
         ranks.append(rankdata(values))
