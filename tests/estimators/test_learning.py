@@ -61,7 +61,7 @@ def test_the_first_place_goes_to_the_best_candidate_and_lists_are_tried():
 def test_the_standard_search_trains_its_finalists_longer():
     x, y = toy(60)
     model = DropoutRegressor(hidden=(10,), n_steps=80, min_epochs=1, n_folds=2, random_state=0, device="cpu").fit(x, y)
-    assert model.search_scores_.shape == (6 + 3 + 2,)  # plain, with binned columns, finalists
+    assert model.search_scores_.shape == (6 + 3 + 3 + 2,)  # plain, with binned columns, after a process, finalists
     assert len(model.population_) == 6
 
 
