@@ -47,7 +47,7 @@ def save(
     tensors |= {f"bias.{i}": b for i, b in enumerate(population.biases)}
     tensors |= {name: getattr(population, name) for name in STACKED}
     tensors |= class_tensors
-    storage.save(path, tensors, kind=estimator.saved_as, settings=settings, version=_version())
+    storage.save(path, tensors, kind=estimator.saved_as, settings=settings, version=_library_version())
 
 
 def load(kind: Any, path: str | os.PathLike[str]) -> tuple[Any, storage.ModelFile]:
@@ -151,7 +151,7 @@ def _from_json(value: Any) -> Any:
     return [_from_json(item) for item in value] if isinstance(value, list) else value
 
 
-def _version() -> str:
+def _library_version() -> str:
     try:
         return installed_version("dropbayes")
     except PackageNotFoundError:

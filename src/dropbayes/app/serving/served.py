@@ -34,9 +34,9 @@ class ServedModel:
     @classmethod
     def load(cls, path: pathlib.Path) -> ServedModel:
         """The model in a folder, checked by a first prediction."""
-        version = _version(path)
+        version = _folder_version(path)
         model = load(path)
-        if _version(path) != version:
+        if _folder_version(path) != version:
             raise ValueError(f"{str(path)!r} was replaced while it was read; try again.")
         predictor = Predictor(model)
         check_finite(predictor.predict_inputs(np.zeros((1, len(model.schema.inputs)))))
@@ -111,7 +111,7 @@ class ServedModel:
         return outputs
 
 
-def _version(path: pathlib.Path) -> str:
+def _folder_version(path: pathlib.Path) -> str:
     """The description holds the digest of the network's file: its own digest is that of both."""
     columns = path / COLUMNS
     return hashlib.sha256(columns.read_bytes()).hexdigest()[:12] if columns.is_file() else ""
