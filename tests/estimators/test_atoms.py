@@ -33,7 +33,8 @@ def test_cells_have_the_share_of_their_atoms():
 
 def test_the_crps_is_that_of_the_quantiles_and_better_than_the_density_s():
     mixture, y = rows(300)
-    mapped = MappedMixture(mixture, fit_atoms(*rows(), torch.ones(4000)))
+    held_out, outcomes = rows()
+    mapped = MappedMixture(mixture, fit_atoms(held_out, outcomes, torch.ones(4000)))
     levels = (np.arange(400) + 0.5) / 400
     error = y - torch.stack([mapped.quantile(float(level)) for level in levels])
     level = torch.from_numpy(levels)[:, None]

@@ -172,6 +172,8 @@ def test_weights_that_a_pass_writes_have_the_law_of_the_loop(kind):
 class Averaged(Body):
     """Replaces a tensor that began as the memory of a weight."""
 
+    last: torch.Tensor
+
     def __init__(self):
         super().__init__()
         self.average = self.o.weight.data
