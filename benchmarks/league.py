@@ -7,9 +7,9 @@
 
 A folder holds one .npz file for each table: X `[row, column]`, y `[row]` (unsigned integers are classes) and fold
 `[row]`, the fold that holds each row out; at most 3,000 rows, as in ScoringBench (arXiv 2603.29928). Numbers are
-standardised by the training rows of their fold. Games in benchmarks/results/league.json are not played again (the Gaussian process gave up on music_origin, 117 columns,
-after twelve minutes). The CRPS
-is twice the mean pinball loss of ten quantiles for every contestant; quantiles have no density, and so no log score.
+standardised by the training rows of their fold. Games in benchmarks/results/league.json are not played again; the
+Gaussian process was stopped on music_origin, which has 117 columns. The CRPS is twice the mean pinball loss of ten
+quantiles for every contestant; quantiles have no density, and so no log score.
 """
 
 from __future__ import annotations
