@@ -84,7 +84,8 @@ def test_a_regressor_is_unsure_in_a_gap_and_keeps_its_predictions_near_the_rows(
     level = source.permutation(np.repeat([-4.0, -3.0, -2.0, 2.0, 3.0, 4.0], 40))
     x = np.column_stack([level, source.normal(size=240)])
     y = np.sin(3 * level) + 0.3 * x[:, 1] + 0.05 * source.normal(size=240)
-    model = DropoutRegressor(hidden=(20,), n_steps=300, n_folds=2, random_state=0, device="cpu").fit(x, y)
+    settings = {"hidden": (20,), "n_steps": 300, "n_folds": 2, "random_state": 0, "device": "cpu"}
+    model = DropoutRegressor(**settings).fit(x, y, groups=np.arange(240))  # groups have no process
     near, far = x[:20], np.column_stack([np.zeros(20), x[:20, 1]])
     plain = without_spread(model)
     np.testing.assert_array_equal(model.predict(near), plain.predict(near))
@@ -93,6 +94,9 @@ def test_a_regressor_is_unsure_in_a_gap_and_keeps_its_predictions_near_the_rows(
     model.save(tmp_path / "model.safetensors")
     again = DropoutRegressor.load(tmp_path / "model.safetensors")
     np.testing.assert_array_equal(again.predict(far, return_std=True)[1], wider)
+    after_process = DropoutRegressor(**settings).fit(x, y)
+    known, unknown = (after_process.predict(rows, return_std=True)[1].mean() for rows in (near, far))
+    assert unknown > 5 * known
 
 
 def without_spread(model):

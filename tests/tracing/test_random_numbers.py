@@ -30,14 +30,6 @@ def test_in_place_random_numbers_are_written():
     assert d.tolist() == pytest.approx((-torch.log(torch.tensor([0.05, 0.35, 0.65, 0.95]))).tolist())
 
 
-@pytest.mark.parametrize(
-    "draw", [lambda: torch.randint(0, 5, (2,)), lambda: torch.multinomial(torch.ones(3), 1), lambda: torch.randperm(3)]
-)
-def test_randomness_that_cannot_be_keyed_is_refused(draw):
-    with pytest.raises(NotImplementedError, match="cannot be keyed"):
-        run_with_fixed_source(draw)
-
-
 def test_random_numbers_are_written_where_the_caller_wants_them():
     uniform, coin, normal = torch.empty(4), torch.empty(4), torch.empty(0)
 

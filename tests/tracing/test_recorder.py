@@ -39,7 +39,6 @@ def test_the_first_layer_of_a_stacked_recurrence_comes_before_its_site():
     "draw",
     [
         lambda h: torch.ops.aten.dropout(h, 0.5, True),
-        lambda h: h * torch.binomial(torch.ones_like(h), torch.full_like(h, 0.5)),
         lambda h: h * torch.distributions.Gamma(1.0, 1.0).sample(h.shape),
         lambda h: h * torch.distributions.Beta(1.0, 1.0).sample(h.shape),
     ],

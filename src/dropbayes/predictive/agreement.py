@@ -156,7 +156,7 @@ def uneven_width(pit: Array, columns: Mapping[str, Array]) -> str:
     for name, column in columns.items():
         values = np.asarray(column, dtype=float)
         known = np.isfinite(values)
-        if known.sum() < MIN_ROWS or np.ptp(values[known]) == 0:
+        if known.sum() < MIN_ROWS or 0 in (np.ptp(values[known]), np.ptp(u[known])):
             continue
         test = scipy.stats.spearmanr(u[known], values[known])
         if abs(test.statistic) > greatest and test.pvalue < 0.01 / len(columns):
