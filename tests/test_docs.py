@@ -82,7 +82,7 @@ def _last_place(number):
     return 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
 
 
-SLOW = ("architectures", "hugging_face", "production", "training")  # pages whose examples train for a minute
+SLOW = ("architectures", "calibrating", "hugging_face", "production", "report", "table", "training")  # they train
 
 
 def marked(page):

@@ -116,6 +116,7 @@ def test_a_transform_that_underflows_in_single_precision_maps_zero_to_zero():
     assert recalibration.claimed(torch.tensor([0.0, 1.0])).isfinite().all()
 
 
+@pytest.mark.slow
 def test_temperature_is_the_best_of_all_local_optima():
     grid = torch.linspace(-math.log(20), math.log(20), 400, dtype=torch.float64).exp()
     for seed in range(40):  # few rows and draws that disagree: the likelihood has several maxima

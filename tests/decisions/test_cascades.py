@@ -38,6 +38,7 @@ def test_cascade_shows_the_costly_network_the_uncertain_rows_only():
     assert seen == [4.0, 5.0]
 
 
+@pytest.mark.slow
 def test_cascade_on_digits_reaches_the_large_network_at_under_half_its_cost(digits):
     x, y, _ = digits
     cheap_net = small_networks.trained(

@@ -1,11 +1,13 @@
 """Forecasts by recurrent networks."""
 
 import numpy as np
+import pytest
 
 from experiments import recurrent
 from tests.experiments.smallest import tiny
 
 
+@pytest.mark.slow
 def test_one_mask_per_sequence_spreads_more_than_fresh_masks(tmp_path):
     metrics = tiny("recurrent", recurrent, tmp_path)
     assert metrics["variational"]["epistemic_std_test_ppm"] > metrics["naive"]["epistemic_std_test_ppm"]

@@ -4,6 +4,7 @@ from experiments import datasets, solar
 from tests.experiments.smallest import tiny
 
 
+@pytest.mark.slow
 def test_solar_network_is_over_confident_where_the_process_is_not(tmp_path):
     metrics = tiny("solar", solar, tmp_path)
     process, network = (next(m for k, m in metrics.items() if name in k) for name in ("process", "MC dropout"))

@@ -66,6 +66,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.slow
 def test_wide_networks_drawn_from_their_prior_have_the_covariance(name):
     net, shape = NETWORKS[name]
     x = images(3, *shape)

@@ -24,6 +24,7 @@ CPU, KEYS, DRAWS, ROWS = torch.device("cpu"), Keys(7, 10), range(2, 5), RowLayou
 @pytest.mark.parametrize("per_row", [False, True])
 @pytest.mark.parametrize("strategy", [FOLDED, MAPPED], ids=str)
 @pytest.mark.parametrize("name", ["dropout2d", "transformer_encoder", "lstm", "drop_path_rand"])
+@pytest.mark.slow
 def test_kernels_give_every_strategy_the_same_masks(name, strategy, per_row, monkeypatch):
     kernels = kernels_on(torch.device("cuda"))
     if kernels is None or torch.cuda.is_available():

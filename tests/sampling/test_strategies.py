@@ -121,6 +121,7 @@ def test_a_network_that_skips_layers_runs_its_rows_together(chance):
 
 @pytest.mark.parametrize("masks", ["shared", "row"])
 @pytest.mark.parametrize("chance", CHANCES)
+@pytest.mark.slow
 def test_the_moments_of_a_network_that_skips_layers_are_those_of_the_loop(chance, masks):
     torch.manual_seed(0)
     net, x = SkipsLayers(CHANCES[chance]).train(), torch.randn(2, 6)

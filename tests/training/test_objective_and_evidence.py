@@ -359,6 +359,7 @@ def test_length_scale_and_precision_trade_off_in_the_weight_decay():
     torch.testing.assert_close(gradients[1], 9 * gradients[0])
 
 
+@pytest.mark.slow
 def test_a_short_length_scale_fits_high_frequencies_that_a_long_one_leaves_out():
     x = torch.linspace(-1, 1, 60)[:, None]
     y = torch.sin(12 * x)

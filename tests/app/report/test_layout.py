@@ -65,6 +65,7 @@ CONTRAST = r"""() => {
 
 
 @pytest.mark.parametrize("name", ["sorted", "band", "along", "classes", "two"])
+@pytest.mark.slow
 def test_a_browser_shows_the_page_without_errors_requests_or_sideways_scrolling(browser, written, name):
     for scheme in ("light", "dark"):
         context = browser.new_context(color_scheme=scheme)
