@@ -1,5 +1,7 @@
 """The interpolation of solar irradiance."""
 
+import pytest
+
 from experiments import datasets, solar
 from tests.experiments.smallest import tiny
 
