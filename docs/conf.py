@@ -38,16 +38,16 @@ exclude_patterns = [
 nitpicky = True
 nitpick_ignore_regex = [
     # Types of other libraries and of Python: their documentation is not fetched, so nothing here could be linked to.
-    (r"py:class", r"(torch|numpy|sklearn|pyarrow)\..*"),
+    (r"py:class", r"(torch|numpy|sklearn|pyarrow|pandas)\..*"),
     (
         r"py:class",
-        r"(Tensor|Axes|pa\.\w+|collections\.abc\.\w+|os\.PathLike|pathlib\.Path)",
+        r"(Tensor|Distribution|Axes|pa\.\w+|collections\.abc\.\w+|os\.PathLike|pathlib\.Path)",
     ),
     # Records of the engine, which is not public, and records that a public signature mentions by their module.
     (r"py:class", r"dropbayes\.sampling\.\w+\.\w+"),
     (
         r"py:class",
-        r"dropbayes\.(estimators\.(extrapolation\.Extrapolation|bounds\.Bounds|noise\.StudentNoise)"
+        r"dropbayes\.(estimators\.(extrapolation\.Extrapolation|process\.Process|atoms\.Atoms|bounds\.Bounds|noise\.StudentNoise)"
         r"|estimators\.(transforms\.TargetTransform|recalibration\.Recalibration|ensembles\.Ensemble)"
         r"|app\.tables\.training\.(TrainingRows|Reading)"
         r"|language\.meaning\.Text|population\.heads\.Head|processes\.(convolutions|networks)\.Step"
@@ -61,7 +61,7 @@ nitpick_ignore_regex = [
     ),
     (
         r"py:class",
-        r"(dict\[~typing\.Any|Mapping\[str|Literal\['(mean|active|sampling))",
+        r"(dict\[~typing\.Any|(collections\.abc\.)?Mapping\[str|tuple\[float|Literal\['\w+'?)",
     ),
 ]
 
