@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     )
     from dropbayes.linear import explain, tune_dropout
     from dropbayes.predictive import check, evaluate, predict
-    from dropbayes.sampling import Sampling, draws, function_draw, sites
+    from dropbayes.sampling import Sampling, draws, function_draw
+    from dropbayes.sampling import sites as sites
     from dropbayes.training import fit, negative_elbo
-    from dropbayes.weight_layers import Prior, weight_decay
+    from dropbayes.weight_layers import Prior, model_precision, weight_decay
 
 __all__ = [
     "Bernoulli",
@@ -57,15 +58,16 @@ __all__ = [
     "fit",
     "function_draw",
     "load",
+    "model_precision",
     "negative_elbo",
     "predict",
-    "sites",
     "tune_dropout",
     "weight_decay",
 ]
 
-# Loaded on first use: the command line answers `--help` before torch could be imported, and scikit-learn takes
-# longer to import than all of this. No module bears the name of a public function, so importing one hides none.
+# Loaded on first use: the command line answers `--help` before torch could be imported, and scikit-learn takes longer
+# to import than all of this. `sites` stands beside `doctor`, which tells more. No module bears the name of a public
+# function, so importing one hides none.
 _HOME = {
     "app.models.model": ("load",),
     "app.models.predictor": ("Predictor",),
@@ -85,13 +87,13 @@ _HOME = {
     "predictive": ("check", "evaluate", "predict"),
     "sampling": ("Sampling", "draws", "function_draw", "sites"),
     "training": ("fit", "negative_elbo"),
-    "weight_layers": ("Prior", "weight_decay"),
+    "weight_layers": ("Prior", "model_precision", "weight_decay"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        home = next(module for module, names in _HOME.items() if name in names)
+    home = next((module for module, names in _HOME.items() if name in names), None)
+    if home is not None:
         globals()[name] = value = getattr(importlib.import_module(f"dropbayes.{home}"), name)
         return value
     if not name.startswith("_") and importlib.util.find_spec(f"dropbayes.{name}"):
