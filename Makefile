@@ -64,5 +64,6 @@ $(MINIMUM)/.ready: pyproject.toml constraints-minimum.txt
 
 $(GUESTS)/.ready: pyproject.toml
 	test -x $(GUESTS)/bin/python || $(PYTHON) -m venv $(GUESTS)
-	$(GUESTS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[plot,hf,guests,test]'
+	$(GUESTS)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" \
+	  --editable '.[plot,hf,guests,test]'
 	touch $@
