@@ -13,7 +13,7 @@ the rows: the errors of one half are those under the scales of the other, predic
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -63,20 +63,20 @@ class Process:
 
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The mean and the deviation of the function at standardised rows `[row, feature]`: means over the halves."""
-        x = _clipped(x.double())
-        padded = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % _PRODUCT_ROWS))
-        blocks = [self._block(block) for block in padded.split(_PRODUCT_ROWS)]
-        mean, variance = (torch.cat(values, 1)[:, : len(x)] for values in zip(*blocks, strict=True))
-        return mean.mean(0), variance.mean(0).sqrt()
+        halves = [self._posterior(x, half) for half in range(len(self.log_scales))]
+        mean, variance = (torch.stack(values).mean(0) for values in zip(*halves, strict=True))
+        return mean, variance.sqrt()
 
-    def _block(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _posterior(self, x: Tensor, half: int) -> tuple[Tensor, Tensor]:
+        """The mean and the variance of the function under the scales of one half."""
+        x, scales, inverse = _clipped(x.double()), self.log_scales[half], self._inverse[half]
         means, variances = [], []
-        for scales, inverse in zip(self.log_scales, self._inverse, strict=True):
-            cross = _covariance(x, scales, self.anchors)
+        for block in torch.nn.functional.pad(x, (0, 0, 0, -len(x) % _PRODUCT_ROWS)).split(_PRODUCT_ROWS):
+            cross = _covariance(block, scales, self.anchors)
             weights = cross @ inverse
             means.append(weights @ self.targets)
-            variances.append((_prior_variance(x, scales) - (weights * cross).sum(1)).clamp_min(_JITTER))
-        return torch.stack(means), torch.stack(variances)
+            variances.append((_prior_variance(block, scales) - (weights * cross).sum(1)).clamp_min(_JITTER))
+        return torch.cat(means)[: len(x)], torch.cat(variances)[: len(x)]
 
     def leave_one_out(self, index: Tensor, half: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and deviation at training rows, each without its anchor and under the scales of the other half.
@@ -87,18 +87,18 @@ class Process:
             x: The rows, standardised.
         """
         mean, deviation = torch.empty(len(x)).double(), torch.empty(len(x)).double()
-        for own, (scales, inverse) in enumerate(zip(self.log_scales.flip(0), self._inverse.flip(0), strict=True)):
-            precision = inverse.diagonal()
+        for own in range(2):
+            other = 1 - own
+            inverse, precision = self._inverse[other], self._inverse[other].diagonal()
             error = (inverse @ self.targets) / precision
             rows = (half == own) & (index >= 0)
             mean[rows] = (self.targets - error)[index[rows]]
-            noise = (2 * scales[-1]).exp() / self.weight + _JITTER
+            noise = (2 * self.log_scales[other, -1]).exp() / self.weight + _JITTER
             deviation[rows] = (1 / precision - noise).clamp_min(_JITTER).sqrt()[index[rows]]
             rows = (half == own) & (index < 0)
             if bool(rows.any()):
-                one = replace(self, log_scales=scales[None])
-                one.__dict__["_inverse"] = inverse[None]
-                mean[rows], deviation[rows] = one.predict(x[rows])
+                mean[rows], variance = self._posterior(x[rows], other)
+                deviation[rows] = variance.sqrt()
         return mean, deviation
 
 
