@@ -350,3 +350,29 @@ def test_several_entries_of_a_row_go_back_into_one_axis():
     tensor = torch.arange(2 * 3 * 4).reshape(2, 3, 4)  # [row, entry, ...]
     moved = planning.move_row_axis(tensor.permute(0, 1, 2), RowLayout(0, 3), 0)
     assert torch.equal(moved, tensor.flatten(0, 1))
+
+
+AUTOMATIC = db.Sampling(max_draws=256, tolerance=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("run", "n_draws"),
+    [
+        pytest.param(lambda net, x: db.predict(net, x, n_draws=8), 8, id="predict"),
+        pytest.param(lambda net, x: db.draws(net, x, n_draws=8), 8, id="draws"),
+        pytest.param(lambda net, x: db.predict([net, net], x, n_draws=8), 16, id="ensemble"),
+        pytest.param(lambda net, x: db.predict(net, x, n_draws="auto", sampling=AUTOMATIC), 256, id="auto"),
+    ],
+)
+def test_a_second_prediction_runs_every_draw_once(monkeypatch, run, n_draws):
+    net, x = build("transformer_encoder")
+    run(net, x)
+    made, original = [], planning.Plan._block
+
+    def counted(self, inputs, rows, first_row, draws):
+        made.append(len(rows) * len(draws))
+        return original(self, inputs, rows, first_row, draws)
+
+    monkeypatch.setattr(planning.Plan, "_block", counted)
+    run(net, x)
+    assert sum(made) == n_draws * len(x)

@@ -114,13 +114,10 @@ def predict(
     for batch in batches(nets[0], x, progress=progress, title="predict"):
         inputs = as_inputs(batch, row_axis=sampling.row_axis)
         only_moments = request.only_moments and len(nets) == 1
+        first_row = offset if len(nets) == 1 and not automatic else None  # others run in blocks of their own
         if method == "sampling":
-            plans = [
-                make_plan(
-                    one, inputs, keys=keys, masks=masks, sampling=sampling, moments_only=only_moments, first_row=offset
-                )
-                for one in nets
-            ]
+            settings: dict[str, Any] = {"keys": keys, "masks": masks, "sampling": sampling, "first_row": first_row}
+            plans = [make_plan(one, inputs, moments_only=only_moments, **settings) for one in nets]
         elif method == "controlled":
             plans = [controlled_plan(nets[0], inputs, keys=keys, masks=masks, sampling=sampling)]
         else:

@@ -52,8 +52,9 @@ def draws(
         torch.Size([10, 3, 1])
     """
     inputs = as_inputs(x, row_axis=sampling.row_axis)
-    plan = make_plan(net, inputs, keys=sampling.keys(n_draws, seed), masks=masks, sampling=sampling)
-    outputs, _ = plan.collected(inputs, first_row=sampling.row_offset)
+    keys, first_row = sampling.keys(n_draws, seed), sampling.row_offset
+    plan = make_plan(net, inputs, keys=keys, masks=masks, sampling=sampling, first_row=first_row)
+    outputs, _ = plan.collected(inputs, first_row=first_row)
     keep_state(net, inputs, plan.profile)
     return plan.profile.structure.build(plan.arrange(outputs, leading=1))
 

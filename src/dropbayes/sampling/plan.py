@@ -235,13 +235,13 @@ def make_plan(
     masks: str = "shared",
     sampling: Sampling = Sampling(),
     moments_only: bool = False,
-    first_row: int = 0,
+    first_row: int | None = None,
 ) -> Plan:
     """The plan for a network that was checked to be random.
 
-    The first block of a network that is known starts before the network is compared with its inspection: while a GPU
-    works, the comparison, which takes milliseconds for hundreds of modules, costs no time. A block that started in
-    vain is dropped.
+    With `first_row`, the first block of a network that is known starts before the network is compared with its
+    inspection: while a GPU works, the comparison, which takes milliseconds for hundreds of modules, costs no time. A
+    block that started in vain is dropped.
 
     Args:
         net: The network.
@@ -251,7 +251,7 @@ def make_plan(
         sampling: The other settings.
         moments_only: Whether only moments are wanted: the last site is then integrated over, if the last layer allows
             it.
-        first_row: The number by which the first row is keyed.
+        first_row: The number by which the first row is keyed, if these inputs will be run as they are.
     """
     if masks not in MASKS:
         raise ValueError(f"`masks` must be one of {', '.join(map(repr, MASKS))}; got {masks!r}.")
@@ -264,8 +264,10 @@ def make_plan(
         if direct is not None and (on_cpu or (direct.kernel_layers is not None and not invariant)):
             return _direct_plan(net, direct, inputs, keys, masks, integrate, invariant, sampling.max_bytes)
     settings = (keys, masks, sampling, moments_only, invariant)
-    known = recall(net, inputs, sampling.ignored, positions=sampling.positions is not None)
-    started = None if known is None else _started(net, known, inputs, first_row, settings)
+    known, started = None, None
+    if first_row is not None:
+        known = recall(net, inputs, sampling.ignored, positions=sampling.positions is not None)
+        started = None if known is None else _started(net, known, inputs, first_row, settings)
     inspection = _inspect_with_hints(net, inputs, sampling)
     if started is not None and inspection is known:
         return started
