@@ -116,6 +116,19 @@ def test_a_linear_relation_is_found_to_its_noise(linear, fitted):
     assert 0.75 <= ((low.numpy() <= y[150:]) & (y[150:] <= high.numpy())).mean() <= 1
 
 
+def test_networks_with_a_process_are_unsure_in_a_gap():
+    """The process alone trusts that the function is as smooth there as at the rows."""
+    source = np.random.default_rng(0)
+    level = source.permutation(np.repeat([-4.0, -3.0, -2.0, 2.0, 3.0, 4.0], 40))
+    x = np.column_stack([level, source.normal(size=240)])
+    model = DropoutRegressor(n_steps=100, random_state=0)
+    model.fit(x, np.sin(level) + x[:, 1] + 0.01 * source.normal(size=240))
+    assert all(member.offset for member in model.population_.members)
+    deviation = model.predict(np.column_stack([np.zeros(20), x[:20, 1]]), return_std=True)[1].mean()
+    model.extrapolation_ = None
+    assert deviation > 2 * model.predict(np.column_stack([np.zeros(20), x[:20, 1]]), return_std=True)[1].mean()
+
+
 def test_a_model_with_a_process_survives_a_file_and_more_rows(tmp_path, linear, fitted):
     x, y = linear
     fitted.save(tmp_path / "model.safetensors")

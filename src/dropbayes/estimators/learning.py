@@ -95,7 +95,7 @@ class DropoutEstimator(Parameters, Ensemble):
             self.search_edges_ = search_edges(choice)
             if not any(member.offset for member in choice.members):
                 offset = self.process_ = None
-            gap = None if all(member.offset for member in choice.members) else self._gap(x, weight)
+            gap = self._gap(x, weight)
             self.population_, without_gap = self._train_ensemble(x, y, weight, choice, offset, gap, progress)
             self._refuse_divergence()
             self._fit_noise(choice, offset)
@@ -201,8 +201,9 @@ class DropoutEstimator(Parameters, Ensemble):
         if gap is not None:
             outside = ~gap.rows.numpy()
             tasks.append(Task(x[outside], y[outside], None if weight is None else weight[outside]))
-            plain = next(member for member in members if not member.offset)
-            members.append(replace(plain, task=len(tasks) - 1, seed=self.seed_ + 999))
+            # Also where all networks learn what a process leaves: nobody knows how smooth a gap is, which they rely on.
+            plain = next((member for member in members if not member.offset), members[0])
+            members.append(replace(plain, offset=False, task=len(tasks) - 1, seed=self.seed_ + 999))
         settings = self._settings(len(x), progress)
         trained = train_in_jobs(tasks, members, n_classes=self._n_classes(), **settings)
         index = torch.arange(len(members)) % len(choice.selection)
