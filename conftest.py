@@ -11,7 +11,7 @@ import torch
 
 collect_ignore = []
 if not importlib.util.find_spec("triton"):
-    collect_ignore = ["src/dropbayes/population/fused.py", "src/dropbayes/sampling/kernels"]
+    collect_ignore = ["src/dropbayes/sampling/kernels"]
 elif not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
 

@@ -174,7 +174,7 @@ def population_on_cuda(batch_size: int = 128, n_rows: int = 900) -> list[dict[st
                 for number in range(8):
                     chunk = randomness.chunk_of(number, batch_size, [n_rows], program.widths, pinned=True)
                     program.load(number, chunk, 0)
-                    fitting.advance(program, CHUNK)
+                    program.run(CHUNK)
 
             step = interleaved({"steps": steps}, 5, "cuda")["steps"] / (8 * CHUNK)
         whole = seconds(

@@ -82,14 +82,6 @@ def test_masks_of_two_members_are_independent_over_seeds():
     assert centred.isfinite().all()
 
 
-def test_shared_masks_make_a_draw_a_function():
-    population, x = linear_population(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), 0.4)
-    twice, _ = draws(population, torch.cat([x[:3], x[:3]]), n_draws=7, masks="shared")
-    assert torch.equal(twice[:, :, :3], twice[:, :, 3:])
-    per_row, _ = draws(population, torch.cat([x[:3], x[:3]]), n_draws=7, masks="row")
-    assert not torch.equal(per_row[:, :, :3], per_row[:, :, 3:])
-
-
 @pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic"])
 def test_evaluation_is_the_logsumexp_estimator_of_the_draws(likelihood):
     population, tasks = trained_population(likelihood=likelihood)
@@ -151,7 +143,7 @@ def test_classes_are_learned_and_scored_by_the_mean_probability():
         **F64,
     )
     scores = evaluate(population, (x, label), n_draws=50)
-    assert (scores.accuracy > 0.9).all()
+    assert ((scores.mean.argmax(-1) == label).double().mean(1) > 0.9).all()
     torch.testing.assert_close(scores.mean.sum(-1), torch.ones(2, 200, dtype=torch.float64))
     chosen = scores.mean.gather(-1, label[None, :, None].expand(2, -1, 1))[..., 0]
     torch.testing.assert_close(scores.log_density, chosen.log())
@@ -166,15 +158,6 @@ def test_gaussian_scores_agree_with_the_likelihood_of_the_library():
     density = likelihood.log_density(mean[:, 0, :, 0], y)
     expected = (density.logsumexp(0) - math.log(30)).mean()
     torch.testing.assert_close(evaluate(one, (x, y), n_draws=30).log_likelihood[0], expected)
-
-
-def test_draws_do_not_depend_on_the_other_rows_when_masks_are_shared():
-    population, tasks = trained_population()
-    x = torch.randn(3000, 3, dtype=torch.float64)
-    many, _ = draws(population, x, n_draws=30, masks="shared")
-    few, _ = draws(population, x[:2], n_draws=30, masks="shared")
-    torch.testing.assert_close(many[:, :, :2], few, rtol=1e-12, atol=1e-12)
-    assert tasks
 
 
 def test_no_draws_at_all_are_refused():

@@ -32,8 +32,7 @@ same argument.
 
 from dropbayes.population.ensembles import EnsembleChoice, choose_ensemble
 from dropbayes.population.evaluation import Evaluation, draws, evaluate, fit_precision
-from dropbayes.population.fitting import train
-from dropbayes.population.jobs import train_in_jobs
+from dropbayes.population.fitting import train, train_in_jobs
 from dropbayes.population.records import Member, Population, Task, network, select
 
 __all__ = [

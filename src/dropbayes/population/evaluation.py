@@ -14,6 +14,7 @@ from dropbayes.population import randomness
 from dropbayes.population.program import forward
 from dropbayes.population.records import Population, select
 from dropbayes.runtime.validation import check_count, finite_tensor, row_weights
+from dropbayes.sampling.streaming import Moments
 
 # Mask elements at a time: enough to fill the device, few enough for its cache (CPU) or memory (CUDA).
 _ELEMENTS = {"cpu": 2**21, "cuda": 2**27}
@@ -55,32 +56,26 @@ class Evaluation:
         """The root mean squared error of each member's predictive mean."""
         return self._row_mean((self.y - self.mean).square().mean(-1)).sqrt()
 
-    @property
-    def accuracy(self) -> Tensor:
-        """The fraction of rows whose most probable class is the true one."""
-        return self._row_mean((self.mean.argmax(-1) == self.y[..., 0]).to(self.mean.dtype))
 
-
-def draws(population: Population, x: Any, *, n_draws: int, seed: int = 0, masks: str = "row") -> tuple[Tensor, Tensor]:
+def draws(population: Population, x: Any, *, n_draws: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Sampled means `[draw, member, row, output]` of every member and their noise variances, in the units of y.
+
+    Every row of every draw has its own mask. For draws that are functions, take a member's `network`.
 
     Args:
         population: The networks.
         x: Inputs `[row, feature]` for all members, or a sequence of such, one per task.
         n_draws: T.
         seed: The seed of the draws.
-        masks: "row" for a fresh mask for every row, "shared" for one mask per draw (a draw is then a function).
 
     For the categorical likelihood the means are class probabilities and the variances theirs.
     """
     inputs, _ = _task_rows(population, x)
-    chunks = [in_units(population, outputs) for outputs in _chunks(population, inputs, n_draws, seed, masks)]
+    chunks = [in_units(population, outputs) for outputs in _chunks(population, inputs, n_draws, seed)]
     return torch.cat([mean for mean, _ in chunks]), torch.cat([variance for _, variance in chunks])
 
 
-def evaluate(
-    population: Population, rows: Any, *, n_draws: int = 1000, seed: int = 0, masks: str = "row"
-) -> Evaluation:
+def evaluate(population: Population, rows: Any, *, n_draws: int = 1000, seed: int = 0) -> Evaluation:
     r"""The `Evaluation` of every member on rows of its task, streamed over any number of draws.
 
     The log-density of a row is $\log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)$ with the member's
@@ -91,11 +86,10 @@ def evaluate(
         rows: `(x, y)` or `(x, y, weight)` for all members, or a sequence of these, one per task.
         n_draws: T.
         seed: The seed of the draws.
-        masks: "row" or "shared" (see `draws`).
     """
     inputs, y, weight, task = _labelled_rows(population, rows)
     groups = [
-        _stream_moments(select(population, index), inputs, y[index], n_draws, seed, masks)
+        _stream_moments(select(population, index), inputs, y[index], n_draws, seed)
         for index in _member_groups(population, inputs.shape[1])
     ]
     mean, epistemic, variance, log_density = (torch.cat(values) for values in zip(*groups, strict=True))
@@ -125,23 +119,19 @@ def _labelled_rows(population: Population, rows: Any) -> tuple[Tensor, Tensor, T
 
 
 def _stream_moments(
-    population: Population, inputs: Tensor, y: Tensor, n_draws: int, seed: int, masks: str
+    population: Population, inputs: Tensor, y: Tensor, n_draws: int, seed: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    total: Any = 0.0
-    squares: Any = 0.0
-    noise: Any = 0.0
+    moments, noise = Moments(), Moments()
     log_sum = torch.full(y.shape[:2], -torch.inf, dtype=torch.float64, device=y.device)
-    centre = None
-    for outputs in _chunks(population, inputs, n_draws, seed, masks):
+    for outputs in _chunks(population, inputs, n_draws, seed):
         mean, variance = in_units(population, outputs)
-        centre = mean[0] if centre is None else centre  # sums about a first guess lose no digits to a large mean
-        total = total + (mean - centre).sum(0)
-        squares = squares + (mean - centre).square().sum(0)
-        noise = noise + variance.sum(0)
+        moments.add(mean)
+        noise.add(variance)
         log_sum = torch.logaddexp(log_sum, population.head.log_density(mean, variance, y).logsumexp(0))
-    shift = total / n_draws
-    epistemic = (squares / n_draws - shift.square()).clamp(min=0)
-    return centre + shift, epistemic, epistemic + noise / n_draws, log_sum - math.log(n_draws)
+    moments.finish()
+    noise.finish()
+    epistemic = moments.variance
+    return moments.mean, epistemic, epistemic + noise.mean, log_sum - math.log(n_draws)
 
 
 def fit_precision(
@@ -198,7 +188,7 @@ def fit_and_score(
     errors, logs = [], []
     for index in _member_groups(population, inputs.shape[1] * max(1, n_draws // 8)):
         some = select(unit, index)
-        chunks = [in_units(some, outputs) for outputs in _chunks(some, inputs, n_draws, seed, "row")]
+        chunks = [in_units(some, outputs) for outputs in _chunks(some, inputs, n_draws, seed)]
         mean, variance = torch.cat([m for m, _ in chunks]), torch.cat([v for _, v in chunks])
         errors.append(((y[index] - mean).square() / variance).float())
         logs.append((-0.5 * variance.log()).sum(-1).float())
@@ -285,11 +275,9 @@ def in_units(population: Population, output: Tensor) -> tuple[Tensor, Tensor]:
     return population.head.in_units(output.double(), shift, scale, 1 / population.precision[:, None])
 
 
-def _chunks(population: Population, inputs: Tensor, n_draws: int, seed: int, masks: str) -> Iterator[Tensor]:
+def _chunks(population: Population, inputs: Tensor, n_draws: int, seed: int) -> Iterator[Tensor]:
     """Standardised outputs of a few draws at a time, `[draw, member, row, output]`."""
     check_count("n_draws", n_draws)
-    if masks not in ("row", "shared"):
-        raise ValueError(f"`masks` must be 'row' or 'shared'; got {masks!r}.")
     device, dtype, n_members = population.device, population.weights[0].dtype, len(population)
     task = torch.tensor([m.task if len(inputs) > 1 else 0 for m in population.members], device=device)
     x = ((inputs[task] - population.x_mean[:, None]) / population.x_scale[:, None]).to(dtype)
@@ -301,36 +289,21 @@ def _chunks(population: Population, inputs: Tensor, n_draws: int, seed: int, mas
     keep = (1 - population.drop_prob).to(dtype)
     scaled = [w / keep[:, layer, None, None] for layer, w in enumerate(population.weights)]
     size = max(1, min(n_draws, _ELEMENTS[device.type] // (n_members * n_rows * max(widths))))
-    sources = [
-        _Words(seed, layer, n_rows if masks == "row" else 1, width, device) for layer, width in enumerate(widths[:-1])
-    ]
+    # One stream of words and one of dithers for each layer, draw by draw: on a CPU independent of the chunks of draws.
+    dithers = [randomness.generator(_EVALUATION, seed, layer, 1) for layer in range(len(scaled))]
+    seeds = [randomness.generator(_EVALUATION, seed, layer, 0).initial_seed() for layer in range(len(scaled))]
+    sources = [torch.Generator(device).manual_seed(number) for number in seeds]
     for start in range(0, n_draws, size):
         count = min(size, n_draws - start)
         layers: list[Tensor | None] = []
-        for layer, (own_words, source) in enumerate(zip(member_words, sources, strict=True)):
-            words, dither = source.next(count)
-            below = randomness.thresholds(population.drop_prob[:, layer, None, None, None], dither[:, None, None])
+        for layer, own_words in enumerate(member_words):
+            n = n_rows * widths[layer]
+            padded = -(-n // 4) * 4  # a whole number of 64-bit words for each draw
+            words = randomness.words((count, padded), sources[layer])[:, :n].reshape(count, n_rows, -1)
+            dither = torch.rand(count, generator=dithers[layer], dtype=torch.float64).to(device)[:, None, None]
+            below = randomness.thresholds(population.drop_prob[:, layer, None, None, None], dither)
             mask = (torch.bitwise_xor(words, own_words) >= below).to(dtype)
-            layers.append(mask.expand(-1, -1, n_rows, -1).reshape(n_members, count * n_rows, -1))
+            layers.append(mask.reshape(n_members, count * n_rows, -1))
         repeated = x[:, None].expand(-1, count, -1, -1).reshape(n_members, count * n_rows, -1)
         output = forward(scaled, population.biases, repeated, layers, population.activation)
         yield output.view(n_members, count, n_rows, -1).transpose(0, 1)
-
-
-class _Words:
-    """The stream of one layer's mask words, draw by draw: on a CPU independent of the chunks of draws."""
-
-    def __init__(self, seed: int, layer: int, n_rows: int, width: int, device: torch.device) -> None:
-        # Masks shared by all rows are few and always drawn on the host, so that a draw is the same function everywhere.
-        self.device, self.shape = device, (n_rows, width)
-        words_device = device if n_rows > 1 else torch.device("cpu")
-        self.words, self.dithers = torch.Generator(words_device), randomness.generator(_EVALUATION, seed, layer, 1)
-        self.words.manual_seed(randomness.generator(_EVALUATION, seed, layer, 0).initial_seed())
-
-    def next(self, count: int) -> tuple[Tensor, Tensor]:
-        """Words `[draw, row, unit]` and threshold dithers `[draw]` of the next draws."""
-        n = self.shape[0] * self.shape[1]
-        padded = -(-n // 4) * 4  # a whole number of 64-bit words for each draw
-        words = randomness.words((count, padded), self.words)[:, :n].reshape(count, *self.shape)
-        dither = torch.rand(count, generator=self.dithers, dtype=torch.float64)
-        return words.to(self.device), dither.to(self.device)

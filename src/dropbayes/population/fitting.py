@@ -1,12 +1,12 @@
-r"""The training of a population: members start together, each ends at its own last step."""
+r"""The training of a population: members start together, each ends at its own last step; by one or several workers."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -15,7 +15,16 @@ from torch import Tensor
 from dropbayes.population import randomness
 from dropbayes.population.heads import Head, head_of
 from dropbayes.population.program import ADAM_BETAS, Program, Stack
-from dropbayes.population.records import ACTIVATIONS, Activation, Member, Population, Task, per_layer
+from dropbayes.population.records import (
+    ACTIVATIONS,
+    Activation,
+    Member,
+    Population,
+    Task,
+    concatenate,
+    per_layer,
+    select,
+)
 from dropbayes.population.standardisation import Table, stacked_table
 from dropbayes.runtime.devices import available_device, flush_denormals, tensor_cores
 from dropbayes.runtime.progress import ProgressBar
@@ -104,11 +113,47 @@ def train(
             if program.loaded_chunk != chunk:
                 program.load(chunk, chunk_of(chunk), first)
             count = min(run.next_end(step), (chunk + 1) * randomness.STEPS_PER_CHUNK) - step
-            advance(program, count)
+            program.run(count)
             step += count
             bar.advance(count * int(run.training.sum()))
             run.retire(program, step)
     return run.trained
+
+
+def train_in_jobs(
+    tasks: Sequence[Task],
+    members: Sequence[Member],
+    *,
+    n_jobs: int | None = None,
+    start: Population | None = None,
+    **settings: Any,
+) -> Population:
+    """The population that `train` returns, with members divided among workers; a member's bits do not depend on them.
+
+    Args:
+        tasks: As for `train`.
+        members: As for `train`.
+        n_jobs: The number of workers, as in joblib: -1 for all cores, None for one unless a
+            `joblib.parallel_config` says otherwise.
+        start: As for `train`.
+        settings: The other settings of `train`.
+    """
+    import joblib
+
+    # A single member would use another matrix routine than a stack, and differ in its last bits.
+    n_shares = min(joblib.effective_n_jobs(n_jobs), len(members) // 2)
+    if n_shares < 2:
+        return train(tasks, members, start=start, **settings)
+    edges = [len(members) * share // n_shares for share in range(n_shares + 1)]
+    shares = [range(first, stop) for first, stop in pairwise(edges)]
+    quiet = {**settings, "progress": False}
+    trained = joblib.Parallel(n_jobs=n_jobs)(
+        joblib.delayed(train)(
+            tasks, [members[i] for i in share], start=None if start is None else select(start, share), **quiet
+        )
+        for share in shares
+    )
+    return concatenate(trained)
 
 
 def _bar(progress: bool | ProgressBar | None, title: str, total: int) -> contextlib.AbstractContextManager[ProgressBar]:
@@ -116,18 +161,6 @@ def _bar(progress: bool | ProgressBar | None, title: str, total: int) -> context
     if isinstance(progress, ProgressBar):
         return contextlib.nullcontext(progress)
     return ProgressBar(title, total, unit="network steps", show=progress)
-
-
-def advance(program: Program, steps: int) -> None:
-    """Advances every member by a number of steps within the loaded chunk, by a fused kernel if one applies."""
-    # Triton comes with torch's CUDA builds for Linux and is imported only where its kernel can run.
-    if program.vector.is_cuda and importlib.util.find_spec("triton") is not None:
-        from dropbayes.population import fused
-
-        if fused.suits(program):
-            fused.advance(program, steps)
-            return
-    program.run(steps)
 
 
 def _check(

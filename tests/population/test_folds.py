@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dropbayes.population.search import folds, forward_folds, splits
+from dropbayes.population.ensembles import folds, forward_folds, splits
 
 
 def test_forward_folds_learn_all_that_came_before_and_nothing_after():
