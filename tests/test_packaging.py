@@ -73,8 +73,8 @@ def test_every_third_party_import_of_the_library_is_declared():
     """A top-level import that no requirement brings would break the first user without our environment."""
     import_names = {"scikit-learn": "sklearn", "prometheus-client": "prometheus_client"}
     declared = {import_names.get(r.name, r.name) for r in requirements(*EXTRAS)}
-    # by scikit-learn, gpytorch, typer, jinja2, uvicorn
-    brought = {"scipy", "joblib", "linear_operator", "click", "markupsafe", "h11"}
+    # by scikit-learn, typer, jinja2, uvicorn
+    brought = {"scipy", "joblib", "click", "markupsafe", "h11"}
     found = set()
     for path in (ROOT / "src").rglob("*.py"):
         found |= set(re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE))
@@ -201,7 +201,7 @@ def test_the_sdist_holds_what_is_under_version_control_and_nothing_else(built):
 
 CORE = """
 import importlib.util, json, sys
-present = [n for n in ("matplotlib", "pandas", "statsmodels", "transformers", "gpytorch") if importlib.util.find_spec(n)]
+present = [n for n in ("matplotlib", "pandas", "statsmodels", "transformers") if importlib.util.find_spec(n)]
 import dropbayes as db, numpy as np
 lazy = "torch" not in sys.modules
 x = np.linspace(-2, 2, 60)[:, None]

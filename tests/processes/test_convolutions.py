@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dropbayes.processes import convolutions, exact_process, prior_draws, process_of, variance_ratio
+from dropbayes.processes import exact_process, networks, prior_draws, process_of, variance_ratio
 from dropbayes.weight_layers.precision import Prior
 
 PRIOR = Prior(length_scale=1.4, bias_length_scale=2.0, hidden_length_scale="fan_in")
@@ -36,12 +36,12 @@ class Residual(nn.Module):
     def __init__(self):
         super().__init__()
         self.first = nn.Conv2d(2, WIDTH, 3, padding=1)
-        self.inner, self.out = nn.Conv2d(WIDTH, WIDTH, 3, padding=1), nn.Linear(WIDTH, 1)
+        self.inner, self.out = nn.Conv2d(WIDTH, WIDTH, 3, padding=1), nn.Linear(12 * WIDTH, 1)
 
     def forward(self, x):
         h = self.first(x)
         h = torch.relu(h + self.inner(torch.tanh(h)))
-        return self.out(h.mean((2, 3)))
+        return self.out(h.flatten(1))
 
 
 NETWORKS = {
@@ -49,13 +49,9 @@ NETWORKS = {
         nn.Sequential(nn.Conv2d(2, WIDTH, 3, padding=1), nn.ReLU(), nn.Conv2d(WIDTH, WIDTH, 2, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(4 * WIDTH, 1)),
         (2, 4, 4),
     ),
-    "averaged": (
-        nn.Sequential(nn.Conv1d(2, WIDTH, 3, padding="same"), nn.ReLU(), nn.Dropout1d(0.2), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(WIDTH, 1)),
+    "padded": (
+        nn.Sequential(nn.Conv1d(2, WIDTH, 3, padding="same"), nn.ReLU(), nn.Dropout1d(0.2), nn.Flatten(), nn.Linear(6 * WIDTH, 1)),
         (2, 6),
-    ),
-    "windows": (
-        nn.Sequential(nn.Conv2d(1, WIDTH, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(WIDTH, WIDTH, 2), nn.Tanh(), nn.Flatten(), nn.Linear(WIDTH, 1)),
-        (1, 4, 4),
     ),
     "dilated": (
         nn.Sequential(nn.Conv1d(2, WIDTH, 3, padding=2, stride=2, dilation=2), nn.GELU(), nn.Flatten(), nn.Linear(4 * WIDTH, 1)),
@@ -87,15 +83,6 @@ def test_a_kernel_as_large_as_the_image_makes_a_perceptron():
     torch.testing.assert_close(process_of(convolutional, PRIOR, input_shape=(2, 3, 3))(x), expected)
 
 
-def test_an_average_over_windows_of_one_position_changes_nothing():
-    x = images(3, 2, 5)
-    layers = nn.Conv1d(2, 7, 3), nn.ReLU(), nn.Flatten(), nn.Linear(21, 1)
-    plain = process_of(nn.Sequential(*layers), PRIOR, input_shape=(2, 5))
-    pooled = process_of(nn.Sequential(*layers[:2], nn.AvgPool1d(1), *layers[2:]), PRIOR, input_shape=(2, 5))
-    torch.testing.assert_close(plain(x), pooled(x))
-    torch.testing.assert_close(plain.diagonal(x), pooled(x).diagonal())
-
-
 def test_two_convolutions_of_an_affine_network_have_the_covariance_of_their_sums():
     # Without an activation: flattened, x's covariance is the sum over patches of patches' inner products.
     x = images(4, 2, 5)
@@ -103,16 +90,6 @@ def test_two_convolutions_of_an_affine_network_have_the_covariance_of_their_sums
     patches = x.unfold(2, 3, 1).permute(0, 2, 1, 3).flatten(2)  # [row, position, channel * offset]
     expected = torch.einsum("npd,mpd->nm", patches, patches) / 1.4**2 * 6 / 18
     torch.testing.assert_close(process_of(net, PRIOR, input_shape=(2, 5))(x), expected)
-
-
-def test_averaging_forgets_where_a_feature_is_and_flattening_does_not():
-    x = torch.zeros(2, 1, 8, dtype=torch.float64)
-    x[0, 0, 2], x[1, 0, 5] = 1.0, 1.0  # the same feature elsewhere
-    layers = nn.Conv1d(1, 9, 3), nn.ReLU()
-    averaged = nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(9, 1))
-    flattened = nn.Sequential(*layers, nn.Flatten(), nn.Linear(54, 1))
-    same, other = (process_of(net, PRIOR, input_shape=(1, 8))(x) for net in (averaged, flattened))
-    assert same[0, 1] == pytest.approx(same[0, 0].item()) and other[0, 1] < 0.99 * other[0, 0]
 
 
 def test_the_process_is_used_like_any_other_with_flat_rows_too():
@@ -139,10 +116,10 @@ def test_its_dropout_draws_are_compared_with_its_process_on_images():
 
 def test_the_covariance_is_the_same_in_blocks_of_any_size(monkeypatch):
     x, y = images(5, 2, 4), images(3, 2, 4, seed=1)
-    net = nn.Sequential(nn.Conv1d(2, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(6, 1))
+    net = nn.Sequential(nn.Conv1d(2, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 1))
     covariance = process_of(net, PRIOR, input_shape=(2, 4))
     whole = covariance(x, y)
-    monkeypatch.setattr(convolutions, "_ELEMENTS", 64)  # two rows and two columns at a time
+    monkeypatch.setattr(networks, "_ELEMENTS", 24)  # two rows at a time
     torch.testing.assert_close(covariance(x, y), whole)
 
 
@@ -151,14 +128,10 @@ class ByFunctions(nn.Module):
 
     def __init__(self, last):
         super().__init__()
-        self.convolution, self.out, self.last = nn.Conv2d(1, 8, 2), nn.Linear(8 if last is averages else 32, 1), last
+        self.convolution, self.out, self.last = nn.Conv2d(1, 8, 2), nn.Linear(32, 1), last
 
     def forward(self, x):
         return self.out(self.last(nn.functional.relu(self.convolution(x))))
-
-
-def averages(h):
-    return torch.flatten(nn.functional.adaptive_avg_pool2d(h, (1, 1)), 1)
 
 
 FLATTENED = [
@@ -175,17 +148,25 @@ def test_the_style_in_which_a_network_is_written_does_not_matter():
     expected = process_of(nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, 1)), PRIOR, input_shape=shape)(x)
     for flatten in FLATTENED:
         torch.testing.assert_close(process_of(ByFunctions(flatten), PRIOR, input_shape=shape)(x), expected)
-    averaged = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1))
-    found = process_of(ByFunctions(averages), PRIOR, input_shape=shape)(x)
-    torch.testing.assert_close(found, process_of(averaged, PRIOR, input_shape=shape)(x))
+
+
+class Unequal(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.several = nn.Linear(3, 1), nn.Linear(3, 4)
+
+    def forward(self, x):
+        return self.several(x) + self.one(x)
 
 
 REFUSED = {
     "no shape": (nn.Sequential(nn.Conv1d(1, 2, 1)), None, "`input_shape` must say"),
     "positions left": (nn.Sequential(nn.Conv1d(1, 2, 1)), (1, 4), "its output has some left"),
-    "a linear layer on positions": (nn.Sequential(nn.Conv1d(1, 2, 1), nn.Linear(4, 1)), (1, 4), "flatten or average"),
+    "a linear layer on positions": (nn.Sequential(nn.Conv1d(1, 2, 1), nn.Linear(4, 1)), (1, 4), "must flatten its positions"),
     "an activation after": (nn.Sequential(nn.Conv1d(1, 2, 1), nn.Flatten(), nn.ReLU(), nn.Linear(8, 1)), (1, 4), "before it flattens"),
-    "the largest of a window": (nn.Sequential(nn.Conv1d(1, 2, 1), nn.MaxPool1d(2)), (1, 4), "averages over all positions"),
+    "the largest of a window": (nn.Sequential(nn.Conv1d(1, 2, 1), nn.MaxPool1d(2)), (1, 4), "positions that are flattened"),
+    "an average": (nn.Sequential(nn.Conv1d(1, 2, 1), nn.AdaptiveAvgPool1d(1)), (1, 4), "positions that are flattened"),
+    "unequal branches": (Unequal(), None, "the same units"),
     "groups": (nn.Sequential(nn.Conv1d(2, 2, 1, groups=2)), (2, 4), "of one group"),
     "circular padding": (nn.Sequential(nn.Conv1d(1, 2, 3, padding=1, padding_mode="circular")), (1, 4), "padded with zeros"),
 }  # fmt: skip

@@ -1,8 +1,5 @@
-"""Tests of network covariances as kernels of scikit-learn and GPyTorch."""
+"""Tests of network covariances as kernels of scikit-learn."""
 
-import sys
-
-import gpytorch
 import numpy as np
 import pytest
 import torch
@@ -11,13 +8,8 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from dropbayes.covariances import Cosine, Quadrature, ReLU, TanH
-from dropbayes.processes import (
-    Deep,
-    NetworkKernel,
-    exact_process,
-    gpytorch_kernel,
-)
-from tests.processes.samples import GRID, PRECISION, toy_data
+from dropbayes.processes import Deep, NetworkKernel
+from tests.processes.samples import toy_data
 
 
 def test_kernel_clones_prints_and_compares_as_kernels_do():
@@ -42,49 +34,6 @@ def test_kernel_composes_and_tunes_inside_scikit_learn():
     ours, theirs = (GaussianProcessRegressor(k).fit(x.numpy(), y.numpy()) for k in (kernel, peer))
     assert ours.log_marginal_likelihood_value_ == pytest.approx(theirs.log_marginal_likelihood_value_, abs=1e-4)
     np.testing.assert_allclose(ours.kernel_.theta, theirs.kernel_.theta, atol=1e-2)
-
-
-def gpytorch_posterior(covariance, x, y, at):
-    class Model(gpytorch.models.ExactGP):
-        def __init__(self, likelihood):
-            super().__init__(x, y, likelihood)
-            self.mean_module = gpytorch.means.ZeroMean()
-            self.covar_module = gpytorch_kernel(covariance).double()
-
-        def forward(self, x):
-            return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
-    likelihood.noise = 1 / PRECISION
-    with torch.no_grad():
-        return Model(likelihood).eval()(at)
-
-
-@pytest.mark.parametrize("n_rows", [60, pytest.param(3000, marks=pytest.mark.slow)])
-def test_gpytorch_gives_the_same_posterior(n_rows):
-    x, y = toy_data(n_rows)
-    posterior = gpytorch_posterior(ReLU(0.8, 0.6), x, y, GRID)
-    process = exact_process(ReLU(0.8, 0.6), x, y, precision=PRECISION)
-    # GPyTorch rounds the scales to float32, and above 800 rows solves by conjugate gradients.
-    tolerance = 1e-5 if n_rows < 800 else 2e-2
-    torch.testing.assert_close(posterior.mean, process.mean(GRID), rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(posterior.variance, process.variance(GRID), rtol=10 * tolerance, atol=tolerance)
-
-
-def test_gpytorch_kernel_learns_positive_scales():
-    kernel = gpytorch_kernel(Deep((ReLU(0.8, 0.6), TanH(bias_scale=0.0)))).double()
-    names = dict(kernel.named_parameters())
-    assert set(names) == {"raw_layer1_length_scale", "raw_layer1_bias_scale", "raw_layer2_length_scale"}
-    assert float(kernel.covariance.layers[0].length_scale.detach()) == pytest.approx(0.8)
-    kernel(GRID[:3]).to_dense().sum().backward()
-    assert all(p.grad.isfinite() and p.grad != 0 for p in kernel.parameters())
-    torch.testing.assert_close(kernel(GRID, diag=True), kernel(GRID).to_dense().diagonal())
-
-
-def test_gpytorch_missing_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "gpytorch", None)
-    with pytest.raises(ImportError, match=r"dropbayes\[gp\]"):
-        gpytorch_kernel(ReLU())
 
 
 def test_a_kernel_names_its_function_and_knows_whether_it_is_stationary():

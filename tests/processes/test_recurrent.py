@@ -62,5 +62,3 @@ def test_what_is_no_sequence_is_refused():
         RecurrentCovariance(ReLU(), 0)
     with pytest.raises(ValueError, match=r"`layer.bias_scale` must be finite"):
         RecurrentCovariance(Cosine(), 2)
-    with pytest.raises(TypeError, match="`pairs` must be sequences"):
-        RecurrentCovariance(ReLU(), 2).of_pairs(None)

@@ -39,8 +39,8 @@ class Covariance(ABC):
             x: $\mathbf X$, `[..., x row, input]`.
             y: $\mathbf Y$, `[..., y row, input]`; by default `x`.
         """
-        x = checked_inputs(x, "x")
-        y = x if y is None else checked_inputs(y, "y")
+        x = self.parts(checked_inputs(x, "x"), "x")
+        y = x if y is None else self.parts(checked_inputs(y, "y"), "y")
         if x.shape[-1] != y.shape[-1] or x.dtype != y.dtype:
             raise ValueError(
                 "`x` and `y` must agree in their number of inputs (last axis) and dtype; "
@@ -54,9 +54,14 @@ class Covariance(ABC):
             )
         return matrix
 
+    def parts(self, x: Tensor, name: str) -> Tensor:
+        """The inputs as `[..., row, input]`: the parts of a sequence or of an image come before its rows."""
+        del name  # of the argument, for errors
+        return x
+
     def diagonal(self, x: Tensor) -> Tensor:
         r"""The prior variances $\mathbf K(\mathbf x_n, \mathbf x_n)$, `[..., row]`, without the matrix."""
-        norm = torch.linalg.vector_norm(checked_inputs(x, "x"), dim=-1, keepdim=True)
+        norm = torch.linalg.vector_norm(self.parts(checked_inputs(x, "x"), "x"), dim=-1, keepdim=True)
         return self.of_pairs(Pairs.of_identical(norm)).squeeze(-1)
 
     def of_covariance(self, matrix: Tensor) -> Tensor:
@@ -168,18 +173,19 @@ class Layer(Covariance):
         units_x, units_y = (self.nonlinearity(z[..., None] + bias) for z in (x, y))
         return torch.einsum("nkb,mkb,b->nm", units_x, units_y, weights) / x.shape[-1]
 
+    def units(self, pairs: Pairs) -> Pairs:
+        """The pairs of the units' values, which the next layer reads [GG16, sect:going_deep]."""
+        variance_x, variance_y = (self.of_pairs(Pairs.of_identical(norm)) for norm in (pairs.norm_x, pairs.norm_y))
+        return Pairs.of_process(variance_x, self.of_pairs(pairs), variance_y)
+
     def _preactivations(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Standard deviations of u and v, the sine and the cosine of their angle; a right angle if one is constant."""
-        like = pairs.product
-        length, bias = self.length_scale, torch.as_tensor(self.bias_scale, dtype=like.dtype, device=like.device)
-        std_u, std_v = hypotenuse(pairs.norm_x / length, bias), hypotenuse(pairs.norm_y / length, bias)
-        both = std_u * std_v
+        pairs = pairs.affine(self.length_scale, self.bias_scale)
+        both = pairs.norm_x * pairs.norm_y
         constant = both == 0
         both = both.masked_fill(constant, 1.0)
-        # Lagrange's identity for the inputs extended by the bias: sums of squares only, nothing cancels.
-        sine = hypotenuse(pairs.area / length**2, bias * pairs.distance / length) / both
-        cosine = (pairs.product / length**2 + bias**2) / both
-        return std_u, std_v, sine.masked_fill(constant, 1.0), cosine.masked_fill(constant, 0.0)
+        sine, cosine = pairs.area / both, pairs.product / both
+        return pairs.norm_x, pairs.norm_y, sine.masked_fill(constant, 1.0), cosine.masked_fill(constant, 0.0)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,10 @@
 """Gaussian processes behind a network: exact, of finite rank, and deep.
 
-The engines are scikit-learn's `GaussianProcessRegressor` and `GaussianProcessClassifier`, and GPyTorch for thousands of
-rows; this package adds the paper's covariances as their kernels, and the paper's own steps between them.
+The engines are scikit-learn's `GaussianProcessRegressor` and `GaussianProcessClassifier`; this package adds the paper's
+covariances as their kernels, and the paper's own steps between them.
 """
 
-from dropbayes.processes.convolutions import ConvolutionalCovariance
-from dropbayes.processes.deep import Deep, network_prior_draws
+from dropbayes.processes.deep import Deep, RecurrentCovariance, network_prior_draws
 from dropbayes.processes.evidence import Evidence, network_evidence
 from dropbayes.processes.exact import (
     ExactProcess,
@@ -16,14 +15,12 @@ from dropbayes.processes.exact import (
     tuned_covariance,
 )
 from dropbayes.processes.finite_rank import FiniteRankProcess, finite_rank_process
-from dropbayes.processes.kernels import NetworkKernel, gpytorch_kernel
+from dropbayes.processes.kernels import NetworkKernel
 from dropbayes.processes.networks import NetworkCovariance, process_of
-from dropbayes.processes.recurrent import RecurrentCovariance
 from dropbayes.processes.softmax import SoftmaxProcess, softmax_process
 from dropbayes.processes.theory import TheoryReport, VarianceRatio, WeightReading, theory_report, variance_ratio
 
 __all__ = [
-    "ConvolutionalCovariance",
     "Deep",
     "Evidence",
     "ExactProcess",
@@ -39,7 +36,6 @@ __all__ = [
     "exact_process",
     "finite_rank_process",
     "gaussian_process_classifier",
-    "gpytorch_kernel",
     "network_evidence",
     "network_prior_draws",
     "prior_draws",

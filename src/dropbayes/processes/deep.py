@@ -1,15 +1,17 @@
-r"""The deep Gaussian process of the paper: its prior and the covariance it tends to."""
+r"""The deep Gaussian process of the paper, its prior and the covariance it tends to; with an input at every layer."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from dropbayes.covariances import Covariance, Layer, Pairs
+from dropbayes.runtime.validation import check_count, check_positive
 
 
 def _checked_layers(layers: Sequence[Layer]) -> None:
@@ -45,14 +47,9 @@ class Deep(Covariance):
         _checked_layers(self.layers)
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
-        for i, layer in enumerate(self.layers):
-            covariance = layer.of_pairs(pairs)
-            if i + 1 < len(self.layers):
-                variance_x, variance_y = (
-                    layer.of_pairs(Pairs.of_identical(norm)) for norm in (pairs.norm_x, pairs.norm_y)
-                )
-                pairs = Pairs.of_process(variance_x, covariance, variance_y)
-        return covariance
+        for layer in self.layers[:-1]:
+            pairs = layer.units(pairs)
+        return self.layers[-1].of_pairs(pairs)
 
     @property
     def scales(self) -> dict[str, float | Tensor]:
@@ -68,6 +65,69 @@ class Deep(Covariance):
             scales = {name: values[f"layer{i}_{name}"] for name in layer.scales if f"layer{i}_{name}" in values}
             layers.append(layer.with_scales(scales))
         return type(self)(tuple(layers))
+
+
+@dataclass(frozen=True)
+class RecurrentCovariance(Covariance):
+    r"""The covariance of the last state of a recurrent network as its width grows.
+
+    A state $\mathbf h_t = \sigma(\mathbf W \mathbf x_t + \mathbf U \mathbf h_{t-1} + \mathbf b)$ with $\mathbf h_0 = 0$
+    and $\mathbf W \sim \mathcal N(0, l^{-2})$ and $\mathbf U \sim \mathcal N(0, l_h^{-2}/K)$ for all steps, has
+
+    $$k_t(\mathbf x, \mathbf y) = \mathbb E[\sigma(u) \sigma(v)], \quad
+    \operatorname{Cov}(u, v) = l^{-2} \mathbf x_t^T \mathbf y_t + l_h^{-2} k_{t-1}(\mathbf x, \mathbf y) + \beta^2:$$
+
+    the recursion of [GG16, sect:going_deep] with an input at every layer. That the steps share their weights does not
+    change it (Yang 2019): states at different steps are correlated, those at equal steps have this covariance. It is
+    the process behind recursive and dynamical Gaussian process models [GG16, section "Applications"].
+
+    Args:
+        layer: $\sigma$, with $l$ of the input's weights and $\beta$ of the bias.
+        n_steps: The number of time steps of a sequence.
+        state_length_scale: $l_h$ of the recurrent weights, in units in which the paper's $l^2 = K$ is 1.
+
+    Example:
+        >>> from dropbayes.covariances import ReLU
+        >>> covariance = RecurrentCovariance(ReLU(bias_scale=0.0), n_steps=2)
+        >>> round(covariance(torch.tensor([[[2.0], [0.0]]])).item(), 6)  # each rectifier halves the variance
+        1.0
+    """
+
+    layer: Layer
+    n_steps: int
+    state_length_scale: float | Tensor = 1.0
+
+    def __post_init__(self) -> None:
+        check_count("n_steps", self.n_steps)
+        check_positive("state_length_scale", self.state_length_scale)
+        if self.layer.bias_scale == math.inf:
+            raise ValueError("`layer.bias_scale` must be finite for a recurrent network; got inf.")
+
+    def parts(self, x: Tensor, name: str) -> Tensor:
+        """Sequences `[row, step, input]`, or flat ones, as `[step, row, input]`."""
+        if x.flatten(1).shape[1] % self.n_steps:
+            raise ValueError(f"`{name}` must be [row, {self.n_steps} steps, input], flat or not; got {tuple(x.shape)}.")
+        return x.flatten(1).unflatten(1, (self.n_steps, -1)).movedim(1, 0)
+
+    def of_pairs(self, pairs: Pairs) -> Tensor:
+        """The covariance of sequences whose steps are the first axis."""
+        unit = self.layer.with_scales({"length_scale": 1.0, "bias_scale": 0.0})  # the scales are in the pairs
+        steps = [Pairs(*(getattr(pairs, one.name)[step] for one in fields(pairs))) for step in range(self.n_steps)]
+        inputs = [step.affine(self.layer.length_scale, self.layer.bias_scale) for step in steps]
+        sums = inputs[0]
+        for entering in inputs[1:]:
+            state = unit.units(sums).affine(self.state_length_scale, 0.0)
+            sums = entering.through(torch.add, state)
+        return unit.of_pairs(sums)
+
+    @property
+    def scales(self) -> dict[str, float | Tensor]:
+        return {**self.layer.scales, "state_length_scale": self.state_length_scale}
+
+    def with_scales(self, values: Mapping[str, float | Tensor]) -> Self:
+        own = {name: values[name] for name in self.layer.scales if name in values}
+        state = values.get("state_length_scale", self.state_length_scale)
+        return replace(self, layer=self.layer.with_scales(own), state_length_scale=state)
 
 
 def network_prior_draws(

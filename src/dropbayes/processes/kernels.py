@@ -1,4 +1,4 @@
-"""Network covariances as kernels of scikit-learn and of GPyTorch."""
+"""Network covariances as kernels of scikit-learn."""
 
 from __future__ import annotations
 
@@ -103,48 +103,3 @@ class NetworkKernel(Kernel):
         if isinstance(self.covariance, Quadrature):
             scales.append(f"function={getattr(self.covariance.function, '__name__', self.covariance.function)}")
         return f"{type(self.covariance).__name__}({', '.join(scales)})"
-
-
-def gpytorch_kernel(covariance: Covariance) -> Any:
-    r"""A GPyTorch kernel of a network covariance, for thousands of rows (needs the extra `gp`).
-
-    Its learnable parameters are the covariance's scales that are neither zero nor infinite, kept positive.
-
-    Args:
-        covariance: The covariance function $\mathbf K$, with its scales as the initial values.
-
-    Example:
-        >>> from dropbayes.covariances import ReLU
-        >>> kernel = gpytorch_kernel(ReLU())
-        >>> kernel(torch.ones(2, 3)).to_dense().shape
-        torch.Size([2, 2])
-    """
-    try:
-        import gpytorch
-    except ImportError as error:
-        raise ImportError("`gpytorch_kernel` needs GPyTorch: pip install 'dropbayes[gp]'.") from error
-
-    class _NetworkKernel(gpytorch.kernels.Kernel):
-        def __init__(self) -> None:
-            super().__init__()
-            for name, value in _tunable(covariance).items():
-                positive = gpytorch.constraints.Positive()
-                raw = positive.inverse_transform(torch.tensor(value, dtype=torch.get_default_dtype()))
-                self.register_parameter(f"raw_{name}", torch.nn.Parameter(raw))
-                self.register_constraint(f"raw_{name}", positive)
-
-        @property
-        def covariance(self) -> Covariance:
-            """The covariance with its scales as learned so far."""
-            return covariance.with_scales(
-                {
-                    name: getattr(self, f"raw_{name}_constraint").transform(getattr(self, f"raw_{name}"))
-                    for name in _tunable(covariance)
-                }
-            )
-
-        def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
-            del params  # GPyTorch's deprecated last_dim_is_batch
-            return self.covariance.diagonal(x1) if diag else self.covariance(x1, x2)
-
-    return _NetworkKernel()

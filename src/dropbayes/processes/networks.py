@@ -1,9 +1,20 @@
-r"""The Gaussian process of a given network, from its layers, widths, length-scales and shortcuts."""
+r"""The Gaussian process of a given network, from its layers, widths, length-scales and shortcuts.
+
+As the number of units of every layer grows, their values become jointly Gaussian and independent of each other [GG16,
+sect:going_deep]; those of a convolution's channels, at every position [Novak et al. 2019; Garriga-Alonso et al. 2019].
+A convolution of $C$ channels with prior length-scale $l$ maps their covariance $c$ at the position $p$ of x and y to
+
+$$c'(p) = \frac{C}{l^2} \sum_\delta c(sp + \delta) + l'^{-2},$$
+
+the sum over the offsets of the kernel; a linear layer is one without positions, an activation acts on every position.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -12,14 +23,13 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from dropbayes.covariances import Covariance, Erf, Identity, Layer, Pairs, Quadrature, ReLU, Sigmoid, TanH
-from dropbayes.processes import convolutions as positions
-from dropbayes.processes.convolutions import ConvolutionalCovariance
 from dropbayes.weight_layers import decays
 from dropbayes.weight_layers.precision import Prior
 from dropbayes.weight_layers.structure import stated_keep_prob
 
 __all__ = ["NetworkCovariance", "process_of"]
 
+_ELEMENTS = 2**22  # in a block of covariances, each pair of rows with all its positions
 _CLOSED_FORMS: dict[Any, type[Layer]] = {
     **dict.fromkeys((nn.ReLU, torch.relu, F.relu, "relu"), ReLU),
     **dict.fromkeys((nn.Tanh, torch.tanh, F.tanh, "tanh"), TanH),
@@ -28,7 +38,7 @@ _CLOSED_FORMS: dict[Any, type[Layer]] = {
 }
 _INTEGRATED: set[Any] = {nn.GELU, nn.SiLU, nn.Softplus, nn.ELU, nn.CELU, nn.SELU, nn.LeakyReLU, nn.Mish, nn.Softsign}
 _INTEGRATED |= {F.gelu, F.silu, F.softplus, F.elu, F.celu, F.selu, F.leaky_relu, F.mish, F.softsign}
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_CONVOLUTIONS: dict[type[nn.Module], Any] = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d}
 _KINDS: dict[Any, str] = {
     **dict.fromkeys((nn.Linear, *_CONVOLUTIONS), "weights"),
     **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.Identity), "passed"),
@@ -36,10 +46,6 @@ _KINDS: dict[Any, str] = {
     **dict.fromkeys((nn.Flatten, torch.flatten, "flatten"), "flattened"),
     **dict.fromkeys((torch.reshape, "reshape", "view"), "reshaped"),
     **dict.fromkeys((operator.add, torch.add, "add"), "sum"),
-    **dict.fromkeys((torch.mean, "mean"), "mean"),
-    **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d), "pooled"),
-    **dict.fromkeys((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d), "pooled"),
-    **dict.fromkeys((F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d), "pooled to one"),
     **dict.fromkeys((getattr, operator.getitem, len, "size"), "shape"),  # read for later reshapes
 }
 """What an operation does to the covariance of its input, by the class of a module, a function or a method's name."""
@@ -55,17 +61,30 @@ def _kind(operation: Any) -> str:
 class Step:
     """One operation of the network: its name, the steps it reads, and its map of their covariances.
 
-    `layer` is None for a sum. `n_inputs` is the number of units that a linear layer sums; None for an activation.
+    Args:
+        name: The name.
+        sources: The names of the steps it reads.
+        layer: The units of an activation, or the scales of weights as an `Identity`.
+        covariances: The map of covariances, `[*positions, x row, y row]`, before that: patches, sums, means.
     """
 
     name: str
     sources: tuple[str, ...]
-    layer: Layer | None
-    n_inputs: int | None = None
+    layer: Layer | None = None
+    covariances: Callable[..., Tensor] | None = None
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether the step multiplies by weights."""
+        return isinstance(self.layer, Identity)
 
-Triple = tuple[Pairs, Pairs, Pairs]
-"""The pairs (x, x), (x, y) and (y, y), which the next step needs."""
+    def __call__(self, pairs: Pairs, *others: Pairs) -> Pairs:
+        if self.covariances is not None:
+            pairs = pairs.through(self.covariances, *others)
+        if self.layer is None:
+            return pairs
+        # Weights map pairs exactly: nearly equal inputs keep their digits up to the first activation.
+        return pairs.affine(**self.layer.scales) if self.has_weights else self.layer.units(pairs)
 
 
 @dataclass(frozen=True)
@@ -74,55 +93,58 @@ class NetworkCovariance(Covariance):
 
     A linear layer of $K$ inputs with prior length-scale $l$ maps a covariance $c$ of its units to $cK/l^2 + l'^{-2}$;
     an activation is the covariance of its units; a sum of two branches, one of which ends in a linear layer of its own,
-    adds their covariances.
+    adds their covariances. Inputs of a convolutional network are images, `[row, channel, ...]`, or flat rows of them.
 
     Args:
         steps: The steps in the order of the forward pass; the last is the output.
         output_bias: The bias of the output layer where its prior is flat: the process's mean function.
+        input_shape: The shape of one image: channels, then the extent of each spatial axis; None without convolutions.
     """
 
     steps: tuple[Step, ...]
     output_bias: float = 0.0
+    input_shape: tuple[int, ...] | None = None
+
+    def __call__(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        y = x if y is None else y
+        n_positions = math.prod((self.input_shape or ())[1:])
+        at_once = max(1, _ELEMENTS // max(1, n_positions * y.shape[0]))
+        blocks = x.split(at_once) if self.input_shape else [x]
+        return torch.cat([super(NetworkCovariance, self).__call__(rows, y) for rows in blocks], -2)
+
+    def parts(self, x: Tensor, name: str) -> Tensor:
+        """Images as `[*positions, row, channel]`."""
+        if self.input_shape is None:
+            return x
+        if x.flatten(1).shape[1] != math.prod(self.input_shape):
+            raise ValueError(
+                f"`{name}` must hold inputs of the shape {self.input_shape}, flat or not; got {tuple(x.shape[1:])}."
+            )
+        return x.reshape(-1, *self.input_shape).movedim((0, 1), (-2, -1))
 
     def of_pairs(self, pairs: Pairs) -> Tensor:
-        inputs = tuple(Pairs.of_identical(norm) for norm in (pairs.norm_x, pairs.norm_y))
-        values: dict[str, Triple] = {"input": (inputs[0], pairs, inputs[1])}
-        covariances: dict[str, tuple[Tensor, ...]] = {"input": tuple(pairs.product for pairs in values["input"])}
+        known = {"input": pairs}
         for step in self.steps:
-            if step.layer is None:
-                covariance_terms = tuple(
-                    sum(terms) for terms in zip(*(covariances[s] for s in step.sources), strict=True)
-                )
-            else:
-                covariance_terms = tuple(step.layer.of_pairs(pairs) for pairs in values[step.sources[0]])
-            covariances[step.name] = covariance_terms
-            of_x, both, of_y = covariance_terms
-            values[step.name] = (
-                Pairs.of_identical(of_x.clamp_min(0.0).sqrt()),
-                Pairs.of_process(of_x, both, of_y),
-                Pairs.of_identical(of_y.clamp_min(0.0).sqrt()),
-            )
-        return covariances[self.steps[-1].name][1]
+            known[step.name] = step(*(known[source] for source in step.sources))
+        return known[self.steps[-1].name].product
 
     @property
     def scales(self) -> dict[str, float | Tensor]:
         return {
             f"{step.name}_{name}": value
             for step in self.steps
-            if step.layer is not None and step.n_inputs is not None
+            if step.layer is not None and step.has_weights
             for name, value in step.layer.scales.items()
         }
 
     def with_scales(self, values: Mapping[str, float | Tensor]) -> Self:
-        steps = []
-        for step in self.steps:
-            scales = {}
-            if step.layer is not None and step.n_inputs is not None:
-                scales = {n: values[f"{step.name}_{n}"] for n in step.layer.scales if f"{step.name}_{n}" in values}
-            steps.append(
-                replace(step, layer=step.layer.with_scales(scales)) if scales and step.layer is not None else step
-            )
-        return replace(self, steps=tuple(steps))
+        def changed(step: Step) -> Step:
+            if step.layer is None or not step.has_weights:
+                return step
+            own = {name: values.get(f"{step.name}_{name}", value) for name, value in step.layer.scales.items()}
+            return replace(step, layer=step.layer.with_scales(own))
+
+        return replace(self, steps=tuple(map(changed, self.steps)))
 
 
 def process_of(
@@ -131,13 +153,12 @@ def process_of(
     *,
     input_shape: Sequence[int] | None = None,
     keep_probs: Mapping[str, float] | None = None,
-) -> NetworkCovariance | ConvolutionalCovariance:
+) -> NetworkCovariance:
     r"""The covariance of the Gaussian process that `net` tends to as its widths grow, under `prior`.
 
-    Read off the network's graph (`torch.fx`): linear layers, convolutions, activations, averages over positions,
-    dropout, and sums of branches (residual networks). Every layer has the length-scale from `prior`, which is the prior
-    of the objective, its own width and its own bias. Use it with `exact_process`, `prior_draws` and
-    `dropbayes.processes.variance_ratio`.
+    Read off the network's graph (`torch.fx`): linear layers, convolutions, activations, dropout, and sums of branches
+    (residual networks). Every layer has the length-scale from `prior`, which is the prior of the objective, its own
+    width and its own bias. Use it with `exact_process`, `prior_draws` and `dropbayes.processes.variance_ratio`.
 
     Args:
         net: A perceptron or a convolutional network, with or without shortcuts, in any module style that `torch.fx` can
@@ -156,42 +177,38 @@ def process_of(
         >>> bool((covariance(x) - expected).abs() < 1e-12)
         True
     """
-    convolutional = any(isinstance(module, _CONVOLUTIONS) for module in net.modules())
+    convolutional = any(isinstance(module, tuple(_CONVOLUTIONS)) for module in net.modules())
+    if convolutional and input_shape is None:
+        raise ValueError("`input_shape` must say the shape of one input of a convolutional network: (channels, ...).")
+    kept = {}
     if prior.applies_to == "stored":
         kept = {decay.name: decay.keep_prob for decay in decays(net, prior=prior, keep_probs=keep_probs)}
-    else:
-        kept = {}
-    reading = _Reading(net, prior, kept, convolutional=convolutional)
-    if reading.convolutional and input_shape is None:
-        raise ValueError("`input_shape` must say the shape of one input of a convolutional network: (channels, ...).")
+    reading = _Reading(net, prior, kept)
     for node in _LayerTracer().trace(net).nodes:
         reading.read(node)
     output_bias = _mean_function(prior, *reading.last)
-    if not reading.convolutional:
-        return NetworkCovariance(tuple(reading.steps), output_bias)
-    assert input_shape is not None
-    covariance = ConvolutionalCovariance(tuple(reading.steps), tuple(input_shape), output_bias)
-    covariance.diagonal(torch.zeros(1, *covariance.input_shape))  # raises here when shapes do not match
-    return covariance
+    shape = tuple(input_shape) if convolutional and input_shape is not None else None
+    return NetworkCovariance(tuple(reading.steps), output_bias, shape)
 
 
 class _LayerTracer(fx.Tracer):
     """A tracer that does not look into the layers with weights, such as those of `dropbayes.layers`."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, (nn.Linear, *_CONVOLUTIONS)) or super().is_leaf_module(m, module_qualified_name)
+        return _kind(m) == "weights" or super().is_leaf_module(m, module_qualified_name)
 
 
 class _Reading:
     """The steps of a network, read node by node off its graph."""
 
-    def __init__(self, net: nn.Module, prior: Prior, kept: Mapping[str, float], *, convolutional: bool) -> None:
-        self.modules, self.convolutional = dict(net.named_modules()), convolutional
-        self.prior, self.kept = prior, kept
-        self.steps: list[Any] = []
-        self.of_input = {"input"}  # the steps that no weights come before
+    def __init__(self, net: nn.Module, prior: Prior, kept: Mapping[str, float]) -> None:
+        self.modules, self.prior, self.kept = dict(net.named_modules()), prior, kept
+        self.convolutional = any(isinstance(module, tuple(_CONVOLUTIONS)) for module in net.modules())
+        self.steps: list[Step] = []
         self.names: dict[fx.Node, str] = {}
         self.weighted: dict[str, tuple[str, Any]] = {}  # the name and module of each step with weights
+        # By step: what its values are (inputs, units, channels at positions, or flattened positions), and how many.
+        self.values: dict[str, tuple[str, int]] = {"input": ("inputs", 0)}
 
     def read(self, node: fx.Node) -> None:
         operation = self.modules[str(node.target)] if node.op == "call_module" else node.target
@@ -201,113 +218,108 @@ class _Reading:
             self._end_at(node.args[0])
         elif _kind(operation) != "shape":
             sources = tuple(self.names[a] for a in node.args if isinstance(a, fx.Node) and a in self.names)
-            step = self._step(node, operation, sources) if sources else None
-            if step is None:
+            name = self._step(node, operation, sources) if sources else None
+            if name is None:
                 raise ValueError(
-                    "`net` must be made of linear layers, convolutions, activations, averages over all positions or "
-                    f"windows, dropout and sums; got {node.target!r} ({node.op}), whose covariance is not implemented."
+                    "`net` must be made of linear layers, convolutions, activations, dropout, sums, and positions "
+                    f"that are flattened; got {node.target!r} ({node.op}), whose covariance is not implemented."
                 )
-            if not isinstance(step, str):
-                self.steps.append(step)
-                if step.name not in self.weighted and self.of_input.issuperset(sources):
-                    self.of_input.add(step.name)
-            self.names[node] = step if isinstance(step, str) else step.name
+            self.names[node] = name
 
     def _end_at(self, output: Any) -> None:
         """Deletes the steps after the output."""
         name = self.names.get(output) if isinstance(output, fx.Node) else None
-        positions = [position for position, step in enumerate(self.steps) if step.name == name]
-        if not positions:
+        places = [place for place, step in enumerate(self.steps) if step.name == name]
+        if not places:
             raise ValueError("`net` must have a linear layer, and return what a layer or a sum of layers gives.")
-        del self.steps[positions[0] + 1 :]
+        if self.values[str(name)][0] != "units":
+            raise ValueError("`net` must flatten its positions before a last linear layer: its output has some left.")
+        del self.steps[places[0] + 1 :]
 
     @property
     def last(self) -> tuple[str, Any]:
         """The name and the module of the last layer with weights; the first step is one."""
         return next(self.weighted[step.name] for step in reversed(self.steps) if step.name in self.weighted)
 
-    def _step(self, node: fx.Node, operation: Any, sources: tuple[str, ...]) -> Any:
-        """The step of a node, or the name of the step it passes on; None when the node is not supported."""
-        kind = _kind(operation)
-        flattens = kind == "flattened" or (kind == "reshaped" and _is_flat(node))
-        if kind == "passed" or (flattens and not self.convolutional):
-            return sources[0]
-        if kind == "weights":
-            step = self._weighted_sum(str(node.target), operation, sources[0])
-            if step.name in self.weighted:
-                raise ValueError(f"`net` must use each layer once; {node.target} is used again, with the same weights.")
-            self.weighted[step.name] = (str(node.target), operation)
-            return step
-        if kind == "sum" and len(sources) == 2:
-            _check_sum(self.steps, list(sources), node.name, convolutional=self.convolutional)
-            return (
-                positions.Step(node.name, sources, positions.Sum())
-                if self.convolutional
-                else Step(node.name, sources, None)
-            )
-        layer = _activation_layer(node, operation)
-        if layer is not None:
-            return self._activation(node.name, sources[0], layer)
-        if not self.convolutional:
-            return None
-        if flattens:
-            return positions.Step(node.name, sources, positions.Flatten())
-        if kind == "pooled":
-            n_axes = int(type(operation).__name__[-2])
-            return positions.Step(node.name, sources, positions.pooling(operation, n_axes))
-        if (kind == "mean" and _averages_positions(node)) or (kind == "pooled to one" and _is_one(node.args[1])):
-            return positions.Step(node.name, sources, positions.Pooling(None))
-        return None
+    def _add(self, step: Step, values: tuple[str, int]) -> str:
+        self.steps.append(step)
+        self.values[step.name] = values
+        return step.name
 
-    def _activation(self, name: str, source: str, layer: Layer) -> Any:
-        below = next((step for step in self.steps if step.name == source), None)
-        if below is None or (not self.convolutional and below.layer is None and "input" in below.sources):
+    def _step(self, node: fx.Node, operation: Any, sources: tuple[str, ...]) -> str | None:
+        """The name of the step of a node, or of the step it passes on; None when the node is not supported."""
+        kind, (values, n_units) = _kind(operation), self.values[sources[0]]
+        if kind == "passed":
+            return sources[0]
+        if kind == "flattened" or (kind == "reshaped" and _is_flat(node)):
+            if values != "positions":
+                return sources[0]
+            return self._add(Step(node.name, sources, covariances=_mean_over_positions), ("flattened", n_units))
+        if kind == "weights":
+            return self._add_weights(str(node.target), operation, sources[0])
+        if kind == "sum" and len(sources) == 2:
+            if sources[0] == sources[1] or not self.weighted.keys() & set(sources) or "input" in sources:
+                raise ValueError(f"`net` must add branches one of which ends in its own layer; {node.name} does not.")
+            if self.values[sources[1]] != (values, n_units):
+                raise ValueError(f"`net` must add branches with the same units and positions; {node.name} does not.")
+            return self._add(Step(node.name, sources, covariances=torch.add), (values, n_units))
+        layer = _activation_layer(node, operation)
+        if layer is None:
+            return None
+        if values == "inputs":
             raise ValueError(
                 "`net` must apply activations to the outputs of layers; units share one distribution, inputs do not."
             )
-        if self.convolutional:
-            return positions.Step(name, (source,), positions.Activation(layer))
-        if isinstance(below.layer, Identity):
-            # One step for both keeps the digits of nearly equal inputs.
-            return Step(name, below.sources, layer.with_scales(below.layer.scales), below.n_inputs)
-        return Step(name, (source,), layer)
+        if values == "flattened":
+            raise ValueError("`net` must apply activations before it flattens positions: afterwards its units differ.")
+        return self._add(Step(node.name, sources, layer), (values, n_units))
 
-    def _weighted_sum(self, name: str, module: Any, source: str) -> Any:
+    def _add_weights(self, name: str, module: Any, source: str) -> str:
+        step_name, patches = name.replace(".", "_"), None
+        if step_name in self.weighted:
+            raise ValueError(f"`net` must use each layer once; {name} is used again, with the same weights.")
+        values, on_positions = self.values[source][0], not isinstance(module, nn.Linear)
+        if on_positions != (values == "positions" or (values == "inputs" and self.convolutional)):
+            raise ValueError("`net` must flatten its positions before a linear layer, and not before others.")
+        if on_positions:
+            if module.groups != 1 or module.padding_mode != "zeros":
+                raise ValueError("`net` must have convolutions of one group that are padded with zeros.")
+            convolve = next(_CONVOLUTIONS[kind] for kind in type(module).__mro__ if kind in _CONVOLUTIONS)
+            geometry = {"stride": module.stride, "padding": module.padding, "dilation": module.dilation}
+            patches = functools.partial(_patches, functools.partial(convolve, **geometry), module.kernel_size)
         scale = self.prior.of_weight(
             name,
             parameter="weight",
-            first=source in self.of_input,
+            first=source == "input",
             fan_in=module.weight[0].numel(),
             keep_prob=self.kept.get(f"{name}.weight", stated_keep_prob(module)),
         )
         inverse = 0.0 if module.bias is None else self.prior.of_bias(name, parameter="bias")
         bias_scale = 1 / inverse if isinstance(inverse, Tensor) or inverse else 0.0
-        step_name = name.replace(".", "_")
-        if not self.convolutional:
-            # The inputs' covariance is a sum over them, the units' is that of one: a layer adds up K of them.
-            length_scale = scale if source == "input" else scale / module.in_features**0.5
-            return Step(step_name, (source,), Identity(length_scale, bias_scale), module.in_features)
-        if isinstance(module, nn.Linear):
-            return positions.Step(step_name, (source,), positions.WeightedSum(scale, bias_scale, module.out_features))
-        return positions.Step(step_name, (source,), positions.convolution(module, scale, bias_scale))
+        # The inputs' covariance is a sum over them, the units' is that of one: a layer adds up K of them.
+        length_scale = scale if source == "input" else scale / module.weight.shape[1] ** 0.5
+        self.weighted[step_name] = (name, module)
+        layer = Identity(length_scale, bias_scale)
+        values = ("positions" if on_positions else "units"), module.weight.shape[0]
+        return self._add(Step(step_name, (source,), layer, patches), values)
+
+
+def _patches(convolve: Callable[[Tensor, Tensor], Tensor], kernel: tuple[int, ...], covariance: Tensor) -> Tensor:
+    """The sum over the offsets of a kernel, for covariances `[*positions, x row, y row]`."""
+    pairs = covariance.flatten(-2).movedim(-1, 0)[:, None]
+    summed = convolve(pairs, pairs.new_ones(1, 1, *kernel))[:, 0]
+    return summed.movedim(0, -1).unflatten(-1, covariance.shape[-2:])
+
+
+def _mean_over_positions(covariance: Tensor) -> Tensor:
+    """All positions as separate units, of which only the mean covariance is known."""
+    return covariance.flatten(0, -3).mean(0)
 
 
 def _is_flat(node: fx.Node) -> bool:
     """Whether a reshape flattens each input to one axis."""
     sizes = node.args[1] if len(node.args) == 2 else node.args[1:]
     return isinstance(sizes, (tuple, list)) and len(sizes) == 2 and -1 in sizes
-
-
-def _is_one(sizes: Any) -> bool:
-    return sizes == 1 or (isinstance(sizes, (tuple, list)) and set(sizes) == {1})
-
-
-def _averages_positions(node: fx.Node) -> bool:
-    """Whether a mean is taken over all axes after the channels, without `keepdim`."""
-    axes: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-    keepdim = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
-    axes = sorted([axes] if isinstance(axes, int) else list(axes or []))
-    return not keepdim and axes in ([2], [2, 3], [2, 3, 4], [-1], [-2, -1], [-3, -2, -1])
 
 
 def _activation_layer(node: fx.Node, kind: Any) -> Layer | None:
@@ -323,15 +335,6 @@ def _activation_layer(node: fx.Node, kind: Any) -> Layer | None:
         return kind(u.clone(), *node.args[1:], **node.kwargs)  # which may work in place
 
     return Quadrature(1.0, 0.0, function=function)
-
-
-def _check_sum(steps: list[Any], sources: list[str], name: str, *, convolutional: bool) -> None:
-    if convolutional:
-        weighted = {step.name for step in steps if isinstance(step.operation, positions.WeightedSum)}
-    else:
-        weighted = {step.name for step in steps if isinstance(step.layer, Identity)}
-    if not weighted & set(sources) or sources[0] == sources[1] or (convolutional and "input" in sources):
-        raise ValueError(f"`net` must add branches one of which ends in its own layer; {name} does not.")
 
 
 def _mean_function(prior: Prior, name: str, module: Any) -> float:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.predictive import predict
-from dropbayes.processes.convolutions import ConvolutionalCovariance
 from dropbayes.processes.exact import exact_process
 from dropbayes.processes.networks import NetworkCovariance
 from dropbayes.runtime.formatting import Printed, Table
@@ -184,7 +183,7 @@ class VarianceRatio:
 
 def variance_ratio(
     net: nn.Module,
-    covariance: NetworkCovariance | ConvolutionalCovariance,
+    covariance: NetworkCovariance,
     data: tuple[Tensor, Tensor],
     x: Tensor,
     *,
