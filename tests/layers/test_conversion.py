@@ -267,23 +267,24 @@ def test_time_first_networks_are_asked_for_their_row_axis():
     assert (vectors[0] == 0).all(-1).any() and not (vectors[0] == 0).all()
 
 
-def test_parametrised_layers_and_matrices_by_other_names_are_dropped():
+def test_parametrised_layers_are_dropped_and_matrices_of_unknown_code_are_named():
     net = nn.Sequential(
         parametrizations.weight_norm(nn.Linear(3, 4)),
         nn.ReLU(),
         parametrizations.spectral_norm(nn.Linear(4, 4)),
         Mixing(),
     ).eval()
-    bayesian = add_dropout(net, 0.3)
+    with pytest.warns(UserWarning, match="^3 are left as they are"):
+        bayesian = add_dropout(net, 0.3)
     x = torch.ones(2, 3)
     torch.testing.assert_close(bayesian(x), net(x), rtol=0, atol=0)
-    assert dropout_calls(bayesian, x) == [0.3] * 4
+    assert dropout_calls(bayesian, x) == [0.3] * 3
     assert keep_probs(bayesian, x) == pytest.approx(
-        {"0.weight": 0.7, "2.weight": 0.7, "3.matrix": 0.7, "3.inner.weight": 0.7}
+        {"0.weight": 0.7, "2.weight": 0.7, "3.matrix": 1.0, "3.inner.weight": 0.7}
     )
     assert (dropbayes.draws(bayesian, x, n_draws=20).std(0) > 0).all()
     again = pickle.loads(pickle.dumps(copy.deepcopy(bayesian[3])))
-    assert dropout_calls(again, torch.ones(2, 4)) == [0.3] * 2
+    assert dropout_calls(again, torch.ones(2, 4)) == [0.3]
 
 
 class Mixing(nn.Module):
@@ -302,7 +303,7 @@ class Mixing(nn.Module):
 
 
 def test_what_cannot_be_dropped_is_named():
-    with pytest.warns(UserWarning, match="0: an nn.EmbeddingBag"):
+    with pytest.warns(UserWarning, match="^0 are left as they are: an nn.EmbeddingBag"):
         add_dropout(nn.Sequential(nn.EmbeddingBag(4, 3), nn.Linear(3, 1)))
 
 

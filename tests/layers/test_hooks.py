@@ -41,15 +41,6 @@ def test_the_tokens_of_a_row_share_a_mask(row_axis):
     torch.testing.assert_close(attended, attended[:, :1].expand_as(attended))
 
 
-class Contracting(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.matrix = nn.Parameter(torch.randn(4, 2))
-
-    def forward(self, x):
-        return torch.einsum("nq,qk->nk", x, self.matrix)
-
-
 def test_an_embedding_drops_word_types_per_row():
     table = nn.Embedding(50, 4)
     bayesian = add_dropout(table, 0.5)
@@ -65,8 +56,3 @@ def test_an_embedding_drops_word_types_per_row():
     assert set(one.round().unique().tolist()) == {0.0, 2.0}
     torch.testing.assert_close(bayesian.eval()(words), table(words))
     assert bayesian(words[:, 0]).shape == (8, 4)
-
-
-def test_a_product_that_cannot_be_dropped_is_named():
-    with pytest.warns(UserWarning, match=r"Contracting.matrix is multiplied by einsum"):
-        add_dropout(Contracting())(torch.ones(1, 4))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dropbayes as db
-from dropbayes.layers.weight_masks import WeightDropout, stacked_matrices
+from dropbayes.layers.hooks import WeightDropout, stacked_matrices
 
 
 class Experts(nn.Module):

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from dropbayes.layers.weight_masks import adapted_layer, stacked_matrices
+from dropbayes.layers.hooks import adapted_layer, stacked_matrices
 from dropbayes.runtime.validation import check_count
 from dropbayes.weight_layers import weight_layers
 from dropbayes.weight_layers.structure import fan_in

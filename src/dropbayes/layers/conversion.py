@@ -5,11 +5,10 @@ The copy has the same modules and state dict: dropout is attached to the weight 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from typing import Any
 
@@ -19,12 +18,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
 from dropbayes.layers import recurrent
-from dropbayes.layers.hooks import AttachedDropout, InputDropout, ProductDropout, Units, WordDropout, drop_units
-from dropbayes.layers.weight_masks import (
+from dropbayes.layers.hooks import (
     AdapterDropout,
+    AttachedDropout,
+    InputDropout,
+    Units,
     WeightDropout,
+    WordDropout,
     adapted_layer,
     adapter_matrices,
+    drop_units,
     stacked_matrices,
 )
 from dropbayes.weight_layers import DroppedLayer, is_bias, keep_probs, matrices, weight_layers
@@ -143,33 +146,27 @@ def _layer_filter(where: Any, net: nn.Module) -> Callable[[str, nn.Module], bool
     return lambda name, module: any(name == chosen or name.startswith(f"{chosen}.") for chosen in names)
 
 
-@contextlib.contextmanager
-def _warning_of_uncalled(layers: list[tuple[str, nn.Module]]) -> Iterator[None]:
-    """Warns of layers that are not called while the network runs: another module reads their weights."""
-    called: set[nn.Module] = set()
-    hooks = [m.register_forward_pre_hook(lambda m, args: called.add(m)) for _, m in layers]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-    uncalled = [name for name, layer in layers if layer not in called]
-    if uncalled:
-        warnings.warn(
-            f"{', '.join(uncalled[:3])}{', ...' if len(uncalled) > 3 else ''} are not called on `x` "
-            "(another module may read their weights): they get no dropout.",
-            stacklevel=4,
-        )
+def _warn(names: list[str], what: str) -> None:
+    """Warns of the named modules, if there are any, at the call of `add_dropout`."""
+    if names:
+        listed = ", ".join(name or "(network)" for name in names[:3])
+        warnings.warn(f"{listed}{', ...' if len(names) > 3 else ''} {what}", stacklevel=4)
 
 
 def _already_dropped(net: nn.Module, x: PyTree, layers: list[tuple[str, nn.Module]]) -> set[nn.Module]:
     """The weight layers whose input is dropped already: traced with an input, else known only in `nn.Sequential`."""
     if x is not None:
-        with _warning_of_uncalled(layers):
+        called: set[nn.Module] = set()
+        hooks = [module.register_forward_pre_hook(lambda m, args: called.add(m)) for _, module in layers]
+        try:
             traced = keep_probs(net, x)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        uncalled = [name for name, layer in layers if layer not in called]
+        _warn(uncalled, "are not called on `x` (another module may read their weights): they get no dropout.")
         names = {name.rpartition(".")[0] for name, p in traced.items() if p < 1}
         return {module for name, module in weight_layers(net) if name in names}
-    followers = _follows_dropout(net)
     dropouts = [
         name
         for name, module in net.named_modules()
@@ -178,14 +175,12 @@ def _already_dropped(net: nn.Module, x: PyTree, layers: list[tuple[str, nn.Modul
         and ".lora_dropout." not in name  # before its adapter
         and not isinstance(net.get_submodule(name.rpartition(".")[0]), nn.Sequential)
     ]
-    if dropouts:
-        warnings.warn(
-            f"`net` already has dropout ({', '.join(dropouts[:3])}{', ...' if len(dropouts) > 3 else ''}), and "
-            "without an input it is not known before which layers: they may be given a second one. Pass `x=`, a batch "
-            "of inputs.",
-            stacklevel=3,
-        )
-    return followers
+    _warn(
+        dropouts,
+        "are dropout that `net` already has, and without an input it is not known before which layers: they may be "
+        "given a second one. Pass `x=`, a batch of inputs.",
+    )
+    return _follows_dropout(net)
 
 
 def add_dropout(
@@ -213,13 +208,12 @@ def add_dropout(
     The original is not changed. The copy has the same state dict keys and can be copied and pickled. Layers that have
     dropout already keep theirs (a layer of `dropbayes.layers`; an `nn.Dropout` before them in an `nn.Sequential`, and
     anywhere if `x` is given); `nn.LSTM(dropout=)` becomes one mask per sequence of `drop_prob`. A second call replaces
-    the probability of the first. Weight-normalised and otherwise parametrised layers are included, and so are matrices
-    in custom modules. The experts of a mixture in one tensor are dropped by the
-    columns of their matrices, with one mask for all rows; a low-rank adapter of PEFT is given its `lora_dropout`, with
-    one mask for all positions of a row, and experts' adapters, for which PEFT has none, are dropped by columns. A
-    warning names the layers left unchanged, those with a single input unit, which some draws drop altogether, and, with
-    `x`, those that the forward pass does not call. A linear layer that is called several times in one forward pass (an
-    explicit loop) draws a mask at every call.
+    the probability of the first. Weight-normalised and otherwise parametrised layers are included. The experts of a
+    mixture in one tensor are dropped by the columns of their matrices, with one mask for all rows; a low-rank adapter
+    of PEFT is given its `lora_dropout`, with one mask for all positions of a row, and experts' adapters, for which PEFT
+    has none, are dropped by columns. A warning names the layers left unchanged, those with a single input unit, which
+    some draws drop altogether, and, with `x`, those that the forward pass does not call. A linear layer that is called
+    several times in one forward pass (an explicit loop) draws a mask at every call.
 
     Args:
         net: Any network.
@@ -254,8 +248,6 @@ def add_dropout(
     stacked = [(name, m) for name, m in result.named_modules() if any(stacked_matrices(m)) and chosen(name, m)]
     if where is not None and not layers and not stacked:
         raise ValueError(f"`where` must choose a weight layer of `net` at least; got {where!r}, which chooses none.")
-    if row_axis is None:
-        _warn_of_time_first(layers)
     already = _already_dropped(result, x, layers)
     layers = [(name, layer) for name, layer in layers if layer not in already or _made_here(layer)]
     for name, layer in layers:
@@ -266,8 +258,7 @@ def add_dropout(
             _attach_to_adapter(adapted, name.rpartition(".")[2], drop_prob)
     for _, module in stacked:
         _attach_columns(module, WeightDropout(drop_prob, stacked_matrices))
-    _warn_of_undropped(result, layers)
-    _warn_of_single_inputs(layers, drop_prob)
+    _warn_of_layers(layers, drop_prob, row_axis)
     for module in result.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # nested tensors only exist on the fused path, which skips submodules
@@ -275,40 +266,30 @@ def add_dropout(
     return result
 
 
-def _warn_of_time_first(layers: list[tuple[str, nn.Module]]) -> None:
+def _warn_of_layers(layers: list[tuple[str, nn.Module]], drop_prob: float, row_axis: int | None) -> None:
+    """Warns of layers that are dropped in a way, or to an effect, that may not be meant."""
     sequential = (nn.RNNBase, nn.MultiheadAttention)
-    time_first = [name or "(network)" for name, m in layers if isinstance(m, sequential) and not m.batch_first]
-    others = [name for name, m in layers if not isinstance(m, (*sequential, nn.RNNCellBase))]
-    if time_first and others:
-        warnings.warn(
-            f"{', '.join(time_first)} take sequences time first. If the inputs of the other weight layers are "
-            "[time, row, ...] too, pass `row_axis=1`: a row's mask is then the same at all time steps. Pass "
-            "`row_axis=0` if they are [row, ...].",
-            stacklevel=3,
+    time_first = [name for name, module in layers if isinstance(module, sequential) and not module.batch_first]
+    if row_axis is None and any(not isinstance(module, (*sequential, nn.RNNCellBase)) for _, module in layers):
+        _warn(
+            time_first,
+            "take sequences time first. If the inputs of the other weight layers are [time, row, ...] too, pass "
+            "`row_axis=1`: a row's mask is then the same at all time steps. Pass `row_axis=0` if they are [row, ...].",
         )
-
-
-def _warn_of_undropped(net: nn.Module, layers: list[tuple[str, nn.Module]]) -> None:
-    names = [name or "(network)" for name, layer in layers if isinstance(layer, nn.EmbeddingBag)]
-    if isinstance(net, nn.RNNCellBase) and _has_added_masks(net):
-        names.append("(network)")
-    if names:
-        warnings.warn(
-            f"{', '.join(names)}: an nn.EmbeddingBag looks up and sums in one operation and is left as it is; a cell "
-            "that is itself the network draws new masks at every call (put the loop over time into a module).",
-            stacklevel=3,
-        )
-
-
-def _warn_of_single_inputs(layers: list[tuple[str, nn.Module]], drop_prob: float) -> None:
+    undropped = [name for name, layer in layers if not isinstance(layer, DroppedLayer) and not _made_here(layer)]
+    _warn(
+        [name for name in undropped if ".lora_A." not in name],
+        "are left as they are: an nn.EmbeddingBag looks up and sums in one operation, and a module that multiplies by "
+        "matrices in its own code hides their inputs (make them nn.Linear).",
+    )
     counts = ((name, getattr(layer, "in_features", getattr(layer, "in_channels", None))) for name, layer in layers)
-    names = [name or "(network)" for name, count in counts if count == 1]
-    if names and drop_prob:
-        warnings.warn(
-            f"{', '.join(names)} has a single input unit, dropped with probability {drop_prob:g}: those draws ignore "
-            "the input altogether. Leave the layer out with `where=`.",
-            stacklevel=3,
-        )
+    _warn(
+        [name for name, count in counts if count == 1 and drop_prob],
+        f"has a single input unit, dropped with probability {drop_prob:g}: those draws ignore the input altogether. "
+        "Leave the layer out with `where=`.",
+    )
+    cells = [name for name, module in layers if not name and isinstance(module, nn.RNNCellBase)]
+    _warn(cells, "is a cell, which draws new masks at every call: put the loop over time into a module.")
 
 
 def _share_masks(net: nn.Module) -> None:
@@ -338,11 +319,12 @@ def _attach(layer: Any, drop_prob: float, units: Units, row_axis: int) -> None:
         layer.__class__ = _RECURRENT.get(type(layer), type(layer))
         layer.dropout, layer.has_added_masks = 0.0, True
         layer.set_drop_probs(drop_prob)
-    elif isinstance(layer, (DroppedLayer, nn.EmbeddingBag)):
-        return
-    else:
+    elif not isinstance(layer, (DroppedLayer, nn.EmbeddingBag)):
         _detach(layer)
-        _register(layer, drop_prob, units, row_axis)
+        if isinstance(layer, nn.Embedding):
+            layer.register_forward_hook(WordDropout(drop_prob, row_axis), with_kwargs=True)
+        elif isinstance(layer, (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)) or _is_plain(layer):
+            layer.register_forward_pre_hook(InputDropout(drop_prob, units, row_axis), with_kwargs=True)
 
 
 def _attach_to_adapter(adapted: Any, adapter: str, drop_prob: float) -> None:
@@ -370,17 +352,6 @@ def _detach(layer: nn.Module) -> None:
 
 def _is_ours(hook: Any) -> bool:
     return isinstance(getattr(hook, "__self__", hook), AttachedDropout)
-
-
-def _register(layer: nn.Module, drop_prob: float, units: Units, row_axis: int) -> None:
-    if isinstance(layer, nn.Embedding):
-        layer.register_forward_hook(WordDropout(drop_prob, row_axis), with_kwargs=True)
-    elif isinstance(layer, (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)) or _is_plain(layer):
-        layer.register_forward_pre_hook(InputDropout(drop_prob, units, row_axis), with_kwargs=True)
-    else:
-        dropout = ProductDropout(drop_prob, row_axis)
-        layer.register_forward_pre_hook(dropout.begin)
-        layer.register_forward_hook(dropout.end, always_call=True)
 
 
 def _is_plain(layer: nn.Module) -> bool:

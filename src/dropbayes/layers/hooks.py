@@ -1,24 +1,33 @@
-r"""Dropout attached to a layer: hooks that drop its input, its looked-up vectors or the factors of its matrices.
+r"""Dropout attached to a layer: hooks that drop its input, its looked-up vectors or columns of its matrices.
 
 Evaluation mode, the modules of the network and its state dict are unchanged.
 """
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import PyTree
 
 from dropbayes.layers.weights import mask_shape, word_mask
-from dropbayes.tracing.operations import Arguments, NamedArguments, Operation
-from dropbayes.weight_layers import matrices
+from dropbayes.tracing.operations import Arguments, NamedArguments
 
-__all__ = ["AttachedDropout", "InputDropout", "ProductDropout", "Units", "WordDropout", "drop_units"]
+__all__ = [
+    "AdapterDropout",
+    "AttachedDropout",
+    "InputDropout",
+    "Units",
+    "WeightDropout",
+    "WordDropout",
+    "adapted_layer",
+    "adapter_matrices",
+    "drop_units",
+    "stacked_matrices",
+]
 
 Units = Literal["channel", "element"]
 
@@ -79,50 +88,85 @@ class WordDropout(AttachedDropout):
         return output * word_mask(indices, layer.num_embeddings, mask, row_axis)
 
 
-class ProductDropout(AttachedDropout):
-    """A pair of hooks for a module of unknown code: while it runs, the factors of its matrices are dropped."""
+# --- columns of matrices that a module multiplies by in its own code ------------------------------------------------
+#
+# A mask of the input units that is the same at every position is a mask of the weights' columns, W (z * x) =
+# (W diag(z)) x. So a matrix can be dropped without knowing how its module uses it: the experts of a mixture, which are
+# slices of one tensor, and the low-rank adapters of such experts.
+
+_ORIGINALS = "_weights_without_dropout"
+
+# Lists the matrices of a module to drop: their owner, their name in it and the shape of the mask.
+Matrices = Callable[[nn.Module], Iterator[tuple[nn.Module, str, tuple[int, ...]]]]
+
+
+class WeightDropout(AttachedDropout):
+    """A pair of hooks: while a module runs, the given matrices have columns dropped, one mask for all rows.
+
+    Args:
+        drop_prob: The probability of dropping a unit.
+        matrices: A function that lists the matrices of a module.
+    """
+
+    def __init__(self, drop_prob: float, matrices: Matrices) -> None:
+        super().__init__(drop_prob)
+        self.matrices = matrices
 
     def begin(self, module: nn.Module, args: Any) -> None:
         """The forward pre-hook."""
         del args
-        ids = {id(matrix): name for name, matrix in matrices(module).items()}
-        _Products(self, ids, module.training, type(module).__name__).__enter__()
+        for owner, name, shape in list(self.matrices(module)):
+            weight = owner._parameters[name]
+            assert weight is not None
+            ones = torch.ones(shape, dtype=weight.dtype, device=weight.device)
+            mask = F.dropout(ones, self.drop_prob, module.training)
+            owner.__dict__.setdefault(_ORIGINALS, {})[name] = weight
+            owner._parameters[name] = weight * _spread(mask, weight)  # type: ignore[assignment]
 
     def end(self, module: nn.Module, args: Any, output: PyTree) -> None:
         """The forward hook, called after an error too."""
-        del module, args, output
-        TorchFunctionMode.__exit__(_Products(self, {}, False, ""), None, None, None)  # leaves the innermost mode
+        del args, output
+        for owner, _, _ in list(self.matrices(module)):
+            owner._parameters.update(owner.__dict__.pop(_ORIGINALS, {}))
 
 
-class _Products(TorchFunctionMode):
-    """Drops the other factor of every product with one of the given matrices."""
+def _spread(mask: Tensor, weight: Tensor) -> Tensor:
+    """A mask `[expert, unit]` for the rows `[expert · rank, unit]` of a weight; other masks are unchanged."""
+    if mask.dim() == weight.dim() == 2:
+        return mask.repeat_interleave(weight.shape[0] // mask.shape[0], dim=0)
+    return mask
 
-    def __init__(self, dropout: ProductDropout, ids: dict[int, str], training: bool, owner: str) -> None:
-        super().__init__()
-        self.dropout, self.ids, self.training, self.owner = dropout, ids, training, owner
 
-    def __torch_function__(self, func: Operation, types: Any, args: Any = (), kwargs: Any = None) -> PyTree:
-        position = next((i for i, a in enumerate(args) if isinstance(a, Tensor) and id(a) in self.ids), None)
-        if position is None:
-            return func(*args, **(kwargs or {}))
-        args = list(args)
-        if func is F.linear and position == 1:
-            args[0] = self._drop(args[0], -1)
-        elif func in (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__):
-            other = 1 - position
-            args[other] = self._drop(args[other], -1 if position == 1 else max(-2, -args[other].dim()))
-        elif func is torch.addmm and position == 2:
-            args[1] = self._drop(args[1], -1)
-        elif func in (torch.einsum, torch.bmm, torch.baddbmm, torch.tensordot, Tensor.__rmatmul__):
-            warnings.warn(
-                f"{self.owner}.{self.ids[id(args[position])]} is multiplied by {func.__name__}, which add_dropout "
-                "cannot drop: this matrix stays as it is.",
-                stacklevel=2,
-            )
-        return func(*args, **(kwargs or {}))
+def stacked_matrices(module: nn.Module) -> Iterator[tuple[nn.Module, str, tuple[int, ...]]]:
+    """The matrices of a transformers module that stacks those of all its experts in one tensor.
 
-    def _drop(self, x: Tensor, unit_axis: int) -> Tensor:
-        row_axis = self.dropout.row_axis if x.dim() > 2 else 0
-        if unit_axis == -2 and x.dim() == 2:  # W x with x [unit, row]
-            return F.dropout(x, self.dropout.drop_prob, self.training)
-        return drop_units(x, self.dropout.drop_prob, self.training, row_axis, unit_axis)
+    Such a module says whether they are `[expert, output, input]` or, with `is_transposed`, `[expert, input, output]`.
+    """
+    transposed = module.__dict__.get("is_transposed")
+    if transposed is None:
+        return
+    for name, weight in module._parameters.items():
+        if weight is not None and weight.dim() == 3:
+            experts, first, second = weight.shape
+            yield module, name, (experts, first, 1) if transposed else (experts, 1, second)
+
+
+def adapter_matrices(module: Any, adapter: str) -> Iterator[tuple[nn.Module, str, tuple[int, ...]]]:
+    """The matrix A of PEFT's adapter of a stacked tensor, `[expert · rank, input]`: a mask for each expert."""
+    matrix = module.lora_A[adapter]
+    yield matrix, "weight", (module.num_experts, matrix.weight.shape[1])
+
+
+class AdapterDropout(nn.Dropout):
+    """The dropout before a low-rank adapter, with one mask for all positions of a row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input with whole units dropped."""
+        return drop_units(x, self.p, self.training, 0, -1)
+
+
+def adapted_layer(net: nn.Module, name: str) -> Any:
+    """PEFT's layer whose adapter's first matrix has this name, `layer.lora_A.adapter`; None for any other layer."""
+    layer, _, rest = name.rpartition(".lora_A.")
+    adapted = net.get_submodule(layer) if rest else None
+    return adapted if rest in getattr(adapted, "lora_dropout", {}) else None
