@@ -161,7 +161,6 @@ CHANGES = {
     "no held-out rows": {"stopping": EarlyStopping(n_draws=4)},
     "held-out draws": {"stopping": EarlyStopping((X[:16], Y[:16]), n_draws=5)},
     "schedule": {"optimization": Optimization(schedule=lambda step: 0.5)},
-    "autocast": {"optimization": Optimization(schedule=constant, autocast=torch.bfloat16)},
     "optimiser": {"optimization": Optimization("sgd", schedule=constant)},
     "learning rate": {"optimization": Optimization(schedule=constant, learning_rate=0.1)},
     "divergence": {"objective": Objective(alpha=0.5)},
@@ -214,8 +213,9 @@ def test_every_bit_flip_and_truncation_is_refused_with_one_class_of_error(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "contents", [[1], {"fingerprint": ""}, {"fingerprint": "", "net": {}, "optimizer": {}, "history": {}, "best": 3, "best_score": 0, "waited": 0, "start": ""}]
-)  # fmt: skip
+    "contents",
+    [[1], {"fingerprint": ""}, {"fingerprint": "", "net": {}, "optimizer": {}, "run": {"history": {"losses": []}}}],
+)
 def test_a_signed_file_of_other_contents_is_refused_alike(tmp_path, contents):
     buffer = io.BytesIO()
     torch.save(contents, buffer)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import dropbayes as db
-from dropbayes.training import EarlyStopping, Objective, Optimization, Progress, fit
+from dropbayes.training import EarlyStopping, Objective, Optimization, Progress, fit, kl_divergence
 from tests.training.toys import network, toy
 
 
@@ -173,15 +173,14 @@ def test_fit_takes_its_keep_probabilities_from_where_dropout_is_used():
     net, x, y = Net(), torch.randn(4, 2), torch.randn(4, 1)
     setting = {"likelihood": db.Gaussian(2.0), "epochs": 1, "device": "cpu", "seed": 3}
     setting["optimization"] = Optimization(learning_rate=1e-9)
-    prior = db.Prior(length_scale=30.0)
-    traced = fit(copy.deepcopy(net), x, y, prior=prior, **setting).loss
-    told = fit(
-        copy.deepcopy(net), x, y, prior=prior, objective=Objective(keep_probs={"fc1": 1.0, "fc2": 0.5}), **setting
-    ).loss
-    guessed = fit(
-        copy.deepcopy(net), x, y, prior=prior, objective=Objective(keep_probs={"fc1": 0.5, "fc2": 1.0}), **setting
-    ).loss
-    assert traced == pytest.approx(told, rel=1e-6) and traced != pytest.approx(guessed, rel=1e-3)
+    priors = [db.Prior(length_scale=30.0), db.Prior(length_scale=15.0)]
+    losses = [fit(copy.deepcopy(net), x, y, prior=prior, **setting).loss[0] for prior in priors]
+    used, registered = (
+        [kl_divergence(net, prior=prior, keep_probs=kept).item() / 4 for prior in priors]
+        for kept in ({"fc1": 1.0, "fc2": 0.5}, {"fc1": 0.5, "fc2": 1.0})
+    )
+    assert losses[0] - losses[1] == pytest.approx(used[0] - used[1], rel=1e-4)  # the misfit is the same
+    assert losses[0] - losses[1] != pytest.approx(registered[0] - registered[1], rel=1e-2)
 
 
 def test_fit_gives_every_layer_that_reads_the_input_its_length_scale():

@@ -8,7 +8,7 @@ from torch import nn
 
 from dropbayes.likelihoods import Categorical, Gaussian
 from dropbayes.training import Objective, Optimization, fit
-from dropbayes.training.noise import ModelNoise
+from dropbayes.training.steps import ModelNoise
 from dropbayes.weight_layers.precision import Prior
 
 

@@ -84,7 +84,7 @@ def test_the_callers_learning_rate_is_left_as_it_was_and_the_same_optimiser_resu
 
 @pytest.mark.parametrize(
     "settings",
-    [{"optimizer": "lion"}, {"learning_rate": 0.0}, {"momentum": 2.0}, {"schedule": 0.1}, {"autocast": torch.float16}],
+    [{"optimizer": "lion"}, {"learning_rate": 0.0}, {"momentum": 2.0}, {"schedule": 0.1}],
 )
 def test_impossible_settings_are_refused_by_name(settings):
     with pytest.raises(ValueError, match=f"`{next(iter(settings))}` must"):

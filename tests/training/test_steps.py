@@ -86,22 +86,6 @@ def test_row_weights_equal_repeated_rows():
     torch.testing.assert_close(weighted[0].weight, repeated[0].weight, rtol=1e-6, atol=1e-9)
 
 
-def test_mixed_precision_trains_float32_weights():
-    x, y = toy()
-    net = network()
-    history = fit(
-        net,
-        x,
-        y,
-        likelihood=db.Gaussian(4.0),
-        epochs=30,
-        device="cpu",
-        optimization=Optimization(learning_rate=0.01, autocast=torch.bfloat16),
-    )
-    assert net[0].weight.dtype == torch.float32
-    assert history.loss[-1] < history.loss[0]
-
-
 def test_a_row_of_weight_twenty_counts_as_twenty_beside_the_prior_too():
     # Full batches and no dropout: the two runs descend the same function.
     x, y = (part.double() for part in toy(20))

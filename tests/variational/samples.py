@@ -52,3 +52,11 @@ def rebuilt(name, kept, second):
         return Concrete(kept, second.sum(), temperature=0.5)
     factors = None if name == "mixture" else torch.stack([kept, second])[..., None]
     return Mixture(probs, torch.stack([kept, second]), torch.stack([second, kept]).exp(), factors)
+
+
+def kl_monte_carlo(q, *, length_scale, n_draws):
+    """The Monte Carlo KL of any family with a density, and its standard error."""
+    draws = q.sample(n_draws)
+    prior = torch.distributions.Normal(torch.zeros((), dtype=draws.dtype), 1 / length_scale)
+    ratios = q.log_density(draws) - prior.log_prob(draws).sum((-2, -1))
+    return ratios.mean(), ratios.std() / math.sqrt(n_draws)

@@ -6,16 +6,8 @@ import pytest
 import torch
 from torch import distributions as td
 
-from dropbayes.variational import (
-    Bernoulli,
-    Mixture,
-    kl_monte_carlo,
-)
-from tests.variational.samples import (
-    DTYPE,
-    families,
-    matrix,
-)
+from dropbayes.variational import Bernoulli, Mixture
+from tests.variational.samples import DTYPE, families, kl_monte_carlo, matrix
 
 
 def test_mixture_density_is_that_of_torch_distributions():
@@ -77,7 +69,7 @@ def test_constant_of_proposition_one_has_no_log_two_pi():
     assert one.kl(1.0).abs() < 1e-12
 
 
-def test_the_kl_of_a_mixture_lies_between_its_lower_and_its_upper_bound_and_is_estimated_without_bias():
+def test_the_kl_of_a_mixture_lies_between_its_lower_and_its_upper_bound():
     for gap in (0.0, 0.5, 3.0):
         locs = torch.stack([torch.zeros(2, 2, dtype=DTYPE), torch.full((2, 2), gap, dtype=DTYPE)])
         q = Mixture(
@@ -88,6 +80,3 @@ def test_the_kl_of_a_mixture_lies_between_its_lower_and_its_upper_bound_and_is_e
         )
         exact, error = kl_monte_carlo(q, length_scale=1.2, n_draws=40_000)
         assert q.kl_separated(1.2) - 4 * error <= exact <= q.kl(1.2) + 4 * error
-        stratified = torch.stack([q.kl_sampled(1.2, n_draws=10) for _ in range(400)])
-        combined = (error**2 + stratified.var() / 400).sqrt()
-        assert (stratified.mean() - exact).abs() < 4 * combined

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dropbayes.runtime.validation import check_positive
+from dropbayes.runtime.validation import check_count, check_positive
 from dropbayes.tracing import draw_or_mean
 from dropbayes.variational import Bernoulli, Concrete, DiagonalGaussian, Family, Mixture, multiplicative_gaussian
 
@@ -38,10 +38,6 @@ class Noise(nn.Module, ABC):
         [GG16, eq:variaitonal_dist_3]. None for a point, $\sigma = 0$, as in dropout, whose weights are points too.
         """
         return None
-
-    def divergence(self, q: Family, length_scale: float | Tensor) -> Tensor:
-        """The KL of `q`, one of this family's, from the prior: exact, an upper bound, or unbiased."""
-        return q.kl(length_scale)
 
     def mean(self, weight: Tensor) -> Tensor:
         r"""$\mathbb E_q[\mathbf W]$: the stored weight itself for every family but mixtures."""
@@ -190,21 +186,15 @@ class MixtureNoise(Noise):
         n_components: $L \ge 2$.
         rank: The rank of the covariance beyond its diagonal; 0 for a diagonal one.
         std: The initial $\sigma$ of every component and of the bias.
-        kl_draws: The number of draws per component of an unbiased Monte Carlo KL; 0 for its convex upper bound.
         temperature: The temperature of the relaxation.
     """
 
-    def __init__(
-        self, n_components: int = 3, *, rank: int = 0, std: float = 0.05, kl_draws: int = 0, temperature: float = 0.1
-    ) -> None:
+    def __init__(self, n_components: int = 3, *, rank: int = 0, std: float = 0.05, temperature: float = 0.1) -> None:
         super().__init__()
-        if n_components < 2 or rank < 0 or kl_draws < 0 or not std > 0:
-            raise ValueError(
-                "`n_components` must be at least 2, `rank` and `kl_draws` at least 0 and `std` positive; "
-                f"got {n_components!r}, {rank!r}, {kl_draws!r} and {std!r}."
-            )
-        self.n_components, self.rank, self.initial_std = n_components, rank, std
-        self.kl_draws, self.temperature = kl_draws, temperature
+        check_count("n_components", n_components, at_least=2)
+        check_count("rank", rank, at_least=0)
+        check_positive("std", std)
+        self.n_components, self.rank, self.initial_std, self.temperature = n_components, rank, std, temperature
 
     def attach(self, units: int, columns: int, *, bias: bool) -> None:
         shape = (self.n_components, units, columns)
@@ -223,11 +213,6 @@ class MixtureNoise(Noise):
 
     def bias_posterior(self, bias: Tensor) -> DiagonalGaussian:
         return DiagonalGaussian(bias, self.log_bias_std.exp())
-
-    def divergence(self, q: Family, length_scale: float | Tensor) -> Tensor:
-        if self.kl_draws and isinstance(q, Mixture):
-            return q.kl_sampled(length_scale, n_draws=self.kl_draws)
-        return q.kl(length_scale)
 
     def mean(self, weight: Tensor) -> Tensor:
         return self.posterior(weight).mean

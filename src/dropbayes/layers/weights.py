@@ -83,7 +83,7 @@ class WeightLayer(nn.Module, ABC):
         r"""$\mathrm{KL}(q \| p)$ of this layer's weights and biases under `prior`, with the family's constants."""
         keep_prob = self.noise.keep_prob or 1.0
         scale = prior.of_weight(name, parameter="weight", first=first, fan_in=self.fan_in, keep_prob=keep_prob)
-        divergence = self.noise.divergence(self._random_weights(), scale)
+        divergence = self._random_weights().kl(scale)
         if self.bias is None:
             return divergence
         # Without a family of its own the bias is a point, the limit of dropout with nothing dropped.

@@ -2,7 +2,7 @@ r"""The training of one network on the paper's objective, with checkpoints that 
 
 from dropbayes.training.checkpoints import Checkpoint, History
 from dropbayes.training.fitting import Progress, fit
-from dropbayes.training.objective import Objective, kl_divergence, last_layer_moments, negative_elbo
+from dropbayes.training.objective import Objective, kl_divergence, negative_elbo
 from dropbayes.training.optimization import InverseDecay, Optimization
 from dropbayes.training.stopping import EarlyStopping
 
@@ -16,6 +16,5 @@ __all__ = [
     "Progress",
     "fit",
     "kl_divergence",
-    "last_layer_moments",
     "negative_elbo",
 ]

@@ -2,26 +2,29 @@ r"""Checkpoints of a run: verified when read, and accepted only by the run that 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import math
 import os
 import pathlib
+import types
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dropbayes.runtime import files
 from dropbayes.runtime.validation import check_count
-from dropbayes.training import fingerprints
 
-__all__ = ["Checkpoint", "History", "Run", "load", "save"]
+__all__ = ["Checkpoint", "History", "Run", "fingerprint_of", "load", "save"]
 
 # A file is this line, the SHA-256 of the rest, and the rest: a dictionary as torch saves it.
-_MAGIC = b"dropbayes checkpoint 3\n"
+_MAGIC = b"dropbayes checkpoint 4\n"
+_PLAIN = (bool, int, float, str, tuple, type(None))
 
 
 @dataclass(frozen=True)
@@ -85,18 +88,9 @@ def save(
     path: str | os.PathLike[str], net: nn.Module, optimizer: torch.optim.Optimizer, run: Run, *, fingerprint: str
 ) -> None:
     """Replaces the checkpoint atomically."""
-    contents = {
-        "fingerprint": fingerprint,
-        "net": net.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "history": asdict(run.history),
-        "best": run.best,
-        "best_score": run.best_score,
-        "waited": run.waited,
-        "start": run.start,
-    }
+    states = {"fingerprint": fingerprint, "net": net.state_dict(), "optimizer": optimizer.state_dict()}
     buffer = io.BytesIO()
-    torch.save(contents, buffer)
+    torch.save({**states, "run": {**vars(run), "history": vars(run.history)}}, buffer)
     payload = buffer.getvalue()
     files.write_bytes(path, _MAGIC + hashlib.sha256(payload).digest() + payload)
 
@@ -119,70 +113,85 @@ def load(
     if path is None:
         return Run(History())
     if not pathlib.Path(path).exists():
-        return Run(History(), start=_digest(net.state_dict()))
-    saved = _read_verified(pathlib.Path(path), next(net.parameters()).device)
-    if saved["fingerprint"] != fingerprint:
-        raise ValueError(
-            f"`checkpoint` {os.fspath(path)!r} belongs to another run (other network, data, optimiser, seed or "
-            "settings). Delete it to start anew, or name another file."
-        )
-    if not _same_layout(saved["net"], net.state_dict()) or not _same_layout(saved["best"], net.state_dict()):
-        raise _refusal(path)
-    # The network of a killed run has its first weights again, that of a finished one its last or best.
-    known = {saved["start"], _digest(saved["net"]), _digest(saved["best"] or {})}
-    if _digest(net.state_dict()) not in known:
-        raise ValueError(
-            f"`checkpoint` {os.fspath(path)!r} belongs to a run from other initial weights. Delete it to start anew, "
-            "name another file, or initialise the network with the seed it had."
-        )
-    if len(saved["history"]["loss"]) > epochs:
-        raise ValueError(
-            f"`epochs` must be at least the {len(saved['history']['loss'])} that `checkpoint` {os.fspath(path)!r} has; "
-            f"got {epochs}. Delete it to start anew, or name another file."
-        )
+        return Run(History(), start=fingerprint_of(net.state_dict()))
+    name = os.fspath(path)
     try:
-        run = Run(
-            History(**saved["history"]), saved["best"], float(saved["best_score"]), int(saved["waited"]), saved["start"]
+        contents, start = pathlib.Path(path).read_bytes(), len(_MAGIC) + hashlib.sha256().digest_size
+        payload = contents[start:]
+        if contents[:start] != _MAGIC + hashlib.sha256(payload).digest():
+            raise ValueError("another file, or a damaged one")
+        saved = torch.load(io.BytesIO(payload), map_location=next(net.parameters()).device, weights_only=True)
+        run = Run(**{**saved["run"], "history": History(**saved["run"]["history"])})
+        belongs, weights, state = saved["fingerprint"] == fingerprint, saved["net"], saved["optimizer"]
+    except Exception:  # a file that cannot be read, or a valid digest over other contents
+        raise ValueError(
+            f"`checkpoint` {name!r} is damaged, or was not written by this version of dropbayes. Delete it to start "
+            "anew, or name another file."
+        ) from None
+    if not belongs:
+        raise ValueError(
+            f"`checkpoint` {name!r} belongs to another run (other network, data, optimiser, seed or settings). Delete "
+            "it to start anew, or name another file."
         )
-        optimizer.load_state_dict(saved["optimizer"])
-    except Exception:
-        raise _refusal(path) from None
-    net.load_state_dict(saved["net"])
+    # The network of a killed run has its first weights again, that of a finished one its last or best.
+    if fingerprint_of(net.state_dict()) not in {run.start, fingerprint_of(weights), fingerprint_of(run.best)}:
+        raise ValueError(
+            f"`checkpoint` {name!r} belongs to a run from other initial weights. Delete it to start anew, name another "
+            "file, or initialise the network with the seed it had."
+        )
+    if len(run.history.loss) > epochs:
+        raise ValueError(
+            f"`epochs` must be at least the {len(run.history.loss)} that `checkpoint` {name!r} has; got {epochs}. "
+            "Delete it to start anew, or name another file."
+        )
+    optimizer.load_state_dict(state)
+    net.load_state_dict(weights)
     return run
 
 
-def _digest(weights: Mapping[str, Tensor]) -> str:
-    return fingerprints.fingerprint(weights=dict(weights))
+def fingerprint_of(value: Any) -> str:
+    """A digest of what the weights of a run depend on: elements of tensors, settings of modules, code of functions.
+
+    Examples:
+        >>> fingerprint_of({"seed": 1}) == fingerprint_of({"seed": 1}), fingerprint_of(1) == fingerprint_of(2)
+        (True, False)
+    """
+    digest = hashlib.sha256()
+    _feed(digest, value)
+    return digest.hexdigest()
 
 
-def _read_verified(path: pathlib.Path, device: torch.device) -> dict[str, Any]:
-    start = len(_MAGIC) + hashlib.sha256().digest_size
-    contents = path.read_bytes() if path.is_file() else b""
-    payload = memoryview(contents)[start:]
-    if not contents.startswith(_MAGIC) or hashlib.sha256(payload).digest() != contents[len(_MAGIC) : start]:
-        raise _refusal(path)
-    try:
-        saved = torch.load(io.BytesIO(payload), map_location=device, weights_only=True)
-        keys = {"fingerprint", "net", "optimizer", "history", "best", "best_score", "waited", "start"}
-        if saved.keys() != keys or saved["history"].keys() != {one.name for one in fields(History)}:
-            raise ValueError
-    except Exception:  # a valid digest over other contents
-        raise _refusal(path) from None
-    return dict(saved)
-
-
-def _refusal(path: str | os.PathLike[str]) -> ValueError:
-    return ValueError(
-        f"`checkpoint` {os.fspath(path)!r} is damaged, or was not written by this version of dropbayes. Delete it to "
-        "start anew, or name another file."
-    )
-
-
-def _same_layout(saved: Any, current: dict[str, Tensor]) -> bool:
-    """Whether the saved tensors (None: there are none) have the names, shapes and dtypes of the network's."""
-    if saved is None:
-        return True
-    if not isinstance(saved, dict) or saved.keys() != current.keys():
-        return False
-    pairs = [(saved[name], value) for name, value in current.items()]
-    return all(isinstance(a, Tensor) and a.shape == b.shape and a.dtype == b.dtype for a, b in pairs)
+def _feed(digest: Any, value: Any) -> None:
+    """Adds a value to the digest, part by part."""
+    digest.update(f"<{type(value).__qualname__}".encode())
+    parts: Any = ()
+    if isinstance(value, (Tensor, np.ndarray)):
+        tensor = torch.as_tensor(value).detach().cpu().contiguous()
+        digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    elif isinstance(value, nn.Module):  # not its weights, which training changes
+        settings = [
+            {key: one for key, one in vars(module).items() if isinstance(one, _PLAIN) and key.strip("_") != "training"}
+            for module in value.modules()
+        ]
+        trained = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in value.named_parameters()]
+        parts = (str(value), settings, trained)
+    elif isinstance(value, Mapping):
+        parts = sorted(value.items(), key=repr)
+    elif isinstance(value, (tuple, list)):
+        parts = value
+    elif isinstance(value, functools.partial):
+        parts = (value.func, value.args, value.keywords)
+    elif isinstance(value, types.FunctionType):
+        closure = [cell.cell_contents for cell in value.__closure__ or ()]
+        constants = [one for one in value.__code__.co_consts if not isinstance(one, types.CodeType)]
+        parts = (value.__code__.co_code, constants, value.__code__.co_names, value.__defaults__, closure)
+    elif isinstance(value, types.MethodType):
+        parts = (value.__func__, value.__self__)
+    elif getattr(value, "__dict__", None) and not isinstance(value, type):
+        parts = (vars(value),)
+    else:
+        digest.update(repr(value).encode())
+    for part in parts:
+        _feed(digest, part)
+    digest.update(b">")

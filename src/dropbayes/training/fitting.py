@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,14 +21,12 @@ from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import check_count
 from dropbayes.training import checkpoints
 from dropbayes.training.checkpoints import Checkpoint, History, Run
-from dropbayes.training.fingerprints import fingerprint
-from dropbayes.training.noise import ModelNoise
 from dropbayes.training.objective import Objective
 from dropbayes.training.optimization import Optimization, optimizer_settings, restore_rates
 from dropbayes.training.rows import Rows, training_rows
-from dropbayes.training.steps import Step, batch_loss, run_epoch, wants_graph
+from dropbayes.training.steps import GRAPH_PARAMETERS, ModelNoise, Step, batch_loss, run_epoch
 from dropbayes.training.stopping import EarlyStopping, held_out_score
-from dropbayes.weight_layers import complete_keep_probs
+from dropbayes.weight_layers import KeepProbs, keep_probs
 from dropbayes.weight_layers.precision import Prior
 
 __all__ = ["Progress", "fit"]
@@ -79,8 +78,8 @@ def fit(
         y: Targets, as `likelihood` takes them; None if `x` is a DataLoader.
         likelihood: The observation model $p(\mathbf y \mid \widehat{\mathbf y})$.
         prior: The length-scales of weights and biases; `Prior()` by default.
-        objective: Which bound is minimised: its α-divergence, keep probabilities, and whether τ is trained too.
-        optimization: The optimiser, its learning rate and schedule, the numerical precision.
+        objective: Which bound is minimised: its α-divergence, and whether τ is trained too.
+        optimization: The optimiser, its learning rate and schedule.
         stopping: The held-out rows on whose predictive log-likelihood training stops early.
         sample_weight: The weight of each row. A row of weight 2 counts twice, also against the prior: N is their sum.
         epochs: The number of passes over the rows.
@@ -124,34 +123,31 @@ def fit(
     ):
         _check_targets(net, rows, likelihood)
         _check_targets(net, judged, likelihood)
-        kept = complete_keep_probs(net, next(rows.pass_through()).first(2).arguments, objective.keep_probs)
+        kept = _traced_keep_probs(net, rows)
+        size = sum(parameter.numel() for parameter in net.parameters())
         step = Step(
             net,
             batch_loss(net, noise.likelihood, prior, kept, rows.n_data, objective.alpha),
             scale=1 / float(torch.as_tensor(likelihood.precision).mean()) if isinstance(likelihood, Gaussian) else 1.0,
-            autocast=optimization.autocast,
-            graphed=wants_graph(net, optimization.cuda_graph, target) and not objective.learn_precision,
-            required=bool(optimization.cuda_graph),
+            graphed=target.type == "cuda" and size <= GRAPH_PARAMETERS and not objective.learn_precision,
             n_draws=10 if objective.alpha else 1,  # as in Li and Gal (2017)
         )
-        identity = (
-            ""
-            if file is None
-            else fingerprint(
-                net=net,
-                rows=rows.identity(),
-                held_out=judged and judged.identity(),
-                likelihood=likelihood,
-                prior=prior,
-                objective=objective,
-                batch_size=batch_size,
-                stopping=(stopping.patience, stopping.n_draws),
-                seed=seed,
-                optimizer=optimizer_settings(optimizer),
-                schedule=optimization.schedule,
-                autocast=optimization.autocast,
-            )
-        )
+        identity = ""
+        if file is not None:
+            settings = {
+                "net": net,
+                "rows": rows.identity(),
+                "held_out": judged and judged.identity(),
+                "likelihood": likelihood,
+                "prior": prior,
+                "objective": objective,
+                "batch_size": batch_size,
+                "stopping": (stopping.patience, stopping.n_draws),
+                "seed": seed,
+                "optimizer": optimizer_settings(optimizer),
+                "schedule": optimization.schedule,
+            }
+            identity = checkpoints.fingerprint_of(settings)
         run = checkpoints.load(None if file is None else file.path, net, optimizer, fingerprint=identity, epochs=epochs)
         noise.restore(run.history.precision)
         with ProgressBar("fit", epochs, unit="epochs", initial=len(run.history.loss), show=progress) as bar:
@@ -211,6 +207,15 @@ def _check_targets(net: nn.Module, rows: Rows | None, likelihood: Likelihood) ->
         output = batch.first(1).output(net)
         likelihood.check(output.expand(len(batch.y), *output.shape[1:]), batch.y)
         likelihood.log_density(output, batch.y[:1])
+
+
+def _traced_keep_probs(net: nn.Module, rows: Rows) -> KeepProbs | None:
+    """The keep probabilities found by tracing the first rows; None where that fails."""
+    try:
+        return keep_probs(net, next(rows.pass_through()).first(2).arguments)
+    except Exception as error:  # code that fails inside a function mode or on few rows
+        warnings.warn(f"`net` could not be traced ({error}): its dropout is read off its structure.", stacklevel=3)
+        return None
 
 
 def _with_epoch(run: Run, net: nn.Module, loss: float, score: float | None, rate: float, patience: int) -> Run:

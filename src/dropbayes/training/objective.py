@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropbayes.likelihoods import Gaussian, Likelihood
-from dropbayes.likelihoods.observation import sum_events
+from dropbayes.likelihoods import Likelihood
+from dropbayes.runtime.validation import check_n_data
 from dropbayes.variational import Bernoulli, kl_from_density
 from dropbayes.variational.family import in_full_precision
 from dropbayes.weight_layers import Decay, decays, input_layers, kl_is_weight_decay, weight_layers
 from dropbayes.weight_layers.precision import Prior
 
-__all__ = ["Objective", "divergence_of", "kl_divergence", "last_layer_moments", "negative_elbo", "row_misfit"]
+__all__ = ["Objective", "divergence_of", "kl_divergence", "negative_elbo", "row_misfit"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class Objective:
     Args:
         alpha: The α of an α-divergence in [0, 1] (Li and Gal 2017), estimated with ten draws per step; 0 is the
             evidence lower bound. See `negative_elbo`.
-        keep_probs: Keep probabilities by module name, which override those traced on the first rows.
         learn_precision: Whether the τ of a `Gaussian`, one or one for each output, is trained with the network,
             starting from its value. The τ of the returned weights is `history.precision[history.best_epoch - 1]`.
 
@@ -38,7 +37,6 @@ class Objective:
     """
 
     alpha: float = 0.0
-    keep_probs: Mapping[str, float] | None = None
     learn_precision: bool = False
 
 
@@ -109,7 +107,6 @@ def negative_elbo(
     n_data: int,
     keep_probs: Mapping[str, float] | None = None,
     alpha: float = 0.0,
-    output_variance: Tensor | None = None,
 ) -> Tensor:
     r"""The negative evidence lower bound per training row, $-\mathcal L_{\text{GP-VI}} / N$, from one mini-batch.
 
@@ -150,8 +147,6 @@ def negative_elbo(
             $-\tfrac1\alpha \log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)^\alpha$ over the draws of
             `output`, which must have a draw axis. 0 is the evidence lower bound; 1 fits the predictive density, and
             cures some of the bound's over-confidence. Not a bound for $\alpha > 0$.
-        output_variance: The variance of `output`, then a mean, over what was integrated analytically
-            (`last_layer_moments`), shaped like it; for a `Gaussian`.
 
     Example:
         >>> from dropbayes.likelihoods import Gaussian
@@ -160,36 +155,20 @@ def negative_elbo(
         >>> loss = negative_elbo(net, net(x), y, likelihood=Gaussian(1.0), prior=Prior(length_scale=1.0), n_data=100)
         >>> loss.backward()
     """
-    if n_data < 1:
-        raise ValueError(f"`n_data` must be at least 1, the number of training rows; got {n_data!r}.")
+    check_n_data(n_data)
     if len(y) > n_data:
         raise ValueError(
             f"`n_data` must count the whole training set; got {n_data!r}, fewer than the {len(y)} rows of `y`."
         )
-    misfit = row_misfit(likelihood, output, y, alpha=alpha, output_variance=output_variance).mean()
+    misfit = row_misfit(likelihood, output, y, alpha=alpha).mean()
     return misfit + kl_divergence(net, prior=prior, keep_probs=keep_probs) / n_data
 
 
-def row_misfit(
-    likelihood: Likelihood, output: Tensor, y: Tensor, *, alpha: float = 0.0, output_variance: Tensor | None = None
-) -> Tensor:
+def row_misfit(likelihood: Likelihood, output: Tensor, y: Tensor, *, alpha: float = 0.0) -> Tensor:
     r"""The data term of `negative_elbo` per row, averaged over draws according to $\alpha$: `[row]`."""
     if not 0 <= alpha <= 1:
         raise ValueError(f"`alpha` must lie in [0, 1]; got {alpha!r}. 0 is the evidence lower bound.")
-    output = in_full_precision(output)
-    density = likelihood.log_density(output, y)
-    if output_variance is not None:
-        if not isinstance(likelihood, Gaussian):
-            raise ValueError(f"`output_variance` needs a Gaussian likelihood; got {likelihood!r}.")
-        if output_variance.shape != output.shape:
-            raise ValueError(
-                f"`output_variance` must have the shape of `output`; got {tuple(output_variance.shape)} against "
-                f"{tuple(output.shape)}."
-            )
-        # E log N(y; ŷ, 1/τ) = log N(y; E ŷ, 1/τ) - τ/2 Var ŷ, summed over the outputs of a row.
-        density = density - 0.5 * sum_events(likelihood.precision * output_variance, y)
-    n_rows = len(y)
-    draws = density.reshape(-1, n_rows)
+    draws = likelihood.log_density(in_full_precision(output), y).reshape(-1, len(y))
     if alpha == 0:
         return -draws.mean(0)
     if len(draws) < 2:
@@ -197,33 +176,3 @@ def row_misfit(
             "`output` must have a draw axis, [draw, row, ...] with two draws or more, for `alpha` above 0."
         )
     return -(torch.logsumexp(alpha * draws, 0) - math.log(len(draws))) / alpha
-
-
-def last_layer_moments(net: nn.Sequential, x: Tensor) -> tuple[Tensor, Tensor]:
-    r"""The mean and variance of the output over the weights of the last layer alone, `[row, output]` each.
-
-    The preceding layers are run once, in training mode; the dropout before the last layer, or the family of a
-    last `layers.Linear`, is integrated: $\mathrm{Var}[\widehat y] = \tfrac{1-p}{p} \sum_k \phi_k^2 \theta_k^2$ for
-    dropout. With `negative_elbo(..., output_variance=)` this is the bound with less noise in its gradient, and with an
-    exact gradient in learned probabilities of the last layer.
-
-    Args:
-        net: A sequence whose last module is a linear layer, with or without an `nn.Dropout` before it.
-        x: The inputs.
-
-    Example:
-        >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Dropout(0.5), nn.Linear(3, 1))
-        >>> mean, variance = last_layer_moments(net, torch.ones(4, 2))
-        >>> bool((variance > 0).all())
-        True
-    """
-    if not isinstance(net, nn.Sequential) or not len(net) or not isinstance(net[-1], nn.Linear):
-        raise ValueError("`net` must be an nn.Sequential that ends in a linear layer.")
-    last: Any = net[-1]
-    if hasattr(last, "moments"):
-        return last.moments(net[:-1](x))
-    before: Any = net[-2] if len(net) > 1 else None
-    dropped = isinstance(before, nn.Dropout)
-    features = net[: -2 if dropped else -1](x)
-    odds = before.p / (1 - before.p) if dropped else 0.0
-    return last(features), odds * features.square() @ last.weight.square().T

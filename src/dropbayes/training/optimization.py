@@ -1,4 +1,4 @@
-r"""The optimisation settings: optimiser, learning rate and its schedule, numerical precision."""
+r"""The optimisation settings: optimiser, learning rate and its schedule."""
 
 from __future__ import annotations
 
@@ -40,9 +40,6 @@ class Optimization:
         learning_rate: The base learning rate of "adam" and "sgd"; an optimiser object keeps its own.
         momentum: The momentum of "sgd".
         schedule: The factor on the base rate at each iteration, such as `InverseDecay(gamma=1e-4, power=0.25)`.
-        autocast: `torch.bfloat16` for mixed precision.
-        cuda_graph: Whether forward and backward passes are replayed as a CUDA graph; by default for small networks on
-            CUDA.
 
     Example:
         >>> Optimization("sgd", learning_rate=0.1).momentum
@@ -53,18 +50,12 @@ class Optimization:
     learning_rate: float = 1e-3
     momentum: float = 0.9
     schedule: Callable[[int], float] | None = None
-    autocast: torch.dtype | None = None
-    cuda_graph: bool | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.optimizer, torch.optim.Optimizer) or self.optimizer in ("adam", "sgd")):
             raise ValueError(f"`optimizer` must be 'adam', 'sgd' or a torch optimiser; got {self.optimizer!r}.")
         check_positive("learning_rate", self.learning_rate)
         check_probability("momentum", self.momentum, closed=True)
-        if self.autocast not in (None, torch.bfloat16):
-            raise ValueError(
-                f"`autocast` must be None or torch.bfloat16; got {self.autocast}. float16 gradients underflow unscaled."
-            )
         if self.schedule is not None and not callable(self.schedule):
             raise ValueError(
                 f"`schedule` must be a function of the iteration; got {self.schedule!r}. Try InverseDecay(...)."

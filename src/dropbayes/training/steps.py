@@ -2,23 +2,68 @@ r"""One step of training: the objective of a batch and its gradients, as a CUDA 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from dropbayes.likelihoods import Likelihood
+from dropbayes.likelihoods import Gaussian, Likelihood
 from dropbayes.runtime.devices import capture_graph
 from dropbayes.training.objective import divergence_of, row_misfit
 from dropbayes.training.rows import Batch, Rows
 from dropbayes.weight_layers.precision import Prior
 
-__all__ = ["Step", "batch_loss", "run_epoch", "wants_graph"]
+__all__ = ["GRAPH_PARAMETERS", "ModelNoise", "Step", "batch_loss", "run_epoch"]
 
-_GRAPH_PARAMETERS = 20_000_000  # larger networks saturate the device without a graph
+GRAPH_PARAMETERS = 20_000_000  # larger networks saturate a CUDA device without a graph
 
 Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+class ModelNoise:
+    r"""The likelihood of a run; the optimiser updates $\log\tau$, so that $\tau$ stays positive.
+
+    Args:
+        likelihood: The likelihood, with the $\tau$ to start from.
+        learned: Whether $\tau$ is trained; only a `Gaussian` has one.
+        device: The training device.
+    """
+
+    def __init__(self, likelihood: Likelihood, learned: bool, device: torch.device) -> None:
+        self.fixed, self.log_precision = likelihood, None
+        if learned:
+            if not isinstance(likelihood, Gaussian):
+                raise ValueError(f"`learn_precision` needs a Gaussian likelihood; got {likelihood!r}.")
+            start = torch.as_tensor(likelihood.precision, dtype=torch.get_default_dtype(), device=device)
+            self.log_precision = nn.Parameter(start.detach().log())
+
+    def likelihood(self) -> Likelihood:
+        """The likelihood with the current precision."""
+        return self.fixed if self.log_precision is None else Gaussian(self.log_precision.exp())
+
+    @contextlib.contextmanager
+    def precision_group(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
+        """Yields the optimiser with a temporary parameter group for the precision."""
+        if self.log_precision is None:
+            yield optimizer
+            return
+        optimizer.add_param_group({"params": [self.log_precision], "weight_decay": 0.0})
+        try:
+            yield optimizer
+        finally:
+            optimizer.param_groups.pop()
+
+    def values(self) -> list[float | list[float]]:
+        r"""The current $\tau$, a list where every output has its own; empty if it is not learned."""
+        return [] if self.log_precision is None else [self.log_precision.detach().double().exp().tolist()]
+
+    def restore(self, history: list[float | list[float]]) -> None:
+        """Restores the last precision of a history; as a float64 it holds every bit of the parameter."""
+        if self.log_precision is not None and history:
+            with torch.no_grad():
+                self.log_precision.copy_(torch.tensor(history[-1], dtype=torch.float64).log())
 
 
 def batch_loss(
@@ -42,13 +87,6 @@ def batch_loss(
     return loss
 
 
-def wants_graph(net: nn.Module, cuda_graph: bool | None, device: torch.device) -> bool:
-    """Whether to replay the steps as a CUDA graph."""
-    if device.type != "cuda":
-        return False
-    return sum(p.numel() for p in net.parameters()) <= _GRAPH_PARAMETERS if cuda_graph is None else cuda_graph
-
-
 @dataclass(eq=False)
 class Step:
     """The forward and backward pass of a batch: gradients into the parameters, the loss returned.
@@ -57,18 +95,14 @@ class Step:
         net: The network.
         loss: The loss of a batch's outputs.
         scale: The factor on the loss before its gradient is taken.
-        autocast: The dtype of mixed precision, or None.
-        graphed: Whether to replay a CUDA graph.
-        required: Whether a network that cannot be captured is an error.
+        graphed: Whether to replay a CUDA graph, if the network can be captured.
         n_draws: The number of draws of the network per step, stacked on a first axis where there are several.
     """
 
     net: nn.Module
     loss: Loss
     scale: float
-    autocast: torch.dtype | None
     graphed: bool = False
-    required: bool = False
     n_draws: int = 1
     replays: dict[tuple[torch.Size, ...], Callable[[Batch], Tensor]] = field(default_factory=dict)
 
@@ -80,18 +114,15 @@ class Step:
             try:
                 self.replays[shapes] = self._capture_step(batch)
             except RuntimeError:
-                if self.required:
-                    raise
                 self.graphed = False  # the network synchronises with the host, or its shapes depend on data
         # Not in the handler: its traceback would keep the graph of the side stream alive.
         return self.replays[shapes](batch) if self.graphed else self._eager(batch)
 
     def _eager(self, batch: Batch) -> Tensor:
         self.net.zero_grad(set_to_none=True)
-        with torch.autocast(batch.y.device.type, dtype=self.autocast, enabled=self.autocast is not None):
-            output = batch.output(self.net)
-            if self.n_draws > 1:
-                output = torch.stack([output, *(batch.output(self.net) for _ in range(self.n_draws - 1))])
+        output = batch.output(self.net)
+        if self.n_draws > 1:
+            output = torch.stack([output, *(batch.output(self.net) for _ in range(self.n_draws - 1))])
         loss = self.loss(output, batch.y, batch.weight)
         (loss * self.scale).backward()
         return loss.detach()

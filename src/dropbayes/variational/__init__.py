@@ -10,7 +10,7 @@ are then differentiated.
 from dropbayes.variational.dropout import Bernoulli, Concrete, kl_from_density
 from dropbayes.variational.family import Family
 from dropbayes.variational.gaussian import DiagonalGaussian, multiplicative_gaussian
-from dropbayes.variational.mixture import Mixture, kl_monte_carlo
+from dropbayes.variational.mixture import Mixture
 
 __all__ = [
     "Bernoulli",
@@ -19,6 +19,5 @@ __all__ = [
     "Family",
     "Mixture",
     "kl_from_density",
-    "kl_monte_carlo",
     "multiplicative_gaussian",
 ]

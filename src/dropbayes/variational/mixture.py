@@ -1,17 +1,14 @@
-r"""Mixtures of Gaussians for each unit, and the Monte Carlo divergence that any density has."""
+r"""Mixtures of Gaussians for each unit."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dropbayes.runtime.validation import check_positive
-from dropbayes.variational.dropout import Bernoulli
 from dropbayes.variational.family import (
-    LOG_2_PI,
     Family,
     check_stds,
     log,
@@ -19,9 +16,8 @@ from dropbayes.variational.family import (
     safe_sqrt,
     uniform_like,
 )
-from dropbayes.variational.gaussian import DiagonalGaussian
 
-__all__ = ["Mixture", "kl_monte_carlo"]
+__all__ = ["Mixture"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,24 +139,6 @@ class Mixture(Family):
         entropy = -torch.special.xlogy(self.probs, self.probs).sum()
         return self.kl(length_scale) - self.locs.shape[1] * entropy
 
-    def kl_sampled(
-        self, length_scale: float | Tensor, *, n_draws: int = 1, generator: torch.Generator | None = None
-    ) -> Tensor:
-        r"""An unbiased estimate of the KL, $\sum_i p_i \tfrac 1T \sum_t \log q(\mathbf w_{it}) / p(\mathbf w_{it})$.
-
-        With $\mathbf w_{it}$ drawn from component $i$: no choice is drawn, so the estimate has the gradient of the KL
-        in the probabilities too.
-        """
-        check_positive("length_scale", length_scale)
-        noise = normal_like(self.locs, n_draws, *self.locs.shape, generator=generator)
-        draws = torch.addcmul(self.locs, self.stds.expand_as(self.locs), noise)  # [draw, component, unit, column]
-        if self.factors is not None:
-            shared = normal_like(self.locs, n_draws, *self.locs.shape[:2], self.factors.shape[-1], generator=generator)
-            draws = draws + torch.einsum("lqkr,tlqr->tlqk", self.factors, shared)
-        columns = self.locs.shape[2]
-        log_prior = columns * (log(length_scale) - 0.5 * LOG_2_PI) - 0.5 * (length_scale * draws).square().sum(-1)
-        return torch.einsum("l,tlq->", self.probs, self._unit_log_density(draws) - log_prior) / n_draws
-
     def _log_determinant(self) -> Tensor:
         r"""$\log|\Sigma_{iq}|$, `[component, unit]`: $|D + UU^T| = |D|\,|I + U^T D^{-1} U|$."""
         stds = self.stds.expand_as(self.locs)
@@ -186,24 +164,3 @@ class Mixture(Family):
         factors = None if self.factors is None else self.factors[:, units]
         stds = self.stds.expand_as(self.locs)[:, units]
         return Mixture(self.probs, self.locs[:, units], stds, factors, self.temperature)
-
-
-def kl_monte_carlo(
-    q: Bernoulli | DiagonalGaussian | Mixture,
-    *,
-    length_scale: float,
-    n_draws: int,
-    generator: torch.Generator | None = None,
-) -> tuple[Tensor, Tensor]:
-    r"""The Monte Carlo KL $\tfrac 1T \sum_t \log q(\mathbf W_t) - \log p(\mathbf W_t)$ and its standard error.
-
-    Example:
-        >>> q = DiagonalGaussian(torch.zeros(1, 2), torch.ones(()))
-        >>> kl_monte_carlo(q, length_scale=1.0, n_draws=3)[0].abs() < 1e-6
-        tensor(True)
-    """
-    check_positive("length_scale", length_scale)
-    draws = q.sample(n_draws, generator=generator)
-    prior = DiagonalGaussian(torch.zeros_like(draws[0]), torch.full_like(draws[0, :1, :1], 1 / length_scale))
-    ratios = q.log_density(draws) - prior.log_density(draws)
-    return ratios.mean(), ratios.std() / math.sqrt(n_draws)

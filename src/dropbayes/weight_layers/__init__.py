@@ -13,14 +13,13 @@ from dropbayes.weight_layers.structure import (
     matrices,
     weight_layers,
 )
-from dropbayes.weight_layers.tracing import complete_keep_probs, keep_probs, trace
+from dropbayes.weight_layers.tracing import keep_probs, trace
 
 __all__ = [
     "Decay",
     "DroppedLayer",
     "KeepProbs",
     "Prior",
-    "complete_keep_probs",
     "decays",
     "input_layers",
     "is_bias",

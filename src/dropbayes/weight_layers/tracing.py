@@ -9,7 +9,6 @@ input. (The factor 1/p passes only a positively homogeneous σ: after another on
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -152,19 +151,6 @@ def keep_probs(net: nn.Module, x: Any) -> KeepProbs:
     decaying = {layer for layer, module in layers.items() if kl_is_weight_decay(module)}
     found = {name: p for name, p in by_parameter.items() if _layer_of(name, layers) in decaying}
     return KeepProbs(found, frozenset(reading.input_layers))
-
-
-def complete_keep_probs(net: nn.Module, x: Any, given: Mapping[str, float] | None) -> dict[str, float]:
-    """The traced keep probabilities of every weight whose layer `given` does not name, and `given`."""
-    given = dict(given or {})
-    try:
-        traced = keep_probs(net, x)
-    except Exception as error:  # code that fails inside a function mode or on few rows
-        warnings.warn(f"`net` could not be traced ({error}): its dropout is read off its structure.", stacklevel=3)
-        return given
-    layers = dict(weight_layers(net))
-    others = {name: p for name, p in traced.items() if _layer_of(name, layers) not in given}
-    return KeepProbs(others | given, traced.input_layers)
 
 
 def _layer_of(parameter: str, layers: Mapping[str, nn.Module]) -> str:
