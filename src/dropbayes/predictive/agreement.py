@@ -16,8 +16,6 @@ from dropbayes.runtime.formatting import percent
 from dropbayes.runtime.validation import Array, finite_tensor
 from dropbayes.scores import confidence_and_correctness
 
-__all__ = ["MIN_ROWS", "Agreement", "IntervalFactors", "bias", "class_agreement", "interval_agreement", "uneven_width"]
-
 MIN_ROWS = 30
 """Below this many rows calibration is not judged."""
 

@@ -11,8 +11,6 @@ from dropbayes.predictive.prediction import Prediction
 from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.scores import auroc, average_precision, fpr_at_tpr
 
-__all__ = ["Detection", "detect_outliers"]
-
 
 @dataclass(frozen=True)
 class Detection(Printed):

@@ -16,16 +16,6 @@ from dropbayes.predictive.statistics import Request, RowResults, RowStatistics
 from dropbayes.runtime.validation import Array
 from dropbayes.sampling import LogMean, Mean, evaluation_output
 
-__all__ = [
-    "DrawScores",
-    "RowScores",
-    "checked_likelihood",
-    "checked_targets",
-    "evaluation_tensor",
-    "row_scores",
-    "score_draws",
-]
-
 
 class DrawScores:
     """The draws of some rows beside the outcomes of these rows, added block by block.

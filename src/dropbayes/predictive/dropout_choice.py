@@ -16,8 +16,6 @@ from dropbayes.predictive.draw_scores import checked_likelihood, checked_targets
 from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.sampling import Sampling, draws
 
-__all__ = ["DropoutChoice", "choose_dropout"]
-
 DROP_PROBS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 """The drop probabilities that `choose_dropout` tries."""
 

@@ -41,8 +41,6 @@ from dropbayes.scores.averages import weighted_mean
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Evaluation", "evaluate"]
-
 
 @dataclass(frozen=True, repr=False)
 class Evaluation(Printed):

@@ -16,8 +16,6 @@ from torch import Tensor
 from dropbayes.runtime.validation import Array, float_tensor
 from dropbayes.scores import crps, mixture_log_likelihood
 
-__all__ = ["Mixture", "draw_mean"]
-
 # Cells of the tabulated distribution function of Student's t. Its error is below 1e-9 up to these degrees of freedom;
 # beyond them a Gaussian is used (they differ by at most 1/(4ν)).
 _CELLS, _MOST_FREEDOM = 4096, 1000.0

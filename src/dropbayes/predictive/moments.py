@@ -38,8 +38,6 @@ from dropbayes.sampling import (
 
 _REPLICATE_DRAWS = 32
 
-__all__ = ["Prediction", "UncertaintyWarning", "batches", "check_outputs", "predict"]
-
 
 def predict(
     net: nn.Module | Sequence[nn.Module],

@@ -10,8 +10,6 @@ from torch import Tensor
 from dropbayes import information, scores
 from dropbayes.runtime.validation import Array, finite_tensor, matching_tensors, row_values
 
-__all__ = ["INTERVAL_LEVEL", "ClassOutcomes", "RegressionOutcomes"]
-
 INTERVAL_LEVEL = 0.95
 """The nominal coverage of the intervals whose width is scored."""
 

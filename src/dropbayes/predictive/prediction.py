@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
 
-__all__ = ["Prediction"]
-
 _SHOWN_ROWS = 5  # at the beginning, and at the end
 
 

@@ -18,18 +18,6 @@ from dropbayes.predictive.outcomes import INTERVAL_LEVEL, ClassOutcomes, Regress
 from dropbayes.runtime.validation import Array, finite_tensor, matching_tensors, row_weights
 from dropbayes.scores.averages import standard_error, weighted_mean
 
-__all__ = [
-    "CLASS_SCORES",
-    "COVERAGE_LEVELS",
-    "REGRESSION_SCORES",
-    "Score",
-    "balanced_accuracy",
-    "class_auroc",
-    "core_scores",
-    "reliability_curve",
-    "risk_curve",
-]
-
 COVERAGE_LEVELS = (0.5, 0.8, 0.95)
 """The nominal coverages whose observed counterparts are reported."""
 

@@ -14,8 +14,6 @@ from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
 from dropbayes.linear import ControlledPlan, OnePass
 from dropbayes.sampling import Block, Inputs, Mean, Moments, Plan, Profile, Votes, move_row_axis, result_dtype
 
-__all__ = ["CLASS_STATISTICS", "Observations", "Request", "RowResults", "RowStatistics", "by_head", "row_summaries"]
-
 CLASS_STATISTICS = ("entropy", "expected_entropy", "variation_ratio")
 """The statistics of class probabilities; in a prediction they have the rows first, whatever its layout."""
 

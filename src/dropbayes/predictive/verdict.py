@@ -23,8 +23,6 @@ from dropbayes.scores import RiskCoverage, risk_coverage
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Verdict", "check", "row_verdict"]
-
 # The gap between nominal and observed coverage above which calibration is advised.
 _COVERAGE_GAP = 0.05
 

@@ -10,8 +10,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["Array", "Numbers", "NumpyArray", "round_digits", "to_tensor"]
-
 NumpyArray = npt.NDArray[Any]
 Numbers = npt.NDArray[np.float64]
 Array = Tensor | NumpyArray

@@ -13,16 +13,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-__all__ = [
-    "available_device",
-    "capture_graph",
-    "cpu_threads",
-    "end_with_parent",
-    "flush_denormals",
-    "share_cores",
-    "tensor_cores",
-]
-
 _Result = TypeVar("_Result")
 
 # PyTorch asks for a few iterations before a capture: libraries choose kernels and allocate workspaces in them.

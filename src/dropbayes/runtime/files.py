@@ -14,8 +14,6 @@ import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
-__all__ = ["check_output", "digest", "folder_replacement", "replacement", "write_bytes", "write_text"]
-
 _ABANDONED_SECONDS = 86_400.0  # a temporary file unchanged for a day belongs to a process that was killed
 
 

@@ -8,18 +8,6 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = [
-    "Printed",
-    "Table",
-    "count",
-    "fixed_point",
-    "number",
-    "percent",
-    "plain_number",
-    "printable_name",
-    "score_text",
-]
-
 
 @dataclass(frozen=True)
 class Table:

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
 
-__all__ = ["ProgressBar"]
-
 _Item = TypeVar("_Item")
 _SECONDS_PER_LINE = 60.0
 

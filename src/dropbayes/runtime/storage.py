@@ -21,8 +21,6 @@ from torch import Tensor
 
 from dropbayes.runtime import files
 
-__all__ = ["FORMAT", "ModelFile", "load", "save"]
-
 FORMAT = 1
 _BLANK = "0" * 64
 _MAX_HEADER = 32 * 2**20  # bytes; the names, shapes and settings of ten thousand tensors fit in a tenth of it

@@ -16,28 +16,6 @@ from torch import Tensor
 
 from dropbayes.runtime.arrays import Array, to_tensor
 
-__all__ = [
-    "Array",
-    "check_count",
-    "check_keep_prob",
-    "check_n_data",
-    "check_number",
-    "check_positive",
-    "check_probability",
-    "check_values",
-    "class_labels",
-    "class_probabilities",
-    "events",
-    "finite_tensor",
-    "float_tensor",
-    "matching_tensors",
-    "quote",
-    "random_generator",
-    "row_counts",
-    "row_values",
-    "row_weights",
-]
-
 # Probabilities may be off by rounding: of a half-precision softmax over many classes, or to three printed digits.
 _HALF_TOLERANCE, _TOLERANCE = 1e-2, 1e-3
 _MAX_COUNTED = 100_000_000  # the most rows that integer weights may stand for

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from dropbayes.app.tables.training import TrainingRows
     from dropbayes.columns import Column
 
-__all__ = ["fit", "versions"]
-
 
 def fit(
     context: typer.Context,

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from dropbayes.app.models.model import Model
 
-__all__ = ["calibrate", "evaluate", "report"]
-
 
 def evaluate(
     model: options.ModelFolder,

@@ -33,17 +33,6 @@ from dropbayes.runtime.validation import quote
 if TYPE_CHECKING:  # it brings SciPy, for which a prediction need not wait
     from dropbayes.predictive.scoring import Score
 
-__all__ = [
-    "fingerprint",
-    "labelled_rows",
-    "labelled_windows",
-    "note_training_rows",
-    "scored",
-    "scores_of",
-    "whole_table",
-    "windows",
-]
-
 
 def whole_table(source: Source) -> pa.Table:
     """All rows of a table."""

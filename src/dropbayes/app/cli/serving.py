@@ -11,8 +11,6 @@ import typer
 from dropbayes.app.cli import options
 from dropbayes.app.cli.messages import extra, note, print_result
 
-__all__ = ["page", "serve"]
-
 
 def serve(
     models: Annotated[list[str], typer.Argument(help="Model folders, served by name.", metavar="MODEL...")],

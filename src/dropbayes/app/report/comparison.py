@@ -22,8 +22,6 @@ from dropbayes.app.report.measurements import Classification, Measured, Regressi
 from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.formatting import number, percent, score_text
 
-__all__ = ["Baseline", "Shift", "baseline_table", "baselines", "shift_section", "shifts"]
-
 
 @dataclass(frozen=True)
 class Baseline:

@@ -20,8 +20,6 @@ from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.formatting import printable_name, score_text
 from dropbayes.scores import class_log_likelihood
 
-__all__ = ["Feature", "Importance", "Segment", "features_of", "features_section", "importances", "segments"]
-
 SHUFFLED_ROWS = 400
 """The rows whose features are shuffled: beyond them, an even selection."""
 
