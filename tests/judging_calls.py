@@ -336,9 +336,10 @@ call(posterior_of, {}, settings={"n_outputs": 1}, of=acquisition.botorch_model)
 
 
 def public_functions() -> set[Callable[..., Any]]:
-    named = [getattr(module, name) for module in MODULES for name in getattr(module, "__all__", vars(module))
-             if not name.startswith("_")]  # fmt: skip
-    ours = [f for f in named if inspect.isfunction(f) and f.__module__.startswith("dropbayes")]
-    # `information` has no list of names: what it imports for itself is not public there.
-    own = [f for f in ours if f.__module__ != "dropbayes.runtime.validation"]
+    own = [
+        f
+        for module in MODULES
+        for name, f in vars(module).items()
+        if inspect.isfunction(f) and f.__module__.startswith(module.__name__) and not name.startswith("_")
+    ]
     return {db.evaluate, population.fit_precision, *own}

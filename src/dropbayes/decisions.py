@@ -1,8 +1,13 @@
-r"""Deferral: hand the uncertain rows to a person, within a workload or below a certified loss."""
+r"""Actions taken on uncertainty: defer to a person, cascade to a costlier network, explore, weigh costs.
+
+[GG16, section Applications] names them: pass uncertain inputs to a human, use a slow network only where a fast one is
+unsure, explore by Thompson sampling. All take tensors or plain callables; draws are axis 0.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +19,9 @@ from dropbayes.runtime.validation import (
     check_positive,
     check_probability,
     check_values,
+    class_probabilities,
     events,
+    finite_tensor,
     float_tensor,
     random_generator,
     row_counts,
@@ -60,7 +67,7 @@ def deferral_for_workload(uncertainty: Array, *, fraction: float, sample_weight:
         >>> rule.threshold, rule.defers(torch.tensor([50.0, 95.0]))
         (89.0, tensor([False,  True]))
     """
-    scores = held_out_uncertainty(uncertainty)
+    scores = _held_out(uncertainty)
     check_probability("fraction", fraction, closed=True)
     weight = row_weights(sample_weight, len(scores), like=scores)
     threshold = weighted_quantile(scores, weight, (1 - fraction) * (weight.sum() + 1))
@@ -103,7 +110,7 @@ def deferral_for_error(
         >>> 0.75 < rule.threshold < 0.82
         True
     """
-    scores = held_out_uncertainty(uncertainty)
+    scores = _held_out(uncertainty)
     errors = events("wrong", wrong, n_rows=len(scores)).double().cpu()
     return deferral_for_risk(
         scores,
@@ -160,7 +167,7 @@ def deferral_for_risk(
         >>> 0.45 < rule.threshold < 0.55
         True
     """
-    scores = held_out_uncertainty(uncertainty)
+    scores = _held_out(uncertainty)
     losses = row_values("loss", loss, n_rows=len(scores)).detach().double().cpu()
     check_positive("largest_loss", largest_loss)
     check_values("loss", losses, at_most=largest_loss)
@@ -213,6 +220,221 @@ def _p_value(losses: Tensor, scores: Tensor, rows: Tensor, threshold: float, tar
     return min(1.0, math.exp(-n_kept * entropy), bentkus)
 
 
-def held_out_uncertainty(uncertainty: Array) -> Tensor:
+def _held_out(uncertainty: Array) -> Tensor:
     """The uncertainties of held-out rows, `[row]` in double precision; they may be infinite."""
     return row_values("uncertainty", uncertainty, infinite=True).detach().double().cpu()
+
+
+# --- cascades --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CascadePoint:
+    """One setting of a cascade: escalate rows above `threshold`, at this mean cost and loss per row."""
+
+    threshold: float
+    escalated: float
+    cost: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class CascadeFrontier:
+    """The cost and the loss of a cascade at every threshold, from escalating nothing to escalating everything.
+
+    Args:
+        threshold: Rows more uncertain than it are escalated, `[point]`, in decreasing order.
+        escalated: The share of rows escalated.
+        cost: The mean cost per row.
+        loss: The mean loss per row.
+    """
+
+    threshold: Tensor
+    escalated: Tensor
+    cost: Tensor
+    loss: Tensor
+
+    def __getitem__(self, index: int) -> CascadePoint:
+        return CascadePoint(*(float(axis[index]) for axis in (self.threshold, self.escalated, self.cost, self.loss)))
+
+    def cheapest_within(self, tolerance: float) -> CascadePoint:
+        """The cheapest point whose loss is at most the costly network's plus `tolerance`.
+
+        The point is selected on these rows: on new rows its loss is similar, without a guarantee.
+        """
+        good = (self.loss <= self.loss[-1] + tolerance + 1e-12).nonzero().squeeze(1)
+        return self[int(good[self.cost[good].argmin()])]
+
+
+def cascade_frontier(
+    uncertainty: Array,
+    cheap_loss: Array,
+    costly_loss: Array,
+    *,
+    cheap_cost: float,
+    costly_cost: float,
+    sample_weight: Array | None = None,
+) -> CascadeFrontier:
+    r"""The frontier of cost and loss when the costly network answers only where the cheap one is unsure.
+
+    At threshold $\theta$ the cost is $c_\text{cheap} + P(u > \theta)\, c_\text{costly}$ (every row pays for the cheap),
+    the loss $\mathbb E[\ell_\text{cheap} \mathbb 1(u \le \theta) + \ell_\text{costly} \mathbb 1(u > \theta)]$.
+
+    Args:
+        uncertainty: The cheap network's uncertainty on held-out rows, `[row]`.
+        cheap_loss: Its loss (1 for an error), `[row]`.
+        costly_loss: The costly network's loss on the same rows, `[row]`.
+        cheap_cost: The cost of one cheap answer (multiplications, milliseconds, ...).
+        costly_cost: The cost of one costly answer, in the same unit.
+        sample_weight: The weight of each row.
+
+    Examples:
+        >>> frontier = cascade_frontier(
+        ...     torch.tensor([0.25, 0.5, 0.9, 0.8]), torch.tensor([0.0, 0.0, 1.0, 1.0]), torch.zeros(4),
+        ...     cheap_cost=1, costly_cost=10)
+        >>> frontier.cheapest_within(0.0)
+        CascadePoint(threshold=0.5, escalated=0.5, cost=6.0, loss=0.0)
+    """
+    scores = _held_out(uncertainty)
+    cheap, costly = (
+        row_values(name, loss, n_rows=len(scores)).detach().double().cpu()
+        for name, loss in (("cheap_loss", cheap_loss), ("costly_loss", costly_loss))
+    )
+    for name, cost in (("cheap_cost", cheap_cost), ("costly_cost", costly_cost)):
+        check_positive(name, cost, allow_zero=True)
+    weight = row_weights(sample_weight, len(scores), like=scores)
+    levels, group = scores.unique(return_inverse=True)
+    nothing = torch.zeros(1, dtype=torch.float64)
+
+    def sums_up_to_level(values: Tensor) -> Tensor:
+        sums = torch.zeros(len(levels), dtype=torch.float64).index_add(0, group, weight * values)
+        return torch.cat([nothing, sums.cumsum(0)])
+
+    total = weight.sum()
+    loss = (sums_up_to_level(cheap) + (weight * costly).sum() - sums_up_to_level(costly)) / total
+    escalated = 1 - sums_up_to_level(torch.ones_like(cheap)) / total
+    threshold = torch.cat([torch.full((1,), -math.inf, dtype=torch.float64), levels])
+    return CascadeFrontier(
+        threshold.flip(0), escalated.flip(0), (cheap_cost + escalated * costly_cost).flip(0), loss.flip(0)
+    )
+
+
+@dataclass(frozen=True)
+class CascadePrediction:
+    """A cascade's output, and which rows the costly network answered."""
+
+    output: Tensor
+    escalated: Tensor
+
+
+def cascade(
+    x: Tensor, cheap: Callable[[Tensor], tuple[Tensor, Tensor]], *, costly: Callable[[Tensor], Tensor], threshold: float
+) -> CascadePrediction:
+    """The cheap network's output, replaced by the costly one's on the rows where the cheap one is unsure.
+
+    Args:
+        x: Input rows.
+        cheap: A function of rows that returns (output, uncertainty `[row]`).
+        costly: A function of rows that returns an output of the same shape; it sees the uncertain rows only.
+        threshold: Rows with a larger uncertainty are escalated (`CascadeFrontier.cheapest_within`).
+
+    Examples:
+        >>> cheap = lambda x: (torch.zeros(len(x)), x.abs())
+        >>> cascade(torch.tensor([0.1, 5.0]), cheap, costly=lambda x: 10 * x, threshold=1.0).output
+        tensor([ 0., 50.])
+    """
+    if not isinstance(threshold, (int, float)) or math.isnan(threshold):
+        raise ValueError(f"`threshold` must be a number; got {threshold!r}.")
+    output, uncertainty = cheap(x)
+    escalated = DeferralRule(threshold, "").defers(uncertainty)
+    if escalated.shape != output.shape[:1]:
+        raise ValueError(
+            f"`cheap` must return an uncertainty [row] beside its output; got {tuple(escalated.shape)} beside "
+            f"{tuple(output.shape)}."
+        )
+    if escalated.any():
+        answers = costly(x[escalated])
+        if answers.shape != output[escalated].shape:
+            raise ValueError(
+                f"`costly` must return outputs of the cheap one's shape; got {tuple(answers.shape)} for "
+                f"{tuple(output[escalated].shape)}."
+            )
+        output = output.clone()
+        output[escalated] = answers.to(output.dtype)
+    return CascadePrediction(output, escalated)
+
+
+# --- exploration and costs -------------------------------------------------------------------------------------------
+
+
+def thompson_action(function_draw: Callable[[Tensor], Tensor], state: Tensor) -> Tensor:
+    r"""Thompson's action $\arg\max_a Q_\omega(s, a)$ for one function $\omega \sim q(\omega)$, a draw of any Q-network.
+
+    Use one draw for a step or an episode, then take another: an action is then
+    chosen with the probability that it is the best (`action_probabilities`).
+
+    Args:
+        function_draw: A deterministic function of states with values of all actions on the last axis (`function_draw`).
+        state: States, `[row, ...]`.
+
+    Returns:
+        The actions, `[row]`.
+
+    Examples:
+        >>> thompson_action(lambda s: torch.stack([s, 1 - s], -1), torch.tensor([0.2, 0.9]))
+        tensor([1, 0])
+    """
+    return finite_tensor("function_draw", function_draw(state), axes="[row, action]").argmax(-1)
+
+
+def action_probabilities(value_draws: Array) -> Tensor:
+    r"""The probability that each action is the best, $P_\omega(a = \arg\max_{a'} Q_\omega(s, a'))$: Thompson's policy.
+
+    Args:
+        value_draws: Action values of every draw, `[draw, row, action]`.
+
+    Returns:
+        The probabilities, `[row, action]`.
+
+    Examples:
+        >>> action_probabilities(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[3.0, 2.0]], [[5.0, 1.0]]]))
+        tensor([[0.7500, 0.2500]])
+    """
+    values = finite_tensor("value_draws", value_draws, axes="[draw, row, action]")
+    best = torch.nn.functional.one_hot(values.argmax(-1), values.shape[-1])
+    return best.to(values.dtype).mean(0)
+
+
+def expected_cost(probabilities: Array, cost: Array) -> Tensor:
+    r"""The expected cost of each action, $\sum_c p_c\, \text{cost}_{c a}$.
+
+    Args:
+        probabilities: Predictive probabilities, `[row, class]`.
+        cost: The cost of each action where each class is true, `[class, action]`. Add a column for "ask a person".
+
+    Returns:
+        The expected costs, `[row, action]`.
+
+    Examples:
+        >>> expected_cost(torch.tensor([[0.9, 0.1]]), torch.tensor([[0.0, 1.0], [20.0, 0.0]]))
+        tensor([[2.0000, 0.9000]])
+    """
+    predicted = class_probabilities("probabilities", probabilities)
+    costs = finite_tensor("cost", cost, axes="[class, action]")
+    if predicted.shape[1] != costs.shape[0]:
+        raise ValueError(
+            f"`cost` must have a row for each of the {predicted.shape[1]} classes; got shape {tuple(costs.shape)}."
+        )
+    return predicted @ costs.to(predicted)
+
+
+def least_cost_action(probabilities: Array, cost: Array) -> Tensor:
+    r"""The action of least expected cost, $\arg\min_a \sum_c p_c\, \text{cost}_{c a}$, `[row]`.
+
+    Optimal for the given costs when the probabilities are calibrated; recalibrate first (`calibration.temperature`).
+
+    Examples:
+        >>> least_cost_action(torch.tensor([[0.9, 0.1]]), torch.tensor([[0.0, 1.0], [20.0, 0.0]]))
+        tensor([1])
+    """
+    return expected_cost(probabilities, cost).argmin(-1)
