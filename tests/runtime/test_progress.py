@@ -26,7 +26,7 @@ def test_a_pipe_gets_one_line_per_minute(minutes, capsys):
         for _ in range(8):
             bar.advance()
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "search: 2 of 8 networks, 2 min elapsed, about 4 min left"
+    assert lines[0] == "search: 2/8 networks [01:30<04:30]"
     assert 2 <= len(lines) < 8
 
 
@@ -49,13 +49,13 @@ def test_a_bar_is_shown_on_request_and_counts_what_was_followed(capsys):
 def test_the_time_left_counts_only_what_this_run_has_done():
     bar = ProgressBar("fit", 100, unit="epochs", initial=50, show=False)
     bar.advance_to(60)
-    assert bar.line(600) == "fit: 60 of 100 epochs, 10 min elapsed, about 40 min left"
+    assert bar.line(600) == "fit: 60/100 epochs [10:00<40:00]"
 
 
 def test_bytes_are_shown_as_megabytes_and_an_unknown_total_has_no_end():
     bar = ProgressBar("read", None, unit="bytes", show=False)
     bar.advance(2_500_000)
-    assert bar.line(0) == "read: 2.5 MB, under 1 min elapsed"
+    assert bar.line(0) == "read: 2.50M/?B [00:00<?]"
 
 
 def test_a_closed_standard_error_does_not_stop_the_work(minutes, monkeypatch, tmp_path):

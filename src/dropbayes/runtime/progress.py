@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from tqdm.auto import tqdm
 
 _Item = TypeVar("_Item")
-_SECONDS_PER_LINE = 60.0
 
 
 class ProgressBar:
@@ -64,7 +63,7 @@ class ProgressBar:
             self._bar.update(count)
         elif self._drawn and self.done != self.total and time.monotonic() - self._start > self.delay:
             self._bar = self._new_bar()
-        elif self._lines and time.monotonic() - self._last_line >= _SECONDS_PER_LINE:
+        elif self._lines and time.monotonic() - self._last_line >= 60:
             self._last_line = time.monotonic()
             with contextlib.suppress(OSError, ValueError):  # standard error may be closed
                 print(self.line(self._last_line - self._start), file=sys.stderr, flush=True)
@@ -82,8 +81,10 @@ class ProgressBar:
     def _new_bar(self) -> tqdm[NoReturn]:
         from tqdm.auto import tqdm
 
-        unit = {"unit": "B", "unit_scale": True} if self.unit == "bytes" else {"unit": f" {self.unit}"}
-        return tqdm(total=self.total, desc=self.title, initial=self.done, leave=False, **unit)
+        return tqdm(total=self.total, desc=self.title, initial=self.done, leave=False, **self._unit())
+
+    def _unit(self) -> dict[str, object]:
+        return {"unit": "B", "unit_scale": True} if self.unit == "bytes" else {"unit": f" {self.unit}"}
 
     def line(self, seconds: float) -> str:
         """The progress in one line of text, after the given seconds.
@@ -92,16 +93,13 @@ class ProgressBar:
             >>> progress = ProgressBar("fit", 400, unit="epochs", show=False)
             >>> progress.advance(100)
             >>> progress.line(60)
-            'fit: 100 of 400 epochs, 1 min elapsed, about 3 min left'
+            'fit: 100/400 epochs [01:00<03:00]'
         """
-        count = f"{self.done / 1e6:.1f}" if self.unit == "bytes" else f"{self.done:,}"
-        if self.total is not None:
-            count += f" of {self.total / 1e6:.1f}" if self.unit == "bytes" else f" of {self.total:,}"
-        text = f"{self.title}: {count} {'MB' if self.unit == 'bytes' else self.unit}, {_duration(seconds)} elapsed"
-        new = self.done - self.initial
-        if self.total is None or new <= 0:
-            return text
-        return f"{text}, about {_duration(seconds * (self.total - self.done) / new)} left"
+        from tqdm import tqdm
+
+        shown = "{desc}: {n_fmt}/{total_fmt}{unit} [{elapsed}<{remaining}]"
+        counts = {"n": self.done, "total": self.total, "initial": self.initial, "elapsed": seconds}
+        return tqdm.format_meter(**counts, prefix=self.title, bar_format=shown, **self._unit())
 
 
 def interactive() -> bool:
@@ -109,10 +107,3 @@ def interactive() -> bool:
     ipython = sys.modules.get("IPython")  # a notebook has loaded it
     shell = ipython.get_ipython() if ipython is not None else None
     return "IPKernelApp" in getattr(shell, "config", {}) or (sys.stderr is not None and sys.stderr.isatty())
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    if minutes < 1:
-        return "under 1 min"
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
