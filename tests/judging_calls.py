@@ -221,7 +221,6 @@ call(calibration.beta_calibration, {"probability": UNIT, "event": WRONG})
 call(calibration.calibration_test, CLASSES, settings={"n_bins": 3, "n_resamples": 5, "seed": 0})
 call(band_of, {"claimed": UNIT, "count": 9 * STD}, settings={"level": 0.9}, of=calibration.reliability_band)
 
-HELD_OUT = {"calibration_scores": UNIT}
 call(conformal.standardised_residuals, {**ROWS, "std": STD}, scalar="std")
 call(conformal.quantile_residuals, {**ENDS, "y": Y})
 call(conformal.conformal_threshold, {"scores": STD}, settings={"level": 0.5}, any_rows="scores")
@@ -232,30 +231,18 @@ call(
     any_rows="new_groups",
 )
 call(conformal.class_thresholds, {"scores": STD, "labels": LABELS}, settings={"level": 0.5, "n_classes": 3})
-call(
-    conformal.conformal_interval,
-    {"mean": MEAN, "std": STD, **HELD_OUT},
-    settings={"level": 0.5},
-    any_rows="calibration_scores",
-    scalar="std",
-)
-call(
-    conformal.conformal_quantile_interval, {**ENDS, **HELD_OUT}, settings={"level": 0.5}, any_rows="calibration_scores"
-)
+call(conformal.conformal_interval, {"mean": MEAN, "std": STD, "threshold": UNIT}, scalar="std threshold")
+call(conformal.conformal_quantile_interval, {**ENDS, "threshold": UNIT}, scalar="threshold")
 call(conformal.label_scores, CLASSES)
 call(
-    conformal.conformal_sets,
-    {"probabilities": P, **HELD_OUT},
-    settings={"level": 0.5},
-    any_rows="probabilities calibration_scores",
+    conformal.conformal_sets, {"probabilities": P, "threshold": UNIT[:3]}, any_rows="probabilities", scalar="threshold"
 )
 call(conformal.adaptive_scores, {"probabilities": P, "uniform": UNIT}, settings={"penalty": 0.1, "free_classes": 1})
 call(conformal.adaptive_label_scores, {**CLASSES, "uniform": UNIT}, settings={"penalty": 0.1, "free_classes": 1})
 call(
     conformal.adaptive_conformal_sets,
-    {"probabilities": P, **HELD_OUT, "uniform": UNIT},
-    settings={"level": 0.5},
-    any_rows="calibration_scores",
+    {"probabilities": P, "threshold": UNIT[:3], "uniform": UNIT},
+    scalar="threshold",
 )
 call(
     conformal.conformal_distribution,

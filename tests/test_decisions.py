@@ -377,7 +377,9 @@ def test_recalibration_and_conformal_intervals_mend_overconfidence_on_diabetes()
             half = 1.6449 * factor * std[test]
             found[name].append(scores.coverage(mean[test] - half, mean[test] + half, y[test]).item())
         residuals = conformal.standardised_residuals(mean[held_out], std[held_out], y[held_out])
-        ends = conformal.conformal_interval(mean[test], std[test], calibration_scores=residuals, level=0.9)
+        ends = conformal.conformal_interval(
+            mean[test], std[test], threshold=conformal.conformal_threshold(residuals, level=0.9)
+        )
         found["conformal"].append(scores.coverage(*ends, y[test]).item())
         gain = scores.gaussian_log_likelihood(mean[test], (scale * std[test]) ** 2, y[test])
         gain = gain - scores.gaussian_log_likelihood(mean[test], std[test] ** 2, y[test])

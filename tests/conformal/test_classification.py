@@ -24,7 +24,7 @@ def test_conformal_sets_equal_mapie(level):
     theirs.conformalize(held_out.numpy(), labels.numpy())
     sets = theirs.predict_set(new.numpy())[1][:, :, 0]
     label_scores = conformal.label_scores(held_out, labels)
-    ours = conformal.conformal_sets(new, calibration_scores=label_scores, level=level)
+    ours = conformal.conformal_sets(new, threshold=conformal.conformal_threshold(label_scores, level=level))
     np.testing.assert_array_equal(ours, sets)
 
 
@@ -39,7 +39,7 @@ def test_adaptive_conformal_sets_equal_mapie(level):
     sets = theirs.predict_set(new.numpy(), conformity_score_params={"include_last_label": False})[1][:, :, 0]
     uniform = 1 - np.random.RandomState(3).uniform(size=150)  # it subtracts where we keep
     label_scores = conformal.adaptive_label_scores(held_out, labels, uniform=uniform)
-    ours = conformal.adaptive_conformal_sets(new, calibration_scores=label_scores, level=level)
+    ours = conformal.adaptive_conformal_sets(new, threshold=conformal.conformal_threshold(label_scores, level=level))
     ours[torch.arange(40), new.argmax(1)] = True  # it never leaves a set empty
     np.testing.assert_array_equal(ours, sets)
 
@@ -78,7 +78,10 @@ def test_regularisation_keeps_sets_small_where_many_classes_have_a_little():
             probabilities[:1500], labels[:1500], uniform=uniform[:1500], **options
         )
         sets = conformal.adaptive_conformal_sets(
-            probabilities[1500:], calibration_scores=held_out, level=0.9, uniform=uniform[1500:], **options
+            probabilities[1500:],
+            threshold=conformal.conformal_threshold(held_out, level=0.9),
+            uniform=uniform[1500:],
+            **options,
         )
         return sets.sum(1).double().mean().item()
 
@@ -93,12 +96,15 @@ def test_adaptive_sets_cover_hard_rows_better_than_sets_of_one_threshold():
     labels = torch.multinomial(probabilities, 1, generator=generator(1)).squeeze(1)
     uniform = torch.rand(4000, generator=generator(2), dtype=torch.float64)
     plain = conformal.conformal_sets(
-        probabilities[2000:], calibration_scores=conformal.label_scores(probabilities[:2000], labels[:2000]), level=0.8
+        probabilities[2000:],
+        threshold=conformal.conformal_threshold(conformal.label_scores(probabilities[:2000], labels[:2000]), level=0.8),
     )
+    adaptive_scores = conformal.adaptive_label_scores(probabilities[:2000], labels[:2000], uniform=uniform[:2000])
     adaptive = conformal.adaptive_conformal_sets(
-        probabilities[2000:], level=0.8, uniform=uniform[2000:],
-        calibration_scores=conformal.adaptive_label_scores(probabilities[:2000], labels[:2000], uniform=uniform[:2000]),
-    )  # fmt: skip
+        probabilities[2000:],
+        threshold=conformal.conformal_threshold(adaptive_scores, level=0.8),
+        uniform=uniform[2000:],
+    )
     difficult = probabilities[2000:].amax(1) < 0.5
     covered = [sets.gather(1, labels[2000:, None])[difficult].double().mean() for sets in (plain, adaptive)]
     assert covered[1] > 0.75
@@ -110,7 +116,7 @@ def test_the_same_probability_in_two_precisions_is_a_tie_and_in_the_set():
     held_out = conformal.label_scores(probabilities, labels)
     for level in (0.5, 0.7, 0.9):
         double, single = (
-            conformal.conformal_sets(p, calibration_scores=held_out, level=level)
+            conformal.conformal_sets(p, threshold=conformal.conformal_threshold(held_out, level=level))
             for p in (probabilities, probabilities.float())
         )
         assert torch.equal(double, single)

@@ -23,7 +23,9 @@ def test_conformal_interval_equals_mapie(level):
     theirs.conformalize(mean[:, None].numpy(), y.numpy())
     interval = theirs.predict_interval(new[:, None].numpy())[1][:, :, 0]
     residuals = conformal.standardised_residuals(mean, 1.0, y)
-    lower, upper = conformal.conformal_interval(new, 1.0, calibration_scores=residuals, level=level)
+    lower, upper = conformal.conformal_interval(
+        new, 1.0, threshold=conformal.conformal_threshold(residuals, level=level)
+    )
     np.testing.assert_allclose(np.stack([lower, upper], 1), interval, rtol=1e-12)
 
 
@@ -39,7 +41,9 @@ def test_conformal_quantile_interval_equals_mapie(level):
     theirs.conformalize(ends.numpy(), y.numpy())
     interval = theirs.predict_interval(new.numpy(), symmetric_correction=True)[1][:, :, 0]
     residuals = conformal.quantile_residuals(ends[:, 0], ends[:, 1], y)
-    ours = conformal.conformal_quantile_interval(new[:, 0], new[:, 1], calibration_scores=residuals, level=level)
+    ours = conformal.conformal_quantile_interval(
+        new[:, 0], new[:, 1], threshold=conformal.conformal_threshold(residuals, level=level)
+    )
     np.testing.assert_allclose(torch.stack(ours, 1), interval, rtol=1e-12)
 
 
@@ -58,9 +62,11 @@ def test_quantile_intervals_cover_and_are_narrower_than_symmetric_ones_under_ske
     for run in range(300):
         (x, y), (new_x, new_y) = skewed(99, 10 * run), skewed(20, 10 * run + 5)
         residuals = conformal.quantile_residuals(x, upper(x), y)
-        ends = conformal.conformal_quantile_interval(new_x, upper(new_x), calibration_scores=residuals, level=0.9)
+        ends = conformal.conformal_quantile_interval(
+            new_x, upper(new_x), threshold=conformal.conformal_threshold(residuals, level=0.9)
+        )
         symmetric = conformal.conformal_interval(
-            new_x + 0.1 + new_x, 1.0, calibration_scores=(y - x - 0.1 - x).abs(), level=0.9
+            new_x + 0.1 + new_x, 1.0, threshold=conformal.conformal_threshold((y - x - 0.1 - x).abs(), level=0.9)
         )
         covered.append(scores.coverage(*ends, new_y))
         widths.append(torch.stack([ends[1] - ends[0], symmetric[1] - symmetric[0]]).mean(1))
@@ -94,11 +100,6 @@ def test_thresholds_per_row_follow_their_rows():
 def test_impossible_intervals_are_refused(call):
     with pytest.raises(ValueError, match=r"must"):
         call()
-
-
-def test_either_scores_and_level_or_a_threshold():
-    with pytest.raises(TypeError, match="pass `calibration_scores` and `level`, or a `threshold`"):
-        conformal.conformal_interval(torch.zeros(3), 1.0, level=0.9)
 
 
 def fold_models(x, y, n_folds):

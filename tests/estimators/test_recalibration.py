@@ -100,7 +100,7 @@ def test_intervals_hold_what_they_claim_on_the_rows_they_were_fitted_to(regresso
 def test_conformal_intervals_are_those_of_the_calibration_module(regressor):
     mean, std = regressor.predict(X[100:], return_std=True)
     scores = conformal.standardised_residuals(mean, std, Y[100:])
-    expected = conformal.conformal_interval(mean, std, calibration_scores=scores, level=0.9)
+    expected = conformal.conformal_interval(mean, std, threshold=conformal.conformal_threshold(scores, level=0.9))
     found = fitted(regressor, Y, "conformal").predict_interval(X[100:], 0.9)
     for end, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(end, other, rtol=1e-6)

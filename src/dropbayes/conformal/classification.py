@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dropbayes.conformal.thresholds import threshold_of
 from dropbayes.runtime.validation import (
     Array,
     check_count,
@@ -13,6 +12,7 @@ from dropbayes.runtime.validation import (
     check_values,
     class_labels,
     class_probabilities,
+    finite_tensor,
     row_values,
 )
 
@@ -33,49 +33,42 @@ def _of_label(scores: Tensor, labels: Array) -> Tensor:
     return scores.gather(1, truth[:, None]).squeeze(1)
 
 
-def conformal_sets(
-    probabilities: Array,
-    *,
-    calibration_scores: Array | None = None,
-    level: float | None = None,
-    threshold: Array | float | None = None,
-) -> Tensor:
-    """The split-conformal set of classes, which holds the label with probability at least `level`.
+def conformal_sets(probabilities: Array, *, threshold: Array | float) -> Tensor:
+    """The split-conformal set of classes, which holds the label with the probability of its threshold.
 
     The guarantee is that of `conformal_interval`. These sets are the smallest on average [Sadinle et al. 2019]; a set
     is empty when no class is probable enough. The size of `adaptive_conformal_sets` follows the uncertainty.
 
     Args:
         probabilities: Predictive probabilities of the new rows, `[row, class]`.
-        calibration_scores: `label_scores` of held-out rows.
-        level: The coverage to guarantee.
-        threshold: The threshold, instead of scores and level: a number, `[class]` (`class_thresholds`) or `[row, 1]`.
+        threshold: The threshold of the `label_scores` of held-out rows: a number (`conformal_threshold`), `[class]`
+            (`class_thresholds`) or `[row, 1]`.
 
     Returns:
         True for the classes in the set, `[row, class]`.
 
     Examples:
-        >>> scores = torch.linspace(0.0, 0.6, 19)
-        >>> conformal_sets(torch.tensor([[0.6, 0.4], [0.9, 0.1]]), calibration_scores=scores, level=0.9)
+        >>> conformal_sets(torch.tensor([[0.6, 0.4], [0.9, 0.1]]), threshold=0.5)
         tensor([[ True, False],
                 [ True, False]])
     """
     predicted = class_probabilities("probabilities", probabilities)
-    return _at_most(1 - predicted, threshold_of(calibration_scores, level, threshold))
+    return _at_most(1 - predicted, threshold)
 
 
-def _at_most(scores: Tensor, threshold: Tensor) -> Tensor:
+def _at_most(scores: Tensor, threshold: Array | float) -> Tensor:
     """Where the scores are at most the threshold.
 
     Scores equal up to rounding count as equal: a probability converted to float32 must not lose its label.
     """
-    if threshold.dim() and threshold.shape not in ((scores.shape[1],), (len(scores), 1), (1, scores.shape[1])):
+    bound = finite_tensor("threshold", threshold, infinite=True)
+    if bound.dim() and bound.shape not in ((scores.shape[1],), (len(scores), 1)):
         raise ValueError(
-            f"`threshold` must be a number, [class] or [row, 1]; got shape {tuple(threshold.shape)} for probabilities "
+            f"`threshold` must be a number, [class] or [row, 1]; got shape {tuple(bound.shape)} for probabilities "
             f"{tuple(scores.shape)}."
         )
-    rounding = 4 * max(torch.finfo(scores.dtype).eps, torch.finfo(threshold.dtype).eps)
-    return scores.double() <= threshold.to(scores.device).double() + rounding
+    rounding = 4 * max(torch.finfo(scores.dtype).eps, torch.finfo(bound.dtype).eps)
+    return scores.double() <= bound.to(scores.device).double() + rounding
 
 
 def adaptive_scores(
@@ -131,9 +124,7 @@ def adaptive_label_scores(
 def adaptive_conformal_sets(
     probabilities: Array,
     *,
-    calibration_scores: Array | None = None,
-    level: float | None = None,
-    threshold: Array | float | None = None,
+    threshold: Array | float,
     penalty: float = 0.0,
     free_classes: int = 1,
     uniform: Array | None = None,
@@ -142,9 +133,8 @@ def adaptive_conformal_sets(
 
     Args:
         probabilities: Predictive probabilities of the new rows, `[row, class]`.
-        calibration_scores: `adaptive_label_scores` of held-out rows, of the same `penalty` and `free_classes`.
-        level: The coverage to guarantee.
-        threshold: The threshold, instead of scores and level, as in `conformal_sets`.
+        threshold: The threshold of the `adaptive_label_scores` of held-out rows, of the same `penalty` and
+            `free_classes`, as in `conformal_sets`.
         penalty: The regularisation per class beyond the free ones.
         free_classes: The size of a set without penalty.
         uniform: A uniform random number per new row, if the calibration scores had them.
@@ -153,9 +143,8 @@ def adaptive_conformal_sets(
         True for the classes in the set, `[row, class]`.
 
     Examples:
-        >>> scores = torch.linspace(0.3, 0.9, 19)
-        >>> adaptive_conformal_sets(torch.tensor([[0.5, 0.3, 0.2]]), calibration_scores=scores, level=0.9)
+        >>> adaptive_conformal_sets(torch.tensor([[0.5, 0.3, 0.2]]), threshold=0.9)
         tensor([[ True,  True, False]])
     """
     scores = adaptive_scores(probabilities, penalty=penalty, free_classes=free_classes, uniform=uniform)
-    return _at_most(scores, threshold_of(calibration_scores, level, threshold))
+    return _at_most(scores, threshold)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dropbayes.conformal.thresholds import threshold_of
 from dropbayes.runtime.validation import (
     Array,
     check_probability,
@@ -43,15 +42,8 @@ def _moments(arrays: Mapping[str, Array], std: Array | float) -> list[Tensor]:
     return tensors
 
 
-def conformal_interval(
-    mean: Array,
-    std: Array | float,
-    *,
-    calibration_scores: Array | None = None,
-    level: float | None = None,
-    threshold: Array | float | None = None,
-) -> tuple[Tensor, Tensor]:
-    r"""The split-conformal interval $\mu \pm q\,\sigma$, which holds the target with probability at least `level`.
+def conformal_interval(mean: Array, std: Array | float, *, threshold: Array | float) -> tuple[Tensor, Tensor]:
+    r"""The split-conformal interval $\mu \pm q\,\sigma$, which holds the target with the probability of its threshold.
 
     The guarantee is over new rows *and* held-out sets, for exchangeable rows; it holds for any model, on average over
     rows and not for each row. A better uncertainty makes the interval narrower, not more valid.
@@ -59,21 +51,18 @@ def conformal_interval(
     Args:
         mean: Predictive mean of the new rows.
         std: Their predictive standard deviation (1 for intervals of one width).
-        calibration_scores: `standardised_residuals` of held-out rows.
-        level: The coverage to guarantee.
-        threshold: The threshold $q$, instead of scores and level: a number or `[row]`, from `conformal_threshold` with
-            weights or from `group_thresholds`.
+        threshold: The threshold $q$ of the `standardised_residuals` of held-out rows: a number (`conformal_threshold`),
+            or `[row]` (`group_thresholds`, or with weights).
 
     Returns:
         The lower and the upper ends.
 
     Examples:
-        >>> scores = torch.arange(1.0, 20.0) / 10  # |y - mean| / std of 19 held-out rows
-        >>> conformal_interval(torch.tensor([5.0]), torch.tensor([2.0]), calibration_scores=scores, level=0.9)
+        >>> conformal_interval(torch.tensor([5.0]), torch.tensor([2.0]), threshold=1.8)
         (tensor([1.4000]), tensor([8.6000]))
     """
     centre, deviation = _moments({"mean": mean}, std)
-    half = _per_row(threshold_of(calibration_scores, level, threshold), centre) * deviation
+    half = _per_row(threshold, centre) * deviation
     return centre - half, centre + half
 
 
@@ -88,14 +77,7 @@ def quantile_residuals(lower: Array, upper: Array, y: Array) -> Tensor:
     return torch.maximum(low - outcome, outcome - high)
 
 
-def conformal_quantile_interval(
-    lower: Array,
-    upper: Array,
-    *,
-    calibration_scores: Array | None = None,
-    level: float | None = None,
-    threshold: Array | float | None = None,
-) -> tuple[Tensor, Tensor]:
+def conformal_quantile_interval(lower: Array, upper: Array, *, threshold: Array | float) -> tuple[Tensor, Tensor]:
     r"""The conformalised quantile interval $[l - q,\; u + q]$ [Romano et al. 2019].
 
     Predicted quantiles (of the mixture of draws, or of a quantile network) are widened by one number, or narrowed when
@@ -104,33 +86,29 @@ def conformal_quantile_interval(
     Args:
         lower: The predicted lower quantile of the new rows, `[row]`.
         upper: Their predicted upper quantile.
-        calibration_scores: `quantile_residuals` of held-out rows.
-        level: The coverage to guarantee.
-        threshold: The threshold, instead of scores and level, as in `conformal_interval`.
+        threshold: The threshold $q$ of the `quantile_residuals` of held-out rows, as in `conformal_interval`.
 
     Returns:
         The lower and the upper ends; where a narrowed interval would be empty, both are its middle.
 
     Examples:
-        >>> scores = torch.linspace(-1, 1, 19)
-        >>> conformal_quantile_interval(torch.tensor([0.0]), torch.tensor([4.0]), calibration_scores=scores, level=0.9)
-        (tensor([-0.8889]), tensor([4.8889]))
+        >>> conformal_quantile_interval(torch.tensor([0.0]), torch.tensor([4.0]), threshold=0.5)
+        (tensor([-0.5000]), tensor([4.5000]))
     """
     low, high = matching_tensors({"lower": lower, "upper": upper})
     if bool((low > high).any()):
         raise ValueError(f"`lower` must not exceed `upper`; it does in {int((low > high).sum())} rows.")
-    margin = _per_row(threshold_of(calibration_scores, level, threshold), low)
+    margin = _per_row(threshold, low)
     margin = torch.maximum(margin, (low - high) / 2)  # no interval has a negative width
     return low - margin, high + margin
 
 
-def _per_row(threshold: Tensor, like: Tensor) -> Tensor:
-    if threshold.dim() and threshold.shape != like.shape[:1]:
-        raise ValueError(
-            f"`threshold` must be a number or [row]; got shape {tuple(threshold.shape)} for {len(like)} rows."
-        )
-    spread = threshold.to(like.device, torch.promote_types(threshold.dtype, like.dtype))
-    return spread.reshape(*threshold.shape, *(1,) * (like.dim() - 1)) if threshold.dim() else spread
+def _per_row(threshold: Array | float, like: Tensor) -> Tensor:
+    bound = finite_tensor("threshold", threshold, infinite=True)
+    if bound.dim() and bound.shape != like.shape[:1]:
+        raise ValueError(f"`threshold` must be a number or [row]; got shape {tuple(bound.shape)} for {len(like)} rows.")
+    spread = bound.to(like.device, torch.promote_types(bound.dtype, like.dtype))
+    return spread.reshape(*bound.shape, *(1,) * (like.dim() - 1)) if bound.dim() else spread
 
 
 def cross_conformal_interval(

@@ -16,7 +16,6 @@ from dropbayes.runtime.validation import (
     check_values,
     class_labels,
     finite_tensor,
-    float_tensor,
     row_values,
     row_weights,
 )
@@ -123,18 +122,6 @@ def class_thresholds(
     held_out = row_values("scores", scores, infinite=True)
     truth = class_labels(labels, n_rows=len(held_out), n_classes=n_classes)
     return group_thresholds(held_out, truth, torch.arange(n_classes), level=level, sample_weight=sample_weight)
-
-
-def threshold_of(calibration_scores: Array | None, level: float | None, threshold: Array | float | None) -> Tensor:
-    """The threshold given, or that of the calibration scores at the level."""
-    if threshold is not None and calibration_scores is None and level is None:
-        value = float_tensor(threshold, name="threshold")
-        if bool(value.isnan().any()):
-            raise ValueError("`threshold` must not contain NaN.")
-        return value
-    if threshold is None and calibration_scores is not None and level is not None:
-        return conformal_threshold(calibration_scores, level=level)
-    raise TypeError("pass `calibration_scores` and `level`, or a `threshold` instead.")
 
 
 @dataclass(frozen=True)

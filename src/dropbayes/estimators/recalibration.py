@@ -127,7 +127,7 @@ class Recalibration:
     def label_sets(self, probabilities: Array, coverage: float) -> Tensor:
         """The label sets that contain the true class with the given probability, `[row, class]`."""
         scores = torch.tensor(self.values, dtype=torch.float64)
-        return conformal.conformal_sets(probabilities, calibration_scores=scores, level=coverage)
+        return conformal.conformal_sets(probabilities, threshold=conformal.conformal_threshold(scores, level=coverage))
 
 
 @dataclass(frozen=True, eq=False)
