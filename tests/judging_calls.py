@@ -10,7 +10,7 @@ from torch import nn
 
 import dropbayes as db
 from dropbayes import acquisition, calibration, conformal, decisions, information, population, scores
-from dropbayes.predictive import outcomes, scoring
+from dropbayes.predictive import scoring
 
 MODULES = (scores, information, calibration, conformal, decisions, acquisition)
 
@@ -91,11 +91,11 @@ def table_of(table: dict[str, scoring.Score], rows: Any) -> dict[str, torch.Tens
 
 
 def regression_of(sample_weight: Any = None, **rows: Any) -> Any:
-    return table_of(scoring.REGRESSION_SCORES, outcomes.RegressionOutcomes(**rows, sample_weight=sample_weight))
+    return table_of(scoring.REGRESSION_SCORES, scoring.RegressionOutcomes(**rows, sample_weight=sample_weight))
 
 
 def classes_of(sample_weight: Any = None, **rows: Any) -> Any:
-    return table_of(scoring.CLASS_SCORES, outcomes.ClassOutcomes(**rows, sample_weight=sample_weight))
+    return table_of(scoring.CLASS_SCORES, scoring.ClassOutcomes(**rows, sample_weight=sample_weight))
 
 
 def evaluation_of(x: Any, y: Any, n_draws: int, sample_weight: Any = None) -> Any:

@@ -7,11 +7,12 @@ from sklearn.metrics import roc_auc_score
 
 from dropbayes import calibration, scores
 from dropbayes.predictive.mixtures import Mixture
-from dropbayes.predictive.outcomes import ClassOutcomes, RegressionOutcomes
 from dropbayes.predictive.scoring import (
     CLASS_SCORES,
     COVERAGE_LEVELS,
     REGRESSION_SCORES,
+    ClassOutcomes,
+    RegressionOutcomes,
     balanced_accuracy,
     class_auroc,
     core_scores,
@@ -55,8 +56,8 @@ def test_weights_reach_every_score_of_the_table(mixture):
 def test_every_score_has_a_name_a_meaning_and_a_direction():
     for table in (REGRESSION_SCORES, CLASS_SCORES):
         for name, score in table.items():
-            assert score.name == name and score.label and score.meaning
-            assert (score.nominal is not None) == (score.better == "nominal")
+            assert name and score.label and score.meaning
+            assert score.nominal is None or score.better is None
 
 
 def test_better_predictions_move_every_score_in_its_direction():
@@ -103,3 +104,25 @@ def test_a_description_says_which_direction_is_better():
     assert REGRESSION_SCORES["coverage_95"].description.endswith("; 95 % is right")
     assert REGRESSION_SCORES["rmse"].description.endswith("; smaller is better")
     assert CLASS_SCORES["accuracy"].description.endswith("; larger is better")
+
+
+def test_an_absolute_error_does_not_depend_on_the_side():
+    zeros = torch.zeros(2)
+    rows = RegressionOutcomes(torch.tensor([1.0, -2.0]), zeros, zeros + 1, zeros + 0.5, zeros)
+    assert rows.absolute_errors().tolist() == [1, 2]
+
+
+def test_rows_that_do_not_match_are_refused():
+    three, two = torch.zeros(3), torch.zeros(2)
+    with pytest.raises(ValueError, match="`std`"):
+        RegressionOutcomes(three, three, two, three, three)
+    with pytest.raises(ValueError, match="`log_likelihood`"):
+        RegressionOutcomes(three, three, three, three, two)
+
+
+def test_a_row_is_correct_if_its_most_probable_class_is_the_label():
+    rows = ClassOutcomes(torch.tensor([0, 1]), torch.tensor([[0.6, 0.4], [0.6, 0.4]]))
+    assert rows.correct().tolist() == [1, 0]
+    assert rows.uncertainty()[0].item() == pytest.approx(
+        -(0.6 * torch.tensor(0.6).log() + 0.4 * torch.tensor(0.4).log()).item()
+    )

@@ -5,8 +5,7 @@ from dropbayes.predictive.dropout_choice import DropoutChoice, choose_dropout
 from dropbayes.predictive.evaluation import Evaluation, evaluate
 from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.predictive.moments import Prediction, UncertaintyWarning, batches, check_outputs, predict
-from dropbayes.predictive.outcomes import ClassOutcomes, RegressionOutcomes
-from dropbayes.predictive.scoring import CLASS_SCORES, REGRESSION_SCORES, Score
+from dropbayes.predictive.scoring import CLASS_SCORES, REGRESSION_SCORES, ClassOutcomes, RegressionOutcomes, Score
 from dropbayes.predictive.verdict import Verdict, check
 
 __all__ = [

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
 from dropbayes.likelihoods import Categorical, ClassLikelihood, Gaussian, Likelihood
-from dropbayes.predictive.outcomes import ClassOutcomes, RegressionOutcomes
+from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes
 from dropbayes.predictive.statistics import Request, RowResults, RowStatistics
 from dropbayes.runtime.validation import Array
 from dropbayes.sampling import LogMean, Mean, evaluation_output

@@ -1,4 +1,4 @@
-"""The table of scores: the name, meaning, direction and computation of each.
+"""Predictions beside what happened, and the table of scores: the meaning, direction and computation of each.
 
 `evaluate`, `dropbayes evaluate` and the report read the same table; the first two show the scores marked as `core`.
 """
@@ -6,20 +6,101 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dropbayes import calibration, scores
-from dropbayes.predictive.outcomes import INTERVAL_LEVEL, ClassOutcomes, RegressionOutcomes
-from dropbayes.runtime.validation import Array, finite_tensor, matching_tensors, row_weights
+from dropbayes import calibration, information, scores
+from dropbayes.predictive.mixtures import Mixture
+from dropbayes.runtime.validation import Array, finite_tensor, matching_tensors, row_values, row_weights
 from dropbayes.scores.averages import standard_error, weighted_mean
 
 COVERAGE_LEVELS = (0.5, 0.8, 0.95)
-"""The nominal coverages whose observed counterparts are reported."""
+"""The nominal coverages whose observed counterparts are reported; the last is that of the interval whose width is."""
+
+
+@dataclass(frozen=True)
+class RegressionOutcomes:
+    """The per-row data of the regression scores.
+
+    Args:
+        y: The observed targets, `[row, ...]`.
+        mean: The predictive mean.
+        std: The predictive standard deviation.
+        pit: The predictive distribution function at the target (`calibration.mixture_pit`).
+        log_likelihood: The predictive log-likelihood of each row, `[row]`.
+        sample_weight: The weight of each row.
+        crps: The continuous ranked probability score of each row, or of a selection of rows.
+        lower: The lower end of the central interval with coverage of the last of `COVERAGE_LEVELS`.
+        upper: Its upper end.
+    """
+
+    y: Array
+    mean: Array
+    std: Array
+    pit: Array
+    log_likelihood: Array
+    sample_weight: Array | None = None
+    crps: Array | None = None
+    lower: Array | None = None
+    upper: Array | None = None
+
+    @staticmethod
+    def columns(mixture: Mixture, y: Tensor, *, ranked: Any) -> dict[str, Tensor]:
+        """The columns of a mixture's rows beside their outcomes; the CRPS, which takes longest, of those `ranked`."""
+        lower, upper = mixture.interval(COVERAGE_LEVELS[-1])
+        moments = {"y": y, "mean": mixture.mean, "std": mixture.std, "lower": lower, "upper": upper}
+        judged = {"log_likelihood": mixture.log_density(y), "pit": mixture.pit(y)}
+        return moments | judged | {"crps": mixture.rows(ranked).crps(y[ranked])}
+
+    def __post_init__(self) -> None:
+        n_rows = len(matching_tensors({"mean": self.mean, "std": self.std, "pit": self.pit, "y": self.y})[0])
+        row_values("log_likelihood", self.log_likelihood, n_rows=n_rows, infinite=True)
+
+    def absolute_errors(self) -> Tensor:
+        outcome, mean = matching_tensors({"y": self.y, "mean": self.mean})
+        return (outcome - mean).abs()
+
+    def loss(self) -> Tensor:
+        """The absolute error of each row, averaged over its outputs."""
+        errors = self.absolute_errors()
+        return errors.flatten(1).mean(1) if errors.dim() > 1 else errors
+
+    def uncertainty(self) -> Tensor:
+        """The predictive variance of each row, summed over its outputs."""
+        variance = finite_tensor("std", self.std).square()
+        return variance.flatten(1).sum(1) if variance.dim() > 1 else variance
+
+
+@dataclass(frozen=True)
+class ClassOutcomes:
+    """The per-row data of the classification scores.
+
+    Args:
+        labels: Class indices, `[row]`.
+        probabilities: Predictive probabilities, `[row, class]`.
+        sample_weight: The weight of each row.
+        mutual_information: The mutual information of label and weights, in nats.
+    """
+
+    labels: Array
+    probabilities: Array
+    sample_weight: Array | None = None
+    mutual_information: Array | None = None
+
+    def uncertainty(self) -> Tensor:
+        """The entropy of each row, in nats."""
+        return information.entropy(self.probabilities)
+
+    def correct(self) -> Tensor:
+        return scores.confidence_and_correctness(self.probabilities, self.labels)[1]
+
+    def loss(self) -> Tensor:
+        """1 for each row whose most probable class is wrong."""
+        return 1 - self.correct()
 
 
 @dataclass(frozen=True)
@@ -27,10 +108,9 @@ class Score:
     """One score of a set of rows.
 
     Args:
-        name: Its name in code and in JSON.
         label: Its display name.
         meaning: Its meaning, with its unit or range.
-        better: Which direction is better; "nominal" if a stated value is ideal, None if neither is.
+        better: Which direction is better; None if neither is.
         value: The score of the outcomes, a scalar.
         error: Its standard error over independent rows of equal weight; None if unknown.
         nominal: The ideal value, if there is one.
@@ -38,10 +118,9 @@ class Score:
         core: Whether `evaluate` reports it.
     """
 
-    name: str
     label: str
     meaning: str
-    better: Literal["higher", "lower", "nominal"] | None
+    better: Literal["higher", "lower"] | None
     value: Callable[[Any], Tensor]
     error: Callable[[Any], Tensor] | None = None
     nominal: float | None = None
@@ -58,16 +137,33 @@ class Score:
         return self.meaning + direction[self.better]
 
 
-def core_scores(rows: RegressionOutcomes | ClassOutcomes) -> dict[str, float]:
-    """The scores of the rows that `evaluate` reports, by name.
+class ScoreValue(NamedTuple):
+    """A score of some rows, which are taken as independent for the standard error."""
+
+    score: Score
+    value: float
+    error: float | None  # None where it is unknown
+    meaning: str
+
+
+def score_values(rows: RegressionOutcomes | ClassOutcomes, also: Collection[str] | None = ()) -> dict[str, ScoreValue]:
+    """The scores of the rows that `evaluate` reports, by name, and those named in `also`; all if that is None.
 
     Examples:
-        >>> import torch
-        >>> core_scores(ClassOutcomes(torch.tensor([1]), torch.tensor([[0.25, 0.75]])))["brier"]
+        >>> score_values(ClassOutcomes(torch.tensor([1]), torch.tensor([[0.25, 0.75]])))["brier"].value
         0.125
     """
-    table = CLASS_SCORES if isinstance(rows, ClassOutcomes) else REGRESSION_SCORES
-    return {name: float(score.value(rows)) for name, score in table.items() if score.core}
+    values, several = {}, len(rows.uncertainty()) > 1
+    for name, score in (CLASS_SCORES if isinstance(rows, ClassOutcomes) else REGRESSION_SCORES).items():
+        if score.core or also is None or name in also:
+            error = float(score.error(rows)) if score.error is not None and several else None
+            values[name] = ScoreValue(score, float(score.value(rows)), error, score.description)
+    return values
+
+
+def core_scores(rows: RegressionOutcomes | ClassOutcomes) -> dict[str, float]:
+    """The scores of the rows that `evaluate` reports, by name."""
+    return {name: one.value for name, one in score_values(rows).items()}
 
 
 def reliability_curve(rows: RegressionOutcomes | ClassOutcomes) -> calibration.ReliabilityCurve:
@@ -77,17 +173,13 @@ def reliability_curve(rows: RegressionOutcomes | ClassOutcomes) -> calibration.R
     return calibration.interval_reliability(rows.pit, sample_weight=rows.sample_weight)
 
 
-def _mean(name: str, label: str, meaning: str, better: Any, per_row: Callable[[Any], Any], **options: Any) -> Score:
+def _mean(label: str, meaning: str, better: Any, per_row: Callable[[Any], Any], **options: Any) -> Score:
     """A score that is the mean of a per-row value."""
 
     def value(rows: Any) -> Tensor:
         return weighted_mean(per_row(rows), rows.sample_weight)
 
-    return Score(name, label, meaning, better, value, lambda rows: standard_error(per_row(rows)), **options)
-
-
-def _by_name(*entries: Score) -> dict[str, Score]:
-    return {score.name: score for score in entries}
+    return Score(label, meaning, better, value, lambda rows: standard_error(per_row(rows)), **options)
 
 
 def risk_curve(rows: RegressionOutcomes | ClassOutcomes) -> scores.RiskCoverage:
@@ -95,16 +187,15 @@ def risk_curve(rows: RegressionOutcomes | ClassOutcomes) -> scores.RiskCoverage:
     return scores.risk_coverage(rows.uncertainty(), rows.loss(), sample_weight=rows.sample_weight)
 
 
-_RANKING = (
-    Score("aurc", "AURC", "area under the risk-coverage curve", "lower", lambda rows: risk_curve(rows).area),
-    Score(
-        "excess_aurc",
+_RANKING = {
+    "aurc": Score("AURC", "area under the risk-coverage curve", "lower", lambda rows: risk_curve(rows).area),
+    "excess_aurc": Score(
         "Excess AURC",
         "the part of it above the best possible ranking",
         "lower",
         lambda rows: risk_curve(rows).excess_area,
     ),
-)
+}
 
 
 # --- regression ----------------------------------------------------------------------------------------------------
@@ -129,7 +220,7 @@ def _coverage(level: float) -> Score:
 
     meaning = f"share of outcomes inside the central {percent} % interval"
     label = f"{percent} % interval holds"
-    return Score(f"coverage_{percent}", label, meaning, "nominal", value, error, level, percent=True, core=True)
+    return Score(label, meaning, None, value, error, level, percent=True, core=True)
 
 
 def _widths(rows: Any) -> Tensor:
@@ -137,17 +228,15 @@ def _widths(rows: Any) -> Tensor:
     return upper - lower
 
 
-REGRESSION_SCORES = _by_name(
-    _mean(
-        "log_likelihood",
+REGRESSION_SCORES = {
+    "log_likelihood": _mean(
         "Log-likelihood",
         "mean log-density of the outcomes, nats per row",
         "higher",
         lambda rows: finite_tensor("log_likelihood", rows.log_likelihood, infinite=True),
         core=True,
     ),
-    Score(
-        "rmse",
+    "rmse": Score(
         "RMSE",
         "root mean squared error of the mean, in units of the target",
         "lower",
@@ -155,71 +244,63 @@ REGRESSION_SCORES = _by_name(
         _rmse_error,
         core=True,
     ),
-    _mean(
-        "mae",
+    "mae": _mean(
         "MAE",
         "mean absolute error of the mean, in units of the target",
         "lower",
         RegressionOutcomes.absolute_errors,
         core=True,
     ),
-    Score(
-        "sharpness",
+    "sharpness": Score(
         "Sharpness",
         "root mean predictive variance: the RMSE the model expects of itself",
         "lower",
         lambda rows: scores.sharpness(rows.std, sample_weight=rows.sample_weight),
         core=True,
     ),
-    *map(_coverage, COVERAGE_LEVELS),
-    _mean(
-        "interval_width",
+    **{f"coverage_{100 * level:.0f}": _coverage(level) for level in COVERAGE_LEVELS},
+    "interval_width": _mean(
         "95 % interval width",
         "mean width, in units of the target; narrower is better if the coverage is right",
         None,
         _widths,
     ),
-    _mean(
-        "interval_score",
+    "interval_score": _mean(
         "95 % interval score",
         "width plus a penalty for misses",
         "lower",
-        lambda rows: scores.interval_score(rows.lower, rows.upper, rows.y, level=INTERVAL_LEVEL),
+        lambda rows: scores.interval_score(rows.lower, rows.upper, rows.y, level=COVERAGE_LEVELS[-1]),
     ),
-    _mean(
-        "crps",
+    "crps": _mean(
         "CRPS",
         "continuous ranked probability score, in units of the target",
         "lower",
         lambda rows: finite_tensor("crps", rows.crps),
     ),
-    Score(
-        "calibration_gap",
+    "calibration_gap": Score(
         "Calibration gap",
         "mean gap between claimed and observed coverage over all levels",
         "lower",
         lambda rows: calibration.interval_reliability(rows.pit, sample_weight=rows.sample_weight).mean_gap,
         percent=True,
     ),
-    Score(
-        "mean_pit",
+    "mean_pit": Score(
         "Mean PIT",
         "mean rank of the outcome in its prediction; above 0.5 predictions run low",
-        "nominal",
+        None,
         lambda rows: weighted_mean(finite_tensor("pit", rows.pit), rows.sample_weight),
         lambda rows: torch.tensor(1 / math.sqrt(12 * len(rows.pit))),  # of uniform transforms
         0.5,
     ),
-    Score(
-        "std_factor",
+    "std_factor": Score(
         "Best factor on std",
         "factor on the standard deviation with the largest likelihood; above 1 the model was over-confident",
-        "nominal",
+        None,
         lambda rows: calibration.std_scale(rows.mean, rows.std, rows.y, sample_weight=rows.sample_weight),
         nominal=1.0,
     ),
-    *_RANKING,
-)
+    **_RANKING,
+}
 """The scores of a regression by name, in the order in which they are shown."""
 
 
@@ -268,17 +349,15 @@ def _of_probabilities(score: Callable[..., Tensor]) -> Callable[[ClassOutcomes],
     return lambda rows: score(rows.probabilities, rows.labels, sample_weight=rows.sample_weight)
 
 
-CLASS_SCORES = _by_name(
-    _mean(
-        "log_likelihood",
+CLASS_SCORES = {
+    "log_likelihood": _mean(
         "Log-likelihood",
         "mean log-probability of the labels, nats per row",
         "higher",
         lambda rows: scores.class_log_likelihood(rows.probabilities, rows.labels),
         core=True,
     ),
-    _mean(
-        "accuracy",
+    "accuracy": _mean(
         "Accuracy",
         "share of rows whose most probable class is right",
         "higher",
@@ -286,8 +365,7 @@ CLASS_SCORES = _by_name(
         percent=True,
         core=True,
     ),
-    Score(
-        "balanced_accuracy",
+    "balanced_accuracy": Score(
         "Balanced accuracy",
         "mean over the classes of the share of their rows that are recognised",
         "higher",
@@ -296,31 +374,27 @@ CLASS_SCORES = _by_name(
         ),
         percent=True,
     ),
-    Score(
-        "class_auroc",
+    "class_auroc": Score(
         "AUROC of classes",
         "chance that a row of a class is given more of it than other rows are, mean over the classes; 0.5 is a guess",
         "higher",
         _of_probabilities(class_auroc),
     ),
-    _mean(
-        "mean_confidence",
+    "mean_confidence": _mean(
         "Mean confidence",
         "mean probability of the predicted class; a calibrated model's accuracy",
         None,
         lambda rows: scores.confidence_and_correctness(rows.probabilities, rows.labels)[0],
         percent=True,
     ),
-    _mean(
-        "brier",
+    "brier": _mean(
         "Brier score",
         "squared error of the probabilities, 0 to 2",
         "lower",
         lambda rows: scores.brier_score(rows.probabilities, rows.labels),
         core=True,
     ),
-    Score(
-        "calibration_error",
+    "calibration_error": Score(
         "ECE",
         "expected calibration error: mean gap of confidence and accuracy over 15 bins of equal width",
         "lower",
@@ -328,37 +402,33 @@ CLASS_SCORES = _by_name(
         percent=True,
         core=True,
     ),
-    Score(
-        "adaptive_calibration_error",
+    "adaptive_calibration_error": Score(
         "Adaptive ECE",
         "the same over 15 bins of equally many rows",
         "lower",
         _of_probabilities(scores.adaptive_calibration_error),
         percent=True,
     ),
-    Score(
-        "temperature",
+    "temperature": Score(
         "Best temperature",
         "temperature of the logits with the largest likelihood; above 1 the model was over-confident",
-        "nominal",
+        None,
         _temperature,
         nominal=1.0,
     ),
-    _mean("entropy", "Entropy", "mean total uncertainty, in nats", None, ClassOutcomes.uncertainty),
-    _mean(
-        "mutual_information",
+    "entropy": _mean("Entropy", "mean total uncertainty, in nats", None, ClassOutcomes.uncertainty),
+    "mutual_information": _mean(
         "Mutual information",
         "its epistemic part, in nats",
         None,
         lambda rows: finite_tensor("mutual_information", rows.mutual_information),
     ),
-    Score(
-        "error_auroc",
+    "error_auroc": Score(
         "AUROC of errors",
         "chance that a wrong row is more uncertain than a right one; 0.5 is no better than chance",
         "higher",
         _detection,
     ),
-    *_RANKING,
-)
+    **_RANKING,
+}
 """The scores of a classification by name, in the order in which they are shown."""

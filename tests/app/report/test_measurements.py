@@ -9,8 +9,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from dropbayes import calibration, information, scores
 from dropbayes.app.report import measurements, report
-from dropbayes.predictive.outcomes import RegressionOutcomes
-from dropbayes.predictive.scoring import REGRESSION_SCORES
+from dropbayes.predictive.scoring import REGRESSION_SCORES, RegressionOutcomes
 from tests.app.report.pages import Page, class_rows, draws_of, regression_rows
 
 

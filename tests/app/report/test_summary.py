@@ -19,7 +19,7 @@ def noisy_regression(residual, std, rise=1000.0):
     mean, std = np.linspace(0, rise, len(residual)), np.broadcast_to(std, len(residual)).copy()
     pit = calibration.gaussian_pit(np.zeros(len(residual)), std, residual).numpy()
     variances, ends = (std**2 / 4, 3 * std**2 / 4), (mean - 1.96 * std, mean + 1.96 * std)
-    return measurements.Regression(10, mean + residual, mean, *variances, *ends, pit, mean, mean)
+    return measurements.Regression(10, mean + residual, mean, std, *variances, *ends, pit, mean, mean)
 
 
 @pytest.mark.parametrize(("shift", "word"), [(-2.0, "low"), (2.0, "high"), (0.0, "")])
@@ -131,7 +131,8 @@ def test_a_skewed_target_is_to_be_transformed_unless_it_was():
     zero, level = np.zeros(2000), mean.std() / 2
     y = mean * np.exp(0.3 * rng.normal(size=2000))
     pit = calibration.gaussian_pit(mean, np.full(2000, level), y).numpy()
-    measured = measurements.Regression(10, y, mean, zero, zero + level**2, mean - level, mean + level, pit, zero, zero)
+    std, ends = zero + level, (mean - level, mean + level)
+    measured = measurements.Regression(10, y, mean, std, zero, std**2, *ends, pit, zero, zero)
     headline, text = summary.interval_advice(measured, Fit())
     assert headline == "Transform the target" and "<code>--target-transform auto</code>" in text
     assert summary.interval_advice(measured, Fit(transform="log"))[0] == "Learn the noise longer"

@@ -41,7 +41,6 @@ def evaluate(
     from dropbayes.app.tables import open_table
 
     fitted = load(model).with_draws(n_draws=n_draws, seed=seed)
-    regression = fitted.schema.task == "regression"
     blocks = []
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
         for window, y, known in labelled_windows(
@@ -51,27 +50,29 @@ def evaluate(
                 blocks.append(scored(fitted, window, y, known))
     note_training_rows(fitted, data)
     rows = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
-    n_rows, n_draws = len(rows["y"]), int(fitted.ensemble.n_draws) * len(fitted.ensemble.population_)
-    scores, values, errors, constant = scores_of(rows)
-    n_ranked = len(rows.get("crps", rows["y"]))
+    n_rows, n_draws = len(next(iter(rows.values()))), int(fitted.ensemble.n_draws) * len(fitted.ensemble.population_)
+    scores, constant = scores_of(rows)
+    errors = {name: one.error for name, one in scores.items() if one.error is not None}
+    some = f" ({len(rows['crps']):,} rows)" if len(rows.get("crps", ())) not in (0, n_rows) else ""
 
     def lines() -> Iterator[RenderableType]:
         yield f"{bold(fitted.schema.target)} in {escaped(source.label)}: {n_rows:,} rows, {n_draws} draws\n"
         cells = [
             [
-                score.label,
-                plain_number(values[name]),
-                plain_number(errors[name], digits=2) if name in errors else "",
+                one.score.label,
+                plain_number(one.value),
+                "" if one.error is None else plain_number(one.error, digits=2),
                 plain_number(constant[name]) if name in constant else "",
-                score.description + (f" ({n_ranked:,} rows)" if name == "crps" and n_ranked < n_rows else ""),
+                one.meaning + (some if name == "crps" else ""),
             ]
-            for name, score in scores.items()
+            for name, one in scores.items()
         ]
         yield table("", ["score", "value", "±", "constant", "meaning"], cells, numbers=(1, 2, 3))
-        what = "mean and standard deviation" if regression else "class shares"
+        what = "mean and standard deviation" if fitted.schema.task == "regression" else "class shares"
         yield f"\n± one standard error; constant: the {what} of these very outcomes, predicted for every row"
 
-    found = {"model": str(fitted.path), "data": source.label, "n_rows": n_rows, "n_draws": n_draws, **values}
+    found = {"model": str(fitted.path), "data": source.label, "n_rows": n_rows, "n_draws": n_draws}
+    found |= {name: one.value for name, one in scores.items()}
     print_result(found | {"standard_errors": errors, "constant": constant}, lines(), as_json=as_json)
 
 

@@ -31,7 +31,7 @@ from dropbayes.runtime.progress import ProgressBar
 from dropbayes.runtime.validation import quote
 
 if TYPE_CHECKING:  # it brings SciPy, for which a prediction need not wait
-    from dropbayes.predictive.scoring import Score
+    from dropbayes.predictive.scoring import ScoreValue
 
 
 def whole_table(source: Source) -> pa.Table:
@@ -173,49 +173,37 @@ def labelled_windows(
 
 
 def scored(model: Model, window: Window, y: NumpyArray, known: NumpyArray) -> dict[str, Tensor]:
-    """What the scores read of a window's rows that have an outcome."""
+    """What the scores read of a window's rows that have an outcome; the CRPS of at most 100 of them."""
+    from dropbayes.predictive.scoring import RegressionOutcomes
+
     kept, outcome = torch.from_numpy(known), torch.from_numpy(y[known])
     if model.schema.task == "classification":
         probabilities = draw_mean(model.ensemble.draws(window.encoded.x))
         check_finite({"probabilities": probabilities.numpy()}, window.place)
-        return {"y": outcome, "probabilities": probabilities[kept]}
+        return {"labels": outcome, "probabilities": probabilities[kept]}
     mixture = model.ensemble.predictive(window.encoded.x)
     check_finite({"mean": mixture.mean.numpy()}, window.place)
-    return _judged(mixture.rows(kept), outcome, max_ranked=100)
+    return RegressionOutcomes.columns(mixture.rows(kept), outcome, ranked=slice(None, None, -(-len(outcome) // 100)))
 
 
-def _judged(mixture: Mixture, y: Tensor, *, max_ranked: int) -> dict[str, Tensor]:
-    """The columns of `RegressionOutcomes`; the CRPS, which takes longest, of evenly chosen rows."""
-    lower, upper = mixture.interval(0.95)
-    some = slice(None, None, -(-len(y) // max_ranked))
-    moments = {"y": y, "mean": mixture.mean, "std": mixture.std, "lower": lower, "upper": upper}
-    judged = {"log_likelihood": mixture.log_density(y), "pit": mixture.pit(y)}
-    return moments | judged | {"crps": mixture.rows(some).crps(y[some])}
+def scores_of(rows: dict[str, Tensor]) -> tuple[dict[str, ScoreValue], dict[str, float]]:
+    """The scores that are shown, and their values for a prediction that is the same for every row."""
+    from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, score_values
 
-
-def scores_of(rows: dict[str, Tensor]) -> tuple[dict[str, Score], dict[str, float], dict[str, float], dict[str, float]]:
-    """The scores that are shown, their values and standard errors, and their values for a constant prediction."""
-    from dropbayes.predictive.outcomes import ClassOutcomes, RegressionOutcomes
-    from dropbayes.predictive.scoring import CLASS_SCORES, REGRESSION_SCORES
-
-    y = rows["y"]
-    outcomes: RegressionOutcomes | ClassOutcomes
-    constant: RegressionOutcomes | ClassOutcomes | None
+    constant: RegressionOutcomes | ClassOutcomes | None = None
     if "mean" in rows:
-        known, shown = REGRESSION_SCORES, {"interval_width", "interval_score", "crps"}
-        outcomes, spread = RegressionOutcomes(**rows), y.std(correction=0)
-        gaussian = Mixture(y.mean().expand(1, len(y)), spread) if spread > 0 else None
-        constant = None if gaussian is None else RegressionOutcomes(**_judged(gaussian, y, max_ranked=len(y)))
+        also, y = ("interval_width", "interval_score", "crps"), rows["y"]
+        values, spread = score_values(RegressionOutcomes(**rows), also), y.std(correction=0)
+        if spread > 0:
+            gaussian = Mixture(y.mean().expand(1, len(y)), spread)
+            constant = RegressionOutcomes(**RegressionOutcomes.columns(gaussian, y, ranked=slice(None)))
     else:
-        known, shown = CLASS_SCORES, {"balanced_accuracy", "class_auroc"}
-        outcomes = ClassOutcomes(y, rows["probabilities"])
+        also, y = ("balanced_accuracy", "class_auroc"), rows["labels"]
+        values = score_values(ClassOutcomes(**rows), also)
         shares = torch.bincount(y, minlength=rows["probabilities"].shape[1]).double() / len(y)
         constant = ClassOutcomes(y, shares.expand(len(y), -1))
-    scores = {name: score for name, score in known.items() if score.core or name in shown}
-    values = {name: float(score.value(outcomes)) for name, score in scores.items()}
-    errors = {name: float(s.error(outcomes)) for name, s in scores.items() if s.error is not None and len(y) > 1}
-    compared = {} if constant is None else {name: float(score.value(constant)) for name, score in scores.items()}
-    return scores, values, errors, compared
+    compared = {} if constant is None else score_values(constant, also)
+    return values, {name: one.value for name, one in compared.items()}
 
 
 # --- the rows of training ------------------------------------------------------------------------------------------

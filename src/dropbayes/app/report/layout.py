@@ -14,7 +14,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from dropbayes.app.report import svg
-from dropbayes.app.report.measurements import ScoreValue
+from dropbayes.predictive.scoring import ScoreValue
 from dropbayes.runtime.formatting import score_text
 from dropbayes.runtime.version import __version__
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from dropbayes import calibration, information, scores
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
-from dropbayes.predictive import CLASS_SCORES, REGRESSION_SCORES, ClassOutcomes, RegressionOutcomes, Score, draw_mean
+from dropbayes.predictive import ClassOutcomes, RegressionOutcomes, draw_mean
 from dropbayes.predictive.agreement import class_agreement, interval_agreement
-from dropbayes.predictive.outcomes import INTERVAL_LEVEL
+from dropbayes.predictive.scoring import ScoreValue, reliability_curve, risk_curve, score_values
 from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.formatting import number, percent
 from dropbayes.scores import RiskCoverage
@@ -30,26 +30,10 @@ CRPS_ROWS = 2000
 Labels = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class ScoreValue:
-    """One line of the table of scores; rows are taken as independent for the standard error."""
-
-    score: Score
-    value: float
-    error: float | None  # None where it is unknown
-    meaning: str
-
-
-def score_values(
-    table: Mapping[str, Score], rows: RegressionOutcomes | ClassOutcomes, remarks: Mapping[str, str]
-) -> dict[str, ScoreValue]:
-    """The scores of a table that the rows have, by name, with remarks on the meaning of some."""
-    values = {}
-    for name, score in table.items():
-        value, error = float(score.value(rows)), None if score.error is None else float(score.error(rows))
-        if not math.isnan(value):
-            values[name] = ScoreValue(score, value, error, score.description + remarks.get(name, ""))
-    return values
+def shown_scores(rows: RegressionOutcomes | ClassOutcomes, remarks: Mapping[str, str]) -> dict[str, ScoreValue]:
+    """The scores that the rows have, by name, with remarks on the meaning of some."""
+    values = {name: one for name, one in score_values(rows, also=None).items() if not math.isnan(one.value)}
+    return {name: one._replace(meaning=one.meaning + remarks.get(name, "")) for name, one in values.items()}
 
 
 @dataclass(eq=False)
@@ -59,12 +43,13 @@ class Regression:
     n_draws: int
     y: Numbers
     mean: Numbers
+    std: Numbers
     epistemic: Numbers  # variance over the draws
     aleatoric: Numbers  # variance of the noise
     lower: Numbers  # of the 95 % interval
     upper: Numbers
     pit: Numbers  # the predictive distribution function at y
-    log_density: Numbers
+    log_likelihood: Numbers
     crps: Numbers  # of an even selection of rows
 
     loss_name = shuffled_loss = "mean absolute error"
@@ -73,18 +58,17 @@ class Regression:
 
     def __post_init__(self) -> None:
         self.total = self.epistemic + self.aleatoric
-        self.uncertainty = np.sqrt(self.total)  # by which rows are ranked
+        self.uncertainty = self.std  # by which rows are ranked
         self.loss = np.abs(self.y - self.mean)
         self.inside = (self.lower <= self.y) & (self.y <= self.upper)
         # How far each row's success is from the probability claimed for it, and the variance that claim implies.
-        self.surprise = self.inside - INTERVAL_LEVEL, np.full(len(self.y), INTERVAL_LEVEL * (1 - INTERVAL_LEVEL))
-        self.reliability = calibration.interval_reliability(self.pit)
-        self.risk = scores.risk_coverage(self.uncertainty, self.loss)
+        self.surprise = self.inside - 0.95, np.full(len(self.y), 0.95 * 0.05)
+        judged = self.y, self.mean, self.uncertainty, self.pit, self.log_likelihood, None
+        rows = RegressionOutcomes(*judged, self.crps, self.lower, self.upper)
+        self.reliability, self.risk = reliability_curve(rows), risk_curve(rows)
         self.agreement = interval_agreement(self.pit)
-        moments = self.y, self.mean, self.uncertainty, self.pit, self.log_density
-        rows = RegressionOutcomes(*moments, crps=self.crps, lower=self.lower, upper=self.upper)
         some = f" (of {len(self.crps):,} evenly chosen rows)" if len(self.crps) < len(self.y) else ""
-        self.scores = score_values(REGRESSION_SCORES, rows, {"crps": some})
+        self.scores = shown_scores(rows, {"crps": some})
 
     @property
     def held(self) -> str:
@@ -93,7 +77,7 @@ class Regression:
         return "Intervals that claim 50 %, 80 % and 95 % hold {}, {} and {} of the truths".format(*shares)
 
     def surprise_text(self, surprise: float) -> str:
-        return percent(INTERVAL_LEVEL + surprise)
+        return percent(0.95 + surprise)
 
     def too_sure(self, surprise: float) -> str:
         return f"Intervals hold only {self.surprise_text(surprise)}"
@@ -118,18 +102,17 @@ class Classification:
         self.uncertainty = self.total  # by which rows are ranked
         self.predicted, self.confidence = self.probabilities.argmax(1), self.probabilities.max(1)
         self.loss = (self.predicted != self.labels).astype(float)
-        self.log_density = scores.class_log_likelihood(self.probabilities, self.labels).numpy()
+        self.log_likelihood = scores.class_log_likelihood(self.probabilities, self.labels).numpy()
         # How far each row's success is from the probability claimed for it, and the variance that claim implies.
         self.surprise = 1 - self.loss - self.confidence, self.confidence * (1 - self.confidence)
         self.confusion: Labels = np.zeros((self.probabilities.shape[1],) * 2, dtype=np.int64)  # [true, predicted]
         np.add.at(self.confusion, (self.labels, self.predicted), 1)
-        self.reliability = calibration.class_reliability(self.probabilities, self.labels)
-        self.risk = scores.risk_coverage(self.uncertainty, self.loss)
-        self.agreement = class_agreement(self.probabilities, self.labels)
         rows = ClassOutcomes(self.labels, self.probabilities, mutual_information=self.epistemic)
+        self.reliability, self.risk = reliability_curve(rows), risk_curve(rows)
+        self.agreement = class_agreement(self.probabilities, self.labels)
         expected = calibration.calibration_test(self.probabilities, self.labels, n_resamples=200).expected
         chance = f", and chance alone makes it {100 * expected:.1f} %"
-        self.scores = score_values(CLASS_SCORES, rows, {"calibration_error": chance})
+        self.scores = shown_scores(rows, {"calibration_error": chance})
 
     def surprise_text(self, surprise: float) -> str:
         return f"{100 * surprise:+.1f} %".replace("-", "−")
@@ -148,11 +131,9 @@ def regression(model: DropoutRegressor, x: Numbers, y: Numbers) -> Regression:
     blocks, n_draws = [], 0
     for rows, mixture in model.predictive_blocks(x):
         _refuse_infinite(mixture.location, rows)
-        outcome, some, n_draws = truth[rows], chosen[rows], mixture.n_draws
-        moments = mixture.mean, mixture.epistemic, mixture.aleatoric, *mixture.interval(INTERVAL_LEVEL)
-        judged = mixture.pit(outcome), mixture.log_density(outcome), mixture.rows(some).crps(outcome[some])
-        blocks.append((*moments, *judged))
-    return Regression(n_draws, y, *(torch.cat(column).numpy() for column in zip(*blocks, strict=True)))
+        n_draws, columns = mixture.n_draws, RegressionOutcomes.columns(mixture, truth[rows], ranked=chosen[rows])
+        blocks.append(columns | {"epistemic": mixture.epistemic, "aleatoric": mixture.aleatoric})
+    return Regression(n_draws, **{name: torch.cat([block[name] for block in blocks]).numpy() for name in blocks[0]})
 
 
 def classification(model: DropoutClassifier, x: Numbers, labels: Labels) -> Classification:

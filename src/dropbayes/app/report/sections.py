@@ -330,7 +330,7 @@ def dropout_verdict(model: Any, x: Numbers, y: npt.NDArray[Any], measured: Measu
         plain_densities = densities(float(best.x))
     values = {name: score.value for name, score in measured.scores.items()}
     return row_verdict(
-        torch.from_numpy(measured.log_density),
+        torch.from_numpy(measured.log_likelihood),
         plain_densities,
         torch.from_numpy(measured.uncertainty),
         torch.from_numpy(measured.loss),
