@@ -98,13 +98,6 @@ def test_variation_ratio_agrees_with_the_mode_of_the_votes():
     torch.testing.assert_close(info.variation_ratio(draws), expected)
 
 
-def test_class_axis_may_lie_anywhere():
-    draws = random_draws(6, 3, 2, 2, 4)
-    moved = draws.movedim(-1, -3)  # [draw, row, class, height, width]
-    for quantity in (info.predictive_entropy, info.expected_entropy, info.mutual_information, info.variation_ratio):
-        torch.testing.assert_close(quantity(moved, class_axis=-3), quantity(draws))
-
-
 @pytest.mark.parametrize(("n_rows", "n_classes"), [(1, 4), (2, 3), (4, 3)])
 def test_joint_information_agrees_with_enumeration(n_rows, n_classes):
     draws = random_draws(6, n_rows, n_classes)

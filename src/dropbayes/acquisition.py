@@ -105,7 +105,7 @@ def _refresh_leaders(gain: Tensor, value: Callable[[Tensor], Tensor], *, block: 
 
 
 def variance_queries(draws: Array, n_queries: int, *, noise_variance: float) -> Tensor:
-    r"""The rows whose targets together would teach most under a Gaussian fit to the draws, chosen greedily.
+    r"""The rows whose targets together would teach most under a Gaussian fit to the draws, chosen greedily, `[query]`.
 
     Each step takes the row of largest epistemic variance *given the rows chosen before*, which greedily maximises
     $\tfrac12 \log\det(\mathbf I + \Sigma/v)$ with $\Sigma$ the draws' covariance between rows.
@@ -115,9 +115,6 @@ def variance_queries(draws: Array, n_queries: int, *, noise_variance: float) -> 
         draws: Outputs of the pool, `[draw, row]`, the same function along each draw.
         n_queries: The number of rows to query.
         noise_variance: The observation variance $v = \tau^{-1}$; with $v \to \infty$ this is ranking by variance alone.
-
-    Returns:
-        Row indices, `[query]`, in the order chosen.
 
     Examples:
         >>> draws = torch.tensor([[3.0, 3.0, 1.0], [-3.0, -3.0, 1.0], [3.0, 3.0, -1.0], [-3.0, -3.0, -1.0]])
@@ -142,7 +139,7 @@ def variance_queries(draws: Array, n_queries: int, *, noise_variance: float) -> 
 
 
 def expected_information_gain(pool_draws: Array, target_draws: Array) -> Tensor:
-    r"""The information that the label of each pool row carries about the labels of the target rows (EPIG).
+    r"""The information that the label of each pool row carries about the labels of the target rows (EPIG), `[row]`.
 
     $$\mathbb E_{x_*}\, I[y; y_*] = \mathbb E_{x_*}\, \mathrm{KL}\Big(\tfrac1T \sum_t p_t(y)\,p_t(y_*) \,\Big\|\,
     \bar p(y)\,\bar p(y_*)\Big)$$
@@ -153,9 +150,6 @@ def expected_information_gain(pool_draws: Array, target_draws: Array) -> Tensor:
     Args:
         pool_draws: Class probabilities of the pool, `[draw, row, class]`, the same function along each draw.
         target_draws: Class probabilities of rows like those to be predicted, `[draw, target, class]`, the same draws.
-
-    Returns:
-        The information in nats, `[row]`.
 
     Examples:
         >>> pool = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [1.0, 0.0]]])
@@ -223,7 +217,7 @@ def stochastic_queries(scores: Array, n_queries: int, *, power: float = 1.0, see
 
 
 def badge_queries(probabilities: Array, features: Array, n_queries: int, *, seed: int = 0) -> Tensor:
-    r"""Rows whose gradients are large and differ, by k-means++ on gradient embeddings (BADGE).
+    r"""Rows whose gradients are large and differ, by k-means++ on gradient embeddings (BADGE), `[query]`.
 
     The embedding of a row is the gradient of its loss in the last layer's weights if the predicted class were true,
     $(p - e_{\hat y}) \otimes h$ [Ash et al. 2020]: long where the network is unsure, its direction the row's features.
@@ -235,9 +229,6 @@ def badge_queries(probabilities: Array, features: Array, n_queries: int, *, seed
         features: The inputs of the last layer, `[row, feature]`.
         n_queries: The number of rows to query.
         seed: The seed of the draws.
-
-    Returns:
-        Row indices, `[query]`, in the order drawn.
 
     Examples:
         >>> p = torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.5, 0.5], [1.0, 0.0]])
@@ -273,7 +264,7 @@ def badge_queries(probabilities: Array, features: Array, n_queries: int, *, seed
 
 
 def expected_improvement(draws: Array, *, best: float) -> Tensor:
-    r"""The mean improvement over the best value so far, $\tfrac1T \sum_t \max(f_t(x) - f_\text{best}, 0)$.
+    r"""The mean improvement over the best value so far, $\tfrac1T \sum_t \max(f_t(x) - f_\text{best}, 0)$, `[row]`.
 
     Computed from the draws, for any distribution of them; it is 0 where no draw improves, so take many draws. To
     minimise, negate draws and best.
@@ -281,9 +272,6 @@ def expected_improvement(draws: Array, *, best: float) -> Tensor:
     Args:
         draws: Function values of the candidates, `[draw, row]`.
         best: The best value found so far.
-
-    Returns:
-        The expected improvement, `[row]`.
 
     Examples:
         >>> expected_improvement(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), best=1.0)

@@ -406,14 +406,11 @@ def action_probabilities(value_draws: Array) -> Tensor:
 
 
 def expected_cost(probabilities: Array, cost: Array) -> Tensor:
-    r"""The expected cost of each action, $\sum_c p_c\, \text{cost}_{c a}$.
+    r"""The expected cost of each action, $\sum_c p_c\, \text{cost}_{c a}$, `[row, action]`.
 
     Args:
         probabilities: Predictive probabilities, `[row, class]`.
         cost: The cost of each action where each class is true, `[class, action]`. Add a column for "ask a person".
-
-    Returns:
-        The expected costs, `[row, action]`.
 
     Examples:
         >>> expected_cost(torch.tensor([[0.9, 0.1]]), torch.tensor([[0.0, 1.0], [20.0, 0.0]]))

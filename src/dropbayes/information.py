@@ -24,75 +24,57 @@ OUTCOME_LIMIT = 10_000
 _CHUNK_ELEMENTS = 2**22  # of the [outcome, row, class] product: 32 MiB in float64
 
 
-def _class_last(
-    probabilities: Array, class_axis: int, *, name: str = "probability_draws", axes: str = "[draw, ..., class]"
-) -> Tensor:
-    return class_probabilities(name, probabilities, axes=axes, class_axis=class_axis)
+def _draws(probability_draws: Array) -> Tensor:
+    return class_probabilities("probability_draws", probability_draws, axes="[draw, ..., class]")
 
 
-def entropy(probabilities: Array, *, class_axis: int = -1) -> Tensor:
+def entropy(probabilities: Array) -> Tensor:
     r"""The entropy $H[p] = -\sum_c p_c \log p_c$ of each row's class probabilities, with $0 \log 0 = 0$.
 
     Args:
         probabilities: Class probabilities `[..., class]`.
-        class_axis: The axis of the classes.
-
-    Returns:
-        The entropy in nats, `probabilities` without its class axis.
 
     Examples:
         >>> entropy(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
         tensor([0.6931, 0.0000])
     """
-    return torch.special.entr(_class_last(probabilities, class_axis, name="probabilities", axes="[..., class]")).sum(-1)
+    return torch.special.entr(class_probabilities("probabilities", probabilities, axes="[..., class]")).sum(-1)
 
 
-def predictive_entropy(probability_draws: Array, *, class_axis: int = -1) -> Tensor:
-    r"""The entropy of the predictive distribution, $H\big[\tfrac1T \sum_t p_t\big]$: total uncertainty.
+def predictive_entropy(probability_draws: Array) -> Tensor:
+    r"""The entropy of the predictive distribution, $H\big[\tfrac1T \sum_t p_t\big]$: total uncertainty, `[row]`.
 
     Args:
         probability_draws: Class probabilities of each draw, `[draw, row, class]`.
-        class_axis: The axis of the classes.
-
-    Returns:
-        The predictive entropy in nats, `[row]`.
 
     Examples:
         >>> predictive_entropy(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))  # the draws disagree
         tensor([0.6931])
     """
-    return torch.special.entr(_class_last(probability_draws, class_axis).mean(0)).sum(-1)
+    return torch.special.entr(_draws(probability_draws).mean(0)).sum(-1)
 
 
-def expected_entropy(probability_draws: Array, *, class_axis: int = -1) -> Tensor:
-    r"""The mean entropy of the draws, $\tfrac1T \sum_t H[p_t]$: aleatoric uncertainty.
+def expected_entropy(probability_draws: Array) -> Tensor:
+    r"""The mean entropy of the draws, $\tfrac1T \sum_t H[p_t]$: aleatoric uncertainty, `[row]`.
 
     Args:
         probability_draws: Class probabilities of each draw, `[draw, row, class]`.
-        class_axis: The axis of the classes.
-
-    Returns:
-        The expected entropy in nats, `[row]`.
 
     Examples:
         >>> expected_entropy(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))  # yet each is sure
         tensor([0.])
     """
-    return torch.special.entr(_class_last(probability_draws, class_axis)).sum(-1).mean(0)
+    return torch.special.entr(_draws(probability_draws)).sum(-1).mean(0)
 
 
-def mutual_information(probability_draws: Array, *, class_axis: int = -1) -> Tensor:
+def mutual_information(probability_draws: Array) -> Tensor:
     r"""The mutual information of label and function (BALD), $I[y; \omega] = H[\bar p] - \tfrac1T \sum_t H[p_t]$.
 
     Computed as the mean divergence $\tfrac1T \sum_t \mathrm{KL}(p_t \,\|\, \bar p)$, the same number without the
-    cancellation: it is never negative and keeps its digits when the draws almost agree.
+    cancellation: it lies between 0 and $\log T$ and keeps its digits when the draws almost agree.
 
     Args:
         probability_draws: Class probabilities of each draw, `[draw, row, class]`.
-        class_axis: The axis of the classes.
-
-    Returns:
-        The mutual information in nats, `[row]`, between 0 and $\log T$.
 
     Examples:
         >>> mutual_information(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
@@ -100,7 +82,7 @@ def mutual_information(probability_draws: Array, *, class_axis: int = -1) -> Ten
         >>> mutual_information(torch.tensor([[[0.5, 0.5]], [[0.5, 0.5]]]))  # noisy, but nothing to learn
         tensor([0.])
     """
-    draws = _class_last(probability_draws, class_axis)
+    draws = _draws(probability_draws)
     mean = _draw_mean(draws)
     deviation = draws - mean
     # p log(p / m) - (p - m) has the same sum over draws and classes, and every term is at least 0. log1p keeps the
@@ -120,22 +102,18 @@ def _draw_mean(values: Tensor) -> Tensor:
     return values.movedim(0, -1).contiguous().mean(-1)
 
 
-def variation_ratio(probability_draws: Array, *, class_axis: int = -1) -> Tensor:
-    r"""The fraction of draws that disagree with the modal class, $1 - f_{\max} / T$.
+def variation_ratio(probability_draws: Array) -> Tensor:
+    r"""The fraction of draws that disagree with the modal class, $1 - f_{\max} / T$, at most $1 - 1/C$.
 
     Args:
         probability_draws: Class probabilities of each draw, `[draw, row, class]`.
-        class_axis: The axis of the classes.
-
-    Returns:
-        The variation ratio, `[row]`, between 0 and $1 - 1/C$.
 
     Examples:
         >>> draws = torch.tensor([[[0.9, 0.1]], [[0.6, 0.4]], [[0.2, 0.8]], [[0.7, 0.3]]])
         >>> variation_ratio(draws)
         tensor([0.2500])
     """
-    draws = _class_last(probability_draws, class_axis)
+    draws = _draws(probability_draws)
     chosen = draws.argmax(-1)
     votes = torch.stack([(chosen == label).sum(0) for label in range(draws.shape[-1])], dim=-1)
     return 1 - votes.to(draws.dtype).amax(-1) / draws.shape[0]
@@ -199,9 +177,7 @@ class Outcomes:
         return Outcomes(probability, likelihood / likelihood.sum(1, keepdim=True))
 
 
-def joint_mutual_information(
-    probability_draws: Array, *, max_outcomes: int = OUTCOME_LIMIT, class_axis: int = -1, seed: int = 0
-) -> Tensor:
+def joint_mutual_information(probability_draws: Array, *, max_outcomes: int = OUTCOME_LIMIT, seed: int = 0) -> Tensor:
     r"""The mutual information of a whole batch's labels and the function, $I[y_1, \dots, y_B; \omega]$ (BatchBALD).
 
     $$I[\mathbf y; \omega] = H\Big[\tfrac1T \sum_t \prod_b p_t(y_b)\Big] - \sum_b \tfrac1T \sum_t H[p_t(y_b)]$$
@@ -214,11 +190,7 @@ def joint_mutual_information(
     Args:
         probability_draws: Class probabilities `[draw, row, class]`, the same function along each draw.
         max_outcomes: The maximum number of joint labels to enumerate, and the sample size beyond.
-        class_axis: The axis of the classes.
         seed: The seed of the sampled labels.
-
-    Returns:
-        The information in nats, a scalar.
 
     Examples:
         >>> once = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
@@ -226,7 +198,7 @@ def joint_mutual_information(
         >>> mutual_information(twice).sum(), joint_mutual_information(twice)
         (tensor(1.3863), tensor(0.6931, dtype=torch.float64))
     """
-    draws = _class_last(probability_draws, class_axis)
+    draws = _draws(probability_draws)
     if draws.dim() != 3:
         raise ValueError(f"`probability_draws` must be shaped [draw, row, class]; got {tuple(draws.shape)}.")
     check_count("max_outcomes", max_outcomes)

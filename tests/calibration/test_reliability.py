@@ -63,7 +63,7 @@ def test_mixture_pit_of_one_draw_is_the_gaussian_pit():
 
 def test_a_column_of_targets_is_refused_and_never_paired_with_every_row():
     mean, std, y = normal(20), normal(20, seed=1).exp(), normal(20, seed=2)
-    with pytest.raises(ValueError, match="`mean`, `std` and `y` must have one shape"):
+    with pytest.raises(ValueError, match="`mean` and `std` and `y` must have one shape"):
         calibration.gaussian_pit(mean, std, y[:, None])
     with pytest.raises(ValueError, match="`draws` and `y` must have one shape"):
         calibration.mixture_pit(normal(5, 20, 1), y, noise_variance=1.0)

@@ -159,7 +159,7 @@ def _log(probabilities: Tensor) -> Tensor:
 
 
 def _held_out(probabilities: Array, labels: Array, sample_weight: Array | None) -> tuple[Tensor, Tensor, Tensor]:
-    predicted = class_probabilities("probabilities", probabilities, detach=True).cpu()
+    predicted = class_probabilities("probabilities", probabilities).detach().cpu()
     truth = class_labels(labels, n_rows=len(predicted), n_classes=predicted.shape[1]).cpu()
     return _log(predicted), truth, row_weights(sample_weight, len(truth), like=predicted)
 

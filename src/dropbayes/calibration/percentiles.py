@@ -65,9 +65,6 @@ def uncertainty_reference(
         families: Keys of `FAMILIES` to choose from by likelihood.
         sample_weight: The weight of each training point.
 
-    Returns:
-        The fitted reference; call its `percentile` on new uncertainties.
-
     Examples:
         The paper's example: a standard deviation of 5 is extreme for one model and small for another.
 

@@ -34,7 +34,7 @@ def _of_label(scores: Tensor, labels: Array) -> Tensor:
 
 
 def conformal_sets(probabilities: Array, *, threshold: Array | float) -> Tensor:
-    """The split-conformal set of classes, which holds the label with the probability of its threshold.
+    """The split-conformal set of classes, which holds the label with the probability of its threshold, `[row, class]`.
 
     The guarantee is that of `conformal_interval`. These sets are the smallest on average [Sadinle et al. 2019]; a set
     is empty when no class is probable enough. The size of `adaptive_conformal_sets` follows the uncertainty.
@@ -43,9 +43,6 @@ def conformal_sets(probabilities: Array, *, threshold: Array | float) -> Tensor:
         probabilities: Predictive probabilities of the new rows, `[row, class]`.
         threshold: The threshold of the `label_scores` of held-out rows: a number (`conformal_threshold`), `[class]`
             (`class_thresholds`) or `[row, 1]`.
-
-    Returns:
-        True for the classes in the set, `[row, class]`.
 
     Examples:
         >>> conformal_sets(torch.tensor([[0.6, 0.4], [0.9, 0.1]]), threshold=0.5)
@@ -87,9 +84,6 @@ def adaptive_scores(
         free_classes: The size $k$ of a set without penalty.
         uniform: A uniform random number $u$ per row, `[row]`, which makes the coverage exact; by default 1, which makes
             it conservative and the same for every call.
-
-    Returns:
-        The scores, `[row, class]`.
 
     Examples:
         >>> adaptive_scores(torch.tensor([[0.5, 0.2, 0.3]]))
@@ -138,9 +132,6 @@ def adaptive_conformal_sets(
         penalty: The regularisation per class beyond the free ones.
         free_classes: The size of a set without penalty.
         uniform: A uniform random number per new row, if the calibration scores had them.
-
-    Returns:
-        True for the classes in the set, `[row, class]`.
 
     Examples:
         >>> adaptive_conformal_sets(torch.tensor([[0.5, 0.3, 0.2]]), threshold=0.9)

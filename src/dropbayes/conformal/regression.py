@@ -54,9 +54,6 @@ def conformal_interval(mean: Array, std: Array | float, *, threshold: Array | fl
         threshold: The threshold $q$ of the `standardised_residuals` of held-out rows: a number (`conformal_threshold`),
             or `[row]` (`group_thresholds`, or with weights).
 
-    Returns:
-        The lower and the upper ends.
-
     Examples:
         >>> conformal_interval(torch.tensor([5.0]), torch.tensor([2.0]), threshold=1.8)
         (tensor([1.4000]), tensor([8.6000]))

@@ -42,9 +42,6 @@ def conformal_threshold(
         sample_weight: The weights $w_i$ of the held-out rows.
         new_weight: The weight $w_\text{new}$ of the new row, or of each new row, `[new row]`.
 
-    Returns:
-        The threshold, shaped like `new_weight`.
-
     Examples:
         >>> conformal_threshold(torch.arange(1.0, 100.0), level=0.9)  # 99 scores: the 90th
         tensor(90.)

@@ -16,10 +16,6 @@ from torch import Tensor
 
 from dropbayes.runtime.arrays import Array, to_tensor
 
-# Probabilities may be off by rounding: of a half-precision softmax over many classes, or to three printed digits.
-_HALF_TOLERANCE, _TOLERANCE = 1e-2, 1e-3
-_MAX_COUNTED = 100_000_000  # the most rows that integer weights may stand for
-
 # ---------------------------------------------------------------------------------------------------- numbers
 
 
@@ -109,7 +105,11 @@ def finite_tensor(name: str, array: Array | float, *, axes: str | None = None, i
     """
     tensor = float_tensor(array, name=name)
     if axes is not None:
-        _check_axes(name, tensor, axes)
+        names = axes.strip("[]").split(", ")
+        least = len(names) - ("..." in names)
+        if tensor.dim() < least or (tensor.dim() > least and "..." not in names):
+            remedy = " Average draws over axis 0 first." if axes == "[row, class]" and tensor.dim() == 3 else ""
+            raise ValueError(f"`{name}` must be {axes}; got shape {tuple(tensor.shape)}.{remedy}")
     if tensor.numel() == 0:
         raise ValueError(f"`{name}` must not be empty; got shape {tuple(tensor.shape)}.")
     bad = tensor.isnan() if infinite else ~tensor.isfinite()
@@ -128,14 +128,6 @@ def check_values(name: str, values: Tensor, *, positive: bool = False, at_most: 
     if low < 0 or (positive and low == 0) or (at_most is not None and high > at_most):
         rule = "be positive" if positive else "be at least 0" if at_most is None else f"lie between 0 and {at_most:g}"
         raise ValueError(f"`{name}` must {rule}; got {low:.3g} to {high:.3g}.")
-
-
-def _check_axes(name: str, tensor: Tensor, axes: str) -> None:
-    names = axes.strip("[]").split(", ")
-    least = len(names) - ("..." in names)
-    if tensor.dim() < least or (tensor.dim() > least and "..." not in names):
-        remedy = " Average draws over axis 0 first." if axes == "[row, class]" and tensor.dim() == 3 else ""
-        raise ValueError(f"`{name}` must be {axes}; got shape {tuple(tensor.shape)}.{remedy}")
 
 
 def row_values(name: str, array: Array, *, n_rows: int | None = None, infinite: bool = False) -> Tensor:
@@ -160,7 +152,7 @@ def matching_tensors(arrays: Mapping[str, Array], *, draws: str | None = None, i
     shapes = {name: tuple(tensor.shape[1:] if name == draws else tensor.shape) for name, tensor in tensors.items()}
     if len(set(shapes.values())) != 1 or not next(iter(shapes.values())):
         got = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
-        rule = f"{_list_names(arrays)} must have one shape, [row, ...]"
+        rule = " and ".join(f"`{name}`" for name in arrays) + " must have one shape, [row, ...]"
         rule += f", `{draws}` with an axis of draws before it" if draws else ""
         raise ValueError(
             f"{rule}; got {got}. Reshape y (y[:, None] for a one-column output) or squeeze the prediction."
@@ -170,11 +162,6 @@ def matching_tensors(arrays: Mapping[str, Array], *, draws: str | None = None, i
         dtype = torch.promote_types(dtype, tensor.dtype)
     device = next(iter(tensors.values())).device
     return [tensor.to(device, dtype) for tensor in tensors.values()]
-
-
-def _list_names(names: Mapping[str, Any]) -> str:
-    quoted = [f"`{name}`" for name in names]
-    return ", ".join(quoted[:-1]) + " and " + quoted[-1] if len(quoted) > 1 else quoted[0]
 
 
 def row_weights(
@@ -216,28 +203,20 @@ def row_counts(sample_weight: Array | None, n_rows: int, *, like: Tensor) -> Ten
             "`sample_weight` must hold whole numbers here, how many independent rows each row stands for; got values "
             f"from {weight.min().item():.3g} to {weight.max().item():.3g} with fractions."
         )
-    if weight.sum() > _MAX_COUNTED:
-        raise ValueError(f"`sample_weight` must add up to at most {_MAX_COUNTED:,} rows here; got {weight.sum():.3g}.")
+    if weight.sum() > 1e8:
+        raise ValueError(f"`sample_weight` must add up to at most 100,000,000 rows here; got {weight.sum():.3g}.")
     return weight.long()
 
 
 # ---------------------------------------------------------------------------------------------------- classes
 
 
-def class_probabilities(
-    name: str, array: Array, *, axes: str = "[row, class]", class_axis: int = -1, detach: bool = False
-) -> Tensor:
-    """The array as a floating tensor of probabilities: at least 0, summing to 1 over the last axis.
-
-    Args:
-        name: The argument's name in errors.
-        array: The probabilities.
-        axes: The expected axes.
-        class_axis: The axis of the classes, which becomes the last.
-        detach: Whether to detach the result from the autograd graph.
-    """
-    tolerance = _HALF_TOLERANCE if getattr(array, "dtype", None) in _HALF else _TOLERANCE
-    tensor = finite_tensor(name, array, axes=axes).movedim(class_axis, -1)
+def class_probabilities(name: str, array: Array, *, axes: str = "[row, class]") -> Tensor:
+    """The array, of these axes, as a floating tensor of probabilities: at least 0, summing to 1 over the last axis."""
+    # Probabilities may be off by rounding: of a half-precision softmax over many classes, or to three printed digits.
+    halves = torch.float16, torch.bfloat16, np.dtype("float16")
+    tolerance = 1e-2 if getattr(array, "dtype", None) in halves else 1e-3
+    tensor = finite_tensor(name, array, axes=axes)
     totals = tensor.detach().sum(-1)
     if not (bool((tensor >= 0).all()) and bool(((totals - 1).abs() <= tolerance).all())):
         raise ValueError(
@@ -245,10 +224,7 @@ def class_probabilities(
             f"{tensor.min().item():.3g} to {tensor.max().item():.3g} and sums from {totals.min().item():.3g} to "
             f"{totals.max().item():.3g}. Apply softmax to logits first."
         )
-    return tensor.detach() if detach else tensor
-
-
-_HALF = (torch.float16, torch.bfloat16, np.dtype("float16"))
+    return tensor
 
 
 def class_labels(labels: Array, *, n_rows: int, n_classes: int, device: torch.device | None = None) -> Tensor:

@@ -83,9 +83,6 @@ def expected_calibration_error(
         n_bins: Bins $[b/n, (b+1)/n)$ of the unit interval, the last one closed.
         sample_weight: The weight of each row.
 
-    Returns:
-        The error, a scalar from 0 to 1.
-
     Examples:
         >>> expected_calibration_error(torch.tensor([[0.2, 0.8], [0.3, 0.7]]), torch.tensor([1, 0]), n_bins=1)
         tensor(0.2500)
@@ -109,9 +106,6 @@ def adaptive_calibration_error(
         labels: Class indices, `[row]`.
         n_bins: The number of bins; without ties their sizes differ by at most one row.
         sample_weight: The weight of each row.
-
-    Returns:
-        The error, a scalar from 0 to 1.
 
     Examples:
         >>> adaptive_calibration_error(torch.tensor([[0.2, 0.8], [0.3, 0.7]]), torch.tensor([1, 0]), n_bins=2)

@@ -24,9 +24,6 @@ def crps(draws: Array, y: Array, *, noise_variance: Array | float = 0.0) -> Tens
         y: The observed targets, `[row]`.
         noise_variance: The observation variance $v$ of each draw: a number, `[row]`, `[draw, 1]` or `[draw, row]`.
 
-    Returns:
-        The score of each row, `[row]`.
-
     Examples:
         >>> crps(torch.tensor([[0.0], [2.0]]), torch.tensor([1.0]))
         tensor([0.5000])
@@ -105,7 +102,7 @@ def _joint(draws: Array, y: Array) -> tuple[Tensor, Tensor]:
 
 
 def energy_score(draws: Array, y: Array) -> Tensor:
-    r"""The energy score of several outputs together, the CRPS in more dimensions; smaller is better.
+    r"""The energy score of several outputs together, `[row]`: the CRPS in more dimensions; smaller is better.
 
     $$\tfrac1T \sum_t \|y - \widehat y_t\| - \tfrac1{2T^2} \sum_{s,t} \|\widehat y_s - \widehat y_t\|$$
 
@@ -115,9 +112,6 @@ def energy_score(draws: Array, y: Array) -> Tensor:
     Args:
         draws: Draws of the targets, observation noise included, `[draw, row, output]`.
         y: The observed targets, `[row, output]`.
-
-    Returns:
-        The score of each row, `[row]`.
 
     Examples:
         >>> energy_score(torch.tensor([[[0.0, 0.0]], [[6.0, 8.0]]]), torch.tensor([[0.0, 0.0]]))
@@ -131,7 +125,7 @@ def energy_score(draws: Array, y: Array) -> Tensor:
 
 
 def variogram_score(draws: Array, y: Array, *, order: float = 0.5) -> Tensor:
-    r"""The variogram score of several outputs: do their differences vary as claimed? Smaller is better.
+    r"""The variogram score of several outputs, `[row]`: do their differences vary as claimed? Smaller is better.
 
     $$\sum_{i,j} \Big(|y_i - y_j|^p - \tfrac1T \sum_t |\widehat y_{ti} - \widehat y_{tj}|^p\Big)^2$$
 
@@ -142,9 +136,6 @@ def variogram_score(draws: Array, y: Array, *, order: float = 0.5) -> Tensor:
         draws: Draws of the targets, observation noise included, `[draw, row, output]`.
         y: The observed targets, `[row, output]`.
         order: The power $p$ of the differences.
-
-    Returns:
-        The score of each row, `[row]`.
 
     Examples:
         >>> variogram_score(torch.tensor([[[0.0, 1.0]]]), torch.tensor([[0.0, 4.0]]))

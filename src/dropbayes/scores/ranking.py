@@ -44,9 +44,6 @@ def average_precision(uncertainty: Array, event: Array, *, sample_weight: Array 
         event: True (or 1) where the event happened, `[row]`; both kinds must occur.
         sample_weight: The weight of each row.
 
-    Returns:
-        The area, a scalar.
-
     Examples:
         >>> wrong = torch.tensor([0, 1, 0, 1])  # misclassification detection
         >>> average_precision(torch.tensor([0.1, 0.9, 0.5, 0.4]), wrong)
@@ -128,9 +125,6 @@ def risk_coverage(uncertainty: Array, loss: Array, *, sample_weight: Array | Non
         uncertainty: One number per row, `[row]`; it may be infinite.
         loss: Each row's loss (1 for an error; a squared error; ...), `[row]`.
         sample_weight: The weight of each row; rows of weight 0 are left out of the curve.
-
-    Returns:
-        The curve, with its `area` (AURC) and `excess_area`.
 
     Examples:
         >>> curve = risk_coverage(torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.0, 0.0, 0.0, 1.0]))

@@ -41,16 +41,13 @@ def mae(mean: Array, y: Array, *, sample_weight: Array | None = None) -> Tensor:
 
 
 def mixture_log_likelihood(log_density_draws: Array) -> Tensor:
-    r"""The predictive log-likelihood $\log \tfrac1T \sum_t p(y \mid \omega_t)$ of the mixture of all draws.
+    r"""The predictive log-likelihood $\log \tfrac1T \sum_t p(y \mid \omega_t)$ of the mixture of all draws, `[row]`.
 
     [GG16, eq:predictive_dist]. The mixture is the predictive distribution itself: it may have many modes. A Gaussian
     with the same mean and variance scores differently (`gaussian_log_likelihood`).
 
     Args:
         log_density_draws: $\log p(y_n \mid \omega_t)$ of any likelihood, `[draw, row]`; $-\infty$ is a density of 0.
-
-    Returns:
-        The log-likelihood of each row, `[row]`.
 
     Examples:
         >>> mixture_log_likelihood(torch.tensor([[0.0, -1000.0], [0.0, -1001.0]]))  # no underflow
@@ -61,7 +58,7 @@ def mixture_log_likelihood(log_density_draws: Array) -> Tensor:
 
 
 def gaussian_mixture_log_likelihood(draws: Array, y: Array, *, precision: float) -> Tensor:
-    r"""The predictive log-likelihood of regression, a mixture of $T$ Gaussians of precision $\tau$.
+    r"""The predictive log-likelihood of regression, a mixture of $T$ Gaussians of precision $\tau$, `[row]`.
 
     [GG16, eq:predictive_dist_reg], with $D$ outputs per row:
 
@@ -72,9 +69,6 @@ def gaussian_mixture_log_likelihood(draws: Array, y: Array, *, precision: float)
         draws: Outputs of the network $\widehat y_t$, `[draw, row, ...]`.
         y: The observed targets, `[row, ...]`.
         precision: The model precision $\tau$, in units of 1/y².
-
-    Returns:
-        The log-likelihood of each row, `[row]`.
 
     Examples:
         >>> gaussian_mixture_log_likelihood(torch.tensor([[-1.0], [1.0]]), torch.tensor([1.0]), precision=1.0)
@@ -88,7 +82,7 @@ def gaussian_mixture_log_likelihood(draws: Array, y: Array, *, precision: float)
 
 
 def gaussian_log_likelihood(mean: Array, variance: Array, y: Array) -> Tensor:
-    r"""The log-likelihood of the moment-matched Gaussian $\mathcal N(y; \bar y, \operatorname{Var} y)$.
+    r"""The log-likelihood of the moment-matched Gaussian $\mathcal N(y; \bar y, \operatorname{Var} y)$, `[row]`.
 
     The Gaussian with the predictive mean and total variance ([GG16, prop:mean], [GG16, prop:var]). It equals
     `mixture_log_likelihood` only when the draws themselves are one Gaussian; it has lower variance with few
@@ -98,9 +92,6 @@ def gaussian_log_likelihood(mean: Array, variance: Array, y: Array) -> Tensor:
         mean: The predictive mean, `[row, ...]`.
         variance: The predictive variance (total: epistemic and aleatoric), positive, `[row, ...]`.
         y: The observed targets, `[row, ...]`.
-
-    Returns:
-        The log-likelihood of each row, `[row]`, summed over outputs.
 
     Examples:
         >>> gaussian_log_likelihood(torch.tensor([0.0]), torch.tensor([2.0]), torch.tensor([1.0]))
@@ -122,9 +113,6 @@ def interval_score(lower: Array, upper: Array, y: Array, *, level: float) -> Ten
         upper: Its upper end $u$.
         y: The observed targets.
         level: The nominal coverage of the interval.
-
-    Returns:
-        The score of each element of y.
 
     Examples:
         >>> interval_score(torch.tensor([0.0]), torch.tensor([1.0]), torch.tensor([1.5]), level=0.9)
@@ -164,9 +152,6 @@ def quantile_score(quantile: Array, y: Array, *, level: float) -> Tensor:
         quantile: The predicted quantile $q$, `[row, ...]`.
         y: The observed targets.
         level: The quantile's level $\alpha$.
-
-    Returns:
-        The score of each element of y.
 
     Examples:
         >>> quantile_score(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 2.0]), level=0.9)
