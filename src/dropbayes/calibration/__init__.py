@@ -7,7 +7,6 @@ points (`uncertainty_reference`), *refit* the scale on held-out data (`std_scale
 data (`dropbayes.conformal`). In every function a row of weight 2 counts as two.
 """
 
-from dropbayes.calibration.class_maps import BetaMap, ClassMap, beta_calibration, dirichlet_calibration, vector_scaling
 from dropbayes.calibration.percentiles import (
     FAMILIES,
     UncertaintyReference,
@@ -15,7 +14,17 @@ from dropbayes.calibration.percentiles import (
     relative_uncertainty,
     uncertainty_reference,
 )
-from dropbayes.calibration.recalibration import IsotonicRecalibration, isotonic_recalibration, std_scale, temperature
+from dropbayes.calibration.recalibration import (
+    BetaMap,
+    ClassMap,
+    IsotonicRecalibration,
+    beta_calibration,
+    dirichlet_calibration,
+    isotonic_recalibration,
+    std_scale,
+    temperature,
+    vector_scaling,
+)
 from dropbayes.calibration.reliability import (
     CalibrationTest,
     ReliabilityCurve,

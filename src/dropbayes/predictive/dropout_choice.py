@@ -12,7 +12,7 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.layers.conversion import add_dropout
 from dropbayes.likelihoods import Likelihood
-from dropbayes.predictive.draw_scores import checked_likelihood, checked_targets, evaluation_tensor, score_draws
+from dropbayes.predictive.evaluation import checked_likelihood, checked_targets, evaluation_tensor, score_draws
 from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.sampling import Sampling, draws
 

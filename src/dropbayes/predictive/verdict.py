@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dropbayes.likelihoods import Likelihood
 from dropbayes.linear import LinearCheck, check_linear
-from dropbayes.predictive.draw_scores import checked_likelihood, checked_targets, evaluation_tensor, score_draws
+from dropbayes.predictive.evaluation import checked_likelihood, checked_targets, evaluation_tensor, score_draws
 from dropbayes.predictive.scoring import COVERAGE_LEVELS, ClassOutcomes, core_scores
 from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.sampling import draws, sites
