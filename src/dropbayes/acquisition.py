@@ -27,8 +27,6 @@ from dropbayes.runtime.validation import (
 if TYPE_CHECKING:
     from botorch.models.ensemble import EnsembleModel
 
-_CHUNK_ELEMENTS = 2**22  # joint probabilities [row, target, class, class] per chunk: 32 MiB in float64
-
 
 def bald_queries(probability_draws: Array, n_queries: int) -> Tensor:
     r"""The rows whose labels would each teach most, by mutual information $I[y; \omega]$ (BALD), best first.
@@ -161,7 +159,8 @@ def expected_information_gain(pool_draws: Array, target_draws: Array) -> Tensor:
     if len(pool) != len(target):
         raise ValueError(f"`target_draws` must have the pool's {len(pool)} draws; got {len(target)}.")
     n_draws, n_rows, n_classes = pool.shape
-    mean, chunk = target.mean(0), max(1, _CHUNK_ELEMENTS // (target[0].numel() * n_classes))
+    # Chunks of joint probabilities [row, target, class, class] of 32 MiB in float64.
+    mean, chunk = target.mean(0), max(1, 2**22 // (target[0].numel() * n_classes))
     gains = []
     for rows in torch.arange(n_rows).split(chunk):
         joint = torch.einsum("trc,tsd->rscd", pool[:, rows], target) / n_draws

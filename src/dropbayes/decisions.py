@@ -30,8 +30,6 @@ from dropbayes.runtime.validation import (
 )
 from dropbayes.scores.averages import weighted_quantile
 
-_PILOT, _STARTS = 10, (2.0, 4.0, math.inf)  # one row in ten sets the thresholds; the starts of the sequences of tests
-
 
 @dataclass(frozen=True)
 class DeferralRule:
@@ -178,13 +176,14 @@ def deferral_for_risk(
     scores, losses = scores.repeat_interleave(counts), losses.repeat_interleave(counts)
     share, unit = target / largest_loss, losses / largest_loss
     order = torch.randperm(len(scores), generator=random_generator(seed))
-    pilot, rest = order[: len(scores) // _PILOT], order[len(scores) // _PILOT :]
+    pilot, rest = order[: len(scores) // 10], order[len(scores) // 10 :]
     levels = torch.arange(1, n_candidates, dtype=torch.float64) / n_candidates
     thresholds = [*(scores[pilot].quantile(levels).tolist() if len(pilot) else []), math.inf]
-    level = (1 - confidence) / len(_STARTS)
+    starts = (2.0, 4.0, math.inf)  # of the sequences of tests, in rows that just certify the target
+    level = (1 - confidence) / len(starts)
     fewest = math.log(level) / math.log1p(-share)  # rows without a loss that just certify the target
     certified = None
-    for start in _STARTS:
+    for start in starts:
         first = math.ceil(min(1.0, start * fewest / max(1, len(rest))) * len(thresholds)) - 1
         for threshold in thresholds[max(0, first) :]:
             if _p_value(unit, scores, rest, threshold, share) > level:

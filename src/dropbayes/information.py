@@ -21,8 +21,6 @@ from dropbayes.runtime.validation import Array, check_count, class_probabilities
 OUTCOME_LIMIT = 10_000
 """The maximum number of joint labels to enumerate (batches of 4 for 10 classes, of 13 for 2); more are sampled."""
 
-_CHUNK_ELEMENTS = 2**22  # of the [outcome, row, class] product: 32 MiB in float64
-
 
 def _draws(probability_draws: Array) -> Tensor:
     return class_probabilities("probability_draws", probability_draws, axes="[draw, ..., class]")
@@ -150,7 +148,7 @@ class Outcomes:
         n_draws, n_rows, n_classes = draws.shape
         entropy_of_draws = torch.special.entr(draws).sum(-1)
         total = draws.new_zeros(n_rows)
-        chunk = max(1, _CHUNK_ELEMENTS // (n_rows * n_classes))
+        chunk = max(1, 2**22 // (n_rows * n_classes))  # of the [outcome, row, class] product: 32 MiB in float64
         for probability, weights in zip(self.probability.split(chunk), self.draw_weights.split(chunk), strict=True):
             given = (weights @ draws.reshape(n_draws, -1)).reshape(-1, n_rows, n_classes)
             # Both terms under the same weights: each outcome's information is at least 0, sampled or not.

@@ -28,8 +28,6 @@ from dropbayes.runtime.validation import (
 )
 from dropbayes.scores.averages import weighted_mean
 
-_LOG_TEMPERATURE, _GRID = math.log(20), 15  # the search stays within 1/20 and 20
-
 
 def std_scale(mean: Array, std: Array | float, y: Array, *, sample_weight: Array | None = None) -> Tensor:
     r"""The factor $s$ on the standard deviation with the largest Gaussian likelihood.
@@ -146,10 +144,9 @@ def temperature(logit_draws: Array, labels: Array, *, sample_weight: Array | Non
         return -float((log_probabilities.logsumexp(0).squeeze(-1) * weight).sum() / weight.sum())
 
     # The likelihood of a mixture may have several maxima: a grid finds the highest, a bounded search refines it.
-    grid = [step * _LOG_TEMPERATURE / _GRID for step in range(-_GRID, _GRID + 1)]
-    start = min(grid, key=negative_log_likelihood)
-    width = _LOG_TEMPERATURE / _GRID
-    bounds = max(start - width, -_LOG_TEMPERATURE), min(start + width, _LOG_TEMPERATURE)
+    end, n = math.log(20), 15
+    start = min((step * end / n for step in range(-n, n + 1)), key=negative_log_likelihood)
+    bounds = max(start - end / n, -end), min(start + end / n, end)
     best = scipy.optimize.minimize_scalar(
         negative_log_likelihood, bounds=bounds, method="bounded", options={"xatol": 1e-9}
     )

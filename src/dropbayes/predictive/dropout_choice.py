@@ -16,9 +16,6 @@ from dropbayes.predictive.evaluation import checked_likelihood, checked_targets,
 from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.sampling import Sampling, draws
 
-DROP_PROBS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
-"""The drop probabilities that `choose_dropout` tries."""
-
 
 @dataclass(frozen=True)
 class DropoutChoice(Printed):
@@ -60,7 +57,7 @@ def choose_dropout(
     tolerance: float = 0.01,
     where: Callable[[str, nn.Module], bool] | Collection[str] | None = None,
     likelihood: Likelihood | None = None,
-    drop_probs: Sequence[float] = DROP_PROBS,
+    drop_probs: Sequence[float] = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3),
     n_draws: int = 50,
     seed: int = 0,
 ) -> DropoutChoice:

@@ -19,8 +19,6 @@ from dropbayes.scores import crps, mixture_log_likelihood
 # Cells of the tabulated distribution function of Student's t. Its error is below 1e-9 up to these degrees of freedom;
 # beyond them a Gaussian is used (they differ by at most 1/(4ν)).
 _CELLS, _MOST_FREEDOM = 4096, 1000.0
-# The number of nodes of the integral in the CRPS of Student's t, and their range: sinh(12) standard deviations.
-_CRPS_NODES, _CRPS_REACH = 769, 12.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,7 +250,7 @@ def _student_table(freedom: float, dtype: torch.dtype, device: torch.device) -> 
 def _expected_half_difference(location: Tensor, scale: Tensor, unit: Tensor, freedom: float) -> Tensor:
     r"""$\tfrac12 \mathbb E|Y - Y'| = \int F (1 - F)\,dz$ by the trapezoidal rule in $\operatorname{arsinh} z$."""
     centre, total = location.mean(0), torch.zeros_like(unit)
-    nodes = torch.linspace(-_CRPS_REACH, _CRPS_REACH, _CRPS_NODES, dtype=torch.float64).tolist()
+    nodes = torch.linspace(-12, 12, 769, dtype=torch.float64).tolist()  # as far as sinh(12) standard deviations
     for node in nodes:
         z = (centre + unit * math.sinh(node) - location) / scale
         below, above = (_distribution(side, freedom).mean(0) for side in (z, -z))  # 1 - F would cancel in the tail

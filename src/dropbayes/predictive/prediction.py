@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
 
-_SHOWN_ROWS = 5  # at the beginning, and at the end
-
 
 @dataclass(frozen=True, repr=False)
 class Prediction(Printed):
@@ -271,9 +269,9 @@ class Prediction(Printed):
         if self.information:
             names = ["mean", *(("entropy", "mutual_information") if self.entropy.dim() == 1 else ())]
         columns = dict(list(self._columns(names).items())[:8])
-        n_rows, some = len(self), 2 * _SHOWN_ROWS
-        shown = range(n_rows) if n_rows <= some else [*range(_SHOWN_ROWS), *range(n_rows - _SHOWN_ROWS, n_rows)]
+        n_rows = len(self)
+        shown = range(n_rows) if n_rows <= 10 else [*range(5), *range(n_rows - 5, n_rows)]
         rows = [[str(row), *(f"{column[row]:.4g}" for column in columns.values())] for row in shown]
-        if n_rows > some:
-            rows.insert(_SHOWN_ROWS, ["…"] * (len(columns) + 1))
+        if n_rows > 10:
+            rows.insert(5, ["…"] * (len(columns) + 1))
         return Table(repr(self), rows, ["row", *columns], align=">" * (len(columns) + 1))

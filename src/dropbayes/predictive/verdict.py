@@ -22,9 +22,6 @@ from dropbayes.scores import RiskCoverage, risk_coverage
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# The gap between nominal and observed coverage above which calibration is advised.
-_COVERAGE_GAP = 0.05
-
 
 @dataclass(frozen=True)
 class Verdict(Printed):
@@ -216,7 +213,7 @@ def _ensemble_equivalent(
 
 
 def _advice(verdict: Verdict) -> tuple[str, ...]:
-    advice = []
+    advice, max_gap = [], 0.05  # of nominal and observed coverage, above which calibration is advised
     if verdict.gain > 2 * verdict.gain_error:
         advice.append("Keep the draws: they predict the outcomes better than one pass.")
     elif verdict.gain < -2 * verdict.gain_error:
@@ -227,9 +224,9 @@ def _advice(verdict: Verdict) -> tuple[str, ...]:
         advice.append("The uncertainty does not rank the errors: add dropout before more layers, or train an ensemble.")
     gaps = [observed - claimed for claimed, observed in verdict.coverage.items()]
     worst = max(gaps, key=abs, default=0.0)
-    if abs(worst) > _COVERAGE_GAP:
+    if abs(worst) > max_gap:
         word = "narrow" if worst < 0 else "wide"
         advice.append(f"Intervals are too {word}: calibrate them on held-out rows (calibration.std_scale).")
-    if verdict.calibration_error is not None and verdict.calibration_error > _COVERAGE_GAP:
+    if verdict.calibration_error is not None and verdict.calibration_error > max_gap:
         advice.append("Confidence and accuracy differ: calibrate on held-out rows (calibration.temperature).")
     return tuple(advice)

@@ -15,9 +15,6 @@ from torch import Tensor
 
 _Result = TypeVar("_Result")
 
-# PyTorch asks for a few iterations before a capture: libraries choose kernels and allocate workspaces in them.
-_WARM_UP_CALLS = 3
-
 
 def available_device(device: str | torch.device = "auto") -> torch.device:
     """The device of this name, after a number was stored on it and read back.
@@ -126,7 +123,7 @@ def capture_graph(
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP_CALLS):
+            for _ in range(3):  # PyTorch asks for a few: libraries choose kernels and allocate workspaces in them
                 call()
                 restore()
         torch.cuda.current_stream(device).wait_stream(stream)

@@ -14,8 +14,6 @@ import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
-_ABANDONED_SECONDS = 86_400.0  # a temporary file unchanged for a day belongs to a process that was killed
-
 
 def check_output(path: str | os.PathLike[str]) -> None:
     """Raises unless a file can be at the path: before long work, so that its result is not lost.
@@ -121,12 +119,12 @@ def _temporary(path: pathlib.Path) -> pathlib.Path:
 
 
 def _remove_abandoned(path: pathlib.Path) -> None:
-    """Removes temporary files and folders that killed processes left beside `path`."""
+    """Removes temporary files and folders beside `path` that are unchanged for a day: their processes were killed."""
     beginning, length = f".{path.name}.", len(f".{path.name}.") + 16 + len(".part")
     for entry in os.scandir(path.parent):
         if len(entry.name) == length and entry.name.startswith(beginning) and entry.name.endswith(".part"):
             with contextlib.suppress(OSError):
-                if time.time() - entry.stat().st_mtime > _ABANDONED_SECONDS:
+                if time.time() - entry.stat().st_mtime > 86_400:
                     shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
 
 

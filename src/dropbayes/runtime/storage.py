@@ -23,7 +23,6 @@ from dropbayes.runtime import files
 
 FORMAT = 1
 _BLANK = "0" * 64
-_MAX_HEADER = 32 * 2**20  # bytes; the names, shapes and settings of ten thousand tensors fit in a tenth of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +162,7 @@ def _refusal() -> ValueError:
 def _verify(contents: bytes) -> dict[str, Any]:
     """The description of a file whose digest is right; an exception of any class for all others."""
     length = int.from_bytes(contents[:8], "little")
-    if length > min(_MAX_HEADER, len(contents) - 8):
+    if length > min(32 * 2**20, len(contents) - 8):  # ten thousand tensors fit in a tenth of it
         raise ValueError
     header = contents[8 : 8 + length]
     outer = json.loads(json.loads(header.decode())["__metadata__"]["dropbayes"])

@@ -24,9 +24,6 @@ from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.formatting import number, percent
 from dropbayes.scores import RiskCoverage
 
-CRPS_ROWS = 2000
-"""The rows whose CRPS is computed (its cost grows with the square of the draws): beyond them, an even selection."""
-
 Labels = npt.NDArray[np.int64]
 
 
@@ -127,7 +124,7 @@ Measured = Regression | Classification
 def regression(model: DropoutRegressor, x: Numbers, y: Numbers) -> Regression:
     """The measurements of a regression, from the distributions that `predict` itself reads."""
     truth, chosen = torch.from_numpy(y), torch.zeros(len(x), dtype=torch.bool)
-    chosen[even_selection(len(x), CRPS_ROWS)] = True
+    chosen[even_selection(len(x), 2000)] = True  # the cost of a CRPS grows with the square of the draws
     blocks, n_draws = [], 0
     for rows, mixture in model.predictive_blocks(x):
         _refuse_infinite(mixture.location, rows)
