@@ -80,11 +80,11 @@ def test_a_target_learned_as_its_logarithm_is_predicted_in_its_own_units(tmp_pat
 
 
 def test_settings_reach_the_estimator(models, tmp_path):
-    options = ["--hidden", "3,5", "--drop-prob", "0.2", "--weight-decay", "0.01", "--activation", "tanh", "--noise",
+    options = ["--hidden", "3,5", "--drop-prob", "0.2", "--weight-decay", "0.01", "--noise",
                "heteroscedastic", "--n-steps", "3", "--n-networks", "1", "--n-draws", "7", "--seed", "5"]  # fmt: skip
     run("fit", models / "train.csv", "--target", "price", "--ignore", "kind", "--out", tmp_path / "m", *options)
     estimator = load(tmp_path / "m").estimator
-    wanted = {"hidden": (3, 5), "drop_prob": 0.2, "weight_decay": 0.01, "activation": "tanh", "noise": "heteroscedastic",
+    wanted = {"hidden": (3, 5), "drop_prob": 0.2, "weight_decay": 0.01, "noise": "heteroscedastic",
               "n_steps": 3, "n_networks": 1, "n_draws": 7, "random_state": 5}  # fmt: skip
     assert {name: getattr(estimator, name) for name in wanted} == wanted
     assert run("predict", tmp_path / "m", models / "new.csv", "-o", "-").code == 0

@@ -72,16 +72,9 @@ def fit(
             help="Scale in which a regression learns: none, log, arcsinh, or auto to choose by held-out rows.",
         ),
     ] = "none",
-    learn_drop_prob: Annotated[
-        bool, options.training("--learn-drop-prob", metavar="", help="Learn each layer's drop probability.")
-    ] = False,
-    activation: Annotated[Literal["relu", "tanh"], options.training(help="The non-linearity.", metavar=None)] = "relu",
     n_networks: Annotated[int | None, options.training(help="Networks whose draws are pooled.", min=1)] = None,
     n_steps: Annotated[int | None, options.training(help="Training steps on small data.", min=1)] = None,
     n_draws: Annotated[int, options.training(help="Draws per network and prediction.", min=1)] = 50,
-    learning_rate: Annotated[
-        float | None, options.training(help="Adam's initial step size.", min=1e-12, metavar="X")
-    ] = None,
     device: Annotated[str, options.training(help="auto, cpu, cuda ...", metavar="NAME")] = "auto",
     delimiter: options.Delimiter = None,
     encoding: options.Encoding = None,
@@ -126,14 +119,11 @@ def fit(
         "drop_prob": drop_prob,
         "weight_decay": weight_decay,
         **({"noise": noise, "target_transform": target_transform} if rows.schema.task == "regression" else {}),
-        "learn_drop_prob": learn_drop_prob,
-        "activation": activation,
         "effort": "quick" if quick else effort,
         "n_networks": n_networks or "auto",
         "n_steps": n_steps or "auto",
         "min_epochs": 1 if quick else 10,
         "n_draws": n_draws,
-        "learning_rate": learning_rate or "auto",
         "device": device,
         "random_state": seed,
     }
@@ -170,7 +160,7 @@ def versions() -> dict[str, str]:
 # --- the columns, before the training ------------------------------------------------------------------------------
 
 
-def _columns(rows: TrainingRows, max_lines: int = 60) -> Iterator[RenderableType]:
+def _columns(rows: TrainingRows) -> Iterator[RenderableType]:
     """How the columns are read."""
     from dropbayes.columns.notation import PLAIN
 
@@ -190,23 +180,17 @@ def _columns(rows: TrainingRows, max_lines: int = 60) -> Iterator[RenderableType
         for c in schema.columns
     ]
     lines += [[name, "left out", "0", "", reason] for name, reason in schema.left_out.items()]
-    lines = _join_lines(lines)
-    yield table("", ["column", "kind", "inputs", "missing", "how it is read"], lines[:max_lines], numbers=(2, 3))
-    if len(lines) > max_lines:
-        yield f"… and {len(lines) - max_lines:,} more lines; `dropbayes explain` lists every column"
-    yield ""
-
-
-def _join_lines(lines: list[list[str]], max_alike: int = 20) -> list[list[str]]:
-    """The lines with runs of neighbouring columns that are read alike, beyond a handful, in one line."""
-    result: list[list[str]] = []
+    shown: list[list[str]] = []
     for _, run in itertools.groupby(lines, key=lambda line: line[1:]):
         alike = list(run)
-        if len(alike) > max_alike:
+        if len(alike) > 20:  # neighbouring columns that are read alike stand in one line
             name = f"{alike[0][0]} to {alike[-1][0]}, {len(alike):,} columns"
             alike = [[name, alike[0][1], f"{sum(int(line[2]) for line in alike):,}", *alike[0][3:]]]
-        result += alike
-    return result
+        shown += alike
+    yield table("", ["column", "kind", "inputs", "missing", "how it is read"], shown[:60], numbers=(2, 3))
+    if len(shown) > 60:
+        yield f"… and {len(shown) - 60:,} more lines; `dropbayes explain` lists every column"
+    yield ""
 
 
 def _read(column: Column) -> str:
@@ -226,8 +210,8 @@ def _read(column: Column) -> str:
     return f"{how}{'; ' if how else ''}missing taken as {median}{filled_value(column)}, and flagged"
 
 
-def _abbreviated_list(texts: list[str], most: int = 4) -> str:
-    return ", ".join(texts[:most]) + (", …" if len(texts) > most else "")
+def _abbreviated_list(texts: list[str]) -> str:
+    return ", ".join(texts[:4]) + (", …" if len(texts) > 4 else "")
 
 
 def _note_target(rows: TrainingRows, task: str | None) -> None:
@@ -283,7 +267,7 @@ def _note_settings(model: Model) -> None:
         note(f"the best {words}, {value:g}, is at the edge of those tried; --{option} {beyond} tries beyond it.")
 
 
-def _note_order(model: Model, rows: TrainingRows, cells: pa.Table, min_rows: int = 50) -> None:
+def _note_order(model: Model, rows: TrainingRows, cells: pa.Table) -> None:
     """Notes on rows that resemble their neighbours, of which folds of single rows say too much good.
 
     Where the rows are in order of time, networks with the settings of the fit are scored on folds that follow the rows
@@ -295,7 +279,7 @@ def _note_order(model: Model, rows: TrainingRows, cells: pa.Table, min_rows: int
     from dropbayes.columns.encoding import column_values
 
     for column in rows.schema.columns:
-        if column.kind not in ("number", "date") or len(rows.x) < min_rows:
+        if column.kind not in ("number", "date") or len(rows.x) < 50:
             continue
         values = column_values(column, cells[column.name], str, rows.schema.missing)[rows.kept]
         steps = np.diff(values)

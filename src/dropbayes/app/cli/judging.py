@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import sys
 from collections.abc import Iterator
@@ -25,7 +26,6 @@ def evaluate(
     n_draws: options.Draws = None,
     seed: options.Seed = None,
     allow_new: options.AllowNew = False,
-    block_rows: options.BlockRows = None,
     delimiter: options.Delimiter = None,
     encoding: options.Encoding = None,
     as_json: options.Json = False,
@@ -44,7 +44,7 @@ def evaluate(
     blocks = []
     with open_table(data, delimiter=delimiter, encoding=encoding) as source:
         for window, y, known in labelled_windows(
-            fitted, source, allow_new=allow_new, title="evaluate", purpose="to score against", block_rows=block_rows
+            fitted, source, allow_new=allow_new, title="evaluate", purpose="to score against"
         ):
             if known.any():
                 blocks.append(scored(fitted, window, y, known))
@@ -137,7 +137,6 @@ def report(
     output: Annotated[
         str, typer.Option("--output", "-o", help="The HTML file to write; - is standard output.", metavar="FILE")
     ],
-    title: Annotated[str | None, typer.Option(help="Title of the page.", metavar="TEXT")] = None,
     training: Annotated[
         str | None,
         typer.Option(help="The training table, for simple models and a comparison of rows.", metavar="DATA"),
@@ -167,7 +166,8 @@ def report(
     given = {"--training": training, "--n-draws": n_draws, "--seed": seed}
     further = [part for name, value in given.items() if value is not None for part in (name, str(value))]
     command = shlex.join(["dropbayes", "report", model, data, "-o", output, *further])
-    schema = fitted.schema
+    schema, inputs = fitted.schema, itertools.count()
+    features = {column.name: [next(inputs) for _ in column.inputs] for column in schema.columns}
     html = page(
         fitted.estimator,
         rows.x,
@@ -175,14 +175,14 @@ def report(
         target=schema.target,
         columns={name: rows.table[name].to_pylist() for name in rows.table.column_names if name != schema.target},
         names=schema.inputs,
-        title=title or f"{schema.target}: {label}",
+        title=f"{schema.target}: {label}",
         provenance=_provenance(fitted, f"{label}, {len(rows.x):,} rows", command),
         n_draws=n_draws,
         seed=fitted.ensemble.seed_ if seed is None else seed,
         training=None if known is None else (known.x, known.y),
-        features=_features(fitted),
+        features=features,
         ranges=_ranges(fitted),
-        band_feature=next(iter(_features(fitted).get(fitted.origin.get("time", ""), [])), None),
+        band_feature=next(iter(features.get(fitted.origin.get("time", ""), [])), None),
     )
     if output == "-":
         sys.stdout.write(html)
@@ -205,15 +205,6 @@ def _ranges(model: Model) -> dict[str, tuple[float, float]]:
             low, high = date_inputs(ends, ("year",))[:, 0] if column.kind == "date" else ends
             ranges[column.name] = (float(low), float(high))
     return ranges
-
-
-def _features(model: Model) -> dict[str, list[int]]:
-    """The indices of the inputs that each column became."""
-    groups, start = {}, 0
-    for column in model.schema.columns:
-        groups[column.name] = list(range(start, start + len(column.inputs)))
-        start += len(column.inputs)
-    return groups
 
 
 def _provenance(model: Model, data: str, command: str) -> dict[str, str]:

@@ -88,9 +88,7 @@ def windows(
     _note_unusual_cells(model, missing, new, outside)
 
 
-def _note_unusual_cells(
-    model: Model, missing: Counter[str], new: Counter[str], outside: Counter[str], max_notes: int = 10
-) -> None:
+def _note_unusual_cells(model: Model, missing: Counter[str], new: Counter[str], outside: Counter[str]) -> None:
     lines = []
     for column in model.schema.columns:
         if missing[column.name]:
@@ -101,10 +99,10 @@ def _note_unusual_cells(
             lines.append(
                 f"{count(new[column.name], 'value')} of {column.name!r} new to the model, encoded as all zeros."
             )
-    for line in lines[:max_notes]:
+    for line in lines[:10]:
         note(line)
-    if len(lines) > max_notes:
-        note(f"the same of {count(len(lines) - max_notes, 'further column')}.")
+    if len(lines) > 10:
+        note(f"the same of {count(len(lines) - 10, 'further column')}.")
     beyond = {name: n for name, n in outside.items() if name not in new}
     if beyond:
         some = ", ".join(f"{name!r} in {count(n, 'row')}" for name, n in list(beyond.items())[:5])
@@ -154,14 +152,14 @@ def labelled_rows(
 
 
 def labelled_windows(
-    model: Model, source: Source, *, allow_new: bool, title: str, purpose: str, block_rows: int | None = None
+    model: Model, source: Source, *, allow_new: bool, title: str, purpose: str
 ) -> Iterator[tuple[Window, NumpyArray, NumpyArray]]:
     """Each window of a table with its outcomes (class numbers for classes), and which of its rows have one.
 
     `purpose` is the use of the outcomes, for the error where there is none; for the rest see `windows`.
     """
     n_known = n_absent = 0
-    for window in windows(model, source, allow_new=allow_new, title=title, block_rows=block_rows, with_target=True):
+    for window in windows(model, source, allow_new=allow_new, title=title, with_target=True):
         y, known = model.outcomes(window.table, at=window.place)
         n_known += int(known.sum())
         n_absent += int((~known).sum())

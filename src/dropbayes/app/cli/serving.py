@@ -38,7 +38,11 @@ def serve(
     """
     with extra("serve"):
         from dropbayes.app import serving
-    token = None if token_file is None else _token(pathlib.Path(token_file))
+    token = None
+    if token_file is not None:
+        token = pathlib.Path(token_file).read_text(encoding="ascii", errors="replace").strip()
+        if not token or not (token.isascii() and token.isprintable()) or " " in token:
+            raise ValueError(f"{token_file!r} must hold a token: one line of plain characters without spaces.")
     settings = serving.Settings(
         [pathlib.Path(path) for path in models],
         host=host,
@@ -61,16 +65,6 @@ def serve(
             f"serving {served.name}, version {served.version}, at {url}/v2/models/{served.name}", flush=True
         ),
     )
-
-
-def _token(path: pathlib.Path) -> str:
-    try:
-        token = path.read_text(encoding="ascii").strip()
-    except UnicodeDecodeError:
-        token = ""
-    if not token or not token.isprintable() or " " in token:
-        raise ValueError(f"{str(path)!r} must hold a token: one line of plain characters without spaces.")
-    return token
 
 
 def page(
