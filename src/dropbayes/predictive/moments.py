@@ -103,8 +103,13 @@ def predict(
             f'`net` must be a network, or a list of some for method "sampling" with a number of draws; got {len(nets)} '
             f"networks, method {method!r} and n_draws {n_draws!r}."
         )
-    if automatic:
-        _check_automatic(n_draws, request)
+    if automatic and n_draws != "auto":
+        raise TypeError(f"`n_draws` must be a whole number or 'auto'; got {n_draws!r}. Try n_draws=100.")
+    if automatic and (quantiles or keep_draws):
+        raise ValueError(
+            '`n_draws` "auto" gives each row its own number of draws: quantiles and kept draws need a number. '
+            "Try n_draws=1000."
+        )
     keys = sampling.keys(_REPLICATE_DRAWS if automatic else n_draws, seed)  # type: ignore[arg-type]
     results, offset = RowResults(), sampling.row_offset
     plans: list[Any] = []
@@ -119,10 +124,8 @@ def predict(
         elif method == "controlled":
             plans = [controlled_plan(nets[0], inputs, keys=keys, masks=masks, sampling=sampling)]
         else:
-            judged = request.likelihood_tensor
-            plans = [
-                one_pass_plan(nets[0], inputs, method, sampling=sampling, tensor=judged, only_moments=only_moments)
-            ]
+            options = {"tensor": request.likelihood_tensor, "only_moments": only_moments}
+            plans = [one_pass_plan(nets[0], inputs, method, sampling=sampling, **options)]
         plan = plans[0]
         if automatic and isinstance(plan, Plan) and not plan.exact:
             summaries = _summaries_until(plan, inputs, offset, request, sampling)
@@ -193,16 +196,6 @@ def _tensors(tree: PyTree) -> list[Tensor]:
 # Adaptive number of draws ------------------------------------------------------------------------------------------
 
 
-def _check_automatic(n_draws: object, request: Request) -> None:
-    if n_draws != "auto":
-        raise TypeError(f"`n_draws` must be a whole number or 'auto'; got {n_draws!r}. Try n_draws=100.")
-    if request.quantiles or request.keep_draws:
-        raise ValueError(
-            '`n_draws` "auto" gives each row its own number of draws: quantiles and kept draws need a number. '
-            "Try n_draws=1000."
-        )
-
-
 def _summaries_until(
     plan: Plan, inputs: Inputs, first_row: int, request: Request, sampling: Sampling
 ) -> Iterator[tuple[int, list[dict[str, Tensor]] | None]]:
@@ -264,8 +257,8 @@ def _snapshot(
         means.finish()
         error = (means.variance / (means.count - 1)).sqrt()  # of the mean of independent replicate means
         deviation = (summary["epistemic"] + summary["aleatoric"]).double().sqrt()
-        ratio = torch.where(error > 0, error / deviation, 0.0).flatten(1) if error.dim() > 1 else error / deviation
-        largest = torch.maximum(largest, (ratio.amax(1) if ratio.dim() > 1 else ratio).nan_to_num(0.0).cpu())
+        ratio = torch.where(error > 0, error / deviation, 0.0).reshape(n_rows, -1)
+        largest = torch.maximum(largest, ratio.amax(1).nan_to_num(0.0).cpu())
         summary["standard_error"] = error.to(summary["mean"].dtype)
         snapshot.append(summary)
     return snapshot, largest

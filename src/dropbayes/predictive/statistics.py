@@ -189,42 +189,38 @@ def row_summaries(
 
     Several plans are those of an ensemble, which is summarised over the draws of all.
     """
-    if len(plans) > 1:
-        yield from _ensemble_summaries(plans, inputs, first_row, request)
-        return
-    plan = plans[0]
-    for rows, blocks in itertools.groupby(plan.run(inputs, first_row=first_row), lambda block: block.rows):
-        statistics = request.summaries(plan.profile)
+    for n_rows, blocks in _row_blocks(plans, inputs, first_row):
+        statistics, shapes = request.summaries(plans[0].profile), set[tuple[torch.Size, ...]]()
         for block in blocks:
             if block.moments is not None:  # of all draws
                 (mean, epistemic), likelihood = block.moments, statistics[0].likelihood
                 noise = None if likelihood is None else likelihood.variance(mean.double()).detach().to(mean)
                 aleatoric = torch.zeros_like(mean) if noise is None else noise
-                yield len(rows), [{"mean": mean, "epistemic": epistemic, "aleatoric": aleatoric}]
+                yield n_rows, [{"mean": mean, "epistemic": epistemic, "aleatoric": aleatoric}]
                 break
-            for one, output, variance in zip(statistics, *request.judged(plan.profile, block), strict=True):
+            outputs, variances = request.judged(plans[0].profile, block)
+            shapes.add(tuple(output.shape[2:] for output in outputs))
+            if len(shapes) > 1:
+                raise ValueError(f"`net` must hold networks of one shape of output; got {shapes}.")
+            for one, output, variance in zip(statistics, outputs, variances, strict=True):
                 one.add(output, variance)
         else:
-            yield len(rows), [one.results() for one in statistics]
+            yield n_rows, [one.results() for one in statistics]
 
 
-def _ensemble_summaries(
-    plans: Sequence[Any], inputs: Inputs, first_row: int, request: Request
-) -> Iterator[tuple[int, list[dict[str, Tensor]]]]:
-    """As `row_summaries`, over the draws of several networks."""
-    size = min(plan.block_rows for plan in plans)
+def _row_blocks(
+    plans: Sequence[Plan | ControlledPlan | OnePass], inputs: Inputs, first_row: int
+) -> Iterator[tuple[int, Iterator[Block]]]:
+    """The number of some rows, and the blocks of all draws of theirs."""
+    if len(plans) == 1:
+        runs = itertools.groupby(plans[0].run(inputs, first_row=first_row), lambda block: block.rows)
+        yield from ((len(rows), blocks) for rows, blocks in runs)
+        return
+    size = min(plan.block_rows for plan in plans if isinstance(plan, Plan))
     for start in range(0, inputs.n_rows, size):
-        rows = inputs.block(start, min(start + size, inputs.n_rows))
-        statistics, shapes = request.summaries(plans[0].profile), set[tuple[torch.Size, ...]]()
-        for plan in plans:
-            for block in plan.run(rows, first_row=first_row + start):
-                outputs, variances = request.judged(plan.profile, block)
-                shapes.add(tuple(output.shape[2:] for output in outputs))
-                if len(shapes) > 1:
-                    raise ValueError(f"`net` must hold networks of one shape of output; got {shapes}.")
-                for one, output, variance in zip(statistics, outputs, variances, strict=True):
-                    one.add(output, variance)
-        yield rows.n_rows, [one.results() for one in statistics]
+        part = inputs.block(start, min(start + size, inputs.n_rows))
+        runs_of_all = (plan.run(part, first_row=first_row + start) for plan in plans)
+        yield part.n_rows, itertools.chain.from_iterable(runs_of_all)
 
 
 class RowResults:
