@@ -79,7 +79,7 @@ def test_every_mark_is_drawn_where_its_data_are(size):
         (
             svg.dots(xs, ys, kind="truth"), svg.line(xs, ys, kind="mean"),
             svg.band(xs, ys - 5, ys + 5, kind="outer"), svg.stems(xs, ys - 5, ys + 5, kind="stem"),
-            svg.bars(xs - 0.5, xs + 0.5, ys, kind="bar"), svg.level(15.0, kind="level"),
+            svg.bars(xs - 0.5, xs + 0.5, ys, kind="bar"),
         ),
     )  # fmt: skip
     drawing = svg.render(figure, width=size[0], height=size[1])
@@ -99,7 +99,6 @@ def test_every_mark_is_drawn_where_its_data_are(size):
     np.testing.assert_allclose(data("stem")[::2, 1], ys - 5, atol=0.02)
     tops = [float(v) for v in re.findall(r"V([\d.]+)H", re.search(r'class="bar" d="([^"]*)"', drawing)[1])]
     np.testing.assert_allclose(y.inverse(np.array(tops)), ys, atol=0.02)
-    assert y.inverse(float(re.search(r'class="level" d="M[\d.]+ ([\d.]+)H', drawing)[1])) == pytest.approx(15, abs=0.05)
     assert x.start < x.end and y.end < y.start  # up is up
 
 

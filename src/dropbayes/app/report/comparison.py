@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 
 from dropbayes.app.report.features import MAX_FEATURES, Feature
 from dropbayes.app.report.layout import Column, Section, Table
-from dropbayes.app.report.measurements import Classification, Measured, Regression, even_selection
+from dropbayes.app.report.measurements import Measured, Regression, even_selection
 from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.formatting import number, percent, score_text
 
@@ -52,6 +52,7 @@ def baselines(measured: Measured, x: Numbers, training: tuple[Numbers, npt.NDArr
     """Our model and simple ones fitted to the training rows (an even selection of many), scored on the same rows."""
     rows = even_selection(len(training[0]), 20_000)
     known = training[0][rows], training[1][rows]
+    lines = []
     if isinstance(measured, Regression):
         regressors = {
             "mean of the training rows": DummyRegressor(),
@@ -59,32 +60,27 @@ def baselines(measured: Measured, x: Numbers, training: tuple[Numbers, npt.NDArr
             "gradient boosting": HistGradientBoostingRegressor(random_state=0),
         }
         predicted = {name: model.fit(*known).predict(x) for name, model in regressors.items()}
-        return [_regression_line(*one, measured) for one in [("this model", measured.mean), *predicted.items()]]
+        for name, values in {"this model": measured.mean, **predicted}.items():
+            squares = (values - measured.y) ** 2
+            rmse = math.sqrt(squares.mean())
+            error = float(scipy.stats.sem(squares)) / (2 * rmse) if rmse else 0.0
+            lines.append(Baseline(name, rmse, error, _gap(squares - measured.loss**2, name)))
+        return lines
     classifiers = {
         "class shares of the training rows": DummyClassifier(),
         "logistic regression": make_pipeline(StandardScaler(), LogisticRegression(max_iter=500)),
         "gradient boosting": HistGradientBoostingClassifier(random_state=0, early_stopping=False, max_iter=50),
     }
-    lines = [_class_line("this model", measured.probabilities, measured)]
+    given = {"this model": measured.probabilities}
     for name, model in classifiers.items():
-        probabilities, fitted = np.zeros_like(measured.probabilities), model.fit(*known)
-        probabilities[:, fitted.classes_] = fitted.predict_proba(x)
-        lines.append(_class_line(name, probabilities, measured))
+        given[name], fitted = np.zeros_like(measured.probabilities), model.fit(*known)
+        given[name][:, fitted.classes_] = fitted.predict_proba(x)
+    for name, values in given.items():
+        wrong = (values.argmax(1) != measured.labels).astype(float)
+        likelihood = np.log(np.maximum(values[np.arange(len(wrong)), measured.labels], 1e-12))
+        compared = float(scipy.stats.sem(wrong)), _gap(wrong - measured.loss, name)
+        lines.append(Baseline(name, float(wrong.mean()), *compared, float(likelihood.mean())))
     return lines
-
-
-def _regression_line(name: str, predicted: Numbers, measured: Regression) -> Baseline:
-    squares = (predicted - measured.y) ** 2
-    rmse = math.sqrt(squares.mean())
-    error = float(scipy.stats.sem(squares)) / (2 * rmse) if rmse else 0.0
-    return Baseline(name, rmse, error, _gap(squares - measured.loss**2, name))
-
-
-def _class_line(name: str, probabilities: Numbers, measured: Classification) -> Baseline:
-    wrong = (probabilities.argmax(1) != measured.labels).astype(float)
-    given = probabilities[np.arange(len(wrong)), measured.labels]
-    gap, error = _gap(wrong - measured.loss, name), float(scipy.stats.sem(wrong))
-    return Baseline(name, float(wrong.mean()), error, gap, float(np.log(np.maximum(given, 1e-12)).mean()))
 
 
 def _gap(excess: Numbers, name: str) -> float | None:

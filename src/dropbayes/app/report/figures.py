@@ -51,6 +51,7 @@ def band_along(
 ) -> Figure:
     """The band over a feature (or a date in decimal years), with the outcomes and, where known, the training rows."""
     trained_on = [] if known is None else [known]
+    y = Axis(*svg.padded_range(*band.outer, measured.y, *(outcome for _, outcome in trained_on)), target)
     few = svg.thinned_indices(positions, measured.y, max_points=MAX_POINTS)
     position, value, inside = positions[few], measured.y[few], measured.inside[few]
     marks = [
@@ -62,7 +63,8 @@ def band_along(
         some = svg.thinned_indices(where, outcome, max_points=MAX_POINTS)
         marks.append(svg.dots(where[some], outcome[some], kind=_dot("known", len(some))))
         if where.max() < position.min():
-            marks += [svg.upright(where.max(), kind="edge"), svg.note(where.max(), "new rows →")]
+            edge = svg.line(np.full(2, where.max()), np.array([y.low, y.high]), kind="edge")
+            marks += [edge, svg.note(where.max(), "new rows →")]
     marks += [
         svg.dots(position[inside], value[inside], kind=_dot("truth", len(position))),
         svg.dots(position[~inside], value[~inside], kind=_dot("miss", len(position))),
@@ -73,7 +75,6 @@ def band_along(
     years = svg.round_ticks(*ends)
     days = None if date is None or all(t == round(t) for t in years) else [(t, date.text(t)) for t in years]
     x = Axis(*ends, x_label, ticks=days)
-    y = Axis(*svg.padded_range(*band.outer, measured.y, *(o for _, o in trained_on)), target)
     return Figure("band", f"Predictions of {target} along {x_label}", text, x, y, marks, legend)
 
 
@@ -122,15 +123,15 @@ def coverage(curve: ReliabilityCurve) -> Figure:
     return Figure("reliability", "Reliability of the intervals", text, x, y, marks, legend)
 
 
-def transforms(pit: Numbers, *, n_bins: int = 10) -> Figure:
+def transforms(pit: Numbers) -> Figure:
     """The histogram of the truth's rank in its predictive distribution, flat if calibrated."""
-    count = np.histogram(pit, bins=n_bins, range=(0, 1))[0].astype(float)
-    edges, expected = np.linspace(0, 1, n_bins + 1), len(pit) / n_bins
-    error = 2 * np.sqrt(expected * (1 - 1 / n_bins))
+    count, edges = np.histogram(pit, bins=10, range=(0, 1))
+    expected = len(pit) / 10
+    error = 2 * np.sqrt(expected * 0.9)
     marks = (
-        svg.bars(edges[:-1], edges[1:], count, kind="bar"),
+        svg.bars(edges[:-1], edges[1:], count.astype(float), kind="bar"),
         svg.band(_DIAGONAL, np.full(2, max(expected - error, 0.0)), np.full(2, expected + error), kind="haze"),
-        svg.level(expected, kind="ideal"),
+        svg.line(_DIAGONAL, np.full(2, expected), kind="ideal"),
     )
     legend = {"bar": "rows", "ideal": "calibrated", "haze": "± 2 standard errors of chance"}
     text = "A histogram of the probability the model gave to values below the truth; flat bars mean calibration."
@@ -139,10 +140,10 @@ def transforms(pit: Numbers, *, n_bins: int = 10) -> Figure:
     return Figure("pit", "Rank of the truth in its prediction", text, x, y, marks, legend)
 
 
-def confidences(measured: Classification, *, n_bins: int = 20) -> Figure:
+def confidences(measured: Classification) -> Figure:
     """The histogram of the predicted class's probability, right rows and wrong rows stacked."""
     low = 1 / measured.probabilities.shape[1]
-    edges = np.linspace(low, 1, n_bins + 1)
+    edges = np.linspace(low, 1, 21)
     confidence = np.clip(measured.confidence, low, 1)
     right, wrong = (np.histogram(confidence[measured.loss == k], edges)[0].astype(float) for k in (0, 1))
     marks = (
@@ -201,11 +202,12 @@ def risk_coverage(curve: RiskCoverage, *, loss: str, percent: bool) -> Figure:
     some = svg.thinned_indices(share, risk, oracle, max_points=400)
     share, risk, oracle = share[some], risk[some], oracle[some]
     settled = risk[share >= min(0.05, float(share[-1]))]  # the first few rows alone would set the scale
+    top = 1.1 * float(max(settled.max(), 1e-12))
     marks = (
         svg.band(share, np.zeros_like(oracle), oracle, kind="chance"),
-        svg.level(float(risk[-1]), kind="ideal"),
+        svg.line(_DIAGONAL, np.full(2, risk[-1]), kind="ideal"),
         svg.line(share, risk, kind="measured"),
-        *(svg.upright(1 - deferred, kind="edge") for deferred in (0.1, 0.2)),
+        svg.stems(np.array([0.9, 0.8]), np.zeros(2), np.full(2, top), kind="edge"),
     )
     legend = {
         "measured": "most certain rows first",
@@ -215,5 +217,5 @@ def risk_coverage(curve: RiskCoverage, *, loss: str, percent: bool) -> Figure:
     }
     text = f"The {loss} of the rows kept against the share of rows kept, the most certain first."
     x = Axis(0.0, 1.0, "share of rows kept", percent=True)
-    y = Axis(0.0, 1.1 * float(max(settled.max(), 1e-12)), f"{loss} of the rows kept", percent=percent)
+    y = Axis(0.0, top, f"{loss} of the rows kept", percent=percent)
     return Figure("risk", "Risk against coverage", text, x, y, marks, legend)

@@ -16,7 +16,6 @@ from sklearn.metrics import precision_recall_fscore_support
 
 from dropbayes import calibration
 from dropbayes.app.report import comparison, figures, measurements, summary, svg
-from dropbayes.app.report.comparison import Shift
 from dropbayes.app.report.features import Feature, features_section, importances
 from dropbayes.app.report.inputs import ReportInputs
 from dropbayes.app.report.layout import Chart, Column, Section, Table
@@ -51,7 +50,10 @@ def page_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
     beside = comparison.baselines(measured, inputs.x, inputs.training) if inputs.training else []
     shifts = comparison.shifts(inputs.features, inputs.training_features, inputs.ranges)
     noise, transform = ("student", "none") if classes else (model.noise, model.transform_.name)
-    fit = summary.Fit(noise, transform, beside, _later_date(inputs, shifts))
+    # A date of which most rows lie outside the training range, unless the model was fitted along it.
+    outside = {one.name for one in shifts if one.outside > 0.5}
+    dates = [one.name for one in inputs.features if one.is_date and inputs.band_feature not in one.columns]
+    fit = summary.Fit(noise, transform, beside, next((name for name in dates if name in outside), ""))
     if isinstance(measured, Classification):
         opening = _class_opening(inputs, measured, fit)
     else:
@@ -124,13 +126,6 @@ def _class_opening(inputs: ReportInputs, measured: Classification, fit: summary.
     return Opening(line, sections, [_class_table(measured, classes)], results, "entropy")
 
 
-def _later_date(inputs: ReportInputs, shifts: Sequence[Shift]) -> str:
-    """The date of which most rows lie outside the training range, unless the model was fitted along it."""
-    outside = {one.name for one in shifts if one.outside > 0.5}
-    dates = [one for one in inputs.features if one.is_date and inputs.band_feature not in one.columns]
-    return next((one.name for one in dates if one.name in outside), "")
-
-
 # --- predictions ---------------------------------------------------------------------------------------------------
 
 
@@ -146,22 +141,18 @@ def _band_chart(inputs: ReportInputs, measured: Regression) -> Chart:
         narrow, wide = (number(float(end)) for end in np.sort(measured.upper - measured.lower)[[0, -1]])
         caption = f"{counted}{some}; the intervals are {narrow} to {wide} wide."
         return Chart(figures.sorted_intervals(measured, inner, rows, target=inputs.target), caption)
-    band = _band(inputs, feature)
-    known = None if inputs.training is None else (inputs.training[0][:, feature], inputs.training[1])
-    date = next((one for one in inputs.features if one.is_date and one.columns[0] == feature), None)
-    labels = {"x_label": inputs.names[feature] if date is None else date.name, "target": inputs.target}
-    figure = figures.band_along(band, inputs.x[:, feature], measured, known=known, date=date, **labels)
-    return Chart(figure, f"{counted}. {_widening(band, None if known is None else known[0], date)}")
-
-
-def _band(inputs: ReportInputs, feature: int) -> figures.Band:
     rows = inputs.all_rows
     if rows.shape[1] == 1:  # nothing but this feature: an even grid shows the function between the rows
         rows = np.linspace(rows.min(), rows.max(), 300)[:, None]
     rows = rows[np.argsort(rows[:, feature], kind="stable")]
     rows = rows[svg.thinned_indices(rows[:, feature], max_points=figures.MAX_POINTS)]
-    inner, outer = (inputs.model.predict_interval(rows, coverage=level) for level in (0.5, 0.95))
-    return figures.Band(rows[:, feature], inputs.model.predict(rows), inner, outer)
+    ends = (inputs.model.predict_interval(rows, coverage=level) for level in (0.5, 0.95))
+    band = figures.Band(rows[:, feature], inputs.model.predict(rows), *ends)
+    known = None if inputs.training is None else (inputs.training[0][:, feature], inputs.training[1])
+    date = next((one for one in inputs.features if one.is_date and one.columns[0] == feature), None)
+    labels = {"x_label": inputs.names[feature] if date is None else date.name, "target": inputs.target}
+    figure = figures.band_along(band, inputs.x[:, feature], measured, known=known, date=date, **labels)
+    return Chart(figure, f"{counted}. {_widening(band, None if known is None else known[0], date)}")
 
 
 def _widening(band: figures.Band, known: Numbers | None, date: Feature | None) -> str:

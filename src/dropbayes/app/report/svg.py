@@ -135,16 +135,6 @@ def bars(left: Numbers, right: Numbers, height: Numbers, *, floor: Numbers | flo
     return draw
 
 
-def upright(position: float, *, kind: str) -> Mark:
-    """A vertical line over the whole height."""
-    return lambda x, y: _path(f"M{x(position):.1f} {y.start:.1f}V{y.end:.1f}", kind)
-
-
-def level(height: float, *, kind: str) -> Mark:
-    """A horizontal line over the whole width."""
-    return lambda x, y: _path(f"M{x.start:.1f} {y(height):.1f}H{x.end:.1f}", kind)
-
-
 def note(position: float, text: str) -> Mark:
     """A text at the top, beside a position: on its right if there is room."""
 
@@ -219,7 +209,12 @@ def render(figure: Figure, *, width: int, height: int) -> Markup:
     left = 12 + _LETTER * max((len(text) for _, text in y_ticks), default=1)
     x = Scale(figure.x.low, figure.x.high, start=left, end=width - 20)
     y = Scale(figure.y.low, figure.y.high, start=height - 42, end=30)
-    x_ticks = _spread_ticks(figure.x.tick_marks(max(3, width // 85)), x)
+    x_ticks = figure.x.tick_marks(max(3, width // 85))
+    for n in range(1, len(x_ticks) + 1):  # every n-th tick, such that no two labels touch
+        near = pairwise(x_ticks[::n])
+        if all(abs(x(b) - x(a)) > _LETTER * (len(s) + len(t)) / 2 + 6 for (a, s), (b, t) in near):
+            x_ticks = x_ticks[::n]
+            break
     across = "".join(f"M{x.start:.1f} {y(v):.1f}H{x.end:.1f}" for v, _ in y_ticks)
     along = "".join(f"M{x(v):.1f} {y.start:.1f}v5" for v, _ in x_ticks) + f"M{x.start:.1f} {y.start:.1f}H{x.end:.1f}"
     inside = f'width="{x.end - x.start + 6:.1f}" height="{y.start - y.end + 6:.1f}"'
@@ -241,12 +236,3 @@ def render(figure: Figure, *, width: int, height: int) -> Markup:
         "</svg>",
     ]
     return Markup("".join(parts))
-
-
-def _spread_ticks(ticks: Ticks, x: Scale) -> Ticks:
-    """Every n-th tick, such that no two labels touch."""
-    for n in range(1, len(ticks) + 1):
-        near = pairwise(ticks[::n])
-        if all(abs(x(b) - x(a)) > _LETTER * (len(s) + len(t)) / 2 + 6 for (a, s), (b, t) in near):
-            return ticks[::n]
-    return ticks[:1]
