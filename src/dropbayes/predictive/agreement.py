@@ -30,11 +30,13 @@ class Agreement:
         kind: "over" (confident), "under", "uneven" (wrong in shape), "calibrated", or "few" rows.
         text: The verdict in words.
         level: The nominal coverage at which it shows most.
+        factor: The factor on the standard deviation with which intervals would hold what they claim, where one serves.
     """
 
     kind: Literal["calibrated", "over", "under", "uneven", "few"]
     text: str
     level: float = 0.95
+    factor: float = 1.0
 
     @property
     def sentence(self) -> str:
@@ -63,65 +65,39 @@ def interval_agreement(pit: Array) -> Agreement:
     if sigmas.max() <= _JOINT_SIGMAS:
         return Agreement("calibrated", f"as far as {n:,} rows can tell, it is calibrated")
     worst = int(sigmas.argmax())
-    level, factors = COVERAGE_LEVELS[worst], IntervalFactors.of(pit)
-    if not factors.agree:
+    level, (factors, errors) = COVERAGE_LEVELS[worst], interval_factors(pit)
+    weight = errors**-2
+    factor = float((factors * weight).sum() / weight.sum())
+    if ((factors - factor).abs() > _JOINT_SIGMAS * errors).any():
+        widths: dict[str, list[str]] = {}
+        for claimed, value in zip(COVERAGE_LEVELS, factors.tolist(), strict=True):
+            width = "too wide" if value < 0.98 else "too narrow" if value > 1.02 else "right"
+            widths.setdefault(width, []).append(f"{100 * claimed:.0f} %")
+        text = ", ".join(f"{width} at {' and '.join(at)}" for width, at in widths.items())
+        if len(widths) == 1:
+            text = f"{next(iter(widths))} at every level, by different factors"
         shape = "wrong in shape, which no factor on the standard deviation mends"
-        return Agreement("uneven", f"{shape}: {factors.text}", level)
+        return Agreement("uneven", f"{shape}: its intervals are {text}", level)
     slight = "slightly " if abs(gap[worst]) < 0.03 else ""
     chance = f"({sigmas[worst]:.0f} standard errors off at {100 * level:.0f} %)"
     if gap[worst] < 0:
-        return Agreement("over", f"{slight}over-confident: its intervals are too narrow {chance}", level)
-    return Agreement("under", f"{slight}too cautious: its intervals are wider than needed {chance}", level)
+        return Agreement("over", f"{slight}over-confident: its intervals are too narrow {chance}", level, factor)
+    return Agreement("under", f"{slight}too cautious: its intervals are wider than needed {chance}", level, factor)
 
 
-@dataclass(frozen=True, eq=False)
-class IntervalFactors:
-    """The factors on the width with which the 50 %, 80 % and 95 % intervals would hold what they claim.
+def interval_factors(pit: Array) -> tuple[Tensor, Tensor]:
+    r"""The factors on the width with which the 50 %, 80 % and 95 % intervals would hold what they claim, with errors.
 
-    Args:
-        values: The three factors, in units of a Gaussian's width; below 1 an interval is too wide.
-        errors: Their standard errors.
+    A row is inside every central interval that claims more than $u = |2 F(y) - 1|$, so the interval that holds the
+    share p claims the p-quantile $u_p$. In a Gaussian's units its half-width is $z(u_p)$ where $z(p)$ was meant:
+    the factor is $z(u_p) / z(p)$. Its error is that of the order statistics $np \pm \sqrt{n p (1 - p)}$.
     """
-
-    values: Tensor
-    errors: Tensor
-
-    @classmethod
-    def of(cls, pit: Array) -> IntervalFactors:
-        r"""The factors of probability integral transforms.
-
-        A row is inside every central interval that claims more than $u = |2 F(y) - 1|$, so the interval that holds the
-        share p claims the p-quantile $u_p$. In a Gaussian's units its half-width is $z(u_p)$ where $z(p)$ was meant:
-        the factor is $z(u_p) / z(p)$. Its error is that of the order statistics $np \pm \sqrt{n p (1 - p)}$.
-        """
-        ordered = (2 * finite_tensor("pit", pit).double() - 1).abs().sort().values
-        n, p = len(ordered), torch.tensor(COVERAGE_LEVELS, dtype=torch.float64)
-        ranks = n * p + torch.tensor([[-1.0], [0.0], [1.0]]) * (n * p * (1 - p)).sqrt()
-        levels = ordered[ranks.round().long().clamp(0, n - 1)].clamp(1e-6, 1 - 1e-9)
-        low, middle, high = torch.erfinv(levels) / torch.erfinv(p)
-        return cls(middle, ((high - low) / 2).clamp_min(1e-6))
-
-    @property
-    def mean(self) -> float:
-        """Their mean, weighted by their precision."""
-        weight = self.errors**-2
-        return float((self.values * weight).sum() / weight.sum())
-
-    @property
-    def agree(self) -> bool:
-        """Whether one factor serves all levels: the scale is wrong, not the shape."""
-        return bool(((self.values - self.mean).abs() <= _JOINT_SIGMAS * self.errors).all())
-
-    @property
-    def text(self) -> str:
-        """The levels at which intervals are too wide, too narrow or right."""
-        levels: dict[str, list[str]] = {}
-        for level, factor in zip(COVERAGE_LEVELS, self.values.tolist(), strict=True):
-            width = "too wide" if factor < 0.98 else "too narrow" if factor > 1.02 else "right"
-            levels.setdefault(width, []).append(f"{100 * level:.0f} %")
-        if len(levels) == 1:
-            return f"its intervals are {next(iter(levels))} at every level, by different factors"
-        return "its intervals are " + ", ".join(f"{width} at {' and '.join(at)}" for width, at in levels.items())
+    ordered = (2 * finite_tensor("pit", pit).double() - 1).abs().sort().values
+    n, p = len(ordered), torch.tensor(COVERAGE_LEVELS, dtype=torch.float64)
+    ranks = n * p + torch.tensor([[-1.0], [0.0], [1.0]]) * (n * p * (1 - p)).sqrt()
+    levels = ordered[ranks.round().long().clamp(0, n - 1)].clamp(1e-6, 1 - 1e-9)
+    low, middle, high = torch.erfinv(levels) / torch.erfinv(p)
+    return middle, ((high - low) / 2).clamp_min(1e-6)
 
 
 def bias(pit: Array) -> str:

@@ -15,7 +15,7 @@ from dropbayes.app.report.comparison import Baseline
 from dropbayes.app.report.features import Feature
 from dropbayes.app.report.layout import Answer
 from dropbayes.app.report.measurements import Classification, Measured, Regression, risk_after_deferring
-from dropbayes.predictive.agreement import Agreement, IntervalFactors, bias, uneven_width
+from dropbayes.predictive.agreement import Agreement, bias, uneven_width
 from dropbayes.runtime.formatting import number, percent
 
 
@@ -219,7 +219,7 @@ def interval_advice(measured: Regression, fit: Fit, features: Sequence[Feature] 
             "The noise has another shape than the model gives it. Map its levels on held-out rows: "
             "<code>dropbayes calibrate MODEL HELD_OUT --method isotonic</code>."
         )
-    factor = number(IntervalFactors.of(measured.pit).mean)
+    factor = number(agreement.factor)
     text = (
         "Every standard deviation is off by the same factor, {} on these rows. Fit it on held-out rows and keep it: "
         "<code>dropbayes calibrate MODEL HELD_OUT</code>."
