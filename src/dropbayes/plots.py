@@ -33,7 +33,6 @@ _CURVES = (
     {"color": "#c04a00", "linestyle": "-.", "marker": "^"},
     {"color": "#5b8c2a", "linestyle": (0, (1, 1)), "marker": "D"},
 )
-_REFERENCE = "0.45"
 
 
 def predictive_band(
@@ -55,10 +54,10 @@ def predictive_band(
         observed: The data as (x, y).
         ax: The axes to draw on.
     """
-    arrays = {"x": _one_column("x", x), "mean": _one_column("mean", mean), "std": _one_column("std", std)}
-    coordinate, centre, deviation = (_values(one) for one in matching_tensors(arrays))
-    order = coordinate.argsort()
-    position, centre, deviation = coordinate[order], centre[order], deviation[order]
+    given = {"x": x, "mean": mean, "std": std}
+    columns = matching_tensors({name: _one_column(name, array) for name, array in given.items()})
+    order = columns[0].argsort().cpu().numpy()
+    position, centre, deviation = (_values(column[order]) for column in columns)
     ax = _axes(ax)
     for width, colour, name in ((2, "#dbe6f2", "± 2 std"), (1, "#a3bfdd", "± 1 std")):
         ends = centre - width * deviation, centre + width * deviation
@@ -79,18 +78,17 @@ def predictive_band(
     return ax
 
 
-def class_bars(probabilities: Array, uncertainty: Array, *, n_rows: int = 40, ax: Axes | None = None) -> Axes:
-    """The class probabilities of rows as bars, the least uncertain row first.
+def class_bars(probabilities: Array, uncertainty: Array, *, ax: Axes | None = None) -> Axes:
+    """The class probabilities of rows as bars, the least uncertain row first; of many, 40 evenly spaced in that order.
 
     Args:
         probabilities: Predictive probabilities, `[row, class]`.
         uncertainty: The uncertainty that orders the rows, `[row]` (the entropy).
-        n_rows: The number of rows shown, evenly spaced in that order.
         ax: The axes to draw on.
     """
     p = class_probabilities("probabilities", probabilities)
     order = row_values("uncertainty", uncertainty, n_rows=len(p)).argsort()
-    shown = order[torch.linspace(0, len(p) - 1, min(n_rows, len(p))).round().long()]
+    shown = order[torch.linspace(0, len(p) - 1, min(40, len(p))).round().long()]
     ax = _axes(ax)
     bottom = np.zeros(len(shown))
     greys = np.linspace(0.2, 0.9, p.shape[1])
@@ -113,10 +111,9 @@ def reliability_diagram(curve: ReliabilityCurve, *, label: str | None = None, ax
         label: The model's name in the legend.
         ax: The axes to draw on.
     """
-    ax = _axes(ax)
-    style = _next_curve(ax)
-    if not _n_curves(ax):
-        ax.plot([0, 1], [0, 1], color=_REFERENCE, lw=1, ls=":", label="calibrated")
+    ax, style, is_first = _next_curve(ax)
+    if is_first:
+        ax.plot([0, 1], [0, 1], color="0.45", lw=1, ls=":", label="calibrated")
     claimed, seen, error = (_values(array) for array in (curve.claimed, curve.observed, curve.standard_error))
     few = len(claimed) <= 20  # on a dense curve, markers and bars would only smear
     ax.plot(
@@ -136,11 +133,10 @@ def risk_coverage_diagram(curve: RiskCoverage, *, label: str | None = None, ax: 
         label: The ranking's name in the legend; its area (AURC) is added.
         ax: The axes to draw on; call again with the same to compare rankings.
     """
-    ax = _axes(ax)
-    style = _next_curve(ax)
+    ax, style, is_first = _next_curve(ax)
     coverage, risk, oracle = (_values(array) for array in (curve.coverage, curve.risk, curve.oracle_risk))
-    if not _n_curves(ax):
-        ax.axhline(risk[-1], color=_REFERENCE, lw=1, ls=":", label="no ranking")
+    if is_first:
+        ax.axhline(risk[-1], color="0.45", lw=1, ls=":", label="no ranking")
         ax.fill_between(coverage, 0, oracle, color="0.88", lw=0, label="ranked by the true loss")
     name = f"{label or 'uncertainty'} (area {curve.area.item():.3g})"
     ax.plot(coverage, risk, gid="curve", lw=1.5, ms=4, markevery=0.125, mfc="white", label=name, **style)
@@ -165,12 +161,11 @@ def rejection_diagram(
     total = curve.risk[-1]
     if not total > 0:
         raise ValueError("`curve` must have a positive total loss to share out; no row has any.")
-    ax = _axes(ax)
-    style = _next_curve(ax)
+    ax, style, is_first = _next_curve(ax)
     rejected = _values(1 - curve.coverage)
     remaining, oracle = (_values(risk * curve.coverage / total) for risk in (curve.risk, curve.oracle_risk))
-    if not _n_curves(ax):
-        ax.plot([0, 1], [1, 0], color=_REFERENCE, lw=1, ls=":", label="at random")
+    if is_first:
+        ax.plot([0, 1], [1, 0], color="0.45", lw=1, ls=":", label="at random")
         ax.fill_between(rejected, 0, oracle, color="0.88", lw=0, label="by the true loss")
     ax.plot(rejected, remaining, gid="curve", lw=1.5, ms=4, markevery=0.125, mfc="white", label=label, **style)
     if deferred is not None:
@@ -249,12 +244,11 @@ def _values(array: Array) -> npt.NDArray[Any]:
     return float_tensor(array).detach().cpu().double().flatten().numpy()
 
 
-def _n_curves(ax: Axes) -> int:
-    return sum(line.get_gid() == "curve" for line in ax.lines)
-
-
-def _next_curve(ax: Axes) -> dict[str, Any]:
-    return _CURVES[_n_curves(ax) % len(_CURVES)]
+def _next_curve(ax: Axes | None) -> tuple[Axes, dict[str, Any], bool]:
+    """The axes, the style of the next curve on them, and whether it is the first."""
+    ax = _axes(ax)
+    n_curves = sum(line.get_gid() == "curve" for line in ax.lines)
+    return ax, _CURVES[n_curves % len(_CURVES)], not n_curves
 
 
 def _with_legend(ax: Axes, *, loc: str) -> Axes:
