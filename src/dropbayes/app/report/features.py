@@ -196,30 +196,7 @@ def segments(measured: Measured, features: Sequence[Feature]) -> list[Segment]:
 
 def features_section(features: Sequence[Feature], measured: Measured, ranked: Sequence[Importance]) -> Section:
     """The features, the greatest importance first in `ranked`, and the parts of the first five."""
-    order = {one.name: place for place, one in enumerate(ranked)}
-    parts = segments(measured, sorted(features, key=lambda feature: order[feature.name])[:5])
-    # The standard errors that the greatest of so many numbers exceeds with a probability of at most 5 % (Bonferroni).
-    limit = float(scipy.special.ndtri(1 - 0.025 / max(1, 2 * len(parts))))
-    real = [f"{one.name} matters most." for one in ranked if one.rise > 2 * one.error]
-    intro = " ".join([*(real or ["No feature matters beyond chance."])[:1], *_faults(measured, parts, limit)])
-    tables = [_importance_table(ranked, measured), *([_segment_table(parts, measured, limit)] if parts else [])]
-    return Section("features", "What matters, and where it errs", intro, tables=tables)
-
-
-def _faults(measured: Measured, parts: Sequence[Segment], limit: float) -> Iterator[str]:
-    if not parts:
-        return
-    worst, off = max(parts, key=lambda part: part.sigmas), min(parts, key=lambda part: part.surprise_sigmas)
-    if worst.sigmas > limit:
-        yield f"Errors are largest where {worst.feature} is {worst.values}."
-    if off.surprise_sigmas < -limit:
-        yield f"{measured.too_sure(off.surprise)} where {off.feature} is {off.values}."
-    else:
-        yield f"{measured.claims} are not too sure of themselves in any of the parts below, as far as can be told."
-
-
-def _importance_table(ranked: Sequence[Importance], measured: Measured) -> Table:
-    greatest = max(ranked[0].rise, 1e-300)
+    order, greatest = {one.name: place for place, one in enumerate(ranked)}, max(ranked[0].rise, 1e-300)
     rows = [
         [one.name, score_text(one.rise, one.error), f"{100 * max(one.rise, 0.0) / greatest:.0f} %"]
         for one in ranked[:MAX_FEATURES]
@@ -228,10 +205,27 @@ def _importance_table(ranked: Sequence[Importance], measured: Measured) -> Table
     more = f" {left:,} more {'matters' if left == 1 else 'matter'} less." if left else ""
     shuffled = f"if a feature is shuffled among {min(len(measured.loss), SHUFFLED_ROWS):,} rows"
     caption = f"The rise of the {measured.shuffled_loss} {shuffled}; ± one standard error.{more}"
-    return Table("importance", caption, ["feature", "rise", Column("of the greatest", share=True)], rows)
+    tables = [Table("importance", caption, ["feature", "rise", Column("of the greatest", share=True)], rows)]
+    real = [f"{one.name} matters most." for one in ranked if one.rise > 2 * one.error]
+    said = (real or ["No feature matters beyond chance."])[:1]
+    if parts := segments(measured, sorted(features, key=lambda feature: order[feature.name])[:5]):
+        faults, table = _segment_table(parts, measured)
+        said, tables = [*said, *faults], [*tables, table]
+    return Section("features", "What matters, and where it errs", " ".join(said), tables=tables)
 
 
-def _segment_table(parts: Sequence[Segment], measured: Measured, limit: float) -> Table:
+def _segment_table(parts: Sequence[Segment], measured: Measured) -> tuple[list[str], Table]:
+    """What is beyond chance among so many parts, in sentences and in the table."""
+    # The standard errors that the greatest of so many numbers exceeds with a probability of at most 5 % (Bonferroni).
+    limit = float(scipy.special.ndtri(1 - 0.025 / (2 * len(parts))))
+    worst, off = max(parts, key=lambda part: part.sigmas), min(parts, key=lambda part: part.surprise_sigmas)
+    faults = [f"Errors are largest where {worst.feature} is {worst.values}."] if worst.sigmas > limit else []
+    if off.surprise_sigmas < -limit:
+        faults.append(f"{measured.too_sure(off.surprise)} where {off.feature} is {off.values}.")
+    else:
+        faults.append(
+            f"{measured.claims} are not too sure of themselves in any of the parts below, as far as can be told."
+        )
     rows = [
         [part.feature, part.values, f"{part.n_rows:,}", measured.show(part.loss), measured.surprise_text(part.surprise)]
         for part in parts
@@ -239,4 +233,4 @@ def _segment_table(parts: Sequence[Segment], measured: Measured, limit: float) -
     notable = frozenset(k for k, part in enumerate(parts) if part.sigmas > limit or abs(part.surprise_sigmas) > limit)
     heads = map(Column, ("rows", measured.loss_name, measured.surprise_name))
     caption = "The most important features in parts; in colour what is beyond chance among so many parts."
-    return Table("segments", caption, ["feature", Column("values", number=False), *heads], rows, notable)
+    return faults, Table("segments", caption, ["feature", Column("values", number=False), *heads], rows, notable)
