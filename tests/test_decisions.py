@@ -176,14 +176,14 @@ def test_frontier_agrees_with_running_the_cascade_at_every_threshold():
     frontier = decisions.cascade_frontier(uncertainty, cheap_loss, costly_loss, cheap_cost=2.0, costly_cost=7.0)
     for index in range(len(frontier.loss)):
         point = frontier[index]
-        run = decisions.cascade(
+        output, escalated = decisions.cascade(
             torch.arange(40),
             lambda rows: (cheap_loss[rows], uncertainty[rows]),
             costly=lambda rows: costly_loss[rows],
             threshold=point.threshold,
         )
-        assert point.loss == pytest.approx(run.output.mean().item())
-        assert point.cost == pytest.approx(2 + 7 * run.escalated.double().mean().item())
+        assert point.loss == pytest.approx(output.mean().item())
+        assert point.cost == pytest.approx(2 + 7 * escalated.double().mean().item())
     assert frontier[0].loss == pytest.approx(cheap_loss.mean().item())
     assert frontier[-1].loss == pytest.approx(costly_loss.mean().item())
 
@@ -225,13 +225,13 @@ def test_cascade_on_digits_reaches_the_large_network_at_under_half_its_cost(digi
     losses = [(p.argmax(-1) != y[held_out]).double() for p in (probabilities, costly(x[held_out]))]
     point = decisions.cascade_frontier(uncertainty, *losses, **costs).cheapest_within(0.0025)
 
-    answer = decisions.cascade(x[new], cheap, costly=costly, threshold=point.threshold)
+    output, escalated = decisions.cascade(x[new], cheap, costly=costly, threshold=point.threshold)
     accuracy = {
         "cheap": scores.accuracy(cheap(x[new])[0], y[new]),
         "costly": scores.accuracy(costly(x[new]), y[new]),
-        "cascade": scores.accuracy(answer.output, y[new]),
+        "cascade": scores.accuracy(output, y[new]),
     }
-    share = costs["cheap_cost"] / costs["costly_cost"] + answer.escalated.double().mean().item()
+    share = costs["cheap_cost"] / costs["costly_cost"] + escalated.double().mean().item()
     assert accuracy["costly"] > accuracy["cheap"] + 0.005
     assert accuracy["cascade"] > accuracy["costly"] - 0.005
     assert share < 0.5

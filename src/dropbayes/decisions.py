@@ -318,18 +318,10 @@ def cascade_frontier(
     )
 
 
-@dataclass(frozen=True)
-class CascadePrediction:
-    """A cascade's output, and which rows the costly network answered."""
-
-    output: Tensor
-    escalated: Tensor
-
-
 def cascade(
     x: Tensor, cheap: Callable[[Tensor], tuple[Tensor, Tensor]], *, costly: Callable[[Tensor], Tensor], threshold: float
-) -> CascadePrediction:
-    """The cheap network's output, replaced by the costly one's on the rows where the cheap one is unsure.
+) -> tuple[Tensor, Tensor]:
+    """The cheap network's output, replaced by the costly one's on the rows where the cheap one is unsure, and those.
 
     Args:
         x: Input rows.
@@ -339,8 +331,8 @@ def cascade(
 
     Examples:
         >>> cheap = lambda x: (torch.zeros(len(x)), x.abs())
-        >>> cascade(torch.tensor([0.1, 5.0]), cheap, costly=lambda x: 10 * x, threshold=1.0).output
-        tensor([ 0., 50.])
+        >>> cascade(torch.tensor([0.1, 5.0]), cheap, costly=lambda x: 10 * x, threshold=1.0)
+        (tensor([ 0., 50.]), tensor([False,  True]))
     """
     if not isinstance(threshold, (int, float)) or math.isnan(threshold):
         raise ValueError(f"`threshold` must be a number; got {threshold!r}.")
@@ -360,7 +352,7 @@ def cascade(
             )
         output = output.clone()
         output[escalated] = answers.to(output.dtype)
-    return CascadePrediction(output, escalated)
+    return output, escalated
 
 
 # --- exploration and costs -------------------------------------------------------------------------------------------

@@ -215,30 +215,30 @@ def test_whole_numbers_and_several_columns_are_classes():
 def test_the_fitted_noise_is_the_maximum_of_the_likelihood():
     torch.manual_seed(0)
     draws, y = 0.3 * torch.randn(20, 500, 1), torch.randn(500, 1)
-    fitted = score_draws(draws, y, None).log_likelihood.mean()
+    fitted = score_draws(draws, y, None)[0].mean()
     for precision in (0.5, 0.9, 1.1, 2.0):
-        assert score_draws(draws, y, db.Gaussian(precision)).log_likelihood.mean() <= fitted + 1e-9
+        assert score_draws(draws, y, db.Gaussian(precision))[0].mean() <= fitted + 1e-9
 
 
 def test_one_draw_of_known_noise_has_the_scores_of_its_gaussian():
     location, y = torch.tensor([[[0.0], [0.0], [1.0]]]), torch.tensor([[0.0], [3.0], [1.5]])
-    scores = score_draws(location, y, db.Gaussian(precision=4.0))
+    log_likelihood, outcomes = score_draws(location, y, db.Gaussian(precision=4.0))
     density = torch.distributions.Normal(location[0].double(), 0.5).log_prob(y.double())[:, 0]
-    torch.testing.assert_close(scores.log_likelihood, density)
-    torch.testing.assert_close(scores.outcomes.loss(), torch.tensor([0.0, 3.0, 0.5], dtype=torch.float64))
-    torch.testing.assert_close(scores.outcomes.uncertainty(), torch.full((3,), 0.25, dtype=torch.float64))
-    found = core_scores(scores.outcomes)
+    torch.testing.assert_close(log_likelihood, density)
+    torch.testing.assert_close(outcomes.loss(), torch.tensor([0.0, 3.0, 0.5], dtype=torch.float64))
+    torch.testing.assert_close(outcomes.uncertainty(), torch.full((3,), 0.25, dtype=torch.float64))
+    found = core_scores(outcomes)
     assert [found[f"coverage_{p}"] for p in (50, 80, 95)] == pytest.approx([1 / 3, 2 / 3, 2 / 3])
 
 
 def test_classes_have_the_entropy_and_the_density_of_the_mean_probabilities():
     probabilities = torch.tensor([[[0.9, 0.1], [0.2, 0.8]], [[0.5, 0.5], [0.6, 0.4]]], dtype=torch.float64)
     y, mean = torch.tensor([0, 0]), torch.tensor([[0.7, 0.3], [0.4, 0.6]], dtype=torch.float64)
-    scores = score_draws(probabilities.log(), y, db.Categorical(class_axis=-1))
-    torch.testing.assert_close(scores.log_likelihood, mean[:, 0].log())
-    torch.testing.assert_close(scores.outcomes.uncertainty(), torch.distributions.Categorical(mean).entropy())
-    assert scores.outcomes.loss().tolist() == [0.0, 1.0]
-    assert core_scores(scores.outcomes)["calibration_error"] == pytest.approx((0.3 + 0.6) / 2)
+    log_likelihood, outcomes = score_draws(probabilities.log(), y, db.Categorical(class_axis=-1))
+    torch.testing.assert_close(log_likelihood, mean[:, 0].log())
+    torch.testing.assert_close(outcomes.uncertainty(), torch.distributions.Categorical(mean).entropy())
+    assert outcomes.loss().tolist() == [0.0, 1.0]
+    assert core_scores(outcomes)["calibration_error"] == pytest.approx((0.3 + 0.6) / 2)
 
 
 def test_a_plain_pass_leaves_flags_alone_and_takes_named_inputs():

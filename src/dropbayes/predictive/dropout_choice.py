@@ -95,7 +95,7 @@ def choose_dropout(
     def density(sampled: Tensor) -> Tensor:
         if is_text:
             return text_densities(sampled, inputs)
-        return score_draws(sampled, targets, checked_likelihood(likelihood, targets, plain)).log_likelihood
+        return score_draws(sampled, targets, checked_likelihood(likelihood, targets, plain))[0]
 
     base = density(plain[None])
 

@@ -180,7 +180,7 @@ def evaluate(
     scores, curves = dict[str, float](), list[ReliabilityCurve]()
     for index, (name, model) in enumerate(heads.items()):
         joined = torch.cat([targets[index] for targets in outcomes])
-        rows_scored = row_scores(results, joined, model, index=index, sample_weight=sample_weight).outcomes
+        _, rows_scored = row_scores(results, joined, model, index=index, sample_weight=sample_weight)
         curves.append(reliability_curve(rows_scored))
         prefix = f"{name}." if request.is_by_head else ""
         scores |= {f"{prefix}{score}": value for score, value in core_scores(rows_scored).items()}
@@ -283,18 +283,10 @@ class DrawScores:
         return scored | ({"pit": self.transforms.value} if self.transforms.count else {})
 
 
-@dataclass(frozen=True)
-class RowScores:
-    """The scored rows of one output of a network: the log-likelihood of each row, and what all scores follow from."""
-
-    log_likelihood: Tensor
-    outcomes: RegressionOutcomes | ClassOutcomes
-
-
 def row_scores(
     results: RowResults, y: Tensor, likelihood: Likelihood, *, index: int = 0, sample_weight: Array | None = None
-) -> RowScores:
-    """The scores of the rows of one output.
+) -> tuple[Tensor, RegressionOutcomes | ClassOutcomes]:
+    """The log-likelihood of each row of one output, and what all scores follow from.
 
     Args:
         results: The results of the rows (`DrawScores.results`).
@@ -309,14 +301,16 @@ def row_scores(
         probabilities = likelihood.class_probabilities(mean)
         if sample_weight is not None:  # each of a row's labels has the row's weight
             sample_weight = torch.as_tensor(sample_weight).repeat_interleave(y[0].numel())
-        return RowScores(density, ClassOutcomes(y.long().flatten(), probabilities.flatten(0, -2), sample_weight))
+        return density, ClassOutcomes(y.long().flatten(), probabilities.flatten(0, -2), sample_weight)
     std = (results.join_rows("epistemic", index) + results.join_rows("aleatoric", index)).sqrt()
     pit = results.join_rows("pit", index)
-    return RowScores(density, RegressionOutcomes(y, mean, std, pit, density, sample_weight))
+    return density, RegressionOutcomes(y, mean, std, pit, density, sample_weight)
 
 
-def score_draws(sampled: Tensor, y: Tensor, likelihood: Likelihood | None) -> RowScores:
-    """The scores of draws `[draw, row, ...]`; without a likelihood, with the Gaussian noise that fits them best."""
+def score_draws(
+    sampled: Tensor, y: Tensor, likelihood: Likelihood | None
+) -> tuple[Tensor, RegressionOutcomes | ClassOutcomes]:
+    """As `row_scores`, of draws `[draw, row, ...]`; without a likelihood, with the Gaussian noise that fits best."""
     if likelihood is None:
         sampled, y = sampled.reshape(len(sampled), len(y), -1), y.reshape(len(y), -1)
         likelihood = _fitted_noise(sampled.double(), y.double())

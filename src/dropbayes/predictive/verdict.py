@@ -147,21 +147,21 @@ def check(
     plain = evaluation_tensor(net, x)
     targets = checked_targets(y, plain, likelihood)
     judged = checked_likelihood(likelihood, targets, plain)
-    scored, base = score_draws(sampled, targets, judged), score_draws(plain[None], targets, judged)
+    (density, outcomes), (base, _) = (score_draws(one, targets, judged) for one in (sampled, plain[None]))
     outputs = [evaluation_tensor(member, x) for member in members]
-    equivalent, ensembles = _ensemble_equivalent(outputs, targets, judged, float(scored.log_likelihood.mean()))
-    measured = core_scores(scored.outcomes)
+    equivalent, ensembles = _ensemble_equivalent(outputs, targets, judged, float(density.mean()))
+    measured = core_scores(outcomes)
     some = x[:64] if isinstance(x, Tensor) else x
     try:
         linear = check_linear(net, some, seed=seed)
     except (ValueError, RuntimeError):  # no derivative, or one that torch does not have
         linear = None
-    is_class = isinstance(scored.outcomes, ClassOutcomes)
+    is_class = isinstance(outcomes, ClassOutcomes)
     return row_verdict(
-        scored.log_likelihood,
-        base.log_likelihood,
-        scored.outcomes.uncertainty(),
-        scored.outcomes.loss(),
+        density,
+        base,
+        outcomes.uncertainty(),
+        outcomes.loss(),
         sites=tuple((site.path, site.drop_prob) for site in network_sites),
         n_draws=n_draws,
         coverage={} if is_class else {p: measured[f"coverage_{100 * p:.0f}"] for p in COVERAGE_LEVELS},
@@ -205,7 +205,7 @@ def _ensemble_equivalent(
     for size in range(1, len(members) + 1):
         # Every member is in equally many of these ensembles.
         chosen = [[(start + k) % len(members) for k in range(size)] for start in range(len(members))]
-        densities = [score_draws(members[index], y, likelihood).log_likelihood.mean() for index in chosen]
+        densities = [score_draws(members[index], y, likelihood)[0].mean() for index in chosen]
         scores.append(sum(map(float, densities)) / len(chosen))
     best = np.maximum.accumulate(scores)
     equivalent = float(np.interp(reached, best, range(1, len(best) + 1), right=math.inf))
