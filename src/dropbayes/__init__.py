@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from dropbayes.runtime.version import __version__
+from dropbayes.runtime import __version__
 
 if TYPE_CHECKING:
     from dropbayes.app import Predictor, load

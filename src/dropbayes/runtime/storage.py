@@ -134,29 +134,23 @@ def load(path: str | os.PathLike[str], *, kinds: Collection[str]) -> ModelFile:
 
 def parse(contents: bytes, *, kinds: Collection[str]) -> ModelFile:
     """The model in the bytes of a file; see `load`."""
+    from safetensors.torch import load as deserialise
+
     try:
         model = _verify(contents)
+        tensors = deserialise(contents)  # checks offsets, shapes and dtypes against the bytes at hand
     except Exception:
-        raise _refusal() from None
+        raise ValueError(
+            "`path` must name a whole model file; this one is damaged, cut short or not a dropbayes model. Save it "
+            "again."
+        ) from None
     if model.get("format") not in range(1, FORMAT + 1):
         raise ValueError(
             f"`path` has the format {model.get('format')!r:.80}; this version reads 1 to {FORMAT}. Upgrade dropbayes."
         )
     if model["kind"] not in kinds:
         raise ValueError(f"`path` holds a {model['kind']!r:.80}; expected one of {sorted(kinds)}.")
-    from safetensors.torch import load as deserialise
-
-    try:
-        tensors = deserialise(contents)  # checks offsets, shapes and dtypes against the bytes at hand
-    except Exception:
-        raise _refusal() from None
     return ModelFile(model["kind"], tensors, model["settings"], model["versions"])
-
-
-def _refusal() -> ValueError:
-    return ValueError(
-        "`path` must name a whole model file; this one is damaged, cut short or not a dropbayes model. Save it again."
-    )
 
 
 def _verify(contents: bytes) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from dropbayes.app.cli.judging import calibrate, evaluate, report
 from dropbayes.app.cli.messages import complain, note
 from dropbayes.app.cli.predicting import predict
 from dropbayes.app.cli.serving import page, serve
-from dropbayes.runtime.version import __version__
+from dropbayes.runtime import __version__
 
 __all__ = ["main"]
 

@@ -151,7 +151,7 @@ def versions() -> dict[str, str]:
     """The versions of the libraries that a fit depends on."""
     import importlib.metadata
 
-    from dropbayes.runtime.version import __version__
+    from dropbayes.runtime import __version__
 
     others = ("torch", "numpy", "scikit-learn", "pyarrow")
     return {"dropbayes": __version__, **{name: importlib.metadata.version(name) for name in others}}

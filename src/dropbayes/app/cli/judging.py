@@ -210,7 +210,7 @@ def _ranges(model: Model) -> dict[str, tuple[float, float]]:
 def _provenance(model: Model, data: str, command: str) -> dict[str, str]:
     """The origin of the page, in the order of what was done."""
     from dropbayes.app.models.card import calibration_text
-    from dropbayes.runtime.version import __version__
+    from dropbayes.runtime import __version__
 
     origin = model.origin
     versions = {**origin.get("versions", {}), "dropbayes": __version__}

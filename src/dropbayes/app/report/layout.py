@@ -15,8 +15,8 @@ from markupsafe import Markup, escape
 
 from dropbayes.app.report import svg
 from dropbayes.predictive.scoring import ScoreValue
+from dropbayes.runtime import __version__
 from dropbayes.runtime.formatting import score_text
-from dropbayes.runtime.version import __version__
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from dropbayes.app.serving.protocol import InferenceRequest, Parameters
 from dropbayes.app.serving.served import ServedModel
 from dropbayes.app.serving.settings import Settings
 from dropbayes.columns import Encoded
+from dropbayes.runtime import __version__
 from dropbayes.runtime.arrays import NumpyArray
-from dropbayes.runtime.version import __version__
 
 __all__ = ["Service", "application"]
 
