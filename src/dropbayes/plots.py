@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dropbayes.calibration import ReliabilityCurve, UncertaintyReference
+from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.validation import (
     Array,
     class_probabilities,
@@ -240,7 +240,7 @@ def _one_column(name: str, array: Array, *, n_axes: int = 1) -> Tensor:
     return values
 
 
-def _values(array: Array) -> npt.NDArray[Any]:
+def _values(array: Array) -> NumpyArray:
     return float_tensor(array).detach().cpu().double().flatten().numpy()
 
 

@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +104,7 @@ class Evaluation(Printed):
 def evaluate(
     net: nn.Module,
     x: PyTree,
-    y: Any = None,
+    y: PyTree = None,
     *,
     likelihood: Observations,
     method: Literal["sampling", "linear", "moments"] | Linear = "sampling",
@@ -148,7 +148,7 @@ def evaluate(
     request, keys = Request(likelihood), sampling.keys(n_draws, seed)
     results, densities, outcomes = RowResults(), list[Tensor](), list[list[Tensor]]()
     offset = sampling.row_offset
-    heads: dict[Any, Likelihood] = {}
+    heads: dict[str | int, Likelihood] = {}
     plan: Plan | OnePass | None = None
     for inputs, y_tree in _pairs(net, x, y, sampling.row_axis, progress):
         if method == "sampling":
@@ -192,8 +192,8 @@ def evaluate(
 
 
 def _heads(
-    request: Request, profile: Profile, y: Any, inputs: Inputs
-) -> tuple[dict[Any, Likelihood], list[int], list[Tensor]]:
+    request: Request, profile: Profile, y: PyTree, inputs: Inputs
+) -> tuple[dict[str | int, Likelihood], list[int], list[Tensor]]:
     """The outputs that have a likelihood, by name: it, the place of their tensor, and their outcomes."""
     if not request.is_by_head:
         place = request.likelihood_tensor(profile)
@@ -208,7 +208,9 @@ def _heads(
     return heads, places, [_targets(targets[name], inputs) for name in heads]
 
 
-def _pairs(net: nn.Module, x: PyTree, y: Any, row_axis: RowAxis, progress: bool | None) -> Iterator[tuple[Inputs, Any]]:
+def _pairs(
+    net: nn.Module, x: PyTree, y: PyTree, row_axis: RowAxis, progress: bool | None
+) -> Iterator[tuple[Inputs, PyTree]]:
     """The inputs and outcomes in `x` and `y`, or in each batch of a DataLoader."""
     if not isinstance(x, torch.utils.data.DataLoader):
         if y is None and isinstance(x, Mapping) and "labels" in x:
@@ -231,11 +233,11 @@ def _pairs(net: nn.Module, x: PyTree, y: Any, row_axis: RowAxis, progress: bool 
                 )
 
 
-def _without_labels(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+def _without_labels(batch: Mapping[str, PyTree]) -> tuple[dict[str, PyTree], PyTree]:
     return {name: value for name, value in batch.items() if name != "labels"}, batch["labels"]
 
 
-def _targets(y: Any, inputs: Inputs) -> Tensor:
+def _targets(y: PyTree, inputs: Inputs) -> Tensor:
     """The outcomes of one output as a tensor, one for each row."""
     targets = to_tensor(y, name="y").to(inputs.device)
     if targets.is_floating_point() or targets.is_complex():
@@ -351,7 +353,7 @@ def checked_likelihood(likelihood: Likelihood | None, y: Tensor, output: Tensor)
     return Categorical(class_axis=-1) if is_class else None
 
 
-def checked_targets(y: Any, output: Tensor, likelihood: Likelihood | None) -> Tensor:
+def checked_targets(y: Array, output: Tensor, likelihood: Likelihood | None) -> Tensor:
     """The outcomes as a tensor, one for each row of the output."""
     targets = torch.as_tensor(y, device=output.device)
     if len(targets) != len(output):

@@ -149,7 +149,7 @@ def predict(
     return prediction
 
 
-def batches(net: nn.Module, x: PyTree, *, progress: bool | None, title: str) -> Iterator[Any]:
+def batches(net: nn.Module, x: PyTree, *, progress: bool | None, title: str) -> Iterator[PyTree]:
     """The network's arguments in `x`, or in each batch of a DataLoader, without targets."""
     if not isinstance(x, torch.utils.data.DataLoader):
         yield {name: value for name, value in x.items() if name != "labels"} if isinstance(x, Mapping) else x

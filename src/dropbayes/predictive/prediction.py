@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import PyTree
 
 from dropbayes.predictive.statistics import CLASS_STATISTICS
+from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.runtime.validation import Array
 from dropbayes.sampling import map_tensors, split
@@ -55,7 +57,7 @@ class Prediction(Printed):
     """The axis of the rows in the mean; None if the whole output is of one row."""
 
     @classmethod
-    def of(cls, statistics: Mapping[str, Any], **settings: Any) -> Prediction:
+    def of(cls, statistics: Mapping[str, PyTree], **settings: Any) -> Prediction:
         """The prediction with these statistics by name."""
         information = {name: statistics[name] for name in CLASS_STATISTICS if name in statistics}
         others = {name: value for name, value in statistics.items() if name not in information}
@@ -146,7 +148,7 @@ class Prediction(Printed):
     def head(self, name: str | int) -> Prediction:
         """The prediction of one of several outputs, by its name or its place."""
 
-        def part(tree: Any) -> Any:
+        def part(tree: PyTree) -> PyTree:
             return getattr(tree, name) if isinstance(name, str) and not isinstance(tree, Mapping) else tree[name]
 
         try:
@@ -161,7 +163,7 @@ class Prediction(Printed):
         moved = {name: map_tensors(lambda t: t.to(device), value) for name, value in self._statistics().items()}
         return Prediction.of(moved, **self._settings())
 
-    def numpy(self) -> dict[str, Any]:
+    def numpy(self) -> dict[str, PyTree]:
         """The statistics as NumPy arrays by name, without those that were not requested."""
         derived = ["variance", "std", *(["mutual_information"] if self.information else [])]
         statistics = self._statistics() | {name: getattr(self, name) for name in derived}
@@ -221,7 +223,7 @@ class Prediction(Printed):
     def _settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("n_draws", "method", "row_axis", "quantile_levels")}
 
-    def _statistics(self) -> dict[str, Any]:
+    def _statistics(self) -> dict[str, PyTree]:
         """The statistics that were computed, by name."""
         others = {"information", *self._settings()}
         stored = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in others}
@@ -235,17 +237,17 @@ class Prediction(Printed):
             )
         return self.mean
 
-    def _columns(self, names: list[str]) -> dict[str, Any]:
+    def _columns(self, names: list[str]) -> dict[str, NumpyArray]:
         """The columns of a table: one for each number of a row, numbered where there are several."""
         self._tensor()
-        columns: dict[str, Any] = {}
+        columns: dict[str, NumpyArray] = {}
         for name in names:
             value = getattr(self, name)
             if value is not None:
                 columns |= self._flat("probability" if self.information and name == "mean" else name, value)
         return columns
 
-    def _flat(self, label: str, value: Tensor) -> dict[str, Any]:
+    def _flat(self, label: str, value: Tensor) -> dict[str, NumpyArray]:
         rows = value if value.shape != self.mean.shape else value.movedim(self.row_axis or 0, 0)
         flat = rows.reshape(len(self), -1).detach().cpu().numpy()
         return {label if flat.shape[1] == 1 else f"{label}_{i}": flat[:, i] for i in range(flat.shape[1])}

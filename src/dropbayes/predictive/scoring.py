@@ -49,7 +49,7 @@ class RegressionOutcomes:
     upper: Array | None = None
 
     @staticmethod
-    def columns(mixture: Mixture, y: Tensor, *, ranked: Any) -> dict[str, Tensor]:
+    def columns(mixture: Mixture, y: Tensor, *, ranked: Tensor | slice) -> dict[str, Tensor]:
         """The columns of a mixture's rows beside their outcomes; the CRPS, which takes longest, of those `ranked`."""
         lower, upper = mixture.interval(COVERAGE_LEVELS[-1])
         moments = {"y": y, "mean": mixture.mean, "std": mixture.std, "lower": lower, "upper": upper}
@@ -103,6 +103,9 @@ class ClassOutcomes:
         return 1 - self.correct()
 
 
+Better = Literal["higher", "lower"] | None
+
+
 @dataclass(frozen=True)
 class Score:
     """One score of a set of rows.
@@ -120,7 +123,7 @@ class Score:
 
     label: str
     meaning: str
-    better: Literal["higher", "lower"] | None
+    better: Better
     value: Callable[[Any], Tensor]
     error: Callable[[Any], Tensor] | None = None
     nominal: float | None = None
@@ -173,10 +176,10 @@ def reliability_curve(rows: RegressionOutcomes | ClassOutcomes) -> calibration.R
     return calibration.interval_reliability(rows.pit, sample_weight=rows.sample_weight)
 
 
-def _mean(label: str, meaning: str, better: Any, per_row: Callable[[Any], Any], **options: Any) -> Score:
+def _mean(label: str, meaning: str, better: Better, per_row: Callable[[Any], Tensor], **options: bool) -> Score:
     """A score that is the mean of a per-row value."""
 
-    def value(rows: Any) -> Tensor:
+    def value(rows: RegressionOutcomes | ClassOutcomes) -> Tensor:
         return weighted_mean(per_row(rows), rows.sample_weight)
 
     return Score(label, meaning, better, value, lambda rows: standard_error(per_row(rows)), **options)
@@ -223,7 +226,8 @@ def _coverage(level: float) -> Score:
     return Score(label, meaning, None, value, error, level, percent=True, core=True)
 
 
-def _widths(rows: Any) -> Tensor:
+def _widths(rows: RegressionOutcomes) -> Tensor:
+    assert rows.lower is not None and rows.upper is not None
     lower, upper, _ = matching_tensors({"lower": rows.lower, "upper": rows.upper, "y": rows.y})
     return upper - lower
 

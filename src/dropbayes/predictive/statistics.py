@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import PyTree
 
 from dropbayes.likelihoods import ClassLikelihood, Gaussian, Likelihood
 from dropbayes.linear import ControlledPlan, OnePass
@@ -22,7 +23,7 @@ Observations = Likelihood | Mapping[str, Likelihood | None] | Sequence[Likelihoo
 """A likelihood, or one for each tensor of the network's output, in its structure."""
 
 
-def by_head(argument: str, tree: Any, profile: Profile) -> dict[Any, Any]:
+def by_head(argument: str, tree: PyTree, profile: Profile) -> dict[str | int, PyTree]:
     """The entries of a dict or sequence for each tensor of the network's output, by its name or place there."""
     built = profile.structure.build(range(len(profile.outputs)), numbers=False)
     outputs = {name: index for name, index in _entries(built).items() if index is not None}
@@ -37,7 +38,7 @@ def by_head(argument: str, tree: Any, profile: Profile) -> dict[Any, Any]:
     return {name: given[name] for name in outputs}
 
 
-def _entries(tree: Any) -> dict[Any, Any]:
+def _entries(tree: PyTree) -> dict[str | int, PyTree]:
     if isinstance(tree, Mapping):
         return dict(tree)
     return dict(enumerate(tree)) if isinstance(tree, (list, tuple)) else dict(getattr(tree, "__dict__", {}))
@@ -247,14 +248,14 @@ class RowResults:
             return values[0]
         return torch.cat([value if value.dim() > axis else value[..., None] for value in values], axis)
 
-    def trees(self, profile: Profile, request: Request) -> dict[str, Any]:
+    def trees(self, profile: Profile, request: Request) -> dict[str, PyTree]:
         """Every statistic by name, in the network's structure; of the judged tensor alone if there is one."""
         if profile.gives_rows and not {"draws", "quantiles"} & self.chunks[0].keys():
             return {name: self.join_rows(name) for name in self.chunks[0]}
         judged = request.likelihood_tensor(profile)
         alone = judged is not None and len(profile.outputs) > 1
         layouts = profile.outputs[judged : judged + 1] if alone and judged is not None else profile.outputs
-        statistics: dict[str, Any] = {}
+        statistics: dict[str, PyTree] = {}
         for name in dict.fromkeys(name for chunks in self.chunks for name in chunks):
             values: list[Tensor | None] = []
             for index, layout in enumerate(layouts):

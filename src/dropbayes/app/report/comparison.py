@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import scipy.stats
 from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
@@ -19,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from dropbayes.app.report.features import MAX_FEATURES, Feature
 from dropbayes.app.report.layout import Column, Section, Table
 from dropbayes.app.report.measurements import Measured, Regression, even_selection
-from dropbayes.runtime.arrays import Numbers
+from dropbayes.runtime.arrays import Numbers, NumpyArray
 from dropbayes.runtime.formatting import number, percent, score_text
 
 
@@ -48,7 +46,7 @@ class Baseline:
         return f"{'worse' if self.gap > 0 else 'better'} by {abs(self.gap):.0f} standard errors"
 
 
-def baselines(measured: Measured, x: Numbers, training: tuple[Numbers, npt.NDArray[Any]]) -> list[Baseline]:
+def baselines(measured: Measured, x: Numbers, training: tuple[Numbers, NumpyArray]) -> list[Baseline]:
     """Our model and simple ones fitted to the training rows (an even selection of many), scored on the same rows."""
     rows = even_selection(len(training[0]), 20_000)
     known = training[0][rows], training[1][rows]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ from dropbayes.app.report.layout import Column, Section, Table
 from dropbayes.app.report.measurements import Measured, even_selection
 from dropbayes.columns.dates import day_of_year
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
-from dropbayes.runtime.arrays import Numbers
+from dropbayes.runtime.arrays import Numbers, NumpyArray
 from dropbayes.runtime.formatting import printable_name, score_text
 from dropbayes.scores import class_log_likelihood
 
@@ -35,7 +34,7 @@ class Feature:
 
     name: str
     columns: tuple[int, ...]  # of the inputs
-    values: npt.NDArray[Any]  # numbers, or texts
+    values: NumpyArray  # numbers, or texts
     is_date: bool = False  # the numbers are dates, as decimal years
     labels: Mapping[float, str] = field(default_factory=dict)  # texts of some of the numbers, such as yes and no
 
@@ -117,7 +116,7 @@ def features_of(x: Numbers, names: Sequence[str], groups: Mapping[str, Sequence[
     for name, columns in groups.items():
         flags = [k for k in columns if names[k].endswith(" is missing") and len(columns) > 1]
         levels = [k for k in columns if " = " in names[k] and k not in flags]
-        values: npt.NDArray[Any] = np.where(x[:, flags].any(1), np.nan, x[:, columns[0]].astype(float))
+        values: NumpyArray = np.where(x[:, flags].any(1), np.nan, x[:, columns[0]].astype(float))
         if len(levels) > 1:
             texts = np.array([names[k].rpartition(" = ")[2] for k in levels], dtype=object)
             known = x[:, levels].any(1)

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dropbayes.app.report.features import Feature, features_of
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
-from dropbayes.runtime.arrays import Numbers
+from dropbayes.runtime.arrays import Array, Numbers, NumpyArray
 from dropbayes.runtime.formatting import printable_name
 from dropbayes.runtime.validation import check_count, finite_tensor, row_values
+
+Model = DropoutRegressor | DropoutClassifier
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,13 +24,13 @@ class ReportInputs:
 
     model: Any
     x: Numbers
-    y: npt.NDArray[Any]
+    y: NumpyArray
     target: str
     columns: list[tuple[str, Sequence[object]]]
     provenance: list[tuple[str, str, bool]]  # a label, a text, and whether the text is a command
     names: list[str]
     band_feature: int | None
-    training: tuple[Numbers, npt.NDArray[Any]] | None
+    training: tuple[Numbers, NumpyArray] | None
     unknown: Numbers | None
     features: list[Feature]
     ranges: dict[str, tuple[float, float]]
@@ -50,7 +51,7 @@ class ReportInputs:
         return np.concatenate([self.x, *more, *([] if self.unknown is None else [self.unknown])])
 
 
-def fitted_model(model: Any, *, n_draws: int | None, seed: int | None) -> Any:
+def fitted_model(model: Model, *, n_draws: int | None, seed: int | None) -> Model:
     """A view of the model that predicts from so many draws of that seed."""
     if not isinstance(model, DropoutRegressor | DropoutClassifier):
         raise TypeError(f"`model` must be a DropoutRegressor or DropoutClassifier; got {type(model).__name__}.")
@@ -66,7 +67,7 @@ def fitted_model(model: Any, *, n_draws: int | None, seed: int | None) -> Any:
     return view
 
 
-def input_rows(model: Any, x: Any, label: str, *, at_least: int) -> Numbers:
+def input_rows(model: Model, x: Array, label: str, *, at_least: int) -> Numbers:
     """The inputs as finite numbers, `[row, feature]`."""
     rows = finite_tensor(label, x, axes="[row, feature]").double().numpy()
     if rows.shape[1] != model.n_features_in_ or len(rows) < at_least:
@@ -77,7 +78,7 @@ def input_rows(model: Any, x: Any, label: str, *, at_least: int) -> Numbers:
     return rows
 
 
-def outcomes(model: Any, y: Any, n_rows: int, label: str) -> npt.NDArray[Any]:
+def outcomes(model: Model, y: Array, n_rows: int, label: str) -> NumpyArray:
     """The outcomes: finite numbers, or the numbers of classes."""
     if isinstance(model, DropoutRegressor):
         return row_values(label, y, n_rows=n_rows).double().numpy()
@@ -91,7 +92,7 @@ def outcomes(model: Any, y: Any, n_rows: int, label: str) -> npt.NDArray[Any]:
     return np.array([codes[value] for value in truths], dtype=np.int64)
 
 
-def input_names(model: Any, names: Sequence[str] | None, n_inputs: int) -> list[str]:
+def input_names(model: Model, names: Sequence[str] | None, n_inputs: int) -> list[str]:
     """The names of the inputs, by default those the model was fitted with."""
     known = getattr(model, "feature_names_in_", None) if names is None else names
     if known is None:
@@ -114,7 +115,7 @@ def named_features(
     return [feature.with_labels(texts[feature.name]) if feature.name in texts else feature for feature in known]
 
 
-def shown_columns(columns: Mapping[str, Any], n_rows: int) -> list[tuple[str, Sequence[object]]]:
+def shown_columns(columns: Mapping[str, Sequence[object]], n_rows: int) -> list[tuple[str, Sequence[object]]]:
     """The columns to show: names and values."""
     shown = []
     for label, values in columns.items():

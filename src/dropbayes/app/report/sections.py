@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import scipy.optimize
 import torch
 from markupsafe import Markup
@@ -24,7 +23,7 @@ from dropbayes.plots import percentile_text
 from dropbayes.predictive import draw_mean
 from dropbayes.predictive.agreement import MIN_ROWS, bias
 from dropbayes.predictive.verdict import Verdict, row_verdict
-from dropbayes.runtime.arrays import Numbers
+from dropbayes.runtime.arrays import Numbers, NumpyArray
 from dropbayes.runtime.formatting import count, fixed_point, number, percent, printable_name
 from dropbayes.scores import class_log_likelihood
 
@@ -304,7 +303,7 @@ def _cell(value: object) -> str:
 # --- the dropout, deferral, provenance -----------------------------------------------------------------------------
 
 
-def dropout_verdict(model: Any, x: Numbers, y: npt.NDArray[Any], measured: Measured) -> Verdict:
+def dropout_verdict(model: Any, x: Numbers, y: NumpyArray, measured: Measured) -> Verdict:
     """The verdict on the draws against the networks without dropout, whose noise is fitted to these rows."""
     plain, truth = model.without_dropout(), torch.from_numpy(y)
     if isinstance(measured, Classification):
