@@ -204,9 +204,6 @@ call(calibration.relative_uncertainty, TRAINED, free="uncertainty training_uncer
 call(calibration.uncertainty_reference, {"training_uncertainty": UNIT}, free="training_uncertainty")
 call(calibration.class_reliability, CLASSES, settings={"n_bins": 3})
 call(calibration.gaussian_pit, {**ROWS, "std": STD})
-call(
-    calibration.mixture_pit, {"draws": DRAWS, "y": Y, "noise_variance": STD}, any_rows="draws", scalar="noise_variance"
-)
 call(calibration.quantile_reliability, {"pit": UNIT}, settings={"n_levels": 3}, free="pit")
 call(calibration.interval_reliability, {"pit": UNIT}, settings={"n_levels": 3}, free="pit")
 call(calibration.uniformity_test, {"pit": UNIT}, free="pit")
@@ -272,11 +269,6 @@ call(conformal.OnlineLevel(0.5).threshold, {"scores": STD}, "threshold", any_row
 call(conformal.OnlineLevel, {}, settings={"target": 0.5, "rate": 0.1})
 
 call(decisions.deferral_for_workload, {"uncertainty": STD}, settings={"fraction": 0.5}, any_rows="uncertainty")
-call(
-    decisions.deferral_for_error,
-    {"uncertainty": STD, "wrong": WRONG},
-    settings={"target": 0.5, "confidence": 0.6, "n_candidates": 3, "seed": 0},
-)
 call(
     decisions.deferral_for_risk,
     {"uncertainty": STD, "loss": UNIT},

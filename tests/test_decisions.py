@@ -67,7 +67,7 @@ def test_error_rule_breaks_its_promise_less_often_than_its_confidence_allows():
     for run in range(runs):
         uncertainty = uniform(500, seed=run)
         wrong = uniform(500, seed=10_000 + run) < uncertainty**2 / 2
-        rule = decisions.deferral_for_error(uncertainty, wrong, target=0.06, confidence=0.8)
+        rule = decisions.deferral_for_risk(uncertainty, wrong, target=0.06, confidence=0.8)
         thresholds.append(rule.threshold)
         broken += rule.threshold > math.sqrt(6 * 0.06)
     assert broken / runs < 0.2
@@ -92,7 +92,7 @@ def test_the_sequence_keeps_more_rows_than_testing_all_thresholds_at_once():
     for run in range(60):
         uncertainty = uniform(1000, seed=run)
         wrong = uniform(1000, seed=20_000 + run) < uncertainty**4
-        ours.append(min(1.0, decisions.deferral_for_error(uncertainty, wrong, target=0.05).threshold))
+        ours.append(min(1.0, decisions.deferral_for_risk(uncertainty, wrong, target=0.05).threshold))
         theirs.append(min(1.0, bonferroni_threshold(uncertainty, wrong, 0.05, 0.95)))
     assert np.mean(ours) > np.mean(theirs) + 0.01
 
@@ -118,9 +118,9 @@ def test_losses_outside_their_bounds_are_refused():
 
 
 def test_error_rule_keeps_everything_when_nothing_is_wrong_and_defers_everything_when_it_cannot_tell():
-    always = decisions.deferral_for_error(uniform(500), torch.zeros(500), target=0.05)
+    always = decisions.deferral_for_risk(uniform(500), torch.zeros(500), target=0.05)
     assert not always.defers(torch.tensor([1e9])).any()
-    never = decisions.deferral_for_error(uniform(10), torch.zeros(10), target=0.05)
+    never = decisions.deferral_for_risk(uniform(10), torch.zeros(10), target=0.05)
     assert never.defers(torch.tensor([-1e9])).all()
     assert "every row is deferred" in never.guarantee
 
@@ -139,10 +139,10 @@ def test_deferring_a_tenth_of_digits_by_mutual_information_removes_most_errors(d
     assert wrong[~deferred].sum() <= 0.5 * wrong.sum()  # promised; measured: 2 of 20 remain
 
 
-def test_deferral_for_error_keeps_digits_under_two_percent_wrong(digits):
+def test_deferral_for_risk_keeps_digits_under_two_percent_wrong(digits):
     _, y, prediction = digits
     uncertainty, wrong = prediction.mutual_information, prediction.mean.argmax(-1) != y[600:]
-    rule = decisions.deferral_for_error(uncertainty[:600], wrong[:600], target=0.02)
+    rule = decisions.deferral_for_risk(uncertainty[:600], wrong[:600], target=0.02)
     kept = ~rule.defers(uncertainty[600:])
     assert wrong[600:].double().mean() > 0.02
     assert wrong[600:][kept].double().mean() <= 0.02
@@ -159,9 +159,9 @@ def test_deferral_for_error_keeps_digits_under_two_percent_wrong(digits):
         lambda: decisions.action_probabilities(torch.tensor([[[1.0, math.nan]]])),
         lambda: decisions.action_probabilities(torch.ones(3, 2)),
         lambda: decisions.deferral_for_workload(torch.tensor([]), fraction=0.5),
-        lambda: decisions.deferral_for_error(torch.rand(4), torch.tensor([0, 1, 2, 0]), target=0.1),
-        lambda: decisions.deferral_for_error(torch.rand(4), torch.zeros(3), target=0.1),
-        lambda: decisions.deferral_for_error(torch.rand(4), torch.zeros(4), target=0.1, n_candidates=0),
+        lambda: decisions.deferral_for_risk(torch.rand(4), torch.tensor([0, 1, 2, 0]), target=0.1),
+        lambda: decisions.deferral_for_risk(torch.rand(4), torch.zeros(3), target=0.1),
+        lambda: decisions.deferral_for_risk(torch.rand(4), torch.zeros(4), target=0.1, n_candidates=0),
         lambda: decisions.cascade_frontier(torch.rand(4), torch.zeros(4), torch.zeros(3), cheap_cost=1, costly_cost=2),
     ],
 )

@@ -20,7 +20,6 @@ from dropbayes.runtime.validation import (
     check_probability,
     check_values,
     class_probabilities,
-    events,
     finite_tensor,
     float_tensor,
     random_generator,
@@ -76,52 +75,6 @@ def deferral_for_workload(uncertainty: Array, *, fraction: float, sample_weight:
     )
 
 
-def deferral_for_error(
-    uncertainty: Array,
-    wrong: Array,
-    *,
-    target: float,
-    confidence: float = 0.95,
-    n_candidates: int = 100,
-    seed: int = 0,
-    sample_weight: Array | None = None,
-) -> DeferralRule:
-    r"""The rule that defers least while the error rate of the rows *kept* is certified to be at most `target`.
-
-    `deferral_for_risk` with a loss of 0 or 1, whose p-value is the exact binomial one.
-
-    Args:
-        uncertainty: Uncertainties of held-out rows the network was not fitted to, `[row]`.
-        wrong: True (or 1) where the prediction was wrong, `[row]` (for a regression: off by more than you can accept).
-        target: The error rate to stay below among the rows kept.
-        confidence: The probability that the guarantee holds.
-        n_candidates: The number of thresholds to choose from.
-        seed: The seed of the split of the held-out rows.
-        sample_weight: The number of independent rows that each row stands for, an integer.
-
-    Returns:
-        The rule. Where nothing can be certified it defers every row, and its `guarantee` says so.
-
-    Examples:
-        >>> uncertainty = torch.linspace(0, 1, 1000)
-        >>> rule = deferral_for_error(uncertainty, uncertainty > 0.8, target=0.02)
-        >>> 0.75 < rule.threshold < 0.82
-        True
-    """
-    scores = _held_out(uncertainty)
-    errors = events("wrong", wrong, n_rows=len(scores)).double().cpu()
-    return deferral_for_risk(
-        scores,
-        errors,
-        target=target,
-        confidence=confidence,
-        n_candidates=n_candidates,
-        seed=seed,
-        sample_weight=sample_weight,
-        loss_name="error rate",
-    )
-
-
 def deferral_for_risk(
     uncertainty: Array,
     loss: Array,
@@ -132,7 +85,6 @@ def deferral_for_risk(
     n_candidates: int = 100,
     seed: int = 0,
     sample_weight: Array | None = None,
-    loss_name: str = "mean loss",
 ) -> DeferralRule:
     r"""The rule that defers least while the mean loss of the rows *kept* is certified to be at most `target`.
 
@@ -143,24 +95,25 @@ def deferral_for_risk(
     threshold, the $m$ rows below it are independent, and the p-value of "the mean loss exceeds the target" is the
     binomial $P(\mathrm{Bin}(m, \text{target}) \le \sum \ell)$ for losses of 0 or 1, that of Hoeffding and Bentkus for
     other losses. With probability at least `confidence` over the held-out rows, the mean loss of new rows from the same
-    distribution that are kept is at most `target`.
+    distribution that are kept is at most `target`. Where nothing can be certified the rule defers every row, and its
+    `guarantee` says so.
 
     Args:
         uncertainty: Uncertainties of held-out rows the network was not fitted to, `[row]`.
-        loss: The loss of each row, from 0 to `largest_loss`, `[row]`: an error, a cost, a missed share.
+        loss: The loss of each row, from 0 to `largest_loss`, `[row]`: whether it was wrong (then its mean is the error
+            rate), a cost, a missed share.
         target: The mean loss to stay below among the rows kept.
         largest_loss: The largest possible loss.
         confidence: The probability that the guarantee holds.
         n_candidates: The number of thresholds to choose from; testing in sequence needs no correction for their number.
         seed: The seed of the split of the held-out rows.
         sample_weight: The number of independent rows that each row stands for, an integer.
-        loss_name: The name of the loss in the guarantee.
-
-    Returns:
-        The rule. Where nothing can be certified it defers every row, and its `guarantee` says so.
 
     Examples:
         >>> uncertainty = torch.linspace(0, 1, 2000)
+        >>> rule = deferral_for_risk(uncertainty, uncertainty > 0.8, target=0.02)  # at most 2 % wrong
+        >>> 0.75 < rule.threshold < 0.82
+        True
         >>> rule = deferral_for_risk(uncertainty, uncertainty.square(), target=0.1)  # x² averages 0.1 up to x = 0.55
         >>> 0.45 < rule.threshold < 0.55
         True
@@ -182,7 +135,7 @@ def deferral_for_risk(
     starts = (2.0, 4.0, math.inf)  # of the sequences of tests, in rows that just certify the target
     level = (1 - confidence) / len(starts)
     fewest = math.log(level) / math.log1p(-share)  # rows without a loss that just certify the target
-    certified = None
+    certified, loss_name = None, "error rate" if losses.unique().tolist() in ([0], [1], [0, 1]) else "mean loss"
     for start in starts:
         first = math.ceil(min(1.0, start * fewest / max(1, len(rest))) * len(thresholds)) - 1
         for threshold in thresholds[max(0, first) :]:

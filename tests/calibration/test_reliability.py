@@ -12,6 +12,7 @@ import torch
 import uncertainty_toolbox.metrics_calibration as toolbox
 
 from dropbayes import calibration, scores
+from dropbayes.predictive import Mixture
 from tests.calibration.samples import generator, normal
 
 
@@ -48,25 +49,21 @@ def test_pit_of_a_calibrated_mixture_is_uniform_and_its_curve_within_the_standar
     draws = normal(30, 2000)
     component = draws.gather(0, torch.randint(30, (1, 2000), generator=generator(1)))[0]
     y = component + 0.5 * normal(2000, seed=2)
-    pit = calibration.mixture_pit(draws, y, noise_variance=0.25)
+    pit = Mixture(draws, torch.tensor(0.5)).pit(y)
     assert scipy.stats.kstest(pit, "uniform").pvalue > 0.01
     curve = calibration.quantile_reliability(pit)
     assert ((curve.observed - curve.claimed).abs() < 4.5 * curve.standard_error).all()
 
 
-def test_mixture_pit_of_one_draw_is_the_gaussian_pit():
+def test_the_pit_of_one_draw_is_the_gaussian_pit():
     mean, std, y = normal(9), normal(9, seed=1).exp(), normal(9, seed=2)
-    torch.testing.assert_close(
-        calibration.mixture_pit(mean[None], y, noise_variance=std.square()), calibration.gaussian_pit(mean, std, y)
-    )
+    torch.testing.assert_close(Mixture(mean[None], std[None]).pit(y), calibration.gaussian_pit(mean, std, y))
 
 
 def test_a_column_of_targets_is_refused_and_never_paired_with_every_row():
     mean, std, y = normal(20), normal(20, seed=1).exp(), normal(20, seed=2)
     with pytest.raises(ValueError, match="`mean` and `std` and `y` must have one shape"):
         calibration.gaussian_pit(mean, std, y[:, None])
-    with pytest.raises(ValueError, match="`draws` and `y` must have one shape"):
-        calibration.mixture_pit(normal(5, 20, 1), y, noise_variance=1.0)
 
 
 @pytest.mark.parametrize("pit", [[math.nan, 0.5], [-0.1, 0.5], [1.1, 0.5], []])

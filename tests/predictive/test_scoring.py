@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from dropbayes import calibration, scores
+from dropbayes import scores
 from dropbayes.predictive.mixtures import Mixture
 from dropbayes.predictive.scoring import (
     CLASS_SCORES,
@@ -28,7 +28,7 @@ def mixture():
 def outcomes(draws, y, noise=0.5, sample_weight=None):
     return RegressionOutcomes(
         y, draws.mean(0), (draws.var(0, correction=0) + noise).sqrt(),
-        calibration.mixture_pit(draws, y, noise_variance=noise),
+        Mixture(draws, torch.tensor(noise).sqrt()).pit(y),
         scores.gaussian_mixture_log_likelihood(draws, y, precision=1 / noise), sample_weight,
     )  # fmt: skip
 

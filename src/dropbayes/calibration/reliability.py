@@ -19,7 +19,6 @@ from dropbayes.runtime.validation import (
     row_weights,
 )
 from dropbayes.scores import confidence_and_correctness
-from dropbayes.scores.distributions import noise_variance_of
 
 
 @dataclass(frozen=True)
@@ -87,29 +86,11 @@ def gaussian_pit(mean: Array, std: Array, y: Array) -> Tensor:
     return torch.special.ndtr((outcome - centre) / deviation)
 
 
-def mixture_pit(draws: Array, y: Array, *, noise_variance: Array | float) -> Tensor:
-    r"""The probability integral transform of the mixture, $\tfrac1T \sum_t \Phi\big((y - \widehat y_t)/\sqrt v\big)$.
-
-    Args:
-        draws: Outputs of the network, `[draw, row]`.
-        y: The observed targets, `[row]`.
-        noise_variance: The observation variance $v > 0$ ($\tau^{-1}$): a number, `[row]`, `[draw, 1]` or `[draw, row]`.
-
-    Examples:
-        >>> mixture_pit(torch.tensor([[0.0], [2.0]]), torch.tensor([1.0]), noise_variance=1.0)
-        tensor([0.5000])
-    """
-    outputs, outcome = matching_tensors({"draws": draws, "y": y}, draws="draws")
-    variance = noise_variance_of(noise_variance, outputs)
-    check_values("noise_variance", variance, positive=True)
-    return torch.special.ndtr((outcome - outputs) / variance.sqrt()).mean(0)
-
-
 def quantile_reliability(pit: Array, *, n_levels: int = 99, sample_weight: Array | None = None) -> ReliabilityCurve:
     """The reliability curve of predictive quantiles: how often the target fell below the quantile of each level.
 
     Args:
-        pit: Probability integral transforms, `[row]` (`gaussian_pit`, `mixture_pit`).
+        pit: Probability integral transforms, `[row]` (`gaussian_pit`, `predictive.Mixture.pit`).
         n_levels: The number of levels, evenly spaced strictly inside the unit interval.
         sample_weight: The weight of each row.
 
@@ -124,7 +105,7 @@ def interval_reliability(pit: Array, *, n_levels: int = 99, sample_weight: Array
     """The reliability curve of central intervals: how often the target fell inside the interval of each level.
 
     Args:
-        pit: Probability integral transforms, `[row]` (`gaussian_pit`, `mixture_pit`).
+        pit: Probability integral transforms, `[row]` (`gaussian_pit`, `predictive.Mixture.pit`).
         n_levels: The number of levels, evenly spaced strictly inside the unit interval.
         sample_weight: The weight of each row.
 

@@ -30,7 +30,7 @@ class RegressionOutcomes:
         y: The observed targets, `[row, ...]`.
         mean: The predictive mean.
         std: The predictive standard deviation.
-        pit: The predictive distribution function at the target (`calibration.mixture_pit`).
+        pit: The predictive distribution function at the target (`Mixture.pit`).
         log_likelihood: The predictive log-likelihood of each row, `[row]`.
         sample_weight: The weight of each row.
         crps: The continuous ranked probability score of each row, or of a selection of rows.

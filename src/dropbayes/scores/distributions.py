@@ -61,7 +61,7 @@ def _crps_terms(
 ) -> tuple[Tensor, Tensor, int]:
     r"""The mean of $A(y - \widehat y_t, v_t)$, the sum of $A(\widehat y_s - \widehat y_t, v_s + v_t)$, and T."""
     outputs, outcome = matching_tensors({"draws": draws, "y": y}, draws="draws")
-    variance = noise_variance_of(noise_variance, outputs)
+    variance = _noise_variance(noise_variance, outputs)
     pairs = torch.zeros_like(outcome)
     for index, (mean, noise) in enumerate(zip(outputs, variance, strict=True)):  # avoids holding T² values at once
         magnitude = _expected_magnitude(outputs - mean, variance + noise)
@@ -69,7 +69,7 @@ def _crps_terms(
     return _expected_magnitude(outcome - outputs, variance).mean(0), pairs, len(outputs)
 
 
-def noise_variance_of(noise_variance: Array | float, outputs: Tensor) -> Tensor:
+def _noise_variance(noise_variance: Array | float, outputs: Tensor) -> Tensor:
     """The observation variance of every draw and row, from a number, `[row]`, `[draw, 1]` or `[draw, row]`."""
     variance = finite_tensor("noise_variance", noise_variance).to(outputs)
     shapes = ((), outputs.shape[1:], (len(outputs), *(1,) * (outputs.dim() - 1)), outputs.shape)

@@ -9,6 +9,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from dropbayes import calibration, information, scores
 from dropbayes.app.report import measurements, report
+from dropbayes.predictive.mixtures import Mixture
 from dropbayes.predictive.scoring import REGRESSION_SCORES, RegressionOutcomes
 from tests.app.report.pages import Page, class_rows, draws_of, regression_rows
 
@@ -19,7 +20,7 @@ def test_the_scores_of_a_regression_are_those_of_the_library(regressor):
     mean, std = regressor.predict(x, return_std=True)
     lower, upper = regressor.predict_interval(x)
     drawn, noise = draws_of(regressor, x)
-    pit = calibration.mixture_pit(drawn, y, noise_variance=noise)
+    pit = Mixture(drawn, noise.sqrt()).pit(y)
     curve = scores.risk_coverage(std, np.abs(mean - y))
     expected = {
         "RMSE": scores.rmse(mean, y),
