@@ -56,6 +56,22 @@ def test_every_row_is_there_once_after_workers_were_killed(engine, predictor, tm
 
 
 @pytest.mark.slow
+def test_a_cluster_of_dask_whose_workers_die_while_they_start_is_replaced(monkeypatch):
+    distributed = pytest.importorskip("distributed")
+    started, start = [], distributed.LocalCluster
+
+    def cluster(**settings):
+        started.append(settings)
+        if len(started) == 1:
+            raise RuntimeError("Nanny failed to start.")
+        return start(**settings)
+
+    monkeypatch.setattr(distributed, "LocalCluster", cluster)
+    assert sorted(engines.on_dask(abs, [-1, -2, -3], 1, None)) == [1, 2, 3]
+    assert len(started) == 2
+
+
+@pytest.mark.slow
 def test_an_error_is_raised_and_not_tried_again(engine, tmp_path):
     with pytest.raises(ValueError, match="row 3 is wrong"):
         list(ENGINES[engine](Failing(str(tmp_path / "trials")), [Part("a", 0, 1, "b")], 1, None))

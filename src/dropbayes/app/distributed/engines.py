@@ -13,7 +13,7 @@ import logging
 import multiprocessing
 import operator
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
@@ -29,6 +29,21 @@ Make = Callable[[Part], int]
 _MAX_FRUITLESS_POOLS = 10  # in a row, after which the fault must be ours
 
 
+def _with_pools(
+    pool: Callable[[list[Part]], Iterator[tuple[Part, int]]], parts: Sequence[Part]
+) -> Generator[int, None, None]:
+    """Makes the parts with pools of workers: one that ends without some of them is replaced."""
+    waiting, fruitless = list(parts), 0
+    while waiting:
+        before = len(waiting)
+        for part, n_rows in pool(list(waiting)):
+            waiting.remove(part)
+            yield n_rows
+        fruitless = 0 if len(waiting) < before else fruitless + 1
+        if fruitless == _MAX_FRUITLESS_POOLS:
+            raise RuntimeError(f"workers were killed {fruitless} times without finishing a part; out of memory?")
+
+
 def on_processes(
     make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None
 ) -> Generator[int, None, None]:
@@ -36,23 +51,20 @@ def on_processes(
     if address is not None:
         raise ValueError("`address` must be None for processes of this machine; name an engine that has a cluster.")
     spawn = multiprocessing.get_context("spawn")
-    waiting, fruitless = list(parts), 0
-    while waiting:
-        before = len(waiting)
-        pool = ProcessPoolExecutor(n_workers, mp_context=spawn, initializer=end_with_parent)
+
+    def pool(waiting: list[Part]) -> Iterator[tuple[Part, int]]:
+        executor = ProcessPoolExecutor(n_workers, mp_context=spawn, initializer=end_with_parent)
         try:
-            futures = {pool.submit(make, part): part for part in waiting}
+            futures = {executor.submit(make, part): part for part in waiting}
             for future in as_completed(futures):
                 if not isinstance(future.exception(), BrokenProcessPool):
-                    yield future.result()
-                    waiting.remove(futures[future])
+                    yield futures[future], future.result()
         except BrokenProcessPool:  # while parts were submitted
             pass
         finally:
-            pool.shutdown(cancel_futures=True)
-        fruitless = 0 if len(waiting) < before else fruitless + 1
-        if fruitless == _MAX_FRUITLESS_POOLS:
-            raise RuntimeError(f"workers were killed {fruitless} times without finishing a part; out of memory?")
+            executor.shutdown(cancel_futures=True)
+
+    return _with_pools(pool, parts)
 
 
 def on_ray(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None) -> Generator[int, None, None]:
@@ -81,22 +93,39 @@ def on_ray(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str
 
 
 def on_dask(make: Make[Part], parts: Sequence[Part], n_workers: int, address: str | None) -> Generator[int, None, None]:
-    """Makes the parts on a Dask cluster (extra `dask`); one on this machine cannot be reached from elsewhere."""
+    """Makes the parts on a Dask cluster (extra `dask`); one on this machine cannot be reached from elsewhere.
+
+    Dask replaces a killed worker, but not one that is killed while it starts: without any, the cluster is replaced.
+    """
     import distributed
     from dask import config
 
-    quiet = {"dashboard_address": None, "silence_logs": logging.CRITICAL}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(config.set({"distributed.scheduler.allowed-failures": 1000}))  # deaths of a worker
-        cluster = address or stack.enter_context(
-            distributed.LocalCluster(n_workers=n_workers, threads_per_worker=1, host="127.0.0.1", **quiet)
-        )
-        client = stack.enter_context(distributed.Client(cluster))
-        # The model is a task like the others, which Dask computes again where a worker that held it is killed.
-        model = client.submit(copy.copy, make, pure=False)
-        futures = client.map(operator.call, [model] * len(parts), list(parts), pure=False)
-        for future in distributed.as_completed(futures):
-            yield int(future.result())
+    local = {"n_workers": n_workers, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": None}
+
+    def pool(waiting: list[Part]) -> Iterator[tuple[Part, int]]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(config.set({"distributed.scheduler.allowed-failures": 1000}))  # deaths of a worker
+            cluster: Any = address
+            if address is None:
+                try:
+                    cluster = stack.enter_context(distributed.LocalCluster(silence_logs=logging.CRITICAL, **local))
+                except RuntimeError:  # a worker was killed
+                    return
+            client = stack.enter_context(distributed.Client(cluster))
+            # The model is a task like the others, which Dask computes again where a worker that held it is killed.
+            model = client.submit(copy.copy, make, pure=False)
+            futures = {client.submit(operator.call, model, part, pure=False): part for part in waiting}
+            while futures:
+                try:
+                    done = distributed.wait(list(futures), timeout=30, return_when="FIRST_COMPLETED").done
+                except TimeoutError:
+                    if address is None and not client.nthreads():
+                        return
+                    continue
+                for future in done:
+                    yield futures.pop(future), int(future.result())
+
+    return _with_pools(pool, parts)
 
 
 def on_spark(

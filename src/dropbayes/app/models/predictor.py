@@ -10,7 +10,7 @@ import copy
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from dropbayes.linear import N_POINTS, outputs_by
 from dropbayes.predictive.mixtures import Mixture, draw_mean
 from dropbayes.runtime import storage
 from dropbayes.runtime.arrays import NumpyArray, round_digits
-from dropbayes.runtime.validation import check_count, check_probability
+from dropbayes.runtime.validation import check_count, check_positive, check_probability
 
 if TYPE_CHECKING:  # slow to import, and a network does not need them
     import pyarrow as pa
@@ -39,7 +39,11 @@ Columns = Mapping[str, Any]
 MATRIX = "x"
 """The name of the input that holds all columns as one matrix, `[row, column]`."""
 
+Draws = int | Literal["auto"]
+
 _MAX_VALUES = 2**20  # of the draws of a block, in memory
+_MIN_DRAWS = 64  # of "auto", in sets from which an error is estimated
+_N_SETS = 8
 
 
 class Predictor:
@@ -52,12 +56,15 @@ class Predictor:
         model: A fitted `DropoutRegressor` or `DropoutClassifier`, a model of `dropbayes.app.models`, or a network.
         likelihood: The observation model of a network's output; required for a network.
         columns: The names of a network's input columns, in order; without them it has one input, the array `x`.
-        n_draws: The number of draws $T$ (per network of an estimator); by default that of the model, 100 for a network.
+        n_draws: The number of draws $T$ (per network of an estimator), by default that of the model, 100 for a network;
+            "auto" draws for each row until the tolerance is met, and says in `draws_used` how often.
         seed: The seed of the draws; by default that of the model, 0 for a network.
         coverage: The nominal coverage of the interval from `lower` to `upper`.
         allow_new: Whether to encode unseen categories as all zeros instead of failing.
         method: "sampling", or "linear" or "moments" for a prediction without draws (`dropbayes.predict`), in which a
             network's rows are equal up to rounding however they are split.
+        tolerance: For "auto": the standard error of a row's mean, relative to its predictive standard deviation.
+        max_draws: For "auto": the most draws (per network), at which a row stops short of the tolerance.
 
     Attributes:
         schema: The columns of a table's model; None for others.
@@ -76,13 +83,19 @@ class Predictor:
         *,
         likelihood: Likelihood | None = None,
         columns: Sequence[str] | None = None,
-        n_draws: int | None = None,
+        n_draws: Draws | None = None,
         seed: int | None = None,
         coverage: float = 0.95,
         allow_new: bool = False,
         method: str = "sampling",
+        tolerance: float = 0.05,
+        max_draws: int = 10_000,
     ) -> None:
-        self._likelihood, self.coverage, self.allow_new = likelihood, 0.95, bool(allow_new)
+        self._likelihood, self.allow_new = likelihood, bool(allow_new)
+        check_positive("tolerance", tolerance)
+        check_count("max_draws", max_draws, at_least=_MIN_DRAWS)
+        self.tolerance, self.max_draws = float(tolerance), int(max_draws)
+        self.n_draws: Draws
         self.schema: Schema | None = None
         self.classes: NumpyArray | None = None
         self._is_network = isinstance(model, nn.Module)
@@ -119,16 +132,21 @@ class Predictor:
             self.classes = getattr(ensemble, "classes_", None)
         self._set(n_draws, seed, coverage, method)
 
-    def _set(self, n_draws: int | None, seed: int | None, coverage: float, method: str) -> None:
+    def _set(self, n_draws: Draws | None, seed: int | None, coverage: float, method: str) -> None:
         """Sets what can be set; None keeps the current value."""
         n_draws = self.n_draws if n_draws is None else n_draws
         seed = self.seed if seed is None else seed
-        check_count("n_draws", n_draws)
+        if n_draws != "auto":
+            check_count("n_draws", n_draws)
         check_count("seed", seed, at_least=0, at_most=2**63 - 1)
         check_probability("coverage", coverage)
         if method not in METHODS:
             raise ValueError(f"`method` must be one of {', '.join(map(repr, METHODS))}; got {method!r}.")
-        self.n_draws, self.seed, self.coverage, self.method = int(n_draws), int(seed), float(coverage), method
+        self.n_draws, self.seed, self.coverage, self.method = n_draws, int(seed), float(coverage), method
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("n_draws", "seed", "coverage", "method"))
+        return f"Predictor({', '.join(self.inputs)} -> {', '.join(self.outputs)}; {settings})"
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **settings: Any) -> Predictor:
@@ -136,7 +154,7 @@ class Predictor:
 
         Args:
             path: The folder or the file.
-            settings: `n_draws`, `seed`, `coverage`, `allow_new` and `method`, as for the class.
+            settings: `n_draws`, `seed`, `coverage`, `allow_new` ..., as for the class.
 
         Raises:
             ValueError: The path holds no model, a damaged one, or one of a later format.
@@ -152,7 +170,7 @@ class Predictor:
         return predictor
 
     def with_settings(
-        self, *, n_draws: int | None = None, seed: int | None = None, coverage: float | None = None,
+        self, *, n_draws: Draws | None = None, seed: int | None = None, coverage: float | None = None,
         method: str | None = None,
     ) -> Predictor:  # fmt: skip
         """The same model with other settings; None keeps the current value."""
@@ -192,14 +210,15 @@ class Predictor:
         return self.classes is not None and recalibration is not None and recalibration.method == "conformal"
 
     @property
-    def key(self) -> tuple[int, int, int, float, str]:
+    def key(self) -> tuple[int, Draws, int, float, str]:
         """The settings that determine a prediction's bits: in one process, equal keys may share a batch."""
         return id(self._model), self.n_draws, self.seed, self.coverage, self.method
 
     @property
     def fingerprint(self) -> str:
         """A digest of the model: of its columns, and of its exact predictions for some fixed rows."""
-        settings = self.schema or self.inputs, self.n_draws, self.seed, self.coverage
+        limits = (self.tolerance, self.max_draws) if self.n_draws == "auto" else ()
+        settings = self.schema or self.inputs, self.n_draws, self.seed, self.coverage, *limits
         digest = hashlib.sha256(repr(settings).encode())
         for values in self.predict_inputs(self._rows(8)).values():
             digest.update(repr(values.tolist()).encode())
@@ -212,9 +231,14 @@ class Predictor:
         return np.random.default_rng(0).normal(size=(n_rows, self._n_inputs))
 
     @property
+    def most_draws(self) -> int:
+        """The number of draws of each network; with "auto", the most of them."""
+        return self.max_draws if self.n_draws == "auto" else self.n_draws
+
+    @property
     def total_draws(self) -> int:
-        """The number of draws of a prediction, `n_draws` per network, or of the points in their place."""
-        return (self.n_draws if self.method == "sampling" else N_POINTS) * self._n_networks
+        """The number of draws of a prediction, `most_draws` per network, or of the points in their place."""
+        return (self.most_draws if self.method == "sampling" else N_POINTS) * self._n_networks
 
     def __call__(self, columns: Columns) -> dict[str, NumpyArray]:
         """The prediction for each row.
@@ -268,6 +292,8 @@ class Predictor:
 
     def predict_inputs(self, x: NumpyArray) -> dict[str, NumpyArray]:
         """The prediction for rows returned by `encode`, possibly concatenated; not checked to be finite."""
+        if self.n_draws == "auto" and self.method == "sampling":
+            return self._predict_until_tolerance(x)
         if not len(x):  # an empty prediction has the shapes of one row
             one = self._statistics(np.zeros((1, *x.shape[1:]), x.dtype))
             return {name: values[:0] for name, values in one.items()}
@@ -275,10 +301,40 @@ class Predictor:
         blocks = [self._statistics(x[start : start + step]) for start in range(0, len(x), step)]
         return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
+    def _predict_until_tolerance(self, x: NumpyArray) -> dict[str, NumpyArray]:
+        """Each row by the fewest draws of 64, 128 ... that meet the tolerance, whatever the other rows."""
+        waiting, n_draws, parts = np.arange(len(x)), _MIN_DRAWS, []
+        while len(waiting) or not parts:
+            predictor = self.with_settings(n_draws=min(n_draws, self.max_draws))
+            met = np.full(len(waiting), n_draws >= self.max_draws)
+            if not met.any():
+                met = predictor._relative_error(x[waiting]) <= self.tolerance
+            prediction = predictor.predict_inputs(x[waiting[met]])
+            used = np.full(met.sum(), predictor.total_draws)
+            parts.append({"row": waiting[met], **prediction, "draws_used": used})
+            waiting, n_draws = waiting[~met], 2 * n_draws
+        joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        order = np.argsort(joined.pop("row"))
+        return {name: values[order] for name, values in joined.items()}
+
+    def _relative_error(self, x: NumpyArray) -> NumpyArray:
+        """A bound on the standard error of each row's mean, relative to its predictive standard deviation.
+
+        It is that of as many draws in eight independent sets; draws that are stratified together have less.
+        """
+        seeds = [(self.seed + (index + 1) * 2**40) % 2**63 for index in range(_N_SETS)]
+        n_draws = self.most_draws // _N_SETS
+        sets = [self.with_settings(n_draws=n_draws, seed=seed).predict_inputs(x) for seed in seeds]
+        means = np.stack([one["mean" if "mean" in one else "probabilities"] for one in sets])
+        mean, error = means.mean(0), means.std(0, ddof=1) / _N_SETS**0.5
+        deviation = np.mean([one["std"] for one in sets], axis=0) if "std" in sets[0] else np.sqrt(mean * (1 - mean))
+        ratio = np.divide(error, deviation, out=np.zeros_like(error), where=error > 0)
+        return ratio.max(axis=tuple(range(1, ratio.ndim)))
+
     def _statistics(self, x: NumpyArray) -> dict[str, NumpyArray]:
         if self._is_network:
             return self._network_statistics(x)
-        ensemble = self._model.with_draws(n_draws=self.n_draws, seed=self.seed, method=self.method)
+        ensemble = self._model.with_draws(n_draws=self.most_draws, seed=self.seed, method=self.method)
         if self.classes is not None:
             statistics = _information(ensemble.draws(x), self.classes)
         else:
@@ -290,7 +346,7 @@ class Predictor:
         like = next(net.parameters(), torch.empty(0))
         inputs = torch.tensor(x, device=like.device)
         inputs = inputs.to(like.dtype) if inputs.is_floating_point() else inputs
-        output = outputs_by(self.method, net, inputs, n_draws=self.n_draws, seed=self.seed)
+        output = outputs_by(self.method, net, inputs, n_draws=self.most_draws, seed=self.seed)
         if not isinstance(output, Tensor):
             raise TypeError(f"`model` must return one tensor; got {type(output).__name__}. Wrap it to return that one.")
         assert likelihood is not None
