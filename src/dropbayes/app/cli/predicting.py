@@ -139,8 +139,10 @@ def predict(
 
 
 def _draws(text: str | None) -> int | Literal["auto"] | None:
-    if text is None or text == "auto":
-        return text
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
     if not text.isdecimal() or int(text) < 1:
         raise typer.BadParameter(f"must be a number of draws, or auto; got {text!r}", param_hint="'--n-draws'")
     return int(text)

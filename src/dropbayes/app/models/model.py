@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import os
 import pathlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,8 @@ from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.validation import quote
 
 __all__ = ["Model", "load", "uncertainty_percentiles"]
+
+Frame = TypeVar("Frame")  # a data frame of pandas, polars or arrow
 
 
 def _row(row: int) -> str:
@@ -153,7 +156,13 @@ class Model:
         check_columns(self.schema, table.column_names, "the data frame")
         return encode(self.schema, table, at=_row, allow_new=allow_new)
 
-    def predict(self, frame: object, *, coverage: float = 0.95, allow_new: bool = False) -> Any:
+    @overload
+    def predict(
+        self, frame: Mapping[str, Any], *, coverage: float = 0.95, allow_new: bool = False
+    ) -> dict[str, list[Any]]: ...
+    @overload
+    def predict(self, frame: Frame, *, coverage: float = 0.95, allow_new: bool = False) -> Frame: ...
+    def predict(self, frame: Any, *, coverage: float = 0.95, allow_new: bool = False) -> Any:
         """The prediction of each row, with uncertainty: the columns that `dropbayes predict` adds.
 
         Args:

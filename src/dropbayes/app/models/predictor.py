@@ -303,7 +303,8 @@ class Predictor:
 
     def _predict_until_tolerance(self, x: NumpyArray) -> dict[str, NumpyArray]:
         """Each row by the fewest draws of 64, 128 ... that meet the tolerance, whatever the other rows."""
-        waiting, n_draws, parts = np.arange(len(x)), _MIN_DRAWS, []
+        waiting, n_draws = np.arange(len(x)), _MIN_DRAWS
+        parts: list[dict[str, NumpyArray]] = []
         while len(waiting) or not parts:
             predictor = self.with_settings(n_draws=min(n_draws, self.max_draws))
             met = np.full(len(waiting), n_draws >= self.max_draws)
