@@ -1,185 +1,93 @@
-"""A league of tables: the default estimators against what scikit-learn offers with a distribution.
+"""A league of tables: the default estimators against what one would pick instead, all with a distribution.
 
-    python -m benchmarks.league $DROPBAYES_DATA/league                    # numbers
-    python -m benchmarks.league $DROPBAYES_DATA/league_classes            # classes
-    python -m benchmarks.league $DROPBAYES_DATA/league --again dropbayes  # one contestant once more
-    python -m benchmarks.league --show                                    # the tables of docs/alternatives.md
+    python -m benchmarks.league $DROPBAYES_DATA/league                      # numbers
+    python -m benchmarks.league $DROPBAYES_DATA/league_classes --jobs 16    # classes, sixteen games at a time
+    python -m benchmarks.league $DROPBAYES_DATA/league --players dropbayes --again
+    python -m benchmarks.league --show                                      # the tables of docs/alternatives.md
 
 A folder holds one .npz file for each table: X `[row, column]`, y `[row]` (unsigned integers are classes) and fold
 `[row]`, the fold that holds each row out; at most 3,000 rows, as in ScoringBench (arXiv 2603.29928). Numbers are
 standardised by the training rows of their fold. Games in benchmarks/results/league.json are not played again; the
-Gaussian process was stopped on music_origin, which has 117 columns. The CRPS is twice the mean pinball loss of ten
-quantiles for every contestant; quantiles have no density, and so no log score.
+Gaussian process was stopped on music_origin, which has 117 columns. Contestants whose library is not installed are left
+out (`pip install catboost ngboost xgboostlss pytabkit`, best in an environment of their own). The CRPS is twice the mean
+pinball loss of ten quantiles for every contestant; quantiles have no density, and so no log score.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import pathlib
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import numpy as np
-from scipy.stats import norm, rankdata
-from sklearn.ensemble import (
-    ExtraTreesClassifier,
-    HistGradientBoostingClassifier,
-    HistGradientBoostingRegressor,
-    RandomForestRegressor,
-)
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
-from sklearn.impute import SimpleImputer
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from scipy.stats import rankdata, studentized_range, wilcoxon
 
-from dropbayes.estimators import DropoutClassifier, DropoutRegressor
+from benchmarks.contestants import CLASSES, DEFAULT, EFFORTS, NUMBERS, Array, Contestant, Scores
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "league.json"
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "alternatives.md"
 BEGIN, END = "<!-- league: begin -->", "<!-- league: end -->"
-LEVELS = np.arange(0.05, 1, 0.1)  # the middle of every tenth; the outer two are the 90 % interval
-PROCESS_ROWS = 800
 # Tables whose scores nobody looked at while the defaults were developed.
 HELD_BACK = (
     *("auto_mpg", "cpu_act", "era", "house_8L", "la_mortality", "music_origin", "planes2d", "pollen", "skillcraft"),
     *("wind", "australian", "contraceptive", "phoneme", "vehicle"),
 )
+COVERED = (0.86, 0.94)  # acceptable coverages of 90 % intervals
 
-Array = np.ndarray
-Scores = dict[str, float]
-
-
-def regression_scores(y: Array, quantiles: Array, mean: Array, log_density: Array | None) -> Scores:
-    """The scores of predicted quantiles `[level, row]`, means and log-densities.
-
-    Example:
-        >>> y = np.zeros(1)
-        >>> regression_scores(y, np.zeros((10, 1)), y, None)["CRPS"]
-        0.0
-    """
-    error = y - quantiles
-    pinball = np.maximum(LEVELS[:, None] * error, (LEVELS[:, None] - 1) * error)
-    return {
-        "log score": np.nan if log_density is None else float(log_density.mean()),
-        "CRPS": float(2 * pinball.mean()),
-        "coverage": float(((quantiles[0] <= y) & (y <= quantiles[-1])).mean()),
-        "width": float((quantiles[-1] - quantiles[0]).mean()),
-        "RMSE": float(np.sqrt(((y - mean) ** 2).mean())),
-    }
+Results = dict[str, dict[str, dict[str, Scores]]]  # by table, contestant and fold
+Means = dict[str, dict[str, Scores]]  # by table and contestant
+Game = tuple[pathlib.Path, str, int]
 
 
-def class_scores(y: Array, probabilities: Array) -> Scores:
-    """The scores of class probabilities `[row, class]`.
-
-    Example:
-        >>> class_scores(np.array([0]), np.array([[0.5, 0.5]]))["Brier"]
-        0.5
-    """
-    truth = np.eye(probabilities.shape[1])[y]
-    return {
-        "NLL": float(-np.log(np.maximum(probabilities[truth == 1], 1e-12)).mean()),
-        "Brier": float(((probabilities - truth) ** 2).sum(1).mean()),
-        "accuracy": float((probabilities.argmax(1) == y).mean()),
-    }
+# --- games --------------------------------------------------------------------------------------------------------------
 
 
-def dropout_numbers(x: Array, y: Array, new: Array, truth: Array) -> Scores:
-    mixture = DropoutRegressor(random_state=0).fit(x, y).predictive(new)
-    quantiles = np.stack([mixture.quantile(float(level)).numpy() for level in LEVELS])
-    return regression_scores(truth, quantiles, mixture.mean.numpy(), mixture.log_density(truth).numpy())
-
-
-def boosted_numbers(x: Array, y: Array, new: Array, truth: Array) -> Scores:
-    models = [HistGradientBoostingRegressor(loss="quantile", quantile=level, random_state=0) for level in LEVELS]
-    quantiles = np.sort([model.fit(x, y).predict(new) for model in models], axis=0)
-    mean = HistGradientBoostingRegressor(random_state=0).fit(x, y).predict(new)
-    return regression_scores(truth, quantiles, mean, None)
-
-
-def process_numbers(x: Array, y: Array, new: Array, truth: Array) -> Scores:
-    rows, kernel = some_rows(x), ConstantKernel() * RBF(np.ones(x.shape[1])) + WhiteKernel()
-    process = make_pipeline(
-        SimpleImputer(keep_empty_features=True),
-        StandardScaler(),
-        GaussianProcessRegressor(kernel, normalize_y=True, random_state=0),
-    )
-    mean, std = process.fit(x[rows], y[rows]).predict(new, return_std=True)
-    predicted = norm(mean, std)
-    return regression_scores(truth, predicted.ppf(LEVELS[:, None]), mean, predicted.logpdf(truth))
-
-
-def forest_numbers(x: Array, y: Array, new: Array, truth: Array) -> Scores:
-    """A quantile forest (Meinshausen 2006): quantiles of the training targets, weighted by the leaves they share."""
-    forest = RandomForestRegressor(200, min_samples_leaf=5, max_features=1 / 3, bootstrap=False, random_state=0)
-    known, met = forest.fit(x, y).apply(x), forest.apply(new)
-    weight = np.zeros((len(new), len(x)))
-    for leaf, met_leaf in zip(known.T, met.T, strict=True):
-        same = met_leaf[:, None] == leaf
-        weight += same / same.sum(1, keepdims=True)
-    order = y.argsort()
-    share = weight[:, order].cumsum(1) / len(known.T)
-    index = np.stack([(share < level).sum(1) for level in LEVELS]).clip(max=len(y) - 1)
-    return regression_scores(truth, y[order][index], weight @ y / len(known.T), None)
-
-
-def dropout_classes(x: Array, y: Array, new: Array, truth: Array) -> Scores:
-    return class_scores(truth, DropoutClassifier(random_state=0).fit(x, y).predict_proba(new))
-
-
-def boosted_classes(x: Array, y: Array, new: Array, truth: Array) -> Scores:
-    return class_scores(truth, HistGradientBoostingClassifier(random_state=0).fit(x, y).predict_proba(new))
-
-
-def trees_classes(x: Array, y: Array, new: Array, truth: Array) -> Scores:
-    trees = ExtraTreesClassifier(300, min_samples_leaf=3, random_state=0)
-    return class_scores(truth, make_pipeline(SimpleImputer(), trees).fit(x, y).predict_proba(new))
-
-
-def logistic_classes(x: Array, y: Array, new: Array, truth: Array) -> Scores:
-    logistic = make_pipeline(SimpleImputer(), StandardScaler(), LogisticRegression(max_iter=1000))
-    return class_scores(truth, logistic.fit(x, y).predict_proba(new))
-
-
-def some_rows(x: Array) -> Array:
-    return np.random.default_rng(0).permutation(len(x))[:PROCESS_ROWS]
-
-
-Contestant = Callable[[Array, Array, Array, Array], Scores]
-NUMBERS: dict[str, Contestant] = {
-    "dropbayes": dropout_numbers,
-    "boosted quantiles": boosted_numbers,
-    "quantile forest": forest_numbers,
-    "Gaussian process": process_numbers,
-}
-CLASSES: dict[str, Contestant] = {
-    "dropbayes": dropout_classes,
-    "boosting": boosted_classes,
-    "extra trees": trees_classes,
-    "logistic regression": logistic_classes,
-}
-
-
-def play(path: pathlib.Path, fold: int, contestant: str) -> Scores:
+def play(path: pathlib.Path, contestant: str, fold: int) -> Scores:
     """The scores of a contestant on one fold of a table, with the CPU seconds of fit and prediction."""
     with np.load(path) as table:
         x, y, held = table["X"].astype(np.float64), table["y"], table["fold"] == fold
-    games = NUMBERS if y.dtype.kind == "f" else CLASSES
-    if games is NUMBERS:
+    if y.dtype.kind == "f":
         y = (y - y[~held].mean()) / y[~held].std()
     start = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a kernel's bounds, of bounded predictions
-        scores = games[contestant](x[~held], y[~held], x[held], y[held])
+        scores = players_of(path)[contestant].play(x[~held], y[~held], x[held], y[held])
     return scores | {"CPU s": time.process_time() - start}
 
 
-def contestants(path: pathlib.Path) -> list[str]:
+def players_of(path: pathlib.Path) -> dict[str, Contestant]:
+    """The contestants for the kind of a table's targets, if it is not too long for them."""
     with np.load(path) as table:
-        return list(NUMBERS if table["y"].dtype.kind == "f" else CLASSES)
+        kind = NUMBERS if table["y"].dtype.kind == "f" else CLASSES
+        return {name: player for name, player in kind.items() if len(table["y"]) <= player.max_rows}
+
+
+def played(games: list[Game], n_jobs: int) -> Iterator[tuple[Game, Scores]]:
+    """Each game with its scores, as they end; a contestant that fails says why, and the others go on."""
+    if n_jobs == 1:
+        for game in games:
+            try:
+                yield game, play(*game)
+            except Exception as error:
+                print(*game, "gave up:", repr(error), flush=True)
+        return
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes
+    with ProcessPoolExecutor(n_jobs, multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(play, *game): game for game in games}
+        for future in as_completed(running):
+            if error := future.exception():
+                print(*running[future], "gave up:", repr(error), flush=True)
+            else:
+                yield running[future], future.result()
+
+
+# --- the page -----------------------------------------------------------------------------------------------------------
 
 
 def mean_scores(games: dict[str, Scores]) -> Scores:
@@ -188,37 +96,99 @@ def mean_scores(games: dict[str, Scores]) -> Scores:
     return {key: float(np.mean([scores[key] for scores in games.values()])) for key in first}
 
 
-def standings(results: dict[str, dict[str, dict[str, Scores]]], names: list[str]) -> str:
-    """A Markdown table of some tables' scores, the best of each bold, and the mean ranks below it."""
+def critical_difference(n_players: int, n_tables: int) -> float:
+    """The difference of two mean ranks that is significant at 5 % (Nemenyi).
+
+    Example:
+        >>> round(critical_difference(4, 15), 2)
+        1.21
+    """
+    score = studentized_range.ppf(0.95, n_players, np.inf) / np.sqrt(2)
+    return float(score * np.sqrt(n_players * (n_players + 1) / (6 * n_tables)))
+
+
+def holm(p_values: Array) -> Array:
+    """p-values corrected for their number (Holm).
+
+    Example:
+        >>> holm(np.array([0.01, 0.04, 0.03])).tolist()
+        [0.03, 0.06, 0.06]
+    """
+    order, m = p_values.argsort(), len(p_values)
+    corrected = np.maximum.accumulate(p_values[order] * (m - np.arange(m))).clip(max=1)
+    return corrected[order.argsort()]
+
+
+def losses(means: Means, players: list[str], key: str) -> Array:
+    """The losses `[table, player]`; infinite, and so last in rank, where a contestant gave up; NaN without a density."""
+    sign = -1 if key == "log score" else 1
+    return np.array([[sign * s[p].get(key, np.nan) if p in s else np.inf for p in players] for s in means.values()])
+
+
+def significance(means: Means, rivals: list[str], key: str) -> dict[str, float]:
+    """The p-value of each rival being as good as the default: Wilcoxon's test of the log-ratios, corrected by Holm."""
+    ratios = np.log(losses(means, [DEFAULT, *rivals], key)).clip(max=1e9)
+    p_values = [float(wilcoxon(ratios[:, 0], other).pvalue) for other in ratios.T[1:]]
+    return dict(zip(rivals, holm(np.array(p_values)), strict=True))
+
+
+def summary(means: Means, players: list[str], key: str) -> str:
+    """A Markdown table with a row for each contestant; efforts are ranked in the place of the default."""
+    rivals = [player for player in players if player not in (DEFAULT, *EFFORTS)]
+    p_values, rows = significance(means, rivals, key), []
+    for player in players:
+        met = {table: scores for table, scores in means.items() if player in scores}
+        others = [other for other in (rivals if player in EFFORTS else [DEFAULT, *rivals]) if other != player]
+        # A contestant that gave up is last; efforts that are not affordable everywhere are ranked where they played.
+        values = losses(met if player in EFFORTS else means, [player, *others], key)
+        cells = {
+            "": player,
+            "tables": f"{len(met)}",
+            f"rank of {key}": f"{rankdata(values, axis=1)[:, 0].mean():.2f}",
+            "best": f"{(values[:, 0] <= values.min(1)).sum()}",
+            "within 1.15": f"{(values[:, 0] <= 1.15 * values.min(1)).sum()}",
+        }
+        if key == "CRPS":
+            dense = [other for other in others if not np.isnan(losses(means, [other], "log score")).any()]
+            scores = losses(met if player in EFFORTS else means, [player, *dense], "log score")
+            rank = rankdata(scores, axis=1)[:, 0].mean()
+            low, high = COVERED
+            cells["rank of log score"] = "–" if np.isnan(rank) else f"{rank:.2f}"
+            cells["covered"] = f"{sum(low <= own[player]['coverage'] <= high for own in met.values())}"
+        cells["CPU (s)"] = f"{np.median([own[player]['CPU s'] for own in met.values()]):.1f}"
+        cells["p"] = f"{p_values[player]:.2g}" if player in p_values else ""
+        rows.append(cells)
+    return markdown(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def standings(results: Results, names: list[str]) -> str:
+    """The scores on some tables, the best of each bold, below the summary of the contestants."""
     means = {table: {name: mean_scores(games) for name, games in results[table].items()} for table in names}
-    numbers = "CRPS" in means[names[0]]["dropbayes"]
-    players, key = list(NUMBERS if numbers else CLASSES), "CRPS" if numbers else "NLL"
-    own = {"log score": ".2f", "coverage": ".0%"} if numbers else {"accuracy": ".1%"}
-    head = ["table", *players, *own, "CPU (s)"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    ranks = []
-    for table, scores in means.items():
-        values = [scores[player][key] if player in scores else np.inf for player in players]  # last where it gave up
-        shown = [f"**{value:.4f}**" if value == min(values) else f"{value:.4f}" for value in values]
-        shown = [value.replace("inf", "–") for value in shown]
-        shown += [f"{scores['dropbayes'][name]:{form}}" for name, form in own.items()]
-        lines.append("| " + " | ".join([table, *shown, f"{scores['dropbayes']['CPU s']:.1f}"]) + " |")
-        ranks.append(rankdata(values))
-    rank = zip(players, np.mean(ranks, axis=0), strict=True)
-    below = ", ".join(f"{player} {value:.2f}" for player, value in rank)
-    best = sum(int(np.argmin(row) == 0) for row in ranks)
-    within = sum(scores["dropbayes"][key] <= 1.15 * min(s[key] for s in scores.values()) for scores in means.values())
-    return "\n".join(lines) + (
-        f"\n\nMean rank of the {key} over {len(names)} tables: {below}. The default is best on {best} and within 1.15 "
-        f"times the best on {within}.\n"
+    key, kind = ("CRPS", NUMBERS) if "CRPS" in means[names[0]][DEFAULT] else ("NLL", CLASSES)
+    players = [name for name in kind if any(name in scores for scores in means.values())]
+    own = {"log score": ".2f", "coverage": ".0%"} if key == "CRPS" else {"accuracy": ".1%"}
+    rows = []
+    for (table, scores), values in zip(means.items(), losses(means, players, key), strict=True):
+        shown = [f"**{value:.4f}**" if value == values.min() else f"{value:.4f}" for value in values]
+        shown += [f"{scores[DEFAULT][name]:{form}}" for name, form in own.items()]
+        rows.append([table, *(value.replace("inf", "–") for value in shown), f"{scores[DEFAULT]['CPU s']:.1f}"])
+    n_ranked = sum(player not in EFFORTS for player in players)
+    return (
+        f"{summary(means, players, key)}\n\nMean ranks of two contestants differ significantly (Nemenyi, 5 %) from "
+        f"{critical_difference(n_ranked, len(names)):.2f} on.\n\n{markdown(['table', *players, *own, 'CPU (s)'], rows)}\n"
     )
 
 
-def page(results: dict[str, dict[str, dict[str, Scores]]]) -> str:
+def page(results: Results) -> str:
     """The part of docs/alternatives.md between its two comments."""
     parts = []
-    for title, players in (("Numbers: CRPS", NUMBERS), ("Classes: negative log-likelihood", CLASSES)):
-        tables = sorted(name for name, games in results.items() if games.keys() <= players.keys())
+    for title, key in (("Numbers: CRPS", "CRPS"), ("Classes: negative log-likelihood", "NLL")):
+        tables = sorted(name for name, games in results.items() if key in mean_scores(games[DEFAULT]))
         for part, held_back in (("", False), (", tables held back", True)):
             names = [name for name in tables if (name in HELD_BACK) == held_back]
             if names:
@@ -226,7 +196,7 @@ def page(results: dict[str, dict[str, dict[str, Scores]]]) -> str:
     return "\n".join(parts)
 
 
-def write_page(results: dict[str, dict[str, dict[str, Scores]]]) -> None:
+def write_page(results: Results) -> None:
     text = PAGE.read_text()
     before, rest = text.split(BEGIN)
     PAGE.write_text(before + BEGIN + "\n\n" + page(results) + "\n" + END + rest.split(END)[1])
@@ -234,26 +204,35 @@ def write_page(results: dict[str, dict[str, dict[str, Scores]]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=pathlib.Path, nargs="?", help="the folder of the tables")
+    parser.add_argument("folder", type=pathlib.Path, nargs="*", help="folders of tables")
     parser.add_argument("--folds", type=int, default=1, help="the number of folds of each table")
     parser.add_argument("--tables", default="", help="names of tables, with commas; all by default")
-    parser.add_argument("--again", default="", help="a contestant that plays again")
+    parser.add_argument("--players", default="", help="names of contestants, with commas; all by default")
+    parser.add_argument("--again", action="store_true", help="play games again that were played")
+    parser.add_argument("--jobs", type=int, default=1, help="the number of games at a time, each on one thread")
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS, help="the file of the games")
     parser.add_argument("--show", action="store_true", help="write the tables of docs/alternatives.md")
     parser.add_argument("--development", action="store_true", help="without the tables held back")
     arguments = parser.parse_args()
-    results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
-    chosen = set(filter(None, arguments.tables.split(",")))
-    for path in sorted(arguments.folder.glob("*.npz") if arguments.folder else []):
-        if (chosen and path.stem not in chosen) or (arguments.development and path.stem in HELD_BACK):
+    results: Results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+    tables, names = (set(filter(None, value.split(","))) for value in (arguments.tables, arguments.players))
+    games, absent = [], set()
+    for path in sorted(file for folder in arguments.folder for file in folder.glob("*.npz")):
+        if (tables and path.stem not in tables) or (arguments.development and path.stem in HELD_BACK):
             continue
-        for name in contestants(path):
-            for fold in range(arguments.folds):
-                games = results.setdefault(path.stem, {}).setdefault(name, {})
-                if str(fold) not in games or name == arguments.again:
-                    games[str(fold)] = play(path, fold, name)
-                    arguments.results.write_text(json.dumps(results, indent=1) + "\n")
-                    print(path.stem, name, fold, {key: round(v, 4) for key, v in games[str(fold)].items()}, flush=True)
+        for name, player in players_of(path).items():
+            if names and name not in names:
+                continue
+            if not player.is_installed:
+                absent.add(f"{name} is left out: {player.library} is not installed.")
+                continue
+            known = results.get(path.stem, {}).get(name, {})
+            games += [(path, name, k) for k in range(arguments.folds) if arguments.again or str(k) not in known]
+    print(*sorted(absent), sep="\n")
+    for (path, name, fold), scores in played(games, arguments.jobs):
+        results.setdefault(path.stem, {}).setdefault(name, {})[str(fold)] = scores
+        arguments.results.write_text(json.dumps(results, indent=1) + "\n")
+        print(path.stem, name, fold, {key: round(value, 4) for key, value in scores.items()}, flush=True)
     if arguments.show:
         write_page(results)
 

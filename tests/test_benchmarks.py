@@ -1,14 +1,18 @@
 """What the benchmarks keep of their runs; that they are importable is checked with their types."""
 
+import functools
 import json
 import math
 import subprocess
+import sys
+import types
 
 import numpy as np
+import pandas as pd
 import torch
 from scipy.stats import norm
 
-from benchmarks import comparison, history, language_errors, league, one_pass, scoringbench
+from benchmarks import comparison, contestants, history, language_errors, league, one_pass, scoringbench
 from benchmarks.history import Goal
 from benchmarks.one_pass_gpu import close_rows, gain_rows, speed_rows
 from dropbayes.predictive.mixtures import Mixture
@@ -133,31 +137,152 @@ def test_the_comparison_marks_the_best_of_the_splits_that_all_methods_have_run()
     assert "| **3.000** |" in lines[5] and "| – |" in lines[6]
 
 
+def gaussian_crps(y):
+    """In closed form, of the standard normal distribution."""
+    return (y * (2 * norm.cdf(y) - 1) + 2 * norm.pdf(y) - 1 / math.sqrt(math.pi)).mean()
+
+
 def test_the_scores_of_the_league_are_those_of_a_known_gaussian():
     y = np.random.default_rng(0).normal(size=20_000)
-    quantiles = np.repeat(norm.ppf(league.LEVELS)[:, None], len(y), axis=1)
-    scores = league.regression_scores(y, quantiles, np.zeros_like(y), norm.logpdf(y))
-    exact = (y * (2 * norm.cdf(y) - 1) + 2 * norm.pdf(y) - 1 / math.sqrt(math.pi)).mean()
-    assert abs(scores["CRPS"] / exact - 1) < 0.02  # ten levels
+    scores = contestants.gaussian_scores(y, np.zeros_like(y), np.ones_like(y))
+    assert abs(scores["CRPS"] / gaussian_crps(y) - 1) < 0.02  # ten levels
     assert abs(scores["coverage"] - 0.9) < 0.01 and abs(scores["RMSE"] - 1) < 0.02
     assert abs(scores["width"] - 2 * norm.ppf(0.95)) < 1e-9
-    found = league.class_scores(np.array([0, 1]), np.array([[0.8, 0.2], [0.4, 0.6]]))
+    assert math.isclose(scores["log score"], norm.logpdf(y).mean())
+    found = contestants.class_scores(np.array([0, 1]), np.array([[0.8, 0.2], [0.4, 0.6]]))
     expected = [-np.log([0.8, 0.6]).mean(), np.mean([2 * 0.2**2, 2 * 0.4**2]), 1.0]
     np.testing.assert_allclose([found["NLL"], found["Brier"], found["accuracy"]], expected)
+
+
+class StubModel:
+    """A library's model that predicts the standard normal distribution, in the shape that the library gives it."""
+
+    def __init__(self, answer, **settings):
+        self.answer, self.settings = answer, settings
+
+    def fit(self, x, y):
+        self.x, self.y = x, y
+        return self
+
+    def __getattr__(self, name):
+        if name not in ("predict", "predict_proba", "pred_dist"):
+            raise AttributeError(name)
+        return lambda new: self.answer(new)
+
+
+def quantile_columns(new):
+    return np.tile(norm.ppf(contestants.LEVELS)[::-1], (len(new), 1))  # crossed: they must be sorted
+
+
+def stub_library(monkeypatch, library, answer, *names):
+    module = types.ModuleType(library)
+    for name in names:
+        setattr(module, name, functools.partial(StubModel, answer))
+    monkeypatch.setitem(sys.modules, library, module)
+    return module
+
+
+def play(contestant):
+    source = np.random.default_rng(0)
+    x, y = source.normal(size=(50, 2)), source.normal(size=20_000)
+    return y, contestant.play(x, y[:50], np.zeros((len(y), 2)), y)
+
+
+def test_quantiles_of_catboost_and_pytabkit_are_scored_by_their_pinball_loss(monkeypatch):
+    stub_library(monkeypatch, "catboost", quantile_columns, "CatBoostRegressor")
+    stub_library(monkeypatch, "pytabkit", quantile_columns, "TabM_D_Regressor", "RealMLP_TD_Regressor")
+    for name in ("CatBoost quantiles", "TabM", "RealMLP"):
+        y, scores = play(contestants.NUMBERS[name])
+        assert abs(scores["CRPS"] / gaussian_crps(y) - 1) < 0.02 and "log score" not in scores
+        assert abs(scores["coverage"] - 0.9) < 0.01
+
+
+def test_gaussians_of_catboost_ngboost_and_xgboostlss_are_scored_with_their_deviation(monkeypatch):
+    def normal(new):
+        return types.SimpleNamespace(loc=np.zeros(len(new)), scale=np.full(len(new), 2.0))
+
+    def mean_and_variance(new):
+        return np.column_stack([normal(new).loc, normal(new).scale ** 2])
+
+    stub_library(monkeypatch, "catboost", mean_and_variance, "CatBoostRegressor")
+    stub_library(monkeypatch, "ngboost", normal, "NGBRegressor")
+    matrix = stub_library(monkeypatch, "xgboost", None)
+    matrix.DMatrix = lambda x, label=None, nthread=None: x
+    for module in ("xgboostlss", "xgboostlss.distributions"):
+        stub_library(monkeypatch, module, None)
+    stub_library(monkeypatch, "xgboostlss.distributions.Gaussian", None).Gaussian = lambda: None
+    boosted = types.SimpleNamespace(train=lambda *rows, **settings: None)
+    boosted.predict = lambda new, pred_type: pd.DataFrame(vars(normal(new)))
+    stub_library(monkeypatch, "xgboostlss.model", None).XGBoostLSS = lambda distribution: boosted
+    for name in ("CatBoost Gaussian", "NGBoost", "XGBoostLSS"):
+        y, scores = play(contestants.NUMBERS[name])
+        assert math.isclose(scores["log score"], norm(0, 2).logpdf(y).mean())
+        assert math.isclose(scores["width"], 4 * norm.ppf(0.95), rel_tol=1e-9)
+
+
+def test_probabilities_of_every_library_are_scored_by_their_likelihood(monkeypatch):
+    def thirds(new):
+        return np.tile([1 / 3, 2 / 3], (len(new), 1))
+
+    stub_library(monkeypatch, "catboost", thirds, "CatBoostClassifier")
+    stub_library(monkeypatch, "pytabkit", thirds, "TabM_D_Classifier", "RealMLP_TD_Classifier")
+    stub_library(monkeypatch, "ngboost", thirds, "NGBClassifier")
+    stub_library(monkeypatch, "ngboost.distns", None).k_categorical = lambda n_classes: n_classes
+    y = np.array([0, 1, 1], dtype=np.uint8)
+    for name in ("CatBoost", "TabM", "RealMLP", "NGBoost"):
+        scores = contestants.CLASSES[name].play(np.zeros((3, 1)), y, np.zeros((3, 1)), y)
+        assert math.isclose(scores["NLL"], -np.log([1 / 3, 2 / 3, 2 / 3]).mean())
+
+
+def test_a_contestant_whose_library_is_not_installed_is_left_out():
+    assert contestants.NUMBERS["dropbayes"].is_installed
+    assert not contestants.Contestant(None, library="no_such_library").is_installed
+
+
+def test_a_contestant_that_fails_says_so_and_the_others_go_on(tmp_path, monkeypatch, capsys):
+    def fail(*rows):
+        raise ValueError("all targets are equal")
+
+    players = {"broken": contestants.Contestant(fail), "sound": contestants.Contestant(lambda *rows: {"CRPS": 1.0})}
+    monkeypatch.setattr(league, "NUMBERS", players)
+    np.savez(tmp_path / "trial.npz", X=np.zeros((4, 1)), y=np.arange(4.0), fold=np.arange(4) % 2)
+    games = [(tmp_path / "trial.npz", name, 0) for name in players]
+    ended = list(league.played(games, 1))
+    assert [(game[1], scores["CRPS"]) for game, scores in ended] == [("sound", 1.0)]
+    assert "broken 0 gave up: ValueError('all targets are equal')" in capsys.readouterr().out
 
 
 def test_the_page_of_the_league_is_that_of_its_games():
     assert league.page(last_run("league")) in (PAGES / "alternatives.md").read_text()
 
 
+def trial_games(places):
+    return {player: {"0": {"NLL": place, "accuracy": 0.5, "CPU s": 1.0}} for player, place in places.items()}
+
+
 def test_standings_mark_the_best_and_rank_the_players():
-    games = {
-        player: {"0": {"NLL": float(place), "accuracy": 0.5, "CPU s": 1.0}}
-        for place, player in enumerate(league.CLASSES, 1)
-    }
-    text = league.standings({"trial": games}, ["trial"])
-    assert "| trial | **1.0000** | 2.0000 | 3.0000 | 4.0000 | 50.0% | 1.0 |" in text
-    assert "dropbayes 1.00, boosting 2.00" in text and "best on 1 and within 1.15 times the best on 1." in text
+    places = {"dropbayes": 1.0, "dropbayes best": 0.5, "boosting": 1.1, "extra trees": 2.0}
+    results = {f"table {i}": trial_games(places) for i in range(6)}
+    del results["table 5"]["dropbayes best"]
+    text = league.standings(results, list(results))
+    assert "| table 0 | 1.0000 | **0.5000** | 1.1000 | 2.0000 | 50.0% | 1.0 |" in text
+    assert "| table 5 | **1.0000** | – | 1.1000 | 2.0000 | 50.0% | 1.0 |" in text
+    # "best" does not push the others down, and is ranked where it played
+    assert "| dropbayes | 6 | 1.00 | 6 | 6 | 1.0 |  |" in text and "| dropbayes best | 5 | 1.00 | 5 | 5 |" in text
+    assert "| boosting | 6 | 2.00 | 0 | 6 | 1.0 | 0.062 |" in text  # 2 / 2^6, corrected for two rivals
+
+
+def test_a_contestant_that_gave_up_is_last():
+    results = {f"table {i}": trial_games({"dropbayes": 1.0, "boosting": 2.0, "extra trees": 3.0}) for i in range(3)}
+    del results["table 0"]["boosting"]
+    assert "| boosting | 2 | 2.33 |" in league.standings(results, list(results))
+
+
+def test_the_critical_difference_is_that_of_demsar():
+    # Table 5 of Demsar (2006): q of 2.569 for four and 3.164 for ten contestants
+    for n_players, q in ((4, 2.569), (10, 3.164)):
+        expected = q * math.sqrt(n_players * (n_players + 1) / (6 * 14))
+        assert math.isclose(league.critical_difference(n_players, 14), expected, rel_tol=1e-3)
 
 
 def test_the_histogram_of_scoringbench_has_the_mean_and_the_mass_of_the_mixture():
