@@ -141,6 +141,16 @@ def bert() -> nn.Module:
     return Output(BertForSequenceClassification(BertConfig()), "logits")
 
 
+def deberta() -> nn.Module:
+    from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
+
+    config = DebertaV2Config(
+        vocab_size=30_000, hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072,
+        relative_attention=True, pos_att_type=["p2c", "c2p"],
+    )  # fmt: skip
+    return Output(DebertaV2ForSequenceClassification(config), "logits")
+
+
 def gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2Model
 
@@ -280,6 +290,8 @@ CASES: dict[str, Case] = {
     "fcn_resnet50": Case(lambda: Segmentation(of_torchvision("fcn_resnet50")), normal(3, 256, 256), 4, 32, fcn_split),
     "U-Net": Case(UNet, normal(3, 256, 256), 4, 32),
     "BERT base": Case(bert, tokens(128, 30_000), 16, 32),
+    "BERT base, one row": Case(bert, tokens(128, 30_000), 1, 32),
+    "DeBERTa": Case(deberta, tokens(128, 30_000), 8, 32),
     "GPT-2": Case(gpt2, tokens(128, 50_000), 8, 32),
     "LSTM 2x512": Case(lambda: Recurrent(nn.LSTM, 512), normal(100, 64), 32, 50),
     "mixer": Case(Mixer, normal(3, 224, 224), 8, 32),

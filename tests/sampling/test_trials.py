@@ -74,6 +74,18 @@ def test_rounding_under_autocast_hides_no_strategy(name):
     assert rounded.method == plain.method
 
 
+def test_a_mapped_linear_layer_has_the_precision_of_autocast():
+    def forward(m, x):
+        position = m.a(m.d(m.position))  # shared by the rows: draws cannot be folded into them
+        scores = m.a(x) @ position.T
+        return scores.masked_fill(scores > 0, torch.finfo(position.dtype).min).softmax(-1)
+
+    net = Module(forward, a=nn.Linear(3, 64), d=nn.Dropout(0.3))
+    net.position = nn.Parameter(torch.randn(5, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert method(net, torch.randn(4, 3)) == "mapped"
+
+
 def test_a_network_that_needs_autocast_is_inspected_under_it():
     net = Module(
         lambda m, x: m.b(m.d(m.n(m.a(x)))),

@@ -71,7 +71,8 @@ def gumbel_softmax():
 def binomial_mask():
     def forward(m, x):
         h = torch.relu(m.a(x))
-        return m.b(h * torch.distributions.Binomial(probs=0.7).sample(h.shape) / 0.7 if m.training else h)
+        kept = torch.distributions.Binomial(probs=torch.tensor(0.7, device=x.device))
+        return m.b(h * kept.sample(h.shape) / 0.7 if m.training else h)
 
     return Module(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 2)), flat()
 
@@ -79,7 +80,7 @@ def binomial_mask():
 @specimen(raw=True)
 def binomial_counts():
     def forward(m, x):
-        count = torch.arange(8.0) % 4
+        count = torch.arange(8.0, device=x.device) % 4
         return m.b(torch.binomial(count.expand(len(x), 8), torch.sigmoid(m.a(x))))
 
     return Module(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 2)), flat()
@@ -97,7 +98,7 @@ def shuffled_features():
 @specimen(raw=True)
 def one_feature_cut_out():
     def forward(m, x):
-        cut = torch.randint(1, 6, (len(x), 1))
+        cut = torch.randint(1, 6, (len(x), 1), device=x.device)
         return m.a(x.scatter(1, cut, 0.0)) + m.a(x) * torch.randint_like(x[:, :2], high=3)
 
     return Module(forward, a=nn.Linear(6, 2)), flat()
