@@ -84,12 +84,9 @@ def test_a_language_model_is_judged_by_the_next_token():
     assert scores["mutual_information"] > 0
 
 
-def test_the_model_is_left_as_it_was_and_rows_can_be_limited():
+def test_the_model_is_left_as_it_was():
     model = classifier().train()
-    whole = batch_of(rows(6))
-    few = UncertaintyCallback(n_draws=3, max_rows=4).measure(model, [{k: v[:3] for k, v in whole.items()}, whole])
-    again = UncertaintyCallback(n_draws=3).measure(model, [{k: v[:3] for k, v in whole.items()}, {k: v[:1] for k, v in whole.items()}])  # fmt: skip
-    assert few == pytest.approx(again)
+    UncertaintyCallback(n_draws=3).measure(model, [batch_of(rows(6))])
     assert all(module.training for module in model.modules())
 
 

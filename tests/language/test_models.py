@@ -5,7 +5,7 @@ import torch
 import transformers
 from torch import nn
 
-from dropbayes.language.models import checked_language_model, checked_options, generating_module
+from dropbayes.language.decoding import checked_language_model, checked_options, generating_module
 from tests.sampling.sequence_models import sequence_model
 
 

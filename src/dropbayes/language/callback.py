@@ -29,16 +29,14 @@ class UncertaintyCallback(TrainerCallback):
     Args:
         n_draws: The number of draws.
         seed: The seed of the draws.
-        max_rows: The largest number of held-out rows to evaluate; None for all.
 
     Example:
         trainer = Trainer(model, arguments, ..., callbacks=[UncertaintyCallback()])
     """
 
-    def __init__(self, n_draws: int = 20, seed: int = 0, max_rows: int | None = None) -> None:
+    def __init__(self, n_draws: int = 20, seed: int = 0) -> None:
         check_count("n_draws", n_draws)
-        check_count("max_rows", 1 if max_rows is None else max_rows)
-        self.n_draws, self.seed, self.max_rows = n_draws, seed, max_rows
+        self.n_draws, self.seed = n_draws, seed
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **context: Any
@@ -59,16 +57,7 @@ class UncertaintyCallback(TrainerCallback):
             model: A classifier of rows or tokens, or a causal language model.
             batches: The batches: a DataLoader, or a list of dicts.
         """
-        columns: list[tuple[Tensor, ...]] = []
-        remaining = self.max_rows
-        for batch in batches:
-            if remaining is not None:
-                batch = {name: value[:remaining] for name, value in batch.items()}
-            columns.append(self._columns(model, batch))
-            if remaining is not None:
-                remaining -= len(batch["labels"])
-                if remaining <= 0:
-                    break
+        columns = [self._columns(model, batch) for batch in batches]
         if not sum(len(labels) for *_, labels in columns):
             raise ValueError("the evaluation rows must have labels other than -100; they have none.")
         drawn, plain, information, labels = (torch.cat(column) for column in zip(*columns, strict=True))

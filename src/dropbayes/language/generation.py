@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.language.decoding import DrawnModel
-from dropbayes.language.models import checked_language_model, checked_options, checked_padding, generating_module
+from dropbayes.language.decoding import (
+    DrawnModel,
+    checked_language_model,
+    checked_options,
+    checked_padding,
+    generating_module,
+)
 from dropbayes.language.scoring import (
     Text,
     Texts,
     by_position,
-    checked_at_once,
     decoded,
-    foldable,
     named_inputs,
     score_answers,
 )
@@ -133,10 +135,11 @@ def generate(
     n_rows = given["input_ids"].shape[0]
     decoder = not generating_module(model).config.is_encoder_decoder
     checked_padding(config, n_rows, given.get("attention_mask") if decoder else None)
-    at_once = checked_at_once(draws_at_once, keys.n_draws)
     work = Texts(model, keys, by_position(sampling), given, n_rows, config, options)
-    at_once = foldable(work, at_once)
-    with torch.no_grad(), _seed_generators(model, derived_seed(keys, 0, 0)):
+    at_once = work.at_once(draws_at_once)
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    with torch.no_grad(), torch.random.fork_rng(devices=devices):
+        torch.manual_seed(derived_seed(keys, 0, 0) % 2**63)  # transformers samples from torch's generators
         result: Any = _under_each_draw(work, at_once) if per_draw else _under_the_mean(work, at_once, on_token)
     return replace(result, texts=decoded(tokenizer, result.tokens, result.mask))
 
@@ -232,12 +235,3 @@ def _until_the_end(tokens: Tensor, ends: Tensor) -> Tensor:
     """Which tokens are part of their text: those up to its first end token."""
     ended = torch.isin(tokens, ends.to(tokens.device)).cumsum(-1)
     return (ended - torch.isin(tokens, ends.to(tokens.device)).long()) == 0
-
-
-@contextlib.contextmanager
-def _seed_generators(model: nn.Module, seed: int) -> Iterator[None]:
-    """Torch's generators seeded, and restored afterwards: transformers samples from them."""
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed % 2**63)
-        yield

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import PyTree
 
-from dropbayes.language.decoding import DrawnModel
+from dropbayes.language.decoding import DrawnModel, checked_language_model, checked_options, generating_module
 from dropbayes.language.folding import FoldedDraws
-from dropbayes.language.models import checked_language_model, checked_options, generating_module
 from dropbayes.language.uncertainty import TextUncertainty, TokenUncertainty, UncertaintyRecord
 from dropbayes.runtime.validation import check_count
 from dropbayes.sampling import Keys, Sampling
@@ -59,10 +58,9 @@ def score(
         answer, answer_mask = encoded["input_ids"], encoded["attention_mask"]
     config = checked_options(model, {})
     mask = _answer_mask(answer, answer_mask, config.pad_token_id, given["input_ids"].shape[0])
-    at_once = checked_at_once(draws_at_once, keys.n_draws)
     work = Texts(model, keys, by_position(sampling), given, len(answer), config, {})
     with torch.no_grad():
-        result = score_answers(work, answer, mask, foldable(work, at_once)).result()
+        result = score_answers(work, answer, mask, work.at_once(draws_at_once)).result()
     return replace(result, texts=decoded(tokenizer, result.tokens, result.mask))
 
 
@@ -86,6 +84,19 @@ class Texts:
     def drawn_model(self, draws: range, at_once: int, together: bool) -> DrawnModel:
         """The stand-in for the model in transformers' `generate`, with some of the draws."""
         return DrawnModel(self.model, self.keys, draws, self.sampling, at_once, together)
+
+    def at_once(self, wanted: int | None) -> int:
+        """The most draws in one batch: as many as wanted, by default all; 1 if a mask has no rows.
+
+        Raises:
+            ValueError: The model has no dropout, or its draws cannot share a batch.
+        """
+        n_draws = self.keys.n_draws
+        check_count("draws_at_once", n_draws if wanted is None else wanted)
+        one = FoldedDraws(self.model, self.keys, range(1), self.sampling)
+        texts = {name: value for name, value in self.given.items() if self.has_encoder or name in _TEXTS}
+        arguments, _ = _whole_text(self, texts, self.given["input_ids"][:, :1], torch.ones(self.n_rows, 1))
+        return min(wanted or n_draws, n_draws) if one.is_foldable(arguments, self.n_rows) else 1
 
     @property
     def has_encoder(self) -> bool:
@@ -130,8 +141,7 @@ def score_answers(
     vocabulary = int(generating_module(work.model).config.get_text_config().vocab_size)
     bytes_per_row = 4 * len(draws) * answer.shape[1] * vocabulary
     rows_at_once = max(1, 2**28 // bytes_per_row)
-    record = UncertaintyRecord()
-    blocks = []
+    record, blocks = UncertaintyRecord(), []
     for start in range(0, len(answer), rows_at_once):
         rows = slice(start, start + rows_at_once)
         arguments, columns = _whole_text(work, {k: v[rows] for k, v in work.given.items()}, answer[rows], mask[rows])
@@ -139,19 +149,15 @@ def score_answers(
         logits = [
             one(arguments, n_rows).logits[:, columns].float().unflatten(0, (len(one.draws), n_rows)) for one in folded
         ]
-        blocks.append(_record_tokens(torch.cat(logits).log_softmax(-1), answer[rows], mask[rows]))
+        log_probs = torch.cat(logits).log_softmax(-1)
+        blocks.append(UncertaintyRecord())
+        for position in range(answer.shape[1]):
+            blocks[-1].add(log_probs[:, :, position], answer[rows, position], mask[rows, position])
     for steps in zip(*(block.steps for block in blocks), strict=True):
         joined = {
             field.name: torch.cat([getattr(step, field.name) for step in steps], -1) for field in fields(steps[0])
         }
         record.steps.append(TokenUncertainty(**joined))
-    return record
-
-
-def _record_tokens(log_probs: Tensor, answer: Tensor, mask: Tensor) -> UncertaintyRecord:
-    record = UncertaintyRecord()
-    for position in range(answer.shape[1]):
-        record.add(log_probs[:, :, position], answer[:, position], mask[:, position])
     return record
 
 
@@ -219,22 +225,6 @@ def named_inputs(inputs: PyTree, tokenizer: Any, model: nn.Module) -> dict[str, 
             f"`input_ids` must be whole numbers [row, token], at least one of each; got shape {tuple(ids.shape)}."
         )
     return {name: value for name, value in named.items() if isinstance(value, Tensor)}
-
-
-def checked_at_once(draws_at_once: int | None, n_draws: int) -> int:
-    """The most draws in one batch: `draws_at_once`, by default all."""
-    if draws_at_once is None:
-        return n_draws
-    check_count("draws_at_once", draws_at_once)
-    return min(draws_at_once, n_draws)
-
-
-def foldable(work: Texts, at_once: int) -> int:
-    """The most draws in one batch for this model: 1 if a mask has no rows. Raises on a model without dropout."""
-    one = FoldedDraws(work.model, work.keys, range(1), work.sampling)
-    texts = {name: value for name, value in work.given.items() if work.has_encoder or name in _TEXTS}
-    arguments, _ = _whole_text(work, texts, work.given["input_ids"][:, :1], torch.ones(work.n_rows, 1))
-    return at_once if one.is_foldable(arguments, work.n_rows) else 1
 
 
 def _answer_mask(answer: Any, mask: Tensor | None, pad: Any, n_rows: int) -> Tensor:
