@@ -23,7 +23,7 @@ def test_kernel_clones_prints_and_compares_as_kernels_do():
     np.testing.assert_allclose(kernel.bounds, np.log([[1e-3, 1e3]] * 2))
     assert NetworkKernel(Cosine(0.5)).n_dims == 1  # the uniform phase is not a scale to tune
     assert NetworkKernel(ReLU(bias_scale=0.0)).n_dims == 1
-    assert NetworkKernel(ReLU(), bounds="fixed").n_dims == 0
+    assert NetworkKernel(ReLU(), scale_bounds="fixed").n_dims == 0
     assert repr(NetworkKernel(Deep((ReLU(0.5), TanH())))).startswith("Deep(layer1_length_scale=0.5, layer1_bias")
 
 

@@ -52,7 +52,7 @@ def test_the_mode_is_where_newtons_equation_holds():
 
 
 def test_labels_are_checked():
-    with pytest.raises(ValueError, match="`labels` must be one integer"):
+    with pytest.raises(ValueError, match="`labels` must be integers, one class index"):
         softmax_process(ReLU(), X, X[:, 0])
-    with pytest.raises(ValueError, match="must lie in 0 to 1"):
+    with pytest.raises(ValueError, match="must lie between 0 and 1"):
         softmax_process(ReLU(), X, torch.arange(14) % 3, n_classes=2)

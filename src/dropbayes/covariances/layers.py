@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dropbayes.covariances.pairs import Pairs, checked_inputs, hypotenuse
 from dropbayes.covariances.quadrature import expected_product, normal_rule, quadrature_error
+from dropbayes.runtime.validation import check_count, check_positive
 
 
 class Covariance(ABC):
@@ -102,13 +103,9 @@ class Layer(Covariance):
     r"""Whether $\sigma$ has period $2\pi$, so that an infinite `bias_scale` means a uniform phase."""
 
     def __post_init__(self) -> None:
-        for name, lowest_is_allowed in (("length_scale", False), ("bias_scale", True)):
-            value = torch.as_tensor(getattr(self, name)).detach()
-            inside = (value >= 0) if lowest_is_allowed else (value > 0)
-            finite = torch.isfinite(value) | ((value == math.inf) & (self.periodic and name == "bias_scale"))
-            if not (inside & finite).all():
-                sign = "zero or positive" if lowest_is_allowed else "positive"
-                raise ValueError(f"`{name}` must be {sign} and finite; got {getattr(self, name)!r}.")
+        check_positive("length_scale", self.length_scale)
+        if not (self.periodic and self.bias_scale == math.inf):
+            check_positive("bias_scale", self.bias_scale, allow_zero=True)
 
     @abstractmethod
     def nonlinearity(self, u: Tensor) -> Tensor:
@@ -137,9 +134,8 @@ class Layer(Covariance):
             >>> bool(((phi @ phi.T - ReLU()(x)).abs() < 0.02).all())
             True
         """
-        for name, count in (("n_inputs", n_inputs), ("width", width)):
-            if count < 1:
-                raise ValueError(f"`{name}` must be at least 1; got {count}.")
+        check_count("n_inputs", n_inputs)
+        check_count("width", width)
         generator = torch.Generator().manual_seed(seed)
         weights = torch.randn(n_inputs, width, generator=generator, dtype=torch.float64) / self.length_scale
         if self.bias_scale == math.inf:

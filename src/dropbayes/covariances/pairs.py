@@ -13,7 +13,8 @@ from torch import Tensor
 
 def checked_inputs(x: Tensor, name: str) -> Tensor:
     if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError(f"`{name}` must be a floating-point tensor; got {getattr(x, 'dtype', type(x).__name__)}.")
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"`{name}` must be a floating-point tensor; got {kind}.")
     if x.dim() < 2 or x.shape[-1] == 0 or x.shape[-2] == 0:
         raise ValueError(
             f"`{name}` must be [row, input] with at least one of each; got shape {tuple(x.shape)}. "

@@ -10,7 +10,6 @@ from dropbayes.processes.exact import (
     ExactProcess,
     Process,
     exact_process,
-    gaussian_process_classifier,
     prior_draws,
     tuned_covariance,
 )
@@ -35,7 +34,6 @@ __all__ = [
     "WeightReading",
     "exact_process",
     "finite_rank_process",
-    "gaussian_process_classifier",
     "network_evidence",
     "network_prior_draws",
     "prior_draws",

@@ -1,4 +1,4 @@
-r"""Exact Gaussian process regression and classification with a network's covariance."""
+r"""Exact Gaussian process regression with a network's covariance."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor
+from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import Kernel
 from torch import Tensor
 
 from dropbayes.covariances import Covariance
+from dropbayes.covariances.pairs import checked_inputs
 from dropbayes.likelihoods.observation import check_targets, sum_events
 from dropbayes.processes.kernels import NetworkKernel
 
@@ -72,21 +73,13 @@ class Process(ABC):
 
 def checked_data(x: Tensor, y: Tensor, precision: float, *, noise_free: bool) -> None:
     """Raises on data or a precision that regression cannot use."""
-    for name, z in (("x", x), ("y", y)):
-        if not isinstance(z, Tensor):
-            raise TypeError(f"`{name}` must be a tensor; got {type(z).__name__}. torch.as_tensor makes one.")
-    if x.dim() != 2 or 0 in x.shape:
+    checked_inputs(x, "x")
+    if x.dim() != 2 or not isinstance(y, Tensor) or y.dim() not in (1, 2) or len(y) != len(x) or 0 in y.shape:
         raise ValueError(
-            f"`x` must be [row, input] with at least one of each; got shape {tuple(x.shape)}. "
-            "A single input column is x[:, None]."
+            "`y` must be [row] or [row, output] with the rows of `x`, [row, input]; got "
+            f"{tuple(getattr(y, 'shape', ()))} for x {tuple(x.shape)}."
         )
-    if y.dim() not in (1, 2) or len(y) != len(x) or 0 in y.shape:
-        raise ValueError(
-            f"`y` must be [row] or [row, output] with the rows of `x`; got {tuple(y.shape)} for x {tuple(x.shape)}."
-        )
-    for name, z in (("x", x), ("y", y)):
-        if not torch.isfinite(z).all():
-            raise ValueError(f"`{name}` must be finite; got {int((~torch.isfinite(z)).sum())} NaN or infinite entries.")
+    checked_inputs(y.reshape(len(y), -1), "y")
     if not precision > 0 or (precision == math.inf and not noise_free):
         allowed = "positive (math.inf for data without noise)" if noise_free else "positive and finite"
         raise ValueError(f"`precision` (τ) must be {allowed}; got {precision!r}.")
@@ -108,10 +101,8 @@ class ExactProcess(Process):
 
     def _inputs(self, x: Tensor) -> np.ndarray:
         n_inputs = self.regressor.X_train_.shape[1]
-        if x.dim() != 2 or x.shape[1] != n_inputs or len(x) == 0:
+        if checked_inputs(x, "x").dim() != 2 or x.shape[1] != n_inputs:
             raise ValueError(f"`x` must be [row, {n_inputs}], as the data was; got shape {tuple(x.shape)}.")
-        if not torch.isfinite(x).all():
-            raise ValueError(f"`x` must be finite; got {int((~torch.isfinite(x)).sum())} NaN or infinite entries.")
         return _array(x)
 
     def mean(self, x: Tensor) -> Tensor:
@@ -232,17 +223,3 @@ def prior_draws(covariance: Covariance | Kernel, x: Tensor, *, n_draws: int, see
     regressor = GaussianProcessRegressor(kernel)
     samples = regressor.sample_y(_array(x), n_samples=n_draws, random_state=seed)
     return torch.as_tensor(samples).mT.to(x)
-
-
-def gaussian_process_classifier(covariance: Covariance | Kernel, *, tune: bool = False) -> GaussianProcessClassifier:
-    r"""A scikit-learn classifier with this covariance, to compare with a network.
-
-    The logistic likelihood of [GG16, eq:generative_model_class] for two classes, by Laplace's approximation; one
-    against the rest for more classes.
-
-    Args:
-        covariance: $\mathbf K$.
-        tune: Whether `fit` also tunes the scales.
-    """
-    kernel = NetworkKernel(covariance) if isinstance(covariance, Covariance) else covariance
-    return GaussianProcessClassifier(kernel, optimizer="fmin_l_bfgs_b" if tune else None)

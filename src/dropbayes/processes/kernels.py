@@ -27,7 +27,7 @@ class NetworkKernel(Kernel):
 
     Args:
         covariance: The covariance function $\mathbf K$, with its scales as the initial values.
-        bounds: The lower and upper bound of every scale in a search, or "fixed".
+        scale_bounds: The lower and upper bound of every scale in a search, or "fixed".
 
     Example:
         >>> from sklearn.gaussian_process.kernels import ConstantKernel
@@ -36,39 +36,24 @@ class NetworkKernel(Kernel):
         1.41**2 * ReLU(length_scale=0.5, bias_scale=1)
     """
 
-    def __init__(self, covariance: Covariance, bounds: tuple[float, float] | str = (1e-3, 1e3)) -> None:
-        self.covariance = covariance
-        self.bounds_of_scales = bounds
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The constructor's arguments, by name."""
-        del deep  # a covariance is a value, not an estimator with parameters of its own
-        return {"covariance": self.covariance, "bounds": self.bounds_of_scales}
-
-    def set_params(self, **params: Any) -> NetworkKernel:
-        """Replaces constructor arguments in place, as scikit-learn's search does."""
-        unknown = params.keys() - {"covariance", "bounds"}
-        if unknown:
-            raise ValueError(f"`set_params` takes covariance and bounds; got {sorted(unknown)}.")
-        self.covariance = params.get("covariance", self.covariance)
-        self.bounds_of_scales = params.get("bounds", self.bounds_of_scales)
-        return self
+    def __init__(self, covariance: Covariance, scale_bounds: tuple[float, float] | str = (1e-3, 1e3)) -> None:
+        self.covariance, self.scale_bounds = covariance, scale_bounds
 
     @property
     def hyperparameters(self) -> list[Hyperparameter]:
         """One numeric hyperparameter for each scale that can be tuned."""
-        return [Hyperparameter(name, "numeric", self.bounds_of_scales) for name in _tunable(self.covariance)]
+        return [Hyperparameter(name, "numeric", self.scale_bounds) for name in _tunable(self.covariance)]
 
     @property
     def theta(self) -> np.ndarray:
         """The logarithms of the scales that are not fixed."""
-        if self.bounds_of_scales == "fixed":
+        if self.scale_bounds == "fixed":
             return np.array([])
         return np.log(list(_tunable(self.covariance).values()))
 
     @theta.setter
     def theta(self, theta: np.ndarray) -> None:
-        names = _tunable(self.covariance) if self.bounds_of_scales != "fixed" else {}
+        names = _tunable(self.covariance) if self.scale_bounds != "fixed" else {}
         values = dict(zip(names, np.exp(theta).tolist(), strict=True))
         self.covariance = self.covariance.with_scales(values)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.covariances import Covariance
-from dropbayes.runtime.validation import check_count
+from dropbayes.runtime.validation import check_count, class_labels
 
 __all__ = ["SoftmaxProcess", "softmax_process"]
 
@@ -72,12 +72,9 @@ def softmax_process(
         >>> process.probabilities(x).argmax(-1).tolist()
         [0, 1, 2]
     """
-    if labels.is_floating_point() or labels.shape != x.shape[:1] or not len(labels):
-        raise ValueError(f"`labels` must be one integer for each row of `x`; got {labels.dtype} {tuple(labels.shape)}.")
+    labels = class_labels(labels, n_rows=len(x), n_classes=2**31 if n_classes is None else n_classes)
     n_classes = int(labels.max()) + 1 if n_classes is None else n_classes
     check_count("n_classes", n_classes, at_least=2)
-    if int(labels.min()) < 0 or int(labels.max()) >= n_classes:
-        raise ValueError(f"`labels` must lie in 0 to {n_classes - 1}; got {int(labels.min())} to {int(labels.max())}.")
     x = x.double()
     prior = covariance(x)
     prior = prior + 1e-10 * prior.diagonal().mean() * torch.eye(len(x), dtype=x.dtype)  # so that it factorises
