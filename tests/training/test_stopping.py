@@ -7,7 +7,7 @@ import torch
 
 import dropbayes as db
 from dropbayes.training import EarlyStopping
-from dropbayes.training.stopping import held_out_score
+from dropbayes.training.optimization import held_out_score
 from tests.training.toys import network, toy
 
 

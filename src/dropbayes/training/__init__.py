@@ -3,8 +3,7 @@ r"""The training of one network on the paper's objective, with checkpoints that 
 from dropbayes.training.checkpoints import Checkpoint, History
 from dropbayes.training.fitting import Progress, fit
 from dropbayes.training.objective import Objective, kl_divergence, negative_elbo
-from dropbayes.training.optimization import InverseDecay, Optimization
-from dropbayes.training.stopping import EarlyStopping
+from dropbayes.training.optimization import EarlyStopping, InverseDecay, Optimization
 
 __all__ = [
     "Checkpoint",

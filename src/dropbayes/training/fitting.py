@@ -22,10 +22,15 @@ from dropbayes.runtime.validation import check_count
 from dropbayes.training import checkpoints
 from dropbayes.training.checkpoints import Checkpoint, History, Run
 from dropbayes.training.objective import Objective
-from dropbayes.training.optimization import Optimization, optimizer_settings, restore_rates
+from dropbayes.training.optimization import (
+    EarlyStopping,
+    Optimization,
+    held_out_score,
+    optimizer_settings,
+    restore_rates,
+)
 from dropbayes.training.rows import Rows, training_rows
 from dropbayes.training.steps import GRAPH_PARAMETERS, ModelNoise, Step, batch_loss, run_epoch
-from dropbayes.training.stopping import EarlyStopping, held_out_score
 from dropbayes.weight_layers import KeepProbs, keep_probs
 from dropbayes.weight_layers.precision import Prior
 

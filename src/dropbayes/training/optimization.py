@@ -1,8 +1,9 @@
-r"""The optimisation settings: optimiser, learning rate and its schedule."""
+r"""How the objective is minimised and until when: optimiser, learning rate, schedule, early stopping."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,9 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from dropbayes.runtime.validation import check_positive, check_probability
+from dropbayes.likelihoods import Likelihood
+from dropbayes.runtime.validation import check_count, check_positive, check_probability
+from dropbayes.sampling import draws, is_stochastic
+from dropbayes.training.rows import Rows, output_tensor, training_rows
 
-__all__ = ["InverseDecay", "Optimization", "optimizer_settings", "restore_rates"]
+__all__ = ["EarlyStopping", "InverseDecay", "Optimization", "held_out_score", "optimizer_settings", "restore_rates"]
 
 
 @dataclass(frozen=True)
@@ -104,3 +108,58 @@ def optimizer_settings(optimizer: torch.optim.Optimizer) -> Any:
     """The optimiser's class and settings, without its parameters and state."""
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     return type(optimizer), groups, [len(group["params"]) for group in optimizer.param_groups]
+
+
+@dataclass(frozen=True, eq=False)
+class EarlyStopping:
+    """The criterion of early stopping. The network is then restored to its best epoch.
+
+    Args:
+        held_out: `(x, y)` of the rows whose predictive log-likelihood is monitored, or a DataLoader of pairs; None for
+            no early stopping.
+        patience: The number of epochs without improvement after which training stops.
+        n_draws: The number of draws per held-out row.
+
+    Example:
+        >>> EarlyStopping(patience=20).n_draws
+        32
+    """
+
+    held_out: Any = None
+    patience: int = 10
+    n_draws: int = 32
+
+    def __post_init__(self) -> None:
+        check_count("patience", self.patience)
+        check_count("n_draws", self.n_draws)
+
+    def rows(self, net: nn.Module, device: torch.device) -> Rows | None:
+        """The held-out rows on the device; None without early stopping."""
+        if self.held_out is None:
+            return None
+        if not isinstance(self.held_out, (tuple, list)):
+            return training_rows(self.held_out, None, net=net, device=device, batch_size=1, name="held_out")
+        if len(self.held_out) != 2:
+            n_parts = len(self.held_out)
+            raise ValueError(f"`held_out` must be a pair (x, y) or a DataLoader of pairs; got {n_parts} parts.")
+        return training_rows(*self.held_out, net=net, device=device, batch_size=1, name="held_out")
+
+
+@torch.no_grad()
+def held_out_score(net: nn.Module, rows: Rows, likelihood: Likelihood, n_draws: int, seed: int, epoch: int) -> float:
+    r"""The mean of $\log \tfrac1T \sum_t p(\mathbf y \mid \widehat{\mathbf y}_t)$ [GG16, eq:predictive_dist]."""
+    net.eval()
+    total = 0.0
+    for batch in rows.pass_through():
+        if is_stochastic(net, batch.arguments):  # the same masks at every check, so that scores are comparable
+            sampled = output_tensor(draws(net, batch.arguments, n_draws=n_draws, seed=seed, masks="row"))
+        else:
+            sampled = batch.output(net)[None]
+        densities = likelihood.log_density(sampled, batch.y).double()
+        total += float((densities.logsumexp(0) - math.log(len(densities))).sum())
+    if math.isnan(total):
+        raise FloatingPointError(
+            f"the held-out log-likelihood is NaN in epoch {epoch + 1}: no epoch could be called the best. Look for NaN "
+            "or extreme values in the inputs of `held_out`."
+        )
+    return total / rows.n_rows

@@ -152,16 +152,14 @@ class LoadedRows(Rows):
 
     def pass_through(self) -> Iterator[Batch]:
         with _reseed(self.loader):
-            yield from self._batches()
-
-    def _batches(self) -> Iterator[Batch]:
-        for pair in self.loader:
-            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                raise TypeError(
-                    f"`{self.name}` must be a DataLoader of pairs (input, target); got {type(pair).__name__}"
-                    f"{f' of {len(pair)}' if isinstance(pair, (tuple, list)) else ''}."
-                )
-            yield Batch(*_on_device(pair[0], pair[1], self.name, self.device, self.dtype))
+            for pair in self.loader:
+                if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                    raise TypeError(
+                        f"`{self.name}` must be a DataLoader of pairs (input, target); got {type(pair).__name__}"
+                        f"{f' of {len(pair)}' if isinstance(pair, (tuple, list)) else ''}."
+                    )
+                inputs, targets = _validate(*pair, self.name, self.dtype)
+                yield Batch(_move_to(inputs, self.device), targets.to(self.device))
 
     def identity(self) -> Any:
         dataset = self.loader.dataset
@@ -229,11 +227,6 @@ def _validate(x: Any, y: Any, name: str, dtype: torch.dtype) -> tuple[Inputs, Te
     if targets.is_floating_point():
         finite_tensor("y", targets)
     return inputs, targets
-
-
-def _on_device(x: Any, y: Any, name: str, device: torch.device, dtype: torch.dtype) -> tuple[Inputs, Tensor]:
-    inputs, targets = _validate(x, y, name, dtype)
-    return _move_to(inputs, device), targets.to(device)
 
 
 def _as_tensors(x: Any, name: str, dtype: torch.dtype) -> Any:
