@@ -90,7 +90,7 @@ def choose_dropout(
     inputs = text_inputs(x) if is_text else x
     function = NextTokens if is_text else lambda network: network
     plain = evaluation_tensor(function(net), inputs)
-    targets = plain if is_text else checked_targets(y, plain, likelihood)
+    targets = plain if y is None else checked_targets(y, plain, likelihood)
 
     def density(sampled: Tensor) -> Tensor:
         if is_text:

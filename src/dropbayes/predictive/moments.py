@@ -124,8 +124,10 @@ def predict(
         elif method == "controlled":
             plans = [controlled_plan(nets[0], inputs, keys=keys, masks=masks, sampling=sampling)]
         else:
-            options = {"tensor": request.likelihood_tensor, "only_moments": only_moments}
-            plans = [one_pass_plan(nets[0], inputs, method, sampling=sampling, **options)]
+            judged = request.likelihood_tensor
+            plans = [
+                one_pass_plan(nets[0], inputs, method, sampling=sampling, tensor=judged, only_moments=only_moments)
+            ]
         plan = plans[0]
         if automatic and isinstance(plan, Plan) and not plan.exact:
             summaries = _summaries_until(plan, inputs, offset, request, sampling)

@@ -189,8 +189,9 @@ def scores_of(rows: dict[str, Tensor]) -> tuple[dict[str, ScoreValue], dict[str,
     from dropbayes.predictive.scoring import ClassOutcomes, RegressionOutcomes, score_values
 
     constant: RegressionOutcomes | ClassOutcomes | None = None
+    also: tuple[str, ...] = ("interval_width", "interval_score", "crps")
     if "mean" in rows:
-        also, y = ("interval_width", "interval_score", "crps"), rows["y"]
+        y = rows["y"]
         values, spread = score_values(RegressionOutcomes(**rows), also), y.std(correction=0)
         if spread > 0:
             gaussian = Mixture(y.mean().expand(1, len(y)), spread)

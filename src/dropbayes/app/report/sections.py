@@ -140,13 +140,13 @@ def _band_chart(inputs: ReportInputs, measured: Regression) -> Chart:
         narrow, wide = (number(float(end)) for end in np.sort(measured.upper - measured.lower)[[0, -1]])
         caption = f"{counted}{some}; the intervals are {narrow} to {wide} wide."
         return Chart(figures.sorted_intervals(measured, inner, rows, target=inputs.target), caption)
-    rows = inputs.all_rows
-    if rows.shape[1] == 1:  # nothing but this feature: an even grid shows the function between the rows
-        rows = np.linspace(rows.min(), rows.max(), 300)[:, None]
-    rows = rows[np.argsort(rows[:, feature], kind="stable")]
-    rows = rows[svg.thinned_indices(rows[:, feature], max_points=figures.MAX_POINTS)]
-    ends = (inputs.model.predict_interval(rows, coverage=level) for level in (0.5, 0.95))
-    band = figures.Band(rows[:, feature], inputs.model.predict(rows), *ends)
+    x = inputs.all_rows
+    if x.shape[1] == 1:  # nothing but this feature: an even grid shows the function between the rows
+        x = np.linspace(x.min(), x.max(), 300)[:, None]
+    x = x[np.argsort(x[:, feature], kind="stable")]
+    x = x[svg.thinned_indices(x[:, feature], max_points=figures.MAX_POINTS)]
+    ends = (inputs.model.predict_interval(x, coverage=level) for level in (0.5, 0.95))
+    band = figures.Band(x[:, feature], inputs.model.predict(x), *ends)
     known = None if inputs.training is None else (inputs.training[0][:, feature], inputs.training[1])
     date = next((one for one in inputs.features if one.is_date and one.columns[0] == feature), None)
     labels = {"x_label": inputs.names[feature] if date is None else date.name, "target": inputs.target}
