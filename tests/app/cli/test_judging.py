@@ -161,7 +161,7 @@ def test_report_hands_over_rows_outcomes_and_what_was_done(models, tmp_path, mon
     seen = {}
 
     def page(model, x, y, **rest):
-        seen.update(x=x, y=y, **rest)
+        seen.update(model=model, x=x, y=y, **rest)
         return "<html></html>"
 
     monkeypatch.setitem(sys.modules, "dropbayes.app.report", types.SimpleNamespace(report=page))
@@ -169,7 +169,7 @@ def test_report_hands_over_rows_outcomes_and_what_was_done(models, tmp_path, mon
     assert result.code == 0 and (tmp_path / "r.html").read_text() == "<html></html>"
     rows = rows_of((models / "new.csv").read_text())
     target = "price" if name == "numbers" else "kind"
-    assert seen["target"] == target and seen["x"].shape == (40, 5) and seen["seed"] == 4
+    assert seen["target"] == target and seen["x"].shape == (40, 5) and seen["model"].seed_ == 4
     assert list(map(str, seen["y"])) == [str(float(r["price"])) if name == "numbers" else r["kind"] for r in rows]
     assert seen["columns"]["city"] == [row["city"] for row in rows] and target not in seen["columns"]
     assert seen["provenance"]["to repeat"].startswith("dropbayes report ")

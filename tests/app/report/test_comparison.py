@@ -49,7 +49,7 @@ def test_new_categories_lie_outside():
 
 
 def test_ranges_alone_tell_what_lies_outside():
-    [shift] = shifts([Feature("a", (0,), np.array([0.0, 1.0, 2.0, 3.0]))], None, {"a": (0.5, 2.5)})
+    [shift] = shifts([Feature("a", (0,), np.array([0.0, 1.0, 2.0, 3.0]))], [], {"a": (0.5, 2.5)})
     assert (shift.outside, shift.distance) == (0.5, None)
 
 

@@ -93,9 +93,9 @@ def test_the_error_of_the_mean_rank_is_that_of_uniform_ranks(regressor):
     assert error == pytest.approx(ranks.std(), rel=0.02)
 
 
-def test_without_a_seed_the_draws_are_the_models_own(regressor):
+def test_the_draws_are_the_models_own(regressor):
     x, y = regression_rows(30, seed=8)
-    rmse = [float(Page(report(regressor, x, y, target="t", seed=s, n_draws=n)).scores["RMSE"][0])
+    rmse = [float(Page(report(regressor.with_draws(seed=s, n_draws=n), x, y, target="t")).scores["RMSE"][0])
             for s, n in ((None, None), (regressor.seed_, 10), (1, None), (None, 200))]  # fmt: skip
     assert rmse[0] == rmse[1] == pytest.approx(float(scores.rmse(regressor.predict(x), y)))
     assert rmse[2] != rmse[0] and rmse[3] != rmse[0]

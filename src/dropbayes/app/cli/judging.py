@@ -177,8 +177,6 @@ def report(
         names=schema.inputs,
         title=f"{schema.target}: {label}",
         provenance=_provenance(fitted, f"{label}, {len(rows.x):,} rows", command),
-        n_draws=n_draws,
-        seed=fitted.ensemble.seed_ if seed is None else seed,
         training=None if known is None else (known.x, known.y),
         features=features,
         ranges=_ranges(fitted),

@@ -24,8 +24,6 @@ def report(
     columns: Mapping[str, Sequence[object]] | None = None,
     title: str = "How sure is the model?",
     provenance: Mapping[str, str] | None = None,
-    n_draws: int | None = None,
-    seed: int | None = None,
     names: Sequence[str] | None = None,
     band_feature: int | None = None,
     training: tuple[Any, Any] | None = None,
@@ -41,15 +39,14 @@ def report(
     was done. Every table can be downloaded from the page itself.
 
     Args:
-        model: A fitted `DropoutRegressor` (of one output) or `DropoutClassifier`.
+        model: A fitted `DropoutRegressor` (of one output) or `DropoutClassifier`; the page is of the very draws of its
+            `predict`, or of others by its `with_draws`.
         x: The inputs `[row, feature]`, at least 2 rows the model was not fitted to.
         y: The truths `[row]`; for a classifier, labels among `model.classes_`.
         target: The name of what is predicted.
         columns: Columns (name to values of all rows) to show beside the most uncertain rows; by default, the features.
         title: The title of the document.
         provenance: What was done and how to repeat it, label to text, in order.
-        n_draws: Draws per network; by default the model's own.
-        seed: Fixes the masks of the draws; by default they are the very draws of `model.predict`.
         names: The names of the columns of `x`.
         band_feature: The column of `x` over which to draw a regression's band; by default the only one, or, with
             several, the rows are drawn sorted by their prediction.
@@ -71,7 +68,7 @@ def report(
         >>> page.startswith("<!doctype html>")
         True
     """
-    view = inputs.fitted_model(model, n_draws=n_draws, seed=seed)
+    view = inputs.fitted_model(model)
     rows = inputs.input_rows(view, x, "x", at_least=2)
     labels = inputs.input_names(model, names, rows.shape[1])
     if band_feature is not None:

@@ -120,10 +120,10 @@ class Shift:
 
 
 def shifts(
-    features: Sequence[Feature], training: Sequence[Feature] | None, ranges: Mapping[str, tuple[float, float]]
+    features: Sequence[Feature], training: Sequence[Feature], ranges: Mapping[str, tuple[float, float]]
 ) -> list[Shift]:
     """The features, the most shifted first; `ranges` are the ends of training values where `training` is not known."""
-    known = {feature.name: feature for feature in training or ()}
+    known = {feature.name: feature for feature in training}
     measured = [_shift(feature, known.get(feature.name), ranges.get(feature.name)) for feature in features]
     return sorted(measured, key=lambda one: (-(one.distance or 0.0), -one.outside))
 

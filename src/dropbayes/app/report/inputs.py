@@ -13,7 +13,7 @@ from dropbayes.app.report.features import Feature, features_of
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.runtime.arrays import Array, Numbers, NumpyArray
 from dropbayes.runtime.formatting import printable_name
-from dropbayes.runtime.validation import check_count, finite_tensor, row_values
+from dropbayes.runtime.validation import finite_tensor, row_values
 
 Model = DropoutRegressor | DropoutClassifier
 
@@ -36,28 +36,24 @@ class ReportInputs:
     ranges: dict[str, tuple[float, float]]
 
     @property
-    def training_features(self) -> list[Feature] | None:
+    def training_features(self) -> list[Feature]:
         """The features of the training rows, where those are known."""
-        if self.training is None:
-            return None
         groups = {feature.name: feature.columns for feature in self.features}
-        known = features_of(self.training[0], self.names, groups)
-        return [replace(one, labels=feature.labels) for one, feature in zip(known, self.features, strict=True)]
+        known = features_of(self.training[0], self.names, groups) if self.training else []
+        return [replace(one, labels=feature.labels) for one, feature in zip(known, self.features, strict=False)]
 
     @property
     def all_rows(self) -> Numbers:
         """The rows judged, trained on and unknown."""
-        more = [] if self.training is None else [self.training[0]]
-        return np.concatenate([self.x, *more, *([] if self.unknown is None else [self.unknown])])
+        parts = self.x, None if self.training is None else self.training[0], self.unknown
+        return np.concatenate([part for part in parts if part is not None])
 
 
-def fitted_model(model: Model, *, n_draws: int | None, seed: int | None) -> Model:
-    """A view of the model that predicts from so many draws of that seed."""
+def fitted_model(model: Model) -> Model:
+    """A view of the model that takes rows without the names of features."""
     if not isinstance(model, DropoutRegressor | DropoutClassifier):
         raise TypeError(f"`model` must be a DropoutRegressor or DropoutClassifier; got {type(model).__name__}.")
-    check_count("n_draws", 1 if n_draws is None else n_draws)
-    check_count("seed", 0 if seed is None else seed, at_least=0)
-    view = model.with_draws(n_draws=n_draws, seed=seed)
+    view = model.with_draws()
     if isinstance(model, DropoutRegressor) and not model.one_column_:
         raise ValueError(
             f"`model` must predict one output; it predicts {model.population_.y_mean.shape[-1]}. "

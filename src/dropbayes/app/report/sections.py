@@ -95,10 +95,19 @@ def _regression_opening(inputs: ReportInputs, measured: Regression, fit: summary
         (Column("aleatoric σ"), [number(value) for value in np.sqrt(measured.aleatoric[top])]),
     ]
     answers = summary.regression_answers(measured, target=inputs.target, fit=fit, features=inputs.features)
+    judged = "the curve should follow the diagonal" if measured.agreement.kind == "few" else measured.agreement.text
+    side, rank = bias(measured.pit), measured.scores["mean_pit"].value
+    verdict = f"predictions run {side}" if side else "no bias beyond chance"
+    ranks = f"Flat bars are ideal; the mean rank of the truth is {rank:.2f}: {verdict}."
+    coverage, transforms = figures.coverage(measured.reliability), figures.transforms(measured.pit)
+    charts = [
+        Chart(coverage, f"{measured.held}: {judged}.", "Claimed and observed coverage", half=True),
+        Chart(transforms, ranks, "Where in its prediction the truth falls", half=True),
+    ]
     sections = [
         Section("summary", "In short", answers=answers),
         Section("predictions", "Predictions and truths", charts=[_band_chart(inputs, measured)]),
-        Section("reliability", "Are the intervals right?", intro, charts=_reliability_charts(measured)),
+        Section("reliability", "Are the intervals right?", intro, charts=charts),
     ]
     return Opening(lede.format(inputs.target, f"{len(inputs.y):,}"), sections, [], results, "variance")
 
@@ -116,10 +125,16 @@ def _class_opening(inputs: ReportInputs, measured: Classification, fit: summary.
         (Column("epistemic"), [number(value) for value in measured.epistemic[top]]),
         (Column("aleatoric"), [number(value) for value in measured.aleatoric[top]]),
     ]
+    curve, fullest = measured.reliability, int(measured.reliability.count.argmax())
+    caption = (
+        f"The fullest bin has {int(curve.count[fullest]):,} rows, claims {percent(float(curve.claimed[fullest]))} and "
+        f"is right in {percent(float(curve.observed[fullest]))}. Overall: {measured.agreement.text}."
+    )
+    reliability = Chart(figures.class_reliability(curve), caption)
     sections = [
         Section("summary", "In short", answers=summary.class_answers(measured, target=inputs.target, fit=fit)),
         Section("predictions", "The probabilities", charts=_probability_charts(measured, classes)),
-        Section("reliability", "Are the probabilities right?", intro, charts=[_class_reliability_chart(measured)]),
+        Section("reliability", "Are the probabilities right?", intro, charts=[reliability]),
     ]
     line = lede.format(inputs.target, len(classes), f"{len(inputs.y):,}")
     return Opening(line, sections, [_class_table(measured, classes)], results, "entropy")
@@ -175,27 +190,6 @@ def _widening(band: figures.Band, known: Numbers | None, date: Feature | None) -
         f"The 95 % interval is {number(float(width[inside].mean()))} wide on average over the rows trained on and "
         f"{number(float(width[far]))} at {at(far)}, farthest from them."
     )
-
-
-def _reliability_charts(measured: Regression) -> list[Chart]:
-    few = measured.agreement.kind == "few"
-    judged = "the curve should follow the diagonal" if few else measured.agreement.text
-    claims, side = f"{measured.held}: {judged}.", bias(measured.pit)
-    verdict = f"predictions run {side}" if side else "no bias beyond chance"
-    ranks = f"Flat bars are ideal; the mean rank of the truth is {measured.scores['mean_pit'].value:.2f}: {verdict}."
-    return [
-        Chart(figures.coverage(measured.reliability), claims, "Claimed and observed coverage", half=True),
-        Chart(figures.transforms(measured.pit), ranks, "Where in its prediction the truth falls", half=True),
-    ]
-
-
-def _class_reliability_chart(measured: Classification) -> Chart:
-    curve, fullest = measured.reliability, int(measured.reliability.count.argmax())
-    caption = (
-        f"The fullest bin has {int(curve.count[fullest]):,} rows, claims {percent(float(curve.claimed[fullest]))} and "
-        f"is right in {percent(float(curve.observed[fullest]))}. Overall: {measured.agreement.text}."
-    )
-    return Chart(figures.class_reliability(curve), caption)
 
 
 def _probability_charts(measured: Classification, classes: Sequence[str]) -> list[Chart]:
