@@ -227,8 +227,7 @@ def _coverage(level: float) -> Score:
     return Score(label, meaning, None, value, error, level, percent=True, core=True)
 
 
-def _widths(rows: RegressionOutcomes) -> Tensor:
-    assert rows.lower is not None and rows.upper is not None
+def _widths(rows: Any) -> Tensor:
     lower, upper, _ = matching_tensors({"lower": rows.lower, "upper": rows.upper, "y": rows.y})
     return upper - lower
 
