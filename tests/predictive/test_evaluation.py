@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dropbayes as db
-from dropbayes.predictive.evaluation import checked_likelihood, checked_targets, evaluation_tensor, score_draws
+from dropbayes.predictive.evaluation import checked_targets, evaluation_tensor, score_draws
 from dropbayes.predictive.scoring import core_scores
 
 
@@ -206,10 +206,10 @@ def test_the_labels_of_maps_are_counted():
 
 def test_whole_numbers_and_several_columns_are_classes():
     logits, y = torch.zeros(3, 4), torch.tensor([0, 1, 2])
-    assert checked_likelihood(None, y, logits) == db.Categorical(class_axis=-1)
-    assert checked_likelihood(None, y.float()[:, None], logits[:, :1]) is None
-    assert checked_likelihood(db.Categorical(), y, logits) == db.Categorical(class_axis=-1)
-    assert checked_likelihood(db.Bernoulli(), y, logits[:, :1]) == db.Bernoulli()
+    assert checked_targets(y, logits, None)[1] == db.Categorical(class_axis=-1)
+    assert checked_targets(y.float()[:, None], logits[:, :1], None)[1] is None
+    assert checked_targets(y, logits, db.Categorical())[1] == db.Categorical(class_axis=-1)
+    assert checked_targets(y, logits[:, :1], db.Bernoulli())[1] == db.Bernoulli()
 
 
 def test_the_fitted_noise_is_the_maximum_of_the_likelihood():

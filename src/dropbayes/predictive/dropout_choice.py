@@ -12,7 +12,7 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.layers.conversion import add_dropout
 from dropbayes.likelihoods import Likelihood
-from dropbayes.predictive.evaluation import checked_likelihood, checked_targets, evaluation_tensor, score_draws
+from dropbayes.predictive.evaluation import checked_targets, evaluation_tensor, score_draws
 from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.sampling import Sampling, draws
 
@@ -90,12 +90,12 @@ def choose_dropout(
     inputs = text_inputs(x) if is_text else x
     function = NextTokens if is_text else lambda network: network
     plain = evaluation_tensor(function(net), inputs)
-    targets = plain if y is None else checked_targets(y, plain, likelihood)
+    targets, judged = (plain, None) if y is None else checked_targets(y, plain, likelihood)
 
     def density(sampled: Tensor) -> Tensor:
         if is_text:
             return text_densities(sampled, inputs)
-        return score_draws(sampled, targets, checked_likelihood(likelihood, targets, plain))[0]
+        return score_draws(sampled, targets, judged)[0]
 
     base = density(plain[None])
 

@@ -345,25 +345,23 @@ def evaluation_tensor(net: nn.Module, x: PyTree) -> Tensor:
     return output
 
 
-def checked_likelihood(likelihood: Likelihood | None, y: Tensor, output: Tensor) -> Likelihood | None:
-    """The likelihood of such outcomes and outputs: by default Categorical for integers and several columns."""
-    if likelihood is not None:
-        return likelihood.for_output(output.dim())
-    is_class = not y.is_floating_point() and output.dim() == 2 and output.shape[1] > 1
-    return Categorical(class_axis=-1) if is_class else None
+def checked_targets(y: Array, output: Tensor, likelihood: Likelihood | None) -> tuple[Tensor, Likelihood | None]:
+    """The outcomes as a tensor, one for each row of the output, and their likelihood.
 
-
-def checked_targets(y: Array, output: Tensor, likelihood: Likelihood | None) -> Tensor:
-    """The outcomes as a tensor, one for each row of the output."""
+    By default that is Categorical for integers and several columns.
+    """
     targets = torch.as_tensor(y, device=output.device)
     if len(targets) != len(output):
         raise ValueError(f"`y` must have one outcome for each of the {len(output)} rows; got {len(targets)}.")
-    judged = checked_likelihood(likelihood, targets, output)
-    if isinstance(judged, ClassLikelihood):
-        return targets
-    mean = output if judged is None else judged.mean(output)
+    if likelihood is not None:
+        likelihood = likelihood.for_output(output.dim())
+    elif not targets.is_floating_point() and output.dim() == 2 and output.shape[1] > 1:
+        likelihood = Categorical(class_axis=-1)
+    if isinstance(likelihood, ClassLikelihood):
+        return targets, likelihood
+    mean = output if likelihood is None else likelihood.mean(output)
     if targets.numel() != mean.numel():
         raise ValueError(
             f"`y` must have the shape {tuple(mean.shape)} of the network's output; got {tuple(targets.shape)}."
         )
-    return targets.reshape(mean.shape)
+    return targets.reshape(mean.shape), likelihood

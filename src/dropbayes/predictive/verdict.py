@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dropbayes.likelihoods import Likelihood
 from dropbayes.linear import LinearCheck, check_linear
-from dropbayes.predictive.evaluation import checked_likelihood, checked_targets, evaluation_tensor, score_draws
+from dropbayes.predictive.evaluation import checked_targets, evaluation_tensor, score_draws
 from dropbayes.predictive.scoring import COVERAGE_LEVELS, ClassOutcomes, core_scores
 from dropbayes.runtime.formatting import Printed, Table
 from dropbayes.sampling import draws, sites
@@ -145,8 +145,7 @@ def check(
     if not isinstance(sampled, Tensor):
         raise TypeError(f"`net` must return one tensor; got {type(sampled).__name__}. Wrap it to return its logits.")
     plain = evaluation_tensor(net, x)
-    targets = checked_targets(y, plain, likelihood)
-    judged = checked_likelihood(likelihood, targets, plain)
+    targets, judged = checked_targets(y, plain, likelihood)
     (density, outcomes), (base, _) = (score_draws(one, targets, judged) for one in (sampled, plain[None]))
     outputs = [evaluation_tensor(member, x) for member in members]
     equivalent, ensembles = _ensemble_equivalent(outputs, targets, judged, float(density.mean()))
