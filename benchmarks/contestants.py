@@ -1,8 +1,7 @@
 """The contestants of the league: a few lines each that fit a model and score its predictive distribution.
 
 Every contestant has the settings its library gives it, and the loss that is scored where a library lets one choose: ten
-quantiles for numbers, the log-likelihood for classes. XGBoostLSS has the 100 rounds of XGBoost's scikit-learn estimators,
-since its own default of ten is a placeholder. Libraries are imported by the contestant that needs them.
+quantiles for numbers, the log-likelihood for classes. Libraries are imported by the contestant that needs them.
 """
 
 from __future__ import annotations
@@ -36,11 +35,18 @@ LEVELS = np.arange(0.05, 1, 0.1)  # the middle of every tenth; the outer two are
 LEVEL_LIST = ",".join(f"{level:.2f}" for level in LEVELS)
 PROCESS_ROWS = 800
 BEST_ROWS = 1000  # of tables for which effort "best" is affordable
-_ROUNDS = 100
 
 
-def quantile_scores(y: Array, quantiles: Array, mean: Array, log_density: Array | None = None) -> Scores:
+def quantile_scores(
+    y: Array,
+    quantiles: Array,
+    mean: Array,
+    log_density: Array | None = None,
+    interval: tuple[Array, Array] | None = None,
+) -> Scores:
     """The scores of predicted quantiles `[level, row]`, means and log-densities, if there are any.
+
+    The 90 % interval lies between the outer quantiles unless the contestant gives one.
 
     Example:
         >>> y = np.zeros(1)
@@ -50,10 +56,11 @@ def quantile_scores(y: Array, quantiles: Array, mean: Array, log_density: Array 
     error = y - quantiles
     pinball = np.maximum(LEVELS[:, None] * error, (LEVELS[:, None] - 1) * error)
     density = {} if log_density is None else {"log score": float(log_density.mean())}
+    low, high = (quantiles[0], quantiles[-1]) if interval is None else interval
     return density | {
         "CRPS": float(2 * pinball.mean()),
-        "coverage": float(((quantiles[0] <= y) & (y <= quantiles[-1])).mean()),
-        "width": float((quantiles[-1] - quantiles[0]).mean()),
+        "coverage": float(((low <= y) & (y <= high)).mean()),
+        "width": float((high - low).mean()),
         "RMSE": float(np.sqrt(((y - mean) ** 2).mean())),
     }
 
@@ -96,7 +103,9 @@ def filled(x: Array, new: Array) -> tuple[Array, Array]:
 def dropout_numbers(x: Array, y: Array, new: Array, truth: Array, *, effort: Any = "standard") -> Scores:
     mixture = DropoutRegressor(effort=effort, device="cpu", random_state=0).fit(x, y).predictive(new)
     quantiles = np.stack([mixture.quantile(float(level)).numpy() for level in LEVELS])
-    return quantile_scores(truth, quantiles, mixture.mean.numpy(), mixture.log_density(truth).numpy())
+    low, high = mixture.interval(0.9)
+    density = mixture.log_density(truth).numpy()
+    return quantile_scores(truth, quantiles, mixture.mean.numpy(), density, (low.numpy(), high.numpy()))
 
 
 def boosted_numbers(x: Array, y: Array, new: Array, truth: Array) -> Scores:
@@ -160,7 +169,7 @@ def xgboostlss_numbers(x: Array, y: Array, new: Array, truth: Array) -> Scores:
 
     model = XGBoostLSS(Gaussian())
     rows = xgboost.DMatrix(x, label=y, nthread=1)
-    model.train({"nthread": 1, "seed": 0}, rows, num_boost_round=_ROUNDS, verbose_eval=False)
+    model.train({"nthread": 1, "seed": 0}, rows, verbose_eval=False)
     normal = model.predict(xgboost.DMatrix(new, nthread=1), pred_type="parameters")
     return gaussian_scores(truth, normal["loc"].to_numpy(), normal["scale"].to_numpy())
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from dropbayes.estimators import DropoutRegressor
-from dropbayes.estimators.atoms import fit_atoms
-from dropbayes.estimators.transforms import MappedMixture
+from dropbayes.estimators.atoms import AtomMixture, Atoms, fit_atoms
+from dropbayes.estimators.recalibration import fit_recalibration, with_recalibration
 from dropbayes.predictive.mixtures import Mixture
 from tests.estimators.samples import QUICK
 
@@ -23,7 +23,7 @@ def rows(n=4000):
 def test_cells_have_the_share_of_their_atoms():
     mixture, y = rows()
     atoms = fit_atoms(mixture, y, torch.ones(len(y)))
-    mapped = MappedMixture(mixture, atoms)
+    mapped = AtomMixture(mixture, atoms)
     for value in (0.0, 1.0, 2.0):
         at, below = torch.full_like(y, value), torch.full_like(y, value - 1e-9)
         assert float((mapped.pit(at) - mapped.pit(below)).mean()) == pytest.approx(
@@ -34,13 +34,40 @@ def test_cells_have_the_share_of_their_atoms():
 def test_the_crps_is_that_of_the_quantiles_and_better_than_the_density_s():
     mixture, y = rows(300)
     held_out, outcomes = rows()
-    mapped = MappedMixture(mixture, fit_atoms(held_out, outcomes, torch.ones(4000)))
+    mapped = AtomMixture(mixture, fit_atoms(held_out, outcomes, torch.ones(4000)))
     levels = (np.arange(400) + 0.5) / 400
     error = y - torch.stack([mapped.quantile(float(level)) for level in levels])
     level = torch.from_numpy(levels)[:, None]
     expected = 2 * torch.maximum(level * error, (level - 1) * error).mean(0)
     torch.testing.assert_close(mapped.crps(y), expected, atol=0.02, rtol=0)
     assert mapped.crps(y).mean() < 0.9 * mixture.crps(y).mean()
+
+
+def test_intervals_are_the_smallest_that_hold_enough():
+    """Against all intervals of grades with known probabilities."""
+    ends = torch.tensor([-1.2, 0.1, 0.4, 1.5]).double()
+    infinity = torch.tensor([torch.inf]).double()
+    atoms = Atoms(torch.arange(5.0).double(), torch.cat([-infinity, ends]), torch.cat([ends, infinity]))
+    mixture = AtomMixture(Mixture(torch.linspace(-3, 3, 25).double()[None], torch.tensor(1.0).double()), atoms)
+    for coverage in (0.5, 0.8, 0.9, 0.95):
+        low, high = mixture.interval(coverage)
+        mass = mixture.pit(high) - mixture.pit(low - 1e-9)
+        assert bool((mass >= coverage - 1e-9).all())
+        shorter = torch.maximum(
+            mixture.pit(high) - mixture.pit(low), mixture.pit(high - 1e-9) - mixture.pit(low - 1e-9)
+        )
+        assert bool((shorter < coverage + 1e-9)[low < high].all())
+        central = mixture.quantile((1 - coverage) / 2), mixture.quantile((1 + coverage) / 2)
+        assert bool((low >= central[0]).all() and (high <= central[1]).all())
+        assert bool(((high - low) < (central[1] - central[0])).any())
+
+
+def test_an_interval_between_atoms_is_the_central_one():
+    mixture, _ = rows()
+    zero = Atoms(torch.zeros(1).double(), torch.tensor([-torch.inf]).double(), torch.tensor([0.3]).double())
+    far = AtomMixture(mixture.rows(mixture.mean > 2), zero)
+    for end, expected in zip(far.interval(0.9), far.base.interval(0.9), strict=True):
+        torch.testing.assert_close(end, expected)
 
 
 def test_values_that_do_not_repeat_have_no_atoms():
@@ -66,6 +93,9 @@ def test_a_regressor_of_grades_predicts_grades(tmp_path):
     assert set(np.unique(model.sample_y(x, 20))) <= set(np.unique(y))
     low, high = model.predict_interval(x, 0.9)
     assert ((low <= y) & (y <= high)).mean() > 0.85
+    recalibrated = with_recalibration(model, fit_recalibration(model, x, y, method="conformal"))
+    both_ends = [recalibrated.predictive(x).quantile(level) for level in (0.25, 0.75)]
+    np.testing.assert_array_equal(recalibrated.predict_interval(x, 0.5), np.stack(both_ends))  # as guaranteed
     model.save(tmp_path / "model.safetensors")
     loaded = DropoutRegressor.load(tmp_path / "model.safetensors")
     np.testing.assert_array_equal(loaded.predict_interval(x), model.predict_interval(x))

@@ -6,6 +6,7 @@ an atom $v_k$ has the share of the atom and of what lies below it,
 $$\bar F(a_k) = \tfrac1N \#\{y_n < v_k\}, \qquad \bar F(b_k) = \tfrac1N \#\{y_n \le v_k\},$$
 and an outcome is $v_k$ where the mixture over the draws falls into the cell, as it is elsewhere. Quantiles, intervals,
 the distribution function, the CRPS and samples are those of that outcome; moments and density remain the mixture's.
+A central interval whose ends are atoms holds more than was asked for: the lighter end is left out while enough remains.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dropbayes.estimators.transforms import MappedMixture
 from dropbayes.predictive.mixtures import Mixture
 
-__all__ = ["Atoms", "fit_atoms"]
+__all__ = ["AtomMixture", "Atoms", "fit_atoms"]
 
 # An atom has at least this share of the rows, and this many; all of them together at least that share.
 _MIN_SHARE, _MIN_ROWS, _MIN_TOTAL = 0.01, 5, 0.1
@@ -46,9 +48,16 @@ class Atoms:
 
     def inverse(self, z: Tensor) -> Tensor:
         """The outcome where the mixture gives z; the lower one where two cells meet."""
+        return self._at(z, self.values)
+
+    def cell(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The ends of the cell that holds z; z itself between cells."""
+        return self._at(z, self.low), self._at(z, self.high)
+
+    def _at(self, z: Tensor, values: Tensor) -> Tensor:
         low, high = self.low.to(z), self.high.to(z)
         cell = (torch.searchsorted(low, z.contiguous()) - 1).clamp_min(0)
-        return torch.where((z > low[cell]) & (z <= high[cell]), self.values.to(z)[cell], z)
+        return torch.where((z > low[cell]) & (z <= high[cell]), values.to(z)[cell], z)
 
     def forward(self, y: Tensor) -> Tensor:
         """The largest z whose outcome is at most y."""
@@ -56,6 +65,37 @@ class Atoms:
         low, high = torch.cat([self.low.to(y), end]), torch.cat([-end, self.high.to(y)])
         n_below = torch.searchsorted(self.values.to(y), y.contiguous(), right=True)
         return torch.maximum(high[n_below], torch.minimum(y, low[n_below]))
+
+
+class AtomMixture(MappedMixture):
+    """The predictive distribution of outcomes, from a mixture and its atoms.
+
+    Example:
+        >>> grades = Atoms(torch.tensor([1.0, 2.0]), torch.tensor([-torch.inf, 0.0]), torch.tensor([0.0, torch.inf]))
+        >>> AtomMixture(Mixture(torch.full((1, 1), 1.5), torch.tensor(1.0)), grades).interval(0.9)  # 1 has 7 %
+        (tensor([2.]), tensor([2.]))
+    """
+
+    transform: Atoms
+
+    def interval(self, coverage: float) -> tuple[Tensor, Tensor]:
+        start, end = self.base.interval(coverage)
+        start, end = self.transform.cell(start)[0], self.transform.cell(end)[1]  # outcomes of (start, end]
+        for _ in self.transform.values:
+            later = self.transform.cell(_just_above(start))[1].maximum(start)
+            sooner = self.transform.cell(end)[0]
+            level = [self.base.pit(z) for z in (start, later, sooner, end)]
+            spare, first, last = level[3] - level[0] - coverage, level[1] - level[0], level[3] - level[2]
+            first_leaves = (first <= spare) & ((first <= last) | (last > spare)) & (later < end)
+            last_leaves = (last <= spare) & ~first_leaves & (start < sooner)
+            if not bool((first_leaves | last_leaves).any()):
+                break
+            start, end = torch.where(first_leaves, later, start), torch.where(last_leaves, sooner, end)
+        return self.transform.inverse(_just_above(start)), self.transform.inverse(end)
+
+
+def _just_above(z: Tensor) -> Tensor:
+    return torch.nextafter(z, z.new_tensor(torch.inf))
 
 
 def fit_atoms(mixture: Mixture, y: Tensor, weight: Tensor) -> Atoms | None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dropbayes import information, linear
 from dropbayes.estimators import files
-from dropbayes.estimators.atoms import Atoms
+from dropbayes.estimators.atoms import AtomMixture, Atoms
 from dropbayes.estimators.bins import Bins
 from dropbayes.estimators.bounds import Bounds
 from dropbayes.estimators.extrapolation import Extrapolation
@@ -279,7 +279,8 @@ class RegressionEnsemble(Ensemble):
         """The predictive distribution in the units of y, recalibrated, from that in the scale of learning."""
         mixture = mixture if self.recalibration is None else self.recalibration.mixture(mixture)
         if self.atoms_ is not None:
-            return MappedMixture(mixture, self.atoms_)
+            guaranteed = self.recalibration is not None and self.recalibration.method == "conformal"
+            return (MappedMixture if guaranteed else AtomMixture)(mixture, self.atoms_)  # a guarantee needs both ends
         return mixture if self.transform_.name == "none" else TransformedMixture(mixture, self.transform_)
 
     def _uncalibrated_blocks(self, X: Any, block_rows: int | None) -> Iterator[tuple[slice, Mixture]]:
