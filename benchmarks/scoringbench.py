@@ -44,7 +44,9 @@ class DropoutWrapper:
         self.model = DropoutRegressor(**{"random_state": 0, **parameters})
 
     def fit(self, X: Any, y: Any) -> DropoutWrapper:
-        self.model.fit(X, np.asarray(y, dtype=np.float64))
+        targets = np.asarray(y, dtype=np.float64)
+        self.model.fit(X, targets)
+        self.train_range = float(targets.min()), float(targets.max())
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -54,5 +56,6 @@ class DropoutWrapper:
         prediction = importlib.import_module("scoringbench.univariate.wrappers.base").DistributionPrediction
         mixture = self.model.predictive(X)
         edges, mass = histogram(mixture)
-        middle = (edges[:, 1:] + edges[:, :-1]) / 2
-        return prediction(probas=mass, bin_edges=edges, bin_midpoints=middle, mean=mixture.mean.numpy())
+        # The histogram is that of a density known everywhere, so no smoother one is made from it.
+        settings = {"train_range": self.train_range, "is_grid_native": True}
+        return prediction.from_histogram(edges, mass, mixture.mean.numpy(), **settings)

@@ -15,6 +15,7 @@ from scipy.stats import norm
 from benchmarks import comparison, contestants, history, language_errors, league, one_pass, scoringbench
 from benchmarks.history import Goal
 from benchmarks.one_pass_gpu import close_rows, gain_rows, speed_rows
+from dropbayes.estimators.atoms import AtomMixture, Atoms
 from dropbayes.predictive.mixtures import Mixture
 
 
@@ -290,3 +291,33 @@ def test_the_histogram_of_scoringbench_has_the_mean_and_the_mass_of_the_mixture(
     edges, mass = scoringbench.histogram(mixture)
     np.testing.assert_allclose(mass.sum(1), 1)
     np.testing.assert_allclose(((edges[:, 1:] + edges[:, :-1]) / 2 * mass).sum(1), mixture.mean, atol=1e-3)
+
+
+def test_the_histogram_of_scoringbench_has_the_exact_distribution_function():
+    mixture = Mixture(torch.tensor([[0.0, 5.0], [1.0, 5.0]]).double(), torch.tensor(0.5), 4.0)
+    grades = Atoms(*torch.tensor([[0.0, 5.0], [-1.0, 4.5], [0.5, 5.5]]).double())
+    for distribution in (mixture, AtomMixture(mixture, grades)):
+        edges, mass = scoringbench.histogram(distribution)
+        below = torch.stack([distribution.pit(edge) for edge in torch.from_numpy(edges).T[1:-1]], 1)
+        np.testing.assert_allclose(mass.cumsum(1)[:, :-1], below, atol=1e-12)
+        assert mass.min() >= 0
+
+
+def test_the_wrapper_of_scoringbench_gives_its_container_what_it_asks_for(monkeypatch):
+    """The constructor has the signature of ScoringBench's `DistributionPrediction.from_histogram`."""
+
+    class Container:
+        @classmethod
+        def from_histogram(cls, bin_edges, probas, mean=None, *, train_range, is_grid_native=False):
+            return bin_edges, probas, mean, train_range, is_grid_native
+
+    module = types.ModuleType("scoringbench.univariate.wrappers.base")
+    module.DistributionPrediction = Container
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    x = pd.DataFrame({"a": np.linspace(0, 1, 60)})
+    wrapper = scoringbench.DropoutWrapper(drop_prob=0.05, weight_decay=1e-4, n_steps=20, n_networks=1)
+    edges, mass, mean, train_range, native = wrapper.fit(x, 2 * x["a"] + 1).predict_distribution(x[:5])
+    assert edges.shape == (5, scoringbench.N_BINS + 1) and mass.shape == (5, scoringbench.N_BINS)
+    assert train_range == (1.0, 3.0) and native
+    np.testing.assert_allclose(mean, wrapper.predict(x[:5]))
+    np.testing.assert_allclose(mean, ((edges[:, 1:] + edges[:, :-1]) / 2 * mass).sum(1), atol=0.02)
