@@ -55,6 +55,8 @@ class Ensemble(ABC):
 
     saved_as: ClassVar[str]
     """The kind written to its model file."""
+    records: ClassVar[dict[str, tuple[str, Any]]] = {}
+    """The attributes that a file holds as tensors if they are not None, with their name there and their class."""
 
     population_: Population
     seed_: int
@@ -192,7 +194,7 @@ class Ensemble(ABC):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the fitted estimator to one file (see `dropbayes.runtime.storage`); `load` reads it back."""
         self._check_fitted()
-        files.save(self, path, class_state=self._class_state(), class_tensors=self._class_tensors())
+        files.save(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Any:
@@ -212,12 +214,8 @@ class Ensemble(ABC):
         """The state of this class alone that a file must hold, as JSON values."""
 
     @abstractmethod
-    def _class_tensors(self) -> dict[str, Tensor]:
-        """The tensors of this class alone that a file must hold."""
-
-    @abstractmethod
-    def _set_class_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Restores what `_class_state` and `_class_tensors` returned."""
+    def _set_class_state(self, settings: dict[str, Any]) -> None:
+        """Restores what `_class_state` returned."""
 
 
 def _one_function(net: nn.Module, x: Tensor) -> Tensor:
@@ -239,6 +237,13 @@ class RegressionEnsemble(Ensemble):
     """An ensemble that predicts numbers."""
 
     saved_as = "DropoutRegressor"
+    records: ClassVar[dict[str, tuple[str, Any]]] = {
+        "noise_": ("noise", StudentNoise),
+        "extrapolation_": ("distance", Extrapolation),
+        "bounds_": ("bounds", Bounds),
+        "process_": ("process", Process),
+        "atoms_": ("atoms", Atoms),
+    }
     noise: str
     noise_: StudentNoise | None
     extrapolation_: Extrapolation | None = None
@@ -397,24 +402,9 @@ class RegressionEnsemble(Ensemble):
     def _class_state(self) -> dict[str, Any]:
         return {"one_column": bool(self.one_column_), "transform": asdict(self.transform_)}
 
-    def _class_tensors(self) -> dict[str, Tensor]:
-        records = {
-            "noise": self.noise_,
-            "distance": self.extrapolation_,
-            "bounds": self.bounds_,
-            "process": self.process_,
-            "atoms": self.atoms_,
-        }
-        return {key: value for name, record in records.items() for key, value in files.tensors_of(name, record).items()}
-
-    def _set_class_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    def _set_class_state(self, settings: dict[str, Any]) -> None:
         self.one_column_ = settings["one_column"]
         self.transform_ = TargetTransform(**settings.get("transform", {}))  # an older file has none
-        self.noise_ = files.record_of(StudentNoise, "noise", tensors)
-        self.extrapolation_ = files.record_of(Extrapolation, "distance", tensors)
-        self.bounds_ = files.record_of(Bounds, "bounds", tensors)
-        self.process_ = files.record_of(Process, "process", tensors)
-        self.atoms_ = files.record_of(Atoms, "atoms", tensors)
 
 
 class ClassEnsemble(Ensemble):
@@ -486,10 +476,7 @@ class ClassEnsemble(Ensemble):
             "temperature": self.temperature_,
         }
 
-    def _class_tensors(self) -> dict[str, Tensor]:
-        return {}
-
-    def _set_class_state(self, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    def _set_class_state(self, settings: dict[str, Any]) -> None:
         dtype, classes = np.dtype(settings["classes_dtype"]), settings["classes"]
         longest = max((len(label) for label in classes if isinstance(label, str)), default=0)
         # A string dtype wider than its labels would allocate memory that no label needs.

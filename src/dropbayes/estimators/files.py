@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, fields
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from typing import Any
 
 import numpy as np
@@ -19,12 +17,11 @@ from dropbayes.population import Member, Population
 from dropbayes.population.heads import head_of
 from dropbayes.population.records import ACTIVATIONS, STACKED
 from dropbayes.runtime import storage
+from dropbayes.runtime.version import __version__
 
 
-def save(
-    estimator: Any, path: str | os.PathLike[str], *, class_state: dict[str, Any], class_tensors: dict[str, Tensor]
-) -> None:
-    """Writes a fitted estimator, with the state specific to its class."""
+def save(estimator: Any, path: str | os.PathLike[str]) -> None:
+    """Writes a fitted estimator, with the state and the records specific to its class."""
     parameters = estimator.get_params(deep=False)
     if not isinstance(parameters["random_state"], int | np.integer | None):
         parameters["random_state"] = None  # a generator has no JSON form; the fitted model does not need it
@@ -41,13 +38,15 @@ def save(
         "missing": None if missing is None else {"fill": missing.fill.tolist(), "columns": missing.columns.tolist()},
         "columns": None if estimator.frame_columns_ is None else estimator.frame_columns_.as_json(),
         "bins": None if bins is None else [edges.tolist() for edges in bins.edges],
-        **class_state,
+        **estimator._class_state(),
     }
     tensors = {f"weight.{i}": w for i, w in enumerate(population.weights)}
     tensors |= {f"bias.{i}": b for i, b in enumerate(population.biases)}
     tensors |= {name: getattr(population, name) for name in STACKED}
-    tensors |= class_tensors
-    storage.save(path, tensors, kind=estimator.saved_as, settings=settings, version=_library_version())
+    for attribute, (name, kind) in estimator.records.items():
+        record = getattr(estimator, attribute)
+        tensors |= {} if record is None else {f"{name}.{f.name}": getattr(record, f.name) for f in fields(kind)}
+    storage.save(path, tensors, kind=estimator.saved_as, settings=settings, version=__version__)
 
 
 def load(kind: Any, path: str | os.PathLike[str]) -> tuple[Any, storage.ModelFile]:
@@ -55,7 +54,7 @@ def load(kind: Any, path: str | os.PathLike[str]) -> tuple[Any, storage.ModelFil
     file = storage.load(path, kinds=[kind.saved_as])
     try:
         estimator = _restore(kind, file)
-        estimator._set_class_state(file.settings, file.tensors)
+        estimator._set_class_state(file.settings)
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"`path` holds a {file.kind} with missing, unknown or impossible parts: {error}.") from None
     return estimator, file
@@ -95,6 +94,8 @@ def _restore(kind: Any, file: storage.ModelFile) -> Any:
     estimator.bins_ = None if bins is None else Bins(tuple(np.asarray(edges, dtype=np.float64) for edges in bins))
     if settings["feature_names"] is not None:
         estimator.feature_names_in_ = np.asarray(settings["feature_names"], dtype=object)
+    for attribute, (name, record) in estimator.records.items():
+        setattr(estimator, attribute, _record(record, name, tensors))
     return estimator
 
 
@@ -151,19 +152,7 @@ def _from_json(value: Any) -> Any:
     return [_from_json(item) for item in value] if isinstance(value, list) else value
 
 
-def _library_version() -> str:
-    try:
-        return installed_version("dropbayes")
-    except PackageNotFoundError:
-        return "unknown"
-
-
-def tensors_of(name: str, record: Any) -> dict[str, Tensor]:
-    """The tensors of a dataclass as a file holds them, each under the record's name; none for None."""
-    return {} if record is None else {f"{name}.{f.name}": getattr(record, f.name) for f in fields(record)}
-
-
-def record_of(kind: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+def _record(kind: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """The dataclass of a kind from the tensors of a file; None if the file does not hold them all."""
     keys = {f.name: f"{name}.{f.name}" for f in fields(kind)}
     if not tensors.keys() >= set(keys.values()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -309,11 +309,6 @@ class DropoutEstimator(Parameters, Ensemble):
         tags.input_tags.allow_nan = self.missing != "error"
         return tags
 
-    def _finite_inputs(self) -> bool | Literal["allow-nan"]:
-        if self.missing not in ("auto", "error", "learn"):
-            raise ValueError(f"`missing` must be 'auto', 'error' or 'learn'; got {self.missing!r}.")
-        return True if self.missing == "error" else "allow-nan"
-
     def _arrays(self, X: Any, *y: Any, reset: bool, **checks: Any) -> Any:
         """The inputs, and the targets if given, as arrays; a frame's categories and dates as numbers.
 
@@ -323,7 +318,9 @@ class DropoutEstimator(Parameters, Ensemble):
             reset: Whether these rows define the columns that later rows must have.
             checks: As for scikit-learn's `check_X_y`.
         """
-        checks |= {"dtype": np.float64, "ensure_all_finite": self._finite_inputs()}
+        if self.missing not in ("auto", "error", "learn"):
+            raise ValueError(f"`missing` must be 'auto', 'error' or 'learn'; got {self.missing!r}.")
+        checks |= {"dtype": np.float64, "ensure_all_finite": True if self.missing == "error" else "allow-nan"}
         if reset:
             self.frame_columns_ = FrameColumns.of(X) if is_mixed_frame(X) else None
         try:

@@ -69,10 +69,6 @@ class StudentNoise:
         """The factor κ on the spread of the draws of each output."""
         return self.log_shrink.exp()
 
-    def select(self, index: Tensor) -> StudentNoise:
-        """The models at the given indices."""
-        return replace(self, **{entry.name: getattr(self, entry.name)[index] for entry in fields(self)})
-
     def rescale(self, factor: Tensor) -> StudentNoise:
         """The models with every σ multiplied by a factor, one per output."""
         return replace(self, second_bias=self.second_bias + factor.log()[:, None].to(self.second_bias))

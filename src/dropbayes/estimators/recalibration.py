@@ -29,7 +29,6 @@ __all__ = [
     "fit_recalibration",
     "tempered",
     "with_recalibration",
-    "without_recalibration",
 ]
 
 METHODS = ("scale", "isotonic", "conformal")
@@ -176,7 +175,7 @@ class _ConformalMixture(Mixture):
 
 
 def with_recalibration(estimator: Any, recalibration: Recalibration | None) -> Any:
-    """A view of a fitted estimator that predicts with a recalibration; the estimator itself for None.
+    """A view of a fitted estimator that predicts with a recalibration; without any for None.
 
     Example:
         >>> from dropbayes.estimators import DropoutRegressor
@@ -187,19 +186,10 @@ def with_recalibration(estimator: Any, recalibration: Recalibration | None) -> A
         >>> bool(np.allclose(wider.predict(x, return_std=True)[1], 2 * model.predict(x, return_std=True)[1]))
         True
     """
-    if recalibration is None:
-        return without_recalibration(estimator)
-    if hasattr(estimator, "classes_") and recalibration.method == "isotonic":
+    if recalibration is not None and hasattr(estimator, "classes_") and recalibration.method == "isotonic":
         raise ValueError("`method` isotonic maps the levels of numbers; use scale or conformal for classes.")
     view = copy.copy(estimator)
     view.recalibration = recalibration
-    return view
-
-
-def without_recalibration(estimator: Any) -> Any:
-    """The estimator without its recalibration."""
-    view = copy.copy(estimator)
-    vars(view).pop("recalibration", None)
     return view
 
 
@@ -216,7 +206,7 @@ def fit_recalibration(estimator: Any, X: Any, y: Any, *, method: Method = "scale
         raise ValueError(f"`method` must be one of {', '.join(METHODS)}; got {method!r}.")
     if len(y) < _MIN_ROWS:
         raise ValueError(f"`y` must hold at least {_MIN_ROWS} held-out rows to calibrate on; got {len(y)}.")
-    plain = without_recalibration(estimator)
+    plain = with_recalibration(estimator, None)
     if hasattr(plain, "classes_"):
         return _fit_classes(plain, X, y, method)
     outcome = torch.as_tensor(np.asarray(y, dtype=np.float64))

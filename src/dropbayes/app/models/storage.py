@@ -18,7 +18,7 @@ from dropbayes.app.models.card import Origin, card
 from dropbayes.columns import Schema
 from dropbayes.columns.schema import as_json, from_json
 from dropbayes.estimators.ensembles import ClassEnsemble, Ensemble, RegressionEnsemble
-from dropbayes.estimators.recalibration import Recalibration, with_recalibration, without_recalibration
+from dropbayes.estimators.recalibration import Recalibration, with_recalibration
 from dropbayes.runtime import files
 
 __all__ = ["CARD", "COLUMNS", "MODEL", "check_place", "read", "signed", "write", "write_origin"]
@@ -52,7 +52,7 @@ def write(path: str | os.PathLike[str], estimator: Ensemble, schema: Schema, ori
     path = pathlib.Path(os.path.abspath(path))
     check_place(path)
     with files.folder_replacement(path) as new:
-        without_recalibration(estimator).save(new / MODEL)
+        with_recalibration(estimator, None).save(new / MODEL)
         digest = files.digest(new / MODEL)
         _write_description(new, schema, origin, digest, path.name)
     return digest
