@@ -3,6 +3,7 @@
 A module written in Triton can be imported only where Triton is.
 """
 
+import gc
 import importlib.util
 import os
 
@@ -20,6 +21,16 @@ def pytest_configure(config):
     # Most tests train for a moment, and some predict rows far off; those of the warnings themselves expect them.
     config.addinivalue_line("filterwarnings", "ignore:The held-out log-likelihood:UserWarning")
     config.addinivalue_line("filterwarnings", "ignore:.* predicted further beyond the targets:UserWarning")
+
+
+def pytest_collection_finish():
+    # What was imported lives to the end: a test that collects garbage need not look through it again.
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()  # extensions look for leaks when Python ends
 
 
 @pytest.fixture(autouse=True)

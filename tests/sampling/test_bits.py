@@ -9,7 +9,7 @@ import dropbayes as db
 from tests.sampling.loop import made, network
 
 
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+@pytest.fixture(params=[pytest.param(1, marks=pytest.mark.slow), 2], ids=["one thread", "two threads"])
 def threads(request):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -186,7 +186,8 @@ def test_a_regressor_has_the_same_bits_for_a_row_alone():
     generator = np.random.default_rng(0)
     x = generator.normal(size=(300, 5))
     y = x @ generator.normal(size=5) + 0.1 * generator.normal(size=300)
-    model = db.DropoutRegressor(random_state=0).fit(x, y)
+    settings = {"n_steps": 200, "n_folds": 2, "drop_prob": 0.05, "weight_decay": 1e-4}
+    model = db.DropoutRegressor(**settings, random_state=0).fit(x, y)
     mean, std = model.predict(x[:20], return_std=True)
     alone = [model.predict(x[i : i + 1], return_std=True) for i in range(20)]
     np.testing.assert_array_equal(np.concatenate([m for m, _ in alone]), mean)

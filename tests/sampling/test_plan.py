@@ -58,7 +58,7 @@ NETS = {
 }
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(
     name=st.sampled_from(sorted(NETS)),
     n_rows=st.integers(1, 40),

@@ -80,7 +80,7 @@ def test_probabilities_in_evaluation_alone_stay_probabilities(noise):
 def test_an_end_of_evaluation_alone_stays_beside_bare_random_numbers(name, noise):
     net, x = made(lambda: (Head(noise, ENDS[name]), rows(3)))
     with may_be_refused():
-        assert_law(net, x, evaluation=("",), n_draws=600)
+        assert_law(net, x, evaluation=("",), n_draws=400)
         assert_functions(net, x)
 
 
@@ -124,7 +124,7 @@ def test_a_layer_with_a_training_branch_of_its_own_stays_in_evaluation(middle, n
     layers = nn.Linear(6, 16), nn.Tanh(), noise(), middle(), nn.Linear(16, 3)
     net, x = made(lambda: (nn.Sequential(*layers), rows(3)))
     with may_be_refused(), unchanged(net, x):
-        assert_law(net, x, evaluation=("3",), n_draws=600)
+        assert_law(net, x, evaluation=("3",), n_draws=400)
 
 
 def test_a_class_that_draws_and_has_another_end_in_training_is_refused():
@@ -149,7 +149,7 @@ def more_outputs():
 def test_outputs_of_training_alone_are_left_out_beside_noise():
     net, x = made(more_outputs)
     with may_be_refused():
-        assert_law(net, x, evaluation=("",), n_draws=600)
+        assert_law(net, x, evaluation=("",), n_draws=400)
 
 
 def auxiliary_head_and_functional_dropout():
@@ -330,4 +330,4 @@ class FrozenNoise(Frozen):
 def test_dropout_that_the_network_keeps_off_stays_off(kind, end):
     net, x = made(lambda: (kind(end), rows(3)))
     assert [site.path for site in db.sites(net, x) if site.drop_prob != 0] == ["d"]
-    assert_law(net, x, evaluation=("",), n_draws=600)
+    assert_law(net, x, evaluation=("",), n_draws=400)

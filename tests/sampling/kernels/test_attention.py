@@ -10,6 +10,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from dropbayes.sampling.kernels.all import attention
 from dropbayes.sampling.kernels.attention import keep_bits
 from dropbayes.sampling.masks import Keys, keep_mask
+from tests.cases import slow_except
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SITE, DRAWS, ROWS, HEADS = 3, range(1, 4), range(4, 6), 2
@@ -56,11 +57,13 @@ def check(q, k, v, keys, rows, attn_mask=None, expected_mask=None, **keywords):
     torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("sampler", "rows"), list(product(("stratified", "independent"), (None, ROWS))))
+@pytest.mark.parametrize("rows", [None, ROWS])
+@pytest.mark.parametrize("sampler", slow_except(["stratified", "independent"], "stratified"))
 def test_attention_has_the_masks_of_torch_operations(sampler, rows):
     check(*projections(19, 37), Keys(5, 12, sampler), rows)  # type: ignore[call-arg]
 
 
+@pytest.mark.slow
 def test_many_blocks_of_queries_and_keys_are_one_softmax():
     q, k, v = projections(150, 130, features=16, heads=1, key_heads=1, batch=1)
     result = attention(q, k, v, keys=Keys(5, 12), site=SITE, drop_prob=0.2, draws=range(1), rows=range(1))
@@ -68,7 +71,7 @@ def test_many_blocks_of_queries_and_keys_are_one_softmax():
     torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("rows", [None, ROWS])
+@pytest.mark.parametrize("rows", slow_except([None, ROWS], None))
 def test_more_draws_than_a_byte_holds_and_entries_of_a_row_in_the_batch_are_told_apart(rows):
     q, k, v = projections(3, 5, heads=1, key_heads=1, batch=9 * 2 * 3)
     arguments = {"draws": range(1, 10), "folded": 3}
@@ -77,7 +80,7 @@ def test_more_draws_than_a_byte_holds_and_entries_of_a_row_in_the_batch_are_told
     torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("scale", [None, -0.3])
+@pytest.mark.parametrize("scale", slow_except([None, -0.3], None))
 def test_whole_blocks_need_no_bounds(scale):
     q, k, v = projections(128, 64, features=16, heads=1, key_heads=1, batch=1)
     result = attention(q, k, v, keys=Keys(5, 12), site=SITE, drop_prob=0.2, draws=range(1), rows=range(1), scale=scale)
