@@ -34,8 +34,13 @@ def pytest_sessionfinish():
 
 
 @pytest.fixture(autouse=True)
-def onednn_as_it_was():
-    """On some processors torch switches oneDNN off for good at the first product in bfloat16 that it cannot make."""
-    enabled = torch._C._get_mkldnn_enabled()
+def torch_as_it_was():
+    """Threads and oneDNN, which a test may change for all that follow.
+
+    On some processors torch switches oneDNN off for good at the first product in bfloat16 that it cannot make. With
+    more threads than cores a small LSTM takes ten times as long.
+    """
+    enabled, threads = torch._C._get_mkldnn_enabled(), torch.get_num_threads()
     yield
     torch._C._set_mkldnn_enabled(enabled)
+    torch.set_num_threads(threads)
