@@ -87,7 +87,7 @@ ANY_ARRAYS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(name for name, one in CALLS.items() if one.judged)), st.data())
 def test_any_array_is_refused_by_name_or_answered_without_nan(name, data):
     one = CALLS[name]

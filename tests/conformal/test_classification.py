@@ -56,7 +56,7 @@ def test_adaptive_scores_agree_with_a_loop():
 
 @pytest.mark.parametrize("options", [{}, {"penalty": 0.1, "free_classes": 1}])
 def test_randomised_adaptive_sets_have_the_level_exactly(options):
-    covered, runs = 0, 2000
+    covered, runs = 0, 800
     for run in range(runs):
         probabilities, labels = classified(40, run)
         uniform = torch.rand(40, generator=generator(run + 5000), dtype=torch.float64)

@@ -88,7 +88,7 @@ def test_rare_classes_are_covered_by_their_own_threshold():
     assert (new[truth == 1] <= pooled).double().mean() < 0.3
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.1])
+@pytest.mark.parametrize("rate", [pytest.param(0.01, marks=pytest.mark.slow), 0.1])
 @pytest.mark.parametrize("kind", ["drift", "jump", "adversary"])
 def test_the_long_run_coverage_is_within_the_bound_for_every_sequence(kind, rate):
     steps, level = 1500, OnlineLevel(target=0.9, rate=rate)

@@ -190,6 +190,7 @@ def test_bad_input_is_one_clear_error(call, error, message):
         call()
 
 
+@pytest.mark.slow
 def test_covariances_need_no_scikit_learn():
     script = "import sys, dropbayes.covariances; print('sklearn' in sys.modules or 'scipy' in sys.modules)"
     source = str(pathlib.Path(__file__).parents[2] / "src")

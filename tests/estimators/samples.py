@@ -14,6 +14,7 @@ QUICK = {
     "device": "cpu",
     "learning_rate": 0.01,
 }
+PLAIN = QUICK | {"noise": "constant"}  # a shape of the noise takes longer to fit than these networks
 
 
 def toy(n: int = 150, *, noise: float = 0.2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -113,6 +113,7 @@ def test_fitting_again_forgets_the_recalibration_of_other_networks():
     assert np.array_equal(view.fit(X, Y).predict(X, return_std=True)[1], fresh)
 
 
+@pytest.mark.slow
 def test_a_file_is_read_and_predicted_from_without_scikit_learn(file):
     script = (
         "import sys, numpy as np\n"

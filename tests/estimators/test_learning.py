@@ -20,7 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor, learning
 from dropbayes.estimators.learning import search_edges
 from dropbayes.population import Member
-from tests.estimators.samples import QUICK, toy
+from tests.estimators.samples import PLAIN, QUICK, toy
 
 
 def test_an_edge_is_the_least_or_greatest_of_several_but_never_zero():
@@ -42,7 +42,7 @@ def test_with_times_the_noise_is_that_of_forecasts_and_not_of_gaps():
     assert forward.precision_ < plain.precision_ / 2
 
 
-@parametrize_with_checks([DropoutRegressor(**QUICK), DropoutClassifier(**QUICK)])
+@parametrize_with_checks([DropoutRegressor(**PLAIN), DropoutClassifier(**QUICK)])
 def test_scikit_learn_estimator_check(estimator, check):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -80,7 +80,7 @@ def test_large_data_are_searched_on_a_part_and_learned_from_whole(monkeypatch):
 
 def test_all_kinds_of_tables_give_the_same_numbers():
     x, y = toy(30)
-    model = DropoutRegressor(**QUICK, random_state=0)
+    model = DropoutRegressor(**PLAIN, random_state=0)
     expected = clone(model).fit(x, y).predict(x)
     frame, column = pd.DataFrame(x, columns=["a", "b"]), pd.Series(y)
     for inputs, targets in (
@@ -113,7 +113,7 @@ def test_a_stream_of_single_rows_keeps_a_sane_noise():
 
 def test_warm_start_goes_on_from_the_present_weights():
     x, y = toy(200)
-    warm = DropoutRegressor(**(QUICK | {"n_steps": 30}), warm_start=True, random_state=0).fit(x, y)
+    warm = DropoutRegressor(**(PLAIN | {"n_steps": 30}), warm_start=True, random_state=0).fit(x, y)
     first = warm.score(x, y)
     for _ in range(4):
         warm.fit(x, y)
@@ -131,12 +131,12 @@ def test_pipelines_searches_and_parallel_cross_validation():
     )
     pipeline = make_pipeline(columns, DropoutRegressor(**(QUICK | {"n_steps": 300}), random_state=0)).fit(frame, target)
     assert pipeline.score(frame, target) > 0.7
-    search = GridSearchCV(DropoutRegressor(**QUICK, random_state=0), {"drop_prob": [0.05, 0.9]}, cv=2).fit(*toy(80))
+    search = GridSearchCV(DropoutRegressor(**PLAIN, random_state=0), {"drop_prob": [0.05, 0.9]}, cv=2).fit(*toy(80))
     assert search.best_params_ == {"drop_prob": 0.05}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        scores = cross_val_score(DropoutRegressor(**QUICK, random_state=0), *toy(80), cv=2, n_jobs=2)
-    np.testing.assert_allclose(scores, cross_val_score(DropoutRegressor(**QUICK, random_state=0), *toy(80), cv=2))
+        scores = cross_val_score(DropoutRegressor(**PLAIN, random_state=0), *toy(80), cv=2, n_jobs=2)
+    np.testing.assert_allclose(scores, cross_val_score(DropoutRegressor(**PLAIN, random_state=0), *toy(80), cv=2))
 
 
 @pytest.mark.filterwarnings("ignore:.* predicted further beyond the targets:UserWarning")
@@ -207,7 +207,7 @@ def test_two_thousand_columns_of_one_hidden_factor_are_learned_from():
 def test_constant_columns_change_nothing_that_matters():
     x, y = toy(100)
     wider = np.column_stack([x, np.full(100, 7.0), np.zeros(100)])
-    model = DropoutRegressor(**QUICK, random_state=0).fit(wider, y)
+    model = DropoutRegressor(**PLAIN, random_state=0).fit(wider, y)
     assert np.corrcoef(model.predict(wider), y)[0, 1] > 0.9
     assert model.population_.x_scale[0, 2:].tolist() == [1.0, 1.0]
 

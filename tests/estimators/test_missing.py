@@ -35,7 +35,7 @@ def test_a_regressor_learns_what_absence_says(tmp_path):
     y = x[:, 0] + 3 * absent + 0.1 * source.normal(size=200)
     x[absent, 1] = np.nan
     with pytest.raises(ValueError, match=r'Input X contains NaN\. Set `missing="learn"`'):
-        DropoutRegressor(**QUICK, missing="error").fit(x, y)
+        DropoutRegressor(**QUICK, noise="constant", missing="error").fit(x, y)
     model = DropoutRegressor(**QUICK).fit(x, y)
     assert model.score(x, y) > 0.95 and model.n_features_in_ == 2
     assert np.isfinite(model.log_likelihood(x, y))
@@ -58,6 +58,6 @@ def test_rows_with_missing_inputs_need_such_training_rows_or_the_wish_to_learn_f
     x = np.random.default_rng(2).normal(size=(60, 2))
     y, absent = x[:, 0], np.array([[0.5, np.nan]])
     with pytest.raises(ValueError, match=r'contains NaN, which no training row did\. Set `missing="learn"`'):
-        DropoutRegressor(**QUICK).fit(x, y).predict(absent)
-    learned = DropoutRegressor(**QUICK, missing="learn").fit(x, y)
+        DropoutRegressor(**QUICK, noise="constant").fit(x, y).predict(absent)
+    learned = DropoutRegressor(**QUICK, noise="constant", missing="learn").fit(x, y)
     np.testing.assert_array_equal(learned.predict(absent), learned.predict([[0.5, x[:, 1].mean()]]))

@@ -136,7 +136,7 @@ def test_every_output_has_a_noise_of_its_own():
         assert np.median(std[:, 0]) < 0.2 and np.median(std[:, 1]) == pytest.approx(1, abs=0.25)
 
 
-@pytest.mark.parametrize(("x_unit", "y_unit"), [(1e-11, 1.0), (1e200, 1.0), (1.0, 1e-10), (1.0, 1e10)])
+@pytest.mark.parametrize(("x_unit", "y_unit"), [(1e-11, 1e10), (1e200, 1e-10)])
 def test_units_do_not_matter(x_unit, y_unit):
     x, y = toy(80)
     plain = DropoutRegressor(**QUICK, random_state=0).fit(x, y)

@@ -79,6 +79,7 @@ def test_csv_needs_its_target():
         uci.main(["--csv", "x.csv"])
 
 
+@pytest.mark.slow
 def test_run_path_needs_torch_and_numpy_only():
     script = (
         "import sys, torch, numpy; before = set(sys.modules); import experiments.uci; "
