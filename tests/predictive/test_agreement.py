@@ -6,7 +6,14 @@ import scipy.special
 import torch
 
 from dropbayes import calibration
-from dropbayes.predictive.agreement import bias, class_agreement, interval_agreement, interval_factors, uneven_width
+from dropbayes.predictive.agreement import (
+    bias,
+    class_agreement,
+    independent_rows,
+    interval_agreement,
+    interval_factors,
+    uneven_width,
+)
 
 
 def gaussian_transforms(residual, std):
@@ -81,3 +88,27 @@ def test_noise_that_varies_with_a_column_is_found_and_constant_noise_is_not():
     columns = {"other": rng.normal(size=2000), "age": np.where(np.arange(2000) % 9 == 0, np.nan, x)}
     assert uneven_width(gaussian_transforms(x * noise, np.sqrt((x**2).mean())), columns) == "age"
     assert uneven_width(gaussian_transforms(noise, 1.0), columns) == ""
+
+
+def series(rng, n, correlation):
+    """Standard normal residuals, each correlated with the one before."""
+    noise = rng.normal(size=n) * np.sqrt(1 - correlation**2)
+    noise[0] = rng.normal()
+    for row in range(1, n):
+        noise[row] += correlation * noise[row - 1]
+    return noise
+
+
+def test_rows_that_err_together_are_judged_as_fewer():
+    rng = np.random.default_rng(0)
+    residuals = [series(rng, 1000, 0.9) for _ in range(100)]
+    transforms = [gaussian_transforms(residual, 1.0) for residual in residuals]
+    wrong = [interval_agreement(pit).kind != "calibrated" for pit in transforms]
+    assert sum(wrong) > 20  # taken as independent, right intervals are often found wrong
+    wrong = [interval_agreement(pit, in_series=True).kind != "calibrated" for pit in transforms]
+    assert sum(wrong) <= 10
+    assert sum(bool(bias(pit, in_series=True)) for pit in transforms) <= 12 < sum(bool(bias(pit)) for pit in transforms)
+    assert 30 < independent_rows(transforms[0]) < 120
+    narrow = gaussian_transforms(series(rng, 4000, 0.9), 0.5)
+    assert interval_agreement(narrow, in_series=True).kind == "over"
+    assert interval_agreement(narrow[:100], in_series=True).kind == "few"

@@ -46,10 +46,26 @@ class Agreement:
         return f"The model is {self.text}."
 
 
-def interval_agreement(pit: Array) -> Agreement:
+def independent_rows(pit: Array) -> float:
+    r"""How many independent rows tell as much as these, each of which is like the one before.
+
+    $n (1 - \rho) / (1 + \rho)$ with the correlation ρ of neighbours, if it is positive.
+
+    Example:
+        >>> round(independent_rows(torch.tensor([0.1, 0.9] * 50))), round(independent_rows(torch.linspace(0, 1, 100)))
+        (100, 2)
+    """
+    centred = finite_tensor("pit", pit).double()
+    centred = centred - centred.mean()
+    correlation = float((centred[1:] * centred[:-1]).sum() / centred.square().sum().clamp_min(1e-300))
+    return len(centred) * (1 - max(correlation, 0.0)) / (1 + max(correlation, 0.0))
+
+
+def interval_agreement(pit: Array, *, in_series: bool = False) -> Agreement:
     """The verdict on the central intervals of a regression, from the probability integral transforms `[row]`.
 
-    The coverages of the 50 %, 80 % and 95 % intervals are tested jointly at 5 %.
+    The coverages of the 50 %, 80 % and 95 % intervals are tested jointly at 5 %. Rows `in_series`, such as the months
+    of a forecast, err together, and count as the fewer rows that would be independent.
 
     Example:
         >>> interval_agreement(torch.linspace(0.001, 0.999, 400)).kind, interval_agreement(torch.full((400,), 0.5)).kind
@@ -58,14 +74,22 @@ def interval_agreement(pit: Array) -> Agreement:
     n = len(finite_tensor("pit", pit))
     if n < MIN_ROWS:
         return Agreement("few", f"{n} rows are too few to judge calibration")
+    counted = independent_rows(pit) if in_series else n
+    if counted < MIN_ROWS:
+        text = (
+            f"{n:,} rows that follow one another err together and tell as much as {counted:.0f} independent ones, too"
+        )
+        return Agreement("few", f"{text} few to judge calibration")
     curve = interval_reliability(pit)
     at = [round(100 * level) - 1 for level in COVERAGE_LEVELS]
     gap = (curve.observed - curve.claimed)[at]
-    sigmas = (gap / curve.standard_error[at]).abs()
+    widened = math.sqrt(n / counted)
+    sigmas = (gap / (curve.standard_error[at] * widened)).abs()
     if sigmas.max() <= _JOINT_SIGMAS:
         return Agreement("calibrated", f"as far as {n:,} rows can tell, it is calibrated")
     worst = int(sigmas.argmax())
     level, (factors, errors) = COVERAGE_LEVELS[worst], interval_factors(pit)
+    errors = errors * widened
     weight = errors**-2
     factor = float((factors * weight).sum() / weight.sum())
     if ((factors - factor).abs() > _JOINT_SIGMAS * errors).any():
@@ -100,10 +124,11 @@ def interval_factors(pit: Array) -> tuple[Tensor, Tensor]:
     return middle, ((high - low) / 2).clamp_min(1e-6)
 
 
-def bias(pit: Array) -> str:
+def bias(pit: Array, *, in_series: bool = False) -> str:
     """The side on which predictions lie, "low", "slightly low", "high" or "slightly high"; empty if chance explains it.
 
-    The mean rank of the outcome in its prediction is compared with ½ at two standard errors of uniform ranks.
+    The mean rank of the outcome in its prediction is compared with ½ at two standard errors of uniform ranks; rows
+    `in_series` as in `interval_agreement`.
 
     Example:
         >>> bias(torch.linspace(0.4, 1, 100)), bias(torch.linspace(0, 1, 100))
@@ -111,7 +136,8 @@ def bias(pit: Array) -> str:
     """
     ranks = finite_tensor("pit", pit)
     off = float(ranks.double().mean()) - 0.5
-    if len(ranks) < MIN_ROWS or abs(off) <= 2 / math.sqrt(12 * len(ranks)):
+    counted = independent_rows(ranks) if in_series else len(ranks)
+    if counted < MIN_ROWS or abs(off) <= 2 / math.sqrt(12 * counted):
         return ""
     return ("slightly " if abs(off) < 0.05 else "") + ("low" if off > 0 else "high")
 

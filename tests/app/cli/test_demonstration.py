@@ -95,7 +95,8 @@ def test_what_is_printed_is_what_was_written(quick):
     held = [row for row in rows if row["part"] == "held out"]
     truth = numbers(held, "CO₂ (ppm)")
     inside = ((numbers(held, "lower") <= truth) & (truth <= numbers(held, "upper"))).mean()
-    assert f"and {percent(inside)} in their 95 % interval. The model is " in " ".join(printed.split())
+    text = f"and {percent(inside)} in their 95 % interval. 204 rows that follow one another err together"
+    assert text in " ".join(printed.split())
     error = np.sqrt(np.mean((numbers(held, "mean") - truth) ** 2))
     assert f"the error is {error:.2f} (RMS)" in " ".join(printed.split())
 
@@ -137,6 +138,8 @@ def test_the_band_widens_past_the_data_and_holds_what_happened(tmp_path):
     truth, mean = numbers(held, "CO₂ (ppm)"), numbers(held, "mean")
     assert np.sqrt(np.mean((mean - truth) ** 2)) < 2
     assert ((numbers(held, "lower") <= truth) & (truth <= numbers(held, "upper"))).mean() > 0.9
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Mend the bias" not in page and "too few to judge calibration" in page  # 17 years are one path, not 204 rows
 
 
 def test_the_next_commands_work_on_what_it_wrote(quick, tmp_path):

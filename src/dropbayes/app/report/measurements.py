@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from torch import Tensor
 from dropbayes import calibration, information, scores
 from dropbayes.estimators import DropoutClassifier, DropoutRegressor
 from dropbayes.predictive import ClassOutcomes, RegressionOutcomes, draw_mean
-from dropbayes.predictive.agreement import class_agreement, interval_agreement
+from dropbayes.predictive.agreement import bias, class_agreement, interval_agreement
 from dropbayes.predictive.scoring import ScoreValue, reliability_curve, risk_curve, score_values
 from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.formatting import number, percent
@@ -48,6 +48,7 @@ class Regression:
     pit: Numbers  # the predictive distribution function at y
     log_likelihood: Numbers
     crps: Numbers  # of an even selection of rows
+    in_series: bool = field(default=False, kw_only=True)  # whether the rows follow one another
 
     loss_name = shuffled_loss = "mean absolute error"
     claims, surprise_name = "Intervals", "95 % interval holds"
@@ -63,7 +64,8 @@ class Regression:
         judged = self.y, self.mean, self.uncertainty, self.pit, self.log_likelihood, None
         rows = RegressionOutcomes(*judged, self.crps, self.lower, self.upper)
         self.reliability, self.risk = reliability_curve(rows), risk_curve(rows)
-        self.agreement = interval_agreement(self.pit)
+        self.agreement = interval_agreement(self.pit, in_series=self.in_series)
+        self.side = bias(self.pit, in_series=self.in_series)
         some = f" (of {len(self.crps):,} evenly chosen rows)" if len(self.crps) < len(self.y) else ""
         self.scores = shown_scores(rows, {"crps": some})
 
@@ -121,7 +123,7 @@ class Classification:
 Measured = Regression | Classification
 
 
-def regression(model: DropoutRegressor, x: Numbers, y: Numbers) -> Regression:
+def regression(model: DropoutRegressor, x: Numbers, y: Numbers, *, in_series: bool = False) -> Regression:
     """The measurements of a regression, from the distributions that `predict` itself reads."""
     truth, chosen = torch.from_numpy(y), torch.zeros(len(x), dtype=torch.bool)
     chosen[even_selection(len(x), 2000)] = True  # the cost of a CRPS grows with the square of the draws
@@ -130,7 +132,8 @@ def regression(model: DropoutRegressor, x: Numbers, y: Numbers) -> Regression:
         _refuse_infinite(mixture.location, rows)
         n_draws, columns = mixture.n_draws, RegressionOutcomes.columns(mixture, truth[rows], ranked=chosen[rows])
         blocks.append(columns | {"epistemic": mixture.epistemic, "aleatoric": mixture.aleatoric})
-    return Regression(n_draws, **{name: torch.cat([block[name] for block in blocks]).numpy() for name in blocks[0]})
+    joined = {name: torch.cat([block[name] for block in blocks]).numpy() for name in blocks[0]}
+    return Regression(n_draws, in_series=in_series, **joined)
 
 
 def classification(model: DropoutClassifier, x: Numbers, labels: Labels) -> Classification:

@@ -21,7 +21,7 @@ from dropbayes.app.report.layout import Chart, Column, Section, Table
 from dropbayes.app.report.measurements import Classification, Measured, Regression, most_uncertain, risk_after_deferring
 from dropbayes.plots import percentile_text
 from dropbayes.predictive import draw_mean
-from dropbayes.predictive.agreement import MIN_ROWS, bias
+from dropbayes.predictive.agreement import MIN_ROWS
 from dropbayes.predictive.verdict import Verdict, row_verdict
 from dropbayes.runtime.arrays import Numbers, NumpyArray
 from dropbayes.runtime.formatting import count, fixed_point, number, percent, printable_name
@@ -45,7 +45,13 @@ def page_sections(inputs: ReportInputs) -> tuple[Markup, list[Section]]:
     """The line below the title, and the sections."""
     model, x, y = inputs.model, inputs.x, inputs.y
     classes = hasattr(model, "classes_")
-    measured: Measured = measurements.classification(model, x, y) if classes else measurements.regression(model, x, y)
+    along = None if inputs.band_feature is None else x[:, inputs.band_feature]
+    in_series = along is not None and bool((np.diff(along) >= 0).all())
+    measured: Measured = (
+        measurements.classification(model, x, y)
+        if classes
+        else measurements.regression(model, x, y, in_series=in_series)
+    )
     beside = comparison.baselines(measured, inputs.x, inputs.training) if inputs.training else []
     shifts = comparison.shifts(inputs.features, inputs.training_features, inputs.ranges)
     noise, transform = ("student", "none") if classes else (model.noise, model.transform_.name)
@@ -96,7 +102,7 @@ def _regression_opening(inputs: ReportInputs, measured: Regression, fit: summary
     ]
     answers = summary.regression_answers(measured, target=inputs.target, fit=fit, features=inputs.features)
     judged = "the curve should follow the diagonal" if measured.agreement.kind == "few" else measured.agreement.text
-    side, rank = bias(measured.pit), measured.scores["mean_pit"].value
+    side, rank = measured.side, measured.scores["mean_pit"].value
     verdict = f"predictions run {side}" if side else "no bias beyond chance"
     ranks = f"Flat bars are ideal; the mean rank of the truth is {rank:.2f}: {verdict}."
     coverage, transforms = figures.coverage(measured.reliability), figures.transforms(measured.pit)

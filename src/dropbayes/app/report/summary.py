@@ -15,7 +15,7 @@ from dropbayes.app.report.comparison import Baseline
 from dropbayes.app.report.features import Feature
 from dropbayes.app.report.layout import Answer
 from dropbayes.app.report.measurements import Classification, Measured, Regression, risk_after_deferring
-from dropbayes.predictive.agreement import Agreement, bias, uneven_width
+from dropbayes.predictive.agreement import Agreement, uneven_width
 from dropbayes.runtime.formatting import number, percent
 
 
@@ -53,7 +53,7 @@ def regression_answers(
         "variance is <em>epistemic</em> (what the model has not learned; more data would shrink it), the rest "
         "<em>aleatoric</em> (noise, as far as the model can tell)."
     ).format(typical, number(width), percent(_epistemic_share(measured)))
-    agreement, side = measured.agreement, bias(measured.pit)
+    agreement, side = measured.agreement, measured.side
     true = Markup("{}. {}").format(measured.held, agreement.sentence)
     if side:
         rank = f"{measured.scores['mean_pit'].value:.2f}"
@@ -191,7 +191,7 @@ def interval_advice(measured: Regression, fit: Fit, features: Sequence[Feature] 
     Faults are looked for in the order in which they must be corrected: predictions that a simple model beats, noise
     that varies with the row, a bias, a wrong shape, a wrong scale.
     """
-    agreement, side = measured.agreement, bias(measured.pit)
+    agreement, side = measured.agreement, measured.side
     if agreement.kind == "few":
         return "", Markup("Judge the intervals on more rows before relying on them.")
     rmse, spread = measured.scores["rmse"], float(measured.y.std())
