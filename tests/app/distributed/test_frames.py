@@ -1,6 +1,7 @@
 """Frames of engines get the columns and the bits of one process."""
 
 import shutil
+import sys
 
 import pyarrow as pa
 import pytest
@@ -34,9 +35,11 @@ def test_a_ray_dataset_gets_the_columns_of_a_prediction(predictor):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:PySpark does not yet:FutureWarning", "ignore::ResourceWarning")
 @pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java, which is not installed")
-def test_a_spark_frame_gets_the_columns_of_a_prediction(predictor):
+def test_a_spark_frame_gets_the_columns_of_a_prediction(predictor, monkeypatch):
     pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
     from pyspark.sql import SparkSession
+
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
 
     session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
     try:

@@ -13,6 +13,7 @@ import logging
 import multiprocessing
 import operator
 import os
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -27,6 +28,7 @@ Part = TypeVar("Part")
 Make = Callable[[Part], int]
 
 _MAX_FRUITLESS_POOLS = 10  # in a row, after which the fault must be ours
+_MAX_DEATHS = 100  # of the workers that make one part
 
 
 def _with_pools(
@@ -104,7 +106,7 @@ def on_dask(make: Make[Part], parts: Sequence[Part], n_workers: int, address: st
 
     def pool(waiting: list[Part]) -> Iterator[tuple[Part, int]]:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(config.set({"distributed.scheduler.allowed-failures": 1000}))  # deaths of a worker
+            stack.enter_context(config.set({"distributed.scheduler.allowed-failures": _MAX_DEATHS}))
             cluster: Any = address
             if address is None:
                 try:
@@ -137,10 +139,13 @@ def on_spark(
     session = SparkSession.getActiveSession()
     started = session is None
     if session is None:
-        builder = SparkSession.builder.master(address or f"local[{n_workers}, 1000]").appName("dropbayes predict")
-        settings = {"spark.ui.enabled": "false", "spark.task.maxFailures": "1000"}
+        builder = SparkSession.builder.master(address or f"local[{n_workers}, {_MAX_DEATHS}]").appName(
+            "dropbayes predict"
+        )
+        settings = {"spark.ui.enabled": "false", "spark.task.maxFailures": str(_MAX_DEATHS)}
         if address is None:
             settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the first in the path may lack what is needed
         session = builder.config(map=settings).getOrCreate()
         session.sparkContext.setLogLevel("OFF" if address is None else "ERROR")
     try:
