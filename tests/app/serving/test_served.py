@@ -1,5 +1,7 @@
 """A model as it is served: the columns it knows, the version of its folder, and the outputs of the command line."""
 
+import pathlib
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ import msgspec
 
 from dropbayes.app.models.model import load
 from dropbayes.app.serving.served import ServedModel
+from tests.app.serving.live import columns_request, live_server, outputs_of
 from tests.app.serving.test_application import COLUMNS
 
 
@@ -34,3 +37,35 @@ def test_records_are_the_columns_of_the_schema(served):
 def test_a_matrix_beside_a_column_is_refused(served):
     with pytest.raises(ValueError, match="send it alone"):
         served.encode({"x": np.zeros((1, 3)), "size": [1.0]}, allow_new=False)
+
+
+NETWORK = """
+import torch
+import dropbayes as db
+
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+predictor = db.Predictor(net, likelihood=db.Gaussian(precision=4.0), columns=("height", "weight"))
+unnamed = db.Predictor(net, likelihood=db.Gaussian(precision=4.0))
+"""
+
+
+def test_a_network_is_served_by_the_name_of_its_predictor(tmp_path, monkeypatch):
+    (tmp_path / "my_network.py").write_text(NETWORK)
+    monkeypatch.syspath_prepend(tmp_path)
+    columns = {"height": [1.7, 1.8], "weight": [70.0, 80.0]}
+    served = ServedModel.load(pathlib.Path("my_network:predictor"))
+    expected = served.predictor(columns)
+    with live_server("my_network:predictor", before=f"import sys; sys.path.insert(0, {str(tmp_path)!r})") as live:
+        status, answer = live.infer(columns_request(columns))
+        assert status == 200 and (answer["model_name"], answer["model_version"]) == ("predictor", served.version)
+        assert outputs_of(answer)["std"] == expected["std"].ravel().tolist()
+        assert {"name": "std", "datatype": "FP64", "shape": [-1, 1]} in live.get("/v2/models/predictor")[1]["outputs"]
+        records = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        found = live.ask("POST", "/v2/models/predictor/records", msgspec.json.encode({"records": records}))
+        assert [record["mean_0"] for record in msgspec.json.decode(found[2])["records"]] == expected["mean"][
+            :, 0
+        ].tolist()
+    for wrong in ("my_network:net", "my_network:unnamed", "my_network:nothing", "no_such_module:x"):
+        with pytest.raises(ValueError, match=wrong):
+            ServedModel.load(pathlib.Path(wrong))

@@ -13,7 +13,9 @@ from dropbayes.app.cli.messages import extra, note, print_result
 
 
 def serve(
-    models: Annotated[list[str], typer.Argument(help="Model folders, served by name.", metavar="MODEL...")],
+    models: Annotated[
+        list[str], typer.Argument(help="Model folders, or MODULE:NAME of a Predictor.", metavar="MODEL...")
+    ],
     host: Annotated[str, typer.Option(help="The address to listen on.", metavar="ADDRESS")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535, metavar="N")] = 8000,
     workers: Annotated[int, typer.Option(help="Processes that answer.", min=1, metavar="N")] = 1,

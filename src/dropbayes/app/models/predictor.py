@@ -224,11 +224,16 @@ class Predictor:
             digest.update(repr(values.tolist()).encode())
         return digest.hexdigest()
 
-    def _rows(self, n_rows: int) -> NumpyArray:
-        """Some rows of inputs."""
+    @property
+    def n_inputs(self) -> int:
+        """The number of inputs of the networks."""
         if self._n_inputs is None:
             raise ValueError("`columns` must name the inputs of a network whose prediction is a table.")
-        return np.random.default_rng(0).normal(size=(n_rows, self._n_inputs))
+        return self._n_inputs
+
+    def _rows(self, n_rows: int) -> NumpyArray:
+        """Some rows of inputs."""
+        return np.random.default_rng(0).normal(size=(n_rows, self.n_inputs))
 
     @property
     def most_draws(self) -> int:

@@ -78,7 +78,7 @@ class Service:
 
     def _take(self, model: ServedModel) -> None:
         self.models[model.name] = model
-        self.metrics.take_model(model.name, model.model.uncertainty_percentiles)
+        self.metrics.take_model(model.name, model.percentiles)
 
     async def reload(self) -> None:
         """Reloads the models from their folders; keeps a present one where that fails."""

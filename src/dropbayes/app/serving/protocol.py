@@ -21,6 +21,7 @@ __all__ = [
     "HEADER_LENGTH",
     "InferenceRequest",
     "Parameters",
+    "datatype_of",
     "decode_json",
     "decode_request",
     "encode_response",
@@ -240,6 +241,11 @@ def _quote(text: str) -> str:
 # --- responses -----------------------------------------------------------------------------------------------------
 
 
+def datatype_of(array: NumpyArray) -> str:
+    """The datatype of an output."""
+    return {"b": "BOOL", "f": "FP64", "i": "INT64"}.get(array.dtype.kind, "BYTES")
+
+
 def encode_response(
     head: Mapping[str, Any], outputs: Mapping[str, NumpyArray], *, binary: Collection[str] = ()
 ) -> tuple[bytes, int | None]:
@@ -247,7 +253,7 @@ def encode_response(
     entries: list[dict[str, Any]] = []
     behind: list[bytes] = []
     for name, array in outputs.items():
-        datatype = {"b": "BOOL", "f": "FP64", "i": "INT64"}.get(array.dtype.kind, "BYTES")
+        datatype = datatype_of(array)
         values = array.ravel().tolist()
         if datatype == "BYTES":
             values = [str(value) for value in values]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +14,10 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from dropbayes.app.models.model import Model, load
+from dropbayes.app.models.model import load
 from dropbayes.app.models.predictor import MATRIX, Predictor, check_finite, uncertainty
 from dropbayes.app.models.storage import COLUMNS
-from dropbayes.app.serving.protocol import Parameters
+from dropbayes.app.serving.protocol import Parameters, datatype_of
 from dropbayes.columns import Encoded
 from dropbayes.runtime.arrays import NumpyArray
 
@@ -24,29 +26,37 @@ __all__ = ["ServedModel"]
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
-    """A model: its name is that of its folder, its version a digest of what is in it."""
+    """A model: its name is that of its folder or variable, its version a digest of what it is."""
 
     name: str
     version: str
-    model: Model
     predictor: Predictor
+    percentiles: Mapping[str, float]
+    first: Mapping[str, NumpyArray]
+    """A prediction of one row: the type and the shape of each output."""
 
     @classmethod
     def load(cls, path: pathlib.Path) -> ServedModel:
-        """The model in a folder, checked by a first prediction."""
-        version = _folder_version(path)
-        model = load(path)
-        if _folder_version(path) != version:
-            raise ValueError(f"{str(path)!r} was replaced while it was read; try again.")
-        predictor = Predictor(model)
-        check_finite(predictor.predict_inputs(np.zeros((1, len(model.schema.inputs)))))
-        return cls(path.resolve().name, version, model, predictor)
+        """The model in a folder, or a network's `Predictor` named MODULE:NAME, checked by a first prediction."""
+        module, colon, name = str(path).partition(":")
+        if colon and not path.exists():
+            predictor = _variable(module, name)
+            version, percentiles = predictor.fingerprint[:12], {}
+        else:
+            version = _folder_version(path)
+            model = load(path)
+            if _folder_version(path) != version:
+                raise ValueError(f"{str(path)!r} was replaced while it was read; try again.")
+            predictor, name, percentiles = Predictor(model), path.resolve().name, model.uncertainty_percentiles
+        first = predictor.predict_inputs(np.zeros((1, predictor.n_inputs)))
+        check_finite(first)
+        return cls(name, version, predictor, percentiles, first)
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """The names of the outputs; the last, "deferred", needs a threshold."""
         sets = ("labels",) if self.predictor.has_label_sets else ()
-        return (*self.predictor.outputs, *sets, "outside", "deferred")
+        return (*self.first, *sets, "outside", "deferred")
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -57,14 +67,14 @@ class ServedModel:
         if MATRIX not in columns:
             datatype = "BYTES" if {"category", "date"} & set(columns.values()) else "FP64"
             inputs.append({"name": MATRIX, "datatype": datatype, "shape": [-1, len(columns)]})
-        classes = self.predictor.classes
-        shapes = {"probabilities": [-1, 0 if classes is None else len(classes)]}
-        types = {"predicted": "BYTES", "labels": "BYTES", "outside": "BYTES", "deferred": "BOOL"}
+        types = {name: datatype_of(values) for name, values in self.first.items()} | {"deferred": "BOOL"}
+        shapes = {name: [-1, *values.shape[1:]] for name, values in self.first.items()}
         outputs = [
-            {"name": name, "datatype": types.get(name, "FP64"), "shape": shapes.get(name, [-1])}
+            {"name": name, "datatype": types.get(name, "BYTES"), "shape": shapes.get(name, [-1])}
             for name in self.outputs
         ]
         about = {"name": self.name, "versions": [self.version], "platform": "dropbayes"}
+        classes = self.predictor.classes
         known = {} if classes is None else {"parameters": {"classes": [str(label) for label in classes]}}
         return {**about, "inputs": inputs, "outputs": outputs, **known}
 
@@ -98,6 +108,8 @@ class ServedModel:
             raise ValueError(f"the model has no input {unknown[0][:40]!r}; its inputs are in its metadata.")
         if MATRIX in columns and MATRIX not in names and len(columns) > 1:
             raise ValueError(f"the input '{MATRIX}' holds all columns; send it alone, or the columns by name.")
+        if self.predictor.schema is None:
+            return Encoded(self.predictor.encode(columns), {}, {}, {})
         return self.predictor.encode_rows(columns, allow_new=allow_new)
 
     def complete(
@@ -109,6 +121,19 @@ class ServedModel:
         if defer_above is not None:
             outputs["deferred"] = uncertainty(prediction) > defer_above
         return outputs
+
+
+def _variable(module: str, name: str) -> Predictor:
+    """A predictor that some code of the user's makes."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # where the server was started
+    try:
+        predictor = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"'{module}:{name}' cannot be imported: {error}.") from None
+    if not isinstance(predictor, Predictor) or MATRIX in predictor.inputs:
+        raise ValueError(f"'{module}:{name}' must be a dropbayes.Predictor with named `columns`.")
+    return predictor
 
 
 def _folder_version(path: pathlib.Path) -> str:

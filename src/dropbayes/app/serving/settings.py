@@ -15,7 +15,7 @@ class Settings:
     """How models are served.
 
     Attributes:
-        paths: The model folders.
+        paths: The model folders; MODULE:NAME is a `Predictor` that a module of Python holds.
         host: The address to listen on.
         port: The port; 0 takes a free one.
         workers: The number of processes.
