@@ -103,6 +103,10 @@ def test_foreign_actions_are_pinned_and_tokens_can_only_read_unless_a_job_says_w
     steps = [step for job in workflow(name)["jobs"].values() for step in job["steps"] if "uses" in step]
     assert steps and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", step["uses"]) for step in steps)
     assert workflow(name)["permissions"] == {"contents": "read"}
+    assert "PIP_EXTRA_INDEX_URL" not in workflow(name).get("env", {})  # it could offer any package
+    commands = [step.get("run", "") for job in workflow(name)["jobs"].values() for step in job["steps"]]
+    foreign = [line for text in commands for line in re.findall(r"pip install (?:--quiet )?([a-z].*)", text)]
+    assert all("==" in packages for packages in foreign)
     written = {job: set(entry.get("permissions", {})) for job, entry in workflow(name)["jobs"].items()}
     assert written.get("publish", set()) <= {"id-token"}
     assert not any(rights for job, rights in written.items() if job not in ("publish", "attest"))
