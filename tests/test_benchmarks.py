@@ -312,7 +312,7 @@ def test_the_wrapper_of_scoringbench_gives_its_container_what_it_asks_for(monkey
             return bin_edges, probas, mean, train_range, is_grid_native
 
     module = types.ModuleType("scoringbench.univariate.wrappers.base")
-    module.DistributionPrediction = Container
+    vars(module)["DistributionPrediction"] = Container
     monkeypatch.setitem(sys.modules, module.__name__, module)
     x = pd.DataFrame({"a": np.linspace(0, 1, 60)})
     wrapper = scoringbench.DropoutWrapper(drop_prob=0.05, weight_decay=1e-4, n_steps=20, n_networks=1)

@@ -1,11 +1,13 @@
 """Tests of shaded tokens: nothing of a text acts as markup or controls a terminal, and shades follow the numbers."""
 
 import html
+import io
 import math
 import re
 from html.parser import HTMLParser
 
 import pytest
+from rich.console import Console
 
 from dropbayes.language import ShadedText
 
@@ -45,8 +47,11 @@ def test_a_text_is_not_markup():
 
 def test_a_terminal_is_not_controlled_by_a_text():
     shaded = ShadedText(HOSTILE, [0.1] * len(HOSTILE))
-    assert "\x1b" not in str(shaded) and "\u202e" not in str(shaded)
-    assert "[bold]" in str(shaded) and "\ufffd[31mred" in str(shaded)
+    out = io.StringIO()
+    shaded.print(file=out, force_terminal=True, color_system="truecolor", width=200)
+    bare = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
+    assert "\x1b" not in bare and "\u202e" not in bare and "[bold]" in bare and "\ufffd[31mred" in bare
+    assert "\x1b" not in str(shaded)
 
 
 def opacities(shaded):
@@ -71,8 +76,23 @@ def test_the_text_is_whole_in_every_form():
     tokens, values = ["The", " <unk>", " end", ".\n"], [0, 0.3, 0.1, 0.0]
     shaded = ShadedText(tokens, values, label="entropy")
     assert "".join(tokens) in html.unescape(re.sub(r"<[^>]*>", "", shaded.html()))
+    assert shaded.__rich__().plain.startswith("".join(tokens))
     assert str(shaded).startswith("The [<unk>: 0.3] end.\n")
     assert "0 to 0.3" in str(shaded) and repr(shaded) == "ShadedText(4 tokens, entropy up to 0.3)"
+
+
+def test_without_colours_the_numbers_are_written():
+    out = io.StringIO()
+    ShadedText(["a", " b"], [0.0, 0.5]).print(file=out, width=80)
+    assert out.getvalue() == "a [b: 0.5]\nuncertainty from 0 to 0.5; marked from 0.25 on\n"
+
+
+def test_the_terminals_shades_grow_with_the_number():
+    out = io.StringIO()
+    spans = ShadedText(list("abcde"), [0, 1, 2, 3, 4]).__rich__().spans
+    assert len({str(span.style) for span in spans if span.end <= 5}) == 4
+    Console(file=out, force_terminal=True, color_system="truecolor").print(ShadedText(["a"], [1.0]))
+    assert "\x1b[1;38;2;17;17;17;48;2;255;106;0ma" in out.getvalue()
 
 
 @pytest.mark.parametrize(

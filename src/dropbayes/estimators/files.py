@@ -16,8 +16,7 @@ from dropbayes.estimators.missing import MissingValues
 from dropbayes.population import Member, Population
 from dropbayes.population.heads import head_of
 from dropbayes.population.records import ACTIVATIONS, STACKED
-from dropbayes.runtime import storage
-from dropbayes.runtime.version import __version__
+from dropbayes.runtime import __version__, storage
 
 
 def save(estimator: Any, path: str | os.PathLike[str]) -> None:

@@ -1,7 +1,8 @@
-"""Language models: generation under many draws, choices of dropout layers, shaded tokens."""
+"""Language models: generation under many draws, choices of dropout layers, draws as adapters, shaded tokens."""
 
 from dropbayes.language.blocks import adapters, attention_outputs, feed_forward_inputs, heads, last_blocks
 from dropbayes.language.generation import DrawnTexts, Generation, generate
+from dropbayes.language.lora import export_adapters
 from dropbayes.language.scoring import score
 from dropbayes.language.shading import ShadedText
 from dropbayes.language.uncertainty import (
@@ -22,6 +23,7 @@ __all__ = [
     "adapters",
     "attention_outputs",
     "entailment",
+    "export_adapters",
     "feed_forward_inputs",
     "generate",
     "heads",

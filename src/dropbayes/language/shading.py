@@ -1,4 +1,4 @@
-"""Tokens shaded by their uncertainty: in a notebook, in an HTML page and as plain text."""
+"""Tokens shaded by their uncertainty: in a notebook, in an HTML page and in a terminal."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 __all__ = ["ShadedText"]
 
+# Terminal styles, each more prominent than the one before on a black and on a white background.
+_LEVELS = ("underline", "#111111 on #c9ae93", "#111111 on #eb9a55", "bold #111111 on #ff6a00")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
@@ -17,8 +23,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 class ShadedText:
     """A text whose tokens are shaded by a number each: the darker, the less certain.
 
-    Renders in a notebook; `html()` is a snippet for any page; as text, the uncertain half is marked. Letters are
-    escaped, and characters that would control a terminal or change the direction of writing are shown as �.
+    Renders in a notebook; `html()` is a snippet for any page, `print()` is for a terminal. Letters are escaped,
+    and characters that would control a terminal or change the direction of writing are shown as �.
 
     Args:
         tokens: The tokens as text, with the spaces that belong to them.
@@ -89,6 +95,31 @@ class ShadedText:
 
     def _repr_html_(self) -> str:
         return self.html()
+
+    def __rich__(self) -> Text:
+        """For `rich.print`: the text with shaded tokens."""
+        from rich.text import Text
+
+        text = Text()
+        for token, share in zip(self.tokens, self.shares(), strict=True):
+            level = math.ceil(share * len(_LEVELS) - 0.5)
+            space, word = _parts(token)
+            text.append(space).append(word, style=_LEVELS[level - 1] if level > 0 else "")
+        text.append(f"\n{_visible(self.label)} 0 ", style="dim")
+        for style in _LEVELS:
+            text.append("   ", style=style)
+        return text.append(f" {self.scale:.3g}", style="dim")
+
+    def print(self, **options: Any) -> None:
+        """Prints the text to a terminal, in colour where it is supported.
+
+        Args:
+            options: Options of `rich.console.Console`.
+        """
+        from rich.console import Console
+
+        console = Console(highlight=False, **options)
+        console.print(self if console.color_system else _visible(str(self)), markup=False, soft_wrap=True)
 
     def __str__(self) -> str:
         """The text with the less certain half of the scale in brackets, each with its number."""

@@ -300,8 +300,8 @@ class _Reading:
         length_scale = scale if source == "input" else scale / module.weight.shape[1] ** 0.5
         self.weighted[step_name] = (name, module)
         layer = Identity(length_scale, bias_scale)
-        values = ("positions" if on_positions else "units"), module.weight.shape[0]
-        return self._add(Step(step_name, (source,), layer, patches), values)
+        axis = "positions" if on_positions else "units"
+        return self._add(Step(step_name, (source,), layer, patches), (axis, module.weight.shape[0]))
 
 
 def _patches(convolve: Callable[[Tensor, Tensor], Tensor], kernel: tuple[int, ...], covariance: Tensor) -> Tensor:

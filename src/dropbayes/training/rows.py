@@ -158,7 +158,7 @@ class LoadedRows(Rows):
                         f"`{self.name}` must be a DataLoader of pairs (input, target); got {type(pair).__name__}"
                         f"{f' of {len(pair)}' if isinstance(pair, (tuple, list)) else ''}."
                     )
-                inputs, targets = _validate(*pair, self.name, self.dtype)
+                inputs, targets = _validate(pair[0], pair[1], self.name, self.dtype)
                 yield Batch(_move_to(inputs, self.device), targets.to(self.device))
 
     def identity(self) -> Any:

@@ -1,0 +1,148 @@
+r"""Draws of a network with low-rank adapters, as adapters.
+
+A mask that is the same at every position can be folded into the adapter whose input it drops,
+$\mathbf B \mathbf A (\mathbf z \odot \mathbf x) / (1 - p) = \mathbf B \mathbf A' \mathbf x$ with
+$\mathbf A' = \mathbf A\,\mathrm{diag}(\mathbf z) / (1 - p)$: a draw of the network is the network with another,
+ordinary adapter (Hu et al. 2021 for the adapter, Gal and Ghahramani 2016 for the mask that positions share). $T$ draws
+are $T$ adapters in PEFT's format, which any server of adapters can load.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import pathlib
+import shutil
+import tempfile
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import PyTree
+
+from dropbayes.language.blocks import adapters
+from dropbayes.layers.hooks import adapted_layer
+from dropbayes.sampling import Sampling, function_draw, sites
+
+__all__ = ["export_adapters"]
+
+
+def export_adapters(
+    model: Any, folder: str | os.PathLike[str], *, n_draws: int = 8, seed: int = 0, x: PyTree = None
+) -> list[pathlib.Path]:
+    r"""Writes draws of a network with low-rank adapters as adapters, one folder each, in PEFT's own format.
+
+    Draw $t$ is $\mathbf A\,\mathrm{diag}(\mathbf z_t) / (1 - p)$ in place of $\mathbf A$, with the masks of
+    `function_draw(model, t, n_draws=n_draws, seed=seed, sampling=Sampling(positions="tied"))`. Its own dropout is 0.
+
+    Args:
+        model: A `PeftModel` with LoRA adapters whose dropout (`lora_dropout`, or that of `add_dropout`) is the only
+            randomness of the network. The active adapter is written.
+        folder: The parent of the folders `draw-0`, `draw-1`, ...; created if missing, nothing in it is replaced.
+        n_draws: The number of draws $T$.
+        seed: The seed of the draws.
+        x: An input of the model, for observing its masks; by default a few tokens.
+
+    Returns:
+        The folders of the adapters, in the order of the draws.
+    """
+    from safetensors.torch import save_file
+
+    peft, name = _checked_adapter(model)
+    folder = pathlib.Path(folder)
+    names = [f"draw-{index}" for index in range(n_draws)]
+    existing = [folder / name for name in names if (folder / name).exists()]
+    if existing:
+        raise FileExistsError(f"`folder` must not hold draws already; {str(existing[0])!r} exists.")
+    inputs = {"input_ids": torch.arange(4)[None]} if x is None else x
+    weights = peft.get_peft_model_state_dict(model, adapter_name=name)
+    config = copy.copy(model.peft_config[name])
+    config.lora_dropout, config.inference_mode = 0.0, True
+    observed = _Observation(model, name)
+    _check_sites(observed.network, inputs)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+        for index, draw in enumerate(names):
+            tied = Sampling(positions="tied")
+            function_draw(observed.network, index, n_draws=n_draws, seed=seed, sampling=tied)(inputs)
+            config.save_pretrained(pathlib.Path(unfinished) / draw)
+            tensors = {key: value.contiguous() for key, value in {**weights, **observed.weights()}.items()}
+            save_file(tensors, pathlib.Path(unfinished) / draw / peft.utils.SAFETENSORS_WEIGHTS_NAME)
+        for draw in names:
+            shutil.move(pathlib.Path(unfinished) / draw, folder / draw)
+    return [folder / draw for draw in names]
+
+
+def _checked_adapter(model: Any) -> tuple[Any, str]:
+    """The PEFT module and the name of the active adapter; raises if its draws are not adapters."""
+    try:
+        import peft
+    except ImportError as error:
+        raise ImportError("export_adapters needs PEFT: pip install peft.") from error
+    if not isinstance(model, peft.PeftModel):
+        raise TypeError(
+            f"`model` must be a peft.PeftModel with adapters; got {type(model).__name__}. After merge_and_unload there "
+            "are no adapters and none of their dropout: load them again without merging."
+        )
+    active = model.active_adapters
+    if len(active) != 1:
+        raise ValueError(f"`model` must have one active adapter; it has {len(active)}. Choose with set_adapter(name).")
+    config = model.peft_config[active[0]]
+    if config.peft_type != peft.PeftType.LORA:
+        raise TypeError(f"`model` must have LoRA adapters; {active[0]!r} is of type {config.peft_type.value}.")
+    if config.use_dora:
+        raise ValueError(
+            f"the adapter {active[0]!r} must be plain LoRA to be written as draws; it is DoRA, whose dropout also "
+            "drops the input of the frozen weight: a draw is no adapter. Draw from it with predict or generate."
+        )
+    adapters(model)  # raises on merged adapters
+    return peft, active[0]
+
+
+def _check_sites(network: nn.Module, inputs: PyTree) -> None:
+    """Raises on randomness outside the adapters, which no adapter can represent."""
+    random = [site.path for site in sites(network, inputs) if site.drop_prob]
+    others = [path for path in random if ".lora_" not in path and not hasattr(network.get_submodule(path), "lora_A")]
+    if others:
+        raise ValueError(
+            f"`model` must be random in its adapters alone; {others[0]} has dropout too, which no adapter can hold. "
+            "Set its drop probability to 0 first."
+        )
+
+
+class _Observation:
+    """A copy of the network, over the same weights, that records the adapters' weights of its last draw."""
+
+    def __init__(self, model: nn.Module, adapter: str) -> None:
+        tensors = [*model.parameters(), *model.buffers()]
+        self.network = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+        self.adapter = adapter
+        self.seen: dict[str, Tensor] = {}
+        for name in adapters(self.network):
+            if name.endswith(f".lora_A.{adapter}"):
+                self._watch(name, adapted_layer(self.network, name))
+
+    def _watch(self, name: str, layer: Any) -> None:
+        if hasattr(layer, "parameter_name"):  # its matrix is dropped itself
+
+            def read(module: Any, args: Any) -> None:
+                self.seen[name] = module.lora_A[self.adapter].weight.detach()
+
+            layer.register_forward_pre_hook(read)
+            return
+
+        def ones(module: Any, args: Any) -> tuple[Tensor]:  # whose dropout is the mask, divided by the keep probability
+            return (torch.ones_like(args[0]),)
+
+        def record_weight(module: Any, args: Any) -> None:
+            mask = args[0].detach().reshape(-1, *args[0].shape[-1:])
+            if mask.dim() != 2 or not bool((mask == mask[:1]).all()):
+                raise ValueError(f"the mask before {name} must be the same at all positions to be part of an adapter.")
+            self.seen[name] = module.weight.detach() * mask[0]
+
+        layer.lora_dropout[self.adapter].register_forward_pre_hook(ones)
+        layer.lora_A[self.adapter].register_forward_pre_hook(record_weight)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights of the draw, by their names in PEFT's files."""
+        return {f"{name.removesuffix(f'.{self.adapter}')}.weight": value for name, value in self.seen.items()}
