@@ -172,7 +172,7 @@ def population_on_cuda(batch_size: int = 128, n_rows: int = 900) -> list[dict[st
 
             def steps(program: Program = program) -> None:
                 for number in range(8):
-                    chunk = randomness.chunk_of(number, batch_size, [n_rows], program.widths, pinned=True)
+                    chunk = randomness.chunk_of(number, batch_size, [n_rows], program.widths)
                     program.load(number, chunk, 0)
                     program.run(CHUNK)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dropbayes.population.ensembles import folds, forward_folds, splits
+from dropbayes.population.ensembles import forward_folds, random_folds
 
 
 def test_forward_folds_learn_all_that_came_before_and_nothing_after():
@@ -29,7 +29,7 @@ def test_more_forward_folds_than_times_are_as_many_as_there_are():
 @pytest.mark.parametrize("n_folds", [1, 2, 5, 9])
 def test_a_group_is_never_on_both_sides_and_every_row_is_held_out_once(n_folds, stratified):
     groups = torch.arange(90) % 13 + 100
-    made = folds(groups, n_folds, strata=torch.arange(90) % 3 if stratified else None, seed=2)
+    made = random_folds(groups, n_folds, strata=torch.arange(90) % 3 if stratified else None, seed=2)
     assert len(made) == n_folds
     for learned, held in made:
         assert not set(groups[learned].tolist()) & set(groups[held].tolist())
@@ -41,7 +41,7 @@ def test_a_group_is_never_on_both_sides_and_every_row_is_held_out_once(n_folds, 
 @pytest.mark.parametrize("n_folds", [1, 3, 5])
 def test_every_fold_of_a_classification_has_its_share_of_every_class(n_folds):
     labels = torch.tensor([0] * 83 + [1] * 12 + [2] * 5)
-    for _, rows in splits(labels, n_folds=n_folds, likelihood="categorical"):
+    for _, rows in random_folds(torch.arange(100), n_folds, strata=labels):
         held = torch.bincount(labels[rows], minlength=3)
         expected = torch.tensor([83, 12, 5]) / (n_folds if n_folds > 1 else 5)
         assert ((held - expected).abs() < 1).all() and (held > 0).all()
@@ -50,11 +50,5 @@ def test_every_fold_of_a_classification_has_its_share_of_every_class(n_folds):
 def test_classes_are_shared_out_by_groups_where_rows_belong_together():
     labels, groups = torch.arange(60) % 2, torch.arange(60) // 6
     labels[:12] = 2  # two groups of a rare class
-    made = splits(labels, n_folds=2, groups=groups, likelihood="categorical")
+    made = random_folds(groups, 2, strata=labels)
     assert [int((labels[held] == 2).sum()) for _, held in made] == [6, 6]
-
-
-def test_the_folds_of_a_regression_are_those_of_the_seed_alone():
-    x = torch.arange(40.0)[:, None]
-    one, other = (splits(y, n_folds=4, seed=3) for y in (x[:, 0], x[:, 0] > 20))
-    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(one, other, strict=True))

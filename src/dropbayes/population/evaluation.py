@@ -18,7 +18,6 @@ from dropbayes.sampling.streaming import Moments
 
 # Mask elements at a time: enough to fill the device, few enough for its cache (CPU) or memory (CUDA).
 _ELEMENTS = {"cpu": 2**21, "cuda": 2**27}
-_EVALUATION = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,15 +168,7 @@ def fit_and_score(
     seed: int = 0,
     groups: Sequence[int] | Tensor | None = None,
 ) -> tuple[Population, Tensor]:
-    """The population of `fit_precision` and the log-densities `[member, row]` of `evaluate`, from one set of draws.
-
-    Args:
-        population: As for `fit_precision`.
-        rows: As for `fit_precision`.
-        n_draws: T.
-        seed: The seed of the draws.
-        groups: As for `fit_precision`.
-    """
+    """The population of `fit_precision` and the log-densities `[member, row]` of `evaluate`, from one set of draws."""
     if not population.head.has_noise:
         return population, evaluate(population, rows, n_draws=n_draws, seed=seed).log_density
     check_count("n_draws", n_draws)
@@ -290,8 +281,9 @@ def _chunks(population: Population, inputs: Tensor, n_draws: int, seed: int) -> 
     scaled = [w / keep[:, layer, None, None] for layer, w in enumerate(population.weights)]
     size = max(1, min(n_draws, _ELEMENTS[device.type] // (n_members * n_rows * max(widths))))
     # One stream of words and one of dithers for each layer, draw by draw: on a CPU independent of the chunks of draws.
-    dithers = [randomness.generator(_EVALUATION, seed, layer, 1) for layer in range(len(scaled))]
-    seeds = [randomness.generator(_EVALUATION, seed, layer, 0).initial_seed() for layer in range(len(scaled))]
+    keys = [(randomness.Stream.EVALUATION, seed, layer) for layer in range(len(scaled))]
+    dithers = [randomness.generator(*key, 1) for key in keys]
+    seeds = [randomness.generator(*key, 0).initial_seed() for key in keys]
     sources = [torch.Generator(device).manual_seed(number) for number in seeds]
     for start in range(0, n_draws, size):
         count = min(size, n_draws - start)

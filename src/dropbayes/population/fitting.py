@@ -3,8 +3,7 @@ r"""The training of a population: members start together, each ends at its own l
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
@@ -22,7 +21,7 @@ from dropbayes.population.records import (
     Population,
     Task,
     concatenate,
-    per_layer,
+    drop_probs,
     select,
 )
 from dropbayes.population.standardisation import Table, stacked_table
@@ -33,7 +32,6 @@ from dropbayes.weight_layers.precision import weight_decay
 # Finished members stay in the stack until this fraction of it is idle: removing them costs a copy, and on a CUDA device
 # a new graph capture.
 _IDLE_SHARE = 0.25
-_PREPARING_THREADS = 6  # enough to keep an H200 busy
 # Weights of standardised data stay far below this; above it products overflow.
 _MAX_WEIGHT = 1e8
 # The noise that learned drop probabilities assume when a member states none: a tenth of the targets' variance.
@@ -106,12 +104,12 @@ def train(
         tensor_cores(device),
         flush_denormals(),
         _bar(progress, f"{len(members)} networks", int(n_steps.sum())) as bar,
-        _chunk_source(batch_size, sizes, program.widths, device) as chunk_of,
     ):
         while bool(run.training.any()):
             chunk, first = divmod(step, randomness.STEPS_PER_CHUNK)
             if program.loaded_chunk != chunk:
-                program.load(chunk, chunk_of(chunk), first)
+                # A CUDA device still works on the chunk before while the host draws this one.
+                program.load(chunk, randomness.chunk_of(chunk, batch_size, sizes, program.widths), first)
             count = min(run.next_end(step), (chunk + 1) * randomness.STEPS_PER_CHUNK) - step
             program.run(count)
             step += count
@@ -234,14 +232,18 @@ def _program(
     widths = [table.x.shape[1], *hidden, head.width(table.n_outputs)]
     sizes = sorted(set(table.n_rows))
     rows = torch.full((len(members), max(sizes) + 1), len(table.x) - 1)
-    decays, drops, words, weights, steps = [], [], [], [], []
+    decays, drops, words, weights, steps, seen = [], [], [], [], [], []
     for b, member in enumerate(members):
         n_rows = table.n_rows[member.task]
         rows[b, :n_rows] = table.first[member.task] + randomness.member_order(member.seed, n_rows)
-        drops.append(per_layer(member.drop_prob, len(widths) - 1, name="drop_prob"))
+        drops.append(drop_probs(member, len(widths) - 1))
         decays.append(_decays(member, [1 - p for p in drops[-1]], n_rows, table.moments.y_scale[member.task]))
         words.append(randomness.member_words(member.seed, widths))
-        weights.append(_initial_weights(member, widths, dtype))
+        seen.append(widths[0] if member.n_inputs is None else member.n_inputs)
+        if not 1 <= seen[-1] <= widths[0]:
+            raise ValueError(f"`n_inputs` must lie between 1 and {widths[0]}, the columns of the task; got {seen[-1]}.")
+        first, *rest = randomness.initial_weights(member.seed, [seen[-1], *widths[1:]], dtype)
+        weights.append([torch.cat([first, first.new_zeros(widths[0] - seen[-1], widths[1])]), *rest])
         steps.append(member.epochs * randomness.steps_per_epoch(n_rows, batch_size))
 
     def on_device(values: Any, kind: torch.dtype = torch.float64) -> Tensor:
@@ -258,7 +260,7 @@ def _program(
         weight_decay=on_device(decays, dtype),
         learning_rate=on_device([m.learning_rate for m in members]),
         n_steps=on_device(steps),
-        n_inputs=on_device([_n_inputs(m, widths) for m in members], torch.long),
+        n_inputs=on_device(seen, torch.long),
         kl_scale=kl_scale,
         member_words=tuple(torch.stack(layer).to(device) for layer in zip(*words, strict=True)),
     )
@@ -274,20 +276,6 @@ def _program(
         n_sizes=len(sizes),
         betas=betas,
     )
-
-
-def _n_inputs(member: Member, widths: Sequence[int]) -> int:
-    seen = widths[0] if member.n_inputs is None else member.n_inputs
-    if not 1 <= seen <= widths[0]:
-        raise ValueError(f"`n_inputs` must lie between 1 and {widths[0]}, the columns of the task; got {seen}.")
-    return seen
-
-
-def _initial_weights(member: Member, widths: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
-    """The initial weights for the inputs that the member sees, and zeros for the others."""
-    seen = _n_inputs(member, widths)
-    first, *rest = randomness.initial_weights(member.seed, [seen, *widths[1:]], dtype)
-    return [torch.cat([first, first.new_zeros(widths[0] - seen, widths[1])]), *rest]
 
 
 def _untrained_population(table: Table, members: Sequence[Member], program: Program) -> Population:
@@ -351,24 +339,3 @@ class _Run:
         if 0 < int(training.sum()) <= (1 - _IDLE_SHARE) * len(training):
             self.stacked = self.stacked[training]
             program.keep(training.nonzero()[:, 0].to(self.trained.device))
-
-
-@contextlib.contextmanager
-def _chunk_source(
-    batch_size: int, sizes: Sequence[int], widths: Sequence[int], device: torch.device
-) -> Iterator[Callable[[int], list[Tensor]]]:
-    """A function from a chunk's index to its tensors; for a CUDA device, later chunks are prefetched."""
-    if device.type != "cuda":
-        yield lambda chunk: randomness.chunk_of(chunk, batch_size, sizes, widths)
-        return
-    ahead: dict[int, Future[list[Tensor]]] = {}
-    with ThreadPoolExecutor(_PREPARING_THREADS) as pool:
-
-        def chunk_of(chunk: int) -> list[Tensor]:
-            for number in range(chunk, chunk + 2 * _PREPARING_THREADS):
-                if number not in ahead:
-                    ahead[number] = pool.submit(randomness.chunk_of, number, batch_size, sizes, widths, pinned=True)
-            return ahead.pop(chunk).result()
-
-        yield chunk_of
-        pool.shutdown(cancel_futures=True)

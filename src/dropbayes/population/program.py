@@ -189,7 +189,7 @@ class Program:
         """Loads a chunk of steps (`randomness.chunk_of`), to continue from one of its steps."""
         targets = [self.dithers, self.positions, self.counts, *self.step_words]
         for target, values in zip(targets, tensors, strict=True):
-            target.copy_(values, non_blocking=True)
+            target.copy_(values)
         below = randomness.thresholds(self.stack.drop_prob.T, self.dithers[..., None])
         self.thresholds.copy_(below[..., None, None])
         rates, epsilons = self._adam_rates(chunk * randomness.STEPS_PER_CHUNK)

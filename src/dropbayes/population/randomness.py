@@ -2,6 +2,7 @@ r"""The random words, row orders and initial weights of a population: functions 
 
 from __future__ import annotations
 
+import enum
 import itertools
 import math
 from collections.abc import Sequence
@@ -15,7 +16,12 @@ from torch import Tensor
 WORD_VALUES = 2**16
 # The words and row orders of this many steps are drawn at once; part of the definition of a seed's masks.
 STEPS_PER_CHUNK = 64
-_INITIAL, _MEMBER, _ORDER, _EPOCH_ORDER, _WORDS, _DITHER = range(6)
+
+
+class Stream(enum.IntEnum):
+    """What a generator is for: the first number of its key."""
+
+    INITIAL_WEIGHTS, MEMBER_WORDS, MEMBER_ORDER, EPOCH_ORDER, SHARED_WORDS, DITHERS, EVALUATION = range(7)
 
 
 def generator(*key: int) -> torch.Generator:
@@ -38,7 +44,7 @@ def thresholds(drop_prob: Tensor, dither: Tensor | float) -> Tensor:
 
 def initial_weights(seed: int, widths: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
     """Glorot-uniform weights `[in, out]`, one per layer, as in the reference implementation of [GG16]'s experiments."""
-    source = generator(_INITIAL, seed)
+    source = generator(Stream.INITIAL_WEIGHTS, seed)
     return [
         torch.rand(n_in, n_out, generator=source, dtype=torch.float64)
         .mul_(2)
@@ -51,31 +57,31 @@ def initial_weights(seed: int, widths: Sequence[int], dtype: torch.dtype) -> lis
 
 def member_words(seed: int, widths: Sequence[int]) -> list[Tensor]:
     """The words a member combines with the shared ones, one for each unit before each weight layer."""
-    source = generator(_MEMBER, seed)
+    source = generator(Stream.MEMBER_WORDS, seed)
     return [words((1, width), source) for width in widths[:-1]]
 
 
 def member_order(seed: int, n_rows: int) -> Tensor:
     """The member's permutation of its rows."""
-    return torch.randperm(n_rows, generator=generator(_ORDER, seed))
+    return torch.randperm(n_rows, generator=generator(Stream.MEMBER_ORDER, seed))
 
 
 def shared_words(chunk: int, batch_size: int, widths: Sequence[int]) -> list[Tensor]:
     """The shared words of one chunk of steps, `[step, row, unit]` for each weight layer."""
     return [
-        words((STEPS_PER_CHUNK, batch_size, width), generator(_WORDS, chunk, layer))
+        words((STEPS_PER_CHUNK, batch_size, width), generator(Stream.SHARED_WORDS, chunk, layer))
         for layer, width in enumerate(widths[:-1])
     ]
 
 
 def dithers(chunk: int, n_layers: int) -> Tensor:
     """The uniform thresholds' dithers of one chunk of steps, `[step, layer]`."""
-    return torch.rand(STEPS_PER_CHUNK, n_layers, generator=generator(_DITHER, chunk), dtype=torch.float64)
+    return torch.rand(STEPS_PER_CHUNK, n_layers, generator=generator(Stream.DITHERS, chunk), dtype=torch.float64)
 
 
 @lru_cache(maxsize=8)  # an order of a million rows is 8 MB
 def _epoch_order(n_rows: int, epoch: int) -> Tensor:
-    return torch.randperm(n_rows, generator=generator(_EPOCH_ORDER, n_rows, epoch))
+    return torch.randperm(n_rows, generator=generator(Stream.EPOCH_ORDER, n_rows, epoch))
 
 
 def steps_per_epoch(n_rows: int, batch_size: int) -> int:
@@ -107,10 +113,7 @@ def batches(chunk: int, batch_size: int, sizes: Sequence[int], padding: int) -> 
     return torch.stack(positions, 1), torch.stack(counts, 1)
 
 
-def chunk_of(
-    chunk: int, batch_size: int, sizes: Sequence[int], widths: Sequence[int], *, pinned: bool = False
-) -> list[Tensor]:
-    """Dithers, batch positions, row counts and mask words of one chunk of steps, optionally in pinned memory."""
+def chunk_of(chunk: int, batch_size: int, sizes: Sequence[int], widths: Sequence[int]) -> list[Tensor]:
+    """Dithers, batch positions, row counts and mask words of one chunk of steps."""
     positions, counts = batches(chunk, batch_size, sizes, max(sizes))
-    tensors = [dithers(chunk, len(widths) - 1), positions, counts, *shared_words(chunk, batch_size, widths)]
-    return [tensor.pin_memory() for tensor in tensors] if pinned else tensors
+    return [dithers(chunk, len(widths) - 1), positions, counts, *shared_words(chunk, batch_size, widths)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -66,16 +66,6 @@ def moments(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return mean * unit, torch.where(constant, 1.0, scale * unit)
 
 
-def _task_moments(x: Tensor, y: Tensor, weight: Tensor, head: Head) -> Moments:
-    neutral = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
-    return Moments(*moments(x, weight), *(moments(y, weight) if head.has_noise else neutral))
-
-
-def _start_moments(start: Population, task: int) -> Moments:
-    member = next((i for i, m in enumerate(start.members) if m.task == task), 0)  # no member: any will do
-    return Moments(*(values[member].cpu() for values in (start.x_mean, start.x_scale, start.y_mean, start.y_scale)))
-
-
 def _task_columns(task: Task, number: int, head: Head) -> tuple[Tensor, Tensor, Tensor]:
     x, y = torch.as_tensor(task.x).double(), head.columns(task.y)
     if x.dim() != 2 or len(x) != len(y) or not len(x):
@@ -106,10 +96,14 @@ def stacked_table(
         raise ValueError(
             f"`start` holds networks of {start.x_mean.shape[1]} features; the tasks have {columns[0][0].shape[1]}."
         )
-    standard = [
-        _task_moments(x, y, weight, head) if start is None else _start_moments(start, number)
-        for number, (x, y, weight) in enumerate(columns)
-    ]
+    standard = []
+    for number, (x, y, weight) in enumerate(columns):
+        if start is None:
+            neutral = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+            standard.append(Moments(*moments(x, weight), *(moments(y, weight) if head.has_noise else neutral)))
+        else:
+            member = next((i for i, m in enumerate(start.members) if m.task == number), 0)  # no member: any will do
+            standard.append(Moments(*(getattr(start, one.name)[member].cpu() for one in fields(Moments))))
     xs = [((x - m.x_mean) / m.x_scale).to(dtype) for (x, _, _), m in zip(columns, standard, strict=True)]
     ys = [y for _, y, _ in columns]
     n_outputs = max(head.n_outputs(y) for y in ys)
@@ -117,13 +111,12 @@ def stacked_table(
         ys = [((y - m.y_mean) / m.y_scale).to(dtype) for y, m in zip(ys, standard, strict=True)]
     weights = [(weight / weight.mean()).to(dtype) for _, _, weight in columns]
     n_rows = [len(x) for x in xs]
-    names = ("x_mean", "x_scale", "y_mean", "y_scale")
     return Table(
         x=torch.cat([*xs, xs[0].new_zeros(1, xs[0].shape[1])]),
         y=torch.cat([*ys, ys[0].new_zeros(1, ys[0].shape[1])]),
         weight=torch.cat([*weights, weights[0].new_zeros(1)]),
         first=[0, *itertools.accumulate(n_rows)][:-1],
         n_rows=n_rows,
-        moments=Moments(*(torch.stack([getattr(m, name) for m in standard]) for name in names)),
+        moments=Moments(*(torch.stack([getattr(m, one.name) for m in standard]) for one in fields(Moments))),
         n_outputs=n_outputs if n_classes is None or head.has_noise else n_classes,
     )

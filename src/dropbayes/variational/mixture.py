@@ -149,16 +149,13 @@ class Mixture(Family):
         eye = torch.eye(scaled.shape[-1], dtype=scaled.dtype, device=scaled.device)
         return log_determinant + torch.linalg.slogdet(eye + scaled.mT @ scaled).logabsdet
 
-    def _unit_log_density(self, value: Tensor) -> Tensor:
-        r"""$\log q(\mathbf w_q)$ of `[..., unit, column]`, `[..., unit]`."""
+    def log_density(self, value: Tensor) -> Tensor:
+        r"""$\log q(\mathbf W)$ of `[..., unit, column]`."""
         stds = self.stds.expand_as(self.locs)
         factors = self.locs.new_zeros(*self.locs.shape, 1) if self.factors is None else self.factors
         normal = torch.distributions.LowRankMultivariateNormal(self.locs, factors, stds.square())
-        return (normal.log_prob(value.unsqueeze(-3)) + self.probs.log()[:, None]).logsumexp(-2)
-
-    def log_density(self, value: Tensor) -> Tensor:
-        r"""$\log q(\mathbf W)$ of `[..., unit, column]`."""
-        return self._unit_log_density(value).sum(-1)
+        by_component = normal.log_prob(value.unsqueeze(-3)) + self.probs.log()[:, None]
+        return by_component.logsumexp(-2).sum(-1)
 
     def at(self, units: Tensor) -> Mixture:
         factors = None if self.factors is None else self.factors[:, units]
