@@ -141,7 +141,8 @@ def score_answers(
     vocabulary = int(generating_module(work.model).config.get_text_config().vocab_size)
     bytes_per_row = 4 * len(draws) * answer.shape[1] * vocabulary
     rows_at_once = max(1, 2**28 // bytes_per_row)
-    record, blocks = UncertaintyRecord(), []
+    record = UncertaintyRecord()
+    blocks: list[UncertaintyRecord] = []
     for start in range(0, len(answer), rows_at_once):
         rows = slice(start, start + rows_at_once)
         arguments, columns = _whole_text(work, {k: v[rows] for k, v in work.given.items()}, answer[rows], mask[rows])
