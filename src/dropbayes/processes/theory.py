@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import PyTree
 
 from dropbayes.predictive import predict
 from dropbayes.processes.exact import exact_process
@@ -86,7 +87,7 @@ def _number(value: float | None) -> str:
 
 
 def theory_report(
-    net: nn.Module, x: Any, prior: Prior, n_data: int, *, precision: float = 1.0, row_axis: int = 0
+    net: nn.Module, x: PyTree, prior: Prior, n_data: int, *, precision: float = 1.0, row_axis: int = 0
 ) -> TheoryReport:
     r"""The theory's reading of `net`: its Bayesian and MAP weights, their $\lambda$, and the sites outside the theory.
 
@@ -131,7 +132,9 @@ def theory_report(
     return TheoryReport(tuple(weights), _sites_outside(net, x, row_axis), others)
 
 
-def _reading(name: str, value: Tensor, keep_prob: float, scale: Any, n_data: int, precision: float) -> WeightReading:
+def _reading(
+    name: str, value: Tensor, keep_prob: float, scale: float | Tensor, n_data: int, precision: float
+) -> WeightReading:
     scale = float(scale)
     if scale == 0:
         return WeightReading(name, tuple(value.shape), keep_prob, scale, 0.0, "flat")
@@ -140,7 +143,7 @@ def _reading(name: str, value: Tensor, keep_prob: float, scale: Any, n_data: int
     return WeightReading(name, tuple(value.shape), keep_prob, scale, decay, "Bayesian" if keep_prob < 1 else "MAP")
 
 
-def _sites_outside(net: nn.Module, x: Any, row_axis: int) -> tuple[tuple[Site, str], ...]:
+def _sites_outside(net: nn.Module, x: PyTree, row_axis: int) -> tuple[tuple[Site, str], ...]:
     uses = Counter(name for name, _ in trace(net, x))
     repeated = {name.rpartition(".")[0] for name, count in uses.items() if count > 1}
     own_kl = {name for name, module in weight_layers(net) if not kl_is_weight_decay(module)}

@@ -9,7 +9,7 @@ import math
 import os
 import pathlib
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,7 +149,7 @@ def load(
     return run
 
 
-def fingerprint_of(value: Any) -> str:
+def fingerprint_of(value: object) -> str:
     """A digest of what the weights of a run depend on: elements of tensors, settings of modules, code of functions.
 
     Examples:
@@ -161,10 +161,10 @@ def fingerprint_of(value: Any) -> str:
     return digest.hexdigest()
 
 
-def _feed(digest: Any, value: Any) -> None:
+def _feed(digest: Any, value: object) -> None:
     """Adds a value to the digest, part by part."""
     digest.update(f"<{type(value).__qualname__}".encode())
-    parts: Any = ()
+    parts: Iterable[object] = ()
     if isinstance(value, (Tensor, np.ndarray)):
         tensor = torch.as_tensor(value).detach().cpu().contiguous()
         digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
