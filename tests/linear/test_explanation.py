@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dropbayes as db
-from dropbayes.linear import explain
+from dropbayes.linear import explain, shapley
 from tests.sampling.zoo import build
 from tests.sampling.zoo.specimens import Module
 
@@ -81,6 +81,23 @@ def test_the_share_of_a_feature_is_exact_where_features_do_not_interact():
     found = explain(net, x, baseline=torch.zeros(3))
     torch.testing.assert_close(found.by_feature, expected)
     torch.testing.assert_close(found.baseline, torch.zeros(4, dtype=torch.float64), atol=1e-12, rtol=0)
+
+
+def test_many_baselines_are_averaged_and_inputs_of_one_column_move_together():
+    x, baseline = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[0.0, 0.0, 0.0], [2.0, 0.0, 0.0]])
+    rows = baseline.repeat_interleave(16, 0)  # each is taken as often
+    torch.testing.assert_close(shapley(lambda z: z.sum(1), x, rows), torch.tensor([[0.0, 2.0, 3.0]]))
+    both = shapley(lambda z: torch.stack([z[:, 1] * z[:, 2], z[:, 0]], 1), x, rows, columns=torch.tensor([0, 1, 1]))
+    torch.testing.assert_close(both, torch.tensor([[[0.0, 0.0], [6.0, 0.0]]]))
+
+
+def test_a_row_is_explained_against_typical_rows():
+    net, x = table()
+    typical = torch.randn(40, 5, dtype=torch.float64)
+    why = explain(net, x, baseline=typical)
+    taken = typical[torch.linspace(0, 39, 32).round().long()]
+    expected = db.predict(net, taken, method="linear").epistemic.sum(1).mean()
+    torch.testing.assert_close(why.baseline, expected.expand(7))
 
 
 def test_an_image_has_first_order_shares():

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dropbayes as db
-from dropbayes.linear import Linear, covariance
+from dropbayes.linear import Linear, covariance, outputs_by
 from tests.sampling.zoo.specimens import Module
 
 
@@ -50,18 +50,35 @@ def test_classes_above_the_limit_have_nearly_the_same_probabilities(above):
     torch.testing.assert_close(found.entropy, exact.entropy, atol=0.02, rtol=0)
 
 
-def test_a_likelihood_reads_the_gaussian_of_the_logits():
+def test_a_likelihood_reads_the_logits_of_the_linear_network_under_its_masks():
+    """The network is linear in its masks, so that many draws are the truth."""
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Linear(3, 50), nn.ReLU(), nn.Dropout(0.3), nn.Linear(50, 4)), 3 * torch.randn(6, 3)
     linear = db.predict(net, x, method="linear", likelihood=db.Categorical())
-    logits = torch.distributions.MultivariateNormal(net.eval()(x).double(), covariance(net, x)).sample((100_000,))
-    probabilities = logits.softmax(-1)
-    torch.testing.assert_close(linear.mean.double(), probabilities.mean(0), atol=4e-3, rtol=0)
-    torch.testing.assert_close(linear.epistemic.double(), probabilities.var(0), atol=2e-3, rtol=0)
-    expected = -(probabilities * probabilities.log()).sum(-1).mean(0)
-    torch.testing.assert_close(linear.expected_entropy.double(), expected, atol=5e-3, rtol=0)
-    drawn = db.predict(net, x, n_draws=5000, likelihood=db.Categorical())
-    torch.testing.assert_close(linear.mutual_information, drawn.mutual_information, atol=0.02, rtol=0)
+    drawn = db.predict(net, x, n_draws=10_000, likelihood=db.Categorical())
+    for name in ("mean", "epistemic", "expected_entropy", "mutual_information"):
+        torch.testing.assert_close(getattr(linear, name), getattr(drawn, name), atol=5e-3, rtol=0)
+
+
+def test_the_likelihood_of_few_inputs_that_are_seldom_dropped_is_that_of_their_masks():
+    """The network is linear in its masks, and most often drops nothing: a Gaussian of its variance is far off."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Dropout(0.05), nn.Linear(3, 1)), 2 * torch.randn(50, 3)
+    y, likelihood = net.eval()(x).detach(), db.Gaussian(precision=25.0)
+    linear = db.evaluate(net, x, y, likelihood=likelihood, method="linear").log_likelihood
+    drawn = db.evaluate(net, x, y, likelihood=likelihood, n_draws=5000, masks="shared").log_likelihood
+    assert linear == pytest.approx(drawn, abs=0.02)
+    variance = covariance(net, x)[:, 0] + 1 / 25
+    assert drawn > float(-0.5 * (2 * torch.pi * variance).log().mean()) + 0.1
+
+
+def test_a_mask_that_would_never_drop_among_the_points_has_its_variance():
+    net, x = nn.Sequential(nn.Dropout(0.001), nn.Linear(3, 1)), torch.randn(5, 3)
+    moments, points = (db.predict(net, x, method="linear", likelihood=one) for one in (None, db.Gaussian(1e9)))
+    assert (moments.epistemic > 0).all()
+    drawn = outputs_by("linear", net, x, n_draws=0, seed=0)
+    torch.testing.assert_close(drawn.var(0, correction=0), moments.epistemic, rtol=1e-3, atol=0)
+    torch.testing.assert_close(points.epistemic, moments.epistemic, rtol=1e-3, atol=0)
 
 
 def test_gaussian_noise_is_added_and_a_predicted_one_is_averaged():

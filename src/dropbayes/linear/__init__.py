@@ -2,7 +2,7 @@
 
 from dropbayes.linear.comparison import LinearCheck, check_linear
 from dropbayes.linear.control import ControlledPlan, controlled_plan
-from dropbayes.linear.explanation import Explanation, explain
+from dropbayes.linear.explanation import Explanation, explain, shapley
 from dropbayes.linear.passes import Linear, OnePass, covariance, one_pass_plan, outputs_by
 from dropbayes.linear.points import N_POINTS
 from dropbayes.linear.tuning import Tuning, tune_dropout
@@ -21,5 +21,6 @@ __all__ = [
     "explain",
     "one_pass_plan",
     "outputs_by",
+    "shapley",
     "tune_dropout",
 ]

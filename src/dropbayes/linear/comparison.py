@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dropbayes.linear.derivatives import rows_first
 from dropbayes.linear.passes import Linear, linear_plan
@@ -52,16 +52,15 @@ def check_linear(
     plan = linear_plan(net, inputs, Linear())
     blocks = list(plan.run(inputs))
     sampled = split(draws(net, x, n_draws=n_draws, seed=seed, masks="row", sampling=sampling))[0]
-    pairs: list[list[Tensor]] = []
+    pairs = []
     for index, (layout, tensor) in enumerate(zip(plan.profile.outputs, sampled, strict=True)):
         drawn = torch.stack([rows_first(one, layout, inputs.n_rows) for one in tensor]).double().flatten(1)
         mean = torch.cat([block.outputs[index][0] for block in blocks]).double().flatten()
         std = torch.cat([block.variances[index] for block in blocks if block.variances]).double().sqrt().flatten()
-        moved = drawn.std(0)
-        varies = moved > 1e-9 * moved.max()
-        pairs.append([std[varies], moved[varies], ((mean - drawn.mean(0)).abs() / moved)[varies]])
-    std, moved, error = (torch.cat(tensors) for tensors in zip(*pairs, strict=True))
+        pairs.append(torch.stack([std, drawn.std(0), (mean - drawn.mean(0)).abs()]))
+    found = torch.cat(pairs, 1)
+    std, moved, error = found[:, found[1] > 1e-9 * found[1].max()]
     low, middle, high = (std / moved).quantile(torch.tensor([0.1, 0.5, 0.9]).to(std)).tolist()
     ranks = torch.stack([values.argsort().argsort().double() for values in (std, moved)])
     correlation = float(ranks.corrcoef()[0, 1]) if len(std) > 1 else float("nan")
-    return LinearCheck(middle, low, high, correlation, float(error.median()), n_draws)
+    return LinearCheck(middle, low, high, correlation, float((error / moved).median()), n_draws)

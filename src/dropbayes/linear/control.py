@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from dropbayes.linear.passes import Linear, LinearPlan, linear_plan
-from dropbayes.sampling import Block, Inputs, Keys, Plan, Profile, Sampling, Site, make_plan
-from dropbayes.sampling.masks import keep_mask
+from dropbayes.linear.variables import standard_masks
+from dropbayes.sampling import Block, Inputs, Keys, Plan, Profile, Sampling, make_plan
 
 __all__ = ["ControlledPlan", "controlled_plan"]
 
@@ -46,25 +46,17 @@ class ControlledPlan:
         for rows, linear in self.linear.linearised(inputs):
             keyed = range(first_row + rows.start, first_row + rows.stop)
             (outputs,), integrated = self.drawn.collected(inputs.block(rows.start, rows.stop), first_row=keyed.start)
-            drawn, slopes = outputs.reshape(*outputs.shape[:2], -1).double(), linear.slopes(linear.flat(0))
+            drawn, spec = outputs.reshape(*outputs.shape[:2], -1).double(), self.drawn.spec
             parts, variance = torch.zeros_like(drawn), torch.zeros_like(drawn[0])
-            for one, slope in zip(linear.variables, slopes, strict=True):
-                if not (self.drawn.spec.integrate and one.site.index == len(self.profile.sites) - 1):
-                    parts += self._part(one.site, slope, keyed)
+            own, product = (keyed, "kru,tru->trk") if spec.per_row else (None, "kru,tu->trk")
+            for site, slope in zip([one.site for one in linear.variables], linear.slopes(), strict=True):
+                if not (spec.integrate and site.index == len(self.profile.sites) - 1):
+                    masks = standard_masks(site, spec.keys, self.drawn.draws, site.shape, slope, own)
+                    parts += torch.einsum(product, slope, masks)
                     variance += slope.square().sum(2, dtype=torch.float64).T
             mean, variance = _corrected(drawn, parts, variance)
             shape = outputs.shape[1:]
             yield Block(rows, range(1), [mean.view(1, *shape).to(outputs)], [sum(integrated, variance.view(shape))])
-
-    def _part(self, site: Site, slope: Tensor, rows: range) -> Tensor:
-        """What a site's masks add to the linear part of each draw, `[draw, row, output]`."""
-        spec, drop_prob = self.drawn.spec, site.drop_prob or 0.0
-        masks = keep_mask(
-            spec.keys, site.number or 0, drop_prob=drop_prob, draws=self.drawn.draws,
-            rows=rows if spec.per_row else None, shape=site.shape, dtype=slope.dtype, device=slope.device,
-        ).flatten(2 if spec.per_row else 1)  # fmt: skip
-        deviations = (masks - (1 - drop_prob)) / (drop_prob * (1 - drop_prob)) ** 0.5
-        return torch.einsum("kru,tru->trk" if spec.per_row else "kru,tu->trk", slope, deviations)
 
 
 def controlled_plan(

@@ -11,21 +11,24 @@ Rows do not depend on each other, so a backward pass from the sum over rows give
 from __future__ import annotations
 
 import contextlib
-import itertools
+import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dropbayes.linear.variables import SiteVariables, Variable
-from dropbayes.sampling import Inputs, Inspection, RowLayout, cloned_leaves, eagerly, split
+from dropbayes.linear.points import gaussian_points
+from dropbayes.linear.variables import SiteVariables, Variable, standard_masks
+from dropbayes.sampling import Inputs, Inspection, Keys, RowLayout, cloned_leaves, eagerly, split
 from dropbayes.tracing import Interception, SiteNames
 from dropbayes.tracing.generators import keyed_generators
 
-__all__ = ["Linearisation", "linearise", "one_each", "rows_first", "rows_second"]
+__all__ = ["Linearisation", "linearise", "rows_first"]
+
+_MAX_UNITS = 4096  # of a site whose masks are laid out; the sum over more is Gaussian enough
 
 
 @dataclass(frozen=True)
@@ -45,61 +48,59 @@ class Linearisation:
         output = self.outputs[index]
         return (torch.view_as_real(output) if output.is_complex() else output).reshape(self.n_rows, -1)
 
-    def gradients(self, output: Tensor, directions: Tensor) -> list[Tensor]:
-        r"""The derivatives of combinations of outputs by each variable, scaled by its deviation $\sqrt{v_i}$.
-
-        Args:
-            output: The outputs, `[row, output]`, of this linearisation's graph.
-            directions: The combinations, `[combination, row, output]`.
-
-        Returns:
-            For each variable, `[combination, row, unit]`.
-        """
-        found = zip(self.variables, self._derivatives(output, directions), strict=True)
-        scaled = [(variable, one * variable.std) for variable, one in found]
-        return [
-            rows_second(one if one.dtype.itemsize > 2 else one.float(), variable, self.n_rows).flatten(2)
-            for variable, one in scaled
-        ]
-
-    def _derivatives(self, output: Tensor, directions: Tensor) -> list[Tensor]:
-        """The derivatives of combinations of outputs by the numbers of each variable."""
+    def _slopes(self, output: Tensor, at_once: int) -> Iterator[list[Tensor]]:
+        r"""The derivatives of `at_once` outputs at a time by each variable, scaled by its deviation $\sqrt{v_i}$."""
         values = [variable.value for variable in self.variables]
-        if output.requires_grad:
-            found = _batched([output], values, [directions], self.twice)
-        else:  # a constant
-            found = [value.new_zeros((len(directions), *value.shape)) for value in values]
-        return [variable.derivative(one) for variable, one in zip(self.variables, found, strict=True)]
+        for directions in torch.eye(output.shape[1]).to(output).split(at_once):
+            directions = directions[:, None].expand(-1, len(output), -1)  # the same for every row
+            if output.requires_grad:
+                found = _batched([output], values, [directions], self.twice)
+            else:  # a constant
+                found = [value.new_zeros((len(directions), *value.shape)) for value in values]
+            yield [self._by_row(variable, one) for variable, one in zip(self.variables, found, strict=True)]
+
+    def _by_row(self, variable: Variable, gradients: Tensor) -> Tensor:
+        """The scaled derivatives by the numbers of a variable, `[output, row, unit]`, from those by its value."""
+        scaled, layout = variable.derivative(gradients) * variable.std, variable.site.layout
+        scaled = scaled if scaled.dtype.itemsize > 2 else scaled.float()
+        if self.n_rows == 1 or layout is None:
+            return scaled.unsqueeze(1).flatten(2)
+        return scaled.unflatten(1 + layout.axis, (self.n_rows, -1)).movedim(1 + layout.axis, 1).flatten(2)
+
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def slopes(self, index: int = 0, at_once: int | None = None) -> list[Tensor]:
+        """The scaled derivatives of each number of an output by each variable, `[output, row, unit]`."""
+        output = self.flat(index)
+        return [torch.cat(chunks) for chunks in zip(*self._slopes(output, at_once or output.shape[1]), strict=True)]
 
     @torch.inference_mode(False)
     @torch.enable_grad()
     def variance(self, index: int, at_once: int) -> Tensor:
         """The variance of each number of an output, `[row, output]`; `at_once` of them are differentiated together."""
-        output = self.flat(index)
-        total = torch.zeros(output.shape, dtype=torch.float64, device=output.device)
-        for start in range(0, output.shape[1], at_once):
-            columns = range(start, min(start + at_once, output.shape[1]))
-            found = self._derivatives(output, one_each(output, columns))
-            for variable, one in zip(self.variables, found, strict=True):
-                alike = not isinstance(variable.variance, Tensor)
-                by_row = rows_second(one if alike else one * variable.std, variable, self.n_rows).flatten(2)
-                squares = torch.linalg.vector_norm(by_row, dim=2, dtype=torch.float64).square()
-                total[:, columns.start : columns.stop] += (squares * variable.variance if alike else squares).T
-        return total
+        norms = [[_norm(slope) for slope in slopes] for slopes in self._slopes(self.flat(index), at_once)]
+        return torch.cat([torch.stack(each).square().sum(0) for each in norms]).T
 
-    @torch.inference_mode(False)
-    @torch.enable_grad()
-    def slopes(self, output: Tensor, at_once: int | None = None) -> list[Tensor]:
-        """The scaled derivatives of each output by each variable, `[output, row, unit]`; see `gradients`."""
-        size = output.shape[1]
-        starts = range(0, size, at_once or size)
-        parts = [self.gradients(output, one_each(output, range(i, min(i + starts.step, size)))) for i in starts]
-        return [torch.cat(chunks) for chunks in zip(*parts, strict=True)]
+    def points(self, index: int, n_points: int, at_once: int) -> Tensor:
+        """An output of the linear network under fixed masks, `[point, row, output]`: of its mean, and its variance.
 
-    def site_covariances(self, index: int, at_once: int) -> list[Tensor]:
-        """The covariance between the numbers of an output due to each variable alone."""
-        slopes = self.slopes(self.flat(index), at_once)
-        return [torch.einsum("kru,lru->rkl", slope, slope).double() for slope in slopes]
+        A few inputs that are seldom dropped make a distribution that is far from a Gaussian. A site of very many units,
+        or whose masks would drop none of so few points, has the Gaussian of its covariance.
+        """
+        mean = self.flat(index)
+        moved = torch.zeros(n_points, *mean.shape, dtype=torch.float64, device=mean.device)
+        variance, rest = torch.zeros_like(moved[0]), torch.zeros_like(moved[0].unsqueeze(-1) * moved[0].unsqueeze(-2))
+        for variable, slope in zip(self.variables, self.slopes(index, at_once), strict=True):
+            variance += _norm(slope).square().T
+            site, shape = variable.site, (slope.shape[2],)
+            if shape[0] <= _MAX_UNITS and (site.drop_prob or 0) * n_points >= 1:
+                masks = standard_masks(site, Keys(0, n_points, "stratified"), range(n_points), shape, slope)
+                moved += torch.einsum("kru,pu->prk", slope, masks)
+            else:
+                rest += torch.einsum("kru,lru->rkl", slope, slope)
+        moved += gaussian_points(torch.zeros_like(variance), rest)
+        moved -= moved.mean(0)
+        return mean + moved * (variance / moved.square().mean(0).clamp(min=1e-300)).sqrt()
 
     @torch.inference_mode(False)
     @torch.enable_grad()
@@ -112,12 +113,11 @@ class Linearisation:
         values = [variable.value for variable in self.variables]
         direction = torch.zeros_like(output, requires_grad=True)
         found = torch.autograd.grad(output, values, direction, create_graph=True, allow_unused=True)
-        depends = [one is not None and one.requires_grad for one in found]
         pairs = zip(self.variables, found, strict=True)
-        products = [variable.derivative(one[None])[0] for variable, one in itertools.compress(pairs, depends)]
+        reached = [(variable, one) for variable, one in pairs if one is not None and one.requires_grad]
+        products = [variable.derivative(one[None])[0] for variable, one in reached]
         generator = torch.Generator().manual_seed(0)
-        reached = itertools.compress(self.variables, depends)
-        noise = [_noise(variable, n_probes, self.n_rows, generator) for variable in reached]
+        noise = [_noise(variable, n_probes, self.n_rows, generator) for variable, _ in reached]
         parts = [[one[start : start + at_once] for one in noise] for start in range(0, n_probes, at_once)]
         return torch.cat([_batched(products, [direction], part)[0] for part in parts])
 
@@ -149,20 +149,16 @@ def linearise(
     return Linearisation(outputs, source.variables, inputs.n_rows, twice)
 
 
+def _norm(slope: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(slope, dim=2, dtype=torch.float64)
+
+
 def rows_first(output: Tensor, layout: RowLayout | None, n_rows: int) -> Tensor:
     """`[row, ...]` of an output; without rows, of the one row there is."""
     if layout is None:
         return output[None]
     split_out = output.unflatten(layout.axis, (n_rows, -1)).movedim(layout.axis, 0)
     return split_out.squeeze(1 + layout.axis) if layout.inner == 1 else split_out
-
-
-def rows_second(gradient: Tensor, variable: Variable, n_rows: int) -> Tensor:
-    """`[combination, row, ...]` of a gradient whose variable holds the rows along an axis."""
-    layout = variable.site.layout
-    if n_rows == 1 or layout is None:
-        return gradient.unsqueeze(1)
-    return gradient.unflatten(1 + layout.axis, (n_rows, -1)).movedim(1 + layout.axis, 1)
 
 
 def _noise(variable: Variable, n_probes: int, n_rows: int, generator: torch.Generator) -> Tensor:
@@ -178,31 +174,18 @@ def _noise(variable: Variable, n_probes: int, n_rows: int, generator: torch.Gene
     return both * variable.std
 
 
-def one_each(output: Tensor, columns: range) -> Tensor:
-    """The directions of some outputs, the same for every row."""
-    chosen = torch.eye(output.shape[1], dtype=output.dtype, device=output.device)[columns.start : columns.stop]
-    return chosen[:, None].expand(-1, len(output), -1)
-
-
 def _batched(
     outputs: list[Tensor], values: list[Tensor], directions: list[Tensor], twice: bool = False
 ) -> list[Tensor]:
     """Vector-Jacobian products for each of the first axis of `directions`: mapped over, or else one by one."""
-
-    def products(rows: list[Tensor], batched: bool) -> list[Tensor]:
-        found = torch.autograd.grad(
-            outputs, values, rows, retain_graph=True, create_graph=twice, allow_unused=True, is_grads_batched=batched
-        )
-        lead = (len(rows[0]),) if batched else ()
-        return [
-            value.new_zeros((*lead, *value.shape)) if one is None else one
-            for one, value in zip(found, values, strict=True)
-        ]
-
+    gradients = functools.partial(
+        torch.autograd.grad, outputs, values, retain_graph=True, create_graph=twice, materialize_grads=True
+    )
     n_directions = len(directions[0])
     if n_directions > 1 and not twice:
         with contextlib.suppress(RuntimeError), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of an operation that is mapped one by one
-            return products(directions, True)
-    rows = [products([direction[i] for direction in directions], False) for i in range(n_directions)]
+            found = gradients(directions, is_grads_batched=True)
+            return [one.expand(n_directions, *value.shape) for one, value in zip(found, values, strict=True)]
+    rows = [gradients([direction[i] for direction in directions]) for i in range(n_directions)]
     return [torch.stack(one) for one in zip(*rows, strict=True)]

@@ -2,13 +2,13 @@ r"""Why is the network unsure? The shares of the epistemic variance: of sites, u
 
 The linear method writes the variance as a sum over the masks, $\sum_i v_i (\partial f / \partial z_i)^2$: the share of
 a site, a unit or a position is the sum of its own terms. A feature of the input has no mask: its share is the variance
-that it adds to that of a baseline row, by Shapley's rule for a table, to first order for any other input.
+that it adds to that of a baseline, by Shapley's rule for a table, to first order for any other input.
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,18 +17,20 @@ from torch import Tensor, nn
 
 from dropbayes.linear.derivatives import Linearisation
 from dropbayes.linear.passes import Linear, LinearPlan, linear_plan
+from dropbayes.runtime.formatting import Table
 from dropbayes.sampling import Inputs, Sampling, as_inputs
 from dropbayes.tracing import Site
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Explanation", "explain", "shapley"]
 
 MAX_SHAPLEY_FEATURES = 64
 """The widest table whose features have Shapley values; the features of a wider one have first-order shares."""
 
-_N_ORDERS = 16  # in which a row's features replace those of the baseline, half of them the other half reversed
+_N_ORDERS = 32  # in which a row's columns replace those of the baseline; as many again are their reverse
+_MIXED_ROWS = 2**14  # evaluated at a time
 
 Part = Literal["site", "feature", "position"]
 
@@ -85,8 +87,7 @@ class Explanation:
         names, shares = self.parts(part)
         values = (shares.mean(0) if row is None else shares[row]).cpu()
         if part == "feature" and self.by_feature is not None and self.by_feature.dim() > 2:
-            image = values.view(self.by_feature.shape[1:])
-            image = image if image.dim() == 2 else image.reshape(-1, *image.shape[-2:]).sum(0)
+            image = values.view(-1, *self.by_feature.shape[-2:]).sum(0)  # over channels
             size = float(image.abs().max())
             picture = ax.imshow(image.numpy(), cmap="PuOr_r", vmin=-size, vmax=size)
             ax.figure.colorbar(picture, ax=ax, label="share of the variance")
@@ -98,20 +99,21 @@ class Explanation:
         return ax
 
     def __str__(self) -> str:
-        total, lines = float(self.variance.mean()) or 1.0, [repr(self)]
-        for part, shares in (("site", self.by_site), ("feature", self.by_feature), ("position", self.by_position)):
-            if shares is None:
-                continue
-            names, values = self.parts(part)  # type: ignore[arg-type]
-            mean = values.mean(0).tolist()
-            rows = sorted(zip(names, mean, strict=True), key=lambda row: -row[1])[:8]
+        total, texts = float(self.variance.mean()) or 1.0, [repr(self)]
+        known: dict[Part, Tensor | None] = {
+            "site": self.by_site,
+            "feature": self.baseline,
+            "position": self.by_position,
+        }
+        for part in (part for part, shares in known.items() if shares is not None):
+            names, shares = self.parts(part)
+            rows = sorted(zip(names, shares.mean(0).tolist(), strict=True), key=lambda row: -row[1])[:8]
             if part == "feature" and self.baseline is not None:
                 rows.append(("(baseline)", float(self.baseline.mean())))
+            cells = [(name, f"{100 * share / total:.1f} %") for name, share in rows]
             left = [f"({len(names) - 8} more)"] if len(names) > 8 else []
-            width = max(len(name) for name in [part, *left, *(name for name, _ in rows)])
-            lines += ["", f"{part:<{width}}   share"]
-            lines += [*(f"{name:<{width}}  {100 * share / total:>4.1f} %" for name, share in rows), *left]
-        return "\n".join(lines)
+            texts.append(Table("", cells, (part, "share"), "<>", left).text())
+        return "\n\n".join(texts)
 
     def __repr__(self) -> str:
         return f"Explanation({len(self.variance)} rows, mean epistemic variance {float(self.variance.mean()):.3g})"
@@ -141,8 +143,8 @@ def explain(
             sum of the variances of all of them.
         positions: Whether the positions of the input's sequence have shares; a weight of attention counts half for
             the position that attends and half for the other.
-        baseline: The row without information, from which features are switched to those of `x`; by default the mean
-            of the rows.
+        baseline: What the features of `x` replace: a row without information, or many typical ones `[row, ...]`, such
+            as those of training; by default the mean of the rows.
         names: The names of a table's features.
         sampling: As for `predict`.
 
@@ -170,24 +172,17 @@ def explain(
     sites, by_unit = _unit_shares(plan, inputs, chosen)
     by_feature = None
     if len(inputs.leaves) == 1 and inputs.leaves[0].is_floating_point() and not inputs.is_one_row:
-        leaf = inputs.leaves[0].detach().movedim(inputs.axes[0] or 0, 0)
-        start = leaf.mean(0) if baseline is None else torch.as_tensor(baseline).to(leaf)
-        if start.shape != leaf.shape[1:]:
-            raise ValueError(
-                f"`baseline` must have the shape of a row, {tuple(leaf.shape[1:])}; got {tuple(start.shape)}."
-            )
-        shapley = inputs.is_matrix and leaf.shape[1] <= MAX_SHAPLEY_FEATURES
-        by_feature = (_shapley if shapley else _first_order)(plan, inputs, leaf, start, chosen)
+        by_feature = _feature_shares(plan, inputs, baseline, chosen)
     by_position = _position_shares(sites, by_unit) if positions else None
     if names and (by_feature is None or len(names) != by_feature[0].numel()):
         raise ValueError(f"`names` must name each feature of a table; got {len(names)} names.")
     return Explanation(sites, by_unit, by_position, by_feature, tuple(names))
 
 
-def _slopes(linear: Linearisation, rows: range, chosen: Tensor | None) -> list[Tensor]:
-    """The derivatives of the outputs that are explained, by each variable: the chosen one of each row, or all."""
+def _explained(linear: Linearisation, rows: range, chosen: Tensor | None) -> Linearisation:
+    """The linearisation of the outputs that are explained: the chosen one of each row, or all."""
     flat = linear.flat(0)
-    return linear.slopes(flat if chosen is None else flat.gather(1, chosen[rows.start : rows.stop]))
+    return replace(linear, outputs=[flat if chosen is None else flat.gather(1, chosen[rows.start : rows.stop])])
 
 
 def _unit_shares(
@@ -198,7 +193,7 @@ def _unit_shares(
     blocks: list[list[Tensor]] = []
     for rows, linear in plan.linearised(inputs):
         sites, shares = tuple(variable.site for variable in linear.variables), []
-        for site, slope in zip(sites, _slopes(linear, rows, chosen), strict=True):
+        for site, slope in zip(sites, _explained(linear, rows, chosen).slopes(), strict=True):
             units, axis = slope.square().sum(0).view(len(rows), *site.shape), _row_axis(site)
             shares.append(units if axis is None else units.squeeze(1 + axis))
         blocks.append(shares)
@@ -210,35 +205,73 @@ def _row_axis(site: Site) -> int | None:
     return site.layout.axis if site.layout is not None and site.layout.inner == 1 else None
 
 
-def _shapley(plan: LinearPlan, inputs: Inputs, x: Tensor, start: Tensor, chosen: Tensor | None) -> Tensor:
-    """Shapley values of a table's features for the variance: the mean of what each adds, over some orders of them."""
-    n_rows, n_features = x.shape
-    generator, shares = torch.Generator().manual_seed(0), torch.zeros_like(x)
-    repeated = None if chosen is None else chosen.repeat_interleave(n_features + 1, 0)
-    orders = [torch.randperm(n_features, generator=generator) for _ in range(_N_ORDERS // 2)]
-    for order in [*orders, *(order.flip(0) for order in orders)]:
-        place = torch.empty_like(order)
-        place[order] = torch.arange(n_features)
-        present = (place < torch.arange(n_features + 1)[:, None]).to(x.device)  # one feature more in each line
-        mixed = torch.where(present, x[:, None], start).flatten(0, 1)
-        variances = []
-        for rows, linear in plan.linearised(replace(inputs, leaves=(mixed,), n_rows=len(mixed))):
-            found = _slopes(linear, rows, repeated)
-            variances.append(torch.stack([one.square().sum((0, 2)) for one in found]).sum(0))
-        shares[:, order] += torch.cat(variances).view(n_rows, -1).diff(dim=1).to(shares) / _N_ORDERS
+def shapley(value: Callable[[Tensor], Tensor], x: Tensor, baseline: Tensor, *, columns: Tensor | None = None) -> Tensor:
+    """What each column of a table adds to a function of its rows: Shapley values, over some orders of the columns.
+
+    Args:
+        value: The function of rows `[row, input]`: a number for each row, or several.
+        x: The rows to explain.
+        baseline: The row whose columns are replaced by those of `x`, or many `[row, input]`, evenly chosen ones of
+            which are taken in turn.
+        columns: The number of the column that each input belongs to; by default every input is a column.
+
+    Returns:
+        `[row, column, ...]`. Those of a row sum to its value less the mean value of the baseline's rows.
+
+    Example:
+        >>> shapley(lambda rows: rows.prod(1), torch.tensor([[2.0, 3.0]]), torch.zeros(2))
+        tensor([[3., 3.]])
+    """
+    columns = torch.arange(x.shape[1]) if columns is None else columns
+    n_columns, generator = 1 + int(columns.max()), torch.Generator().manual_seed(0)
+    orders = torch.stack([torch.randperm(n_columns, generator=generator) for _ in range(_N_ORDERS)])
+    places = torch.cat([orders, orders.flip(1)]).argsort(1)  # of each column in each order
+    starts = baseline.reshape(-1, x.shape[1])
+    starts = starts[torch.linspace(0, len(starts) - 1, _N_ORDERS).round().long()].repeat(2, 1)
+    # With each step one column more is that of `x`.
+    present = (places[:, None] < torch.arange(n_columns + 1)[:, None])[..., columns].to(x.device)
+    numbers, shares = torch.arange(len(places))[:, None], []
+    for rows in x.split(max(1, _MIXED_ROWS // present[..., 0].numel())):
+        mixed = torch.where(present, rows[:, None, None], starts[:, None])
+        values = value(mixed.flatten(0, 2)).unflatten(0, mixed.shape[:3])
+        shares.append(values.diff(dim=2)[:, numbers, places].mean(1))
+    return torch.cat(shares)
+
+
+def _feature_shares(plan: LinearPlan, inputs: Inputs, baseline: Tensor | None, chosen: Tensor | None) -> Tensor:
+    """What each number of the input adds to the variance of the baseline; of a table by Shapley's rule."""
+    x = inputs.leaves[0].detach().movedim(inputs.axes[0] or 0, 0)
+    start = x.mean(0) if baseline is None else torch.as_tensor(baseline).to(x)
+    if x.shape[1:] not in (start.shape, start.shape[1:]):
+        raise ValueError(
+            f"`baseline` must have the shape of a row, {tuple(x.shape[1:])}, or be several; got {tuple(start.shape)}."
+        )
+    if not inputs.is_matrix or x.shape[1] > MAX_SHAPLEY_FEATURES:
+        return _first_order(plan, inputs, chosen) * (x - (start.mean(0) if start.dim() == x.dim() else start))
+    shares = torch.zeros_like(x)
+    for output in [None] if chosen is None else chosen.unique().tolist():
+
+        def variance(mixed: Tensor, output: int | None = output) -> Tensor:
+            blocks = plan.linearised(replace(inputs, leaves=(mixed,), n_rows=len(mixed)))
+            same = None if output is None else torch.full((len(mixed), 1), output, device=mixed.device)
+            explained = (_explained(linear, rows, same) for rows, linear in blocks)
+            return torch.cat([linear.variance(0, plan.sizes[0]).sum(1) for linear in explained])
+
+        rows: Any = slice(None) if chosen is None else chosen[:, 0] == output
+        shares[rows] = shapley(variance, x[rows], start).to(x)
     return shares
 
 
-def _first_order(plan: LinearPlan, inputs: Inputs, x: Tensor, start: Tensor, chosen: Tensor | None) -> Tensor:
-    """The derivative of the variance by each number of the input, times its distance from the baseline."""
+def _first_order(plan: LinearPlan, inputs: Inputs, chosen: Tensor | None) -> Tensor:
+    """The derivative of the variance by each number of the input."""
     leaf = inputs.leaves[0].detach().clone().requires_grad_()
     slopes = []
     for rows, linear in plan.linearised(replace(inputs, leaves=(leaf,)), twice=True):
-        total = torch.stack([one.square().sum() for one in _slopes(linear, rows, chosen)]).sum()
+        total = torch.stack([one.square().sum() for one in _explained(linear, rows, chosen).slopes()]).sum()
         slope = torch.autograd.grad(total, leaf, allow_unused=True)[0] if total.requires_grad else None
         slope = torch.zeros_like(leaf) if slope is None else slope
         slopes.append(slope.movedim(inputs.axes[0] or 0, 0)[rows.start : rows.stop])
-    return torch.cat(slopes) * (x - start)
+    return torch.cat(slopes)
 
 
 def _position_shares(sites: tuple[Site, ...], by_unit: tuple[Tensor, ...]) -> Tensor:

@@ -11,14 +11,13 @@ from torch import Tensor, nn
 
 from dropbayes.linear.derivatives import Linearisation, linearise
 from dropbayes.linear.perceptrons import MomentsPlan, moments_plan
-from dropbayes.linear.points import gaussian_points
+from dropbayes.linear.points import N_POINTS
+from dropbayes.runtime.validation import check_count
 from dropbayes.sampling import Block, Inputs, Inspection, Keys, Profile, Sampling, as_inputs, draws, inspect, mask_spec
 from dropbayes.sampling.trials import chosen_strategy
 from dropbayes.tracing.views import checked_network
 
 __all__ = ["Linear", "LinearPlan", "OnePass", "covariance", "linear_plan", "one_pass_plan", "outputs_by"]
-
-_WORKING_BYTES = {"cpu": 256 * 2**20, "cuda": 4 * 2**30}
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,7 @@ class Linear:
     def __post_init__(self) -> None:
         if self.above not in ("probes", "largest"):
             raise ValueError(f'`above` must be "probes" or "largest"; got {self.above!r}.')
-        if self.max_outputs < 1:
-            raise ValueError(f"`max_outputs` must be at least 1; got {self.max_outputs!r}.")
+        check_count("max_outputs", self.max_outputs)
         if self.n_probes < 2 or self.n_probes % 2:
             raise ValueError(f"`n_probes` must be even and at least 2; got {self.n_probes!r}.")
 
@@ -95,7 +93,7 @@ class LinearPlan:
             yield rows, linear
 
     def run(self, inputs: Inputs, *, first_row: int = 0) -> Iterator[Block]:
-        """The rows block by block: one draw, the mean, with its variance; or points of its Gaussian as the draws."""
+        """The rows block by block: one draw, the mean, with its variance; or points of it as the draws."""
         del first_row
         for rows, linear in self.linearised(inputs):
             outputs: list[Tensor] = []
@@ -127,24 +125,17 @@ class LinearPlan:
         part = replace(linear, outputs=[mean.gather(1, chosen)])
         if self.only_moments:
             return mean[None], torch.zeros_like(mean.double()).scatter(1, chosen, part.variance(0, at_once))
-        points = gaussian_points(
-            part.outputs[0].detach().double(), torch.stack(part.site_covariances(0, at_once)).sum(0)
-        )
+        points = part.points(0, N_POINTS, at_once).detach()
         whole = mean.detach().double().expand(len(points), -1, -1)
         return whole.scatter(2, chosen.expand(len(points), -1, -1), points), None
 
 
 OnePass = LinearPlan | MomentsPlan
+Judged = Callable[[Profile], int | None]
 
 
 def one_pass_plan(
-    net: nn.Module,
-    inputs: Inputs,
-    method: str | Linear,
-    *,
-    sampling: Sampling,
-    tensor: Callable[[Profile], int | None],
-    only_moments: bool,
+    net: nn.Module, inputs: Inputs, method: str | Linear, *, sampling: Sampling, tensor: Judged, only_moments: bool
 ) -> OnePass:
     """The plan of a prediction without draws; `tensor` gives the output that a likelihood reads, None for all."""
     if method == "moments":
@@ -177,9 +168,8 @@ def linear_plan(net: nn.Module, inputs: Inputs, options: Linear, sampling: Sampl
     if "outputs" not in known:
         one = inputs if inputs.is_one_row else inputs.block(0, 1)
         known["outputs"] = _checked_sizes(linearise(inspection, one, names, tied))
-    together = together or inputs.n_rows == 1
-    max_bytes = sampling.max_bytes or _WORKING_BYTES["cpu" if inputs.device.type == "cpu" else "cuda"]
-    return LinearPlan(inspection, options, together, known["outputs"], names, tied, max_bytes)
+    max_bytes = sampling.max_bytes or (256 * 2**20 if inputs.device.type == "cpu" else 4 * 2**30)
+    return LinearPlan(inspection, options, together or inputs.n_rows == 1, known["outputs"], names, tied, max_bytes)
 
 
 def _checked_sizes(linear: Linearisation) -> tuple[int, ...]:
@@ -199,7 +189,7 @@ def _checked_sizes(linear: Linearisation) -> tuple[int, ...]:
 
 
 def outputs_by(method: str | Linear, net: nn.Module, x: Any, *, n_draws: int, seed: int) -> Any:
-    """Draws of a network, or, by a method without draws, points of each row's Gaussian in their place."""
+    """Draws of a network, or, by a method without draws, fixed points of each row's output in their place."""
     if method == "sampling":
         return draws(net, x, n_draws=n_draws, seed=seed)
     inputs = as_inputs(x)
@@ -225,6 +215,6 @@ def covariance(net: nn.Module, x: Any, *, between_rows: bool = False, sampling: 
     inputs = as_inputs(x, row_axis=sampling.row_axis)
     plan = linear_plan(net, inputs, Linear(), sampling)
     plan.only_size()
-    blocks = [torch.cat(linear.slopes(linear.flat(0)), 2).double() for _, linear in plan.linearised(inputs)]
+    blocks = [torch.cat(linear.slopes(), 2).double() for _, linear in plan.linearised(inputs)]
     slopes = torch.cat(blocks, 1)  # [output, row, unit of any site]
     return torch.einsum("kru,lsu->rksl" if between_rows else "kru,lru->rkl", slopes, slopes)

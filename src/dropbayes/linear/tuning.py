@@ -132,18 +132,18 @@ class Parts:
                 "`net` must have a dropout module whose probability can be set; it has none. Write nn.Dropout in place "
                 "of nn.functional.dropout, or use dropbayes.add_dropout."
             )
-        self.settings, groups = named, {path: group for group, path in enumerate(named)}
+        self.settings, groups = named, list(named)
         outputs: list[Tensor] = []
         blocks: list[Tensor] = []
         for _, linear in plan.linearised(inputs):
             outputs.append(linear.outputs[0].detach().double())
             # The last group has the sites whose rates stay as they are.
             block = torch.zeros(len(groups) + 1, linear.n_rows, n_outputs, n_outputs).to(outputs[-1])
-            for variable, covariance in zip(linear.variables, linear.site_covariances(0, n_outputs), strict=True):
+            for variable, slope in zip(linear.variables, linear.slopes(), strict=True):
                 site, group = variable.site, -1
                 if site.drop_prob is not None and _setting(net, site) is not None:
-                    group, covariance = groups[site.path], covariance * (1 - site.drop_prob) / site.drop_prob
-                block[group] += covariance
+                    group, slope = groups.index(site.path), slope * ((1 - site.drop_prob) / site.drop_prob) ** 0.5
+                block[group] += torch.einsum("kru,lru->rkl", slope, slope)
             blocks.append(block)
         self.output, self.covariances = torch.cat(outputs), torch.cat(blocks, 1)
         self.mean = self.output.flatten(1) if self.output.dim() > 1 else self.output[:, None]
@@ -169,20 +169,22 @@ class Parts:
         """The variances of the masks, and the likelihood with its noise, of the largest log-likelihood of some rows."""
         plain = _with_best_noise(likelihood, self.output[rows], y)
         scores = torch.full((len(self.settings),), -3.0).to(self.mean).requires_grad_()
-        precision = float(plain.precision) if isinstance(plain, Gaussian) else 1.0
-        log_precision = torch.tensor(math.log(precision)).to(self.mean).requires_grad_()
+        noise = (
+            torch.zeros(1).to(self.mean).requires_grad_()
+        )  # the logarithm of its precision, relative to the plain one
+
+        def noisy(factor: Any) -> Likelihood:
+            return Gaussian(factor * plain.precision) if isinstance(plain, Gaussian) else plain
 
         def loss() -> Tensor:
             optimiser.zero_grad()
-            noisy = Gaussian(log_precision.exp()) if isinstance(likelihood, Gaussian) else likelihood
-            value = -self.log_likelihood(rows, MAX_RATIO * scores.sigmoid(), y, noisy)
+            value = -self.log_likelihood(rows, MAX_RATIO * scores.sigmoid(), y, noisy(noise.exp()))
             value.backward()
             return value
 
-        optimiser = torch.optim.LBFGS([scores, log_precision], max_iter=200, line_search_fn="strong_wolfe")
+        optimiser = torch.optim.LBFGS([scores, noise], max_iter=200, line_search_fn="strong_wolfe")
         optimiser.step(loss)
-        noise = math.exp(log_precision.item())
-        return MAX_RATIO * scores.detach().sigmoid(), Gaussian(noise) if isinstance(plain, Gaussian) else plain
+        return MAX_RATIO * scores.detach().sigmoid(), noisy(math.exp(noise.item()))
 
 
 def _with_best_noise(likelihood: Likelihood, output: Tensor, y: Tensor) -> Likelihood:

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dropbayes.sampling.masks import Keys, keep_mask
 from dropbayes.sampling.probes import is_ignored
 from dropbayes.sampling.profile import Profile
 from dropbayes.tracing import Site, SiteNames, Source, is_ours, neutral_uniform, version
 from dropbayes.tracing.generators import SENTINEL_SEED
 
-__all__ = ["SiteVariables", "Variable"]
+__all__ = ["SiteVariables", "Variable", "standard_masks"]
 
 _CASTS = {"bfloat16", "double", "float", "half", "to", "type", "type_as"}
 _HARD = {"argmax", "argmin", "ceil", "floor", "heaviside", "round", "sign", "trunc"}
@@ -33,16 +34,12 @@ class Variable:
     site: Site
     value: Tensor
     """The numbers, a leaf of the graph of length 1 along positions that share them; or the product with a mask."""
-    variance: float | Tensor
-    """The variance of each number: one for all, or of the value's shape."""
+    std: float | Tensor
+    """The standard deviation of each number: one for all, or of the value's shape."""
     factor: Tensor | None = None
     """What the mask multiplies; None if the value is the numbers."""
     mask_shape: tuple[int, ...] = ()
     version: int = 0  # of the product and of the factor, which share their memory
-
-    @property
-    def std(self) -> float | Tensor:
-        return self.variance**0.5
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -65,22 +62,17 @@ class Variable:
 class SiteVariables(Source):
     """A source of variables in place of random numbers.
 
-    Args:
-        profile: The network's profile.
-        names: The names of the modules that run.
-        ignored: Modules whose randomness is not dropout.
-        tied: Whether all positions of a sequence have the same mask.
-        leaves: Whether masks are leaves of the graph, for a network that writes into what it has dropped from.
+    `tied`: all positions of a sequence have the same mask. `leaves`: masks are leaves of the graph, for a network that
+    writes into what it has dropped from.
     """
 
     def __init__(
         self, profile: Profile, names: SiteNames, ignored: tuple[str, ...], tied: bool, leaves: bool = False
     ) -> None:
         self.variables: list[Variable] = []
-        self._leaves = leaves
-        self._profile, self._names, self._ignored, self._tied = profile, names, ignored, tied
+        self._profile, self._names, self._ignored, self._tied, self._leaves = profile, names, ignored, tied, leaves
         self._by_name = {site.name: site for site in profile.sites} if profile.by_name else {}
-        self._n_met = 0  # sites so far
+        self._following = iter(profile.sites)
         self._drawn: Variable | None = None  # uniforms that the running operation has asked for
         self._uniforms: dict[int, tuple[Tensor, Variable, float]] = {}  # tensors of uniforms plus a number, by id
         self._gates: dict[int, tuple[Tensor, Variable, float]] = {}  # their comparisons, with the chance of a one
@@ -94,23 +86,22 @@ class SiteVariables(Source):
         )
 
     def keep(self, kind: str, drop_prob: float, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        keep_prob = 1 - drop_prob
-        mean = torch.full(shape, keep_prob, dtype=like.dtype, device=like.device)
-        return self._add(kind, mean, drop_prob * keep_prob)
+        mean = torch.full(shape, 1 - drop_prob, dtype=like.dtype, device=like.device)
+        return self._add(kind, mean, (drop_prob * (1 - drop_prob)) ** 0.5)
 
     def dropout(self, kind: str, x: Tensor, drop_prob: float, shape: tuple[int, ...], inplace: bool) -> Tensor:
         if drop_prob == 1:
             self._next(kind)
             return x * 0
+        std = (drop_prob / (1 - drop_prob)) ** 0.5
         if not (inplace or self._leaves or x.is_inference()):
             site = self._next(kind)
             tied = {position.axis for position in site.positions} if self._tied else set[int]()
             mask_shape = tuple(1 if axis in tied else length for axis, length in enumerate(shape))
             product = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
-            variance = drop_prob / (1 - drop_prob)
-            self.variables.append(Variable(site, product, variance, x, mask_shape, version(product)))
+            self.variables.append(Variable(site, product, std, x, mask_shape, version(product)))
             return product
-        factors = self._add(kind, torch.ones(shape, dtype=x.dtype, device=x.device), drop_prob / (1 - drop_prob))
+        factors = self._add(kind, torch.ones(shape, dtype=x.dtype, device=x.device), std)
         return x.mul_(factors) if inplace and not isinstance(x, nn.Parameter) else x * factors
 
     def uniform(self, kind: str, drop_prob: float | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
@@ -119,7 +110,7 @@ class SiteVariables(Source):
         zeros = torch.zeros(shape, dtype=torch.float64, device=device)
         if kind == "randn":  # the caller takes the normal quantile
             return torch.special.ndtr(self._add(kind, zeros, 1.0))
-        uniform = self._add(kind, zeros + 0.5, 1 / 12)
+        uniform = self._add(kind, zeros + 0.5, 12**-0.5)
         self._drawn = self.variables[-1]
         return uniform
 
@@ -127,7 +118,7 @@ class SiteVariables(Source):
         if self._is_ignored():
             return probability
         chance = probability.detach()
-        return probability + self._add("bernoulli", torch.zeros_like(chance), chance * (1 - chance))
+        return probability + self._add("bernoulli", torch.zeros_like(chance), (chance * (1 - chance)) ** 0.5)
 
     def after(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         drawn, self._drawn = self._drawn, None
@@ -168,29 +159,39 @@ class SiteVariables(Source):
             )
         self.variables.remove(uniforms)
         noise = torch.zeros_like(result).requires_grad_()
-        self.variables.append(Variable(uniforms.site, noise, chance * (1 - chance)))
+        self.variables.append(Variable(uniforms.site, noise, (chance * (1 - chance)) ** 0.5))
         with torch.enable_grad():
             result.copy_(chance + noise)
 
-    def _add(self, kind: str, mean: Tensor, variance: float | Tensor) -> Tensor:
+    def _add(self, kind: str, mean: Tensor, std: float | Tensor) -> Tensor:
         """The next variable, at its mean."""
         site, value = self._next(kind), mean.detach()
         for position in site.positions if self._tied else ():
             value = value.narrow(position.axis, 0, 1)
-            variance = variance.narrow(position.axis, 0, 1) if isinstance(variance, Tensor) else variance
+            std = std.narrow(position.axis, 0, 1) if isinstance(std, Tensor) else std
         value = value.clone().requires_grad_()
-        self.variables.append(Variable(site, value, variance))
+        self.variables.append(Variable(site, value, std))
         return value.expand(mean.shape)
 
     def _next(self, kind: str) -> Site:
         """The site that is met: the next one, or by its name where a draw may skip some."""
-        name, sites = self._names.next(kind) if self._by_name else kind, self._profile.sites
-        self._n_met += 1
-        following = sites[self._n_met - 1] if self._n_met <= len(sites) else None
-        site = self._by_name.get(name) if self._by_name else following
+        name = self._names.next(kind) if self._by_name else kind
+        site = self._by_name.get(name) if self._by_name else next(self._following, None)
         if site is None or site.kind != kind:
             raise ValueError(
                 f"`net` met a site {name!r} that it did not meet when it was inspected: its forward depends on more "
                 'than its input and weights. Predict with method="sampling".'
             )
         return site
+
+
+def standard_masks(
+    site: Site, keys: Keys, draws: range, shape: tuple[int, ...], like: Tensor, rows: range | None = None
+) -> Tensor:
+    """Masks of a site less their mean, in standard deviations, `[draw, unit]`; with rows, `[draw, row, unit]`."""
+    drop_prob = site.drop_prob or 0.0
+    masks = keep_mask(
+        keys, site.number or 0, drop_prob=drop_prob, draws=draws, rows=rows, shape=shape, dtype=like.dtype,
+        device=like.device,
+    )  # fmt: skip
+    return ((masks - (1 - drop_prob)) / (drop_prob * (1 - drop_prob)) ** 0.5).flatten(1 if rows is None else 2)
