@@ -38,6 +38,48 @@ def test_the_precision_of_classes_is_one(models):
     assert tau == pytest.approx(1)
 
 
+@pytest.mark.parametrize(
+    ("name", "background"), [("numbers", []), ("numbers", ["--background", "train.csv"]), ("classes", [])]
+)
+def test_the_reasons_of_a_row_sum_to_its_prediction_and_its_uncertainty(models, monkeypatch, name, background):
+    monkeypatch.chdir(models)
+    found = json.loads(run("explain", name, "new.csv", "--rows", 3, *background, "--json").text)["rows"]
+    predicted = rows_of(run("predict", name, "new.csv", "-o", "-").text)
+    doubt = (
+        column(predicted, "price_epistemic_std") ** 2
+        if name == "numbers"
+        else column(predicted, "kind_mutual_information")
+    )
+    assert [one["row"] for one in found] == (-doubt).argsort(kind="stable")[:3].tolist()
+    for one in found:
+        row = predicted[one["row"]]
+        stated = row["price_mean"] if name == "numbers" else row[f"kind_probability_{row['kind_predicted']}"]
+        for what, value in (("prediction", float(stated)), ("uncertainty", doubt[one["row"]])):
+            parts = [part[what] for part in one["columns"].values()]
+            assert sum(parts) + one["typical"][what] == pytest.approx(value, rel=1e-5)
+        assert list(one["columns"]) == ["size", "city", "new"]  # a category is one column
+        assert one["columns"]["city"]["value"] == row["city"] and one["place"] == f"new.csv, line {one['row'] + 2}"
+
+
+def test_the_background_is_what_a_row_is_compared_with(models, tmp_path):
+    """A row compared with itself has no reasons."""
+    header, row = (models / "new.csv").read_text().splitlines()[:2]
+    (tmp_path / "one.csv").write_text(f"{header}\n{row}\n")
+    (one,) = json.loads(
+        run("explain", models / "numbers", tmp_path / "one.csv", "--background", tmp_path / "one.csv", "--json").text
+    )["rows"]
+    assert all(part["prediction"] == part["uncertainty"] == 0 for part in one["columns"].values())
+    assert one["typical"] == {"prediction": one["prediction"], "uncertainty": one["uncertainty"]}
+
+
+def test_reasons_are_printed_with_the_largest_share_first(models):
+    shown = run("explain", models / "numbers", models / "new.csv", "--rows", 1).text
+    shares = [int(share) for share in re.findall(r"(-?\d+) %", shown)]
+    assert shares[:3] == sorted(shares[:3], reverse=True) and sum(shares) == pytest.approx(100, abs=2)
+    assert "price" in shown and "epistemic deviation" in shown and "(typical rows)" in shown
+    assert "probability" in run("explain", models / "classes", models / "new.csv", "--rows", 1).text
+
+
 def test_a_model_without_dropout_is_explained_and_warned_of(models, tmp_path):
     options = ["--hidden", "4", "--n-steps", "5", "--n-networks", "1", "--drop-prob", "0", "--weight-decay", "0"]
     result = run(

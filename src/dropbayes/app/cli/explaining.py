@@ -1,10 +1,12 @@
-r"""`dropbayes explain`: a model described, from its columns to its sites."""
+r"""`dropbayes explain`: a model described, from its columns to its sites, and why it is unsure of rows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from dropbayes.app.cli import options
 from dropbayes.app.cli.messages import bold, escaped, print_result, table
@@ -12,22 +14,127 @@ from dropbayes.runtime.formatting import plain_number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from torch import Tensor
 
+    from dropbayes.app.cli.rows import Window
     from dropbayes.app.models.model import Model
+    from dropbayes.runtime.arrays import NumpyArray
 
-__all__ = ["explain", "facts"]
+__all__ = ["explain", "facts", "reasons"]
 
 
-def explain(model: options.ModelFolder, as_json: options.Json = False) -> None:
-    """Describe a model: what it reads, and what it is.
+def explain(
+    model: options.ModelFolder,
+    data: Annotated[str | None, typer.Argument(metavar="[DATA]", help="A CSV or Parquet file of rows.")] = None,
+    rows: Annotated[int, typer.Option(help="How many rows to explain: those it is least sure of.", min=1)] = 5,
+    background: Annotated[
+        str | None,
+        typer.Option(
+            help="Rows to compare with, such as those of training; by default their mean alone.", metavar="FILE"
+        ),
+    ] = None,
+    allow_new: options.AllowNew = False,
+    delimiter: options.Delimiter = None,
+    encoding: options.Encoding = None,
+    as_json: options.Json = False,
+) -> None:
+    """Describe a model; or, given rows, say why it predicts what it does, and why it is unsure.
 
-    The columns with their ranges, the sizes of the networks, drop probabilities, precision and length-scales.
+    Without rows: the columns with their ranges, the sizes of the networks, drop probabilities, precision and
+    length-scales.
+
+    With rows: for each column what it adds to the prediction, and its share of the epistemic variance (for classes, of
+    the mutual information), against typical rows.
     """
     from dropbayes.app.models.model import load
 
     fitted = load(model)
-    about = facts(fitted)
-    print_result({"model": str(fitted.path), **about}, _lines(fitted, about), as_json=as_json)
+    if data is None:
+        about = facts(fitted)
+        print_result({"model": str(fitted.path), **about}, _lines(fitted, about), as_json=as_json)
+        return
+    import numpy as np
+    import pyarrow as pa
+
+    from dropbayes.app.cli.rows import windows
+    from dropbayes.app.tables import open_table
+
+    def inputs(windows: list[Window]) -> NumpyArray:
+        return np.concatenate([window.encoded.x for window in windows])
+
+    typical = None
+    if background is not None:
+        with open_table(background, delimiter=delimiter, encoding=encoding) as source:
+            typical = inputs(list(windows(fitted, source, allow_new=allow_new, title="background")))
+    with open_table(data, delimiter=delimiter, encoding=encoding) as source:
+        read = list(windows(fitted, source, allow_new=allow_new, title="read"))
+        found = reasons(fitted, inputs(read), typical, n_rows=rows)
+        for one in found:
+            one["place"] = source.place(one["row"])
+    cells = pa.concat_tables([window.table for window in read])
+    for one in found:
+        for name, part in one["columns"].items():
+            part["value"] = str(cells[name][one["row"]].as_py())
+    result = {"model": str(fitted.path), "target": fitted.schema.target, "rows": found}
+    print_result(result, _reason_lines(fitted, found), as_json=as_json)
+
+
+def reasons(
+    model: Model, x: NumpyArray, background: NumpyArray | None = None, *, n_rows: int = 5
+) -> list[dict[str, Any]]:
+    """Why a model predicts what it does and why it is unsure, for the rows it is least sure of.
+
+    Both are Shapley values of the columns against the background, by default the mean of the training rows.
+    """
+    import torch
+
+    from dropbayes.app.models.predictor import Predictor, check_finite
+    from dropbayes.linear import shapley
+
+    predictor, columns = Predictor(model), model.schema.columns
+    answers = ("mean", "epistemic") if predictor.classes is None else ("probabilities", "mutual_information")
+
+    def values(inputs: Tensor) -> Tensor:
+        """The prediction, for classes the probability of each, and last what the model does not know of it."""
+        found = predictor.predict_inputs(inputs.numpy())
+        check_finite(found)
+        return torch.cat([torch.from_numpy(found[name]).view(len(inputs), -1) for name in answers], 1)
+
+    inputs = torch.from_numpy(x)
+    every = values(inputs)
+    rows = every[:, -1].argsort(descending=True, stable=True)[:n_rows]
+    mean = model.ensemble.population_.x_mean[:1, : x.shape[1]].double().cpu()
+    owners = torch.tensor([number for number, column in enumerate(columns) for _ in column.inputs])
+    typical = mean if background is None else torch.from_numpy(background)
+    found = []
+    for row, shares in zip(rows.tolist(), shapley(values, inputs[rows], typical, columns=owners), strict=True):
+        best = int(every[row, :-1].argmax())
+
+        def both(numbers: Tensor, best: int = best) -> dict[str, Any]:
+            return {"prediction": float(numbers[best]), "uncertainty": float(numbers[-1])}
+
+        parts = {column.name: both(share) for column, share in zip(columns, shares, strict=True)}
+        label = {} if predictor.classes is None else {"predicted": str(predictor.classes[best])}
+        typically = both(every[row] - shares.sum(0))
+        found.append({"row": row, **label, **both(every[row]), "typical": typically, "columns": parts})
+    return found
+
+
+def _reason_lines(model: Model, found: list[dict[str, Any]]) -> Iterator[RenderableType]:
+    for one in found:
+        answer = f"{plain_number(one['prediction'])}, epistemic deviation {plain_number(one['uncertainty'] ** 0.5)}"
+        if "predicted" in one:
+            doubt = f"mutual information {plain_number(one['uncertainty'])}"
+            answer = f"{one['predicted']} with probability {plain_number(one['prediction'])}, {doubt}"
+        parts = sorted(one["columns"].items(), key=lambda named: -named[1]["uncertainty"])
+        lines = []
+        for name, part in [*parts, ("(typical rows)", {**one["typical"], "value": ""})]:
+            share = part["uncertainty"] / (one["uncertainty"] or 1.0)
+            adds = f"{part['prediction']:+.4g}"
+            lines.append([name, part["value"], adds, f"{round(100 * share)} %", "█" * round(20 * share)])
+        heads = ["column", "value", "adds to the prediction", "share of the uncertainty", ""]
+        yield table(f"{one['place']}: {model.schema.target} {answer}", heads, lines, numbers=(2, 3))
+        yield ""
 
 
 def facts(model: Model) -> dict[str, Any]:
