@@ -26,6 +26,7 @@ def process(*arguments, **options):
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, **options)
 
 
+@pytest.mark.slow
 def test_the_module_runs_and_the_first_lines_can_be_taken_from_a_pipe(models, tmp_path):
     (tmp_path / "many.csv").write_text(table(20_000, seed=3))
     with process("predict", models / "numbers", tmp_path / "many.csv", "-o", "-", stdout=subprocess.PIPE) as child:
@@ -35,7 +36,7 @@ def test_the_module_runs_and_the_first_lines_can_be_taken_from_a_pipe(models, tm
         assert child.stderr.read() == b""
 
 
-@pytest.mark.parametrize("from_stream", [False, True], ids=["file", "stream"])
+@pytest.mark.parametrize("from_stream", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["file", "stream"])
 def test_an_interruption_leaves_the_previous_file(models, tmp_path, from_stream):
     out, data = tmp_path / "out" / "out.csv", tmp_path / "many.csv"
     out.parent.mkdir()
@@ -66,6 +67,7 @@ def test_a_full_disk_is_one_line(models):
     assert re.fullmatch(rb"(dropbayes: note: .*\n)*dropbayes: error: No space left on device\.\n", said)
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_grow_leaves_the_previous_one(models, tmp_path):
     out = tmp_path / "out.csv"
     out.write_text("previous")

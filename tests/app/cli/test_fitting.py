@@ -214,9 +214,8 @@ def test_a_target_of_zero_and_one_is_said_to_be_classes(tmp_path):
 
 def fitted_notes(folder, lines, target="y"):
     (folder / "t.csv").write_text("\n".join(lines))
-    result = run(
-        "fit", folder / "t.csv", "--target", target, "--out", folder / "m", *TINY[:2], "--n-steps", "300", *TINY[4:]
-    )
+    settings = [*TINY[:2], "--n-steps", "300", *TINY[4:]]
+    result = run("fit", folder / "t.csv", "--target", target, "--out", folder / "m", *settings)
     assert result.code == 0, result.err
     return result.err
 
@@ -242,5 +241,5 @@ def test_repeated_identifiers_are_noted_with_the_option_that_holds_out_whole_gro
     generator = np.random.default_rng(0)
     numbers = np.repeat(generator.permutation(500)[:20], 6)
     lines = [f"{n},{generator.normal():.3f},{n / 9 + generator.normal():.3f}" for n in numbers]
-    assert "'nr' repeats in runs: 20 values of about 6 rows" in fitted_notes(tmp_path, ["nr,x,y", *lines])
-    assert "--group nr" in fitted_notes(tmp_path, ["nr,x,y", *lines])
+    notes = fitted_notes(tmp_path, ["nr,x,y", *lines])
+    assert "'nr' repeats in runs: 20 values of about 6 rows" in notes and "--group nr" in notes

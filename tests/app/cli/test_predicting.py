@@ -160,6 +160,7 @@ def test_no_space_left_leaves_the_previous_file(models, tmp_path, monkeypatch, o
     assert (tmp_path / out).read_text() == "previous" and len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["predict", "evaluate"])
 def test_a_few_rows_wait_for_no_library_that_only_learning_needs(models, command):
     arguments = [command, models / "numbers", models / "train.csv", *(["-o", "-"] if command == "predict" else [])]
@@ -184,6 +185,7 @@ def test_a_table_with_decimal_commas_stays_one(tmp_path):
     assert again.code == 0 and header in (tmp_path / "again.csv").read_text()
 
 
+@pytest.mark.slow
 def test_an_engine_writes_a_folder_with_the_numbers_of_the_command_without_one(models, tmp_path):
     pq.write_table(parquet_rows(200), tmp_path / "rows.parquet")
     options = ["--engine", "processes", "--workers", "1", "--json"]

@@ -1,4 +1,4 @@
-"""Draws and rows over processes: the same bits for one, two, three and four of them."""
+"""Draws and rows over processes: the same bits for one, two and three of them."""
 
 import os
 import subprocess
@@ -51,15 +51,15 @@ def one_rank(rank, n_ranks, folder):
 @pytest.fixture(scope="module")
 def across(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(one_rank, (4, str(folder)), nprocs=4)
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(4)]
+    torch.multiprocessing.spawn(one_rank, (3, str(folder)), nprocs=3)
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(3)]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_bits_are_the_same_for_any_number_of_processes(across, case):
     expected = predicted(case)
     for rank, found in enumerate(across):
-        for size in range(rank + 1, 5):
+        for size in range(rank + 1, 4):
             assert all(torch.equal(a, b) for a, b in zip(found[size, case], expected, strict=True)), (rank, size)
 
 

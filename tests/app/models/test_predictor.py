@@ -35,7 +35,7 @@ def rows_of(columns, rows):
 
 
 @given(cuts=st.lists(st.integers(0, N_ROWS), max_size=6))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_a_row_has_the_same_bits_however_the_rows_are_cut(predictor, columns, cuts):
     edges = [0, *sorted(cuts), N_ROWS]
     parts = [predictor(rows_of(columns, slice(a, b))) for a, b in pairwise(edges)]

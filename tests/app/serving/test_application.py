@@ -158,6 +158,7 @@ def test_a_category_new_to_the_model_is_served_where_the_request_or_the_server_a
         assert live.infer({**strange, "parameters": {"allow_new": False}})[0] == 400
 
 
+@pytest.mark.slow
 def test_conformal_label_sets_are_those_of_the_model(models, tmp_path):
     frame = pyarrow.csv.read_csv(models / "train.csv")
     load(models / "classes").calibrate(frame, method="conformal").save(tmp_path / "sets")
@@ -218,6 +219,7 @@ def test_plain_records_are_answered_with_the_columns_of_the_command_line(server,
         assert server.ask("POST", "/v2/models/numbers/records", json.dumps(wrong))[0] == 400
 
 
+@pytest.mark.slow
 def test_several_models_share_a_server(server, classes, models):
     with live_server(models / "numbers", models / "classes") as both:
         for one in (server, classes):
