@@ -1,5 +1,6 @@
 """What the dispatcher sees of a pass: randomness, reads, writes and memory."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -187,3 +188,17 @@ def test_memory_from_the_first_site_on_is_counted_apart():
         after = drawn + 1
     assert (watch.peak_bytes, watch.peak_suffix_bytes) == (3 * 4000, 4000)
     assert after.shape == before.shape
+
+
+def test_a_mark_ends_with_its_memory_and_not_with_the_tensor_that_was_marked():
+    array, watch = np.ones(4), Watch()
+    drawn = torch.from_numpy(array)
+    watch.mark_drawn([drawn])
+    view = drawn[1:]
+    del drawn
+    watch.note_read(view, number=True)
+    assert watch.reads == {(True, False, True)}
+    del view
+    watch.reads.clear()
+    watch.note_read(torch.from_numpy(array), number=True)  # another tensor at the same address
+    assert not watch.reads

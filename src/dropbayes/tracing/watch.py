@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import PyTree
 
@@ -44,9 +45,9 @@ class Watch(TorchDispatchMode):
         self.writes_input = False
         self.has_dynamic_shapes = False  # a shape depends on values of the rows or of a site
         self.peak_bytes = self.peak_suffix_bytes = 0
-        self._rows = {key for tensor in rows if (key := _storage(tensor))}
+        self._rows = _memory(rows)
         self._shared = {key: name for name, tensor in (shared or {}).items() if (key := _storage(tensor))}
-        self._rowed, self._drawn = set(self._rows), set[int]()
+        self._rowed, self._drawn = dict(self._rows), dict[int, StorageWeakRef]()
         self._after_site = False
         self._seed = 0  # of torch's generator when the pass began
         # Views of parameters, buffers and inputs take no memory.
@@ -72,19 +73,21 @@ class Watch(TorchDispatchMode):
     def mark_drawn(self, tensors: Iterable[Tensor]) -> None:
         """Notes the results of a site."""
         self._after_site = True
-        self._drawn.update(key for tensor in tensors if (key := _storage(tensor)))
+        self._drawn |= _memory(tensors)
 
     def unmark(self, tensor: Tensor) -> None:
         """Notes a tensor that is the same under every draw, whatever it was computed from."""
-        self._drawn.discard(_storage(tensor))
+        self._drawn.pop(_storage(tensor), None)
 
     def note_read(self, tensor: Any, *, number: bool) -> None:
         """Notes that Python read the values of a tensor."""
         key = _storage(tensor) if isinstance(tensor, Tensor) else 0
-        if key in self._drawn or key in self._rowed:
-            self.reads.add((key in self._drawn, key in self._rowed, number))
+        drawn, rowed = _marks({key}, self._drawn), _marks({key}, self._rowed)
+        if drawn or rowed:
+            self.reads.add((drawn, rowed, number))
             if number:
-                self.numbers.append(tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+                flat = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).view(-1)
+                self.numbers.append(flat.view(torch.uint8).numpy().tobytes())
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Arguments = (), kwargs: NamedArguments | None = None
@@ -97,7 +100,7 @@ class Watch(TorchDispatchMode):
             if any(argument.name == "generator" for argument in func._schema.arguments):
                 # What no source can key is refused after the pass: torch's own generator, which is the user's, stays.
                 kwargs = {**kwargs, "generator": torch.Generator(_device(args))}
-        drawn, rowed = bool(given & self._drawn), bool(given & self._rowed)
+        drawn, rowed = _marks(given, self._drawn), _marks(given, self._rowed)
         if torch.Tag.data_dependent_output in tags and args:
             is_number = func.overloadpacket.__name__ != "equal" and args[0].dtype != torch.bool
             self.note_read(args[0], number=is_number)
@@ -105,7 +108,7 @@ class Watch(TorchDispatchMode):
         written = _written(func, args, kwargs) if func._schema.is_mutable else set[int]()
         for key in written & self._shared.keys():
             raise SharedWrite(self._shared[key])
-        self.writes_input |= bool(written & self._rows)
+        self.writes_input |= bool(written & self._rows.keys())
         result = func(*args, **kwargs)
         for tensor in _tensors(result if isinstance(result, (tuple, list)) else (result,)):
             self._hold(tensor, given, drawn, rowed)
@@ -117,9 +120,9 @@ class Watch(TorchDispatchMode):
             return
         for depends, keys in ((drawn, self._drawn), (rowed, self._rowed)):
             if depends:
-                keys.add(key)
+                keys[key] = StorageWeakRef(tensor.untyped_storage())
             elif key not in given:  # new memory, perhaps at the address of a tensor that is gone
-                keys.discard(key)
+                keys.pop(key, None)
         if key in self._live:
             return
         size = tensor.untyped_storage().nbytes()
@@ -134,6 +137,11 @@ class Watch(TorchDispatchMode):
         size, in_suffix = self._live.pop(key, (0, False))
         self._total -= size
         self._suffix_total -= size if in_suffix else 0
+
+
+def _marks(given: set[int], keys: dict[int, StorageWeakRef]) -> bool:
+    """Whether memory that was marked is among `given`: not another tensor's, at the address of one that is gone."""
+    return any(key in keys and not keys[key].expired() for key in given)
 
 
 def _device(args: Arguments) -> torch.device:
@@ -157,6 +165,11 @@ def _storage(tensor: Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
         return 0
+
+
+def _memory(tensors: Iterable[Tensor]) -> dict[int, StorageWeakRef]:
+    """The memory of tensors by address."""
+    return {key: StorageWeakRef(tensor.untyped_storage()) for tensor in tensors if (key := _storage(tensor))}
 
 
 def _named(func: OpOverload, args: Arguments, kwargs: NamedArguments) -> dict[str, Any]:
