@@ -134,13 +134,14 @@ def significance(means: Means, rivals: list[str], key: str) -> dict[str, float]:
 
 def summary(means: Means, players: list[str], key: str) -> str:
     """A Markdown table with a row for each contestant; efforts are ranked in the place of the default."""
-    rivals = [player for player in players if player not in (DEFAULT, *EFFORTS)]
+    apart = {*EFFORTS, *(p for p in players if sum(p in scores for scores in means.values()) < 0.8 * len(means))}
+    rivals = [player for player in players if player != DEFAULT and player not in apart]
     p_values, rows = significance(means, rivals, key), []
     for player in players:
         met = {table: scores for table, scores in means.items() if player in scores}
         others = [other for other in (rivals if player in EFFORTS else [DEFAULT, *rivals]) if other != player]
-        # A contestant that gave up is last; efforts that are not affordable everywhere are ranked where they played.
-        values = losses(met if player in EFFORTS else means, [player, *others], key)
+        # A contestant that gave up is last; those that are not affordable everywhere are ranked where they played.
+        values = losses(met if player in apart else means, [player, *others], key)
         cells = {
             "": player,
             "tables": f"{len(met)}",
@@ -150,7 +151,7 @@ def summary(means: Means, players: list[str], key: str) -> str:
         }
         if key == "CRPS":
             dense = [other for other in others if not np.isnan(losses(means, [other], "log score")).any()]
-            scores = losses(met if player in EFFORTS else means, [player, *dense], "log score")
+            scores = losses(met if player in apart else means, [player, *dense], "log score")
             rank = rankdata(scores, axis=1)[:, 0].mean()
             low, high = COVERED
             cells["rank of log score"] = "–" if np.isnan(rank) else f"{rank:.2f}"
