@@ -164,6 +164,7 @@ def population_on_cuda(batch_size: int = 128, n_rows: int = 900) -> list[dict[st
             "relu",
             batch_size,
             "constant",
+            False,
             torch.device("cuda"),
             torch.float32,
         )

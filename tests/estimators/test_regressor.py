@@ -75,14 +75,18 @@ def test_many_outputs_are_learned_together():
 
 
 @pytest.mark.slow
-def test_heteroscedastic_noise():
+def test_heteroscedastic_noise_and_learned_drop_probability():
     source = np.random.default_rng(0)
     x = source.uniform(-2, 2, size=(600, 1))
     y = x[:, 0] + np.where(x[:, 0] > 0, 1.0, 0.1) * source.normal(size=600)
-    model = DropoutRegressor(**(QUICK | {"n_steps": 600}), noise="heteroscedastic", random_state=0).fit(x, y)
+    model = DropoutRegressor(
+        **(QUICK | {"n_steps": 600}), noise="heteroscedastic", learn_drop_prob=True, random_state=0
+    ).fit(x, y)
     _, std = model.predict([[-1.5], [1.5]], return_std=True)
     assert std[0] < 0.45
     assert std[1] == pytest.approx(1, abs=0.35)
+    assert all(0 < p < 0.5 for p in model.drop_prob_)
+    assert model.drop_prob_ != (0.05, 0.05)
 
 
 def test_a_read_only_column_is_judged_without_a_word(recwarn):

@@ -19,11 +19,3 @@ def trained_population(**settings):
     tasks = [Task(x[:100], y[:100], held_out=(x[100:], y[100:])), Task(x[30:], y[30:], held_out=(x[:30], y[:30]))]
     members = [Member(task=i % 2, drop_prob=0.1, epochs=30, learning_rate=0.01, seed=i) for i in range(6)]
     return train(tasks, members, hidden=(12,), batch_size=32, **F64, **settings), tasks
-
-
-def row_losses(likelihood, output, y):
-    """The data term of each row, by torch's distributions; a Gaussian's without its constant."""
-    if likelihood == "categorical":
-        return -torch.distributions.Categorical(logits=output).log_prob(y[..., 0])
-    mean, log_variance = output.chunk(2, -1) if likelihood == "heteroscedastic" else (output, torch.zeros(()))
-    return -torch.distributions.Normal(mean, (0.5 * log_variance).exp()).log_prob(y).sum(-1)

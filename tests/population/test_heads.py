@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from dropbayes.population.heads import HEADS, head_of
-from tests.population.samples import row_losses
 
 F64 = torch.float64
 
@@ -23,8 +22,15 @@ def test_the_gradient_is_that_of_autograd(name):
         ..., : HEADS[name].width(4 if name == "categorical" else 2)
     ]
     output = output.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(row_losses(name, output, y).sum(), output)
+    (expected,) = torch.autograd.grad(HEADS[name].row_losses(output, y).sum(), output)
     torch.testing.assert_close(HEADS[name].loss_gradient(output.detach(), y), expected)
+
+
+def test_the_loss_of_classes_is_the_negative_log_probability():
+    source = torch.Generator().manual_seed(1)
+    logits, y = torch.randn(3, 5, 4, dtype=F64, generator=source), targets("categorical", source)
+    expected = -torch.distributions.Categorical(logits=logits).log_prob(y[..., 0])
+    torch.testing.assert_close(HEADS["categorical"].row_losses(logits, y), expected)
 
 
 @pytest.mark.parametrize("name", ["gaussian", "heteroscedastic"])

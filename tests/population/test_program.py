@@ -15,7 +15,7 @@ from dropbayes.population import (
 from dropbayes.population.heads import HEADS
 from dropbayes.population.program import forward
 from dropbayes.population.standardisation import stacked_table
-from tests.population.samples import F64, row_losses, toy
+from tests.population.samples import F64, toy
 
 
 def test_twenty_members_equal_the_same_networks_trained_alone():
@@ -40,6 +40,22 @@ def test_twenty_members_equal_the_same_networks_trained_alone():
             torch.testing.assert_close(ours[i], theirs[0], rtol=1e-9, atol=1e-12)
 
 
+def test_learned_drop_probability_goes_to_a_half_when_only_the_entropy_counts():
+    # A huge KL weight (tiny precision) leaves nothing but the entropy, which is greatest at one half.
+    x, y = toy(40)
+    member = Member(drop_prob=0.1, precision=1e-6, length_scale=1e-4, epochs=200, learning_rate=0.05)
+    learned = train([Task(x, y)], [member], hidden=(10,), learn_drop_prob=True, **F64)
+    torch.testing.assert_close(learned.drop_prob, torch.full((1, 2), 0.5, dtype=torch.float64), rtol=0, atol=0.02)
+
+
+def test_learned_drop_probability_falls_with_more_data():
+    few, many = (toy(n, noise=0.05) for n in (40, 1000))
+    member = Member(drop_prob=0.2, precision=100.0, learning_rate=0.01)
+    small = train([Task(*few)], [replace(member, epochs=300)], batch_size=40, learn_drop_prob=True, **F64)
+    large = train([Task(*many)], [replace(member, epochs=40)], batch_size=40, learn_drop_prob=True, **F64)
+    assert large.drop_prob.sum() < small.drop_prob.sum()
+
+
 def test_row_weights_count_rows_more_than_once():
     x, y = toy(24)
     weight = torch.tensor([1.0, 2.0]).repeat(12)
@@ -58,7 +74,7 @@ def test_the_gradient_by_hand_is_that_of_autograd(activation, likelihood):
     members = [Member(drop_prob=(0.0, 0.2, 0.1 * s), weight_decay=1e-2, seed=s) for s in range(3)]
     table = stacked_table([Task(x, targets)], HEADS[likelihood], torch.float64)
     head, device = HEADS[likelihood], torch.device("cpu")
-    program = fitting._program(table, members, (7, 5), head, activation, 20, "constant", device, torch.float64)
+    program = fitting._program(table, members, (7, 5), head, activation, 20, "constant", False, device, torch.float64)
     program.load(0, randomness.chunk_of(0, 20, [50], program.widths), 0)
     before = program.vector.clone().requires_grad_()
     positions = program.stack.rows.gather(1, program.positions[0].expand(3, -1))
@@ -70,23 +86,23 @@ def test_the_gradient_by_hand_is_that_of_autograd(activation, likelihood):
         masks.append((mixed >= program.thresholds[0, layer]).double() / keep[:, layer, None, None])
     parameters = program.views(before)
     output = forward(parameters[:3], parameters[3:], inputs, masks, activation)
-    loss = (row_losses(likelihood, output, outcome) * weight).sum() / 20 + 1e-2 * sum(
-        w.square().sum() for w in parameters[:3]
-    )
+    loss = (head.row_losses(output, outcome) * weight).sum() / 20 + 1e-2 * sum(w.square().sum() for w in parameters[:3])
     (expected,) = torch.autograd.grad(loss, before)
     program.step()
     torch.testing.assert_close(program.gradient, expected)
 
 
-def test_a_member_that_sees_two_inputs_is_the_network_of_two_inputs():
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_member_that_sees_two_inputs_is_the_network_of_two_inputs(learned):
     x, y = toy(60)
-    member = Member(drop_prob=0.0, weight_decay=1e-3, epochs=20, learning_rate=0.01)
+    member = Member(drop_prob=0.1 if learned else 0.0, weight_decay=1e-3, epochs=20, learning_rate=0.01)
     both = [replace(member, n_inputs=2), member]
-    settings = {"hidden": (6,), "batch_size": 20, **F64}
+    settings = {"hidden": (6,), "batch_size": 20, "learn_drop_prob": learned, **F64}
     seen = train([Task(x, y)], both, **settings)
     assert bool((seen.weights[0][0, 2] == 0).all()) and bool((seen.weights[0][1, 2] != 0).all())
-    alone = train([Task(x[:, :2], y)], [member], **settings)
-    torch.testing.assert_close(seen.weights[0][0, :2], alone.weights[0][0])
+    if not learned:  # masks belong to the units of the wider network
+        alone = train([Task(x[:, :2], y)], [member], **settings)
+        torch.testing.assert_close(seen.weights[0][0, :2], alone.weights[0][0])
 
 
 def test_members_that_share_a_learning_rate_take_the_steps_of_those_that_do_not():

@@ -60,6 +60,7 @@ class DropoutEstimator(Parameters, Ensemble):
             "batch_size": self._batch_size(n_rows),
             "schedule": "cosine",
             "betas": self._effort.betas,
+            "learn_drop_prob": self.learn_drop_prob,
             "n_jobs": self.n_jobs,
             "device": self.device,
             "progress": progress or (None if self.verbose else False),

@@ -28,6 +28,7 @@ class Parameters(BaseEstimator):
     effort: Literal["quick", "standard", "best"] = "standard"
     drop_prob: Any = "search"
     weight_decay: Any = "search"
+    learn_drop_prob: bool = False
     activation: Literal["relu", "tanh"] = "relu"
     missing: Literal["auto", "error", "learn"] = "auto"
     n_networks: int | Literal["auto"] = "auto"

@@ -52,6 +52,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
             of magnitude, "arcsinh" for heavy tails of either sign, or "auto" to fit them all and keep the one of the
             best held-out log-likelihood. Predictions are in the units of y. In a transformed scale the noise of
             `noise="student"` is Gaussian.
+        learn_drop_prob: Whether each layer's drop probability is learned (concrete dropout).
         activation: "relu" or "tanh".
         missing: "learn" to fill missing inputs with the column's mean and add an indicator column, so that the
             networks can learn from their absence; "auto" to do so where the training rows have missing inputs; "error"

@@ -34,6 +34,8 @@ from dropbayes.weight_layers.precision import weight_decay
 _IDLE_SHARE = 0.25
 # Weights of standardised data stay far below this; above it products overflow.
 _MAX_WEIGHT = 1e8
+# The noise that learned drop probabilities assume when a member states none: a tenth of the targets' variance.
+_CONCRETE_PRECISION = 10.0
 
 
 def train(
@@ -46,6 +48,7 @@ def train(
     batch_size: int = 128,
     schedule: Literal["constant", "cosine"] = "constant",
     betas: tuple[float, float] = ADAM_BETAS,
+    learn_drop_prob: bool = False,
     start: Population | None = None,
     n_classes: int | None = None,
     device: str | torch.device = "auto",
@@ -68,6 +71,9 @@ def train(
         batch_size: The number of rows per step, common to all. A task with fewer rows uses all of them at each step.
         schedule: "constant" learning rate, or "cosine" to zero over the member's own steps.
         betas: The decay rates of Adam's two moments.
+        learn_drop_prob: Whether to learn each layer's drop probability (concrete dropout), starting from the member's.
+            The entropy in the KL term is weighted by 1/(Nτ) with the member's precision (without one: 10 in standard
+            units for the Gaussian), by 1/N for the other likelihoods.
         start: Networks to continue training from, one per member: their parameters and their standardisation. Adam
             is reset.
         n_classes: The number of classes, if the last ones may be absent from the tasks.
@@ -86,7 +92,9 @@ def train(
     _check(tasks, members, hidden, activation, start)
     device = available_device(device)
     table = stacked_table(tasks, head, dtype, start=start, n_classes=n_classes)
-    program = _program(table, members, hidden, head, activation, batch_size, schedule, device, dtype, betas)
+    program = _program(
+        table, members, hidden, head, activation, batch_size, schedule, learn_drop_prob, device, dtype, betas
+    )
     if start is not None:
         _continue_from(start, program)
     n_steps = program.stack.n_steps.long().cpu()
@@ -199,6 +207,15 @@ def _decays(member: Member, keep: Sequence[float], n_rows: int, y_scale: Tensor)
     ]
 
 
+def _entropy_weight(member: Member, table: Table, head: Head) -> float:
+    r"""The $1 / (N \tau)$ that weights the KL against the data term (τ = 1 where that is the log-likelihood itself)."""
+    precision = 1.0
+    if head.name == "gaussian":
+        scale = float(table.moments.y_scale[member.task].square().mean())
+        precision = _CONCRETE_PRECISION if member.precision is None else member.precision * scale
+    return 1 / (table.n_rows[member.task] * precision)
+
+
 def _program(
     table: Table,
     members: Sequence[Member],
@@ -207,6 +224,7 @@ def _program(
     activation: Activation,
     batch_size: int,
     schedule: str,
+    learn_drop_prob: bool,
     device: torch.device,
     dtype: torch.dtype,
     betas: tuple[float, float] = ADAM_BETAS,
@@ -231,14 +249,19 @@ def _program(
     def on_device(values: Any, kind: torch.dtype = torch.float64) -> Tensor:
         return torch.tensor(values, dtype=kind, device=device)
 
+    drop_prob, kl_scale = on_device(drops), None
+    if learn_drop_prob:
+        drop_prob = drop_prob.clamp(1e-3, 0.9)
+        kl_scale = on_device([_entropy_weight(m, table, head) for m in members], dtype)
     stack = Stack(
         rows=rows.to(device),
         size_group=on_device([sizes.index(table.n_rows[m.task]) for m in members], torch.long),
-        drop_prob=on_device(drops),
+        drop_prob=drop_prob,
         weight_decay=on_device(decays, dtype),
         learning_rate=on_device([m.learning_rate for m in members]),
         n_steps=on_device(steps),
         n_inputs=on_device(seen, torch.long),
+        kl_scale=kl_scale,
         member_words=tuple(torch.stack(layer).to(device) for layer in zip(*words, strict=True)),
     )
     return Program(
@@ -263,7 +286,7 @@ def _untrained_population(table: Table, members: Sequence[Member], program: Prog
         members=tuple(members),
         weights=tuple(w.clone() for w in program.weights),
         biases=tuple(b.clone() for b in program.biases),
-        drop_prob=program.stack.drop_prob.clone(),
+        drop_prob=program.drop_prob.clone(),
         precision=torch.where(given.isnan()[:, None], y_scale**-2, given[:, None]),
         x_mean=standard.x_mean[tasks].to(device),
         x_scale=standard.x_scale[tasks].to(device),
@@ -304,6 +327,7 @@ class _Run:
             (*self.trained.weights, *self.trained.biases), (*program.weights, *program.biases), strict=True
         ):
             target[members] = values[source]
+        self.trained.drop_prob[members] = program.drop_prob[source]
 
     def retire(self, program: Program, step: int) -> None:
         """Stores the members that have made their last step, and shrinks the stack when enough of it is idle."""

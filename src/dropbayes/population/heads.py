@@ -43,6 +43,10 @@ class Head(ABC):
         return columns.shape[1]
 
     @abstractmethod
+    def row_losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """The data term of each row."""
+
+    @abstractmethod
     def loss_gradient(self, output: Tensor, y: Tensor) -> Tensor:
         """The gradient of each row's data term with respect to its outputs."""
 
@@ -70,6 +74,9 @@ class GaussianHead(Head):
 
     name = "gaussian"
 
+    def row_losses(self, output: Tensor, y: Tensor) -> Tensor:
+        return 0.5 * (y - output).square().sum(-1)
+
     def loss_gradient(self, output: Tensor, y: Tensor) -> Tensor:
         return output - y
 
@@ -84,6 +91,10 @@ class HeteroscedasticHead(Head):
 
     def width(self, n_outputs: int) -> int:
         return 2 * n_outputs
+
+    def row_losses(self, output: Tensor, y: Tensor) -> Tensor:
+        mean, log_variance = output.chunk(2, dim=-1)
+        return 0.5 * ((y - mean).square() * torch.exp(-log_variance) + log_variance).sum(-1)
 
     def loss_gradient(self, output: Tensor, y: Tensor) -> Tensor:
         mean, log_variance = output.chunk(2, dim=-1)
@@ -115,6 +126,9 @@ class CategoricalHead(Head):
 
     def n_outputs(self, columns: Tensor) -> int:
         return int(columns.max()) + 1
+
+    def row_losses(self, output: Tensor, y: Tensor) -> Tensor:
+        return output.logsumexp(-1) - output.gather(-1, y)[..., 0]
 
     def loss_gradient(self, output: Tensor, y: Tensor) -> Tensor:
         probabilities = output.softmax(-1)

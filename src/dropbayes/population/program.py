@@ -18,6 +18,7 @@ from dropbayes.runtime.devices import capture_graph
 __all__ = ["ADAM_BETAS", "ADAM_EPSILON", "Program", "Stack", "forward"]
 
 ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8  # Kingma and Ba (2015), the settings of the reference implementation
+CONCRETE_TEMPERATURE = 0.1  # Gal, Hron and Kendall (2017)
 _HAS_MKL = torch.backends.mkl.is_available()
 
 
@@ -33,6 +34,7 @@ class Stack:
         learning_rate: The initial learning rate of Adam.
         n_steps: The length of the schedule.
         n_inputs: The number of leading inputs that each member sees.
+        kl_scale: The weight of the KL against the data term if drop probabilities are learned, otherwise None.
         member_words: One word for each unit before each weight layer, combined with the step's words.
     """
 
@@ -43,6 +45,7 @@ class Stack:
     learning_rate: Tensor
     n_steps: Tensor
     n_inputs: Tensor
+    kl_scale: Tensor | None
     member_words: tuple[Tensor, ...]
 
     def select(self, index: Tensor) -> Stack:
@@ -52,7 +55,7 @@ class Stack:
             values = getattr(self, entry.name)
             if isinstance(values, tuple):
                 chosen[entry.name] = tuple(words[index] for words in values)
-            else:
+            elif values is not None:
                 chosen[entry.name] = values[index].contiguous()
         return replace(self, **chosen)
 
@@ -83,8 +86,8 @@ class Program:
     passes over them once, however many layers there are.
 
     Attributes:
-        vector: All parameters: weights and biases.
-        parameters: Its parts, as views: weights `[member, in, out]`, biases `[member, 1, out]`.
+        vector: All parameters: weights, biases and, if learned, logits of the drop probabilities.
+        parameters: Its parts, as views: weights `[member, in, out]`, biases `[member, 1, out]`, logits.
         first, second: Adam's moments of `vector`.
         betas: Their decay rates.
         step_in_chunk: The index of the current step in the loaded chunk.
@@ -110,7 +113,8 @@ class Program:
         self.betas = betas
         self.batch_size, self.n_sizes = batch_size, n_sizes
         self.widths = [weight.shape[1] for weight in weights] + [weights[-1].shape[2]]
-        self._lay_out(stack, [*weights, *biases])
+        logits = [] if stack.kl_scale is None else [torch.logit(stack.drop_prob).to(weights[0].dtype)]
+        self._lay_out(stack, [*weights, *biases, *logits])
         self.first, self.second = torch.zeros_like(self.vector), torch.zeros_like(self.vector)
 
     def _lay_out(self, stack: Stack, parameters: Sequence[Tensor]) -> None:
@@ -120,9 +124,9 @@ class Program:
         self.gradient, self._update, self._scaled = (torch.zeros_like(self.vector) for _ in range(3))
         self.parameters, self._gradients = self.views(self.vector), self.views(self.gradient)
         self.weights = self.parameters[: self.n_layers]
-        self.biases = self.parameters[self.n_layers :]
+        self.biases = self.parameters[self.n_layers : 2 * self.n_layers]
         self._scaled_parameters = self.views(self._scaled)
-        self.has_dropout = [bool(p.any()) for p in stack.drop_prob.T]
+        self.has_dropout = [stack.kl_scale is not None or bool(p.any()) for p in stack.drop_prob.T]
         device, dtype, n_members, n_layers = self.vector.device, self.vector.dtype, len(stack.rows), self.n_layers
         chunk, batch = randomness.STEPS_PER_CHUNK, self.batch_size
 
@@ -164,9 +168,14 @@ class Program:
         return len(self.widths) - 1
 
     def views(self, vector: Tensor) -> list[Tensor]:
-        """A vector of the parameters' length as weights and biases."""
+        """A vector of the parameters' length as weights, biases and, if learned, logits."""
         sizes = [math.prod(shape) for shape in self.shapes]
         return [values.view(shape) for values, shape in zip(vector.split(sizes), self.shapes, strict=True)]
+
+    @property
+    def drop_prob(self) -> Tensor:
+        """The current drop probabilities, `[member, layer]`."""
+        return self.stack.drop_prob if self.stack.kl_scale is None else self.parameters[-1].sigmoid().double()
 
     def keep(self, index: Tensor) -> None:
         """Drops all members but those with these indices."""
@@ -231,7 +240,10 @@ class Program:
             flat, shape = chosen.flatten(), chosen.shape
             x, y, weight = (values.index_select(0, flat).view(*shape, *values.shape[1:]) for values in self.data)
             share = weight / counts[:, None]
-            self._backward(x, y, share)
+            if self.stack.kl_scale is None:
+                self._backward(x, y, share)
+            else:
+                self._differentiate(x, y, share)
             self._adam()
             self._step += 1
             self.step_in_chunk += 1
@@ -278,6 +290,40 @@ class Program:
         if self.is_scaled:
             self.gradient.mul_(self._inverse_keep)
         self.gradient.addcmul_(self.vector, self._decay)
+
+    def _differentiate(self, x: Tensor, y: Tensor, share: Tensor) -> None:
+        """The gradient by autograd, where the drop probabilities are parameters too."""
+        with torch.enable_grad():
+            vector = self.vector.detach().requires_grad_()
+            *parameters, logit = self.views(vector)
+            weights, biases = parameters[: self.n_layers], parameters[self.n_layers :]
+            keep = 1 - logit.sigmoid()
+            scaled = [weight / keep[:, layer, None, None] for layer, weight in enumerate(weights)]
+            masks = [self._relaxed_mask(logit, layer) for layer in range(self.n_layers)]
+            output = forward(scaled, biases, x, masks, self.activation)
+            data_term = (self.head.row_losses(output, y) * share).sum()
+            (gradient,) = torch.autograd.grad(data_term + self._kl(weights, logit).sum(), vector)
+        self.gradient.copy_(torch.where(self._inverse_keep > 0, gradient, 0.0))
+
+    def _relaxed_mask(self, logit: Tensor, layer: int) -> Tensor:
+        """The relaxed Bernoulli mask of concrete dropout: differentiable in the drop probability."""
+        words = self._words(layer).to(logit.dtype)
+        uniform = (words + (randomness.WORD_VALUES + 1) / 2) / randomness.WORD_VALUES
+        return torch.sigmoid((torch.logit(uniform) - logit[:, layer, None, None]) / CONCRETE_TEMPERATURE)
+
+    def _kl(self, weights: Sequence[Tensor], logit: Tensor) -> Tensor:
+        r"""The KL of concrete dropout for weights that multiply inverted masks, over the data term's scale.
+
+        $\tfrac{1}{N\tau} \sum_i \big(\tfrac{l^2}{2 p_i} \|\mathbf W_i\|^2 - K_i H(p_i)\big)$
+        """
+        assert self.stack.kl_scale is not None
+        norms = torch.stack([weight.square().sum((1, 2)) for weight in weights], 1)
+        drop, log_sigmoid = logit.sigmoid(), torch.nn.functional.logsigmoid
+        entropy = -(drop * log_sigmoid(logit) + (1 - drop) * log_sigmoid(-logit))
+        # λ holds the keep probability the member began with: λ / p₀ = l² / (2 N τ).
+        quadratic = self.stack.weight_decay * norms / ((1 - self.stack.drop_prob.to(norms.dtype)) * (1 - drop))
+        fan_in = norms.new_tensor(self.widths[:-1])
+        return (quadratic - self.stack.kl_scale[:, None] * fan_in * entropy).sum(1)
 
     def _adam(self) -> None:
         beta1, beta2 = self.betas

@@ -71,7 +71,7 @@ class Population:
         members: The settings each was trained with.
         weights: One `[member, in, out]` tensor per weight layer.
         biases: One `[member, 1, out]` tensor per weight layer.
-        drop_prob: `[member, layer]`.
+        drop_prob: `[member, layer]`, learned or given.
         precision: `[member, output]`: τ of each output in units of 1/y² (for a heteroscedastic head: the factor on its
             own precision, over the squared scale of y). `fit_precision` sets it from held-out draws.
         x_mean, x_scale, y_mean, y_scale: The standardisation, `[member, feature]` and `[member, output]`.
