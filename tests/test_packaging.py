@@ -182,10 +182,13 @@ def test_the_metadata_are_right(built):
     assert metadata["License-Expression"] == "Apache-2.0" and metadata["License-File"] == "LICENSE"
     assert f"{info}/licenses/LICENSE" in wheel.namelist()
     assert metadata["Requires-Python"] == ">=3.11" and metadata["Description-Content-Type"] == "text/markdown"
-    assert all(url.split(", ")[1].startswith("https://arxiv.org/abs/") for url in metadata.get_all("Project-URL"))
+    names = {url.split(", ")[0] for url in metadata.get_all("Project-URL")}
+    assert {"Homepage", "Documentation", "Issues", "Changelog", "Paper"} <= names
     assert set(metadata.get_all("Classifier")) <= set(classifiers)
     assert set(metadata.get_all("Provides-Extra")) == set(EXTRAS)
-    assert "<h1>dropbayes</h1>" in MarkdownIt().render(metadata.get_payload())
+    page = MarkdownIt().render(metadata.get_payload())
+    assert "<h1>dropbayes</h1>" in page
+    assert not re.search(r'(?:href|src|srcset)="(?!https://|#)', page)  # an index has the page alone
     assert "dropbayes = dropbayes.app.cli:main" in wheel.read(f"{info}/entry_points.txt").decode()
 
 

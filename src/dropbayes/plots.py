@@ -20,6 +20,7 @@ from dropbayes.runtime.validation import (
     finite_tensor,
     float_tensor,
     matching_tensors,
+    needed_for,
     row_values,
 )
 from dropbayes.scores import RiskCoverage
@@ -223,10 +224,8 @@ def percentile_text(percentile: float) -> str:
 def _axes(ax: Axes | None) -> Axes:
     if ax is not None:
         return ax
-    try:
+    with needed_for("a picture"):
         import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ImportError("a picture needs matplotlib, the extra `plot`: pip install matplotlib.") from error
     return plt.subplots(layout="constrained")[1]
 
 

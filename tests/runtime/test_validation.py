@@ -161,3 +161,14 @@ def test_counts_of_independent_rows_are_whole():
 def test_a_seed_is_a_whole_number(seed):
     with pytest.raises(TypeError, match="`seed` must be a whole number"):
         validation.random_generator(seed)
+
+
+def test_a_missing_package_is_named_with_what_needs_it():
+    with (
+        pytest.raises(
+            ModuleNotFoundError,
+            match="a picture needs no_such_package, which is not installed: pip install no_such_package",
+        ),
+        validation.needed_for("a picture"),
+    ):
+        import no_such_package.part  # noqa: F401

@@ -22,6 +22,7 @@ from torch.utils._pytree import PyTree
 
 from dropbayes.language.blocks import adapters
 from dropbayes.layers.hooks import adapted_layer
+from dropbayes.runtime.validation import needed_for
 from dropbayes.sampling import Sampling, function_draw, sites
 
 __all__ = ["export_adapters"]
@@ -75,10 +76,8 @@ def export_adapters(
 
 def _checked_adapter(model: Any) -> tuple[Any, str]:
     """The PEFT module and the name of the active adapter; raises if its draws are not adapters."""
-    try:
+    with needed_for("`export_adapters`"):
         import peft
-    except ImportError as error:
-        raise ImportError("export_adapters needs PEFT: pip install peft.") from error
     if not isinstance(model, peft.PeftModel):
         raise TypeError(
             f"`model` must be a peft.PeftModel with adapters; got {type(model).__name__}. After merge_and_unload there "

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from dropbayes.runtime.formatting import Printed, Table, printable_name
+from dropbayes.runtime.validation import needed_for
 from dropbayes.sampling import evaluation_output
 
 if TYPE_CHECKING:
@@ -99,8 +100,8 @@ class TextUncertainty(Printed):
 
 def text_frame(index: dict[str, Tensor], numbers: dict[str, Tensor], texts: list[str] | None) -> pandas.DataFrame:
     """A pandas table of texts and their numbers."""
-    import pandas
-
+    with needed_for("a table of texts"):
+        import pandas
     columns = {name: value.cpu().numpy() for name, value in (index | numbers).items()}
     return pandas.DataFrame(columns if texts is None else {**columns, "text": texts})
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dropbayes.linear.derivatives import Linearisation
 from dropbayes.linear.passes import Linear, LinearPlan, linear_plan
 from dropbayes.runtime.formatting import Table
+from dropbayes.runtime.validation import needed_for
 from dropbayes.sampling import Inputs, Sampling, as_inputs
 from dropbayes.tracing import Site
 
@@ -81,8 +82,8 @@ class Explanation:
 
     def plot(self, part: Part = "site", *, row: int | None = None, ax: Axes | None = None) -> Axes:
         """Bars of the shares of one row, or of the mean over rows; of the features of an image, a map."""
-        import matplotlib.pyplot as plt
-
+        with needed_for("a picture"):
+            import matplotlib.pyplot as plt
         ax = plt.figure(layout="constrained").add_subplot() if ax is None else ax
         names, shares = self.parts(part)
         values = (shares.mean(0) if row is None else shares[row]).cpu()

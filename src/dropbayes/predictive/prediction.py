@@ -15,7 +15,7 @@ from torch.utils._pytree import PyTree
 from dropbayes.predictive.statistics import CLASS_STATISTICS
 from dropbayes.runtime.arrays import NumpyArray
 from dropbayes.runtime.formatting import Printed, Table
-from dropbayes.runtime.validation import Array
+from dropbayes.runtime.validation import Array, needed_for
 from dropbayes.sampling import map_tensors, split
 
 if TYPE_CHECKING:
@@ -171,8 +171,8 @@ class Prediction(Printed):
 
     def to_pandas(self) -> pandas.DataFrame:
         """A pandas table with one line per row and every statistic but the draws, numbered where a row has several."""
-        import pandas
-
+        with needed_for("`to_pandas`"):
+            import pandas
         names = ["mean"] if self.information else ["mean", "std", "epistemic_std", "aleatoric_std"]
         columns = self._columns([*names, "standard_error", "draws_used"])
         if self.quantiles is not None:

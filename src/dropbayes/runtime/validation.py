@@ -6,8 +6,9 @@ tensor that obeys the rule. NumPy arrays and lists of numbers are accepted where
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -263,3 +264,14 @@ def quote(value: object, *, max_length: int = 40) -> str:
     """
     text = str(value)
     return repr(text if len(text) <= max_length else text[: max_length - 1] + "…")
+
+
+@contextlib.contextmanager
+def needed_for(what: str) -> Iterator[None]:
+    """A context of imports: for a package that is missing, an error that says what needs it and how to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        name = str(error.name).partition(".")[0]
+        message = f"{what} needs {name}, which is not installed: pip install {name}."
+        raise ModuleNotFoundError(message, name=name) from None

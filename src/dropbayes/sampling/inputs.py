@@ -212,8 +212,9 @@ def as_inputs(x: PyTree, *, row_axis: RowAxis = 0) -> Inputs:
         arguments = ((x,), {})
     else:
         raise TypeError(
-            f"`x` must be a tensor or array, a tuple or dict of them, or a DataLoader; got {type(x).__name__}. Convert "
-            "other data with torch.as_tensor, or pass Sampling(row_axis=None) if the network takes it whole (a graph)."
+            f"`x` must be a tensor or array, a tuple or dict of them, or a DataLoader; got {type(x).__name__}. Pass a "
+            "Dataset in a DataLoader, a data frame as frame.to_numpy(), single rows as torch.stack(list(rows)), and "
+            "what the network takes whole (a graph) with Sampling(row_axis=None)."
         )
     leaves, spec = pytree.tree_flatten(arguments)
     leaves = [_without_inference_mode(leaf) for leaf in leaves]
