@@ -37,6 +37,14 @@ def test_zones_and_types_are_the_same_instants():
     assert days_of(cells, "iso zone").tolist() == days_of(typed, "").tolist() == [18414.5, 18414.5]
 
 
+def test_the_last_date_of_a_type_is_a_number_of_days():
+    last = pa.array([2**31 - 1, 0], pa.int32()).cast(pa.date32())
+    assert days_of(last, "").tolist() == [2**31 - 1, 0]
+    for unit, ticks in (("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9)):
+        assert days_of(pa.array([86_400 * ticks, None], pa.timestamp(unit)), "")[0] == 1
+    assert days_of(pa.array([86_400_000], pa.int64()).cast(pa.date64()), "") == 1
+
+
 def test_exchangeable_days_and_months_are_refused():
     with pytest.raises(ValueError, match="day and month can be exchanged in every row"):
         date_format_of(texts("3/4/2020", "5/6/2020"))

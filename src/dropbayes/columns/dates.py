@@ -78,11 +78,13 @@ def days_of(values: pa.Array, form: str) -> Floats:
         >>> days_of(pa.array(["1970-01-02", None]), "iso")
         array([ 1., nan])
     """
-    if pa.types.is_temporal(values.type):
-        instants = pc.cast(pc.cast(values, pa.timestamp("us")), pa.int64())
-    else:
-        instants = _parse(values, form)
-    return instants.to_numpy(zero_copy_only=False).astype(np.float64) / 86_400e6  # microseconds
+    if pa.types.is_date32(values.type):
+        return pc.cast(values, pa.int32()).to_numpy(zero_copy_only=False).astype(np.float64)
+    temporal = pa.types.is_temporal(values.type)
+    unit = getattr(values.type, "unit", "ms") if temporal else "us"  # a date of 64 bits is in milliseconds
+    instants = pc.cast(values, pa.int64()) if temporal else _parse(values, form)
+    per_day = 86_400 * {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[unit]
+    return instants.to_numpy(zero_copy_only=False).astype(np.float64) / per_day
 
 
 def date_parts(days: Floats) -> tuple[str, ...]:

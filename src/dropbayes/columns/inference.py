@@ -163,7 +163,12 @@ def _number(
         if abs(present[0]) >= 2**53 and pc.count_distinct(values).as_py() > 1:
             return LeftOut("numbers too large to be told apart")
         return LeftOut(f"{present[0]:g} in every row")
-    n_distinct, n_rows = len(np.unique(present)), len(present)
+    ordered = np.unique(present)
+    if len(ordered) > 2 and np.ptp(ordered) > 1e18 * min(np.ptp(ordered[1:]), np.ptp(ordered[:-1])):
+        far = int(np.nanargmax(np.abs(floats - np.median(present))))
+        rule = f"{floats[far]:g} is so far from the others that these could not be told apart"
+        raise ValueError(f"{at(far)}, column {quote(name)}: {rule}. Correct it, or leave the cell empty.")
+    n_distinct, n_rows = len(ordered), len(present)
     if _IDENTIFIER.match(name) and n_rows > _MANY and (present == np.round(present)).all():
         if n_distinct == n_rows:
             return LeftOut("an identifier: another number in every row")

@@ -116,7 +116,7 @@ def test_a_calibration_is_recorded_and_comes_back(model, tmp_path, method):
 
 
 def test_weights_reach_the_estimator():
-    rows = {"x": [float(i) for i in range(30)], "y": [float(i) for i in range(30)], "w": [1.0] * 30}
+    rows = {"x": [float(i) for i in range(30)], "y": [2.0 * i for i in range(30)], "w": [1.0] * 30}
     first = db.app.Model.fit(rows, target="y", reading=reading(weights="w"), **SMALL)
     rows["w"] = [3.0 if i < 10 else 1.0 for i in range(30)]
     second = db.app.Model.fit(rows, target="y", reading=reading(weights="w"), **SMALL)

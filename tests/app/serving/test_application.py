@@ -106,6 +106,8 @@ def test_one_matrix_holds_all_columns_in_order(server):
     matrix = {"inputs": [{"name": "x", "shape": [2, 3], "datatype": "BYTES", "data": rows}]}
     columns = columns_request({"size": ["0.5", ""], "city": ["Oslo", "Rome"], "new": [True, False]})
     assert server.infer(matrix) == server.infer(columns)
+    matrix["inputs"][0]["name"] = "input-1"  # the name that MLServer's codec of arrays gives
+    assert server.infer(matrix) == server.infer(columns)
 
 
 def test_only_the_outputs_asked_for_are_sent(server):
@@ -206,6 +208,9 @@ def test_mlservers_codecs_are_understood(server, predictor):
     request = codecs.PandasCodec.encode_request(frame).model_dump_json()
     answer = server.infer(request.encode())[1]
     assert outputs_of(answer)["mean"] == predictor(COLUMNS)["mean"].tolist()
+    rows = np.array([["0.5", "Oslo", "true"], ["-1", "Rome", "false"], ["2", "Rome", "true"]])
+    request = codecs.NumpyRequestCodec.encode_request(rows).model_dump_json()
+    assert outputs_of(server.infer(request.encode())[1])["mean"] == predictor(COLUMNS)["mean"].tolist()
 
 
 def test_plain_records_are_answered_with_the_columns_of_the_command_line(server, models):

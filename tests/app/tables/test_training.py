@@ -27,6 +27,16 @@ def test_identifiers_free_text_and_indices_are_left_out_with_the_reason():
     }  # fmt: skip
 
 
+def test_a_copy_of_the_target_is_left_out():
+    rows = rows_of({"again": [str(i * 1.5) for i in range(N)]})
+    assert rows.schema.inputs == ("x",) and rows.schema.left_out == {"again": "a copy of the target"}
+
+
+def test_a_number_beside_which_the_others_vanish_is_named_with_its_row():
+    with pytest.raises(ValueError, match=r"row 5, column .a.: 1e.90 is so far from the others"):
+        rows_of({"a": [str(1e90 if i == 5 else i) for i in range(N)]})
+
+
 def test_identifiers_with_a_few_repeats_are_left_out_and_groups_stay():
     rows = rows_of({
         "ID": [str(max(i, 3)) for i in range(N)], "patient_id": ["" if i == 5 else str(i) for i in range(N)],

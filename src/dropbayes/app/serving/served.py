@@ -103,6 +103,8 @@ class ServedModel:
     def encode(self, columns: Mapping[str, Any], *, allow_new: bool) -> Encoded:
         """The rows of some columns as inputs of the networks, with those beyond training."""
         names = list(self.predictor.inputs)
+        if len(columns) == 1 and np.shape(next(iter(columns.values())))[1:] == (len(names),) != (1,):
+            columns = {MATRIX: next(iter(columns.values()))}  # MLServer's codec of arrays has a name of its own
         unknown = [name for name in columns if name not in names and name != MATRIX]
         if unknown:
             raise ValueError(f"the model has no input {unknown[0][:40]!r}; its inputs are in its metadata.")

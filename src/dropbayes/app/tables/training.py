@@ -178,6 +178,9 @@ def _columns(
     for name in rows.column_names:
         if name == target or name in left_out:
             continue
+        if rows[name].equals(rows[target]):
+            left_out[name] = "a copy of the target"
+            continue
         column = column_of(
             rows[name],
             name,
