@@ -13,20 +13,6 @@ import pyarrow.compute as pc
 from dropbayes.columns.notation import NUMBER, PLAIN, Notation
 from dropbayes.runtime.validation import quote
 
-__all__ = [
-    "BOOLEANS",
-    "MISSING",
-    "Floats",
-    "Place",
-    "booleans",
-    "first_failure",
-    "is_numeric",
-    "is_text",
-    "labels",
-    "numbers",
-    "texts",
-]
-
 MISSING = ("", "NA", "N/A", "NaN", "nan", "NAN", "null", "NULL", "?")
 """The cells that mean "no value", spaces around them not counted."""
 

@@ -9,8 +9,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["PARTS", "date_format_of", "date_inputs", "date_parts", "day_of_year", "days_of", "is_date"]
-
 Floats = npt.NDArray[np.float64]
 
 PARTS = {

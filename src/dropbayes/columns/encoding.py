@@ -16,8 +16,6 @@ from dropbayes.columns.dates import date_inputs, days_of
 from dropbayes.columns.schema import Column, Schema, list_names
 from dropbayes.runtime.validation import quote
 
-__all__ = ["Encoded", "column_values", "encode"]
-
 Mask = npt.NDArray[np.bool_]
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["as_frame", "as_table"]
-
 
 def as_table(frame: Any) -> pa.Table:
     """The rows of a data frame; of a mapping, its columns.

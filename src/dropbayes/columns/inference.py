@@ -17,8 +17,6 @@ from dropbayes.columns.notation import NUMBER, PLAIN, Notation, mixed_currencies
 from dropbayes.columns.schema import Column, Kind
 from dropbayes.runtime.validation import quote
 
-__all__ = ["UNNAMED", "LeftOut", "Problem", "column_of", "kind_of", "number_notation"]
-
 UNNAMED = "unnamed_"
 """Prefix of the names generated for unnamed columns."""
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["ANY_NUMBER", "NUMBER", "PLAIN", "Notation", "mixed_currencies", "notation_of"]
-
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 """A number as programs write it."""
 

@@ -16,8 +16,6 @@ from dropbayes.columns.dates import PARTS
 from dropbayes.columns.notation import PLAIN, Notation
 from dropbayes.runtime.validation import quote
 
-__all__ = ["Column", "Kind", "Schema", "Task", "as_json", "check_columns", "from_json", "list_names"]
-
 Kind = Literal["number", "boolean", "category", "date"]
 Task = Literal["regression", "classification"]
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from dropbayes.app.models.model import Model
     from dropbayes.runtime.arrays import Numbers
 
-__all__ = ["demo"]
-
 # Of eight pairs (drop probabilities 0.01, 0.02, 0.03 and 0.05, weight decays 1e-5 and 1e-4) this one had the best
 # log-likelihood in a rehearsal of the same proportions on the training years alone: trained until the middle of 1974,
 # scored on the ten years that follow. There, 88 % of the months lay in their 95 % interval. Other settings have been

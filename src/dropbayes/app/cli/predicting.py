@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from dropbayes.app.tables import Source
     from dropbayes.columns import Schema
 
-__all__ = ["predict"]
-
 
 def predict(
     model: options.ModelFolder,

@@ -22,8 +22,6 @@ from typing import Any, TypeVar
 
 from dropbayes.runtime.devices import end_with_parent
 
-__all__ = ["ENGINES"]
-
 Part = TypeVar("Part")
 Make = Callable[[Part], int]
 

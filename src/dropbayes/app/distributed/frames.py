@@ -11,8 +11,6 @@ from dropbayes.runtime.devices import cpu_threads
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["predict_dask", "predict_ray", "predict_spark"]
-
 
 def predict_dask(frame: Any, predictor: Predictor, *, prefix: str | None = None) -> Any:
     """A Dask data frame with the columns of a prediction, its partitions in the same order.

@@ -23,8 +23,6 @@ from dropbayes.runtime import files
 from dropbayes.runtime.devices import cpu_threads
 from dropbayes.runtime.progress import ProgressBar
 
-__all__ = ["Part", "Prediction", "predict_parquet"]
-
 
 @dataclass(frozen=True)
 class Part:

@@ -17,8 +17,6 @@ from dropbayes.predictive import Prediction, predict
 from dropbayes.predictive.statistics import Request, RowStatistics
 from dropbayes.sampling import Inputs, Plan, Sampling, as_inputs, make_plan
 
-__all__ = ["predict_across_ranks"]
-
 
 def predict_across_ranks(
     net: nn.Module,

@@ -9,8 +9,6 @@ from typing import Any
 
 from dropbayes.columns.schema import Column, Schema
 
-__all__ = ["Origin", "calibration_text", "card", "range_text"]
-
 Origin = dict[str, Any]
 """The origin of a fit as JSON values: file, rows, settings, versions, scores, calibration."""
 

@@ -21,8 +21,6 @@ from dropbayes.estimators.ensembles import ClassEnsemble, Ensemble, RegressionEn
 from dropbayes.estimators.recalibration import Recalibration, with_recalibration
 from dropbayes.runtime import files
 
-__all__ = ["CARD", "COLUMNS", "MODEL", "check_place", "read", "signed", "write", "write_origin"]
-
 FORMAT = 3
 """Format 2 added dates, notations, ranges and calibration, format 3 the digest of `columns.json`; all are read."""
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from dropbayes.app.page import page_html
 
-__all__ = ["PageServer"]
-
 
 class PageServer(ThreadingHTTPServer):
     """A server of the one page on 127.0.0.1, which nothing outside this machine can reach.

@@ -35,8 +35,6 @@ from dropbayes.columns import Encoded
 from dropbayes.runtime import __version__
 from dropbayes.runtime.arrays import NumpyArray
 
-__all__ = ["Service", "application"]
-
 # Bodies up to this size are decoded on the event loop, where longer ones would hold up other requests, and are not
 # refused when long ones fill the memory.
 _SMALL_BODY = 2**16

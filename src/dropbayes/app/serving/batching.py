@@ -19,8 +19,6 @@ from starlette.exceptions import HTTPException
 from dropbayes.app.models.predictor import Predictor
 from dropbayes.runtime.arrays import NumpyArray
 
-__all__ = ["Batches"]
-
 # Draws of a batch: some tenths of a second on one core, so that the next request need not wait for longer.
 _BATCH_DRAWS = 2**18
 _MIN_ROWS = 16

@@ -15,8 +15,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from dropbayes.runtime.arrays import NumpyArray
 
-__all__ = ["MULTIPROCESS_FOLDER", "Metrics"]
-
 MULTIPROCESS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 

@@ -16,18 +16,6 @@ from starlette.exceptions import HTTPException
 
 from dropbayes.runtime.arrays import NumpyArray
 
-__all__ = [
-    "DATATYPES",
-    "HEADER_LENGTH",
-    "InferenceRequest",
-    "Parameters",
-    "datatype_of",
-    "decode_json",
-    "decode_request",
-    "encode_response",
-    "tensors",
-]
-
 HEADER_LENGTH = "inference-header-content-length"
 
 DATATYPES = {f"{name}{8 * n}": np.dtype(f"<{k}{n}") for name, k in (("UINT", "u"), ("INT", "i")) for n in (1, 2, 4, 8)}

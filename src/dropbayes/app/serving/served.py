@@ -21,8 +21,6 @@ from dropbayes.app.serving.protocol import Parameters, datatype_of
 from dropbayes.columns import Encoded
 from dropbayes.runtime.arrays import NumpyArray
 
-__all__ = ["ServedModel"]
-
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:

@@ -25,8 +25,6 @@ from dropbayes.app.serving.served import ServedModel
 from dropbayes.app.serving.settings import Settings
 from dropbayes.runtime.devices import end_with_parent, share_cores
 
-__all__ = ["serve"]
-
 _MAX_CONNECTIONS = 1000
 _HEADER_SECONDS = 20.0  # that the head of a request may take, or the rest of a body that is not read
 _LINGER_SECONDS = 1.0  # that an open connection may still send a request after the signal to stop

@@ -7,8 +7,6 @@ import pathlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Settings"]
-
 
 @dataclass(frozen=True)
 class Settings:

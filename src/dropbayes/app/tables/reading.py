@@ -25,8 +25,6 @@ from pyarrow import csv as arrow_csv
 from dropbayes.columns.inference import UNNAMED
 from dropbayes.runtime.validation import quote
 
-__all__ = ["Source", "delimiter_of", "open_table", "regroup"]
-
 _BLOCK_BYTES = 2**20  # of a CSV file, parsed at a time; no row may be longer
 _FOREIGN = {
     b"PAR1": "Parquet, which cannot be read from a stream; name the file instead",

@@ -19,8 +19,6 @@ from dropbayes.columns.notation import NUMBER, PLAIN, Notation
 from dropbayes.columns.schema import Column, Schema, Task, list_names
 from dropbayes.runtime.validation import quote
 
-__all__ = ["ColumnProblems", "Reading", "TrainingRows", "check_name", "training_rows"]
-
 
 class ColumnProblems(ValueError):
     """Columns that only the user can decide about, with one note each.

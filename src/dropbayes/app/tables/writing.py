@@ -15,8 +15,6 @@ from dropbayes.columns.notation import ANY_NUMBER
 from dropbayes.runtime import files
 from dropbayes.runtime.validation import quote
 
-__all__ = ["Sink", "without_formulas"]
-
 
 def without_formulas(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """The texts with a single quote before each that a spreadsheet would run as a formula; numbers stay.
