@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -183,7 +182,7 @@ class Mixture:
         freedom = self.freedom[index] if isinstance(self.freedom, tuple) else self.freedom
         return Mixture(self.location[..., index], self.scale[..., index], freedom)
 
-    def rows(self, index: Any) -> Mixture:
+    def rows(self, index: Tensor | slice) -> Mixture:
         """The distributions of some rows."""
         return replace(self, location=self.location[:, index], scale=self.scale[:, index])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,7 +66,7 @@ class Request:
         """Whether each tensor of the output has a likelihood of its own."""
         return isinstance(self.likelihood, (Mapping, list, tuple))
 
-    def _likelihoods(self) -> list[Any]:
+    def _likelihoods(self) -> list[object]:
         return list(_entries(self.likelihood).values()) if self.is_by_head else [self.likelihood]
 
     @property
@@ -78,7 +77,7 @@ class Request:
 
     def summaries(self, profile: Profile) -> list[RowStatistics]:
         """The statistics of each tensor of the output that is summarised, to be filled."""
-        likelihoods: list[Any] = [self.likelihood]
+        likelihoods: list[PyTree] = [self.likelihood]
         if self.likelihood is None:
             likelihoods = [None] * len(profile.outputs)
         elif self.is_by_head:

@@ -32,7 +32,7 @@ def check_positive(name: str, value: Any, *, allow_zero: bool = False) -> None:
         raise ValueError(f"`{name}` must be {rule}; got {value!r}.")
 
 
-def check_number(name: str, value: Any) -> None:
+def check_number(name: str, value: object) -> None:
     """Raises on a tensor for a value that gets no gradient."""
     if isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be a number, not a tensor: nothing here can be learned. Pass {name}.item().")
@@ -73,7 +73,7 @@ def random_generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(seed))
 
 
-def _is_finite_number(value: Any) -> bool:
+def _is_finite_number(value: object) -> bool:
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and math.isfinite(value)
 
 

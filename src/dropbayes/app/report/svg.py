@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from dropbayes.runtime.arrays import Numbers
 _LETTER = 6.7  # the width of a character of the axis labels in pixels, with a margin for wide ones
 
 Ticks = Sequence[tuple[float, str]]
+_Data = TypeVar("_Data", float, Numbers)
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Scale:
     start: float
     end: float
 
-    def __call__(self, value: Any) -> Any:
+    def __call__(self, value: _Data) -> _Data:
         """The pixel of a data value (or of each in an array)."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
