@@ -72,8 +72,10 @@ def test_the_tables_of_the_theory_are_those_of_the_last_run():
 def test_the_table_of_the_gpu_is_that_of_the_last_run():
     cases = last_run("gpu")["cases"]
     columns = ("loop_ms", "repeat_ms", "row_ms", "shared_ms")
-    expected = [[case["case"], *(f"{case[column]:.3g}" for column in columns)] for case in cases]
-    assert [row[:5] for row in table_after("benchmarks.md", "In float32:")] == expected
+    for words, precision in (("In float32:", "float32"), ("(`--precision bfloat16`)", "bfloat16")):
+        run = [case for case in cases if case["precision"] == precision and "loop_ms" in case]
+        expected = [[case["case"], *(f"{case[column]:.3g}" for column in columns)] for case in run]
+        assert [row[:5] for row in table_after("benchmarks.md", words)] == expected
 
 
 def test_the_tables_of_one_pass_are_those_of_the_last_run():
