@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hmac
 import logging
-import pathlib
 import signal
 import sys
 import time
@@ -44,15 +43,6 @@ _Value = TypeVar("_Value")
 _log = logging.getLogger("uvicorn.error")
 
 
-def _load(path: pathlib.Path) -> ServedModel:
-    """The model in a folder that may be missing for a moment while it is replaced."""
-    for _ in range(3):
-        with contextlib.suppress(ValueError, OSError):
-            return ServedModel.load(path)
-        time.sleep(0.5)
-    return ServedModel.load(path)
-
-
 class _Asked(NamedTuple):
     """A request as it was read: its settings, its columns, and how its answer is written."""
 
@@ -70,7 +60,7 @@ class Service:
         self.batches = Batches(self.settings.answer_seconds, self.metrics.batch_rows.observe)
         self.models: dict[str, ServedModel] = {}
         for path in settings.paths:
-            self._take(_load(path))
+            self._take(ServedModel.load(path))
         self._held_bytes = 0
         self._long_bodies = anyio.CapacityLimiter(1)  # decoded or encoded at a time
 
@@ -82,7 +72,7 @@ class Service:
         """Reloads the models from their folders; keeps a present one where that fails."""
         for path in self.settings.paths:
             try:
-                model = await anyio.to_thread.run_sync(_load, path)
+                model = await anyio.to_thread.run_sync(ServedModel.load, path)
             except (ValueError, OSError) as error:
                 print(f"dropbayes: note: the model was not replaced: {error}", file=sys.stderr, flush=True)
                 continue

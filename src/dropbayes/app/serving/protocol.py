@@ -140,14 +140,17 @@ def tensors(request: InferenceRequest, binary: bytes, *, max_rows: int, n_column
         _check_shape(entry, max_rows, n_columns)
         size = entry.parameters.binary_data_size
         if size is None:
-            arrays[entry.name] = _json_tensor(entry)
-            continue
-        if bytes(entry.data):
+            array = _json_tensor(entry)
+        elif bytes(entry.data):
             entry.refuse("must have either `data` or `binary_data_size`")
-        if not 0 <= size <= len(binary) - start:
+        elif not 0 <= size <= len(binary) - start:
             entry.refuse(f"claims {size} bytes behind the JSON, where {len(binary) - start} are left")
-        arrays[entry.name] = _binary_tensor(entry, binary[start : start + size])
-        start += size
+        else:
+            array = _binary_tensor(entry, binary[start : start + size])
+            start += size
+        if array.size != math.prod(entry.shape):
+            entry.refuse(f"has {array.size} values, where the shape {entry.shape} needs {math.prod(entry.shape)}")
+        arrays[entry.name] = array.reshape(entry.shape)
     if start != len(binary):
         raise HTTPException(400, f"{len(binary) - start} bytes behind the JSON belong to no input.")
     return arrays
@@ -186,24 +189,18 @@ def _json_tensor(entry: InputTensor) -> NumpyArray:
                 np.array([value for value in array.flat if value is not None], dtype)  # raises for one too large
     except (ValueError, OverflowError):
         entry.refuse(f"has values that are no {entry.datatype}")
-    if array.size != count:
-        entry.refuse(f"has {array.size} values, where the shape {entry.shape} needs {count}")
     if dtype.kind == "f" and np.isinf(array).any():
         entry.refuse(f"has a number too large for {entry.datatype}")
-    return array.reshape(entry.shape)
+    return array
 
 
 def _binary_tensor(entry: InputTensor, data: bytes) -> NumpyArray:
-    dtype, count = DATATYPES[entry.datatype], math.prod(entry.shape)
+    dtype = DATATYPES[entry.datatype]
     if dtype.kind == "O":
-        array = np.array([*_texts(entry, data), None], dtype=object)[:-1]  # the last keeps numpy from guessing
-    elif len(data) % dtype.itemsize:
+        return np.array([*_texts(entry, data), None], dtype=object)[:-1]  # the last keeps numpy from guessing
+    if len(data) % dtype.itemsize:
         entry.refuse(f"has {len(data)} bytes, no multiple of the {dtype.itemsize} of {entry.datatype}")
-    else:
-        array = np.frombuffer(data, dtype)
-    if array.size != count:
-        entry.refuse(f"has {array.size} values, where the shape {entry.shape} needs {count}")
-    return array.reshape(entry.shape)
+    return np.frombuffer(data, dtype)
 
 
 def _texts(entry: InputTensor, data: bytes) -> list[str]:

@@ -16,7 +16,6 @@ import numpy as np
 
 from dropbayes.app.models.model import load
 from dropbayes.app.models.predictor import MATRIX, Predictor, check_finite, uncertainty
-from dropbayes.app.models.storage import COLUMNS
 from dropbayes.app.serving.protocol import Parameters, datatype_of
 from dropbayes.columns import Encoded
 from dropbayes.runtime.arrays import NumpyArray
@@ -41,10 +40,8 @@ class ServedModel:
             predictor = _variable(module, name)
             version, percentiles = predictor.fingerprint[:12], {}
         else:
-            version = _folder_version(path)
             model = load(path)
-            if _folder_version(path) != version:
-                raise ValueError(f"{str(path)!r} was replaced while it was read; try again.")
+            version = hashlib.sha256(repr((model.schema, model.origin, model.digest)).encode()).hexdigest()[:12]
             predictor, name, percentiles = Predictor(model), path.resolve().name, model.uncertainty_percentiles
         first = predictor.predict_inputs(np.zeros((1, predictor.n_inputs)))
         check_finite(first)
@@ -134,9 +131,3 @@ def _variable(module: str, name: str) -> Predictor:
     if not isinstance(predictor, Predictor) or MATRIX in predictor.inputs:
         raise ValueError(f"'{module}:{name}' must be a dropbayes.Predictor with named `columns`.")
     return predictor
-
-
-def _folder_version(path: pathlib.Path) -> str:
-    """The description holds the digest of the network's file: its own digest is that of both."""
-    columns = path / COLUMNS
-    return hashlib.sha256(columns.read_bytes()).hexdigest()[:12] if columns.is_file() else ""

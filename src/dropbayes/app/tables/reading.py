@@ -188,7 +188,7 @@ class _CsvSource(Source):
     """CSV in a file or in memory."""
 
     def __init__(self, origin: pathlib.Path | bytes, label: str, delimiter: str | None, encoding: str | None) -> None:
-        self.label, self._origin, self._encoding = label, origin, "UTF-8"
+        self.label, self._origin = label, origin
         self._compression: str | None = None
         self._raw = self._open()
         try:
@@ -216,9 +216,12 @@ class _CsvSource(Source):
         if encoding is not None and codecs.lookup(encoding).name not in ("utf-8", "utf-8-sig"):
             # Arrow would call Python's decoder from a thread of its own; one that waits for the interpreter while it
             # ends aborts the process.
-            self._encoding = encoding
-            self._origin = self._open().read().decode(encoding).encode()
-            self._compression, self._encoding = None, "UTF-8"
+            try:
+                self._origin = self._open().read().decode(encoding).encode()
+            except UnicodeDecodeError as error:
+                line = error.object.count(b"\n", 0, error.start) + 1
+                raise self._bad_byte(error, encoding, line=line, n_before=0) from None
+            self._compression = None
             self._raw = self._open()
         head = self._text().read(_BLOCK_BYTES)
         if "\0" in head:
@@ -333,26 +336,21 @@ class _CsvSource(Source):
 
     def _undecodable(self) -> ValueError:
         """The error for the first byte that is no text."""
-        decoder = codecs.getincrementaldecoder(self._encoding)()
         n_bytes = 0
-        for number, line in enumerate(itertools.chain(io.BufferedReader(self._open()), [b""]), start=1):
-            pending = len(decoder.getstate()[0])
+        for number, line in enumerate(io.BufferedReader(self._open()), start=1):
             try:
-                text = decoder.decode(line, final=not line)
+                if "\0" in line.decode():
+                    what = "holds a NUL byte; this is no text file, or a damaged one"
+                    return ValueError(f"{self.label}, line {number}: {what}.")
             except UnicodeDecodeError as error:
-                line_number = number if line else number - 1
-                byte = n_bytes - pending + error.start + 1
-                return ValueError(
-                    f"{self.label}, line {line_number}: byte {byte} (0x{error.object[error.start]:02x}) is not "
-                    f"{self._encoding} text; name the `encoding` of the file (cp1252 is Windows' own), or save it as "
-                    "UTF-8."
-                )
-            if "\0" in text:
-                return ValueError(
-                    f"{self.label}, line {number}: holds a NUL byte; this is no text file, or a damaged one."
-                )
+                return self._bad_byte(error, "UTF-8", line=number, n_before=n_bytes)
             n_bytes += len(line)
         return ValueError(f"{self.label} was changed while it was read.")
+
+    def _bad_byte(self, error: UnicodeDecodeError, encoding: str, *, line: int, n_before: int) -> ValueError:
+        byte = f"byte {n_before + error.start + 1} (0x{error.object[error.start]:02x})"
+        remedy = "name the `encoding` of the file (cp1252 is Windows' own), or save it as UTF-8"
+        return ValueError(f"{self.label}, line {line}: {byte} is not {encoding} text; {remedy}.")
 
     def place(self, row: int) -> str:
         lines = (line for line, _ in self._records(self._text("replace")))
