@@ -193,10 +193,47 @@ def test_a_projecting_lstm_is_dropped_before_its_projection_too():
     torch.testing.assert_close(quiet(x)[0], layer(x)[0])
 
 
-def test_a_cell_is_left_as_it_is_and_named():
-    with pytest.warns(UserWarning, match="^0 are left as they are"):
-        bayesian = add_dropout(nn.Sequential(nn.GRUCell(2, 3), nn.Linear(3, 1)))
-    assert keep_probs(bayesian, torch.ones(1, 2))["0.weight_ih"] == 1.0
+class Stepper(nn.Module):
+    """A loop over time around a cell."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x):
+        state, outputs = None, []
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+            outputs.append(state[0] if isinstance(state, tuple) else state)
+        return torch.stack(outputs, 1)
+
+
+@pytest.mark.parametrize("make", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_a_cell_has_one_mask_for_all_the_steps_of_a_forward_pass(make):
+    net = Stepper(make(3, 4)).double().eval()
+    bayesian, x = add_dropout(net, 0.5), torch.randn(6, 5, 3).double()
+    torch.testing.assert_close(bayesian(x), net(x), rtol=0, atol=0)
+    assert dropout_calls(bayesian, x) == [
+        0.5,
+        0.5,
+    ]  # one mask for the input and one for the state, not one for each step
+    torch.manual_seed(0)
+    output = bayesian.train()(x)
+    torch.manual_seed(0)
+    masks = [F.dropout(torch.ones(6, width, dtype=x.dtype), 0.5) for width in (3, 4)]
+    for row in range(6):
+        masked = copy.deepcopy(net)
+        with torch.no_grad():
+            masked.cell.weight_ih *= masks[0][row]
+            masked.cell.weight_hh *= masks[1][row]
+        torch.testing.assert_close(output[row : row + 1], masked(x[row : row + 1]))
+    draws = dropbayes.draws(bayesian, x, n_draws=20, seed=0)
+    assert (draws.std(0) > 0).all()
+
+
+def test_a_cell_that_is_the_network_is_warned_of():
+    with pytest.warns(UserWarning, match="draws new masks at every call"):
+        add_dropout(nn.GRUCell(2, 3))
 
 
 def test_packed_sequences_have_a_mask_each():

@@ -94,9 +94,7 @@ def doctor(net: nn.Module, x: PyTree, *, sampling: Sampling = Sampling()) -> Dia
     drawing = {site.path for site in sites}
     silent = {name: module for name, module in modules.items() if name not in drawing and _could_draw(module)}
     norms = {name: m for name, m in modules.items() if getattr(m, "track_running_stats", False)}
-    for name, module in silent.items():
-        why = "not: drop_prob is 0" if getattr(module, "p", None) == 0 else "not: not met by this input"
-        findings.append(_of_module(name, module, "off", "-", why))
+    findings += [_of_module(name, m, "off", "-", _silence(m)) for name, m in silent.items()]
     findings += [_of_module(name, m, "fixed", "moves its statistics", "fixed") for name, m in norms.items()]
     sampled = sum(finding.here == "sampled" for finding in findings)
     notes.insert(0, f"{sampled} of {count(len(sites), 'site')} sampled")
@@ -126,6 +124,10 @@ def _of_site(site: Site, module: nn.Module, always: bool) -> Finding:
 def _of_module(name: str, module: nn.Module, in_eval: str, in_train: str, here: str) -> Finding:
     kind = type(module).__name__
     return Finding(name, kind, getattr(module, "p", None), "-", "-", "-", _flag(module), in_eval, in_train, here)
+
+
+def _silence(module: nn.Module) -> str:
+    return "not: drop_prob is 0" if getattr(module, "p", None) == 0 else "not: not met by this input"
 
 
 def _flag(module: nn.Module) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils._pytree import PyTree, tree_map_only
+from torch.utils._pytree import PyTree, tree_map
 
 from dropbayes.predictive import Prediction, check_outputs
 from dropbayes.predictive.statistics import Request, RowStatistics
@@ -153,7 +153,7 @@ def predict_through(
     """
     request, statistics = Request(None, tuple(quantiles), keep_draws), list[RowStatistics]()
     for result in _results(net, procedure, n_draws, seed, sampling, progress):
-        tensors, structure = split(tree_map_only(np.ndarray, to_tensor, result))
+        tensors, structure = split(tree_map(_as_tensor, result))
         statistics = statistics or [RowStatistics(request) for _ in tensors]
         for one, tensor in zip(statistics, tensors, strict=True):
             one.add(torch.atleast_1d(tensor)[None], None)
@@ -165,3 +165,7 @@ def predict_through(
     prediction = Prediction.of(trees, n_draws=n_draws, method="through a procedure", quantile_levels=request.quantiles)
     check_outputs(prediction)
     return prediction
+
+
+def _as_tensor(leaf: PyTree) -> PyTree:
+    return to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf

@@ -15,7 +15,7 @@ from dropbayes.layers.noise import (
     MixtureNoise,
     Noise,
 )
-from dropbayes.layers.recurrent import GRU, LSTM, RNN
+from dropbayes.layers.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from dropbayes.layers.weights import Conv1d, Conv2d, Conv3d, Embedding, Linear, WeightLayer, mask_shape, word_mask
 
 __all__ = [
@@ -28,10 +28,13 @@ __all__ = [
     "Conv2d",
     "Conv3d",
     "Embedding",
+    "GRUCell",
     "GaussianNoise",
+    "LSTMCell",
     "Linear",
     "MixtureNoise",
     "Noise",
+    "RNNCell",
     "WeightLayer",
     "add_dropout",
     "mask_shape",

@@ -30,7 +30,6 @@ from dropbayes.layers.hooks import (
     drop_units,
     stacked_matrices,
 )
-from dropbayes.layers.noise import check_drop_prob
 from dropbayes.weight_layers import DroppedLayer, is_bias, keep_probs, matrices, weight_layers
 
 __all__ = ["add_dropout"]
@@ -40,6 +39,9 @@ _RECURRENT: dict[type[nn.Module], type[nn.Module]] = {
     nn.LSTM: recurrent.LSTM,
     nn.GRU: recurrent.GRU,
     nn.RNN: recurrent.RNN,
+    nn.LSTMCell: recurrent.LSTMCell,
+    nn.GRUCell: recurrent.GRUCell,
+    nn.RNNCell: recurrent.RNNCell,
 }
 
 
@@ -196,8 +198,8 @@ def add_dropout(
     [GG16, sections 3 and "Applications"]. A weight matrix acts at every position of a row with the same weights, so a
     draw of them is one mask of its input units per row. Linear layers drop the units of their input, with one mask for
     all tokens or time steps of a row; convolutions drop input channels; an attention drops the units of its query, key,
-    value and output projections; recurrent layers drop the units of their input and of their state with one mask per
-    sequence; an `nn.Embedding` drops word types. In evaluation mode the copy computes what `net` computes; in
+    value and output projections; recurrent layers and cells drop the units of their input and of their state with one
+    mask per sequence; an `nn.Embedding` drops word types. In evaluation mode the copy computes what `net` computes; in
     training mode, and under `dropbayes.predict`, it is random.
 
     With `units="element"` every element has its own mask, at every pixel and token, as in `nn.Dropout`. These are not
@@ -232,7 +234,11 @@ def add_dropout(
         >>> bayesian.state_dict().keys() == net.state_dict().keys()
         True
     """
-    check_drop_prob(drop_prob)
+    if not 0 <= drop_prob < 1:
+        raise ValueError(
+            f"`drop_prob` must lie in [0, 1); got {drop_prob!r}. It is the probability of dropping a unit, not of "
+            "keeping it."
+        )
     if units not in ("channel", "element"):
         raise ValueError(f'`units` must be "channel" or "element"; got {units!r}.')
     tensors = () if copy else itertools.chain(net.parameters(), net.buffers())
@@ -256,6 +262,7 @@ def add_dropout(
     for module in result.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # nested tensors only exist on the fused path, which skips submodules
+    _share_masks(result)
     return result
 
 
@@ -272,9 +279,8 @@ def _warn_of_layers(layers: list[tuple[str, nn.Module]], drop_prob: float, row_a
     undropped = [name for name, layer in layers if not isinstance(layer, DroppedLayer) and not _made_here(layer)]
     _warn(
         [name for name in undropped if ".lora_A." not in name],
-        "are left as they are: an nn.EmbeddingBag looks up and sums in one operation, a cell does not know where its "
-        "sequence ends (take nn.LSTM, nn.GRU or nn.RNN), and a module that multiplies by matrices in its own code "
-        "hides their inputs (make them nn.Linear).",
+        "are left as they are: an nn.EmbeddingBag looks up and sums in one operation, and a module that multiplies by "
+        "matrices in its own code hides their inputs (make them nn.Linear).",
     )
     counts = ((name, getattr(layer, "in_features", getattr(layer, "in_channels", None))) for name, layer in layers)
     _warn(
@@ -282,6 +288,16 @@ def _warn_of_layers(layers: list[tuple[str, nn.Module]], drop_prob: float, row_a
         f"has a single input unit, dropped with probability {drop_prob:g}: those draws ignore the input altogether. "
         "Leave the layer out with `where=`.",
     )
+    cells = [name for name, module in layers if not name and isinstance(module, nn.RNNCellBase)]
+    _warn(cells, "is a cell, which draws new masks at every call: put the loop over time into a module.")
+
+
+def _share_masks(net: nn.Module) -> None:
+    """Makes recurrent layers and cells keep their masks for the whole forward pass of the network."""
+    has_recurrence = any(_has_added_masks(module) for module in net.modules() if module is not net)
+    if has_recurrence and recurrent.begin_forward_pass not in net._forward_pre_hooks.values():
+        net.register_forward_pre_hook(recurrent.begin_forward_pass)
+        net.register_forward_hook(recurrent.end_forward_pass, always_call=True)
 
 
 def _has_added_masks(layer: nn.Module) -> bool:
@@ -303,7 +319,7 @@ def _attach(layer: Any, drop_prob: float, units: Units, row_axis: int) -> None:
         layer.__class__ = _RECURRENT.get(type(layer), type(layer))
         layer.dropout, layer.has_added_masks = 0.0, True
         layer.set_drop_probs(drop_prob)
-    elif not isinstance(layer, (DroppedLayer, nn.EmbeddingBag, nn.RNNCellBase)):
+    elif not isinstance(layer, (DroppedLayer, nn.EmbeddingBag)):
         _detach(layer)
         if isinstance(layer, nn.Embedding):
             layer.register_forward_hook(WordDropout(drop_prob, row_axis), with_kwargs=True)

@@ -13,7 +13,7 @@ from dropbayes.runtime.validation import check_count, check_positive
 from dropbayes.tracing import draw_or_mean
 from dropbayes.variational import Bernoulli, Concrete, DiagonalGaussian, Family, Mixture, multiplicative_gaussian
 
-__all__ = ["BernoulliNoise", "ConcreteNoise", "GaussianNoise", "MixtureNoise", "Noise", "check_drop_prob"]
+__all__ = ["BernoulliNoise", "ConcreteNoise", "GaussianNoise", "MixtureNoise", "Noise"]
 
 
 class Noise(nn.Module, ABC):
@@ -65,9 +65,11 @@ class _Spread(Noise):
         return self.log_std.exp() if self.learn_std else self.fixed_std
 
 
-def check_drop_prob(value: float, name: str = "drop_prob") -> None:
+def _check_drop_prob(value: float) -> None:
     if not 0 <= value < 1:
-        raise ValueError(f"`{name}` must lie in [0, 1); got {value!r}. It is the probability of dropping, not keeping.")
+        raise ValueError(
+            f"`drop_prob` must lie in [0, 1); got {value!r}. It is the probability of dropping, not keeping."
+        )
 
 
 class BernoulliNoise(_Spread):
@@ -85,7 +87,7 @@ class BernoulliNoise(_Spread):
     def __init__(
         self, drop_prob: float = 0.1, *, std: float = 0.0, drop_bias: bool = False, learn_std: bool = False
     ) -> None:
-        check_drop_prob(drop_prob)
+        _check_drop_prob(drop_prob)
         check_positive("std", std, allow_zero=not learn_std)
         super().__init__(std, learn_std=learn_std)
         self.drop_prob, self.drop_bias = drop_prob, drop_bias
@@ -124,7 +126,7 @@ class ConcreteNoise(Noise):
 
     def __init__(self, drop_prob: float = 0.1, *, temperature: float = 0.1) -> None:
         super().__init__()
-        check_drop_prob(drop_prob)
+        _check_drop_prob(drop_prob)
         if drop_prob == 0:
             raise ValueError("`drop_prob` must be positive to be learned; got 0, whose logit is infinite.")
         self.temperature = temperature

@@ -7,6 +7,7 @@ for all of them: new masks at every step, as in `nn.LSTM(dropout=)`, are not dra
 
 from __future__ import annotations
 
+import contextvars
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -17,16 +18,78 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from torch.overrides import has_torch_function
 from torch.utils._pytree import PyTree
 
-from dropbayes.layers.noise import check_drop_prob
 from dropbayes.weight_layers import is_bias
 
-__all__ = ["GRU", "LSTM", "RNN"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
+    "GRUCell",
+    "LSTMCell",
+    "RNNCell",
+    "begin_forward_pass",
+    "end_forward_pass",
+]
+
+# --- one mask for all the steps of a forward pass ------------------------------------------------------------------
+
+_pass: contextvars.ContextVar[tuple[int, dict[Any, Tensor]] | None] = contextvars.ContextVar(
+    "forward pass", default=None
+)
+"""The nesting depth of hooked networks in the current forward pass, and the masks drawn in it."""
 
 
-class _Recurrence(nn.RNNBase, ABC):
-    """The base of the layers: masks, stacked layers, directions; the parameters are those of the torch namesake."""
+def begin_forward_pass(net: nn.Module, args: Any) -> None:
+    """A forward pre-hook of a whole network: the recurrent layers in it draw their masks once until its end."""
+    del net, args
+    depth, masks = _pass.get() or (0, {})
+    _pass.set((depth + 1, masks))
 
-    n_states = 1
+
+def end_forward_pass(net: nn.Module, args: Any, output: PyTree) -> None:
+    """The forward hook that discards those masks, also after an error."""
+    del net, args, output
+    depth, masks = _pass.get() or (1, {})
+    _pass.set((depth - 1, masks) if depth > 1 else None)
+
+
+def _mask(layer: nn.Module, key: str, ones: Tensor, drop_prob: float) -> Tensor:
+    """A mask shaped like `ones`: inside a hooked forward pass, the layer's mask of that pass."""
+    running = _pass.get()
+    if running is None:
+        return F.dropout(ones, drop_prob, layer.training)
+    masks, full_key = running[1], (id(layer), key, tuple(ones.shape))
+    if full_key not in masks:
+        masks[full_key] = F.dropout(ones, drop_prob, layer.training)
+    return masks[full_key]
+
+
+def _is_random(layer: nn.Module, x: PyTree) -> bool:
+    """Whether masks are needed: in training or when operations are intercepted. Otherwise torch's kernel runs."""
+    return layer.training or has_torch_function((x,))
+
+
+# --- the steps -----------------------------------------------------------------------------------------------------
+
+
+def _lstm_step(gates: Tensor, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
+    _, c = state
+    enter, forget, content, leave = gates.chunk(4, -1)
+    c = torch.sigmoid(forget) * c + torch.sigmoid(enter) * torch.tanh(content)
+    return project(torch.sigmoid(leave) * torch.tanh(c)), c
+
+
+def _gru_step(gates: Tensor, recurrent_gates: Tensor, h: Tensor) -> Tensor:
+    reset, update, content = gates.chunk(3, -1)
+    # Only the factors of weights are masked: the carried-over state below is not.
+    reset_h, update_h, content_h = recurrent_gates.chunk(3, -1)
+    z = torch.sigmoid(update + update_h)
+    return (1 - z) * torch.tanh(content + torch.sigmoid(reset + reset_h) * content_h) + z * h
+
+
+class _Dropped(nn.Module):
+    """The two drop probabilities of a recurrent layer, and the keep probabilities they imply for its parameters."""
+
     drop_prob: float
     recurrent_drop_prob: float
 
@@ -44,8 +107,9 @@ class _Recurrence(nn.RNNBase, ABC):
     def set_drop_probs(self, drop_prob: float, recurrent_drop_prob: float | None = None) -> None:
         """Sets both probabilities; None takes `drop_prob` for the recurrent state too."""
         recurrent = drop_prob if recurrent_drop_prob is None else recurrent_drop_prob
-        check_drop_prob(drop_prob)
-        check_drop_prob(recurrent, "recurrent_drop_prob")
+        for name, value in (("drop_prob", drop_prob), ("recurrent_drop_prob", recurrent)):
+            if not 0 <= value < 1:
+                raise ValueError(f"`{name}` must lie in [0, 1); got {value!r}.")
         self.drop_prob, self.recurrent_drop_prob = drop_prob, recurrent
 
     @property
@@ -61,8 +125,17 @@ class _Recurrence(nn.RNNBase, ABC):
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, drop_prob={self.drop_prob}, recurrent_drop_prob={self.recurrent_drop_prob}"
 
+
+# --- layers over sequences -----------------------------------------------------------------------------------------
+
+
+class _Recurrence(_Dropped, nn.RNNBase, ABC):
+    """The base of the layers: masks, stacked layers, directions; the parameters are those of the torch namesake."""
+
+    n_states = 1
+
     def forward(self, input: Any, hx: Any = None) -> PyTree:
-        if not self.training and not has_torch_function((self.weight_ih_l0,)):  # no masks: torch's kernel runs
+        if not _is_random(self, self.weight_ih_l0):
             return super().forward(input, hx)
         alone = self.n_states == 1  # torch then takes and returns the state itself, not a tuple
         output, states = self._forward(input, (hx,) if alone and hx is not None else hx)
@@ -79,7 +152,7 @@ class _Recurrence(nn.RNNBase, ABC):
         last: list[tuple[Tensor, ...]] = []
         for layer in range(self.num_layers):
             # One mask per sequence, in the layout of x, so that the row axis does not move.
-            masked = x * F.dropout(torch.ones_like(x.narrow(time_axis, 0, 1)), self.drop_prob, self.training)
+            masked = x * _mask(self, f"input {layer}", torch.ones_like(x.narrow(time_axis, 0, 1)), self.drop_prob)
             outputs = []
             for direction in directions:
                 state = tuple(s[len(last)] for s in states)
@@ -92,13 +165,13 @@ class _Recurrence(nn.RNNBase, ABC):
     def _direction(
         self, x: Tensor, state: tuple[Tensor, ...], suffix: str, time_axis: int, lengths: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        def state_mask(width: int) -> Tensor:
+        def state_mask(key: str, width: int) -> Tensor:
             ones = x.new_ones([1 if axis == time_axis else size for axis, size in enumerate(x.shape[:2])])
             ones = ones[..., None].expand(-1, -1, width)
-            return F.dropout(ones, self.recurrent_drop_prob, self.training).squeeze(time_axis)
+            return _mask(self, key + suffix, ones, self.recurrent_drop_prob).squeeze(time_axis)
 
         gates = F.linear(x, self._get(f"weight_ih{suffix}"), self._get(f"bias_ih{suffix}")).movedim(time_axis, 0)
-        mask = state_mask(state[0].shape[-1])
+        mask = state_mask("state", state[0].shape[-1])
         weight, bias = self._get(f"weight_hh{suffix}"), self._get(f"bias_hh{suffix}")
         project = self._projection(suffix, state_mask)
         reverse = suffix.endswith("_reverse")
@@ -116,7 +189,7 @@ class _Recurrence(nn.RNNBase, ABC):
         """The map from a cell's output to the state: the identity, or a weight matrix with dropped inputs."""
         if not self.proj_size:
             return lambda h: h
-        mask, weight = state_mask(self.hidden_size), self._get(f"weight_hr{suffix}")
+        mask, weight = state_mask("projection", self.hidden_size), self._get(f"weight_hr{suffix}")
         return lambda h: F.linear(h * mask, weight)
 
     def _get(self, name: str) -> Any:
@@ -175,9 +248,7 @@ class LSTM(_Recurrence, nn.LSTM):
     n_states = 2
 
     def _step(self, gates: Tensor, recurrent: Any, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
-        enter, forget, content, leave = (gates + recurrent).chunk(4, -1)
-        c = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(content)
-        return project(torch.sigmoid(leave) * torch.tanh(c)), c
+        return _lstm_step(gates + recurrent, state, project)
 
 
 class GRU(_Recurrence, nn.GRU):
@@ -187,11 +258,7 @@ class GRU(_Recurrence, nn.GRU):
     """
 
     def _step(self, gates: Tensor, recurrent: Any, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
-        reset, update, content = gates.chunk(3, -1)
-        # Only the factors of weights are masked: the carried-over state below is not.
-        reset_h, update_h, content_h = recurrent.chunk(3, -1)
-        z = torch.sigmoid(update + update_h)
-        return ((1 - z) * torch.tanh(content + torch.sigmoid(reset + reset_h) * content_h) + z * state[0],)
+        return (_gru_step(gates, recurrent, state[0]),)
 
 
 class RNN(_Recurrence, nn.RNN):
@@ -202,3 +269,55 @@ class RNN(_Recurrence, nn.RNN):
 
     def _step(self, gates: Tensor, recurrent: Any, state: tuple[Tensor, ...], project: Any) -> tuple[Tensor, ...]:
         return ((torch.tanh if self.nonlinearity == "tanh" else torch.relu)(gates + recurrent),)
+
+
+# --- cells ---------------------------------------------------------------------------------------------------------
+
+
+class _Cell(_Dropped, nn.RNNCellBase):
+    """The common base of the cells, which compute one step.
+
+    Within a network that `add_dropout` made, all steps of a forward pass share one mask; elsewhere every call draws a
+    new one.
+    """
+
+    def _gates(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        """The products with the input and with the recurrent state, each dropped."""
+        x = x * _mask(self, "input", torch.ones_like(x), self.drop_prob)
+        h = h * _mask(self, "state", torch.ones_like(h), self.recurrent_drop_prob)
+        return F.linear(x, self.weight_ih, self.bias_ih), F.linear(h, self.weight_hh, self.bias_hh)
+
+    def _zeros(self, x: Tensor) -> Tensor:
+        return x.new_zeros(*x.shape[:-1], self.hidden_size)
+
+
+class LSTMCell(_Cell, nn.LSTMCell):
+    """`nn.LSTMCell` with dropout on its input and recurrent state; under `add_dropout` a mask lasts a sequence."""
+
+    def forward(self, input: Tensor, hx: Any = None) -> tuple[Tensor, Tensor]:
+        if not _is_random(self, input):
+            return nn.LSTMCell.forward(self, input, hx)
+        h, c = (self._zeros(input),) * 2 if hx is None else hx
+        gates, recurrent = self._gates(input, h)
+        h, c = _lstm_step(gates + recurrent, (h, c), lambda h: h)
+        return h, c
+
+
+class GRUCell(_Cell, nn.GRUCell):
+    """`nn.GRUCell` with dropout on its input and recurrent state; under `add_dropout` a mask lasts a sequence."""
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        if not _is_random(self, input):
+            return nn.GRUCell.forward(self, input, hx)
+        h = self._zeros(input) if hx is None else hx
+        return _gru_step(*self._gates(input, h), h)
+
+
+class RNNCell(_Cell, nn.RNNCell):
+    """`nn.RNNCell` with dropout on its input and recurrent state; under `add_dropout` a mask lasts a sequence."""
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        if not _is_random(self, input):
+            return nn.RNNCell.forward(self, input, hx)
+        gates, recurrent = self._gates(input, self._zeros(input) if hx is None else hx)
+        return (torch.tanh if self.nonlinearity == "tanh" else torch.relu)(gates + recurrent)

@@ -113,7 +113,8 @@ class StudentT(Likelihood):
     degrees_of_freedom: float = 4.0
 
     def __post_init__(self) -> None:
-        check_positive("scale", self.scale)
+        if not (math.isfinite(self.scale) and self.scale > 0):
+            raise ValueError(f"`scale` must be a positive number; got {self.scale!r}.")
         if not (math.isfinite(self.degrees_of_freedom) and self.degrees_of_freedom > 2):
             raise ValueError(
                 "`degrees_of_freedom` must be greater than 2, below which the variance is infinite; got "

@@ -196,18 +196,22 @@ def parameter_groups(
     check_number("precision", precision)
     check_positive("precision", precision)
     check_n_data(n_data)
-    found = list(decays(net, prior=prior, keep_probs=keep_probs))
-    others = [f"{type(m).__name__} {name!r}" for name, m in weight_layers(net) if not kl_is_weight_decay(m)]
-    others += [f"{d.name!r}, computed from others" for d in found if not isinstance(d.value, nn.Parameter)]
-    if others:
-        raise ValueError(
-            f"`net` must hold plain parameters whose KL is a weight decay; got {others[0]}. Add the KL to the loss "
-            "instead: negative_elbo(net, output, y, likelihood=..., prior=..., n_data=...)."
-        )
+    for name, module in weight_layers(net):
+        if not kl_is_weight_decay(module):
+            raise ValueError(
+                f"`net` must hold layers whose KL is a weight decay; got {type(module).__name__} {name!r}. "
+                "Add the KL to the loss instead: negative_elbo(net, output, y, likelihood=..., prior=..., n_data=...)."
+            )
     coefficients = {}
-    for decay in found:
+    for decay in decays(net, prior=prior, keep_probs=keep_probs):
         check_number("prior.length_scale", decay.coefficient)
-        coefficients[id(decay.value)] = decay.coefficient
+        value = decay.value
+        if not isinstance(value, nn.Parameter):
+            raise ValueError(
+                f"`net` must hold plain parameters to decay; got {decay.name!r}, which is computed from others. "
+                "Add the KL to the loss instead: negative_elbo(net, output, y, likelihood=..., prior=..., n_data=...)."
+            )
+        coefficients[id(value)] = decay.coefficient
     by_decay: dict[float, list[nn.Parameter]] = {}
     for parameter in net.parameters():
         rate = coefficients.get(id(parameter), 0.0) / (n_data * precision)
