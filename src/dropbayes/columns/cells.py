@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Collection
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dropbayes.columns.notation import NUMBER, PLAIN, Notation
+from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.validation import quote
 
 MISSING = ("", "NA", "N/A", "NaN", "nan", "NAN", "null", "NULL", "?")
@@ -19,7 +19,6 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "NAN", "null", "NULL", "?")
 BOOLEANS = {"true": 1.0, "yes": 1.0, "y": 1.0, "t": 1.0, "false": 0.0, "no": 0.0, "n": 0.0, "f": 0.0}
 """The texts that are booleans, in lower case."""
 
-Floats = npt.NDArray[np.float64]
 Place = Callable[[int], str]
 """The location of a row, in words; the table itself for -1."""
 
@@ -71,7 +70,7 @@ def numbers(
     at: Place,
     missing: Collection[str] = MISSING,
     notation: Notation = PLAIN,
-) -> Floats:
+) -> Numbers:
     """The numbers of a column, NaN where there is none.
 
     Args:
@@ -106,7 +105,7 @@ def numbers(
     return floats
 
 
-def booleans(values: pa.Array | pa.ChunkedArray, name: str, at: Place, missing: Collection[str]) -> Floats:
+def booleans(values: pa.Array | pa.ChunkedArray, name: str, at: Place, missing: Collection[str]) -> Numbers:
     """The booleans of a column as 1 and 0, NaN where there is none."""
     values = plain(values)
     if not is_text(values):

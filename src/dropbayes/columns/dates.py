@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Floats = npt.NDArray[np.float64]
+from dropbayes.runtime.arrays import Numbers
 
 PARTS = {
     "year": ("year",),
@@ -65,7 +64,7 @@ def _parse(texts: pa.Array, form: str) -> pa.Array:
         return pa.concat_arrays([_parse(texts.slice(row, 1), form) for row in range(len(texts))])
 
 
-def days_of(values: pa.Array, form: str) -> Floats:
+def days_of(values: pa.Array, form: str) -> Numbers:
     """Days since 1970, NaN for what is missing or written otherwise.
 
     Args:
@@ -85,7 +84,7 @@ def days_of(values: pa.Array, form: str) -> Floats:
     return instants.to_numpy(zero_copy_only=False).astype(np.float64) / per_day
 
 
-def date_parts(days: Floats) -> tuple[str, ...]:
+def date_parts(days: Numbers) -> tuple[str, ...]:
     """The parts that can teach something: the year always, the season over more than a quarter of it, and so on.
 
     Example:
@@ -100,7 +99,7 @@ def date_parts(days: Floats) -> tuple[str, ...]:
     return tuple(name for name, useful in parts.items() if useful)
 
 
-def date_inputs(days: Floats, parts: tuple[str, ...]) -> Floats:
+def date_inputs(days: Numbers, parts: tuple[str, ...]) -> Numbers:
     """The inputs of a network, `[row, input]`: the decimal year, then sine and cosine of each place on a circle.
 
     Example:

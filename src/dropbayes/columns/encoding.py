@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dropbayes.columns import cells
-from dropbayes.columns.cells import Floats, Place
+from dropbayes.columns.cells import Place
 from dropbayes.columns.dates import date_inputs, days_of
 from dropbayes.columns.schema import Column, Schema, list_names
+from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.validation import quote
 
 Mask = npt.NDArray[np.bool_]
@@ -30,7 +31,7 @@ class Encoded:
         outside: Which rows have a value beyond those of the training rows, by column.
     """
 
-    x: Floats
+    x: Numbers
     missing: dict[str, int]
     new: dict[str, int]
     outside: dict[str, Mask]
@@ -85,7 +86,7 @@ def encode(schema: Schema, table: pa.Table, *, at: Place, allow_new: bool = Fals
     return Encoded(x, missing, new, outside)
 
 
-def column_values(column: Column, cells_of_column: pa.ChunkedArray, at: Place, missing: Collection[str]) -> Floats:
+def column_values(column: Column, cells_of_column: pa.ChunkedArray, at: Place, missing: Collection[str]) -> Numbers:
     """The numbers, booleans or days of a column, NaN where there is none."""
     if column.kind == "boolean":
         return cells.booleans(cells_of_column, column.name, at, missing)
@@ -109,7 +110,7 @@ def column_values(column: Column, cells_of_column: pa.ChunkedArray, at: Place, m
 
 
 def _fill_categories(
-    inputs: Floats, column: Column, values: pa.ChunkedArray, at: Place, missing: Collection[str], allow_new: bool
+    inputs: Numbers, column: Column, values: pa.ChunkedArray, at: Place, missing: Collection[str], allow_new: bool
 ) -> tuple[Mask, Mask]:
     """Sets the inputs of a category; returns which rows lack one, and which have a new one."""
     texts = cells.texts(cells.plain(values), missing)

@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dropbayes.columns.cells import MISSING, Floats, Place, labels, numbers, texts
+from dropbayes.columns.cells import MISSING, Place, labels, numbers, texts
 from dropbayes.columns.encoding import column_values, encode
 from dropbayes.columns.inference import LeftOut, Problem, column_of, kind_of, number_notation
 from dropbayes.columns.notation import NUMBER, PLAIN, Notation
 from dropbayes.columns.schema import Column, Schema, Task, list_names
+from dropbayes.runtime.arrays import Numbers
 from dropbayes.runtime.validation import quote
 
 
@@ -82,10 +83,10 @@ class TrainingRows:
         kept: The rows of the table that have one.
     """
 
-    x: Floats
+    x: Numbers
     y: npt.NDArray[Any]
     schema: Schema
-    weight: Floats | None = None
+    weight: Numbers | None = None
     group: npt.NDArray[np.intp] | None = None
     time: npt.NDArray[np.intp] | None = None
     missing: dict[str, int] = field(default_factory=dict)
@@ -244,7 +245,7 @@ def _targets(
     return task, y, present, notation
 
 
-def _weights(values: pa.ChunkedArray, name: str, at: Place, tokens: tuple[str, ...]) -> Floats:
+def _weights(values: pa.ChunkedArray, name: str, at: Place, tokens: tuple[str, ...]) -> Numbers:
     weight = numbers(values, name, at=at, missing=tokens)
     wrong = ~(weight >= 0)
     if wrong.any():
