@@ -126,7 +126,8 @@ def recall(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], *, position
 
 def _key(inputs: Inputs, ignored: tuple[str, ...], positions: bool, any_length: bool) -> tuple[Any, ...]:
     described = form(inputs) if any_length else inputs.signature
-    return described, inputs.spec, inputs.n_rows == 1, ignored, positions, any_length
+    spec = repr(inputs.spec)  # in torch 2.6 it has no hash
+    return described, spec, inputs.n_rows == 1, ignored, positions, any_length
 
 
 def _holds_for_rows(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], inspection: Inspection) -> bool:
