@@ -59,7 +59,7 @@ $(RUNTIME): pyproject.toml constraints.txt
 $(MINIMUM)/.ready: pyproject.toml constraints-minimum.txt
 	test -x $(MINIMUM)/bin/python || $(PYTHON) -m venv $(MINIMUM)
 	$(MINIMUM)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-minimum.txt \
-	  --editable '.[plot,gp,hf,optimise,conformal,serve,dask,experiments,test]'
+	  --editable '.[plot,hf,optimise,conformal,serve,dask,experiments,test]'
 	touch $@
 
 $(GUESTS)/.ready: pyproject.toml
