@@ -122,7 +122,7 @@ WRONG_TRAINING = {
     "regressing texts": ("x,y\n" + rows(number, text), ["--task", "regression"], "line 2, column 'y': must be a number; got 'a'"),
     "names as classes": ("x,y\n" + rows(number, lambda i: f"n{i}", n=50), [], "has 50 classes in 50 rows, such as 'n0', 'n1', …; is it the target"),
     "duplicate header": ("x,x,y\n" + rows(number, number, number), [], "columns 1 and 2 are both named 'x'"),
-    "unknown device": ("x,y\n" + rows(number, number), ["--device", "toaster"], "toaster"),
+    "unknown device": ("x,y\n" + rows(number, lambda i: f"{3 * i % 7}"), ["--device", "toaster"], "toaster"),
     "ragged": ("x,y\n1,2\n1,2,3\n", [], "line 3: 3 fields"),
 }  # fmt: skip
 

@@ -64,7 +64,7 @@ def demo(
     out: Annotated[str, typer.Option(help="The folder for results.", metavar="FOLDER")] = "out",
     as_json: options.Json = False,
 ) -> None:
-    """Fit, predict and report on atmospheric CO2 (without statsmodels: on patients with diabetes)."""
+    """Fit, predict and report on CO2 (or diabetes) in a minute."""
     from rich.console import Console
     from rich.markup import escape
 

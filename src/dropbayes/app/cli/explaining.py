@@ -38,7 +38,7 @@ def explain(
     encoding: options.Encoding = None,
     as_json: options.Json = False,
 ) -> None:
-    """Describe a model; or, given rows, say why it predicts what it does, and why it is unsure.
+    """Describe a model, or say why it predicts what it does.
 
     Without rows: the columns with their ranges, the sizes of the networks, drop probabilities, precision and
     length-scales.
