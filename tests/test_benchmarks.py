@@ -9,10 +9,20 @@ import types
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
 from scipy.stats import norm
 
-from benchmarks import comparison, contestants, history, language_errors, league, one_pass, scoringbench
+from benchmarks import (
+    comparison,
+    contestants,
+    history,
+    language_errors,
+    league,
+    one_pass,
+    one_pass_tables,
+    scoringbench,
+)
 from benchmarks.history import Goal
 from benchmarks.one_pass_gpu import close_rows, gain_rows, speed_rows
 from dropbayes.estimators.atoms import AtomMixture, Atoms
@@ -88,6 +98,12 @@ def test_the_tables_of_one_pass_are_those_of_the_last_run():
     assert f"{run['close']} of these {len(run['zoo'])} networks" in (PAGES / "one_pass.md").read_text()
     gains = ([name, f"{one['mean']:.1f}", f"{one['variance']:.1f}"] for name, one in run["controls"].items())
     assert table_after("one_pass.md", "draws of a\nperceptron of two hidden layers") == list(gains)
+
+
+@pytest.mark.parametrize("part", ["causes", "rates"])
+def test_the_tables_of_one_pass_on_tables_are_those_of_the_last_run(part):
+    words = f"`python -m benchmarks.one_pass_tables {part}`"
+    assert table_after("one_pass.md", words) == one_pass_tables.PARTS[part][1](last_run(f"one_pass_{part}"))
 
 
 def test_the_tables_of_one_pass_on_a_gpu_are_those_of_the_last_run():
