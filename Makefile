@@ -6,8 +6,10 @@ READY := $(VENV)/.ready
 RUNTIME := $(VENV)/.runtime
 MINIMUM := .venv-minimum
 GUESTS := .venv-guests
+COVERED := calibration columns conformal covariances likelihoods runtime scores variational weight_layers
 
-.PHONY: demo test test-slow test-minimum test-guests lint bench docs build-check clean
+.PHONY: demo test test-slow test-minimum test-guests coverage lint bench docs build-check clean
+unexport PYTHONDONTWRITEBYTECODE  # every process that a test starts would compile the package anew
 
 # The demonstration needs what the library needs, and statsmodels for its CO2 series: no development tools.
 demo: $(RUNTIME)
@@ -17,7 +19,12 @@ test: $(READY) lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow" --durations=25
 
 test-slow: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m slow --durations=25
+
+# Lines and branches of packages that need no training, reached by their own tests alone: 94 % when this was written.
+coverage: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow" $(addprefix tests/,$(COVERED)) \
+	  $(addprefix --cov=dropbayes.,$(COVERED)) --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=93
 
 lint: $(READY)
 	$(BIN)/ruff check .
