@@ -100,7 +100,7 @@ def test_the_tables_of_one_pass_are_those_of_the_last_run():
     assert table_after("one_pass.md", "draws of a\nperceptron of two hidden layers") == list(gains)
 
 
-@pytest.mark.parametrize("part", ["causes", "rates"])
+@pytest.mark.parametrize("part", one_pass_tables.PARTS)
 def test_the_tables_of_one_pass_on_tables_are_those_of_the_last_run(part):
     words = f"`python -m benchmarks.one_pass_tables {part}`"
     assert table_after("one_pass.md", words) == one_pass_tables.PARTS[part][1](last_run(f"one_pass_{part}"))
