@@ -288,7 +288,7 @@ def _warn_of_layers(layers: list[tuple[str, nn.Module]], drop_prob: float, row_a
         f"has a single input unit, dropped with probability {drop_prob:g}: those draws ignore the input altogether. "
         "Leave the layer out with `where=`.",
     )
-    cells = [name for name, module in layers if not name and isinstance(module, nn.RNNCellBase)]
+    cells: list[str] = [name for name, module in layers if not name and isinstance(module, nn.RNNCellBase)]
     _warn(cells, "is a cell, which draws new masks at every call: put the loop over time into a module.")
 
 

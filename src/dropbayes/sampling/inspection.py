@@ -126,8 +126,7 @@ def recall(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], *, position
 
 def _key(inputs: Inputs, ignored: tuple[str, ...], positions: bool, any_length: bool) -> tuple[Any, ...]:
     described = form(inputs) if any_length else inputs.signature
-    spec = repr(inputs.spec)  # in torch 2.6 it has no hash
-    return described, spec, inputs.n_rows == 1, ignored, positions, any_length
+    return described, repr(inputs.spec), inputs.n_rows == 1, ignored, positions, any_length  # no hash in torch 2.6
 
 
 def _holds_for_rows(net: nn.Module, inputs: Inputs, ignored: tuple[str, ...], inspection: Inspection) -> bool:

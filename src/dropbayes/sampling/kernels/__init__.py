@@ -15,8 +15,7 @@ __all__ = ["kernels_on"]
 
 
 def kernels_on(device: torch.device) -> Any:
-    """The kernels for tensors on a device; None if there are none: torch operations then do the same."""
-    # The Triton of an older torch may lack what they are written in. Its versions compare as versions do.
+    """The kernels for tensors on a device; None without them or with an older Triton: torch then does the same."""
     if device.type != "cuda" or torch.__version__ < "2.10" or importlib.util.find_spec("triton") is None:
         return None
     return importlib.import_module("dropbayes.sampling.kernels.all")
