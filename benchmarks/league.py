@@ -90,6 +90,12 @@ def played(games: list[Game], n_jobs: int) -> Iterator[tuple[Game, Scores]]:
 # --- the page -----------------------------------------------------------------------------------------------------------
 
 
+def common_means(players: dict[str, dict[str, Scores]]) -> dict[str, Scores]:
+    """The mean scores of each contestant on a table, over the folds that all of them played."""
+    folds = set.intersection(*(set(games) for games in players.values()))
+    return {name: mean_scores({fold: games[fold] for fold in sorted(folds)}) for name, games in players.items()}
+
+
 def mean_scores(games: dict[str, Scores]) -> Scores:
     """The mean of each score over the folds played."""
     first = next(iter(games.values()))
@@ -122,7 +128,8 @@ def holm(p_values: Array) -> Array:
 def losses(means: Means, players: list[str], key: str) -> Array:
     """The losses `[table, player]`; infinite, and so last in rank, where a contestant gave up; NaN without a density."""
     sign = -1 if key == "log score" else 1
-    return np.array([[sign * s[p].get(key, np.nan) if p in s else np.inf for p in players] for s in means.values()])
+    found = np.array([[sign * s[p].get(key, np.nan) if p in s else np.inf for p in players] for s in means.values()])
+    return found if key == "log score" else np.where(np.isnan(found), np.inf, found)  # predictions that are no numbers
 
 
 def significance(means: Means, rivals: list[str], key: str) -> dict[str, float]:
@@ -132,9 +139,14 @@ def significance(means: Means, rivals: list[str], key: str) -> dict[str, float]:
     return dict(zip(rivals, holm(np.array(p_values)), strict=True))
 
 
+def not_ranked(means: Means, players: list[str]) -> set[str]:
+    """Other efforts of ours, and contestants that played on too few tables."""
+    return {*EFFORTS, *(p for p in players if sum(p in scores for scores in means.values()) < 0.8 * len(means))}
+
+
 def summary(means: Means, players: list[str], key: str) -> str:
     """A Markdown table with a row for each contestant; efforts are ranked in the place of the default."""
-    apart = {*EFFORTS, *(p for p in players if sum(p in scores for scores in means.values()) < 0.8 * len(means))}
+    apart = not_ranked(means, players)
     rivals = [player for player in players if player != DEFAULT and player not in apart]
     p_values, rows = significance(means, rivals, key), []
     for player in players:
@@ -169,7 +181,7 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
 
 def standings(results: Results, names: list[str]) -> str:
     """The scores on some tables, the best of each bold, below the summary of the contestants."""
-    means = {table: {name: mean_scores(games) for name, games in results[table].items()} for table in names}
+    means = {table: common_means(results[table]) for table in names}
     key, kind = ("CRPS", NUMBERS) if "CRPS" in means[names[0]][DEFAULT] else ("NLL", CLASSES)
     players = [name for name in kind if any(name in scores for scores in means.values())]
     own = {"log score": ".2f", "coverage": ".0%"} if key == "CRPS" else {"accuracy": ".1%"}
@@ -178,7 +190,7 @@ def standings(results: Results, names: list[str]) -> str:
         shown = [f"**{value:.4f}**" if value == values.min() else f"{value:.4f}" for value in values]
         shown += [f"{scores[DEFAULT][name]:{form}}" for name, form in own.items()]
         rows.append([table, *(value.replace("inf", "–") for value in shown), f"{scores[DEFAULT]['CPU s']:.1f}"])
-    n_ranked = sum(player not in EFFORTS for player in players)
+    n_ranked = len(set(players) - not_ranked(means, players))
     return (
         f"{summary(means, players, key)}\n\nMean ranks of two contestants differ significantly (Nemenyi, 5 %) from "
         f"{critical_difference(n_ranked, len(names)):.2f} on.\n\n{markdown(['table', *players, *own, 'CPU (s)'], rows)}\n"
