@@ -20,7 +20,10 @@ def row_weights(sample_weight: Any, x: np.ndarray) -> np.ndarray | None:
     """The validated weights of rows; raises if any is negative or all are zero."""
     if sample_weight is None:
         return None
-    return _check_sample_weight(as_array(sample_weight), x, ensure_non_negative=True)
+    weights = _check_sample_weight(as_array(sample_weight), x, ensure_non_negative=True)
+    if not weights.any():  # which scikit-learn 1.6 lets pass
+        raise ValueError("`sample_weight` must have at least one non-zero weight; all are zero.")
+    return weights
 
 
 def time_groups(times: Any, groups: Any, n_rows: int) -> np.ndarray:
