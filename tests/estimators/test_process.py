@@ -116,6 +116,12 @@ def test_a_linear_relation_is_found_to_its_noise(linear, fitted):
     assert 0.75 <= ((low.numpy() <= y[150:]) & (y[150:] <= high.numpy())).mean() <= 1
 
 
+def test_targets_in_a_column_are_predicted_as_those_in_a_row(linear, fitted):
+    x, y = linear
+    column = DropoutRegressor(n_steps=100, random_state=0).fit(x[:150], y[:150, None])
+    np.testing.assert_array_equal(column.predict(x[150:]).ravel(), fitted.predict(x[150:]))
+
+
 def test_networks_with_a_process_are_unsure_in_a_gap():
     """The process alone trusts that the function is as smooth there as at the rows."""
     source = np.random.default_rng(0)

@@ -160,7 +160,7 @@ class DropoutEstimator(Parameters, Ensemble):
             groups=row_groups(x[rows, :n_columns], y[rows]) if groups is None else groups[rows],
             forward=forward,
             weight=None if weight is None else torch.as_tensor(weight[rows]),
-            offset=None if offset is None else offset.mean[rows],
+            offset=None if offset is None else offset.mean[rows].reshape(y[rows].shape),
             n_draws=self._effort.search_draws,
             seed=self.seed_,
             n_classes=self._n_classes(),
@@ -197,7 +197,7 @@ class DropoutEstimator(Parameters, Ensemble):
             members.append(replace(member, task=int(member.offset), epochs=epochs, seed=seed, n_inputs=n_inputs))
         tasks, n_networks = [Task(x, y, weight)], len(members)
         if offset is not None:
-            tasks.append(Task(x, y - offset.mean.numpy(), weight))
+            tasks.append(Task(x, y - offset.mean.numpy().reshape(y.shape), weight))
         if gap is not None:
             outside = ~gap.rows.numpy()
             tasks.append(Task(x[outside], y[outside], None if weight is None else weight[outside]))

@@ -145,12 +145,12 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
     def _fit_process(self, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Offset | None:
         self.process_ = None
         suited = isinstance(self.drop_prob, str) and self.noise == "student" and self._effort.offset
-        if not suited or self.warm_start or y.ndim > 1 or len(x) > MAX_ROWS:
+        if not suited or self.warm_start or y.size > len(y) or len(x) > MAX_ROWS:
             return None
         share = torch.ones(len(x)).double() if weight is None else torch.as_tensor(weight).double()
         mean, scale = moments(torch.tensor(x), share)
         with cpu_threads(1):  # The bits of a product depend on the threads.
-            fitted = fit_process((torch.tensor(x) - mean) / scale, torch.tensor(y), share, self.seed_)
+            fitted = fit_process((torch.tensor(x) - mean) / scale, torch.tensor(y).reshape(-1), share, self.seed_)
         if fitted is None:
             return None
         self.process_, offset = fitted
@@ -160,7 +160,7 @@ class DropoutRegressor(RegressorMixin, RegressionEnsemble, DropoutEstimator):
         if self.process_ is None:
             return [y]
         mean, _ = self.process_.predict(self._standard_columns(x))
-        return [y, y - (mean * self.process_.y_scale + self.process_.y_mean).numpy()]
+        return [y, y - (mean * self.process_.y_scale + self.process_.y_mean).numpy().reshape(y.shape)]
 
     def _fit_noise(self, choice: EnsembleChoice, offset: Offset | None) -> None:
         log_derivative = self._log_derivative(choice)
