@@ -53,7 +53,7 @@ RANK = {
     "__main__": 11,
 }
 MAX_ENTRIES = 27
-MAX_LINES, MAX_MODULES, MAX_NAMES = 41_300, 251, 26  # a budget falls; what is added pays for its lines elsewhere
+MAX_LINES, MAX_MODULES, MAX_NAMES = 39_750, 231, 26  # a budget falls; what is added pays for its lines elsewhere
 
 # Packages whose tests are still in one file.
 UNDIVIDED: set[str] = set()

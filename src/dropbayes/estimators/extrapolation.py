@@ -24,7 +24,6 @@ __all__ = ["Extrapolation", "Gap", "find_gap", "fit_extrapolation", "normal_scor
 
 _ANCHORS = 1024
 _PRINCIPAL_ROWS = 5000
-_REACH_LEVEL = 0.99
 # The fewest rows of a gap that tell a deviation, and the least share of them beyond the reach.
 _MIN_ROWS, _MIN_SHARE = 20, 0.1
 _GROWTHS = torch.cat([torch.zeros(1), torch.logspace(-2, 1, 25)]).double()
@@ -131,7 +130,7 @@ def find_gap(x: Tensor, seed: int) -> Gap | None:
     if not _MIN_ROWS <= int(rows.sum()) <= len(x) - _MIN_ROWS or bool(rows[anchors].all()):
         return None
     distance = _nearest(x[order[: 2 * _ANCHORS]], x[anchors], skip_equal=True)
-    reach = max(1e-6, float(distance[distance.isfinite()].quantile(_REACH_LEVEL))) if len(distance) else 1e-6
+    reach = max(1e-6, float(distance[distance.isfinite()].quantile(0.99))) if len(distance) else 1e-6
     inside = rows.nonzero()[:_ANCHORS, 0]
     beyond = _nearest(x[inside], x[anchors[~rows[anchors]]]) > reach
     return Gap(rows, anchors, reach) if float(beyond.float().mean()) >= _MIN_SHARE else None

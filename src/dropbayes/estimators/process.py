@@ -26,10 +26,8 @@ from dropbayes.population.standardisation import moments
 __all__ = ["MAX_ROWS", "Offset", "Process", "fit_process", "offset_draws"]
 
 MAX_ROWS = 20_000  # Beyond, networks find what so few anchors find.
-_MIN_ROWS = 20
 _ANCHORS = 800
 _SCALE_ROWS = 300  # of each half
-_STEPS = 40
 # The deviation of the logarithm of a scale under its prior, which keeps the scales of many columns from over-fitting.
 _PRIOR_DEVIATION = 1.5
 _JITTER = 1e-6
@@ -177,7 +175,7 @@ def _fit_scales(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         value = 0.5 * (y @ alpha) + log_root + 0.5 * (pull * (scales - start)).sum()
         return float(value), (pull - gradient).numpy()
 
-    found = minimize(loss, start.numpy(), jac=True, method="L-BFGS-B", options={"maxiter": _STEPS})
+    found = minimize(loss, start.numpy(), jac=True, method="L-BFGS-B", options={"maxiter": 40})
     return torch.from_numpy(found.x)
 
 
@@ -195,7 +193,7 @@ def fit_process(x: Tensor, y: Tensor, weight: Tensor, seed: int) -> tuple[Proces
     y_mean, y_scale = moments(y[:, None], weight)
     weight = weight / weight.mean()
     distinct, place = torch.unique(_clipped(x), dim=0, return_inverse=True)
-    if len(distinct) < _MIN_ROWS:
+    if len(distinct) < 20:
         return None
     total = torch.zeros(len(distinct)).double().index_add_(0, place, weight)
     target = torch.zeros(len(distinct)).double().index_add_(0, place, weight * (y - y_mean) / y_scale) / total

@@ -31,8 +31,10 @@ def answers(
         settings: What the pipeline is called with: `batch_size`, `top_k`, ...
     """
     if not isinstance(getattr(pipe, "model", None), nn.Module):
-        raise TypeError(f"`pipe` must be a pipeline with a model of torch; got {type(pipe).__name__}. Make it with "
-                        "transformers.pipeline(task, model=...).")  # fmt: skip
+        raise TypeError(
+            f"`pipe` must be a pipeline with a model of torch; got {type(pipe).__name__}. Make it with "
+            "transformers.pipeline(task, model=...)."
+        )
     several = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
     runs = each_draw(pipe.model, lambda: pipe(several, **settings), n_draws=n_draws, seed=seed, sampling=sampling)
     return [_summary([run[index] for run in runs]) for index in range(len(several))]

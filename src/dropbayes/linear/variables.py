@@ -191,7 +191,13 @@ def standard_masks(
     """Masks of a site less their mean, in standard deviations, `[draw, unit]`; with rows, `[draw, row, unit]`."""
     drop_prob = site.drop_prob or 0.0
     masks = keep_mask(
-        keys, site.number or 0, drop_prob=drop_prob, draws=draws, rows=rows, shape=shape, dtype=like.dtype,
+        keys,
+        site.number or 0,
+        drop_prob=drop_prob,
+        draws=draws,
+        rows=rows,
+        shape=shape,
+        dtype=like.dtype,
         device=like.device,
-    )  # fmt: skip
+    )
     return ((masks - (1 - drop_prob)) / (drop_prob * (1 - drop_prob)) ** 0.5).flatten(1 if rows is None else 2)

@@ -170,9 +170,13 @@ class Predictor:
         return predictor
 
     def with_settings(
-        self, *, n_draws: Draws | None = None, seed: int | None = None, coverage: float | None = None,
+        self,
+        *,
+        n_draws: Draws | None = None,
+        seed: int | None = None,
+        coverage: float | None = None,
         method: str | None = None,
-    ) -> Predictor:  # fmt: skip
+    ) -> Predictor:
         """The same model with other settings; None keeps the current value."""
         other = copy.copy(self)
         other._set(n_draws, seed, self.coverage if coverage is None else coverage, method or self.method)

@@ -128,9 +128,11 @@ class Service:
         """The outputs for some rows, and the model with the settings of the request."""
         try:
             predictor = model.predictor.with_settings(
-                n_draws=settings.n_draws, seed=settings.seed, coverage=settings.coverage,
+                n_draws=settings.n_draws,
+                seed=settings.seed,
+                coverage=settings.coverage,
                 method=settings.method or self.settings.method,
-            )  # fmt: skip
+            )
             prediction = await self._prediction(request, predictor, rows.x)
             outputs = model.complete(prediction, rows, predictor, settings.defer_above)
         except ValueError as error:
